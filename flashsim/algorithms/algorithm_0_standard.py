@@ -1,0 +1,53 @@
+"""Algorithm 0: standard attention, forward.
+
+    Require: Q, K, V in HBM.
+    1  Load Q, K by blocks from HBM, compute S = QKᵀ, write S to HBM.
+    2  Read S from HBM, compute P = softmax(S), write P to HBM.
+    3  Load P, V by blocks from HBM, compute O = PV, write O to HBM.
+    4  Return O.
+
+The paper's proof counts each operand as read once. A product blocked for M elements of SRAM cannot do that: with
+panels of full depth d, each of the T_r row panels re-reads all of K (line 1) or V (line 3). That is what runs, and is
+counted, here. The row panel is the large block, as it decides how often K and V are read again.
+"""
+
+from __future__ import annotations
+
+from flashsim.algorithms.softmax_rows import softmax_rows_for
+from flashsim.memory import HBM, SRAM, Matrix
+from flashsim.records import Blocks
+
+
+def line_1(rows: int, d: int) -> tuple[int, int]:
+    """Return (B_r, B_c) where a panel of Q may have `rows` rows: Algorithm 1's sizes, rows and columns exchanged."""
+    return rows, min(rows, d)
+
+
+def standard(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix]:
+    """Run Algorithm 0 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
+    on_chip = sram.on_chip
+    B_r, B_c, T_r, T_c = blocks.B_r, blocks.B_c, blocks.T_r, blocks.T_c
+    N_q, N_k = Q.shape[0], K.shape[0]
+    S, P = hbm.empty("S", (N_q, N_k), Q.dtype), hbm.empty("P", (N_q, N_k), Q.dtype)
+    O = hbm.empty("O", (N_q, V.shape[1]), V.dtype, "output")
+    Q, K, V, O = Q.divide(B_r), K.divide(B_c), V.divide(B_c), O.divide(B_r)
+    S_tiles, P_tiles = S.divide(B_r, B_c), P.divide(B_r, B_c)
+    softmax_rows = softmax_rows_for(sram.capacity, N_k)
+
+    for i in sram.loop(T_r):  # line 1
+        Q_i = sram.load(Q[i])
+        for j in sram.loop(T_c):
+            K_j = sram.load(K[j])
+            S_ij = on_chip(Q_i @ K_j.T)
+            sram.store(S_tiles[i, j], S_ij)
+
+    softmax_rows(sram, S, P)  # line 2
+
+    for i in sram.loop(T_r):  # line 3
+        O_i = sram.full(O[i].shape, 0.0)
+        for j in sram.loop(T_c):
+            P_ij, V_j = sram.load(P_tiles[i, j], V[j])
+            O_i = on_chip(O_i + P_ij @ V_j, over=O_i)
+        sram.store(O[i], O_i)
+
+    return (O,)  # line 4

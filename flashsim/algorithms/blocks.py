@@ -1,0 +1,129 @@
+"""Block sizes: line 1 of every algorithm, as a policy.
+
+`Paper` is line 1 as printed. It does not quite fit: K_j, V_j, Q_i, O_i fill up to M, S_ij takes up to M/4 more, and the
+statistics a little (the Θ's only need O(M)). So it reports its peak against M. `Fit` and `Fixed` enforce M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from flashsim.records import Blocks
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Return ⌈a / b⌉."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One head's attention problem: Q is (N_q, d), K (N_k, d), V (N_k, d_v)."""
+
+    N_q: int
+    N_k: int
+    d: int
+    d_v: int
+
+
+def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
+    """Clip B_r to N_q and B_c to N_k, and count the blocks."""
+    B_r, B_c = min(B_r, shape.N_q), min(B_c, shape.N_k)
+    return Blocks(B_r, B_c, ceil_div(shape.N_q, B_r), ceil_div(shape.N_k, B_c))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a policy decides on.
+
+    `line_1(rows, d)` gives the algorithm's (B_r, B_c) for a stationary block of `rows` rows (the paper's ⌈M/4d⌉);
+    `fits(blocks, M)` says whether a run with these blocks stays within M, found by running it without arithmetic.
+    """
+
+    algorithm: str
+    shape: Shape
+    M: int
+    line_1: Callable[[int, int], tuple[int, int]]
+    fits: Callable[[Blocks, int], bool]
+
+    def blocks(self, rows: int) -> Blocks:
+        """Return line 1's blocks for a stationary block of `rows` rows.
+
+        Where d_v ≠ d the paper is silent. Its 4d, the width of K_j, V_j, Q_i, O_i together, is then 2(d + d_v), and
+        the bound d on B_r, which keeps S_ij within M/4, is (d + d_v)/2.
+        """
+        return clipped(self.shape, *self.line_1(rows, ceil_div(self.shape.d + self.shape.d_v, 2)))
+
+
+class Sizing(Protocol):
+    """A policy for line 1."""
+
+    @property
+    def enforced(self) -> bool:
+        """Whether exceeding M raises `SramOverflow`; otherwise the peak is only reported."""
+
+    def __call__(self, problem: Problem) -> Blocks:
+        """Return the blocks to run with."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d), clipped to N. ValueError below M = max(d, d_v), the theorems' range."""
+
+    enforced: bool = False
+
+    def __call__(self, problem: Problem) -> Blocks:
+        """Return line 1's blocks."""
+        shape, M = problem.shape, problem.M
+        least = max(shape.d, shape.d_v)
+        if least > M:
+            raise ValueError(
+                f"M = {M:,} elements is too small: the paper takes M ≥ d, room for one row, so here at least {least:,}"
+            )
+        return problem.blocks(ceil_div(M, 2 * (shape.d + shape.d_v)))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Line 1's proportions, as large as truly fits M. ValueError, naming the least M, where one row does not fit."""
+
+    enforced: bool = True
+
+    def __call__(self, problem: Problem) -> Blocks:
+        """Return the largest blocks that fit."""
+        fits, M = problem.fits, problem.M
+        if not fits(problem.blocks(1), M):
+            least = _first(lambda M: fits(problem.blocks(1), M))
+            raise ValueError(
+                f"M = {M:,} elements is too small for {problem.algorithm!r} even with blocks of one row: "
+                f"at {problem.shape} it needs at least M = {least:,}"
+            )
+        longest = max(problem.shape.N_q, problem.shape.N_k)
+        return problem.blocks(_first(lambda rows: rows >= longest or not fits(problem.blocks(rows + 1), M)))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The caller's own (B_r, B_c), clipped to the lengths."""
+
+    B_r: int
+    B_c: int
+    enforced: bool = True
+
+    def __call__(self, problem: Problem) -> Blocks:
+        """Return the given blocks."""
+        return clipped(problem.shape, self.B_r, self.B_c)
+
+
+def _first(true_from: Callable[[int], bool]) -> int:
+    """Return the least n ≥ 1 at which a predicate that stays true becomes true."""
+    high = 1
+    while not true_from(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if true_from(middle) else (middle, high)
+    return high

@@ -1,0 +1,185 @@
+"""What users hand in: Q, K, V checked, with errors that name the argument, the value and what was expected."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from flashsim.algorithms.blocks import Shape
+
+Array = NDArray[Any]
+
+KB = 1024
+DEFAULT_SRAM_BYTES = 100 * KB
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Q (..., N_q, d), K (..., N_k, d) and V (..., N_k, d_v) of one dtype, with equal leading axes."""
+
+    Q: Array
+    K: Array
+    V: Array
+
+    @property
+    def shape(self) -> Shape:
+        """One head's problem."""
+        return Shape(self.Q.shape[-2], self.K.shape[-2], self.Q.shape[-1], self.V.shape[-1])
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """Batch, heads, …"""
+        return self.Q.shape[:-2]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The inputs' common dtype."""
+        dtype: np.dtype[Any] = self.Q.dtype
+        return dtype
+
+
+def float_dtype(dtype: DTypeLike | str) -> np.dtype[Any]:
+    """Return one of the supported dtypes (float16, bfloat16, float32, float64) by name or object, or ValueError."""
+    if str(dtype) == "bfloat16":
+        try:
+            import ml_dtypes
+        except ModuleNotFoundError:
+            raise ValueError('bfloat16 needs the package ml_dtypes: pip install "flashsim[bfloat16]"') from None
+        return cast(np.dtype[Any], np.dtype(ml_dtypes.bfloat16))
+    try:
+        found: np.dtype[Any] = np.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"dtype {dtype!r} is not known; expected one of {', '.join(FLOATS)}") from None
+    if found.name not in FLOATS:
+        raise ValueError(f"dtype {found.name} is not supported; expected one of {', '.join(FLOATS)}")
+    return found
+
+
+def chip_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return what the chip computes in: float32 for 16-bit inputs, else the inputs' own dtype."""
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
+def smallest_step(dtype: DTypeLike) -> float:
+    """Return the dtype's smallest positive (subnormal) number."""
+    return float(_finfo(dtype).smallest_subnormal)
+
+
+def roundoff(dtype: DTypeLike) -> float:
+    """Return the dtype's unit roundoff u: half the distance from 1 to the next number."""
+    return float(_finfo(dtype).eps) / 2
+
+
+def largest(dtype: DTypeLike) -> float:
+    """Return the dtype's largest finite number."""
+    return float(_finfo(dtype).max)
+
+
+def _finfo(dtype: DTypeLike) -> Any:
+    if np.dtype(dtype).name == "bfloat16":
+        import ml_dtypes
+
+        return cast(Any, ml_dtypes.finfo)(dtype)
+    return np.finfo(np.dtype(dtype))
+
+
+def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool) -> Inputs:
+    """Return the inputs as arrays, or ValueError."""
+    arrays = {"Q": np.asarray(Q), "K": np.asarray(K), "V": np.asarray(V)}
+    for name, a in arrays.items():
+        if a.dtype.name not in FLOATS:
+            raise ValueError(f"{name} has dtype {a.dtype}; expected one of {', '.join(FLOATS)}")
+        if a.ndim < 2:
+            raise ValueError(f"{name} has shape {a.shape}; expected (..., N, d), at least two axes")
+        if 0 in a.shape:
+            raise ValueError(f"{name} has shape {a.shape}; every axis must be at least 1")
+    given = Inputs(arrays["Q"], arrays["K"], arrays["V"])
+    for name in ("K", "V"):
+        a = arrays[name]
+        if a.dtype != given.dtype:
+            raise ValueError(f"Q has dtype {given.dtype} and {name} has dtype {a.dtype}; expected one dtype for all")
+        if a.shape[:-2] != given.leading:
+            raise ValueError(f"Q has shape {given.Q.shape} and {name} has shape {a.shape}; leading axes must be equal")
+    if given.K.shape[-1] != given.Q.shape[-1]:
+        raise ValueError(
+            f"Q has shape {given.Q.shape} and K has shape {given.K.shape}; their last axis, d, must be equal"
+        )
+    if given.V.shape[-2] != given.K.shape[-2]:
+        raise ValueError(
+            f"K has shape {given.K.shape} and V has shape {given.V.shape}; their second-last axis, N_k, must be equal"
+        )
+    if check_finite:
+        for name, a in arrays.items():
+            _check_finite(name, a)
+    return given
+
+
+def _check_finite(name: str, a: Array) -> None:
+    finite = np.isfinite(a)
+    if not finite.all():
+        first = tuple(int(i) for i in np.argwhere(~finite)[0])
+        raise ValueError(
+            f"{name}{list(first)} is {a[first]}; expected finite numbers (check_finite=False turns this check off)"
+        )
+
+
+def check_range(inputs: Inputs, scale: float, stored: np.dtype[Any] | None) -> None:
+    """Refuse finite inputs so large that a score or a weighted sum could overflow, which would end in NaN.
+
+    Scores, and every partial sum on the way to one, are at most |scale|·|q|·|k| (Cauchy–Schwarz); partial sums of P̃V at
+    most N_k·max|v|. `stored` is the type S is written to HBM in, for the algorithms that do. Raises ValueError.
+    """
+    chip = chip_dtype(inputs.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        q, k = (_longest_row(a) for a in (inputs.Q, inputs.K))
+        score = abs(scale) * q * k
+        total = float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0)) * inputs.shape.N_k
+    score_type = stored if stored is not None and largest(stored) < largest(chip) else chip
+    if not score < largest(score_type) / 2 or not max(q, abs(scale) * q) < largest(chip):
+        raise ValueError(
+            f"Q and K are too large: scores could reach {score:.3g}, and {score_type.name} ends at "
+            f"{largest(score_type):.3g}. Scale the inputs down, or give a wider dtype"
+        )
+    if not total < largest(chip) / 4:
+        raise ValueError(
+            f"V is too large: a sum over {inputs.shape.N_k:,} keys could reach {total:.3g}, and {chip.name} ends at "
+            f"{largest(chip):.3g}. Scale V down, or give a wider dtype"
+        )
+
+
+def _longest_row(a: Array) -> float:
+    wide = a.astype(np.float64)
+    top = float(np.max(np.abs(wide), initial=0.0))
+    return top and math.sqrt(float(np.max(np.sum((wide / top) ** 2, axis=-1)))) * top
+
+
+def check_scale(scale: float | None, d: int) -> float:
+    """Return the softmax scale τ, by default 1/√d. Raises ValueError unless it is a finite number."""
+    if scale is None:
+        return 1.0 / math.sqrt(d)
+    if (
+        isinstance(scale, bool)
+        or not isinstance(scale, int | float | np.floating | np.integer)
+        or not math.isfinite(scale)
+    ):
+        raise ValueError(f"scale is {scale!r}; expected a finite number, or None for 1/√d")
+    return float(scale)
+
+
+def check_count(name: str, value: Any, least: int = 1) -> int:
+    """Return `value` as an int of at least `least`, or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name} is {value!r}; expected a whole number")
+    if value < least:
+        raise ValueError(f"{name} is {value}; expected at least {least}")
+    return int(value)
+
+
+def check_M(M: Any, dtype: np.dtype[Any]) -> int:
+    """Return SRAM's size in elements, by default 100 KB of `dtype`."""
+    return DEFAULT_SRAM_BYTES // dtype.itemsize if M is None else check_count("M", M)

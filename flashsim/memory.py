@@ -1,0 +1,500 @@
+"""The two-level memory: HBM, which is large, and SRAM, which holds M elements.
+
+Algorithms speak to it in five verbs::
+
+    K_j, V_j = sram.load(K[j], V[j])         # HBM -> SRAM, counted
+    S_ij = on_chip(Q_i @ K_j.T)              # a result now occupies SRAM (on_chip is sram.on_chip)
+    O_i = sram.full(O[i].shape, 0.0)         # registers set to a constant
+    sram.store(O[i], O_i_new)                # SRAM -> HBM, counted
+    for j in sram.loop(T_c): ...             # whatever a turn brought on chip is evicted at its end
+
+What lives in HBM is a handle (`Matrix`, `Block`), not an array: computing with it raises `NotOnChip`. A tile on chip
+is a plain `np.ndarray`; evicted, it becomes NaN. One statement is one fused on-chip operation: its result occupies
+SRAM, the sub-expressions inside it do not (they are the registers of one element-wise pass, or a product accumulated
+in place).
+
+Everything is counted in elements. The memory knows nothing of attention: who wants to follow a run passes observers,
+which are told every `Event`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, cast, overload
+
+import numpy as np
+from numpy import nan, ndarray
+from numpy.typing import DTypeLike, NDArray
+
+from flashsim.records import ArrayTraffic, Flops, Occupancy, Role, Traffic
+from flashsim.shape_only import ShapeOnly
+from flashsim.source import Site, paper_line, site_of, target_at
+
+Tile = NDArray[Any]
+"""A block on chip: a plain array (or, in counting-only mode, a `ShapeOnly` that stands in for one)."""
+
+
+class MemoryModelError(RuntimeError):
+    """A program broke a rule of the two-level memory."""
+
+
+class NotOnChip(MemoryModelError):
+    """Something that is not in SRAM was computed with or stored."""
+
+
+class SramOverflow(MemoryModelError):
+    """More was brought on chip than an enforced capacity holds.
+
+    Attributes: `asked` (name), `elements`, `resident` (name -> elements, in order of arrival), `capacity`.
+    """
+
+    def __init__(self, asked: str, shape: tuple[int, ...], resident: dict[str, int], capacity: int) -> None:
+        self.asked, self.elements, self.resident, self.capacity = asked, math.prod(shape), resident, capacity
+        used = sum(resident.values())
+        held = ", ".join(f"{name} {elements:,}" for name, elements in resident.items()) or "nothing"
+        super().__init__(
+            f"{asked} ({_by(shape)} = {self.elements:,} elements) does not fit in SRAM: {used:,} of M = {capacity:,} "
+            f"elements are in use, so {self.elements + used - capacity:,} too many. Resident: {held}. "
+            f'Take a larger M, smaller blocks, or sizing="fit".'
+        )
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return "×".join(f"{n:,}" for n in shape)
+
+
+# --------------------------------------------------------------------------------------------------------------- HBM
+
+
+class _InHBM:
+    """What HBM hands out: a name and a shape, and a refusal to be used as numbers."""
+
+    __slots__ = ("name", "shape")
+    name: str
+    shape: tuple[int, ...]
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotOnChip(
+            f"{self.name} ({_by(self.shape)}) is in HBM. Bring a block on chip first: sram.load({self.name})"
+        )
+
+    __array__ = __array_ufunc__ = __array_function__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __abs__ = __float__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __setitem__ = _refuse
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if not attribute.startswith("_") and hasattr(np.ndarray, attribute):
+            self._refuse()
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {attribute!r}")
+
+
+class _Storage:
+    """One array in HBM with its counters. `values` is None in counting-only mode."""
+
+    __slots__ = ("dtype", "init_writes", "name", "reads", "role", "shape", "values", "writes")
+
+    def __init__(
+        self, name: str, shape: tuple[int, int], dtype: np.dtype[Any], role: Role, values: Tile | None
+    ) -> None:
+        self.name, self.shape, self.dtype, self.role, self.values = name, shape, dtype, role, values
+        self.reads = self.writes = self.init_writes = 0
+
+
+class Block(_InHBM):
+    """One block of a matrix in HBM, such as `K[j]`: what `sram.load` reads and `sram.store` writes."""
+
+    __slots__ = ("_index", "_storage")
+
+    def __init__(self, storage: _Storage, name: str, index: tuple[slice, slice]) -> None:
+        rows, cols = index
+        self.name, self.shape = name, (rows.stop - rows.start, cols.stop - cols.start)
+        self._storage, self._index = storage, index
+
+    def __repr__(self) -> str:
+        return f"<{self.name} in HBM, {_by(self.shape)}>"
+
+
+class Matrix(_InHBM):
+    """A matrix in HBM, divided into blocks: `Q[i]` (rows) or `S[i, j]` (tiles) names one of them.
+
+    `blocks` is how many there are down and across.
+    """
+
+    __slots__ = ("_cols", "_row_blocks", "_rows", "_storage", "blocks")
+
+    def __init__(self, storage: _Storage, rows: int, cols: int) -> None:
+        self.name, self.shape = storage.name, storage.shape
+        self._storage, self._rows, self._cols = storage, rows, cols
+        self.blocks = (-(-self.shape[0] // rows), -(-self.shape[1] // cols))
+        self._row_blocks: dict[int, Block] = {}
+
+    def divide(self, rows: int, cols: int | None = None) -> Matrix:
+        """Divide into blocks of `rows` rows (and `cols` columns); the last may be smaller. Moves nothing."""
+        if rows < 1 or (cols is not None and cols < 1):
+            raise ValueError(f"{self.name}.divide(rows={rows}, cols={cols}): block sizes must be at least 1")
+        return Matrix(self._storage, rows, self.shape[1] if cols is None else cols)
+
+    def __len__(self) -> int:
+        """Return the number of row blocks, T_r or T_c."""
+        return self.blocks[0]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type the matrix is stored in: stores round to it, bytes are counted in it."""
+        return self._storage.dtype
+
+    def __getitem__(self, index: int | tuple[int, int]) -> Block:
+        if index in self._row_blocks:
+            return self._row_blocks[index]
+        i, j = index if isinstance(index, tuple) else (index, None)
+        down, across = self.blocks
+        if not 0 <= i < down or not 0 <= (j or 0) < across or (j is None and across != 1):
+            raise IndexError(f"{self.name}[{index}]: {self.name} has {down} × {across} blocks, counted from 0")
+        rows = slice(i * self._rows, min((i + 1) * self._rows, self.shape[0]))
+        left = (j or 0) * self._cols
+        cols = slice(left, min(left + self._cols, self.shape[1]))
+        if j is not None:
+            return Block(self._storage, f"{self.name}[{i}, {j}]", (rows, cols))
+        self._row_blocks[i] = block = Block(self._storage, f"{self.name}[{i}]", (rows, cols))
+        return block
+
+    def __repr__(self) -> str:
+        down, across = self.blocks
+        return f"<{self.name} in HBM, {_by(self.shape)}, in {down} × {across} blocks>"
+
+
+class HBM:
+    """The large memory. It holds named matrices, and counts what SRAM reads from and writes to each.
+
+    With `arithmetic=False` matrices have a shape and no values, and whole runs are counted without computing.
+    """
+
+    def __init__(self, *, arithmetic: bool = True) -> None:
+        self.arithmetic = arithmetic
+        self._arrays: dict[str, _Storage] = {}
+
+    def place(self, name: str, values: Tile | tuple[int, int], dtype: DTypeLike | None = None) -> Matrix:
+        """Put an input in HBM, free of charge: it starts there. Counting-only takes its shape for `values`.
+
+        `dtype` is the storage type that bytes are counted in, by default that of `values`. The values are used as
+        they are and never written to.
+        """
+        if isinstance(values, tuple):
+            if self.arithmetic:
+                raise TypeError(f"{name}: an HBM that computes needs values; got only the shape {values}")
+            return self._add(name, values, np.dtype(dtype), "input", None)
+        rows, cols = values.shape
+        return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), "input", values)
+
+    def full(self, name: str, shape: tuple[int, int], value: float, dtype: DTypeLike, role: Role = "extra") -> Matrix:
+        """Allocate a matrix and write `value` to all of it: counted as `init_writes` (and so as `writes`)."""
+        matrix = self.empty(name, shape, dtype, role)
+        storage = matrix._storage
+        storage.writes = storage.init_writes = storage.shape[0] * storage.shape[1]
+        if storage.values is not None:
+            storage.values[...] = value
+        return matrix
+
+    def empty(self, name: str, shape: tuple[int, int], dtype: DTypeLike, role: Role = "extra") -> Matrix:
+        """Allocate a matrix without writing it; until it is stored to, it reads as NaN."""
+        values = np.full(shape, np.nan, dtype=dtype) if self.arithmetic else None
+        return self._add(name, shape, np.dtype(dtype), role, values)
+
+    def _add(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any], role: Role, values: Tile | None) -> Matrix:
+        if name in self._arrays:
+            raise ValueError(f"HBM already holds a matrix named {name!r}")
+        self._arrays[name] = storage = _Storage(name, shape, dtype, role, values)
+        return Matrix(storage, *shape)
+
+    def peek(self, name: str) -> Tile:
+        """Look at a matrix without moving or counting anything, read-only: for observers and debuggers."""
+        if name not in self._arrays:
+            raise KeyError(f"HBM holds no {name!r}; it holds {', '.join(self._arrays)}")
+        values = self._arrays[name].values
+        if values is None:
+            raise ValueError(f"{name} has no values: this HBM only counts")
+        view = values.view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def traffic(self) -> Traffic:
+        """The counts so far."""
+        return Traffic(
+            {
+                a.name: ArrayTraffic(a.reads, a.writes, a.init_writes, math.prod(a.shape), a.dtype.itemsize, a.role)
+                for a in self._arrays.values()
+            }
+        )
+
+    def __repr__(self) -> str:
+        return f"HBM accesses so far, in elements\n{self.traffic}"
+
+
+# -------------------------------------------------------------------------------------------------------------- SRAM
+
+EventKind = Literal["load", "compute", "store", "evict", "enter", "turn", "turn end", "leave"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened in the memory, as observers are told it.
+
+    kind      "load", "compute", "store", "evict", or a loop's "enter", "turn", "turn end", "leave"
+    name      the block ("K[3]"), the tile ("S_ij"), or the loop variable ("j")
+    elements  how many elements the block or tile has; for "enter", how many turns
+    tile      the values (None for loop events); valid only during the call
+    loops     (variable, index) of the loops around, outermost first
+    site      (file, line) in the source
+    sram      the memory itself
+    """
+
+    kind: EventKind
+    name: str
+    elements: int
+    tile: Tile | None
+    loops: tuple[tuple[str, int], ...]
+    site: Site
+    sram: SRAM
+
+    @property
+    def paper_line(self) -> int | None:
+        """The paper's line number that labels this source line."""
+        return paper_line(self.site)
+
+
+Observer = Callable[[Event], None]
+
+
+_Resident = tuple[Tile, int, str | None, Site | None]
+"""A tile on chip, its size, the block it was loaded from, or else where it was computed. Plain, as it is made often."""
+
+
+def _name(resident: _Resident) -> str:
+    _, _, block, site = resident
+    return block or target_at(cast(Site, site), "an unnamed tile")
+
+
+class SRAM:
+    """The small memory: `capacity` elements (M), enforced or only reported.
+
+    `occupancy` is what is resident now, `peak` the most so far. `dtype` is what the chip computes in: loads widen to
+    it, stores round to the matrix's own type.
+    """
+
+    def __init__(
+        self,
+        hbm: HBM,
+        capacity: int,
+        *,
+        enforced: bool = True,
+        dtype: DTypeLike = np.float64,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.hbm, self.capacity, self.enforced, self.dtype = hbm, capacity, enforced, np.dtype(dtype)
+        self.occupancy = self.peak = 0
+        self._resident: dict[int, _Resident] = {}
+        self._scopes: list[list[int]] = []
+        self._scope: list[int] = []  # what the current loop turn brought on chip
+        self._loops: list[tuple[Site, int]] = []
+        self._observers = tuple(observers)
+        self._weight = 1  # how many equal turns the current one stands for (counting-only mode)
+        self._flops_matmul = self._flops_other = 0
+
+    # ------------------------------------------------------------------------------------------------ the five verbs
+
+    @overload
+    def load(self, block: Block, /) -> Tile: ...
+    @overload
+    def load(self, block: Block, second: Block, /, *more: Block) -> tuple[Tile, ...]: ...
+    def load(self, *blocks: Block) -> Tile | tuple[Tile, ...]:
+        """Copy blocks from HBM to SRAM and count the reads. Returns plain arrays, in `dtype`."""
+        tiles = []
+        for block in blocks:
+            if type(block) is not Block:
+                raise TypeError(f"sram.load takes blocks in HBM such as K[j]; got {_kind(block)}")
+            storage = block._storage
+            tile: Tile
+            if storage.values is None:
+                tile = cast(Tile, ShapeOnly(block.shape, self))
+            else:
+                tile = np.array(storage.values[block._index], self.dtype, order="C")
+            size = self._admit(tile, block.name, None)
+            storage.reads += size * self._weight
+            tiles.append(tile)
+            if self._observers:
+                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)))
+        return tuple(tiles) if len(tiles) > 1 else tiles[0]
+
+    def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
+        """Register a computed result as resident, and return it.
+
+        With `over=tile` the result overwrites that tile in place (P̃ over S): the same buffer, counted once. A result
+        already on chip, say one computed with `out=`, is likewise not counted again.
+        """
+        if type(result) is ndarray:
+            if over is None and result.dtype is not self.dtype and result.dtype != self.dtype:
+                raise TypeError(f"{_kind(result)} of {result.dtype} came on chip, which computes in {self.dtype}")
+        elif not isinstance(result, ShapeOnly):
+            if isinstance(result, _InHBM):
+                result._refuse()
+            raise TypeError(f"on_chip takes the result of array arithmetic; got {_kind(result)}")
+        frame = sys._getframe(1)
+        site = frame.f_code.co_filename, frame.f_lineno
+        if over is not None:
+            self._check_resident(over, "on_chip(…, over=…)")
+            if result.shape != over.shape:
+                raise ValueError(f"a {_by(result.shape)} result cannot overwrite a {_by(over.shape)} tile")
+            if type(result) is ndarray and result is not over:
+                over[...] = result
+            self._resident[id(over)] = (over, over.size, None, site)
+            result = over
+        elif id(result) not in self._resident:
+            if type(result) is ndarray and result.base is not None:
+                result = result.copy()  # as a view it would be poisoned with the tile it looks at
+            self._admit(result, None, site)
+        if self._observers:
+            self._tell("compute", target_at(site, "a result"), result.size, result, site)
+        return result
+
+    def full(self, shape: tuple[int, ...], value: float) -> Tile:
+        """Set registers on chip to a constant, such as an accumulator's zeros. Moves nothing."""
+        site = site_of(sys._getframe(1))
+        tile: Tile
+        tile = np.full(shape, value, self.dtype) if self.hbm.arithmetic else cast(Tile, ShapeOnly(shape, self))
+        self._admit(tile, None, site)
+        if self._observers:
+            self._tell("compute", target_at(site, "registers"), tile.size, tile, site)
+        return tile
+
+    def store(self, block: Block, tile: Tile) -> None:
+        """Copy a resident tile to HBM, rounding to the matrix's type, and count the writes."""
+        if type(block) is not Block:
+            raise TypeError(f"sram.store writes to a block in HBM such as O[i]; got {_kind(block)}")
+        self._check_resident(tile, f"sram.store to {block.name}")
+        if tile.shape != block.shape:
+            raise ValueError(f"a {_by(tile.shape)} tile cannot be stored to {block.name}, which is {_by(block.shape)}")
+        storage = block._storage
+        storage.writes += tile.size * self._weight
+        if storage.values is not None:
+            storage.values[block._index] = tile
+        if self._observers:
+            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)))
+
+    def loop(self, turns: int) -> Iterator[int]:
+        """Count 0 … turns−1; what a turn brings on chip is evicted at its end.
+
+        In counting-only mode turns that are equal are run once and counted as often as they occur: blocks differ only
+        in the ragged last one, so that is the first turn, standing for all but one, and the last.
+        """
+        site = site_of(sys._getframe(1))
+        if self.hbm.arithmetic:
+            schedule: Iterator[tuple[int, int]] = ((index, 1) for index in range(turns))
+        else:
+            schedule = iter([(0, turns - 1)] * (turns > 1) + [(turns - 1, 1)] * (turns > 0))
+        if self._observers:
+            self._tell("enter", target_at(site, "loop"), turns, None, site)
+        for index, weight in schedule:
+            self._weight *= weight
+            self._scopes.append(self._scope)
+            self._scope = []
+            self._loops.append((site, index))
+            if self._observers:
+                self._tell("turn", target_at(site, "loop"), 0, None, site)
+            try:
+                yield index
+            finally:
+                self._evict(self._scope)
+                self._scope = self._scopes.pop()
+                if self._observers:
+                    self._tell("turn end", target_at(site, "loop"), 0, None, site)
+                self._loops.pop()
+                self._weight //= weight
+        if self._observers:
+            self._tell("leave", target_at(site, "loop"), turns, None, site)
+
+    # ---------------------------------------------------------------------------------------------------- what it knows
+
+    @property
+    def resident(self) -> dict[str, int]:
+        """What is on chip now: name -> elements, in order of arrival."""
+        held: dict[str, int] = {}
+        for resident in self._resident.values():
+            name = _name(resident)
+            held[name] = held.get(name, 0) + resident[1]
+        return held
+
+    def holds(self, tile: Tile) -> bool:
+        """Say whether `tile`, or the array it is a view of, is resident."""
+        return id(tile) in self._resident or (tile.base is not None and id(tile.base) in self._resident)
+
+    @property
+    def use(self) -> Occupancy:
+        """Peak and capacity, as a record."""
+        return Occupancy(self.peak, self.capacity, self.enforced)
+
+    @property
+    def flops(self) -> Flops:
+        """Operations so far. Counted in counting-only mode, where operands report what is done to them."""
+        return Flops(self._flops_matmul, self._flops_other)
+
+    def count_flops(self, *, matmul: int = 0, other: int = 0) -> None:
+        """Add operations, as often as the current turn stands for."""
+        self._flops_matmul += matmul * self._weight
+        self._flops_other += other * self._weight
+
+    def __repr__(self) -> str:
+        rule = "enforced" if self.enforced else "not enforced"
+        lines = [f"SRAM: {self.occupancy:,} of M = {self.capacity:,} elements in use ({rule}), peak {self.peak:,}"]
+        lines += [f"  {_name(r):<12} {_by(r[0].shape):>14} {r[1]:>12,}" for r in self._resident.values()]
+        return "\n".join(lines)
+
+    # ------------------------------------------------------------------------------------------------------- its rules
+
+    def _admit(self, tile: Tile, block: str | None, site: Site | None) -> int:
+        size = tile.size
+        occupancy = self.occupancy + size
+        if occupancy > self.peak:
+            if self.enforced and occupancy > self.capacity:
+                raise SramOverflow(_name((tile, size, block, site)), tile.shape, self.resident, self.capacity)
+            self.peak = occupancy
+        self.occupancy = occupancy
+        key = id(tile)
+        self._resident[key] = (tile, size, block, site)
+        self._scope.append(key)
+        return size
+
+    def _check_resident(self, tile: Tile, what: str) -> None:
+        if id(tile) not in self._resident:
+            if isinstance(tile, _InHBM):
+                tile._refuse()
+            raise NotOnChip(
+                f"{what}: {_kind(tile)} is not on chip. It was never registered with on_chip(…), "
+                f"or was evicted when its loop turn ended."
+            )
+
+    def _evict(self, scope: list[int]) -> None:
+        for key in scope:
+            gone = self._resident.pop(key)
+            tile, size, _, _ = gone
+            if self._observers:
+                self._tell("evict", _name(gone), size, tile, self._loops[-1][0])
+            self.occupancy -= size
+            if self.hbm.arithmetic:
+                tile.fill(nan)
+
+    def _tell(self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site) -> None:
+        loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)
+        event = Event(kind, name, elements, tile, loops, site, self)
+        for observer in self._observers:
+            observer(event)
+
+
+def _kind(thing: Any) -> str:
+    if isinstance(thing, np.ndarray):
+        return f"a {_by(thing.shape)} array"
+    return repr(thing) if isinstance(thing, _InHBM | ShapeOnly) else f"a {type(thing).__name__}"

@@ -1,0 +1,150 @@
+"""What a run cost, as plain records: the simulator fills them, theory fills them, and the two must be equal.
+
+Every count is an exact integer number of elements. Bytes are derived, array by array, from its item size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Role = Literal["input", "output", "extra"]
+
+
+@dataclass(frozen=True)
+class ArrayTraffic:
+    """HBM accesses of one named array, in elements.
+
+    `init_writes` (the zeros and −∞ of line 2) are part of `writes`. `size` is what the array occupies in HBM;
+    `role` says whether the algorithm was given it, returns it, or needs it besides (`"extra"`).
+    """
+
+    reads: int
+    writes: int
+    init_writes: int
+    size: int
+    itemsize: int
+    role: Role
+
+    @property
+    def accesses(self) -> int:
+        """Elements moved in either direction."""
+        return self.reads + self.writes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved in either direction."""
+        return self.accesses * self.itemsize
+
+    def plus(self, other: ArrayTraffic) -> ArrayTraffic:
+        """Return the sum with another array of the same kind."""
+        return ArrayTraffic(
+            self.reads + other.reads,
+            self.writes + other.writes,
+            self.init_writes + other.init_writes,
+            self.size + other.size,
+            self.itemsize,
+            self.role,
+        )
+
+    def times(self, heads: int) -> ArrayTraffic:
+        """Return the same traffic repeated for `heads` heads."""
+        return ArrayTraffic(
+            self.reads * heads,
+            self.writes * heads,
+            self.init_writes * heads,
+            self.size * heads,
+            self.itemsize,
+            self.role,
+        )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """HBM accesses of a whole run: totals, and `by_array["K"]` for each named array."""
+
+    by_array: Mapping[str, ArrayTraffic] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> int:
+        """Elements moved from HBM to SRAM."""
+        return sum(a.reads for a in self.by_array.values())
+
+    @property
+    def writes(self) -> int:
+        """Elements moved from SRAM to HBM, initial writes included."""
+        return sum(a.writes for a in self.by_array.values())
+
+    @property
+    def init_writes(self) -> int:
+        """The part of `writes` that only initialises (line 2 of Algorithm 1)."""
+        return sum(a.init_writes for a in self.by_array.values())
+
+    @property
+    def accesses(self) -> int:
+        """Reads + writes: the paper's "HBM accesses"."""
+        return self.reads + self.writes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved in either direction, each array at its own item size."""
+        return sum(a.bytes for a in self.by_array.values())
+
+    @property
+    def extra(self) -> int:
+        """Elements allocated in HBM besides inputs and output: Theorem 1's "additional memory"."""
+        return sum(a.size for a in self.by_array.values() if a.role == "extra")
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """Add up, array by array: two heads of one run."""
+        sums = dict(self.by_array)
+        for name, a in other.by_array.items():
+            sums[name] = sums[name].plus(a) if name in sums else a
+        return Traffic(sums)
+
+    def times(self, heads: int) -> Traffic:
+        """Return the same traffic repeated for `heads` heads: each head runs on its own, counts add up."""
+        return Traffic({name: a.times(heads) for name, a in self.by_array.items()})
+
+    def __str__(self) -> str:
+        rows = [f"{'array':<8}{'reads':>16}{'writes':>16}"]
+        rows += [f"{name:<8}{a.reads:>16,}{a.writes:>16,}" for name, a in self.by_array.items()]
+        rows.append(f"{'total':<8}{self.reads:>16,}{self.writes:>16,}   accesses {self.accesses:,}")
+        return "\n".join(rows)
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """SRAM use in elements: the most resident at once, and M. `enforced` says whether exceeding M is an error."""
+
+    peak: int
+    capacity: int
+    enforced: bool
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations: matrix products at 2·m·n·k, everything else at one per element."""
+
+    matmul: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        """All operations."""
+        return self.matmul + self.other
+
+    def times(self, heads: int) -> Flops:
+        """Return the same work repeated for `heads` heads."""
+        return Flops(self.matmul * heads, self.other * heads)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Block sizes, clipped to the lengths, and how many blocks they make: T_r = ⌈N_q/B_r⌉, T_c = ⌈N_k/B_c⌉."""
+
+    B_r: int
+    B_c: int
+    T_r: int
+    T_c: int

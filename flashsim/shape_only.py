@@ -1,0 +1,81 @@
+"""A tile that has a shape and no numbers: what algorithms compute on when only the counts are wanted.
+
+It takes part in the same expressions as an array (`Q_i @ K_j.T`, `np.exp(S_ij - m_i)`), checks that the shapes
+agree, and reports each operation's FLOPs to the memory it lives on.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class FlopCounter(Protocol):
+    """Who is told about the arithmetic."""
+
+    def count_flops(self, *, matmul: int = 0, other: int = 0) -> None:
+        """Add operations to the tally."""
+
+
+class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
+    """An operand of a given shape without values."""
+
+    __slots__ = ("_counter", "shape")
+
+    def __init__(self, shape: tuple[int, ...], counter: FlopCounter) -> None:
+        self.shape = shape
+        self._counter = counter
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def T(self) -> ShapeOnly:
+        """The transpose, which moves and computes nothing."""
+        return ShapeOnly(self.shape[::-1], self._counter)
+
+    def max(self, axis: int | None = None, keepdims: bool = False) -> ShapeOnly:
+        """Reduce, as `ndarray.max`."""
+        return self._reduce(axis, keepdims)
+
+    def sum(self, axis: int | None = None, keepdims: bool = False) -> ShapeOnly:
+        """Reduce, as `ndarray.sum`."""
+        return self._reduce(axis, keepdims)
+
+    def _reduce(self, axis: int | None, keepdims: bool) -> ShapeOnly:
+        self._counter.count_flops(other=self.size)
+        axes = range(len(self.shape)) if axis is None else (axis % len(self.shape),)
+        kept = [(1 if a in axes else n) for a, n in enumerate(self.shape) if keepdims or a not in axes]
+        return ShapeOnly(tuple(kept), self._counter)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        if method == "reduce":
+            return self._reduce(kwargs.get("axis", 0), kwargs.get("keepdims", False))
+        if method != "__call__":
+            return NotImplemented
+        shapes = [np.shape(x) if not isinstance(x, ShapeOnly) else x.shape for x in inputs]
+        if ufunc is np.matmul:
+            shape = _matmul_shape(*shapes)
+            self._counter.count_flops(matmul=2 * math.prod(shape) * shapes[0][-1])
+        else:
+            shape = np.broadcast_shapes(*shapes)
+            self._counter.count_flops(other=math.prod(shape))
+        if out is None:
+            return ShapeOnly(shape, self._counter)
+        (target,) = out
+        if target.shape != shape:
+            raise ValueError(f"{ufunc.__name__}: out has shape {target.shape}, the result {shape}")
+        return target
+
+    def __repr__(self) -> str:
+        return f"ShapeOnly{self.shape}"
+
+
+def _matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
+        raise ValueError(f"matmul: shapes {a} and {b} do not agree")
+    return a[0], b[1]

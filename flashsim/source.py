@@ -1,0 +1,51 @@
+"""Names for tiles and loops, read from the source line that made them.
+
+The memory wants to say "S_ij does not fit", yet `S_ij = on_chip(Q_i @ K_j.T)` never tells it the name.
+The name stands in the source, so it is looked up there, and only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+from functools import cache
+from types import FrameType
+
+Site = tuple[str, int]
+"""(file name, line number) of a call."""
+
+PAPER_LINE = re.compile(r"#\s*line (\d+)")
+
+
+def site_of(frame: FrameType) -> Site:
+    """Return where `frame` stands."""
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+@cache
+def _targets(filename: str) -> dict[int, str]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:  # a notebook cell with magics, say
+        return {}
+    names: dict[int, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                names[line] = node.targets[0].id
+        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            names.setdefault(node.lineno, node.target.id)
+    return names
+
+
+def target_at(site: Site, default: str) -> str:
+    """Return the name assigned (or looped over) at `site`, or `default` where the source has none."""
+    filename, line = site
+    return _targets(filename).get(line, default)
+
+
+def paper_line(site: Site) -> int | None:
+    """Return the paper's line number that labels the source line (`# line 9`), or None."""
+    found = PAPER_LINE.search(linecache.getline(*site))
+    return int(found[1]) if found else None
