@@ -59,12 +59,12 @@ def error_bound(
     `chip` is what is computed in (unit roundoff u), `stored` what matrices are kept in (u_s); both default to what
     `forward` uses for Q's dtype. `steps` is how often O is rounded on its way (Algorithm 1: T_c times).
 
-    A score is a sum of d products: it is off by at most δ = (d + 4)·u·max_j |τ|·|q|ᵀ|k_j|, where the 4 covers the
-    scale, the subtraction of the maximum and the exponential's argument (rescaling factors telescope, as the maximum
-    only rises). If S itself is stored, its rounding adds u_s·max_j |S| to δ, and P's adds u_s relatively and at most
-    half of the smallest subnormal absolutely. A weight e^s is then off by a factor e^{±δ}, numerator and denominator
-    alike: 2·expm1(δ). Sums over N_k keys add (N_k + 8)·u, each rescaling step of O and ℓ another 8u. All of it weighs on
-    P|V|; each rounding of O to `stored` adds u_s of what has been summed so far, at most P|V|.
+    A score is a sum of d products: it is off by at most δ = (d + 4)·u·max_j |τ|·|q|ᵀ|k_j|. The 4 covers the scale, the
+    subtraction of the maximum and the exponential's argument; rescaling factors telescope, as the maximum only rises.
+    Storing S adds u_s·max_j |S| to δ; storing P adds u_s relatively, and the smallest subnormal absolutely.
+    A weight e^s is then off by a factor e^{±δ}, numerator and denominator alike: 2·expm1(δ).
+    Sums over N_k keys add (N_k + 8)·u, each rescaling step of O and ℓ another 8u. All of it weighs on P|V|.
+    Each rounding of O to `stored` adds u_s of what has been summed so far, at most P|V|.
     C = 2 leaves room for the second-order terms left out. Where scores are so large that rounding them decides the
     softmax, the bound is the trivial one: two averages of V's rows differ by at most 2·max|V|.
     """
