@@ -126,6 +126,7 @@ def count(
     dtype: DTypeLike = "float32",
     sizing: str | Sizing = "paper",
     blocks: tuple[int, int] | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Tally:
     """Count what `forward` would move, by running the same algorithm on shapes alone: no arithmetic.
 
@@ -139,7 +140,7 @@ def count(
     M = check_M(M, stored)
     policy = _policy(sizing, blocks)
     sizes = _blocks(algorithm, shape, M, policy)
-    hbm, sram = _count_one(algorithm, shape, M, policy.enforced, sizes, stored)
+    hbm, sram = _count_one(algorithm, shape, M, policy.enforced, sizes, stored, observers)
     return Tally(name, hbm.traffic.times(heads), sram.use, sizes, sram.flops.times(heads))
 
 
@@ -188,10 +189,16 @@ def _blocks(algorithm: Algorithm, shape: Shape, M: int, policy: Sizing) -> Block
 
 
 def _count_one(
-    algorithm: Algorithm, shape: Shape, M: int, enforced: bool, blocks: Blocks, stored: np.dtype[Any]
+    algorithm: Algorithm,
+    shape: Shape,
+    M: int,
+    enforced: bool,
+    blocks: Blocks,
+    stored: np.dtype[Any],
+    observers: Sequence[Observer] = (),
 ) -> tuple[HBM, SRAM]:
     hbm = HBM(arithmetic=False)
-    sram = SRAM(hbm, M, enforced=enforced, dtype=chip_dtype(stored))
+    sram = SRAM(hbm, M, enforced=enforced, dtype=chip_dtype(stored), observers=observers)
     Q, K, V = (
         hbm.place(name, size, stored)
         for name, size in (("Q", (shape.N_q, shape.d)), ("K", (shape.N_k, shape.d)), ("V", (shape.N_k, shape.d_v)))

@@ -248,6 +248,7 @@ class Event:
     name      the block ("K[3]"), the tile ("S_ij"), or the loop variable ("j")
     elements  how many elements the block or tile has; for "enter", how many turns
     tile      the values (None for loop events); valid only during the call
+    times     how often it happened: more than 1 only in counting-only mode, where equal turns are run once
     loops     (variable, index) of the loops around, outermost first
     site      (file, line) in the source
     sram      the memory itself
@@ -257,6 +258,7 @@ class Event:
     name: str
     elements: int
     tile: Tile | None
+    times: int
     loops: tuple[tuple[str, int], ...]
     site: Site
     sram: SRAM
@@ -489,7 +491,7 @@ class SRAM:
 
     def _tell(self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site) -> None:
         loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)
-        event = Event(kind, name, elements, tile, loops, site, self)
+        event = Event(kind, name, elements, tile, self._weight, loops, site, self)
         for observer in self._observers:
             observer(event)
 

@@ -42,6 +42,12 @@ def attention_with_statistics(
     return Attention((P @ V) / l, l[..., 0], m[..., 0])
 
 
+def score_reach(Q: Any, K: Any, *, scale: float) -> Array:
+    """Return max_j |scale|·|q_i|ᵀ|k_j| of each row, (..., N_q, 1): rounding errors of its scores scale with it."""
+    q, k = (np.abs(np.asarray(a).astype(np.float64)) for a in (Q, K))
+    return np.asarray(abs(scale) * (q @ k.swapaxes(-1, -2)).max(axis=-1, keepdims=True))
+
+
 def error_bound(
     Q: Any,
     K: Any,
@@ -75,7 +81,7 @@ def error_bound(
     q, k, v = (np.asarray(a).astype(np.float64) for a in (Q, K, V))
     tau = abs(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     d, N_k = q.shape[-1], k.shape[-2]
-    reach = tau * (np.abs(q) @ np.abs(k).swapaxes(-1, -2)).max(axis=-1, keepdims=True)
+    reach = score_reach(q, k, scale=tau)
     delta = (d + 4) * u * reach + (u_s * reach if scores_stored else 0.0)
     S = tau * (q @ k.swapaxes(-1, -2)) * (1.0 if scale is None else math.copysign(1, scale))
     P = np.exp(S - S.max(axis=-1, keepdims=True))

@@ -28,6 +28,26 @@ from numpy.typing import DTypeLike
 
 from flashsim.records import ArrayTraffic, Blocks, Occupancy, Role, Traffic
 
+FORMULAS = {
+    "flash_basic": {
+        "Q": ("T_c * N_q * d", "0"),
+        "K": ("N_k * d", "0"),
+        "V": ("N_k * d_v", "0"),
+        "O": ("T_c * N_q * d_v", "(T_c + 1) * N_q * d_v"),
+        "l": ("T_c * N_q", "(T_c + 1) * N_q"),
+        "m": ("T_c * N_q", "(T_c + 1) * N_q"),
+    },
+    "standard": {
+        "Q": ("N_q * d", "0"),
+        "K": ("T_r * N_k * d", "0"),
+        "V": ("T_r * N_k * d_v", "0"),
+        "S": ("p * N_q * N_k", "N_q * N_k"),
+        "P": ("N_q * N_k", "N_q * N_k"),
+        "O": ("0", "N_q * d_v"),
+    },
+}
+"""(reads, writes) of each array, as text to read; p is 1 where a row fits in SRAM (N_k + 2 ≤ M), else 2."""
+
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 

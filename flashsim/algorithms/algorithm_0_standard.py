@@ -35,19 +35,19 @@ def standard(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Bloc
     softmax_rows = softmax_rows_for(sram.capacity, N_k)
 
     for i in sram.loop(T_r):  # line 1
-        Q_i = sram.load(Q[i])
-        for j in sram.loop(T_c):
-            K_j = sram.load(K[j])
-            S_ij = on_chip(Q_i @ K_j.T)
-            sram.store(S_tiles[i, j], S_ij)
+        Q_i = sram.load(Q[i])  # line 1
+        for j in sram.loop(T_c):  # line 1
+            K_j = sram.load(K[j])  # line 1
+            S_ij = on_chip(Q_i @ K_j.T)  # line 1
+            sram.store(S_tiles[i, j], S_ij)  # line 1
 
     softmax_rows(sram, S, P)  # line 2
 
     for i in sram.loop(T_r):  # line 3
-        O_i = sram.full(O[i].shape, 0.0)
-        for j in sram.loop(T_c):
-            P_ij, V_j = sram.load(P_tiles[i, j], V[j])
-            O_i = on_chip(O_i + P_ij @ V_j, over=O_i)
-        sram.store(O[i], O_i)
+        O_i = sram.full(O[i].shape, 0.0)  # line 3
+        for j in sram.loop(T_c):  # line 3
+            P_ij, V_j = sram.load(P_tiles[i, j], V[j])  # line 3
+            O_i = on_chip(O_i + P_ij @ V_j, over=O_i)  # line 3
+        sram.store(O[i], O_i)  # line 3
 
     return (O,)  # line 4

@@ -25,13 +25,13 @@ def whole_rows(sram: SRAM, S: Matrix, P: Matrix) -> None:
     N_k = S.shape[1]
     rows = sram.capacity // (N_k + 2)
     S, P = S.divide(rows), P.divide(rows)
-    for i in sram.loop(len(S)):
-        S_i = sram.load(S[i])
-        m_i = on_chip(rowmax(S_i))
-        P_tilde_i = on_chip(exp(S_i - m_i), over=S_i)
-        l_i = on_chip(rowsum(P_tilde_i))
-        P_i = on_chip(P_tilde_i / l_i, over=P_tilde_i)
-        sram.store(P[i], P_i)
+    for i in sram.loop(len(S)):  # line 2
+        S_i = sram.load(S[i])  # line 2
+        m_i = on_chip(rowmax(S_i))  # line 2
+        P_tilde_i = on_chip(exp(S_i - m_i), over=S_i)  # line 2
+        l_i = on_chip(rowsum(P_tilde_i))  # line 2
+        P_i = on_chip(P_tilde_i / l_i, over=P_tilde_i)  # line 2
+        sram.store(P[i], P_i)  # line 2
 
 
 def long_rows(sram: SRAM, S: Matrix, P: Matrix) -> None:
@@ -40,16 +40,16 @@ def long_rows(sram: SRAM, S: Matrix, P: Matrix) -> None:
     piece = max(sram.capacity - 3, 1)
     S, P = S.divide(1, piece), P.divide(1, piece)
     rows, pieces = S.blocks
-    for i in sram.loop(rows):
-        m_i = sram.full((1, 1), float("-inf"))
-        l_i = sram.full((1, 1), 0.0)
-        for j in sram.loop(pieces):
-            S_ij = sram.load(S[i, j])
-            m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))
-            P_tilde_ij = on_chip(exp(S_ij - m_i_new), over=S_ij)
-            l_i = on_chip(exp(m_i - m_i_new) * l_i + rowsum(P_tilde_ij), over=l_i)
-            m_i = on_chip(m_i_new, over=m_i)
-        for j in sram.loop(pieces):
-            S_ij = sram.load(S[i, j])
-            P_ij = on_chip(exp(S_ij - m_i) / l_i, over=S_ij)
-            sram.store(P[i, j], P_ij)
+    for i in sram.loop(rows):  # line 2
+        m_i = sram.full((1, 1), float("-inf"))  # line 2
+        l_i = sram.full((1, 1), 0.0)  # line 2
+        for j in sram.loop(pieces):  # line 2
+            S_ij = sram.load(S[i, j])  # line 2
+            m_i_new = on_chip(maximum(m_i, rowmax(S_ij)))  # line 2
+            P_tilde_ij = on_chip(exp(S_ij - m_i_new), over=S_ij)  # line 2
+            l_i = on_chip(exp(m_i - m_i_new) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 2
+            m_i = on_chip(m_i_new, over=m_i)  # line 2
+        for j in sram.loop(pieces):  # line 2
+            S_ij = sram.load(S[i, j])  # line 2
+            P_ij = on_chip(exp(S_ij - m_i) / l_i, over=S_ij)  # line 2
+            sram.store(P[i, j], P_ij)  # line 2

@@ -1,0 +1,7 @@
+"""`python -m flashsim`."""
+
+import sys
+
+from flashsim.cli import main
+
+sys.exit(main())

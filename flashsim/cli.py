@@ -1,0 +1,283 @@
+"""The command line: `flashsim run`, `count`, `plot`, `verify`. Results on stdout, progress and errors on stderr.
+
+Exit status: 0 all is well, 1 a claim or a check failed, 2 the arguments or the input make no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import flashsim
+from flashsim.algorithms import FORWARD
+from flashsim.inputs import DEFAULT_SRAM_BYTES, FLOATS, float_dtype
+from flashsim.memory import MemoryModelError
+from flashsim.sizes import parse_size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+SAMPLE_M = 4_096
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    options.command_line = shlex.join(["flashsim", *arguments])
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+    except (ValueError, MemoryModelError, argparse.ArgumentTypeError) as error:
+        print(f"flashsim {options.name}: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # `flashsim verify | head`: the reader has gone, so stop quietly
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        print(f"flashsim {options.name}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="flashsim",
+        description="FlashAttention on a simulated HBM and SRAM: real numbers, executed counts, an enforced capacity.",
+        epilog="`flashsim COMMAND --help` shows a command's options and examples.",
+    )
+    parser.add_argument("--version", action="version", version=f"flashsim {flashsim.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], summary: str, examples: str) -> Any:
+        added = commands.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(run=run, name=name)
+        return added
+
+    run = command(
+        "run",
+        _run,
+        "Run attention on real Q, K, V (bundled, or your own) and compare what each algorithm moves.",
+        "flashsim run\n"
+        "flashsim run --qkv mine.npz --head 3 --M 100KB\n"
+        "flashsim run --qkv q.npy k.npy v.npy --algorithm flash_basic --json -",
+    )
+    run.add_argument(
+        "--qkv",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="a .npz or .safetensors file with arrays q, k, v; a .npy file that stacks them; or three .npy files. "
+        "Shapes (N, d) or (..., N, d). Default: the bundled real sample",
+    )
+    run.add_argument(
+        "--head", metavar="I[,J…]", help="run this head only: an index into the leading axes. Default: all"
+    )
+    run.add_argument("--algorithm", nargs="+", choices=list(FORWARD), default=list(FORWARD), help="default: all")
+    run.add_argument("--dtype", choices=FLOATS, help="convert the inputs first. Default: as they are (sample: float32)")
+    _add_sizing(run, f"Default: 100KB; for the small bundled sample {SAMPLE_M} elements")
+    run.add_argument("--scale", type=float, help="softmax scale τ. Default: 1/√d")
+    _add_output(run, Path("flashsim-run"))
+
+    count = command(
+        "count",
+        _count,
+        "Count what an algorithm moves, line by line, at any size, without computing it.",
+        "flashsim count --N 1024 --d 64\n"
+        "flashsim count flash_basic --N 1048576 --d 128 --M 228KB --dtype bfloat16\n"
+        "flashsim count standard --N 4096 --d 64 --heads 1024 --json -",
+    )
+    count.add_argument(
+        "algorithm", nargs="?", choices=list(FORWARD), default="flash_basic", help="default: flash_basic"
+    )
+    count.add_argument("--N", type=int, help="sequence length")
+    count.add_argument("--N_q", type=int, metavar="N", help="number of queries, where it differs from the keys'")
+    count.add_argument("--N_k", type=int, metavar="N", help="number of keys")
+    count.add_argument("--d", type=int, required=True, help="head dimension")
+    count.add_argument("--d_v", type=int, metavar="D", help="width of V, where it differs from d")
+    count.add_argument("--heads", type=int, default=1, metavar="H", help="batch × heads; the counts add up")
+    count.add_argument("--dtype", choices=FLOATS, default="float32", help="for bytes. Default: float32")
+    _add_sizing(count, "Default: 100KB")
+    count.add_argument("--json", metavar="FILE", help="write the numbers as JSON (- for stdout)")
+
+    plot = command(
+        "plot",
+        _plot,
+        "Draw a figure: PNG, SVG, and its data as JSON.",
+        "flashsim plot blocks\nflashsim plot blocks --N 4096 --d 128 --M 228KB -o out/blocks\nflashsim plot theorem2",
+    )
+    plot.add_argument(
+        "figure",
+        choices=["blocks", "theorem2"],
+        help="blocks: HBM accesses against block size (the paper's Figure 2, middle, as a model); "
+        "theorem2: accesses against N, d and M, log–log, with fitted exponents",
+    )
+    plot.add_argument("--N", type=int, default=1024, help="for blocks: sequence length. Default: 1024")
+    plot.add_argument("--d", type=int, default=64, help="for blocks: head dimension. Default: 64")
+    plot.add_argument("--dtype", choices=FLOATS, default="float16", help="for blocks. Default: float16")
+    plot.add_argument("--M", metavar="SIZE", help="for blocks: SRAM size. Default: 100KB")
+    _add_output(plot, None)
+
+    verify = command(
+        "verify",
+        _verify,
+        "Check the paper's claims and print the ledger: claim, range tried, measurement, verdict.",
+        "flashsim verify\nflashsim verify --full --json ledger.json",
+    )
+    verify.add_argument("--full", action="store_true", help="sweep far wider ranges (minutes)")
+    verify.add_argument("--json", metavar="FILE", help="write the ledger as JSON (- for stdout)")
+    verify.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    return parser
+
+
+def _add_sizing(parser: Any, default: str) -> None:
+    parser.add_argument(
+        "--M",
+        metavar="SIZE",
+        help=f"SRAM size: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024). {default}",
+    )
+    parser.add_argument(
+        "--sizing",
+        choices=["paper", "fit"],
+        default="paper",
+        help="paper: line 1's blocks, M only reported against; fit: the largest blocks that fit, M enforced",
+    )
+    parser.add_argument("--blocks", nargs=2, type=int, metavar=("B_r", "B_c"), help="block sizes; M enforced")
+
+
+def _add_output(parser: Any, stem: Path | None) -> None:
+    where = stem or "flashsim-FIGURE"
+    parser.add_argument(
+        "-o", "--output", type=Path, default=stem, metavar="STEM", help=f"save STEM.png, .svg, .json. Default: {where}"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON too (- for stdout, and nothing else)")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+
+def _run(options: argparse.Namespace) -> int:
+    from flashsim import plots, qkv, report
+
+    given = qkv.load_qkv(options.qkv) if options.qkv else qkv.load_sample()
+    if options.dtype or not options.qkv:
+        given = given.astype(float_dtype(options.dtype or "float32"))
+    given = given.head(options.head)
+    default_M = None if options.qkv else SAMPLE_M
+    M = default_M if options.M is None else parse_size(options.M, given.Q.dtype.itemsize)
+    with _progress(options.quiet) as progress:
+        results = report.run_all(
+            given,
+            options.algorithm,
+            progress,
+            M=M,
+            scale=options.scale,
+            sizing=options.sizing,
+            blocks=None if options.blocks is None else tuple(options.blocks),
+        )
+    numbers = report.run_numbers(given, results)
+    if options.json:
+        _write_json(options.json, numbers)
+    if options.json != "-":
+        report.print_run(given, results)
+    axes = plots.plot_run(results)
+    saved = plots.save(axes.figure, options.output, numbers, options.command_line)
+    if options.json != "-":
+        print(f"Saved {', '.join(map(str, saved))}")
+    return 0 if all(result.ok for result in results.values()) else 1
+
+
+def _count(options: argparse.Namespace) -> int:
+    from flashsim import report
+
+    itemsize = float_dtype(options.dtype).itemsize
+    arguments = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "heads", "dtype", "sizing")}
+    arguments["M"] = DEFAULT_SRAM_BYTES // itemsize if options.M is None else parse_size(options.M, itemsize)
+    arguments["blocks"] = None if options.blocks is None else tuple(options.blocks)
+    counted = report.count_lines(options.algorithm, arguments)
+    if options.json:
+        _write_json(options.json, counted.as_json())
+    if options.json != "-":
+        report.print_count(counted)
+    return 0 if counted.agrees else 1
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from flashsim import plots
+
+    with _progress(options.quiet) as progress:
+        progress.add_task(f"plot {options.figure}", total=None)
+        if options.figure == "blocks":
+            itemsize = float_dtype(options.dtype).itemsize
+            M = DEFAULT_SRAM_BYTES // itemsize if options.M is None else parse_size(options.M, itemsize)
+            arguments = {"N": options.N, "d": options.d, "M": M, "dtype": options.dtype}
+            data, figure = plots.blocks_data(**arguments), plots.plot_blocks(**arguments).figure
+        else:
+            data, figure = plots.theorem2_data(), plots.plot_theorem2()[0].figure
+        stem = options.output or Path(f"flashsim-{options.figure}")
+        saved = plots.save(figure, stem, data, options.command_line)
+    if options.json:
+        _write_json(options.json, data)
+    if options.json != "-":
+        print(f"Saved {', '.join(map(str, saved))}")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from flashsim import report, verify
+
+    claims = []
+    with _progress(options.quiet) as progress:
+        checks = verify.checks()
+        task = progress.add_task("verify", total=len(checks))
+        for check in checks:
+            progress.update(task, description=check.__name__.replace("_", " "))
+            claims.append(check(options.full))
+            progress.advance(task)
+    if options.json:
+        _write_json(options.json, {"command": options.command_line, "claims": [claim.as_json() for claim in claims]})
+    if options.json != "-":
+        report.print_ledger(claims)
+    return 0 if all(claim.holds for claim in claims) else 1
+
+
+# ------------------------------------------------------------------------------------------------------------- shared
+
+
+def _write_json(target: str, data: dict[str, Any]) -> None:
+    text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        Path(target).write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Progress]:
+    """Show progress on stderr where a person is watching it; nothing with --quiet or in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        yield progress

@@ -1,0 +1,175 @@
+"""Q, K, V to run on: the bundled real sample, and the user's own files. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashsim.inputs import Array
+
+SAMPLE = "minilm_layer0.npz"
+
+
+class UnreadableInput(ValueError):
+    """A file that does not hold Q, K and V in a form that can be read."""
+
+
+@dataclass(frozen=True)
+class QKV:
+    """Q (..., N_q, d), K (..., N_k, d), V (..., N_k, d_v), and where they came from."""
+
+    Q: Array
+    K: Array
+    V: Array
+    source: str
+
+    def astype(self, dtype: np.dtype[Any]) -> QKV:
+        """Return the same data converted."""
+        return QKV(self.Q.astype(dtype), self.K.astype(dtype), self.V.astype(dtype), self.source)
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are over all leading axes."""
+        return math.prod(self.Q.shape[:-2])
+
+    def each_head(self) -> Iterator[tuple[Array, Array, Array]]:
+        """Yield Q (N_q, d), K (N_k, d), V (N_k, d_v) of each head. Raises UnreadableInput where leading axes differ."""
+        leading = {name: a.shape[:-2] for name, a in (("Q", self.Q), ("K", self.K), ("V", self.V))}
+        if len(set(leading.values())) > 1:
+            raise UnreadableInput(f"leading axes differ: {leading}; flashsim runs one K and V for each head of Q")
+        for at in np.ndindex(leading["Q"]):
+            yield self.Q[at], self.K[at], self.V[at]
+
+    def head(self, index: str | None) -> QKV:
+        """Return one head by its index into the leading axes, written "3" or "0,3"; None keeps all."""
+        if index is None:
+            return self
+        leading = self.Q.shape[:-2]
+        try:
+            at = tuple(int(part) for part in index.split(","))
+        except ValueError:
+            raise UnreadableInput(
+                f"--head {index} is not an index; write 3, or 0,3 for axes of batch and head"
+            ) from None
+        if len(at) > len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=False)):
+            raise UnreadableInput(f"--head {index} is out of range: Q's leading axes are {leading}, counted from 0")
+        return QKV(self.Q[at], self.K[at], self.V[at], f"{self.source}, head {index}")
+
+
+def load_sample(*, padded: bool = False) -> QKV:
+    """Return the bundled real input: layer 0 of all-MiniLM-L6-v2 reading the Gettysburg Address.
+
+    12 heads, d = 32, float16, N = 331 tokens; with `padded=True` all 384 positions, of which `sample_mask` tells the
+    real ones. Provenance and licence: flashsim/data/README.md.
+    """
+    with np.load(_sample_path(), allow_pickle=False) as sample:
+        n = sample["attend"].shape[0] if padded else int(sample["attend"].sum())
+        Q, K, V = (sample[name][:, :n] for name in ("q", "k", "v"))
+        return QKV(
+            Q, K, V, f"The bundled sample: layer 0 of all-MiniLM-L6-v2 reading the Gettysburg Address, {n} tokens"
+        )
+
+
+def sample_mask() -> Array:
+    """Return the bundled sample's padding mask, (384,), True where a token is real."""
+    with np.load(_sample_path(), allow_pickle=False) as sample:
+        return np.asarray(sample["attend"])
+
+
+def _sample_path() -> Any:
+    return files("flashsim") / "data" / SAMPLE
+
+
+def load_qkv(paths: Sequence[Path]) -> QKV:
+    """Read Q, K, V from one .npz or .safetensors file (arrays named q, k, v in any case), from one .npy file that
+    stacks them on its first axis, or from three .npy files.
+
+    Raises UnreadableInput, which is a ValueError.
+    """
+    if len(paths) not in (1, 3):
+        raise UnreadableInput(f"expected one file, or three .npy files for Q, K and V; got {len(paths)} files")
+    arrays = [_read(path) for path in paths]
+    source = ", ".join(map(str, paths))
+    if len(paths) == 3:
+        Q, K, V = (_only(array, path) for array, path in zip(arrays, paths, strict=True))
+        return QKV(Q, K, V, source)
+    (found,) = arrays
+    if isinstance(found, Mapping):
+        return QKV(*_by_name(found, paths[0]), source)
+    if found.ndim < 3 or found.shape[0] != 3:
+        raise UnreadableInput(
+            f"{paths[0]} holds one array of shape {found.shape}; expected Q, K, V stacked, (3, ..., N, d); "
+            f"or give three files"
+        )
+    return QKV(found[0], found[1], found[2], source)
+
+
+_NOT_READ = np.empty(0)
+
+
+def _read(path: Path) -> Array | Mapping[str, Array]:
+    if not path.is_file():
+        raise UnreadableInput(f"{path} is {'a folder' if path.is_dir() else 'not there'}; expected a file with Q, K, V")
+    try:
+        match path.suffix.lower():
+            case ".npy" | ".npz":
+                return _read_numpy(path)
+            case ".safetensors":
+                return _read_safetensors(path)
+    except UnreadableInput:
+        raise
+    except Exception as error:  # whatever a reader says of a damaged file, the user needs its name
+        raise UnreadableInput(f"{path} cannot be read as {path.suffix}: {error}") from error
+    raise UnreadableInput(f"{path} has suffix {path.suffix!r}; expected .npz, .npy or .safetensors")
+
+
+def _read_numpy(path: Path) -> Array | Mapping[str, Array]:
+    if path.stat().st_size == 0:
+        raise UnreadableInput(f"{path} is empty")
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return {name: loaded[name] if name.lower() in ("q", "k", "v") else _NOT_READ for name in loaded.files}
+    except ValueError as error:
+        if "pickle" in str(error):
+            raise UnreadableInput(f"{path} holds pickled Python objects, which flashsim never loads") from error
+        raise
+    except zipfile.BadZipFile as error:
+        raise UnreadableInput(f"{path} is damaged: {error}") from error
+
+
+def _read_safetensors(path: Path) -> Mapping[str, Array]:
+    try:
+        from safetensors.numpy import load_file
+    except ModuleNotFoundError:
+        raise UnreadableInput(
+            '.safetensors files need the package safetensors: pip install "flashsim[safetensors]"'
+        ) from None
+    found: Mapping[str, Array] = load_file(path)
+    return found
+
+
+def _by_name(found: Mapping[str, Array], path: Path) -> tuple[Array, Array, Array]:
+    by_lower = {name.lower(): array for name, array in found.items()}
+    missing = [name.upper() for name in "qkv" if name not in by_lower]
+    if missing:
+        held = ", ".join(found) or "nothing"
+        raise UnreadableInput(
+            f"{path} has no {' and no '.join(missing)}; expected arrays named q, k, v. It holds: {held}"
+        )
+    return by_lower["q"], by_lower["k"], by_lower["v"]
+
+
+def _only(found: Array | Mapping[str, Array], path: Path) -> Array:
+    if isinstance(found, Mapping):
+        raise UnreadableInput(f"{path} holds several arrays; of three files each must be a .npy with one")
+    return found

@@ -1,0 +1,32 @@
+"""Sizes as people write and read them: "100KB" of a dtype, 25,600 elements, 3.1 MB."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+UNITS = {"": None, "B": 1, "KB": 1024, "KIB": 1024, "MB": 1024**2, "MIB": 1024**2, "GB": 1024**3, "GIB": 1024**3}
+
+
+def parse_size(text: str, itemsize: int) -> int:
+    """Return a size in elements from "25600" (elements) or "100KB" (bytes, 1 KB = 1024, of a dtype of that item size).
+
+    Raises argparse.ArgumentTypeError, a message for the command line.
+    """
+    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMG]?i?B?)\s*", text, re.IGNORECASE)
+    if not match or match[2].upper() not in UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write elements (25600) or bytes with a unit (100KB)")
+    number, unit = float(match[1].replace(",", "").replace("_", "")), UNITS[match[2].upper()]
+    elements = number if unit is None else number * unit // itemsize
+    if elements < 1 or elements != int(elements):
+        raise argparse.ArgumentTypeError(f"{text!r} is {elements:g} elements; expected a whole number of at least 1")
+    return int(elements)
+
+
+def human_bytes(count: float) -> str:
+    """Return a byte count as a person reads it, in powers of 1024."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:,.0f} TB" if count >= 1000 else f"{count:.3g} TB"

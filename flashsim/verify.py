@@ -1,0 +1,310 @@
+"""The ledger: every claim of the paper that flashsim checks, the range it was tried on, what was measured, the verdict.
+
+Each `check_…` runs one claim and returns a `Claim`. Nothing here is fitted to pass: counts are compared by `==`,
+constants are derived in `flashsim.theory`, and rounding bounds in `flashsim.reference`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from flashsim import theory
+from flashsim.algorithms import FORWARD
+from flashsim.api import count, forward
+from flashsim.inputs import Array
+from flashsim.observers import InductionInvariant, InvariantBroken
+from flashsim.reference import attention, error_bound
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One line of the ledger. `measured` is said in words, `data` holds the numbers."""
+
+    source: str
+    claim: str
+    tried: str
+    measured: str
+    holds: bool
+    data: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+Check = Callable[[bool], Claim]
+
+
+def checks() -> list[Check]:
+    """Return every check, in the order of the paper. Each takes `full`: sweep widely, or keep to seconds."""
+    return [
+        theorem_1_exact,
+        theorem_1_induction,
+        theorem_1_flops,
+        theorem_1_memory,
+        theorem_2_counts,
+        theorem_2_flash_bounds,
+        theorem_2_exponents,
+        theorem_2_standard,
+        theorem_2_standard_small_M,
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------- Theorem 1
+
+
+Regime = tuple[str, Array, Array, Array]
+
+
+def regimes(rng: np.random.Generator, N_q: int, N_k: int, d: int, d_v: int) -> Iterator[Regime]:
+    """Yield inputs of the kinds that break careless softmaxes, named, in float64."""
+    Q, K, V = rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d)), rng.normal(size=(N_k, d_v))
+    along = np.linspace(0.0, 1.0, N_k)[:, None]
+    toward = np.ones((N_q, d)) / math.sqrt(d)
+    yield "Gaussian", Q, K, V
+    yield "peaky", 8 * Q, 8 * K, V
+    yield "rising", toward, 60 * along * np.ones(d) + 0.01 * K, V
+    yield "falling", toward, 60 * (1 - along) * np.ones(d) + 0.01 * K, V
+    yield "all equal", toward, np.ones((N_k, d)), V
+    yield "all very negative", toward, -1e4 * np.ones((N_k, d)) + K, V
+    yield "±5·10⁴", toward * math.sqrt(d), 5e4 * np.sign(K) / d, V
+
+
+def theorem_1_exact(full: bool) -> Claim:
+    """O = softmax(QKᵀ)V, within the derived rounding bound, for every algorithm."""
+    rng = np.random.default_rng(1)
+    shapes = [(64, 64, 16, 16), (37, 91, 8, 5), (1, 130, 4, 4), (90, 1, 3, 7), (33, 33, 1, 1)]
+    if full:
+        more = rng.integers(1, (200, 200, 50, 50), size=(60, 4)).tolist()
+        shapes += [(N_q, N_k, d, d_v) for N_q, N_k, d, d_v in more]
+    worst, runs, refused = 0.0, 0, 0
+    for (N_q, N_k, d, d_v), dtype in itertools.product(shapes, ("float64", "float32", "float16")):
+        for _, *inputs in regimes(rng, N_q, N_k, d, d_v):
+            Q, K, V = (a.astype(dtype) for a in inputs)
+            for name in FORWARD:
+                M = int(rng.integers(max(d, d_v), max(N_k * d, d, d_v) + 1))
+                try:
+                    run = forward(name, Q, K, V, M=M, scale=1.0)
+                except ValueError:
+                    if not (FORWARD[name].stores_scores and dtype == "float16"):
+                        raise
+                    refused += 1  # scores of 5·10⁴ do not fit float16, in which standard attention keeps S
+                    continue
+                bound = error_bound(Q, K, V, scale=1.0, steps=run.blocks.T_c, scores_stored=FORWARD[name].stores_scores)
+                error = np.abs(run.O.astype(np.float64) - attention(Q, K, V, scale=1.0))
+                worst = max(worst, float(np.max(np.where(error > 0, error / np.maximum(bound, 1e-300), 0.0))))
+                runs += 1
+    return Claim(
+        "Theorem 1",
+        "Algorithms 0 and 1 return softmax(QKᵀ)V",
+        f"{runs} runs: {len(shapes)} shapes, ragged blocks, 7 kinds of scores, float64, float32, float16",
+        f"largest error {worst:.2f} of the derived rounding bound; standard refused {refused} that overflow float16",
+        worst <= 1.0,
+        {"runs": runs, "refused": refused, "worst_error_over_bound": worst},
+    )
+
+
+def theorem_1_induction(full: bool) -> Claim:
+    """After each outer step j: m, ℓ and O are those of the first j·B_c keys."""
+    rng = np.random.default_rng(2)
+    steps = InductionInvariant()
+    broken = ""
+    shapes = [(64, 64, 16, 16, 256), (37, 91, 8, 5, 100), (50, 130, 4, 4, 16)] + [(200, 500, 16, 16, 320)] * full
+    try:
+        for N_q, N_k, d, d_v, M in shapes:
+            for _, Q, K, V in regimes(rng, N_q, N_k, d, d_v):
+                forward("flash_basic", Q, K, V, M=M, scale=1.0, observers=[steps])
+    except InvariantBroken as error:
+        broken = str(error)
+    worst = max(step.worst for step in steps.steps)
+    return Claim(
+        "Theorem 1",
+        "the proof's induction: after every outer step j, m, ℓ, O are those of the first j·B_c keys",
+        f"{len(steps.steps):,} outer steps over {len(shapes)} shapes and 7 kinds of scores, float64",
+        broken or f"largest error {worst:.2f} of the bound",
+        not broken,
+        {"steps": len(steps.steps), "worst_error_over_bound": worst},
+    )
+
+
+def theorem_1_flops(full: bool) -> Claim:
+    """O(N²d) FLOPs: the products cost 2N²(d + d_v) exactly, everything else stays within a constant of N²d."""
+    ratios, exact = [], True
+    for N, d, M in _in_range(full):
+        flops = count("flash_basic", N=N, d=d, M=M).flops
+        exact &= flops.matmul == theory.matmul_flops(N, N, d, d)
+        ratios.append((flops.total / (N * N * d), 8 + 17 / d))
+    low, high = min(r for r, _ in ratios), max(r for r, _ in ratios)
+    return Claim(
+        "Theorem 1",
+        "O(N²d) FLOPs: products exactly 4N²d, in all 4 ≤ FLOPs/N²d ≤ 8 + 17/d",
+        f"{len(ratios)} (N, d, M), N to {_largest_N(full):,}, d ≤ M ≤ Nd",
+        f"products {'equal' if exact else 'DIFFER FROM'} 4N²d; FLOPs/N²d from {low:.2f} to {high:.2f}",
+        exact and all(4 <= r <= c for r, c in ratios),
+        {"cases": len(ratios), "least": low, "most": high},
+    )
+
+
+def theorem_1_memory(full: bool) -> Claim:
+    """O(N) memory besides inputs and output: ℓ and m, 2N elements. Standard attention: S and P, 2N²."""
+    cases = list(_in_range(full))
+    flash = all(count("flash_basic", N=N, d=d, M=M).hbm.extra == 2 * N for N, d, M in cases)
+    standard = all(count("standard", N=N, d=d, M=M).hbm.extra == 2 * N * N for N, d, M in cases)
+    return Claim(
+        "Theorem 1",
+        "additional memory: 2N elements exactly (standard attention 2N²)",
+        f"{len(cases)} (N, d, M), N to {_largest_N(full):,}",
+        f"flash {'2N' if flash else 'NOT 2N'}, standard {'2N²' if standard else 'NOT 2N²'} in every case",
+        flash and standard,
+        {"cases": len(cases)},
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- Theorem 2
+
+
+def theorem_2_counts(full: bool) -> Claim:
+    """Simulated run = shape-only count = closed form: reads, writes and initial writes of each array, peak, blocks."""
+    rng = np.random.default_rng(3)
+    counted = simulated = 0
+    unequal: list[str] = []
+    for case in range(1500 if full else 300):
+        N_q, N_k, d, d_v = (int(n) for n in rng.integers(1, (120, 120, 24, 24)))
+        least = max((d + d_v) * 2 + 7, 2 * max(d, d_v) + 1, 8)
+        M = int(rng.integers(least, max(2 * N_k * (d + d_v), least) + 1))
+        B_r, B_c = int(rng.integers(1, N_q + 20)), int(rng.integers(1, N_k + 20))
+        policies: list[dict[str, Any]] = [{"sizing": "paper"}, {"sizing": "fit"}, {"blocks": (B_r, B_c)}]
+        for name, policy in itertools.product(FORWARD, policies):
+            shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
+            room = M + ((B_r + B_c) * (d + d_v) + B_r * B_c + 6 * B_r) * ("blocks" in policy)
+            want = theory.exact(name, **shape, M=room, **policy)
+            got = count(name, **shape, M=room, **policy)
+            counted += 1
+            agree = (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
+            if case % 5 == 0:
+                Q, K, V = (rng.normal(size=s).astype(np.float32) for s in ((N_q, d), (N_k, d), (N_k, d_v)))
+                run = forward(name, Q, K, V, M=room, **policy)
+                simulated += 1
+                agree &= (run.hbm, run.sram, run.blocks) == (want.hbm, want.sram, want.blocks)
+            if not agree:
+                unequal.append(f"{name} {shape} M={room} {policy}")
+    return Claim(
+        "Theorem 2",
+        "executed counts = closed forms, by array, with peak and blocks (==)",
+        f"{counted:,} counted and {simulated:,} simulated runs, ragged, N_q ≠ N_k, d_v ≠ d, three sizings",
+        f"{len(unequal)} differ" + (f", first {unequal[0]}" if unequal else ""),
+        not unequal,
+        {"counted": counted, "simulated": simulated, "unequal": unequal[:10]},
+    )
+
+
+def theorem_2_flash_bounds(full: bool) -> Claim:
+    """c₁ ≤ accesses / (N²d²/M) ≤ c₂ with the constants derived in theory.flash_constants."""
+    ratios = [
+        (count("flash_basic", N=N, d=d, M=M).hbm.accesses / theory.theorem_2_flash(N, d, M), *theory.flash_constants(d))
+        for N, d, M in _in_range(full)
+    ]
+    return _bounds(
+        "FlashAttention: 12/5 ≤ accesses / (N²d²/M) ≤ 18 + 22/d",
+        f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, N to {_largest_N(full):,}",
+        ratios,
+    )
+
+
+def theorem_2_exponents(full: bool) -> Claim:
+    """Log–log slopes of Algorithm 1's accesses: 2 in N, 2 in d, −1 in M; of standard attention's: 2 in N."""
+    fits = {
+        "N": (2.0, _slope([(2**p, _accesses("flash_basic", 2**p, 64, 2**14)) for p in range(12, 21)])),
+        "d": (2.0, _slope([(2**p, _accesses("flash_basic", 2**20, 2**p, 2**20)) for p in range(6, 11)])),
+        "M": (-1.0, _slope([(2**p, _accesses("flash_basic", 2**16, 64, 2**p)) for p in range(8, 17)])),
+        "N, standard": (2.0, _slope([(2**p, _accesses("standard", 2**p, 64, 2**20)) for p in range(13, 20)])),
+    }
+    holds = all(abs(slope - want) <= 0.02 for want, (slope, _) in fits.values())
+    return Claim(
+        "Theorem 2",
+        "exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02",
+        "N 2¹²…2²⁰, d 2⁶…2¹⁰, M 2⁸…2¹⁶ (standard: N 2¹³…2¹⁹), others fixed",
+        "; ".join(f"{name} {slope:+.3f} (residual {residual:.3f})" for name, (_, (slope, residual)) in fits.items()),
+        holds,
+        {
+            name: {"expected": want, "slope": slope, "residual": residual}
+            for name, (want, (slope, residual)) in fits.items()
+        },
+    )
+
+
+def theorem_2_standard(full: bool) -> Claim:
+    """Standard attention is Θ(Nd + N²) where M ≥ d² and a row fits."""
+    ratios = [
+        (_accesses("standard", N, d, M) / theory.theorem_2_standard(N, d), *theory.standard_constants())
+        for N, d, M in _in_range(full)
+        if d * d <= M and M >= N + 2
+    ]
+    return _bounds(
+        "standard attention, M ≥ d² and rows that fit: 4 ≤ accesses / (Nd + N²) ≤ 12",
+        f"{len(ratios)} (N, d, M)",
+        ratios,
+    )
+
+
+def theorem_2_standard_small_M(full: bool) -> Claim:
+    """Below M = d² a blocked product must re-read: the honest count exceeds the proof's accounting, as spec'd."""
+    ratios, excess = [], []
+    for N, d, M in _in_range(full):
+        accesses = _accesses("standard", N, d, M)
+        expected = theory.theorem_2_flash(N, d, M) + theory.theorem_2_standard(N, d)
+        ratios.append((accesses / expected, *theory.standard_small_M_constants()))
+        if d * d > M and d <= N:  # then Q has several panels, as M/4d < d ≤ N
+            excess.append(accesses / sum(theory.proof_accounting(N, d)))
+    claim = _bounds(
+        "standard attention, any M: 8/5 ≤ accesses / (N²d²/M + N² + Nd) ≤ 8; above the proof's count if M < d² ≤ Nd",
+        f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, {len(excess)} of them with M < d² ≤ Nd",
+        ratios,
+    )
+    measured = f"{claim.measured}; for M < d², {min(excess):.2f} to {max(excess):.1f} × the proof's count"
+    data = {**claim.data, "excess_least": min(excess), "excess_most": max(excess)}
+    return Claim(claim.source, claim.claim, claim.tried, measured, claim.holds and min(excess) > 1, data)
+
+
+# ------------------------------------------------------------------------------------------------------------- shared
+
+
+def _largest_N(full: bool) -> int:
+    return 2**20 if full else 2**16
+
+
+def _in_range(full: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield (N, d, M) over d ≤ M ≤ Nd, powers of two and their odd neighbours, both ends of M included."""
+    powers = range(0, 21, 2) if full else range(0, 17, 4)
+    for p, d in itertools.product(powers, (1, 3, 16, 64, 128, 257)):
+        for N in {2**p, 2**p + 1, max(2**p - 1, 1)}:
+            if N * d < d:
+                continue
+            steps = np.geomspace(d, N * d, 9 if full else 5)
+            for M in sorted({d, N * d, *(int(s) for s in steps)}):
+                if d <= M <= N * d:
+                    yield N, d, M
+
+
+def _accesses(name: str, N: int, d: int, M: int) -> int:
+    return count(name, N=N, d=d, M=M).hbm.accesses
+
+
+def _slope(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Return the least-squares slope of log₂ y over log₂ x, and the largest residual in log₂."""
+    x, y = (np.log2([float(v) for v in column]) for column in zip(*points, strict=True))
+    slope, intercept = np.polyfit(x, y, 1)
+    return float(slope), float(np.max(np.abs(y - (slope * x + intercept))))
+
+
+def _bounds(claim: str, tried: str, ratios: Sequence[tuple[float, float, float]]) -> Claim:
+    low, high = min(r for r, _, _ in ratios), max(r for r, _, _ in ratios)
+    holds = all(c_1 <= ratio <= c_2 for ratio, c_1, c_2 in ratios)
+    data = {"cases": len(ratios), "least": low, "most": high}
+    return Claim("Theorem 2", claim, tried, f"ratio from {low:.2f} to {high:.2f}", holds, data)

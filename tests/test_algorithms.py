@@ -1,0 +1,266 @@
+"""Algorithms 0 and 1 are exact, count what theory says, and are written as the paper prints them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import theory
+from flashsim.algorithms import FORWARD, algorithm_0_standard, algorithm_1_flash_basic
+from flashsim.inputs import chip_dtype
+from flashsim.memory import HBM, SRAM, Matrix
+from flashsim.observers import InductionInvariant
+from flashsim.records import Blocks
+from flashsim.reference import attention, attention_with_statistics, error_bound, score_reach
+
+from .cases import DTYPES, Case, cases, room_for
+
+POLICIES = ("paper", "fit", "blocks")
+
+
+def arguments(case: Case, policy: str) -> dict[str, Any]:
+    M = room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)
+    return {"M": M, "blocks": (case.B_r, case.B_c)} if policy == "blocks" else {"M": M, "sizing": policy}
+
+
+def run_or_refused(name: str, case: Case, policy: str) -> flashsim.Run | None:
+    """Run; standard attention may refuse scores that overflow the 16-bit type it would keep S in."""
+    try:
+        return flashsim.forward(name, *case.inputs(), **arguments(case, policy))
+    except ValueError as error:
+        if FORWARD[name].stores_scores and case.dtype == "float16" and "float16 ends at" in str(error):
+            return None
+        raise
+
+
+@pytest.mark.parametrize("name", FORWARD)
+@given(case=cases(), policy=st.sampled_from(POLICIES))
+def test_exact_within_the_derived_bound(name: str, case: Case, policy: str) -> None:
+    Q, K, V = case.inputs()
+    before = [a.copy() for a in (Q, K, V)]
+    run = run_or_refused(name, case, policy)
+    if run is None:
+        return
+    assert run.O.dtype == Q.dtype
+    assert run.O.shape == (case.N_q, case.d_v)
+    bound = error_bound(Q, K, V, steps=run.blocks.T_c, scores_stored=FORWARD[name].stores_scores)
+    error = np.abs(run.O.astype(np.float64) - attention(Q, K, V))
+    assert (error <= bound).all(), f"{np.nanmax(error / bound):.3g} of the bound"
+    for given_array, kept in zip((Q, K, V), before, strict=True):
+        assert np.array_equal(given_array, kept)
+
+
+@given(case=cases())
+def test_statistics_are_those_of_the_scaled_scores(case: Case) -> None:
+    Q, K, V = case.inputs()
+    run = run_or_refused("flash_basic", case, "blocks")
+    assert run is not None
+    assert run.l is not None
+    assert run.m is not None
+    want = attention_with_statistics(Q, K, V)
+    u = np.finfo(chip_dtype(Q.dtype)).eps / 2
+    delta = (case.d + 4) * u * score_reach(Q, K, scale=run.scale)[:, 0]
+    assert (np.abs(run.m - want.m) <= 2 * delta).all()
+    with np.errstate(over="ignore"):
+        relative = 2 * np.expm1(2 * delta) + 2 * (case.N_k + 8 * run.blocks.T_c + 8) * u
+    assert (np.abs(run.l - want.l) <= relative * want.l).all()
+    assert run.l.dtype == run.m.dtype == chip_dtype(Q.dtype)
+
+
+def test_standard_attention_keeps_no_statistics() -> None:
+    run = flashsim.forward("standard", *(np.ones((3, 2)) for _ in range(3)), M=100)
+    assert run.l is None
+    assert run.m is None
+
+
+@pytest.mark.parametrize("name", FORWARD)
+@given(case=cases(), policy=st.sampled_from(POLICIES))
+def test_run_count_and_theory_are_equal(name: str, case: Case, policy: str) -> None:
+    run = run_or_refused(name, case, policy)
+    if run is None:
+        return
+    shape: dict[str, Any] = {"N_q": case.N_q, "N_k": case.N_k, "d": case.d, "d_v": case.d_v}
+    options = arguments(case, policy)
+    tally = flashsim.count(name, **shape, **options, dtype=case.dtype)
+    exact = theory.exact(name, **shape, **options, dtype=case.dtype)
+    assert run.hbm == tally.hbm == exact.hbm
+    assert run.sram == tally.sram == exact.sram
+    assert run.blocks == tally.blocks == exact.blocks
+
+
+def test_the_paper_s_numbers_for_one_shape() -> None:
+    """Derived by hand for N = 1024, d = 64, M = 25,600: B_c = 100, B_r = 64, T_c = 11."""
+    N, d, T_c = 1024, 64, 11
+    tally = flashsim.count("flash_basic", N=N, d=d, M=25_600)
+    assert tally.blocks == Blocks(64, 100, 16, 11)
+    assert tally.hbm.reads == 2 * N * d + T_c * (2 * N * d + 2 * N) == 1_595_392
+    assert tally.hbm.init_writes == N * d + 2 * N == 67_584
+    assert tally.hbm.writes == 67_584 + T_c * (N * d + 2 * N) == 811_008
+    assert tally.hbm.extra == 2 * N
+    standard = flashsim.count("standard", N=N, d=d, M=10**7)
+    assert (standard.hbm.reads, standard.hbm.writes) == theory.proof_accounting(N, d) == (2_293_760, 2_162_688)
+
+
+@given(case=cases(dtypes=("float64", "float32")))
+def test_the_induction_holds_after_every_outer_step(case: Case) -> None:
+    steps = InductionInvariant()
+    Q, K, V = case.inputs()
+    run = flashsim.forward("flash_basic", Q, K, V, **arguments(case, "blocks"), observers=[steps])
+    assert [step.j for step in steps.steps] == list(range(run.blocks.T_c))
+    assert [step.keys for step in steps.steps] == [
+        min((j + 1) * run.blocks.B_c, case.N_k) for j in range(run.blocks.T_c)
+    ]
+
+
+def test_heads_run_on_their_own_and_counts_add_up() -> None:
+    rng = np.random.default_rng(0)
+    Q, K, V = rng.normal(size=(2, 3, 20, 4)), rng.normal(size=(2, 3, 30, 4)), rng.normal(size=(2, 3, 30, 5))
+    for name in FORWARD:
+        run = flashsim.forward(name, Q, K, V, M=128)
+        assert run.O.shape == (2, 3, 20, 5)
+        one = flashsim.forward(name, Q[1, 2], K[1, 2], V[1, 2], M=128)
+        assert np.array_equal(run.O[1, 2], one.O)
+        assert run.hbm == one.hbm.times(6)
+        assert run.sram == one.sram
+        assert run.hbm == flashsim.count(name, N_q=20, N_k=30, d=4, d_v=5, M=128, heads=6, dtype="float64").hbm
+    flash = flashsim.forward("flash_basic", Q, K, V, M=128)
+    assert flash.l is not None
+    assert flash.l.shape == (2, 3, 20)
+
+
+def test_scale_is_folded_into_q() -> None:
+    rng = np.random.default_rng(0)
+    Q, K, V = (rng.normal(size=(20, 4)) for _ in range(3))
+    for name in FORWARD:
+        for scale in (None, 0.3, -1.0, 0.0, 2):
+            run = flashsim.forward(name, Q, K, V, M=128, scale=scale)
+            assert run.scale == (0.5 if scale is None else scale)
+            assert np.allclose(run.O, attention(Q, K, V, scale=scale), rtol=0, atol=1e-13)
+
+
+def test_default_m_is_100_kb_of_the_dtype() -> None:
+    for name, dtype in DTYPES.items():
+        x = np.ones((5, 2), dtype)
+        assert flashsim.forward("flash_basic", x, x, x).sram.capacity == 102_400 // dtype.itemsize
+        assert flashsim.count("flash_basic", N=5, d=2, dtype=name).sram.capacity == 102_400 // dtype.itemsize
+
+
+def test_bytes_count_each_array_at_its_own_item_size() -> None:
+    x = np.ones((8, 4), np.float16)
+    arrays = flashsim.forward("flash_basic", x, x, x, M=64).hbm.by_array
+    assert {name: a.itemsize for name, a in arrays.items()} == {"Q": 2, "K": 2, "V": 2, "O": 2, "l": 4, "m": 4}
+    assert {a.itemsize for a in flashsim.forward("standard", x, x, x, M=64).hbm.by_array.values()} == {2}
+
+
+@given(
+    N_q=st.integers(1, 60),
+    N_k=st.integers(1, 60),
+    d=st.integers(1, 9),
+    d_v=st.integers(1, 9),
+    extra=st.integers(0, 900),
+)
+@pytest.mark.parametrize("name", FORWARD)
+def test_fit_is_the_largest_that_fits_and_its_least_m_is_the_least(
+    name: str, N_q: int, N_k: int, d: int, d_v: int, extra: int
+) -> None:
+    shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
+    with pytest.raises(ValueError, match="at least M = ") as caught:
+        flashsim.count(name, **shape, M=1, sizing="fit")
+    found = re.search(r"at least M = ([\d,]+)", str(caught.value))
+    assert found
+    least = int(found[1].replace(",", ""))
+    assert flashsim.count(name, **shape, M=least, sizing="fit").sram.peak <= least
+    if least > 1:
+        with pytest.raises(ValueError, match="too small"):
+            flashsim.count(name, **shape, M=least - 1, sizing="fit")
+    fit = flashsim.count(name, **shape, M=least + extra, sizing="fit")
+    assert fit.sram.enforced
+    assert fit.sram.peak <= least + extra
+    assert fit.blocks == theory.exact(name, **shape, M=least + extra, sizing="fit").blocks
+
+
+def test_paper_sizing_reports_a_peak_above_m_and_blocks_enforce_it() -> None:
+    tally = flashsim.count("flash_basic", N=1024, d=64, M=25_600)
+    assert tally.sram.peak == 27_776 > tally.sram.capacity
+    with pytest.raises(flashsim.SramOverflow, match="too many"):
+        flashsim.count("flash_basic", N=1024, d=64, M=25_600, blocks=(64, 100))
+
+
+# ---------------------------------------------------------------------------------------------- the code as it is read
+
+
+@pytest.mark.parametrize(("module", "last"), [(algorithm_0_standard, 4), (algorithm_1_flash_basic, 16)])
+def test_labels_run_from_1_to_n_in_order(module: ModuleType, last: int) -> None:
+    source = inspect.getsource(module)
+    labels = [int(n) for n in re.findall(r"# line (\d+)", source)]
+    if last == 16:  # the two `end for`s are lines 14 and 15
+        assert labels == sorted(labels)
+    assert sorted(set(labels)) == list(range(1, last + 1))
+    assert labels == sorted(labels)
+    printed = [int(n) for n in re.findall(r"^    (\d+)  ?", module.__doc__ or "", re.MULTILINE)]
+    assert printed == list(range(1, last + 1))
+
+
+@pytest.mark.parametrize("module", [algorithm_0_standard, algorithm_1_flash_basic])
+def test_algorithms_have_no_probes_and_no_flags(module: ModuleType) -> None:
+    source = inspect.getsource(module)
+    body = source[source.index("from __future__") :]
+    for forbidden in ("if ", "print", "observer", "reads", "writes +", "peek"):
+        assert forbidden not in re.sub(r'"""[\s\S]*?"""|#.*', "", body), forbidden
+
+
+@contextmanager
+def watching_locals(found: list[str]) -> Iterator[None]:
+    """Look at every local array of every algorithm line: it must be on chip, or evicted and so NaN."""
+
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        sram = frame.f_locals.get("sram")
+        if isinstance(sram, SRAM):
+            for name, value in frame.f_locals.items():
+                if isinstance(value, np.ndarray) and not sram.holds(value) and not np.isnan(value).all():
+                    found.append(f"{name} at line {frame.f_lineno}")
+        return look
+
+    def enter(frame: FrameType, event: str, _: Any) -> Any:
+        return look if "flashsim/algorithms" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("M", [10**4, 40])
+def test_no_local_array_escapes_registration(name: str, M: int) -> None:
+    rng = np.random.default_rng(0)
+    Q, K, V = rng.normal(size=(17, 4)), rng.normal(size=(60, 4)), rng.normal(size=(60, 4))
+    escaped: list[str] = []
+    with watching_locals(escaped):
+        flashsim.forward(name, Q, K, V, M=M)
+    assert escaped == []
+
+
+def test_that_watch_does_see_an_escape() -> None:
+    source = "def leaky(sram, Q):\n    Q_i = sram.load(Q[0])\n    S = Q_i + 1\n    return S\n"
+    scope: dict[str, Any] = {}
+    exec(compile(source, "flashsim/algorithms/leaky.py", "exec"), scope)
+    hbm = HBM()
+    Q: Matrix = hbm.place("Q", np.ones((2, 2)))
+    escaped: list[str] = []
+    with watching_locals(escaped):
+        scope["leaky"](SRAM(hbm, 100), Q)
+    assert escaped == ["S at line 4", "S at line 4"]

@@ -1,0 +1,323 @@
+"""The memory keeps its rules: counts, capacity, eviction, and no way round by accident."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsim.memory import HBM, SRAM, Event, NotOnChip, SramOverflow
+
+
+def chip(capacity: int = 1000, **options: Any) -> tuple[HBM, SRAM]:
+    hbm = HBM()
+    return hbm, SRAM(hbm, capacity, **options)
+
+
+def matrix(rows: int = 6, cols: int = 2) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.arange(rows * cols, dtype=float).reshape(rows, cols)
+
+
+# ------------------------------------------------------------------------------------------------------------- bypass
+
+WAYS_ROUND: dict[str, Callable[[Any], Any]] = {
+    "np.exp(Q)": np.exp,
+    "Q @ x": lambda Q: Q @ np.ones((2, 2)),
+    "x @ Q": lambda Q: np.ones((2, 6)) @ Q,
+    "np.asarray(Q)": np.asarray,
+    "np.array([Q])": lambda Q: np.array([Q]),
+    "Q + 1": lambda Q: Q + 1,
+    "1 - Q": lambda Q: 1 - Q,
+    "2 * Q": lambda Q: 2 * Q,
+    "x * Q": lambda Q: np.ones(2) * Q,
+    "-Q": operator.neg,
+    "Q > 0": lambda Q: Q > 0,
+    "np.sum(Q)": np.sum,
+    "np.concatenate": lambda Q: np.concatenate([Q, Q]),
+    "np.where": lambda Q: np.where(True, Q, 0),
+    "Q.sum()": lambda Q: Q.sum(),
+    "Q.T": lambda Q: Q.T,
+    "Q.max()": lambda Q: Q.max(),
+    "float(Q)": float,
+    "np.copyto(x, Q)": lambda Q: np.copyto(np.ones((6, 2)), Q),
+    "x[...] = Q": lambda Q: np.ones((6, 2)).__setitem__(..., Q),
+    "Q[0] = x": lambda Q: operator.setitem(Q, 0, np.ones((6, 2))),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_ROUND.values(), ids=WAYS_ROUND.keys())
+@pytest.mark.parametrize("what", ["matrix", "block"])
+def test_what_lives_in_hbm_is_not_an_array(way: Callable[[Any], Any], what: str) -> None:
+    hbm, _ = chip()
+    Q = hbm.place("Q", matrix())
+    with pytest.raises(NotOnChip, match=r"Q.* is in HBM.*sram\.load"):
+        way(Q if what == "matrix" else Q[0])
+
+
+def test_what_lives_in_hbm_cannot_be_registered_or_stored() -> None:
+    hbm, sram = chip()
+    Q = hbm.place("Q", matrix())
+    with pytest.raises(NotOnChip):
+        sram.on_chip(Q)  # type: ignore[arg-type]
+    with pytest.raises(NotOnChip):
+        sram.store(Q[0], Q[0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes blocks in HBM"):
+        sram.load(np.ones(3))  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="takes blocks in HBM"):
+        sram.load(Q)  # type: ignore[call-overload]
+
+
+def test_storing_what_was_never_put_on_chip_raises() -> None:
+    hbm, sram = chip()
+    O = hbm.empty("O", (6, 2), np.float64)
+    with pytest.raises(NotOnChip, match="never registered"):
+        sram.store(O[0], np.ones((6, 2)))
+    assert hbm.traffic.writes == 0
+
+
+def test_storing_an_evicted_tile_raises() -> None:
+    hbm, sram = chip()
+    Q, O = hbm.place("Q", matrix()), hbm.empty("O", (6, 2), np.float64)
+    for _ in sram.loop(1):
+        Q_i = sram.load(Q[0])
+    with pytest.raises(NotOnChip, match="evicted"):
+        sram.store(O[0], Q_i)
+
+
+def test_an_evicted_tile_is_nan_and_so_is_what_is_computed_from_it() -> None:
+    hbm, sram = chip()
+    Q = hbm.place("Q", matrix())
+    for _ in sram.loop(1):
+        Q_i = sram.load(Q[0])
+        S = sram.on_chip(Q_i @ Q_i.T)
+        assert np.isfinite(S).all()
+    assert np.isnan(Q_i).all()
+    assert np.isnan(S).all()
+    assert np.isnan(sram.on_chip(Q_i + 1)).all()
+
+
+def test_eviction_leaves_what_is_in_hbm_alone() -> None:
+    hbm, sram = chip()
+    given = matrix()
+    Q, O = hbm.place("Q", given), hbm.empty("O", (6, 2), np.float64)
+    for _ in sram.loop(1):
+        sram.store(O[0], sram.on_chip(sram.load(Q[0]) * 2))
+    assert np.array_equal(hbm.peek("O"), matrix() * 2)
+    assert np.array_equal(given, matrix())
+
+
+def test_a_tile_outlives_inner_loops_and_dies_with_its_own_turn() -> None:
+    hbm, sram = chip()
+    Q = hbm.place("Q", matrix()).divide(2)
+    for _ in sram.loop(2):
+        outer = sram.load(Q[0])
+        for i in sram.loop(3):
+            inner = sram.load(Q[i])
+        assert np.isnan(inner).all()
+        assert np.isfinite(outer).all()
+    assert np.isnan(outer).all()
+    assert sram.occupancy == 0
+
+
+def test_breaking_out_of_a_loop_evicts() -> None:
+    hbm, sram = chip()
+    Q = hbm.place("Q", matrix())
+    for _ in sram.loop(5):
+        Q_i = sram.load(Q[0])
+        break
+    assert np.isnan(Q_i).all()
+    assert sram.occupancy == 0
+
+
+def test_a_view_registered_as_a_tile_is_its_own_tile() -> None:
+    hbm, sram = chip()
+    Q = hbm.place("Q", matrix())
+    for _ in sram.loop(1):
+        Q_i = sram.load(Q[0])
+        half = sram.on_chip(Q_i[:3])
+        assert sram.occupancy == 12 + 6
+        assert not np.shares_memory(half, Q_i)
+
+
+def test_peek_is_read_only_and_moves_nothing() -> None:
+    hbm, _ = chip()
+    hbm.place("Q", matrix())
+    with pytest.raises(ValueError, match="read-only"):
+        hbm.peek("Q")[0, 0] = 7
+    with pytest.raises(KeyError, match="it holds Q"):
+        hbm.peek("K")
+    assert hbm.traffic.accesses == 0
+
+
+def test_memory_allocated_but_not_written_reads_as_nan() -> None:
+    hbm, sram = chip()
+    O = hbm.empty("O", (6, 2), np.float64)
+    assert np.isnan(sram.load(O[0])).all()
+
+
+# ------------------------------------------------------------------------------------------------------------- counts
+
+
+def test_reads_and_writes_are_counted_by_array() -> None:
+    hbm, sram = chip()
+    Q = hbm.place("Q", matrix()).divide(4)
+    O = hbm.full("O", (6, 2), 0.0, np.float32, "output").divide(4)
+    for i in sram.loop(2):
+        Q_i, O_i = sram.load(Q[i], O[i])
+        sram.store(O[i], sram.on_chip(Q_i + O_i))
+    q, o = hbm.traffic.by_array["Q"], hbm.traffic.by_array["O"]
+    assert (q.reads, q.writes, q.init_writes) == (12, 0, 0)
+    assert (o.reads, o.writes, o.init_writes) == (12, 24, 12)
+    assert (hbm.traffic.reads, hbm.traffic.writes, hbm.traffic.init_writes, hbm.traffic.accesses) == (24, 24, 12, 48)
+    assert hbm.traffic.bytes == 12 * 8 + 36 * 4
+
+
+def test_overwriting_in_place_counts_once() -> None:
+    hbm, sram = chip()
+    Q = hbm.place("Q", matrix())
+    S = sram.load(Q[0])
+    P = sram.on_chip(np.exp(S), over=S)
+    assert P is S
+    assert sram.occupancy == sram.peak == 12
+    sram.on_chip(np.negative(S, out=S))
+    assert sram.occupancy == sram.peak == 12
+    sram.on_chip(np.exp(S))
+    assert sram.occupancy == sram.peak == 24
+
+
+def test_overwriting_needs_a_resident_tile_of_that_shape() -> None:
+    hbm, sram = chip()
+    S = sram.load(hbm.place("Q", matrix())[0])
+    with pytest.raises(ValueError, match="3×2 result cannot overwrite a 6×2 tile"):
+        sram.on_chip(S[:3] + 1, over=S)
+    with pytest.raises(NotOnChip):
+        sram.on_chip(S + 1, over=np.ones((6, 2)))
+
+
+def test_a_result_of_another_precision_is_refused() -> None:
+    hbm, sram = chip(dtype=np.float32)
+    S = sram.load(hbm.place("Q", matrix())[0])
+    assert S.dtype == np.float32
+    with pytest.raises(TypeError, match="float64 came on chip, which computes in float32"):
+        sram.on_chip(S.astype(np.float64))
+
+
+def test_storing_another_shape_is_refused() -> None:
+    hbm, sram = chip()
+    Q, O = hbm.place("Q", matrix()), hbm.empty("O", (6, 2), np.float64).divide(4)
+    with pytest.raises(ValueError, match=r"6×2 tile cannot be stored to O\[0\], which is 4×2"):
+        sram.store(O[0], sram.load(Q[0]))
+
+
+def test_blocks_out_of_range_and_of_no_size_are_refused() -> None:
+    hbm, _ = chip()
+    Q = hbm.place("Q", matrix()).divide(4)
+    for index in (2, -1, (0, 1)):
+        with pytest.raises(IndexError, match="2 × 1 blocks"):
+            Q[index]
+    with pytest.raises(ValueError, match="at least 1"):
+        Q.divide(0)
+    assert (len(Q), Q[1].shape) == (2, (2, 2))
+
+
+# ----------------------------------------------------------------------------------------------------------- capacity
+
+
+def test_overflow_names_what_was_asked_what_is_resident_and_how_big() -> None:
+    hbm, sram = chip(20)
+    Q = hbm.place("Q", matrix())
+    on_chip = sram.on_chip
+    Q_i = sram.load(Q[0])
+    with pytest.raises(SramOverflow) as caught:
+        S_ij = on_chip(Q_i @ Q_i.T)  # noqa: F841 - the name is what the message is about
+    error = caught.value
+    assert (error.asked, error.elements, error.resident, error.capacity) == ("S_ij", 36, {"Q[0]": 12}, 20)
+    for part in ("S_ij (6×6 = 36 elements)", "12 of M = 20", "28 too many", "Q[0] 12"):
+        assert part in str(error)
+    assert sram.peak == 12
+
+
+def test_exactly_full_is_not_overflow() -> None:
+    hbm, sram = chip(12)
+    sram.load(hbm.place("Q", matrix())[0])
+    assert sram.occupancy == 12
+
+
+def test_without_enforcement_the_peak_is_reported() -> None:
+    hbm, sram = chip(5, enforced=False)
+    sram.load(hbm.place("Q", matrix())[0])
+    assert (sram.use.peak, sram.use.capacity, sram.use.enforced) == (12, 5, False)
+
+
+# ------------------------------------------------------------------------------------------------------ counting only
+
+
+def test_equal_turns_are_folded_and_counted_as_often_as_they_occur() -> None:
+    hbm = HBM(arithmetic=False)
+    sram = SRAM(hbm, 10**6)
+    Q = hbm.place("Q", (10**9 + 1, 2), np.float32).divide(10)
+    turns = 0
+    for i in sram.loop(len(Q)):
+        for _ in sram.loop(7):
+            sram.load(Q[i])
+            turns += 1
+    assert turns == 4
+    assert hbm.traffic.reads == 7 * 2 * (10**9 + 1)
+    assert sram.peak == 20
+
+
+def test_shapes_must_agree_without_numbers_too() -> None:
+    hbm = HBM(arithmetic=False)
+    sram = SRAM(hbm, 100)
+    Q_i, K_j = sram.load(hbm.place("Q", (3, 2), np.float32)[0], hbm.place("K", (4, 3), np.float32)[0])
+    with pytest.raises(ValueError, match="matmul"):
+        Q_i @ K_j.T
+    with pytest.raises(ValueError, match="broadcast"):
+        Q_i + K_j
+    assert sram.on_chip(K_j @ Q_i).shape == (4, 2)
+    assert (sram.flops.matmul, sram.flops.other) == (2 * 4 * 2 * 3, 0)
+
+
+def test_an_hbm_that_computes_wants_values_and_one_that_counts_has_none() -> None:
+    with pytest.raises(TypeError, match="needs values"):
+        HBM().place("Q", (3, 2), np.float32)
+    hbm = HBM(arithmetic=False)
+    hbm.place("Q", (3, 2), np.float32)
+    with pytest.raises(ValueError, match="only counts"):
+        hbm.peek("Q")
+    with pytest.raises(ValueError, match="already holds"):
+        hbm.place("Q", (3, 2), np.float32)
+
+
+# ---------------------------------------------------------------------------------------------------------- observers
+
+
+def test_observers_hear_every_event_with_names_from_the_source() -> None:
+    heard: list[Event] = []
+    hbm = HBM()
+    sram = SRAM(hbm, 100, observers=[heard.append])
+    on_chip = sram.on_chip
+    Q = hbm.place("Q", matrix()).divide(3)
+    for i in sram.loop(2):
+        Q_i = sram.load(Q[i])  # line 8
+        S_ij = on_chip(Q_i @ Q_i.T)  # line 9
+        del S_ij
+    kinds = [event.kind for event in heard]
+    turn = ["turn", "load", "compute", "evict", "evict", "turn end"]
+    assert kinds == ["enter", *turn, *turn, "leave"]
+    load, compute = heard[2], heard[3]
+    assert (load.name, load.elements, load.paper_line, load.loops) == ("Q[0]", 6, 8, (("i", 0),))
+    assert (compute.name, compute.elements, compute.paper_line) == ("S_ij", 9, 9)
+    assert heard[4].name == "Q[0]"
+    assert heard[0].name == "i"
+
+
+def test_summaries_fit_one_screen() -> None:
+    hbm, sram = chip()
+    sram.load(hbm.place("Q", matrix())[0])
+    assert "12 of M = 1,000 elements in use (enforced), peak 12" in repr(sram)
+    assert "Q[0]" in repr(sram)
+    assert "accesses 12" in repr(hbm)
