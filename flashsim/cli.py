@@ -200,7 +200,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.json != "-":
         report.print_run(given, results)
     axes = plots.plot_run(results)
-    saved = plots.save(axes.figure, options.output, numbers, options.command_line)
+    saved = plots.save(plots.figure_of(axes), options.output, numbers, options.command_line)
     if options.json != "-":
         print(f"Saved {', '.join(map(str, saved))}")
     return 0 if all(result.ok for result in results.values()) else 1
@@ -230,9 +230,9 @@ def _plot(options: argparse.Namespace) -> int:
             itemsize = float_dtype(options.dtype).itemsize
             M = DEFAULT_SRAM_BYTES // itemsize if options.M is None else parse_size(options.M, itemsize)
             arguments = {"N": options.N, "d": options.d, "M": M, "dtype": options.dtype}
-            data, figure = plots.blocks_data(**arguments), plots.plot_blocks(**arguments).figure
+            data, figure = plots.blocks_data(**arguments), plots.figure_of(plots.plot_blocks(**arguments))
         else:
-            data, figure = plots.theorem2_data(), plots.plot_theorem2()[0].figure
+            data, figure = plots.theorem2_data(), plots.figure_of(plots.plot_theorem2()[0])
         stem = options.output or Path(f"flashsim-{options.figure}")
         saved = plots.save(figure, stem, data, options.command_line)
     if options.json:

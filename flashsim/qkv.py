@@ -134,10 +134,10 @@ def _read_numpy(path: Path) -> Array | Mapping[str, Array]:
     if path.stat().st_size == 0:
         raise UnreadableInput(f"{path} is empty")
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return loaded
             return {name: loaded[name] if name.lower() in ("q", "k", "v") else _NOT_READ for name in loaded.files}
     except ValueError as error:
         if "pickle" in str(error):

@@ -95,18 +95,24 @@ def exact(
     sizing: str = "paper",
     blocks: tuple[int, int] | None = None,
 ) -> Exact:
-    """Return the exact counts of a run by formula. Arguments as in `flashsim.count`; unknown names raise ValueError."""
+    """Return the exact counts of a run by formula. Arguments as in `flashsim.count`; unknown names raise ValueError.
+
+    Theory does not refuse what does not fit: where `sram.peak` exceeds an enforced `sram.capacity`, a run would raise
+    `SramOverflow`.
+    """
     if name not in _FORMS:
         raise ValueError(f"no closed form for {name!r}; known: {', '.join(map(repr, _FORMS))}")
     n, k = (N if N_q is None else N_q), (N if N_k is None else N_k)
     if n is None or k is None:
         raise ValueError("a length is missing: give N, or both N_q and N_k")
     width = d if d_v is None else d_v
-    kind = np.dtype(dtype).name if not isinstance(dtype, str) else dtype
-    M = 102_400 // BYTES[kind] if M is None else M
+    width_in_bytes = BYTES.get("bfloat16" if str(dtype) == "bfloat16" else np.dtype(dtype).name)
+    if width_in_bytes is None:
+        raise ValueError(f"no closed form for dtype {dtype!r}; known: {', '.join(BYTES)}")
+    M = 102_400 // width_in_bytes if M is None else M
     form = _FORMS[name]
     sizes = _sizes(form, n, k, d, width, M, sizing, blocks)
-    traffic = form.traffic(n, k, d, width, M, sizes, BYTES[kind])
+    traffic = form.traffic(n, k, d, width, M, sizes, width_in_bytes)
     enforced = blocks is not None or sizing == "fit"
     peak = form.peak(n, k, d, width, M, sizes.B_r, sizes.B_c)
     return Exact(name, traffic.times(heads), Occupancy(peak, M, enforced), sizes)

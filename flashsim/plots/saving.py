@@ -1,0 +1,55 @@
+"""A picture as files: PNG to look at, SVG to print, JSON with the numbers and how they were made."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from flashsim import __version__
+from flashsim.plots.style import styled
+
+
+def figure_of(ax: Axes) -> Figure:
+    """Return the whole figure that axes are on."""
+    figure = ax.figure
+    assert isinstance(figure, Figure), "flashsim draws on figures of its own, which have no subfigures"
+    return figure
+
+
+@styled
+def save(
+    figure: Figure, stem: str | Path, data: dict[str, Any], command: str, *, machine: str | None = None
+) -> list[Path]:
+    """Write stem.png (200 dpi), stem.svg (text as paths) and stem.json; return the three paths.
+
+    The same figure gives the same bytes every time. `command` is what to type to make it again. `machine`: where the
+    numbers were measured; None for counts, which are the same anywhere.
+    """
+    stem = Path(stem)
+    png, svg, numbers = (stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".json"))
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(png, dpi=200)
+    figure.savefig(svg, metadata={"Date": None})
+    record = {
+        "command": command,
+        "made_with": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "matplotlib": matplotlib.__version__,
+            "flashsim": __version__,
+        },
+        "machine": machine or "any: these are counts, the same on every machine",
+        "data": data,
+    }
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    text = re.sub(r'\n\s*(?=[^\[\]{}"]*\])', " ", text)  # a list of numbers on one line
+    numbers.write_text(text + "\n", encoding="utf-8")
+    return [png, svg, numbers]

@@ -1,0 +1,65 @@
+"""The pictures' common look: colours, fonts, and figures one printed column wide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLUMN = 3.5  # inches: one column of a two-column page
+
+# Okabe & Ito's colours, which colour-blind readers can tell apart.
+BLACK, GREY = "#000000", "#666666"
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
+BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+
+STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "legend.borderpad": 0,
+    "legend.borderaxespad": 0.3,
+    "legend.handletextpad": 0.6,
+    "legend.labelspacing": 0.25,
+    "hatch.linewidth": 0.7,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4.5,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "flashsim",
+}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Run a function under the common style, and leave matplotlib's settings as they were."""
+
+    @wraps(draw)
+    def in_style(*args: P.args, **kwargs: P.kwargs) -> R:
+        with matplotlib.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return in_style
+
+
+def column_figure(height: float) -> Figure:
+    """Return an empty figure one printed column wide and `height` inches high."""
+    return Figure(figsize=(COLUMN, height), layout="constrained")
+
+
+def dress(ax: Axes) -> None:
+    """Give axes made elsewhere the common look: the style alone reaches only what is made under it."""
+    ax.spines[["top", "right"]].set_visible(False)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.label.set_fontsize(8)
+        axis.set_tick_params(which="both", labelsize=8, width=0.6)
+    for spine in ax.spines.values():
+        spine.set_linewidth(0.6)

@@ -1,0 +1,122 @@
+"""Theorem 2 as three log-log plots: HBM accesses against N, d and M."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
+
+from flashsim import theory
+from flashsim.api import count
+from flashsim.plots.style import BLACK, BLUE, GREY, SKY, VERMILLION, column_figure, dress, styled
+
+_FIXED = {"N": 16_384, "d": 64, "M": 51_200}
+_RANGES = {
+    "N": [2**e for e in range(11, 19)],
+    "d": [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024],
+    "M": [2**e for e in range(8, 19)],  # 4d … Nd/4; multiples of 4d, where ⌈M/4d⌉ does not round
+}
+_LABELS = {"N": "sequence length N", "d": "head dimension d", "M": "SRAM size M (elements)"}
+_POWER = 0.05  # a series whose residual is below this is called a power
+
+
+def theorem2_data() -> dict[str, Any]:
+    """Return HBM accesses (elements) of one head against N, d and M, the others fixed, and their log-log fits.
+
+    By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and `standard` as counted
+    by the simulator, and of `proof`, the standard attention that reads each operand once. `band` is N²d²/M times
+    `theory.flash_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by least squares in log10; `residual`
+    is the greatest |log10 accesses − fit|.
+    """
+    return {"sizing": "paper", "panels": {variable: _panel(variable) for variable in "NdM"}}
+
+
+def _panel(variable: str) -> dict[str, Any]:
+    values = _RANGES[variable]
+    at = [{**_FIXED, variable: value} for value in values]
+    series = {
+        "flash_basic": [count("flash_basic", **x).hbm.accesses for x in at],
+        "standard": [count("standard", **x).hbm.accesses for x in at],
+        "proof": [sum(theory.proof_accounting(x["N"], x["d"])) for x in at],
+    }
+    return {
+        "fixed": {name: value for name, value in _FIXED.items() if name != variable},
+        "values": values,
+        **series,
+        "band": [[c * theory.theorem_2_flash(**x) for c in theory.flash_constants(x["d"])] for x in at],
+        "fits": {name: _fit(values, accesses) for name, accesses in series.items()},
+    }
+
+
+def _fit(x: Sequence[int], y: Sequence[int]) -> dict[str, float]:
+    log_x, log_y = np.log10(x), np.log10(y)
+    slope, intercept = np.polyfit(log_x, log_y, 1)
+    residual = np.abs(log_y - (slope * log_x + intercept)).max()
+    rounded = (round(float(x), 6) + 0.0 for x in (slope, intercept, residual))  # + 0.0: no −0
+    return dict(zip(("slope", "intercept", "residual"), rounded, strict=True))
+
+
+_SERIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "standard": ("standard, as run", {"color": VERMILLION, "marker": "s", "linestyle": "--"}),
+    "proof": ("standard, in the proof", {"color": BLACK, "marker": "x", "linestyle": ":"}),
+    "flash_basic": ("FlashAttention", {"color": BLUE, "marker": "o", "linestyle": "-", "markerfacecolor": "white"}),
+}
+_TITLES = {
+    "N": "Both grow as N²; FlashAttention stays below",
+    "d": "FlashAttention grows as d²; standard, past √M",
+    "M": "FlashAttention falls as 1/M; standard levels off",
+}
+
+
+@styled
+def plot_theorem2(*, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw Theorem 2 in three panels, HBM accesses (elements) against N, d and M, log-log, with fitted slopes.
+
+    `ax`: three axes; None: a new column of three. FlashAttention's line is its fit; the others join their points. The
+    band is what `theory.flash_constants` allows. Standard attention "as run" reads operands again, as M < d² forces;
+    "in the proof" it reads each once. Where N + 2 > M a run must also read S twice: the small steps.
+    """
+    axes: Sequence[Axes] = list(column_figure(8.6).subplots(3)) if ax is None else ax
+    for panel, (variable, data) in zip(axes, theorem2_data()["panels"].items(), strict=True):
+        dress(panel)
+        _draw_panel(panel, variable, data)
+    return axes
+
+
+def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any]) -> None:
+    values, fixed = panel["values"], panel["fixed"]
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    low, high = zip(*panel["band"], strict=True)
+    ax.fill_between(values, low, high, facecolor=SKY, alpha=0.3, linewidth=0, gid="band")
+    handles = []
+    for name, (label, style) in _SERIES.items():
+        slope, intercept, residual = (panel["fits"][name][k] for k in ("slope", "intercept", "residual"))
+        fitted = f"slope {slope:.2f}, residual {residual:.3f}" if residual < _POWER else "bends, no one slope"
+        handles.append(Line2D([], [], **style, label=f"{label}: {fitted}".replace("-", "−")))
+        if name == "flash_basic":
+            ax.plot(values, 10**intercept * np.array(values, float) ** slope, color=style["color"], gid="fit")
+            style = {**style, "linestyle": "none"}
+        ax.plot(values, panel[name], **style, gid=name)
+    if variable != "N":
+        turn = fixed["d"] ** 2 if variable == "M" else math.sqrt(fixed["M"])
+        ax.axvline(turn, color=GREY, linestyle="-.", linewidth=1, gid="M = d²")
+        ax.text(turn, 1, " M = d²", color=GREY, transform=ax.get_xaxis_transform(), va="top")
+    x, side = (0.02, "left") if variable == "M" else (1, "right")
+    band = "band: N²d²/M\ntimes 2.4 to\n18 + 22/d"
+    ax.text(x, 0.03, band, color=BLUE, transform=ax.transAxes, ha=side, va="bottom", multialignment="left")
+    ax.margins(x=0.04)
+    ax.set_xlabel(_LABELS[variable] + "\n" + ", ".join(f"{name} = {value:,}" for name, value in fixed.items()))
+    ax.set_ylabel("HBM accesses (elements)")
+    ax.yaxis.set_major_locator(LogLocator(10, numticks=8))
+    ax.yaxis.set_minor_locator(NullLocator())
+    heading = "residual: greatest |log₁₀(accesses / fit)|" if variable == "N" else None
+    ax.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(-0.2, 1), handlelength=2.6, title=heading, alignment="left"
+    )
+    ax.set_title(_TITLES[variable], x=-0.2, pad=50 if heading else 38)

@@ -1,0 +1,269 @@
+"""The command line, as a person and as a pipe use it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import qkv
+from flashsim.cli import main
+from flashsim.sizes import human_bytes, parse_size
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def arrays(*leading: int, n: int = 24, d: int = 4, dtype: Any = np.float32) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=(*leading, n, d)).astype(dtype) for name in "qkv"}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    assert main(command) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"flashsim {command[0]}: error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+# ----------------------------------------------------------------------------------------------------------------- run
+
+
+def test_run_on_the_bundled_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for part in (
+        "Gettysburg",
+        "12 head(s), N = 331, d = 32, float32",
+        "M = 4,096 elements (16 KB of float32)",
+        "by array",
+    ):
+        assert part in out
+    assert "Standard attention moves 1.75× the elements" in out
+    assert "Saved flashsim-run.png, flashsim-run.svg, flashsim-run.json" in out
+    numbers = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))
+    assert numbers["command"] == "flashsim run"
+    flash = numbers["data"]["algorithms"]["flash_basic"]
+    want = flashsim.theory.exact("flash_basic", N=331, d=32, M=4_096, heads=12)
+    assert (flash["reads"], flash["writes"], flash["sram"]["peak"]) == (want.reads, want.writes, want.sram.peak)
+    assert flash["error_of_rounding_bound"] < 1
+    assert Path("flashsim-run.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("kind", ["npz", "NPZ upper-case names", "npy stacked", "npy three", "safetensors"])
+def test_run_on_the_user_s_own_file(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given, files = arrays(2, 3), ["mine.npz"]
+    match kind:
+        case "npz":
+            np.savez("mine.npz", **given, other=np.ones(3))
+        case "NPZ upper-case names":
+            np.savez("mine.npz", **{name.upper(): a for name, a in given.items()})
+        case "npy stacked":
+            files = ["mine.npy"]
+            np.save("mine.npy", np.stack(list(given.values())))
+        case "npy three":
+            files = [f"{name}.npy" for name in "qkv"]
+            for name, file in zip("qkv", files, strict=True):
+                np.save(file, given[name])
+        case "safetensors":
+            from safetensors.numpy import save_file
+
+            files = ["mine.safetensors"]
+            save_file(given, "mine.safetensors")
+    command = ["run", "--qkv", *files, "--M", "256B", "--head", "1,2", "--algorithm", "flash_basic", "--json", "-"]
+    assert main([*command, "-o", "out/figure"]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["shapes"]["Q"] == [24, 4]
+    assert numbers["algorithms"]["flash_basic"]["sram"]["capacity"] == 64
+    assert Path("out/figure.svg").exists()
+    run = flashsim.forward("flash_basic", *(given[name][1, 2] for name in "qkv"), M=64)
+    assert numbers["algorithms"]["flash_basic"]["accesses"] == run.hbm.accesses
+
+
+def test_run_says_what_is_wrong_with_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    Path("empty.npz").write_bytes(b"")
+    Path("damaged.npz").write_bytes(b"PK\x03\x04 and then nothing")
+    Path("damaged.safetensors").write_bytes(b"\x10\x00")
+    Path("words.txt").write_text("hello", encoding="utf-8")
+    Path("pickled.npy").write_bytes(pickle.dumps({"q": 1}))
+    np.save("objects.npy", np.array([{"q": 1}], dtype=object), allow_pickle=True)
+    np.savez("other.npz", a=np.ones(3), k=np.ones((3, 2)))
+    np.save("flat.npy", np.ones((4, 5)))
+    np.savez("ints.npz", q=np.ones((3, 2), int), k=np.ones((3, 2)), v=np.ones((3, 2)))
+    np.savez("nan.npz", q=np.array([[np.nan]]), k=np.ones((1, 1)), v=np.ones((1, 1)))
+    np.savez("heads.npz", q=np.ones((2, 3, 2)), k=np.ones((1, 3, 2)), v=np.ones((1, 3, 2)))
+    for file, message in {
+        "nowhere.npz": "nowhere.npz is not there",
+        "folder": "folder is a folder",
+        "empty.npz": "empty.npz is empty",
+        "damaged.npz": "damaged.npz",
+        "damaged.safetensors": "damaged.safetensors cannot be read",
+        "words.txt": "suffix '.txt'; expected .npz, .npy or .safetensors",
+        "pickled.npy": "never loads",
+        "objects.npy": "holds pickled Python objects, which flashsim never loads",
+        "other.npz": "has no Q and no V; expected arrays named q, k, v. It holds: a, k",
+        "flat.npy": "one array of shape (4, 5); expected Q, K, V stacked",
+        "ints.npz": "Q has dtype int64",
+        "nan.npz": "Q[0, 0] is nan",
+        "heads.npz": "leading axes",
+    }.items():
+        assert message in refused(capsys, "run", "--qkv", file), file
+    np.save("one.npy", np.ones((3, 2)))
+    assert "got 2 files" in refused(capsys, "run", "--qkv", "one.npy", "one.npy")
+    assert "of three files each" in refused(capsys, "run", "--qkv", "other.npz", "one.npy", "one.npy")
+
+
+def test_run_says_what_is_wrong_with_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'12 parsecs' is not a size" in refused(capsys, "run", "--M", "12 parsecs")
+    assert "--head 12 is out of range: Q's leading axes are (12,)" in refused(capsys, "run", "--head", "12")
+    assert "--head x is not an index" in refused(capsys, "run", "--head", "x")
+    assert "M = 7 elements is too small" in refused(capsys, "run", "--M", "7")
+    assert "does not fit in SRAM" in refused(capsys, "run", "--M", "512", "--blocks", "64", "64")
+    assert "B_r, is 0" in refused(capsys, "run", "--blocks", "0", "4")
+    assert "scale is nan" in refused(capsys, "run", "--scale", "nan")
+    for command in (["run", "--algorithm", "best"], ["fly"], [], ["plot", "nothing"]):
+        with pytest.raises(SystemExit) as exit_:
+            main(command)
+        assert exit_.value.code == 2
+        capsys.readouterr()
+
+
+# ------------------------------------------------------------------------------------------------ count, plot, verify
+
+
+def test_count_shows_lines_arrays_and_what_fills_sram(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["count", "--N", "1024", "--d", "64"]) == 0
+    out = capsys.readouterr().out
+    assert "8  load                    Q             176    720,896" in out
+    assert "T_c·N_q·d" in out
+    assert "2,406,400 accesses, 9.18 MB; equal to the closed form" in out
+    assert "SRAM at its fullest: 27,776 elements, 108% of M\n  = K[0] 6,400 + V[0] 6,400 + Q[0] 4,096" in out
+
+
+def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "count standard --N_q 5 --N_k 9 --d 4 --d_v 3 --heads 7 --dtype bfloat16 --M 228KB --json -"
+    assert main(command.split()) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    want = flashsim.theory.exact("standard", N_q=5, N_k=9, d=4, d_v=3, heads=7, dtype="bfloat16", M=228 * 512)
+    assert numbers["accesses"] == want.accesses
+    assert numbers["bytes"] == want.hbm.bytes == 2 * want.accesses
+    assert numbers["sram"]["capacity"] == 228 * 512
+    assert sum(line["elements"] for line in numbers["by_line"]) * 7 == want.accesses
+
+
+def test_count_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a length is missing" in refused(capsys, "count", "--d", "4")
+    assert "N is -3" in refused(capsys, "count", "--d", "4", "--N", "-3")
+    assert "at least M = " in refused(capsys, "count", "--d", "64", "--N", "9", "--M", "70", "--sizing", "fit")
+
+
+def test_verify_prints_the_ledger_and_exits_by_its_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["verify", "--json", "ledger.json"]) == 0
+    out, err = capsys.readouterr()
+    assert "all hold" in out
+    assert err == ""
+    claims = json.loads(Path("ledger.json").read_text(encoding="utf-8"))["claims"]
+    assert {claim["source"] for claim in claims} == {"Theorem 1", "Theorem 2"}
+    assert all(claim["holds"] and claim["tried"] and claim["measured"] for claim in claims)
+    monkeypatch.setattr(flashsim.theory, "flash_constants", lambda d: (4.0, 18.0))
+    assert main(["verify"]) == 1
+    assert "FAILS  Theorem 2: FlashAttention: 12/5 ≤ accesses" in capsys.readouterr().out
+
+
+def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plot", "blocks", "--N", "96", "--d", "8", "--M", "1024", "-o", "pictures/blocks"]) == 0
+    assert "Saved pictures/blocks.png, pictures/blocks.svg, pictures/blocks.json" in capsys.readouterr().out
+    assert json.loads(Path("pictures/blocks.json").read_text(encoding="utf-8"))["data"]["M"] == 1_024
+    assert main(["plot", "theorem2", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert Path("flashsim-theorem2.png").exists()
+
+
+# -------------------------------------------------------------------------------------------------------------- shell
+
+
+def shell(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_python_m_flashsim_and_pipes() -> None:
+    python = f"'{sys.executable}' -m flashsim"
+    assert shell(f"{python} --version").stdout == f"flashsim {flashsim.__version__}\n"
+    done = shell(f"{python} count --N 64 --d 8")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+    piped = shell(f"{python} verify --quiet | head -1")
+    assert piped.stderr == ""
+    assert piped.stdout.startswith("holds  Theorem 1")
+
+
+@pytest.mark.parametrize("command", ["", "run", "count", "plot", "verify"])
+def test_help_reads_well(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([*command.split(), "--help"])
+    out = capsys.readouterr().out
+    assert exit_.value.code == 0
+    assert "examples:" in out or not command
+    assert "SUPPRESS" not in out
+    assert "None" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "itemsize", "elements"),
+    [("25600", 4, 25_600), ("100KB", 4, 25_600), ("100 kb", 2, 51_200), ("1.5MB", 4, 393_216), ("25,600", 2, 25_600),
+     ("192KiB", 2, 98_304), ("64B", 4, 16)],
+)  # fmt: skip
+def test_sizes_are_read(text: str, itemsize: int, elements: int) -> None:
+    assert parse_size(text, itemsize) == elements
+
+
+def test_sizes_are_written() -> None:
+    assert [human_bytes(n) for n in (1, 1023, 1024, 102_400, 40.3 * 2**30, 2.0**50)] == [
+        "1 B", "1023 B", "1 KB", "100 KB", "40.3 GB", "1,024 TB"
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- sample
+
+
+def test_the_bundled_sample_is_real_and_says_where_it_is_from() -> None:
+    sample = qkv.load_sample()
+    assert sample.Q.shape == sample.K.shape == sample.V.shape == (12, 331, 32)
+    assert sample.Q.dtype == np.float16
+    padded = qkv.load_sample(padded=True)
+    mask = qkv.sample_mask()
+    assert padded.Q.shape == (12, 384, 32)
+    assert mask.dtype == bool
+    assert (mask.shape, int(mask.sum())) == ((384,), 331)
+    Q, K = (a.astype(np.float64) for a in (sample.Q, sample.K))
+    S = Q @ K.swapaxes(-1, -2) / np.sqrt(32)
+    assert S.min() < -50
+    assert S.max() > 70
+    assert (Path(qkv.__file__).parent / "data" / qkv.SAMPLE).stat().st_size <= 1_000_000
+
+
+def test_the_sample_runs_exactly_through_both_algorithms() -> None:
+    sample = qkv.load_sample()
+    for name in ("standard", "flash_basic"):
+        run = flashsim.forward(name, sample.Q[2], sample.K[2], sample.V[2], M=2_048)
+        bound = flashsim.reference.error_bound(
+            sample.Q[2], sample.K[2], sample.V[2], steps=run.blocks.T_c, scores_stored=name == "standard"
+        )
+        error = np.abs(run.O.astype(np.float64) - flashsim.reference.attention(sample.Q[2], sample.K[2], sample.V[2]))
+        assert (error <= bound).all()
