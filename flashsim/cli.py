@@ -199,8 +199,8 @@ def _run(options: argparse.Namespace) -> int:
         _write_json(options.json, numbers)
     if options.json != "-":
         report.print_run(given, results)
-    axes = plots.plot_run(results)
-    saved = plots.save(plots.figure_of(axes), options.output, numbers, options.command_line)
+    figure = plots.run_figure(results, M=next(iter(results.values())).sram.capacity, **given.shape)
+    saved = plots.save(figure, options.output, numbers, options.command_line)
     if options.json != "-":
         print(f"Saved {', '.join(map(str, saved))}")
     return 0 if all(result.ok for result in results.values()) else 1

@@ -35,6 +35,12 @@ class QKV:
         return QKV(self.Q.astype(dtype), self.K.astype(dtype), self.V.astype(dtype), self.source)
 
     @property
+    def shape(self) -> dict[str, Any]:
+        """One head's lengths and widths: N (keys), N_q, d, d_v, and the dtype's name."""
+        N_q, N, d, d_v = self.Q.shape[-2], self.K.shape[-2], self.Q.shape[-1], self.V.shape[-1]
+        return {"N": N, "N_q": N_q, "d": d, "d_v": d_v, "dtype": self.Q.dtype.name}
+
+    @property
     def heads(self) -> int:
         """How many heads there are over all leading axes."""
         return math.prod(self.Q.shape[:-2])

@@ -7,7 +7,7 @@ numbers drawn come from the `*_data` function beside it. Nothing is shown and no
 from __future__ import annotations
 
 from flashsim.plots.blocks import blocks_data, plot_blocks
-from flashsim.plots.by_array import plot_run
+from flashsim.plots.by_array import plot_run, run_figure
 from flashsim.plots.saving import figure_of, save
 from flashsim.plots.style import column_figure
 from flashsim.plots.theorem_2 import plot_theorem2, theorem2_data
@@ -19,6 +19,7 @@ __all__ = [
     "plot_blocks",
     "plot_run",
     "plot_theorem2",
+    "run_figure",
     "save",
     "theorem2_data",
 ]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
+from flashsim.plots.blocks import plot_blocks
 from flashsim.plots.style import (
     BLACK,
     BLUE,
+    COLUMN,
     GREEN,
     GREY,
     ORANGE,
@@ -66,6 +69,20 @@ def plot_run(run_by_name: Mapping[str, Counted], ax: Axes | None = None) -> Axes
     keys += [Patch(facecolor="white", edgecolor=BLACK, linewidth=0.5, hatch=_WRITTEN, label="written")]
     ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1.02), ncols=2, borderaxespad=0)
     return ax
+
+
+@styled
+def run_figure(run_by_name: Mapping[str, Counted], **shape: Any) -> Figure:
+    """Return the main job's figure: what each run moved, beside accesses against block size at that shape.
+
+    `shape` is passed on to `plot_blocks`: N, N_q, d, d_v, dtype, M.
+    """
+    figure = Figure(figsize=(2.1 * COLUMN, 3.5), layout="constrained")
+    by_array, by_block = figure.subplots(1, 2)
+    plot_run(run_by_name, ax=by_array)
+    plot_blocks(**shape, ax=by_block)
+    by_block.set_title(by_block.get_title(loc="left").replace("\n", " "), x=0)  # there is room for one line here
+    return figure
 
 
 def _draw_run(ax: Axes, y: float, name: str, run: Counted, most: int) -> None:
