@@ -280,6 +280,7 @@ class ScoreStatistics:
     score_max: float
     smallest_row_max: float
     rows_with_negative_max: int
+    rows_with_max_at_first_token: int
     rows: int
     by_key_block: dict[int, BlockStatistics]
 
@@ -306,6 +307,7 @@ def score_statistics(q: F32, k: F32) -> ScoreStatistics:
         score_max=float(scores.max()),
         smallest_row_max=float(row_max.min()),
         rows_with_negative_max=int((row_max < 0).sum()),
+        rows_with_max_at_first_token=int((scores.argmax(axis=-1) == 0).sum()),
         rows=row_max.size,
         by_key_block={block: block_statistics(scores, block) for block in KEY_BLOCKS},
     )

@@ -1,0 +1,115 @@
+"""What README shows is what happens: its code runs, its output is real, its table is the source."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashsim.algorithms import algorithm_1_flash_basic
+from flashsim.cli import main
+
+README = Path(__file__).parent.parent / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+
+
+def matches(shown: str, line: str) -> bool:
+    """Whether an output line is as shown, where … stands for anything."""
+    return re.fullmatch(re.escape(shown).replace("…", ".*"), line.rstrip()) is not None
+
+
+@pytest.mark.parametrize("block", blocks("console"), ids=lambda block: block.splitlines()[0])
+def test_commands_print_what_is_shown(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command, *shown = block.splitlines()
+    assert command.startswith("$ flashsim ")
+    assert main(shlex.split(command.removeprefix("$ flashsim "))) == 0
+    printed = capsys.readouterr().out.rstrip().splitlines()
+    assert len(printed) == len(shown)
+    for line, wanted in zip(printed, shown, strict=True):
+        assert matches(wanted, line)
+
+
+def test_python_sessions_print_what_is_shown() -> None:
+    sessions = [block for block in blocks("python") if block.startswith(">>>")]
+    assert len(sessions) >= 3
+    test = doctest.DocTestParser().get_doctest("".join(sessions), {}, "README", str(README), 0)
+    assert doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL).run(test).failed == 0
+    overflow = "".join(re.findall(r"^flashsim\.memory\.SramOverflow: (.*)$", TEXT, re.MULTILINE))
+    with pytest.raises(Exception, match=re.escape(overflow)):
+        exec(re.findall(r">>> (.*blocks=\(64, 100\)\))", TEXT)[0], {"flashsim": __import__("flashsim")})
+
+
+def test_the_debugging_walk_is_real(tmp_path: Path) -> None:
+    (script,) = (block for block in blocks("python") if block.startswith("# walk.py"))
+    (walk,) = blocks("pdb")
+    (tmp_path / "walk.py").write_text(script, encoding="utf-8")
+    commands = re.findall(r"^\(Pdb\) (.*)$", walk, re.MULTILINE)
+    shown = [line for line in walk.splitlines() if not line.startswith(("$", "(Pdb)"))]
+    done = subprocess.run(
+        [sys.executable, "-m", "pdb", "walk.py"],
+        input="\n".join([*commands, "q", ""]),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    printed = done.stdout.replace("(Pdb) ", "")
+    at = 0
+    for line in shown:
+        found = printed.find(line, at)
+        assert found >= 0, f"{line!r} not printed, in order, in:\n{done.stdout}{done.stderr}"
+        at = found
+
+
+def test_algorithm_1_s_table_is_its_source() -> None:
+    rows = dict(re.findall(r"^\| (\d+) \| .*? \| (.*) \|$", TEXT, re.MULTILINE))
+    assert list(map(int, rows)) == list(range(1, 17))
+    source = re.sub(r"\s+", "", inspect.getsource(algorithm_1_flash_basic.flash_basic).replace("# line 12\n", ""))
+    for line, cell in rows.items():
+        for code in re.findall(r"`([^`]+)`", cell):
+            assert re.sub(r"\s+", "", code) in source, f"line {line}"
+    printed = dict(re.findall(r"^    (\d+) +(.*)$", algorithm_1_flash_basic.__doc__ or "", re.MULTILINE))
+    for line, text in re.findall(r"^\| (\d+) \| (.*?) \|", TEXT, re.MULTILINE):
+        assert printed[line] == text
+
+
+def test_files_that_are_linked_exist() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", TEXT)
+    assert len(links) > 8
+    for link in links:
+        assert (README.parent / link).exists(), link
+
+
+def test_numbers_about_real_data_are_the_measured_ones() -> None:
+    import json
+
+    statistics = json.loads((README.parent / "figures" / "qkv_statistics.json").read_text(encoding="utf-8"))[
+        "statistics"
+    ]
+    first, gaussian = statistics["layer 0"], statistics["gaussian"]
+    said = re.sub(r"\s+", " ", TEXT)
+    assert f"from −{-first['score_min']:.0f} to +{first['score_max']:.0f}" in said
+    assert f"by up to {first['by_key_block']['32']['largest_rise']:.0f} from one block of 32 keys" in said
+    assert f"within ±{max(-gaussian['score_min'], gaussian['score_max']) + 0.05:.1f}" in said
+    assert f"jump by at most {gaussian['by_key_block']['32']['largest_rise']:.1f}" in said
+    layers = [statistics[f"layer {n}"] for n in range(6)]
+    assert f"All but one of the {sum(layer['rows'] for layer in layers):,} row maxima are positive" in said
+    assert sum(layer["rows_with_negative_max"] for layer in layers) == 1
+    shares = [round(100 * layer["rows_with_max_at_first_token"] / layer["rows"]) for layer in layers]
+    assert f"in {shares[0]}% of rows in layer 0 and in {', '.join(map(str, shares[1:-1]))} and {shares[-1]}% in" in said
+    rising = gaussian["by_key_block"]["32"]["mean_rising_blocks"]
+    assert all(layer["by_key_block"]["32"]["mean_rising_blocks"] < rising for layer in layers[1:])
