@@ -26,7 +26,7 @@ def test_pdb_reads_s_ij_at_line_9(tmp_path: Path) -> None:
     after_line_9 = next(n for n, line in enumerate(lines, 1) if line.endswith("# line 10"))
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    commands = f"""b {source}:{after_line_9}, i == 2 and j == 1
+    commands = f"""b flashsim/algorithms/{source.name}:{after_line_9}, i == 2 and j == 1
 c
 p type(S_ij).__name__, type(S_ij) is np.ndarray if 'np' in dir() else type(S_ij)
 p S_ij.tolist()
