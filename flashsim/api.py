@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.algorithms import FORWARD, Algorithm
-from flashsim.algorithms.blocks import Fit, Fixed, Paper, Problem, Shape, Sizing
+from flashsim.algorithms.blocks import Fit, Fixed, Paper, Problem, Sizing
 from flashsim.inputs import Array, check_count, check_inputs, check_M, check_range, check_scale, chip_dtype, float_dtype
 from flashsim.memory import HBM, SRAM, Observer, SramOverflow
-from flashsim.records import Blocks, Flops, Occupancy, Traffic
+from flashsim.records import Blocks, Flops, Occupancy, Shape, Traffic
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 

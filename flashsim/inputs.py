@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from flashsim.algorithms.blocks import Shape
+from flashsim.records import Shape
 
 Array = NDArray[Any]
 

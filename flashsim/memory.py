@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Literal, NoReturn, cast, overload
 
 import numpy as np
@@ -30,7 +31,7 @@ from numpy import nan, ndarray
 from numpy.typing import DTypeLike, NDArray
 
 from flashsim.records import ArrayTraffic, Flops, Occupancy, Role, Traffic
-from flashsim.shape_only import ShapeOnly
+from flashsim.shape_only import ONES, ShapeOnly
 from flashsim.source import Site, paper_line, site_of, target_at
 
 Tile = NDArray[Any]
@@ -107,12 +108,13 @@ class _Storage:
 class Block(_InHBM):
     """One block of a matrix in HBM, such as `K[j]`: what `sram.load` reads and `sram.store` writes."""
 
-    __slots__ = ("_index", "_storage")
+    __slots__ = ("_storage", "_values")
 
     def __init__(self, storage: _Storage, name: str, index: tuple[slice, slice]) -> None:
         rows, cols = index
         self.name, self.shape = name, (rows.stop - rows.start, cols.stop - cols.start)
-        self._storage, self._index = storage, index
+        self._storage = storage
+        self._values = None if storage.values is None else storage.values[index]
 
     def __repr__(self) -> str:
         return f"<{self.name} in HBM, {_by(self.shape)}>"
@@ -190,7 +192,9 @@ class HBM:
         rows, cols = values.shape
         return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), "input", values)
 
-    def full(self, name: str, shape: tuple[int, int], value: float, dtype: DTypeLike, role: Role = "extra") -> Matrix:
+    def full(
+        self, name: str, shape: tuple[int, int], value: float | Tile, dtype: DTypeLike, role: Role = "extra"
+    ) -> Matrix:
         """Allocate a matrix and write `value` to all of it: counted as `init_writes` (and so as `writes`)."""
         matrix = self.empty(name, shape, dtype, role)
         storage = matrix._storage
@@ -201,7 +205,9 @@ class HBM:
 
     def empty(self, name: str, shape: tuple[int, int], dtype: DTypeLike, role: Role = "extra") -> Matrix:
         """Allocate a matrix without writing it; until it is stored to, it reads as NaN."""
-        values = np.full(shape, np.nan, dtype=dtype) if self.arithmetic else None
+        values = np.empty(shape, dtype) if self.arithmetic else None
+        if values is not None:
+            _poison(values)
         return self._add(name, shape, np.dtype(dtype), role, values)
 
     def _add(self, name: str, shape: tuple[int, int], dtype: np.dtype[Any], role: Role, values: Tile | None) -> Matrix:
@@ -272,13 +278,24 @@ class Event:
 Observer = Callable[[Event], None]
 
 
-_Resident = tuple[Tile, int, str | None, Site | None]
+Place = tuple[CodeType, int]
+"""(code, offset of the instruction) of a call. Its line takes 0.4 µs to find, so that waits until somebody asks."""
+
+
+def site_of_place(place: Place) -> Site:
+    """Return the file and line of `place`: what `f_lineno` said at the time."""
+    code, offset = place
+    line = next(line for start, end, line in code.co_lines() if start <= offset < end)
+    return code.co_filename, line or code.co_firstlineno
+
+
+_Resident = tuple[Tile, int, str | None, Place | None]
 """A tile on chip, its size, the block it was loaded from, or else where it was computed. Plain, as it is made often."""
 
 
 def _name(resident: _Resident) -> str:
-    _, _, block, site = resident
-    return block or target_at(cast(Site, site), "an unnamed tile")
+    _, _, block, place = resident
+    return block or target_at(site_of_place(cast(Place, place)), "an unnamed tile")
 
 
 class SRAM:
@@ -314,17 +331,18 @@ class SRAM:
     @overload
     def load(self, block: Block, second: Block, /, *more: Block) -> tuple[Tile, ...]: ...
     def load(self, *blocks: Block) -> Tile | tuple[Tile, ...]:
-        """Copy blocks from HBM to SRAM and count the reads. Returns plain arrays, in `dtype`."""
+        """Copy blocks from HBM to SRAM and count the reads. Returns plain arrays, in `dtype` (booleans as such)."""
         tiles = []
         for block in blocks:
             if type(block) is not Block:
                 raise TypeError(f"sram.load takes blocks in HBM such as K[j]; got {_kind(block)}")
             storage = block._storage
             tile: Tile
-            if storage.values is None:
+            if block._values is None:
                 tile = cast(Tile, ShapeOnly(block.shape, self))
             else:
-                tile = np.array(storage.values[block._index], self.dtype, order="C")
+                dtype = storage.dtype if storage.dtype.kind in "bu" else self.dtype
+                tile = np.array(block._values, dtype, order="C")
             size = self._admit(tile, block.name, None)
             storage.reads += size * self._weight
             tiles.append(tile)
@@ -342,34 +360,40 @@ class SRAM:
             if over is None and result.dtype is not self.dtype and result.dtype != self.dtype:
                 raise TypeError(f"{_kind(result)} of {result.dtype} came on chip, which computes in {self.dtype}")
         elif not isinstance(result, ShapeOnly):
+            if result is ONES:
+                return result
             if isinstance(result, _InHBM):
                 result._refuse()
             raise TypeError(f"on_chip takes the result of array arithmetic; got {_kind(result)}")
         frame = sys._getframe(1)
-        site = frame.f_code.co_filename, frame.f_lineno
+        place = frame.f_code, frame.f_lasti
         if over is not None:
-            self._check_resident(over, "on_chip(…, over=…)")
+            if id(over) not in self._resident:
+                self._refuse_absent(over, "on_chip(…, over=…)")
             if result.shape != over.shape:
                 raise ValueError(f"a {_by(result.shape)} result cannot overwrite a {_by(over.shape)} tile")
             if type(result) is ndarray and result is not over:
                 over[...] = result
-            self._resident[id(over)] = (over, over.size, None, site)
+            self._resident[id(over)] = (over, over.size, None, place)
             result = over
         elif id(result) not in self._resident:
             if type(result) is ndarray and result.base is not None:
                 result = result.copy()  # as a view it would be poisoned with the tile it looks at
-            self._admit(result, None, site)
+            self._admit(result, None, place)
         if self._observers:
+            site = site_of_place(place)
             self._tell("compute", target_at(site, "a result"), result.size, result, site)
         return result
 
     def full(self, shape: tuple[int, ...], value: float) -> Tile:
         """Set registers on chip to a constant, such as an accumulator's zeros. Moves nothing."""
-        site = site_of(sys._getframe(1))
+        frame = sys._getframe(1)
+        place = frame.f_code, frame.f_lasti
         tile: Tile
         tile = np.full(shape, value, self.dtype) if self.hbm.arithmetic else cast(Tile, ShapeOnly(shape, self))
-        self._admit(tile, None, site)
+        self._admit(tile, None, place)
         if self._observers:
+            site = site_of_place(place)
             self._tell("compute", target_at(site, "registers"), tile.size, tile, site)
         return tile
 
@@ -377,27 +401,32 @@ class SRAM:
         """Copy a resident tile to HBM, rounding to the matrix's type, and count the writes."""
         if type(block) is not Block:
             raise TypeError(f"sram.store writes to a block in HBM such as O[i]; got {_kind(block)}")
-        self._check_resident(tile, f"sram.store to {block.name}")
+        if id(tile) not in self._resident:
+            self._refuse_absent(tile, f"sram.store to {block.name}")
         if tile.shape != block.shape:
             raise ValueError(f"a {_by(tile.shape)} tile cannot be stored to {block.name}, which is {_by(block.shape)}")
         storage = block._storage
         storage.writes += tile.size * self._weight
-        if storage.values is not None:
-            storage.values[block._index] = tile
+        if block._values is not None:
+            block._values[...] = tile
         if self._observers:
             self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)))
 
-    def loop(self, turns: int) -> Iterator[int]:
-        """Count 0 … turns−1; what a turn brings on chip is evicted at its end.
+    def loop(
+        self, turns: int, *, where: NDArray[np.bool_] | None = None, alike: Sequence[Hashable] | None = None
+    ) -> Iterator[int]:
+        """Count 0 … turns−1, or those where `where` is True; what a turn brings on chip is evicted at its end.
 
         In counting-only mode turns that are equal are run once and counted as often as they occur: blocks differ only
-        in the ragged last one, so that is the first turn, standing for all but one, and the last.
+        in the ragged last one, so that is the first turn, standing for all but one, and the last. If turns differ in
+        more than that, `alike[index]` says which are equal.
         """
         site = site_of(sys._getframe(1))
+        schedule: Iterable[tuple[int, int]]
         if self.hbm.arithmetic:
-            schedule: Iterator[tuple[int, int]] = ((index, 1) for index in range(turns))
+            schedule = ((index, 1) for index in (range(turns) if where is None else np.flatnonzero(where).tolist()))
         else:
-            schedule = iter([(0, turns - 1)] * (turns > 1) + [(turns - 1, 1)] * (turns > 0))
+            schedule = _folded(turns, where, alike)
         if self._observers:
             self._tell("enter", target_at(site, "loop"), turns, None, site)
         for index, weight in schedule:
@@ -457,27 +486,26 @@ class SRAM:
 
     # ------------------------------------------------------------------------------------------------------- its rules
 
-    def _admit(self, tile: Tile, block: str | None, site: Site | None) -> int:
+    def _admit(self, tile: Tile, block: str | None, place: Place | None) -> int:
         size = tile.size
         occupancy = self.occupancy + size
         if occupancy > self.peak:
             if self.enforced and occupancy > self.capacity:
-                raise SramOverflow(_name((tile, size, block, site)), tile.shape, self.resident, self.capacity)
+                raise SramOverflow(_name((tile, size, block, place)), tile.shape, self.resident, self.capacity)
             self.peak = occupancy
         self.occupancy = occupancy
         key = id(tile)
-        self._resident[key] = (tile, size, block, site)
+        self._resident[key] = (tile, size, block, place)
         self._scope.append(key)
         return size
 
-    def _check_resident(self, tile: Tile, what: str) -> None:
-        if id(tile) not in self._resident:
-            if isinstance(tile, _InHBM):
-                tile._refuse()
-            raise NotOnChip(
-                f"{what}: {_kind(tile)} is not on chip. It was never registered with on_chip(…), "
-                f"or was evicted when its loop turn ended."
-            )
+    def _refuse_absent(self, tile: Tile, what: str) -> NoReturn:
+        if isinstance(tile, _InHBM):
+            tile._refuse()
+        raise NotOnChip(
+            f"{what}: {_kind(tile)} is not on chip. It was never registered with on_chip(…), "
+            f"or was evicted when its loop turn ended."
+        )
 
     def _evict(self, scope: list[int]) -> None:
         for key in scope:
@@ -487,13 +515,31 @@ class SRAM:
                 self._tell("evict", _name(gone), size, tile, self._loops[-1][0])
             self.occupancy -= size
             if self.hbm.arithmetic:
-                tile.fill(nan)
+                _poison(tile)
 
     def _tell(self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site) -> None:
         loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)
         event = Event(kind, name, elements, tile, self._weight, loops, site, self)
         for observer in self._observers:
             observer(event)
+
+
+def _poison(tile: Tile) -> None:
+    """Overwrite with what shows that it must not be used: NaN. Booleans and words have none: False, or the largest."""
+    tile.fill(nan if tile.dtype.kind not in "bu" else 0 if tile.dtype.kind == "b" else np.iinfo(tile.dtype).max)
+
+
+def _folded(turns: int, where: NDArray[np.bool_] | None, alike: Sequence[Hashable] | None) -> Iterable[tuple[int, int]]:
+    """Return (turn, how many it stands for) for each kind of turn. The last is its own kind, as it may be ragged."""
+    last = turns - 1
+    if alike is None:
+        equal = last if where is None else int(np.count_nonzero(where[:last]))
+        first = 0 if where is None or not equal else int(np.argmax(where))
+        return [(first, equal)] * (equal > 0) + [(last, 1)] * bool(where is None or where[last])
+    kinds: dict[Hashable, list[int]] = {}
+    for index in range(turns) if where is None else np.flatnonzero(where).tolist():
+        kinds.setdefault((index == last, alike[index]), [index, 0])[1] += 1
+    return [(index, times) for index, times in kinds.values()]
 
 
 def _kind(thing: Any) -> str:

@@ -141,6 +141,16 @@ class Flops:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """One head's attention problem: Q is (N_q, d), K (N_k, d), V (N_k, d_v)."""
+
+    N_q: int
+    N_k: int
+    d: int
+    d_v: int
+
+
+@dataclass(frozen=True)
 class Blocks:
     """Block sizes, clipped to the lengths, and how many blocks they make: T_r = ⌈N_q/B_r⌉, T_c = ⌈N_k/B_c⌉."""
 

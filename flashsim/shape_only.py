@@ -71,8 +71,36 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             raise ValueError(f"{ufunc.__name__}: out has shape {target.shape}, the result {shape}")
         return target
 
+    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take part in the few functions that algorithms use besides ufuncs: `np.where`, `np.ones_like`."""
+        if function is np.ones_like:
+            return ShapeOnly(self.shape, self._counter)
+        if function is np.where:
+            shapes = [x.shape if isinstance(x, ShapeOnly) else np.shape(x) for x in args]
+            shape = np.broadcast_shapes(*shapes)
+            self._counter.count_flops(other=math.prod(shape))
+            return ShapeOnly(shape, self._counter)
+        return NotImplemented
+
     def __repr__(self) -> str:
         return f"ShapeOnly{self.shape}"
+
+
+class Ones:
+    """A tile of ones that takes no room and changes nothing: `P * ONES` is P itself. What do-nothing dropout gives."""
+
+    __array_ufunc__ = None
+
+    def __mul__(self, other: Any) -> Any:
+        return other
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return "ONES"
+
+
+ONES: Any = Ones()
 
 
 def _matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

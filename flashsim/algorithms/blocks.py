@@ -10,22 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from flashsim.records import Blocks
+from flashsim.records import Blocks, Shape
 
 
 def ceil_div(a: int, b: int) -> int:
     """Return ⌈a / b⌉."""
     return -(-a // b)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One head's attention problem: Q is (N_q, d), K (N_k, d), V (N_k, d_v)."""
-
-    N_q: int
-    N_k: int
-    d: int
-    d_v: int
 
 
 def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:

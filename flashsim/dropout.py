@@ -1,0 +1,126 @@
+"""Dropout whose mask is a pure function of position: Philox4x32-10, key = seed, counter = the element's coordinates.
+
+J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. An element's
+fate depends on (seed, row, column, head) alone: not on tiles, loop order or device. So no N × N mask need be kept; the
+backward pass makes the same one again from R, the two words of the seed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.memory import HBM, SRAM, Matrix, Tile
+from flashsim.records import Blocks
+from flashsim.shape_only import ONES
+
+Words = NDArray[np.uint32]
+
+_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_LOW = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+
+
+def philox4x32_10(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
+    """Return the four output words for a counter of four 32-bit words (arrays that broadcast) and a key of two."""
+    c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
+    k0, k1 = (int(word) for word in key)
+    for _ in range(10):
+        product_0, product_1 = _M0 * c0, _M1 * c2
+        c0, c1, c2, c3 = (
+            (product_1 >> _32) ^ c1 ^ np.uint64(k0),
+            product_1 & _LOW,
+            (product_0 >> _32) ^ c3 ^ np.uint64(k1),
+            product_0 & _LOW,
+        )
+        k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
+    return c0.astype(np.uint32), c1.astype(np.uint32), c2.astype(np.uint32), c3.astype(np.uint32)
+
+
+def keep(words: tuple[int, int], p: float, rows: Any, cols: Any, head: int) -> NDArray[np.bool_]:
+    """Return (len(rows), len(cols)), True where an element is kept: its word is at least p · 2³².
+
+    The counter is (row, column, head, 0) and the first output word decides.
+    """
+    rows, cols = np.asarray(rows, np.uint64)[:, None], np.asarray(cols, np.uint64)[None, :]
+    word, *_ = philox4x32_10((rows, cols, np.uint64(head), np.uint64(0)), words)
+    return cast(NDArray[np.bool_], word >= np.uint32(int(p * 2**32)))
+
+
+def keep_mask(seed: int, p: float, n_q: int, n_k: int, head: int = 0) -> NDArray[np.bool_]:
+    """Return the dropout mask of one head, (n_q, n_k), True = kept, with probability 1 − p.
+
+    `head` counts the heads over all leading axes. Raises ValueError for p outside [0, 1) or a seed outside 64 bits.
+    """
+    return keep(seed_words(check_seed(seed)), check_p(p), np.arange(n_q), np.arange(n_k), head)
+
+
+def seed_words(seed: int) -> tuple[int, int]:
+    """Return the seed as the key's two 32-bit words, the low one first."""
+    return seed & 0xFFFFFFFF, seed >> 32
+
+
+def check_p(p: Any) -> float:
+    """Return p as a float in [0, 1), or ValueError."""
+    if isinstance(p, bool) or not isinstance(p, int | float | np.floating) or not 0 <= p < 1:
+        raise ValueError(f"dropout_p is {p!r}; expected a number in [0, 1)")
+    return float(p)
+
+
+def check_seed(seed: Any) -> int:
+    """Return the seed as an int of 64 bits, or ValueError."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed is {seed!r}; expected a whole number from 0 to 2**64 - 1")
+    return int(seed)
+
+
+# ------------------------------------------------------------------------------------------------- as algorithms use it
+
+
+class NoDropout:
+    """Dropout that does nothing: no R, and Z is all ones, which takes no room and changes no number."""
+
+    def save(self) -> None:
+        """Initialise no generator."""
+
+    def restore(self) -> None:
+        """Load no generator."""
+
+    def __call__(self, P_ij: Tile, i: int, j: int) -> Tile:
+        """Return Z_ij."""
+        return cast(Tile, ONES)
+
+
+class TileDropout:
+    """Dropout for one head on one chip. Z_ij is 1/(1 − p) where an element is kept and 0 where it is dropped."""
+
+    def __init__(self, p: float, seed: int, hbm: HBM, sram: SRAM, blocks: Blocks, head: int, *, resume: bool) -> None:
+        self._p, self._words, self._head = p, seed_words(seed), head
+        self._hbm, self._sram, self._blocks = hbm, sram, blocks
+        self._R: Matrix | None = None
+        if resume:
+            words: Any = np.array([self._words], np.uint32) if hbm.arithmetic else (1, 2)
+            self._R = hbm.place("R", words, np.uint32)
+
+    def save(self) -> None:
+        """Initialise the generator state R and write its two words to HBM."""
+        self._R = self._hbm.full("R", (1, 2), np.array([self._words], np.uint32), np.uint32)
+
+    def restore(self) -> None:
+        """Load R, as the forward pass saved it."""
+        assert self._R is not None, "a backward pass resumes a forward pass's dropout"
+        R = self._sram.load(self._R[0])
+        if self._hbm.arithmetic:
+            self._words = int(R[0, 0]), int(R[0, 1])
+
+    def __call__(self, P_ij: Tile, i: int, j: int) -> Tile:
+        """Return Z_ij, made anew from the element's coordinates."""
+        if not self._hbm.arithmetic:
+            return np.ones_like(P_ij)
+        top, left = i * self._blocks.B_r, j * self._blocks.B_c
+        rows, cols = np.arange(top, top + P_ij.shape[0]), np.arange(left, left + P_ij.shape[1])
+        kept = keep(self._words, self._p, rows, cols, self._head)
+        return cast(Tile, kept * np.asarray(1 / (1 - self._p), self._sram.dtype))
