@@ -47,7 +47,7 @@ def keep(words: tuple[int, int], p: float, rows: Any, cols: Any, head: int) -> N
     """
     rows, cols = np.asarray(rows, np.uint64)[:, None], np.asarray(cols, np.uint64)[None, :]
     word, *_ = philox4x32_10((rows, cols, np.uint64(head), np.uint64(0)), words)
-    return cast(NDArray[np.bool_], word >= np.uint32(int(p * 2**32)))
+    return word >= np.uint32(int(p * 2**32))
 
 
 def keep_mask(seed: int, p: float, n_q: int, n_k: int, head: int = 0) -> NDArray[np.bool_]:

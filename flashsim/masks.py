@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,7 +250,7 @@ class TileMask:
         if self._implicit and self._sram.hbm.arithmetic:
             rows, cols = self._tile(i, j, S_ij)
             allowed = self._mask.allows(rows, cols, self._shape, self._head) & allowed
-        return cast(Tile, np.where(allowed, S_ij, self._minus_infinity))
+        return np.where(allowed, S_ij, self._minus_infinity)
 
     def _tile(self, i: int, j: int, S_ij: Tile) -> tuple[Index, Index]:
         top, left = i * self._blocks.B_r, j * self._blocks.B_c

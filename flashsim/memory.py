@@ -360,8 +360,8 @@ class SRAM:
             if over is None and result.dtype is not self.dtype and result.dtype != self.dtype:
                 raise TypeError(f"{_kind(result)} of {result.dtype} came on chip, which computes in {self.dtype}")
         elif not isinstance(result, ShapeOnly):
-            if result is ONES:
-                return result
+            if result is ONES:  # takes no room
+                return cast(Tile, ONES)
             if isinstance(result, _InHBM):
                 result._refuse()
             raise TypeError(f"on_chip takes the result of array arithmetic; got {_kind(result)}")

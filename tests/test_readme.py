@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import json
 import re
 import shlex
 import subprocess
@@ -94,9 +95,18 @@ def test_files_that_are_linked_exist() -> None:
         assert (README.parent / link).exists(), link
 
 
-def test_numbers_about_real_data_are_the_measured_ones() -> None:
-    import json
+def test_speeds_are_the_benchmarked_ones() -> None:
+    rows = json.loads((README.parent / "figures" / "bench_cpu.json").read_text(encoding="utf-8"))["rows"]
+    measured = re.findall(r"^\| [^|]+ \| ([\d.]+) \| [≤≥] [\d.]+ \|$", TEXT, re.MULTILINE)
+    values = [row["value"] for row in rows if "interpret=True" not in row["what"]]
+    order = [*values[:4], values[5], values[4]]  # README puts Triton first
+    assert len(measured) == len(order)
+    for said, value in zip(measured, order, strict=True):
+        digits = len(said.partition(".")[2])
+        assert said == f"{value:.{digits}f}"
 
+
+def test_numbers_about_real_data_are_the_measured_ones() -> None:
     statistics = json.loads((README.parent / "figures" / "qkv_statistics.json").read_text(encoding="utf-8"))[
         "statistics"
     ]
