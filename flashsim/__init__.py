@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from flashsim import reference, theory
+from flashsim import dropout, patterns, reference, theory
 from flashsim.algorithms.blocks import Fit, Fixed, Paper
-from flashsim.api import Run, Tally, count, forward
+from flashsim.api import Gradients, Run, Tally, backward, count, forward
+from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow
 from flashsim.memory import HBM, SRAM, MemoryModelError, NotOnChip, SramOverflow
 from flashsim.records import Blocks
 
@@ -14,16 +15,25 @@ __all__ = [
     "HBM",
     "SRAM",
     "Blocks",
+    "Causal",
+    "Dense",
     "Fit",
     "Fixed",
+    "Gradients",
+    "KeyPadding",
+    "Mask",
     "MemoryModelError",
     "NotOnChip",
     "Paper",
     "Run",
+    "SlidingWindow",
     "SramOverflow",
     "Tally",
+    "backward",
     "count",
+    "dropout",
     "forward",
+    "patterns",
     "reference",
     "theory",
 ]

@@ -1,8 +1,8 @@
-"""`forward` and `count`: run an algorithm on the counted memory, with numbers or with shapes alone."""
+"""`forward`, `backward` and `count`: run an algorithm on the counted memory, with numbers or with shapes alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,13 +11,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.algorithms import FORWARD, Algorithm
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Problem, Sizing
-from flashsim.inputs import Array, check_count, check_inputs, check_M, check_range, check_scale, chip_dtype, float_dtype
-from flashsim.memory import HBM, SRAM, Observer, SramOverflow
+from flashsim.dropout import check_p, check_seed
+from flashsim.inputs import (
+    Array,
+    Inputs,
+    check_backward_range,
+    check_count,
+    check_dO,
+    check_inputs,
+    check_M,
+    check_range,
+    check_scale,
+    chip_dtype,
+    float_dtype,
+)
+from flashsim.masks import as_mask
+from flashsim.memory import Observer, SramOverflow
 from flashsim.records import Blocks, Flops, Occupancy, Shape, Traffic
+from flashsim.variant import BlockMaskArgument, Variant, launch
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
+COLUMNS = ("l", "m", "L")  # kept as (N, 1)
 
 
 @dataclass(frozen=True)
@@ -33,21 +49,41 @@ class Tally:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: the result, and what it cost.
+    """A finished forward pass: the result, and what it cost.
 
     O     (..., N_q, d_v), in the inputs' dtype
     l, m  (..., N_q), softmax statistics of the scaled scores in the chip's dtype; None where the algorithm keeps none
+    L     (..., N_q), their log-sum-exp, for "memory_efficient", which keeps that instead; else None
     hbm, sram, blocks  as in `Tally`
+    inputs, variant, saved  what the backward pass needs: copies, independent of the caller's arrays
     """
 
     algorithm: str
     O: Array = field(repr=False)
     l: Array | None = field(repr=False)
     m: Array | None = field(repr=False)
+    L: Array | None = field(repr=False)
     hbm: Traffic = field(repr=False)
     sram: Occupancy
     blocks: Blocks
     scale: float
+    sizing: Sizing = field(repr=False)
+    inputs: Inputs = field(repr=False)
+    variant: Variant = field(repr=False)
+    saved: Mapping[str, Sequence[Array]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """A finished backward pass: dQ, dK, dV, shaped and typed as Q, K, V, and what it cost, as in `Tally`."""
+
+    algorithm: str
+    dQ: Array = field(repr=False)
+    dK: Array = field(repr=False)
+    dV: Array = field(repr=False)
+    hbm: Traffic = field(repr=False)
+    sram: Occupancy
+    blocks: Blocks
 
 
 def forward(
@@ -60,57 +96,160 @@ def forward(
     scale: float | None = None,
     sizing: str | Sizing = "paper",
     blocks: tuple[int, int] | None = None,
+    causal: bool = False,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    block_mask: BlockMaskArgument = None,
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
 ) -> Run:
-    """Run softmax(scale · QKᵀ) V with the named algorithm on the counted memory.
+    """Run dropout(softmax(MASK(scale · QKᵀ))) V with the named algorithm on the counted memory.
 
     Q is (..., N_q, d), K (..., N_k, d), V (..., N_k, d_v), of one dtype among float16, bfloat16, float32, float64; each
     head runs on its own and the counts add up. 16-bit inputs are computed on in float32 and rounded at every store.
     Inputs are not modified.
 
-    name     "standard" (Algorithm 0) or "flash_basic" (Algorithm 1)
+    name     "standard" (Algorithm 0), "flash_basic" (1), "flash" (2), "block_sparse" (5), "memory_efficient" (Appendix
+             B.1), "rabe_staats" (B.5)
     M        SRAM's size in elements; None: 100 KB of the inputs' dtype
-    scale    None: 1/√d. It is folded into Q when Q is placed in HBM. For 16-bit inputs that product is kept in float32
-             (and counted as 16-bit), since rounding it would shift large scores by more than any kernel does
+    scale    None: 1/√d. Algorithms 0 and 1 have no τ: there it is folded into Q when Q is placed in HBM. For 16-bit inputs
+             that product is kept in float32 (and counted as 16-bit), since rounding it would shift large scores by more
+             than any kernel does
     sizing   "paper" (line 1; M only reported against), "fit" (the largest blocks that fit; M enforced), or a policy
     blocks   (B_r, B_c), overrides `sizing`; M enforced
+    causal   key j is attended to if j ≤ i + N_k − N_q: aligned at the bottom right
+    mask     boolean array that broadcasts to (..., N_q, N_k), True = attend, or a mask object (`flashsim.Causal`,
+             `KeyPadding`, `SlidingWindow`, `Dense`, combined with &). With `causal`, both must allow
+    dropout_p, seed  drop attention weights with this probability; the mask is `flashsim.dropout.keep_mask`
+    block_mask  for "block_sparse": boolean (T_r, T_c), True = computed; or a function of (T_r, T_c) that returns it, such
+             as `flashsim.patterns.butterfly`; or "live": skip the tiles that the mask forbids whole, as far as positions
+             tell without data. Default: all tiles
+    check_finite  refuse NaN and ∞. Without, they reach those queries only that attend to them
     observers  called with every memory event (`flashsim.memory.Event`)
 
     Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
-    algorithm = _algorithm(name)
+    algorithm = _known(FORWARD, name)
     given = check_inputs(Q, K, V, check_finite=check_finite)
-    tau = check_scale(scale, given.shape.d)
+    variant = _variant(scale, causal, mask, dropout_p, seed, block_mask, given.shape, given.leading)
+    variant.refuse_what(algorithm)
     M = check_M(M, given.dtype)
-    chip = chip_dtype(given.dtype)
     if check_finite:
-        check_range(given, tau, given.dtype if algorithm.stores_scores else None)
+        check_range(given, variant.tau, variant.dropout_p, given.dtype if algorithm.stores_scores else None)
     policy = _policy(sizing, blocks)
-    sizes = _blocks(algorithm, given.shape, M, policy)
+    sizes = _blocks(algorithm, given.shape, variant, M, policy, given.leading)
+    given = given.copy()
 
-    heads = [a.reshape(-1, *a.shape[-2:]) for a in (given.Q, given.K, given.V)]
-    results: dict[str, list[Array]] = {returned: [] for returned in algorithm.returns}
-    traffic = Traffic()
-    with _one_blas_thread(), np.errstate(over="ignore", under="ignore"):
-        for Q_h, K_h, V_h in zip(*heads, strict=True):
-            hbm = HBM()
-            sram = SRAM(hbm, M, enforced=policy.enforced, dtype=chip, observers=observers)
-            scaled_Q = np.multiply(Q_h, tau, dtype=chip)
-            placed = (hbm.place("Q", scaled_Q, given.dtype), hbm.place("K", K_h), hbm.place("V", V_h))
-            for matrix in algorithm.run(hbm, sram, *placed, sizes):
-                results[matrix.name].append(hbm.peek(matrix.name))
+    traffic, results, saved = Traffic(), _lists(algorithm.returns), _lists(algorithm.saves)
+    with _one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for number, head in enumerate(np.ndindex(given.leading)):
+            operands = {"Q": given.Q[head], "K": given.K[head], "V": given.V[head]}
+            if "tau" not in algorithm.parts:
+                operands["Q"] = np.multiply(operands["Q"], variant.tau, dtype=chip_dtype(given.dtype))
+            hbm, sram, matrices = launch(
+                algorithm,
+                given.shape,
+                variant,
+                sizes,
+                M,
+                policy.enforced,
+                given.dtype,
+                operands,
+                head,
+                number,
+                observers,
+            )
             traffic += hbm.traffic
+            for matrix in matrices:
+                results[matrix.name].append(hbm.peek(matrix.name))
+            for kept in algorithm.saves:
+                if kept in hbm.traffic.by_array:
+                    saved[kept].append(hbm.peek(kept))
 
-    def gathered(returned: str) -> Array | None:
-        if returned not in results:
-            return None
-        stacked = np.stack(results[returned])
-        return stacked.reshape(*given.leading, *(stacked.shape[1:] if returned == "O" else stacked.shape[1:2]))
+    gathered = {returned: _gather(returned, results[returned], given.leading) for returned in algorithm.returns}
+    return Run(
+        name,
+        gathered["O"],
+        gathered.get("l"),
+        gathered.get("m"),
+        gathered.get("L"),
+        traffic,
+        sram.use,
+        sizes,
+        variant.tau,
+        policy,
+        given,
+        variant,
+        saved,
+    )
 
-    O = gathered("O")
-    assert O is not None
-    return Run(name, O, gathered("l"), gathered("m"), traffic, sram.use, sizes, tau)
+
+def backward(
+    name: str,
+    run: Run,
+    dO: Any,
+    *,
+    M: int | None = None,
+    sizing: str | Sizing | None = None,
+    blocks: tuple[int, int] | None = None,
+    check_finite: bool = True,
+    observers: Sequence[Observer] = (),
+) -> Gradients:
+    """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., N_q, d_v).
+
+    name     "standard" (Algorithm 3), "flash" (4), "block_sparse" (5), "memory_efficient" (Appendix B.2), "rabe_staats" (B.5)
+    dO       of O's shape and dtype
+    M, sizing, blocks  by default the forward pass's. "block_sparse" keeps the forward pass's blocks, on which its mask is
+
+    Returns dQ, dK, dV. Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
+    """
+    algorithm = _known(BACKWARD, name)
+    if not isinstance(run, Run):
+        raise ValueError(f"run is a {type(run).__name__}; expected what flashsim.forward({name!r}, …) returned")
+    if run.algorithm != name:
+        raise ValueError(
+            f"run was made by {run.algorithm!r}; its backward pass is backward({run.algorithm!r}, …), if any"
+        )
+    given, variant = run.inputs, run.variant
+    gradient = check_dO(dO, run.O, check_finite=check_finite)
+    M = run.sram.capacity if M is None else check_M(M, given.dtype)
+    if check_finite:
+        stored = given.dtype if "P" in algorithm.operands else None
+        check_backward_range(given, gradient, variant.tau, variant.dropout_p, stored)
+    policy = run.sizing if sizing is None and blocks is None else _policy(sizing or "paper", blocks)
+    if "block_mask" in algorithm.parts:
+        policy = Fixed(run.blocks.B_r, run.blocks.B_c, policy.enforced)
+    sizes = _blocks(algorithm, given.shape, variant, M, policy, given.leading)
+
+    kept = {"O": run.O, "l": run.l, "m": run.m, "L": run.L, "dO": gradient, "Q": given.Q, "K": given.K, "V": given.V}
+    traffic, results = Traffic(), _lists(algorithm.returns)
+    with _one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for number, head in enumerate(np.ndindex(given.leading)):
+            operands = {
+                key: array[head][:, None] if key in COLUMNS else array[head]
+                for key, array in kept.items()
+                if array is not None
+            }
+            operands |= {key: arrays[number] for key, arrays in run.saved.items() if arrays}
+            hbm, sram, matrices = launch(
+                algorithm,
+                given.shape,
+                variant,
+                sizes,
+                M,
+                policy.enforced,
+                given.dtype,
+                operands,
+                head,
+                number,
+                observers,
+            )
+            traffic += hbm.traffic
+            for matrix in matrices:
+                results[matrix.name].append(hbm.peek(matrix.name))
+    gathered = {returned: _gather(returned, results[returned], given.leading) for returned in algorithm.returns}
+    return Gradients(name, gathered["dQ"], gathered["dK"], gathered["dV"], traffic, sram.use, sizes)
 
 
 def count(
@@ -124,23 +263,33 @@ def count(
     d_v: int | None = None,
     heads: int = 1,
     dtype: DTypeLike = "float32",
+    direction: str = "forward",
     sizing: str | Sizing = "paper",
     blocks: tuple[int, int] | None = None,
+    causal: bool = False,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    block_mask: BlockMaskArgument = None,
     observers: Sequence[Observer] = (),
 ) -> Tally:
-    """Count what `forward` would move, by running the same algorithm on shapes alone: no arithmetic.
+    """Count what `forward` or `backward` would move, by running the same algorithm on shapes alone: no arithmetic.
 
-    Give N, or N_q and N_k where they differ; d_v defaults to d. `heads` multiplies the counts; `dtype` matters for
-    bytes and for the default M (100 KB). Other arguments and errors as in `forward`.
+    Give N, or N_q and N_k where they differ; d_v defaults to d. `heads` multiplies the counts of one head, so a mask must
+    be one head's; `dtype` matters for bytes and for the default M (100 KB); `direction` is "forward" or "backward". Other
+    arguments and errors as in `forward`.
     """
-    algorithm = _algorithm(name)
+    if direction not in ("forward", "backward"):
+        raise ValueError(f"direction is {direction!r}; expected 'forward' or 'backward'")
+    algorithm = _known(FORWARD if direction == "forward" else BACKWARD, name)
     shape = check_shape(N, d, N_q, N_k, d_v)
     heads = check_count("heads", heads)
     stored = float_dtype(dtype)
     M = check_M(M, stored)
+    variant = _variant(None, causal, mask, dropout_p, 0, block_mask, shape, ())
+    variant.refuse_what(_known(FORWARD, name))
     policy = _policy(sizing, blocks)
-    sizes = _blocks(algorithm, shape, M, policy)
-    hbm, sram = _count_one(algorithm, shape, M, policy.enforced, sizes, stored, observers)
+    sizes = _blocks(algorithm, shape, variant, M, policy)
+    hbm, sram, _ = launch(algorithm, shape, variant, sizes, M, policy.enforced, stored, observers=observers)
     return Tally(name, hbm.traffic.times(heads), sram.use, sizes, sram.flops.times(heads))
 
 
@@ -157,10 +306,25 @@ def check_shape(N: int | None, d: int, N_q: int | None, N_k: int | None, d_v: in
     )
 
 
-def _algorithm(name: str) -> Algorithm:
-    if name not in FORWARD:
-        raise ValueError(f"unknown algorithm {name!r}; known: {', '.join(map(repr, FORWARD))}")
-    return FORWARD[name]
+def _known(table: Mapping[str, Algorithm], name: str) -> Algorithm:
+    if name not in table:
+        what = "algorithm" if table is FORWARD else "algorithm, or one without a backward pass:"
+        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(map(repr, table))}")
+    return table[name]
+
+
+def _variant(
+    scale: float | None,
+    causal: bool,
+    mask: Any,
+    dropout_p: float,
+    seed: int,
+    block_mask: BlockMaskArgument,
+    shape: Shape,
+    leading: tuple[int, ...],
+) -> Variant:
+    whole = as_mask(mask, causal, shape, leading)
+    return Variant(check_scale(scale, shape.d), whole, check_p(dropout_p), check_seed(seed), block_mask)
 
 
 def _policy(sizing: str | Sizing, blocks: tuple[int, int] | None) -> Sizing:
@@ -177,10 +341,14 @@ def _policy(sizing: str | Sizing, blocks: tuple[int, int] | None) -> Sizing:
     return sizing
 
 
-def _blocks(algorithm: Algorithm, shape: Shape, M: int, policy: Sizing) -> Blocks:
+def _blocks(
+    algorithm: Algorithm, shape: Shape, variant: Variant, M: int, policy: Sizing, leading: tuple[int, ...] = ()
+) -> Blocks:
+    dense = Variant(variant.tau, variant.mask, variant.dropout_p, variant.seed, None)  # every tile may be computed
+
     def fits(blocks: Blocks, M: int) -> bool:
         try:
-            _count_one(algorithm, shape, M, True, blocks, np.dtype(np.float32))
+            launch(algorithm, shape, dense, blocks, M, True, np.dtype(np.float32), head=(0,) * len(leading))
         except SramOverflow:
             return False
         return True
@@ -188,23 +356,14 @@ def _blocks(algorithm: Algorithm, shape: Shape, M: int, policy: Sizing) -> Block
     return policy(Problem(algorithm.name, shape, M, algorithm.line_1, fits))
 
 
-def _count_one(
-    algorithm: Algorithm,
-    shape: Shape,
-    M: int,
-    enforced: bool,
-    blocks: Blocks,
-    stored: np.dtype[Any],
-    observers: Sequence[Observer] = (),
-) -> tuple[HBM, SRAM]:
-    hbm = HBM(arithmetic=False)
-    sram = SRAM(hbm, M, enforced=enforced, dtype=chip_dtype(stored), observers=observers)
-    Q, K, V = (
-        hbm.place(name, size, stored)
-        for name, size in (("Q", (shape.N_q, shape.d)), ("K", (shape.N_k, shape.d)), ("V", (shape.N_k, shape.d_v)))
-    )
-    algorithm.run(hbm, sram, Q, K, V, blocks)
-    return hbm, sram
+def _lists(names: Sequence[str]) -> dict[str, list[Array]]:
+    return {name: [] for name in names}
+
+
+def _gather(name: str, heads: Sequence[Array], leading: tuple[int, ...]) -> Array:
+    """Stack one matrix of each head; a column (N, 1) becomes a vector."""
+    stacked = np.stack([array[:, 0] for array in heads] if name in COLUMNS else heads)
+    return stacked.reshape(*leading, *stacked.shape[1:])
 
 
 @contextmanager

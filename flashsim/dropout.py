@@ -7,12 +7,13 @@ backward pass makes the same one again from R, the two words of the seed.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from copy import copy
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.memory import HBM, SRAM, Matrix, Tile
+from flashsim.memory import HBM, SRAM, Matrix, Tile, pass_tiles
 from flashsim.records import Blocks
 from flashsim.shape_only import ONES
 
@@ -89,30 +90,43 @@ class NoDropout:
     def restore(self) -> None:
         """Load no generator."""
 
+    def divided(self, blocks: Blocks) -> NoDropout:
+        """Return itself."""
+        return self
+
     def __call__(self, P_ij: Tile, i: int, j: int) -> Tile:
         """Return Z_ij."""
-        return cast(Tile, ONES)
+        ones: Tile = ONES
+        return ones
+
+    def whole(self, sram: SRAM, P: Matrix) -> Matrix:
+        """Return P: no pass."""
+        return P
+
+    def whole_backward(self, sram: SRAM, dP: Matrix) -> None:
+        """Leave dP: no pass."""
 
 
 class TileDropout:
     """Dropout for one head on one chip. Z_ij is 1/(1 − p) where an element is kept and 0 where it is dropped."""
 
-    def __init__(self, p: float, seed: int, hbm: HBM, sram: SRAM, blocks: Blocks, head: int, *, resume: bool) -> None:
+    def __init__(self, p: float, seed: int, hbm: HBM, sram: SRAM, blocks: Blocks, head: int) -> None:
         self._p, self._words, self._head = p, seed_words(seed), head
-        self._hbm, self._sram, self._blocks = hbm, sram, blocks
-        self._R: Matrix | None = None
-        if resume:
-            words: Any = np.array([self._words], np.uint32) if hbm.arithmetic else (1, 2)
-            self._R = hbm.place("R", words, np.uint32)
+        self._hbm, self._sram, self._B_r, self._B_c = hbm, sram, blocks.B_r, blocks.B_c
+
+    def divided(self, blocks: Blocks) -> TileDropout:
+        """Return the same dropout for tiles of other sizes."""
+        other = copy(self)
+        other._B_r, other._B_c = blocks.B_r, blocks.B_c
+        return other
 
     def save(self) -> None:
         """Initialise the generator state R and write its two words to HBM."""
-        self._R = self._hbm.full("R", (1, 2), np.array([self._words], np.uint32), np.uint32)
+        self._hbm.full("R", (1, 2), np.array([self._words], np.uint32), np.uint32)
 
     def restore(self) -> None:
-        """Load R, as the forward pass saved it."""
-        assert self._R is not None, "a backward pass resumes a forward pass's dropout"
-        R = self._sram.load(self._R[0])
+        """Load R, which is in HBM as the forward pass saved it."""
+        R = self._sram.load(self._hbm.matrix("R")[0])
         if self._hbm.arithmetic:
             self._words = int(R[0, 0]), int(R[0, 1])
 
@@ -120,7 +134,37 @@ class TileDropout:
         """Return Z_ij, made anew from the element's coordinates."""
         if not self._hbm.arithmetic:
             return np.ones_like(P_ij)
-        top, left = i * self._blocks.B_r, j * self._blocks.B_c
+        Z_ij: Tile = self._kept(P_ij, i, j) * np.asarray(1 / (1 - self._p), self._sram.dtype)
+        return Z_ij
+
+    def _kept(self, P_ij: Tile, i: int, j: int) -> NDArray[np.bool_]:
+        top, left = i * self._B_r, j * self._B_c
         rows, cols = np.arange(top, top + P_ij.shape[0]), np.arange(left, left + P_ij.shape[1])
-        kept = keep(self._words, self._p, rows, cols, self._head)
-        return cast(Tile, kept * np.asarray(1 / (1 - self._p), self._sram.dtype))
+        return keep(self._words, self._p, rows, cols, self._head)
+
+    def whole(self, sram: SRAM, P: Matrix) -> Matrix:
+        """Read P, write P^dropped and Z (a byte an element) to HBM: what a framework's dropout kernel keeps."""
+        P_dropped, Z = self._hbm.empty("P_dropped", P.shape, P.dtype), self._hbm.empty("Z", P.shape, np.bool_)
+        rows, cols = pass_tiles(sram.capacity, P.shape[1], 2)
+        self._B_r, self._B_c = rows, cols
+        P, P_dropped_tiles, Z = P.divide(rows, cols), P_dropped.divide(rows, cols), Z.divide(rows, cols)
+        down, across = P.blocks
+        for i in sram.loop(down):  # line 3
+            for j in sram.loop(across):  # line 3
+                P_ij = sram.load(P[i, j])  # line 3
+                Z_ij = sram.on_chip(self(P_ij, i, j))  # line 3
+                P_dropped_ij = sram.on_chip(P_ij * Z_ij, over=P_ij)  # line 3
+                sram.store(Z[i, j], Z_ij)  # line 3
+                sram.store(P_dropped_tiles[i, j], P_dropped_ij)  # line 3
+        return P_dropped
+
+    def whole_backward(self, sram: SRAM, dP: Matrix) -> None:
+        """Turn dP^dropped into dP = dP^dropped ∘ Z in place, reading Z as the forward pass stored it."""
+        rows, cols = pass_tiles(sram.capacity, dP.shape[1], 2)
+        dP, Z = dP.divide(rows, cols), self._hbm.matrix("Z").divide(rows, cols)
+        down, across = dP.blocks
+        for i in sram.loop(down):  # line 3
+            for j in sram.loop(across):  # line 3
+                dP_dropped_ij, Z_ij = sram.load(dP[i, j], Z[i, j])  # line 3
+                dP_ij = sram.on_chip(dP_dropped_ij * Z_ij / (1 - self._p), over=dP_dropped_ij)  # line 3
+                sram.store(dP[i, j], dP_ij)  # line 3

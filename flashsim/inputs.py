@@ -36,6 +36,10 @@ class Inputs:
         """Batch, heads, …"""
         return self.Q.shape[:-2]
 
+    def copy(self) -> Inputs:
+        """Return copies, which the caller cannot change afterwards."""
+        return Inputs(self.Q.copy(), self.K.copy(), self.V.copy())
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """The inputs' common dtype."""
@@ -128,7 +132,40 @@ def _check_finite(name: str, a: Array) -> None:
         )
 
 
-def check_range(inputs: Inputs, scale: float, stored: np.dtype[Any] | None) -> None:
+def check_dO(dO: Any, O: Array, *, check_finite: bool) -> Array:
+    """Return the output gradient as an array of O's shape and dtype, or ValueError."""
+    gradient = np.asarray(dO)
+    if gradient.shape != O.shape:
+        raise ValueError(f"dO has shape {gradient.shape}; expected that of O, {O.shape}")
+    if gradient.dtype != O.dtype:
+        raise ValueError(f"dO has dtype {gradient.dtype}; expected that of O, {O.dtype}")
+    if check_finite:
+        _check_finite("dO", gradient)
+    return gradient
+
+
+def check_backward_range(
+    inputs: Inputs, dO: Array, scale: float, dropout_p: float, stored: np.dtype[Any] | None
+) -> None:
+    """Refuse finite gradients so large that a sum could overflow the chip, or dP the type it is stored in.
+
+    |dP| and |D| are at most |do|·|v| / (1 − p), so |dS| at most twice that; the sums run over N_q or N_k terms of it.
+    """
+    chip = chip_dtype(inputs.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        q, k, v, do = (_longest_row(a) for a in (inputs.Q, inputs.K, inputs.V, dO))
+        dP = do * v / (1 - dropout_p)
+        N = max(inputs.shape.N_q, inputs.shape.N_k)
+        most = max(2 * N * dP * max(1.0, abs(scale) * max(q, k, 1.0)), N * do / (1 - dropout_p))
+    type_ = stored if stored is not None and largest(stored) < largest(chip) else chip
+    if not (2 * dP < largest(type_) and most < largest(chip) / 4):
+        raise ValueError(
+            f"dO is too large: dP could reach {dP:.3g} and a sum {most:.3g}, and {type_.name} ends at "
+            f"{largest(type_):.3g}. Scale dO down, or use a wider dtype"
+        )
+
+
+def check_range(inputs: Inputs, scale: float, dropout_p: float, stored: np.dtype[Any] | None) -> None:
     """Refuse finite inputs so large that a score or a weighted sum could overflow, which would end in NaN.
 
     Scores, and every partial sum on the way to one, are at most |scale|·|q|·|k| (Cauchy–Schwarz); partial sums of P̃V at
@@ -138,7 +175,7 @@ def check_range(inputs: Inputs, scale: float, stored: np.dtype[Any] | None) -> N
     with np.errstate(over="ignore", invalid="ignore"):
         q, k = (_longest_row(a) for a in (inputs.Q, inputs.K))
         score = abs(scale) * q * k
-        total = float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0)) * inputs.shape.N_k
+        total = float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0)) * inputs.shape.N_k / (1 - dropout_p)
     score_type = stored if stored is not None and largest(stored) < largest(chip) else chip
     if not score < largest(score_type) / 2 or not max(q, abs(scale) * q) < largest(chip):
         raise ValueError(

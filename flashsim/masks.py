@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.memory import HBM, SRAM, Matrix, Tile
+from flashsim.memory import HBM, SRAM, Matrix, Tile, pass_tiles
 from flashsim.records import Blocks, Shape
 
 Bools = NDArray[np.bool_]
@@ -233,32 +234,53 @@ class TileMask:
     """MASK, the function of Algorithm 2's line 11, for one head on one chip."""
 
     def __init__(self, mask: Mask, hbm: HBM, sram: SRAM, blocks: Blocks, shape: Shape, head: Head) -> None:
-        self._mask, self._sram, self._blocks, self._shape, self._head = mask, sram, blocks, shape, head
-        self._implicit = not isinstance(mask, All | Dense)
-        self._dense = [_placed(hbm, number, array, blocks) for number, array in enumerate(mask.dense(head))]
-        self._nothing = isinstance(mask, All)
-        self._minus_infinity = np.asarray(-math.inf, sram.dtype)
+        self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
+        self._nothing, self._implicit = isinstance(mask, All), not isinstance(mask, All | Dense)
+        self._arrays = [
+            hbm.place(f"mask{number or ''}", array if hbm.arithmetic else _two(array.shape), np.bool_)
+            for number, array in enumerate(mask.dense(head))
+        ]
+        self._divide(blocks.B_r, blocks.B_c)
+
+    def divided(self, blocks: Blocks) -> TileMask:
+        """Return the same mask for tiles of other sizes."""
+        other = copy(self)
+        other._divide(blocks.B_r, blocks.B_c)
+        return other
+
+    def _divide(self, B_r: int, B_c: int) -> None:
+        self._B_r, self._B_c = B_r, B_c
+        self._tiles = [a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1) for a in self._arrays]
 
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
         """Return S_ij with −∞ where the mask forbids. Loads the mask's block if it lives in HBM."""
         if self._nothing:
             return S_ij
         allowed: Any = True
-        for matrix in self._dense:
+        for matrix in self._tiles:
             down, across = matrix.blocks
             allowed = self._sram.load(matrix[min(i, down - 1), min(j, across - 1)]) & allowed
         if self._implicit and self._sram.hbm.arithmetic:
-            rows, cols = self._tile(i, j, S_ij)
+            top, left = i * self._B_r, j * self._B_c
+            rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
             allowed = self._mask.allows(rows, cols, self._shape, self._head) & allowed
-        return np.where(allowed, S_ij, self._minus_infinity)
+        return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
 
-    def _tile(self, i: int, j: int, S_ij: Tile) -> tuple[Index, Index]:
-        top, left = i * self._blocks.B_r, j * self._blocks.B_c
-        return np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
+    def whole(self, sram: SRAM, S: Matrix) -> None:
+        """Mask S in HBM, tile by tile in place: a pass that reads and writes all of it. No pass if nothing is masked."""
+        if self._nothing:
+            return
+        rows, cols = pass_tiles(sram.capacity, S.shape[1], 1 + len(self._arrays))
+        self._divide(rows, cols)
+        S = S.divide(rows, cols)
+        down, across = S.blocks
+        for i in sram.loop(down):  # line 2
+            for j in sram.loop(across):  # line 2
+                S_ij = sram.load(S[i, j])  # line 2
+                S_masked_ij = sram.on_chip(self(S_ij, i, j), over=S_ij)  # line 2
+                sram.store(S[i, j], S_masked_ij)  # line 2
 
 
-def _placed(hbm: HBM, number: int, array: Bools, blocks: Blocks) -> Matrix:
-    rows, cols = array.shape
-    name = "mask" if number == 0 else f"mask{number + 1}"
-    matrix = hbm.place(name, array if hbm.arithmetic else (rows, cols), np.bool_)
-    return matrix.divide(blocks.B_r if rows > 1 else 1, blocks.B_c if cols > 1 else 1)
+def _two(shape: tuple[int, ...]) -> tuple[int, int]:
+    rows, cols = shape
+    return rows, cols

@@ -75,7 +75,7 @@ class _InHBM:
 
     __slots__ = ("name", "shape")
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, int]
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise NotOnChip(
@@ -216,10 +216,16 @@ class HBM:
         self._arrays[name] = storage = _Storage(name, shape, dtype, role, values)
         return Matrix(storage, *shape)
 
-    def peek(self, name: str) -> Tile:
-        """Look at a matrix without moving or counting anything, read-only: for observers and debuggers."""
+    def matrix(self, name: str) -> Matrix:
+        """Return the handle of a matrix that is in HBM already, undivided. Raises KeyError."""
         if name not in self._arrays:
             raise KeyError(f"HBM holds no {name!r}; it holds {', '.join(self._arrays)}")
+        storage = self._arrays[name]
+        return Matrix(storage, *storage.shape)
+
+    def peek(self, name: str) -> Tile:
+        """Look at a matrix without moving or counting anything, read-only: for observers and debuggers."""
+        self.matrix(name)
         values = self._arrays[name].values
         if values is None:
             raise ValueError(f"{name} has no values: this HBM only counts")
@@ -361,7 +367,8 @@ class SRAM:
                 raise TypeError(f"{_kind(result)} of {result.dtype} came on chip, which computes in {self.dtype}")
         elif not isinstance(result, ShapeOnly):
             if result is ONES:  # takes no room
-                return cast(Tile, ONES)
+                neutral: Tile = ONES
+                return neutral
             if isinstance(result, _InHBM):
                 result._refuse()
             raise TypeError(f"on_chip takes the result of array arithmetic; got {_kind(result)}")
@@ -522,6 +529,11 @@ class SRAM:
         event = Event(kind, name, elements, tile, self._weight, loops, site, self)
         for observer in self._observers:
             observer(event)
+
+
+def pass_tiles(M: int, N_k: int, held: int) -> tuple[int, int]:
+    """Return (rows, cols) of the tiles of an element-wise pass over N_k columns, `held` tiles of which fill SRAM at most."""
+    return max(M // (held * N_k), 1), min(max(M // held, 1), N_k)
 
 
 def _poison(tile: Tile) -> None:

@@ -1,27 +1,49 @@
-"""The paper's algorithms, one a file, and the table of their names."""
+"""The paper's algorithms, one a file, and the tables of their names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flashsim.algorithms import algorithm_0_standard, algorithm_1_flash_basic
+from flashsim.algorithms import (
+    algorithm_0_standard,
+    algorithm_1_flash_basic,
+    algorithm_2_flash,
+    algorithm_3_standard_backward,
+    algorithm_4_flash_backward,
+    algorithm_5_block_sparse,
+    algorithm_5_block_sparse_backward,
+    appendix_b_memory_efficient,
+    appendix_b_rabe_staats,
+)
 from flashsim.memory import Matrix
+
+OPERANDS = ("Q", "K", "V")
+PARTS = ("tau", "MASK", "dropout")
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A forward pass: `run(hbm, sram, Q, K, V, blocks)` returns O and the statistics it keeps, by name in `returns`.
+    """One pass: `run(hbm, sram, *operands, blocks, *parts)` returns matrices in HBM.
 
-    `stores_scores`: S is written to HBM, in the inputs' dtype, and must not overflow there.
+    operands       matrices it takes, by name
+    parts          what else it takes, in order; without "tau", the scale is folded into Q; without "MASK" and "dropout",
+                   it has neither
+    returns        names of the matrices it returns
+    saves          names of the matrices, besides those it returns, that its backward pass needs
+    stores_scores  S is written to HBM, in the inputs' dtype, and must not overflow there
+    line_1         (rows, d) -> (B_r, B_c)
     """
 
     name: str
     title: str
     run: Callable[..., tuple[Matrix, ...]]
     line_1: Callable[[int, int], tuple[int, int]]
-    returns: tuple[str, ...]
-    stores_scores: bool
+    operands: tuple[str, ...] = OPERANDS
+    parts: tuple[str, ...] = PARTS
+    returns: tuple[str, ...] = ("O", "l", "m")
+    saves: tuple[str, ...] = ()
+    stores_scores: bool = False
 
 
 FORWARD = {
@@ -32,7 +54,9 @@ FORWARD = {
             "Algorithm 0, standard attention",
             algorithm_0_standard.standard,
             algorithm_0_standard.line_1,
-            ("O",),
+            parts=("MASK", "dropout"),
+            returns=("O",),
+            saves=("P", "P_dropped", "Z"),
             stores_scores=True,
         ),
         Algorithm(
@@ -40,8 +64,87 @@ FORWARD = {
             "Algorithm 1, FlashAttention",
             algorithm_1_flash_basic.flash_basic,
             algorithm_1_flash_basic.line_1,
-            ("O", "l", "m"),
-            stores_scores=False,
+            parts=(),
+        ),
+        Algorithm(
+            "flash",
+            "Algorithm 2, FlashAttention, complete",
+            algorithm_2_flash.flash,
+            algorithm_2_flash.line_2,
+            saves=("R",),
+        ),
+        Algorithm(
+            "block_sparse",
+            "Algorithm 5, block-sparse FlashAttention",
+            algorithm_5_block_sparse.block_sparse,
+            algorithm_5_block_sparse.block_sizes,
+            parts=(*PARTS, "block_mask"),
+            saves=("R",),
+        ),
+        Algorithm(
+            "memory_efficient",
+            "Appendix B.1, closed form",
+            appendix_b_memory_efficient.memory_efficient,
+            appendix_b_memory_efficient.block_sizes,
+            returns=("O", "L"),
+            saves=("R",),
+        ),
+        Algorithm(
+            "rabe_staats",
+            "Appendix B.5, Rabe and Staats",
+            appendix_b_rabe_staats.rabe_staats,
+            appendix_b_rabe_staats.block_sizes,
+            saves=("R",),
+        ),
+    )
+}
+
+GRADIENTS = ("dQ", "dK", "dV")
+
+BACKWARD = {
+    a.name: a
+    for a in (
+        Algorithm(
+            "standard",
+            "Algorithm 3, standard attention, backward",
+            algorithm_3_standard_backward.standard_backward,
+            algorithm_3_standard_backward.line_1,
+            operands=("Q", "K", "V", "dO", "P", "P_dropped"),
+            parts=("tau", "dropout"),
+            returns=GRADIENTS,
+        ),
+        Algorithm(
+            "flash",
+            "Algorithm 4, FlashAttention, backward",
+            algorithm_4_flash_backward.flash_backward,
+            algorithm_4_flash_backward.line_2,
+            operands=("Q", "K", "V", "O", "dO", "l", "m"),
+            returns=GRADIENTS,
+        ),
+        Algorithm(
+            "block_sparse",
+            "Algorithm 5, block-sparse FlashAttention, backward",
+            algorithm_5_block_sparse_backward.block_sparse_backward,
+            algorithm_5_block_sparse_backward.line_2,
+            operands=("Q", "K", "V", "O", "dO", "l", "m"),
+            parts=(*PARTS, "block_mask"),
+            returns=GRADIENTS,
+        ),
+        Algorithm(
+            "memory_efficient",
+            "Appendix B.2, closed form, backward",
+            appendix_b_memory_efficient.memory_efficient_backward,
+            appendix_b_memory_efficient.block_sizes,
+            operands=("Q", "K", "V", "O", "dO", "L"),
+            returns=GRADIENTS,
+        ),
+        Algorithm(
+            "rabe_staats",
+            "Appendix B.5, Rabe and Staats, backward",
+            appendix_b_rabe_staats.rabe_staats_backward,
+            appendix_b_rabe_staats.block_sizes,
+            operands=("Q", "K", "V", "O", "dO", "l", "m"),
+            returns=GRADIENTS,
         ),
     )
 }

@@ -9,10 +9,15 @@
 The paper's proof counts each operand as read once. A product blocked for M elements of SRAM cannot do that: with
 panels of full depth d, each of the T_r row panels re-reads all of K (line 1) or V (line 3). That is what runs, and is
 counted, here. The row panel is the large block, as it decides how often K and V are read again.
+
+A mask and dropout are passes of their own over S and P, as in frameworks without a fused kernel: between lines 1 and 2,
+and between lines 2 and 3. P^dropped and the dropout mask Z are then kept in HBM for the backward pass.
 """
 
 from __future__ import annotations
 
+from flashsim.algorithms.notation import product
+from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.softmax_rows import softmax_rows_for
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
@@ -23,7 +28,9 @@ def line_1(rows: int, d: int) -> tuple[int, int]:
     return rows, min(rows, d)
 
 
-def standard(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix]:
+def standard(
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, MASK: MaskFunction, dropout: Dropout
+) -> tuple[Matrix]:
     """Run Algorithm 0 on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
     on_chip = sram.on_chip
     B_r, B_c, T_r, T_c = blocks.B_r, blocks.B_c, blocks.T_r, blocks.T_c
@@ -31,7 +38,7 @@ def standard(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Bloc
     S, P = hbm.empty("S", (N_q, N_k), Q.dtype), hbm.empty("P", (N_q, N_k), Q.dtype)
     O = hbm.empty("O", (N_q, V.shape[1]), V.dtype, "output")
     Q, K, V, O = Q.divide(B_r), K.divide(B_c), V.divide(B_c), O.divide(B_r)
-    S_tiles, P_tiles = S.divide(B_r, B_c), P.divide(B_r, B_c)
+    S_tiles = S.divide(B_r, B_c)
     softmax_rows = softmax_rows_for(sram.capacity, N_k)
 
     for i in sram.loop(T_r):  # line 1
@@ -41,13 +48,15 @@ def standard(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Bloc
             S_ij = on_chip(Q_i @ K_j.T)  # line 1
             sram.store(S_tiles[i, j], S_ij)  # line 1
 
+    MASK.whole(sram, S)  # line 2
     softmax_rows(sram, S, P)  # line 2
+    P_tiles = dropout.whole(sram, P).divide(B_r, B_c)  # line 3
 
     for i in sram.loop(T_r):  # line 3
         O_i = sram.full(O[i].shape, 0.0)  # line 3
         for j in sram.loop(T_c):  # line 3
             P_ij, V_j = sram.load(P_tiles[i, j], V[j])  # line 3
-            O_i = on_chip(O_i + P_ij @ V_j, over=O_i)  # line 3
+            O_i = on_chip(O_i + product(P_ij, V_j), over=O_i)  # line 3
         sram.store(O[i], O_i)  # line 3
 
     return (O,)  # line 4

@@ -1,0 +1,87 @@
+"""Algorithm 3: standard attention, backward.
+
+    Require: Q, K, V, dO in HBM, P in HBM.
+    1  Load P, dO by blocks from HBM, compute dV = Pᵀ dO, write dV to HBM.
+    2  Load dO, V by blocks from HBM, compute dP = dO Vᵀ, write dP to HBM.
+    3  Read P, dP from HBM, compute dS with dS_ij = P_ij (dP_ij − Σ_l P_il dP_il), write dS to HBM.
+    4  Load dS and K by blocks from HBM, compute dQ = dS K, write dQ to HBM.
+    5  Load dS and Q by blocks from HBM, compute dK = dSᵀ Q, write dK to HBM.
+    6  Return dQ, dK, dV.
+
+With τ, dQ and dK carry the factor τ. With dropout, dV uses P^dropped, and dP = dP^dropped ∘ Z is a pass of its own before
+line 3. Products are blocked for SRAM as in Algorithm 0, so operands are read again, T_r or T_c times.
+"""
+
+from __future__ import annotations
+
+from flashsim.algorithms.notation import product
+from flashsim.algorithms.parts import Dropout
+from flashsim.algorithms.softmax_rows import softmax_backward_for
+from flashsim.memory import HBM, SRAM, Matrix
+from flashsim.records import Blocks
+
+
+def line_1(rows: int, d: int) -> tuple[int, int]:
+    """Return (B_r, B_c) where a panel of Q may have `rows` rows: as in Algorithm 0."""
+    return rows, min(rows, d)
+
+
+def standard_backward(
+    hbm: HBM,
+    sram: SRAM,
+    Q: Matrix,
+    K: Matrix,
+    V: Matrix,
+    dO: Matrix,
+    P: Matrix,
+    P_dropped: Matrix,
+    blocks: Blocks,
+    tau: float,
+    dropout: Dropout,
+) -> tuple[Matrix, Matrix, Matrix]:
+    """Run Algorithm 3 on the forward pass's operands, P (N_q, N_k) and dO (N_q, d_v); return dQ, dK, dV, in HBM.
+
+    `P_dropped` is P itself where there is no dropout.
+    """
+    on_chip = sram.on_chip
+    N_q, N_k = P.shape
+    B, b = blocks.B_r, blocks.B_c  # rows of a stationary panel, and of what streams past it
+    dP, dS = hbm.empty("dP", (N_q, N_k), Q.dtype), hbm.empty("dS", (N_q, N_k), Q.dtype)
+    dQ, dK, dV = (hbm.empty(f"d{X.name}", X.shape, X.dtype, "output") for X in (Q, K, V))
+
+    dV_panels, dO_rows, P_tiles = dV.divide(B), dO.divide(b), P_dropped.divide(b, B)
+    for j in sram.loop(len(dV_panels)):  # line 1
+        dV_j = sram.full(dV_panels[j].shape, 0.0)  # line 1
+        for i in sram.loop(len(dO_rows)):  # line 1
+            P_ij, dO_i = sram.load(P_tiles[i, j], dO_rows[i])  # line 1
+            dV_j = on_chip(dV_j + P_ij.T @ dO_i, over=dV_j)  # line 1
+        sram.store(dV_panels[j], dV_j)  # line 1
+
+    dO_panels, V_rows, dP_tiles = dO.divide(B), V.divide(b), dP.divide(B, b)
+    for i in sram.loop(len(dO_panels)):  # line 2
+        dO_i = sram.load(dO_panels[i])  # line 2
+        for j in sram.loop(len(V_rows)):  # line 2
+            V_j = sram.load(V_rows[j])  # line 2
+            dP_ij = on_chip(dO_i @ V_j.T)  # line 2
+            sram.store(dP_tiles[i, j], dP_ij)  # line 2
+
+    dropout.whole_backward(sram, dP)  # line 3
+    softmax_backward_for(sram.capacity, N_k)(sram, P, dP, dS)  # line 3
+
+    dQ_panels, K_rows, dS_tiles = dQ.divide(B), K.divide(b), dS.divide(B, b)
+    for i in sram.loop(len(dQ_panels)):  # line 4
+        dQ_i = sram.full(dQ_panels[i].shape, 0.0)  # line 4
+        for j in sram.loop(len(K_rows)):  # line 4
+            dS_ij, K_j = sram.load(dS_tiles[i, j], K_rows[j])  # line 4
+            dQ_i = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # line 4
+        sram.store(dQ_panels[i], dQ_i)  # line 4
+
+    dK_panels, Q_rows, dS_tiles = dK.divide(B), Q.divide(b), dS.divide(b, B)
+    for j in sram.loop(len(dK_panels)):  # line 5
+        dK_j = sram.full(dK_panels[j].shape, 0.0)  # line 5
+        for i in sram.loop(len(Q_rows)):  # line 5
+            dS_ij, Q_i = sram.load(dS_tiles[i, j], Q_rows[i])  # line 5
+            dK_j = on_chip(dK_j + tau * (dS_ij.T @ Q_i), over=dK_j)  # line 5
+        sram.store(dK_panels[j], dK_j)  # line 5
+
+    return dQ, dK, dV  # line 6

@@ -1,0 +1,74 @@
+"""What algorithms are given besides matrices: MASK, dropout, and the block mask, each with a version that does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.memory import SRAM, Matrix, Tile
+from flashsim.records import Blocks
+
+
+class MaskFunction(Protocol):
+    """MASK of Algorithm 2's line 11."""
+
+    def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
+        """Return tile (i, j) of S with −∞ where the mask forbids; S_ij itself if nothing is masked."""
+
+    def divided(self, blocks: Blocks) -> MaskFunction:
+        """Return the same mask for tiles of other sizes."""
+
+    def whole(self, sram: SRAM, S: Matrix) -> None:
+        """Mask S in HBM, as a pass of its own: what standard attention does. No pass if nothing is masked."""
+
+
+class Dropout(Protocol):
+    """The generator behind dropout."""
+
+    def save(self) -> None:
+        """Initialise the generator state R and save it to HBM."""
+
+    def restore(self) -> None:
+        """Set the generator to the state R that the forward pass saved."""
+
+    def __call__(self, P_ij: Tile, i: int, j: int) -> Tile:
+        """Return Z_ij, of P_ij's shape: 1/(1 − p) where an element is kept, 0 where it is dropped."""
+
+    def divided(self, blocks: Blocks) -> Dropout:
+        """Return the same dropout for tiles of other sizes."""
+
+    def whole(self, sram: SRAM, P: Matrix) -> Matrix:
+        """Drop from P in HBM, as a pass of its own, and return P^dropped; P itself if nothing is dropped."""
+
+    def whole_backward(self, sram: SRAM, dP: Matrix) -> None:
+        """Turn dP^dropped in HBM into dP = dP^dropped ∘ Z, as a pass of its own; no pass if nothing is dropped."""
+
+
+class BlockMask(Protocol):
+    """The block sparsity mask of Algorithm 5, T_r × T_c."""
+
+    def column(self, j: int) -> NDArray[np.bool_]:
+        """Return column j, (T_r,), True where tile (i, j) is computed."""
+
+    @property
+    def alike(self) -> Sequence[Hashable]:
+        """For each column, what it has in common with the columns that cost the same."""
+
+
+class ArrayBlockMask:
+    """A block mask given as an array."""
+
+    def __init__(self, array: NDArray[np.bool_]) -> None:
+        self._array = array
+
+    def column(self, j: int) -> NDArray[np.bool_]:
+        """Return column j."""
+        return self._array[:, j]
+
+    @property
+    def alike(self) -> list[Any]:
+        """How many full tiles a column has, and whether its last, perhaps ragged one is computed."""
+        return list(zip(self._array[:-1].sum(axis=0).tolist(), self._array[-1].tolist(), strict=True))
