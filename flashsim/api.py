@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -34,6 +34,7 @@ from flashsim.variant import BlockMaskArgument, Variant, launch
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 COLUMNS = ("l", "m", "L")  # kept as (N, 1)
+OnHead = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,51 @@ class Gradients:
     blocks: Blocks
 
 
+@dataclass(frozen=True)
+class Job:
+    """One pass over all heads, each on its own, with counts that add up."""
+
+    algorithm: Algorithm
+    given: Inputs
+    variant: Variant
+    blocks: Blocks
+    M: int
+    enforced: bool
+    observers: Sequence[Observer]
+    on_head: OnHead | None
+
+    def run(
+        self, operands: Callable[[tuple[int, ...], int], Mapping[str, Array]]
+    ) -> tuple[dict[str, list[Array]], Traffic, Occupancy]:
+        """Return what each head returned and saved, by name, and what it all cost. `operands(head, number)` by name."""
+        results: dict[str, list[Array]] = {}
+        traffic, peak = Traffic(), 0
+        heads = list(np.ndindex(self.given.leading))
+        with _one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            for number, head in enumerate(heads):
+                hbm, sram, _ = launch(
+                    self.algorithm,
+                    self.given.shape,
+                    self.variant,
+                    self.blocks,
+                    self.M,
+                    self.enforced,
+                    self.given.dtype,
+                    operands(head, number),
+                    head,
+                    number,
+                    self.observers,
+                )
+                traffic += hbm.traffic
+                peak = max(peak, sram.peak)
+                for name in (*self.algorithm.returns, *self.algorithm.saves):
+                    if name in hbm:
+                        results.setdefault(name, []).append(hbm.peek(name))
+                if self.on_head is not None:
+                    self.on_head(number + 1, len(heads))
+        return results, traffic, Occupancy(peak, self.M, self.enforced)
+
+
 def forward(
     name: str,
     Q: Any,
@@ -103,6 +149,7 @@ def forward(
     block_mask: BlockMaskArgument = None,
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
+    on_head: OnHead | None = None,
 ) -> Run:
     """Run dropout(softmax(MASK(scale · QKᵀ))) V with the named algorithm on the counted memory.
 
@@ -127,6 +174,7 @@ def forward(
              tell without data. Default: all tiles
     check_finite  refuse NaN and ∞. Without, they reach those queries only that attend to them
     observers  called with every memory event (`flashsim.memory.Event`)
+    on_head  called after each head with (heads done, heads in all)
 
     Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
@@ -141,33 +189,16 @@ def forward(
     sizes = _blocks(algorithm, given.shape, variant, M, policy, given.leading)
     given = given.copy()
 
-    traffic, results, saved = Traffic(), _lists(algorithm.returns), _lists(algorithm.saves)
-    with _one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        for number, head in enumerate(np.ndindex(given.leading)):
-            operands = {"Q": given.Q[head], "K": given.K[head], "V": given.V[head]}
-            if "tau" not in algorithm.parts:
-                operands["Q"] = np.multiply(operands["Q"], variant.tau, dtype=chip_dtype(given.dtype))
-            hbm, sram, matrices = launch(
-                algorithm,
-                given.shape,
-                variant,
-                sizes,
-                M,
-                policy.enforced,
-                given.dtype,
-                operands,
-                head,
-                number,
-                observers,
-            )
-            traffic += hbm.traffic
-            for matrix in matrices:
-                results[matrix.name].append(hbm.peek(matrix.name))
-            for kept in algorithm.saves:
-                if kept in hbm.traffic.by_array:
-                    saved[kept].append(hbm.peek(kept))
+    def operands(head: tuple[int, ...], number: int) -> dict[str, Array]:
+        Q_h = given.Q[head]
+        if "tau" not in algorithm.parts:
+            Q_h = np.multiply(Q_h, variant.tau, dtype=chip_dtype(given.dtype))
+        return {"Q": Q_h, "K": given.K[head], "V": given.V[head]}
 
+    job = Job(algorithm, given, variant, sizes, M, policy.enforced, observers, on_head)
+    results, traffic, use = job.run(operands)
     gathered = {returned: _gather(returned, results[returned], given.leading) for returned in algorithm.returns}
+    saved = {kept: results[kept] for kept in algorithm.saves if kept in results}
     return Run(
         name,
         gathered["O"],
@@ -175,7 +206,7 @@ def forward(
         gathered.get("m"),
         gathered.get("L"),
         traffic,
-        sram.use,
+        use,
         sizes,
         variant.tau,
         policy,
@@ -195,6 +226,7 @@ def backward(
     blocks: tuple[int, int] | None = None,
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
+    on_head: OnHead | None = None,
 ) -> Gradients:
     """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., N_q, d_v).
 
@@ -223,33 +255,16 @@ def backward(
     sizes = _blocks(algorithm, given.shape, variant, M, policy, given.leading)
 
     kept = {"O": run.O, "l": run.l, "m": run.m, "L": run.L, "dO": gradient, "Q": given.Q, "K": given.K, "V": given.V}
-    traffic, results = Traffic(), _lists(algorithm.returns)
-    with _one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        for number, head in enumerate(np.ndindex(given.leading)):
-            operands = {
-                key: array[head][:, None] if key in COLUMNS else array[head]
-                for key, array in kept.items()
-                if array is not None
-            }
-            operands |= {key: arrays[number] for key, arrays in run.saved.items() if arrays}
-            hbm, sram, matrices = launch(
-                algorithm,
-                given.shape,
-                variant,
-                sizes,
-                M,
-                policy.enforced,
-                given.dtype,
-                operands,
-                head,
-                number,
-                observers,
-            )
-            traffic += hbm.traffic
-            for matrix in matrices:
-                results[matrix.name].append(hbm.peek(matrix.name))
+
+    def operands(head: tuple[int, ...], number: int) -> dict[str, Array]:
+        found = {key: array[head] for key, array in kept.items() if array is not None}
+        columns = {key: array[:, None] for key, array in found.items() if key in COLUMNS}
+        return found | columns | {key: arrays[number] for key, arrays in run.saved.items()}
+
+    job = Job(algorithm, given, variant, sizes, M, policy.enforced, observers, on_head)
+    results, traffic, use = job.run(operands)
     gathered = {returned: _gather(returned, results[returned], given.leading) for returned in algorithm.returns}
-    return Gradients(name, gathered["dQ"], gathered["dK"], gathered["dV"], traffic, sram.use, sizes)
+    return Gradients(name, gathered["dQ"], gathered["dK"], gathered["dV"], traffic, use, sizes)
 
 
 def count(
@@ -354,10 +369,6 @@ def _blocks(
         return True
 
     return policy(Problem(algorithm.name, shape, M, algorithm.line_1, fits))
-
-
-def _lists(names: Sequence[str]) -> dict[str, list[Array]]:
-    return {name: [] for name in names}
 
 
 def _gather(name: str, heads: Sequence[Array], leading: tuple[int, ...]) -> Array:

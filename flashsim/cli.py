@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flashsim
+from flashsim import patterns
 from flashsim.algorithms import FORWARD
 from flashsim.inputs import DEFAULT_SRAM_BYTES, FLOATS, float_dtype
 from flashsim.memory import MemoryModelError
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SAMPLE_M = 4_096
+BLOCK_MASKS: dict[str, Any] = {
+    "butterfly": patterns.butterfly,
+    "local": patterns.local,
+    "strided": lambda T_r, T_c: patterns.strided(T_r, T_c, max(round(T_c**0.5), 1)),
+    "live": "live",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Run attention on real Q, K, V (bundled, or your own) and compare what each algorithm moves.",
         "flashsim run\n"
         "flashsim run --qkv mine.npz --head 3 --M 100KB\n"
+        "flashsim run --padded --dropout 0.1 --backward --algorithm standard flash rabe_staats\n"
         "flashsim run --qkv q.npy k.npy v.npy --algorithm flash_basic --json -",
     )
     run.add_argument(
@@ -91,7 +99,18 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--head", metavar="I[,J…]", help="run this head only: an index into the leading axes. Default: all"
     )
-    run.add_argument("--algorithm", nargs="+", choices=list(FORWARD), default=list(FORWARD), help="default: all")
+    run.add_argument(
+        "--algorithm",
+        nargs="+",
+        choices=list(FORWARD),
+        metavar="NAME",
+        help=f"of {', '.join(FORWARD)}. Default: standard and flash_basic, or flash where a mask, dropout or backward is asked",
+    )
+    run.add_argument("--backward", action="store_true", help="run the backward pass too, for a random dO")
+    _add_parts(run)
+    run.add_argument("--seed", type=int, default=0, help="of dropout. Default: 0")
+    run.add_argument("--mask", type=Path, metavar="FILE", help="a .npy file: booleans (..., N_q, N_k), True = attend")
+    run.add_argument("--padded", action="store_true", help="the bundled sample with its padding and padding mask")
     run.add_argument("--dtype", choices=FLOATS, help="convert the inputs first. Default: as they are (sample: float32)")
     _add_sizing(run, f"Default: 100KB; for the small bundled sample {SAMPLE_M} elements")
     run.add_argument("--scale", type=float, help="softmax scale τ. Default: 1/√d")
@@ -102,6 +121,8 @@ def build_parser() -> argparse.ArgumentParser:
         _count,
         "Count what an algorithm moves, line by line, at any size, without computing it.",
         "flashsim count --N 1024 --d 64\n"
+        "flashsim count flash --backward --N 4096 --d 64 --causal --dropout 0.1\n"
+        "flashsim count block_sparse --N 65536 --d 64 --block-mask butterfly\n"
         "flashsim count flash_basic --N 1048576 --d 128 --M 228KB --dtype bfloat16\n"
         "flashsim count standard --N 4096 --d 64 --heads 1024 --json -",
     )
@@ -115,6 +136,8 @@ def build_parser() -> argparse.ArgumentParser:
     count.add_argument("--d_v", type=int, metavar="D", help="width of V, where it differs from d")
     count.add_argument("--heads", type=int, default=1, metavar="H", help="batch × heads; the counts add up")
     count.add_argument("--dtype", choices=FLOATS, default="float32", help="for bytes. Default: float32")
+    count.add_argument("--backward", action="store_true", help="count the backward pass")
+    _add_parts(count)
     _add_sizing(count, "Default: 100KB")
     count.add_argument("--json", metavar="FILE", help="write the numbers as JSON (- for stdout)")
 
@@ -163,6 +186,18 @@ def _add_sizing(parser: Any, default: str) -> None:
     parser.add_argument("--blocks", nargs=2, type=int, metavar=("B_r", "B_c"), help="block sizes; M enforced")
 
 
+def _add_parts(parser: Any) -> None:
+    parser.add_argument(
+        "--causal", action="store_true", help="query i attends to keys j ≤ i + N_k − N_q (bottom right)"
+    )
+    parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="drop weights with this probability")
+    parser.add_argument(
+        "--block-mask",
+        choices=list(BLOCK_MASKS),
+        help="for block_sparse: which tiles are computed; live: those that the mask does not forbid whole. Default: all",
+    )
+
+
 def _add_output(parser: Any, stem: Path | None) -> None:
     where = stem or "flashsim-FIGURE"
     parser.add_argument(
@@ -178,32 +213,56 @@ def _add_output(parser: Any, stem: Path | None) -> None:
 def _run(options: argparse.Namespace) -> int:
     from flashsim import plots, qkv, report
 
-    given = qkv.load_qkv(options.qkv) if options.qkv else qkv.load_sample()
+    if options.padded and options.qkv:
+        raise ValueError("--padded goes with the bundled sample; for your own data give --mask FILE.npy")
+    given = qkv.load_qkv(options.qkv) if options.qkv else qkv.load_sample(padded=options.padded)
     if options.dtype or not options.qkv:
         given = given.astype(float_dtype(options.dtype or "float32"))
     given = given.head(options.head)
+    mask: Any = qkv.load_mask(options.mask) if options.mask else None
+    if options.padded:
+        mask = flashsim.KeyPadding(int(qkv.sample_mask().sum()))
     default_M = None if options.qkv else SAMPLE_M
     M = default_M if options.M is None else parse_size(options.M, given.Q.dtype.itemsize)
+    asked = _asked(options)
     with _progress(options.quiet) as progress:
-        results = report.run_all(
+        forwards, backwards = report.run_all(
             given,
-            options.algorithm,
+            options.algorithm or ["standard", "flash" if asked or options.backward else "flash_basic"],
             progress,
+            both_ways=options.backward,
             M=M,
             scale=options.scale,
             sizing=options.sizing,
             blocks=None if options.blocks is None else tuple(options.blocks),
+            causal=options.causal,
+            mask=mask,
+            dropout_p=options.dropout,
+            seed=options.seed,
+            block_mask=BLOCK_MASKS.get(options.block_mask),
         )
-    numbers = report.run_numbers(given, results)
+    numbers = report.run_numbers(given, forwards, backwards)
     if options.json:
         _write_json(options.json, numbers)
     if options.json != "-":
-        report.print_run(given, results)
-    figure = plots.run_figure(results, M=next(iter(results.values())).sram.capacity, **given.shape)
+        report.print_run(given, forwards, backwards, asked)
+    figure = plots.run_figure(forwards, M=next(iter(forwards.values())).sram.capacity, **given.shape)
     saved = plots.save(figure, options.output, numbers, options.command_line)
     if options.json != "-":
         print(f"Saved {', '.join(map(str, saved))}")
-    return 0 if all(result.ok for result in results.values()) else 1
+    return 0 if all(result.ok for results in (forwards, backwards) for result in results.values()) else 1
+
+
+def _asked(options: argparse.Namespace) -> str:
+    """Say what is asked besides plain attention."""
+    said = {
+        "causal": options.causal,
+        "keys padded": options.padded,
+        f"mask {options.mask}": options.mask,
+        f"dropout {options.dropout:g}": options.dropout,
+        f"block mask {options.block_mask}": options.block_mask,
+    }
+    return ", ".join(words for words, is_asked in said.items() if is_asked)
 
 
 def _count(options: argparse.Namespace) -> int:
@@ -213,6 +272,9 @@ def _count(options: argparse.Namespace) -> int:
     arguments = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "heads", "dtype", "sizing")}
     arguments["M"] = DEFAULT_SRAM_BYTES // itemsize if options.M is None else parse_size(options.M, itemsize)
     arguments["blocks"] = None if options.blocks is None else tuple(options.blocks)
+    arguments["direction"] = "backward" if options.backward else "forward"
+    arguments |= {"causal": options.causal, "dropout_p": options.dropout}
+    arguments["block_mask"] = BLOCK_MASKS.get(options.block_mask)
     counted = report.count_lines(options.algorithm, arguments)
     if options.json:
         _write_json(options.json, counted.as_json())

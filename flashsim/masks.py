@@ -52,6 +52,11 @@ class Mask(ABC):
         """Return the arrays that must live in HBM for this head, (1 or N_q, 1 or N_k)."""
         return []
 
+    @property
+    def per_head(self) -> bool:
+        """Whether heads may have masks of their own."""
+        return False
+
     def whole(self, shape: Shape, head: Head) -> Bools:
         """Return the whole (N_q, N_k) mask of one head, for the reference."""
         allowed = self.allows(np.arange(shape.N_q), np.arange(shape.N_k), shape, head)
@@ -135,6 +140,11 @@ class KeyPadding(Mask):
             )
         _check_broadcast("KeyPadding's lengths", self.lengths.shape, leading, "the leading axes")
 
+    @property
+    def per_head(self) -> bool:
+        """Whether there are several lengths."""
+        return self.lengths.ndim > 0
+
     def _length(self, head: Head) -> int:
         return int(_at_head(self.lengths, head))
 
@@ -166,6 +176,11 @@ class Dense(Mask):
         """Allow everything by position."""
         return np.ones((len(rows), len(cols)), bool)
 
+    @property
+    def per_head(self) -> bool:
+        """Whether the array has leading axes."""
+        return self.array.ndim > 2
+
     def dense(self, head: Head) -> list[Bools]:
         """Return this head's array, as large as it was given."""
         array = self.array.reshape((1,) * (2 - self.array.ndim) + self.array.shape)
@@ -195,6 +210,11 @@ class Both(Mask):
         """Return where both may be live."""
         corners = (rows, row_ends, cols, col_ends, shape, head)
         return self.a.live(*corners) & self.b.live(*corners)
+
+    @property
+    def per_head(self) -> bool:
+        """Whether either is."""
+        return self.a.per_head or self.b.per_head
 
     def dense(self, head: Head) -> list[Bools]:
         """Return the arrays of both."""

@@ -32,7 +32,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from flashsim.records import ArrayTraffic, Flops, Occupancy, Role, Traffic
 from flashsim.shape_only import ONES, ShapeOnly
-from flashsim.source import Site, paper_line, site_of, target_at
+from flashsim.source import Site, label_at, site_of, target_at
 
 Tile = NDArray[Any]
 """A block on chip: a plain array (or, in counting-only mode, a `ShapeOnly` that stands in for one)."""
@@ -177,6 +177,7 @@ class HBM:
 
     def __init__(self, *, arithmetic: bool = True) -> None:
         self.arithmetic = arithmetic
+        self._told: Callable[[str, int, Site], None] | None = None  # set by an SRAM that has observers
         self._arrays: dict[str, _Storage] = {}
 
     def place(self, name: str, values: Tile | tuple[int, int], dtype: DTypeLike | None = None) -> Matrix:
@@ -201,6 +202,8 @@ class HBM:
         storage.writes = storage.init_writes = storage.shape[0] * storage.shape[1]
         if storage.values is not None:
             storage.values[...] = value
+        if self._told is not None:
+            self._told(name, storage.writes, site_of(sys._getframe(1)))
         return matrix
 
     def empty(self, name: str, shape: tuple[int, int], dtype: DTypeLike, role: Role = "extra") -> Matrix:
@@ -215,6 +218,9 @@ class HBM:
             raise ValueError(f"HBM already holds a matrix named {name!r}")
         self._arrays[name] = storage = _Storage(name, shape, dtype, role, values)
         return Matrix(storage, *shape)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
 
     def matrix(self, name: str) -> Matrix:
         """Return the handle of a matrix that is in HBM already, undivided. Raises KeyError."""
@@ -249,14 +255,14 @@ class HBM:
 
 # -------------------------------------------------------------------------------------------------------------- SRAM
 
-EventKind = Literal["load", "compute", "store", "evict", "enter", "turn", "turn end", "leave"]
+EventKind = Literal["init", "load", "compute", "store", "evict", "enter", "turn", "turn end", "leave"]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One thing that happened in the memory, as observers are told it.
 
-    kind      "load", "compute", "store", "evict", or a loop's "enter", "turn", "turn end", "leave"
+    kind      "init" (HBM initialised), "load", "compute", "store", "evict", or a loop's "enter", "turn", "turn end", "leave"
     name      the block ("K[3]"), the tile ("S_ij"), or the loop variable ("j")
     elements  how many elements the block or tile has; for "enter", how many turns
     tile      the values (None for loop events); valid only during the call
@@ -276,9 +282,15 @@ class Event:
     sram: SRAM
 
     @property
+    def label(self) -> str | None:
+        """What labels the source line in the paper's terms: "line 9", "equation 4"."""
+        return label_at(self.site)
+
+    @property
     def paper_line(self) -> int | None:
-        """The paper's line number that labels this source line."""
-        return paper_line(self.site)
+        """The paper's line number that labels the source line."""
+        label = self.label or ""
+        return int(label.removeprefix("line ")) if label.startswith("line ") else None
 
 
 Observer = Callable[[Event], None]
@@ -327,6 +339,8 @@ class SRAM:
         self._scope: list[int] = []  # what the current loop turn brought on chip
         self._loops: list[tuple[Site, int]] = []
         self._observers = tuple(observers)
+        if self._observers:
+            hbm._told = lambda name, elements, site: self._tell("init", name, elements, None, site)
         self._weight = 1  # how many equal turns the current one stands for (counting-only mode)
         self._flops_matmul = self._flops_other = 0
 
@@ -522,7 +536,10 @@ class SRAM:
                 self._tell("evict", _name(gone), size, tile, self._loops[-1][0])
             self.occupancy -= size
             if self.hbm.arithmetic:
-                _poison(tile)
+                if tile.dtype is self.dtype:
+                    tile.fill(nan)
+                else:
+                    _poison(tile)
 
     def _tell(self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site) -> None:
         loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)

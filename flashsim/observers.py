@@ -78,9 +78,9 @@ class InductionInvariant:
 
 @dataclass(frozen=True)
 class Movement:
-    """One load or store in the source: the paper's line, the array, how often, and how many elements in all."""
+    """One load, store or initialisation in the source: the paper's line, the array, how often, how many elements in all."""
 
-    line: int | None
+    label: str | None
     kind: str
     array: str
     times: int
@@ -89,16 +89,16 @@ class Movement:
 
 @dataclass
 class Ledger:
-    """Sums every load and store by the paper's line, and keeps what was resident when SRAM was fullest."""
+    """Sums every load, store and initialisation by the paper's line, and keeps what was resident when SRAM was fullest."""
 
     at_peak: dict[str, int] = field(default_factory=dict)
-    _sums: dict[tuple[int | None, str, str], list[int]] = field(default_factory=dict)
+    _sums: dict[tuple[str | None, str, str], list[int]] = field(default_factory=dict)
     _fullest: int = 0
 
     def __call__(self, event: Event) -> None:
         """Follow one event."""
-        if event.kind in ("load", "store"):
-            key = event.paper_line, event.kind, event.name.partition("[")[0]
+        if event.kind in ("init", "load", "store"):
+            key = event.label, event.kind, event.name.partition("[")[0]
             sums = self._sums.setdefault(key, [0, 0])
             sums[0] += event.times
             sums[1] += event.elements * event.times
@@ -107,5 +107,5 @@ class Ledger:
 
     @property
     def movements(self) -> list[Movement]:
-        """Every load and store, in the order first seen."""
+        """All of them, in the order first seen."""
         return [Movement(*key, times, elements) for key, (times, elements) in self._sums.items()]

@@ -117,6 +117,14 @@ def load_qkv(paths: Sequence[Path]) -> QKV:
     return QKV(found[0], found[1], found[2], source)
 
 
+def load_mask(path: Path) -> Array:
+    """Read a mask from a .npy file. Raises UnreadableInput; what it must be is checked where it is used."""
+    found = _read(path)
+    if isinstance(found, Mapping):
+        raise UnreadableInput(f"{path} holds several arrays; expected a .npy file with one, the mask")
+    return found
+
+
 _NOT_READ = np.empty(0)
 
 

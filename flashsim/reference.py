@@ -1,19 +1,26 @@
-"""Naive softmax attention in plain NumPy: the oracle of every test, and how far from it rounding may lead.
+"""Naive softmax attention and its gradients in plain NumPy: the oracle of every test, and how far rounding may lead.
 
 `attention` forms the whole N_q × N_k matrix, subtracts each row's maximum before the exponential (so no finite score
-overflows), and divides once. In float64, its default, its own error against exact arithmetic on the given numbers is
-within `error_bound(..., chip=float64, stored=float64)`.
+overflows), and divides once. `gradients` differentiates that, by Algorithm 3's formulas. In float64 their own error
+against exact arithmetic on the given numbers is within the bounds given here for chip=float64, stored=float64.
+
+Masks and dropout are arrays here: `mask` is boolean, True = attend, `keep` is boolean, True = the weight is kept, and
+divided by 1 − dropout_p. Both broadcast to (..., N_q, N_k). A query whose every key is masked has O = 0, l = 0, m = −∞ and
+gradients 0. What is masked is never read: NaN in a masked key or value stays there.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.inputs import Array, chip_dtype, roundoff, smallest_step
+from flashsim.inputs import Array, chip_dtype, largest, roundoff, smallest_step
+
+if TYPE_CHECKING:
+    from flashsim.records import Blocks
 
 
 class Attention(NamedTuple):
@@ -24,28 +31,149 @@ class Attention(NamedTuple):
     m: Array
 
 
-def attention(Q: Any, K: Any, V: Any, *, scale: float | None = None, dtype: DTypeLike = np.float64) -> Array:
-    """Return softmax(scale · QKᵀ) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d."""
-    return attention_with_statistics(Q, K, V, scale=scale, dtype=dtype).O
+class Three(NamedTuple):
+    """dQ, dK, dV, or a bound for each, shaped as Q, K, V."""
+
+    dQ: Array
+    dK: Array
+    dV: Array
+
+
+def attention(
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    scale: float | None = None,
+    dtype: DTypeLike = np.float64,
+    mask: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+) -> Array:
+    """Return dropout(softmax(MASK(scale · QKᵀ))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d."""
+    return attention_with_statistics(Q, K, V, scale=scale, dtype=dtype, mask=mask, keep=keep, dropout_p=dropout_p).O
 
 
 def attention_with_statistics(
-    Q: Any, K: Any, V: Any, *, scale: float | None = None, dtype: DTypeLike = np.float64
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    scale: float | None = None,
+    dtype: DTypeLike = np.float64,
+    mask: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
 ) -> Attention:
-    """Return O with l = Σ exp(S − m) and m = max S of each row, for S = scale · QKᵀ."""
+    """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for S = MASK(scale · QKᵀ)."""
     Q, K, V = (np.asarray(a).astype(dtype) for a in (Q, K, V))
-    tau = np.asarray(1 / math.sqrt(Q.shape[-1]) if scale is None else scale, dtype)
-    S = (tau * Q) @ K.swapaxes(-1, -2)
-    m = S.max(axis=-1, keepdims=True)
-    P = np.exp(S - m)
-    l = P.sum(axis=-1, keepdims=True)
-    return Attention((P @ V) / l, l[..., 0], m[..., 0])
+    P, l, m = _softmax(Q, K, _tau(scale, Q), mask)
+    P_dropped = P if keep is None else P * _Z(keep, dropout_p, P.dtype)
+    return Attention(_weighted(P_dropped, V) / np.where(l == 0, 1, l), l[..., 0], m[..., 0])
 
 
-def score_reach(Q: Any, K: Any, *, scale: float) -> Array:
-    """Return max_j |scale|·|q_i|ᵀ|k_j| of each row, (..., N_q, 1): rounding errors of its scores scale with it."""
-    q, k = (np.abs(np.asarray(a).astype(np.float64)) for a in (Q, K))
-    return np.asarray(abs(scale) * (q @ k.swapaxes(-1, -2)).max(axis=-1, keepdims=True))
+def gradients(
+    Q: Any,
+    K: Any,
+    V: Any,
+    dO: Any,
+    *,
+    scale: float | None = None,
+    mask: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+) -> Three:
+    """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
+    Q, K, V, dO = (np.asarray(a).astype(np.float64) for a in (Q, K, V, dO))
+    tau = _tau(scale, Q)
+    P, l, _ = _softmax(Q, K, tau, mask)
+    P = P / np.where(l == 0, 1, l)
+    Z: Any = 1.0 if keep is None else _Z(keep, dropout_p, P.dtype)
+    with np.errstate(invalid="ignore"):
+        dP = np.where(P == 0, 0.0, (dO @ V.swapaxes(-1, -2)) * Z)  # P = 0: masked, or as good as
+        D = (P * dP).sum(axis=-1, keepdims=True)
+        dS = np.where(P == 0, 0.0, P * (dP - D))
+    dS_T, P_dropped_T = dS.swapaxes(-1, -2), (P * Z).swapaxes(-1, -2)
+    return Three(tau * _weighted(dS, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO))
+
+
+def _tau(scale: float | None, Q: Array) -> Array:
+    return np.asarray(1 / math.sqrt(Q.shape[-1]) if scale is None else scale, Q.dtype)
+
+
+def _softmax(Q: Array, K: Array, tau: Array, mask: Any) -> tuple[Array, Array, Array]:
+    """Return exp(S − m), not yet divided, with its row sums l and row maxima m as columns."""
+    with np.errstate(invalid="ignore"):
+        S = (tau * Q) @ K.swapaxes(-1, -2)
+        if mask is not None:
+            S = np.where(mask, S, np.asarray(-np.inf, S.dtype))
+        m = S.max(axis=-1, keepdims=True)
+        P = np.exp(S - np.where(m == -np.inf, 0, m))
+    return P, P.sum(axis=-1, keepdims=True), m
+
+
+def _Z(keep: Any, dropout_p: float, dtype: DTypeLike) -> Array:
+    return np.where(keep, 1 / (1 - dropout_p), 0.0).astype(dtype)
+
+
+def _weighted(W: Array, X: Array) -> Array:
+    """Return W @ X, where a weight of 0 lets nothing through, be X there NaN or ∞."""
+    bad = ~np.isfinite(X)
+    if not bad.any():
+        return np.asarray(W @ X)
+    result = W @ np.where(bad, 0, X)
+    for k in np.flatnonzero(bad.any(axis=(*range(X.ndim - 2), -1))):
+        weights, values = W[..., k, None], np.where(bad, X, 0)[..., k, None, :]
+        with np.errstate(invalid="ignore"):
+            result = result + np.where(weights != 0, weights * values, 0)
+    return np.asarray(result)
+
+
+# ------------------------------------------------------------------------------------------- how far rounding may lead
+
+
+class Rounding(TypedDict):
+    """What the bounds need to know of an algorithm, besides the data. See `error_bound` and `gradient_bounds`."""
+
+    steps: int
+    stores: int
+    scores_stored: bool
+    logs_kept: bool
+
+
+class BackwardRounding(Rounding):
+    """The same for its backward pass."""
+
+    dQ_stores: int
+    recombined: bool
+
+
+def rounding(name: str, blocks: Blocks) -> Rounding:
+    """Return what `error_bound` needs to know of the algorithm: `error_bound(Q, K, V, **rounding(name, run.blocks))`."""
+    stores = {"standard": 1, "memory_efficient": 1, "rabe_staats": 2}.get(name, blocks.T_c)
+    return Rounding(
+        steps=blocks.T_c, stores=stores, scores_stored=name == "standard", logs_kept=name == "memory_efficient"
+    )
+
+
+def backward_rounding(name: str, blocks: Blocks, backward_blocks: Blocks | None = None) -> BackwardRounding:
+    """Return what `gradient_bounds` needs to know, for a backward pass with its own blocks or the forward pass's."""
+    T_c = (backward_blocks or blocks).T_c
+    return BackwardRounding(
+        **rounding(name, blocks),
+        dQ_stores=1 if name in ("standard", "memory_efficient") else T_c,
+        recombined=name == "rabe_staats",
+    )
+
+
+def score_reach(Q: Any, K: Any, *, scale: float, mask: Any = None) -> Array:
+    """Return max_j |scale|·|q_i|ᵀ|k_j| of each row, (..., N_q, 1): rounding errors of its scores scale with it.
+
+    Over the keys that the mask allows; 0 for a row that has none.
+    """
+    q, k = (np.abs(_numbers(a)) for a in (Q, K))
+    reach = abs(scale) * (q @ k.swapaxes(-1, -2))
+    return np.asarray((reach if mask is None else np.where(mask, reach, 0.0)).max(axis=-1, keepdims=True))
 
 
 def error_bound(
@@ -55,7 +183,12 @@ def error_bound(
     *,
     scale: float | None = None,
     steps: int = 1,
+    stores: int | None = None,
     scores_stored: bool = False,
+    logs_kept: bool = False,
+    mask: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
     chip: DTypeLike | None = None,
     stored: DTypeLike | None = None,
     C: float = 2.0,
@@ -63,34 +196,167 @@ def error_bound(
     """Return how far each element of O may lie from exact attention, (..., N_q, d_v), from the data's own condition.
 
     `chip` is what is computed in (unit roundoff u), `stored` what matrices are kept in (u_s); both default to what
-    `forward` uses for Q's dtype. `steps` is how often O is rounded on its way (Algorithm 1: T_c times).
+    `forward` uses for Q's dtype. `steps` is how often ℓ is rescaled, `stores` how often O is rounded on its way (by
+    default as often; both T_c for Algorithm 1). `rounding` says all that of an algorithm.
 
-    A score is a sum of d products: it is off by at most δ = (d + 4)·u·max_j |τ|·|q|ᵀ|k_j|. The 4 covers the scale, the
-    subtraction of the maximum and the exponential's argument; rescaling factors telescope, as the maximum only rises.
+    A score is a sum of d products: it is off by at most δ = (d + 4)·u·max_j |τ|·|q|ᵀ|k_j|, over the keys that the mask
+    allows. The 4 covers the scale, the subtraction of the maximum and the exponential's argument; rescaling factors
+    telescope, as the maximum only rises. A masked score is −∞, and exact.
     Storing S adds u_s·max_j |S| to δ; storing P adds u_s relatively, and the smallest subnormal absolutely.
+    Keeping log L in place of ℓ and m rounds max_j |S| + log N_k twice a step: that times 2u·steps is added to δ.
     A weight e^s is then off by a factor e^{±δ}, numerator and denominator alike: 2·expm1(δ).
     Sums over N_k keys add (N_k + 8)·u, each rescaling step of O and ℓ another 8u. All of it weighs on P|V|.
-    Each rounding of O to `stored` adds u_s of what has been summed so far, at most P|V|.
+    Dropout turns P into PZ, Z being 0 or 1/(1 − p) (rounded, and multiplied by: 3u), and where P is stored, PZ is too.
+    Each rounding of O to `stored` adds u_s of what has been summed so far, at most PZ|V|.
     C = 2 leaves room for the second-order terms left out. Where scores are so large that rounding them decides the
-    softmax, the bound is the trivial one: two averages of V's rows differ by at most 2·max|V|.
+    softmax, the bound is the trivial one: two averages of V's rows differ by at most 2·max|V| / (1 − p).
+    A row whose every key is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
     """
-    Q = np.asarray(Q)
-    chip = chip_dtype(Q.dtype) if chip is None else np.dtype(chip)
-    stored = Q.dtype if stored is None else np.dtype(stored)
-    u, u_s = roundoff(chip), (0.0 if np.dtype(stored) == np.dtype(chip) else roundoff(stored))
-    q, k, v = (np.asarray(a).astype(np.float64) for a in (Q, K, V))
-    tau = abs(1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    d, N_k = q.shape[-1], k.shape[-2]
-    reach = score_reach(q, k, scale=tau)
-    delta = (d + 4) * u * reach + (u_s * reach if scores_stored else 0.0)
-    S = tau * (q @ k.swapaxes(-1, -2)) * (1.0 if scale is None else math.copysign(1, scale))
-    P = np.exp(S - S.max(axis=-1, keepdims=True))
-    mass = (P @ np.abs(v)) / P.sum(axis=-1, keepdims=True)
-    floor = np.full_like(mass, steps * smallest_step(stored))
+    has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored)
+    stores = steps if stores is None else stores
+    one_rounding = has.weights_error(steps, scores_stored, logs_kept) + stores * has.u_s
+    gain = 1 / (1 - dropout_p)
+    floor = np.full_like(has.mass, stores * has.step)
+    floor = floor + has.least * gain * np.abs(has.V).sum(axis=-2, keepdims=True)
     if scores_stored:
-        floor = floor + smallest_step(stored) * np.abs(v).sum(axis=-2, keepdims=True)
+        floor = floor + has.step * (gain + (keep is not None)) * np.abs(has.V).sum(axis=-2, keepdims=True)
     with np.errstate(over="ignore"):
-        relative = 2 * np.expm1(delta) + (N_k + 8 * (steps + 1)) * u + (steps + scores_stored) * u_s
-        rounding = np.where(mass > 0, C * relative * np.maximum(mass, smallest_step(np.float64)), 0.0)
-    most = 2 * (1 + u_s) * np.abs(v).max(axis=-2, keepdims=True)
-    return np.asarray(np.minimum(rounding, most) + floor)
+        off = np.where(has.mass > 0, C * one_rounding * np.maximum(has.mass, smallest_step(np.float64)), 0.0)
+    most = 2 * gain * (1 + has.u_s) * np.abs(has.V).max(axis=-2, keepdims=True)
+    return has.within_range(np.where(has.any_key, np.minimum(off, most) + floor, 0.0), has.mass)
+
+
+def gradient_bounds(
+    Q: Any,
+    K: Any,
+    V: Any,
+    dO: Any,
+    *,
+    scale: float | None = None,
+    steps: int = 1,
+    stores: int | None = None,
+    scores_stored: bool = False,
+    logs_kept: bool = False,
+    dQ_stores: int | None = None,
+    recombined: bool = False,
+    mask: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+    chip: DTypeLike | None = None,
+    stored: DTypeLike | None = None,
+    C: float = 2.0,
+) -> Three:
+    """Return how far each element of dQ, dK, dV may lie from the exact gradients, as arrays of their shapes.
+
+    Arguments as for `error_bound`, those of the forward pass included, whose O, ℓ and m the backward pass inherits.
+    `dQ_stores` is how often dQ is rounded on its way (Algorithm 4: T_c times, the default), `recombined` whether
+    P ∘ (dP − D) is summed up by way of a block's own D (Appendix B.5). `backward_rounding` says all that of an algorithm.
+
+    E(X) is how far the computed X may be off, |dO||V|ᵀ is written A, and A∘Z is A_Z ≥ |dP|.
+    P is e^{S − m}/ℓ with S off by δ now and in ℓ: E(P) = P·(2·expm1(δ) + (N_k + 8·steps + 8)·u), as in `error_bound`.
+    Where P is kept rather than computed again, that is at most 1, since both are between 0 and 1.
+    P^dropped = P∘Z: E = Z·(E(P) + 3uP), and once more u_s where it is stored.
+    dV = (P^dropped)ᵀdO, N_q terms: E = E(P^dropped)ᵀ|dO| + (N_q + 4)·u·(P^dropped)ᵀ|dO|, and u_s of that sum to store it.
+    dP = dO Vᵀ ∘ Z, d_v terms: E = (d_v + 4)·u·A_Z; where it is stored, u_s·A_Z, twice with dropout.
+    D = rowsum(dO∘O), d_v terms: O brings its own rounding: E = |dO|·E(O) + (d_v + 2)·u·|dO|·(P^dropped|V|). Standard attention
+    sums P∘dP instead, N_k terms: E = Σ_j ((P + E(P))·E(dP) + E(P)·A_Z) + (N_k + 2)·u·Σ_j P·A_Z.
+    dS = P∘(dP − D): E = E(P)·|dP − D| + (P + E(P))·(E(dP) + E(D) + 2u·(A_Z + |D|)), and u_s where it is stored.
+    By way of a block's own D_j, which is an average of dP: 4u·max_j A_Z more inside the last bracket.
+    dQ = τ dS K, N_k terms: E = |τ|·(E(dS)|K| + (N_k + 4)·u·|dS||K|) and dQ_stores·u_s of that sum. dK likewise: N_q, one store.
+    Each rounding to `stored` may lose its smallest subnormal. C = 2 leaves room for second-order terms, as before.
+    Where a sum may pass the end of `stored` there is no bound: ∞. float16 ends at 65504, which dQ and dK may well pass.
+    """
+    has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored)
+    stores = steps if stores is None else stores
+    dQ_stores = steps if dQ_stores is None else dQ_stores
+    u, u_s, step, least, P, Z = has.u, has.u_s, has.step, has.least, has.P, has.Z
+    u_p, step_p = (u_s, step) if scores_stored else (0.0, 0.0)  # what storing P, dP and dS adds
+    N_q, N_k, d_v, dropped = has.Q.shape[-2], has.K.shape[-2], has.V.shape[-1], keep is not None
+    dO = _numbers(dO)
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        E_P = np.where(P > 0, (has.weights_error(steps, scores_stored, logs_kept) * P), 0.0) + least + step_p
+        E_P = np.where(has.allowed, np.minimum(E_P, 1.0) if scores_stored else E_P, 0.0)
+        E_P_dropped = Z * (E_P + 3 * u * P) + (u_p * Z * P + step_p) * dropped
+        dV_sum = (P * Z).swapaxes(-1, -2) @ np.abs(dO)
+        E_dV = E_P_dropped.swapaxes(-1, -2) @ np.abs(dO) + ((N_q + 4) * u + u_s) * dV_sum + step
+
+        A_Z = Z * (np.abs(dO) @ np.abs(has.V).swapaxes(-1, -2))
+        E_dP = (
+            ((d_v + 4) * u + (1 + dropped) * u_p) * A_Z + (d_v * least + step_p) * np.maximum(Z, 1) + step_p * dropped
+        )
+        D_sum = (P * A_Z).sum(axis=-1, keepdims=True)
+        if scores_stored:
+            E_D = ((P + E_P) * E_dP + E_P * A_Z).sum(axis=-1, keepdims=True) + (N_k + 2) * u * D_sum
+        else:
+            E_O = error_bound(
+                Q, K, V, scale=scale, steps=steps, stores=stores, logs_kept=logs_kept, mask=mask, keep=keep,
+                dropout_p=dropout_p, chip=chip, stored=stored, C=1.0,
+            )  # fmt: skip
+            E_D = (np.abs(dO) * (E_O + (d_v + 2) * u * has.mass + least)).sum(axis=-1, keepdims=True)
+        dP = Z * (dO @ has.V.swapaxes(-1, -2))
+        dP_less_D = np.abs(dP - (P * dP).sum(axis=-1, keepdims=True))
+        detour = np.where(has.allowed, A_Z, 0.0).max(axis=-1, keepdims=True) * recombined
+        E_dS = E_P * dP_less_D + (P + E_P) * (E_dP + E_D + 2 * u * (A_Z + D_sum) + 4 * u * detour)
+        E_dS = np.where(has.allowed, E_dS + u_p * P * dP_less_D + least + step_p, 0.0)
+
+        tau, dS = abs(has.tau), P * dP_less_D
+        dS_T, E_dS_T = dS.swapaxes(-1, -2), E_dS.swapaxes(-1, -2)
+        dQ_sum, dK_sum = tau * ((dS + E_dS) @ np.abs(has.K)), tau * ((dS_T + E_dS_T) @ np.abs(has.Q))
+        E_dQ = tau * (E_dS @ np.abs(has.K)) + ((N_k + 4) * u + dQ_stores * u_s) * dQ_sum + dQ_stores * step
+        E_dK = tau * (E_dS_T @ np.abs(has.Q)) + ((N_q + 4) * u + u_s) * dK_sum + step
+        E_dQ = np.where(has.any_key, E_dQ + N_k * least, 0.0)
+        E_dK, E_dV = E_dK + N_q * least, E_dV + N_q * least
+        pairs = ((E_dQ, dQ_sum), (E_dK, dK_sum), (E_dV, dV_sum))
+        return Three(*(has.within_range(C * bound, most) for bound, most in pairs))
+
+
+class _Data:
+    """What both bounds start from: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|, and the roundoffs, in float64."""
+
+    def __init__(
+        self,
+        Q: Any,
+        K: Any,
+        V: Any,
+        scale: float | None,
+        mask: Any,
+        keep: Any,
+        dropout_p: float,
+        chip: DTypeLike | None,
+        stored: DTypeLike | None,
+    ) -> None:
+        Q = np.asarray(Q)
+        chip = chip_dtype(Q.dtype) if chip is None else np.dtype(chip)
+        stored = Q.dtype if stored is None else np.dtype(stored)
+        self.u, self.u_s = roundoff(chip), (0.0 if stored == chip else roundoff(stored))
+        self.least, self.step, self.end = smallest_step(chip), smallest_step(stored), largest(stored)
+        self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
+        self.tau = float(_tau(scale, self.Q))
+        self.reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask)
+        P, l, _ = _softmax(self.Q, self.K, np.asarray(self.tau), mask)
+        self.any_key = l > 0
+        self.P = P / np.where(self.any_key, l, 1)
+        self.allowed = np.broadcast_to(True if mask is None else np.asarray(mask), P.shape)
+        self.Z = np.ones_like(P) if keep is None else np.broadcast_to(_Z(keep, dropout_p, np.float64), P.shape)
+        self.mass = (self.P * self.Z) @ np.abs(self.V)
+        self.dropped = keep is not None
+
+    def weights_error(self, steps: int, scores_stored: bool, logs_kept: bool) -> Array:
+        """Return the relative error of a row's weights, their sum and their products with V, without O's own storing."""
+        d, N_k = self.Q.shape[-1], self.K.shape[-2]
+        delta = (d + 4) * self.u * self.reach + scores_stored * self.u_s * self.reach
+        delta = delta + logs_kept * 2 * steps * self.u * (self.reach + math.log(N_k))
+        stored = scores_stored * (1 + self.dropped) * self.u_s
+        with np.errstate(over="ignore"):
+            return np.asarray(2 * np.expm1(delta) + (N_k + 8 * (steps + 1) + 3 * self.dropped) * self.u + stored)
+
+    def within_range(self, bound: Array, most: Array) -> Array:
+        """Return the bound, and ∞ where a sum of that size, with its error, may overflow what it is stored in."""
+        return np.where(most + bound < self.end, bound, np.inf)
+
+
+def _numbers(a: Any) -> Array:
+    """Return `a` in float64, with 0 for NaN and ∞: a bound is for results that do not depend on those."""
+    wide = np.asarray(a).astype(np.float64)
+    return np.where(np.isfinite(wide), wide, 0.0)

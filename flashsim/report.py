@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flashsim import theory
-from flashsim.algorithms import FORWARD
-from flashsim.api import Tally, count, forward
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.api import Gradients, Run, Tally, backward, count, forward
+from flashsim.dropout import keep_mask
 from flashsim.inputs import Array
 from flashsim.observers import Ledger
 from flashsim.qkv import QKV
 from flashsim.records import Blocks, Occupancy, Traffic
-from flashsim.reference import attention, error_bound
+from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
 from flashsim.sizes import human_bytes
+from flashsim.variant import attended
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from flashsim.verify import Claim
 
 ROWS_AT_ONCE = 1_024  # of the N_q × N_k score matrix that the naive reference forms
+LARGEST_GRADIENT = 2**25  # elements of that matrix up to which gradients are compared: its 20-odd copies fill 8 GB
 
 
 # ----------------------------------------------------------------------------------------------------------------- run
@@ -34,79 +38,162 @@ ROWS_AT_ONCE = 1_024  # of the N_q × N_k score matrix that the naive reference 
 
 @dataclass(frozen=True)
 class Result:
-    """One algorithm over all heads: what it cost, how far from naive attention it came, whether theory agrees."""
+    """One pass of one algorithm over all heads: what it cost, how far from naive attention, whether theory agrees.
 
+    The errors are None where naive attention was too large to form.
+    """
+
+    title: str
     hbm: Traffic
     sram: Occupancy
     blocks: Blocks
-    max_error: float
-    error_of_bound: float
-    equals_theory: bool
+    max_error: float | None
+    error_of_bound: float | None
+    equals_theory: bool | None
     seconds: float
 
     @property
     def ok(self) -> bool:
-        """Whether the counts equal theory and the error is within rounding."""
-        return self.equals_theory and self.error_of_bound <= 1.0
+        """Whether the counts equal theory and the error is within rounding, as far as compared."""
+        return self.equals_theory is not False and (self.error_of_bound is None or self.error_of_bound <= 1.0)
 
 
-def run_all(given: QKV, names: Sequence[str], progress: Progress, **options: Any) -> dict[str, Result]:
-    """Run each algorithm on each head; each head runs on its own and the counts add up."""
-    results = {}
+def run_all(
+    given: QKV, names: Sequence[str], progress: Progress, *, both_ways: bool, **options: Any
+) -> tuple[dict[str, Result], dict[str, Result]]:
+    """Run each algorithm forward, and backward for a random dO if `both_ways`; return the results of each direction."""
+    forwards, backwards = {}, {}
     for name in names:
-        task = progress.add_task(FORWARD[name].title, total=given.heads)
-        traffic, worst, worst_of_bound, seconds = Traffic(), 0.0, 0.0, 0.0
-        for Q, K, V in given.each_head():
-            start = time.perf_counter()
-            run = forward(name, Q, K, V, **options)
-            seconds += time.perf_counter() - start
-            traffic += run.hbm
-            error, of_bound = _compare(name, run.O, Q, K, V, options["scale"], run.blocks.T_c)
-            worst, worst_of_bound = max(worst, error), max(worst_of_bound, of_bound)
-            progress.advance(task)
-        want = theory.exact(name, **_theory_arguments(given, options))
-        agree = (traffic, run.sram, run.blocks) == (want.hbm, want.sram, want.blocks)
-        results[name] = Result(traffic, run.sram, run.blocks, worst, worst_of_bound, agree, seconds)
-    return results
+        on_head = _progress_bar(progress, FORWARD[name].title, given.heads)
+        start = time.perf_counter()
+        run = forward(name, given.Q, given.K, given.V, **options, on_head=on_head)
+        seconds = time.perf_counter() - start
+        errors = _worst(_forward_errors(run))
+        forwards[name] = _result(FORWARD[name].title, run, run.hbm, run.sram, run.blocks, errors, "forward", seconds)
+        if not both_ways:
+            continue
+        dO = np.random.default_rng(0).standard_normal(run.O.shape).astype(run.O.dtype)
+        on_head = _progress_bar(progress, BACKWARD[name].title, given.heads)
+        start = time.perf_counter()
+        found = backward(name, run, dO, on_head=on_head)
+        seconds = time.perf_counter() - start
+        errors = _worst(_backward_errors(run, found, dO))
+        title = BACKWARD[name].title
+        backwards[name] = _result(title, run, found.hbm, found.sram, found.blocks, errors, "backward", seconds)
+    return forwards, backwards
 
 
-def _theory_arguments(given: QKV, options: Mapping[str, Any]) -> dict[str, Any]:
-    shape = {"N_q": given.Q.shape[-2], "N_k": given.K.shape[-2], "d": given.Q.shape[-1], "d_v": given.V.shape[-1]}
-    rest = {name: options[name] for name in ("M", "sizing", "blocks")}
-    return {**shape, **rest, "heads": given.heads, "dtype": given.Q.dtype.name}
+def _progress_bar(progress: Progress, title: str, heads: int) -> Callable[[int, int], None]:
+    task = progress.add_task(title, total=heads)
+    return lambda done, _: progress.update(task, completed=done)
 
 
-def _compare(name: str, O: Array, Q: Array, K: Array, V: Array, scale: float | None, T_c: int) -> tuple[float, float]:
-    """Return the largest error against naive attention in float64, plain and as a part of its rounding bound."""
-    worst = of_bound = 0.0
-    stored = FORWARD[name].stores_scores
-    for top in range(0, len(Q), ROWS_AT_ONCE):
-        rows = slice(top, top + ROWS_AT_ONCE)
-        error = np.abs(O[rows].astype(np.float64) - attention(Q[rows], K, V, scale=scale))
-        bound = error_bound(Q[rows], K, V, scale=scale, steps=T_c, scores_stored=stored)
-        worst = max(worst, float(error.max()))
-        of_bound = max(of_bound, float(np.divide(error, bound, out=np.zeros_like(error), where=error > 0).max()))
-    return worst, of_bound
+def _result(
+    title: str,
+    run: Run,
+    hbm: Traffic,
+    sram: Occupancy,
+    blocks: Blocks,
+    errors: tuple[float, float] | None,
+    direction: str,
+    seconds: float,
+) -> Result:
+    worst, of_bound = errors or (None, None)
+    return Result(title, hbm, sram, blocks, worst, of_bound, _agrees(run, hbm, sram, blocks, direction), seconds)
 
 
-def run_numbers(given: QKV, results: Mapping[str, Result]) -> dict[str, Any]:
+def _agrees(run: Run, hbm: Traffic, sram: Occupancy, blocks: Blocks, direction: str) -> bool | None:
+    """Whether theory says the same; None where heads have masks of their own, which the closed forms do not add up."""
+    if run.variant.mask.per_head:
+        return None
+    shape, variant = run.inputs.shape, run.variant
+    want = theory.exact(
+        run.algorithm,
+        N_q=shape.N_q,
+        N_k=shape.N_k,
+        d=shape.d,
+        d_v=shape.d_v,
+        M=sram.capacity,
+        heads=max(math.prod(run.inputs.leading), 1),
+        dtype=run.inputs.dtype.name,
+        blocks=(blocks.B_r, blocks.B_c),
+        direction=direction,
+        mask=variant.mask,
+        dropout_p=variant.dropout_p,
+        block_mask=variant.block_mask,
+    )
+    return (hbm, sram.peak, blocks) == (want.hbm, want.sram.peak, want.blocks)
+
+
+def _forward_errors(run: Run) -> Iterator[tuple[Array, Array]]:
+    """Yield (error, bound) of O, some rows of one head at a time."""
+    given, variant, shape = run.inputs, run.variant, run.inputs.shape
+    for number, head in enumerate(np.ndindex(given.leading)):
+        Q, K, V = given.Q[head], given.K[head], given.V[head]
+        whole, keep = _whole_masks(run, head, number)
+        for top in range(0, shape.N_q, ROWS_AT_ONCE):
+            rows = slice(top, top + ROWS_AT_ONCE)
+            parts: dict[str, Any] = {
+                "scale": run.scale,
+                "mask": None if whole is None else whole[rows],
+                "keep": None if keep is None else keep[rows],
+                "dropout_p": variant.dropout_p,
+            }
+            error = np.abs(run.O[head][rows].astype(np.float64) - attention(Q[rows], K, V, **parts))
+            yield error, error_bound(Q[rows], K, V, **rounding(run.algorithm, run.blocks), **parts)
+
+
+def _backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[tuple[Array, Array]]:
+    """Yield (error, bound) of dQ, dK and dV, one head at a time."""
+    given, variant, shape = run.inputs, run.variant, run.inputs.shape
+    if shape.N_q * shape.N_k > LARGEST_GRADIENT:
+        return
+    for number, head in enumerate(np.ndindex(given.leading)):
+        operands = given.Q[head], given.K[head], given.V[head], dO[head]
+        whole, keep = _whole_masks(run, head, number)
+        parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": variant.dropout_p}
+        wanted = gradients(*operands, **parts)
+        bounds = gradient_bounds(*operands, **backward_rounding(run.algorithm, run.blocks, found.blocks), **parts)
+        for got, want, bound in zip((found.dQ, found.dK, found.dV), wanted, bounds, strict=True):
+            yield np.abs(got[head].astype(np.float64) - want), bound
+
+
+def _whole_masks(run: Run, head: tuple[int, ...], number: int) -> tuple[Array | None, Array | None]:
+    shape, variant = run.inputs.shape, run.variant
+    keep = keep_mask(variant.seed, variant.dropout_p, shape.N_q, shape.N_k, number) if variant.dropout_p else None
+    return attended(variant, run.blocks, shape, head), keep
+
+
+def _worst(errors: Iterable[tuple[Array, Array]]) -> tuple[float, float] | None:
+    """Return the largest error, plain and as a part of its bound; None if nothing was compared."""
+    worst: tuple[float, float] | None = None
+    for error, bound in errors:
+        of_bound = np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0), where=bound > 0)
+        before = worst or (0.0, 0.0)
+        worst = max(before[0], float(error.max())), max(before[1], float(of_bound.max()))
+    return worst
+
+
+def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result]) -> dict[str, Any]:
     """Return the results as plain data."""
     shapes = {name: list(array.shape) for name, array in (("Q", given.Q), ("K", given.K), ("V", given.V))}
     return {
         "source": given.source,
         "shapes": shapes,
         "dtype": given.Q.dtype.name,
-        "algorithms": {
-            name: {
-                **traffic_numbers(result.hbm),
-                "sram": asdict(result.sram),
-                "blocks": asdict(result.blocks),
-                "max_error": result.max_error,
-                "error_of_rounding_bound": result.error_of_bound,
-                "equals_theory": result.equals_theory,
-            }
-            for name, result in results.items()
-        },
+        "algorithms": {name: _numbers(result) for name, result in forwards.items()},
+        "backward": {name: _numbers(result) for name, result in backwards.items()},
+    }
+
+
+def _numbers(result: Result) -> dict[str, Any]:
+    return {
+        **traffic_numbers(result.hbm),
+        "sram": asdict(result.sram),
+        "blocks": asdict(result.blocks),
+        "max_error": result.max_error,
+        "error_of_rounding_bound": result.error_of_bound,
+        "equals_theory": result.equals_theory,
     }
 
 
@@ -117,17 +204,22 @@ def traffic_numbers(traffic: Traffic) -> dict[str, Any]:
     return {**{name: getattr(traffic, name) for name in names}, "by_array": by_array}
 
 
-def print_run(given: QKV, results: Mapping[str, Result]) -> None:
-    """Print the comparison."""
-    console, some = _console(), next(iter(results.values()))
+def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result], asked: str) -> None:
+    """Print the comparison. `asked` says what was asked besides, such as "causal, dropout 0.1"."""
+    console, M = _console(), next(iter(forwards.values())).sram.capacity
     N_q, d, N_k, d_v = given.Q.shape[-2], given.Q.shape[-1], given.K.shape[-2], given.V.shape[-1]
-    itemsize, M = given.Q.dtype.itemsize, some.sram.capacity
     lengths = f"N = {N_q:,}" if N_q == N_k else f"N_q = {N_q:,}, N_k = {N_k:,}"
     widths = f"d = {d}" if d == d_v else f"d = {d}, d_v = {d_v}"
     console.print(given.source)
-    console.print(f"{given.heads} head(s), {lengths}, {widths}, {given.Q.dtype.name}")
-    console.print(f"SRAM of M = {M:,} elements ({human_bytes(M * itemsize)} of {given.Q.dtype.name})\n")
-    table = _table("HBM accesses in elements", *(FORWARD[name].title for name in results))
+    console.print(f"{given.heads} head(s), {lengths}, {widths}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
+    console.print(f"SRAM of M = {M:,} elements ({human_bytes(M * given.Q.dtype.itemsize)} of {given.Q.dtype.name})\n")
+    for results in (forwards, backwards):
+        if results:
+            _print_results(console, results)
+
+
+def _print_results(console: Console, results: Mapping[str, Result]) -> None:
+    table = _table("HBM accesses in elements", *(result.title for result in results.values()))
     arrays = [name for result in results.values() for name in result.hbm.by_array]
     for array in dict.fromkeys(arrays):
         table.add_row(array, *(_accesses(result.hbm, array) for result in results.values()))
@@ -135,9 +227,10 @@ def print_run(given: QKV, results: Mapping[str, Result]) -> None:
     for label, cell in _RUN_ROWS:
         table.add_row(label, *(cell(result) for result in results.values()))
     console.print(table)
-    if {"standard", "flash_basic"} <= results.keys():
-        ratio = results["standard"].hbm.accesses / results["flash_basic"].hbm.accesses
-        console.print(f"\nStandard attention moves {ratio:.2f}× the elements that FlashAttention does.")
+    for flash in {"flash", "flash_basic"} & results.keys():
+        if "standard" in results:
+            ratio = results["standard"].hbm.accesses / results[flash].hbm.accesses
+            console.print(f"\nStandard attention moves {ratio:.2f}× the elements that FlashAttention does.\n")
 
 
 _RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
@@ -146,13 +239,21 @@ _RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("  of them initial", lambda r: f"{r.hbm.init_writes:,}"),
     ("accesses", lambda r: f"{r.hbm.accesses:,}"),
     ("bytes", lambda r: human_bytes(r.hbm.bytes)),
-    ("equal to the closed form", lambda r: "yes, by array" if r.equals_theory else "NO"),
+    (
+        "equal to the closed form",
+        lambda r: {True: "yes, by array", False: "NO", None: "masks differ by head"}[r.equals_theory],
+    ),
     ("blocks B_r × B_c", lambda r: f"{r.blocks.B_r} × {r.blocks.B_c}"),
     ("blocks T_r × T_c", lambda r: f"{r.blocks.T_r} × {r.blocks.T_c}"),
     ("extra HBM, elements", lambda r: f"{r.hbm.extra:,}"),
     ("SRAM peak, elements", lambda r: f"{r.sram.peak:,} ({r.sram.peak / r.sram.capacity:.0%} of M)"),
-    ("max error against naive", lambda r: f"{r.max_error:.1e}"),
-    ("  of its rounding bound", lambda r: f"{r.error_of_bound:.3f}" + ("" if r.error_of_bound <= 1 else ", TOO LARGE")),
+    ("max error against naive", lambda r: "too large" if r.max_error is None else f"{r.max_error:.1e}"),
+    (
+        "  of its rounding bound",
+        lambda r: (
+            "–" if r.error_of_bound is None else f"{r.error_of_bound:.3f}" + ", TOO LARGE" * (r.error_of_bound > 1)
+        ),
+    ),
     ("simulated in", lambda r: f"{r.seconds:.2f} s"),
 )
 
@@ -177,7 +278,7 @@ class Counted:
         """Return plain data."""
         return {
             "algorithm": self.tally.algorithm,
-            "arguments": dict(self.arguments),
+            "arguments": {key: getattr(value, "__name__", value) for key, value in self.arguments.items()},
             **traffic_numbers(self.tally.hbm),
             "sram": asdict(self.tally.sram),
             "resident_at_peak": self.ledger.at_peak,
@@ -202,7 +303,8 @@ def print_count(counted: Counted) -> None:
     console, tally = _console(), counted.tally
     itemsize = theory.BYTES[counted.arguments["dtype"]]
     blocks, heads = tally.blocks, counted.arguments["heads"]
-    console.print(FORWARD[tally.algorithm].title)
+    passes = BACKWARD if counted.arguments.get("direction") == "backward" else FORWARD
+    console.print(passes[tally.algorithm].title)
     console.print(
         f"M = {tally.sram.capacity:,} elements ({human_bytes(tally.sram.capacity * itemsize)} of "
         f"{counted.arguments['dtype']}): M counts elements, so that line 1's ⌈M/4d⌉ is a number of rows"
@@ -210,17 +312,15 @@ def print_count(counted: Counted) -> None:
     console.print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}\n")
 
     lines = _table("by line of the algorithm" + (", one head" if heads > 1 else ""), "array", "how often", "elements")
-    if tally.hbm.init_writes:
-        lines.add_row("2  initialise", "", "1", f"{tally.hbm.init_writes // heads:,}")
     for movement in counted.ledger.movements:
-        lines.add_row(
-            f"{movement.line}  {movement.kind}", movement.array, f"{movement.times:,}", f"{movement.elements:,}"
-        )
+        label = (movement.label or "").removeprefix("line ")
+        lines.add_row(f"{label}  {movement.kind}", movement.array, f"{movement.times:,}", f"{movement.elements:,}")
     console.print(lines)
 
     arrays = _table("by array" + (f", {heads:,} heads" if heads > 1 else ""), "reads", "writes", "reads =", "writes =")
+    formulas = _formulas(tally.algorithm, counted.arguments)
     for array, traffic in tally.hbm.by_array.items():
-        reads, writes = (_pretty(formula) for formula in theory.FORMULAS[tally.algorithm][array])
+        reads, writes = (_pretty(formula) for formula in formulas.get(array, ("0", "0")))
         arrays.add_row(array, f"{traffic.reads:,}", f"{traffic.writes:,}", reads, writes)
     arrays.add_section()
     arrays.add_row("total", f"{tally.hbm.reads:,}", f"{tally.hbm.writes:,}")
@@ -236,6 +336,14 @@ def print_count(counted: Counted) -> None:
         f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / tally.sram.capacity:.0%} of M"
     )
     console.print(f"  = {held}")
+
+
+def _formulas(name: str, arguments: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
+    """Return each array's (reads, writes) as text, where they are the plain ones: no mask, no dropout, no tile skipped."""
+    if arguments.get("causal") or arguments.get("dropout_p") or arguments.get("block_mask") is not None:
+        return {}
+    table = theory.FORMULAS_BACKWARD if arguments.get("direction") == "backward" else theory.FORMULAS
+    return table.get(name, {})
 
 
 def _pretty(formula: str) -> str:

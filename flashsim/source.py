@@ -15,7 +15,7 @@ from types import FrameType
 Site = tuple[str, int]
 """(file name, line number) of a call."""
 
-PAPER_LINE = re.compile(r"#\s*line (\d+)")
+LABEL = re.compile(r"#\s*(line \d+|equation \d+|summarise|combine|recompute|differentiate)")
 
 
 def site_of(frame: FrameType) -> Site:
@@ -45,7 +45,7 @@ def target_at(site: Site, default: str) -> str:
     return _targets(filename).get(line, default)
 
 
-def paper_line(site: Site) -> int | None:
-    """Return the paper's line number that labels the source line (`# line 9`), or None."""
-    found = PAPER_LINE.search(linecache.getline(*site))
-    return int(found[1]) if found else None
+def label_at(site: Site) -> str | None:
+    """Return what labels the source line in the paper's terms ("line 9", "equation 4", "combine"), or None."""
+    found = LABEL.search(linecache.getline(*site))
+    return found[1] if found else None

@@ -62,6 +62,16 @@ class Variant:
         return ArrayBlockMask(array.astype(bool))
 
 
+def attended(variant: Variant, blocks: Blocks, shape: Shape, head: Head) -> Bools | None:
+    """Return the whole (N_q, N_k) mask of one head, block mask included, for the reference; None if all is attended to."""
+    if isinstance(variant.mask, All) and variant.block_mask is None:
+        return None
+    columns = variant.blocks_for(blocks, shape, head)
+    tiles = np.stack([columns.column(j) for j in range(blocks.T_c)], axis=1)
+    spread = tiles.repeat(blocks.B_r, axis=0)[: shape.N_q].repeat(blocks.B_c, axis=1)[:, : shape.N_k]
+    return variant.mask.whole(shape, head) & spread
+
+
 class LiveTiles:
     """The tiles that a mask leaves alive, as far as positions tell: skip the others, and nothing changes but the counts."""
 

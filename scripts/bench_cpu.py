@@ -68,14 +68,15 @@ class Sizes:
     """The problems, and how often each is timed after the first call."""
 
     N: int
+    backward_N: int
     peer_N: int
     rounds: int
     d: int = 64
     M: int = 51_200
 
 
-FULL = Sizes(N=8192, peer_N=1024, rounds=15)
-QUICK = Sizes(N=2048, peer_N=256, rounds=3)
+FULL = Sizes(N=8192, backward_N=4096, peer_N=1024, rounds=15)
+QUICK = Sizes(N=2048, backward_N=1024, peer_N=256, rounds=3)
 
 
 def naive(Q: Array, K: Array, V: Array) -> Array:
@@ -84,6 +85,15 @@ def naive(Q: Array, K: Array, V: Array) -> Array:
     P: Array = np.exp(S - S.max(axis=1, keepdims=True))
     P /= P.sum(axis=1, keepdims=True)
     return P @ V
+
+
+def naive_backward(Q: Array, K: Array, V: Array, P: Array, dO: Array) -> Array:
+    """Textbook gradients, given P from the forward pass; returns dQ, dK, dV side by side."""
+    tau = Q.dtype.type(1 / math.sqrt(Q.shape[1]))
+    dV = P.T @ dO
+    dP = dO @ V.T
+    dS = P * (dP - (P * dP).sum(axis=1, keepdims=True))
+    return np.hstack([tau * (dS @ K), tau * (dS.T @ Q), dV])
 
 
 def inputs(N: int, d: int) -> tuple[Array, Array, Array]:
@@ -207,6 +217,23 @@ def work_time(sizes: Sizes, _: str) -> Record:
     return take_turns(contestants, sizes.rounds, reference=lambda: naive(Q, K, V))
 
 
+def work_backward(sizes: Sizes, _: str) -> Record:
+    """Time the simulator's backward pass (Algorithm 4) against the textbook's, each given what its forward pass keeps."""
+    Q, K, V = inputs(sizes.backward_N, sizes.d)
+    dO = np.random.default_rng(1).standard_normal(V.shape, dtype=np.float32)
+    run = flashsim.forward("flash", Q, K, V, M=sizes.M)
+    S = Q @ K.T * Q.dtype.type(run.scale)
+    P = np.exp(S - S.max(axis=1, keepdims=True))
+    P /= P.sum(axis=1, keepdims=True)
+
+    def simulated() -> Array:
+        found = flashsim.backward("flash", run, dO)
+        return np.hstack([found.dQ, found.dK, found.dV])
+
+    contestants = {"simulator": simulated, "theirs": lambda: naive_backward(Q, K, V, P, dO)}
+    return take_turns(contestants, sizes.rounds, reference=lambda: naive_backward(Q, K, V, P, dO))
+
+
 def work_memory(sizes: Sizes, what: str) -> Record:
     """Return the high-water mark of a process that makes the inputs and then runs the simulator, naive, or nothing."""
     arrays = inputs(sizes.N, sizes.d)
@@ -235,7 +262,7 @@ def work_peer(sizes: Sizes, name: str) -> Record:
     return take_turns(contestants, sizes.rounds, reference=lambda: naive(*exact))
 
 
-WORK = {"time": work_time, "memory": work_memory, "count": work_count, "peer": work_peer}
+WORK = {"time": work_time, "backward": work_backward, "memory": work_memory, "count": work_count, "peer": work_peer}
 
 
 def in_fresh_process(job: str, what: str, quick: bool, environment: dict[str, str] | None = None) -> Record:
@@ -307,20 +334,24 @@ def measure(sizes: Sizes, quick: bool) -> tuple[list[Row], dict[str, Record]]:
     """Run every worker; return the table's rows and the raw numbers."""
     warm = in_fresh_process("time", "warm pages", quick, KEEP_FREED)
     fresh = in_fresh_process("time", "fresh pages", quick)
+    gradients = in_fresh_process("backward", "warm pages", quick, KEEP_FREED)
     peaks = {what: in_fresh_process("memory", what, quick) for what in ("inputs", "simulator", "theirs")}
     peaks = next((peak for peak in peaks.values() if "unmeasured" in peak), peaks)
     counting = in_fresh_process("count", "", quick)
     peers = {name: in_fresh_process("peer", name, quick) for name in PEERS}
 
     large, small = describe(sizes.N, sizes.d, sizes.M), describe(sizes.peer_N, sizes.d, None)
+    backward = describe(sizes.backward_N, sizes.d, sizes.M)
     rows = [
         judge("time ÷ naive NumPy's, warm pages", large, warm, slowdown, most=1.5),
         judge("time ÷ naive NumPy's, fresh pages", large, fresh, slowdown, most=1.5),
         judge("peak memory ÷ naive NumPy's", large, peaks, memory, most=0.1),
+        judge("backward: time ÷ naive NumPy's, warm pages", backward, gradients, slowdown, most=2),
         judge("count: seconds", describe(2**20, 128, None), counting, seconds, most=0.2),
     ]
     rows += [judge(f"speed-up over {PEERS[name][0]}", small, peers[name], speedup, least=30) for name in PEERS]
-    return rows, {"time_warm_pages": warm, "time_fresh_pages": fresh, "memory": peaks, "count": counting} | peers
+    measured = {"time_warm_pages": warm, "time_fresh_pages": fresh, "backward_warm_pages": gradients}
+    return rows, measured | {"memory": peaks, "count": counting} | peers
 
 
 def describe(N: int, d: int, M: int | None) -> str:

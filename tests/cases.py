@@ -11,6 +11,9 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from flashsim import Causal, Dense, KeyPadding, SlidingWindow
+from flashsim.dropout import keep_mask
+
 Array = NDArray[Any]
 DTYPES = {
     "float64": np.dtype(np.float64),
@@ -71,9 +74,92 @@ REGIMES: dict[str, Callable[[np.random.Generator, Array, Array], tuple[Array, Ar
 }
 
 
+Masked = tuple[Any, Array | None]  # what `forward` is given as its mask, and what that must mean
+
+
+def _causal(n: int, k: int) -> Array:
+    return np.array([[j <= i + k - n for j in range(k)] for i in range(n)])
+
+
+def _window(n: int, k: int, left: int, right: int) -> Array:
+    return np.array([[i + k - n - left <= j <= i + k - n + right for j in range(k)] for i in range(n)])
+
+
+def _first(n: int, k: int, keys: int) -> Array:
+    return np.array([[j < keys for j in range(k)] for _ in range(n)])
+
+
+def _dense(rng: np.random.Generator, n: int, k: int, share: float = 0.6) -> Array:
+    return np.asarray(rng.random((n, k)) < share)
+
+
+def _padding_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    keys = int(rng.integers(0, k + 1))
+    return KeyPadding(keys), _first(n, k, keys)
+
+
+def _window_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    left, right = (int(side) for side in rng.integers(0, 6, size=2))
+    return SlidingWindow(left, right), _window(n, k, left, right)
+
+
+def _dense_mask(share: float) -> Callable[[np.random.Generator, int, int], Masked]:
+    def make(rng: np.random.Generator, n: int, k: int) -> Masked:
+        allowed = _dense(rng, n, k, share)
+        return allowed, allowed
+
+    return make
+
+
+def _broadcast_mask(rows: bool, cols: bool, flat: bool = False) -> Callable[[np.random.Generator, int, int], Masked]:
+    def make(rng: np.random.Generator, n: int, k: int) -> Masked:
+        array = _dense(rng, n if rows else 1, k if cols else 1)
+        return (array[0] if flat else array), np.broadcast_to(array, (n, k))
+
+    return make
+
+
+def _first_keys_masked(rng: np.random.Generator, n: int, k: int) -> Masked:
+    """Most rows lose their first keys, perhaps whole tiles of them, perhaps all."""
+    starts = rng.integers(0, k + 1, size=n)
+    allowed = np.arange(k)[None, :] >= starts[:, None]
+    return Dense(allowed), allowed
+
+
+def _causal_and_padding(rng: np.random.Generator, n: int, k: int) -> Masked:
+    keys = int(rng.integers(0, k + 1))
+    return Causal() & KeyPadding(keys), _causal(n, k) & _first(n, k, keys)
+
+
+def _all_together(rng: np.random.Generator, n: int, k: int) -> Masked:
+    left, right, keys = (int(side) for side in rng.integers((2, 0, k // 2), (9, 6, k + 1)))
+    a, b = _dense(rng, n, k, 0.9), _dense(rng, 1, k, 0.9)
+    allowed: Array = a & _window(n, k, left, right) & _first(n, k, keys) & b
+    return Dense(a) & SlidingWindow(left, right) & (KeyPadding(keys) & Dense(b)), allowed
+
+
+MASKS: dict[str, Callable[[np.random.Generator, int, int], Masked]] = {
+    "none": lambda rng, n, k: (None, None),
+    "causal": lambda rng, n, k: (Causal(), _causal(n, k)),
+    "padding": _padding_mask,
+    "window": _window_mask,
+    "window, left open": lambda rng, n, k: (SlidingWindow(-1, 2), _window(n, k, n + k, 2)),
+    "dense": _dense_mask(0.6),
+    "dense, few": _dense_mask(0.1),
+    "dense (1, N_k)": _broadcast_mask(False, True),
+    "dense (N_k,)": _broadcast_mask(False, True, flat=True),
+    "dense (N_q, 1)": _broadcast_mask(True, False),
+    "dense (1, 1)": _broadcast_mask(False, False),
+    "first keys": _first_keys_masked,
+    "causal & padding": _causal_and_padding,
+    "all together": _all_together,
+}
+DROPOUTS = (0.0, 0.3, 0.9)
+
+
 @dataclass(frozen=True)
 class Case:
-    """One problem, and how to tile it."""
+    """One problem, and how to tile it. What is masked is said twice: to `forward`, and here in plain words."""
 
     regime: str
     N_q: int
@@ -84,6 +170,8 @@ class Case:
     seed: int
     B_r: int
     B_c: int
+    mask: str = "none"
+    dropout_p: float = 0.0
 
     def inputs(self) -> tuple[Array, Array, Array]:
         rng = np.random.default_rng(self.seed)
@@ -91,13 +179,42 @@ class Case:
         q, k = REGIMES[self.regime](rng, q, k)
         return q.astype(DTYPES[self.dtype]), k.astype(DTYPES[self.dtype]), v.astype(DTYPES[self.dtype])
 
+    def dO(self) -> Array:
+        rng = np.random.default_rng((self.seed, 1))
+        return rng.normal(size=(self.N_q, self.d_v)).astype(DTYPES[self.dtype])
 
-def cases(max_n: int = 40, dtypes: tuple[str, ...] = tuple(DTYPES)) -> st.SearchStrategy[Case]:
+    def masked(self) -> Masked:
+        return MASKS[self.mask](np.random.default_rng((self.seed, 2)), self.N_q, self.N_k)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """As `count` takes it."""
+        return {"N_q": self.N_q, "N_k": self.N_k, "d": self.d, "d_v": self.d_v}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As `forward` takes mask and dropout."""
+        return {"mask": self.masked()[0], "dropout_p": self.dropout_p, "seed": self.seed}
+
+    @property
+    def oracle(self) -> dict[str, Any]:
+        """As the reference and its bounds take them."""
+        kept = keep_mask(self.seed, self.dropout_p, self.N_q, self.N_k) if self.dropout_p else None
+        return {"mask": self.masked()[1], "keep": kept, "dropout_p": self.dropout_p}
+
+
+def cases(
+    max_n: int = 40,
+    dtypes: tuple[str, ...] = tuple(DTYPES),
+    masks: tuple[str, ...] = ("none",),
+    dropouts: tuple[float, ...] = (0.0,),
+    regimes: tuple[str, ...] = tuple(REGIMES),
+) -> st.SearchStrategy[Case]:
     lengths = st.integers(1, max_n)
     blocks = st.integers(1, max_n + 10)  # B > N included
     return st.builds(
         Case,
-        regime=st.sampled_from(list(REGIMES)),
+        regime=st.sampled_from(regimes),
         N_q=lengths,
         N_k=lengths,
         d=st.integers(1, 9),
@@ -106,9 +223,28 @@ def cases(max_n: int = 40, dtypes: tuple[str, ...] = tuple(DTYPES)) -> st.Search
         seed=st.integers(0, 2**16),
         B_r=blocks,
         B_c=blocks,
+        mask=st.sampled_from(masks),
+        dropout_p=st.sampled_from(dropouts),
     )
 
 
+def full_cases(max_n: int = 40, dtypes: tuple[str, ...] = tuple(DTYPES)) -> st.SearchStrategy[Case]:
+    """Every mask and dropout; features off come first, so that failures shrink to them."""
+    return cases(max_n, dtypes, tuple(MASKS), DROPOUTS)
+
+
 def room_for(B_r: int, B_c: int, d: int, d_v: int, N_k: int) -> int:
-    """Enough SRAM for any algorithm here with these blocks."""
-    return (B_r + B_c) * (d + d_v) + B_r * B_c + 6 * B_r + N_k + 8
+    """Enough SRAM for any algorithm here with these blocks, forward and backward."""
+    return 3 * (B_r + B_c) * (d + d_v) + 5 * B_r * B_c + 8 * B_r + N_k + 8
+
+
+def of_bound(got: Array, want: Array, bound: Array) -> float:
+    """Return the largest error as a part of its bound: at most 1 if all is well, ∞ where NaN is.
+
+    No bound, ∞, is for what overflows the type it is kept in.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = np.abs(np.asarray(got).astype(np.float64) - want)
+        part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
+    part = np.where(np.isnan(part), np.inf, part)
+    return float(np.where(bound == np.inf, 0.0, part).max(initial=0.0))

@@ -1,13 +1,26 @@
 """Break it to trust it: each planted bug must be caught by a check that our tests rely on.
 
-A bug is a change to the text of Algorithm 1 or 0. The mutant runs in place of the original, and the named checks, the
-same that the other tests make, must notice.
+A bug is a change to the text of an algorithm or of what it is given. The mutant runs in place of the original, and the
+named checks, the same that the other tests make, must notice. For Algorithms 0 and 1 without mask and dropout:
+
+    exact       O within its rounding bound             induction   the proof's invariant after every outer step
+    counts      accesses and peak, against theory       count only  the same, counted on shapes alone
+    refused     the memory refuses the program          escape      a result that was never registered
+
+For the others, on masks and dropout, forward and backward:
+
+    exact, statistics, gradients   O; ℓ and m; dQ, dK, dV, within their bounds
+    dO = 1      the gradients once more, for a dO of ones: what a careless test would see
+    poison      NaN in masked keys and values stays there
+    refused     the memory refuses the program, or does not find what was not saved
+    counts      accesses and peak, against the original's
 """
 
 from __future__ import annotations
 
 import inspect
 import linecache
+import textwrap
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -16,13 +29,36 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import theory
-from flashsim.algorithms import FORWARD, algorithm_0_standard, algorithm_1_flash_basic, softmax_rows
+from flashsim import dropout, masks, theory
+from flashsim.algorithms import (
+    BACKWARD,
+    FORWARD,
+    algorithm_0_standard,
+    algorithm_1_flash_basic,
+    algorithm_2_flash,
+    algorithm_3_standard_backward,
+    algorithm_4_flash_backward,
+    algorithm_5_block_sparse,
+    algorithm_5_block_sparse_backward,
+    appendix_b_memory_efficient,
+    appendix_b_rabe_staats,
+    softmax_rows,
+)
 from flashsim.memory import MemoryModelError
 from flashsim.observers import InductionInvariant, InvariantBroken
-from flashsim.reference import attention, error_bound
+from flashsim.records import Occupancy, Traffic
+from flashsim.reference import (
+    attention,
+    attention_with_statistics,
+    backward_rounding,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    rounding,
+    score_reach,
+)
 
-from .cases import REGIMES, Case
+from .cases import REGIMES, Case, of_bound
 from .test_algorithms import watching_locals
 
 SHAPE: dict[str, Any] = {"N_q": 13, "N_k": 22, "d": 4, "d_v": 3}
@@ -53,13 +89,13 @@ STANDARD = [
      {"exact", "counts"}),
     ("P read twice", "P_ij, V_j = sram.load(P_tiles[i, j], V[j])",
      "P_ij, V_j = sram.load(P_tiles[i, j], V[j]); sram.load(P_tiles[i, j])", {"counts", "count only"}),
-    ("O not accumulated", "on_chip(O_i + P_ij @ V_j", "on_chip(P_ij @ V_j", {"exact"}),
+    ("O not accumulated", "on_chip(O_i + product(P_ij", "on_chip(product(P_ij", {"exact"}),
     ("softmax skipped", "softmax_rows(sram, S, P)", "softmax_rows(sram, P, S)", {"exact"}),
 ]  # fmt: skip
 LONG_ROWS = [
-    ("long rows: ℓ not rescaled", "exp(m_i - m_i_new) * l_i +", "l_i +", {"exact"}),
+    ("long rows: ℓ not rescaled", "exp(m_i - finite(m_i_new)) * l_i +", "l_i +", {"exact"}),
     ("long rows: m not kept", "m_i = on_chip(m_i_new, over=m_i)", "pass", {"exact"}),
-    ("long rows: no second maximum", "exp(S_ij - m_i) / l_i", "exp(S_ij) / l_i", {"exact"}),
+    ("long rows: no second maximum", "exp(S_ij - finite(m_i)) / nonzero", "exp(S_ij) / nonzero", {"exact"}),
 ]
 
 
@@ -94,7 +130,7 @@ def noticed_by(name: str, M: int = 96, seeds: range = range(3)) -> set[str]:
                     return {"refused"}
                 if escaped:
                     noticed.add("escape")
-                bound = error_bound(Q, K, V, steps=run.blocks.T_c, scores_stored=FORWARD[name].stores_scores)
+                bound = error_bound(Q, K, V, **rounding(name, run.blocks))
                 if not (np.abs(run.O - attention(Q, K, V)) <= bound).all():
                     noticed.add("exact")
         exact = theory.exact(name, **SHAPE, **options, dtype="float64")
@@ -135,3 +171,319 @@ def test_bugs_in_the_softmax_of_long_rows_are_caught(
     scope = mutant(softmax_rows, before, after)
     monkeypatch.setattr(softmax_rows.long_rows, "__code__", scope["long_rows"].__code__)
     assert noticed_by("standard", M=20) >= by
+
+
+# ---------------------------------------------------------------------------- Algorithms 2 to 5, Appendix B, and the parts
+
+FLASH_2 = [
+    ("O is not rescaled", "l_i * exp(m_i - finite(m_i_new)) * O_i", "l_i * O_i", {"exact", "gradients"}),
+    ("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i + exp", "l_i + exp", {"exact", "statistics"}),
+    ("ℓ of the dropped P̃", "rowsum(P_tilde_ij))", "rowsum(P_tilde_ij * dropout(P_tilde_ij, i, j)))",
+     {"exact", "statistics", "gradients"}),
+    ("τ missing", "tau * (Q_i", "1.0 * (Q_i", {"exact", "statistics"}),
+    ("τ twice", "tau * (Q_i", "tau * tau * (Q_i", {"exact", "statistics"}),
+    ("mask left out", "MASK(S_ij, i, j)", "S_ij", {"exact", "statistics", "poison", "counts"}),
+    ("dropout left out", "P_tilde_ij * dropout(P_tilde_ij, i, j), over", "P_tilde_ij * 1, over", {"exact"}),
+    ("dropout of the first tile everywhere", "P_tilde_ij * dropout(P_tilde_ij, i, j), over",
+     "P_tilde_ij * dropout(P_tilde_ij, 0, 0), over", {"exact"}),
+    ("dropout of the transposed tile", "P_tilde_ij * dropout(P_tilde_ij, i, j), over",
+     "P_tilde_ij * dropout(P_tilde_ij, j, i), over", {"exact"}),
+    ("m̃ = −∞ subtracted", "finite(m_tilde_ij)", "m_tilde_ij", {"exact", "statistics"}),
+    ("m^new = −∞ subtracted, in ℓ", "exp(m_i - finite(m_i_new)) * l_i +", "exp(m_i - m_i_new) * l_i +",
+     {"exact", "statistics"}),
+    ("m^new = −∞ subtracted, in O", "l_i * exp(m_i - finite(m_i_new)) * O_i", "l_i * exp(m_i - m_i_new) * O_i", {"exact"}),
+    ("divided by ℓ = 0", "/ nonzero(l_i_new)", "/ l_i_new", {"exact"}),
+    ("0·NaN", "product(P_dropped_ij, V_j)", "(P_dropped_ij @ V_j)", {"poison"}),
+    ("a finite number for m = −∞", 'float("-inf")', "-1e4", {"statistics"}),
+    ("maximum clamped at 0", "maximum(m_i, m_tilde_ij)", "maximum(maximum(m_i, m_tilde_ij), 0)", {"exact", "statistics"}),
+    ("maximum reset in every block", "maximum(m_i, m_tilde_ij)", "m_tilde_ij + 0", {"statistics"}),
+    ("last, ragged block of keys dropped", "loop(blocks.T_c)", "loop(blocks.T_c - 1)", {"exact", "counts"}),
+    ("R not saved", "dropout.save()", "pass", {"counts", "refused"}),
+]  # fmt: skip
+SPARSE = [
+    ("block mask transposed", "block_mask.column(j)", "[block_mask.column(i)[j] for i in range(blocks.T_r)]", {"exact"}),
+    ("block mask inverted", "block_mask.column(j)", "~block_mask.column(j)", {"exact"}),
+    ("nothing skipped", ", where=block_mask.column(j)", "", {"exact", "counts"}),
+]  # fmt: skip
+SPARSE_4 = [
+    ("block mask transposed", "block_mask.column(j)", "[block_mask.column(i)[j] for i in range(blocks.T_r)]", {"gradients"}),
+    ("nothing skipped", ", where=block_mask.column(j)", "", {"gradients", "counts"}),
+]  # fmt: skip
+FLASH_4 = [
+    ("dS from the dropped P", "gated(P_ij, dP", "gated(P_dropped_ij, dP", {"gradients"}),
+    ("dV from the undropped P", "P_dropped_ij.T @ dO_i", "P_ij.T @ dO_i", {"gradients"}),
+    ("dP not dropped", "dP_dropped_ij * Z_ij", "dP_dropped_ij * 1", {"gradients"}),
+    ("Z of the first tile everywhere", "dropout(P_ij, i, j)", "dropout(P_ij, 0, 0)", {"gradients"}),
+    ("dQ without τ", "tau * product(dS_ij, K_j)", "product(dS_ij, K_j)", {"gradients"}),
+    ("dK without τ", "tau * (dS_ij.T", "1.0 * (dS_ij.T", {"gradients"}),
+    ("scores without τ", "tau * (Q_i @ K_j.T)", "1.0 * (Q_i @ K_j.T)", {"gradients"}),
+    ("D of the undropped O", "rowsum(dO_i * O_i)", "rowsum(dO_i * (O_i + (P_ij - P_dropped_ij) @ V_j))", {"gradients"}),
+    ("D of this tile alone", "rowsum(dO_i * O_i)", "rowsum(P_ij * dP_ij)", {"gradients"}),
+    ("D left out", "dP_ij - D_i)", "dP_ij - 0 * D_i)", {"gradients"}),
+    ("mask left out", "MASK(S_ij, i, j)", "S_ij", {"gradients", "poison", "counts"}),
+    ("P not divided by ℓ", "/ nonzero(l_i)", "/ 1", {"gradients"}),
+    ("m = −∞ subtracted", "finite(m_i)", "m_i", {"gradients"}),
+    ("divided by ℓ = 0", "/ nonzero(l_i)", "/ l_i", {"gradients"}),
+    ("0·NaN in dQ", "product(dS_ij, K_j)", "(dS_ij @ K_j)", {"poison"}),
+    ("0·NaN in dS", "gated(P_ij, dP_ij - D_i)", "P_ij * (dP_ij - D_i)", {"poison"}),
+    ("dQ not accumulated", "on_chip(dQ_i + tau", "on_chip(tau", {"gradients"}),
+    ("dK not accumulated", "on_chip(dK_tilde_j + tau", "on_chip(tau", {"gradients"}),
+    ("dV not accumulated", "on_chip(dV_tilde_j + P", "on_chip(P", {"gradients"}),
+    ("last block of queries dropped", "loop(blocks.T_r)", "loop(blocks.T_r - 1)", {"gradients", "counts"}),
+    ("last, ragged block of keys dropped", "loop(blocks.T_c)", "loop(blocks.T_c - 1)", {"gradients", "counts"}),
+    ("R not restored", "dropout.restore()", "pass", {"counts"}),
+]  # fmt: skip
+UNSEEN_WITH_ONES = [
+    ("D = rowsum(O)", "rowsum(dO_i * O_i)", "rowsum(O_i)"),
+    ("dO's columns reversed in dP", "dO_i @ V_j.T", "dO_i[:, ::-1] @ V_j.T"),
+    ("dO's rows reversed in dV", "P_dropped_ij.T @ dO_i", "P_dropped_ij.T @ dO_i[::-1]"),
+    ("dO left out of dV", "P_dropped_ij.T @ dO_i", "P_dropped_ij.T @ (0 * dO_i + 1)"),
+]
+STANDARD_3 = [
+    ("dV from the undropped P", "P_tiles = dV.divide(B), dO.divide(b), P_dropped", "P_tiles = dV.divide(B), dO.divide(b), P",
+     {"gradients"}),
+    ("dP not dropped", "    dropout.whole_backward(sram, dP)  # line 3\n", "", {"gradients", "counts"}),
+    ("dQ without τ", "tau * product(dS_ij, K_j)", "product(dS_ij, K_j)", {"gradients"}),
+    ("dK without τ", "tau * (dS_ij.T @ Q_i)", "dS_ij.T @ Q_i", {"gradients"}),
+    ("0·NaN in dQ", "product(dS_ij, K_j)", "(dS_ij @ K_j)", {"poison"}),
+]  # fmt: skip
+ROWS_3 = [
+    ("D left out", "whole_rows_backward", "gated(P_i, dP_i - D_i)", "gated(P_i, dP_i)", {"gradients"}),
+    ("D without P", "whole_rows_backward", "rowsum(gated(P_i, dP_i))", "rowsum(dP_i)", {"gradients"}),
+    ("0·NaN in dS", "whole_rows_backward", "gated(P_i, dP_i - D_i)", "P_i * (dP_i - D_i)", {"poison"}),
+    ("m = −∞ subtracted", "whole_rows", "exp(S_i - finite(m_i))", "exp(S_i - m_i)", {"exact"}),
+    ("divided by ℓ = 0", "whole_rows", "P_tilde_i / nonzero(l_i)", "P_tilde_i / l_i", {"exact"}),
+]
+CLOSED_FORM = [
+    ("L of the largest key", "logaddexp(log_L_i, logsumexp(S_masked_ij))", "(log_L_i + 0 * logsumexp(S_masked_ij))", {"exact"}),
+    ("0·NaN", "product(P_dropped_ij, v_j)", "(P_dropped_ij @ v_j)", {"poison"}),
+]  # fmt: skip
+CLOSED_FORM_BACK = [
+    ("dq without τ", "dq_i + tau * product", "dq_i + product", {"gradients"}),
+    ("dk without τ", "dk_j + tau * (dS", "dk_j + (dS", {"gradients"}),
+    ("D of o alone", "rowsum(do_i * o_i)", "rowsum(o_i)", {"gradients"}),
+    ("dv from the undropped P", "P_ij * dropout_by_key(P_ij, i, j), over=P_ij", "P_ij * 1, over=P_ij", {"gradients"}),
+]
+COMBINED = [
+    (
+        "combined without ℓ_ij",
+        "exp(m_ij - finite(m_i_new)) * l_ij * O_ij",
+        "exp(m_ij - finite(m_i_new)) * O_ij",
+        {"exact"},
+    ),
+    ("running output not rescaled", "exp(m_i - finite(m_i_new)) * O_i +", "O_i +", {"exact"}),
+    ("divided by ℓ_ij = 0", "/ nonzero(l_ij))  # summarise", "/ l_ij)  # summarise", {"exact"}),
+]
+COMBINED_BACK = [
+    ("weight of a block without its ℓ_ij", "* l_ij / nonzero(l_i)", "/ nonzero(l_i)", {"gradients"}),
+    ("combination not differentiated", "+ (own_ij - whole_i)", "+ 0 * whole_i", {"gradients"}),
+    ("dV without the block's weight", "(w_ij * dO_i)", "dO_i", {"gradients"}),
+]
+TEXTS: list[tuple[str, ModuleType, str, str, list[tuple[str, str, str, set[str]]]]] = [
+    ("forward", algorithm_2_flash, "flash", "flash", FLASH_2),
+    ("forward", algorithm_5_block_sparse, "block_sparse", "block_sparse", SPARSE),
+    ("forward", appendix_b_memory_efficient, "memory_efficient", "memory_efficient", CLOSED_FORM),
+    ("forward", appendix_b_rabe_staats, "rabe_staats", "rabe_staats", COMBINED),
+    ("backward", algorithm_4_flash_backward, "flash", "flash_backward", FLASH_4),
+    ("backward", algorithm_5_block_sparse_backward, "block_sparse", "block_sparse_backward", SPARSE_4),
+    ("backward", algorithm_3_standard_backward, "standard", "standard_backward", STANDARD_3),
+    ("backward", appendix_b_memory_efficient, "memory_efficient", "memory_efficient_backward", CLOSED_FORM_BACK),
+    ("backward", appendix_b_rabe_staats, "rabe_staats", "rabe_staats_backward", COMBINED_BACK),
+]
+OFFSET = "cols[None, :] - (rows[:, None] + shape.N_k - shape.N_q)"
+PARTS = [
+    ("causal one too far", masks.SlidingWindow.allows, OFFSET, f"{OFFSET} - 1", {"exact", "gradients"}),
+    ("causal one too short", masks.SlidingWindow.allows, OFFSET, f"{OFFSET} + 1", {"exact", "gradients"}),
+    ("causal aligned at the top left", masks.SlidingWindow.allows, OFFSET, "cols[None, :] - rows[:, None]", {"exact"}),
+    ("window's right end left out", masks.SlidingWindow._within, "least <= self", "least < self", {"exact"}),
+    ("window's left end left out", masks.SlidingWindow._within, "most >= -self", "most > -self", {"exact"}),
+    ("padding one key too long", masks.KeyPadding.allows, "< self._length", "<= self._length", {"exact", "poison"}),
+    ("rows counted in columns' blocks", masks.TileMask.__call__, "i * self._B_r", "i * self._B_c", {"exact"}),
+    ("columns counted in rows' blocks", masks.TileMask.__call__, "j * self._B_c", "j * self._B_r", {"exact"}),
+    ("a finite number for −∞", masks.TileMask.__call__, "-math.inf", "-1e4", {"exact", "statistics"}),
+    ("dropout by place in the tile", dropout.TileDropout._kept, "i * self._B_r, j * self._B_c", "0, 0", {"exact"}),
+    ("not divided by 1 − p", dropout.TileDropout.__call__, "1 / (1 - self._p)", "1.0", {"exact"}),
+    ("divided by p", dropout.TileDropout.__call__, "1 / (1 - self._p)", "1 / self._p", {"exact"}),
+]
+
+
+def noticed_in(name: str, counted: Counted | None = None) -> set[str]:
+    """Run both passes on masks and dropout, and return the checks that object."""
+    noticed: set[str] = set()
+    with np.errstate(all="ignore"):
+        for case in VARIANTS:
+            try:
+                noticed |= objections(name, case)
+            except (MemoryModelError, LookupError):
+                noticed.add("refused")
+        if counted is not None and counts(name) != counted:
+            noticed.add("counts")
+    return noticed
+
+
+VARIANTS = [
+    Case(regime, *lengths, 4, 3, "float64", seed, 3, 5, mask, p)
+    for seed, (regime, lengths, mask, p) in enumerate(
+        [
+            ("gaussian", (13, 22), "none", 0.0),
+            ("gaussian", (13, 22), "none", 0.4),
+            ("gaussian", (13, 22), "causal", 0.4),
+            ("gaussian", (13, 9), "causal", 0.0),
+            ("rising", (13, 22), "first keys", 0.0),
+            ("falling", (13, 22), "first keys", 0.4),
+            ("all very negative", (13, 22), "first keys", 0.0),
+            ("gaussian", (9, 22), "window", 0.0),
+            ("outliers", (13, 22), "dense, few", 0.4),
+            ("gaussian", (13, 22), "padding", 0.4),
+            ("gaussian", (13, 22), "all together", 0.0),
+        ]
+    )
+]
+Counted = list[tuple[Traffic, Occupancy]]
+
+
+def tiles_of(name: str, case: Case) -> dict[str, Any]:
+    T_r, T_c = -(-case.N_q // case.B_r), -(-case.N_k // case.B_c)
+    tiles = np.tri(T_r, T_c, max(T_r - T_c, 0), dtype=bool) | (np.arange(T_c) == T_c - 1)
+    return {"block_mask": tiles} if name == "block_sparse" else {}
+
+
+def how(name: str, case: Case) -> dict[str, Any]:
+    B_r = 1 if name == "memory_efficient" else case.B_r
+    return {"M": 400, "blocks": (B_r, case.B_c), "mask": case.masked()[0], "dropout_p": case.dropout_p} | tiles_of(
+        name, case
+    )
+
+
+def counts(name: str) -> Counted:
+    """What both passes move, on the variant with all parts."""
+    found = []
+    for direction in ("forward", "backward"):
+        asked: dict[str, Any] = {**VARIANTS[5].shape, **how(name, VARIANTS[5]), "direction": direction}
+        tally = flashsim.count(name, **asked)
+        found.append((tally.hbm, tally.sram))
+    return found
+
+
+def objections(name: str, case: Case) -> set[str]:
+    Q, K, V = case.inputs()
+    oracle, options = case.oracle, {**how(name, case), "seed": case.seed}
+    if name == "block_sparse":
+        tiles = np.kron(options["block_mask"], np.ones((case.B_r, case.B_c), bool))[: case.N_q, : case.N_k]
+        oracle["mask"] = tiles if oracle["mask"] is None else tiles & oracle["mask"]
+    noticed: set[str] = set()
+    run = flashsim.forward(name, Q, K, V, **options)
+    want = attention_with_statistics(Q, K, V, **oracle)
+    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **oracle)
+    if of_bound(run.O, want.O, bound) > 1:
+        noticed.add("exact")
+    if run.l is not None and run.m is not None:
+        delta = (case.d + 4) * 2**-53 * score_reach(Q, K, scale=run.scale, mask=oracle["mask"])[:, 0]
+        relative = 2 * np.expm1(2 * delta) + 2 * (case.N_k + 8 * run.blocks.T_c + 8) * 2**-53
+        live = np.isfinite(want.m)
+        if (
+            of_bound(run.l, want.l, relative * want.l) > 1
+            or not np.array_equal(np.isfinite(run.m), live)
+            or of_bound(run.m[live], want.m[live], 2 * delta[live]) > 1
+        ):
+            noticed.add("statistics")
+    for check, dO in (("gradients", case.dO()), ("dO = 1", np.ones_like(case.dO()))):
+        got = flashsim.backward(name, run, dO)
+        bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle)
+        exact = gradients(Q, K, V, dO, **oracle)
+        if any(of_bound(*three) > 1 for three in zip((got.dQ, got.dK, got.dV), exact, bounds, strict=True)):
+            noticed.add(check)
+    dead = np.zeros(case.N_k, bool) if oracle["mask"] is None else ~oracle["mask"].any(axis=0)
+    if dead.any():
+        K[dead] = V[dead] = np.nan
+        run = flashsim.forward(name, Q, K, V, check_finite=False, **options)
+        got = flashsim.backward(name, run, case.dO(), check_finite=False)
+        if not all(np.isfinite(a).all() for a in (run.O, got.dQ, got.dK, got.dV)):
+            noticed.add("poison")
+    return noticed
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_the_original_is_not_accused_on_masks_and_dropout(name: str) -> None:
+    assert noticed_in(name, counts(name)) == set()
+    allowed = [case.oracle["mask"] for case in VARIANTS if case.oracle["mask"] is not None]
+    assert any(not a.any(axis=0).all() for a in allowed)  # keys to poison
+    assert any(not a.any(axis=1).all() for a in allowed)  # rows without a key
+
+
+ALL = [(*where, *bug) for *where, bugs in TEXTS for bug in bugs]
+
+
+@pytest.mark.parametrize(
+    ("direction", "module", "name", "function", "bug", "before", "after", "by"),
+    ALL,
+    ids=[f"{bug[3]}: {bug[4]}" for bug in ALL],
+)
+def test_bugs_in_the_text_are_caught(
+    direction: str,
+    module: ModuleType,
+    name: str,
+    function: str,
+    bug: str,
+    before: str,
+    after: str,
+    by: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = counts(name)
+    plant(direction, module, name, function, before, after, monkeypatch)
+    assert noticed_in(name, counted) >= by
+
+
+def plant(
+    direction: str, module: ModuleType, name: str, function: str, before: str, after: str, patch: pytest.MonkeyPatch
+) -> None:
+    table = FORWARD if direction == "forward" else BACKWARD
+    text = inspect.getsource(getattr(module, function))
+    assert text.count(before) == 1, f"{before!r} occurs {text.count(before)} times"
+    run = mutant(module, text, text.replace(before, after))[function]
+    patch.setitem(table, name, replace(table[name], run=run))
+
+
+@pytest.mark.parametrize(("bug", "function", "before", "after", "by"), ROWS_3, ids=[bug[0] for bug in ROWS_3])
+def test_bugs_in_softmax_by_rows_are_caught(
+    bug: str, function: str, before: str, after: str, by: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(softmax_rows, function)
+    swap(original, before, after, monkeypatch)
+    assert noticed_in("standard") >= by
+
+
+@pytest.mark.parametrize(("bug", "function", "before", "after", "by"), PARTS, ids=[bug[0] for bug in PARTS])
+def test_bugs_in_mask_and_dropout_are_caught_by_every_algorithm(
+    bug: str, function: Any, before: str, after: str, by: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap(function, before, after, monkeypatch)
+    for name in ("flash", "rabe_staats"):
+        assert noticed_in(name) >= by
+    if bug != "columns counted in rows' blocks":  # its passes over S take whole rows
+        assert noticed_in("standard") >= by - {"statistics"}
+
+
+def swap(function: Any, before: str, after: str, patch: pytest.MonkeyPatch) -> None:
+    """Give a function the code of its mutant."""
+    text = textwrap.dedent(inspect.getsource(function))
+    assert text.count(before) == 1, f"{before!r} occurs {text.count(before)} times"
+    scope = dict(function.__globals__)
+    exec(
+        compile(
+            f"from __future__ import annotations\n{text.replace(before, after)}", function.__code__.co_filename, "exec"
+        ),
+        scope,
+    )
+    patch.setattr(function, "__code__", scope[function.__name__].__code__)
+
+
+@pytest.mark.parametrize(("bug", "before", "after"), UNSEEN_WITH_ONES, ids=[bug[0] for bug in UNSEEN_WITH_ONES])
+def test_a_gradient_of_ones_would_miss_what_a_random_one_catches(
+    bug: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("backward", algorithm_4_flash_backward, "flash", "flash_backward", before, after, monkeypatch)
+    noticed = noticed_in("flash")
+    assert "gradients" in noticed
+    assert "dO = 1" not in noticed

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -162,6 +163,33 @@ def test_blocks_bytes_are_exact_for_32_bit_inputs_and_above_the_axis_for_16() ->
     assert in_bytes.get_ylabel() == "at 4 bytes each"
 
 
+def test_blocks_backward_curve_is_the_specs_closed_form(blocks: Axes) -> None:
+    for B_c, accesses in xy(blocks, "backward theory"):
+        T_c = -(-N // int(B_c))
+        assert accesses == 2 * N * D + T_c * (4 * N * D + 2 * N) + 3 * N * D + T_c * N * D + 2 * N * D
+    assert [x for x, _ in xy(blocks, "backward theory")] == [x for x, _ in xy(blocks, "theory")]
+    assert set(xy(blocks, "backward paper")) <= set(xy(blocks, "backward theory"))
+    standard = flashsim.count("standard", N=N, d=D, M=51_200, direction="backward").hbm.accesses
+    assert {y for _, y in xy(blocks, "backward standard")} == {standard}
+    assert plots.blocks_data()["backward"]["floor"] == 8 * N * D
+
+
+def test_blocks_backward_limit_is_where_a_run_stops_fitting(blocks: Axes) -> None:
+    (limit,) = {int(x) for x, _ in xy(blocks, "backward limit")}
+    at: dict[str, Any] = {"N": N, "d": D, "M": 51_200, "direction": "backward"}
+    flashsim.count("flash", **at, blocks=(D, limit))
+    with pytest.raises(flashsim.SramOverflow):
+        flashsim.count("flash", **at, blocks=(D, limit + 1))
+    (outline,) = area(blocks, "backward does not fit").get_paths()
+    assert outline.get_extents().x0 == limit
+
+
+def test_blocks_forward_alone() -> None:
+    ax = plots.plot_blocks(N=128, d=16, backward=False)
+    assert not [x for x in ax.get_lines() if str(x.get_gid()).startswith("backward")]
+    assert "backward" not in plots.blocks_data(N=128, d=16, backward=False)
+
+
 def test_long_sequences_are_counted_on_shapes() -> None:
     data = plots.blocks_data(N=4096, d=64)
     assert data["simulator_ran_on"] == "shapes"
@@ -222,7 +250,189 @@ def test_theorem2_draws_the_counts_within_their_band() -> None:
     assert {x for x, _ in xy(axes[2], "M = d²")} == {64**2}
 
 
+def test_theorem5_slopes() -> None:
+    data = plots.theorem5_data()["panels"]
+    for variable, expected in (("N", 2), ("d", 2), ("M", -1)):
+        fit = data[variable]["fits"]["flash"]
+        assert fit["slope"] == pytest.approx(expected, abs=0.04)
+        assert fit["residual"] < 0.031
+    assert data["N"]["fits"]["standard"]["slope"] == pytest.approx(2, abs=0.06)
+    assert data["d"]["fits"]["proof"]["slope"] == pytest.approx(0, abs=0.03)
+    assert all(data[variable]["fits"]["standard"]["residual"] > 0.05 for variable in "dM")
+
+
+def test_theorem5_draws_the_counts_within_their_band() -> None:
+    axes = plots.plot_theorem5()
+    fixed = {"N": 16_384, "d": 64, "M": 51_200}
+    for ax, variable in zip(axes, "NdM", strict=True):
+        assert ax.get_ylabel() == "backward\nHBM accesses (elements)"
+        band = np.asarray(area(ax, "band").get_paths()[0].vertices)
+        for name in ("flash", "standard"):
+            for value, accesses in xy(ax, name):
+                at: dict[str, Any] = {**fixed, variable: int(value)}
+                assert accesses == flashsim.count(name, **at, direction="backward").hbm.accesses
+                if name == "flash":
+                    low, high = sorted({float(y) for x, y in band if x == value})
+                    assert low < accesses < high
+                    unit = theory.theorem_2_flash(**at)
+                    assert (low, high) == pytest.approx((4 * unit, (32 + 10 / at["d"]) * unit))
+        for value, accesses in xy(ax, "proof"):
+            at = {**fixed, variable: int(value)}
+            assert accesses == 8 * at["N"] * at["d"] + 7 * at["N"] ** 2
+
+
+# --------------------------------------------------------------------------------------------------- Figure 2, left
+
+
+def widths(ax: Axes) -> dict[str, float]:
+    return {str(bar.get_gid()): bar.get_width() for bar in ax.patches if isinstance(bar, Rectangle)}
+
+
+def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
+    data = plots.traffic_data()
+    by_bytes, by_flops, by_pass = plots.plot_traffic(data)
+    run: dict[str, Any] = {"N": 1024, "d": 64, "heads": 1024, "dtype": "float16", "causal": True, "dropout_p": 0.1}
+    drawn = widths(by_bytes)
+    for name, gigabytes in (("standard", 40.3), ("flash", 4.4)):
+        for kilobytes in (100, 192, 512):
+            tallies = [flashsim.count(name, **run, M=512 * kilobytes, direction=w) for w in ("forward", "backward")]
+            assert drawn.pop(f"{name} {kilobytes}") == sum(t.hbm.bytes for t in tallies)
+        assert drawn.pop(f"{name} paper") == gigabytes * 1e9
+    assert not drawn
+    products = 2 * 1024**2 * 64 * 1024
+    assert data["product_flops"] == products
+    assert [data["model"][name]["flops"]["matmul"] for name in ("standard", "flash")] == [6 * products, 7 * products]
+    flops = {name: data["model"][name]["flops"]["total"] for name in ("standard", "flash")}
+    paper = {"standard paper flops": 66.6e9, "flash paper flops": 75.2e9}
+    assert widths(by_flops) == pytest.approx({**{f"{name} flops": n for name, n in flops.items()}, **paper}, rel=1e-14)
+    for name in ("standard", "flash"):
+        passes = data["model"][name]["passes"]
+        assert sum(one["reads"] + one["writes"] for one in passes) == data["model"][name]["by_M"][0]["bytes"]
+    drawn = widths(by_pass)
+    assert len(drawn) == 2 * (11 + 2)
+    for name in ("standard", "flash"):
+        for one in data["model"][name]["passes"]:
+            for way in ("reads", "writes"):
+                assert drawn[f"{name} {one['direction']} {one['pass']} {way}"] == one[way]
+
+
+def test_traffic_passes_are_algorithms_0_and_3() -> None:
+    data = plots.traffic_data()["model"]
+    assert [one["pass"] for one in data["standard"]["passes"]] == [
+        *("QKᵀ", "mask", "softmax", "dropout", "PV"),
+        *("dV", "dP", "dropout", "softmax", "dQ", "dK"),
+    ]
+    N_by_N, N_by_d = 2 * 1024**2 * 1024, 2 * 1024 * 64 * 1024  # bytes
+    QK, mask, softmax, dropout, PV, *_ = data["standard"]["passes"]
+    T_r = data["standard"]["by_M"][0]["T_r"]
+    assert (QK["reads"], QK["writes"]) == ((1 + T_r) * N_by_d, N_by_N)
+    assert all((one["reads"], one["writes"]) == (N_by_N, N_by_N) for one in (mask, softmax))
+    assert (dropout["reads"], dropout["writes"]) == (N_by_N, N_by_N + N_by_N // 2)  # Z is a byte an element
+    assert (PV["reads"], PV["writes"]) == (N_by_N + T_r * N_by_d, N_by_d)
+    once = data["standard"]["by_M"][-1]
+    assert (once["T_r"], once["bytes"]) == (1, 18 * N_by_N + 12 * N_by_d)
+    assert [one["pass"] for one in data["flash"]["passes"]] == ["Algorithm 2", "Algorithm 4"]
+
+
+# ------------------------------------------------------------------------------------- Figure 2, right; Figure 3, right
+
+
+def test_sparsity_counts_lie_on_the_line_from_the_floor_to_flash() -> None:
+    data = plots.sparsity_data()
+    ax = plots.plot_sparsity(data)
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    length, d = data["N"], data["d"]
+    floors = {"forward": 3 * length * d + 2 * length, "backward": 7 * length * d}
+    for direction, numbers in data["directions"].items():
+        flash = flashsim.count("flash", N=length, d=d, M=data["M"], direction=direction).hbm.accesses
+        assert (numbers["floor"], numbers["flash"]) == (floors[direction], flash)
+        total = data["T_r"] * data["T_c"]
+        for point in (*numbers["random"], *numbers["patterns"].values()):
+            assert (point["accesses"] - numbers["floor"]) * total == (flash - numbers["floor"]) * point["tiles"]
+        assert numbers["random"][0]["s"] == 1
+        assert xy(ax, f"{direction} random") == [(p["s"], p["accesses"]) for p in numbers["random"]]
+        assert xy(ax, f"{direction} patterns") == [(p["s"], p["accesses"]) for p in numbers["patterns"].values()]
+        assert {y for _, y in xy(ax, f"{direction} floor")} == {numbers["floor"]}
+        assert {y for _, y in xy(ax, f"{direction} flash")} == {flash}
+        butterfly = flashsim.patterns.butterfly(data["T_r"], data["T_c"])
+        assert numbers["patterns"]["butterfly"]["s"] == butterfly.mean()
+
+
+def test_memory_is_linear_or_quadratic_and_crosses_40_GB_where_it_says() -> None:
+    data = plots.memory_data()
+    ax = plots.plot_memory(data)
+    heads, d = data["heads"], data["d"]
+    B_c = -(-data["M"] // (4 * d))
+
+    def extra(name: str, n: int) -> int:
+        T_c = -(-n // min(B_c, n))
+        per_head = {
+            "standard": 4 * n * n * 2,
+            "flash": 2 * n * 4,
+            "memory_efficient": 2 * n * 4,
+            "rabe_staats": 2 * n * 4 + T_c * n * (2 * d + 4 + 4),
+        }
+        return int(heads * per_head[name])
+
+    for name in ("standard", "flash", "memory_efficient", "rabe_staats"):
+        assert xy(ax, name) == [(n, extra(name, n)) for n in data["N"]]
+        crosses = data["crosses"][name]
+        assert extra(name, crosses) <= data["limit"] < extra(name, crosses + 1)
+        assert xy(ax, f"{name} crosses") == [(crosses, data["limit"])]
+    assert {y for _, y in xy(ax, "limit")} == {40e9}
+    assert data["inputs_outputs"]["bytes"] == [8 * n * d * 2 * heads for n in data["N"]]
+    assert data["arrays"]["standard"] == ["S", "P", "dP", "dS"]
+    assert sorted(data["arrays"]["flash"]) == ["l", "m"]
+
+
+# ------------------------------------------------------------------------------------------------------- Appendix B.5
+
+
+def test_appendix_b5_draws_ratios_and_prints_counts() -> None:
+    data = plots.appendix_b5_data()
+    ax = plots.plot_appendix_b5(data)
+    texts = {text.get_text().split("  ")[0] for text in ax.texts}
+    for measure, counts in data["measures"].items():
+        for name, counted in counts.items():
+            ((ratio, _),) = xy(ax, f"{measure} {name}")
+            assert ratio == counted / counts["flash"]
+            assert f"{counted:,}" in texts
+    assert data["products"] == {"flash": 5, "rabe_staats": 6, "memory_efficient": 8}
+    measures = data["measures"]
+    assert measures["forward accesses"]["flash"] == measures["forward accesses"]["rabe_staats"]
+    difference = measures["backward accesses"]["flash"] - measures["backward accesses"]["rabe_staats"]
+    assert difference == 2 * N * D  # dK and dV, set to zero
+    assert measures["extra"] == {
+        "flash": 2 * N,
+        "rabe_staats": 2 * N + data["T_c"] * N * (D + 2),
+        "memory_efficient": 2 * N,
+    }
+
+
 # --------------------------------------------------------------------------------------------------- a run, by array
+
+
+def test_arrays_draws_every_read_and_write_of_every_algorithm() -> None:
+    data = plots.arrays_data()
+    for ax, (direction, bars) in zip(plots.plot_arrays(data), data["directions"].items(), strict=True):
+        drawn = widths(ax)
+        for (name, by_array), text in zip(bars.items(), bar_titles(ax), strict=True):
+            pattern = flashsim.patterns.butterfly if name == "block_sparse" else None
+            tally = flashsim.count(name, N=N, d=D, M=51_200, direction=direction, block_mask=pattern)
+            assert {array: (a.reads, a.writes) for array, a in tally.hbm.by_array.items()} == {
+                array: (a["reads"], a["writes"]) for array, a in by_array.items()
+            }
+            label = text.partition(":")[0]
+            assert f": {tally.hbm.accesses:,}" in text
+            assert ("cut" in text) == (tally.hbm.accesses > ax.get_xlim()[1])
+            for array, parts in by_array.items():
+                for way, elements in parts.items():
+                    assert drawn.pop(f"{label} {array} {way}", 0) == elements
+        assert not drawn
+
+
+def bar_titles(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.texts if ": " in text.get_text()]
 
 
 @pytest.fixture(scope="module")
@@ -265,11 +475,20 @@ def test_run_takes_runs_one_or_equal_ones_and_refuses_none() -> None:
 
 def test_given_axes_are_returned_and_settings_kept(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:
     before = dict(matplotlib.rcParams)
-    axes = list(Figure(figsize=(15, 3)).subplots(1, 5))
+    axes = list(Figure(figsize=(40, 3)).subplots(1, 16))
     assert plots.plot_blocks(N=128, d=16, ax=axes[0]) is axes[0]
     given = axes[1:4]
     assert plots.plot_theorem2(ax=given) is given
     assert plots.plot_run(tallies, ax=axes[4]) is axes[4]
+    assert plots.plot_sparsity(ax=axes[5]) is axes[5]
+    assert plots.plot_memory(ax=axes[6]) is axes[6]
+    assert plots.plot_appendix_b5(ax=axes[7]) is axes[7]
+    for draw_on, given in (
+        (plots.plot_theorem5, axes[8:11]),
+        (plots.plot_traffic, axes[11:14]),
+        (plots.plot_arrays, axes[14:]),
+    ):
+        assert draw_on(ax=given) is given
     assert dict(matplotlib.rcParams) == before
 
 
@@ -279,6 +498,21 @@ def test_texts_are_large_enough_inside_and_apart(
     for ax in (blocks, plots.plot_theorem2()[0], plots.plot_run(tallies)):
         assert figure_of(ax).get_figwidth() == 3.5
         assert_readable(figure_of(ax))
+
+
+@pytest.mark.parametrize("name", plots.FIGURES)
+def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
+    chart = plots.FIGURES[name]
+    figure = chart.draw(json.loads(json.dumps(chart.data())))
+    assert figure.get_figwidth() == (2.1 * 3.5 if name == "arrays" else 3.5)
+    assert figure.get_figheight() < 9
+    assert_readable(figure)
+    assert chart.what
+
+
+@pytest.mark.parametrize("shape", [{"N": 4096, "d": 128, "M": 116_736}, {"N": 300, "d": 32, "M": 4096}])
+def test_blocks_is_readable_at_other_shapes(shape: dict[str, Any]) -> None:
+    assert_readable(figure_of(plots.plot_blocks(**shape)))
 
 
 def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:
@@ -304,7 +538,23 @@ def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 100
 
 
-@pytest.mark.parametrize("name", ["figure_2_middle", "theorem_2"])
+SCRIPTS = {
+    "blocks": "figure_2_middle",
+    "theorem2": "theorem_2",
+    "theorem5": "theorem_5",
+    "traffic": "figure_2_left",
+    "sparsity": "figure_2_right",
+    "memory": "figure_3_right",
+    "arrays": "accesses_by_array",
+    "appendix_b5": "appendix_b5",
+}
+
+
+def test_every_figure_has_a_script() -> None:
+    assert set(SCRIPTS) == set(plots.FIGURES)
+
+
+@pytest.mark.parametrize("name", SCRIPTS.values())
 def test_scripts_draw_what_is_in_figures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py", "-o", str(tmp_path / name)])
     runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")

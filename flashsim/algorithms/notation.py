@@ -59,15 +59,13 @@ def product(weights: Tile, X: Tile) -> Tile:
     bad = ~np.isfinite(X).all(axis=1)
     result = weights[:, ~bad] @ X[~bad]
     for k in np.flatnonzero(bad):
-        with np.errstate(invalid="ignore"):
-            result = result + np.where(weights[:, k : k + 1] != 0, weights[:, k : k + 1] * X[k], 0)
+        result = result + np.where(weights[:, k : k + 1] != 0, weights[:, k : k + 1] * X[k], 0)
     return result
 
 
 def gated(P: Tile, X: Tile) -> Tile:
     """Return P ∘ X, and 0 where P is 0, be X there NaN or ∞."""
-    with np.errstate(invalid="ignore"):
-        result: Tile = P * X
+    result: Tile = P * X
     if isinstance(X, ShapeOnly) or np.isfinite(result).all():
         return result
     return np.where(P == 0, P.dtype.type(0), result)

@@ -1,9 +1,10 @@
-"""Figure 2 (middle) of the paper, as a model: HBM accesses against block size."""
+"""Figure 2 (middle) of the paper, as a model: HBM accesses against block size, forward and backward."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator
 
 from flashsim import theory
+from flashsim.algorithms.blocks import Fixed, Paper, Sizing
 from flashsim.api import Run, Tally, count, forward
 from flashsim.inputs import check_count, check_M, float_dtype
-from flashsim.plots.style import BLACK, BLUE, GREY, ORANGE, VERMILLION, column_figure, dress, styled
+from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, VERMILLION, column_figure, dress, styled
 
 LARGEST_RUN = 2048  # the longest N run with numbers; above it, shapes alone
 CURVE = 2000  # the most points the closed form's curve has
@@ -27,6 +29,7 @@ def blocks_data(
     dtype: str = "float16",
     N_q: int | None = None,
     d_v: int | None = None,
+    backward: bool = True,
 ) -> dict[str, Any]:
     """Return Algorithm 1's HBM accesses by column block size B_c, B_r = min(B_c, d), and what to compare them with.
 
@@ -36,6 +39,9 @@ def blocks_data(
     run with random numbers up to N = 2048, else on shapes alone. `paper`: line 1's own blocks. `largest_that_fits`: the
     last B_c whose peak is at most M elements (None: not one); M defaults to 100 KB of `dtype`. `floor`: Q, K, V read
     once and O written, 4Nd. Accesses are elements; `bytes` take each array at its own item size.
+
+    With `backward`, the entry "backward" says the same of Algorithm 4, counted on shapes alone: `curve` instead of
+    `theory` and `simulator`, and for `floor` Q, K, V, O, dO read once and dQ, dK, dV written, 8Nd.
     """
     stored = float_dtype(dtype)
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored)
@@ -64,6 +70,25 @@ def blocks_data(
         costs = {k: getattr(run.hbm, k) for k in ("reads", "writes", "accesses", "bytes")}
         return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
+    def simulate_backward(name: str, sizing: Sizing) -> dict[str, Any]:
+        tally = count(name, **shape, M=M, direction="backward", sizing=sizing)
+        costs = {k: getattr(tally.hbm, k) for k in ("reads", "writes", "accesses", "bytes")}
+        return {"B_r": tally.blocks.B_r, "B_c": tally.blocks.B_c, **costs, "peak": tally.sram.peak}
+
+    def backward_at(B_c: int) -> dict[str, Any]:
+        return simulate_backward("flash", Fixed(min(B_c, d), B_c, enforced=False))
+
+    def all_backward() -> dict[str, Any]:
+        counted = [backward_at(B_c) for B_c in every]
+        fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: backward_at(B_c)["peak"])
+        return {
+            "curve": {"B_c": every, **{k: [c[k] for c in counted] for k in ("accesses", "peak")}},
+            "paper": simulate_backward("flash", Paper()),
+            "standard": simulate_backward("standard", Paper()),
+            "largest_that_fits": fitting if fitting >= every[0] else None,
+            "floor": 2 * (N_q * d + N * (d + d_v) + N_q * d_v),
+        }
+
     return {
         "N": N,
         **shape,
@@ -80,11 +105,13 @@ def blocks_data(
         "standard": simulate("standard", M),
         "largest_that_fits": fitting if fitting >= every[0] else None,
         "floor": N_q * d + N * (d + d_v) + N_q * d_v,
+        **({"backward": all_backward()} if backward else {}),
     }
 
 
 @styled
 def plot_blocks(
+    data: Mapping[str, Any] | None = None,
     *,
     N: int = 1024,
     d: int = 64,
@@ -92,62 +119,95 @@ def plot_blocks(
     dtype: str = "float16",
     N_q: int | None = None,
     d_v: int | None = None,
+    backward: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, where SRAM ends, standard attention.
 
-    Arguments as for `blocks_data`; `ax=None` draws on a new figure.
+    `data`: what `blocks_data` returned; None: called with the other arguments. `ax=None` draws on a new figure.
     The right axis is accesses × item size. Under 16-bit inputs ℓ and m take 4 bytes, so there its label says by how
     much the true bytes of Algorithm 1 are higher.
     """
-    data = blocks_data(N=N, d=d, M=M, dtype=dtype, N_q=N_q, d_v=d_v)
-    ax = column_figure(3.4).subplots() if ax is None else ax
+    if data is None:
+        data = blocks_data(N=N, d=d, M=M, dtype=dtype, N_q=N_q, d_v=d_v, backward=backward)
+    N, passes = data["N"], {"forward": {**data, "curve": data["theory"]}}
+    if "backward" in data:
+        passes["backward"] = data["backward"]
+    both = len(passes) > 1
+    ax = column_figure(4.6 if both else 3.4).subplots() if ax is None else ax
     dress(ax)
-    curve, points, paper, standard, floor = (data[k] for k in ("theory", "simulator", "paper", "standard", "floor"))
-    limit: int | None = data["largest_that_fits"]
-    left, right = curve["B_c"][0] / 1.15, N * 1.15
-    bottom, top = floor / 1.5, max(2.2 * standard["accesses"], 1.4 * max(curve["accesses"]))
+    top = max(max(2.2 * p["standard"]["accesses"], 1.4 * max(p["curve"]["accesses"])) for p in passes.values())
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ax.set_xlim(left, right)
-    ax.set_ylim(bottom, top)
+    ax.set_xlim(data["theory"]["B_c"][0] / 1.15, N * 1.15)
+    ax.set_ylim(data["floor"] / 1.5, top * (2.6 if both else 1))
+    for direction, numbers in passes.items():
+        _draw_pass(ax, direction, numbers, N, data["floor"], f"{direction}: " if both else "")
 
-    if limit != N:
-        ax.fill_between([limit or left, right], floor, top, facecolor="0.9", linewidth=0, zorder=0, gid="does not fit")
-    if limit is not None and limit != N:
-        ax.plot([limit, limit], [floor, top], color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid="limit")
-    ax.axhline(standard["accesses"], color=VERMILLION, linestyle="--", gid="standard")
-    ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")
-    ax.plot(curve["B_c"], curve["accesses"], color=BLUE, gid="theory", label="closed form")
+    points = data["simulator"]
     ran = "simulated run" if data["simulator_ran_on"] == "numbers" else "simulator's count"
     at, accesses = [p["B_c"] for p in points], [p["accesses"] for p in points]
     ax.plot(at, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator", label=ran)
-    if curve["B_c"][0] <= paper["B_c"]:
-        label = f"⌈M/4d⌉ = {paper['B_c']:,}" if paper["B_c"] < N else f"⌈M/4d⌉ ≥ N = {N:,}"
-        ax.plot([paper["B_c"]], [paper["accesses"]], "D", color=BLACK, mfc=ORANGE, ms=6, gid="paper", label=label)
-    _label(ax, data)
+    B_c = data["paper"]["B_c"]
+    label: str | None = f"⌈M/4d⌉ = {B_c:,}" if B_c < N else f"⌈M/4d⌉ ≥ N = {N:,}"
+    for direction, numbers in passes.items():
+        if data["theory"]["B_c"][0] <= B_c:
+            accesses = [numbers["paper"]["accesses"]]
+            ax.plot([B_c], accesses, "D", color=BLACK, mfc=ORANGE, ms=6, gid=_gid("paper", direction), label=label)
+            label = None
+    _label(ax, data, passes)
     return ax
 
 
-def _label(ax: Axes, data: dict[str, Any]) -> None:
-    N, d, M, itemsize, limit, floor = (data[k] for k in ("N", "d", "M", "itemsize", "largest_that_fits", "floor"))
-    standard, left, top = data["standard"]["accesses"], data["theory"]["B_c"][0], ax.get_ylim()[1]
-    room = M * itemsize / 1024
-    in_M = f"does not fit\nM = {M:,}\n({room:,.4g} KB)"
-    ax.text(N * 1.07, standard * 1.06, "standard\nattention", color=VERMILLION, ha="right", va="bottom")
-    ax.text(left, floor / 1.06, "read Q, K, V, write O once" + ": 4Nd" * (floor == 4 * N * d), color=GREY, va="top")
+def _gid(what: str, direction: str) -> str:
+    return what if direction == "forward" else f"{direction} {what}"
+
+
+def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], N: int, floor: int, which: str) -> None:
+    """Draw one direction's curve and lines, and shade the blocks that do not fit: twice where neither direction's do."""
+    limit: int | None = numbers["largest_that_fits"]
+    (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
     if limit != N:
-        ax.text(N * 1.07, standard / 1.12, in_M, ha="right", va="top")
+        where = [limit or left, right]
+        ax.fill_between(
+            where, floor, top, facecolor=BLACK, alpha=0.1, linewidth=0, zorder=0, gid=_gid("does not fit", direction)
+        )
     if limit is not None and limit != N:
-        if (limit / left) ** 2 > N / left:
-            ax.text(limit / 1.06, top, f"fits up to\n$B_c$ = {limit:,}", ha="right", va="top")
+        dotted = (0, (1, 1.5))
+        ax.plot([limit, limit], [floor, top], color=BLACK, linestyle=dotted, linewidth=1, gid=_gid("limit", direction))
+    ax.axhline(numbers["standard"]["accesses"], color=VERMILLION, linestyle="--", gid=_gid("standard", direction))
+    if direction == "forward":
+        ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")
+    curve, label = numbers["curve"], which + ("closed form" if direction == "forward" else "counted")
+    ax.plot(curve["B_c"], curve["accesses"], color=BY_DIRECTION[direction], gid=_gid("theory", direction), label=label)
+
+
+def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, Any]]) -> None:
+    N, d, M, itemsize, floor = (data[k] for k in ("N", "d", "M", "itemsize", "floor"))
+    standard, left, top = data["standard"]["accesses"], data["theory"]["B_c"][0], ax.get_ylim()[1]
+    both, within = len(passes) > 1, f"M = {M:,}\n({M * itemsize / 1024:,.4g} KB)"
+    ax.text(left, floor / 1.06, "read Q, K, V, write O once" + ": 4Nd" * (floor == 4 * N * d), color=GREY, va="top")
+    for direction, numbers in passes.items():
+        label = f"standard, {direction}" if both else "standard\nattention"
+        ax.text(N * 1.07, numbers["standard"]["accesses"] * 1.06, label, color=VERMILLION, ha="right", va="bottom")
+    if both or data["largest_that_fits"] != N:
+        what = within if both else f"does not fit\n{within}"
+        ax.text(N * 1.07, standard / 1.12, what, ha="right", va="top")
+    for direction, numbers in passes.items():
+        limit, y = numbers["largest_that_fits"], top / (1.9 if both and direction == "forward" else 1)
+        if limit is None or limit == N:
+            continue
+        words = f"{direction} fits\nif $B_c$ ≤ {limit:,}" if both else f"fits up to\n$B_c$ = {limit:,}"
+        room = 0.5 if not both else 0.68 if direction == "forward" else 0.4  # what the words need to their left
+        if math.log(limit / left) > room * math.log(N / left):
+            ax.text(limit / 1.06, y, words, ha="right", va="top")
         else:
-            ax.text(limit * 1.06, top, f"← fits up to\n$B_c$ = {limit:,}", va="top")
+            ax.text(limit * 1.06, y, words if both else f"← {words}", va="top")
     at_floor = (0, ax.transAxes.inverted().transform(ax.transData.transform((left, floor)))[1])
     ax.legend(
         loc="lower left",
         bbox_to_anchor=at_floor,
-        title="Algorithm 1",
+        title=None if both else "Algorithm 1",
         alignment="left",
         handlelength=1.6,
         frameon=True,  # hides the limit line where that runs through it
@@ -168,6 +228,7 @@ def _label(ax: Axes, data: dict[str, Any]) -> None:
         axis.set_major_formatter(EngFormatter(unit))
         axis.set_minor_locator(NullLocator())
     more = max(p["bytes"] / (p["accesses"] * itemsize) - 1 for p in data["simulator"])
+    limit = data["largest_that_fits"]
     lengths = f"N = {N:,}" if data["N_q"] == N else f"N_q = {data['N_q']:,}, N_k = {N:,}"
     ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, d = {d:,}, {data['dtype']}, one head")
     ax.set_ylabel("HBM accesses (elements)")

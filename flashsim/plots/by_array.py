@@ -1,8 +1,8 @@
-"""What runs moved, array by array."""
+"""What runs moved, array by array: given runs, or every algorithm in both directions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from matplotlib.axes import Axes
@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
+from flashsim.api import count
+from flashsim.patterns import butterfly
 from flashsim.plots.blocks import plot_blocks
 from flashsim.plots.style import (
     BLACK,
@@ -25,12 +27,26 @@ from flashsim.plots.style import (
     column_figure,
     dress,
     styled,
+    tint,
 )
 from flashsim.records import Traffic
 
 COLOURS = {"Q": SKY, "K": GREEN, "V": YELLOW, "O": ORANGE, "S": VERMILLION, "P": PURPLE, "l": BLUE, "m": GREY}
-_SHOWN = {"l": "ℓ"}
+COLOURS |= {"L": BLUE, "D": GREY, "l_parts": BLUE, "m_parts": GREY}
+COLOURS |= {f"d{name}": tint(COLOURS[name]) for name in "QKVOSP"}  # a gradient has its matrix's colour, paler
+COLOURS |= {"O_parts": COLOURS["dO"], "P_dropped": PURPLE, "Z": BLACK}
+_SHOWN = {"l": "ℓ", "O_parts": "$O_j$", "l_parts": "$ℓ_j$", "m_parts": "$m_j$", "P_dropped": "P∘Z"}
 _WRITTEN = "//////"
+_LONG = 10  # a bar is cut that is this many times longer than the shortest
+_MOST_NAMED = 8  # so many arrays of a bar have their numbers below it
+_SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "M": 51_200, "dtype": "float16"}
+_NAMES = {
+    "standard": "standard",
+    "flash": "FlashAttention",
+    "block_sparse": "block-sparse, butterfly",
+    "rabe_staats": "Rabe & Staats",
+    "memory_efficient": "closed form (B.1, B.2)",
+}
 _ROOM = 0.05  # the share of the x axis from which a part has room for its name
 _PLATE = {"boxstyle": "round,pad=0.12", "facecolor": "white", "linewidth": 0}
 
@@ -56,19 +72,79 @@ def plot_run(run_by_name: Mapping[str, Counted], ax: Axes | None = None) -> Axes
     dress(ax)
     most = max(run.hbm.accesses for run in run_by_name.values())
     for row, (name, run) in enumerate(run_by_name.items()):
-        _draw_run(ax, row, name, run, most)
+        _draw_bar(ax, row, name, _numbers(run), most)
+    _finish(ax, len(run_by_name), most)
+    ax.set_xlabel("HBM accesses (elements)")
+    ax.set_title(_point(run_by_name), pad=18)
+    _legend(ax)
+    return ax
+
+
+def arrays_data() -> dict[str, Any]:
+    """Return reads and writes (elements, one head) of each array, by direction and algorithm, at GPT-2's head shape.
+
+    "block_sparse" has the butterfly pattern. No mask, no dropout.
+    """
+    return {
+        **_SHAPE,
+        "block_mask": "butterfly",
+        "directions": {
+            direction: {
+                name: _numbers(
+                    count(
+                        name,
+                        **_SHAPE,
+                        direction=direction,
+                        block_mask=butterfly if name == "block_sparse" else None,
+                    )
+                )
+                for name in _NAMES
+            }
+            for direction in ("forward", "backward")
+        },
+    }
+
+
+@styled
+def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw `arrays_data` as stacked bars, forward beside backward; a bar much longer than the others is cut, and says so.
+
+    Below each bar stand its largest arrays, eight at most; `arrays_data` has all.
+    `data`: what `arrays_data` returned. `ax`: two axes; None: a new figure two columns wide.
+    """
+    data = arrays_data() if data is None else data
+    if ax is None:
+        figure = Figure(figsize=(2.1 * COLUMN, 0.7 + 0.88 * len(_NAMES)), layout="constrained")
+        ax = list(figure.subplots(1, 2))
+    for panel, (direction, bars) in zip(ax, data["directions"].items(), strict=True):
+        dress(panel)
+        totals = [_total(by_array) for by_array in bars.values()]
+        most = max(total for total in totals if total <= _LONG * min(totals))
+        for row, (name, by_array) in enumerate(bars.items()):
+            _draw_bar(panel, row, _NAMES[name], by_array, most)
+        _finish(panel, len(bars), most)
+        panel.set_xlabel(
+            f"HBM accesses (elements), {direction}\nN = {data['N']:,}, d = {data['d']}, M = {data['M']:,}, one head"
+        )
+        flash, standard = _total(bars["flash"]), _total(bars["standard"])
+        panel.set_title(f"{direction.capitalize()}: FlashAttention moves {standard / flash:.3g}× less", pad=18)
+    _legend(ax[0])
+    return ax
+
+
+def _finish(ax: Axes, bars: int, most: int) -> None:
     ax.set_xlim(0, most * 1.005)
-    ax.set_ylim(len(run_by_name) - 0.4, -0.4)
+    ax.set_ylim(bars - 0.4, -0.4)
     ax.yaxis.set_major_locator(NullLocator())
     ax.spines["left"].set_visible(False)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(EngFormatter())
-    ax.set_xlabel("HBM accesses (elements)")
-    ax.set_title(_point(run_by_name), pad=18)
+
+
+def _legend(ax: Axes) -> None:
     keys = [Patch(facecolor="white", edgecolor=BLACK, linewidth=0.5, label="read")]
     keys += [Patch(facecolor="white", edgecolor=BLACK, linewidth=0.5, hatch=_WRITTEN, label="written")]
     ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1.02), ncols=2, borderaxespad=0)
-    return ax
 
 
 @styled
@@ -80,29 +156,55 @@ def run_figure(run_by_name: Mapping[str, Counted], **shape: Any) -> Figure:
     figure = Figure(figsize=(2.1 * COLUMN, 3.5), layout="constrained")
     by_array, by_block = figure.subplots(1, 2)
     plot_run(run_by_name, ax=by_array)
-    plot_blocks(**shape, ax=by_block)
+    plot_blocks(**shape, backward=False, ax=by_block)
     by_block.set_title(by_block.get_title(loc="left").replace("\n", " "), x=0)  # there is room for one line here
     return figure
 
 
-def _draw_run(ax: Axes, y: float, name: str, run: Counted, most: int) -> None:
-    arrays = sorted(run.hbm.by_array.items(), key=lambda item: -item[1].accesses)
-    ax.text(0, y - 0.17, f"{name}: {run.hbm.accesses:,}", va="bottom")
+ByArray = Mapping[str, Mapping[str, int]]
+
+
+def _numbers(run: Counted) -> dict[str, dict[str, int]]:
+    return {name: {"reads": a.reads, "writes": a.writes} for name, a in run.hbm.by_array.items()}
+
+
+def _total(by_array: ByArray) -> int:
+    return sum(part for parts in by_array.values() for part in parts.values())
+
+
+def _draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> None:
+    arrays = sorted(by_array.items(), key=lambda item: -sum(item[1].values()))
+    total = _total(by_array)
+    cut = f", cut: {total / most:.0f}× this axis" if total > most else ""
+    ax.text(0, y - 0.17, f"{name}: {total:,}{cut}", va="bottom")
     left = 0
-    for column, (array, traffic) in enumerate(arrays):
-        colour, shown = COLOURS.get(array, GREY), _SHOWN.get(array, array)
-        for part, way, hatch in ((traffic.reads, "reads", ""), (traffic.writes, "writes", _WRITTEN)):
-            if part:
-                bar = ax.barh(y, part, 0.3, left, color=colour, hatch=hatch, edgecolor=BLACK, linewidth=0.5)
+    columns = max(min(len(arrays), _MOST_NAMED), 6)
+    for column, (array, parts) in enumerate(arrays):
+        colour, shown, moved = COLOURS.get(array, GREY), _SHOWN.get(array, array), sum(parts.values())
+        for way, hatch in (("reads", ""), ("writes", _WRITTEN)):
+            if parts[way]:
+                bar = ax.barh(y, parts[way], 0.3, left, color=colour, hatch=hatch, edgecolor=BLACK, linewidth=0.5)
                 bar[0].set_gid(f"{name} {array} {way}")
-                left += part
-        if traffic.accesses >= _ROOM * most:
-            ax.text(left - traffic.accesses / 2, y, shown, ha="center", va="center", bbox=_PLATE)
-        column_at = most * column / max(len(arrays), 6)
+                left += parts[way]
+        seen = min(left, most) - (left - moved)
+        if seen >= _ROOM * most:
+            ax.text(left - moved + seen / 2, y, shown, ha="center", va="center", bbox=_PLATE)
+        if column >= _MOST_NAMED:
+            continue
+        column_at = most * column / columns
         swatch_at = column_at + 0.0125 * most
         ax.plot([swatch_at], [y + 0.28], "s", color=colour, mec=BLACK, mew=0.5, clip_on=False)
         ax.annotate(shown, (column_at, y + 0.28), (9, 0), textcoords="offset points", va="center")
-        ax.text(column_at, y + 0.36, _short(traffic.accesses), va="top")
+        ax.text(column_at, y + 0.36, _short(moved), va="top")
+    if cut:
+        _draw_cut(ax, y, most)
+
+
+def _draw_cut(ax: Axes, y: float, most: int) -> None:
+    """Draw a white zigzag through the bar's end."""
+    steps = range(7)
+    at = [most * (0.965 + 0.012 * (step % 2)) for step in steps]
+    ax.plot(at, [y - 0.18 + 0.06 * step for step in steps], color="white", linewidth=3, zorder=4)
 
 
 def _short(elements: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from flashsim import __version__
 from flashsim.plots.style import styled
 
 
-def figure_of(ax: Axes) -> Figure:
-    """Return the whole figure that axes are on."""
-    figure = ax.figure
+def figure_of(ax: Axes | Sequence[Axes]) -> Figure:
+    """Return the whole figure that axes are on: what a `plot_*` function returned, one or several."""
+    figure = (ax if isinstance(ax, Axes) else ax[0]).figure
     assert isinstance(figure, Figure), "flashsim draws on figures of its own, which have no subfigures"
     return figure
 

@@ -16,6 +16,13 @@ COLUMN = 3.5  # inches: one column of a two-column page
 BLACK, GREY = "#000000", "#666666"
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+BY_DIRECTION = {"forward": BLUE, "backward": GREEN}
+
+
+def tint(colour: str) -> str:
+    """Return a colour half as far from white."""
+    return "#" + "".join(f"{(int(colour[at : at + 2], 16) + 255) // 2:02X}" for at in (1, 3, 5))
+
 
 STYLE: Any = {
     "font.size": 8,

@@ -1,9 +1,10 @@
-"""Theorem 2 as three log-log plots: HBM accesses against N, d and M."""
+"""Theorem 2, and Theorem 5 for the backward pass, as three log-log plots each: HBM accesses against N, d and M."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,35 @@ _LABELS = {"N": "sequence length N", "d": "head dimension d", "M": "SRAM size M 
 _POWER = 0.05  # a series whose residual is below this is called a power
 
 
+def proof_accounting_backward(N: int, d: int) -> tuple[int, int]:
+    """Return (reads, writes) of Algorithm 3 when each operand of each line is read once, as Theorem 5's proof counts."""
+    return 5 * N * d + 5 * N * N, 3 * N * d + 2 * N * N
+
+
+def flash_backward_constants(d: int) -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (N²d²/M) ≤ c₂ for Algorithm 4 with the paper's blocks, for every N and d ≤ M ≤ Nd.
+
+    Write X = N²d²/M. Accesses are 7Nd + T_c(5Nd + 2N). As in `theory.flash_constants`, 4Nd/5M < T_c < 4Nd/M + 1, Nd ≤ X
+    and N ≤ X/d. Below: 5Nd·T_c > 4X. Above: T_c·5Nd < 20X + 5X, T_c·2N < 8X/d + 2X/d, 7Nd ≤ 7X: in all 32X + 10X/d.
+    """
+    return 4.0, 32 + 10 / d
+
+
+@dataclass(frozen=True)
+class _Theorem:
+    direction: str
+    flash: str
+    proof: Callable[[int, int], tuple[int, int]]
+    constants: Callable[[int], tuple[float, float]]
+    band: str
+
+
+_THEOREMS = {
+    2: _Theorem("forward", "flash_basic", theory.proof_accounting, theory.flash_constants, "2.4 to\n18 + 22/d"),
+    5: _Theorem("backward", "flash", proof_accounting_backward, flash_backward_constants, "4 to\n32 + 10/d"),
+}
+
+
 def theorem2_data() -> dict[str, Any]:
     """Return HBM accesses (elements) of one head against N, d and M, the others fixed, and their log-log fits.
 
@@ -33,22 +63,36 @@ def theorem2_data() -> dict[str, Any]:
     `theory.flash_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by least squares in log10; `residual`
     is the greatest |log10 accesses − fit|.
     """
-    return {"sizing": "paper", "panels": {variable: _panel(variable) for variable in "NdM"}}
+    return _data(2)
 
 
-def _panel(variable: str) -> dict[str, Any]:
+def theorem5_data() -> dict[str, Any]:
+    """Return the same for the backward pass: `flash` is Algorithm 4, `standard` Algorithm 3.
+
+    `proof` is 8Nd + 7N², each operand of Algorithm 3 read once; `band` is N²d²/M times `flash_backward_constants(d)`.
+    """
+    return _data(5)
+
+
+def _data(number: int) -> dict[str, Any]:
+    theorem = _THEOREMS[number]
+    panels = {variable: _panel(variable, theorem) for variable in "NdM"}
+    return {"theorem": number, "direction": theorem.direction, "sizing": "paper", "panels": panels}
+
+
+def _panel(variable: str, theorem: _Theorem) -> dict[str, Any]:
     values = _RANGES[variable]
     at = [{**_FIXED, variable: value} for value in values]
     series = {
-        "flash_basic": [count("flash_basic", **x).hbm.accesses for x in at],
-        "standard": [count("standard", **x).hbm.accesses for x in at],
-        "proof": [sum(theory.proof_accounting(x["N"], x["d"])) for x in at],
+        theorem.flash: [count(theorem.flash, **x, direction=theorem.direction).hbm.accesses for x in at],
+        "standard": [count("standard", **x, direction=theorem.direction).hbm.accesses for x in at],
+        "proof": [sum(theorem.proof(x["N"], x["d"])) for x in at],
     }
     return {
         "fixed": {name: value for name, value in _FIXED.items() if name != variable},
         "values": values,
         **series,
-        "band": [[c * theory.theorem_2_flash(**x) for c in theory.flash_constants(x["d"])] for x in at],
+        "band": [[c * theory.theorem_2_flash(**x) for c in theorem.constants(x["d"])] for x in at],
         "fits": {name: _fit(values, accesses) for name, accesses in series.items()},
     }
 
@@ -61,10 +105,15 @@ def _fit(x: Sequence[int], y: Sequence[int]) -> dict[str, float]:
     return dict(zip(("slope", "intercept", "residual"), rounded, strict=True))
 
 
+_FLASH: tuple[str, dict[str, Any]] = (
+    "FlashAttention",
+    {"color": BLUE, "marker": "o", "linestyle": "-", "markerfacecolor": "white"},
+)
 _SERIES: dict[str, tuple[str, dict[str, Any]]] = {
     "standard": ("standard, as run", {"color": VERMILLION, "marker": "s", "linestyle": "--"}),
     "proof": ("standard, in the proof", {"color": BLACK, "marker": "x", "linestyle": ":"}),
-    "flash_basic": ("FlashAttention", {"color": BLUE, "marker": "o", "linestyle": "-", "markerfacecolor": "white"}),
+    "flash_basic": _FLASH,
+    "flash": _FLASH,
 }
 _TITLES = {
     "N": "Both grow as N²; FlashAttention stays below",
@@ -74,32 +123,47 @@ _TITLES = {
 
 
 @styled
-def plot_theorem2(*, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+def plot_theorem2(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
     """Draw Theorem 2 in three panels, HBM accesses (elements) against N, d and M, log-log, with fitted slopes.
 
-    `ax`: three axes; None: a new column of three. FlashAttention's line is its fit; the others join their points. The
-    band is what `theory.flash_constants` allows. Standard attention "as run" reads operands again, as M < d² forces;
-    "in the proof" it reads each once. Where N + 2 > M a run must also read S twice: the small steps.
+    `data`: what `theorem2_data` returned. `ax`: three axes; None: a new column of three. FlashAttention's line is its
+    fit; the others join their points. The band is what `theory.flash_constants` allows. Standard attention "as run"
+    reads operands again, as M < d² forces; "in the proof" it reads each once. Where N + 2 > M a run must also read S
+    twice: the small steps.
     """
+    return _plot(theorem2_data() if data is None else data, ax)
+
+
+@styled
+def plot_theorem5(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw Theorem 5, the same for the backward pass. Arguments and picture as for `plot_theorem2`.
+
+    The band is what `flash_backward_constants` allows. Where 2N + 1 > M a run must read P and dP twice.
+    """
+    return _plot(theorem5_data() if data is None else data, ax)
+
+
+def _plot(data: Mapping[str, Any], ax: Sequence[Axes] | None) -> Sequence[Axes]:
     axes: Sequence[Axes] = list(column_figure(8.6).subplots(3)) if ax is None else ax
-    for panel, (variable, data) in zip(axes, theorem2_data()["panels"].items(), strict=True):
+    for panel, (variable, numbers) in zip(axes, data["panels"].items(), strict=True):
         dress(panel)
-        _draw_panel(panel, variable, data)
+        _draw_panel(panel, variable, numbers, _THEOREMS[data["theorem"]])
     return axes
 
 
-def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any]) -> None:
+def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theorem) -> None:
     values, fixed = panel["values"], panel["fixed"]
     ax.set_xscale("log")
     ax.set_yscale("log")
     low, high = zip(*panel["band"], strict=True)
     ax.fill_between(values, low, high, facecolor=SKY, alpha=0.3, linewidth=0, gid="band")
     handles = []
-    for name, (label, style) in _SERIES.items():
+    for name in ("standard", "proof", theorem.flash):
+        label, style = _SERIES[name]
         slope, intercept, residual = (panel["fits"][name][k] for k in ("slope", "intercept", "residual"))
         fitted = f"slope {slope:.2f}, residual {residual:.3f}" if residual < _POWER else "bends, no one slope"
         handles.append(Line2D([], [], **style, label=f"{label}: {fitted}".replace("-", "−")))
-        if name == "flash_basic":
+        if name == theorem.flash:
             ax.plot(values, 10**intercept * np.array(values, float) ** slope, color=style["color"], gid="fit")
             style = {**style, "linestyle": "none"}
         ax.plot(values, panel[name], **style, gid=name)
@@ -108,11 +172,11 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any]) -> None:
         ax.axvline(turn, color=GREY, linestyle="-.", linewidth=1, gid="M = d²")
         ax.text(turn, 1, " M = d²", color=GREY, transform=ax.get_xaxis_transform(), va="top")
     x, side = (0.02, "left") if variable == "M" else (1, "right")
-    band = "band: N²d²/M\ntimes 2.4 to\n18 + 22/d"
+    band = f"band: N²d²/M\ntimes {theorem.band}"
     ax.text(x, 0.03, band, color=BLUE, transform=ax.transAxes, ha=side, va="bottom", multialignment="left")
     ax.margins(x=0.04)
     ax.set_xlabel(_LABELS[variable] + "\n" + ", ".join(f"{name} = {value:,}" for name, value in fixed.items()))
-    ax.set_ylabel("HBM accesses (elements)")
+    ax.set_ylabel(("" if theorem.direction == "forward" else "backward\n") + "HBM accesses (elements)")
     ax.yaxis.set_major_locator(LogLocator(10, numticks=8))
     ax.yaxis.set_minor_locator(NullLocator())
     heading = "residual: greatest |log₁₀(accesses / fit)|" if variable == "N" else None

@@ -1,15 +1,8 @@
-"""The ledger: every claim of the paper that flashsim checks, the range it was tried on, what was measured, the verdict.
-
-Each `check_…` runs one claim and returns a `Claim`. Nothing here is fitted to pass: counts are compared by `==`,
-constants are derived in `flashsim.theory`, and rounding bounds in `flashsim.reference`.
-"""
+"""Theorems 1 and 2: exactness, the induction, FLOPs, memory; HBM accesses of the forward pass."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,63 +10,10 @@ import numpy as np
 from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.api import count, forward
-from flashsim.inputs import Array
 from flashsim.observers import InductionInvariant, InvariantBroken
-from flashsim.reference import attention, error_bound
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One line of the ledger. `measured` is said in words, `data` holds the numbers."""
-
-    source: str
-    claim: str
-    tried: str
-    measured: str
-    holds: bool
-    data: dict[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
-
-
-Check = Callable[[bool], Claim]
-
-
-def checks() -> list[Check]:
-    """Return every check, in the order of the paper. Each takes `full`: sweep widely, or keep to seconds."""
-    return [
-        theorem_1_exact,
-        theorem_1_induction,
-        theorem_1_flops,
-        theorem_1_memory,
-        theorem_2_counts,
-        theorem_2_flash_bounds,
-        theorem_2_exponents,
-        theorem_2_standard,
-        theorem_2_standard_small_M,
-    ]
-
-
-# ---------------------------------------------------------------------------------------------------------- Theorem 1
-
-
-Regime = tuple[str, Array, Array, Array]
-
-
-def regimes(rng: np.random.Generator, N_q: int, N_k: int, d: int, d_v: int) -> Iterator[Regime]:
-    """Yield inputs of the kinds that break careless softmaxes, named, in float64."""
-    Q, K, V = rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d)), rng.normal(size=(N_k, d_v))
-    along = np.linspace(0.0, 1.0, N_k)[:, None]
-    toward = np.ones((N_q, d)) / math.sqrt(d)
-    yield "Gaussian", Q, K, V
-    yield "peaky", 8 * Q, 8 * K, V
-    yield "rising", toward, 60 * along * np.ones(d) + 0.01 * K, V
-    yield "falling", toward, 60 * (1 - along) * np.ones(d) + 0.01 * K, V
-    yield "all equal", toward, np.ones((N_k, d)), V
-    yield "all very negative", toward, -1e4 * np.ones((N_k, d)) + K, V
-    yield "±5·10⁴", toward * math.sqrt(d), 5e4 * np.sign(K) / d, V
+from flashsim.reference import attention, error_bound, rounding
+from flashsim.verify.claim import Claim
+from flashsim.verify.shared import accesses, exponents, in_range, largest_N, regimes, slope, within
 
 
 def theorem_1_exact(full: bool) -> Claim:
@@ -96,13 +36,13 @@ def theorem_1_exact(full: bool) -> Claim:
                         raise
                     refused += 1  # scores of 5·10⁴ do not fit float16, in which standard attention keeps S
                     continue
-                bound = error_bound(Q, K, V, scale=1.0, steps=run.blocks.T_c, scores_stored=FORWARD[name].stores_scores)
+                bound = error_bound(Q, K, V, scale=1.0, **rounding(name, run.blocks))
                 error = np.abs(run.O.astype(np.float64) - attention(Q, K, V, scale=1.0))
                 worst = max(worst, float(np.max(np.where(error > 0, error / np.maximum(bound, 1e-300), 0.0))))
                 runs += 1
     return Claim(
         "Theorem 1",
-        "Algorithms 0 and 1 return softmax(QKᵀ)V",
+        "every algorithm returns softmax(QKᵀ)V",
         f"{runs} runs: {len(shapes)} shapes, ragged blocks, 7 kinds of scores, float64, float32, float16",
         f"largest error {worst:.2f} of the derived rounding bound; standard refused {refused} that overflow float16",
         worst <= 1.0,
@@ -136,7 +76,7 @@ def theorem_1_induction(full: bool) -> Claim:
 def theorem_1_flops(full: bool) -> Claim:
     """O(N²d) FLOPs: the products cost 2N²(d + d_v) exactly, everything else stays within a constant of N²d."""
     ratios, exact = [], True
-    for N, d, M in _in_range(full):
+    for N, d, M in in_range(full):
         flops = count("flash_basic", N=N, d=d, M=M).flops
         exact &= flops.matmul == theory.matmul_flops(N, N, d, d)
         ratios.append((flops.total / (N * N * d), 8 + 17 / d))
@@ -144,7 +84,7 @@ def theorem_1_flops(full: bool) -> Claim:
     return Claim(
         "Theorem 1",
         "O(N²d) FLOPs: products exactly 4N²d, in all 4 ≤ FLOPs/N²d ≤ 8 + 17/d",
-        f"{len(ratios)} (N, d, M), N to {_largest_N(full):,}, d ≤ M ≤ Nd",
+        f"{len(ratios)} (N, d, M), N to {largest_N(full):,}, d ≤ M ≤ Nd",
         f"products {'equal' if exact else 'DIFFER FROM'} 4N²d; FLOPs/N²d from {low:.2f} to {high:.2f}",
         exact and all(4 <= r <= c for r, c in ratios),
         {"cases": len(ratios), "least": low, "most": high},
@@ -153,13 +93,13 @@ def theorem_1_flops(full: bool) -> Claim:
 
 def theorem_1_memory(full: bool) -> Claim:
     """O(N) memory besides inputs and output: ℓ and m, 2N elements. Standard attention: S and P, 2N²."""
-    cases = list(_in_range(full))
+    cases = list(in_range(full))
     flash = all(count("flash_basic", N=N, d=d, M=M).hbm.extra == 2 * N for N, d, M in cases)
     standard = all(count("standard", N=N, d=d, M=M).hbm.extra == 2 * N * N for N, d, M in cases)
     return Claim(
         "Theorem 1",
         "additional memory: 2N elements exactly (standard attention 2N²)",
-        f"{len(cases)} (N, d, M), N to {_largest_N(full):,}",
+        f"{len(cases)} (N, d, M), N to {largest_N(full):,}",
         f"flash {'2N' if flash else 'NOT 2N'}, standard {'2N²' if standard else 'NOT 2N²'} in every case",
         flash and standard,
         {"cases": len(cases)},
@@ -208,33 +148,27 @@ def theorem_2_flash_bounds(full: bool) -> Claim:
     """c₁ ≤ accesses / (N²d²/M) ≤ c₂ with the constants derived in theory.flash_constants."""
     ratios = [
         (count("flash_basic", N=N, d=d, M=M).hbm.accesses / theory.theorem_2_flash(N, d, M), *theory.flash_constants(d))
-        for N, d, M in _in_range(full)
+        for N, d, M in in_range(full)
     ]
-    return _bounds(
+    return within(
+        "Theorem 2",
         "FlashAttention: 12/5 ≤ accesses / (N²d²/M) ≤ 18 + 22/d",
-        f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, N to {_largest_N(full):,}",
+        f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}",
         ratios,
     )
 
 
 def theorem_2_exponents(full: bool) -> Claim:
     """Log–log slopes of Algorithm 1's accesses: 2 in N, 2 in d, −1 in M; of standard attention's: 2 in N."""
-    fits = {
-        "N": (2.0, _slope([(2**p, _accesses("flash_basic", 2**p, 64, 2**14)) for p in range(12, 21)])),
-        "d": (2.0, _slope([(2**p, _accesses("flash_basic", 2**20, 2**p, 2**20)) for p in range(6, 11)])),
-        "M": (-1.0, _slope([(2**p, _accesses("flash_basic", 2**16, 64, 2**p)) for p in range(8, 17)])),
-        "N, standard": (2.0, _slope([(2**p, _accesses("standard", 2**p, 64, 2**20)) for p in range(13, 20)])),
-    }
-    holds = all(abs(slope - want) <= 0.02 for want, (slope, _) in fits.values())
-    return Claim(
+    return exponents(
         "Theorem 2",
         "exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02",
         "N 2¹²…2²⁰, d 2⁶…2¹⁰, M 2⁸…2¹⁶ (standard: N 2¹³…2¹⁹), others fixed",
-        "; ".join(f"{name} {slope:+.3f} (residual {residual:.3f})" for name, (_, (slope, residual)) in fits.items()),
-        holds,
         {
-            name: {"expected": want, "slope": slope, "residual": residual}
-            for name, (want, (slope, residual)) in fits.items()
+            "N": (2.0, slope([(2**p, accesses("flash_basic", 2**p, 64, 2**14)) for p in range(12, 21)])),
+            "d": (2.0, slope([(2**p, accesses("flash_basic", 2**20, 2**p, 2**20)) for p in range(6, 11)])),
+            "M": (-1.0, slope([(2**p, accesses("flash_basic", 2**16, 64, 2**p)) for p in range(8, 17)])),
+            "N, standard": (2.0, slope([(2**p, accesses("standard", 2**p, 64, 2**20)) for p in range(13, 20)])),
         },
     )
 
@@ -242,11 +176,12 @@ def theorem_2_exponents(full: bool) -> Claim:
 def theorem_2_standard(full: bool) -> Claim:
     """Standard attention is Θ(Nd + N²) where M ≥ d² and a row fits."""
     ratios = [
-        (_accesses("standard", N, d, M) / theory.theorem_2_standard(N, d), *theory.standard_constants())
-        for N, d, M in _in_range(full)
+        (accesses("standard", N, d, M) / theory.theorem_2_standard(N, d), *theory.standard_constants())
+        for N, d, M in in_range(full)
         if d * d <= M and M >= N + 2
     ]
-    return _bounds(
+    return within(
+        "Theorem 2",
         "standard attention, M ≥ d² and rows that fit: 4 ≤ accesses / (Nd + N²) ≤ 12",
         f"{len(ratios)} (N, d, M)",
         ratios,
@@ -256,13 +191,14 @@ def theorem_2_standard(full: bool) -> Claim:
 def theorem_2_standard_small_M(full: bool) -> Claim:
     """Below M = d² a blocked product must re-read: the honest count exceeds the proof's accounting, as spec'd."""
     ratios, excess = [], []
-    for N, d, M in _in_range(full):
-        accesses = _accesses("standard", N, d, M)
+    for N, d, M in in_range(full):
+        moved = accesses("standard", N, d, M)
         expected = theory.theorem_2_flash(N, d, M) + theory.theorem_2_standard(N, d)
-        ratios.append((accesses / expected, *theory.standard_small_M_constants()))
+        ratios.append((moved / expected, *theory.standard_small_M_constants()))
         if d * d > M and d <= N:  # then Q has several panels, as M/4d < d ≤ N
-            excess.append(accesses / sum(theory.proof_accounting(N, d)))
-    claim = _bounds(
+            excess.append(moved / sum(theory.proof_accounting(N, d)))
+    claim = within(
+        "Theorem 2",
         "standard attention, any M: 8/5 ≤ accesses / (N²d²/M + N² + Nd) ≤ 8; above the proof's count if M < d² ≤ Nd",
         f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, {len(excess)} of them with M < d² ≤ Nd",
         ratios,
@@ -270,41 +206,3 @@ def theorem_2_standard_small_M(full: bool) -> Claim:
     measured = f"{claim.measured}; for M < d², {min(excess):.2f} to {max(excess):.1f} × the proof's count"
     data = {**claim.data, "excess_least": min(excess), "excess_most": max(excess)}
     return Claim(claim.source, claim.claim, claim.tried, measured, claim.holds and min(excess) > 1, data)
-
-
-# ------------------------------------------------------------------------------------------------------------- shared
-
-
-def _largest_N(full: bool) -> int:
-    return 2**20 if full else 2**16
-
-
-def _in_range(full: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield (N, d, M) over d ≤ M ≤ Nd, powers of two and their odd neighbours, both ends of M included."""
-    powers = range(0, 21, 2) if full else range(0, 17, 4)
-    for p, d in itertools.product(powers, (1, 3, 16, 64, 128, 257)):
-        for N in {2**p, 2**p + 1, max(2**p - 1, 1)}:
-            if N * d < d:
-                continue
-            steps = np.geomspace(d, N * d, 9 if full else 5)
-            for M in sorted({d, N * d, *(int(s) for s in steps)}):
-                if d <= M <= N * d:
-                    yield N, d, M
-
-
-def _accesses(name: str, N: int, d: int, M: int) -> int:
-    return count(name, N=N, d=d, M=M).hbm.accesses
-
-
-def _slope(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Return the least-squares slope of log₂ y over log₂ x, and the largest residual in log₂."""
-    x, y = (np.log2([float(v) for v in column]) for column in zip(*points, strict=True))
-    slope, intercept = np.polyfit(x, y, 1)
-    return float(slope), float(np.max(np.abs(y - (slope * x + intercept))))
-
-
-def _bounds(claim: str, tried: str, ratios: Sequence[tuple[float, float, float]]) -> Claim:
-    low, high = min(r for r, _, _ in ratios), max(r for r, _, _ in ratios)
-    holds = all(c_1 <= ratio <= c_2 for ratio, c_1, c_2 in ratios)
-    data = {"cases": len(ratios), "least": low, "most": high}
-    return Claim("Theorem 2", claim, tried, f"ratio from {low:.2f} to {high:.2f}", holds, data)

@@ -1,0 +1,98 @@
+"""Appendix B.5's three differences between FlashAttention and Rabe & Staats' attention, measured; and B.1's closed form.
+
+1. FlashAttention reduces HBM accesses; Rabe and Staats, the memory that is needed. As counted here, on the same blocks,
+   the two move almost the same: where FlashAttention reads and writes O again, T_c times, Rabe and Staats write T_c
+   temporary outputs and read them back; backward, they need not set dK and dV to zero first. The closed form, which needs
+   as little memory as FlashAttention, moves far more: memory and accesses are two things.
+2. One running output against T_c temporary ones: the extra memory.
+3. Rabe and Staats' backward pass also recomputes each block's temporary output: a sixth product P V beside FlashAttention's
+   five. The closed form computes S anew for each of dV, dQ and dK, and dP twice: eight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from flashsim.api import count
+from flashsim.plots.style import BLACK, BLUE, GREY, PURPLE, SKY, column_figure, dress, styled
+
+_SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "M": 51_200, "dtype": "float16"}
+_NAMES = {"flash": "FlashAttention", "rabe_staats": "Rabe & Staats", "memory_efficient": "closed form"}
+_COLOURS = {"flash": BLUE, "rabe_staats": PURPLE, "memory_efficient": SKY}
+_MEASURES = {
+    "forward accesses": "1. HBM accesses, forward (elements)",
+    "backward accesses": "1. HBM accesses, backward (elements)",
+    "extra": "2. extra HBM, both passes (elements)",
+    "backward matmul": "3. FLOPs of products, backward",
+}
+
+
+def appendix_b5_data() -> dict[str, Any]:
+    """Return, by measure and algorithm, the counts for one head at GPT-2's shape, with FlashAttention's blocks.
+
+    `products` is how many products of 2N²d the backward pass computes.
+    """
+    forward, backward = (
+        {name: count(name, **_SHAPE, direction=way) for name in _NAMES} for way in ("forward", "backward")
+    )
+    N, d = _SHAPE["N"], _SHAPE["d"]
+    matmul = {name: tally.flops.matmul for name, tally in backward.items()}
+    return {
+        **_SHAPE,
+        "T_c": forward["flash"].blocks.T_c,
+        "measures": {
+            "forward accesses": {name: tally.hbm.accesses for name, tally in forward.items()},
+            "backward accesses": {name: tally.hbm.accesses for name, tally in backward.items()},
+            "extra": {name: forward[name].hbm.extra + backward[name].hbm.extra for name in _NAMES},
+            "backward matmul": matmul,
+        },
+        "products": {name: flops / (2 * N * N * d) for name, flops in matmul.items()},
+    }
+
+
+@styled
+def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw each measure as a multiple of FlashAttention's, on a log axis, with the count beside the dot.
+
+    `data`: what `appendix_b5_data` returned. `ax=None` draws on a new figure.
+    """
+    data = appendix_b5_data() if data is None else data
+    ax = column_figure(4.3).subplots() if ax is None else ax
+    dress(ax)
+    ax.set_xscale("log")
+    ax.set_xlim(0.75, 11_000)
+    ticks, y = [], 0.0
+    for measure, title in _MEASURES.items():
+        counts = data["measures"][measure]
+        ax.text(-0.4, y, title, transform=ax.get_yaxis_transform(), va="center", weight="bold")
+        y += 1
+        ax.plot([1, 1], [y - 0.4, y + 2.4], color=GREY, linestyle=(0, (1, 1.5)), linewidth=1)
+        for name, label in _NAMES.items():
+            ratio = counts[name] / counts["flash"]
+            ax.plot(
+                [ratio], [y], "o", color=_COLOURS[name], mec=BLACK, mew=0.6, ms=6, gid=f"{measure} {name}", zorder=3
+            )
+            times = "" if name == "flash" else f"  ({_times(ratio)})"
+            ax.annotate(f"{counts[name]:,}{times}", (ratio, y), (6, 0), textcoords="offset points", va="center")
+            ticks.append((y, label))
+            y += 1
+        y += 0.4
+    ax.set_yticks([at for at, _ in ticks], [label for _, label in ticks])
+    ax.set_ylim(y - 0.7, -0.6)
+    ax.tick_params(axis="y", left=False)
+    ax.spines["left"].set_visible(False)
+    ax.xaxis.set_major_locator(FixedLocator([1, 10, 100]))
+    ax.xaxis.set_major_formatter(FixedFormatter(["1×", "10×", "100×"]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    shape = f"N = {data['N']:,}, d = {data['d']}, M = {data['M']:,}, one head"
+    ax.set_xlabel(f"times FlashAttention's\n{shape}")
+    ax.set_title("Rabe & Staats: no more accesses, but\nmore memory and one product more", x=-0.4)
+    return ax
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g}×"

@@ -1,0 +1,59 @@
+"""Every figure by name, for the command line and the scripts."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
+from flashsim.plots.blocks import blocks_data, plot_blocks
+from flashsim.plots.by_array import arrays_data, plot_arrays
+from flashsim.plots.footprint import memory_data, plot_memory
+from flashsim.plots.saving import figure_of, save
+from flashsim.plots.sparsity import plot_sparsity, sparsity_data
+from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
+from flashsim.plots.traffic import plot_traffic, traffic_data
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure: `data()` counts, `plot(data)` draws on a new figure and returns the axes, `what` says what it shows."""
+
+    data: Callable[..., dict[str, Any]]
+    plot: Callable[..., Axes | Sequence[Axes]]
+    what: str
+
+    def draw(self, data: dict[str, Any] | None = None) -> Figure:
+        """Return the figure of `data`, by default of `data()`."""
+        return figure_of(self.plot(self.data() if data is None else data))
+
+
+FIGURES: dict[str, Chart] = {
+    "blocks": Chart(blocks_data, plot_blocks, "Figure 2 (middle): HBM accesses against block size, both passes"),
+    "theorem2": Chart(theorem2_data, plot_theorem2, "Theorem 2: accesses against N, d, M, with fitted exponents"),
+    "theorem5": Chart(theorem5_data, plot_theorem5, "Theorem 5: the same for the backward pass"),
+    "traffic": Chart(traffic_data, plot_traffic, "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass"),
+    "sparsity": Chart(sparsity_data, plot_sparsity, "Figure 2 (right), Proposition 4: accesses against sparsity"),
+    "memory": Chart(memory_data, plot_memory, "Figure 3 (right): extra memory against N, and where 40 GB end"),
+    "arrays": Chart(arrays_data, plot_arrays, "accesses by array, every algorithm, forward and backward"),
+    "appendix_b5": Chart(appendix_b5_data, plot_appendix_b5, "Appendix B.5: FlashAttention and Rabe & Staats compared"),
+}
+
+
+def write_figure(name: str, script: str, description: str | None) -> None:
+    """Do what a script of figure `name` does: parse its command line, draw, write PNG, SVG, JSON, and print the paths."""
+    path = Path(script)
+    parser = argparse.ArgumentParser(prog=path.name, description=description)
+    parser.add_argument("-o", "--output", type=Path, default=Path("figures") / path.stem, help="stem of the files")
+    output = parser.parse_args().output
+    data = FIGURES[name].data()
+    command = shlex.join(["python", f"scripts/{path.name}", *sys.argv[1:]])
+    print(*save(FIGURES[name].draw(data), output, data, command), sep="\n")

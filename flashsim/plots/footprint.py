@@ -1,0 +1,133 @@
+"""Figure 3 (right) of the paper, as a model: HBM that attention needs besides its inputs and outputs, against N."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
+
+from flashsim.api import count
+from flashsim.plots.style import BLACK, BLUE, GREY, PURPLE, SKY, VERMILLION, column_figure, dress, styled
+from flashsim.records import ArrayTraffic
+
+LIMIT = 40 * 10**9  # bytes: an A100's 40 GB
+_SHAPE: dict[str, Any] = {"d": 64, "M": 51_200, "dtype": "float16", "heads": 1024}
+_NAMES = ("standard", "rabe_staats", "memory_efficient", "flash")
+_LENGTHS = [2**e for e in range(7, 24)]
+
+
+def memory_data() -> dict[str, Any]:
+    """Return bytes of HBM by algorithm and N, forward and backward passes together, 1,024 heads in float16.
+
+    `extra`: all arrays of `Traffic.extra`, by name in `arrays`; nothing is freed or reused in between. `inputs_outputs`:
+    Q, K, V, O and their gradients, which every algorithm needs. `crosses`: the largest N whose extra memory is at most
+    `limit` bytes. Blocks are the paper's at M, for `rabe_staats` too: its copies of O, one for each block of keys, then
+    grow as N². (Rabe and Staats' own blocks have √N keys, and they take few queries at a time, which keeps fewer copies at once.)
+    """
+    given = _held("flash", _LENGTHS[0])
+    return {
+        **_SHAPE,
+        "limit": LIMIT,
+        "N": _LENGTHS,
+        "arrays": {
+            name: [array for array, held in _held(name, _LENGTHS[0]).items() if held.role == "extra"] for name in _NAMES
+        },
+        "extra": {name: [_extra(name, N) for N in _LENGTHS] for name in _NAMES},
+        "crosses": {name: _last(partial(_extra, name)) for name in _NAMES},
+        "inputs_outputs": {
+            "arrays": [array for array, held in given.items() if held.role != "extra"],
+            "bytes": [_given(N) for N in _LENGTHS],
+            "crosses": _last(_given),
+        },
+    }
+
+
+def _held(name: str, N: int) -> dict[str, ArrayTraffic]:
+    """Return every array that the two passes have in HBM. One that the forward pass made keeps the role it had there."""
+    forward, backward = (count(name, N=N, **_SHAPE, direction=way).hbm.by_array for way in ("forward", "backward"))
+    return {**forward, **{array: held for array, held in backward.items() if array not in forward}}
+
+
+def _bytes(name: str, N: int, *, extra: bool) -> int:
+    return sum(a.size * a.itemsize for a in _held(name, N).values() if (a.role == "extra") == extra)
+
+
+def _extra(name: str, N: int) -> int:
+    return _bytes(name, N, extra=True)
+
+
+def _given(N: int) -> int:
+    return _bytes("flash", N, extra=False)
+
+
+def _last(need: Any) -> int:
+    """Return the largest N at which need(N) ≤ LIMIT."""
+    high = 1
+    while need(high) <= LIMIT:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if need(middle) <= LIMIT else (low, middle)
+    return low
+
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "standard": {"color": VERMILLION, "marker": "s"},
+    "rabe_staats": {"color": PURPLE, "marker": "^"},
+    "memory_efficient": {"color": SKY, "linewidth": 3.5},
+    "flash": {"color": BLUE, "marker": "o", "markerfacecolor": "white"},
+}
+
+
+@styled
+def plot_memory(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB.
+
+    `data`: what `memory_data` returned. `ax=None` draws on a new figure.
+    """
+    data = memory_data() if data is None else data
+    ax = column_figure(4.1).subplots() if ax is None else ax
+    dress(ax)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    N, limit = data["N"], data["limit"]
+    ax.set_xlim(N[0], N[-1] * 1.3)
+    ax.set_ylim(4e5, 4e14)
+    given = data["inputs_outputs"]
+    ax.axhline(limit, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid="limit")
+    shown = [(n, held) for n, held in zip(N, given["bytes"], strict=True) if held <= 4 * limit]
+    ax.plot(*zip(*shown, strict=True), color=GREY, linestyle="-.", linewidth=1, gid="inputs and outputs")
+    for name, style in _STYLES.items():
+        ax.plot(N, data["extra"][name], **style, gid=name)
+        crosses = data["crosses"][name]
+        ax.plot([crosses], [limit], "D", color=style["color"], mec=BLACK, ms=6, gid=f"{name} crosses", zorder=5)
+    return _label(ax, data)
+
+
+def _label(ax: Axes, data: Mapping[str, Any]) -> Axes:
+    limit, crosses, at = data["limit"], data["crosses"], data["N"]
+    ax.text(at[0] * 1.15, limit * 1.2, f"A100's\n{limit / 1e9:.0f} GB", va="bottom")
+    labels = {
+        "standard": ("standard:\nS, P, dP, dS", at[0] * 1.15, 2e14, "left", "top"),
+        "rabe_staats": ("Rabe & Staats,\n$O_j$ by block of keys", at[-1] * 1.25, 6e12, "right", "top"),
+        "flash": ("FlashAttention: ℓ, m\n(closed form: L, D)", at[-1] * 1.25, 1e6, "right", "bottom"),
+    }
+    for name, (label, x, y, side, edge) in labels.items():
+        words, colour = f"{label}\nup to N = {crosses[name]:,}", _STYLES[name]["color"]
+        ax.text(x, y, words, color=colour, ha=side, va=edge, multialignment="left")
+    given = data["inputs_outputs"]["crosses"]
+    ax.text(given * 1.15, limit / 1.4, "Q, K, V, O,\ngradients", color=GREY, va="top")
+    ax.xaxis.set_major_locator(LogLocator(10))
+    ax.xaxis.set_major_formatter(EngFormatter())
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_major_locator(LogLocator(1000))
+    ax.yaxis.set_major_formatter(EngFormatter("B"))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel(f"sequence length N\nd = {data['d']}, {data['dtype']}, {data['heads']:,} heads, M = {data['M']:,}")
+    ax.set_ylabel("extra HBM, forward + backward")
+    ax.set_title("FlashAttention's extra memory is linear in N", x=-0.2)
+    return ax

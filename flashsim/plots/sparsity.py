@@ -1,0 +1,133 @@
+"""Figure 2 (right) of the paper, as a model: block-sparse FlashAttention's accesses against s. Proposition 4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, LogLocator, NullLocator
+from numpy.typing import NDArray
+
+from flashsim import patterns
+from flashsim.api import count
+from flashsim.plots.style import BY_DIRECTION, GREY, column_figure, dress, styled
+
+SEED = 2205_14135
+_SHAPE: dict[str, Any] = {"N": 16_384, "d": 64, "M": 51_200, "dtype": "float16"}
+_DENSITIES = [2.0**-e for e in range(12)]
+_STRIDE = 8
+_PATTERNS: dict[str, Callable[[int, int], NDArray[np.bool_]]] = {
+    "local": patterns.local,
+    "butterfly": patterns.butterfly,
+    "strided": partial(patterns.strided, stride=_STRIDE),
+}
+_FLOORS = {"forward": "3Nd + 2N", "backward": "7Nd"}
+
+
+def sparsity_data() -> dict[str, Any]:
+    """Return Algorithm 5's HBM accesses (elements, one head), forward and backward, by s, the part of tiles computed.
+
+    `random`: seeded random block masks. `patterns`: local (one tile to either side), butterfly, strided (every 8th
+    column), as in `flashsim.patterns`. `floor`: an empty mask. `flash`: Algorithms 2 and 4, all tiles. Rows divide
+    evenly at this N, so every count is exactly floor + (flash − floor) · tiles / (T_r·T_c).
+    """
+    blocks = count("block_sparse", **_SHAPE).blocks
+    T = blocks.T_r, blocks.T_c
+    random = np.random.default_rng(SEED)
+    masks = [random.random(T) < density for density in _DENSITIES]
+    named = {name: pattern(*T) for name, pattern in _PATTERNS.items()}
+
+    def accesses(name: str, direction: str, mask: NDArray[np.bool_] | None = None) -> int:
+        return count(name, **_SHAPE, direction=direction, block_mask=mask).hbm.accesses
+
+    def at(direction: str, mask: NDArray[np.bool_]) -> dict[str, Any]:
+        tiles = int(mask.sum())
+        return {"s": tiles / mask.size, "tiles": tiles, "accesses": accesses("block_sparse", direction, mask)}
+
+    return {
+        **_SHAPE,
+        "B_r": blocks.B_r,
+        "B_c": blocks.B_c,
+        "T_r": T[0],
+        "T_c": T[1],
+        "seed": SEED,
+        "directions": {
+            direction: {
+                "random": [at(direction, mask) for mask in masks],
+                "patterns": {name: at(direction, mask) for name, mask in named.items()},
+                "floor": accesses("block_sparse", direction, np.zeros(T, bool)),
+                "flash": accesses("flash", direction),
+            }
+            for direction in BY_DIRECTION
+        },
+    }
+
+
+@styled
+def plot_sparsity(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left to compute, the floor.
+
+    `data`: what `sparsity_data` returned. `ax=None` draws on a new figure.
+    """
+    data = sparsity_data() if data is None else data
+    ax = column_figure(3.9).subplots() if ax is None else ax
+    dress(ax)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    tiles = data["T_r"] * data["T_c"]
+    every = np.geomspace(2.0**-13, 1, 200)
+    left, right = 2.0**-13, 1.35
+    forward = data["directions"]["forward"]
+    ax.set_xlim(left, right)
+    ax.set_ylim(forward["floor"] / 2.6, max(d["flash"] for d in data["directions"].values()) * 1.8)
+    for direction, colour in BY_DIRECTION.items():
+        numbers = data["directions"][direction]
+        floor, flash = numbers["floor"], numbers["flash"]
+        ax.plot(every, floor + (flash - floor) * every, color=colour, linewidth=1, gid=f"{direction} line")
+        points = numbers["random"]
+        ax.plot(
+            [p["tiles"] / tiles for p in points],
+            [p["accesses"] for p in points],
+            "o",
+            color=colour,
+            mfc="white",
+            gid=f"{direction} random",
+        )
+        named = numbers["patterns"].values()
+        ax.plot(
+            [p["s"] for p in named],
+            [p["accesses"] for p in named],
+            "D",
+            color=colour,
+            mec="black",
+            ms=5.5,
+            gid=f"{direction} patterns",
+        )
+        ax.axhline(flash, color=colour, linestyle="--", gid=f"{direction} flash")
+        ax.axhline(floor, color=GREY, linestyle="-.", linewidth=1, gid=f"{direction} floor")
+    at = left * 1.2
+    for direction, colour in BY_DIRECTION.items():
+        numbers = data["directions"][direction]
+        ax.text(at, numbers["flash"] * 1.05, f"all tiles, {direction}", color=colour, va="bottom")
+        ax.text(right / 1.05, numbers["floor"] / 1.08, f"floor: {_FLOORS[direction]}", color=GREY, ha="right", va="top")
+    for name, point in forward["patterns"].items():
+        label = f"{name} by {_STRIDE}" if name == "strided" else name
+        ax.annotate(label, (point["s"], point["accesses"]), (6, -4), textcoords="offset points", va="top")
+    middle = np.sqrt(forward["flash"] * data["directions"]["backward"]["floor"])
+    key = "circles: tiles at random\nline: floor + s · (all − floor)"
+    ax.text(at, middle * 1.6, key, va="center", linespacing=1.4)
+    exponents = range(-12, 1, 3)
+    ax.xaxis.set_major_locator(FixedLocator([2.0**e for e in exponents]))
+    ax.xaxis.set_major_formatter(FixedFormatter([f"1/{2**-e:,}" if e else "1" for e in exponents]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    ax.yaxis.set_major_formatter(EngFormatter())
+    ax.yaxis.set_minor_locator(NullLocator())
+    shape = f"N = {data['N']:,}, d = {data['d']}, M = {data['M']:,}, one head"
+    ax.set_xlabel(f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n{shape}")
+    ax.set_ylabel("HBM accesses (elements)")
+    ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=-0.2)
+    return ax

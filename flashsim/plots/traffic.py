@@ -1,0 +1,259 @@
+"""Figure 2 (left) of the paper, as a model: what GPT-2 medium's attention computes and moves, pass by pass.
+
+N = 1,024, d = 64, 16 heads, batch 64, float16, a causal mask, dropout 0.1, forward and backward. The paper gives 40.3 GB
+and 66.6 GFLOPs for standard attention against 4.4 GB and 75.2 GFLOPs for FlashAttention, measured on an A100. The model
+counts elements, times their item size. What agrees, and what does not:
+
+- Standard, bytes. With every operand of every pass read once (M so large that T_r = 1), 40.27 GB: N × N elements of 2
+  bytes are read or written 18 times (one of them is dropout's Z, a byte each, written and read), N × d 12 times. At
+  M = 100 KB products read K, V, dO, Q again, T_r times: 44.3 GB. On an A100 the L2 cache serves many such repeats, and
+  PyTorch may fuse or split passes otherwise than we do; that 40.27 comes so near is no proof that it moved these arrays.
+- FlashAttention, bytes. Algorithm 2 reads Q, O, ℓ, m, and Algorithm 4 Q, O, dO, dQ, ℓ, m, once for each of T_c blocks of
+  keys, so bytes follow M: 7.9 GB at 100 KB (T_c = 6), 4.65 GB at the 192 KB that an A100's SM has (T_c = 3), 2.45 GB if all
+  fits. The kernel measured is not this listing: its blocks need not be ⌈M/4d⌉ (Algorithm 4's peak at M = 100 KB is over
+  twice M), and the L2 cache, which all SMs share, serves reads again. 4.4 GB lies within that range.
+- FLOPs. All 1,024 heads need six products of 2N²d, 825 GFLOPs, and FlashAttention seven, 962. The paper's 66.6 and
+  75.2 are about a twelfth of that, so they are not for this whole batch, whatever their unit. Their difference, 8.6, is one
+  product for 64 heads (8.59 GFLOPs: the S that Algorithm 4 computes again); but six products for 64 heads are 51.5, not
+  66.6. What fits both is not known to us, so nothing is scaled. The ratios can be compared: 1.17 here, 1.13 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from flashsim.api import Tally, count
+from flashsim.memory import Event
+from flashsim.plots.style import BLACK, BLUE, VERMILLION, column_figure, dress, styled
+
+PAPER: dict[str, Any] = {
+    "source": "FlashAttention, arXiv:2205.14135, Figure 2 (left): GPT-2 medium, forward + backward, measured on an A100",
+    "standard": {"GFLOPs": 66.6, "GB": 40.3, "ms": 41.7},
+    "flash": {"GFLOPs": 75.2, "GB": 4.4, "ms": 7.3},
+}
+_SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "heads": 16 * 64, "dtype": "float16"}
+_VARIANT: dict[str, Any] = {"causal": True, "dropout_p": 0.1}
+_KB = (100, 192, 512)  # the default, an A100's SM, and 4Nd elements: every operand of every pass is read once
+_WAYS = ("forward", "backward")
+
+_PASSES = {
+    "Q, K → S": "QKᵀ",
+    "S → S": "mask",
+    "S → P": "softmax",
+    "P → Z, P_dropped": "dropout",
+    "P_dropped, V → O": "PV",
+    "P_dropped, dO → dV": "dV",
+    "dO, V → dP": "dP",
+    "dP, Z → dP": "dropout",
+    "P, dP → dS": "softmax",
+    "dS, K → dQ": "dQ",
+    "dS, Q → dK": "dK",
+}
+
+
+@dataclass
+class Passes:
+    """An observer: elements read and written by array, in each pass over the data, that is, each outermost loop.
+
+    What is initialised or loaded before a pass counts towards it.
+    """
+
+    passes: list[dict[str, dict[str, int]]] = field(default_factory=list)
+    _open: bool = False
+
+    def __call__(self, event: Event) -> None:
+        """Follow one event."""
+        if event.kind == "leave" and not event.loops:
+            self._open = False
+        elif event.kind in ("load", "store", "init"):
+            if not self._open:
+                self.passes.append({"reads": {}, "writes": {}})
+                self._open = True
+            sums = self.passes[-1]["reads" if event.kind == "load" else "writes"]
+            array = event.name.partition("[")[0]
+            sums[array] = sums.get(array, 0) + event.elements * event.times
+
+
+def traffic_data() -> dict[str, Any]:
+    """Return bytes and FLOPs of `standard` (mask and dropout as passes of their own) and `flash`, and the paper's numbers.
+
+    For each: `by_M`, at M = 100 KB, 192 KB and 512 KB, bytes and T_r, T_c of both directions together; `flops`; and at
+    100 KB `passes`, each with the bytes it reads and writes. GB are 10⁹ bytes, KB 1,024 bytes. `product_flops` is 2N²d
+    for all heads: the paper's GFLOPs are not for all of them (see the module's text).
+    """
+    N, d, heads = (_SHAPE[k] for k in ("N", "d", "heads"))
+    return {
+        **_SHAPE,
+        **_VARIANT,
+        "paper": PAPER,
+        "product_flops": 2 * N * N * d * heads,
+        "model": {name: _model(name) for name in ("standard", "flash")},
+    }
+
+
+def _model(name: str) -> dict[str, Any]:
+    by_M = []
+    for kilobytes in _KB:
+        pair = [_count(name, way, kilobytes) for way in _WAYS]
+        by_M.append(
+            {
+                "KB": kilobytes,
+                "M": pair[0].sram.capacity,
+                "peak": max(tally.sram.peak for tally in pair),
+                "T_r": pair[0].blocks.T_r,
+                "T_c": pair[0].blocks.T_c,
+                "bytes": sum(tally.hbm.bytes for tally in pair),
+            }
+        )
+    flops = [_count(name, way, _KB[0]).flops for way in _WAYS]
+    return {
+        "by_M": by_M,
+        "flops": {"matmul": sum(f.matmul for f in flops), "total": sum(f.total for f in flops)},
+        "passes": [one for way in _WAYS for one in _passes(name, way)],
+    }
+
+
+def _count(name: str, way: str, kilobytes: int, observers: Sequence[Passes] = ()) -> Tally:
+    M = kilobytes * 1024 // 2
+    return count(name, **_SHAPE, **_VARIANT, M=M, direction=way, observers=observers)
+
+
+def _passes(name: str, way: str) -> list[dict[str, Any]]:
+    seen = Passes()
+    tally = _count(name, way, _KB[0], [seen])
+
+    def in_bytes(elements: Mapping[str, int]) -> dict[str, int]:
+        return {array: n * _SHAPE["heads"] * tally.hbm.by_array[array].itemsize for array, n in elements.items()}
+
+    rows = []
+    for one in seen.passes:
+        moves = f"{', '.join(one['reads'])} → {', '.join(one['writes'])}"
+        listing = {"forward": "Algorithm 2", "backward": "Algorithm 4"}[way]
+        title = listing if name == "flash" else _PASSES[moves]
+        reads, writes = in_bytes(one["reads"]), in_bytes(one["writes"])
+        rows.append(
+            {
+                "direction": way,
+                "pass": title,
+                "moves": moves,
+                "reads": sum(reads.values()),
+                "writes": sum(writes.values()),
+                "by_array": {"reads": reads, "writes": writes},
+            }
+        )
+    return rows
+
+
+_COLOURS = {"standard": VERMILLION, "flash": BLUE}
+_NAMES = {"standard": "standard", "flash": "FlashAttention"}
+_WRITTEN = "//////"
+_KEYS = (("read", ""), ("written", _WRITTEN))
+_EDGE: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.5}
+
+
+@styled
+def plot_traffic(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw three panels: HBM traffic in GB at three M beside the paper's, GFLOPs likewise, and the model's passes.
+
+    `data`: what `traffic_data` returned. `ax`: three axes; None: a new column of three.
+    """
+    data = traffic_data() if data is None else data
+    if ax is None:
+        ax = list(column_figure(8.8).subplots(3, height_ratios=[10.5, 6.5, 17]))
+    for panel in ax:
+        dress(panel)
+        panel.spines["left"].set_visible(False)
+        panel.tick_params(axis="y", left=False)
+    _draw_bytes(ax[0], data)
+    _draw_flops(ax[1], data)
+    _draw_passes(ax[2], data)
+    return ax
+
+
+class _Rows:
+    """Rows of bars from the top down, under headings."""
+
+    def __init__(self, ax: Axes) -> None:
+        self._ax, self._y = ax, 0.0
+        self._labels: list[tuple[float, str]] = []
+
+    def heading(self, text: str, colour: str) -> None:
+        self._y += 0.35 if self._labels else 0
+        self._ax.text(0, self._y, text, color=colour, transform=self._ax.get_yaxis_transform(), va="center")
+        self._y += 0.95
+
+    def bar(self, label: str, parts: Mapping[str, float], text: str, colour: str) -> None:
+        left = 0.0
+        for (gid, part), hatch in zip(parts.items(), ("", _WRITTEN), strict=False):
+            self._ax.barh(self._y, part, 0.75, left, color=colour, hatch=hatch, **_EDGE)[0].set_gid(gid)
+            left += part
+        self._ax.annotate(text, (left, self._y), (3, 0), textcoords="offset points", va="center")
+        self._labels.append((self._y, label))
+        self._y += 1
+
+    def finish(self, xlim: float, xlabel: str, title: str, pad: float = 6) -> None:
+        self._ax.set_yticks([y for y, _ in self._labels], [label for _, label in self._labels])
+        self._ax.yaxis.set_minor_locator(NullLocator())
+        self._ax.set_ylim(self._y - 0.4, -0.6)
+        self._ax.set_xlim(0, xlim)
+        self._ax.xaxis.set_major_locator(MaxNLocator(5))
+        self._ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1e9:,g}")
+        self._ax.set_xlabel(xlabel)
+        self._ax.set_title(title, x=-0.3, pad=pad)
+
+
+def _draw_bytes(ax: Axes, data: Mapping[str, Any]) -> None:
+    rows, paper = _Rows(ax), data["paper"]
+    for name, model in data["model"].items():
+        rows.heading(_NAMES[name], _COLOURS[name])
+        for at in model["by_M"]:
+            text = f"{at['bytes'] / 1e9:.3g}" + ("  all read once" if at is model["by_M"][-1] else "")
+            rows.bar(f"M = {at['KB']} KB", {f"{name} {at['KB']}": at["bytes"]}, text, _COLOURS[name])
+        measured = paper[name]["GB"]
+        rows.bar("paper", {f"{name} paper": measured * 1e9}, f"{measured}  A100, measured", "white")
+    standard, flash = (data["model"][name]["by_M"] for name in _NAMES)
+    less = [a["bytes"] / b["bytes"] for a, b in zip(standard, flash, strict=True)]
+    in_paper = paper["standard"]["GB"] / paper["flash"]["GB"]
+    title = f"{less[0]:.1f}× to {less[-1]:.1f}× less HBM traffic (paper: {in_paper:.1f}×)"
+    rows.finish(88e9, "HBM reads + writes, forward + backward (GB)", title)
+
+
+def _draw_flops(ax: Axes, data: Mapping[str, Any]) -> None:
+    rows, paper = _Rows(ax), data["paper"]
+    for name, model in data["model"].items():
+        rows.heading(_NAMES[name], _COLOURS[name])
+        flops, printed = model["flops"]["total"], paper[name]["GFLOPs"]
+        rows.bar("model", {f"{name} flops": flops}, f"{flops / 1e9:.3g}", _COLOURS[name])
+        rows.bar("paper", {f"{name} paper flops": printed * 1e9}, f"{printed}  not for as many heads", "white")
+    standard, flash = (data["model"][name]["flops"]["total"] for name in _NAMES)
+    in_paper = paper["flash"]["GFLOPs"] / paper["standard"]["GFLOPs"]
+    title = f"{flash / standard:.2f}× the FLOPs (paper: {in_paper:.2f}×)"
+    rows.finish(1250e9, f"GFLOPs, {data['heads']:,} heads, forward + backward", title)
+
+
+def _draw_passes(ax: Axes, data: Mapping[str, Any]) -> None:
+    rows = _Rows(ax)
+    for name, model in data["model"].items():
+        heading = ""
+        for one in model["passes"]:
+            direction, reads, writes = (one[k] for k in ("direction", "reads", "writes"))
+            above = f"standard, {direction}" if name == "standard" else "FlashAttention, forward and backward"
+            if above != heading:
+                heading = above
+                rows.heading(heading, _COLOURS[name])
+            gid = f"{name} {direction} {one['pass']}"
+            parts = {f"{gid} reads": reads, f"{gid} writes": writes}
+            rows.bar(one["pass"], parts, f"{reads / 1e9:.2f} + {writes / 1e9:.2f}", _COLOURS[name])
+    N, d, heads = (data[k] for k in ("N", "d", "heads"))
+    total = data["model"]["standard"]["by_M"][0]["bytes"] / 1e9
+    shape = f"N = {N:,}, d = {d}, {heads:,} heads, {data['dtype']}"
+    xlabel = f"HBM reads + writes (GB), M = {_KB[0]} KB\n{shape}"
+    rows.finish(8.8e9, xlabel, f"Where standard attention's {total:.1f} GB go", pad=18)
+    keys = [Patch(facecolor="white", label=label, hatch=hatch, **_EDGE) for label, hatch in _KEYS]
+    ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(-0.3, 1.01), ncols=2, borderaxespad=0)

@@ -1,0 +1,143 @@
+"""Appendices B and D: equation 4, the two observations of B.4, Rabe and Staats (B.5), block-sparse attention (D.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flashsim import patterns
+from flashsim.api import Tally, backward, count, forward
+from flashsim.dropout import keep_mask
+from flashsim.reference import attention, error_bound, rounding
+from flashsim.verify.claim import Claim
+
+
+def equation_4(full: bool) -> Claim:
+    """D_i = P_i:ᵀ dP_i: = dO_iᵀ O_i, under dropout too."""
+    rng = np.random.default_rng(8)
+    worst, rows = 0.0, 0
+    for _ in range(100 if full else 20):
+        N_q, N_k, d, d_v = (int(n) for n in rng.integers(1, (60, 60, 16, 16)))
+        Q, K, V, dO = (rng.normal(size=size) for size in ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v)))
+        p = float(rng.choice([0.0, 0.1, 0.5]))
+        Z = keep_mask(rows, p, N_q, N_k) / (1 - p)
+        S = Q @ K.T / np.sqrt(d)
+        P = np.exp(S - S.max(axis=1, keepdims=True))
+        P /= P.sum(axis=1, keepdims=True)
+        reduced_over_keys = (P * ((dO @ V.T) * Z)).sum(axis=1)
+        O = forward("flash", Q, K, V, dropout_p=p, seed=rows).O
+        reduced_over_d = (dO * O).sum(axis=1)
+        size = (P * Z * (np.abs(dO) @ np.abs(V).T)).sum(axis=1)
+        worst = max(worst, float(np.max(np.abs(reduced_over_keys - reduced_over_d) / np.maximum(size, 1e-300))))
+        rows += N_q
+    roundoff = 2.0**-53
+    return Claim(
+        "Equation 4",
+        "D_i = P_i:ᵀ dP_i: = dO_iᵀ O_i, with and without dropout",
+        f"{rows:,} rows, float64, p ∈ {{0, 0.1, 0.5}}, against the sum over keys",
+        f"largest relative difference {worst / roundoff:.1f} roundoffs",
+        worst <= 200 * roundoff,  # sums of up to 60 keys and 16 columns, each term off by a few roundoffs
+        {"rows": rows, "worst": worst},
+    )
+
+
+def no_dropout_mask_kept(full: bool) -> Claim:
+    """B.4, observation 1: FlashAttention keeps R, two words, and no N × N dropout mask."""
+    extra: dict[str, list[int]] = {"flash": [], "standard": []}
+    lengths = [2**p for p in range(4, 18 if full else 14)]
+    for N in lengths:
+        for name, found in extra.items():
+            with_mask, without = (count(name, N=N, d=64, M=2**16, dropout_p=p).hbm.extra for p in (0.1, 0.0))
+            found.append(with_mask - without)
+    holds = extra["flash"] == [2] * len(lengths) and extra["standard"] == [2 * N * N for N in lengths]
+    return Claim(
+        "Appendix B.4",
+        "observation 1: dropout costs FlashAttention 2 words of memory (standard: Z and P^dropped, 2N²)",
+        f"N 2⁴ … {lengths[-1]:,}",
+        f"flash {sorted(set(extra['flash']))} elements; standard 2N² {'in every case' if holds else 'NOT in every case'}",
+        holds,
+        {"N": lengths, **extra},
+    )
+
+
+def D_in_d_vectors(full: bool) -> Claim:
+    """B.4, observation 2: with equation 4 the backward pass reduces over d, and its footprint does not grow with N."""
+    blocks = (32, 48)
+    lengths = [2**p for p in range(7, 21 if full else 15)]
+    peaks = {count("flash", N=N, d=64, M=10**6, blocks=blocks, direction="backward").sram.peak for N in lengths}
+    return Claim(
+        "Appendix B.4",
+        "observation 2: D_i is a sum over d, so that SRAM's use does not depend on N",
+        f"N {lengths[0]} … {lengths[-1]:,} at B_r, B_c = {blocks}",
+        f"peak {', '.join(f'{peak:,}' for peak in sorted(peaks))} elements throughout",
+        len(peaks) == 1,
+        {"peaks": sorted(peaks)},
+    )
+
+
+def rabe_staats(full: bool) -> Claim:
+    """B.5's three differences, measured: accesses, copies of the output, and what the backward pass recomputes."""
+    rows = {}
+    for N in [2**p for p in range(10, 19 if full else 15)]:
+        shape: dict[str, Any] = {"N": N, "d": 64, "M": 25_600}
+        theirs, ours = count("rabe_staats", **shape), count("flash", **shape)
+        theirs_back, ours_back = (count(name, **shape, direction="backward") for name in ("rabe_staats", "flash"))
+        rows[N] = {
+            "accesses, theirs / flash": theirs.hbm.accesses / ours.hbm.accesses,
+            "extra memory, theirs": theirs.hbm.extra,
+            "extra memory, flash": ours.hbm.extra,
+            "copies of O kept": _copies(theirs, N, 64),
+            "T_c": theirs.blocks.T_c,
+            "backward products, theirs / flash": theirs_back.flops.matmul / ours_back.flops.matmul,
+        }
+    holds = all(
+        row["copies of O kept"] == row["T_c"]
+        and row["extra memory, flash"] == 2 * N
+        and row["backward products, theirs / flash"] == 6 / 5
+        and row["accesses, theirs / flash"] < 1.1
+        for N, row in rows.items()
+    )
+    first, last = rows[min(rows)], rows[max(rows)]
+    return Claim(
+        "Appendix B.5",
+        "Rabe & Staats: like accesses; T_c copies of O where flash keeps one; 6 products backward where flash has 5",
+        f"N {min(rows):,} … {max(rows):,}, d = 64, M = 25,600",
+        f"accesses {first['accesses, theirs / flash']:.2f} to {last['accesses, theirs / flash']:.2f} × flash's; extra memory "
+        f"{last['extra memory, theirs'] / last['extra memory, flash']:,.0f} × flash's at the largest N; products 6/5",
+        holds,
+        {str(N): row for N, row in rows.items()},
+    )
+
+
+def _copies(tally: Tally, N: int, d: int) -> int:
+    return tally.hbm.by_array["O_parts"].size // (N * d)
+
+
+def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
+    """D.1: with all ones, Algorithm 5 is Algorithm 2, bit for bit; skipping a tile is masking it."""
+    rng = np.random.default_rng(9)
+    runs, same, worst = 40 if full else 10, True, 0.0
+    for _ in range(runs):
+        N_q, N_k, d = (int(n) for n in rng.integers(8, (90, 90, 16)))
+        Q, K, V, dO = (rng.normal(size=size) for size in ((N_q, d), (N_k, d), (N_k, d), (N_q, d)))
+        M = int(rng.integers(4 * d, 2 * N_k * d))
+        dense, all_ones = (forward(name, Q, K, V, M=M, causal=True) for name in ("flash", "block_sparse"))
+        same &= np.array_equal(dense.O, all_ones.O) and dense.hbm == all_ones.hbm and dense.sram == all_ones.sram
+        back, back_ones = backward("flash", dense, dO), backward("block_sparse", all_ones, dO)
+        same &= np.array_equal(back.dQ, back_ones.dQ) and back.hbm == back_ones.hbm
+        blocks = dense.blocks
+        chosen = patterns.butterfly(blocks.T_r, blocks.T_c)
+        spread = np.kron(chosen, np.ones((blocks.B_r, blocks.B_c), bool))[:N_q, :N_k]
+        run = forward("block_sparse", Q, K, V, M=M, block_mask=chosen)
+        error = np.abs(run.O - attention(Q, K, V, mask=spread))
+        bound = error_bound(Q, K, V, mask=spread, **rounding("block_sparse", blocks))
+        worst = max(worst, float(np.max(np.where(error > 0, error / np.maximum(bound, 1e-300), 0.0))))
+    return Claim(
+        "Appendix D.1",
+        "Algorithm 5 with all ones is Algorithm 2, bit for bit and count for count; a skipped tile is a masked tile",
+        f"{runs} inputs, forward and backward, causal; butterfly against the mask spread out",
+        f"{'the same' if same else 'NOT THE SAME'}; largest error {worst:.2f} of the bound",
+        bool(same) and worst <= 1.0,
+        {"same": bool(same), "worst_error_over_bound": worst},
+    )

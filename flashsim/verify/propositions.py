@@ -1,0 +1,133 @@
+"""Propositions 3 and 4: the lower bound, and block-sparse attention's accesses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from flashsim import patterns, theory
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.api import count
+from flashsim.verify.claim import Claim
+from flashsim.verify.shared import in_range, largest_N, slope, within
+
+
+def proposition_3(full: bool) -> Claim:
+    """At M = Θ(Nd) no algorithm goes below the compulsory traffic, and FlashAttention stays within a constant of it."""
+    below, most, cases = [], 0.0, 0
+    within_factor = True
+    for N, d, M in in_range(full):
+        if N * d > 4 * M or N < 2:
+            continue
+        for direction, table in (("forward", FORWARD), ("backward", BACKWARD)):
+            floor = theory.compulsory(N, N, d, d, direction)
+            for name in table:
+                moved = count(name, N=N, d=d, M=M, direction=direction).hbm.accesses
+                cases += 1
+                if moved < floor:
+                    below.append(f"{name} {direction} N={N} d={d} M={M}")
+                if name == "flash":
+                    most = max(most, moved / floor)
+                    within_factor &= moved <= theory.flash_over_compulsory_constant(d, direction) * floor
+    return Claim(
+        "Proposition 3",
+        "at Nd/4 ≤ M ≤ Nd: accesses ≥ reading the inputs and writing the outputs once; flash within a derived constant of it",
+        f"{cases:,} counts: all algorithms, both directions, N to {largest_N(full):,}",
+        f"{len(below)} below; flash at most {most:.2f} × the compulsory traffic",
+        not below and within_factor,
+        {"cases": cases, "below": below[:10], "flash_most": most},
+    )
+
+
+def _sparse_cases(full: bool) -> Iterator[tuple[int, int, int, str, np.ndarray[Any, np.dtype[np.bool_]]]]:
+    """Yield (N, d, M, pattern's name, block mask)."""
+    rng = np.random.default_rng(4)
+    for N, d, M in in_range(full):
+        blocks = count("block_sparse", N=N, d=d, M=M).blocks
+        T = blocks.T_r, blocks.T_c
+        if math.prod(T) > (4_000_000 if full else 300_000):
+            continue
+        yield N, d, M, "random", rng.random(T) < rng.random()
+        yield N, d, M, "butterfly", patterns.butterfly(*T)
+        yield N, d, M, "local", patterns.local(*T)
+        yield N, d, M, "strided", patterns.strided(*T, max(round(T[1] ** 0.5), 1))
+        yield N, d, M, "none", np.zeros(T, bool)
+        yield N, d, M, "all", np.ones(T, bool)
+
+
+def proposition_4_counts(full: bool) -> Claim:
+    """Counts equal closed forms for any block mask, and are linear in the rows of computed tiles, above a floor."""
+    unequal, cases = [], 0
+    for N, d, M, name, block_mask in _sparse_cases(full):
+        for direction in ("forward", "backward"):
+            arguments: dict[str, Any] = {"N": N, "d": d, "M": M, "block_mask": block_mask, "direction": direction}
+            got, want = count("block_sparse", **arguments), theory.exact("block_sparse", **arguments)
+            cases += 1
+            if (got.hbm, got.sram, got.blocks) != (want.hbm, want.sram, want.blocks):
+                unequal.append(f"{name} {direction} N={N} d={d} M={M}")
+    return Claim(
+        "Proposition 4",
+        "block-sparse counts = closed forms, by array, with peak and blocks (==), forward and backward",
+        f"{cases:,} counts: random, butterfly, local, strided, empty and full block masks",
+        f"{len(unequal)} differ" + (f", first {unequal[0]}" if unequal else ""),
+        not unequal,
+        {"cases": cases, "unequal": unequal[:10]},
+    )
+
+
+def proposition_4_bounds(full: bool) -> Claim:
+    """c₁ ≤ accesses / (Nd + N²d²s/M) ≤ c₂ for any block mask, s the fraction of tiles computed."""
+    ratios = []
+    for N, d, M, _, block_mask in _sparse_cases(full):
+        s = float(block_mask.mean())
+        for direction in ("forward", "backward"):
+            moved = count("block_sparse", N=N, d=d, M=M, block_mask=block_mask, direction=direction).hbm.accesses
+            ratios.append((moved / (N * d + N * N * d * d * s / M), *theory.block_sparse_constants(d, direction)))
+    return within(
+        "Proposition 4",
+        "c₁ ≤ accesses / (Nd + N²d²s/M) ≤ c₂, s the fraction of tiles computed, constants derived in theory",
+        f"{len(ratios):,} counts over d ≤ M ≤ Nd, s from 0 to 1, forward and backward",
+        ratios,
+    )
+
+
+def proposition_4_patterns(full: bool) -> Claim:
+    """Above the floor: linear in s exactly; N√N at s = N^(−1/2); N log N for butterfly."""
+    d, M = 64, 4096  # B_r = B_c = 16
+    root, logs = [], []
+    linear = True
+    rng = np.random.default_rng(5)
+    for p in range(10, 19 if full else 17):
+        N = 2**p
+        T = N // 16
+
+        def above_floor(block_mask: np.ndarray[Any, np.dtype[np.bool_]], N: int = N, T: int = T) -> int:
+            empty = np.zeros((T, T), bool)
+            return sum(
+                sign * count("block_sparse", N=N, d=d, M=M, block_mask=mask).hbm.accesses
+                for sign, mask in ((1, block_mask), (-1, empty))
+            )
+
+        if p % 2 == 0:  # every (√N/4)-th column of tiles: s = 4·N^(−1/2)
+            columns = np.zeros((T, T), bool)
+            columns[:, :: 2 ** (p // 2) // 4] = True
+            root.append((N, above_floor(columns)))
+        butterfly = patterns.butterfly(T, T)
+        logs.append(above_floor(butterfly) / (N * (1 + math.log2(T))))
+        if p < 14:
+            chosen = rng.random((T, T)) < rng.random()
+            linear &= above_floor(chosen) == int(chosen.sum()) * 16 * (3 * d + 4)
+    found, residual = slope(root)
+    constant = max(logs) == min(logs)
+    return Claim(
+        "Proposition 4",
+        "above the floor: linear in s; s = N^(−1/2) gives N√N; butterfly gives N log N",
+        f"N 2¹⁰ … 2{'¹⁸' if full else '¹⁶'}, d = 64, M = 4,096",
+        f"linear in s {'exactly' if linear else 'NOT exactly'}; exponent {found:.3f} (residual {residual:.3f}) for N^1.5; "
+        f"butterfly {logs[0]:g}·N·(1 + log₂ T) {'exactly' if constant else 'NOT constant'}",
+        linear and abs(found - 1.5) <= 0.02 and constant,
+        {"linear": linear, "exponent": found, "residual": residual, "butterfly": logs},
+    )

@@ -1,0 +1,75 @@
+"""What the checks share: inputs that break careless softmaxes, the range of (N, d, M), fits and bounds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from flashsim.api import count
+from flashsim.inputs import Array
+from flashsim.verify.claim import Claim
+
+Regime = tuple[str, Array, Array, Array]
+
+
+def regimes(rng: np.random.Generator, N_q: int, N_k: int, d: int, d_v: int) -> Iterator[Regime]:
+    """Yield inputs of the kinds that break careless softmaxes, named, in float64."""
+    Q, K, V = rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d)), rng.normal(size=(N_k, d_v))
+    along = np.linspace(0.0, 1.0, N_k)[:, None]
+    toward = np.ones((N_q, d)) / math.sqrt(d)
+    yield "Gaussian", Q, K, V
+    yield "peaky", 8 * Q, 8 * K, V
+    yield "rising", toward, 60 * along * np.ones(d) + 0.01 * K, V
+    yield "falling", toward, 60 * (1 - along) * np.ones(d) + 0.01 * K, V
+    yield "all equal", toward, np.ones((N_k, d)), V
+    yield "all very negative", toward, -1e4 * np.ones((N_k, d)) + K, V
+    yield "±5·10⁴", toward * math.sqrt(d), 5e4 * np.sign(K) / d, V
+
+
+def largest_N(full: bool) -> int:
+    """Return the largest N of `in_range`."""
+    return 2**20 if full else 2**16
+
+
+def in_range(full: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield (N, d, M) over d ≤ M ≤ Nd, powers of two and their odd neighbours, both ends of M included."""
+    powers = range(0, 21, 2) if full else range(0, 17, 4)
+    for p, d in itertools.product(powers, (1, 3, 16, 64, 128, 257)):
+        for N in {2**p, 2**p + 1, max(2**p - 1, 1)}:
+            if N * d < d:
+                continue
+            steps = np.geomspace(d, N * d, 9 if full else 5)
+            for M in sorted({d, N * d, *(int(s) for s in steps)}):
+                if d <= M <= N * d:
+                    yield N, d, M
+
+
+def accesses(name: str, N: int, d: int, M: int, direction: str = "forward") -> int:
+    """Return the HBM accesses of a run with the paper's blocks, counted."""
+    return count(name, N=N, d=d, M=M, direction=direction).hbm.accesses
+
+
+def slope(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Return the least-squares slope of log₂ y over log₂ x, and the largest residual in log₂."""
+    x, y = (np.log2([float(v) for v in column]) for column in zip(*points, strict=True))
+    a, b = np.polyfit(x, y, 1)
+    return float(a), float(np.max(np.abs(y - (a * x + b))))
+
+
+def exponents(source: str, claim: str, tried: str, fits: Mapping[str, tuple[float, tuple[float, float]]]) -> Claim:
+    """Return the claim that each fitted slope is the expected one, within 0.02. `fits`: name -> expected, (slope, residual)."""
+    holds = all(abs(found - expected) <= 0.02 for expected, (found, _) in fits.values())
+    measured = "; ".join(f"{name} {found:+.3f} (residual {left:.3f})" for name, (_, (found, left)) in fits.items())
+    data = {name: {"expected": want, "slope": found, "residual": left} for name, (want, (found, left)) in fits.items()}
+    return Claim(source, claim, tried, measured, holds, data)
+
+
+def within(source: str, claim: str, tried: str, ratios: Sequence[tuple[float, float, float]]) -> Claim:
+    """Return the claim that each (ratio, c_1, c_2) has c_1 ≤ ratio ≤ c_2."""
+    low, high = min(r for r, _, _ in ratios), max(r for r, _, _ in ratios)
+    holds = all(c_1 <= ratio <= c_2 for ratio, c_1, c_2 in ratios)
+    data = {"cases": len(ratios), "least": low, "most": high}
+    return Claim(source, claim, tried, f"ratio from {low:.2f} to {high:.2f}", holds, data)

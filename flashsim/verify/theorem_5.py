@@ -1,0 +1,163 @@
+"""Theorem 5: the backward pass, exact and counted."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from flashsim import theory
+from flashsim.algorithms import BACKWARD, GRADIENTS
+from flashsim.api import backward, count, forward
+from flashsim.dropout import keep_mask
+from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.records import Shape
+from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
+from flashsim.verify.claim import Claim
+from flashsim.verify.shared import accesses, exponents, in_range, largest_N, slope, within
+
+
+def masks(rng: np.random.Generator, N_q: int, N_k: int) -> dict[str, Mask | None]:
+    """Return one mask of each kind, and combinations."""
+    dense = Dense(rng.random((N_q, N_k)) < 0.7)
+    return {
+        "none": None,
+        "causal": Causal(),
+        "window": SlidingWindow(N_k // 3, 2),
+        "padding": KeyPadding(max(N_k - 3, 0)),
+        "dense": dense,
+        "causal & dense & padding": Causal() & dense & KeyPadding(N_k // 2),
+    }
+
+
+def gradients_exact(full: bool) -> Claim:
+    """O, dQ, dK, dV agree with the float64 oracle for every algorithm, mask and dropout, random dO."""
+    rng = np.random.default_rng(6)
+    shapes = [(33, 33, 8, 8), (17, 41, 5, 3), (41, 17, 5, 3)]
+    if full:
+        shapes += [
+            (N_q, N_k, d, d_v) for N_q, N_k, d, d_v in rng.integers(1, (120, 120, 20, 20), size=(20, 4)).tolist()
+        ]
+    worst, runs = 0.0, 0
+    for (N_q, N_k, d, d_v), dtype, p in itertools.product(shapes, ("float64", "float32", "float16"), (0.0, 0.2)):
+        Q, K, V, dO = (rng.normal(size=size).astype(dtype) for size in ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v)))
+        seed = runs
+        keep = keep_mask(seed, p, N_q, N_k)
+        for mask in masks(rng, N_q, N_k).values():
+            whole = None if mask is None else mask.whole(Shape(N_q, N_k, d, d_v), ())
+            parts: dict[str, Any] = {"mask": whole, "keep": keep, "dropout_p": p}
+            wanted = {
+                "O": attention(Q, K, V, **parts),
+                **dict(zip(GRADIENTS, gradients(Q, K, V, dO, **parts), strict=True)),
+            }
+            M = int(rng.integers(2 * (d + d_v), 3 * N_k * (d + d_v)))
+            for name in BACKWARD:
+                run = forward(name, Q, K, V, M=M, mask=mask, dropout_p=p, seed=seed)
+                found = backward(name, run, dO)
+                bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, found.blocks), **parts)
+                bound_O = error_bound(Q, K, V, **rounding(name, run.blocks), **parts)
+                for key, bound in {"O": bound_O, "dQ": bounds[0], "dK": bounds[1], "dV": bounds[2]}.items():
+                    got = run.O if key == "O" else getattr(found, key)
+                    error = np.abs(got.astype(np.float64) - wanted[key])
+                    worst = max(worst, float(np.max(np.where(error > 0, error / np.maximum(bound, 1e-300), 0.0))))
+            runs += 1
+    return Claim(
+        "Algorithms 2–5",
+        "O, dQ, dK, dV equal the oracle's under every mask, with and without dropout",
+        f"{runs} inputs × {len(BACKWARD)} algorithms: {len(shapes)} ragged shapes, 6 masks, float64, float32, float16, random dO",
+        f"largest error {worst:.2f} of the derived rounding bound",
+        worst <= 1.0,
+        {"runs": runs, "worst_error_over_bound": worst},
+    )
+
+
+def theorem_5_counts(full: bool) -> Claim:
+    """Counts of every backward pass = closed forms, with and without mask and dropout."""
+    rng = np.random.default_rng(7)
+    unequal, cases = [], 0
+    for _ in range(400 if full else 80):
+        N_q, N_k, d, d_v = (int(n) for n in rng.integers(1, (120, 120, 24, 24)))
+        M = int(rng.integers(6 * (d + d_v) + 24, 4 * N_k * (d + d_v) + 6 * (d + d_v) + 25))
+        for name, sizing, p in itertools.product(BACKWARD, ("paper", "fit"), (0.0, 0.1)):
+            mask = list(masks(rng, N_q, N_k).values())[int(rng.integers(6))]
+            shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M}
+            options: dict[str, Any] = {**shape, "sizing": sizing, "dropout_p": p, "mask": mask, "direction": "backward"}
+            got, want = count(name, **options), theory.exact(name, **options)
+            cases += 1
+            if (got.hbm, got.sram, got.blocks) != (want.hbm, want.sram, want.blocks):
+                unequal.append(f"{name} {options}")
+    return Claim(
+        "Theorem 5",
+        "executed counts of every backward pass = closed forms, by array, with peak and blocks (==)",
+        f"{cases:,} counts, ragged, N_q ≠ N_k, d_v ≠ d, two sizings, masks, with and without dropout",
+        f"{len(unequal)} differ" + (f", first {unequal[0]}" if unequal else ""),
+        not unequal,
+        {"cases": cases, "unequal": unequal[:10]},
+    )
+
+
+def theorem_5_flash_bounds(full: bool) -> Claim:
+    """c₁ ≤ accesses / (N²d²/M) ≤ c₂ for Algorithm 4."""
+    ratios = [
+        (accesses("flash", N, d, M, "backward") / theory.theorem_5_flash(N, d, M), *theory.flash_backward_constants(d))
+        for N, d, M in in_range(full)
+    ]
+    return within(
+        "Theorem 5",
+        "FlashAttention: c₁ ≤ accesses / (N²d²/M) ≤ c₂, constants derived in theory",
+        f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}",
+        ratios,
+    )
+
+
+def theorem_5_exponents(full: bool) -> Claim:
+    """Log–log slopes of Algorithm 4's accesses: 2 in N, 2 in d, −1 in M; of Algorithm 3's: 2 in N."""
+
+    def moved(name: str, N: int, d: int, M: int) -> int:
+        return accesses(name, N, d, M, "backward")
+
+    return exponents(
+        "Theorem 5",
+        "exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02",
+        "N 2¹²…2²⁰, d 2⁶…2¹⁰, M 2⁸…2¹⁶ (standard: N 2¹³…2¹⁸), others fixed",
+        {
+            "N": (2.0, slope([(2**p, moved("flash", 2**p, 64, 2**14)) for p in range(12, 21)])),
+            "d": (2.0, slope([(2**p, moved("flash", 2**20, 2**p, 2**20)) for p in range(6, 11)])),
+            "M": (-1.0, slope([(2**p, moved("flash", 2**16, 64, 2**p)) for p in range(8, 17)])),
+            "N, standard": (2.0, slope([(2**p, moved("standard", 2**p, 64, 2**20)) for p in range(13, 19)])),
+        },
+    )
+
+
+def theorem_5_standard(full: bool) -> Claim:
+    """Algorithm 3 is Θ(Nd + N²) where M ≥ d² and a row of P and of dP fits."""
+    ratios = [
+        (
+            accesses("standard", N, d, M, "backward") / theory.theorem_5_standard(N, d),
+            *theory.standard_backward_constants(),
+        )
+        for N, d, M in in_range(full)
+        if d * d <= M and 2 * N + 1 <= M
+    ]
+    return within(
+        "Theorem 5",
+        "standard attention, M ≥ d² and rows that fit: c₁ ≤ accesses / (Nd + N²) ≤ c₂",
+        f"{len(ratios)} (N, d, M)",
+        ratios,
+    )
+
+
+def theorem_5_standard_small_M(full: bool) -> Claim:
+    """Algorithm 3 for any M: the products re-read their operands."""
+    ratios = []
+    for N, d, M in in_range(full):
+        expected = theory.theorem_5_flash(N, d, M) + theory.theorem_5_standard(N, d)
+        moved = accesses("standard", N, d, M, "backward")
+        ratios.append((moved / expected, *theory.standard_backward_small_M_constants()))
+    return within(
+        "Theorem 5",
+        "standard attention, any M: c₁ ≤ accesses / (N²d²/M + N² + Nd) ≤ c₂",
+        f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd",
+        ratios,
+    )

@@ -1,0 +1,192 @@
+"""The backward passes return the gradients of what the forward passes computed, within derived bounds, and count alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import KeyPadding
+from flashsim.algorithms import BACKWARD
+from flashsim.qkv import load_sample, sample_mask
+from flashsim.reference import (
+    attention,
+    backward_rounding,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    rounding,
+)
+
+from .cases import Case, full_cases, of_bound, room_for
+
+POLICIES = ("paper", "fit", "blocks")
+PARTS = ("dQ", "dK", "dV")
+
+
+def both_passes(name: str, case: Case, policy: str) -> tuple[flashsim.Run, flashsim.Gradients] | None:
+    """Run both; standard attention may refuse scores that overflow float16, in which it keeps S."""
+    Q, K, V = case.inputs()
+    M = room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)
+    how: dict[str, Any] = {"blocks": (case.B_r, case.B_c)} if policy == "blocks" else {"sizing": policy}
+    try:
+        run = flashsim.forward(name, Q, K, V, M=M, **how, **case.options)
+    except ValueError as error:
+        if name == "standard" and case.dtype == "float16" and "float16 ends at" in str(error):
+            return None
+        raise
+    # block_sparse keeps the forward pass's blocks, which filled SRAM without dO, dQ and the rest
+    return run, flashsim.backward(name, run, case.dO(), M=4 * M)
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+@given(case=full_cases(), policy=st.sampled_from(POLICIES))
+def test_gradients_are_within_the_derived_bounds(name: str, case: Case, policy: str) -> None:
+    """For every mask, with and without dropout, in every dtype; dO is random."""
+    ran = both_passes(name, case, policy)
+    if ran is None:
+        return
+    run, got = ran
+    Q, K, V = case.inputs()
+    for part, array in zip(PARTS, (Q, K, V), strict=True):
+        assert getattr(got, part).shape == array.shape
+        assert getattr(got, part).dtype == array.dtype
+    bounds = gradient_bounds(Q, K, V, case.dO(), **backward_rounding(name, run.blocks, got.blocks), **case.oracle)
+    want = gradients(Q, K, V, case.dO(), **case.oracle)
+    for part in PARTS:
+        assert of_bound(getattr(got, part), getattr(want, part), getattr(bounds, part)) <= 1, part
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+@given(case=full_cases(), policy=st.sampled_from(POLICIES))
+@settings(max_examples=40)
+def test_run_and_count_are_equal(name: str, case: Case, policy: str) -> None:
+    ran = both_passes(name, case, policy)
+    if ran is None:
+        return
+    _, got = ran
+    M = room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)
+    how: dict[str, Any] = {"blocks": (case.B_r, case.B_c)} if policy == "blocks" else {"sizing": policy}
+    if name == "block_sparse":
+        how = {"blocks": (got.blocks.B_r, got.blocks.B_c)}
+    asked: dict[str, Any] = {**case.shape, "M": 4 * M, **how, "dtype": case.dtype}
+    tally = flashsim.count(name, **asked, mask=case.masked()[0], dropout_p=case.dropout_p, direction="backward")
+    assert (got.hbm, got.sram.peak, got.blocks) == (tally.hbm, tally.sram.peak, tally.blocks)
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+@given(case=full_cases(dtypes=("float64", "float16")))
+@settings(max_examples=20)
+def test_backward_touches_nothing_it_is_given_and_repeats_bit_for_bit(name: str, case: Case) -> None:
+    ran = both_passes(name, case, "blocks")
+    if ran is None:
+        return
+    run, got = ran
+    dO, O = case.dO(), run.O.copy()
+    again = flashsim.backward(name, run, dO, M=4 * run.sram.capacity)
+    assert np.array_equal(dO, case.dO())
+    assert np.array_equal(run.O, O)
+    for part in PARTS:
+        assert np.array_equal(getattr(got, part), getattr(again, part), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_a_step_along_the_gradient_changes_the_output_as_it_says(name: str) -> None:
+    """Central differences of the algorithm's own forward pass, along random directions: no reference involved.
+
+    f(x + h) − f(x − h) = 2h·slope + h³·f‴/3: with h = 10⁻⁴ that and float64's rounding are both near 10⁻⁸ of f's size.
+    """
+    rng = np.random.default_rng(0)
+    case = Case("gaussian", 9, 12, 4, 3, "float64", 1, 3, 5, "causal & padding", 0.3)
+    h, dO, (Q, K, V) = 1e-4, case.dO(), case.inputs()
+    options: dict[str, Any] = {"M": room_for(3, 5, 4, 3, 12), "blocks": (3, 5), **case.options}
+    got = flashsim.backward(name, flashsim.forward(name, Q, K, V, **options), dO, M=10**4)
+    assert case.masked()[1] is not None
+
+    def f(step: list[Any]) -> float:
+        moved = [a + s for a, s in zip((Q, K, V), step, strict=True)]
+        return float((dO * flashsim.forward(name, moved[0], moved[1], moved[2], **options).O).sum())
+
+    for position, part in enumerate(PARTS):
+        step: list[Any] = [0.0, 0.0, 0.0]
+        step[position] = direction = rng.normal(size=(Q, K, V)[position].shape)
+        slope = (f([h * s for s in step]) - f([-h * s for s in step])) / (2 * h)
+        want = float((getattr(got, part) * direction).sum())
+        assert abs(want) > 1e-3  # something to see
+        assert abs(slope - want) <= 1e-6 * np.abs(dO).sum()
+
+
+@pytest.mark.parametrize("name", ["standard", "flash", "memory_efficient", "rabe_staats"])
+def test_backward_may_take_other_blocks_than_forward(name: str) -> None:
+    case = Case("gaussian", 13, 22, 4, 3, "float64", 1, 3, 5, "all together", 0.3)
+    Q, K, V = case.inputs()
+    run = flashsim.forward(name, Q, K, V, M=10**4, blocks=(3, 5), **case.options)
+    choices: tuple[dict[str, Any], ...] = (
+        {},
+        {"M": 300, "sizing": "fit"},
+        {"blocks": (7, 2)},
+        {"sizing": "paper", "M": 64},
+    )
+    want = gradients(Q, K, V, case.dO(), **case.oracle)
+    seen = set()
+    for choice in choices:
+        got = flashsim.backward(name, run, case.dO(), **choice)
+        seen.add(got.blocks)
+        rounded = backward_rounding(name, run.blocks, got.blocks)
+        for part, bound in zip(PARTS, gradient_bounds(Q, K, V, case.dO(), **rounded, **case.oracle), strict=True):
+            assert of_bound(getattr(got, part), getattr(want, part), bound) <= 1
+    assert len(seen) >= 3
+
+
+def test_the_bounds_are_no_blank_cheque() -> None:
+    """On Gaussian data a few hundred roundoffs of gradients of size 1."""
+    rng = np.random.default_rng(0)
+    wide = [rng.normal(size=(64, 16)) for _ in range(4)]
+    for dtype, most in ((np.float64, 2e-12), (np.float32, 1e-3), (np.float16, 0.2)):
+        Q, K, V, dO = (a.astype(dtype) for a in wide)
+        assert max(bound.max() for bound in gradient_bounds(Q, K, V, dO, steps=4)) < most
+
+
+def test_the_gradients_of_heads_are_those_of_each_head() -> None:
+    rng = np.random.default_rng(0)
+    Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((10, 4), (13, 4), (13, 5), (10, 5)))
+    for name in BACKWARD:
+        run = flashsim.forward(name, Q, K, V, M=120, causal=True, dropout_p=0.2, seed=4)
+        got = flashsim.backward(name, run, dO)
+        keep = np.stack([flashsim.dropout.keep_mask(4, 0.2, 10, 13, head=h) for h in range(6)]).reshape(2, 3, 10, 13)
+        asked: dict[str, Any] = {"mask": np.tri(10, 13, 3, dtype=bool), "keep": keep, "dropout_p": 0.2}
+        bound = error_bound(Q, K, V, **rounding(name, run.blocks), **asked)
+        assert of_bound(run.O, attention(Q, K, V, **asked), bound) <= 1
+        bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **asked)
+        for part, want, most in zip(PARTS, gradients(Q, K, V, dO, **asked), bounds, strict=True):
+            assert of_bound(getattr(got, part), want, most) <= 1
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_real_data_with_its_padding(name: str) -> None:
+    """Two heads of MiniLM's first layer, padded, with the tokenizer's own padding mask."""
+    sample, attend = load_sample(padded=True), sample_mask()
+    heads = (0, 7)
+    Q, K, V = (np.ascontiguousarray(a[heads, :]) for a in (sample.Q, sample.K, sample.V))
+    if name == "memory_efficient":  # one query and one key at a time: slow in Python
+        Q, K, V, attend = Q[:, ::4], K[:, ::4], V[:, ::4], attend[::4]
+    length = int(attend.sum())
+    assert 0 < length < len(attend)
+    assert attend[:length].all()
+    dO = np.random.default_rng(0).normal(size=V.shape).astype(Q.dtype)
+    oracle: dict[str, Any] = {"mask": attend}
+    O, want = attention(Q, K, V, **oracle), gradients(Q, K, V, dO, **oracle)
+    for mask in (KeyPadding(length), attend):
+        run = flashsim.forward(name, Q, K, V, mask=mask, M=20_000)
+        bound = error_bound(Q, K, V, **rounding(name, run.blocks), **oracle)
+        assert of_bound(run.O, O, bound) <= 1
+        got = flashsim.backward(name, run, dO)
+        bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle)
+        for part in PARTS:
+            assert of_bound(getattr(got, part), getattr(want, part), getattr(bounds, part)) <= 1, part
+        assert (got.dK[:, length:] == 0).all()
+        assert (got.dV[:, length:] == 0).all()

@@ -1,0 +1,204 @@
+"""Dropout: the generator is Philox4x32-10, an element's fate is its own, and Z is 1/(1 − p) or 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim.algorithms import BACKWARD
+from flashsim.dropout import keep_mask, philox4x32_10
+from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
+
+from .cases import MASKS, Array, Case, cases, of_bound, room_for
+
+DROPPING = tuple(BACKWARD)
+
+# Random123's kat_vectors, philox4x32, 10 rounds
+KNOWN = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]
+
+
+@pytest.mark.parametrize(("counter", "key", "output"), KNOWN)
+def test_philox_gives_the_published_answers(counter: str, key: str, output: str) -> None:
+    c0, c1, c2, c3 = words(counter)
+    k0, k1 = words(key)
+    assert [int(word) for word in philox4x32_10((c0, c1, c2, c3), (k0, k1))] == words(output)
+
+
+def philox_slowly(counter: list[int], key: list[int]) -> list[int]:
+    """One counter at a time, in Python's own integers, as the paper's figure prints it."""
+    (c0, c1, c2, c3), (k0, k1) = counter, key
+    for _ in range(10):
+        high_0, low_0 = divmod(0xD2511F53 * c0, 2**32)
+        high_1, low_1 = divmod(0xCD9E8D57 * c2, 2**32)
+        c0, c1, c2, c3 = high_1 ^ c1 ^ k0, low_1, high_0 ^ c3 ^ k1, low_0
+        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
+    return [c0, c1, c2, c3]
+
+
+@given(seed=st.integers(0, 2**64 - 1), row=st.integers(0, 5), col=st.integers(0, 5), head=st.integers(0, 2**32 - 1))
+def test_an_element_is_kept_if_its_own_word_is_at_least_p(seed: int, row: int, col: int, head: int) -> None:
+    word = philox_slowly([row, col, head, 0], [seed % 2**32, seed >> 32])[0]
+    for p in (0.0, 0.1, 0.5, 0.999, word / 2**32, min((word + 1) / 2**32, 1 - 2**-32)):
+        assert keep_mask(seed, p, 6, 6, head)[row, col] == (word >= int(p * 2**32))
+
+
+def test_p_0_keeps_all_and_p_close_to_1_keeps_next_to_nothing() -> None:
+    assert keep_mask(3, 0.0, 50, 60).all()
+    assert not keep_mask(3, np.nextafter(1.0, 0.0), 50, 60).any()
+    assert keep_mask(3, 0.5, 50, 60).shape == (50, 60)
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9, 0.999])
+def test_as_many_are_kept_as_chance_allows(p: float) -> None:
+    """Chernoff: a count of n kept with probability 1 − p is off by √(n·ln(2·10⁹)/2) with probability below 10⁻⁹."""
+    n = 1000 * 1000
+    for seed in range(3):
+        off = abs(int(keep_mask(seed, p, 1000, 1000).sum()) - round(n * (1 - p)))
+        assert off <= np.sqrt(n * np.log(2e9) / 2)
+
+
+def test_rows_columns_heads_and_seeds_do_not_repeat_one_another() -> None:
+    """Each pair of masks agrees where two fair coins do, within the same bound."""
+    first = keep_mask(5, 0.5, 400, 400)
+    others = {
+        "seed": keep_mask(6, 0.5, 400, 400),
+        "seed's high word": keep_mask(5 + 2**32, 0.5, 400, 400),
+        "head": keep_mask(5, 0.5, 400, 400, head=1),
+        "transposed": first.T,
+        "next row": np.roll(first, 1, axis=0),
+        "next column": np.roll(first, 1, axis=1),
+        "next diagonal": np.roll(first, (1, -1), axis=(0, 1)),
+        "all kept": np.ones_like(first),
+    }
+    n = first.size
+    for name, other in others.items():
+        assert abs(int((first == other).sum()) - n / 2) <= np.sqrt(n * np.log(2e9) / 2), name
+
+
+@given(
+    p=st.sampled_from((0.1, 0.7)),
+    seed=st.integers(0, 2**64 - 1),
+    n=st.integers(1, 30),
+    k=st.integers(1, 30),
+    more=st.integers(0, 9),
+)
+def test_a_longer_mask_begins_with_the_shorter(p: float, seed: int, n: int, k: int, more: int) -> None:
+    assert np.array_equal(keep_mask(seed, p, n + more, k + more)[:n, :k], keep_mask(seed, p, n, k))
+
+
+# ---------------------------------------------------------------------------------------------------- as algorithms drop
+
+
+def weights(name: str, p: float, seed: int, **options: Any) -> Array:
+    """With Q = 0 and V the identity, O is the dropped weights themselves: Z / N_k."""
+    n, k = 7, 11
+    run = flashsim.forward(name, np.zeros((n, 2)), np.zeros((k, 2)), np.eye(k), dropout_p=p, seed=seed, **options)
+    return run.O * k
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_each_weight_is_dropped_or_divided_by_1_minus_p_whatever_the_tiles(name: str) -> None:
+    p, seed = 0.4, 9
+    want = keep_mask(seed, p, 7, 11) / (1 - p)
+    assert 0 < np.count_nonzero(want) < want.size
+    for options in ({"M": 10**4}, {"M": 60}, {"M": 14}, {"M": 10**4, "blocks": (2, 3)}, {"M": 10**4, "blocks": (5, 1)}):
+        got = weights(name, p, seed, **options)
+        assert np.array_equal(got == 0, want == 0)
+        assert np.abs(got - want).max() <= 40 * 2**-53 * want.max()  # N_k + a few roundings of each
+
+
+@given(case=cases(dropouts=(0.3, 0.9), masks=tuple(MASKS), dtypes=("float64",), regimes=("gaussian",)))
+def test_all_algorithms_drop_the_same(case: Case) -> None:
+    """Backward, too: with other blocks than the forward pass."""
+    Q, K, V = case.inputs()
+    dO, oracle = case.dO(), case.oracle
+    M = room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)
+    for name in DROPPING:
+        run = flashsim.forward(name, Q, K, V, M=M, blocks=(case.B_r, case.B_c), **case.options)
+        bound = error_bound(Q, K, V, **rounding(name, run.blocks), **oracle)
+        assert of_bound(run.O, attention(Q, K, V, **oracle), bound) <= 1
+        other: dict[str, Any] = {} if name == "block_sparse" else {"blocks": (max(case.B_r // 2, 1), min(case.B_c, 7))}
+        got = flashsim.backward(name, run, dO, M=M, **other)
+        bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle)
+        for values, want, most in zip((got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **oracle), bounds, strict=True):
+            assert of_bound(values, want, most) <= 1
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_statistics_are_those_of_the_undropped_weights(name: str) -> None:
+    Q, K, V = Case("gaussian", 9, 14, 4, 3, "float32", 0, 1, 1).inputs()
+    kept, dropped = (flashsim.forward(name, Q, K, V, M=70, dropout_p=p) for p in (0.0, 0.5))
+    assert kept.blocks == dropped.blocks
+    for statistic in ("l", "m", "L"):
+        one, other = getattr(kept, statistic), getattr(dropped, statistic)
+        assert (one is None and other is None) or np.array_equal(one, other)
+    assert not np.array_equal(kept.O, dropped.O)
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_seed_and_head_choose_what_is_dropped_and_heads_are_numbered_over_all_axes(name: str) -> None:
+    n, k, p = 7, 11, 0.4
+    zeros, V = np.zeros((2, 3, n, 2)), np.broadcast_to(np.eye(k), (2, 3, k, k))
+    for seed in (0, 1, 2**40):
+        O = flashsim.forward(name, zeros, np.zeros((2, 3, k, 2)), V, M=60, dropout_p=p, seed=seed).O
+        for number, (b, h) in enumerate(np.ndindex(2, 3)):
+            assert np.array_equal(O[b, h] != 0, keep_mask(seed, p, n, k, head=number))
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_p_0_is_no_dropout_bit_for_bit_and_reads_no_state(name: str) -> None:
+    case = Case("gaussian", 9, 14, 4, 3, "float32", 0, 1, 1)
+    Q, K, V = case.inputs()
+    plain, zero = flashsim.forward(name, Q, K, V, M=70), flashsim.forward(name, Q, K, V, M=70, dropout_p=0.0, seed=8)
+    assert np.array_equal(plain.O, zero.O)
+    assert plain.hbm == zero.hbm
+    assert "R" not in plain.hbm.by_array
+    assert "Z" not in plain.hbm.by_array
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_p_next_to_1_drops_all_and_gives_zeros(name: str) -> None:
+    case = Case("gaussian", 9, 14, 4, 3, "float64", 0, 1, 1)
+    run = flashsim.forward(name, *case.inputs(), M=70, dropout_p=float(np.nextafter(1.0, 0.0)))
+    got = flashsim.backward(name, run, case.dO())
+    for values in (run.O, got.dQ, got.dK, got.dV):
+        assert (values == 0).all()
+
+
+def test_r_is_two_words_saved_once_and_restored_once() -> None:
+    x = np.ones((9, 4), np.float32)
+    run = flashsim.forward("flash", x, x, x, M=60, dropout_p=0.1, seed=7)
+    R = run.hbm.by_array["R"]
+    assert (R.reads, R.writes, R.itemsize, R.role) == (0, 2, 4, "extra")
+    R = flashsim.backward("flash", run, x).hbm.by_array["R"]
+    assert (R.reads, R.writes) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 1.0, 3, 3), r"dropout_p is 1.0; expected a number in \[0, 1\)"),
+        ((0, -0.1, 3, 3), r"dropout_p is -0.1; expected a number in \[0, 1\)"),
+        ((0, float("nan"), 3, 3), "dropout_p is nan"),
+        ((0, "0.5", 3, 3), "dropout_p is '0.5'"),
+        ((-1, 0.5, 3, 3), r"seed is -1; expected a whole number from 0 to 2\*\*64 - 1"),
+        ((2**64, 0.5, 3, 3), "seed is 18446744073709551616"),
+        ((1.5, 0.5, 3, 3), "seed is 1.5"),
+    ],
+)
+def test_keep_mask_refuses(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        keep_mask(*arguments)

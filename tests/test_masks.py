@@ -1,0 +1,347 @@
+"""Masks mean what they say, disturb nothing else, and what they forbid is never read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import Causal, Dense, KeyPadding, SlidingWindow
+from flashsim.algorithms import BACKWARD
+from flashsim.masks import as_mask
+from flashsim.records import Shape
+from flashsim.reference import (
+    attention,
+    attention_with_statistics,
+    backward_rounding,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    rounding,
+    score_reach,
+)
+
+from .cases import MASKS, Array, Case, cases, full_cases, of_bound, room_for
+
+MASKED = tuple(BACKWARD)  # every algorithm that has a mask, and so a backward pass
+KEEP_STATISTICS = ("flash", "block_sparse", "rabe_staats")
+
+
+def tiled(case: Case) -> dict[str, Any]:
+    return {"M": room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k), "blocks": (case.B_r, case.B_c)}
+
+
+@given(case=cases(masks=tuple(MASKS)))
+def test_each_mask_is_what_its_words_say(case: Case) -> None:
+    mask, allowed = case.masked()
+    shape = Shape(case.N_q, case.N_k, case.d, case.d_v)
+    want = np.ones((case.N_q, case.N_k), bool) if allowed is None else allowed
+    assert np.array_equal(as_mask(mask, False, shape, ()).whole(shape, ()), want)
+
+
+@given(case=cases(masks=tuple(MASKS)))
+def test_live_tiles_are_those_with_an_allowed_entry(case: Case) -> None:
+    """Exactly those for a mask of positions; never too few where several are combined or an array has its say."""
+    mask, allowed = case.masked()
+    shape = Shape(case.N_q, case.N_k, case.d, case.d_v)
+    rows, cols = np.arange(0, case.N_q, case.B_r)[:, None], np.arange(0, case.N_k, case.B_c)[None, :]
+    row_ends, col_ends = np.minimum(rows + case.B_r, case.N_q), np.minimum(cols + case.B_c, case.N_k)
+    live = as_mask(mask, False, shape, ()).live(rows, row_ends, cols, col_ends, shape, ())
+    want = np.ones((case.N_q, case.N_k), bool) if allowed is None else allowed
+    tiles = np.array(
+        [[want[i : i + case.B_r, j : j + case.B_c].any() for j in cols[0].tolist()] for i in rows[:, 0].tolist()]
+    )
+    assert (live | ~tiles).all()
+    if case.mask in ("causal", "padding", "window", "window, left open"):
+        assert np.array_equal(live, tiles)
+
+
+def test_causal_by_hand_is_aligned_at_the_bottom_right() -> None:
+    def triangle(n: int, k: int) -> list[str]:
+        whole = Causal().whole(Shape(n, k, 1, 1), ())
+        return ["".join("x" if allowed else "." for allowed in row) for row in whole]
+
+    assert triangle(3, 3) == ["x..", "xx.", "xxx"]
+    assert triangle(2, 4) == ["xxx.", "xxxx"]
+    assert triangle(4, 2) == ["..", "..", "x.", "xx"]
+    assert triangle(1, 3) == ["xxx"]
+
+
+@pytest.mark.parametrize("name", MASKED)
+@given(case=cases(masks=tuple(MASKS)[1:], dtypes=("float64", "float16"), regimes=("gaussian",)))
+def test_an_array_that_says_the_same_gives_the_same_numbers(name: str, case: Case) -> None:
+    mask, allowed = case.masked()
+    Q, K, V = case.inputs()
+    runs = [flashsim.forward(name, Q, K, V, mask=m, **tiled(case)) for m in (mask, allowed)]
+    assert np.array_equal(runs[0].O, runs[1].O)
+    one, other = (flashsim.backward(name, run, case.dO()) for run in runs)
+    for gradient in ("dQ", "dK", "dV"):
+        assert np.array_equal(getattr(one, gradient), getattr(other, gradient))
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_causal_can_be_asked_for_either_way_and_combines(name: str) -> None:
+    Q, K, V = Case("gaussian", 9, 14, 4, 3, "float64", 0, 1, 1).inputs()
+    flag = flashsim.forward(name, Q, K, V, M=60, causal=True)
+    mask = flashsim.forward(name, Q, K, V, M=60, mask=Causal())
+    assert np.array_equal(flag.O, mask.O)
+    assert flag.hbm == mask.hbm
+    both = flashsim.forward(name, Q, K, V, M=60, causal=True, mask=KeyPadding(10))
+    joined = flashsim.forward(name, Q, K, V, M=60, mask=KeyPadding(10) & Causal())
+    assert np.array_equal(both.O, joined.O)
+    assert not np.array_equal(both.O, flag.O)
+
+
+# ------------------------------------------------------------------------------------------------ masks that do nothing
+
+
+@given(case=cases(), policy=st.sampled_from(("paper", "fit", "blocks")))
+def test_flash_with_nothing_to_do_is_algorithm_1_bit_for_bit(case: Case, policy: str) -> None:
+    Q, K, V = case.inputs()
+    options: dict[str, Any] = tiled(case) if policy == "blocks" else {"M": tiled(case)["M"], "sizing": policy}
+    basic = flashsim.forward("flash_basic", Q, K, V, scale=1.0, **options)
+    nothings: tuple[dict[str, Any], ...] = ({}, {"mask": None, "causal": False, "dropout_p": 0.0, "seed": 5})
+    for extras in nothings:
+        complete = flashsim.forward("flash", Q, K, V, scale=1.0, **options, **extras)
+        for values in ("O", "l", "m"):
+            assert np.array_equal(getattr(complete, values), getattr(basic, values))
+        for counts in ("hbm", "sram", "blocks"):
+            assert getattr(complete, counts) == getattr(basic, counts)
+    # implicit masks that allow everything read nothing either
+    for mask in (KeyPadding(case.N_k), SlidingWindow(-1, -1), SlidingWindow(case.N_q + case.N_k, case.N_q)):
+        allowing = flashsim.forward("flash", Q, K, V, scale=1.0, mask=mask, **options)
+        assert np.array_equal(allowing.O, basic.O)
+        assert allowing.hbm == basic.hbm
+
+
+@pytest.mark.parametrize("name", MASKED)
+@given(case=cases(regimes=("gaussian", "all very negative")))
+def test_masks_that_allow_everything_change_no_number(name: str, case: Case) -> None:
+    Q, K, V = case.inputs()
+    plain = flashsim.forward(name, Q, K, V, **tiled(case))
+    masks: tuple[Any, ...] = (KeyPadding(case.N_k), SlidingWindow(-1, -1), np.ones((1, 1), bool), np.array(True))
+    for mask in masks:
+        assert np.array_equal(flashsim.forward(name, Q, K, V, mask=mask, **tiled(case)).O, plain.O)
+
+
+# --------------------------------------------------------------------------------------------------- rows and tiles gone
+
+
+@pytest.mark.parametrize("name", MASKED)
+@given(case=full_cases())
+def test_what_is_wholly_masked_is_zero(name: str, case: Case) -> None:
+    """O = 0, ℓ = 0, m = −∞, gradients 0: exactly, and without a warning (pytest makes them errors)."""
+    allowed = case.oracle["mask"]
+    if allowed is None or case.regime == "±5·10⁴":
+        allowed, case = np.zeros((case.N_q, case.N_k), bool), replace(case, mask="padding", regime="gaussian")
+        options = {**case.options, "mask": KeyPadding(0)}
+    else:
+        options = case.options
+    Q, K, V = case.inputs()
+    run = flashsim.forward(name, Q, K, V, **options, **tiled(case))
+    gradient = flashsim.backward(name, run, case.dO())
+    rows, keys = ~allowed.any(axis=1), ~allowed.any(axis=0)
+    assert (run.O[rows] == 0).all()
+    assert run.l is None or ((run.l[rows] == 0).all() and (run.l[~rows] > 0).all())
+    for logarithm in (run.m, run.L):
+        assert logarithm is None or (np.isneginf(logarithm[rows]).all() and np.isfinite(logarithm[~rows]).all())
+    assert (gradient.dQ[rows] == 0).all()
+    assert (gradient.dK[keys] == 0).all()
+    assert (gradient.dV[keys] == 0).all()
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_causal_rows_before_the_first_key_are_zero(name: str) -> None:
+    case = Case("gaussian", 17, 6, 4, 3, "float32", 0, 4, 4)
+    run = flashsim.forward(name, *case.inputs(), causal=True, M=80)
+    assert (run.O[:11] == 0).all()
+    assert (run.O[11:] != 0).all()
+    gradient = flashsim.backward(name, run, case.dO())
+    assert (gradient.dQ[:11] == 0).all()
+    assert np.isfinite(gradient.dK).all()
+    assert (gradient.dQ[12:] != 0).all()  # row 11 has one key, so its weight is 1 whatever q is
+
+
+@given(case=cases(dtypes=("float64", "float32", "float16")), dead=st.integers(1, 4))
+def test_leading_tiles_that_are_masked_leave_no_trace(case: Case, dead: int) -> None:
+    """A running maximum clamped at 0, or a finite stand-in for −∞, would show where later scores are very negative."""
+    Q, K, V = case.inputs()
+    dead *= case.B_c
+    rng = np.random.default_rng(case.seed)
+    longer_K, longer_V = (np.vstack([rng.normal(size=(dead, X.shape[1])).astype(X.dtype), X]) for X in (K, V))
+    live = np.broadcast_to(np.arange(dead + case.N_k) >= dead, (case.N_q, dead + case.N_k))
+    options: dict[str, Any] = {**tiled(case), "M": tiled(case)["M"] + dead}
+    for name in KEEP_STATISTICS:
+        with_dead = flashsim.forward(name, Q, longer_K, longer_V, mask=live, **options)
+        without = flashsim.forward(name, Q, K, V, mask=np.ones((case.N_q, case.N_k), bool), **options)
+        for values in ("O", "l", "m"):
+            assert np.array_equal(getattr(with_dead, values), getattr(without, values))
+
+
+@given(case=cases(masks=tuple(MASKS)))
+def test_statistics_are_those_of_the_allowed_scores(case: Case) -> None:
+    Q, K, V = case.inputs()
+    allowed = case.oracle["mask"]
+    want = attention_with_statistics(Q, K, V, mask=allowed)
+    for name in KEEP_STATISTICS:
+        run = flashsim.forward(name, Q, K, V, **case.options, **tiled(case))
+        assert run.l is not None
+        assert run.m is not None
+        u = float(np.finfo(run.l.dtype).eps) / 2
+        delta = (case.d + 4) * u * score_reach(Q, K, scale=run.scale, mask=allowed)[:, 0]
+        live = np.isfinite(want.m)
+        assert np.array_equal(live, np.isfinite(run.m))
+        assert of_bound(run.m[live], want.m[live], 2 * delta[live]) <= 1
+        relative = 2 * np.expm1(2 * delta) + 2 * (case.N_k + 8 * run.blocks.T_c + 8) * u
+        assert of_bound(run.l, want.l, relative * want.l) <= 1
+
+
+# ------------------------------------------------------------------------------------------------------- never read
+
+POISON = (np.nan, np.inf, -np.inf)
+
+
+@pytest.mark.parametrize("name", MASKED)
+@given(
+    case=cases(masks=tuple(MASKS)[1:], dropouts=(0.0, 0.3), regimes=("gaussian", "rising", "all very negative")),
+    poison=st.sampled_from(POISON),
+    where=st.sampled_from(("K", "V", "K and V")),
+)
+def test_poison_in_keys_that_nobody_attends_to_reaches_nothing(
+    name: str, case: Case, poison: float, where: str
+) -> None:
+    Q, K, V = case.inputs()
+    dO, oracle = case.dO(), case.oracle
+    dead = ~oracle["mask"].any(axis=0)
+    bad_K, bad_V = K.copy(), V.copy()
+    if "K" in where:
+        bad_K[dead] = poison
+    if "V" in where:
+        bad_V[dead] = poison
+    run = flashsim.forward(name, Q, bad_K, bad_V, check_finite=False, **case.options, **tiled(case))
+    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **oracle)
+    assert of_bound(run.O, attention(Q, K, V, **oracle), bound) <= 1
+    got = flashsim.backward(name, run, dO, check_finite=False)
+    bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle)
+    for gradient, want, most in zip((got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **oracle), bounds, strict=True):
+        assert of_bound(gradient, want, most) <= 1
+
+
+@pytest.mark.parametrize("name", MASKED)
+@given(
+    case=cases(masks=("causal", "dense", "dense, few", "window", "first keys"), regimes=("gaussian",)),
+    poison=st.sampled_from(POISON),
+    which=st.integers(0, 10**6),
+    where=st.sampled_from("KV"),
+)
+@settings(max_examples=40)
+def test_poison_reaches_those_who_attend_to_it_and_no_others(
+    name: str, case: Case, poison: float, which: int, where: str
+) -> None:
+    Q, K, V = case.inputs()
+    dO, oracle, key = case.dO(), case.oracle, which % case.N_k
+    bad_K, bad_V = K.copy(), V.copy()
+    (bad_K if where == "K" else bad_V)[key] = poison
+    run = flashsim.forward(name, Q, bad_K, bad_V, check_finite=False, **case.options, **tiled(case))
+    got = flashsim.backward(name, run, dO, check_finite=False)
+    attend = oracle["mask"][:, key]
+    bound = error_bound(Q, K, V, **rounding(name, run.blocks), **oracle)
+    bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle)
+    pairs = ((run.O, attention(Q, K, V, **oracle), bound), (got.dQ, gradients(Q, K, V, dO, **oracle).dQ, bounds.dQ))
+    for values, want, most in pairs:
+        if not attend.all():
+            assert of_bound(values[~attend], want[~attend], most[~attend]) <= 1
+    if where == "V" or np.isnan(poison):
+        assert not np.isfinite(run.O[attend].astype(np.float64)).any()
+    if where == "V":  # P is untouched, and so is dV
+        assert of_bound(got.dV, gradients(Q, K, V, dO, **oracle).dV, bounds.dV) <= 1
+
+
+# ------------------------------------------------------------------------------------------------------------- heads
+
+HEADS: dict[str, Any] = {
+    "one length": KeyPadding(9),
+    "a length for each head": KeyPadding([3, 0, 13]),
+    "a length for each batch": KeyPadding(np.array([[5], [12]])),
+    "a length for each": KeyPadding(np.arange(6).reshape(2, 3) * 2),
+    "dense for all": "(10, 13)",
+    "dense for each head": "(3, 10, 13)",
+    "dense for each batch": "(2, 1, 10, 13)",
+    "dense for each": "(2, 3, 10, 13)",
+    "dense rows for each": "(2, 3, 1, 13)",
+    "causal": Causal(),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_batch_of_heads_is_each_head_alone(name: str, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((10, 4), (13, 4), (13, 5), (10, 5)))
+    mask: Any = HEADS[kind]
+    if isinstance(mask, str):
+        mask = rng.random([int(n) for n in mask.strip("()").split(", ")]) < 0.6
+    run = flashsim.forward(name, Q, K, V, M=90, mask=mask)
+    got = flashsim.backward(name, run, dO)
+    for b, h in np.ndindex(2, 3):
+        alone_mask = of_head(mask, b, h)
+        alone = flashsim.forward(name, Q[b, h], K[b, h], V[b, h], M=90, mask=alone_mask)
+        assert np.array_equal(run.O[b, h], alone.O)
+        gradient = flashsim.backward(name, alone, dO[b, h])
+        for part in ("dQ", "dK", "dV"):
+            assert np.array_equal(getattr(got, part)[b, h], getattr(gradient, part))
+        assert run.hbm == alone.hbm.times(6)
+        assert got.hbm == gradient.hbm.times(6)
+
+
+def of_head(mask: Any, b: int, h: int) -> Any:
+    if isinstance(mask, KeyPadding):
+        return KeyPadding(np.broadcast_to(mask.lengths, (2, 3))[b, h])
+    if isinstance(mask, np.ndarray):
+        return np.broadcast_to(mask, (2, 3, *mask.shape[-2:]))[b, h]
+    return mask
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_run_keeps_its_own_copies(name: str) -> None:
+    """What the caller does to its arrays after the forward pass is nothing to the backward pass."""
+    case = Case("gaussian", 9, 11, 4, 3, "float64", 3, 3, 4, "dense", 0.2)
+
+    def gradient(meddle: bool) -> flashsim.Gradients:
+        Q, K, V = case.inputs()
+        dense, lengths = np.array(case.masked()[1]), np.array(8)
+        mask = Dense(dense) & KeyPadding(lengths)
+        block_mask = {"block_mask": np.eye(3, dtype=bool) | (np.arange(3) == 0)} if name == "block_sparse" else {}
+        options: dict[str, Any] = {**tiled(case), "mask": mask, "dropout_p": 0.2, **block_mask}
+        run = flashsim.forward(name, Q, K, V, **options)
+        if meddle:
+            for array in (Q, K, V):
+                array[...] = 7.0
+            dense[...], lengths[...] = ~dense, 2
+            for array in block_mask.values():
+                array[...] = ~array
+        return flashsim.backward(name, run, case.dO())
+
+    want, got = gradient(False), gradient(True)
+    for part in ("dQ", "dK", "dV"):
+        assert np.array_equal(getattr(want, part), getattr(got, part))
+
+
+def test_masks_show_what_they_are() -> None:
+    assert repr(Causal() & KeyPadding([3, 4])) == "Both(a=Causal(left=-1, right=0), b=KeyPadding([3, 4]))"
+    assert repr(Dense(np.ones((2, 3), bool))) == "Dense(array of shape (2, 3))"
+
+
+def test_a_dense_mask_is_read_from_hbm_and_counted_a_byte_an_element() -> None:
+    """T_r · T_c tiles cover the array once; a row that serves all queries is read T_r times."""
+    whole: Array = np.ones((10, 13), bool)
+    for mask, reads in ((whole, 10 * 13), (whole[:1], 4 * 13), (whole[:, :1], 10 * 5), (whole[:1, :1], 4 * 5)):
+        tally = flashsim.count("flash", N_q=10, N_k=13, d=4, M=10**4, blocks=(3, 3), mask=mask, dtype="float16")
+        assert (tally.blocks.T_r, tally.blocks.T_c) == (4, 5)
+        array = tally.hbm.by_array["mask"]
+        assert (array.reads, array.writes, array.itemsize) == (reads, 0, 1)
