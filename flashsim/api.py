@@ -26,6 +26,7 @@ from flashsim.inputs import (
     check_scale,
     chip_dtype,
     float_dtype,
+    largest,
 )
 from flashsim.masks import as_mask
 from flashsim.memory import Observer, SramOverflow
@@ -197,7 +198,7 @@ def forward(
 
     job = Job(algorithm, given, variant, sizes, M, policy.enforced, observers, on_head)
     results, traffic, use = job.run(operands)
-    gathered = {returned: _gather(returned, results[returned], given.leading) for returned in algorithm.returns}
+    gathered = _gather(algorithm, results, given, check_finite)
     saved = {kept: results[kept] for kept in algorithm.saves if kept in results}
     return Run(
         name,
@@ -251,6 +252,10 @@ def backward(
         check_backward_range(given, gradient, variant.tau, variant.dropout_p, stored)
     policy = run.sizing if sizing is None and blocks is None else _policy(sizing or "paper", blocks)
     if "block_mask" in algorithm.parts:
+        if sizing is not None or blocks is not None:
+            raise ValueError(
+                f"{name!r} keeps the forward pass's blocks, on which its mask is; leave sizing and blocks out"
+            )
         policy = Fixed(run.blocks.B_r, run.blocks.B_c, policy.enforced)
     sizes = _blocks(algorithm, given.shape, variant, M, policy, given.leading)
 
@@ -263,7 +268,7 @@ def backward(
 
     job = Job(algorithm, given, variant, sizes, M, policy.enforced, observers, on_head)
     results, traffic, use = job.run(operands)
-    gathered = {returned: _gather(returned, results[returned], given.leading) for returned in algorithm.returns}
+    gathered = _gather(algorithm, results, given, check_finite)
     return Gradients(name, gathered["dQ"], gathered["dK"], gathered["dV"], traffic, use, sizes)
 
 
@@ -339,6 +344,8 @@ def _variant(
     leading: tuple[int, ...],
 ) -> Variant:
     whole = as_mask(mask, causal, shape, leading)
+    if isinstance(block_mask, np.ndarray):
+        block_mask = block_mask.copy()
     return Variant(check_scale(scale, shape.d), whole, check_p(dropout_p), check_seed(seed), block_mask)
 
 
@@ -371,10 +378,23 @@ def _blocks(
     return policy(Problem(algorithm.name, shape, M, algorithm.line_1, fits))
 
 
-def _gather(name: str, heads: Sequence[Array], leading: tuple[int, ...]) -> Array:
-    """Stack one matrix of each head; a column (N, 1) becomes a vector."""
-    stacked = np.stack([array[:, 0] for array in heads] if name in COLUMNS else heads)
-    return stacked.reshape(*leading, *stacked.shape[1:])
+def _gather(
+    algorithm: Algorithm, results: Mapping[str, Sequence[Array]], given: Inputs, check_finite: bool
+) -> dict[str, Array]:
+    """Stack each returned matrix over the heads; a column (N, 1) becomes a vector.
+
+    Raises ValueError where finite input overflowed the type that a result is stored in.
+    """
+    gathered = {}
+    for name in algorithm.returns:
+        stacked = np.stack([array[:, 0] if name in COLUMNS else array for array in results[name]])
+        gathered[name] = stacked.reshape(*given.leading, *stacked.shape[1:])
+        if check_finite and gathered[name].dtype.itemsize == 2 and np.isinf(gathered[name]).any():
+            raise ValueError(
+                f"{name} overflows {gathered[name].dtype}, which ends at {largest(gathered[name].dtype):.3g}. "
+                f"Scale {'dO' if name.startswith('d') else 'V'} down, or use a wider dtype"
+            )
+    return gathered
 
 
 @contextmanager

@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SAMPLE_M = 4_096
+FIGURES = {  # as in flashsim.plots.FIGURES, which `--help` need not wait for
+    "blocks": "Figure 2 (middle), accesses against block size",
+    "theorem2": "accesses against N, d, M, log–log",
+    "theorem5": "the same, backward",
+    "traffic": "Figure 2 (left), GPT-2 medium's GB and GFLOPs",
+    "sparsity": "Figure 2 (right), accesses against sparsity",
+    "memory": "Figure 3 (right), extra memory against N",
+    "arrays": "accesses by array, every algorithm",
+    "appendix_b5": "FlashAttention and Rabe & Staats",
+}
 BLOCK_MASKS: dict[str, Any] = {
     "butterfly": patterns.butterfly,
     "local": patterns.local,
@@ -149,9 +159,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     plot.add_argument(
         "figure",
-        choices=["blocks", "theorem2"],
-        help="blocks: HBM accesses against block size (the paper's Figure 2, middle, as a model); "
-        "theorem2: accesses against N, d and M, log–log, with fitted exponents",
+        choices=list(FIGURES),
+        metavar="FIGURE",
+        help="; ".join(f"{name}: {what}" for name, what in FIGURES.items()),
     )
     plot.add_argument("--N", type=int, default=1024, help="for blocks: sequence length. Default: 1024")
     plot.add_argument("--d", type=int, default=64, help="for blocks: head dimension. Default: 64")
@@ -288,13 +298,13 @@ def _plot(options: argparse.Namespace) -> int:
 
     with _progress(options.quiet) as progress:
         progress.add_task(f"plot {options.figure}", total=None)
+        chart, arguments = plots.FIGURES[options.figure], {}
         if options.figure == "blocks":
             itemsize = float_dtype(options.dtype).itemsize
             M = DEFAULT_SRAM_BYTES // itemsize if options.M is None else parse_size(options.M, itemsize)
             arguments = {"N": options.N, "d": options.d, "M": M, "dtype": options.dtype}
-            data, figure = plots.blocks_data(**arguments), plots.figure_of(plots.plot_blocks(**arguments))
-        else:
-            data, figure = plots.theorem2_data(), plots.figure_of(plots.plot_theorem2()[0])
+        data = chart.data(**arguments)
+        figure = chart.draw(data)
         stem = options.output or Path(f"flashsim-{options.figure}")
         saved = plots.save(figure, stem, data, options.command_line)
     if options.json:

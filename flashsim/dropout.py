@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.inputs import check_count
 from flashsim.memory import HBM, SRAM, Matrix, Tile, pass_tiles
 from flashsim.records import Blocks
 from flashsim.shape_only import ONES
@@ -56,6 +57,7 @@ def keep_mask(seed: int, p: float, n_q: int, n_k: int, head: int = 0) -> NDArray
 
     `head` counts the heads over all leading axes. Raises ValueError for p outside [0, 1) or a seed outside 64 bits.
     """
+    n_q, n_k, head = check_count("n_q", n_q), check_count("n_k", n_k), check_count("head", head, 0)
     return keep(seed_words(check_seed(seed)), check_p(p), np.arange(n_q), np.arange(n_k), head)
 
 

@@ -31,10 +31,13 @@ Head = tuple[int, ...]
 class Mask(ABC):
     """A rule for which keys a query attends to."""
 
-    def __and__(self, other: Mask) -> Mask:
-        if not isinstance(other, Mask):
-            return NotImplemented
-        return Both(self, other)
+    __array_ufunc__ = None  # so that `array & mask` asks the mask
+
+    def __and__(self, other: Any) -> Mask:
+        return Both(self, other if isinstance(other, Mask) else Dense(other))
+
+    def __rand__(self, other: Any) -> Mask:
+        return Dense(other) & self
 
     def check(self, shape: Shape, leading: Head) -> None:
         """Raise ValueError if the rule does not fit the problem."""
@@ -127,7 +130,7 @@ class KeyPadding(Mask):
     """Only the first `lengths` keys: a number, or an array that broadcasts to the leading axes (one for each head)."""
 
     def __init__(self, lengths: Any) -> None:
-        self.lengths = np.asarray(lengths)
+        self.lengths = np.array(lengths)
 
     def check(self, shape: Shape, leading: Head) -> None:
         """Raise ValueError for lengths that are not whole numbers from 0 to N_k, or do not broadcast."""
@@ -138,7 +141,7 @@ class KeyPadding(Mask):
                 f"KeyPadding's lengths run from {self.lengths.min()} to {self.lengths.max()}; "
                 f"expected 0 to N_k = {shape.N_k}"
             )
-        _check_broadcast("KeyPadding's lengths", self.lengths.shape, leading, "the leading axes")
+        _check_broadcast("KeyPadding's lengths array", self.lengths.shape, leading, "the leading axes")
 
     @property
     def per_head(self) -> bool:
@@ -164,7 +167,7 @@ class Dense(Mask):
     """A boolean array that broadcasts to (..., N_q, N_k), True = attend. It lives in HBM, one byte an element."""
 
     def __init__(self, array: Any) -> None:
-        self.array = np.asarray(array)
+        self.array = np.array(array)
         if self.array.dtype != bool:
             raise ValueError(f"mask has dtype {self.array.dtype}; expected booleans, True = attend")
 

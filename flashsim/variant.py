@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.algorithms import Algorithm
-from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, Dropout
+from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, Dropout, EveryTile
 from flashsim.dropout import NoDropout, TileDropout
 from flashsim.inputs import Array, chip_dtype
 from flashsim.masks import All, Head, Mask, TileMask
@@ -50,10 +50,12 @@ class Variant:
             if given != "live":
                 raise ValueError(f'block_mask is {given!r}; expected an array, a function of (T_r, T_c), or "live"')
             return LiveTiles(self.mask, blocks, shape, head)
+        if given is None:
+            return EveryTile()
         T = (blocks.T_r, blocks.T_c)
-        array = np.ones(T, bool) if given is None else np.asarray(given(*T) if isinstance(given, Callable) else given)  # type: ignore[arg-type]
-        if array.dtype.kind not in "bui" or not np.isin(array, (0, 1)).all():
-            raise ValueError(f"block_mask has dtype {array.dtype}; expected booleans, or zeros and ones")
+        array = np.asarray(given(*T) if callable(given) else given)
+        if array.dtype.kind not in "buif" or not np.isin(array, (0, 1)).all():
+            raise ValueError(f"block_mask is {_short(array)}; expected booleans, or zeros and ones")
         if array.shape != T:
             raise ValueError(
                 f"block_mask has shape {array.shape}; expected (T_r, T_c) = {T}, "
@@ -67,9 +69,18 @@ def attended(variant: Variant, blocks: Blocks, shape: Shape, head: Head) -> Bool
     if isinstance(variant.mask, All) and variant.block_mask is None:
         return None
     columns = variant.blocks_for(blocks, shape, head)
-    tiles = np.stack([columns.column(j) for j in range(blocks.T_c)], axis=1)
+    if isinstance(columns, EveryTile):
+        return variant.mask.whole(shape, head)
+    all_rows = np.ones(blocks.T_r, bool)
+    tiles = np.stack([all_rows & columns.column(j) for j in range(blocks.T_c)], axis=1)
     spread = tiles.repeat(blocks.B_r, axis=0)[: shape.N_q].repeat(blocks.B_c, axis=1)[:, : shape.N_k]
-    return variant.mask.whole(shape, head) & spread
+    whole: Bools = variant.mask.whole(shape, head) & spread
+    return whole
+
+
+def _short(array: NDArray[Any]) -> str:
+    other = array[~np.isin(array, (0, 1))] if array.dtype.kind in "uif" else array[:0]
+    return f"an array that holds {other.flat[0]}" if other.size else f"of dtype {array.dtype}"
 
 
 class LiveTiles:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import theory
-from flashsim.algorithms import FORWARD
+from flashsim import Causal, KeyPadding, SlidingWindow, patterns, theory
+from flashsim.algorithms import BACKWARD, FORWARD
 
 X = np.ones((6, 4))
 
@@ -128,6 +128,150 @@ def test_sizing_and_scale() -> None:
 def test_count_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         flashsim.count("flash_basic", **options)
+
+
+WITHOUT = tuple(name for name in FORWARD if "MASK" not in FORWARD[name].parts)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.ones((5, 6), bool), r"mask has shape \(5, 6\); expected one that broadcasts to .* \(6, 6\)"),
+        (np.ones((2, 6, 6), bool), r"mask has shape \(2, 6, 6\)"),
+        (np.ones((0, 6), bool), r"mask has shape \(0, 6\)"),
+        (np.ones((6, 6)), "mask has dtype float64; expected booleans, True = attend"),
+        (np.zeros((6, 6), int), "mask has dtype int64"),
+        ("causal", "mask has dtype <U6"),
+        (Causal, "mask has dtype object"),
+        (KeyPadding(7), "KeyPadding's lengths run from 7 to 7; expected 0 to N_k = 6"),
+        (KeyPadding(-1), "KeyPadding's lengths run from -1 to -1"),
+        (KeyPadding(2.5), "KeyPadding's lengths have dtype float64; expected whole numbers"),
+        (KeyPadding(True), "KeyPadding's lengths have dtype bool"),
+        (KeyPadding([3, 4]), r"KeyPadding's lengths .* shape \(2,\); expected one that broadcasts to the leading axes"),
+        (SlidingWindow(-2, 0), "SlidingWindow's left is -2; expected a whole number, or -1 for no limit"),
+        (SlidingWindow(0, -5), "SlidingWindow's right is -5"),
+        (SlidingWindow(1.5, 0), "SlidingWindow's left is 1.5"),  # type: ignore[arg-type]
+        (Causal() & SlidingWindow(True, 0), "SlidingWindow's left is True"),
+        (Causal() & KeyPadding(9), "KeyPadding's lengths run from 9 to 9"),
+    ],
+)
+def test_masks(mask: Any, message: str) -> None:
+    for name in BACKWARD:
+        bad(message, X, X, X, name=name, mask=mask)
+    with pytest.raises(ValueError, match=message):
+        flashsim.count("flash", N=6, d=4, mask=mask)
+
+
+def test_a_mask_must_match_the_leading_axes() -> None:
+    heads = np.ones((2, 3, 6, 4))
+    bad(r"mask has shape \(2, 6, 6\); expected .* \(2, 3, 6, 6\)", heads, heads, heads, name="flash",
+        mask=np.ones((2, 6, 6), bool))  # fmt: skip
+    bad(r"lengths .* shape \(2,\)", heads, heads, heads, name="flash", mask=KeyPadding([1, 2]))
+
+
+@pytest.mark.parametrize("causal", ["yes", 1, None, 0.0])
+def test_causal_is_true_or_false(causal: Any) -> None:
+    bad(f"causal is {causal!r}; expected True or False", X, X, X, name="flash", causal=causal)
+
+
+@pytest.mark.parametrize("p", [1, 1.0, -0.1, "0.5", True, np.nan, None])
+def test_dropout_p(p: Any) -> None:
+    bad(rf"dropout_p is {p!r}; expected a number in \[0, 1\)", X, X, X, name="flash", dropout_p=p)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, True, None])
+def test_seed(seed: Any) -> None:
+    bad(rf"seed is {seed!r}; expected a whole number from 0 to 2\*\*64 - 1", X, X, X, name="flash", seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("block_mask", "message"),
+    [
+        (np.ones((2, 2), bool), r"shape \(2, 2\); expected \(T_r, T_c\) = \(2, 1\), as B_r = 4 and B_c = 6 divide N_q = 6"),
+        (lambda T_r, T_c: np.ones((3, 3), bool), r"shape \(3, 3\); expected \(T_r, T_c\) = \(2, 1\)"),
+        (np.full((2, 1), 2), "expected booleans, or zeros and ones"),
+        (np.full((2, 1), 0.5), "expected booleans, or zeros and ones"),
+        ("dead", "block_mask is 'dead'; expected an array, a function"),
+    ],
+)  # fmt: skip
+def test_block_masks(block_mask: Any, message: str) -> None:
+    bad(message, X, X, X, name="block_sparse", block_mask=block_mask)
+    with pytest.raises(ValueError, match=message):
+        flashsim.count("block_sparse", N=6, d=4, block_mask=block_mask)
+
+
+@pytest.mark.parametrize("name", [name for name in FORWARD if name != "block_sparse"])
+def test_only_block_sparse_has_a_block_mask(name: str) -> None:
+    for block_mask in ("live", np.ones((2, 1), bool), patterns.butterfly):
+        bad(
+            rf"'{name}'.* has no block mask; 'block_sparse' \(Algorithm 5\) has",
+            X,
+            X,
+            X,
+            name=name,
+            block_mask=block_mask,
+        )
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_algorithm_1_has_neither_mask_nor_dropout(name: str) -> None:
+    for mask in ({"causal": True}, {"mask": np.ones((6, 6), bool)}, {"mask": KeyPadding(6)}):
+        bad(r"has no mask; 'flash' \(Algorithm 2\) has", X, X, X, name=name, **mask)
+    bad(r"has no dropout; 'flash' \(Algorithm 2\) has", X, X, X, name=name, dropout_p=0.1)
+
+
+def refused(message: str, name: str = "flash", run: Any = None, dO: Any = X, **options: Any) -> None:
+    run = flashsim.forward(name, X, X, X) if run is None else run
+    with pytest.raises(ValueError, match=message):
+        flashsim.backward(name, run, dO, **options)
+
+
+def test_dO_has_the_shape_and_dtype_of_o_and_is_finite() -> None:
+    refused(r"dO has shape \(5, 4\); expected that of O, \(6, 4\)", dO=X[:5])
+    refused(r"dO has shape \(\)", dO=1.0)
+    refused("dO has dtype float32; expected that of O, float64", dO=X.astype(np.float32))
+    refused("dO has dtype int64", dO=X.astype(int))
+    for value in (np.nan, np.inf):
+        dO = X.copy()
+        dO[3, 1] = value
+        refused(rf"dO\[3, 1\] is {value}; expected finite numbers \(check_finite=False", dO=dO)
+    refused("dO is too large: dP could reach .*float64 ends at .*Scale dO down", dO=X * 1e308)
+
+
+def test_backward_takes_the_run_of_its_own_forward_pass() -> None:
+    refused("run is a ndarray; expected what flashsim.forward\\('flash', …\\) returned", run=X)
+    flash = flashsim.forward("flash", X, X, X)
+    refused(r"run was made by 'flash'; its backward pass is backward\('flash', …\)", name="standard", run=flash)
+    refused("run was made by 'flash_basic'", run=flashsim.forward("flash_basic", X, X, X))
+    for name in ("flash_basic", "flsh"):
+        refused(f"'{name}'; known: 'standard', 'flash', 'block_sparse', 'memory_efficient'", name=name, run=flash)
+    with pytest.raises(ValueError, match="without a backward pass: 'flash_basic'; known: 'standard', 'flash'"):
+        flashsim.count("flash_basic", N=6, d=4, direction="backward")
+    with pytest.raises(ValueError, match="direction is 'sideways'; expected 'forward' or 'backward'"):
+        flashsim.count("flash", N=6, d=4, direction="sideways")
+
+
+def test_backward_checks_m_and_blocks_like_forward() -> None:
+    refused("M is 0; expected at least 1", M=0)
+    refused("B_r, is 0; expected at least 1", blocks=(0, 1))
+    refused("unknown sizing 'best'", sizing="best")
+    refused("M = 10 elements is too small for 'flash'.*at least M = 37", M=10, sizing="fit")
+    with pytest.raises(flashsim.SramOverflow, match="too many"):
+        flashsim.backward("flash", flashsim.forward("flash", X, X, X), X, M=40, blocks=(6, 6))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: patterns.butterfly(0, 3), "T_r is 0; expected at least 1"),
+        (lambda: patterns.local(4, 4, -1), "width is -1; expected at least 0"),
+        (lambda: patterns.strided(4, 4, 0), "stride is 0; expected at least 1"),
+        (lambda: patterns.strided(4, 4.0, 2), "T_c is 4.0; expected a whole number"),  # type: ignore[arg-type]
+    ],
+)
+def test_patterns(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @pytest.mark.parametrize("name", FORWARD)

@@ -178,11 +178,20 @@ def test_verify_prints_the_ledger_and_exits_by_its_verdict(
     assert "all hold" in out
     assert err == ""
     claims = json.loads(Path("ledger.json").read_text(encoding="utf-8"))["claims"]
-    assert {claim["source"] for claim in claims} == {"Theorem 1", "Theorem 2"}
+    assert {claim["source"] for claim in claims} == {
+        *("Theorem 1", "Theorem 2", "Proposition 3", "Proposition 4", "Algorithms 2–5", "Theorem 5", "Equation 4"),
+        *("Appendix B.4", "Appendix B.5", "Appendix D.1"),
+    }
     assert all(claim["holds"] and claim["tried"] and claim["measured"] for claim in claims)
     monkeypatch.setattr(flashsim.theory, "flash_constants", lambda d: (4.0, 18.0))
     assert main(["verify"]) == 1
     assert "FAILS  Theorem 2: FlashAttention: 12/5 ≤ accesses" in capsys.readouterr().out
+
+
+def test_every_figure_has_its_command() -> None:
+    from flashsim import cli, plots
+
+    assert list(cli.FIGURES) == list(plots.FIGURES)
 
 
 def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:

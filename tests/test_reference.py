@@ -1,15 +1,25 @@
-"""The oracle and its error bound are themselves checked, against exactly rounded sums."""
+"""The oracle and its bounds are themselves checked: against exactly rounded sums, complex steps and differences."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from flashsim.reference import attention, attention_with_statistics, error_bound
+from flashsim.reference import (
+    attention,
+    attention_with_statistics,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    score_reach,
+)
 
-from .cases import Array, Case, cases
+from .cases import Array, Case, cases, full_cases, of_bound
 
 
 def slowly(Q: Array, K: Array, V: Array, scale: float) -> tuple[Array, Array, Array]:
@@ -32,9 +42,9 @@ def test_reference_agrees_with_a_slow_one(case: Case) -> None:
     O, l, m = slowly(Q, K, V, scale)
     got = attention_with_statistics(Q, K, V)
     assert (np.abs(got.O - O) <= error_bound(Q, K, V)).all()
-    reach = np.abs(m) + 1
-    assert (np.abs(got.m - m) <= 1e-13 * np.maximum(reach, scale * (np.abs(Q) @ np.abs(K).T).max(axis=1))).all()
-    assert got.l.shape == l.shape
+    delta = 2 * (case.d + 4) * 2**-53 * score_reach(Q, K, scale=scale)[:, 0]
+    assert of_bound(got.m, m, delta) <= 1
+    assert of_bound(got.l, l, (2 * np.expm1(2 * delta) + 2 * (case.N_k + 8) * 2**-53) * l) <= 1
 
 
 def test_reference_survives_scores_that_overflow_exp() -> None:
@@ -48,7 +58,7 @@ def test_reference_takes_leading_axes_and_a_dtype() -> None:
     Q, K, V = rng.normal(size=(2, 3, 5, 4)), rng.normal(size=(2, 3, 7, 4)), rng.normal(size=(2, 3, 7, 6))
     O = attention(Q, K, V)
     assert O.shape == (2, 3, 5, 6)
-    assert np.allclose(O[1, 2], attention(Q[1, 2], K[1, 2], V[1, 2]), rtol=0, atol=1e-15)
+    assert of_bound(O[1, 2], attention(Q[1, 2], K[1, 2], V[1, 2]), error_bound(Q[1, 2], K[1, 2], V[1, 2])) <= 1
     assert attention(Q, K, V, dtype=np.float32).dtype == np.float32
 
 
@@ -58,3 +68,130 @@ def test_bound_is_no_blank_cheque() -> None:
     Q, K, V = (rng.normal(size=(64, 16)).astype(np.float32) for _ in range(3))
     assert error_bound(Q, K, V, steps=4).max() < 1e-3
     assert error_bound(*(a.astype(np.float64) for a in (Q, K, V)), steps=4).max() < 1e-12
+
+
+def in_words(case: Case) -> tuple[Array, Array, Array]:
+    """Masked, dropped attention, one element at a time: a masked key is left out, not given a weight of 0."""
+    Q, K, V = case.inputs()
+    allowed, keep = case.oracle["mask"], case.oracle["keep"]
+    O, l, m = np.zeros((case.N_q, case.d_v)), np.zeros(case.N_q), np.full(case.N_q, -np.inf)
+    for i in range(case.N_q):
+        keys = [j for j in range(case.N_k) if allowed is None or allowed[i, j]]
+        if not keys:
+            continue
+        O_i, l[i : i + 1], m[i : i + 1] = slowly(Q[i : i + 1], K[keys], V[keys], 1 / math.sqrt(case.d))
+        if keep is None:
+            O[i] = O_i[0]
+            continue
+        kept = [j for j in keys if keep[i, j]]
+        if kept:
+            some, l_some, m_some = slowly(Q[i : i + 1], K[kept], V[kept], 1 / math.sqrt(case.d))
+            O[i] = some[0] * l_some[0] * math.exp(m_some[0] - m[i]) / l[i] / (1 - case.dropout_p)
+    return O, l, m
+
+
+@given(case=full_cases(max_n=8, dtypes=("float64",)))
+def test_reference_leaves_out_what_is_masked_and_drops_what_is_dropped(case: Case) -> None:
+    O, l, m = in_words(case)
+    Q, K, V = case.inputs()
+    got = attention_with_statistics(Q, K, V, **case.oracle)
+    assert of_bound(got.O, O, error_bound(Q, K, V, steps=2, **case.oracle)) <= 1
+    assert np.array_equal(np.isneginf(got.m), np.isneginf(m))
+    assert np.array_equal(got.l == 0, l == 0)
+
+
+def complex_attention(Q: Array, K: Array, V: Array, oracle: dict[str, Any]) -> Array:
+    """Softmax attention is analytic, so it takes complex numbers; the maximum subtracted stays real, and cancels."""
+    S = Q @ K.T / math.sqrt(Q.shape[1])
+    allowed = np.ones(S.shape, bool) if oracle["mask"] is None else np.broadcast_to(oracle["mask"], S.shape)
+    top = np.where(allowed, S.real, -np.inf).max(axis=1, keepdims=True)
+    P = np.where(allowed, np.exp(np.where(allowed, S - np.where(np.isneginf(top), 0, top), 0)), 0)
+    l = P.sum(axis=1, keepdims=True)
+    Z = 1.0 if oracle["keep"] is None else oracle["keep"] / (1 - oracle["dropout_p"])
+    return np.asarray((P * Z) @ V / np.where(l == 0, 1, l))
+
+
+@given(case=full_cases(max_n=6, dtypes=("float64",)))
+def test_gradients_are_those_that_complex_steps_find(case: Case) -> None:
+    """f(x + ih) = f(x) + ih·f′(x) + O(h²): with h = 10⁻²⁰⁰ the imaginary part is the derivative, to rounding.
+
+    Within twice the derived bounds, which both computations keep to; no tolerance of our own.
+    """
+    Q, K, V = case.inputs()
+    dO, h = case.dO(), 1e-200
+    want = [np.zeros_like(a) for a in (Q, K, V)]
+    for position, found in enumerate(want):
+        for at in np.ndindex(found.shape):
+            moved = [a.astype(complex) for a in (Q, K, V)]
+            moved[position][at] += 1j * h
+            found[at] = (dO * complex_attention(moved[0], moved[1], moved[2], case.oracle).imag).sum() / h
+    got = gradients(Q, K, V, dO, **case.oracle)
+    bounds = gradient_bounds(Q, K, V, dO, steps=2, **case.oracle)
+    for part, found, bound in zip(got, want, bounds, strict=True):
+        assert of_bound(part, found, 2 * bound) <= 1
+
+
+@given(case=full_cases(max_n=8, dtypes=("float64",)), spot=st.integers(0, 10**6))
+def test_gradients_are_slopes(case: Case, spot: int) -> None:
+    """Central differences at a spot, on inputs of size 1, where 10⁻⁵ is small: error h²·f‴/6 + 2⁻⁵²·f/h ≲ 10⁻⁹·f."""
+    rng = np.random.default_rng(case.seed)
+    arrays = [rng.normal(size=s) for s in ((case.N_q, case.d), (case.N_k, case.d), (case.N_k, case.d_v))]
+    dO, h = case.dO(), 1e-5
+    position = spot % 3
+    flat = spot // 3 % arrays[position].size
+    ends = []
+    for sign in (1, -1):
+        moved = [a.copy() for a in arrays]
+        moved[position].flat[flat] += sign * h
+        ends.append(float((dO * attention(moved[0], moved[1], moved[2], **case.oracle)).sum()))
+    slope = (ends[0] - ends[1]) / (2 * h)
+    got = gradients(arrays[0], arrays[1], arrays[2], dO, **case.oracle)[position].flat[flat]
+    size = np.abs(dO).sum() * max(np.abs(a).max() for a in arrays) ** 3 / (1 - case.dropout_p)
+    assert abs(slope - got) <= 1e-8 * size
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@given(
+    case=cases(max_n=10, dtypes=("float64",), masks=("padding", "dense, few", "causal", "none"), dropouts=(0.0, 0.3))
+)
+def test_the_reference_never_reads_what_is_masked(poison: float, case: Case) -> None:
+    """Poison in keys that nobody attends to, and in queries without a key, changes no bit of anything but their own."""
+    Q, K, V = case.inputs()
+    dO, oracle = case.dO(), case.oracle
+    allowed = np.ones((case.N_q, case.N_k), bool) if oracle["mask"] is None else oracle["mask"]
+    dead, idle = ~allowed.any(axis=0), ~allowed.any(axis=1)
+    clean = attention_with_statistics(Q, K, V, **oracle), gradients(Q, K, V, dO, **oracle)
+    K[dead], V[dead], Q[idle], dO[idle] = poison, poison, poison, poison
+    poisoned = attention_with_statistics(Q, K, V, **oracle), gradients(Q, K, V, dO, **oracle)
+    for got, want in zip((*poisoned[0], *poisoned[1]), (*clean[0], *clean[1]), strict=True):
+        assert np.array_equal(got, want)
+
+
+def test_the_reference_lets_nan_reach_those_who_attend() -> None:
+    Q, K, V = np.ones((2, 2)), np.ones((3, 2)), np.arange(6.0).reshape(3, 2)
+    V[2, 0], mask = np.nan, np.array([[True, True, False], [True, True, True]])
+    O = attention(Q, K, V, mask=mask)
+    assert O[0].tolist() == [1.0, 2.0]
+    assert np.isnan(O[1, 0])
+    assert O[1, 1] == 3.0
+
+
+def test_masks_and_dropout_broadcast_over_heads() -> None:
+    rng = np.random.default_rng(0)
+    Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((5, 4), (7, 4), (7, 6), (5, 6)))
+    mask, keep = rng.random((3, 1, 7)) < 0.6, rng.random((2, 1, 5, 7)) < 0.6
+    O, got = (
+        attention(Q, K, V, mask=mask, keep=keep, dropout_p=0.4),
+        gradients(Q, K, V, dO, mask=mask, keep=keep, dropout_p=0.4),
+    )
+    bounds = gradient_bounds(Q, K, V, dO, mask=mask, keep=keep, dropout_p=0.4)
+    bound = error_bound(Q, K, V, mask=mask, keep=keep, dropout_p=0.4)
+    for b, h in np.ndindex(2, 3):
+        one: dict[str, Any] = {"mask": mask[h], "keep": keep[b, 0], "dropout_p": 0.4}
+        alone = Q[b, h], K[b, h], V[b, h]
+        assert of_bound(O[b, h], attention(*alone, **one), bound[b, h]) <= 1
+        for part, want, most, alone_most in zip(
+            got, gradients(*alone, dO[b, h], **one), bounds, gradient_bounds(*alone, dO[b, h], **one), strict=True
+        ):
+            assert of_bound(part[b, h], want, most[b, h]) <= 1
+            assert np.allclose(most[b, h], alone_most, rtol=1e-12, atol=0)

@@ -54,7 +54,7 @@ def standard_backward(
         dV_j = sram.full(dV_panels[j].shape, 0.0)  # line 1
         for i in sram.loop(len(dO_rows)):  # line 1
             P_ij, dO_i = sram.load(P_tiles[i, j], dO_rows[i])  # line 1
-            dV_j = on_chip(dV_j + P_ij.T @ dO_i, over=dV_j)  # line 1
+            dV_j = on_chip(dV_j + product(P_ij.T, dO_i), over=dV_j)  # line 1
         sram.store(dV_panels[j], dV_j)  # line 1
 
     dO_panels, V_rows, dP_tiles = dO.divide(B), V.divide(b), dP.divide(B, b)
@@ -81,7 +81,7 @@ def standard_backward(
         dK_j = sram.full(dK_panels[j].shape, 0.0)  # line 5
         for i in sram.loop(len(Q_rows)):  # line 5
             dS_ij, Q_i = sram.load(dS_tiles[i, j], Q_rows[i])  # line 5
-            dK_j = on_chip(dK_j + tau * (dS_ij.T @ Q_i), over=dK_j)  # line 5
+            dK_j = on_chip(dK_j + tau * product(dS_ij.T, Q_i), over=dK_j)  # line 5
         sram.store(dK_panels[j], dK_j)  # line 5
 
     return dQ, dK, dV  # line 6

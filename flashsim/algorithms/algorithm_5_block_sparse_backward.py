@@ -44,7 +44,8 @@ def block_sparse_backward(
     dV = hbm.full("dV", V.shape, 0.0, V.dtype, "output").divide(B_c)  # line 5
     for j in sram.loop(blocks.T_c, alike=block_mask.alike):  # line 6
         K_j, V_j = sram.load(K[j], V[j])  # line 7
-        dK_tilde_j, dV_tilde_j = sram.full(K[j].shape, 0.0), sram.full(V[j].shape, 0.0)  # line 8
+        dK_tilde_j = sram.full(K[j].shape, 0.0)  # line 8
+        dV_tilde_j = sram.full(V[j].shape, 0.0)  # line 8
         for i in sram.loop(blocks.T_r, where=block_mask.column(j)):  # line 9, if M_ij ≠ 0
             Q_i, O_i, dO_i, dQ_i, l_i, m_i = sram.load(Q[i], O[i], dO[i], dQ[i], l[i], m[i])  # line 10
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 11
@@ -52,14 +53,14 @@ def block_sparse_backward(
             P_ij = on_chip(exp(S_masked_ij - finite(m_i)) / nonzero(l_i), over=S_masked_ij)  # line 13
             Z_ij = on_chip(dropout(P_ij, i, j))  # line 14
             P_dropped_ij = on_chip(P_ij * Z_ij)  # line 15
-            dV_tilde_j = on_chip(dV_tilde_j + P_dropped_ij.T @ dO_i, over=dV_tilde_j)  # line 16
+            dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j)  # line 16
             dP_dropped_ij = on_chip(dO_i @ V_j.T)  # line 17
             dP_ij = on_chip(dP_dropped_ij * Z_ij, over=dP_dropped_ij)  # line 18
             D_i = on_chip(rowsum(dO_i * O_i))  # line 19
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 20
             dQ_i_new = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # line 21
             sram.store(dQ[i], dQ_i_new)  # line 21
-            dK_tilde_j = on_chip(dK_tilde_j + tau * (dS_ij.T @ Q_i), over=dK_tilde_j)  # line 22
+            dK_tilde_j = on_chip(dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j)  # line 22
         # line 23: end for
         sram.store(dK[j], dK_tilde_j)  # line 24
         sram.store(dV[j], dV_tilde_j)  # line 24

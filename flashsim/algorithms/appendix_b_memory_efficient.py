@@ -100,6 +100,8 @@ def memory_efficient_backward(
     K, V = K.divide(terms), V.divide(terms)
     by_key = Blocks(min(terms, N_q), 1, len(Q), N_k)
     MASK_by_key, dropout_by_key = MASK.divided(by_key), dropout.divided(by_key)
+    by_query = Blocks(1, min(terms, N_k), N_q, len(K))
+    MASK_by_query, dropout_by_query = MASK.divided(by_query), dropout.divided(by_query)
 
     for j in sram.loop(N_k):  # equation 3
         k_j = sram.load(k[j])  # equation 3
@@ -110,7 +112,7 @@ def memory_efficient_backward(
             S_masked_ij = on_chip(MASK_by_key(S_ij, i, j), over=S_ij)  # equation 3
             P_ij = on_chip(exp(S_masked_ij - finite(log_L_i)), over=S_masked_ij)  # equation 3
             P_dropped_ij = on_chip(P_ij * dropout_by_key(P_ij, i, j), over=P_ij)  # equation 3
-            dv_j = on_chip(dv_j + P_dropped_ij.T @ do_i, over=dv_j)  # equation 3
+            dv_j = on_chip(dv_j + product(P_dropped_ij.T, do_i), over=dv_j)  # equation 3
         sram.store(dv[j], dv_j)  # equation 3
 
     for i in sram.loop(len(D)):  # equation 4
@@ -124,10 +126,10 @@ def memory_efficient_backward(
         for j in sram.loop(len(K)):  # equation 5
             k_j, v_j = sram.load(K[j], V[j])  # equation 5
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 5
-            S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # equation 5
+            S_masked_ij = on_chip(MASK_by_query(S_ij, i, j), over=S_ij)  # equation 5
             P_ij = on_chip(exp(S_masked_ij - finite(log_L_i)), over=S_masked_ij)  # equation 5
             dP_dropped_ij = on_chip(do_i @ v_j.T)  # equation 5
-            dP_ij = on_chip(dP_dropped_ij * dropout(P_ij, i, j), over=dP_dropped_ij)  # equation 5
+            dP_ij = on_chip(dP_dropped_ij * dropout_by_query(P_ij, i, j), over=dP_dropped_ij)  # equation 5
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # equation 5
             dq_i = on_chip(dq_i + tau * product(dS_ij, k_j), over=dq_i)  # equation 5
         sram.store(dq[i], dq_i)  # equation 5
@@ -143,7 +145,7 @@ def memory_efficient_backward(
             dP_dropped_ij = on_chip(do_i @ v_j.T)  # equation 6
             dP_ij = on_chip(dP_dropped_ij * dropout_by_key(P_ij, i, j), over=dP_dropped_ij)  # equation 6
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # equation 6
-            dk_j = on_chip(dk_j + tau * (dS_ij.T @ q_i), over=dk_j)  # equation 6
+            dk_j = on_chip(dk_j + tau * product(dS_ij.T, q_i), over=dk_j)  # equation 6
         sram.store(dk[j], dk_j)  # equation 6
 
     return dQ, dK, dV

@@ -60,7 +60,8 @@ def rabe_staats(
 
     for i in sram.loop(blocks.T_r):  # combine
         O_i = sram.full(O[i].shape, 0.0)  # combine
-        l_i, m_i = sram.full(l[i].shape, 0.0), sram.full(m[i].shape, float("-inf"))  # combine
+        l_i = sram.full(l[i].shape, 0.0)  # combine
+        m_i = sram.full(m[i].shape, float("-inf"))  # combine
         for j in sram.loop(T_c):  # combine
             O_ij, l_ij, m_ij = sram.load(O_parts[i, j], l_parts[i, j], m_parts[i, j])  # combine
             m_i_new = on_chip(maximum(m_i, m_ij))  # combine
@@ -107,7 +108,8 @@ def rabe_staats_backward(
     O, dO, l, m = O.divide(B_r), dO.divide(B_r), l.divide(B_r), m.divide(B_r)
     for j in sram.loop(blocks.T_c):
         K_j, V_j = sram.load(K[j], V[j])
-        dK_j, dV_j = sram.full(K[j].shape, 0.0), sram.full(V[j].shape, 0.0)
+        dK_j = sram.full(K[j].shape, 0.0)
+        dV_j = sram.full(V[j].shape, 0.0)
         for i in sram.loop(blocks.T_r):
             Q_i, O_i, dO_i, dQ_i, l_i, m_i = sram.load(Q[i], O[i], dO[i], dQ[i], l[i], m[i])
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # recompute
@@ -120,14 +122,15 @@ def rabe_staats_backward(
             P_dropped_ij = on_chip(P_ij * Z_ij)  # recompute
             O_ij = on_chip(product(P_dropped_ij, V_j))  # recompute
             w_ij = on_chip(exp(m_ij - finite(m_i)) * l_ij / nonzero(l_i))  # differentiate
-            dV_j = on_chip(dV_j + P_dropped_ij.T @ (w_ij * dO_i), over=dV_j)  # differentiate
+            dV_j = on_chip(dV_j + product(P_dropped_ij.T, w_ij * dO_i), over=dV_j)  # differentiate
             dP_dropped_ij = on_chip(dO_i @ V_j.T)  # differentiate
             dP_ij = on_chip(dP_dropped_ij * Z_ij, over=dP_dropped_ij)  # differentiate
-            own_ij, whole_i = on_chip(rowsum(dO_i * O_ij)), on_chip(rowsum(dO_i * O_i))  # differentiate
+            own_ij = on_chip(rowsum(dO_i * O_ij))  # differentiate
+            whole_i = on_chip(rowsum(dO_i * O_i))  # differentiate
             dS_ij = on_chip(w_ij * gated(P_ij, (dP_ij - own_ij) + (own_ij - whole_i)), over=dP_ij)  # differentiate
             dQ_i_new = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # differentiate
             sram.store(dQ[i], dQ_i_new)  # differentiate
-            dK_j = on_chip(dK_j + tau * (dS_ij.T @ Q_i), over=dK_j)  # differentiate
+            dK_j = on_chip(dK_j + tau * product(dS_ij.T, Q_i), over=dK_j)  # differentiate
         sram.store(dK[j], dK_j)
         sram.store(dV[j], dV_j)
     return dQ, dK, dV

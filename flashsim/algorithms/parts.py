@@ -50,12 +50,21 @@ class Dropout(Protocol):
 class BlockMask(Protocol):
     """The block sparsity mask of Algorithm 5, T_r × T_c."""
 
-    def column(self, j: int) -> NDArray[np.bool_]:
-        """Return column j, (T_r,), True where tile (i, j) is computed."""
+    def column(self, j: int) -> NDArray[np.bool_] | None:
+        """Return column j, (T_r,), True where tile (i, j) is computed; None if all are."""
 
     @property
-    def alike(self) -> Sequence[Hashable]:
-        """For each column, what it has in common with the columns that cost the same."""
+    def alike(self) -> Sequence[Hashable] | None:
+        """For each column, what it has in common with the columns that cost the same; None if all do."""
+
+
+class EveryTile:
+    """The block mask that skips nothing."""
+
+    alike = None
+
+    def column(self, j: int) -> None:
+        """Skip nothing in column j."""
 
 
 class ArrayBlockMask:

@@ -34,7 +34,10 @@ def forward_traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     square, dropped = p.N_q * p.N_k, int(p.dropout) * p.N_q * p.N_k
     masking = square if p.masked else 0
     passes = 1 if p.N_k + 2 <= p.M else 2
-    arrays = {
+    dropped_arrays = p.array("P_dropped", "extra", reads=dropped, writes=dropped) | p.array(
+        "Z", "extra", writes=dropped
+    )
+    return {
         **p.array("Q", "input", reads=p.N_q * p.d),
         **p.array("K", "input", reads=blocks.T_r * p.N_k * p.d),
         **p.array("V", "input", reads=blocks.T_r * p.N_k * p.d_v),
@@ -42,10 +45,8 @@ def forward_traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
         **p.array("S", "extra", reads=masking + passes * square, writes=square + masking),
         **p.array("P", "extra", reads=square, writes=square),
         **p.array("O", "output", writes=p.N_q * p.d_v),
+        **(dropped_arrays if p.dropout else {}),
     }
-    if p.dropout:
-        arrays |= p.array("P_dropped", "extra", reads=dropped, writes=dropped) | p.array("Z", "extra", writes=dropped)
-    return arrays
 
 
 def forward_peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
@@ -62,21 +63,20 @@ def backward_traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     n, k, square, dropped = p.N_q, p.N_k, p.N_q * p.N_k, int(p.dropout) * p.N_q * p.N_k
     U_c = -(-k // blocks.B_r)
     passes = 1 if 2 * k + 1 <= p.M else 2
-    arrays = {
+    dropped_arrays = p.array("P_dropped", "input", reads=dropped) | p.array("Z", "input", reads=dropped)
+    return {
         **p.array("Q", "input", reads=U_c * n * p.d),
         **p.array("K", "input", reads=blocks.T_r * k * p.d),
         **p.array("V", "input", reads=blocks.T_r * k * p.d_v),
         **p.array("dO", "input", reads=(U_c + 1) * n * p.d_v),
         **p.array("P", "input", reads=(square - dropped) + passes * square),
+        **(dropped_arrays if p.dropout else {}),
         **p.array("dP", "extra", reads=dropped + passes * square, writes=square + dropped),
         **p.array("dS", "extra", reads=2 * square, writes=square),
         **p.array("dQ", "output", writes=n * p.d),
         **p.array("dK", "output", writes=k * p.d),
         **p.array("dV", "output", writes=k * p.d_v),
     }
-    if p.dropout:
-        arrays |= p.array("P_dropped", "input", reads=dropped) | p.array("Z", "input", reads=dropped)
-    return arrays
 
 
 def backward_peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
@@ -85,10 +85,8 @@ def backward_peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
     B, b = blocks.B_r, blocks.B_c
     panel, streamed = min(B, k), min(b, n)
     queries, keys = (B + b) * width + B * b, (panel + streamed) * width + panel * streamed
-    if 2 * k + 1 <= M:
-        softmax = min(n, M // (2 * k + 1)) * (2 * k + 1)
-    else:
-        softmax = 2 * min(k, max((M - 1) // 2, 1)) + 1
+    row = 2 * k + 1
+    softmax = min(n, M // row) * row if row <= M else 2 * min(k, max((M - 1) // 2, 1)) + 1
     return max(queries, keys, softmax, _dropping(p))
 
 

@@ -46,7 +46,7 @@ def _sparse_cases(full: bool) -> Iterator[tuple[int, int, int, str, np.ndarray[A
     """Yield (N, d, M, pattern's name, block mask)."""
     rng = np.random.default_rng(4)
     for N, d, M in in_range(full):
-        blocks = count("block_sparse", N=N, d=d, M=M).blocks
+        blocks = count("flash", N=N, d=d, M=M).blocks
         T = blocks.T_r, blocks.T_c
         if math.prod(T) > (4_000_000 if full else 300_000):
             continue

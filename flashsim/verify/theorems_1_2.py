@@ -122,7 +122,7 @@ def theorem_2_counts(full: bool) -> Claim:
         policies: list[dict[str, Any]] = [{"sizing": "paper"}, {"sizing": "fit"}, {"blocks": (B_r, B_c)}]
         for name, policy in itertools.product(FORWARD, policies):
             shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
-            room = M + ((B_r + B_c) * (d + d_v) + B_r * B_c + 6 * B_r) * ("blocks" in policy)
+            room = M + 2 * ((B_r + B_c) * (d + d_v) + B_r * B_c + 6 * B_r) * ("blocks" in policy)
             want = theory.exact(name, **shape, M=room, **policy)
             got = count(name, **shape, M=room, **policy)
             counted += 1

@@ -1,0 +1,242 @@
+"""Theorems 1, 2 and 5, Propositions 3 and 4: Θ expressions, and explicit constants derived for them, none fitted.
+
+Throughout X = N²d²/M, N = N_q = N_k, d = d_v, d ≤ M ≤ Nd, and blocks are the paper's. Two facts do most of the work:
+
+    (a)  ⌈M/4d⌉ < M/4d + 1 ≤ 5M/4d, as M ≥ d.   So T = ⌈N/⌈M/4d⌉⌉ > 4Nd/5M, and T·Nd > 4/5·X.
+    (b)  ⌈M/4d⌉ ≥ M/4d.                          So T < 4Nd/M + 1, and T·Nd < 4X + Nd ≤ 5X, as M ≤ Nd gives Nd ≤ X.
+
+T is T_c for FlashAttention and T_r for standard attention; ⌈M/4d⌉ ≤ N wherever M ≤ Nd, so clipping to N changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+# --------------------------------------------------------------------------------------------------------- Theorem 1
+
+_PRODUCTS = {
+    "forward": {
+        "standard": (1, 1),
+        "flash_basic": (1, 1),
+        "flash": (1, 1),
+        "block_sparse": (1, 1),
+        "memory_efficient": (2, 1),  # QKᵀ for L, and again for O
+        "rabe_staats": (1, 1),
+    },
+    "backward": {
+        "standard": (2, 2),  # dQ dK; dV dP
+        "flash": (3, 2),  # S dQ dK; dV dP
+        "block_sparse": (3, 2),
+        "memory_efficient": (5, 3),  # S three times, dQ dK; dV, dP twice
+        "rabe_staats": (3, 3),  # S dQ dK; dV dP, and O_ij again
+    },
+}
+"""How many products of 2·N_q·N_k·d FLOPs, and of 2·N_q·N_k·d_v."""
+
+
+def matmul_flops(
+    N_q: int,
+    N_k: int,
+    d: int,
+    d_v: int,
+    *,
+    name: str = "flash",
+    direction: str = "forward",
+    area: int | None = None,
+) -> int:
+    """Return the FLOPs of the matrix products, 2·N_q·N_k·(a·d + b·d_v): Theorem 1's O(N²d) for every exact algorithm.
+
+    Forward a = b = 1 (QKᵀ and PV) but for "memory_efficient", which computes QKᵀ twice. Backward, FlashAttention's a = 3,
+    b = 2 exceed standard attention's a = b = 2 by the S that it recomputes. `area` is how many elements of S are computed,
+    if not all N_q·N_k.
+    """
+    by_d, by_d_v = _PRODUCTS[direction][name]
+    return 2 * (N_q * N_k if area is None else area) * (by_d * d + by_d_v * d_v)
+
+
+def extra_memory(
+    name: str,
+    N_q: int,
+    N_k: int,
+    d: int,
+    d_v: int,
+    T_c: int,
+    dropout: bool = False,
+    direction: str = "forward",
+) -> int:
+    """Return the elements that an algorithm keeps in HBM besides its inputs and outputs: `Traffic.extra`.
+
+    Forward: ℓ and m for FlashAttention (2N, Theorem 1), log L for "memory_efficient" (N), S and P for standard attention
+    (2N²), ℓ, m and T_c partial outputs with their statistics for Rabe and Staats. With dropout, R's two words, or
+    P^dropped and Z (2N² more). Backward: D (N), dP and dS (2N²), or nothing; what the forward pass kept is input.
+    """
+    square, R = N_q * N_k, 2 if dropout else 0
+    if direction == "forward":
+        return {
+            "standard": 4 * square if dropout else 2 * square,
+            "flash_basic": 2 * N_q,
+            "flash": 2 * N_q + R,
+            "block_sparse": 2 * N_q + R,
+            "memory_efficient": N_q + R,
+            "rabe_staats": 2 * N_q + T_c * N_q * (d_v + 2) + R,
+        }[name]
+    return {"standard": 2 * square, "flash": 0, "block_sparse": 0, "memory_efficient": N_q, "rabe_staats": 0}[name]
+
+
+# --------------------------------------------------------------------------------------------------------- Theorem 2
+
+
+def proof_accounting(N: int, d: int, direction: str = "forward") -> tuple[int, int]:
+    """Return (reads, writes) of standard attention when each product reads each operand once, as the proofs count."""
+    if direction == "forward":
+        return 3 * N * d + 2 * N * N, N * d + 2 * N * N
+    return 5 * N * d + 5 * N * N, 3 * N * d + 2 * N * N
+
+
+def theorem_2_flash(N: int, d: int, M: int) -> float:
+    """Return N²d²/M."""
+    return N * N * d * d / M
+
+
+def theorem_2_standard(N: int, d: int) -> int:
+    """Return Nd + N²."""
+    return N * d + N * N
+
+
+def flash_constants(d: int) -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (N²d²/M) ≤ c₂ for Algorithm 1 with the paper's blocks, for every N and d ≤ M ≤ Nd.
+
+    Write X = N²d²/M. Accesses are 3Nd + 2N + T_c(3Nd + 4N) with T_c = ⌈N/B_c⌉, B_c = ⌈M/4d⌉ (≤ N, as M ≤ Nd).
+
+    Below: B_c < M/4d + 1 ≤ M/4d + M/d = 5M/4d, as M ≥ d. So T_c ≥ N/B_c > 4Nd/5M, and 3Nd·T_c > 12/5·X.
+    Above: B_c ≥ M/4d, so T_c < 4Nd/M + 1. As M ≤ Nd, Nd ≤ X and N ≤ X/d. Then
+      T_c·3Nd < 12X + 3X,  T_c·4N < 16X/d + 4X/d,  3Nd + 2N ≤ 3X + 2X/d:  in all 18X + 22X/d.
+    """
+    return 12 / 5, 18 + 22 / d
+
+
+def standard_constants() -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (Nd + N²) ≤ c₂ for Algorithm 0 as run here, for M ≥ d² and rows that fit (N + 2 ≤ M).
+
+    Accesses are 2Nd + 2·T_r·Nd + 4N². Below: T_r ≥ 1. Above: B_r = ⌈M/4d⌉ or N, so T_r < 4Nd/M + 1, and
+    2·T_r·Nd < 8N²d²/M + 2Nd ≤ 8N² + 2Nd, as M ≥ d². In all 4Nd + 12N².
+    """
+    return 4.0, 12.0
+
+
+def standard_small_M_constants() -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (N²d²/M + N² + Nd) ≤ c₂ for Algorithm 0 as run here, for every N and d ≤ M ≤ Nd.
+
+    Accesses are 2Nd + 2·T_r·Nd + (3 + p)·N², p ∈ {1, 2}. Below: as for Algorithm 1, T_r > 4Nd/5M, so
+    2·T_r·Nd > 8/5·N²d²/M; the others have factors 2 and 4. Above: 2·T_r·Nd < 8N²d²/M + 2Nd; the others 4 and 5.
+    """
+    return 8 / 5, 8.0
+
+
+# --------------------------------------------------------------------------------------------------------- Theorem 5
+
+
+def theorem_5_flash(N: int, d: int, M: int) -> float:
+    """Return N²d²/M: the backward pass has the forward pass's Θ."""
+    return theorem_2_flash(N, d, M)
+
+
+def theorem_5_standard(N: int, d: int) -> int:
+    """Return Nd + N²: the backward pass has the forward pass's Θ."""
+    return theorem_2_standard(N, d)
+
+
+def flash_backward_constants(d: int) -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (N²d²/M) ≤ c₂ for Algorithm 4 with the paper's blocks, for every N and d ≤ M ≤ Nd.
+
+    Accesses are 2Nd + T_c(4Nd + 2N) read, 3Nd + T_c·Nd + 2Nd written: 7Nd + T_c(5Nd + 2N) in all.
+
+    Below, by (a): 5·T_c·Nd > 4X.
+    Above, by (b): 5·T_c·Nd < 25X,  2·T_c·N < 10X/d,  7Nd ≤ 7X:  in all 32X + 10X/d.
+    """
+    return 4.0, 32 + 10 / d
+
+
+def standard_backward_constants() -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (Nd + N²) ≤ c₂ for Algorithm 3 as run here, for M ≥ d² and rows that fit (2N + 1 ≤ M).
+
+    Each of the four products reads one operand T_r times (dO, V, K, Q; as N_q = N_k, U_c = T_r), and line 2 reads dO once;
+    dQ, dK, dV are written; P is read twice, dP once, dS twice, and dP, dS are written: (4T_r + 4)Nd + 7N².
+
+    Below: T_r ≥ 1, so 8Nd + 7N². Above: T_r < 4Nd/M + 1, so 4·T_r·Nd < 16N²d²/M + 4Nd ≤ 16N² + 4Nd, as M ≥ d². In all
+    8Nd + 23N². (Where M > Nd, B_r is N and T_r = 1, which the same bound covers.)
+    """
+    return 7.0, 23.0
+
+
+def standard_backward_small_M_constants() -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (N²d²/M + N² + Nd) ≤ c₂ for Algorithm 3 as run here, for every N and d ≤ M ≤ Nd.
+
+    Rows that do not fit are read p = 2 times: (4T_r + 4)Nd + (5 + 2p)N². Below, by (a): 4·T_r·Nd > 16/5·X; the others
+    have factors 7 and 4. Above, by (b): 4·T_r·Nd < 16X + 4Nd; the others have 9 and 4 + 4.
+    """
+    return 16 / 5, 16.0
+
+
+# ----------------------------------------------------------------------------------------------------- Proposition 3
+
+
+def compulsory(N_q: int, N_k: int, d: int, d_v: int, direction: str = "forward") -> int:
+    """Return what any exact algorithm must move: its inputs read once, its outputs written once.
+
+    Forward: Q, K, V in, O out: 4Nd. Backward: Q, K, V, dO in, dQ, dK, dV out: 7Nd. (O, ℓ and m follow from Q, K, V, so that
+    reading them is a choice.) Every entry matters: a change of any input element changes the result for some value of the
+    others. This is Proposition 3's Ω(Nd) at M = Θ(Nd), where N²d²/M is Θ(Nd) too.
+    """
+    forward = N_q * d + N_k * (d + d_v) + N_q * d_v
+    return forward if direction == "forward" else forward + N_q * d + N_k * (d + d_v)
+
+
+def flash_over_compulsory_constant(
+    d: int, direction: str = "forward", c: float | Fraction = Fraction(1, 4)
+) -> Fraction:
+    """Return C with accesses ≤ C · `compulsory` for FlashAttention with the paper's blocks, whenever c·Nd ≤ M ≤ Nd.
+
+    B_c ≥ M/4d ≥ cN/4, so T_c = ⌈N/B_c⌉ ≤ ⌈4/c⌉ =: t (4 for M = Nd, 16 for M = Nd/4). Then
+      forward   (3Nd + 2N + T_c(3Nd + 4N)) / 4Nd ≤ (3 + 2/d + t(3 + 4/d)) / 4
+      backward  (7Nd + T_c(5Nd + 2N)) / 7Nd      ≤ 1 + t(5 + 2/d) / 7
+    Both are attained where T_c = t, so C is a fraction: compare accesses ≤ C · compulsory exactly.
+    """
+    if not 0 < c <= 1:
+        raise ValueError(f"c is {c!r}; expected 0 < c ≤ 1, as c·Nd ≤ M ≤ Nd")
+    t = math.ceil(4 / Fraction(c))
+    if direction == "forward":
+        return (3 + Fraction(2, d) + t * (3 + Fraction(4, d))) / 4
+    return 1 + t * (5 + Fraction(2, d)) / 7
+
+
+# ----------------------------------------------------------------------------------------------------- Proposition 4
+
+
+def proposition_4(N: int, d: int, M: int, s: float) -> float:
+    """Return Nd + N²d²s/M, where s is the fraction of the T_r × T_c tiles that are computed."""
+    return N * d + s * theorem_2_flash(N, d, M)
+
+
+def block_sparse_constants(d: int, direction: str = "forward") -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (Nd + N²d²s/M) ≤ c₂ for Algorithm 5, whatever the block mask, every N and d ≤ M ≤ Nd.
+
+    Let z tiles be computed, s = z/(T_r·T_c), and A the sum of their rows. Accesses are
+      forward   3Nd + 2N + A(3d + 4)
+      backward  7Nd + A(5d + 2).
+
+    Above: a tile has at most B_r rows, so A ≤ z·B_r = s·T_c·T_r·B_r. As M ≤ Nd, B_r ≤ ⌈M/4d⌉ ≤ ⌈N/4⌉ ≤ (N + 3)/4, and
+      T_r·B_r ≤ N + B_r − 1 < 5N/4.
+    By (b) A·d ≤ s·(5/4)·T_c·Nd ≤ 25/4·sX. So forward at most (3 + 2/d)Nd + (3 + 4/d)·25/4·sX, backward at most
+    7Nd + (5 + 2/d)·25/4·sX, and c₂ is the larger factor, the second.
+
+    Below: of the tiles, let u be in the last row of tiles, which may be short, and v in the others, of B_r rows: A ≥ v·B_r.
+      u ≤ T_c, so its part of sX is at most X/T_r ≤ X·B_r/N, and B_r ≤ ⌈M/4d⌉ < 5M/4d makes that less than 5/4·Nd.
+      v's part is X·v/(T_r·T_c) ≤ 5/4·Nd·v/T_r by (a), which is at most 5/4·v·B_r·d, as N ≤ T_r·B_r.
+    So Nd + sX ≤ 9/4·Nd + 5/4·A·d, whereas accesses are at least 3Nd + 3A·d (backward 7Nd + 5A·d):
+    c₁ = min(3·4/9, 3·4/5) = 4/3, backward min(7·4/9, 5·4/5) = 28/9.
+    """
+    if direction == "forward":
+        return 4 / 3, (3 + 4 / d) * 25 / 4
+    return 28 / 9, (5 + 2 / d) * 25 / 4

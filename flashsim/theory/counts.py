@@ -1,0 +1,181 @@
+"""`exact`: what a run costs, by formula. One entry of a table for each algorithm and direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from flashsim.masks import All, as_mask
+from flashsim.records import Blocks, Occupancy, Shape, Traffic
+from flashsim.theory import appendix_b, flash, standard
+from flashsim.theory.bounds import matmul_flops
+from flashsim.theory.problem import Arrays, Problem, Tiles, ceil_div, chosen_tiles, dense_shapes
+
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What theory says a run costs: `hbm`, `sram` and `blocks` must equal a run's and a tally's.
+
+    `matmul` is the FLOPs of the matrix products, a tally's `flops.matmul`.
+    """
+
+    algorithm: str
+    hbm: Traffic
+    sram: Occupancy
+    blocks: Blocks
+    matmul: int
+
+    @property
+    def reads(self) -> int:
+        """Elements read from HBM."""
+        return self.hbm.reads
+
+    @property
+    def writes(self) -> int:
+        """Elements written to HBM, line 2's included."""
+        return self.hbm.writes
+
+    @property
+    def init_writes(self) -> int:
+        """Elements written by line 2."""
+        return self.hbm.init_writes
+
+    @property
+    def accesses(self) -> int:
+        """Reads + writes."""
+        return self.hbm.accesses
+
+
+@dataclass(frozen=True)
+class _Form:
+    proportions: Callable[[int, int], tuple[int, int]]  # (rows, d) -> line 1's (B_r, B_c)
+    traffic: Callable[[Problem, Blocks, Tiles], Arrays]
+    peak: Callable[[Problem, Blocks, Tiles], int]
+    plain: bool = False  # neither mask nor dropout
+    skips: bool = False  # takes a block mask
+
+
+_FORMS = {
+    "forward": {
+        "standard": _Form(standard.proportions, standard.forward_traffic, standard.forward_peak),
+        "flash_basic": _Form(flash.proportions, flash.forward_traffic, flash.forward_peak, plain=True),
+        "flash": _Form(flash.proportions, flash.forward_traffic, flash.forward_peak),
+        "block_sparse": _Form(flash.proportions, flash.forward_traffic, flash.forward_peak, skips=True),
+        "memory_efficient": _Form(appendix_b.one_by_one, appendix_b.closed_form_traffic, appendix_b.closed_form_peak),
+        "rabe_staats": _Form(flash.proportions, appendix_b.rabe_staats_traffic, appendix_b.rabe_staats_peak),
+    },
+    "backward": {
+        "standard": _Form(standard.proportions, standard.backward_traffic, standard.backward_peak),
+        "flash": _Form(flash.proportions, flash.backward_traffic, flash.backward_peak),
+        "block_sparse": _Form(flash.proportions, flash.backward_traffic, flash.backward_peak, skips=True),
+        "memory_efficient": _Form(
+            appendix_b.one_by_one, appendix_b.closed_form_backward_traffic, appendix_b.closed_form_backward_peak
+        ),
+        "rabe_staats": _Form(
+            flash.proportions, appendix_b.rabe_staats_backward_traffic, appendix_b.rabe_staats_backward_peak
+        ),
+    },
+}
+
+
+def exact(
+    name: str,
+    *,
+    N: int | None = None,
+    d: int,
+    M: int | None = None,
+    N_q: int | None = None,
+    N_k: int | None = None,
+    d_v: int | None = None,
+    heads: int = 1,
+    dtype: DTypeLike = "float32",
+    sizing: str = "paper",
+    blocks: tuple[int, int] | None = None,
+    direction: str = "forward",
+    causal: bool = False,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    block_mask: Any = None,
+) -> Exact:
+    """Return the exact counts of a run by formula. Arguments as in `flashsim.count`; unknown names raise ValueError.
+
+    With `causal`, key j is attended to if j ≤ i + N_k − N_q: aligned at the bottom right.
+
+    Theory does not refuse what does not fit: where `sram.peak` exceeds an enforced `sram.capacity`, a run would raise
+    `SramOverflow`. "fit" blocks are chosen for all tiles, as a run chooses them, whatever the block mask then skips.
+    """
+    form = _form(name, direction)
+    n, k = (N if N_q is None else N_q), (N if N_k is None else N_k)
+    if n is None or k is None:
+        raise ValueError("a length is missing: give N, or both N_q and N_k")
+    shape = Shape(n, k, d, d if d_v is None else d_v)
+    stored = BYTES.get("bfloat16" if str(dtype) == "bfloat16" else np.dtype(dtype).name)
+    if stored is None:
+        raise ValueError(f"no closed form for dtype {dtype!r}; known: {', '.join(BYTES)}")
+    M = 102_400 // stored if M is None else M
+
+    rule = as_mask(mask, causal, shape, ())
+    masked = not isinstance(rule, All)
+    if form.plain and (masked or dropout_p):
+        raise ValueError(f"{name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
+    if block_mask is not None and not form.skips:
+        raise ValueError(f"{name!r} has no block mask; 'block_sparse' (Algorithm 5) has")
+
+    p = Problem(n, k, d, shape.d_v, M, stored, masked, dense_shapes(rule), bool(dropout_p))
+    sizes = _sizes(form, p, sizing, blocks)
+    tiles = _tiles(p, sizes, chosen_tiles(block_mask, rule, n, k, sizes))
+    return Exact(
+        name,
+        Traffic(form.traffic(p, sizes, tiles)).times(heads),
+        Occupancy(form.peak(p, sizes, tiles), M, blocks is not None or sizing == "fit"),
+        sizes,
+        heads * matmul_flops(n, k, d, shape.d_v, name=name, direction=direction, area=tiles.area),
+    )
+
+
+def _form(name: str, direction: str) -> _Form:
+    if direction not in _FORMS:
+        raise ValueError(f"direction is {direction!r}; expected 'forward' or 'backward'")
+    if name not in _FORMS[direction]:
+        known = ", ".join(map(repr, _FORMS[direction]))
+        raise ValueError(f"no closed form for {name!r}, {direction}; known: {known}")
+    return _FORMS[direction][name]
+
+
+def _sizes(form: _Form, p: Problem, sizing: str, blocks: tuple[int, int] | None) -> Blocks:
+    """Return line 1's blocks. Where d_v ≠ d, its 4d is 2(d + d_v), and its bound d on B_r is ⌈(d + d_v)/2⌉."""
+    width = ceil_div(p.d + p.d_v, 2)
+
+    def of(rows: int) -> Blocks:
+        return _clipped(p, *form.proportions(rows, width))
+
+    def fits(rows: int) -> bool:
+        sizes = of(rows)
+        return form.peak(p, sizes, _tiles(p, sizes, None)) <= p.M
+
+    if blocks is not None:
+        return _clipped(p, *blocks)
+    if sizing == "paper":
+        return of(ceil_div(p.M, 2 * (p.d + p.d_v)))
+    if sizing != "fit":
+        raise ValueError(f"no closed form for sizing {sizing!r}; known: 'paper', 'fit', or blocks=(B_r, B_c)")
+    rows, longest = 1, max(p.N_q, p.N_k)
+    for step in (2**e for e in range(longest.bit_length(), -1, -1)):  # the largest that fits, by bits: the peak grows
+        if rows + step <= longest and fits(rows + step):
+            rows += step
+    return of(rows)
+
+
+def _clipped(p: Problem, B_r: int, B_c: int) -> Blocks:
+    B_r, B_c = min(B_r, p.N_q), min(B_c, p.N_k)
+    return Blocks(B_r, B_c, ceil_div(p.N_q, B_r), ceil_div(p.N_k, B_c))
+
+
+def _tiles(p: Problem, sizes: Blocks, chosen: Any) -> Tiles:
+    return Tiles.of(p.N_q, p.N_k, sizes.B_r, sizes.B_c, chosen)
