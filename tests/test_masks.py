@@ -345,3 +345,21 @@ def test_a_dense_mask_is_read_from_hbm_and_counted_a_byte_an_element() -> None:
         assert (tally.blocks.T_r, tally.blocks.T_c) == (4, 5)
         array = tally.hbm.by_array["mask"]
         assert (array.reads, array.writes, array.itemsize) == (reads, 0, 1)
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_poison_in_a_query_that_attends_to_nothing_reaches_no_other(name: str) -> None:
+    """Its row of Q and of dO may hold anything: O's others, dK and dV stay finite, and its own are 0."""
+    rng = np.random.default_rng(0)
+    Q, K, V, dO = rng.normal(size=(9, 3)), rng.normal(size=(7, 3)), rng.normal(size=(7, 2)), rng.normal(size=(9, 2))
+    mask = np.ones((9, 7), bool)
+    mask[4] = False
+    clean = flashsim.forward(name, Q, K, V, mask=mask, M=200)
+    wanted = flashsim.backward(name, clean, dO)
+    Q[4], dO[4] = np.nan, np.inf
+    run = flashsim.forward(name, Q, K, V, mask=mask, M=200, check_finite=False)
+    got = flashsim.backward(name, run, dO, check_finite=False)
+    assert np.array_equal(run.O, clean.O)
+    assert not run.O[4].any()
+    for part in ("dQ", "dK", "dV"):
+        assert np.allclose(getattr(got, part), getattr(wanted, part), rtol=0, atol=1e-14), part

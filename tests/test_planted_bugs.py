@@ -211,11 +211,11 @@ SPARSE_4 = [
 ]  # fmt: skip
 FLASH_4 = [
     ("dS from the dropped P", "gated(P_ij, dP", "gated(P_dropped_ij, dP", {"gradients"}),
-    ("dV from the undropped P", "P_dropped_ij.T @ dO_i", "P_ij.T @ dO_i", {"gradients"}),
+    ("dV from the undropped P", "product(P_dropped_ij.T, dO_i)", "P_ij.T @ dO_i", {"gradients"}),
     ("dP not dropped", "dP_dropped_ij * Z_ij", "dP_dropped_ij * 1", {"gradients"}),
     ("Z of the first tile everywhere", "dropout(P_ij, i, j)", "dropout(P_ij, 0, 0)", {"gradients"}),
     ("dQ without τ", "tau * product(dS_ij, K_j)", "product(dS_ij, K_j)", {"gradients"}),
-    ("dK without τ", "tau * (dS_ij.T", "1.0 * (dS_ij.T", {"gradients"}),
+    ("dK without τ", "tau * product(dS_ij.T", "1.0 * product(dS_ij.T", {"gradients"}),
     ("scores without τ", "tau * (Q_i @ K_j.T)", "1.0 * (Q_i @ K_j.T)", {"gradients"}),
     ("D of the undropped O", "rowsum(dO_i * O_i)", "rowsum(dO_i * (O_i + (P_ij - P_dropped_ij) @ V_j))", {"gradients"}),
     ("D of this tile alone", "rowsum(dO_i * O_i)", "rowsum(P_ij * dP_ij)", {"gradients"}),
@@ -228,7 +228,7 @@ FLASH_4 = [
     ("0·NaN in dS", "gated(P_ij, dP_ij - D_i)", "P_ij * (dP_ij - D_i)", {"poison"}),
     ("dQ not accumulated", "on_chip(dQ_i + tau", "on_chip(tau", {"gradients"}),
     ("dK not accumulated", "on_chip(dK_tilde_j + tau", "on_chip(tau", {"gradients"}),
-    ("dV not accumulated", "on_chip(dV_tilde_j + P", "on_chip(P", {"gradients"}),
+    ("dV not accumulated", "on_chip(dV_tilde_j + p", "on_chip(p", {"gradients"}),
     ("last block of queries dropped", "loop(blocks.T_r)", "loop(blocks.T_r - 1)", {"gradients", "counts"}),
     ("last, ragged block of keys dropped", "loop(blocks.T_c)", "loop(blocks.T_c - 1)", {"gradients", "counts"}),
     ("R not restored", "dropout.restore()", "pass", {"counts"}),
@@ -236,15 +236,15 @@ FLASH_4 = [
 UNSEEN_WITH_ONES = [
     ("D = rowsum(O)", "rowsum(dO_i * O_i)", "rowsum(O_i)"),
     ("dO's columns reversed in dP", "dO_i @ V_j.T", "dO_i[:, ::-1] @ V_j.T"),
-    ("dO's rows reversed in dV", "P_dropped_ij.T @ dO_i", "P_dropped_ij.T @ dO_i[::-1]"),
-    ("dO left out of dV", "P_dropped_ij.T @ dO_i", "P_dropped_ij.T @ (0 * dO_i + 1)"),
+    ("dO's rows reversed in dV", "product(P_dropped_ij.T, dO_i)", "P_dropped_ij.T @ dO_i[::-1]"),
+    ("dO left out of dV", "product(P_dropped_ij.T, dO_i)", "P_dropped_ij.T @ (0 * dO_i + 1)"),
 ]
 STANDARD_3 = [
     ("dV from the undropped P", "P_tiles = dV.divide(B), dO.divide(b), P_dropped", "P_tiles = dV.divide(B), dO.divide(b), P",
      {"gradients"}),
     ("dP not dropped", "    dropout.whole_backward(sram, dP)  # line 3\n", "", {"gradients", "counts"}),
     ("dQ without τ", "tau * product(dS_ij, K_j)", "product(dS_ij, K_j)", {"gradients"}),
-    ("dK without τ", "tau * (dS_ij.T @ Q_i)", "dS_ij.T @ Q_i", {"gradients"}),
+    ("dK without τ", "tau * product(dS_ij.T, Q_i)", "dS_ij.T @ Q_i", {"gradients"}),
     ("0·NaN in dQ", "product(dS_ij, K_j)", "(dS_ij @ K_j)", {"poison"}),
 ]  # fmt: skip
 ROWS_3 = [
@@ -260,7 +260,7 @@ CLOSED_FORM = [
 ]  # fmt: skip
 CLOSED_FORM_BACK = [
     ("dq without τ", "dq_i + tau * product", "dq_i + product", {"gradients"}),
-    ("dk without τ", "dk_j + tau * (dS", "dk_j + (dS", {"gradients"}),
+    ("dk without τ", "dk_j + tau * product(dS", "dk_j + product(dS", {"gradients"}),
     ("D of o alone", "rowsum(do_i * o_i)", "rowsum(o_i)", {"gradients"}),
     ("dv from the undropped P", "P_ij * dropout_by_key(P_ij, i, j), over=P_ij", "P_ij * 1, over=P_ij", {"gradients"}),
 ]
@@ -277,7 +277,7 @@ COMBINED = [
 COMBINED_BACK = [
     ("weight of a block without its ℓ_ij", "* l_ij / nonzero(l_i)", "/ nonzero(l_i)", {"gradients"}),
     ("combination not differentiated", "+ (own_ij - whole_i)", "+ 0 * whole_i", {"gradients"}),
-    ("dV without the block's weight", "(w_ij * dO_i)", "dO_i", {"gradients"}),
+    ("dV without the block's weight", "w_ij * dO_i)", "dO_i)", {"gradients"}),
 ]
 TEXTS: list[tuple[str, ModuleType, str, str, list[tuple[str, str, str, set[str]]]]] = [
     ("forward", algorithm_2_flash, "flash", "flash", FLASH_2),
