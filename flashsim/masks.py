@@ -34,7 +34,10 @@ class Mask(ABC):
     __array_ufunc__ = None  # so that `array & mask` asks the mask
 
     def __and__(self, other: Any) -> Mask:
-        return Both(self, other if isinstance(other, Mask) else Dense(other))
+        other = other if isinstance(other, Mask) else Dense(other)
+        if isinstance(self, All) or isinstance(other, All):
+            return other if isinstance(self, All) else self
+        return Both(self, other)
 
     def __rand__(self, other: Any) -> Mask:
         return Dense(other) & self
@@ -50,6 +53,10 @@ class Mask(ABC):
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Return, for tiles [rows, row_ends) × [cols, col_ends), False where all is masked as far as positions tell."""
         return np.ones(np.broadcast_shapes(rows.shape, cols.shape), bool)
+
+    def keys(self, shape: Shape, head: Head) -> int:
+        """Return how many keys, from the first, may be attended to at all, as far as positions tell."""
+        return shape.N_k
 
     def dense(self, head: Head) -> list[Bools]:
         """Return the arrays that must live in HBM for this head, (1 or N_q, 1 or N_k)."""
@@ -143,6 +150,10 @@ class KeyPadding(Mask):
             )
         _check_broadcast("KeyPadding's lengths array", self.lengths.shape, leading, "the leading axes")
 
+    def keys(self, shape: Shape, head: Head) -> int:
+        """Return this head's length."""
+        return self._length(head)
+
     @property
     def per_head(self) -> bool:
         """Whether there are several lengths."""
@@ -213,6 +224,10 @@ class Both(Mask):
         """Return where both may be live."""
         corners = (rows, row_ends, cols, col_ends, shape, head)
         return self.a.live(*corners) & self.b.live(*corners)
+
+    def keys(self, shape: Shape, head: Head) -> int:
+        """Return the lesser."""
+        return min(self.a.keys(shape, head), self.b.keys(shape, head))
 
     @property
     def per_head(self) -> bool:

@@ -23,6 +23,7 @@ import math
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import CodeType
 from typing import Any, Literal, NoReturn, cast, overload
 
@@ -300,6 +301,7 @@ Place = tuple[CodeType, int]
 """(code, offset of the instruction) of a call. Its line takes 0.4 µs to find, so that waits until somebody asks."""
 
 
+@cache
 def site_of_place(place: Place) -> Site:
     """Return the file and line of `place`: what `f_lineno` said at the time."""
     code, offset = place

@@ -94,7 +94,8 @@ class LiveTiles:
     def column(self, j: int) -> Bools:
         """Return column j, (T_r,)."""
         left = j * self._blocks.B_c
-        cols, ends = np.array([left]), np.array([min(left + self._blocks.B_c, self._shape.N_k)])
+        keys = self._mask.keys(self._shape, self._head)
+        cols, ends = np.array([left]), np.array([min(left + self._blocks.B_c, keys)])
         return self._mask.live(self._rows, self._row_ends, cols, ends, self._shape, self._head)
 
     @cached_property

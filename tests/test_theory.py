@@ -18,7 +18,7 @@ from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.masks import All, Causal, Dense, KeyPadding, Mask, SlidingWindow
 from flashsim.memory import SramOverflow
 from flashsim.records import Blocks, Shape
-from flashsim.theory.problem import Tiles, dense_shapes, live_tiles, parts_of
+from flashsim.theory.problem import Tiles, dense_shapes, live_tiles
 
 from .cases import DTYPES
 
@@ -61,13 +61,6 @@ def masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
     return mask
 
 
-def separately_live(mask: Mask | None) -> bool:
-    """Whether a tile that each part leaves alive on its own is alive. Not so for padding & a left limit: see below."""
-    parts = parts_of(mask) if mask is not None else []
-    left = any(isinstance(part, SlidingWindow) and part.left != -1 for part in parts)
-    return not (left and any(isinstance(part, KeyPadding) for part in parts))
-
-
 @st.composite
 def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -> dict[str, Any]:
     """Arguments of `count` and `exact`."""
@@ -98,8 +91,7 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
             return np.outer(np.arange(T_r) == T_r - 1, np.arange(T_c) == T_c - 1).astype(int)
 
         kinds: list[Any] = [None, scattered, corner, patterns.butterfly]
-        if separately_live(drawn["mask"]):
-            kinds.append("live")
+        kinds.append("live")
         drawn["block_mask"] = draw(st.sampled_from(kinds))
     return drawn
 
@@ -174,11 +166,9 @@ def test_live_tiles_are_those_with_a_position_that_all_masks_allow(data: st.Data
     assert live.ravel().tolist() == want
 
 
-@pytest.mark.xfail(strict=True, reason="Both.live asks each mask on its own: one tile more than positions need")
 def test_live_tiles_of_padding_and_a_left_window() -> None:
-    mask = KeyPadding(9) & SlidingWindow(
-        2, 0
-    )  # keys 0 to 8; rows 8 to 15 of keys 8 to 15 have only key 8, seen by 8, 9, 10
+    # keys 0 to 8; rows 8 to 15 of keys 8 to 15 have only key 8, seen by 8, 9, 10
+    mask = KeyPadding(9) & SlidingWindow(2, 0)
     drawn: dict[str, Any] = {"N": 16, "d": 2, "M": 10_000, "blocks": (2, 8), "mask": mask, "block_mask": "live"}
     same(flashsim.count("block_sparse", **drawn), theory.exact("block_sparse", **drawn))
 
