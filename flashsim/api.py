@@ -328,8 +328,10 @@ def check_shape(N: int | None, d: int, N_q: int | None, N_k: int | None, d_v: in
 
 def _known(table: Mapping[str, Algorithm], name: str) -> Algorithm:
     if name not in table:
-        what = "algorithm" if table is FORWARD else "algorithm, or one without a backward pass:"
-        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(map(repr, table))}")
+        known = ", ".join(map(repr, table))
+        if table is BACKWARD and name in FORWARD:
+            raise ValueError(f"{name!r} has no backward pass here; these have: {known}")
+        raise ValueError(f"unknown algorithm {name!r}; known: {known}")
     return table[name]
 
 

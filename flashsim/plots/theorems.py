@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,20 +27,6 @@ _LABELS = {"N": "sequence length N", "d": "head dimension d", "M": "SRAM size M 
 _POWER = 0.05  # a series whose residual is below this is called a power
 
 
-def proof_accounting_backward(N: int, d: int) -> tuple[int, int]:
-    """Return (reads, writes) of Algorithm 3 when each operand of each line is read once, as Theorem 5's proof counts."""
-    return 5 * N * d + 5 * N * N, 3 * N * d + 2 * N * N
-
-
-def flash_backward_constants(d: int) -> tuple[float, float]:
-    """Return c₁ ≤ accesses / (N²d²/M) ≤ c₂ for Algorithm 4 with the paper's blocks, for every N and d ≤ M ≤ Nd.
-
-    Write X = N²d²/M. Accesses are 7Nd + T_c(5Nd + 2N). As in `theory.flash_constants`, 4Nd/5M < T_c < 4Nd/M + 1, Nd ≤ X
-    and N ≤ X/d. Below: 5Nd·T_c > 4X. Above: T_c·5Nd < 20X + 5X, T_c·2N < 8X/d + 2X/d, 7Nd ≤ 7X: in all 32X + 10X/d.
-    """
-    return 4.0, 32 + 10 / d
-
-
 @dataclass(frozen=True)
 class _Theorem:
     direction: str
@@ -49,9 +36,16 @@ class _Theorem:
     band: str
 
 
+_proof_backward = partial(theory.proof_accounting, direction="backward")
 _THEOREMS = {
     2: _Theorem("forward", "flash_basic", theory.proof_accounting, theory.flash_constants, "2.4 to\n18 + 22/d"),
-    5: _Theorem("backward", "flash", proof_accounting_backward, flash_backward_constants, "4 to\n32 + 10/d"),
+    5: _Theorem(
+        "backward",
+        "flash",
+        partial(theory.proof_accounting, direction="backward"),
+        theory.flash_backward_constants,
+        "4 to\n32 + 10/d",
+    ),
 }
 
 
@@ -69,7 +63,7 @@ def theorem2_data() -> dict[str, Any]:
 def theorem5_data() -> dict[str, Any]:
     """Return the same for the backward pass: `flash` is Algorithm 4, `standard` Algorithm 3.
 
-    `proof` is 8Nd + 7N², each operand of Algorithm 3 read once; `band` is N²d²/M times `flash_backward_constants(d)`.
+    `proof` is 8Nd + 7N², each operand of Algorithm 3 read once; `band` is N²d²/M times `theory.flash_backward_constants(d)`.
     """
     return _data(5)
 
@@ -138,7 +132,7 @@ def plot_theorem2(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] |
 def plot_theorem5(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
     """Draw Theorem 5, the same for the backward pass. Arguments and picture as for `plot_theorem2`.
 
-    The band is what `flash_backward_constants` allows. Where 2N + 1 > M a run must read P and dP twice.
+    The band is what `theory.flash_backward_constants` allows. Where 2N + 1 > M a run must read P and dP twice.
     """
     return _plot(theorem5_data() if data is None else data, ax)
 
