@@ -305,3 +305,11 @@ def test_importing_flashsim_is_quick_to_do() -> None:
     heavy = ("matplotlib", "rich", "ml_dtypes", "safetensors", "threadpoolctl", "cupy", "torch")
     code = f"import sys, flashsim; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_gradients_that_overflow_float16_are_refused() -> None:
+    Q, K, V = np.ones((3, 1)), np.array([[5e4], [-5e4], [4e4]]), np.array([[9.0], [-9.0], [3.0]])
+    run = flashsim.forward("flash", *(a.astype(np.float16) for a in (Q, K, V)), scale=1e-5)
+    with pytest.raises(ValueError, match=r"dQ overflows float16, which ends at 6.55e\+04. Scale dO down"):
+        flashsim.backward("flash", run, np.full((3, 1), 6e4, np.float16))
+    assert np.isfinite(flashsim.backward("flash", run, np.full((3, 1), 1e-2, np.float16)).dQ).all()
