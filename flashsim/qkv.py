@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -44,14 +44,6 @@ class QKV:
     def heads(self) -> int:
         """How many heads there are over all leading axes."""
         return math.prod(self.Q.shape[:-2])
-
-    def each_head(self) -> Iterator[tuple[Array, Array, Array]]:
-        """Yield Q (N_q, d), K (N_k, d), V (N_k, d_v) of each head. Raises UnreadableInput where leading axes differ."""
-        leading = {name: a.shape[:-2] for name, a in (("Q", self.Q), ("K", self.K), ("V", self.V))}
-        if len(set(leading.values())) > 1:
-            raise UnreadableInput(f"leading axes differ: {leading}; flashsim runs one K and V for each head of Q")
-        for at in np.ndindex(leading["Q"]):
-            yield self.Q[at], self.K[at], self.V[at]
 
     def head(self, index: str | None) -> QKV:
         """Return one head by its index into the leading axes, written "3" or "0,3"; None keeps all."""

@@ -169,3 +169,13 @@ def test_patterns_run(pattern: Any) -> None:
     oracle: dict[str, Any] = {"mask": spread(pattern(*grid(case)), case)}
     bound = error_bound(Q, K, V, **rounding("block_sparse", run.blocks), **oracle)
     assert of_bound(run.O, attention(Q, K, V, **oracle), bound) <= 1
+
+
+def test_the_peak_is_that_of_the_fullest_head() -> None:
+    """The second head has no key at all, so every tile of it is skipped; the first one's peak is reported."""
+    x = np.ones((2, 12, 3))
+    lengths = flashsim.KeyPadding([12, 0])
+    both = flashsim.forward("block_sparse", x, x, x, M=40, mask=lengths, block_mask="live")
+    first = flashsim.forward("block_sparse", x[0], x[0], x[0], M=40, block_mask="live")
+    last = flashsim.forward("block_sparse", x[1], x[1], x[1], M=40, mask=flashsim.KeyPadding(0), block_mask="live")
+    assert both.sram.peak == first.sram.peak > last.sram.peak
