@@ -185,6 +185,7 @@ def error_bound(
     steps: int = 1,
     stores: int | None = None,
     scores_stored: bool = False,
+    operands_stored: bool = False,
     logs_kept: bool = False,
     mask: Any = None,
     keep: Any = None,
@@ -202,7 +203,8 @@ def error_bound(
     A score is a sum of d products: it is off by at most δ = (d + 4)·u·max_j |τ|·|q|ᵀ|k_j|, over the keys that the mask
     allows. The 4 covers the scale, the subtraction of the maximum and the exponential's argument; rescaling factors
     telescope, as the maximum only rises. A masked score is −∞, and exact.
-    Storing S adds u_s·max_j |S| to δ; storing P adds u_s relatively, and the smallest subnormal absolutely.
+    Storing S adds u_s·max_j |S| to δ; storing P adds u_s relatively, and the smallest subnormal absolutely. `operands_stored`
+    is the latter alone: for kernels that round P (and backward dS) as it enters a product, as tensor cores need it.
     Keeping log L in place of ℓ and m rounds max_j |S| + log N_k twice a step: that times 2u·steps is added to δ.
     A weight e^s is then off by a factor e^{±δ}, numerator and denominator alike: 2·expm1(δ).
     Sums over N_k keys add (N_k + 8)·u, each rescaling step of O and ℓ another 8u. All of it weighs on P|V|.
@@ -214,11 +216,11 @@ def error_bound(
     """
     has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored)
     stores = steps if stores is None else stores
-    one_rounding = has.weights_error(steps, scores_stored, logs_kept) + stores * has.u_s
+    one_rounding = has.weights_error(steps, scores_stored, operands_stored, logs_kept) + stores * has.u_s
     gain = 1 / (1 - dropout_p)
     floor = np.full_like(has.mass, stores * has.step)
     floor = floor + has.least * gain * np.abs(has.V).sum(axis=-2, keepdims=True)
-    if scores_stored:
+    if scores_stored or operands_stored:
         floor = floor + has.step * (gain + (keep is not None)) * np.abs(has.V).sum(axis=-2, keepdims=True)
     with np.errstate(over="ignore"):
         off = np.where(has.mass > 0, C * one_rounding * np.maximum(has.mass, smallest_step(np.float64)), 0.0)
@@ -236,6 +238,7 @@ def gradient_bounds(
     steps: int = 1,
     stores: int | None = None,
     scores_stored: bool = False,
+    operands_stored: bool = False,
     logs_kept: bool = False,
     dQ_stores: int | None = None,
     recombined: bool = False,
@@ -270,12 +273,13 @@ def gradient_bounds(
     stores = steps if stores is None else stores
     dQ_stores = steps if dQ_stores is None else dQ_stores
     u, u_s, step, least, P, Z = has.u, has.u_s, has.step, has.least, has.P, has.Z
-    u_p, step_p = (u_s, step) if scores_stored else (0.0, 0.0)  # what storing P, dP and dS adds
+    u_p, step_p = (u_s, step) if scores_stored or operands_stored else (0.0, 0.0)  # what storing P, dP and dS adds
     N_q, N_k, d_v, dropped = has.Q.shape[-2], has.K.shape[-2], has.V.shape[-1], keep is not None
     dO = _numbers(dO)
 
     with np.errstate(over="ignore", invalid="ignore"):
-        E_P = np.where(P > 0, (has.weights_error(steps, scores_stored, logs_kept) * P), 0.0) + least + step_p
+        relative = has.weights_error(steps, scores_stored, operands_stored, logs_kept)
+        E_P = np.where(P > 0, relative * P, 0.0) + least + step_p
         E_P = np.where(has.allowed, np.minimum(E_P, 1.0) if scores_stored else E_P, 0.0)
         E_P_dropped = Z * (E_P + 3 * u * P) + (u_p * Z * P + step_p) * dropped
         dV_sum = (P * Z).swapaxes(-1, -2) @ np.abs(dO)
@@ -290,8 +294,8 @@ def gradient_bounds(
             E_D = ((P + E_P) * E_dP + E_P * A_Z).sum(axis=-1, keepdims=True) + (N_k + 2) * u * D_sum
         else:
             E_O = error_bound(
-                Q, K, V, scale=scale, steps=steps, stores=stores, logs_kept=logs_kept, mask=mask, keep=keep,
-                dropout_p=dropout_p, chip=chip, stored=stored, C=1.0,
+                Q, K, V, scale=scale, steps=steps, stores=stores, operands_stored=operands_stored, logs_kept=logs_kept,
+                mask=mask, keep=keep, dropout_p=dropout_p, chip=chip, stored=stored, C=1.0,
             )  # fmt: skip
             E_D = (np.abs(dO) * (E_O + (d_v + 2) * u * has.mass + least)).sum(axis=-1, keepdims=True)
         dP = Z * (dO @ has.V.swapaxes(-1, -2))
@@ -342,12 +346,12 @@ class _Data:
         self.mass = (self.P * self.Z) @ np.abs(self.V)
         self.dropped = keep is not None
 
-    def weights_error(self, steps: int, scores_stored: bool, logs_kept: bool) -> Array:
+    def weights_error(self, steps: int, scores_stored: bool, operands_stored: bool, logs_kept: bool) -> Array:
         """Return the relative error of a row's weights, their sum and their products with V, without O's own storing."""
         d, N_k = self.Q.shape[-1], self.K.shape[-2]
         delta = (d + 4) * self.u * self.reach + scores_stored * self.u_s * self.reach
         delta = delta + logs_kept * 2 * steps * self.u * (self.reach + math.log(N_k))
-        stored = scores_stored * (1 + self.dropped) * self.u_s
+        stored = (scores_stored or operands_stored) * (1 + self.dropped) * self.u_s
         with np.errstate(over="ignore"):
             return np.asarray(2 * np.expm1(delta) + (N_k + 8 * (steps + 1) + 3 * self.dropped) * self.u + stored)
 

@@ -1,0 +1,298 @@
+"""One test case in a line of text, and the attention problem that it stands for, with the oracle's answer and budgets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flashsim import reference
+from flashsim.inputs import Array, float_dtype, roundoff, smallest_step
+from flashsim.testing.regimes import MASKS, REGIMES, values
+from flashsim.testing.spec import Spec
+
+Keep = Callable[..., Any]  # keep(shape, dropout_p, seed) -> booleans (B, H_q, N_q, N_k), True = kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What to call a kernel with. Everything is made from these few values; the defaults are the simplest case.
+
+    group    query heads to a KV head: H_q = group · H_kv
+    d_v      None: d
+    regime   a key of `flashsim.testing.regimes.REGIMES`
+    mask     a key of `flashsim.testing.regimes.MASKS`, or None
+    strides  how the arrays lie in memory: a key of `flashsim.testing.kernel.STRIDES`
+    block    (B_r, B_c), which some masks follow
+    seed     of all the numbers, and of dropout
+    """
+
+    B: int = 1
+    H_kv: int = 1
+    group: int = 1
+    N_q: int = 1
+    N_k: int = 1
+    d: int = 1
+    d_v: int | None = None
+    dtype: str = "float32"
+    causal: bool = False
+    mask: str | None = None
+    scale: float | None = None
+    dropout_p: float = 0.0
+    strides: str = "contiguous"
+    regime: str = "gaussian"
+    block: tuple[int, int] = (16, 16)
+    seed: int = 0
+
+    def problem(self, spec: Spec) -> Problem:
+        """Return the arrays that this case stands for. `spec` says how causal is aligned, and what to expect."""
+        rng = np.random.default_rng(self.seed)
+        width = self.d if self.d_v is None else self.d_v
+        q = rng.normal(size=(self.B, self.group * self.H_kv, self.N_q, self.d))
+        k = rng.normal(size=(self.B, self.H_kv, self.N_k, self.d))
+        if self.N_k:
+            q, k = REGIMES[self.regime](rng, q, k)
+        v = values(rng, (self.B, self.H_kv, self.N_k, width), self.regime)
+        dtype = float_dtype(self.dtype)
+        allowed = None
+        if self.mask is not None:
+            allowed = MASKS[self.mask](np.random.default_rng((self.seed, 1)), (*q.shape[:3], self.N_k), self.block)
+        return Problem(
+            q.astype(dtype), k.astype(dtype), v.astype(dtype), spec, self.causal, self.scale, allowed,
+            self.dropout_p, self.seed,
+        )  # fmt: skip
+
+    def arrays(self, spec: Spec | None = None) -> tuple[Array, Array, Array, dict[str, Any]]:
+        """Return q, k, v (contiguous, in `spec`'s layout) and the keyword arguments of the call."""
+        problem = self.problem(Spec() if spec is None else spec)
+        swap = spec is not None and spec.layout == "BNHD"
+        q, k, v = (np.ascontiguousarray(a.swapaxes(1, 2)) if swap else a for a in (problem.q, problem.k, problem.v))
+        return q, k, v, problem.options
+
+    def __repr__(self) -> str:
+        changed = (
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return f"Case({', '.join(changed)})"
+
+
+class Solution(NamedTuple):
+    """Exact O (B, H_q, N_q, d_v) and log-sum-exp (B, H_q, N_q), and how far a kernel's may be off."""
+
+    O: Array
+    lse: Array
+    O_budget: Array
+    lse_budget: Array
+
+
+class Gradients(NamedTuple):
+    """Exact dq, dk, dv, and budgets, each shaped as q, k, v."""
+
+    exact: tuple[Array, Array, Array]
+    budgets: tuple[Array, Array, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Attention to be computed: q (B, H_q, N_q, d), k (B, H_kv, N_k, d), v (B, H_kv, N_k, d_v) of one dtype.
+
+    `mask` is boolean and broadcastable to (B, H_q, N_q, N_k), True = attend, or None; `causal` is aligned as the spec says.
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    spec: Spec
+    causal: bool = False
+    scale: float | None = None
+    mask: Array | None = None
+    dropout_p: float = 0.0
+    seed: int = 0
+
+    def but(self, **changes: Any) -> Problem:
+        """Return the problem with these fields changed."""
+        return replace(self, **changes)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the call: only what is used."""
+        used: dict[str, Any] = {}
+        if self.causal:
+            used["causal"] = True
+        if self.scale is not None:
+            used["scale"] = self.scale
+        if self.mask is not None:
+            used["mask"] = self.mask
+        if self.dropout_p:
+            used |= {"dropout_p": self.dropout_p, "seed": self.seed}
+        return used
+
+    @property
+    def group(self) -> int:
+        """Query heads to a KV head."""
+        return int(self.q.shape[1] // self.k.shape[1])
+
+    @property
+    def tau(self) -> float:
+        """The scale in use."""
+        return 1 / math.sqrt(self.q.shape[-1]) if self.scale is None else float(self.scale)
+
+    @property
+    def score_shape(self) -> tuple[int, int, int, int]:
+        """(B, H_q, N_q, N_k)."""
+        B, H_q, N_q, _ = self.q.shape
+        return B, H_q, N_q, self.k.shape[2]
+
+    @cached_property
+    def allowed(self) -> Array:
+        """What may be attended to, by causal and mask together: booleans (B, H_q, N_q, N_k)."""
+        _, _, N_q, N_k = self.score_shape
+        allowed = np.ones((N_q, N_k), bool)
+        if self.causal:
+            shift = N_k - N_q if self.spec.causal == "bottom_right" else 0
+            allowed = np.arange(N_k)[None, :] <= np.arange(N_q)[:, None] + shift
+        return np.broadcast_to(allowed if self.mask is None else allowed & self.mask, self.score_shape)
+
+    @cached_property
+    def empty(self) -> Array:
+        """Rows that may attend to nothing: booleans (B, H_q, N_q)."""
+        return np.logical_not(self.allowed.any(axis=-1))
+
+    @cached_property
+    def dead(self) -> Array:
+        """Keys that no query may attend to: booleans (B, H_kv, N_k)."""
+        B, H_q, N_q, N_k = self.score_shape
+        return np.logical_not(self.allowed.reshape(B, H_q // self.group, self.group * N_q, N_k).any(axis=2))
+
+    @cached_property
+    def heads(self) -> tuple[Array, Array, Array]:
+        """q, k, v in float64, with KV heads repeated for the query heads that share them."""
+        k, v = (np.repeat(a.astype(np.float64), self.group, axis=1) for a in (self.k, self.v))
+        return self.q.astype(np.float64), k, v
+
+    @cached_property
+    def solution(self) -> Solution:
+        """The oracle's answer, in float64 on the arrays as they are, and the budgets.
+
+        δ_i = (d + 4)·u₃₂·max_j |τ|·|q_i|ᵀ|k_j| over the keys that row i may attend to: how far a score is off, u₃₂ being the
+        roundoff of the accumulation type. |O − O*| ≤ C·{[2·expm1(δ) + (N_k + 8)·u₃₂ + 2u]·(P|V|) + u·|O*|}, u being the
+        roundoff of the inputs' dtype, in which the weights enter the product with V and O is stored. Scores that are
+        themselves stored add 3u·max|τ||q|ᵀ|k| to δ, and O stored after every block u·(P|V|) each time. Weights below the
+        dtype's smallest number are lost. Two averages of the same values differ by 2·max|v| at most.
+        |lse − lse*| ≤ C·{δ + (N_k + 8)·u₃₂ + 4u₃₂·(1 + |lse*|)}.
+        """
+        B, H_q, N_q, N_k = self.score_shape
+        q, k, v = self.heads
+        if N_k == 0:
+            zero = np.zeros((B, H_q, N_q, v.shape[-1]))
+            return self._fill(Solution(zero, np.full((B, H_q, N_q), -np.inf), zero, np.zeros((B, H_q, N_q))), v)
+        exact = reference.attention_with_statistics(q, k, v, scale=self.tau, mask=self.allowed)
+        with np.errstate(divide="ignore"):
+            lse = np.where(self.empty, -np.inf, exact.m + np.log(exact.l))
+        stored, chip = float_dtype(self.q.dtype), self.spec.chip(self.q.dtype.name)
+        u, u_32 = roundoff(stored), roundoff(chip)
+        q_, k_, v_ = (np.abs(np.where(np.isfinite(a), a, 0.0)) for a in (q, k, v))
+        sizes = abs(self.tau) * (q_ @ k_.swapaxes(-1, -2))
+        reach = np.where(self.allowed, sizes, 0.0).max(axis=-1, keepdims=True)
+        delta = (self.q.shape[-1] + 4) * u_32 * reach + (3 * u * reach if self.spec.stores == "scores" else 0)
+        with np.errstate(invalid="ignore"):
+            S = np.where(self.allowed, self.tau * (q @ k.swapaxes(-1, -2)), -np.inf)
+            P = np.where(self.allowed, np.exp(S - np.where(self.empty, 0.0, lse)[..., None]), 0.0)
+        mass = P @ v_
+        with np.errstate(over="ignore", invalid="ignore"):
+            relative = 2 * np.expm1(delta) + (N_k + 8) * u_32 + 2 * u
+            if self.spec.stores == "output_per_block":
+                relative = relative + -(-N_k // self.spec.block[1]) * u
+            O_budget = self.spec.C * (np.where(mass > 0, relative * mass, 0.0) + u * np.abs(exact.O))
+        lost = smallest_step(stored) * (1 + v_.sum(axis=-2, keepdims=True))
+        O_budget = np.minimum(O_budget, 2 * v_.max(axis=-2, keepdims=True) * (1 + u)) + lost
+        lse_budget = self.spec.C * (
+            delta[..., 0] + (N_k + 8) * u_32 + 4 * u_32 * (1 + np.where(self.empty, 0, np.abs(lse)))
+        )
+        return self._fill(Solution(exact.O, lse, O_budget, lse_budget), v)
+
+    def _fill(self, solution: Solution, v: Array) -> Solution:
+        """Set what the spec says of empty rows, and the base of the logarithm."""
+        O, lse, O_budget, lse_budget = solution
+        rows = self.empty[..., None]
+        if self.spec.empty_rows == "mean" and v.shape[2]:
+            mean = v.mean(axis=-2, keepdims=True)
+            u = roundoff(float_dtype(self.q.dtype)) + (v.shape[2] + 8) * roundoff(self.spec.chip(self.q.dtype.name))
+            budget = self.spec.C * 2 * u * np.abs(v).mean(axis=-2, keepdims=True)
+            O, O_budget = np.where(rows, mean, O), np.where(rows, budget, O_budget)
+        else:
+            O = np.where(rows, np.nan if self.spec.empty_rows == "nan" else 0.0, O)
+            O_budget = np.where(rows, 0.0, O_budget)
+        if self.spec.lse == "base2":
+            lse, lse_budget = lse / math.log(2), lse_budget / math.log(2)
+        return Solution(O, lse, O_budget, lse_budget)
+
+    @cached_property
+    def dO(self) -> Array:
+        """A random output gradient; small where keys are so large that float16 gradients would overflow."""
+        rng = np.random.default_rng((self.seed, 2))
+        shape = (*self.q.shape[:3], self.v.shape[-1])
+        high = max((float(np.abs(a[np.isfinite(a)]).max(initial=0)) for a in self.heads), default=0.0)
+        size = 2.0**-10 if self.q.dtype == np.float16 and high > 100 else 1.0
+        return np.asarray((size * rng.normal(size=shape)).astype(self.q.dtype))
+
+    def gradients(self, keep: Array | None = None) -> Gradients:
+        """Return the exact gradients of Σ dO ∘ O and their budgets, those of shared KV heads summed over their group."""
+        if self.score_shape[-1] == 0:
+            zeros = tuple(np.zeros(a.shape) for a in (self.q, self.k, self.v))
+            return Gradients(zeros, zeros)  # type: ignore[arg-type]
+        q, k, v = self.heads
+        chip, stored = self.spec.chip(self.q.dtype.name), float_dtype(self.q.dtype)
+        how: dict[str, Any] = {"scale": self.tau, "mask": self.allowed, "keep": keep, "dropout_p": self.dropout_p}
+        exact = reference.gradients(q, k, v, self.dO, **how)
+        T_c = -(-self.score_shape[-1] // self.spec.block[1])
+        stores = T_c if self.spec.stores == "output_per_block" else 1
+        budgets = reference.gradient_bounds(
+            q, k, v, self.dO, **how, chip=chip, stored=stored, stores=stores, dQ_stores=stores,
+            scores_stored=self.spec.stores == "scores", operands_stored=True, C=self.spec.C,
+        )  # fmt: skip
+        u = roundoff(stored) + self.group * roundoff(chip)
+        dk, dv = (self._over_groups(a) for a in exact[1:])
+        more = [self.spec.C * u * self._over_groups(np.abs(a)) for a in exact[1:]]
+        dk_budget, dv_budget = (self._over_groups(a) + b for a, b in zip(budgets[1:], more, strict=True))
+        return Gradients((exact.dQ, dk, dv), (budgets.dQ, dk_budget, dv_budget))
+
+    def dropped(self, keep: Array) -> tuple[Array, Array]:
+        """Return O under dropout with that keep mask, and its budget."""
+        q, k, v = self.heads
+        chip, stored = self.spec.chip(self.q.dtype.name), float_dtype(self.q.dtype)
+        if self.score_shape[-1] == 0:
+            zero = np.zeros((*self.q.shape[:3], self.v.shape[-1]))
+            return zero, zero
+        how: dict[str, Any] = {"scale": self.tau, "mask": self.allowed, "keep": keep, "dropout_p": self.dropout_p}
+        O = reference.attention(q, k, v, **how)
+        T_c = -(-self.score_shape[-1] // self.spec.block[1])
+        budget = reference.error_bound(
+            q, k, v, **how, chip=chip, stored=stored, stores=T_c if self.spec.stores == "output_per_block" else 1,
+            scores_stored=self.spec.stores == "scores", operands_stored=True, C=self.spec.C,
+        )  # fmt: skip
+        return O, budget
+
+    def _over_groups(self, a: Array) -> Array:
+        """Add up what query heads contribute to the KV head that they share."""
+        B, H_q, N, width = a.shape
+        return np.asarray(a.reshape(B, H_q // self.group, self.group, N, width).sum(axis=2))
+
+
+def of_budget(got: Array, want: Array, budget: Array) -> Array:
+    """Return each element's error as a part of its budget: at most 1 if all is well, ∞ where one is NaN and not the other.
+
+    A budget of ∞ is for what may overflow the type it is kept in: anything goes there.
+    """
+    got = np.asarray(got).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0.0, np.abs(got - want))
+        part = np.divide(error, budget, out=np.where(error == 0, 0.0, np.inf), where=budget > 0)
+    part = np.where(np.isnan(part), np.inf, part)
+    return np.where(budget == np.inf, 0.0, part)

@@ -1,0 +1,194 @@
+"""The kernel under test, called as its spec says, its answers checked for shape and brought into one form."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flashsim.inputs import Array
+from flashsim.testing.case import Keep, Problem
+from flashsim.testing.spec import Spec
+
+GUARD = 64  # elements of NaN before and behind every array, and in its gaps: what is read there shows
+
+
+class Broken(AssertionError):
+    """A kernel that raised, or returned what is not an answer."""
+
+
+class OutsidePool(Exception):
+    """A call with a shape beyond those that a spec with `max_shapes` allows: it is not made."""
+
+
+class Output(NamedTuple):
+    """O (B, H_q, N_q, d_v) in float64, and the log-sum-exp (B, H_q, N_q) or None."""
+
+    O: Array
+    lse: Array | None
+
+
+def _place(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    size = int(np.prod(shape))
+    return np.full(size + 2 * GUARD, np.nan, dtype)[GUARD : GUARD + size].reshape(shape)
+
+
+def _contiguous(a: Array) -> Array:
+    return _place(a.shape, a.dtype)
+
+
+def _heads_last(a: Array) -> Array:
+    return _place((a.shape[0], a.shape[2], a.shape[1], a.shape[3]), a.dtype).swapaxes(1, 2)
+
+
+def _rows(a: Array) -> Array:
+    return _place((*a.shape[:2], 2 * a.shape[2], a.shape[3]), a.dtype)[:, :, ::2]
+
+
+def _padded(a: Array) -> Array:
+    return _place((*a.shape[:3], a.shape[3] + 3), a.dtype)[..., 1 : a.shape[3] + 1]
+
+
+def _columns(a: Array) -> Array:
+    return _place((*a.shape[:2], a.shape[3], a.shape[2]), a.dtype).swapaxes(2, 3)
+
+
+# Empty arrays of a's shape and dtype, by how they lie in memory. Axes 1 and 2 are rows and heads in the layout BNHD.
+STRIDES: dict[str, Callable[[Array], Array]] = {
+    "contiguous": _contiguous,
+    "heads_last": _heads_last,  # the two middle axes the other way about, as after a transpose
+    "rows": _rows,  # every other row of an array twice as long
+    "padded": _padded,  # rows that are part of wider ones, as q, k, v are of a packed array
+    "columns": _columns,  # the last axis is not the one with stride 1
+}
+
+
+def strides_of(spec: Spec) -> tuple[str, ...]:
+    """Return how arrays may lie for a kernel with that spec, the simplest first."""
+    kinds = tuple(STRIDES)
+    return {"any": kinds, "last_contiguous": kinds[:-1], "contiguous": kinds[:1]}[spec.strides]
+
+
+def lay_out(a: Array, strides: str, layout: str) -> Array:
+    """Return a copy of `a` (B, H, N, d) in the spec's layout, lying in memory as `strides` says, guarded by NaN."""
+    ordered = a.swapaxes(1, 2) if layout == "BNHD" else a
+    placed = STRIDES[strides](ordered)
+    placed[...] = ordered
+    return placed
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The functions under test: forward, backward or None, and the keep mask of dropout or None."""
+
+    fn: Callable[..., Any]
+    spec: Spec
+    back: Callable[..., Any] | None = None
+    keep_mask: Keep | None = None
+    shapes: frozenset[tuple[tuple[int, ...], ...]] | None = None  # of q, k, v, that it may be called with
+
+    @property
+    def name(self) -> str:
+        """What the forward function is called."""
+        return getattr(self.fn, "__qualname__", None) or type(self.fn).__name__
+
+    def forward(self, problem: Problem, strides: str = "contiguous") -> Output:
+        """Run the forward function on fresh copies of the arrays. Raises Broken."""
+        return self.forward_on(self.lay(problem, strides), problem)
+
+    def lay(self, problem: Problem, strides: str) -> list[Array]:
+        """Return fresh q, k, v as the kernel wants them."""
+        return [lay_out(a, strides, self.spec.layout) for a in (problem.q, problem.k, problem.v)]
+
+    def forward_on(self, arrays: list[Array], problem: Problem, *, copies: bool = True) -> Output:
+        """Run the forward function on these very arrays, and on this very mask unless on a copy. Raises Broken."""
+        self._stay_within(problem)
+        returned = _called(self.fn, arrays, problem.options, copies)
+        B, H_q, N_q, _ = problem.q.shape
+        O_shape = (B, H_q, N_q, problem.v.shape[-1])
+        lse = None
+        if self.spec.lse is not None:
+            if not isinstance(returned, tuple | list) or len(returned) != 2:
+                raise Broken(f"returned {_what(returned)}; the spec declares lse, so expected a pair (O, lse)")
+            returned, given = returned
+            lse = _array("lse", given, (B, H_q, N_q)).astype(np.float64)
+        elif isinstance(returned, tuple | list):
+            raise Broken(f"returned {_what(returned)}; the spec declares no lse, so expected O alone")
+        return Output(self._from_layout("O", returned, O_shape), lse)
+
+    def backward(self, problem: Problem, strides: str = "contiguous") -> tuple[Array, Array, Array]:
+        """Run the backward function on fresh copies; return dq, dk, dv in float64. Raises Broken."""
+        arrays = [*self.lay(problem, strides), lay_out(problem.dO, strides, self.spec.layout)]
+        return self.backward_on(arrays, problem)
+
+    def backward_on(self, arrays: list[Array], problem: Problem) -> tuple[Array, Array, Array]:
+        """Run the backward function on these very arrays q, k, v, do. Raises Broken."""
+        assert self.back is not None
+        self._stay_within(problem)
+        returned = _called(self.back, arrays, problem.options, True)
+        if not isinstance(returned, tuple | list) or len(returned) != 3:
+            raise Broken(f"backward returned {_what(returned)}; expected three arrays, dq, dk, dv")
+        shapes = (problem.q.shape, problem.k.shape, problem.v.shape)
+        dq, dk, dv = (
+            self._from_layout(name, a, shape)
+            for name, a, shape in zip(("dq", "dk", "dv"), returned, shapes, strict=True)
+        )
+        return dq, dk, dv
+
+    def _stay_within(self, problem: Problem) -> None:
+        if self.shapes is not None and (problem.q.shape, problem.k.shape, problem.v.shape) not in self.shapes:
+            raise OutsidePool
+
+    def keep(self, problem: Problem) -> Array:
+        """Return the keep mask of dropout, booleans (B, H_q, N_q, N_k). Raises Broken."""
+        assert self.keep_mask is not None
+        shape = problem.score_shape
+        try:
+            kept = np.asarray(self.keep_mask(shape, problem.dropout_p, problem.seed))
+        except Exception as error:
+            raise Broken(_raised(error)) from error
+        if kept.shape != shape or kept.dtype != bool:
+            raise Broken(f"dropout's keep mask is {_what(kept)}; expected booleans of shape {shape}")
+        return kept
+
+    def _from_layout(self, name: str, given: Any, shape: tuple[int, ...]) -> Array:
+        swapped = self.spec.layout == "BNHD"
+        B, H, N, width = shape
+        found = _array(name, given, (B, N, H, width) if swapped else shape).astype(np.float64)
+        return found.swapaxes(1, 2) if swapped else found
+
+
+def _called(fn: Callable[..., Any], arrays: list[Array], options: dict[str, Any], copies: bool) -> Any:
+    given = {name: a.copy() if copies and isinstance(a, np.ndarray) else a for name, a in options.items()}
+    try:
+        return fn(*arrays, **given)
+    except Exception as error:
+        raise Broken(_raised(error)) from error
+
+
+def _raised(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raised {type(error).__name__}: {error} (at {where.filename}:{where.lineno})"
+
+
+def _array(name: str, given: Any, shape: tuple[int, ...]) -> Array:
+    try:
+        found = np.asarray(given)
+    except Exception as error:
+        raise Broken(f"{name} is a {type(given).__name__}, which NumPy cannot read: {error}") from error
+    if found.dtype.kind not in "fV" or found.dtype.names:
+        raise Broken(f"{name} has dtype {found.dtype}; expected floating point")
+    if found.shape != shape:
+        raise Broken(f"{name} has shape {found.shape}; expected {shape}")
+    return found
+
+
+def _what(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    return f"a {type(value).__name__}"

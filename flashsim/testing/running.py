@@ -1,0 +1,198 @@
+"""Running checks over drawn cases: a survey first, which tries every check and stops at nothing; then, where one fails,
+the shrinking of its case to a simple one."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, Verbosity, find, settings
+from hypothesis.errors import NoSuchExample
+
+from flashsim.testing.case import Case, of_budget
+from flashsim.testing.checks import CHECKS, Check, Comparison, Trial
+from flashsim.testing.kernel import Broken, Kernel, OutsidePool
+from flashsim.testing.strategies import cases
+
+ALWAYS = ("oracle", "log_sum_exp", "gradients")
+ROTATING = 5  # other checks tried on a case of a survey
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a check on a case: the worst error as a part of its budget, and where. Above 1 the check has failed.
+
+    broken   instead of an answer: what the kernel raised, or what was wrong with the shape of its answer
+    index    of the worst element, in `comparison.got`
+    """
+
+    check: str
+    case: Case
+    ratio: float
+    comparison: Comparison | None = field(default=None, repr=False)
+    index: tuple[int, ...] = ()
+    broken: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the kernel is off by more than its budget."""
+        return not self.ratio <= 1
+
+
+def try_check(check: Check, kernel: Kernel, case: Case, trial: Trial | None = None) -> Finding | None:
+    """Run a check on a case, made to fit; return the finding, or None where it does not apply."""
+    fitted = check.fit(case, kernel)
+    if fitted is None:
+        return None
+    if trial is None or fitted != trial.case:
+        trial = Trial(kernel, fitted)
+    worst: Finding | None = None
+    try:
+        with np.errstate(all="ignore"):
+            for comparison in check.run(trial):
+                found = _judge(check, fitted, comparison)
+                if found is not None and (worst is None or found.ratio > worst.ratio):
+                    worst = found
+    except OutsidePool:
+        return worst
+    except Broken as broken:
+        return Finding(check.name, fitted, float("inf"), broken=str(broken))
+    return worst
+
+
+def _judge(check: Check, case: Case, comparison: Comparison) -> Finding | None:
+    want = np.asarray(comparison.want)
+    parts = of_budget(comparison.got, want, np.broadcast_to(np.asarray(comparison.budget, float), want.shape))
+    at = np.broadcast_to(np.asarray(comparison.at), want.shape)
+    if not at.any():
+        return None
+    parts = np.where(at, parts, -1.0)
+    index = np.unravel_index(int(np.argmax(parts)), parts.shape) if parts.ndim else ()
+    return Finding(check.name, case, float(parts[index]), comparison, tuple(int(i) for i in index))
+
+
+@dataclass
+class Tally:
+    """How a check fared in a survey. `first` counts cases from 1."""
+
+    tried: int = 0
+    failed: int = 0
+    first: int = 0
+    worst: float = 0.0
+    simplest: Finding | None = None
+
+    def add(self, finding: Finding, number: int) -> None:
+        """Enter a finding."""
+        self.tried += 1
+        self.worst = max(self.worst, finding.ratio)
+        if finding.failed:
+            self.failed += 1
+            self.first = self.first or number
+            if self.simplest is None or _size(finding.case) < _size(self.simplest.case):
+                self.simplest = finding
+
+
+def _size(case: Case) -> tuple[int, int]:
+    extras = sum(bool(x) for x in (case.causal, case.mask, case.scale, case.strides != "contiguous", case.dropout_p))
+    return case.B * case.H_kv * case.group * (case.N_q + case.N_k) * case.d, extras
+
+
+@dataclass
+class Survey:
+    """What was tried: a tally for each check that applies, the reasons of those that do not, and all cases with verdict."""
+
+    tallies: dict[str, Tally]
+    left_out: dict[str, str]
+    verdicts: list[tuple[Case, bool]] = field(default_factory=list, repr=False)
+    examples: int = 0
+
+
+Progress = Callable[[int, int], None]
+
+
+def applicable(kernel: Kernel, names: Iterable[str] | None = None) -> tuple[list[Check], dict[str, str]]:
+    """Return the checks that apply to the kernel, and why the others do not."""
+    asked = [CHECKS[name] for name in (CHECKS if names is None else names)]
+    why = {check.name: check.needs(kernel) for check in asked}
+    return [check for check in asked if not why[check.name]], {name: reason for name, reason in why.items() if reason}
+
+
+def survey(
+    kernel: Kernel,
+    max_examples: int,
+    seed: int,
+    names: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> Survey:
+    """Draw cases and try the checks on each: all that were asked for by name, or else some on every case and others in turn."""
+    checks, left_out = applicable(kernel, names)
+    found = Survey({check.name: Tally() for check in checks}, left_out)
+
+    def look(case: Case) -> bool:
+        found.examples += 1
+        trial = Trial(kernel, case)
+        for check in checks if names is not None else _in_turn(checks, case):
+            finding = try_check(check, kernel, case, trial)
+            if finding is not None:
+                found.tallies[check.name].add(finding, found.examples)
+                found.verdicts.append((finding.case, not finding.failed))
+        if progress is not None:
+            progress(found.examples, max_examples)
+        return False
+
+    _find(kernel, look, max_examples, seed)
+    return found
+
+
+def _in_turn(checks: Sequence[Check], case: Case) -> list[Check]:
+    """Return the checks of a survey's case: some always, of the others a few that depend on the case alone."""
+    always = [check for check in checks if check.name in ALWAYS]
+    others = [check for check in checks if check.name not in ALWAYS]
+    if len(others) <= ROTATING:
+        return [*always, *others]
+    picked = np.random.default_rng(zlib.crc32(repr(case).encode())).choice(len(others), ROTATING, replace=False)
+    return [*always, *(others[i] for i in sorted(picked))]
+
+
+def shrink(kernel: Kernel, name: str, max_examples: int, seed: int, whole: bool) -> Finding | None:
+    """Return a failure of the check on as simple a case as Hypothesis finds, or None if none fails.
+
+    The cases drawn are those of the survey with that seed; `whole` says whether it tried every check on each.
+    """
+    check = CHECKS[name]
+    checks, _ = applicable(kernel)
+    last: list[Finding] = []
+
+    def fails(case: Case) -> bool:
+        if not whole and not last and check not in _in_turn(checks, case):
+            return False
+        finding = try_check(check, kernel, case)
+        if finding is None or not finding.failed:
+            return False
+        last.append(finding)
+        return True
+
+    smallest = _find(kernel, fails, max_examples, seed)
+    return None if smallest is None else try_check(check, kernel, smallest)
+
+
+def _find(kernel: Kernel, condition: Callable[[Case], bool], max_examples: int, seed: int) -> Case | None:
+    how = settings(
+        max_examples=max_examples,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        verbosity=Verbosity.quiet,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return find(cases(kernel.spec), condition, settings=how, random=Random(seed))
+    except NoSuchExample:
+        return None

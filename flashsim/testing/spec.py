@@ -1,0 +1,122 @@
+"""What a kernel under test promises: only what it declares is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from flashsim.inputs import FLOATS, chip_dtype, float_dtype
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "layout": ("BHND", "BNHD"),
+    "causal": (None, "bottom_right", "top_left"),
+    "empty_rows": ("zero", "nan", "mean", "undefined"),
+    "lse": (None, "natural", "base2"),
+    "strides": ("any", "last_contiguous", "contiguous"),
+    "stores": ("output", "output_per_block", "scores"),
+    "accumulate": (None, *FLOATS),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What a kernel takes and promises.
+
+    dtypes      of q, k, v, one for all three: of "float16", "bfloat16", "float32", "float64"
+    layout      "BHND": q is (B, H_q, N_q, d); "BNHD": (B, N_q, H_q, d). O, and gradients, likewise; masks are always
+                (B, H_q, N_q, N_k), and log-sum-exps (B, H_q, N_q)
+    block       (B_r, B_c), the kernel's tile: lengths are drawn around its multiples. A guess will do
+    causal      None: not taken. "bottom_right": query i attends to keys j ≤ i + N_k − N_q; "top_left": to keys j ≤ i
+    empty_rows  what O is where every key is masked: "zero", "nan", "mean" (of all values of the head), or "undefined"
+    lse         None: the kernel returns O. "natural", "base2": it returns (O, lse), lse = log Σ exp(scores), or log₂; of
+                an empty row −∞, unless empty_rows is "undefined"
+    gqa         whether H_q may be a multiple of H_kv: query heads g·n … g·n + g − 1 share KV head n
+    masks       whether it takes `mask`
+    scale       whether it takes `scale`; without, and by default, it is 1/√d
+    cross       whether N_q ≠ N_k is allowed
+    d_v         whether V may have another width than Q and K
+    head_dims   the widths d (and d_v) that it takes. None: any
+    strides     which arrays it takes: "any", "last_contiguous" (the last axis has stride 1), or "contiguous" ones only
+    deterministic  whether the same call gives the same bits again
+    zero_keys   whether it takes N_k = 0, where every row is empty
+    accumulate  the type that sums are kept in. None: float32, and float64 for float64 inputs
+    stores      what is rounded to the inputs' dtype on the way, besides the output and the weights as they enter a
+                product: "output", nothing; "output_per_block", O after every block[1] keys, as Algorithms 1 and 2 do;
+                "scores", the scores, as unfused attention does
+    max_shapes  at most so many distinct shapes of (q, k, v), for backends that compile each. None: no bound
+    C           all error budgets are multiplied by it. 1 is strict accumulation; 2 leaves room for second-order terms
+
+    Raises ValueError for a value that makes no sense.
+    """
+
+    dtypes: tuple[str, ...] = ("float32",)
+    layout: str = "BHND"
+    block: tuple[int, int] = (16, 16)
+    causal: str | None = None
+    empty_rows: str = "zero"
+    lse: str | None = None
+    gqa: bool = False
+    masks: bool = False
+    scale: bool = False
+    cross: bool = True
+    d_v: bool = False
+    head_dims: tuple[int, ...] | None = None
+    strides: str = "any"
+    deterministic: bool = True
+    zero_keys: bool = False
+    accumulate: str | None = None
+    stores: str = "output"
+    max_shapes: int | None = None
+    C: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"Spec: {name} is {value!r}; expected one of {', '.join(map(repr, known))}")
+        for name in ("gqa", "masks", "scale", "cross", "d_v", "deterministic", "zero_keys"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"Spec: {name} is {getattr(self, name)!r}; expected True or False")
+        object.__setattr__(self, "dtypes", _dtypes(self.dtypes))
+        object.__setattr__(self, "block", _whole("block", self.block, count=2))
+        if self.head_dims is not None:
+            object.__setattr__(self, "head_dims", _whole("head_dims", self.head_dims))
+        if self.max_shapes is not None:
+            _whole("max_shapes", (self.max_shapes,))
+        if isinstance(self.C, bool) or not isinstance(self.C, int | float) or not 0 < self.C < float("inf"):
+            raise ValueError(f"Spec: C is {self.C!r}; expected a positive number")
+
+    def chip(self, dtype: str) -> np.dtype[Any]:
+        """Return the type that sums are kept in, for inputs of that dtype."""
+        return chip_dtype(float_dtype(dtype)) if self.accumulate is None else float_dtype(self.accumulate)
+
+    def __repr__(self) -> str:
+        changed = (
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return f"Spec({', '.join(changed)})"
+
+
+def _dtypes(given: Any) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not names:
+        raise ValueError(f"Spec: dtypes is empty; expected some of {', '.join(map(repr, FLOATS))}")
+    for name in names:
+        if not isinstance(name, str) or name not in FLOATS:
+            raise ValueError(f"Spec: dtypes has {name!r}; expected some of {', '.join(map(repr, FLOATS))}")
+        float_dtype(name)  # bfloat16 needs a package
+    return names
+
+
+def _whole(name: str, given: Any, count: int | None = None) -> tuple[int, ...]:
+    what = "positive whole numbers" if count is None else f"{count} positive whole numbers"
+    values = tuple(given) if isinstance(given, Iterable) else (given,)
+    good = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in values)
+    if not good or not values or (count is not None and len(values) != count):
+        raise ValueError(f"Spec: {name} is {given!r}; expected {what}")
+    return tuple(int(n) for n in values)
