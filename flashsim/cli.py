@@ -1,4 +1,4 @@
-"""The command line: `flashsim run`, `count`, `plot`, `verify`. Results on stdout, progress and errors on stderr.
+"""The command line: `flashsim run`, `count`, `plot`, `check`, `verify`. Results on stdout, progress and errors on stderr.
 
 Exit status: 0 all is well, 1 a claim or a check failed, 2 the arguments or the input make no sense.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flashsim
-from flashsim import patterns
+from flashsim import cli_check, patterns
 from flashsim.algorithms import FORWARD
 from flashsim.inputs import DEFAULT_SRAM_BYTES, FLOATS, float_dtype
 from flashsim.memory import MemoryModelError
@@ -168,6 +168,9 @@ def build_parser() -> argparse.ArgumentParser:
     plot.add_argument("--dtype", choices=FLOATS, default="float16", help="for blocks. Default: float16")
     plot.add_argument("--M", metavar="SIZE", help="for blocks: SRAM size. Default: 100KB")
     _add_output(plot, None)
+
+    check = command("check", cli_check.run, cli_check.SUMMARY, cli_check.EXAMPLES)
+    cli_check.add_options(check)
 
     verify = command(
         "verify",

@@ -74,6 +74,11 @@ def smallest_step(dtype: DTypeLike) -> float:
     return float(_finfo(dtype).smallest_subnormal)
 
 
+def smallest_normal(dtype: DTypeLike) -> float:
+    """Return the dtype's smallest positive number of full precision."""
+    return float(_finfo(dtype).smallest_normal)
+
+
 def roundoff(dtype: DTypeLike) -> float:
     """Return the dtype's unit roundoff u: half the distance from 1 to the next number."""
     return float(_finfo(dtype).eps) / 2

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.inputs import Array, chip_dtype, largest, roundoff, smallest_step
+from flashsim.inputs import Array, chip_dtype, largest, roundoff, smallest_normal, smallest_step
 
 if TYPE_CHECKING:
     from flashsim.records import Blocks
@@ -186,6 +186,7 @@ def error_bound(
     stores: int | None = None,
     scores_stored: bool = False,
     operands_stored: bool = False,
+    flushed: bool = False,
     logs_kept: bool = False,
     mask: Any = None,
     keep: Any = None,
@@ -205,6 +206,7 @@ def error_bound(
     telescope, as the maximum only rises. A masked score is −∞, and exact.
     Storing S adds u_s·max_j |S| to δ; storing P adds u_s relatively, and the smallest subnormal absolutely. `operands_stored`
     is the latter alone: for kernels that round P (and backward dS) as it enters a product, as tensor cores need it.
+    `flushed`: what is below the chip's smallest normal number may be flushed to 0, as vector units and GPUs do.
     Keeping log L in place of ℓ and m rounds max_j |S| + log N_k twice a step: that times 2u·steps is added to δ.
     A weight e^s is then off by a factor e^{±δ}, numerator and denominator alike: 2·expm1(δ).
     Sums over N_k keys add (N_k + 8)·u, each rescaling step of O and ℓ another 8u. All of it weighs on P|V|.
@@ -214,7 +216,7 @@ def error_bound(
     softmax, the bound is the trivial one: two averages of V's rows differ by at most 2·max|V| / (1 − p).
     A row whose every key is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
     """
-    has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored)
+    has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored, flushed)
     stores = steps if stores is None else stores
     one_rounding = has.weights_error(steps, scores_stored, operands_stored, logs_kept) + stores * has.u_s
     gain = 1 / (1 - dropout_p)
@@ -239,6 +241,7 @@ def gradient_bounds(
     stores: int | None = None,
     scores_stored: bool = False,
     operands_stored: bool = False,
+    flushed: bool = False,
     logs_kept: bool = False,
     dQ_stores: int | None = None,
     recombined: bool = False,
@@ -269,7 +272,7 @@ def gradient_bounds(
     Each rounding to `stored` may lose its smallest subnormal. C = 2 leaves room for second-order terms, as before.
     Where a sum may pass the end of `stored` there is no bound: ∞. float16 ends at 65504, which dQ and dK may well pass.
     """
-    has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored)
+    has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored, flushed)
     stores = steps if stores is None else stores
     dQ_stores = steps if dQ_stores is None else dQ_stores
     u, u_s, step, least, P, Z = has.u, has.u_s, has.step, has.least, has.P, has.Z
@@ -295,7 +298,7 @@ def gradient_bounds(
         else:
             E_O = error_bound(
                 Q, K, V, scale=scale, steps=steps, stores=stores, operands_stored=operands_stored, logs_kept=logs_kept,
-                mask=mask, keep=keep, dropout_p=dropout_p, chip=chip, stored=stored, C=1.0,
+                flushed=flushed, mask=mask, keep=keep, dropout_p=dropout_p, chip=chip, stored=stored, C=1.0,
             )  # fmt: skip
             E_D = (np.abs(dO) * (E_O + (d_v + 2) * u * has.mass + least)).sum(axis=-1, keepdims=True)
         dP = Z * (dO @ has.V.swapaxes(-1, -2))
@@ -329,12 +332,14 @@ class _Data:
         dropout_p: float,
         chip: DTypeLike | None,
         stored: DTypeLike | None,
+        flushed: bool,
     ) -> None:
         Q = np.asarray(Q)
         chip = chip_dtype(Q.dtype) if chip is None else np.dtype(chip)
         stored = Q.dtype if stored is None else np.dtype(stored)
         self.u, self.u_s = roundoff(chip), (0.0 if stored == chip else roundoff(stored))
-        self.least, self.step, self.end = smallest_step(chip), smallest_step(stored), largest(stored)
+        self.least = smallest_normal(chip) if flushed else smallest_step(chip)
+        self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
         self.tau = float(_tau(scale, self.Q))
         self.reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask)

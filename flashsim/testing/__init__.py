@@ -1,5 +1,38 @@
 """Property tests for anyone's attention kernel: declare what it takes (`Spec`), and let Hypothesis find and shrink its bugs.
 
-from flashsim.testing import Spec, check_attention
-check_attention(my_attention, Spec(causal="bottom_right", masks=True), max_examples=300)
+    from flashsim.testing import Spec, check_attention
+    check_attention(my_attention, Spec(causal="bottom_right", masks=True), max_examples=300)
+
+`parametrize_with_checks` makes a pytest test of each check, `wrap` makes kernels on PyTorch, CuPy or JAX arrays take NumPy
+ones, and `flashsim check module:function` does it all on the command line. Needs Hypothesis: pip install "flashsim[testing]".
 """
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+if find_spec("hypothesis") is None:
+    raise ModuleNotFoundError('flashsim.testing needs Hypothesis: pip install "flashsim[testing]"', name="hypothesis")
+
+from flashsim.testing.case import Case, Problem
+from flashsim.testing.checking import AttentionCheckFailed, check_attention, parametrize_with_checks, replay
+from flashsim.testing.checks import CHECKS
+from flashsim.testing.report import Failure, Report
+from flashsim.testing.spec import Spec
+from flashsim.testing.strategies import cases
+from flashsim.testing.wrapping import wrap
+
+__all__ = [
+    "CHECKS",
+    "AttentionCheckFailed",
+    "Case",
+    "Failure",
+    "Problem",
+    "Report",
+    "Spec",
+    "cases",
+    "check_attention",
+    "parametrize_with_checks",
+    "replay",
+    "wrap",
+]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsim import reference
-from flashsim.inputs import Array, float_dtype, roundoff, smallest_step
+from flashsim.inputs import Array, float_dtype, roundoff, smallest_normal, smallest_step
 from flashsim.testing.regimes import MASKS, REGIMES, values
 from flashsim.testing.spec import Spec
 
@@ -61,9 +61,11 @@ class Case:
         allowed = None
         if self.mask is not None:
             allowed = MASKS[self.mask](np.random.default_rng((self.seed, 1)), (*q.shape[:3], self.N_k), self.block)
+        large = max(float(np.abs(a).max(initial=0)) for a in (q, k, v)) > 100
+        dO_size = 2.0**-10 if self.dtype == "float16" and large else 1.0  # or float16's gradients would overflow
         return Problem(
             q.astype(dtype), k.astype(dtype), v.astype(dtype), spec, self.causal, self.scale, allowed,
-            self.dropout_p, self.seed,
+            self.dropout_p, self.seed, dO_size,
         )  # fmt: skip
 
     def arrays(self, spec: Spec | None = None) -> tuple[Array, Array, Array, dict[str, Any]]:
@@ -114,6 +116,7 @@ class Problem:
     mask: Array | None = None
     dropout_p: float = 0.0
     seed: int = 0
+    dO_size: float = 1.0
 
     def but(self, **changes: Any) -> Problem:
         """Return the problem with these fields changed."""
@@ -183,8 +186,8 @@ class Problem:
         δ_i = (d + 4)·u₃₂·max_j |τ|·|q_i|ᵀ|k_j| over the keys that row i may attend to: how far a score is off, u₃₂ being the
         roundoff of the accumulation type. |O − O*| ≤ C·{[2·expm1(δ) + (N_k + 8)·u₃₂ + 2u]·(P|V|) + u·|O*|}, u being the
         roundoff of the inputs' dtype, in which the weights enter the product with V and O is stored. Scores that are
-        themselves stored add 3u·max|τ||q|ᵀ|k| to δ, and O stored after every block u·(P|V|) each time. Weights below the
-        dtype's smallest number are lost. Two averages of the same values differ by 2·max|v| at most.
+        themselves stored add 3u·max|τ||q|ᵀ|k| to δ, and O stored after every block u·(P|V|) each time. Weights below
+        the dtype's smallest number are lost, as are numbers below the accumulation type's smallest normal one. Two averages of the same values differ by 2·max|v| at most.
         |lse − lse*| ≤ C·{δ + (N_k + 8)·u₃₂ + 4u₃₂·(1 + |lse*|)}.
         """
         B, H_q, N_q, N_k = self.score_shape
@@ -210,7 +213,7 @@ class Problem:
             if self.spec.stores == "output_per_block":
                 relative = relative + -(-N_k // self.spec.block[1]) * u
             O_budget = self.spec.C * (np.where(mass > 0, relative * mass, 0.0) + u * np.abs(exact.O))
-        lost = smallest_step(stored) * (1 + v_.sum(axis=-2, keepdims=True))
+        lost = max(smallest_step(stored), smallest_normal(chip)) * (1 + v_.sum(axis=-2, keepdims=True))
         O_budget = np.minimum(O_budget, 2 * v_.max(axis=-2, keepdims=True) * (1 + u)) + lost
         lse_budget = self.spec.C * (
             delta[..., 0] + (N_k + 8) * u_32 + 4 * u_32 * (1 + np.where(self.empty, 0, np.abs(lse)))
@@ -235,12 +238,10 @@ class Problem:
 
     @cached_property
     def dO(self) -> Array:
-        """A random output gradient; small where keys are so large that float16 gradients would overflow."""
+        """A random output gradient, as large as `dO_size`."""
         rng = np.random.default_rng((self.seed, 2))
         shape = (*self.q.shape[:3], self.v.shape[-1])
-        high = max((float(np.abs(a[np.isfinite(a)]).max(initial=0)) for a in self.heads), default=0.0)
-        size = 2.0**-10 if self.q.dtype == np.float16 and high > 100 else 1.0
-        return np.asarray((size * rng.normal(size=shape)).astype(self.q.dtype))
+        return np.asarray((self.dO_size * rng.normal(size=shape)).astype(self.q.dtype))
 
     def gradients(self, keep: Array | None = None) -> Gradients:
         """Return the exact gradients of Σ dO ∘ O and their budgets, those of shared KV heads summed over their group."""
@@ -255,7 +256,7 @@ class Problem:
         stores = T_c if self.spec.stores == "output_per_block" else 1
         budgets = reference.gradient_bounds(
             q, k, v, self.dO, **how, chip=chip, stored=stored, stores=stores, dQ_stores=stores,
-            scores_stored=self.spec.stores == "scores", operands_stored=True, C=self.spec.C,
+            scores_stored=self.spec.stores == "scores", operands_stored=True, flushed=True, C=self.spec.C,
         )  # fmt: skip
         u = roundoff(stored) + self.group * roundoff(chip)
         dk, dv = (self._over_groups(a) for a in exact[1:])
@@ -275,7 +276,7 @@ class Problem:
         T_c = -(-self.score_shape[-1] // self.spec.block[1])
         budget = reference.error_bound(
             q, k, v, **how, chip=chip, stored=stored, stores=T_c if self.spec.stores == "output_per_block" else 1,
-            scores_stored=self.spec.stores == "scores", operands_stored=True, C=self.spec.C,
+            scores_stored=self.spec.stores == "scores", operands_stored=True, flushed=True, C=self.spec.C,
         )  # fmt: skip
         return O, budget
 

@@ -39,9 +39,9 @@ def _level(q: Array) -> Array:
 
 
 def _negative(rng: Rng, q: Array, k: Array) -> Pair:
-    """Scores far below 0, all of them: a maximum that starts at 0, or a mask of −10⁴, would win."""
-    depth = float(rng.choice([3.0, 120.0, 2e4]))
-    return _level(q), k - depth / math.sqrt(q.shape[-1])
+    """Scores far below 0, all of them: a maximum that starts at 0, or a mask of −10⁴ or −10⁵, would win."""
+    depth, size = ((3.0, 1.0), (120.0, 1.0), (2e5, 8.0))[int(rng.integers(3))]
+    return size * _level(q), k - depth / size / math.sqrt(q.shape[-1])
 
 
 def _ramp(k: Array) -> Array:

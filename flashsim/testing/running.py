@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
@@ -16,10 +17,12 @@ from hypothesis.errors import NoSuchExample
 from flashsim.testing.case import Case, of_budget
 from flashsim.testing.checks import CHECKS, Check, Comparison, Trial
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool
+from flashsim.testing.spec import Spec
 from flashsim.testing.strategies import cases
 
 ALWAYS = ("oracle", "log_sum_exp", "gradients")
-ROTATING = 5  # other checks tried on a case of a survey
+ROTATING, ROTATING_LARGE = 5, 2  # other checks tried on a case of a survey, and on one with more scores than LARGE
+LARGE = 4096
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,11 @@ def _size(case: Case) -> tuple[int, int]:
 
 @dataclass
 class Survey:
-    """What was tried: a tally for each check that applies, the reasons of those that do not, and all cases with verdict."""
+    """What was tried: a tally for each check that applies, why others do not, and each verdict, (case, passed, check)."""
 
     tallies: dict[str, Tally]
     left_out: dict[str, str]
-    verdicts: list[tuple[Case, bool]] = field(default_factory=list, repr=False)
+    verdicts: list[tuple[Case, bool, str]] = field(default_factory=list, repr=False)
     examples: int = 0
 
 
@@ -139,7 +142,7 @@ def survey(
             finding = try_check(check, kernel, case, trial)
             if finding is not None:
                 found.tallies[check.name].add(finding, found.examples)
-                found.verdicts.append((finding.case, not finding.failed))
+                found.verdicts.append((finding.case, not finding.failed, check.name))
         if progress is not None:
             progress(found.examples, max_examples)
         return False
@@ -152,9 +155,9 @@ def _in_turn(checks: Sequence[Check], case: Case) -> list[Check]:
     """Return the checks of a survey's case: some always, of the others a few that depend on the case alone."""
     always = [check for check in checks if check.name in ALWAYS]
     others = [check for check in checks if check.name not in ALWAYS]
-    if len(others) <= ROTATING:
-        return [*always, *others]
-    picked = np.random.default_rng(zlib.crc32(repr(case).encode())).choice(len(others), ROTATING, replace=False)
+    large = case.B * case.H_kv * case.group * case.N_q * case.N_k > LARGE
+    some = min(ROTATING_LARGE if large else ROTATING, len(others))
+    picked = np.random.default_rng(zlib.crc32(repr(case).encode())).choice(len(others), some, replace=False)
     return [*always, *(others[i] for i in sorted(picked))]
 
 
@@ -177,7 +180,50 @@ def shrink(kernel: Kernel, name: str, max_examples: int, seed: int, whole: bool)
         return True
 
     smallest = _find(kernel, fails, max_examples, seed)
-    return None if smallest is None else try_check(check, kernel, smallest)
+    return None if smallest is None else _polish(check, kernel, smallest)
+
+
+POLISHING = 400  # attempts
+
+
+def _polish(check: Check, kernel: Kernel, case: Case) -> Finding | None:
+    """Return the finding of a still simpler case: where Hypothesis ends, some single values can often be lowered yet."""
+    best = try_check(check, kernel, case)
+    if best is None or not best.failed or kernel.shapes is not None:
+        return best
+    left = POLISHING
+    improved = True
+    while improved:
+        improved = False
+        for simpler in _simpler(best.case, kernel.spec):
+            if not left:
+                return best
+            left -= 1
+            finding = try_check(check, kernel, simpler)
+            if finding is not None and finding.failed and finding.case == simpler:
+                best, improved = finding, True
+                break
+    return best
+
+
+def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
+    """Yield cases that differ in one value, which is simpler."""
+    plain = Case(block=case.block, dtype=spec.dtypes[0])
+    for name in ("strides", "mask", "scale", "causal", "dropout_p", "d_v", "dtype", "regime"):
+        if getattr(case, name) != getattr(plain, name):
+            yield replace(case, **{name: getattr(plain, name)})
+    widths = sorted(spec.head_dims) if spec.head_dims else None
+    for name in ("B", "H_kv", "group", "N_q", "N_k", "d", "d_v", "seed"):
+        value = getattr(case, name)
+        if value is None:
+            continue
+        lowest = 0 if name == "seed" else 1
+        offers = widths if widths and name in ("d", "d_v") else [*range(lowest, lowest + 5), value // 2, value - 1]
+        for lower in sorted({n for n in offers if lowest <= n < value}):
+            changes: dict[str, Any] = {name: lower}
+            yield replace(
+                case, **(changes if spec.cross or name not in ("N_q", "N_k") else {"N_q": lower, "N_k": lower})
+            )
 
 
 def _find(kernel: Kernel, condition: Callable[[Case], bool], max_examples: int, seed: int) -> Case | None:

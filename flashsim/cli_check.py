@@ -1,0 +1,204 @@
+"""`flashsim check`: the property-test kit on the command line. Its options are a spec's fields."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashsim.inputs import FLOATS
+
+if TYPE_CHECKING:
+    from flashsim.testing import Spec
+
+SUMMARY = "Check an attention kernel, yours, on cases that Hypothesis draws, and show the simplest that fails."
+EXAMPLES = (
+    "flashsim check my_kernels:attention --examples 500 --causal bottom_right --masks --lse natural\n"
+    "flashsim check my_kernels.py:attention --spec my_kernels.py:SPEC --backward my_kernels.py:attention_backward\n"
+    "flashsim check torch.nn.functional:scaled_dot_product_attention --wrap torch --convention sdpa\n"
+    "flashsim check flashsim.testing.mutants:causal_top_left"
+)
+WHERE = "MODULE:FUNCTION"
+
+
+def add_options(parser: Any) -> None:
+    """Add the command's options to its parser."""
+    parser.add_argument("function", metavar=WHERE, help="the kernel: a module's, or a file's (my_kernels.py:attention)")
+    parser.add_argument("--examples", type=int, default=300, metavar="N", help="cases to draw. Default: 300")
+    parser.add_argument("--seed", type=int, default=0, help="of the cases. Default: 0")
+    parser.add_argument("--backward", metavar=WHERE, help="its backward function (q, k, v, do, …) -> dq, dk, dv")
+    parser.add_argument(
+        "--dropout", metavar=WHERE, help="the keep mask of its dropout, (shape, dropout_p, seed) -> booleans"
+    )
+    parser.add_argument("--check", nargs="+", metavar="NAME", help="these checks only. Default: all that apply")
+    parser.add_argument(
+        "--expect", nargs="+", default=[], metavar="NAME", help="checks that are known to fail; they must"
+    )
+    parser.add_argument("--wrap", choices=["torch", "cupy", "jax"], help="the function takes this package's arrays")
+    parser.add_argument(
+        "--convention", choices=["sdpa", "flash_attn"], help="with --wrap: how the function names and aligns things"
+    )
+    parser.add_argument("--device", help="with --wrap: where its arrays live, such as cuda")
+    parser.add_argument("--json", metavar="FILE", help="write the report as JSON (- for stdout, and nothing else)")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    spec = parser.add_argument_group(
+        "what the kernel declares", "Default: the function's own attribute `spec`, if it has one"
+    )
+    spec.add_argument(
+        "--spec", metavar="MODULE:NAME", help="a flashsim.testing.Spec; what follows here then changes it"
+    )
+    spec.add_argument("--dtypes", nargs="+", choices=FLOATS, metavar="DTYPE", help=f"of {', '.join(FLOATS)}")
+    spec.add_argument("--layout", choices=["BHND", "BNHD"])
+    spec.add_argument(
+        "--block", nargs=2, type=int, metavar=("B_r", "B_c"), help="its tile; lengths are drawn around it"
+    )
+    spec.add_argument("--causal", choices=["bottom_right", "top_left"], help="it takes causal=, so aligned")
+    spec.add_argument("--empty-rows", choices=["zero", "nan", "mean", "undefined"], help="O where all keys are masked")
+    spec.add_argument("--lse", choices=["natural", "base2"], help="it returns (O, lse)")
+    for name, what in (
+        ("gqa", "it takes fewer KV heads than query heads"),
+        ("masks", "it takes mask="),
+        ("scale", "it takes scale="),
+        ("d_v", "V may have another width"),
+        ("zero_keys", "it takes N_k = 0"),
+        ("cross", "it takes N_q ≠ N_k (the default)"),
+        ("deterministic", "the same call gives the same bits (the default)"),
+    ):
+        spec.add_argument(f"--{name.replace('_', '-')}", action=argparse.BooleanOptionalAction, help=what)
+    spec.add_argument("--head-dims", nargs="+", type=int, metavar="D", help="the widths it takes. Default: any")
+    spec.add_argument("--strides", choices=["any", "last_contiguous", "contiguous"], help="which arrays it takes")
+    spec.add_argument("--accumulate", choices=FLOATS, metavar="DTYPE", help="the type of its sums")
+    spec.add_argument(
+        "--stores", choices=["output", "output_per_block", "scores"], help="what it rounds to the inputs' dtype"
+    )
+    spec.add_argument("--max-shapes", type=int, metavar="N", help="at most N distinct shapes, for kernels that compile")
+    spec.add_argument("--C", type=float, help="multiplies every error budget. Default: 2")
+
+
+SPEC_OPTIONS = (
+    *("dtypes", "layout", "block", "causal", "empty_rows", "lse", "gqa", "masks", "scale", "d_v", "zero_keys", "cross"),
+    *("deterministic", "head_dims", "strides", "accumulate", "stores", "max_shapes", "C"),
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return 0 if all is well and 1 if a check fails. Raises ValueError for what makes no sense."""
+    try:
+        from flashsim import testing
+    except ModuleNotFoundError as error:
+        raise ValueError(str(error)) from error
+    fn = load(options.function)
+    backward, dropout = (load(where) if where else None for where in (options.backward, options.dropout))
+    said = {name: getattr(options, name) for name in SPEC_OPTIONS if getattr(options, name) is not None}
+    if options.wrap:
+        fn = testing.wrap(fn, options.wrap, convention=options.convention, device=options.device)
+        own = None
+    elif options.convention or options.device:
+        raise ValueError("--convention and --device go with --wrap")
+    else:
+        own = getattr(fn, "spec", None)
+        backward, dropout = backward or getattr(fn, "backward", None), dropout or getattr(fn, "keep", None)
+    spec = _spec(load(options.spec) if options.spec else own, said, fn if options.wrap else None)
+    with Bar(options.quiet) as progress:
+        report = testing.check_attention(
+            fn,
+            spec,
+            max_examples=options.examples,
+            backward=backward,
+            dropout=dropout,
+            checks=options.check,
+            expected_failures=dict.fromkeys(options.expect, "as said"),
+            on_fail="return",
+            seed=options.seed,
+            progress=progress,
+        )
+    if options.json:
+        text = json.dumps({"command": options.command_line, **report.as_json()}, indent=1, ensure_ascii=False)
+        if options.json == "-":
+            print(text)
+        else:
+            Path(options.json).write_text(text + "\n", encoding="utf-8")
+    if options.json != "-":
+        print(report)
+    return 0 if report.ok else 1
+
+
+def _spec(given: Any, said: dict[str, Any], wrapped: Any) -> Spec:
+    from dataclasses import replace
+
+    from flashsim.testing import Spec
+
+    said = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    if given is None:
+        made: Spec = wrapped.spec(**said) if wrapped is not None else Spec(**said)
+        return made
+    if not isinstance(given, Spec):
+        raise ValueError(f"the spec is {given!r}; expected a flashsim.testing.Spec")
+    return replace(given, **said)
+
+
+def load(where: str) -> Any:
+    """Return what "module:name" or "file.py:name" says; modules of the working directory are found too."""
+    module_name, colon, name = where.rpartition(":")
+    if not colon or not module_name or not name:
+        raise ValueError(f"{where!r} is not of the form MODULE:FUNCTION, such as my_kernels:attention")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    found = _file(module_name) if module_name.endswith(".py") else _module(module_name)
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ValueError(f"{module_name} has no {name!r}") from None
+    return found
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"cannot import {name}: {error}") from error
+
+
+def _file(path: str) -> Any:
+    if not Path(path).is_file():
+        raise ValueError(f"there is no file {path}")
+    name = Path(path).stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
+    if getattr(module, "__file__", None) != spec.origin or not hasattr(module, "__flashsim_loaded__"):
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        module.__flashsim_loaded__ = True  # type: ignore[attr-defined]
+    return module
+
+
+class Bar:
+    """A progress bar on stderr, to be called with (cases done, of how many); nothing where stderr is no terminal."""
+
+    def __init__(self, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True,
+            disable=quiet or not sys.stderr.isatty(),
+        )  # fmt: skip
+        self._task = self._bar.add_task("check", total=None)
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total)

@@ -1,0 +1,230 @@
+"""`check_attention`: a kernel's whole check-up in one call; `replay`: one check on one case; and the same for pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hypothesis.errors import Flaky
+
+from flashsim.inputs import check_count
+from flashsim.testing.case import Case, Keep
+from flashsim.testing.checks import CHECKS
+from flashsim.testing.kernel import Kernel
+from flashsim.testing.report import Failure, Report, describe
+from flashsim.testing.running import Finding, Progress, Survey, Tally, applicable, shrink, survey, try_check
+from flashsim.testing.signatures import diagnose
+from flashsim.testing.spec import Spec
+from flashsim.testing.strategies import pool
+
+if TYPE_CHECKING:
+    import pytest
+
+SHRUNK = 3  # failing checks whose cases are shrunk; of the others the simplest case drawn is shown
+EXHIBITS = 8  # failing cases that a diagnosis looks at
+
+
+class AttentionCheckFailed(AssertionError):
+    """A kernel failed a check; `report` says all that was found."""
+
+    def __init__(self, message: str, report: Report) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+def check_attention(
+    fn: Callable[..., Any],
+    spec: Spec,
+    *,
+    max_examples: int = 300,
+    backward: Callable[..., Any] | None = None,
+    dropout: Keep | None = None,
+    checks: Iterable[str] | None = None,
+    expected_failures: Mapping[str, str] | None = None,
+    on_fail: str = "raise",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Report:
+    """Check an attention kernel against what its spec says, on cases that Hypothesis draws, and shrink what fails.
+
+    fn            fn(q, k, v, **kw) -> O, or (O, lse) where the spec declares lse. NumPy arrays q (B, H_q, N_q, d),
+                  k (B, H_kv, N_k, d), v (B, H_kv, N_k, d_v), or as the spec's layout says; kw holds what the case uses of
+                  causal=True, scale=float, mask=booleans that broadcast to (B, H_q, N_q, N_k), and only what the spec declares
+    backward      backward(q, k, v, do, **kw) -> (dq, dk, dv), the gradients of the sum of do · O. Adds checks
+    dropout       dropout(shape, dropout_p, seed) -> booleans of that shape (B, H_q, N_q, N_k), True = kept: the mask that
+                  fn, and backward, use when they are given dropout_p= and seed=. Adds checks
+    checks        names of checks, each tried on every case. None: all that apply, of which on each case those against the
+                  oracle and a few of the others in turn
+    expected_failures  names of checks that are known to fail, with the reason; they must fail
+    on_fail       "raise": AttentionCheckFailed, an AssertionError, with the shrunken case. "return": the report says it
+    seed          of the cases drawn
+    progress      called after each case with (cases done, max_examples)
+
+    Returns a report. Raises ValueError for arguments that make no sense.
+    """
+    if on_fail not in ("raise", "return"):
+        raise ValueError(f"on_fail is {on_fail!r}; expected 'raise' or 'return'")
+    max_examples, seed = check_count("max_examples", max_examples), check_count("seed", seed, 0)
+    kernel, expected = _kernel(fn, spec, backward, dropout), dict(expected_failures or {})
+    names = None if checks is None else [_known(name) for name in ([checks] if isinstance(checks, str) else checks)]
+    _check_expected(kernel, expected, names)
+    found = survey(kernel, max_examples, seed, names, progress)
+    failing = [name for name, tally in found.tallies.items() if tally.failed and name not in expected]
+    failures = [
+        _failure(kernel, name, found, names, max_examples, seed, failing, shrunk=number < SHRUNK)
+        for number, name in enumerate(failing[:1] if on_fail == "raise" else failing)
+    ]
+    report = Report(kernel.name, repr(spec), found.examples, seed, found.tallies, found.left_out, failures, expected)
+    if on_fail == "raise" and failures:
+        raise AttentionCheckFailed(f"{failures[0].message}\n\n{report.table()}", report)
+    if on_fail == "raise" and report.unexpected_passes:
+        which = ", ".join(report.unexpected_passes)
+        raise AttentionCheckFailed(f"{kernel.name} was expected to fail, and passes: {which}", report)
+    return report
+
+
+def replay(
+    fn: Callable[..., Any],
+    spec: Spec,
+    check: str,
+    case: Case,
+    *,
+    backward: Callable[..., Any] | None = None,
+    dropout: Keep | None = None,
+) -> None:
+    """Run one check on one case, as a failure's message says. Raises AttentionCheckFailed where it fails.
+
+    Raises ValueError where the check does not apply to what the spec declares.
+    """
+    kernel = _kernel(fn, spec, backward, dropout)
+    if reason := CHECKS[_known(check)].needs(kernel):
+        raise ValueError(f"check {check!r} does not apply: {reason}")
+    finding = try_check(CHECKS[check], kernel, case)
+    if finding is None or not finding.failed:
+        return
+    found = Survey({check: _tally(finding)}, {}, [(finding.case, False, check)], 1)
+    failure = Failure(check, finding, 1, 1, (), describe(kernel, finding, found, (), (), "replayed"))
+    report = Report(kernel.name, repr(spec), 1, case.seed, found.tallies, {}, [failure], {})
+    raise AttentionCheckFailed(failure.message, report)
+
+
+def _tally(finding: Finding) -> Tally:
+    tally = Tally()
+    tally.add(finding, 1)
+    return tally
+
+
+def _kernel(fn: Any, spec: Any, backward: Any, dropout: Any) -> Kernel:
+    if not isinstance(spec, Spec):
+        raise ValueError(f"spec is {spec!r}; expected a flashsim.testing.Spec")
+    for name, given in (("fn", fn), ("backward", backward), ("dropout", dropout)):
+        if not callable(given) and (name == "fn" or given is not None):
+            raise ValueError(f"{name} is {given!r}; expected a function")
+    return Kernel(fn, spec, backward, dropout, pool(spec).allowed if spec.max_shapes is not None else None)
+
+
+def _known(name: str) -> str:
+    if name not in CHECKS:
+        raise ValueError(f"unknown check {name!r}; known: {', '.join(CHECKS)}")
+    return name
+
+
+def _check_expected(kernel: Kernel, expected: Mapping[str, str], names: Sequence[str] | None) -> None:
+    _, left_out = applicable(kernel, names)
+    for name in expected:
+        _known(name)
+        if name in left_out:
+            raise ValueError(f"expected_failures names {name!r}, which does not apply: {left_out[name]}")
+        if names is not None and name not in names:
+            raise ValueError(f"expected_failures names {name!r}, which is not among the checks asked for")
+
+
+def _failure(
+    kernel: Kernel,
+    name: str,
+    found: Survey,
+    names: Sequence[str] | None,
+    max_examples: int,
+    seed: int,
+    failing: Sequence[str],
+    shrunk: bool,
+) -> Failure:
+    tally = found.tallies[name]
+    simplest = tally.simplest
+    assert simplest is not None
+    again: Finding | None = None
+    if shrunk:
+        try:
+            again = shrink(kernel, name, max_examples, seed, whole=names is not None)
+        except Flaky:
+            again = None
+    finding = again if again is not None and again.failed else simplest
+    verdicts = [(case, passed) for case, passed, check in found.verdicts if check == name]
+    exhibits = [finding]
+    for case, passed in verdicts:
+        if not passed and len(exhibits) <= EXHIBITS:
+            exhibit = try_check(CHECKS[name], kernel, case)
+            if exhibit is not None and exhibit.failed:
+                exhibits.append(exhibit)
+    suspicions = diagnose(kernel, exhibits, verdicts) if shrunk else []
+    also = [other for other in failing if other != name]
+    how = "simplest found" if finding is again else "the simplest drawn, not shrunk"
+    if shrunk and finding is not again:
+        how = "the simplest drawn; tried once more it passed, so the kernel may not be deterministic"
+    message = describe(kernel, finding, found, suspicions, also, how)
+    return Failure(name, finding, tally.failed, tally.tried, suspicions, message)
+
+
+# -------------------------------------------------------------------------------------------------------------- pytest
+
+
+@dataclass(frozen=True)
+class BoundCheck:
+    """A check of one kernel, to be called in a test."""
+
+    name: str
+    fn: Callable[..., Any]
+    spec: Spec
+    options: Mapping[str, Any] = field(repr=False)
+
+    def __call__(self) -> None:
+        """Run it. Raises AttentionCheckFailed; skips where no case of the spec is one for it."""
+        import pytest
+
+        report = check_attention(self.fn, self.spec, checks=[self.name], **self.options)
+        if not report.tallies[self.name].tried:
+            pytest.skip(f"no case that this spec allows is one for {self.name!r}")
+
+
+def parametrize_with_checks(
+    fn: Callable[..., Any],
+    spec: Spec,
+    *,
+    expected_failures: Mapping[str, str] | None = None,
+    max_examples: int = 100,
+    backward: Callable[..., Any] | None = None,
+    dropout: Keep | None = None,
+    seed: int = 0,
+) -> pytest.MarkDecorator:
+    """Return a pytest decorator that makes a test for each check that applies: `def test_conforms(check): check()`.
+
+    Arguments as for `check_attention`; max_examples is for each check. Those in `expected_failures` are marked xfail,
+    strictly: one that passes is reported.
+    """
+    import pytest
+
+    kernel, expected = _kernel(fn, spec, backward, dropout), dict(expected_failures or {})
+    _check_expected(kernel, expected, None)
+    options = {"max_examples": max_examples, "backward": backward, "dropout": dropout, "seed": seed}
+    found = [
+        pytest.param(
+            BoundCheck(check.name, fn, spec, options),
+            id=check.name,
+            marks=[pytest.mark.xfail(reason=expected[check.name], raises=AttentionCheckFailed, strict=True)]
+            if check.name in expected
+            else [],
+        )
+        for check in applicable(kernel)[0]
+    ]
+    return pytest.mark.parametrize("check", found)

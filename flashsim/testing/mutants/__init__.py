@@ -1,0 +1,33 @@
+"""A museum of buggy attentions, each a bug that a real kernel had, by which a test shows that it notices such bugs.
+
+Three correct attentions, `BASES`, are the material: "tiled", as FlashAttention-2 does it; "unfused", with the whole matrix of
+scores; "split", with the keys in parts whose results are merged. A `Mutant` is a small change to the text of one of them.
+
+    from flashsim.testing.mutants import ALL
+
+    for mutant in ALL:
+        kernel = mutant.build()  # kernel(q, k, v), kernel.backward(q, k, v, do), kernel.keep(shape, p, seed), kernel.spec
+
+Each is an attribute of this module as well, built: `flashsim.testing.mutants.causal_top_left` is such a kernel.
+"""
+
+from __future__ import annotations
+
+from flashsim.testing.mutants.early import EARLY
+from flashsim.testing.mutants.late import LATE
+from flashsim.testing.mutants.planting import BASES, Implementation, Mutant
+
+ALL: tuple[Mutant, ...] = EARLY + LATE
+
+__all__ = ["ALL", "BASES", "EARLY", "LATE", "Implementation", "Mutant"]
+
+
+def __getattr__(name: str) -> Implementation:
+    for mutant in ALL:
+        if mutant.name == name:
+            return mutant.build()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(mutant.name for mutant in ALL)])

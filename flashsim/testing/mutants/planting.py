@@ -1,0 +1,95 @@
+"""How a bug is planted: a change to the text of a correct attention, compiled in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flashsim.inputs import Array
+from flashsim.testing.mutants import split, tiled, unfused
+from flashsim.testing.spec import Spec
+
+SPEC = Spec(
+    dtypes=("float32", "float16", *(("bfloat16",) if find_spec("ml_dtypes") else ())),
+    block=(8, 4),
+    causal="bottom_right",
+    lse="natural",
+    gqa=True,
+    masks=True,
+    scale=True,
+    d_v=True,
+    zero_keys=True,
+)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """An attention: its forward pass, which calling it runs; its backward pass; which weights dropout keeps; its promise."""
+
+    forward: Callable[..., tuple[Array, Array]]
+    backward: Callable[..., tuple[Array, Array, Array]]
+    keep: Callable[..., Array]
+    spec: Spec
+
+    def __call__(self, *args: Any, **options: Any) -> tuple[Array, Array]:
+        """Return what `forward` returns: O and the log-sum-exp of each row."""
+        return self.forward(*args, **options)
+
+
+BASES: dict[str, Implementation] = {
+    "tiled": Implementation(tiled.forward, tiled.backward, tiled.keep, SPEC),
+    "unfused": Implementation(unfused.forward, unfused.backward, unfused.keep, SPEC),
+    "split": Implementation(split.forward, split.backward, split.keep, SPEC),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug that a real kernel had, as changes to the text of one of the correct attentions.
+
+    name      an identifier
+    bug       what is wrong, in a sentence
+    threads   where it was reported or repaired, each as owner/repository#number
+    base      the attention that is changed: "tiled", "unfused" or "split"
+    changes   pairs (before, after); each `before` occurs exactly once in the base's source
+    part      where the bug is: "forward", "backward", or "dropout", in either pass
+    spec      what the buggy kernel promises: by default all that the base does
+    """
+
+    name: str
+    bug: str
+    threads: tuple[str, ...]
+    base: str
+    changes: tuple[tuple[str, str], ...]
+    part: str = "forward"
+    spec: Spec = SPEC
+
+    def build(self) -> Implementation:
+        """Return the buggy attention. Raises ValueError for a change whose `before` does not occur exactly once."""
+        return _build(self)
+
+
+def source(base: str) -> tuple[str, str]:
+    """Return the file name and the text of a correct attention."""
+    path = Path(__file__).with_name(f"{base}.py")
+    return str(path), path.read_text(encoding="utf-8")
+
+
+@cache
+def _build(mutant: Mutant) -> Implementation:
+    filename, text = source(mutant.base)
+    for before, _ in mutant.changes:
+        if text.count(before) != 1:
+            raise ValueError(
+                f"{mutant.name}: {before!r} occurs {text.count(before)} times in {filename}; expected once"
+            )
+    for before, after in mutant.changes:
+        text = text.replace(before, after)
+    module = ModuleType(f"{__package__}.{mutant.name}")
+    exec(compile(text, filename, "exec"), module.__dict__)
+    return Implementation(module.forward, module.backward, module.keep, mutant.spec)

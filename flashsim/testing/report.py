@@ -1,0 +1,256 @@
+"""What a kernel's check-up found, in words that a person can act on."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flashsim.inputs import Array
+from flashsim.testing.case import Problem
+from flashsim.testing.checks import CHECKS
+from flashsim.testing.kernel import Kernel
+from flashsim.testing.running import Finding, Survey, Tally
+from flashsim.testing.signatures import Suspicion
+
+PRINTED = 64  # elements of q, k and v together, up to which a failure shows them
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A check that failed, on the simplest case found, and what the bug may be.
+
+    finding     the case, the worst element, what the kernel returned there, what was expected, and the budget
+    failed, tried  how many cases of the survey failed, of how many
+    suspicions  known bugs that it looks like, the likeliest first
+    message     all of that in words, with code that shows it again
+    """
+
+    check: str
+    finding: Finding
+    failed: int
+    tried: int
+    suspicions: Sequence[Suspicion]
+    message: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check-up found.
+
+    kernel, spec, examples, seed  what was checked, on how many cases
+    tallies    for each check: cases tried and failed, and the worst error as a part of its budget
+    left_out   checks that do not apply, and why
+    failures   those that were not expected
+    expected   checks expected to fail, and why
+    """
+
+    kernel: str
+    spec: str
+    examples: int
+    seed: int
+    tallies: dict[str, Tally]
+    left_out: dict[str, str]
+    failures: Sequence[Failure]
+    expected: dict[str, str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all checks passed, and those expected to fail did fail."""
+        return not self.failures and not self.unexpected_passes
+
+    @property
+    def unexpected_passes(self) -> list[str]:
+        """Checks that were expected to fail, were tried and passed."""
+        return [name for name in self.expected if self.tallies[name].tried and not self.tallies[name].failed]
+
+    @property
+    def worst(self) -> float:
+        """The worst error as a part of its budget, over the checks that were not expected to fail."""
+        return max((t.worst for name, t in self.tallies.items() if name not in self.expected), default=0.0)
+
+    def verdict(self, name: str) -> str:
+        """Return how a check fared, in a few words."""
+        tally = self.tallies[name]
+        if name in self.expected:
+            said = "passes, though expected to fail" if not tally.failed else "fails, as expected"
+            return f"{said}: {self.expected[name]}" if tally.tried else "no case"
+        return "no case" if not tally.tried else "FAILS" if tally.failed else "passes"
+
+    def table(self) -> str:
+        """Return the checks with their cases, worst errors and verdicts, as text."""
+        rows = [("check", "cases", "failed", "worst", "verdict")]
+        for name, tally in self.tallies.items():
+            worst = f"{tally.worst:.2g}" if tally.tried else "–"
+            rows.append((name, str(tally.tried), str(tally.failed), worst, self.verdict(name)))
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [
+            f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}".rstrip()
+            for row in rows
+        ]
+        lines.insert(1, "─" * max(map(len, lines)))
+        lines += [f"{name}: not checked, {reason}" for name, reason in self.left_out.items()]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        head = f"{self.kernel}, {self.examples} cases, seed {self.seed}\n{self.spec}\n"
+        tail = "worst: the largest error as a part of its budget; above 1 a check fails"
+        parts = [head, self.table(), tail, *(failure.message for failure in self.failures)]
+        if self.unexpected_passes:
+            parts.append(f"Expected to fail, and passed: {', '.join(self.unexpected_passes)}")
+        return "\n\n".join(part.strip("\n") for part in parts)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return {
+            "kernel": self.kernel,
+            "spec": self.spec,
+            "examples": self.examples,
+            "seed": self.seed,
+            "ok": self.ok,
+            "checks": {
+                name: {"cases": t.tried, "failed": t.failed, "first": t.first, "worst": _finite(t.worst)}
+                for name, t in self.tallies.items()
+            },
+            "left_out": self.left_out,
+            "expected_failures": self.expected,
+            "failures": [
+                {
+                    "check": failure.check,
+                    "case": repr(failure.finding.case),
+                    "message": failure.message,
+                    "likely": [
+                        {"says": s.says, "threads": list(s.threads), "evidence": s.evidence} for s in failure.suspicions
+                    ],
+                }
+                for failure in self.failures
+            ],
+        }
+
+
+def _finite(value: float) -> float | str:
+    return value if np.isfinite(value) else "inf"
+
+
+# ----------------------------------------------------------------------------------------------------------- in words
+
+
+def describe(
+    kernel: Kernel, finding: Finding, found: Survey, suspicions: Sequence[Suspicion], also: Sequence[str], how: str
+) -> str:
+    """Return the message of a failure. `how` says how its case was come by."""
+    check, tally = CHECKS[finding.check], found.tallies[finding.check]
+    parts = [
+        f"{kernel.name} fails {check.name!r}: {check.about}",
+        f"  {finding.case}\n  ({how}; {tally.failed} of {tally.tried} cases fail)",
+        textwrap.indent(_what_differs(finding), "  "),
+    ]
+    for suspicion in suspicions:
+        known = f" Known: {', '.join(suspicion.threads)}." if suspicion.threads else ""
+        said = f"Likely: {suspicion.says} ({suspicion.evidence}.){known}"
+        parts.append(textwrap.fill(said, 118, initial_indent="  ", subsequent_indent="    "))
+    parts.append("  To see it again:\n\n" + textwrap.indent(code(kernel, finding), "    "))
+    if also:
+        parts.append(f"  Checks that fail too: {', '.join(also)}")
+    return "\n\n".join(parts)
+
+
+def _what_differs(finding: Finding) -> str:
+    if finding.broken:
+        return f"it {finding.broken}"
+    comparison = finding.comparison
+    assert comparison is not None
+    at = finding.index
+    got, want = (float(np.asarray(a)[at]) for a in (comparison.got, comparison.want))
+    budget = float(np.broadcast_to(np.asarray(comparison.budget, float), np.shape(comparison.want))[at])
+    where = f"{list(at)}" if at else ""
+    if np.isnan(got):
+        return f"{comparison.what} {where} is nan; expected {want:.9g}"
+    if budget == 0:
+        return f"{comparison.what} {where} is {got:.9g}; expected exactly {want:.9g}"
+    off = abs(got - want)
+    return (
+        f"{comparison.what} {where} is {got:.9g}; expected {want:.9g} ± {budget:.2g}\n"
+        f"off by {off:.3g}, which is {finding.ratio:.3g} × its budget"
+    )
+
+
+def code(kernel: Kernel, finding: Finding) -> str:
+    """Return Python that shows a failure again: by its case, and where they are few with its numbers."""
+    call = kernel.name if kernel.name.isidentifier() else "my_attention"
+    fetched = [_fetched(call, kernel.fn)]
+    more = ""
+    for name, function in (("backward", kernel.back), ("dropout", kernel.keep_mask)):
+        if function is None or name not in _parts(finding.check):
+            continue
+        attribute = next((a for a in (name, "keep") if getattr(kernel.fn, a, None) == function), None)
+        own = getattr(function, "__name__", "")
+        said = f"{call}.{attribute}" if attribute else own if own.isidentifier() else f"my_{name}"
+        more += f", {name}={said}"
+        if not attribute:
+            fetched.append(_fetched(said, function))
+    lines = [
+        "from flashsim.testing import Case, Spec, replay",
+        *fetched,
+        f"spec = {kernel.spec!r}",
+        f"replay({call}, spec, {finding.check!r}, {finding.case!r}{more})",
+    ]
+    problem = None if finding.comparison is None else finding.comparison.problem
+    if problem is not None and problem.q.size + problem.k.size + problem.v.size <= PRINTED:
+        lines += ["", *_literally(call, problem, kernel.spec.layout == "BNHD")]
+    return "\n".join(lines)
+
+
+def _fetched(name: str, function: Any) -> str:
+    """Return the import of a function, where it can be imported by that name."""
+    module = getattr(function, "__module__", None)
+    there = getattr(sys.modules.get(module or ""), name, None)
+    return (
+        f"from {module} import {name}"
+        if there is function and module != "__main__"
+        else f"# {name}: the one under test"
+    )
+
+
+def _parts(check: str) -> tuple[str, ...]:
+    """Return which functions besides the forward one a check calls."""
+    if check.startswith("dropout"):
+        return ("backward", "dropout") if check == "dropout_gradients" else ("dropout",)
+    with_backward = ("gradients", "finite_differences", "masked_gradients", "backward_poison", "strides")
+    return ("backward",) if check in (*with_backward, "inputs_unmodified") else ()
+
+
+def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:
+    dtype = problem.q.dtype.name
+    lines = ["import numpy as np"]
+    if dtype == "bfloat16":
+        lines.append("from ml_dtypes import bfloat16")
+    lines.append("nan, inf = np.nan, np.inf")
+    kind = "bfloat16" if dtype == "bfloat16" else f"np.{dtype}"
+    for name in "qkv":
+        array = getattr(problem, name)
+        array = array.swapaxes(1, 2) if swapped else array
+        lines.append(f"{name} = {_literal(array, kind)}")
+    given = []
+    for name, value in problem.options.items():
+        if name == "mask":
+            lines.append(f"mask = {_literal(value, 'bool')}")
+            given.append("mask=mask")
+        else:
+            given.append(f"{name}={value!r}")
+    lines.append(f"print({call}({', '.join(['q, k, v', *given])}))")
+    return lines
+
+
+def _literal(array: Array, kind: str) -> str:
+    if array.dtype == bool:
+        return f"np.array({array.tolist()})" if array.size else f"np.zeros({array.shape}, bool)"
+    if not array.size:
+        return f"np.zeros({array.shape}, {kind})"
+    native = array if array.dtype.itemsize == 4 else array.astype(np.float64)
+    short = [float(str(x)) for x in native.ravel()]  # the shortest decimals that round to these very numbers
+    return f"np.array({np.array(short).reshape(array.shape).tolist()}, {kind})"

@@ -1,0 +1,300 @@
+"""The museum of buggy attentions: its three correct ones are correct, and each bug is a bug.
+
+That our checks catch the bugs is not shown here, but that there is something to catch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsim.inputs import Array, float_dtype
+from flashsim.reference import attention_with_statistics, error_bound, gradient_bounds, gradients, score_reach
+from flashsim.testing import mutants
+from flashsim.testing.mutants import ALL, BASES, Implementation, Mutant
+from flashsim.testing.mutants.planting import source
+
+IDS = [mutant.name for mutant in ALL]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of an attention, all of it drawn from the seed."""
+
+    N_q: int
+    N_k: int
+    d: int = 4
+    d_v: int = 3
+    B: int = 1
+    heads: int = 1
+    group: int = 1
+    dtype: str = "float32"
+    causal: bool = False
+    mask: str = "none"
+    scale: float | None = None
+    dropout_p: float = 0.0
+    size: float = 1.0
+    shift: float = 0.0
+    poison: bool = False
+    strided: bool = False
+    seed: int = 0
+
+    def arrays(self) -> tuple[Array, Array, Array, Array]:
+        """Return q, k, v and dO. `shift` makes all scores of that order of magnitude, with that sign."""
+        rng, dtype = np.random.default_rng(self.seed), float_dtype(self.dtype)
+        heads_q = self.heads * self.group
+        shapes = [(heads_q, self.N_q, self.d), (self.heads, self.N_k, self.d), (self.heads, self.N_k, self.d_v)]
+        q, k, v, do = (
+            self.laid_out(rng.standard_normal((self.B, *shape)), dtype)
+            for shape in (*shapes, (heads_q, self.N_q, self.d_v))
+        )
+        q[...] = (q.astype(float) * self.size + math.sqrt(abs(self.shift))).astype(dtype)
+        k[...] = (k.astype(float) * self.size + math.copysign(math.sqrt(abs(self.shift)), self.shift)).astype(dtype)
+        if self.poison:
+            dead = ~self.attends().any(axis=2).reshape(self.B, self.heads, self.group, self.N_k).any(axis=2)
+            k[dead], v[dead] = np.nan, np.inf
+        return q, k, v, do
+
+    def laid_out(self, a: Array, dtype: np.dtype[Any]) -> Array:
+        """Return the array, or an equal one whose axes lie otherwise in memory."""
+        if not self.strided:
+            return a.astype(dtype)
+        return a.astype(dtype).transpose(2, 0, 3, 1).copy().transpose(1, 3, 0, 2)
+
+    def given_mask(self) -> Array | None:
+        """Return the mask."""
+        rng = np.random.default_rng(self.seed + 1000)
+        shape = (self.B, self.heads * self.group, self.N_q, self.N_k)
+        if self.mask == "none":
+            return None
+        if self.mask == "padding":  # the last third of the keys of each batch is not there
+            return np.broadcast_to(np.arange(self.N_k) < self.N_k - self.N_k // 3, (self.B, 1, 1, self.N_k)).copy()
+        if self.mask == "late":  # the first 8 keys are masked, and one row is empty
+            mask = np.broadcast_to(np.arange(self.N_k) >= 8, shape).copy()
+            mask[..., 0, :] = False
+            return mask
+        mask = rng.random(shape) < 0.6
+        mask[:, :, :: max(2, self.N_q // 2)] = False  # empty rows
+        mask[..., :: max(2, self.N_k // 2)] = False  # dead keys
+        return mask
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments."""
+        return {
+            "causal": self.causal,
+            "scale": self.scale,
+            "mask": self.given_mask(),
+            "dropout_p": self.dropout_p,
+            "seed": self.seed,
+        }
+
+    def attends(self) -> Array:
+        """Return which keys each query attends to."""
+        ok = np.ones((self.B, self.heads * self.group, self.N_q, self.N_k), bool)
+        if self.causal:
+            ok &= np.arange(self.N_k) <= np.arange(self.N_q)[:, None] + self.N_k - self.N_q
+        mask = self.given_mask()
+        return ok if mask is None else ok & mask
+
+
+SHAPES = [(1, 1), (5, 5), (8, 8), (13, 22), (22, 13), (1, 17), (20, 3), (24, 24), (9, 33)]
+CORRECT = [
+    *(Case(N_q, N_k, causal=causal, seed=N_q) for N_q, N_k in SHAPES for causal in (False, True)),
+    *(Case(N_q, N_k, causal=causal, B=2, heads=2, group=3) for N_q, N_k in SHAPES[3:5] for causal in (False, True)),
+    *(Case(N_q, N_k, mask="random", causal=c, poison=True, heads=2, group=2, d=3, d_v=5, seed=7)
+      for N_q, N_k in SHAPES for c in (False, True)),
+    *(Case(14, 19, mask=mask, poison=True, B=2, dropout_p=0.3) for mask in ("none", "padding", "late", "random")),
+    *(Case(13, 22, dropout_p=p, heads=2, group=2, B=2, causal=True, seed=s) for p in (0.1, 0.75) for s in (0, 2**63)),
+    *(Case(13, 22, dtype=dtype, mask=mask, causal=True, heads=2, size=size)
+      for dtype in ("float16", "bfloat16", "float64") for mask in ("none", "random") for size in (0.1, 1.0, 6.0)),
+    *(Case(13, 22, strided=True, B=2, heads=2, group=2, causal=c, dtype=t) for c in (False, True)
+      for t in ("float32", "bfloat16")),
+    *(Case(13, 22, scale=scale, size=3.0) for scale in (0.0, 1.0, -0.7, 5.0)),
+    *(Case(13, 22, shift=shift, mask=mask, causal=True) for shift in (-1000.0, 300.0, -3e5) for mask in ("none", "late")),
+    *(Case(N_q, 0, B=2, heads=2, group=2, causal=c, dtype=t, dropout_p=p) for N_q in (1, 9) for c in (False, True)
+      for t, p in (("float32", 0.0), ("float16", 0.5))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CORRECT, ids=str)
+@pytest.mark.parametrize("name", BASES)
+def test_bases_are_correct(name: str, case: Case) -> None:
+    """Within the bounds on rounding, and so without NaN and without what is masked. pytest makes warnings errors."""
+    base, (q, k, v, do), options = BASES[name], case.arrays(), case.options()
+    before = [a.copy() for a in (q, k, v, do)]
+    O, lse = base(q, k, v, **options)
+    dq, dk, dv = base.backward(q, k, v, do, **options)
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, (q, k, v, do), strict=True))
+    assert [a.dtype for a in (O, dq, dk, dv)] == [q.dtype] * 4
+    assert lse.dtype in (np.float32, np.float64)
+    shape = (*q.shape[:3], k.shape[2])
+    kept = base.keep(shape, case.dropout_p, case.seed)
+    assert kept.shape == shape
+    assert kept.dtype == bool
+    if case.N_k == 0:
+        assert O.shape == do.shape
+        assert not O.any()
+        assert (lse == -np.inf).all()
+        assert not dq.any()
+        assert (dk.shape, dv.shape) == (k.shape, v.shape)
+        return
+
+    K, V = (np.repeat(a, case.group, axis=1) for a in (k, v))
+    given: dict[str, Any] = {"scale": case.scale, "mask": case.attends()}
+    if case.dropout_p:
+        given |= {"keep": kept, "dropout_p": case.dropout_p}
+    exact = attention_with_statistics(q, K, V, **given)
+    steps = -(-case.N_k // 4)
+    bound = error_bound(q, K, V, **given, steps=steps, stores=1)
+    assert (np.abs(O.astype(float) - exact.O) <= bound).all()
+
+    empty = ~case.attends().any(axis=-1)
+    assert not O[empty].any()
+    assert (lse[empty] == -np.inf).all()
+    with np.errstate(divide="ignore"):
+        exact_lse = exact.m + np.log(exact.l)
+    scale = 1 / math.sqrt(case.d) if case.scale is None else case.scale
+    reach = score_reach(q, K, scale=scale, mask=case.attends())[..., 0]
+    u = np.finfo(lse.dtype).eps
+    room = u * (case.d + 8) * reach + (case.N_k + 8) * u + u * np.abs(np.where(empty, 0, exact_lse))
+    assert (np.abs(lse[~empty] - exact_lse[~empty]) <= room[~empty]).all()
+
+    exact_gradients = gradients(q, K, V, do, **given)
+    room_dq, room_dk, room_dv = gradient_bounds(q, K, V, do, **given, steps=steps, stores=1, dQ_stores=1)
+    summed = [case_sum(a, case) for a in (exact_gradients.dK, exact_gradients.dV, room_dk, room_dv)]
+    assert (np.abs(dq.astype(float) - exact_gradients.dQ) <= room_dq).all()
+    assert (np.abs(dk.astype(float) - summed[0]) <= summed[2]).all()
+    assert (np.abs(dv.astype(float) - summed[1]) <= summed[3]).all()
+    assert not dq[empty].any()
+    dead = ~case.attends().any(axis=2).reshape(case.B, case.heads, case.group, case.N_k).any(axis=2)
+    assert not dk[dead].any()
+    assert not dv[dead].any()
+
+
+def case_sum(a: Array, case: Case) -> Array:
+    """Return the sum over each group of heads."""
+    return np.asarray(a.reshape(case.B, case.heads, case.group, *a.shape[2:]).sum(axis=2))
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_bases_drop_what_the_other_algorithms_drop(name: str) -> None:
+    from flashsim.dropout import keep_mask
+
+    kept = BASES[name].keep((2, 3, 5, 7), 0.4, 11)
+    for b, h in np.ndindex(2, 3):
+        assert np.array_equal(kept[b, h], keep_mask(11, 0.4, 5, 7, head=b * 3 + h))
+    assert BASES[name].keep((2, 3, 5, 7), 0.0, 11).all()
+
+
+# ---------------------------------------------------------------------------------------------------------------- mutants
+
+TRIED = [
+    Case(13, 22),
+    Case(13, 22, size=4.0),
+    Case(13, 22, causal=True),
+    Case(22, 13, causal=True),
+    Case(24, 24, causal=True, d=3),
+    Case(8, 8),
+    Case(1, 1, d=16, d_v=16),
+    Case(14, 19, mask="padding", poison=True),
+    Case(14, 19, mask="late", shift=-1000.0),
+    Case(14, 19, mask="late", shift=-3e5),
+    Case(14, 19, mask="random", poison=True, B=2),
+    Case(14, 19, shift=300.0),
+    Case(13, 22, heads=2, group=2, d_v=4),
+    Case(13, 22, heads=2, group=3, B=2, causal=True),
+    Case(13, 22, strided=True, heads=2),
+    Case(1, 40, dtype="bfloat16"),
+    Case(1, 600, dtype="bfloat16"),
+    Case(1, 600, dtype="float16"),
+    Case(9, 33, dtype="bfloat16", size=4.0),
+    Case(13, 22, scale=0.3),
+    Case(13, 22, dropout_p=0.3),
+    Case(13, 22, dropout_p=0.75, causal=True, heads=2),
+    Case(5, 0),
+    Case(1, 1100, d=64, d_v=64),
+]
+
+
+@cache
+def of_base(name: str, case: Case) -> tuple[Array, ...]:
+    return results(BASES[name], case)
+
+
+def results(implementation: Implementation, case: Case) -> tuple[Array, ...]:
+    q, k, v, do = case.arrays()
+    options = case.options()
+    with np.errstate(all="ignore"):
+        return *implementation(q, k, v, **options), *implementation.backward(q, k, v, do, **options)
+
+
+def differs(mutant: Mutant, case: Case) -> set[str]:
+    """Return which results of the bug are not the correct attention's, by far more than rounding: or "fails"."""
+    try:
+        wrong = results(mutant.build(), case)
+    except (ValueError, IndexError):
+        return {"fails"}
+    names = ("O", "lse", "dq", "dk", "dv")
+    tolerance = 1e-4 if case.dtype == "float32" else 2e-3
+    return {
+        name
+        for name, a, b in zip(names, wrong, of_base(mutant.base, case), strict=True)
+        if not np.allclose(a.astype(float), b.astype(float), rtol=tolerance, atol=tolerance, equal_nan=True)
+    }
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=IDS)
+def test_the_bug_is_one(mutant: Mutant) -> None:
+    """Somewhere it shows: in the pass that it is said to be in, and in no other if that is the backward pass."""
+    noticed = [differs(mutant, case) for case in TRIED]
+    assert any(noticed)
+    if mutant.part == "backward":
+        assert not set().union(*noticed) & {"O", "lse"}
+    if mutant.part == "dropout":
+        assert not any(shown for shown, case in zip(noticed, TRIED, strict=True) if case.dropout_p == 0)
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=IDS)
+def test_the_bug_hides(mutant: Mutant) -> None:
+    """Somewhere it does not show, or it would be no challenge."""
+    assert not all(differs(mutant, case) for case in TRIED)
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=IDS)
+def test_descriptions(mutant: Mutant) -> None:
+    text = source(mutant.base)[1]
+    assert mutant.changes
+    for before, after in mutant.changes:
+        assert text.count(before) == 1
+        assert before != after
+    assert mutant.name.isidentifier()
+    assert mutant.bug.endswith(".")
+    assert mutant.threads
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", thread) for thread in mutant.threads)
+    assert mutant.part in ("forward", "backward", "dropout")
+
+
+def test_names_are_unique_and_importable() -> None:
+    assert len(set(IDS)) == len(IDS) >= 26
+    assert not set(IDS) & {*mutants.__all__, *BASES}
+    kernel = mutants.causal_top_left
+    assert isinstance(kernel, Implementation)
+    q, k, v, do = Case(5, 9).arrays()
+    assert np.array_equal(kernel(q, k, v)[0], kernel.forward(q, k, v)[0])
+    assert len(kernel.backward(q, k, v, do)) == 3
+    assert kernel.keep((1, 1, 5, 9), 0.5, 0).shape == (1, 1, 5, 9)
+    assert kernel.spec.causal == "bottom_right"
+    assert "causal_top_left" in dir(mutants)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = mutants.nothing
+
+
+def test_a_change_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="occurs 0 times"):
+        Mutant("stale", "Stale.", ("a/b#1",), "tiled", (("no such text", ""),)).build()
