@@ -201,4 +201,5 @@ class Bar:
         self._bar.stop()
 
     def __call__(self, done: int, total: int) -> None:
+        """Show how far it is."""
         self._bar.update(self._task, completed=done, total=total)

@@ -187,7 +187,8 @@ class Problem:
         roundoff of the accumulation type. |O − O*| ≤ C·{[2·expm1(δ) + (N_k + 8)·u₃₂ + 2u]·(P|V|) + u·|O*|}, u being the
         roundoff of the inputs' dtype, in which the weights enter the product with V and O is stored. Scores that are
         themselves stored add 3u·max|τ||q|ᵀ|k| to δ, and O stored after every block u·(P|V|) each time. Weights below
-        the dtype's smallest number are lost, as are numbers below the accumulation type's smallest normal one. Two averages of the same values differ by 2·max|v| at most.
+        the dtype's smallest number are lost, as are numbers below the accumulation type's smallest normal one.
+        Two averages of the same values differ by 2·max|v| at most.
         |lse − lse*| ≤ C·{δ + (N_k + 8)·u₃₂ + 4u₃₂·(1 + |lse*|)}.
         """
         B, H_q, N_q, N_k = self.score_shape

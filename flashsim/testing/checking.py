@@ -12,7 +12,7 @@ from flashsim.inputs import check_count
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.kernel import Kernel
-from flashsim.testing.report import Failure, Report, describe
+from flashsim.testing.report import NOT_SHRUNK, Failure, Report, describe
 from flashsim.testing.running import Finding, Progress, Survey, Tally, applicable, shrink, survey, try_check
 from flashsim.testing.signatures import diagnose
 from flashsim.testing.spec import Spec
@@ -169,7 +169,7 @@ def _failure(
                 exhibits.append(exhibit)
     suspicions = diagnose(kernel, exhibits, verdicts) if shrunk else []
     also = [other for other in failing if other != name]
-    how = "simplest found" if finding is again else "the simplest drawn, not shrunk"
+    how = "simplest found" if finding is again else NOT_SHRUNK
     if shrunk and finding is not again:
         how = "the simplest drawn; tried once more it passed, so the kernel may not be deterministic"
     message = describe(kernel, finding, found, suspicions, also, how)

@@ -40,7 +40,7 @@ def _level(q: Array) -> Array:
 
 def _negative(rng: Rng, q: Array, k: Array) -> Pair:
     """Scores far below 0, all of them: a maximum that starts at 0, or a mask of −10⁴ or −10⁵, would win."""
-    depth, size = ((3.0, 1.0), (120.0, 1.0), (2e5, 8.0))[int(rng.integers(3))]
+    depth, size = ((3.0, 1.0), (120.0, 1.0), (2e5, 8.0), (2e5, 8.0))[int(rng.integers(4))]
     return size * _level(q), k - depth / size / math.sqrt(q.shape[-1])
 
 
@@ -95,11 +95,12 @@ def _sample() -> tuple[Array, Array]:
 
 
 def _real(rng: Rng, q: Array, k: Array) -> Pair:
-    """Heads and windows of the bundled sample, repeated where they are too short or narrow, τ of the sample kept."""
+    """Heads and windows of the bundled sample, repeated where they are too short or narrow."""
     Q, K = _sample()
+    own = rng.integers(K.shape[0], size=k.shape[:2])
 
     def window(source: Array, like: Array) -> Array:
-        heads = rng.integers(source.shape[0], size=like.shape[:2])
+        heads = np.repeat(own, like.shape[1] // own.shape[1], axis=1)
         start = int(rng.integers(source.shape[1]))
         rows = (start + np.arange(like.shape[2])) % source.shape[1]
         return source[heads][:, :, rows][..., np.arange(like.shape[3]) % source.shape[2]]

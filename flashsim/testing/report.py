@@ -17,6 +17,7 @@ from flashsim.testing.kernel import Kernel
 from flashsim.testing.running import Finding, Survey, Tally
 from flashsim.testing.signatures import Suspicion
 
+NOT_SHRUNK = "the simplest drawn, not shrunk"
 PRINTED = 64  # elements of q, k and v together, up to which a failure shows them
 
 
@@ -149,6 +150,8 @@ def describe(
         f"  {finding.case}\n  ({how}; {tally.failed} of {tally.tried} cases fail)",
         textwrap.indent(_what_differs(finding), "  "),
     ]
+    if how == NOT_SHRUNK:
+        return "\n\n".join(parts)
     for suspicion in suspicions:
         known = f" Known: {', '.join(suspicion.threads)}." if suspicion.threads else ""
         said = f"Likely: {suspicion.says} ({suspicion.evidence}.){known}"

@@ -130,12 +130,18 @@ def survey(
     seed: int,
     names: Sequence[str] | None = None,
     progress: Progress | None = None,
+    until_failure: bool = False,
 ) -> Survey:
-    """Draw cases and try the checks on each: all that were asked for by name, or else some on every case and others in turn."""
+    """Draw cases and try the checks on each: all that were asked for by name, or else some on every case and others in turn.
+
+    With `until_failure` no case is tried after the first that fails.
+    """
     checks, left_out = applicable(kernel, names)
     found = Survey({check.name: Tally() for check in checks}, left_out)
 
     def look(case: Case) -> bool:
+        if until_failure and any(tally.failed for tally in found.tallies.values()):
+            return False
         found.examples += 1
         trial = Trial(kernel, case)
         for check in checks if names is not None else _in_turn(checks, case):

@@ -85,7 +85,7 @@ class Spec:
         if self.head_dims is not None:
             object.__setattr__(self, "head_dims", _whole("head_dims", self.head_dims))
         if self.max_shapes is not None:
-            _whole("max_shapes", (self.max_shapes,))
+            _whole("max_shapes", self.max_shapes, count=1)
         if isinstance(self.C, bool) or not isinstance(self.C, int | float) or not 0 < self.C < float("inf"):
             raise ValueError(f"Spec: C is {self.C!r}; expected a positive number")
 
@@ -114,7 +114,7 @@ def _dtypes(given: Any) -> tuple[str, ...]:
 
 
 def _whole(name: str, given: Any, count: int | None = None) -> tuple[int, ...]:
-    what = "positive whole numbers" if count is None else f"{count} positive whole numbers"
+    what = {None: "positive whole numbers", 1: "a positive whole number"}.get(count, f"{count} positive whole numbers")
     values = tuple(given) if isinstance(given, Iterable) else (given,)
     good = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in values)
     if not good or not values or (count is not None and len(values) != count):

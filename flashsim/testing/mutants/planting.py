@@ -31,10 +31,15 @@ SPEC = Spec(
 class Implementation:
     """An attention: its forward pass, which calling it runs; its backward pass; which weights dropout keeps; its promise."""
 
+    name: str
     forward: Callable[..., tuple[Array, Array]]
     backward: Callable[..., tuple[Array, Array, Array]]
     keep: Callable[..., Array]
     spec: Spec
+
+    def __post_init__(self) -> None:
+        for attribute, value in (("__name__", self.name), ("__qualname__", self.name), ("__module__", __package__)):
+            object.__setattr__(self, attribute, value)
 
     def __call__(self, *args: Any, **options: Any) -> tuple[Array, Array]:
         """Return what `forward` returns: O and the log-sum-exp of each row."""
@@ -42,9 +47,9 @@ class Implementation:
 
 
 BASES: dict[str, Implementation] = {
-    "tiled": Implementation(tiled.forward, tiled.backward, tiled.keep, SPEC),
-    "unfused": Implementation(unfused.forward, unfused.backward, unfused.keep, SPEC),
-    "split": Implementation(split.forward, split.backward, split.keep, SPEC),
+    "tiled": Implementation("tiled", tiled.forward, tiled.backward, tiled.keep, SPEC),
+    "unfused": Implementation("unfused", unfused.forward, unfused.backward, unfused.keep, SPEC),
+    "split": Implementation("split", split.forward, split.backward, split.keep, SPEC),
 }
 
 
@@ -92,4 +97,4 @@ def _build(mutant: Mutant) -> Implementation:
         text = text.replace(before, after)
     module = ModuleType(f"{__package__}.{mutant.name}")
     exec(compile(text, filename, "exec"), module.__dict__)
-    return Implementation(module.forward, module.backward, module.keep, mutant.spec)
+    return Implementation(mutant.name, module.forward, module.backward, module.keep, mutant.spec)

@@ -1,0 +1,515 @@
+"""The property-test kit, on kernels that are right, on kernels that are wrong, and on nonsense."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsim import reference
+from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, check_attention, replay
+from flashsim.testing import parametrize_with_checks as parametrize
+from flashsim.testing.case import of_budget
+from flashsim.testing.kernel import STRIDES, Kernel, lay_out
+from flashsim.testing.mutants import ALL, BASES, EARLY, LATE, Implementation, Mutant
+from flashsim.testing.regimes import MASKS, REGIMES
+from flashsim.testing.running import applicable, survey
+from flashsim.testing.strategies import around, pool
+
+TILED, UNFUSED = BASES["tiled"], BASES["unfused"]
+
+
+def full(implementation: Implementation, **options: Any) -> Report:
+    return check_attention(
+        implementation,
+        implementation.spec,
+        backward=implementation.backward,
+        dropout=implementation.keep,
+        **options,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- it notices real bugs
+
+
+def test_there_are_enough_mutants_and_half_are_written_after_the_strategies() -> None:
+    assert len(ALL) >= 40
+    assert len(LATE) * 2 >= len(ALL) - 10
+    assert len({mutant.name for mutant in ALL}) == len(EARLY) + len(LATE)
+    assert {mutant.part for mutant in LATE} == {mutant.part for mutant in EARLY} == {"forward", "backward", "dropout"}
+    assert all(mutant.threads for mutant in ALL)
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+def test_every_mutant_is_caught_within_300_examples(mutant: Mutant) -> None:
+    kernel = mutant.build()
+    found = survey(Kernel(kernel, kernel.spec, kernel.backward, kernel.keep), 300, 0, until_failure=True)
+    failed = [name for name, tally in found.tallies.items() if tally.failed]
+    assert failed, mutant.bug
+    if mutant.part != "forward":  # a bug of the backward pass or of dropout shows in checks of those
+        assert all(CHECKS[name].needs(Kernel(kernel, kernel.spec)) or name == "strides" for name in failed)
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_what_mutants_are_made_of_passes(name: str) -> None:
+    report = full(BASES[name], max_examples=150, seed=1)
+    assert report.ok
+    assert report.worst < 1
+    assert set(report.tallies) == set(CHECKS)
+    assert all(tally.tried for tally in report.tallies.values())
+
+
+# --------------------------------------------------------------------------------------------------- what a failure says
+
+
+def test_a_failure_says_what_where_and_how_to_see_it_again() -> None:
+    mutant = next(mutant for mutant in ALL if mutant.name == "causal_top_left")
+    with pytest.raises(AttentionCheckFailed) as caught:
+        full(mutant.build(), max_examples=80)
+    said = str(caught.value)
+    assert "causal_top_left fails 'oracle'" in said
+    assert "Case(N_k=2, causal=True, block=(8, 4))" in said
+    assert re.search(r"O \[0, 0, 0, 0\] is \S+; expected \S+ ± \S+\n.*× its budget", said)
+    assert "top left" in said
+    assert "Dao-AILab/flash-attention#282" in said
+    assert "from flashsim.testing.mutants import causal_top_left" in said
+    assert caught.value.report.failures[0].finding.case == Case(N_k=2, causal=True, block=(8, 4))
+    code = said[said.index("    from flashsim.testing import Case") : said.index("  Checks that fail too")]
+    code = "\n".join(line.removeprefix("    ") for line in code.splitlines())
+    first, second = code.split("import numpy as np")
+    with pytest.raises(AttentionCheckFailed, match="fails 'oracle'"):
+        exec(first, {})
+    printed = subprocess.run(
+        [sys.executable, "-c", "from flashsim.testing.mutants import causal_top_left\nimport numpy as np" + second],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    got = re.search(r"is (\S+); expected", said)
+    assert got is not None
+    assert got[1][:6] in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("kv_head_modulo", "H_kv"),
+        ("scale_twice", "scale"),
+        ("D_omitted", "D"),
+        ("lse_times_ln_2", "base|ln 2"),
+        ("empty_row_nan", "masked"),
+        ("no_max_subtracted", "maximum"),
+        ("dropout_factor_p", "p"),
+    ],
+)
+def test_the_likeliest_bug_is_named(name: str, says: str) -> None:
+    mutant = next(mutant for mutant in ALL if mutant.name == name)
+    failures = full(mutant.build(), max_examples=100, on_fail="return").failures
+    suspicions = [suspicion for failure in failures[:3] for suspicion in failure.suspicions]
+    assert any(re.search(says, suspicion.says) for suspicion in suspicions), suspicions
+
+
+def test_what_raises_is_a_finding_and_not_a_crash() -> None:
+    def kernel(q: Any, k: Any, v: Any, **_: Any) -> Any:
+        if q.shape[2] > 3:
+            raise RuntimeError("unsupported length")
+        return reference.attention(q, k, v).astype(q.dtype)
+
+    failure = check_attention(kernel, Spec(), max_examples=50, on_fail="return").failures[0]
+    assert "raised RuntimeError: unsupported length" in failure.message
+    assert failure.finding.case == Case(N_q=4)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda O: (O, O), "expected O alone"),
+        (lambda O: O[..., :0], "O has shape"),
+        (lambda O: O.astype(int), "expected floating point"),
+        (lambda O: None, "expected floating point"),
+        (lambda O: np.full_like(O, np.nan), "is nan; expected"),
+    ],
+)
+def test_what_is_no_answer_is_said_to_be_none(returned: Callable[[Any], Any], said: str) -> None:
+    def kernel(q: Any, k: Any, v: Any, **_: Any) -> Any:
+        return returned(reference.attention(q, k, v).astype(q.dtype))
+
+    report = check_attention(kernel, Spec(), max_examples=20, on_fail="return")
+    assert said in report.failures[0].message
+
+
+def test_a_kernel_that_forgets_itself_is_reported_even_if_it_cannot_be_shrunk() -> None:
+    calls = []
+
+    def kernel(q: Any, k: Any, v: Any) -> Any:
+        calls.append(1)
+        return reference.attention(q, k, v).astype(q.dtype) + (0.5 if len(calls) % 7 == 0 else 0)
+
+    report = check_attention(kernel, Spec(), max_examples=60, on_fail="return")
+    assert not report.ok
+    assert "determinism" in {failure.check for failure in report.failures}
+
+
+# ------------------------------------------------------------------------------------------------ only what is declared
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec(),
+        Spec(causal="top_left", cross=False),
+        Spec(masks=True, layout="BNHD", empty_rows="mean"),
+        Spec(masks=True, lse="base2", empty_rows="nan"),
+        Spec(gqa=True, head_dims=(16, 32), strides="last_contiguous"),
+        Spec(scale=True, d_v=True, dtypes="float64", empty_rows="undefined", masks=True),
+        Spec(causal="bottom_right", masks=True, lse="natural", gqa=True, scale=True, d_v=True, max_shapes=12),
+    ],
+    ids=repr,
+)
+def test_a_kernel_is_asked_only_for_what_it_declares(spec: Spec) -> None:
+    calls: list[Any] = []
+
+    def kernel(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        calls.append((q, k, v, options))
+        return plain(spec, q, k, v, **options)
+
+    report = check_attention(kernel, spec, max_examples=120)
+    assert report.ok
+    declared = {"causal": "causal", "scale": "scale", "mask": "masks"}
+    heads = 2 if spec.layout == "BNHD" else 1
+    rows = 3 - heads
+    assert len(calls) > 120
+    for q, k, v, options in calls:
+        assert set(options) <= {name for name in declared if getattr(spec, declared[name])}
+        assert options.get("causal", True) is True
+        assert q.dtype.name in spec.dtypes
+        assert spec.gqa or q.shape[heads] == k.shape[heads]
+        assert spec.cross or q.shape[rows] == k.shape[rows]
+        assert spec.d_v or q.shape[3] == v.shape[3]
+        assert spec.head_dims is None or q.shape[3] in spec.head_dims
+        assert spec.strides == "any" or q.strides[3] == q.itemsize
+        assert k.shape[rows] > 0
+    assert spec.max_shapes is None or len({(q.shape, k.shape, v.shape) for q, k, v, _ in calls}) <= spec.max_shapes
+
+
+def plain(
+    spec: Spec, q: Any, k: Any, v: Any, causal: bool = False, scale: float | None = None, mask: Any = None
+) -> Any:
+    """Textbook attention with all that a spec may say."""
+    if spec.layout == "BNHD":
+        q, k, v = (a.swapaxes(1, 2) for a in (q, k, v))
+    k, v = (np.repeat(a, q.shape[1] // k.shape[1], axis=1) for a in (k, v))
+    N_q, N_k = q.shape[2], k.shape[2]
+    allowed = np.ones((*q.shape[:3], N_k), bool)
+    if causal:
+        allowed &= np.tri(N_q, N_k, N_k - N_q if spec.causal == "bottom_right" else 0, dtype=bool)
+    if mask is not None:
+        allowed &= mask
+    O, l, m = reference.attention_with_statistics(q, k, v, scale=scale, mask=allowed)
+    empty = ~allowed.any(axis=-1)
+    if spec.empty_rows == "mean":
+        O = np.where(empty[..., None], v.astype(float).mean(axis=-2, keepdims=True), O)
+    elif spec.empty_rows != "zero":
+        O[empty] = np.nan
+    O = (O.swapaxes(1, 2) if spec.layout == "BNHD" else O).astype(q.dtype)
+    with np.errstate(divide="ignore"):
+        lse = m + np.log(l)
+    return O if spec.lse is None else (O, lse / np.log(2) if spec.lse == "base2" else lse)
+
+
+def test_wrong_declarations_are_noticed() -> None:
+    made = Spec(masks=True, causal="bottom_right", lse="natural")
+    for declared, check in [
+        (replace(made, empty_rows="mean"), "empty_rows"),
+        (replace(made, empty_rows="nan"), "empty_rows"),
+        (replace(made, lse="base2"), "log_sum_exp"),
+        (replace(made, causal="top_left"), "oracle"),
+    ]:
+        report = check_attention(
+            lambda q, k, v, **kw: plain(made, q, k, v, **kw), declared, max_examples=100, on_fail="return"
+        )
+        assert check in {failure.check for failure in report.failures}
+
+
+def test_a_strict_budget_tells_16_bit_sums_from_float32_ones() -> None:
+    def sloppy(q: Any, k: Any, v: Any) -> Any:
+        P = np.exp((q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)) / np.sqrt(q.shape[-1]))
+        P = (P / P.sum(axis=-1, keepdims=True)).astype(np.float16)
+        return np.add.accumulate(P[..., None] * v[:, :, None], axis=-2)[..., -1, :]  # a running sum in float16
+
+    with pytest.raises(AttentionCheckFailed):
+        check_attention(sloppy, Spec(dtypes=("float16",)), checks=["oracle"], max_examples=150)
+    gentle = Spec(dtypes=("float16",), accumulate="float16", head_dims=(4,), strides="contiguous")
+
+    def moderate(q: Any, k: Any, v: Any) -> Any:
+        s = q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2) / np.float32(np.sqrt(q.shape[-1]))
+        P = np.exp(s - s.max(axis=-1, keepdims=True))
+        return (P / P.sum(axis=-1, keepdims=True) @ v.astype(np.float32)).astype(np.float16)
+
+    assert check_attention(moderate, gentle, max_examples=60).ok
+
+
+# ------------------------------------------------------------------------------------------------------------- the API
+
+
+def test_expected_failures_are_expected_and_only_they() -> None:
+    leaky = next(mutant for mutant in ALL if mutant.name == "nan_in_masked_values").build()
+    reasons = {"masked_kv_poison": "0·NaN", "backward_poison": "0·NaN"}
+    report = full(leaky, max_examples=100, expected_failures=reasons)
+    assert report.ok
+    assert "fails, as expected: 0·NaN" in str(report)
+    with pytest.raises(AttentionCheckFailed, match="masked_kv_poison"):
+        full(leaky, max_examples=100)
+    with pytest.raises(AttentionCheckFailed, match="was expected to fail, and passes: oracle"):
+        full(TILED, max_examples=20, expected_failures={"oracle": "why not"})
+
+
+def test_a_report_can_be_read_and_kept() -> None:
+    report = full(UNFUSED, max_examples=40)
+    said = str(report)
+    assert all(name in said for name in CHECKS)
+    assert "FAILS" not in said
+    kept = report.as_json()
+    assert kept["ok"] is True
+    assert kept["examples"] == 40
+    assert kept["checks"]["oracle"]["cases"] > 0
+    only = check_attention(lambda q, k, v: plain(Spec(), q, k, v), Spec(), checks=["oracle"], max_examples=10)
+    assert list(only.tallies) == ["oracle"]
+
+
+def test_the_same_seed_draws_the_same_cases() -> None:
+    def drawn(seed: int) -> list[Any]:
+        found = survey(Kernel(UNFUSED, UNFUSED.spec), 30, seed, ["oracle"])
+        return found.verdicts
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"spec": {"causal": True}}, "expected a flashsim.testing.Spec"),
+        ({"fn": None}, "expected a function"),
+        ({"backward": 3}, "backward is 3; expected a function"),
+        ({"max_examples": 0}, "max_examples is 0; expected at least 1"),
+        ({"on_fail": "ignore"}, "expected 'raise' or 'return'"),
+        ({"checks": ["orakel"]}, "unknown check 'orakel'"),
+        ({"expected_failures": {"gradients": "?"}}, "does not apply: no backward="),
+        ({"expected_failures": {"strides": "?"}, "checks": ["oracle"]}, "not among the checks"),
+    ],
+    ids=repr,
+)
+def test_bad_arguments_are_refused(arguments: dict[str, Any], said: str) -> None:
+    fn, spec = arguments.pop("fn", UNFUSED), arguments.pop("spec", UNFUSED.spec)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check_attention(fn, spec, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"causal": True}, "causal is True"),
+        ({"layout": "HBND"}, "expected one of 'BHND', 'BNHD'"),
+        ({"dtypes": ("float8",)}, "float8"),
+        ({"dtypes": ()}, "dtypes is empty"),
+        ({"block": 16}, "expected 2 positive whole numbers"),
+        ({"block": (16, 0)}, "expected 2 positive whole numbers"),
+        ({"head_dims": ()}, "head_dims is ()"),
+        ({"max_shapes": 0}, "max_shapes is 0"),
+        ({"masks": 1}, "expected True or False"),
+        ({"C": 0}, "expected a positive number"),
+        ({"strides": False}, "expected one of 'any'"),
+    ],
+    ids=repr,
+)
+def test_bad_specs_are_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Spec(**arguments)
+
+
+def test_a_spec_and_a_case_print_as_they_are_made() -> None:
+    spec = Spec(dtypes=("float16",), causal="top_left", C=1.0)
+    assert eval(repr(spec)) == spec
+    case = Case(N_q=3, mask="holes", seed=7)
+    assert eval(repr(case)) == case
+
+
+def test_replay_runs_one_check_on_one_case() -> None:
+    broken = next(mutant for mutant in ALL if mutant.name == "scale_twice").build()
+    case = Case(N_k=3, d=4)
+    replay(UNFUSED, UNFUSED.spec, "oracle", case)
+    with pytest.raises(AttentionCheckFailed, match="scale_twice fails 'oracle'"):
+        replay(broken, broken.spec, "oracle", case)
+    with pytest.raises(ValueError, match="does not apply: no backward="):
+        replay(UNFUSED, UNFUSED.spec, "gradients", case)
+
+
+@parametrize(TILED, TILED.spec, max_examples=20, backward=TILED.backward, dropout=TILED.keep)
+def test_pytest_gets_a_test_for_each_check(check: Any) -> None:
+    check()
+
+
+LEAKY = next(mutant for mutant in EARLY if mutant.name == "nan_in_masked_values").build()
+
+
+@parametrize(LEAKY, LEAKY.spec, max_examples=30, expected_failures={"masked_kv_poison": "0·NaN"})
+def test_pytest_marks_what_is_expected_to_fail(check: Any) -> None:
+    check()
+
+
+def test_parametrize_names_its_tests_and_refuses_unknown_checks() -> None:
+    marks = parametrize(UNFUSED, UNFUSED.spec, expected_failures={"strides": "no"}).mark
+    ids = [parameter.id for parameter in marks.args[1]]
+    assert ids == [check.name for check in applicable(Kernel(UNFUSED, UNFUSED.spec))[0]]
+    assert "gradients" not in ids
+    (marked,) = (parameter for parameter in marks.args[1] if parameter.marks)
+    assert marked.id == "strides"
+    assert marked.marks[0].kwargs["strict"] is True
+    with pytest.raises(ValueError, match="unknown check"):
+        parametrize(UNFUSED, UNFUSED.spec, expected_failures={"stride": "no"})
+
+
+# ----------------------------------------------------------------------------------------------------- what is drawn
+
+
+def test_strategies_reach_everything_they_promise() -> None:
+    seen: list[Case] = []
+
+    def kernel(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        return UNFUSED(q, k, v, **options)
+
+    found = survey(Kernel(kernel, UNFUSED.spec), 600, 0, ["oracle", "empty_rows"])
+    seen = [case for case, _, _ in found.verdicts]
+    B_r, B_c = UNFUSED.spec.block
+    assert {case.regime for case in seen} == set(REGIMES)
+    assert {case.mask for case in seen} == {None, *MASKS}
+    assert {case.strides for case in seen} == set(STRIDES)
+    assert {case.dtype for case in seen} == set(UNFUSED.spec.dtypes)
+    assert {case.group for case in seen} == {1, 2, 3, 4}
+    for what in (
+        lambda c: c.N_q == c.N_k == 1,
+        lambda c: c.N_q < c.N_k and c.causal,
+        lambda c: c.N_q > c.N_k > 0 and c.causal,
+        lambda c: c.N_k > 4000,
+        lambda c: c.N_q > 1000,
+        lambda c: c.N_k == 0,
+        lambda c: c.N_k % B_c == 1 and c.N_k > B_c,
+        lambda c: c.N_k % B_c == B_c - 1 and c.N_k > B_c,
+        lambda c: c.N_k % B_c == 0 and c.N_k > B_c,
+        lambda c: c.N_q % B_r and c.N_q > B_r,
+        lambda c: c.d_v not in (None, c.d),
+        lambda c: c.scale is not None,
+        lambda c: c.B > 1 and c.H_kv > 1 and c.group > 1,
+    ):
+        assert any(what(case) for case in seen)
+
+
+def test_masks_do_what_their_names_say() -> None:
+    problems = {
+        name: [
+            Case(B=2, group=2, N_q=9, N_k=11, mask=name, block=(4, 3), seed=seed).problem(UNFUSED.spec)
+            for seed in range(20)
+        ]
+        for name in MASKS
+    }
+    assert all(
+        np.broadcast_shapes(p.options["mask"].shape, p.score_shape) == p.score_shape
+        for ps in problems.values()
+        for p in ps
+    )
+    assert any(p.empty.any() for p in problems["few"])
+    assert any(p.empty.any() and not p.empty.all() for p in problems["rows"])
+    assert all(p.dead[..., :3].all() for p in problems["first_block"])
+    right = problems["padding_right"][0].allowed
+    assert (np.diff(right[0, 0, 0].astype(int)) <= 0).all()
+    assert any(p.dead[0, 0, 0] and not p.dead[0, 0, -1] for p in problems["padding_left"])
+    assert any(p.dead.any() and not p.dead.all() for p in problems["holes"])
+
+
+@pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.parametrize("layout", ["BHND", "BNHD"])
+def test_arrays_lie_as_asked_with_nan_around_them(strides: str, layout: str) -> None:
+    a = np.random.default_rng(0).normal(size=(2, 3, 4, 5))
+    laid = lay_out(a, strides, layout)
+    assert np.array_equal(laid if layout == "BHND" else laid.swapaxes(1, 2), a)
+    assert laid.flags.c_contiguous == (strides == "contiguous")
+    base = laid
+    while base.base is not None:
+        base = base.base
+    assert np.isnan(base.ravel()[[0, -1]]).all()
+    assert np.isnan(base).sum() == base.size - a.size
+
+
+def test_lengths_lie_around_the_block() -> None:
+    assert {63, 64, 65, 96, 127, 128, 129, 193} <= set(around(64))
+    assert around(1) == [1, 2, 3, 4, 5, 6]
+    assert around(512) == [511, 512, 513, 768]
+
+
+def test_a_pool_of_shapes_keeps_its_bound_and_still_tells() -> None:
+    for bound in (1, 2, 8, 30):
+        spec = Spec(causal="bottom_right", gqa=True, lse="natural", max_shapes=bound)
+        found = pool(spec)
+        assert len(found.shapes) >= 1
+        assert len(found.allowed) <= bound
+    broken = replace(TILED.spec, max_shapes=8)
+    for name in ("causal_top_left", "kv_head_modulo", "ragged_keys_unmasked", "scale_twice"):
+        kernel = next(mutant for mutant in ALL if mutant.name == name).build()
+        assert not check_attention(kernel, broken, max_examples=60, on_fail="return").ok, name
+
+
+def test_real_data_is_among_the_regimes_with_the_scores_of_real_heads() -> None:
+    problem = Case(H_kv=12, N_q=200, N_k=200, d=32, regime="real").problem(UNFUSED.spec)
+    S = problem.tau * problem.q.astype(float) @ problem.k.astype(float).swapaxes(-1, -2)
+    assert S.max() > 20
+
+
+def test_nan_never_passes_and_infinite_budgets_do() -> None:
+    one, zero = np.ones(1), np.zeros(1)
+    assert of_budget(np.full(1, np.nan), one, one)[0] == np.inf
+    assert of_budget(one, np.full(1, np.nan), one)[0] == np.inf
+    assert of_budget(np.full(1, np.nan), np.full(1, np.nan), one)[0] == 0
+    assert of_budget(one, zero, np.full(1, np.inf))[0] == 0
+    assert of_budget(one, one, zero)[0] == 0
+    assert of_budget(1.5 * one, one, one)[0] == 0.5
+
+
+# ----------------------------------------------------------------------------------------- the oracle and its budgets
+
+
+def test_the_oracle_never_reads_what_is_masked() -> None:
+    for seed in range(10):
+        problem = Case(B=2, group=2, N_q=5, N_k=9, d=3, mask="holes", seed=seed).problem(UNFUSED.spec)
+        poisoned = problem.but(
+            k=np.where(problem.dead[..., None], np.float32(np.nan), problem.k),
+            v=np.where(problem.dead[..., None], np.float32(np.inf), problem.v),
+        )
+        for ours, theirs in zip(problem.solution, poisoned.solution, strict=True):
+            assert np.array_equal(ours, theirs)
+        ours_too, theirs_too = problem.gradients(), poisoned.gradients()
+        for ours, theirs in zip(ours_too.exact + ours_too.budgets, theirs_too.exact + theirs_too.budgets, strict=True):
+            assert np.array_equal(ours, theirs)
+
+
+def test_budgets_are_the_data_s_and_not_a_constant() -> None:
+    small, large = (
+        Case(N_q=4, N_k=6, d=8, regime=r).problem(Spec()).solution.O_budget for r in ("integers", "massive")
+    )
+    assert large.mean() > 1000 * small.mean()
+    half = Case(N_q=4, N_k=6, d=8, dtype="float16", regime="integers").problem(Spec()).solution.O_budget
+    assert half.mean() > 50 * small.mean()
+    double = Case(N_q=4, N_k=6, d=8, regime="integers").problem(Spec(C=4)).solution.O_budget
+    assert np.allclose(double, 2 * small)
+
+
+def test_300_examples_on_a_numpy_kernel_are_tried_with_every_check() -> None:
+    report = full(UNFUSED, max_examples=300)
+    assert report.examples == 300
+    assert min(tally.tried for tally in report.tallies.values()) >= 20
