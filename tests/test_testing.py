@@ -167,7 +167,7 @@ def test_a_kernel_that_forgets_itself_is_reported_even_if_it_cannot_be_shrunk() 
         Spec(masks=True, layout="BNHD", empty_rows="mean"),
         Spec(masks=True, lse="base2", empty_rows="nan"),
         Spec(gqa=True, head_dims=(16, 32), strides="last_contiguous"),
-        Spec(scale=True, d_v=True, dtypes="float64", empty_rows="undefined", masks=True),
+        Spec(scale=True, d_v=True, dtypes=("float64",), empty_rows="undefined", masks=True),
         Spec(causal="bottom_right", masks=True, lse="natural", gqa=True, scale=True, d_v=True, max_shapes=12),
     ],
     ids=repr,
@@ -212,7 +212,7 @@ def plain(
     if mask is not None:
         allowed &= mask
     O, l, m = reference.attention_with_statistics(q, k, v, scale=scale, mask=allowed)
-    empty = ~allowed.any(axis=-1)
+    empty = np.logical_not(allowed.any(axis=-1))
     if spec.empty_rows == "mean":
         O = np.where(empty[..., None], v.astype(float).mean(axis=-2, keepdims=True), O)
     elif spec.empty_rows != "zero":

@@ -1,0 +1,258 @@
+"""Diagnosis: a kernel with a known bug is told by its numbers, one with an unknown bug is not accused of a known one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsim.inputs import Array
+from flashsim.testing.case import Case, Problem
+from flashsim.testing.checks import CHECKS
+from flashsim.testing.kernel import Kernel
+from flashsim.testing.mutants import ALL
+from flashsim.testing.running import Finding, survey, try_check
+from flashsim.testing.signatures import Suspicion, diagnose
+from flashsim.testing.spec import Spec
+from flashsim.testing.suspects import Question, Suspect, suspects
+
+SPEC = Spec(
+    dtypes=("float32", "float16"), block=(8, 4), causal="bottom_right", lse="natural", gqa=True, masks=True, scale=True,
+    d_v=True, strides="last_contiguous",
+)  # fmt: skip
+SUSPECTS = suspects(SPEC)
+FAMILIES = {family: [s for s in SUSPECTS if s.family == family] for family in dict.fromkeys(s.family for s in SUSPECTS)}
+IN_EMPTY_ROWS = {"lse_of_empty_row", "empty_row_nan", "empty_row_mean", "sentinel"}
+RIGHT_HERE = {"empty_row_zero", "lse_of_empty_row_finite"}  # what the spec, or the kernel, says; told in other tests
+TOO_SMALL = {"output_in_16_bits"}  # an error that mostly stays within the budget
+
+
+def keep(shape: tuple[int, ...], dropout_p: float, seed: int) -> Array:
+    return np.random.default_rng(seed).random(shape) >= dropout_p
+
+
+def problem_of(q: Array, k: Array, v: Array, options: dict[str, Any], spec: Spec) -> tuple[Problem, Array | None]:
+    problem = Problem(q, k, v, spec, **options)
+    return problem, keep(problem.score_shape, problem.dropout_p, problem.seed) if problem.dropout_p else None
+
+
+def kernel_with(suspect: Suspect | None, back: Suspect | None = None, spec: Spec = SPEC) -> Kernel:
+    """Return a kernel that computes what the model does, in the forward or the backward pass, and is right otherwise."""
+
+    def forward(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+        problem, kept = problem_of(q, k, v, options, spec)
+        right = problem.solution
+        found = [right.O if kept is None else problem.dropped(kept)[0], right.lse]
+        for n, aspect in enumerate(("O", "lse") if suspect is not None else ()):
+            assert suspect is not None
+            answers = suspect.answers(Question(problem, kept, aspect, (found[n],)))
+            found[n] = answers[0][0] if answers else found[n]
+        return found[0].astype(q.dtype), found[1]
+
+    def backward(q: Array, k: Array, v: Array, do: Array, **options: Any) -> list[Array]:
+        problem, kept = problem_of(q, k, v, options, spec)
+        exact = problem.gradients(kept).exact
+        problem.__dict__["dO"] = do
+        answers = [] if back is None else back.answers(Question(problem, kept, "gradients", exact))
+        return [a.astype(q.dtype) for a in (answers[-1] if answers else exact)]
+
+    return Kernel(forward, spec, backward, keep)
+
+
+def gathered(kernel: Kernel, check: str, examples: int = 60) -> tuple[list[Finding], list[tuple[Case, bool]]]:
+    found = survey(kernel, examples, 0, [check])
+    if not found.tallies[check].failed:
+        found = survey(kernel, 5 * examples, 1, [check])
+    simplest = found.tallies[check].simplest
+    assert simplest is not None, "no case fails"
+    verdicts = [(case, passed) for case, passed, _ in found.verdicts]
+    with np.errstate(all="ignore"):
+        others = [try_check(CHECKS[check], kernel, case) for case, passed in verdicts if not passed][:8]
+    return [simplest, *(f for f in others if f is not None)], verdicts
+
+
+def diagnosed(kernel: Kernel, check: str, examples: int = 60) -> list[Suspicion]:
+    return diagnose(kernel, *gathered(kernel, check, examples))
+
+
+def families(found: list[Suspicion]) -> list[str]:
+    by_words = {s.says: s.family for s in SUSPECTS}
+    return [by_words.get(s.says.removeprefix("In the backward pass: "), s.says) for s in found]
+
+
+def check_for(suspect: Suspect) -> tuple[str, bool]:
+    """Return the check that shows the bug, and whether it is one of the backward pass."""
+    problem = Case(B=2, H_kv=2, group=2, N_q=5, N_k=7, d=3, dropout_p=0.5).problem(SPEC)
+    question = Question(problem, keep(problem.score_shape, 0.5, 0), "gradients", problem.gradients().exact)
+    with np.errstate(all="ignore"):
+        of_gradients = bool(suspect.answers(question))
+    forward = bool(suspect.answers(Question(problem, question.keep, "O", (problem.solution.O,))))
+    dropout = "Dropout" in suspect.says or "dropout" in suspect.says
+    if of_gradients and not forward:
+        return ("dropout_gradients" if dropout else "gradients"), True
+    if dropout:
+        return "dropout", False
+    if suspect.family in IN_EMPTY_ROWS:
+        return "empty_rows", False
+    return ("log_sum_exp" if suspect.family.startswith(("lse", "sum_in_16")) else "oracle"), False
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in RIGHT_HERE | TOO_SMALL])
+@np.errstate(all="ignore")
+def test_a_kernel_with_a_known_bug_is_told_by_it(family: str) -> None:
+    suspect = FAMILIES[family][0]
+    backward = family in {
+        "gradient_unscaled", "gradient_scaled_twice", "D_omitted", "D_for_ones", "dS_without_P", "group_not_summed",
+        "group_averaged", "query_tail_zero", "query_tail_dropped", "key_tail_zero", "statistics_uninitialised",
+        "short_K_not_cleared", "dS_from_dropped", "dv_from_undropped", "dP_undropped", "dv_undivided", "dP_undivided",
+    }  # fmt: skip
+    check, _ = check_for(suspect)
+    if backward:
+        check = "dropout_gradients" if "Dropout" in suspect.says else "gradients"
+    found = diagnosed(kernel_with(None if backward else suspect, suspect if backward else None), check)
+    assert family in families(found), (suspect.says, found)
+
+
+@pytest.mark.parametrize("family", ["causal_at_other_corner", "heads_modulo", "mask_ignored", "scale_missing"])
+@np.errstate(all="ignore")
+def test_a_wrong_reading_is_told_from_gradients_too(family: str) -> None:
+    suspect = FAMILIES[family][0]
+    for forward in (suspect, None):
+        found = diagnosed(kernel_with(forward, suspect), "gradients")
+        assert families(found)[0] == family
+        assert found[0].says.startswith("In the backward pass: ")
+
+
+# The museum's kernels know nothing of the models: what is said of them, in part.
+MUSEUM = {
+    "causal_top_left": "aligned at the top left",
+    "causal_never_empty": "max(0, N_k − N_q)",
+    "causal_mask_on_last_tile_only": "tiles of 8 queries and 4 keys, the causal mask is applied to the last",
+    "causal_loop_ends_at_first_row": "ends where the first row",
+    "empty_row_nan": "every key is masked is NaN",
+    "max_clamped_by_masked_tile": "wholly masked first block of 4",
+    "rescale_inverted": "the inverse of what is right",
+    "no_max_subtracted": "maximum is not subtracted",
+    "row_sum_in_16_bits": "ℓ is kept in the inputs' 16 bits",
+    "ragged_keys_unmasked": "zeros that fill up the last block",
+    "nan_in_masked_values": "masked key's value reaches",
+    "no_keys_crash": "only with N_k = 0",
+    "strides_of_values_ignored": "strides of v are ignored",
+    "kv_head_modulo": "h mod H_kv",
+    "lse_of_empty_row_positive": "is +∞, not −∞",
+    "lse_times_ln_2": "multiplied by ln 2",
+    "scale_twice": "applied twice",
+    "strides_of_dO_ignored": "strides of do are ignored",
+    "backward_always_causal": "although it was not asked for",
+    "dQ_scaled_twice": "dq is multiplied by the scale twice",
+    "D_omitted": "D = rowsum(dO ∘ O) is left out",
+    "group_not_summed": "come from the last query head",
+    "statistics_uninitialised": "dk and dv are NaN",
+    "dS_from_dropped_P": "P_dropped ∘ (dP − D)",
+    "dP_without_dropout": "does not pass through dropout",
+    "dropout_factor_p": "multiplied by p",
+    "backward_draws_again": "another keep mask",
+}
+CHECK_OF = {
+    "empty_row_nan": "empty_rows", "lse_of_empty_row_positive": "empty_rows", "nan_in_masked_values": "masked_kv_poison",
+    "lse_times_ln_2": "log_sum_exp", "row_sum_in_16_bits": "log_sum_exp",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [m.name for m in ALL if m.name in MUSEUM])
+def test_kernels_of_the_museum_are_told(name: str) -> None:
+    mutant = next(m for m in ALL if m.name == name)
+    built = mutant.build()
+    check = {"backward": "gradients", "dropout": "dropout_gradients"}.get(mutant.part, CHECK_OF.get(name, "oracle"))
+    found = diagnosed(Kernel(built.forward, built.spec, built.backward, built.keep), check, 60)
+    assert MUSEUM[name] in found[0].says, found
+
+
+def right(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    solution = Problem(q, k, v, SPEC, **options).solution
+    return solution.O.astype(q.dtype), solution.lse
+
+
+def one_percent_off(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    O, lse = right(q, k, v, **options)
+    return (O * 1.01).astype(q.dtype), lse
+
+
+def off_if_long_and_causal(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    O, lse = right(q, k, v, **options)
+    return (O * (1.5 if options.get("causal") and q.shape[1] > k.shape[1] else 1)).astype(q.dtype), lse
+
+
+def garbage(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    O, lse = right(q, k, v, **options)
+    return np.random.default_rng().normal(size=O.shape).astype(q.dtype), lse
+
+
+def beyond_the_end(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    O, lse = right(q, k, v, **options)
+    whole = v.base if isinstance(v.base, np.ndarray) else v
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    return O + whole.ravel()[-1], lse
+
+
+def raises(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    raise RuntimeError("no device")
+
+
+def test_an_unknown_bug_is_no_known_one() -> None:
+    assert diagnosed(Kernel(one_percent_off, SPEC), "oracle") == []
+    assert diagnosed(Kernel(garbage, SPEC), "oracle") == []
+    assert diagnosed(Kernel(raises, SPEC), "oracle", 30) == []
+
+
+def test_what_failing_cases_have_in_common_is_said() -> None:
+    found = diagnosed(Kernel(off_if_long_and_causal, SPEC), "oracle", 200)
+    assert [s.says.split(":")[0] for s in found] == ["It fails only with causal and H_q > H_kv"]
+    assert "in 0 of " in found[0].evidence
+    assert found[0].threads
+
+
+def test_reading_beyond_the_arrays_is_noticed() -> None:
+    found = diagnosed(Kernel(beyond_the_end, SPEC), "oracle", 40)
+    assert found[0].says.startswith("Memory outside of the arrays")
+
+
+@pytest.mark.parametrize("kernel", [one_percent_off, raises, right, garbage])
+def test_nothing_to_go_by_is_no_error(kernel: Callable[..., Any]) -> None:
+    assert diagnose(Kernel(kernel, SPEC), [], []) == []
+    tiny = Finding("oracle", Case(), 2.0)
+    for case in (Case(), Case(N_k=0), Case(causal=True, mask="rows", dropout_p=0.5)):
+        found = diagnose(Kernel(kernel, SPEC), [tiny, Finding("dropout_gradients", case, 2.0)], [(case, False)] * 20)
+        assert len(found) <= 3
+
+
+def test_empty_rows_of_zero_are_told_where_the_mean_is_declared() -> None:
+    spec = Spec(masks=True, empty_rows="mean")
+
+    def zero(q: Array, k: Array, v: Array, **options: Any) -> Array:
+        problem = Problem(q, k, v, spec, **options)
+        return np.asarray(np.where(problem.empty[..., None], 0, problem.solution.O).astype(q.dtype))
+
+    found = diagnosed(Kernel(zero, spec), "empty_rows")
+    assert found[0].says == "A row in which every key is masked is 0."
+
+
+def test_a_diagnosis_is_quick() -> None:
+    kernel = kernel_with(FAMILIES["causal_off_by_one"][0])
+    findings, verdicts = gathered(kernel, "oracle")
+    start = time.perf_counter()
+    diagnose(kernel, findings, verdicts)
+    assert time.perf_counter() - start < 5  # about 0.3 s on a quiet machine
+
+
+def test_a_finite_log_sum_exp_of_an_empty_row_is_told() -> None:
+    def finite(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+        O, lse = right(q, k, v, **options)
+        return O, np.where(np.isneginf(lse), -1e30, lse)
+
+    found = diagnosed(Kernel(finite, SPEC), "empty_rows")
+    assert "is a finite number, not −∞" in found[0].says
