@@ -27,7 +27,10 @@ WHERE = "MODULE:FUNCTION"
 
 def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
-    parser.add_argument("function", metavar=WHERE, help="the kernel: a module's, or a file's (my_kernels.py:attention)")
+    parser.add_argument(
+        "function", nargs="?", metavar=WHERE, help="the kernel: a module's, or a file's (my_kernels.py:attention)"
+    )
+    parser.add_argument("--list", action="store_true", help="list the checks, and check nothing")
     parser.add_argument("--examples", type=int, default=300, metavar="N", help="cases to draw. Default: 300")
     parser.add_argument("--seed", type=int, default=0, help="of the cases. Default: 0")
     parser.add_argument("--backward", metavar=WHERE, help="its backward function (q, k, v, do, …) -> dq, dk, dv")
@@ -91,6 +94,12 @@ def run(options: argparse.Namespace) -> int:
         from flashsim import testing
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
+    if options.list:
+        width = max(map(len, testing.CHECKS))
+        print("\n".join(f"{name:{width}}  {check.about}" for name, check in testing.CHECKS.items()))
+        return 0
+    if options.function is None:
+        raise ValueError(f"what is to be checked is missing: give {WHERE}, or --list")
     fn = load(options.function)
     backward, dropout = (load(where) if where else None for where in (options.backward, options.dropout))
     said = {name: getattr(options, name) for name in SPEC_OPTIONS if getattr(options, name) is not None}
@@ -160,23 +169,26 @@ def load(where: str) -> Any:
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"cannot import {name}: {error}") from error
+    except Exception as error:
+        raise ValueError(f"cannot import {name}: {type(error).__name__}: {error}") from error
 
 
 def _file(path: str) -> Any:
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
-    name = Path(path).stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
-    if getattr(module, "__file__", None) != spec.origin or not hasattr(module, "__flashsim_loaded__"):
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
+    name, where = Path(path).stem, str(Path(path).resolve())
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == where:
+        return known
+    spec = importlib.util.spec_from_file_location(name, where)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is not a Python file")
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
         spec.loader.exec_module(module)
-        module.__flashsim_loaded__ = True  # type: ignore[attr-defined]
+    except Exception as error:
+        del sys.modules[name]
+        raise ValueError(f"cannot run {path}: {type(error).__name__}: {error}") from error
     return module
 
 

@@ -1,0 +1,93 @@
+"""The matrix of bugs and checks, as a picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from flashsim.plots.style import BLUE, GREY, VERMILLION, styled
+
+PARTS = {"forward": "forward pass", "backward": "backward pass", "dropout": "dropout"}
+SHADES = LinearSegmentedColormap.from_list("share", ["#FFFFFF", BLUE])
+
+
+@styled
+def plot_kit_matrix(data: dict[str, Any]) -> Axes:
+    """Draw the share of cases in which a check notices a bug: a row a bug, a column a check."""
+    checks, mutants = list(data["checks"]), sorted(data["mutants"], key=_order)
+    shares = np.array(
+        [[row["failed"].get(name, 0) / max(row["tried"].get(name, 0), 1) for name in checks] for row in mutants]
+    )
+    height = 1.5 + 0.135 * len(mutants)
+    figure = Figure(figsize=(7.2, height), layout="constrained")
+    ax = figure.subplots()
+    ax.pcolormesh(shares**0.5, cmap=SHADES, vmin=0, vmax=1, edgecolors="#DDDDDD", linewidth=0.4)
+    for y, row in enumerate(mutants):
+        for x, name in enumerate(checks):
+            if name not in row["tried"] or not row["tried"][name]:
+                ax.text(x + 0.5, y + 0.5, "–", ha="center", va="center", fontsize=5, color=GREY)
+            elif shares[y, x]:
+                ink = "white" if shares[y, x] > 0.3 else "black"
+                ax.text(
+                    x + 0.5,
+                    y + 0.52,
+                    f"{max(1, round(100 * shares[y, x]))}",
+                    ha="center",
+                    va="center",
+                    fontsize=5,
+                    color=ink,
+                )
+        noticed = row["textbook"]
+        ax.text(
+            len(checks) + 0.7, y + 0.52, "✓" if noticed else "·", ha="center", va="center", fontsize=6,
+            color="black" if noticed else GREY, family="DejaVu Sans",
+        )  # fmt: skip
+        known = [k for k in row["first"] if k is not None]
+        missed = len(row["first"]) - len(known)
+        middle = (
+            "never" if not known else f"{sorted(known)[len(known) // 2]}" + (f" ({missed} missed)" if missed else "")
+        )
+        ax.text(
+            len(checks) + 2.0,
+            y + 0.52,
+            middle,
+            ha="center",
+            va="center",
+            fontsize=5.5,
+            color=VERMILLION if missed else "black",
+        )
+    labels = [row["name"].replace("_", " ") + (" ○" if row["written"] == "after" else "") for row in mutants]
+    ax.set_yticks(np.arange(len(mutants)) + 0.5, labels, fontsize=5.5)
+    ticks = [*(np.arange(len(checks)) + 0.5), len(checks) + 0.7, len(checks) + 2.0]
+    names = [*(name.replace("_", " ") for name in checks), "textbook test", "first example"]
+    ax.set_xticks(ticks, names, rotation=60, ha="left", rotation_mode="anchor", fontsize=6)
+    ax.xaxis.tick_top()
+    ax.set_xlim(0, len(checks) + 2.8)
+    ax.invert_yaxis()
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    start = 0
+    for part, said in PARTS.items():
+        count = sum(row["part"] == part for row in mutants)
+        if start:
+            ax.axhline(start, color="black", linewidth=0.8)
+        ax.text(
+            len(checks) + 3.0, start + count / 2, f"bugs of the {said}" if part != "dropout" else "of dropout", rotation=90,
+            ha="left", va="center", fontsize=6.5,
+        )  # fmt: skip
+        start += count
+    figure.suptitle(
+        f"Cases of {data['cases']} that fail, in %, by bug and check (○: written after the strategies were frozen)",
+        fontsize=8,
+        x=0.01,
+        ha="left",
+    )
+    return ax
+
+
+def _order(row: dict[str, Any]) -> tuple[int, int]:
+    return list(PARTS).index(row["part"]), row["written"] == "after"
