@@ -43,6 +43,7 @@ class Case:
     shift: float = 0.0
     poison: bool = False
     strided: bool = False
+    strided_keys: bool = False
     seed: int = 0
 
     def arrays(self) -> tuple[Array, Array, Array, Array]:
@@ -51,8 +52,8 @@ class Case:
         heads_q = self.heads * self.group
         shapes = [(heads_q, self.N_q, self.d), (self.heads, self.N_k, self.d), (self.heads, self.N_k, self.d_v)]
         q, k, v, do = (
-            self.laid_out(rng.standard_normal((self.B, *shape)), dtype)
-            for shape in (*shapes, (heads_q, self.N_q, self.d_v))
+            self.laid_out(rng.standard_normal((self.B, *shape)), dtype, self.strided or (self.strided_keys and i == 1))
+            for i, shape in enumerate((*shapes, (heads_q, self.N_q, self.d_v)))
         )
         q[...] = (q.astype(float) * self.size + math.sqrt(abs(self.shift))).astype(dtype)
         k[...] = (k.astype(float) * self.size + math.copysign(math.sqrt(abs(self.shift)), self.shift)).astype(dtype)
@@ -61,9 +62,10 @@ class Case:
             k[dead], v[dead] = np.nan, np.inf
         return q, k, v, do
 
-    def laid_out(self, a: Array, dtype: np.dtype[Any]) -> Array:
+    @staticmethod
+    def laid_out(a: Array, dtype: np.dtype[Any], strided: bool) -> Array:
         """Return the array, or an equal one whose axes lie otherwise in memory."""
-        if not self.strided:
+        if not strided:
             return a.astype(dtype)
         return a.astype(dtype).transpose(2, 0, 3, 1).copy().transpose(1, 3, 0, 2)
 
@@ -79,6 +81,8 @@ class Case:
             mask = np.broadcast_to(np.arange(self.N_k) >= 8, shape).copy()
             mask[..., 0, :] = False
             return mask
+        if self.mask == "absent":  # the last batch has no keys
+            return np.broadcast_to(np.arange(self.B)[:, None, None, None] < self.B - 1, shape).copy()
         mask = rng.random(shape) < 0.6
         mask[:, :, :: max(2, self.N_q // 2)] = False  # empty rows
         mask[..., :: max(2, self.N_k // 2)] = False  # dead keys
@@ -113,6 +117,7 @@ CORRECT = [
     *(Case(13, 22, dropout_p=p, heads=2, group=2, B=2, causal=True, seed=s) for p in (0.1, 0.75) for s in (0, 2**63)),
     *(Case(13, 22, dtype=dtype, mask=mask, causal=True, heads=2, size=size)
       for dtype in ("float16", "bfloat16", "float64") for mask in ("none", "random") for size in (0.1, 1.0, 6.0)),
+    *(Case(13, 22, mask="absent", B=2, heads=2, causal=c, strided_keys=c) for c in (False, True)),
     *(Case(13, 22, strided=True, B=2, heads=2, group=2, causal=c, dtype=t) for c in (False, True)
       for t in ("float32", "bfloat16")),
     *(Case(13, 22, scale=scale, size=3.0) for scale in (0.0, 1.0, -0.7, 5.0)),
@@ -219,6 +224,14 @@ TRIED = [
     Case(13, 22, dropout_p=0.75, causal=True, heads=2),
     Case(5, 0),
     Case(1, 1100, d=64, d_v=64),
+    Case(6, 6, d=1),
+    Case(13, 22, d=2, d_v=7),
+    Case(13, 22, heads=2, strided_keys=True),
+    Case(9, 33, d=3, dtype="bfloat16", size=4.0),
+    Case(1, 17, heads=2, group=3),
+    Case(30, 13, causal=True, heads=2),
+    Case(14, 19, mask="random", causal=True, poison=True, heads=2),
+    Case(13, 22, mask="absent", B=2, heads=2),
 ]
 
 
@@ -228,10 +241,12 @@ def of_base(name: str, case: Case) -> tuple[Array, ...]:
 
 
 def results(implementation: Implementation, case: Case) -> tuple[Array, ...]:
+    """Return O, the log-sum-exp, dQ, dK, dV, and what has become of the inputs."""
     q, k, v, do = case.arrays()
     options = case.options()
     with np.errstate(all="ignore"):
-        return *implementation(q, k, v, **options), *implementation.backward(q, k, v, do, **options)
+        found = *implementation(q, k, v, **options), *implementation.backward(q, k, v, do, **options)
+    return *found, q, k, v, do
 
 
 def differs(mutant: Mutant, case: Case) -> set[str]:
@@ -240,7 +255,7 @@ def differs(mutant: Mutant, case: Case) -> set[str]:
         wrong = results(mutant.build(), case)
     except (ValueError, IndexError):
         return {"fails"}
-    names = ("O", "lse", "dq", "dk", "dv")
+    names = ("O", "lse", "dq", "dk", "dv", "input", "input", "input", "input")
     tolerance = 1e-4 if case.dtype == "float32" else 2e-3
     return {
         name

@@ -26,7 +26,7 @@ class Case:
     d_v      None: d
     regime   a key of `flashsim.testing.regimes.REGIMES`
     mask     a key of `flashsim.testing.regimes.MASKS`, or None
-    strides  how the arrays lie in memory: a key of `flashsim.testing.kernel.STRIDES`
+    strides  how the arrays lie in memory: a key of `flashsim.testing.kernel.STRIDES`, or "mixed"
     block    (B_r, B_c), which some masks follow
     seed     of all the numbers, and of dropout
     """

@@ -420,10 +420,7 @@ def inputs_unmodified(t: Trial) -> Comparisons:
     if mask is not None and t.problem.mask is not None:
         yield Comparison("mask afterwards", mask.astype(float), t.problem.mask.astype(float), 0.0)
     if t.kernel.back:
-        arrays = [
-            *t.kernel.lay(t.problem, t.case.strides),
-            *t.kernel.lay(t.problem.but(q=t.problem.dO), "contiguous")[:1],
-        ]
+        arrays = t.kernel.lay_with_dO(t.problem, t.case.strides)
         before = [_memory(a).copy() for a in arrays]
         t.kernel.backward_on(arrays, t.problem)
         for name, a, was in zip(("q", "k", "v", "do"), arrays, before, strict=True):

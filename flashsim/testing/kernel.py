@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,9 +66,12 @@ STRIDES: dict[str, Callable[[Array], Array]] = {
 }
 
 
+MIXED = ("padded", "heads_last", "rows", "contiguous")  # of q, k, v and do: each in its own way
+
+
 def strides_of(spec: Spec) -> tuple[str, ...]:
     """Return how arrays may lie for a kernel with that spec, the simplest first."""
-    kinds = tuple(STRIDES)
+    kinds = ("contiguous", "heads_last", "rows", "padded", "mixed", "columns")
     return {"any": kinds, "last_contiguous": kinds[:-1], "contiguous": kinds[:1]}[spec.strides]
 
 
@@ -78,6 +81,16 @@ def lay_out(a: Array, strides: str, layout: str) -> Array:
     placed = STRIDES[strides](ordered)
     placed[...] = ordered
     return placed
+
+
+def kinds_of(strides: str) -> tuple[str, ...]:
+    """Return how each of q, k, v and do lies, as a key of STRIDES."""
+    return MIXED if strides == "mixed" else (strides,) * len(MIXED)
+
+
+def lay_out_all(arrays: Sequence[Array], strides: str, layout: str) -> list[Array]:
+    """Return copies of q, k, v and perhaps do, laid out as `strides` says."""
+    return [lay_out(a, kind, layout) for a, kind in zip(arrays, kinds_of(strides), strict=False)]
 
 
 @dataclass(frozen=True)
@@ -101,7 +114,11 @@ class Kernel:
 
     def lay(self, problem: Problem, strides: str) -> list[Array]:
         """Return fresh q, k, v as the kernel wants them."""
-        return [lay_out(a, strides, self.spec.layout) for a in (problem.q, problem.k, problem.v)]
+        return lay_out_all((problem.q, problem.k, problem.v), strides, self.spec.layout)
+
+    def lay_with_dO(self, problem: Problem, strides: str) -> list[Array]:
+        """Return fresh q, k, v and do."""
+        return lay_out_all((problem.q, problem.k, problem.v, problem.dO), strides, self.spec.layout)
 
     def forward_on(self, arrays: list[Array], problem: Problem, *, copies: bool = True) -> Output:
         """Run the forward function on these very arrays, and on this very mask unless on a copy. Raises Broken."""
@@ -121,8 +138,7 @@ class Kernel:
 
     def backward(self, problem: Problem, strides: str = "contiguous") -> tuple[Array, Array, Array]:
         """Run the backward function on fresh copies; return dq, dk, dv in float64. Raises Broken."""
-        arrays = [*self.lay(problem, strides), lay_out(problem.dO, strides, self.spec.layout)]
-        return self.backward_on(arrays, problem)
+        return self.backward_on(self.lay_with_dO(problem, strides), problem)
 
     def backward_on(self, arrays: list[Array], problem: Problem) -> tuple[Array, Array, Array]:
         """Run the backward function on these very arrays q, k, v, do. Raises Broken."""

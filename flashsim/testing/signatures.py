@@ -15,7 +15,7 @@ import numpy as np
 
 from flashsim.inputs import Array, roundoff
 from flashsim.testing.case import Case, Problem, of_budget
-from flashsim.testing.kernel import Broken, Kernel, OutsidePool, lay_out
+from flashsim.testing.kernel import Broken, Kernel, OutsidePool, kinds_of, lay_out, lay_out_all
 from flashsim.testing.running import Finding
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects import FA, Arrays, Question, Suspect, suspects
@@ -338,8 +338,8 @@ def _strides_ignored(kernel: Kernel, findings: Sequence[Finding]) -> Conviction 
                 only: str | None, problem: Problem = problem, back: bool = back, strides: str = case.strides
             ) -> bool:
                 arrays = [
-                    lay_out(a, strides if name == only else "contiguous", kernel.spec.layout)
-                    for name, a in _arrays(kernel, problem, back).items()
+                    lay_out(a, kind if name == only else "contiguous", kernel.spec.layout)
+                    for (name, a), kind in zip(_arrays(kernel, problem, back).items(), kinds_of(strides), strict=False)
                 ]
                 return _wrong(problem, _run(kernel, problem, arrays, back), back)
 
@@ -380,7 +380,7 @@ def _memory_around(kernel: Kernel, findings: Sequence[Finding]) -> Conviction | 
 
 def _surrounded(kernel: Kernel, problem: Problem, strides: str, back: bool, by: float) -> Arrays:
     """Return the kernel's answer with that number around the arrays, and in their gaps."""
-    arrays = [lay_out(a, strides, kernel.spec.layout) for a in _arrays(kernel, problem, back).values()]
+    arrays = lay_out_all(list(_arrays(kernel, problem, back).values()), strides, kernel.spec.layout)
     for a in arrays:
         memory = a
         while isinstance(memory.base, np.ndarray):
@@ -443,7 +443,7 @@ def _only_dropout(kernel: Kernel, findings: Sequence[Finding]) -> Conviction | N
             continue
         problem = finding.case.problem(kernel.spec).but(dropout_p=0.0)
         back = finding.check == "dropout_gradients"
-        arrays = [lay_out(a, finding.case.strides, kernel.spec.layout) for a in _arrays(kernel, problem, back).values()]
+        arrays = lay_out_all(list(_arrays(kernel, problem, back).values()), finding.case.strides, kernel.spec.layout)
         if not _wrong(problem, _run(kernel, problem, arrays, back), back):
             matched.add(number)
     if not matched:

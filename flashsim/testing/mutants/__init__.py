@@ -25,7 +25,8 @@ __all__ = ["ALL", "BASES", "EARLY", "LATE", "Implementation", "Mutant"]
 def __getattr__(name: str) -> Implementation:
     for mutant in ALL:
         if mutant.name == name:
-            return mutant.build()
+            built = globals()[name] = mutant.build()
+            return built
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -75,7 +74,7 @@ class Mutant:
     spec: Spec = SPEC
 
     def build(self) -> Implementation:
-        """Return the buggy attention. Raises ValueError for a change whose `before` does not occur exactly once."""
+        """Return the buggy attention, anew: some remember earlier calls. Raises ValueError for a change whose `before` does not occur exactly once."""
         return _build(self)
 
 
@@ -85,7 +84,6 @@ def source(base: str) -> tuple[str, str]:
     return str(path), path.read_text(encoding="utf-8")
 
 
-@cache
 def _build(mutant: Mutant) -> Implementation:
     filename, text = source(mutant.base)
     for before, _ in mutant.changes:
