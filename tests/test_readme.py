@@ -15,6 +15,8 @@ import pytest
 
 from flashsim.algorithms import algorithm_1_flash_basic
 from flashsim.cli import main
+from flashsim.testing.mutants import ALL
+from tests.implementations import IMPLEMENTATIONS
 
 README = Path(__file__).parent.parent / "README.md"
 TEXT = README.read_text(encoding="utf-8")
@@ -129,3 +131,25 @@ def test_numbers_about_real_data_are_the_measured_ones() -> None:
     assert f"in {shares[0]}% of rows in layer 0 and in {', '.join(map(str, shares[1:-1]))} and {shares[-1]}% in" in said
     rising = gaussian["by_key_block"]["32"]["mean_rising_blocks"]
     assert all(layer["by_key_block"]["32"]["mean_rising_blocks"] < rising for layer in layers[1:])
+
+
+def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
+    data = json.loads((README.parent / "figures" / "kit_matrix.json").read_text(encoding="utf-8"))["data"]
+    said = re.sub(r"\s+", " ", TEXT)
+    late = [row["name"] for row in data["mutants"] if row["written"] == "after"]
+    assert {row["name"] for row in data["mutants"]} == {mutant.name for mutant in ALL}
+    assert len(ALL) == data["caught_with_every_seed"]
+    assert f"[{len(ALL)} small attentions]" in said
+    assert f"shape notices {data['caught_by_the_textbook_test']}." in said
+    assert f"{len(late)} of them were written after" in said
+    assert f"the kit noticed {len(late) - len(data['missed_when_frozen'])} of these" in said
+
+    record = json.loads((README.parent / "figures" / "kit_conformance.json").read_text(encoding="utf-8"))
+    subjects = record["implementations"]
+    assert set(subjects) == set(IMPLEMENTATIONS)
+    assert all(subject["ok"] for subject in subjects.values())
+    assert f"[{len(subjects)} correct implementations]" in said
+    assert f"with {record['examples']:,} examples each" in said
+    fewer = [name for name, subject in subjects.items() if subject["examples"] < record["examples"]]
+    assert set(fewer) == set(record["fewer_examples"]) == {"jax_pallas", "triton"}
+    assert {subjects[name]["examples"] for name in fewer} == {200}

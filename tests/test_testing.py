@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from flashsim import reference
-from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, check_attention, replay
+from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, check_attention, mutants, replay
 from flashsim.testing import parametrize_with_checks as parametrize
 from flashsim.testing.case import of_budget
 from flashsim.testing.kernel import STRIDES, Kernel, lay_out
@@ -70,9 +70,8 @@ def test_what_mutants_are_made_of_passes(name: str) -> None:
 
 
 def test_a_failure_says_what_where_and_how_to_see_it_again() -> None:
-    mutant = next(mutant for mutant in ALL if mutant.name == "causal_top_left")
     with pytest.raises(AttentionCheckFailed) as caught:
-        full(mutant.build(), max_examples=80)
+        full(mutants.causal_top_left, max_examples=80)
     said = str(caught.value)
     assert "causal_top_left fails 'oracle'" in said
     assert "Case(N_k=2, causal=True, block=(8, 4))" in said
@@ -508,6 +507,25 @@ def test_budgets_are_the_data_s_and_not_a_constant() -> None:
     assert half.mean() > 50 * small.mean()
     double = Case(N_q=4, N_k=6, d=8, regime="integers").problem(Spec(C=4)).solution.O_budget
     assert np.allclose(double, 2 * small)
+
+
+def test_stored_scores_that_overflow_have_no_budget_and_others_do() -> None:
+    def unfused(q: Any, k: Any, v: Any) -> Any:
+        S = (q.astype(np.float32) / np.float32(np.sqrt(q.shape[-1])) @ k.astype(np.float32).swapaxes(-1, -2)).astype(
+            q.dtype
+        )
+        P = np.exp(S.astype(np.float32) - S.max(axis=-1, keepdims=True).astype(np.float32))
+        return (P / P.sum(axis=-1, keepdims=True) @ v.astype(np.float32)).astype(q.dtype)
+
+    spec = Spec(dtypes=("float16",), stores="scores")
+    with np.errstate(all="ignore"):
+        assert check_attention(unfused, spec, checks=["oracle"], max_examples=300).ok
+    huge = Case(d=64, N_k=9, dtype="float16", regime="massive").problem(spec)
+    huge = huge.but(q=huge.q * np.float16(8))
+    assert huge.overflowing.all()
+    assert np.isinf(huge.solution.O_budget).all()
+    assert np.isfinite(huge.but(spec=Spec(dtypes=("float16",))).solution.O_budget).all()
+    assert not Case(d=64, N_k=9, dtype="float16").problem(spec).overflowing.any()
 
 
 def test_300_examples_on_a_numpy_kernel_are_tried_with_every_check() -> None:

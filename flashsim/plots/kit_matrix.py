@@ -60,7 +60,12 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
             fontsize=5.5,
             color=VERMILLION if missed else "black",
         )
-    labels = [row["name"].replace("_", " ") + (" ○" if row["written"] == "after" else "") for row in mutants]
+    missed_then = data["missed_when_frozen"]
+    labels = [
+        row["name"].replace("_", " ")
+        + (" ●" if row["name"] in missed_then else " ○" if row["written"] == "after" else "")
+        for row in mutants
+    ]
     ax.set_yticks(np.arange(len(mutants)) + 0.5, labels, fontsize=5.5)
     ticks = [*(np.arange(len(checks)) + 0.5), len(checks) + 0.7, len(checks) + 2.0]
     names = [*(name.replace("_", " ") for name in checks), "textbook test", "first example"]
@@ -81,7 +86,8 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
         )  # fmt: skip
         start += count
     figure.suptitle(
-        f"Cases of {data['cases']} that fail, in %, by bug and check (○: written after the strategies were frozen)",
+        f"Cases of {data['cases']} that fail, in %, by bug and check (○ written after the strategies were frozen, "
+        "● and missed by them then)",
         fontsize=8,
         x=0.01,
         ha="left",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsim import reference
-from flashsim.inputs import Array, float_dtype, roundoff, smallest_normal, smallest_step
+from flashsim.inputs import Array, float_dtype, largest, roundoff, smallest_normal, smallest_step
 from flashsim.testing.regimes import MASKS, REGIMES, values
 from flashsim.testing.spec import Spec
 
@@ -188,7 +188,7 @@ class Problem:
         roundoff of the inputs' dtype, in which the weights enter the product with V and O is stored. Scores that are
         themselves stored add 3u·max|τ||q|ᵀ|k| to δ, and O stored after every block u·(P|V|) each time. Weights below
         the dtype's smallest number are lost, as are numbers below the accumulation type's smallest normal one.
-        Two averages of the same values differ by 2·max|v| at most.
+        Two averages of the same values differ by 2·max|v| at most. Stored scores that may overflow have no budget: ∞.
         |lse − lse*| ≤ C·{δ + (N_k + 8)·u₃₂ + 4u₃₂·(1 + |lse*|)}.
         """
         B, H_q, N_q, N_k = self.score_shape
@@ -216,10 +216,24 @@ class Problem:
             O_budget = self.spec.C * (np.where(mass > 0, relative * mass, 0.0) + u * np.abs(exact.O))
         lost = max(smallest_step(stored), smallest_normal(chip)) * (1 + v_.sum(axis=-2, keepdims=True))
         O_budget = np.minimum(O_budget, 2 * v_.max(axis=-2, keepdims=True) * (1 + u)) + lost
+        O_budget = np.where(self.overflowing[..., None], np.inf, O_budget)
         lse_budget = self.spec.C * (
             delta[..., 0] + (N_k + 8) * u_32 + 4 * u_32 * (1 + np.where(self.empty, 0, np.abs(lse)))
         )
+        lse_budget = np.where(self.overflowing, np.inf, lse_budget)
         return self._fill(Solution(exact.O, lse, O_budget, lse_budget), v)
+
+    @cached_property
+    def overflowing(self) -> Array:
+        """Rows whose scores may pass the end of the inputs' dtype, where the spec says that they are stored: (B, H_q, N_q).
+
+        float16 ends at 65,504. There is no budget for such a row.
+        """
+        if self.spec.stores != "scores":
+            return np.zeros(self.score_shape[:3], bool)
+        q, k, _ = self.heads
+        reach = reference.score_reach(q, k, scale=max(abs(self.tau), 1.0), mask=self.allowed)[..., 0]
+        return np.asarray(reach * (1 + 8 * roundoff(self.q.dtype)) >= largest(self.q.dtype))
 
     def _fill(self, solution: Solution, v: Array) -> Solution:
         """Set what the spec says of empty rows, and the base of the logarithm."""
@@ -259,6 +273,9 @@ class Problem:
             q, k, v, self.dO, **how, chip=chip, stored=stored, stores=stores, dQ_stores=stores,
             scores_stored=self.spec.stores == "scores", operands_stored=True, flushed=True, C=self.spec.C,
         )  # fmt: skip
+        lost = self.overflowing[..., None]
+        whole = lost.any(axis=2, keepdims=True)
+        budgets = reference.Three(*(np.where(b, np.inf, a) for a, b in zip(budgets, (lost, whole, whole), strict=True)))
         u = roundoff(stored) + self.group * roundoff(chip)
         dk, dv = (self._over_groups(a) for a in exact[1:])
         more = [self.spec.C * u * self._over_groups(np.abs(a)) for a in exact[1:]]
@@ -279,7 +296,7 @@ class Problem:
             q, k, v, **how, chip=chip, stored=stored, stores=T_c if self.spec.stores == "output_per_block" else 1,
             scores_stored=self.spec.stores == "scores", operands_stored=True, flushed=True, C=self.spec.C,
         )  # fmt: skip
-        return O, budget
+        return O, np.where(self.overflowing[..., None], np.inf, budget)
 
     def _over_groups(self, a: Array) -> Array:
         """Add up what query heads contribute to the KV head that they share."""

@@ -311,7 +311,8 @@ def identity_values(t: Trial) -> Comparisons:
     allowed = np.zeros((*problem.score_shape[:3], width), bool)
     seen = problem.allowed[..., first : first + width]
     allowed[..., : seen.shape[-1]] = seen
-    yield Comparison("the weights of masked keys", got.O, np.zeros_like(got.O), 0.0, live & ~allowed, identity)
+    masked = live & ~allowed & ~problem.overflowing[..., None]
+    yield Comparison("the weights of masked keys", got.O, np.zeros_like(got.O), 0.0, masked, identity)
 
 
 @check(needs=_all_of(_lse, _cross), fit=lambda case, kernel: case if case.N_k > 1 else None)
@@ -506,6 +507,8 @@ def masked_gradients(t: Trial) -> Comparisons:
     if not _gradients_promised(t):
         return
     dead, empty = t.problem.dead[..., None], t.problem.empty[..., None]
+    if t.problem.overflowing.any():
+        return
     for name, got, nothing in zip(("dq", "dk", "dv"), t.gradients, (empty, dead, dead), strict=True):
         yield Comparison(f"{name} of what is masked", got, np.zeros_like(got), 0.0, nothing, t.problem)
 

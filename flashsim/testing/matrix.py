@@ -16,11 +16,15 @@ from flashsim.testing.kernel import Kernel
 from flashsim.testing.mutants import ALL, EARLY, Implementation, Mutant
 from flashsim.testing.running import applicable, survey
 
-EXAMPLES, SEEDS, CASES = 300, 5, 100
+EXAMPLES, SEEDS, CASES = 300, 5, 300
+
+# The mutants of `late.py` were tried once on the strategies as they were frozen (commit 656928c), with seed 0. All were
+# noticed but this one; since then q, k and v may each lie in memory in their own way ("mixed").
+MISSED_WHEN_FROZEN = ("strides_of_K_and_V_swapped",)
 
 
 def matrix(jobs: int = 1, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Return, for every mutant, how many of 100 cases each check fails on, and when a check-up of 300 examples notices it.
+    """Return, for every mutant, how many of 300 cases each check fails on, and when a check-up of 300 examples notices it.
 
     The check-up is run with five seeds: `first` lists the example that first failed a check, or None.
     """
@@ -36,6 +40,7 @@ def matrix(jobs: int = 1, progress: Callable[[int, int], None] | None = None) ->
         "examples": EXAMPLES,
         "cases": CASES,
         "mutants": rows,
+        "missed_when_frozen": list(MISSED_WHEN_FROZEN),
         "caught_with_every_seed": len(caught),
         "caught_by_the_textbook_test": sum(row["textbook"] for row in rows),
         "median_first_example": median(k for row in rows for k in row["first"] if k is not None),
@@ -101,7 +106,8 @@ def as_markdown(data: dict[str, Any]) -> str:
         f"Failing cases of {data['cases']}, by check; blank: none; –: does not apply. "
         f"*First*: the example at which a check-up of {data['examples']} first fails, with {SEEDS} seeds. "
         "*Textbook*: whether `np.allclose` on Gaussian inputs of one aligned, square shape notices. "
-        "Bugs marked ○ were written after the strategies were frozen, by an author who had not seen them.",
+        "Bugs marked ○ were written after the strategies were frozen, by an author who had not seen them; ● is the one of "
+        "these that the frozen strategies missed, and that changed them.",
         "",
         *(f"{number}. `{name}`: {about}" for number, (name, about) in enumerate(data["checks"].items(), 1)),
         "",
@@ -109,7 +115,7 @@ def as_markdown(data: dict[str, Any]) -> str:
         f"|---|---|--:|---|{'--:|' * len(short)}",
     ]
     for row in data["mutants"]:
-        late = " ○" if row["written"] == "after" else ""
+        late = " ●" if row["name"] in data["missed_when_frozen"] else " ○" if row["written"] == "after" else ""
         first = ", ".join("never" if k is None else str(k) for k in row["first"])
         cells = (str(row["failed"][name] or "") if name in row["failed"] else "–" for name in short)
         threads = ", ".join(row["threads"])

@@ -1,0 +1,42 @@
+"""The kit finds nothing wrong with attentions that are right: ours, plain NumPy ones, PyTorch's, JAX's and Triton's.
+
+Few examples by default. FLASHSIM_EXAMPLES=2000 in the environment asks for more; scripts/kit_conformance.py makes a table.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from flashsim.testing import check_attention
+from tests.implementations import IMPLEMENTATIONS
+
+EXAMPLES = int(os.environ.get("FLASHSIM_EXAMPLES", "25"))
+SLOW = {"memory_efficient": 0.25}  # the share of them that it is given
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_correct_attention_passes(name: str) -> None:
+    implementation = IMPLEMENTATIONS[name]
+    if implementation.missing:
+        pytest.skip(implementation.missing)
+    share = implementation.share * (SLOW.get(name, 1.0) if EXAMPLES < 100 else 1.0)
+    subject = implementation.build()
+    report = check_attention(
+        subject.fn,
+        subject.spec,
+        backward=subject.backward,
+        dropout=subject.keep,
+        expected_failures=subject.expected_failures,
+        max_examples=max(10, round(share * EXAMPLES)),
+        on_fail="return",  # an expected failure may be too rare to be seen in so few examples
+    )
+    assert not report.failures, str(report)
+    assert sum(tally.tried for tally in report.tallies.values()) > report.examples
+
+
+def test_expected_failures_say_why() -> None:
+    for implementation in IMPLEMENTATIONS.values():
+        if not implementation.missing:
+            assert all(len(reason) > 20 for reason in implementation.build().expected_failures.values())
