@@ -74,7 +74,10 @@ class Mutant:
     spec: Spec = SPEC
 
     def build(self) -> Implementation:
-        """Return the buggy attention, anew: some remember earlier calls. Raises ValueError for a change whose `before` does not occur exactly once."""
+        """Return the buggy attention, anew: some remember earlier calls.
+
+        Raises ValueError for a change whose `before` does not occur exactly once.
+        """
         return _build(self)
 
 
