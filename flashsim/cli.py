@@ -1,5 +1,6 @@
-"""The command line: `flashsim run`, `count`, `plot`, `check`, `verify`. Results on stdout, progress and errors on stderr.
+"""The command line: `flashsim run`, `count`, `plot`, `check`, `example`, `verify`.
 
+Results go to stdout, progress and errors to stderr.
 Exit status: 0 all is well, 1 a claim or a check failed, 2 the arguments or the input make no sense.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flashsim
-from flashsim import cli_check, patterns
+from flashsim import cli_check, cli_example, patterns
 from flashsim.algorithms import FORWARD
 from flashsim.inputs import DEFAULT_SRAM_BYTES, FLOATS, float_dtype
 from flashsim.memory import MemoryModelError
@@ -35,6 +36,8 @@ FIGURES = {  # as in flashsim.plots.FIGURES, which `--help` need not wait for
     "memory": "Figure 3 (right), extra memory against N",
     "arrays": "accesses by array, every algorithm",
     "appendix_b5": "FlashAttention and Rabe & Staats",
+    "roofline": "FLOP/byte on an A100, and what binds",
+    "l2": "DRAM traffic against the size of an L2",
 }
 BLOCK_MASKS: dict[str, Any] = {
     "butterfly": patterns.butterfly,
@@ -171,6 +174,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     check = command("check", cli_check.run, cli_check.SUMMARY, cli_check.EXAMPLES)
     cli_check.add_options(check)
+
+    example = command("example", cli_example.run, cli_example.SUMMARY, cli_example.EXAMPLES)
+    cli_example.add_options(example)
 
     verify = command(
         "verify",

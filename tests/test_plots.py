@@ -547,6 +547,8 @@ SCRIPTS = {
     "memory": "figure_3_right",
     "arrays": "accesses_by_array",
     "appendix_b5": "appendix_b5",
+    "roofline": "roofline",
+    "l2": "l2",
 }
 
 

@@ -12,6 +12,8 @@ from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.by_array import arrays_data, plot_arrays, plot_run, run_figure
 from flashsim.plots.catalogue import FIGURES, Chart, write_figure
 from flashsim.plots.footprint import memory_data, plot_memory
+from flashsim.plots.l2 import l2_data, plot_l2
+from flashsim.plots.roofline import plot_roofline, roofline_data
 from flashsim.plots.saving import figure_of, save
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data
 from flashsim.plots.style import column_figure
@@ -26,16 +28,20 @@ __all__ = [
     "blocks_data",
     "column_figure",
     "figure_of",
+    "l2_data",
     "memory_data",
     "plot_appendix_b5",
     "plot_arrays",
     "plot_blocks",
+    "plot_l2",
     "plot_memory",
+    "plot_roofline",
     "plot_run",
     "plot_sparsity",
     "plot_theorem2",
     "plot_theorem5",
     "plot_traffic",
+    "roofline_data",
     "run_figure",
     "save",
     "sparsity_data",

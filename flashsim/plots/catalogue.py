@@ -17,6 +17,8 @@ from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.by_array import arrays_data, plot_arrays
 from flashsim.plots.footprint import memory_data, plot_memory
+from flashsim.plots.l2 import l2_data, plot_l2
+from flashsim.plots.roofline import plot_roofline, roofline_data
 from flashsim.plots.saving import figure_of, save
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data
 from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
@@ -45,6 +47,8 @@ FIGURES: dict[str, Chart] = {
     "memory": Chart(memory_data, plot_memory, "Figure 3 (right): extra memory against N, and where 40 GB end"),
     "arrays": Chart(arrays_data, plot_arrays, "accesses by array, every algorithm, forward and backward"),
     "appendix_b5": Chart(appendix_b5_data, plot_appendix_b5, "Appendix B.5: FlashAttention and Rabe & Staats compared"),
+    "roofline": Chart(roofline_data, plot_roofline, "the roofline of an A100: intensity, and what binds"),
+    "l2": Chart(l2_data, plot_l2, "a third level: DRAM traffic against the size of an L2"),
 }
 
 

@@ -1,0 +1,281 @@
+"""A third level: an L2 cache between SRAM and DRAM, as an observer of the two-level memory.
+
+The model has one large memory. A GPU has two: what an SM asks for goes to the L2 first, and only what the L2 does not hold
+goes on to DRAM. So the model's "HBM accesses" are SM↔L2 traffic, and the misses of this cache are DRAM traffic::
+
+    l2 = L2(size=200_000)                                      # elements, like everything here
+    flashsim.forward("flash_basic", Q, K, V, observers=[l2])
+    l2.flush()                                                 # what is still dirty goes to DRAM
+    l2.accesses, l2.dram_reads, l2.dram_writes, l2.by_array["O"]
+
+It is fully associative and replaces the least recently used line. A line is `line` consecutive elements of one matrix
+in row-major order (32: a GPU's 128 bytes, in float32), so that passes which cut a matrix into different blocks still share
+what they touch. A matrix starts on a line of its own, and its last line counts as whole against the size.
+
+Policy: write back, write allocate. A line is given its place whole but filled element by element: reading fetches only the
+elements that are asked for and not yet there, writing fetches nothing, and a line that leaves writes back what was written
+in it. So a cache too small for one line passes every access on, no more and no less, and one that holds everything lets
+only the compulsory traffic through: the first read of each input element, and one write of each element that was written.
+(A GPU's L2 fetches sectors of 32 bytes, and writes with byte masks.)
+
+Heads run one after another here, each with arrays of its own, and what earlier heads left in the cache ages out. A GPU runs
+about as many heads at once as it has SMs, and they share the L2: one head then has about an SM's share, l2 / sms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cache
+
+from flashsim.inputs import check_count
+from flashsim.memory import SRAM, Event
+from flashsim.records import Traffic
+from flashsim.source import Site
+
+
+@dataclass
+class CacheTraffic:
+    """What one array moved, in elements, between SM and L2 (`reads`, `writes`) and between L2 and DRAM.
+
+    `hits` are accesses to an element that the cache held. Every read that misses is a DRAM read; a write that misses is
+    not, as it fetches nothing. `dram_writes` are write-backs.
+    """
+
+    reads: int = 0
+    writes: int = 0
+    hits: int = 0
+    dram_reads: int = 0
+    dram_writes: int = 0
+
+    @property
+    def accesses(self) -> int:
+        """SM↔L2 traffic: what the two-level model calls HBM accesses."""
+        return self.reads + self.writes
+
+    @property
+    def misses(self) -> int:
+        """Accesses, read or written, to an element that the cache did not hold."""
+        return self.accesses - self.hits
+
+    @property
+    def dram_accesses(self) -> int:
+        """L2↔DRAM traffic."""
+        return self.dram_reads + self.dram_writes
+
+
+class _Line:
+    """A resident line: which of its elements it holds and which were written, a bit each, and whose traffic it is."""
+
+    __slots__ = ("dirty", "held", "traffic")
+
+    def __init__(self, held: int, dirty: int, traffic: CacheTraffic) -> None:
+        self.held, self.dirty, self.traffic = held, dirty, traffic
+
+
+class L2:
+    """A fully associative LRU cache of `size` elements in lines of `line`, write back, write allocate. An observer.
+
+    `by_array` is traffic by array name, heads added up. Call `flush` at the end of a run; until then `dram_writes` lacks
+    what is still dirty. Passing one cache to several runs keeps its contents, and counts up.
+
+    Needs the order of accesses, so a run with numbers (`forward`, `backward`): `count` runs equal turns once, and is
+    refused with ValueError.
+    """
+
+    def __init__(self, size: int, *, line: int = 32) -> None:
+        if size:
+            check_count("size", size)
+        self.size, self.line = size, check_count("line", line)
+        self.capacity = size // line  # in lines
+        self._whole = (1 << line) - 1
+        self.by_array: dict[str, CacheTraffic] = {}
+        self._lines: OrderedDict[int, _Line] = OrderedDict()  # the least recently used first
+        self._next = 0  # the first line number that no array has yet
+        self._head: _Head | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Follow one event."""
+        head = self._head
+        if head is None or head.sram is not event.sram:
+            head = self._head = _Head(event.sram)
+        if event.kind == "enter":
+            head.turns.append(event.elements)
+        elif event.kind == "leave":
+            head.turns.pop()
+        elif event.kind in ("init", "load", "store"):
+            if event.times != 1:
+                raise ValueError(
+                    "an L2 needs every access in order; count(…) folds equal turns into one: use forward(…)"
+                )
+            self._move(event, head)
+
+    def _move(self, event: Event, head: _Head) -> None:
+        array, top, left, rows, cols = head.place(event)
+        if array not in head.first_line:
+            head.first_line[array] = self._next
+            self._next += -(-math.prod(head.shape(array)) // self.line)
+        width = head.shape(array)[1]
+        start = head.first_line[array] * self.line + top * width + left
+        write = event.kind != "load"
+        if cols == width:
+            self.access(array, start, rows * cols, write)
+        else:
+            for row in range(rows):
+                self.access(array, start + row * width, cols, write)
+
+    def access(self, array: str, start: int, elements: int, write: bool) -> None:
+        """Read or write `elements` from the address `start` (in elements) on; `array` is whom it is counted for."""
+        line, lines, capacity = self.line, self._lines, self.capacity
+        traffic = self.by_array.setdefault(array, CacheTraffic())
+        if write:
+            traffic.writes += elements
+        else:
+            traffic.reads += elements
+        stop, hits = start + elements, 0
+        for number in range(start // line, -(-stop // line)):
+            low = number * line
+            if start <= low and low + line <= stop:
+                asked = self._whole
+            else:
+                asked = (1 << min(stop - low, line)) - (1 << max(start - low, 0))
+            entry = lines.get(number)
+            if entry is None:
+                entry = lines[number] = _Line(asked, 0, traffic)
+            else:
+                lines.move_to_end(number)
+                hits += (entry.held & asked).bit_count()
+                entry.held |= asked
+            if write:
+                entry.dirty |= asked
+            if len(lines) > capacity:
+                _write_back(lines.popitem(last=False)[1])
+        traffic.hits += hits
+        if not write:
+            traffic.dram_reads += elements - hits
+
+    def flush(self) -> None:
+        """Write back all that is dirty. It stays in the cache, clean."""
+        for entry in self._lines.values():
+            _write_back(entry)
+
+    @property
+    def total(self) -> CacheTraffic:
+        """All arrays' traffic."""
+        each = self.by_array.values()
+        return CacheTraffic(
+            *(sum(getattr(a, name) for a in each) for name in ("reads", "writes", "hits", "dram_reads", "dram_writes"))
+        )
+
+    @property
+    def accesses(self) -> int:
+        """SM↔L2 traffic in elements, equal to the model's HBM accesses."""
+        return self.total.accesses
+
+    @property
+    def hits(self) -> int:
+        """Accesses to an element that the cache held."""
+        return self.total.hits
+
+    @property
+    def misses(self) -> int:
+        """Accesses to an element that it did not hold."""
+        return self.total.misses
+
+    @property
+    def dram_reads(self) -> int:
+        """Elements fetched from DRAM."""
+        return self.total.dram_reads
+
+    @property
+    def dram_writes(self) -> int:
+        """Elements written back to DRAM."""
+        return self.total.dram_writes
+
+    @property
+    def dram_accesses(self) -> int:
+        """L2↔DRAM traffic in elements."""
+        return self.total.dram_accesses
+
+    def dram_bytes(self, hbm: Traffic) -> int:
+        """Return DRAM traffic in bytes, each array at its item size, which `hbm`, a run's accesses, tells."""
+        return sum(moved.dram_accesses * hbm.by_array[array].itemsize for array, moved in self.by_array.items())
+
+    def __repr__(self) -> str:
+        held = f"{len(self._lines):,} of {self.capacity:,} lines of {self.line}"
+        rows = [f"L2 of {self.size:,} elements, {held} in use"]
+        rows.append(f"{'array':<10}{'accesses':>14}{'hits':>14}{'DRAM reads':>14}{'DRAM writes':>14}")
+        for name, a in {**self.by_array, "total": self.total}.items():
+            rows.append(f"{name:<10}{a.accesses:>14,}{a.hits:>14,}{a.dram_reads:>14,}{a.dram_writes:>14,}")
+        return "\n".join(rows)
+
+
+def _write_back(entry: _Line) -> None:
+    if entry.dirty:
+        entry.traffic.dram_writes += entry.dirty.bit_count()
+        entry.dirty = 0
+
+
+# ------------------------------------------------------------------------------------------------- where a block lies
+
+
+@cache
+def _indices(name: str) -> tuple[str, tuple[int, ...]]:
+    """Return ("S", (1, 2)) for "S[1, 2]", and no indices for a whole matrix."""
+    array, _, inside = name.partition("[")
+    return array, tuple(int(i) for i in inside.rstrip("]").split(",")) if inside else ()
+
+
+class _Head:
+    """One head's arrays, and where in them the blocks lie that events name.
+
+    An event says that it was "Q[5]", of so many rows, and not where that begins: after five blocks as large as itself, or
+    wherever the ragged last block does. Block 0, seen before at the same line of the source, tells how large the others
+    are; where block 0 was skipped (block-sparse), a loop tells whether it is in its last turn.
+    """
+
+    def __init__(self, sram: SRAM) -> None:
+        self.sram = sram
+        self.turns: list[int] = []  # of the loops around, outermost first
+        self.first_line: dict[str, int] = {}
+        self._shapes: dict[str, tuple[int, int]] = {}
+        self._first: dict[tuple[Site, str, int], int] = {}  # how long block 0 was, by axis
+
+    def shape(self, array: str) -> tuple[int, int]:
+        """Return the shape of an array in this head's HBM."""
+        if array not in self._shapes:
+            self._shapes[array] = self.sram.hbm.matrix(array).shape
+        return self._shapes[array]
+
+    def place(self, event: Event) -> tuple[str, int, int, int, int]:
+        """Return array, first row, first column, rows and columns of what an event moved."""
+        array, indices = _indices(event.name)
+        whole = self.shape(array)
+        if event.tile is None:  # "init" writes all of it
+            return array, 0, 0, *whole
+        start = [0, 0]
+        for axis, index in enumerate(indices):
+            start[axis] = self._start(event, array, axis, index, event.tile.shape[axis], whole[axis])
+        return array, *start, *event.tile.shape
+
+    def _start(self, event: Event, array: str, axis: int, index: int, extent: int, whole: int) -> int:
+        key = event.site, array, axis
+        if index == 0:
+            self._first[key] = extent
+            return 0
+        full, last = index * extent, whole - extent  # where it begins if as large as the others, and if the last
+        if key in self._first:
+            start = index * self._first[key]
+            if start not in (full, last):
+                raise ValueError(f"{event.name} of {extent} does not follow blocks of {self._first[key]} in {whole}")
+            return start
+        if full >= last or last % index:
+            return min(full, last)
+        around = zip(event.loops, self.turns, strict=True)
+        in_last_turn = [at == turns - 1 for (_, at), turns in around if at == index]
+        if len(_indices(event.name)[1]) == 1:
+            in_last_turn = in_last_turn[-1:]  # the innermost
+        if len(set(in_last_turn)) != 1:
+            raise ValueError(f"cannot tell where {event.name} begins: block 0 was not accessed before it")
+        return last if in_last_turn[0] else full

@@ -1,0 +1,82 @@
+"""Worked examples, step by step: those of a book chapter on FlashAttention's practice, and its two statements that are wrong.
+
+    EXAMPLES[name].compute()    the steps, as dataclasses of numbers and arrays
+    EXAMPLES[name].lines(steps) the same as text
+    as_json(steps)              the same as plain data; JSON has no infinities, so these become "inf", "-inf", "nan"
+
+Nothing is written down beforehand: each number is computed from the example's inputs, at full precision, and rounded only
+to be shown. The chapter is "FlashAttention: Theory and Practice"; its m is the paper's m, its s the paper's ℓ, its o not
+yet divided by s. `slips` lists numbers that the chapter prints otherwise, and why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from flashsim.examples import exp_overflow, not_bit_for_bit, online_attention, online_softmax, prefill
+
+__all__ = ["EXAMPLES", "Example", "as_json"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example: what it is about, where in flashsim the same step is, its steps, and their text."""
+
+    about: str
+    where: str
+    compute: Callable[[], Any]
+    lines: Callable[[Any], Iterator[str]]
+
+
+EXAMPLES: dict[str, Example] = {
+    "online_softmax": Example(
+        "softmax of [2, 5, 1, 4], one value at a time",
+        online_softmax.WHERE,
+        online_softmax.compute,
+        online_softmax.lines,
+    ),
+    "online_attention": Example(
+        "attention of one query over three keys, one key at a time",
+        online_attention.WHERE,
+        online_attention.compute,
+        online_attention.lines,
+    ),
+    "prefill": Example(
+        "causal attention in tiles: n = 6, d = 2, B_q = 2, B_k = 3, all three query tiles",
+        prefill.WHERE,
+        prefill.compute,
+        prefill.lines,
+    ),
+    "not_bit_for_bit": Example(
+        "tiled and standard attention differ in their last bits, within rounding",
+        not_bit_for_bit.WHERE,
+        not_bit_for_bit.compute,
+        not_bit_for_bit.lines,
+    ),
+    "exp_overflow": Example(
+        "exp(100) is infinite in float32, and what subtracting the maximum does about it",
+        exp_overflow.WHERE,
+        exp_overflow.compute,
+        exp_overflow.lines,
+    ),
+}
+
+
+def as_json(steps: Any) -> Any:
+    """Return dataclasses, arrays and numbers as what JSON can hold."""
+    if is_dataclass(steps):
+        names = [field.name for field in fields(steps)]
+        names += [name for name, held in vars(type(steps)).items() if isinstance(held, property)]
+        return {name: as_json(getattr(steps, name)) for name in names}
+    if isinstance(steps, np.ndarray | np.generic):
+        return as_json(steps.tolist())
+    if isinstance(steps, list | tuple | range):
+        return [as_json(item) for item in steps]
+    if isinstance(steps, float) and not math.isfinite(steps):
+        return str(steps)
+    return steps

@@ -1,0 +1,112 @@
+"""DRAM traffic against the size of an L2 cache between SRAM and DRAM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
+
+from flashsim.api import forward
+from flashsim.cache import L2
+from flashsim.machines import MACHINES
+from flashsim.plots.style import BLUE, GREY, VERMILLION, column_figure, dress, styled
+
+_SHAPE = {"N": 1024, "d": 64, "M": 51_200}
+_DTYPE = "float16"
+_SIZES = [round(2 ** (e / 2)) for e in range(2 * 14, 2 * 22)]
+_MARKED = ("A100-40GB", "H200")
+
+
+def l2_data() -> dict[str, Any]:
+    """Return DRAM traffic (elements, one head) of standard and FlashAttention against the size of the L2 (elements).
+
+    `accesses`: the model's HBM accesses, what SMs and L2 exchange. `compulsory`: what is left when the L2 holds
+    everything, by array. A line is a row of Q. `per_sm`: an SM's share of the L2 of some machines, in elements of float16.
+    """
+    N, d, M = (_SHAPE[name] for name in ("N", "d", "M"))
+    Q, K, V = (np.zeros((N, d), np.float32) for _ in range(3))  # nothing but the order of accesses matters
+    curves = {}
+    for name in ("standard", "flash"):
+        caches = [L2(size, line=d) for size in _SIZES]
+        everything = L2(10**9, line=d)
+        run = forward(name, Q, K, V, M=M, observers=[*caches, everything])
+        for l2 in (*caches, everything):
+            l2.flush()
+        curves[name] = {
+            "accesses": run.hbm.accesses,
+            "dram_reads": [l2.dram_reads for l2 in caches],
+            "dram_writes": [l2.dram_writes for l2 in caches],
+            "compulsory": {array: moved.dram_accesses for array, moved in everything.by_array.items()},
+        }
+    shares = {name: MACHINES[name].l2_share(_DTYPE) for name in _MARKED}
+    return {**_SHAPE, "line": d, "sizes": _SIZES, "per_sm": {"dtype": _DTYPE, **shares}, "curves": curves}
+
+
+_LOOK = {"standard": (VERMILLION, "--", "s"), "flash": (BLUE, "-", "o")}
+_NAMES = {"standard": "standard", "flash": "FlashAttention"}
+
+
+@styled
+def plot_l2(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each (dotted).
+
+    `data`: what `l2_data` returned.
+    """
+    data = l2_data() if data is None else data
+    ax = column_figure(3.6).subplots() if ax is None else ax
+    dress(ax)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    sizes, curves = data["sizes"], data["curves"]
+    for name, curve in curves.items():
+        colour, dashes, marker = _LOOK[name]
+        dram = [r + w for r, w in zip(curve["dram_reads"], curve["dram_writes"], strict=True)]
+        ax.plot(sizes, dram, color=colour, linestyle=dashes, marker=marker, mfc="white", gid=name)
+        floor = sum(curve["compulsory"].values())
+        ax.axhline(floor, color=colour, linestyle=":", linewidth=1, gid=f"{name} compulsory")
+        ax.annotate(_NAMES[name], (sizes[0], dram[0]), (4, 5), textcoords="offset points", color=colour)
+    _say_floors(ax, data)
+    shares = {machine: share for machine, share in data["per_sm"].items() if machine != "dtype"}
+    for machine, share in shares.items():
+        ax.axvline(share, color=GREY, linestyle="-.", linewidth=0.8, gid=machine)
+    names = " and ".join(machine.removesuffix("-40GB") for machine in shares)
+    at = max(shares.values())
+    ax.annotate(
+        f"an SM's share\nof the L2: {names}",
+        (at, 1),
+        (3, 0),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        color=GREY,
+        va="top",
+    )
+    ax.set_ylim(1.5e5, 1.6e7)
+    ax.set_xlim(sizes[0] / 1.1, sizes[-1] * 1.1)
+    ax.xaxis.set_major_locator(LogLocator(4))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x / 2**20:.0f} Mi" if x >= 2**20 else f"{x / 2**10:.0f} Ki")
+    shape = f"N = {data['N']:,}, d = {data['d']}, M = {data['M']:,}, one head"
+    ax.set_xlabel(f"size of the L2 (elements)\n{shape}")
+    ax.set_ylabel("DRAM reads + writes (elements)")
+    ax.set_title("An L2 that holds Q and O leaves FlashAttention\nonly what it must move", x=-0.16)
+    return ax
+
+
+def _say_floors(ax: Axes, data: Mapping[str, Any]) -> None:
+    N, d = data["N"], data["d"]
+    forms = {4 * N * d + 2 * N: "4Nd + 2N", 4 * N * d + 2 * N * N: "4Nd + 2N²"}
+    for name, curve in data["curves"].items():
+        floor = sum(curve["compulsory"].values())
+        text = f"compulsory: {forms[floor]}" if floor in forms else f"compulsory: {floor:,}"
+        ax.annotate(
+            text,
+            (data["sizes"][-1], floor),
+            (0, -3),
+            textcoords="offset points",
+            color=_LOOK[name][0],
+            ha="right",
+            va="top",
+        )

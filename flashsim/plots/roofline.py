@@ -1,0 +1,172 @@
+"""The roofline of a machine, and where the algorithms and the book chapter's tiles stand under it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
+
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.api import backward, forward
+from flashsim.cache import L2
+from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
+from flashsim.plots.style import BLACK, BLUE, GREEN, GREY, PURPLE, VERMILLION, column_figure, dress, styled
+
+_THROUGH_L2 = ("standard", "flash")
+_TABLES = {"forward": FORWARD, "backward": BACKWARD}
+
+
+def roofline_data(*, machine: str = "A100-40GB", N: int = 1024, d: int = 64, dtype: str = "float16") -> dict[str, Any]:
+    """Return a machine's roof and each algorithm's intensity (FLOP/byte), time (s, one head), and what binds it.
+
+    By direction: `algorithms`, with M = one SM's SRAM and every HBM access of the model a DRAM access; `through_l2`, the
+    same with DRAM traffic being the misses of an SM's share of the L2. `chapter`: the book chapter's tiles, prefill
+    32 × 32 and decode, d = 128, 2 bytes; `intensity` exactly, `printed` as the chapter divides. Raises ValueError for a
+    machine that is not in `MACHINES` or cannot compute in `dtype`.
+    """
+    if machine not in MACHINES:
+        raise ValueError(f"unknown machine {machine!r}; known: {', '.join(MACHINES)}")
+    on = MACHINES[machine]
+    directions: dict[str, Any] = {}
+    for direction, table in _TABLES.items():
+        counted = {name: predict(on, name, N=N, d=d, dtype=dtype, direction=direction) for name in table}
+        directions[direction] = {
+            "algorithms": {name: _numbers(line) for name, line in counted.items()},
+            "through_l2": {
+                name: _numbers(roofline(on, nbytes[direction], counted[name].flops, dtype))
+                for name, nbytes in _dram_bytes(on, N, d, dtype).items()
+            },
+        }
+    tiles = {"prefill": kv_tile(B_q=32, B_k=32, d=128), "decode": kv_tile(B_q=1, B_k=32, d=128)}
+    chapter = {
+        name: {**_numbers(roofline(on, t.nbytes, t.flops, dtype)), "printed": float(t.as_printed)}
+        for name, t in tiles.items()
+    }
+    return {
+        "machine": machine,
+        "bandwidth": on.bandwidth,
+        "peak": on.peak_for(dtype),
+        "ridge": on.ridge(dtype),
+        "l2_share": on.l2_share(dtype),
+        "N": N,
+        "d": d,
+        "M": on.M(dtype),
+        "dtype": dtype,
+        "directions": directions,
+        "chapter": chapter,
+    }
+
+
+def _numbers(line: Roofline) -> dict[str, Any]:
+    return {
+        "bytes": line.nbytes,
+        "flops": line.flops,
+        "intensity": line.intensity,
+        "time": line.time,
+        "reached": line.reached,
+        "bound": line.bound,
+    }
+
+
+def _dram_bytes(on: Machine, N: int, d: int, dtype: str) -> dict[str, dict[str, int]]:
+    """Return DRAM traffic through an SM's share of the L2, by algorithm and direction."""
+    zeros = np.zeros((N, d), dtype)
+    moved = {}
+    for name in _THROUGH_L2:
+        caches = {direction: L2(on.l2_share(dtype)) for direction in _TABLES}
+        run = forward(name, zeros, zeros, zeros, M=on.M(dtype), observers=[caches["forward"]])
+        gradients = backward(name, run, zeros, observers=[caches["backward"]])
+        for l2 in caches.values():
+            l2.flush()
+        traffic = {"forward": run.hbm, "backward": gradients.hbm}
+        moved[name] = {direction: l2.dram_bytes(traffic[direction]) for direction, l2 in caches.items()}
+    return moved
+
+
+_SHOWN = {
+    "standard": (VERMILLION, "s", "standard"),
+    "flash": (BLUE, "o", "FlashAttention"),
+    "rabe_staats": (PURPLE, "D", "Rabe & Staats"),
+    "memory_efficient": (GREEN, "^", "closed form"),
+}
+_CHAPTER = {"prefill": "tile of 32 × 32", "decode": "decode"}
+_APART = 1.05  # points nearer than this factor are not drawn twice
+
+
+@styled
+def plot_roofline(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw the roof, FLOP/s against FLOP/byte, log-log, and the algorithms under it: forward, and backward.
+
+    Filled: every HBM access reaches DRAM. Hollow, where that is elsewhere: through an SM's share of the L2. The legend has
+    intensities. Black: the book chapter's tiles. Rabe and Staats are drawn where they differ from FlashAttention.
+
+    `data`: what `roofline_data` returned. `ax`: two axes; None: a new column of two.
+    """
+    data = roofline_data() if data is None else data
+    axes: Sequence[Axes] = list(column_figure(6.2).subplots(2)) if ax is None else ax
+    for panel, (direction, points) in zip(axes, data["directions"].items(), strict=True):
+        dress(panel)
+        _draw(panel, direction, points, data)
+    peak, bandwidth = data["peak"] / 1e12, data["bandwidth"] / 1e9
+    axes[0].set_title(
+        f"{data['machine']}: {bandwidth:,.4g} GB/s, {peak:,.4g} TFLOP/s in {data['dtype']}.\n"
+        f"{_point(data['directions']['forward'])}",
+        x=-0.19,
+    )
+    return axes
+
+
+def _point(points: Mapping[str, Any]) -> str:
+    plain, cached = (points[kind]["flash"]["bound"] for kind in ("algorithms", "through_l2"))
+    what = "arithmetic" if cached == "compute" else "bandwidth"
+    return f"{what.capitalize() if plain == cached else f'With the L2, {what}'} binds FlashAttention"
+
+
+def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    bandwidth, peak, ridge = (data[k] for k in ("bandwidth", "peak", "ridge"))
+    plain, cached = points["algorithms"], points["through_l2"]
+    everywhere = (
+        at["intensity"] for way in data["directions"].values() for kind in way.values() for at in kind.values()
+    )
+    left, right = 0.2, 4 * max(ridge, *everywhere)
+    bottom = left * bandwidth / 2
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.plot([left, ridge, right], [left * bandwidth, peak, peak], color=BLACK, gid="roof")
+    ax.plot([ridge, ridge], [peak, peak * 5], color=GREY, linestyle="-.", linewidth=0.8, gid="ridge")
+    if direction == "forward":
+        for name, label in _CHAPTER.items():
+            at = data["chapter"][name]
+            look: dict[str, Any] = {"color": BLACK, "marker": "*" if name == "prefill" else "x", "markersize": 7}
+            _mark(ax, at, name, label=f"{label}: {at['intensity']:.3g}", **look)
+    for name, (colour, marker, label) in _SHOWN.items():
+        look, text = {"color": colour, "marker": marker}, f"{label}: {plain[name]['intensity']:.3g}"
+        if name in cached and _apart(cached[name], plain[name]):
+            text += f" → {cached[name]['intensity']:.3g}"
+            _mark(ax, cached[name], f"{name} through L2", mfc="white", **look)
+        if name != "rabe_staats" or _apart(plain[name], plain["flash"]):
+            _mark(ax, plain[name], name, label=text, **look)
+    title = f"FLOP/byte → with L2\n(ridge {ridge:.3g})"
+    ax.legend(loc="lower right", title=title, alignment="left", numpoints=1, handlelength=1)
+    ax.set_xlim(left, right)
+    ax.set_ylim(bottom, peak * 5)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(10))
+        axis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(lambda y, _: f"{y / 1e12:g}")
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    shape = f"\nN = {data['N']:,}, d = {data['d']}, M = {data['M']:,}" if direction == "backward" else ""
+    ax.set_xlabel(f"{direction}: FLOP / DRAM byte{shape}")
+    ax.set_ylabel("attainable TFLOP/s")
+
+
+def _apart(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    low, high = sorted((one["intensity"], other["intensity"]))
+    return high > _APART * low
+
+
+def _mark(ax: Axes, at: Mapping[str, float], gid: str, **look: Any) -> None:
+    ax.plot(at["intensity"], at["reached"], linestyle="none", gid=gid, **look)

@@ -1,0 +1,535 @@
+"""The L2: exact where it can be known, the same as `pycachesim`, and never worse for being larger."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import theory
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.cache import L2, CacheTraffic
+from flashsim.inputs import Array
+from flashsim.memory import HBM, SRAM, Event
+from flashsim.patterns import butterfly
+
+HUGE = 10**9
+
+
+def inputs(N_q: int, N_k: int, d: int, d_v: int | None = None, dtype: str = "float64") -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(0)
+    shapes = (N_q, d), (N_k, d), (N_k, d_v or d)
+    Q, K, V = (rng.normal(size=shape).astype(dtype) for shape in shapes)
+    return Q, K, V
+
+
+class Access(NamedTuple):
+    array: str
+    start: int
+    elements: int
+    write: bool
+
+
+class Recorder(L2):
+    """An L2 that also keeps its trace."""
+
+    def __init__(self, size: int = 0, *, line: int = 1) -> None:
+        super().__init__(size, line=line)
+        self.trace: list[Access] = []
+
+    def access(self, array: str, start: int, elements: int, write: bool) -> None:
+        self.trace.append(Access(array, start, elements, write))
+        super().access(array, start, elements, write)
+
+
+def trace_of(name: str, direction: str = "forward", *, line: int, N: int = 24, d: int = 4, M: int = 64) -> list[Access]:
+    recorder = Recorder(line=line)
+    Q, K, V = inputs(N, N, d)
+    watched = [recorder] if direction == "forward" else []
+    run = flashsim.forward(name, Q, K, V, M=M, observers=watched)
+    if direction == "backward":
+        flashsim.backward(name, run, np.ones_like(run.O), observers=[recorder])
+    return recorder.trace
+
+
+def replay(trace: Sequence[Access], size: int, line: int, flush: bool = True, of: Callable[..., L2] = L2) -> L2:
+    l2 = of(size, line=line)
+    for access in trace:
+        l2.access(*access)
+    if flush:
+        l2.flush()
+    return l2
+
+
+# --------------------------------------------------------------------------------- where nothing, and where all, is held
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "dropout": {"dropout_p": 0.2, "seed": 3},
+    "dense mask": {"mask": "random", "dropout_p": 0.1},
+    "one row mask": {"mask": "row"},
+}
+
+
+def arguments(case: str, N_q: int, N_k: int) -> dict[str, Any]:
+    asked = dict(RUNS[case])
+    masks = {"random": np.random.default_rng(1).random((N_q, N_k)) < 0.7, "row": np.arange(N_k)[None] % 5 > 0}
+    if isinstance(asked.get("mask"), str):
+        asked["mask"] = masks[asked["mask"]]
+    return asked
+
+
+def run_both_ways(
+    name: str, observer: L2, asked: dict[str, Any], shape: tuple[int, int, int, int], M: int
+) -> list[Any]:
+    Q, K, V = inputs(*shape)
+    runs: list[Any] = [flashsim.forward(name, Q, K, V, M=M, observers=[observer], **asked)]
+    if name in BACKWARD:
+        dO = np.random.default_rng(2).normal(size=runs[0].O.shape)
+        runs.append(flashsim.backward(name, runs[0], dO, observers=[observer]))
+    return runs
+
+
+@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize("name", FORWARD)
+def test_without_room_every_access_reaches_dram_by_array(name: str, case: str) -> None:
+    if case != "plain" and "MASK" not in FORWARD[name].parts:
+        pytest.skip("has neither mask nor dropout")
+    for line in (1, 7, 32):
+        l2 = L2(line - 1, line=line)
+        runs = run_both_ways(name, l2, arguments(case, 13, 22), (13, 22, 3, 5), M=60)
+        l2.flush()
+        traffic = runs[0].hbm + runs[1].hbm if len(runs) > 1 else runs[0].hbm
+        assert {array for array, a in traffic.by_array.items() if a.accesses} == set(l2.by_array)
+        for array, moved in l2.by_array.items():
+            want = traffic.by_array[array]
+            assert moved == CacheTraffic(want.reads, want.writes, 0, want.reads, want.writes)
+        assert (l2.accesses, l2.misses, l2.hits) == (traffic.accesses, traffic.accesses, 0)
+        assert l2.dram_accesses == traffic.accesses
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("name", FORWARD)
+def test_with_room_for_all_only_compulsory_traffic_is_left(name: str, direction: str) -> None:
+    if direction == "backward" and name not in BACKWARD:
+        pytest.skip("has no backward pass")
+    Q, K, V = inputs(13, 22, 3, 5)
+    l2 = L2(HUGE)
+    run: Any = flashsim.forward(name, Q, K, V, M=60, observers=[l2] if direction == "forward" else [])
+    if direction == "backward":
+        run = flashsim.backward(name, run, np.ones_like(run.O), observers=[l2])
+    l2.flush()
+    for array, a in run.hbm.by_array.items():
+        if a.accesses:
+            moved = l2.by_array[array]
+            assert moved.accesses == a.accesses
+            assert moved.dram_reads == (a.size if a.role == "input" and a.reads else 0)
+            assert moved.dram_writes == (a.size if a.writes else 0)
+
+
+def test_flash_that_fits_moves_inputs_and_outputs_alone_and_standard_its_squares_too() -> None:
+    N, d, M = 1024, 64, 51_200
+    Q, K, V = inputs(N, N, d, dtype="float32")
+    l2 = {name: L2(200_000) for name in ("flash_basic", "flash", "standard")}
+    for name, observer in l2.items():
+        flashsim.forward(name, Q, K, V, M=M, observers=[observer])
+        observer.flush()
+    for name in ("flash_basic", "flash"):
+        assert (l2[name].dram_reads, l2[name].dram_writes) == (3 * N * d, N * d + 2 * N)
+        assert l2[name].accesses == theory.exact(name, N=N, d=d, M=M).hbm.accesses
+    assert theory.compulsory(N, N, d, d) == 4 * N * d
+    squares = [l2["standard"].by_array[array] for array in ("S", "P")]
+    assert all(s.dram_writes == N * N for s in squares)
+    assert sum(s.dram_reads for s in squares) > 1.9 * N * N
+    all_of_it = L2(HUGE)
+    flashsim.forward("standard", Q, K, V, M=M, observers=[all_of_it])
+    all_of_it.flush()
+    assert all_of_it.dram_accesses == 4 * N * d + 2 * N * N  # nobody reads S and P from DRAM, but they end there
+
+
+@pytest.mark.parametrize(("itemsize", "reaches_dram"), [(4, True), (2, False)])
+def test_theorem_2_in_dram_on_an_h200(itemsize: int, reaches_dram: bool) -> None:
+    """One head has 1/132 of 60 MB of L2. In float32 Q and O exceed it, in float16 they fit: as measured."""
+    N, d, B = 1024, 64, 64
+    Q, K, V = inputs(N, N, d, dtype="float32")
+    l2 = L2(60 * 2**20 // 132 // itemsize)
+    run = flashsim.forward("flash_basic", Q, K, V, M=51_200, blocks=(B, B), observers=[l2])
+    l2.flush()
+    if reaches_dram:
+        assert l2.dram_reads >= 0.98 * run.hbm.reads
+        assert 264 * 4 * l2.dram_reads == pytest.approx(2.388e9, rel=0.02)  # bytes, measured for 264 heads
+        assert 264 * 4 * l2.dram_writes == pytest.approx(1.121e9, rel=0.05)  # … which left dirty lines in the L2
+    else:
+        assert (l2.dram_reads, l2.dram_writes) == (3 * N * d, N * d + 2 * N)
+
+
+# -------------------------------------------------------------------------------------------------- where blocks lie
+
+
+class Finder(L2):
+    """Checks by its values that each block lies where it was said to lie."""
+
+    checked = 0
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if event.kind in ("load", "store"):
+            assert self._head is not None
+            array, top, left, rows, cols = self._head.place(event)
+            values = event.sram.hbm.peek(array)[top : top + rows, left : left + cols]
+            np.testing.assert_array_equal(values, np.asarray(event.tile).astype(values.dtype), event.name)
+            self.checked += 1
+
+
+@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.parametrize("M", [40, 97, 400])
+def test_blocks_are_found_where_they_lie(name: str, case: str, M: int) -> None:
+    if case != "plain" and "MASK" not in FORWARD[name].parts:
+        pytest.skip("has neither mask nor dropout")
+    for N_q, N_k in ((10, 10), (13, 22), (31, 9), (1, 16)):
+        finder = Finder(0)
+        run_both_ways(name, finder, arguments(case, N_q, N_k), (N_q, N_k, 3, 4), M)
+        assert finder.checked > 5
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_blocks_are_found_where_they_lie_in_any_block_mask(data: st.DataObject) -> None:
+    N_q, N_k, B_r, B_c = (data.draw(st.integers(1, 14)) for _ in range(4))
+    T_r, T_c = -(-N_q // min(B_r, N_q)), -(-N_k // min(B_c, N_k))
+    tiles = data.draw(st.lists(st.booleans(), min_size=T_r * T_c, max_size=T_r * T_c))
+    mask = np.array(tiles).reshape(T_r, T_c)
+    Q, K, V = inputs(N_q, N_k, 2)
+    finder = Finder(0)
+    run = flashsim.forward("block_sparse", Q, K, V, M=10**4, blocks=(B_r, B_c), block_mask=mask, observers=[finder])
+    flashsim.backward("block_sparse", run, np.ones_like(run.O), observers=[finder])
+
+
+def test_a_block_that_cannot_be_placed_is_refused() -> None:
+    hbm = HBM()
+    X = hbm.place("X", np.zeros((10, 2)))
+    sram = SRAM(hbm, 100, observers=[L2(0)])
+    sram.load(X.divide(4)[0])
+    with pytest.raises(ValueError, match=r"cannot tell where X\[2\] begins: block 0 was not accessed before it"):
+        sram.load(X.divide(4)[2])  # rows 8 and 9; or 4 and 5, of blocks of 2
+    sram.load(X.divide(1)[2])  # row 2, as row 9 is not after two blocks of one size
+
+
+def test_blocks_that_change_size_on_one_line_are_refused() -> None:
+    hbm = HBM()
+    X = hbm.place("X", np.zeros((12, 2)))
+    sram = SRAM(hbm, 100, observers=[L2(0)])
+    with pytest.raises(ValueError, match=r"X\[1\] of 3 does not follow blocks of 4 in 12"):
+        sram.load(X.divide(4)[0], X.divide(3)[1])
+
+
+# ---------------------------------------------------------------------------------------------------- properties of LRU
+
+
+TRACES = {
+    (name, direction): trace_of(name, direction, line=1)
+    for direction, table in (("forward", FORWARD), ("backward", BACKWARD))
+    for name in table
+}
+
+
+accesses = st.lists(
+    st.builds(Access, st.sampled_from("AB"), st.integers(0, 60), st.integers(1, 20), st.booleans()), max_size=60
+)
+
+
+@settings(deadline=None)
+@given(accesses, st.integers(0, 12), st.integers(0, 12), st.sampled_from([1, 4, 8]))
+def test_a_larger_cache_holds_what_a_smaller_one_holds(trace: list[Access], small: int, more: int, line: int) -> None:
+    caches = [L2(lines * line, line=line) for lines in (small, small + more)]
+    for access in trace:
+        for l2 in caches:
+            l2.access(*access)
+        held = [{at: entry.held for at, entry in l2._lines.items()} for l2 in caches]
+        assert all(held[1].get(at, 0) & bits == bits for at, bits in held[0].items())
+        assert len(held[0]) <= small
+    for l2 in caches:
+        l2.flush()
+    for counter in ("misses", "dram_reads", "dram_writes"):
+        assert getattr(caches[1], counter) <= getattr(caches[0], counter)
+
+
+@pytest.mark.parametrize("key", TRACES, ids=" ".join)
+def test_misses_never_grow_with_the_cache(key: tuple[str, str]) -> None:
+    counted = [replay(TRACES[key], size, 1) for size in (0, 1, 5, 20, 50, 100, 200, 400, 800, 2000)]
+    for smaller, larger in pairwise(counted):
+        assert larger.dram_reads <= smaller.dram_reads
+        assert larger.dram_writes <= smaller.dram_writes
+    assert counted[-1].dram_accesses < counted[0].dram_accesses
+
+
+def stack_distances(trace: Sequence[Access], line: int) -> list[int | None]:
+    """Return, for each line touched, how many other lines were touched since it was last: Mattson's definition, slowly."""
+    order: list[int] = []
+    distances: list[int | None] = []
+    for _, start, elements, _ in trace:
+        for number in range(start // line, -(-(start + elements) // line)):
+            distances.append(order.index(number) if number in order else None)
+            if number in order:
+                order.remove(number)
+            order.insert(0, number)
+    return distances
+
+
+@pytest.mark.parametrize("key", [("flash", "forward"), ("standard", "forward"), ("flash", "backward")], ids=" ".join)
+def test_hits_are_the_accesses_of_small_stack_distance(key: tuple[str, str]) -> None:
+    distances = stack_distances(TRACES[key], 1)
+    for size in (0, 3, 50, 150, 300, 1000):
+        assert replay(TRACES[key], size, 1).hits == sum(x is not None and x < size for x in distances)
+
+
+# ----------------------------------------------------------------------------------------------------------- pycachesim
+
+
+def counts(l2: L2) -> tuple[int, int, int]:
+    """Hits, misses and write-backs in lines, where lines are touched whole."""
+    return l2.hits // l2.line, l2.misses // l2.line, l2.dram_writes // l2.line
+
+
+RECORDED = {  # (algorithm, direction, line, lines): HIT, MISS and EVICT of pycachesim 0.3.1
+    ("standard", "forward", 1, 1): (0, 3648, 1248),
+    ("standard", "forward", 1, 500): (960, 2688, 1248),
+    ("standard", "forward", 1, 2048): (2112, 1536, 1248),
+    ("standard", "forward", 8, 100): (192, 640, 288),
+    ("standard", "forward", 8, 256): (444, 388, 288),
+    ("flash", "forward", 1, 1): (0, 2640, 1008),
+    ("flash", "forward", 1, 64): (864, 1776, 1008),
+    ("flash", "forward", 1, 200): (908, 1732, 964),
+    ("flash", "forward", 1, 500): (2208, 432, 144),
+    ("flash", "forward", 8, 8): (128, 352, 160),
+    ("flash", "forward", 8, 100): (352, 128, 32),
+    ("memory_efficient", "forward", 1, 200): (2304, 4944, 120),
+    ("memory_efficient", "forward", 8, 40): (1000, 2168, 32),
+    ("memory_efficient", "forward", 8, 100): (3013, 155, 32),
+    ("standard", "backward", 1, 200): (16, 6704, 1440),
+    ("standard", "backward", 8, 100): (392, 1144, 352),
+    ("flash", "backward", 1, 500): (2784, 1056, 528),
+    ("flash", "backward", 1, 2048): (3024, 816, 288),
+    ("flash", "backward", 8, 256): (608, 256, 96),
+}
+
+
+def whole_lines(name: str, direction: str, line: int) -> list[Access]:
+    """A trace that touches whole lines only: blocks are multiples of a line, as pycachesim fetches lines whole."""
+    if line == 1:
+        return TRACES[name, direction]
+    trace = trace_of(name, direction, line=line, N=32, d=8, M=256)
+    return [a for a in trace if a.array not in "lmL"]  # columns of B_r elements
+
+
+def pycachesim(trace: Sequence[Access], lines: int, line: int) -> tuple[int, int, int]:
+    """Run a trace on pycachesim: one set, `lines` ways, LRU, write back, write allocate, 4 bytes an element.
+
+    Its stores do not count hits and do not refresh what they hit, as if each store had its load before it; so each
+    store is given one.
+    """
+    cachesim: Any = pytest.importorskip(
+        "cachesim", reason="pycachesim, the independent cache simulator, is not installed"
+    )
+    memory = cachesim.MainMemory()
+    cache = cachesim.Cache("L2", 1, lines, 4 * line, "LRU", write_back=True, write_allocate=True)
+    memory.load_to(cache)
+    memory.store_from(cache)
+    simulator = cachesim.CacheSimulator(cache, memory)
+    for _, start, elements, write in trace:
+        assert start % line == elements % line == 0
+        for at in range(start, start + elements, line):
+            simulator.load(4 * at, length=4 * line)
+            if write:
+                simulator.store(4 * at, length=4 * line)
+    simulator.force_write_back()
+    stats = next(iter(simulator.stats()))
+    return stats["HIT_count"], stats["MISS_count"], stats["EVICT_count"]
+
+
+SMALL = [
+    (name, direction, line, lines)
+    for name, direction in (
+        ("standard", "forward"),
+        ("flash_basic", "forward"),
+        ("flash", "forward"),
+        ("memory_efficient", "forward"),
+        ("standard", "backward"),
+        ("flash", "backward"),
+    )
+    for line, sizes in ((1, (1, 64, 200, 500, 2048)), (8, (1, 8, 40, 100, 256)))
+    for lines in sizes
+]
+
+
+@pytest.mark.parametrize(("name", "direction", "line", "lines"), SMALL)
+def test_same_as_pycachesim(name: str, direction: str, line: int, lines: int) -> None:
+    trace = whole_lines(name, direction, line)
+    assert counts(replay(trace, lines * line, line)) == pycachesim(trace, lines, line)
+
+
+@settings(deadline=None)
+@given(accesses, st.integers(1, 30))
+def test_same_as_pycachesim_on_any_trace(trace: list[Access], lines: int) -> None:
+    assert counts(replay(trace, lines, 1)) == pycachesim(trace, lines, 1)
+
+
+@pytest.mark.parametrize("key", RECORDED, ids=str)
+def test_same_as_pycachesim_where_it_is_not_installed(key: tuple[str, str, int, int]) -> None:
+    name, direction, line, lines = key
+    assert counts(replay(whole_lines(name, direction, line), lines * line, line)) == RECORDED[key]
+
+
+# ----------------------------------------------------------------------------------------------------------- planted bugs
+
+
+class NeverRefreshed(L2):
+    """First in, first out: a hit does not make a line the most recently used."""
+
+    def __init__(self, size: int, *, line: int = 32) -> None:
+        super().__init__(size, line=line)
+
+        class Stuck(OrderedDict[int, Any]):
+            def move_to_end(self, key: int, last: bool = True) -> None:
+                pass
+
+        self._lines = Stuck()
+
+
+class MostRecentFirst(L2):
+    """Evicts the line most recently used."""
+
+    def __init__(self, size: int, *, line: int = 32) -> None:
+        super().__init__(size, line=line)
+
+        class Backwards(OrderedDict[int, Any]):
+            def popitem(self, last: bool = True) -> tuple[int, Any]:
+                return super().popitem(last=not last)
+
+        self._lines = Backwards()
+
+
+class OneLineTooMany(L2):
+    """Holds a line more than its size."""
+
+    def __init__(self, size: int, *, line: int = 32) -> None:
+        super().__init__(size, line=line)
+        self.capacity += 1
+
+
+class NeverDirty(L2):
+    """Forgets that a line was written to, when it is read afterwards."""
+
+    def access(self, array: str, start: int, elements: int, write: bool) -> None:
+        super().access(array, start, elements, write)
+        if not write:
+            for number in range(start // self.line, -(-(start + elements) // self.line)):
+                if number in self._lines:
+                    self._lines[number].dirty = 0
+
+
+PLANTED = [NeverRefreshed, MostRecentFirst, OneLineTooMany, NeverDirty]
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_are_noticed_by_what_pycachesim_counted(bug: Callable[..., L2]) -> None:
+    wrong = [
+        key
+        for key, want in RECORDED.items()
+        if counts(replay(whole_lines(*key[:3]), key[2] * key[3], key[2], of=bug)) != want
+    ]
+    assert wrong
+
+
+def test_never_refreshed_misses_what_lru_hits() -> None:
+    trace = [Access("A", at, 1, False) for at in (0, 1, 0, 2, 0)]
+    assert replay(trace, 2, 1).hits == 2
+    assert replay(trace, 2, 1, of=NeverRefreshed).hits == 1
+    distances = stack_distances(TRACES["flash", "forward"], 1)
+    lru = sum(x is not None and x < 150 for x in distances)
+    assert replay(TRACES["flash", "forward"], 150, 1, of=NeverRefreshed).hits != lru
+
+
+def test_never_refreshed_breaks_inclusion() -> None:
+    """Belady's anomaly: first in, first out, a larger cache may miss more."""
+    trace = [Access("A", at, 1, False) for at in (0, 1, 2, 3, 0, 1, 4, 0, 1, 2, 3, 4)]
+    assert [replay(trace, size, 1, of=NeverRefreshed).misses for size in (3, 4)] == [9, 10]
+    assert [replay(trace, size, 1).misses for size in (3, 4)] == [10, 8]
+
+
+# ------------------------------------------------------------------------------------------------------------------ use
+
+
+def test_heads_have_arrays_of_their_own_and_share_the_cache() -> None:
+    Q, K, V = (np.stack([x, x]) for x in inputs(16, 16, 4))
+    one, two = L2(HUGE), L2(HUGE)
+    flashsim.forward("flash", Q[0], K[0], V[0], M=64, observers=[one])
+    flashsim.forward("flash", Q, K, V, M=64, observers=[two])
+    one.flush()
+    two.flush()
+    for array, moved in two.by_array.items():
+        alone = one.by_array[array]
+        assert (moved.accesses, moved.dram_reads) == (2 * alone.accesses, 2 * alone.dram_reads)
+        assert moved.dram_writes == 2 * alone.dram_writes
+    dirty = L2(16 * 4)
+    flashsim.forward("flash", Q, K, V, M=64, observers=[dirty])
+    before = dirty.dram_writes
+    dirty.flush()
+    assert dirty.dram_writes > before
+    dirty.flush()
+    assert dirty.dram_writes == dirty.total.dram_writes >= before
+
+
+def test_sixteen_bit_matrices_are_counted_in_elements() -> None:
+    Q, K, V = inputs(16, 16, 4, dtype="float16")
+    l2 = L2(0)
+    run = flashsim.forward("flash", Q, K, V, M=64, observers=[l2])
+    assert l2.accesses == run.hbm.accesses
+
+
+def test_partial_lines_move_the_elements_asked_for_alone() -> None:
+    l2 = L2(8, line=8)
+    l2.access("A", 2, 3, write=False)
+    l2.access("A", 4, 3, write=True)
+    l2.access("A", 0, 8, write=False)
+    assert l2.by_array["A"] == CacheTraffic(reads=11, writes=3, hits=1 + 5, dram_reads=3 + 3, dram_writes=0)
+    l2.access("B", 8, 1, write=False)
+    assert l2.by_array["A"].dram_writes == 3
+    assert l2.by_array["B"] == CacheTraffic(reads=1, dram_reads=1)
+    assert l2.total.misses == 15 - 6
+
+
+def test_block_sparse_skips_in_the_cache_too() -> None:
+    Q, K, V = inputs(64, 64, 4)
+    l2 = L2(512)
+    run = flashsim.forward("block_sparse", Q, K, V, M=64, block_mask=butterfly, observers=[l2])
+    l2.flush()
+    assert l2.accesses == run.hbm.accesses > l2.dram_accesses
+
+
+def test_folded_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match="use forward"):
+        flashsim.count("flash", N=1024, d=64, observers=[L2(100)])
+
+
+def test_arguments_are_checked_and_the_state_is_printed() -> None:
+    for wrong in (-1, 1.5):
+        with pytest.raises(ValueError, match="size"):
+            L2(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="line"):
+        L2(100, line=0)
+    l2 = L2(64, line=8)
+    l2.access("K", 0, 16, write=False)
+    shown = repr(l2)
+    assert shown.startswith("L2 of 64 elements, 2 of 8 lines of 8 in use")
+    assert shown.splitlines()[-1].split() == ["total", "16", "0", "16", "0"]

@@ -1,0 +1,484 @@
+"""The book chapter's worked examples: its numbers as it prints them, where they are right, and what is wrong in it.
+
+The numbers below are typed from the chapter ("FlashAttention: Theory and Practice"). Each is held against an exact value,
+computed here with 50 digits and apart from the examples' code, and then looked for in the examples' steps and in their text.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from decimal import ROUND_HALF_EVEN, Decimal, getcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim.cli import main
+from flashsim.examples import (
+    EXAMPLES,
+    as_json,
+    exp_overflow,
+    not_bit_for_bit,
+    online_attention,
+    online_softmax,
+    prefill,
+)
+from flashsim.reference import attention, error_bound, rounding
+
+getcontext().prec = 50
+
+
+def d(x: str | float) -> Decimal:
+    return Decimal(str(x))
+
+
+def as_printed(exact: Decimal, printed: str) -> str:
+    """Return the exact value with as many digits after the point as are printed."""
+    return str(exact.quantize(Decimal(printed), ROUND_HALF_EVEN))
+
+
+def same(value: Any, printed: str) -> bool:
+    """Whether a computed number, rounded, is what is printed."""
+    digits = len(printed.partition(".")[2])
+    return f"{float(value):.{digits}f}" == printed
+
+
+def flat(items: Any) -> list[Any]:
+    """Return the numbers or texts in order, out of whatever tuples and arrays hold them."""
+    return [one for item in items for one in flat(item)] if isinstance(items, tuple | np.ndarray) else [items]
+
+
+def printed_by(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    assert main(["example", *command]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+# ------------------------------------------------------------------------------------------------ the chapter's numbers
+
+# Online softmax: (z, m_new, the correction's and the weight's value, s) for each step.
+SOFTMAX_STEPS = (
+    ("2.0", "2.0", "0", "1", "1.0"),
+    ("5.0", "5.0", "0.0498", "1.0", "1.0498"),
+    ("1.0", "5.0", "1.0", "0.0183", "1.0681"),
+    ("4.0", "5.0", "1.0", "0.3679", "1.4360"),
+)
+SOFTMAX = ("0.0347", "0.6964", "0.0128", "0.2562")
+SOFTMAX_SUM = "1.0001"  # of the four as printed; the sum is 1
+
+# Online attention: (score, m, correction, o and s corrected, weight, o, s) for each step.
+ATTENTION_STEPS = (
+    ("0.5", "0.5", "0", ("0", "0"), "0", "1.0", ("1.0", "0.0"), "1.0"),
+    ("0.8", "0.8", "0.7408", ("0.7408", "0.0"), "0.7408", "1.0", ("0.7408", "1.0"), "1.7408"),
+    ("0.1", "0.8", "1.0", ("0.7408", "1.0"), "1.7408", "0.4966", ("0.9891", "1.2483"), "2.2374"),
+)
+ATTENTION_LAST_VALUE = ("0.2483", "0.2483")
+ATTENTION_OUTPUT = ("0.4421", "0.5579")
+CHECK_EXPONENTIALS = ("0.7408", "1.0", "0.4966")
+CHECK_SOFTMAX = ("0.3311", "0.4470", "0.2219")  # the second is wrong: 0.4469
+CHECK_THIRD_TERM = ("0.1110", "0.1110")
+CHECK_OUTPUT = ("0.4421", "0.5580")  # the second is wrong: 0.5579
+
+# Prefill, query tile 0 and key tile 0.
+PREFILL_PRODUCTS = (("0.65", "0.70", "0.30"), ("0.17", "0.46", "-0.16"))
+PREFILL_SCORES = (("0.460", "0.495", "0.212"), ("0.120", "0.325", "-0.113"))
+PREFILL_MASKED = (("0.460", "-inf", "-inf"), ("0.120", "0.325", "-inf"))
+PREFILL_ROWS = (  # (m, weights, O, s, output)
+    ("0.460", ("1.0", "0", "0"), ("1.0", "0.0"), "1.0", ("1.0", "0.0")),
+    ("0.325", ("0.8146", "1.0", "0"), ("0.8146", "1.0"), "1.8146", ("0.449", "0.551")),
+)
+PREFILL_ROOT = "1.414"
+PREFILL_DIFFERENCE = "-0.205"  # of row 1's scores, in its exponential
+
+# exp(x): what is printed, whether that is right to its digits, and its fate in float32 as said.
+EXPONENTIALS = (
+    ("100", "2.69e43", "finite"),
+    ("89", "4.49e38", "overflow"),
+    ("90", None, "overflow"),
+    ("85", None, "overflow"),
+    ("-5", "0.0067", "finite"),
+    ("-100", "3.72e-44", "finite"),
+    ("-104", None, "zero"),
+)
+WRONG_IN_FLOAT32 = {"100", "85"}
+
+
+# ------------------------------------------------------------------------------------------------------ online softmax
+
+
+def test_online_softmax_s_printed() -> None:
+    run = online_softmax.compute()
+    z = [d(step[0]) for step in SOFTMAX_STEPS]
+    assert [float(x) for x in z] == run.z.tolist() == [2, 5, 1, 4]
+    for i, (at, (z_i, m, correction, weight, s)) in enumerate(zip(run.steps, SOFTMAX_STEPS, strict=True)):
+        top, before = max(z[: i + 1]), max(z[:i], default=d("-Infinity"))
+        assert as_printed(top, m) == m
+        assert as_printed((before - top).exp(), correction) == correction
+        assert as_printed((z[i] - top).exp(), weight) == weight
+        assert as_printed(sum(((x - top).exp() for x in z[: i + 1]), d(0)), s) == s
+        assert same(at.z, z_i)
+        assert same(at.m, m)
+        assert same(at.correction, correction)
+        assert same(at.weight, weight)
+        assert same(at.s, s)
+        assert at.new_maximum == (i < 2)
+    total = sum((x - 5).exp() for x in z)
+    for x, p, found in zip(z, SOFTMAX, run.softmax, strict=True):
+        assert as_printed((x - 5).exp() / total, p) == p
+        assert same(found, p)
+
+
+def test_the_sum_of_the_softmax_as_printed_is_the_sum_of_rounded_numbers() -> None:
+    run = online_softmax.compute()
+    assert str(sum(map(d, SOFTMAX))) == SOFTMAX_SUM
+    assert run.softmax.sum() == pytest.approx(1, abs=1e-15)
+    (slip,) = run.slips
+    assert (slip.printed, slip.right) == (SOFTMAX_SUM, "1.0000")
+
+
+def test_online_softmax_s_text(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed_by(capsys, "online_softmax")
+    for line in (
+        "Online softmax of z = [2.0, 5.0, 1.0, 4.0]",
+        "  m_new = max(2.0, 5.0) = 5.0   ← new maximum",
+        "  s = 1.0 · exp(2.0 − 5.0) + exp(5.0 − 5.0)",
+        "    = 1.0 · 0.0498 + 1.0",
+        "    = 1.0498",
+        "  m_new = max(5.0, 1.0) = 5.0",
+        "    = 1.0681 · 1.0 + 0.3679",
+        "    = 1.4360",
+        "  softmax[3] = exp(4.0 − 5.0) / 1.4360 = 0.3679 / 1.4360 = 0.2562",
+        "  the sum of the softmax: printed 1.0001, right is 1.0000",
+    ):
+        assert line in out.splitlines()
+    assert out.count("← new maximum") == 2
+    assert "Algorithm 1, line 11" in out
+
+
+@given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=20))
+def test_online_softmax_of_any_values_is_their_softmax(z: list[float]) -> None:
+    run = online_softmax.online_softmax(z)
+    weights = np.exp(np.array(z) - max(z))
+    np.testing.assert_allclose(run.softmax, weights / weights.sum(), rtol=1e-12)
+    for i, at in enumerate(run.steps):  # the invariant, at each step
+        assert at.m == max(z[: i + 1])
+        assert at.s == pytest.approx(np.exp(np.array(z[: i + 1]) - at.m).sum())
+
+
+# ---------------------------------------------------------------------------------------------------- online attention
+
+
+def test_online_attention_s_printed() -> None:
+    run = online_attention.compute()
+    scores, V = [d("0.5"), d("0.8"), d("0.1")], [[d(x) for x in row] for row in online_attention.V]
+    s, o = d(0), [d(0), d(0)]
+    for j, (at, printed) in enumerate(zip(run.steps, ATTENTION_STEPS, strict=True)):
+        top, before = max(scores[: j + 1]), max(scores[:j], default=d("-Infinity"))
+        correction, weight = (before - top).exp(), (scores[j] - top).exp()
+        s_corrected, o_corrected = s * correction, [x * correction for x in o]
+        s, o = s_corrected + weight, [x + weight * v for x, v in zip(o_corrected, V[j], strict=True)]
+        exact = (scores[j], top, correction, *o_corrected, s_corrected, weight, *o, s)
+        found = (at.score, at.m, at.correction, *at.o_corrected, at.s_corrected, at.weight, *at.o, at.s)
+        for number, computed, text in zip(exact, found, flat(printed), strict=True):
+            assert as_printed(number, text) == text
+            assert same(computed, text)
+        assert at.new_maximum == (j < 2)
+    for x, text in zip(V[2], ATTENTION_LAST_VALUE, strict=True):
+        assert as_printed((scores[2] - top).exp() * x, text) == text
+    for x, found, text in zip(o, run.output, ATTENTION_OUTPUT, strict=True):
+        assert as_printed(x / s, text) == text
+        assert same(found, text)
+
+
+def test_the_check_by_standard_attention_is_printed_wrong_in_two_places() -> None:
+    run = online_attention.compute()
+    weights = [d(x).exp() for x in ("-0.3", "0", "-0.7")]
+    exact = [w / sum(weights) for w in weights]
+    for w, text in zip(weights, CHECK_EXPONENTIALS, strict=True):
+        assert as_printed(w, text) == text
+    assert [as_printed(p, text) == text for p, text in zip(exact, CHECK_SOFTMAX, strict=True)] == [True, False, True]
+    assert as_printed(exact[1], "0.0000") == "0.4469"
+    assert as_printed(d("1.0") / d("2.2374"), "0.0000") == "0.4469"  # nor do the printed numbers give 0.4470
+    for text in CHECK_THIRD_TERM:
+        assert as_printed(exact[2] / 2, text) == text
+    output = [exact[0] + exact[2] / 2, exact[1] + exact[2] / 2]
+    assert [as_printed(x, text) == text for x, text in zip(output, CHECK_OUTPUT, strict=True)] == [True, False]
+    assert as_printed(output[1], "0.0000") == "0.5579" == ATTENTION_OUTPUT[1]
+    assert [(slip.printed, slip.right) for slip in run.slips] == [("0.4470", "0.4469"), ("0.5580", "0.5579")]
+    np.testing.assert_allclose(run.softmax, [float(p) for p in exact], rtol=1e-14)
+    np.testing.assert_allclose(run.naive, [float(x) for x in output], rtol=1e-14)
+    np.testing.assert_allclose(run.output, run.naive, rtol=1e-14)
+
+
+def test_online_attention_s_text(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed_by(capsys, "online_attention")
+    for line in (
+        "  K[1] = [ 0.8, −0.2]   V[1] = [0.0, 1.0]   q·K[1] = 1.0·0.8 + 0.0·(−0.2) = 0.8",
+        "  m_new = max(0.5, 0.8) = 0.8   ← new maximum",
+        "  correction = exp(0.5 − 0.8) = 0.7408",
+        "  o = [0.7408, 1.0] + 0.4966 · [0.5, 0.5] = [0.9891, 1.2483]",
+        "  s = 1.7408 + 0.4966 = 2.2374",
+        "Output = o / s = [0.9891 / 2.2374, 1.2483 / 2.2374] = [0.4421, 0.5579]",
+        "  the check by standard attention, second weight: printed 0.4470, right is 0.4469",
+    ):
+        assert line in out.splitlines()
+    assert out.count("← new maximum") == 2
+
+
+# ------------------------------------------------------------------------------------------------------------- prefill
+
+
+def test_prefill_s_printed() -> None:
+    run = prefill.compute()
+    tile = run.query_tiles[0].tiles[0]
+    root = d(2).sqrt()
+    assert as_printed(root, PREFILL_ROOT) == PREFILL_ROOT
+    assert (tile.queries, tile.keys, tile.skipped) == (range(2), range(3), False)
+    for i in range(2):
+        for j in range(3):
+            dot = sum((d(a) * d(b) for a, b in zip(prefill.Q[i], prefill.K[j], strict=True)), d(0))
+            assert as_printed(dot, PREFILL_PRODUCTS[i][j]) == PREFILL_PRODUCTS[i][j]
+            assert as_printed(dot / root, PREFILL_SCORES[i][j]) == PREFILL_SCORES[i][j]
+            assert same(tile.products[i, j], PREFILL_PRODUCTS[i][j])
+            assert same(tile.S[i, j], PREFILL_SCORES[i][j])
+            assert same(tile.S_masked[i, j], PREFILL_MASKED[i][j])
+    first, second = d("0.17") / root, d("0.46") / root
+    weight = (first - second).exp()
+    assert as_printed(first - second, PREFILL_DIFFERENCE) == PREFILL_DIFFERENCE
+    exact = (
+        (d("0.65") / root, (d(1), d(0), d(0)), (d(1), d(0)), d(1), (d(1), d(0))),
+        (second, (weight, d(1), d(0)), (weight, d(1)), weight + 1, (weight / (weight + 1), 1 / (weight + 1))),
+    )
+    for i, (row, numbers, printed) in enumerate(zip(tile.rows, exact, PREFILL_ROWS, strict=True)):
+        assert row.correction == 0
+        assert row.new_maximum
+        found = (row.m, row.weights, row.O, row.s, run.query_tiles[0].output[i])
+        for number, computed, text in zip(flat(numbers), flat(found), flat(printed), strict=True):
+            assert as_printed(number, text) == text
+            assert same(computed, text)
+    assert run.slips == ()
+
+
+def test_prefill_goes_on_to_the_other_query_tiles_and_skips_one_tile() -> None:
+    run = prefill.compute()
+    assert [(tile.queries, [part.keys for part in tile.tiles]) for tile in run.query_tiles] == [
+        (range(start, start + 2), [range(3), range(3, 6)]) for start in (0, 2, 4)
+    ]
+    skipped = [[tile.skipped for tile in row.tiles] for row in run.query_tiles]
+    assert skipped == [[False, True], [False, False], [False, False]]
+    assert skipped == [[(q + 1) * 2 <= k * 3 for k in range(2)] for q in range(3)]  # the chapter's own condition
+    masked_whole = run.query_tiles[1].tiles[1].rows[0]  # query 2 sees none of keys 3 to 5, and is not disturbed
+    assert (masked_whole.query, masked_whole.correction, masked_whole.weights.tolist()) == (2, 1, [0, 0, 0])
+    assert (masked_whole.m, masked_whole.s) == (masked_whole.m_old, masked_whole.s_old)
+    assert masked_whole.O.tolist() == masked_whole.O_old.tolist()
+    raised = [row.query for tile in run.query_tiles for part in tile.tiles[1:] for row in part.rows if row.new_maximum]
+    assert raised == [4, 5]
+
+
+def test_prefill_is_attention_and_flashsim_s_own_with_the_same_tiles() -> None:
+    run = prefill.compute()
+    mask = np.tril(np.ones((6, 6), bool))
+    naive = attention(run.Q, run.K, run.V, mask=mask)
+    np.testing.assert_array_equal(run.naive, naive)
+    np.testing.assert_allclose(run.output, naive, rtol=1e-14)
+    own = flashsim.forward(
+        "block_sparse", run.Q, run.K, run.V, causal=True, block_mask="live", blocks=(run.B_q, run.B_k), M=1_000
+    )
+    assert own.m is not None
+    assert own.l is not None
+    np.testing.assert_allclose(run.output, own.O, rtol=1e-14)
+    np.testing.assert_allclose([m for tile in run.query_tiles for m in tile.m], own.m.ravel(), rtol=1e-14)
+    np.testing.assert_allclose([s for tile in run.query_tiles for s in tile.s], own.l.ravel(), rtol=1e-14)
+    computed = sum(not part.skipped for tile in run.query_tiles for part in tile.tiles)
+    assert own.hbm.by_array["Q"].reads == computed * run.B_q * 2  # it loads Q_i once for each of the five tiles
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 10), st.integers(1, 10), st.booleans(), st.integers(0, 99))
+def test_prefill_of_any_tiles_is_attention(n: int, width: int, B_q: int, B_k: int, causal: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    Q, K, V = (rng.normal(size=(n, width)) for _ in range(3))
+    run = prefill.prefill(Q, K, V, B_q, B_k, causal=causal)
+    mask = np.tril(np.ones((n, n), bool)) if causal else None
+    steps = math.ceil(n / B_k)
+    bound = error_bound(Q, K, V, mask=mask, steps=steps) + error_bound(Q, K, V, mask=mask)
+    assert (abs(run.output - attention(Q, K, V, mask=mask)) <= bound).all()
+    for part in (part for tile in run.query_tiles for part in tile.tiles):  # skipped where no query sees any key, only
+        assert part.skipped == (mask is not None and not mask[np.ix_(part.queries, part.keys)].any())
+
+
+def test_prefill_s_text(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed_by(capsys, "prefill")
+    for line in (
+        "    Q[1]·K[2] = 0.8·(−0.1) + (−0.1)·0.8   = −0.16  / 1.414 = −0.113",
+        "      m_new = max(−∞, 0.120, 0.325) = 0.325   ← new maximum",
+        "      weight of key 0 = exp(0.120 − 0.325) = exp(−0.205) = 0.8146",
+        "    O[1] = [0.8146, 1.0] / 1.8146 = [0.449, 0.551]",
+        "  Key tile 1 (keys 3–5): skipped",
+        "    Its first key, 3, comes after the tile's last query, 1: every score would be masked to −∞ and",
+        "      All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0.",
+        "      correction = exp(0.445 − 0.488) = 0.9585",
+        "    O[5] = [2.5400, 2.3038] / 4.8438 = [0.524, 0.476]",
+        "The chapter's printed numbers of this example are all right to their last digit.",
+    ):
+        assert line in out.splitlines()
+    assert [out.count(f"Query tile {i} ") for i in range(4)] == [1, 1, 1, 0]
+    assert out.count(": skipped") == 1
+
+
+# ------------------------------------------------------------------------------------------- the two wrong statements
+
+
+def test_tiled_attention_is_not_standard_attention_bit_for_bit() -> None:
+    run = not_bit_for_bit.compute()
+    assert {at.dtype for at in run.comparisons} == {"float32", "float64"}
+    assert len(run.comparisons) == 2 * (len(not_bit_for_bit.TILINGS) + 3)
+    for at in run.comparisons:
+        if at.other == f"{at.one}, again":
+            assert (at.differing, at.largest) == (0, 0)
+            continue
+        assert at.elements == run.N * run.d
+        assert at.differing > at.elements / 10
+        assert 0 < at.largest < {"float32": 1e-5, "float64": 1e-14}[at.dtype]
+        assert 0 < at.of_bound < 1
+    assert run.left_to_right != run.right_to_left
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("blocks", [(8, 8), (24, 24), (5, 7), (24, 1), (1, 24)])
+def test_the_same_at_other_sizes_and_counted_otherwise(dtype: Any, blocks: tuple[int, int]) -> None:
+    rng = np.random.default_rng(1)
+    Q, K, V = (rng.normal(size=(24, 8)).astype(dtype) for _ in range(3))
+    standard, tiled = (
+        flashsim.forward(name, Q, K, V, M=10_000, blocks=b) for name, b in (("standard", None), ("flash_basic", blocks))
+    )
+    assert standard.O.tobytes() != tiled.O.tobytes()
+    differing = sum(a.tobytes() != b.tobytes() for a, b in zip(standard.O.ravel(), tiled.O.ravel(), strict=True))
+    assert not_bit_for_bit.bits_differ(standard.O, tiled.O) == differing > 0
+    exact = attention(Q, K, V)
+    for found in (standard, tiled):
+        allowed = error_bound(Q, K, V, **rounding(found.algorithm, found.blocks)) + error_bound(
+            *(a.astype(np.float64) for a in (Q, K, V))
+        )
+        assert (abs(found.O - exact) <= allowed).all()
+    (compared, again) = not_bit_for_bit.compare(Q, K, V, [blocks])
+    assert (compared.differing, again.differing) == (differing, 0)
+
+
+def test_bits_tell_minus_zero_from_zero() -> None:
+    assert not_bit_for_bit.bits_differ(np.array([0.0, 1.0]), np.array([-0.0, 1.0])) == 1
+
+
+def test_exp_of_100_is_infinite_in_float32() -> None:
+    run = exp_overflow.compute()
+    claims = {f"{at.x:g}": at for at in run.claims}
+    assert claims.keys() == {x for x, _, _ in EXPONENTIALS}
+    largest = d(float(np.finfo(np.float32).max))
+    for x, printed, said in EXPONENTIALS:
+        exact, at = d(x).exp(), claims[x]
+        if printed is not None:
+            digits = len(printed.partition("e")[0].partition(".")[2])
+            rounded = f"{exact:.{digits}e}".lower().replace("e+", "e") if "e" in printed else as_printed(exact, printed)
+            assert rounded == printed
+        assert at.claimed == said
+        assert (exact > largest) == np.isinf(at.in_float32)
+        assert at.in_float64 == pytest.approx(float(exact), rel=1e-15)
+        assert at.right == (x not in WRONG_IN_FLOAT32)
+    assert claims["100"].in_float32 == np.inf
+    assert claims["85"].in_float32 == pytest.approx(8.223e36, rel=1e-4)  # the chapter: "overflow"
+    assert claims["89"].in_float64 < claims["100"].in_float64  # and yet the chapter has only the first overflow
+    assert [slip.place for slip in run.slips] == ["exp(100) in float32", "exp(85) in float32"]
+
+
+def test_where_the_exponential_ends() -> None:
+    single, double = exp_overflow.compute().limits
+    assert single.dtype == "float32"
+    assert f"{single.last_finite_x:.5f}" == "88.72283"
+    assert d(single.last_finite_x).exp() < d(single.largest) < d(single.first_infinite_x).exp()
+    assert np.nextafter(np.float32(single.last_finite_x), np.float32(np.inf)) == np.float32(single.first_infinite_x)
+    assert math.log(float(np.finfo(np.float32).max)) == pytest.approx(88.7228390)
+    assert -104 < single.last_nonzero_x < -87.3  # −103.97208, unless the machine flushes subnormal numbers
+    assert np.nextafter(np.float32(single.last_nonzero_x), np.float32(-np.inf)) == np.float32(single.first_zero_x)
+    assert single.last_normal_x == pytest.approx(-87.33654, abs=1e-4)
+    assert f"{double.last_finite_x:.4f}" == "709.7827"
+
+
+def test_softmax_of_large_scores_needs_the_subtraction() -> None:
+    run = exp_overflow.compute()
+    assert np.isnan(run.unsafe[0])
+    assert run.safe.dtype == np.float32
+    np.testing.assert_allclose(run.safe, [1 / (1 + math.exp(-5)), 1 / (1 + math.exp(5))], rtol=1e-5)
+
+
+def test_their_text(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed_by(capsys, "not_bit_for_bit")
+    assert out.startswith("Is tiled attention the same as standard attention, bit for bit, as the chapter says? No.")
+    assert "rounding explains all of it" in out.replace("\n", " ")
+    out = printed_by(capsys, "exp_overflow")
+    assert out.startswith("Is exp(100) fine in float32, as the chapter says? No.")
+    rows = [line.split() for line in out.splitlines() if line.startswith("  exp(")]
+    assert rows[0] == ["exp(100)", "2.69e43,", "fine", "inf", "2.688e+43", "WRONG"]
+    assert [row[-1] for row in rows if row[-1] in ("right", "WRONG")] == [
+        "WRONG" if x in WRONG_IN_FLOAT32 else "right" for x in ("100", "90", "89", "85", "-5", "-100", "-104")
+    ]
+    assert "88.72283   exp = 3.4028e+38" in out
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize("command", [[], ["--list"], ["prefill", "--list"]])
+def test_example_lists_the_examples(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed_by(capsys, *command)
+    assert [line.split()[0] for line in out.splitlines()] == list(EXAMPLES)
+    for line, example in zip(out.splitlines(), EXAMPLES.values(), strict=True):
+        assert line.endswith(f"  {example.about}")
+        assert len(line) <= 100
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_example_s_text_fits_a_terminal_and_says_where_the_step_is(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = printed_by(capsys, name)
+    assert max(map(len, out.splitlines())) <= 100
+    assert not any(line != line.rstrip() for line in out.splitlines())
+    assert "The same step in flashsim:\n  Algorithm " in out
+    assert "\nIn flashsim: " in (importlib.import_module(f"flashsim.examples.{name}").__doc__ or "")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_example_as_json(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed_by(capsys, name, "--json", "-")
+    data = json.loads(out, parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
+    assert data["command"] == f"flashsim example {name} --json -"
+    assert (data["example"], data["about"], data["where"]) == (name, EXAMPLES[name].about, EXAMPLES[name].where)
+    assert data["steps"] == json.loads(json.dumps(as_json(EXAMPLES[name].compute())))
+    target = tmp_path / "steps.json"
+    assert printed_by(capsys, name, "--json", str(target)).endswith("\n")
+    assert json.loads(target.read_text(encoding="utf-8"))["steps"] == data["steps"]
+
+
+def test_steps_as_data() -> None:
+    steps = as_json(online_softmax.compute())["steps"]
+    assert steps[0]["m_old"] == "-inf"
+    assert [at["new_maximum"] for at in steps] == [True, True, False, False]
+    tiles = as_json(prefill.compute())["query_tiles"]
+    assert tiles[0]["tiles"][0]["S_masked"][0][1:] == ["-inf", "-inf"]
+    assert tiles[0]["tiles"][1]["keys"] == [3, 4, 5]
+    assert tiles[0]["tiles"][1]["skipped"] is True
+    assert as_json(exp_overflow.compute())["unsafe"][0] == "nan"
+
+
+def test_what_is_no_example_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["example", "decode"]) == 2
+    assert "there is no example 'decode'; there are online_softmax, " in capsys.readouterr().err
+    assert main(["example", "--json", "-"]) == 2
+    assert "--json is for one example" in capsys.readouterr().err
+    assert main(["example", "prefill", "--json", str(tmp_path / "none" / "x.json")]) == 2

@@ -1,0 +1,167 @@
+"""Machines, the roofline, and the book chapter's intensities."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+import flashsim
+from flashsim import plots
+from flashsim.cache import L2
+from flashsim.machines import MACHINES, Machine, kv_tile, predict, roofline
+from flashsim.plots.l2 import l2_data, plot_l2
+from flashsim.plots.roofline import plot_roofline, roofline_data
+
+ROUND = Machine("round", 1024, 1, 1 << 20, 1 << 30, 100.0, {"float16": 1000.0}, {})
+
+
+def test_presets_are_complete_and_say_their_sources() -> None:
+    assert list(MACHINES) == ["A100-40GB", "H100", "H200", "M2"]
+    for name, machine in MACHINES.items():
+        assert machine.name == name
+        told = ", ".join(machine.sources)
+        assert all(what in told for what in ("sram_per_sm", "sms", "l2", "hbm", "bandwidth", "peak"))
+        assert machine.sram_per_sm < machine.l2 < machine.hbm
+        assert machine.notes
+        assert machine.peak_for("float16") == machine.peak_for("bfloat16") >= machine.peak_for("float32")
+        assert machine.M("float32") * 2 == machine.M("float16") == machine.sram_per_sm // 2
+    ridges = {name: round(machine.ridge("float16")) for name, machine in MACHINES.items()}
+    assert ridges == {"A100-40GB": 201, "H100": 295, "H200": 206, "M2": 36}
+    assert MACHINES["H200"].l2_share("float32") == 60 * 2**20 // 132 // 4
+    with pytest.raises(ValueError, match="M2 has no float64 arithmetic; it has float16, bfloat16, float32"):
+        MACHINES["M2"].ridge("float64")
+
+
+def test_roofline_is_the_longer_of_the_two_times() -> None:
+    moving = roofline(ROUND, nbytes=200, flops=1000)
+    assert (moving.time, moving.intensity, moving.bound, moving.ridge) == (2.0, 5.0, "bandwidth", 10.0)
+    assert moving.reached == 500
+    computing = roofline(ROUND, nbytes=50, flops=1000)
+    assert (computing.time, computing.intensity, computing.bound) == (1.0, 20.0, "compute")
+    assert computing.reached == 1000
+    assert roofline(ROUND, nbytes=100, flops=1000).bound == "compute"  # at the ridge both take as long
+    assert roofline(ROUND, 0, 10).intensity == math.inf
+    assert roofline(ROUND, 10, 0).bound == "bandwidth"
+    for nbytes, flops in ((-1, 1), (1, -1), (0, 0), (math.nan, 1)):
+        with pytest.raises(ValueError, match="expected numbers ≥ 0"):
+            roofline(ROUND, nbytes, flops)
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_predictions_are_counted_at_the_machines_M(machine: Machine, direction: str) -> None:
+    at: dict[str, Any] = {"N": 2048, "d": 64, "heads": 16, "dtype": "float16", "direction": direction}
+    predicted = {name: predict(machine, name, **at) for name in ("standard", "flash", "memory_efficient")}
+    for name, line in predicted.items():
+        tally = flashsim.count(name, M=machine.sram_per_sm // 2, **at)
+        assert (line.nbytes, line.flops) == (tally.hbm.bytes, tally.flops.total)
+        assert line.time == max(line.nbytes / machine.bandwidth, line.flops / machine.peak["float16"])
+        assert line.bound == ("compute" if line.intensity >= line.ridge else "bandwidth")
+    assert predicted["flash"].time < predicted["standard"].time < predicted["memory_efficient"].time
+    assert predicted["standard"].bound == "bandwidth"
+
+
+def test_the_chapters_prefill_tile_is_32_flop_per_byte_and_prints_as_32_75() -> None:
+    tile = kv_tile(B_q=32, B_k=32, d=128)
+    assert (tile.flops, tile.nbytes) == (2 * 262_144, 2 * 8 * 1024)
+    assert tile.intensity == 32
+    assert tile.as_printed == Fraction(524, 16) == Fraction("32.75")
+    assert tile.as_printed == 32 * Fraction(1024, 1000) - Fraction(288, 16_000)
+    assert {kv_tile(B_q=32, B_k=B_k, d=d).intensity for B_k in (16, 64) for d in (64, 128)} == {32}
+    assert kv_tile(B_q=64, B_k=64, d=128).intensity == 64
+
+
+def test_the_chapters_decode_is_1_flop_per_byte() -> None:
+    tile = kv_tile(B_q=1, B_k=32, d=128)
+    assert (tile.flops, tile.nbytes) == (16_384, 16_384)
+    assert tile.intensity == tile.as_printed == 1
+    assert all(roofline(m, tile.nbytes, tile.flops).bound == "bandwidth" for m in MACHINES.values())
+
+
+def test_the_chapters_prefill_tile_is_not_compute_bound_by_any_of_these_bandwidths() -> None:
+    tile = kv_tile(B_q=32, B_k=32, d=128)
+    assert {roofline(m, tile.nbytes, tile.flops).bound for m in MACHINES.values()} == {"bandwidth"}
+    larger = kv_tile(B_q=64, B_k=32, d=128)
+    assert [n for n, m in MACHINES.items() if roofline(m, larger.nbytes, larger.flops).bound == "compute"] == ["M2"]
+
+
+def test_the_chapters_decode_time() -> None:
+    kv_cache = 2 * 4096 * 128 * 2
+    assert kv_cache == 2 * 2**20
+    chapter = Machine("chapter", 32 * 1024, 10, 0, 0, 200e9, {"float16": 3.6e12}, {})
+    line = roofline(chapter, kv_cache, 4 * 4096 * 128)
+    assert (line.intensity, line.bound) == (1, "bandwidth")
+    assert 1e3 * line.time == pytest.approx(0.01, rel=0.05)  # "~0.01 ms per head"
+    assert 32e3 * line.time == pytest.approx(0.32, rel=0.05)  # "~0.32 ms for 32 heads": 0.336, rounded before × 32
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+def xy(ax: Axes, gid: str) -> list[tuple[float, float]]:
+    (line,) = [x for x in ax.get_lines() if x.get_gid() == gid]
+    return [(float(x), float(y)) for x, y in np.asarray(line.get_xydata(), float)]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_roofline_figure_has_its_points_on_the_roof(machine: str) -> None:
+    data = roofline_data(machine=machine, N=256, d=64)
+    on = MACHINES[machine]
+    for ax, (direction, points) in zip(plot_roofline(data), data["directions"].items(), strict=True):
+        (left, low), corner, (right, high) = xy(ax, "roof")
+        assert corner == (on.ridge("float16"), on.peak["float16"])
+        assert low == pytest.approx(left * on.bandwidth)
+        assert high == on.peak["float16"]
+        for name in ("standard", "flash", "memory_efficient"):
+            line = predict(on, name, N=256, d=64, direction=direction)
+            assert points["algorithms"][name]["time"] == line.time
+            ((x, y),) = xy(ax, name)
+            assert x == line.intensity
+            assert left < x < right
+            assert y == pytest.approx(min(on.peak["float16"], x * on.bandwidth))
+    assert data["chapter"]["prefill"]["intensity"] == 32
+    assert data["chapter"]["prefill"]["printed"] == 32.75
+    assert data["chapter"]["decode"]["intensity"] == data["chapter"]["decode"]["printed"] == 1
+
+
+def test_roofline_through_the_l2() -> None:
+    data = roofline_data()
+    flash = data["directions"]["forward"]["through_l2"]["flash"]
+    N, d = 1024, 64
+    assert flash["bytes"] == 4 * N * d * 2 + 2 * N * 4  # ℓ and m in float32
+    assert flash["bound"] == "compute"
+    assert data["directions"]["forward"]["algorithms"]["flash"]["bound"] == "bandwidth"
+    standard = data["directions"]["forward"]["through_l2"]["standard"]
+    assert standard["bytes"] > 2 * 2 * N * N * 2
+    with pytest.raises(ValueError, match="unknown machine 'V100'; known: A100-40GB, H100"):
+        roofline_data(machine="V100")
+
+
+def test_l2_figure_falls_from_the_models_accesses_to_the_compulsory() -> None:
+    data = l2_data()
+    N, d, M = data["N"], data["d"], data["M"]
+    ax = plot_l2(data)
+    for name, floor in (("flash", 4 * N * d + 2 * N), ("standard", 4 * N * d + 2 * N * N)):
+        sizes, dram = zip(*xy(ax, name), strict=True)
+        assert list(sizes) == data["sizes"]
+        assert list(dram) == sorted(dram, reverse=True)
+        assert dram[0] == flashsim.count(name, N=N, d=d, M=M).hbm.accesses == data["curves"][name]["accesses"]
+        assert dram[-1] == floor == sum(data["curves"][name]["compulsory"].values())
+        assert {y for _, y in xy(ax, f"{name} compulsory")} == {floor}
+    sizes, dram = zip(*xy(ax, "flash"), strict=True)
+    knee = next(size for size, moved in zip(sizes, dram, strict=True) if moved == dram[-1])
+    assert 2 * N * d < knee < 3 * N * d
+    assert knee < data["per_sm"]["A100-40GB"] == MACHINES["A100-40GB"].l2_share("float16")
+    assert plots.FIGURES["l2"].data is l2_data
+
+
+def test_dram_bytes_take_each_array_at_its_own_size() -> None:
+    zeros = np.zeros((64, 8), np.float16)
+    l2 = L2(0)
+    run = flashsim.forward("flash", zeros, zeros, zeros, M=256, observers=[l2])
+    assert l2.dram_bytes(run.hbm) == run.hbm.bytes > 2 * run.hbm.accesses
