@@ -144,6 +144,26 @@ def test_what_is_no_answer_is_said_to_be_none(returned: Callable[[Any], Any], sa
     assert said in report.failures[0].message
 
 
+@pytest.mark.parametrize("what", ["q", "v", "mask", "beyond k"])
+def test_what_a_kernel_writes_to_is_named(what: str) -> None:
+    spec = Spec(masks=True)
+
+    def kernel(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        O = plain(spec, q, k, v, mask=mask)
+        if what == "mask" and mask is not None:
+            mask[...] = True
+        elif what == "beyond k":
+            k.base.ravel()[0] = 1.0
+        elif what in ("q", "v"):
+            {"q": q, "v": v}[what][..., 0] = 1.0
+        return O
+
+    report = check_attention(kernel, spec, max_examples=40, on_fail="return")
+    assert [failure.check for failure in report.failures] == ["inputs_unmodified"]
+    named = {"q": "memory of q", "v": "memory of v", "mask": "mask afterwards", "beyond k": "memory of k"}[what]
+    assert named in report.failures[0].message
+
+
 def test_a_kernel_that_forgets_itself_is_reported_even_if_it_cannot_be_shrunk() -> None:
     calls = []
 
@@ -266,6 +286,8 @@ def test_expected_failures_are_expected_and_only_they() -> None:
     assert "fails, as expected: 0·NaN" in str(report)
     with pytest.raises(AttentionCheckFailed, match="masked_kv_poison"):
         full(leaky, max_examples=100)
+    with pytest.raises(AttentionCheckFailed, match="fails 'backward_poison'"):
+        full(leaky, max_examples=100, expected_failures={"masked_kv_poison": "0·NaN"})
     with pytest.raises(AttentionCheckFailed, match="was expected to fail, and passes: oracle"):
         full(TILED, max_examples=20, expected_failures={"oracle": "why not"})
 
