@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashsim import dropout, patterns, reference, theory
 from flashsim.algorithms.blocks import Fit, Fixed, Paper
 from flashsim.api import Gradients, Run, Tally, backward, count, forward
-from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow, Tree
 from flashsim.memory import HBM, SRAM, MemoryModelError, NotOnChip, SramOverflow
 from flashsim.records import Blocks
 
@@ -29,6 +29,7 @@ __all__ = [
     "SlidingWindow",
     "SramOverflow",
     "Tally",
+    "Tree",
     "backward",
     "count",
     "dropout",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,9 @@ from numpy.typing import DTypeLike
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Problem, Sizing
+from flashsim.algorithms.split_kv_merge import MERGES
 from flashsim.dropout import check_p, check_seed
+from flashsim.groups import by_head, check_gqa, interleave, interleaved, launch_sum, once_per_group, with_parts
 from flashsim.inputs import (
     Array,
     Inputs,
@@ -53,10 +55,11 @@ class Tally:
 class Run:
     """A finished forward pass: the result, and what it cost.
 
-    O     (..., N_q, d_v), in the inputs' dtype
-    l, m  (..., N_q), softmax statistics of the scaled scores in the chip's dtype; None where the algorithm keeps none
-    L     (..., N_q), their log-sum-exp, for "memory_efficient", which keeps that instead; else None
+    O     (..., H_q, N_q, d_v), in the inputs' dtype
+    l, m  (..., H_q, N_q), softmax statistics of the scaled scores in the chip's dtype; None where the algorithm keeps none
+    L     (..., H_q, N_q), their log-sum-exp, for "memory_efficient" and "small_cache", which keep that instead; else None
     hbm, sram, blocks  as in `Tally`
+    gqa   the schedule of query heads that share a KV head, as in `forward`
     inputs, variant, saved  what the backward pass needs: copies, independent of the caller's arrays
     """
 
@@ -69,6 +72,7 @@ class Run:
     sram: Occupancy
     blocks: Blocks
     scale: float
+    gqa: str
     sizing: Sizing = field(repr=False)
     inputs: Inputs = field(repr=False)
     variant: Variant = field(repr=False)
@@ -90,7 +94,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Job:
-    """One pass over all heads, each on its own, with counts that add up."""
+    """One pass over all heads (or all groups of interleaved heads), each on its own, with counts that add up."""
 
     algorithm: Algorithm
     given: Inputs
@@ -130,7 +134,7 @@ class Job:
                         results.setdefault(name, []).append(hbm.peek(name))
                 if self.on_head is not None:
                     self.on_head(number + 1, len(heads))
-        return results, traffic, Occupancy(peak, self.M, self.enforced)
+        return results, once_per_group(traffic, self.given.group), Occupancy(peak, self.M, self.enforced)
 
 
 def forward(
@@ -148,18 +152,22 @@ def forward(
     dropout_p: float = 0.0,
     seed: int = 0,
     block_mask: BlockMaskArgument = None,
+    splits: int | None = None,
+    merge: str = "sequence",
+    gqa: str = "separate",
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
     on_head: OnHead | None = None,
 ) -> Run:
     """Run dropout(softmax(MASK(scale · QKᵀ))) V with the named algorithm on the counted memory.
 
-    Q is (..., N_q, d), K (..., N_k, d), V (..., N_k, d_v), of one dtype among float16, bfloat16, float32, float64; each
-    head runs on its own and the counts add up. 16-bit inputs are computed on in float32 and rounded at every store.
-    Inputs are not modified.
+    Q is (..., H_q, N_q, d), K (..., H_kv, N_k, d), V (..., H_kv, N_k, d_v), of one dtype among float16, bfloat16, float32,
+    float64, or (N, d) without heads. H_q is a multiple of H_kv: query heads g·k … g·k + g − 1 share KV head k, g = H_q / H_kv
+    (multi-query attention where H_kv = 1). Heads run one after another and the counts add up. 16-bit inputs are computed on
+    in float32 and rounded at every store. Inputs are not modified.
 
     name     "standard" (Algorithm 0), "flash_basic" (1), "flash" (2), "block_sparse" (5), "memory_efficient" (Appendix
-             B.1), "rabe_staats" (B.5)
+             B.1), "rabe_staats" (B.5), "small_cache" (Saha and Ye, for M < d²)
     M        SRAM's size in elements; None: 100 KB of the inputs' dtype
     scale    None: 1/√d. Algorithms 0 and 1 have no τ: there it is folded into Q when Q is placed in HBM. For 16-bit inputs
              that product is kept in float32 (and counted as 16-bit), since rounding it would shift large scores by more
@@ -168,11 +176,20 @@ def forward(
     blocks   (B_r, B_c), overrides `sizing`; M enforced
     causal   key j is attended to if j ≤ i + N_k − N_q: aligned at the bottom right
     mask     boolean array that broadcasts to (..., N_q, N_k), True = attend, or a mask object (`flashsim.Causal`,
-             `KeyPadding`, `SlidingWindow`, `Dense`, combined with &). With `causal`, both must allow
+             `KeyPadding`, `SlidingWindow`, `Dense`, `Tree`, combined with &). With `causal`, both must allow
     dropout_p, seed  drop attention weights with this probability; the mask is `flashsim.dropout.keep_mask`
     block_mask  for "block_sparse": boolean (T_r, T_c), True = computed; or a function of (T_r, T_c) that returns it, such
              as `flashsim.patterns.butterfly`; or "live": skip the tiles that the mask forbids whole, as far as positions
              tell without data. Default: all tiles
+    splits   for "split_kv": how many runs of blocks the keys are cut into; some may be empty. None: one for each block
+    merge    for "split_kv": "sequence" or "tree"
+    gqa      how query heads that share a KV head run (seed 002, "GQA Handling in FlashAttention").
+             "separate" (its option B): each on its own, streaming K and V of its KV head anew.
+             "grouped" (option A): a group at once, as one problem of g·N_q queries whose row r is query r // g of the group's
+             head r % g; B_r and `block_mask` count such rows. A tile of K and V that is loaded serves all rows on chip. So
+             where K and V are the outer loop ("flash") they are read once a group, g times less. Where queries are ("q_outer",
+             "split_kv") they are read ⌈g·N_q / B_r⌉ times a group in place of g·⌈N_q / B_r⌉: g times less for a row block
+             that holds the whole group, as in decoding, and no less where B_r divides N_q
     check_finite  refuse NaN and ∞. Without, they reach those queries only that attend to them
     observers  called with every memory event (`flashsim.memory.Event`)
     on_head  called after each head with (heads done, heads in all)
@@ -180,25 +197,29 @@ def forward(
     Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
     algorithm = _known(FORWARD, name)
+    gqa = check_gqa(gqa)
     given = check_inputs(Q, K, V, check_finite=check_finite)
-    variant = _variant(scale, causal, mask, dropout_p, seed, block_mask, given.shape, given.leading)
+    variant = _variant(scale, causal, mask, dropout_p, seed, block_mask, splits, merge, given.shape, given.leading)
     variant.refuse_what(algorithm)
     M = check_M(M, given.dtype)
     if check_finite:
         check_range(given, variant.tau, variant.dropout_p, given.dtype if algorithm.stores_scores else None)
     policy = _policy(sizing, blocks)
-    sizes = _blocks(algorithm, given.shape, variant, M, policy, given.leading)
     given = given.copy()
+    group, rows, asked = _scheduled(gqa, given, variant)
+    sizes = _blocks(algorithm, rows.shape, asked, M, policy, rows.leading)
 
     def operands(head: tuple[int, ...], number: int) -> dict[str, Array]:
-        Q_h = given.Q[head]
+        Q_h, shared = rows.Q[head], rows.kv(head)
         if "tau" not in algorithm.parts:
             Q_h = np.multiply(Q_h, variant.tau, dtype=chip_dtype(given.dtype))
-        return {"Q": Q_h, "K": given.K[head], "V": given.V[head]}
+        return {"Q": Q_h, "K": rows.K[shared], "V": rows.V[shared]}
 
-    job = Job(algorithm, given, variant, sizes, M, policy.enforced, observers, on_head)
+    job = Job(algorithm, rows, asked, sizes, M, policy.enforced, observers, on_head)
     results, traffic, use = job.run(operands)
-    gathered = _gather(algorithm, results, given, check_finite)
+    gathered = {
+        kept: _gather(kept, results[kept], rows.leading, group, check_finite=check_finite) for kept in algorithm.returns
+    }
     saved = {kept: results[kept] for kept in algorithm.saves if kept in results}
     return Run(
         name,
@@ -210,6 +231,7 @@ def forward(
         use,
         sizes,
         variant.tau,
+        gqa,
         policy,
         given,
         variant,
@@ -229,18 +251,23 @@ def backward(
     observers: Sequence[Observer] = (),
     on_head: OnHead | None = None,
 ) -> Gradients:
-    """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., N_q, d_v).
+    """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., H_q, N_q, d_v).
 
-    name     "standard" (Algorithm 3), "flash" (4), "block_sparse" (5), "memory_efficient" (Appendix B.2), "rabe_staats" (B.5)
+    name     "standard" (Algorithm 3), "flash" (4), "block_sparse" (5), "memory_efficient" (Appendix B.2), "rabe_staats"
+             (B.5), "q_outer" (dQ accumulated in HBM) or, for a run of that, "q_outer_two_pass" (nothing is)
     dO       of O's shape and dtype
     M, sizing, blocks  by default the forward pass's. "block_sparse" keeps the forward pass's blocks, on which its mask is
+
+    Query heads that share a KV head are scheduled as in the forward pass, and dK, dV are sums over them. "grouped" has those
+    sums on chip. "separate" has each query head write its own, "dK_parts" and "dV_parts", in the inputs' dtype; then a pass
+    (`flashsim.algorithms.group_sum`) loads the g parts, adds them up in the chip's dtype, and writes dK and dV.
 
     Returns dQ, dK, dV. Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
     algorithm = _known(BACKWARD, name)
     if not isinstance(run, Run):
         raise ValueError(f"run is a {type(run).__name__}; expected what flashsim.forward({name!r}, …) returned")
-    if run.algorithm != name:
+    if run.algorithm != algorithm.forward_pass:
         raise ValueError(
             f"run was made by {run.algorithm!r}; its backward pass is backward({run.algorithm!r}, …), if any"
         )
@@ -257,19 +284,27 @@ def backward(
                 f"{name!r} keeps the forward pass's blocks, on which its mask is; leave sizing and blocks out"
             )
         policy = Fixed(run.blocks.B_r, run.blocks.B_c, policy.enforced)
-    sizes = _blocks(algorithm, given.shape, variant, M, policy, given.leading)
+    group, rows, asked = _scheduled(run.gqa, given, variant)
+    sizes = _blocks(algorithm, rows.shape, asked, M, policy, rows.leading)
 
-    kept = {"O": run.O, "l": run.l, "m": run.m, "L": run.L, "dO": gradient, "Q": given.Q, "K": given.K, "V": given.V}
+    columns = {key: array[..., None] for key, array in (("l", run.l), ("m", run.m), ("L", run.L)) if array is not None}
+    kept = {key: interleave(array, group) for key, array in {**columns, "O": run.O, "dO": gradient}.items()}
 
     def operands(head: tuple[int, ...], number: int) -> dict[str, Array]:
-        found = {key: array[head] for key, array in kept.items() if array is not None}
-        columns = {key: array[:, None] for key, array in found.items() if key in COLUMNS}
-        return found | columns | {key: arrays[number] for key, arrays in run.saved.items()}
+        found = {key: array[head] for key, array in kept.items()}
+        shared = {"Q": rows.Q[head], "K": rows.K[rows.kv(head)], "V": rows.V[rows.kv(head)]}
+        return found | shared | {key: arrays[number] for key, arrays in run.saved.items()}
 
-    job = Job(algorithm, given, variant, sizes, M, policy.enforced, observers, on_head)
+    job = Job(algorithm, rows, asked, sizes, M, policy.enforced, observers, on_head)
     results, traffic, use = job.run(operands)
-    gathered = _gather(algorithm, results, given, check_finite)
-    return Gradients(name, gathered["dQ"], gathered["dK"], gathered["dV"], traffic, use, sizes)
+    dQ = _gather("dQ", results["dQ"], rows.leading, group, check_finite=check_finite)
+    part = "_parts" if rows.group > 1 else ""
+    dK, dV = (_gather(X + part, results[X], rows.leading, 1, check_finite=check_finite) for X in ("dK", "dV"))
+    if part:
+        dK, dV, traffic, use = _summed(dK, dV, given, traffic, use, observers)
+        for X, array in (("dK", dK), ("dV", dV)):
+            _refuse_overflow(X, array, check_finite=check_finite)
+    return Gradients(name, dQ, dK, dV, traffic, use, sizes)
 
 
 def count(
@@ -282,6 +317,7 @@ def count(
     N_k: int | None = None,
     d_v: int | None = None,
     heads: int = 1,
+    kv_heads: int | None = None,
     dtype: DTypeLike = "float32",
     direction: str = "forward",
     sizing: str | Sizing = "paper",
@@ -290,27 +326,45 @@ def count(
     mask: Any = None,
     dropout_p: float = 0.0,
     block_mask: BlockMaskArgument = None,
+    splits: int | None = None,
+    merge: str = "sequence",
+    gqa: str = "separate",
     observers: Sequence[Observer] = (),
 ) -> Tally:
     """Count what `forward` or `backward` would move, by running the same algorithm on shapes alone: no arithmetic.
 
-    Give N, or N_q and N_k where they differ; d_v defaults to d. `heads` multiplies the counts of one head, so a mask must
-    be one head's; `dtype` matters for bytes and for the default M (100 KB); `direction` is "forward" or "backward". Other
-    arguments and errors as in `forward`.
+    Give N, or N_q and N_k where they differ; d_v defaults to d. `heads` are the query heads, batch included, of which
+    heads / `kv_heads` share a KV head each, as `gqa` says; None: each has its own. Counts are those of one head (or group)
+    times their number, so a mask must be one head's. `dtype` matters for bytes and for the default M (100 KB); `direction` is
+    "forward" or "backward". Other arguments and errors as in `forward`.
     """
     if direction not in ("forward", "backward"):
         raise ValueError(f"direction is {direction!r}; expected 'forward' or 'backward'")
     algorithm = _known(FORWARD if direction == "forward" else BACKWARD, name)
     shape = check_shape(N, d, N_q, N_k, d_v)
     heads = check_count("heads", heads)
+    kv_heads = heads if kv_heads is None else check_count("kv_heads", kv_heads)
+    if heads % kv_heads:
+        raise ValueError(f"heads is {heads}; expected a multiple of kv_heads = {kv_heads}")
+    group, together = heads // kv_heads, check_gqa(gqa) == "grouped"
     stored = float_dtype(dtype)
     M = check_M(M, stored)
-    variant = _variant(None, causal, mask, dropout_p, 0, block_mask, shape, ())
-    variant.refuse_what(_known(FORWARD, name))
+    variant = _variant(None, causal, mask, dropout_p, 0, block_mask, splits, merge, shape, ())
+    variant.refuse_what(_known(FORWARD, algorithm.forward_pass))
     policy = _policy(sizing, blocks)
-    sizes = _blocks(algorithm, shape, variant, M, policy)
-    hbm, sram, _ = launch(algorithm, shape, variant, sizes, M, policy.enforced, stored, observers=observers)
-    return Tally(name, hbm.traffic.times(heads), sram.use, sizes, sram.flops.times(heads))
+    rows, asked = shape, variant
+    if together:
+        rows, asked = replace(shape, N_q=group * shape.N_q), variant.for_groups(group, shape.N_q)
+    sizes = _blocks(algorithm, rows, asked, M, policy)
+    hbm, sram, _ = launch(algorithm, rows, asked, sizes, M, policy.enforced, stored, observers=observers)
+    if together:
+        return Tally(name, hbm.traffic.times(kv_heads), sram.use, sizes, sram.flops.times(kv_heads))
+    traffic, use, flops = once_per_group(hbm.traffic.times(heads), group), sram.use, sram.flops.times(heads)
+    if group > 1 and direction == "backward":
+        hbm, sram = launch_sum(shape, group, M, policy.enforced, stored, observers=observers)
+        traffic, flops = with_parts(traffic, hbm.traffic.times(kv_heads)), flops + sram.flops.times(kv_heads)
+        use = replace(use, peak=max(use.peak, sram.peak))
+    return Tally(name, traffic, use, sizes, flops)
 
 
 def check_shape(N: int | None, d: int, N_q: int | None, N_k: int | None, d_v: int | None) -> Shape:
@@ -331,6 +385,8 @@ def _known(table: Mapping[str, Algorithm], name: str) -> Algorithm:
         known = ", ".join(map(repr, table))
         if table is BACKWARD and name in FORWARD:
             raise ValueError(f"{name!r} has no backward pass here; these have: {known}")
+        if table is FORWARD and name in BACKWARD:
+            raise ValueError(f"{name!r} is a backward pass only, of {BACKWARD[name].forward_pass!r}")
         raise ValueError(f"unknown algorithm {name!r}; known: {known}")
     return table[name]
 
@@ -342,13 +398,19 @@ def _variant(
     dropout_p: float,
     seed: int,
     block_mask: BlockMaskArgument,
+    splits: int | None,
+    merge: str,
     shape: Shape,
     leading: tuple[int, ...],
 ) -> Variant:
     whole = as_mask(mask, causal, shape, leading)
     if isinstance(block_mask, np.ndarray):
         block_mask = block_mask.copy()
-    return Variant(check_scale(scale, shape.d), whole, check_p(dropout_p), check_seed(seed), block_mask)
+    if splits is not None:
+        splits = check_count("splits", splits)
+    if merge not in MERGES:
+        raise ValueError(f"merge is {merge!r}; expected {' or '.join(map(repr, MERGES))}")
+    return Variant(check_scale(scale, shape.d), whole, check_p(dropout_p), check_seed(seed), block_mask, splits, merge)
 
 
 def _policy(sizing: str | Sizing, blocks: tuple[int, int] | None) -> Sizing:
@@ -368,7 +430,7 @@ def _policy(sizing: str | Sizing, blocks: tuple[int, int] | None) -> Sizing:
 def _blocks(
     algorithm: Algorithm, shape: Shape, variant: Variant, M: int, policy: Sizing, leading: tuple[int, ...] = ()
 ) -> Blocks:
-    dense = Variant(variant.tau, variant.mask, variant.dropout_p, variant.seed, None)  # every tile may be computed
+    dense = replace(variant, block_mask=None, skips=False)  # every tile may be computed
 
     def fits(blocks: Blocks, M: int) -> bool:
         try:
@@ -377,26 +439,50 @@ def _blocks(
             return False
         return True
 
-    return policy(Problem(algorithm.name, shape, M, algorithm.line_1, fits))
+    return policy(Problem(algorithm.name, shape, M, algorithm.line_1, algorithm.rows, fits))
 
 
-def _gather(
-    algorithm: Algorithm, results: Mapping[str, Sequence[Array]], given: Inputs, check_finite: bool
-) -> dict[str, Array]:
-    """Stack each returned matrix over the heads; a column (N, 1) becomes a vector.
+def _scheduled(gqa: str, given: Inputs, variant: Variant) -> tuple[int, Inputs, Variant]:
+    """Return how many heads' rows are interleaved, and the inputs and the variant of the problems to run."""
+    if gqa == "separate" or given.group == 1:
+        return 1, given, variant
+    return given.group, interleaved(given), variant.for_groups(given.group, given.shape.N_q)
+
+
+def _gather(name: str, results: Sequence[Array], leading: tuple[int, ...], group: int, *, check_finite: bool) -> Array:
+    """Stack a returned matrix over the heads, interleaved ones taken apart; a column (N, 1) becomes a vector.
 
     Raises ValueError where finite input overflowed the type that a result is stored in.
     """
-    gathered = {}
-    for name in algorithm.returns:
-        stacked = np.stack([array[:, 0] if name in COLUMNS else array for array in results[name]])
-        gathered[name] = stacked.reshape(*given.leading, *stacked.shape[1:])
-        if check_finite and gathered[name].dtype.itemsize == 2 and np.isinf(gathered[name]).any():
-            raise ValueError(
-                f"{name} overflows {gathered[name].dtype}, which ends at {largest(gathered[name].dtype):.3g}. "
-                f"Scale {'dO' if name.startswith('d') else 'V'} down, or use a wider dtype"
-            )
-    return gathered
+    stacked = np.stack(results)
+    gathered = by_head(stacked.reshape(*leading, *stacked.shape[1:]), group)
+    _refuse_overflow(name, gathered, check_finite=check_finite)
+    return gathered[..., 0] if name in COLUMNS else gathered
+
+
+def _refuse_overflow(name: str, array: Array, *, check_finite: bool) -> None:
+    if check_finite and array.dtype.itemsize == 2 and np.isinf(array).any():
+        raise ValueError(
+            f"{name} overflows {array.dtype}, which ends at {largest(array.dtype):.3g}. "
+            f"Scale {'dO' if name.startswith('d') else 'V'} down, or use a wider dtype"
+        )
+
+
+def _summed(
+    dK: Array, dV: Array, given: Inputs, traffic: Traffic, use: Occupancy, observers: Sequence[Observer]
+) -> tuple[Array, Array, Traffic, Occupancy]:
+    """Sum dK and dV of query heads over each group, and add what that costs."""
+    g, shape, summing, peak = given.group, given.shape, Traffic(), use.peak
+    parts = {name: a.reshape(-1, g, *a.shape[-2:]) for name, a in (("dK", dK), ("dV", dV))}
+    sums = {name: np.empty(X.shape, X.dtype) for name, X in (("dK", given.K), ("dV", given.V))}
+    flat = {name: a.reshape(len(parts[name]), -1) for name, a in sums.items()}
+    for number in range(len(parts["dK"])):
+        of_group = {name: a[number] for name, a in parts.items()}
+        hbm, sram = launch_sum(shape, g, use.capacity, use.enforced, given.dtype, of_group, observers)
+        for name, a in flat.items():
+            a[number] = hbm.peek(name)[0]
+        summing, peak = summing + hbm.traffic, max(peak, sram.peak)
+    return sums["dK"], sums["dV"], with_parts(traffic, summing), replace(use, peak=peak)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The command line: `flashsim run`, `count`, `plot`, `check`, `example`, `verify`.
+"""The command line: `flashsim run`, `count`, `plot`, `tune`, `check`, `example`, `verify`.
 
 Results go to stdout, progress and errors to stderr.
 Exit status: 0 all is well, 1 a claim or a check failed, 2 the arguments or the input make no sense.
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flashsim
-from flashsim import cli_check, cli_example, patterns
-from flashsim.algorithms import FORWARD
+from flashsim import cli_check, cli_example, cli_tune, patterns
+from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.inputs import DEFAULT_SRAM_BYTES, FLOATS, float_dtype
+from flashsim.machines import MACHINES
 from flashsim.memory import MemoryModelError
 from flashsim.sizes import parse_size
 
@@ -38,6 +39,8 @@ FIGURES = {  # as in flashsim.plots.FIGURES, which `--help` need not wait for
     "appendix_b5": "FlashAttention and Rabe & Staats",
     "roofline": "FLOP/byte on an A100, and what binds",
     "l2": "DRAM traffic against the size of an L2",
+    "pareto": "accesses against occupancy, every block size",
+    "cache_size": "accesses against M, and what is optimal",
 }
 BLOCK_MASKS: dict[str, Any] = {
     "butterfly": patterns.butterfly,
@@ -107,7 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="a .npz or .safetensors file with arrays q, k, v; a .npy file that stacks them; or three .npy files. "
-        "Shapes (N, d) or (..., N, d). Default: the bundled real sample",
+        "Shapes (N, d) or (..., N, d); q may have a multiple of the heads of k and v. Default: the bundled real sample",
     )
     run.add_argument(
         "--head", metavar="I[,J…]", help="run this head only: an index into the leading axes. Default: all"
@@ -126,6 +129,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--padded", action="store_true", help="the bundled sample with its padding and padding mask")
     run.add_argument("--dtype", choices=FLOATS, help="convert the inputs first. Default: as they are (sample: float32)")
     _add_sizing(run, f"Default: 100KB; for the small bundled sample {SAMPLE_M} elements")
+    _add_gqa(run)
     run.add_argument("--scale", type=float, help="softmax scale τ. Default: 1/√d")
     _add_output(run, Path("flashsim-run"))
 
@@ -137,17 +141,25 @@ def build_parser() -> argparse.ArgumentParser:
         "flashsim count flash --backward --N 4096 --d 64 --causal --dropout 0.1\n"
         "flashsim count block_sparse --N 65536 --d 64 --block-mask butterfly\n"
         "flashsim count flash_basic --N 1048576 --d 128 --M 228KB --dtype bfloat16\n"
+        "flashsim count flash --N 4096 --d 128 --heads 32 --kv-heads 8 --gqa grouped\n"
         "flashsim count standard --N 4096 --d 64 --heads 1024 --json -",
     )
     count.add_argument(
-        "algorithm", nargs="?", choices=list(FORWARD), default="flash_basic", help="default: flash_basic"
+        "algorithm",
+        nargs="?",
+        choices=list(dict.fromkeys([*FORWARD, *BACKWARD])),
+        metavar="NAME",
+        default="flash_basic",
+        help=f"of {', '.join(FORWARD)}; with --backward also q_outer_two_pass. Default: flash_basic",
     )
     count.add_argument("--N", type=int, help="sequence length")
     count.add_argument("--N_q", type=int, metavar="N", help="number of queries, where it differs from the keys'")
     count.add_argument("--N_k", type=int, metavar="N", help="number of keys")
     count.add_argument("--d", type=int, required=True, help="head dimension")
     count.add_argument("--d_v", type=int, metavar="D", help="width of V, where it differs from d")
-    count.add_argument("--heads", type=int, default=1, metavar="H", help="batch × heads; the counts add up")
+    count.add_argument("--heads", type=int, default=1, metavar="H", help="batch × query heads; the counts add up")
+    count.add_argument("--kv-heads", type=int, metavar="H", help="batch × KV heads, where query heads share them")
+    _add_gqa(count)
     count.add_argument("--dtype", choices=FLOATS, default="float32", help="for bytes. Default: float32")
     count.add_argument("--backward", action="store_true", help="count the backward pass")
     _add_parts(count)
@@ -158,7 +170,8 @@ def build_parser() -> argparse.ArgumentParser:
         "plot",
         _plot,
         "Draw a figure: PNG, SVG, and its data as JSON.",
-        "flashsim plot blocks\nflashsim plot blocks --N 4096 --d 128 --M 228KB -o out/blocks\nflashsim plot theorem2",
+        "flashsim plot blocks\nflashsim plot blocks --N 4096 --d 128 --M 228KB -o out/blocks\nflashsim plot theorem2\n"
+        "flashsim plot roofline --machine H200 --N 4096 --d 128",
     )
     plot.add_argument(
         "figure",
@@ -166,11 +179,20 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FIGURE",
         help="; ".join(f"{name}: {what}" for name, what in FIGURES.items()),
     )
-    plot.add_argument("--N", type=int, default=1024, help="for blocks: sequence length. Default: 1024")
-    plot.add_argument("--d", type=int, default=64, help="for blocks: head dimension. Default: 64")
-    plot.add_argument("--dtype", choices=FLOATS, default="float16", help="for blocks. Default: float16")
+    plot.add_argument("--N", type=int, default=1024, help="for blocks and roofline: sequence length. Default: 1024")
+    plot.add_argument("--d", type=int, default=64, help="for blocks and roofline: head dimension. Default: 64")
+    plot.add_argument("--dtype", choices=FLOATS, default="float16", help="for blocks and roofline. Default: float16")
+    plot.add_argument(
+        "--machine",
+        default="A100-40GB",
+        metavar="NAME",
+        help=f"for roofline: {', '.join(MACHINES)}. Default: A100-40GB",
+    )
     plot.add_argument("--M", metavar="SIZE", help="for blocks: SRAM size. Default: 100KB")
     _add_output(plot, None)
+
+    tune = command("tune", lambda options: cli_tune.run(options, _progress), cli_tune.SUMMARY, cli_tune.EXAMPLES)
+    cli_tune.add_options(tune)
 
     check = command("check", cli_check.run, cli_check.SUMMARY, cli_check.EXAMPLES)
     cli_check.add_options(check)
@@ -217,6 +239,15 @@ def _add_parts(parser: Any) -> None:
     )
 
 
+def _add_gqa(parser: Any) -> None:
+    parser.add_argument(
+        "--gqa",
+        choices=["separate", "grouped"],
+        default="separate",
+        help="query heads that share a KV head run separate, each streaming it, or grouped, as one problem. Default: separate",
+    )
+
+
 def _add_output(parser: Any, stem: Path | None) -> None:
     where = stem or "flashsim-FIGURE"
     parser.add_argument(
@@ -258,13 +289,14 @@ def _run(options: argparse.Namespace) -> int:
             mask=mask,
             dropout_p=options.dropout,
             seed=options.seed,
+            gqa=options.gqa,
             block_mask=BLOCK_MASKS.get(options.block_mask),
         )
     numbers = report.run_numbers(given, forwards, backwards)
     if options.json:
         _write_json(options.json, numbers)
     if options.json != "-":
-        report.print_run(given, forwards, backwards, asked)
+        report.print_run(given, forwards, backwards, ", ".join(filter(None, (asked, _schedule(options)))))
     figure = plots.run_figure(forwards, M=next(iter(forwards.values())).sram.capacity, **given.shape)
     saved = plots.save(figure, options.output, numbers, options.command_line)
     if options.json != "-":
@@ -284,11 +316,16 @@ def _asked(options: argparse.Namespace) -> str:
     return ", ".join(words for words, is_asked in said.items() if is_asked)
 
 
+def _schedule(options: argparse.Namespace) -> str:
+    return "query heads grouped" if options.gqa == "grouped" else ""
+
+
 def _count(options: argparse.Namespace) -> int:
     from flashsim import report
 
     itemsize = float_dtype(options.dtype).itemsize
-    arguments = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "heads", "dtype", "sizing")}
+    arguments = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype", "sizing")}
+    arguments |= {name: getattr(options, name) for name in ("heads", "kv_heads", "gqa")}
     arguments["M"] = DEFAULT_SRAM_BYTES // itemsize if options.M is None else parse_size(options.M, itemsize)
     arguments["blocks"] = None if options.blocks is None else tuple(options.blocks)
     arguments["direction"] = "backward" if options.backward else "forward"
@@ -312,6 +349,8 @@ def _plot(options: argparse.Namespace) -> int:
             itemsize = float_dtype(options.dtype).itemsize
             M = DEFAULT_SRAM_BYTES // itemsize if options.M is None else parse_size(options.M, itemsize)
             arguments = {"N": options.N, "d": options.d, "M": M, "dtype": options.dtype}
+        if options.figure == "roofline":
+            arguments = {"machine": options.machine, "N": options.N, "d": options.d, "dtype": options.dtype}
         data = chart.data(**arguments)
         figure = chart.draw(data)
         stem = options.output or Path(f"flashsim-{options.figure}")

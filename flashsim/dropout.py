@@ -42,20 +42,20 @@ def philox4x32_10(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> t
     return c0.astype(np.uint32), c1.astype(np.uint32), c2.astype(np.uint32), c3.astype(np.uint32)
 
 
-def keep(words: tuple[int, int], p: float, rows: Any, cols: Any, head: int) -> NDArray[np.bool_]:
+def keep(words: tuple[int, int], p: float, rows: Any, cols: Any, head: Any) -> NDArray[np.bool_]:
     """Return (len(rows), len(cols)), True where an element is kept: its word is at least p · 2³².
 
-    The counter is (row, column, head, 0) and the first output word decides.
+    The counter is (row, column, head, 0) and the first output word decides. `head` is one number, or one for each row.
     """
     rows, cols = np.asarray(rows, np.uint64)[:, None], np.asarray(cols, np.uint64)[None, :]
-    word, *_ = philox4x32_10((rows, cols, np.uint64(head), np.uint64(0)), words)
+    word, *_ = philox4x32_10((rows, cols, np.asarray(head, np.uint64).reshape(-1, 1), np.uint64(0)), words)
     return word >= np.uint32(int(p * 2**32))
 
 
 def keep_mask(seed: int, p: float, n_q: int, n_k: int, head: int = 0) -> NDArray[np.bool_]:
     """Return the dropout mask of one head, (n_q, n_k), True = kept, with probability 1 − p.
 
-    `head` counts the heads over all leading axes. Raises ValueError for p outside [0, 1) or a seed outside 64 bits.
+    `head` counts the query heads over all leading axes. Raises ValueError for p outside [0, 1) or a seed outside 64 bits.
     """
     n_q, n_k, head = check_count("n_q", n_q), check_count("n_k", n_k), check_count("head", head, 0)
     return keep(seed_words(check_seed(seed)), check_p(p), np.arange(n_q), np.arange(n_k), head)
@@ -110,10 +110,14 @@ class NoDropout:
 
 
 class TileDropout:
-    """Dropout for one head on one chip. Z_ij is 1/(1 − p) where an element is kept and 0 where it is dropped."""
+    """Dropout for one head on one chip. Z_ij is 1/(1 − p) where an element is kept and 0 where it is dropped.
 
-    def __init__(self, p: float, seed: int, hbm: HBM, sram: SRAM, blocks: Blocks, head: int) -> None:
-        self._p, self._words, self._head = p, seed_words(seed), head
+    With `group` = g > 1, for one group of query heads, `head` being the number of their KV head: row r is query r // g of
+    query head g·head + r % g.
+    """
+
+    def __init__(self, p: float, seed: int, hbm: HBM, sram: SRAM, blocks: Blocks, head: int, group: int = 1) -> None:
+        self._p, self._words, self._head, self._group = p, seed_words(seed), head, group
         self._hbm, self._sram, self._B_r, self._B_c = hbm, sram, blocks.B_r, blocks.B_c
 
     def divided(self, blocks: Blocks) -> TileDropout:
@@ -142,7 +146,7 @@ class TileDropout:
     def _kept(self, P_ij: Tile, i: int, j: int) -> NDArray[np.bool_]:
         top, left = i * self._B_r, j * self._B_c
         rows, cols = np.arange(top, top + P_ij.shape[0]), np.arange(left, left + P_ij.shape[1])
-        return keep(self._words, self._p, rows, cols, self._head)
+        return keep(self._words, self._p, rows // self._group, cols, self._group * self._head + rows % self._group)
 
     def whole(self, sram: SRAM, P: Matrix) -> Matrix:
         """Read P, write P^dropped and Z (a byte an element) to HBM: what a framework's dropout kernel keeps."""

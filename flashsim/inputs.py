@@ -20,7 +20,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Q (..., N_q, d), K (..., N_k, d) and V (..., N_k, d_v) of one dtype, with equal leading axes."""
+    """Q (..., H_q, N_q, d), K (..., H_kv, N_k, d) and V (..., H_kv, N_k, d_v) of one dtype, H_q a multiple of H_kv."""
 
     Q: Array
     K: Array
@@ -33,8 +33,17 @@ class Inputs:
 
     @property
     def leading(self) -> tuple[int, ...]:
-        """Batch, heads, …"""
+        """Batch, query heads, …"""
         return self.Q.shape[:-2]
+
+    @property
+    def group(self) -> int:
+        """How many query heads share a KV head, g = H_q / H_kv."""
+        return self.Q.shape[-3] // self.K.shape[-3] if self.leading else 1
+
+    def kv(self, head: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the index of the KV head that a query head shares: h // g."""
+        return (*head[:-1], head[-1] // self.group) if head else head
 
     def copy(self) -> Inputs:
         """Return copies, which the caller cannot change afterwards."""
@@ -112,8 +121,9 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool) -> Inputs:
         a = arrays[name]
         if a.dtype != given.dtype:
             raise ValueError(f"Q has dtype {given.dtype} and {name} has dtype {a.dtype}; expected one dtype for all")
-        if a.shape[:-2] != given.leading:
-            raise ValueError(f"Q has shape {given.Q.shape} and {name} has shape {a.shape}; leading axes must be equal")
+    if given.V.shape[:-2] != given.K.shape[:-2]:
+        raise ValueError(f"K has shape {given.K.shape} and V has shape {given.V.shape}; leading axes must be equal")
+    _check_heads(given)
     if given.K.shape[-1] != given.Q.shape[-1]:
         raise ValueError(
             f"Q has shape {given.Q.shape} and K has shape {given.K.shape}; their last axis, d, must be equal"
@@ -126,6 +136,17 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool) -> Inputs:
         for name, a in arrays.items():
             _check_finite(name, a)
     return given
+
+
+def _check_heads(given: Inputs) -> None:
+    both = f"Q has shape {given.Q.shape} and K has shape {given.K.shape}"
+    queries, keys = given.leading, given.K.shape[:-2]
+    if len(queries) != len(keys) or queries[:-1] != keys[:-1]:
+        raise ValueError(f"{both}; leading axes must be equal, but for the last: query heads, KV heads")
+    if queries and queries[-1] % keys[-1]:
+        raise ValueError(
+            f"{both}; expected H_q = {queries[-1]}, the query heads, to be a multiple of H_kv = {keys[-1]}"
+        )
 
 
 def _check_finite(name: str, a: Array) -> None:
@@ -154,13 +175,14 @@ def check_backward_range(
 ) -> None:
     """Refuse finite gradients so large that a sum could overflow the chip, or dP the type it is stored in.
 
-    |dP| and |D| are at most |do|·|v| / (1 − p), so |dS| at most twice that; the sums run over N_q or N_k terms of it.
+    |dP| and |D| are at most |do|·|v| / (1 − p), so |dS| at most twice that; the sums run over N_k terms of it, or over N_q
+    of each query head of a group.
     """
     chip = chip_dtype(inputs.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         q, k, v, do = (_longest_row(a) for a in (inputs.Q, inputs.K, inputs.V, dO))
         dP = do * v / (1 - dropout_p)
-        N = max(inputs.shape.N_q, inputs.shape.N_k)
+        N = max(inputs.group * inputs.shape.N_q, inputs.shape.N_k)
         most = max(2 * N * dP * max(1.0, abs(scale) * max(q, k, 1.0)), N * do / (1 - dropout_p))
     type_ = stored if stored is not None and largest(stored) < largest(chip) else chip
     if not (2 * dP < largest(type_) and most < largest(chip) / 4):

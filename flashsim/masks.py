@@ -4,17 +4,22 @@
     SlidingWindow(left, right)  keys within `left` before and `right` after that position; −1: no limit on that side
     KeyPadding(lengths)       only the first `length` keys; one length, or one for each head (leading axes)
     Dense(array)              any boolean array that broadcasts to (..., N_q, N_k), True = attend
+    Tree(parents)             the last keys are the nodes of a tree: itself, its ancestors, and all keys before the tree
 
-All but `Dense` are implicit: positions decide, and nothing is read from HBM. A `Dense` array lives in HBM; its blocks
-are loaded as they are needed, and counted, at one byte an element.
+All but `Dense` and `Tree` are implicit: positions decide, and nothing is read from HBM. A `Dense` array lives in HBM; its
+blocks are loaded as they are needed, and counted, at one byte an element. A `Tree` lives there as a bitmask, one bit for
+each pair of nodes in words of 32 (source: "FlashAttention: Theory and Practice", its section on tree masking for
+speculative decoding); the words that a tile of S overlaps are loaded and counted, a word an element of 4 bytes.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +30,9 @@ from flashsim.records import Blocks, Shape
 
 Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
+Words = NDArray[np.uint32]
 Head = tuple[int, ...]
+WORD = 32  # bits
 
 
 class Mask(ABC):
@@ -48,11 +55,15 @@ class Mask(ABC):
 
     @abstractmethod
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Return (len(rows), len(cols)), True where query may attend to key. A `Dense` part allows everything here."""
+        """Return (len(rows), len(cols)), True where query may attend to key. `Dense` and `Tree` allow everything here."""
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Return, for tiles [rows, row_ends) × [cols, col_ends), False where all is masked as far as positions tell."""
         return np.ones(np.broadcast_shapes(rows.shape, cols.shape), bool)
+
+    def leaves_all(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+        """Return, for the same tiles, True where positions surely allow every element. What lives in HBM is no matter."""
+        return np.zeros(np.broadcast_shapes(rows.shape, cols.shape), bool)
 
     def keys(self, shape: Shape, head: Head) -> int:
         """Return how many keys, from the first, may be attended to at all, as far as positions tell."""
@@ -61,6 +72,16 @@ class Mask(ABC):
     def dense(self, head: Head) -> list[Bools]:
         """Return the arrays that must live in HBM for this head, (1 or N_q, 1 or N_k)."""
         return []
+
+    @property
+    def tree(self) -> Tree | None:
+        """The tree whose bitmask must live in HBM, if any."""
+        return None
+
+    @property
+    def folds(self) -> bool:
+        """Whether tiles of one shape cost the same. A tree's do not: their place decides how many words they overlap."""
+        return self.tree is None
 
     @property
     def per_head(self) -> bool:
@@ -72,6 +93,8 @@ class Mask(ABC):
         allowed = self.allows(np.arange(shape.N_q), np.arange(shape.N_k), shape, head)
         for array in self.dense(head):
             allowed = allowed & array
+        if self.tree is not None:
+            allowed = allowed & np.pad(self.tree.attends, ((0, 0), (shape.N_k - shape.N_q, 0)), constant_values=True)
         return np.broadcast_to(allowed, (shape.N_q, shape.N_k))
 
 
@@ -110,6 +133,11 @@ class SlidingWindow(Mask):
         """Compare the corners nearest to the window."""
         shift = shape.N_k - shape.N_q
         return self._within(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift))
+
+    def leaves_all(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+        """Compare the corners farthest from the window."""
+        shift = shape.N_k - shape.N_q
+        return self._within(col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift))
 
     def _within(self, least: Index, most: Index) -> Bools:
         """Whether a range of offsets j − p, from `least` to `most`, meets the window."""
@@ -170,6 +198,10 @@ class KeyPadding(Mask):
         """Compare the tile's first key with the length."""
         return np.broadcast_to(cols < self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
 
+    def leaves_all(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+        """Compare the tile's last key with the length."""
+        return np.broadcast_to(col_ends <= self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
+
     def __repr__(self) -> str:
         return f"KeyPadding({self.lengths.tolist()})"
 
@@ -204,6 +236,85 @@ class Dense(Mask):
         return f"Dense(array of shape {self.array.shape})"
 
 
+class Tree(Mask):
+    """A tree of drafted tokens after a committed prefix: queries are the N_q nodes, and so are the last N_q keys.
+
+    A node attends to itself, its ancestors and the N_k − N_q keys of the prefix; not to siblings, nor to cousins. `parents`
+    has an entry for each node: the index of its parent, which comes before it, or −1 or None for a root, of which there may
+    be several. Other entries raise ValueError, as do N_q ≠ len(parents) and N_k < N_q in a run.
+
+    In HBM it is "tree", (N_q, ⌈N_q/32⌉) words: bit c mod 32 of word ⌊c/32⌋ in row r says whether node r attends to node c.
+    The prefix has no bits; positions tell. A mask may have one `Tree`.
+    """
+
+    def __init__(self, parents: Any) -> None:
+        entries = parents.tolist() if isinstance(parents, np.ndarray) else parents
+        if not isinstance(entries, Iterable):
+            raise ValueError(f"Tree's parents is {parents!r}; expected one entry a node")
+        self.parents = tuple(_parent(node, entry) for node, entry in enumerate(entries))
+
+    def check(self, shape: Shape, leading: Head) -> None:
+        """Raise ValueError unless queries are the nodes, and there are keys for all of them."""
+        if shape.N_q != len(self.parents):
+            raise ValueError(f"Tree has {len(self.parents)} nodes; expected N_q = {shape.N_q}, a node for each query")
+        if shape.N_k < shape.N_q:
+            raise ValueError(f"N_k is {shape.N_k}; expected at least {shape.N_q}, as Tree's nodes are the last keys")
+
+    def paths(self) -> list[list[int]]:
+        """Return each root-to-leaf path as its nodes, in order of the leaves."""
+        inner = set(self.parents)
+        return [np.flatnonzero(self.attends[leaf]).tolist() for leaf in range(len(self.parents)) if leaf not in inner]
+
+    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
+        """Allow everything by position."""
+        return np.ones((len(rows), len(cols)), bool)
+
+    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+        """Compare the corners nearest to the diagonal: no node attends to a later one."""
+        return Causal().live(rows, row_ends, cols, col_ends, shape, head)
+
+    @property
+    def tree(self) -> Tree:
+        """This."""
+        return self
+
+    @cached_property
+    def attends(self) -> Bools:
+        """Which node attends to which, (N_q, N_q)."""
+        return _ancestors(self.parents)
+
+    @cached_property
+    def words(self) -> Words:
+        """The bitmask, (N_q, ⌈N_q/32⌉)."""
+        return _packed(self.attends)
+
+    def __repr__(self) -> str:
+        return f"Tree({list(self.parents)})"
+
+
+def _parent(node: int, entry: Any) -> int:
+    """Return the parent as an index, −1 for a root. ValueError for what is neither."""
+    if entry is None:
+        return -1
+    if isinstance(entry, bool) or not isinstance(entry, int | np.integer) or not -1 <= entry < node:
+        earlier = f"the index of an earlier node (at most {node - 1}), or " if node else ""
+        raise ValueError(f"Tree's parents[{node}] is {entry!r}; expected {earlier}-1 or None for a root")
+    return int(entry)
+
+
+def _ancestors(parents: Sequence[int]) -> Bools:
+    attends = np.eye(len(parents), dtype=bool)
+    for node, parent in enumerate(parents):
+        if parent != -1:
+            attends[node] |= attends[parent]
+    return attends
+
+
+def _packed(attends: Bools) -> Words:
+    whole_words = np.pad(attends, ((0, 0), (0, -attends.shape[1] % WORD)))
+    return np.packbits(whole_words, axis=1, bitorder="little").view("<u4").astype(np.uint32)
+
+
 @dataclass(frozen=True)
 class Both(Mask):
     """What two masks both allow: `a & b`."""
@@ -212,7 +323,9 @@ class Both(Mask):
     b: Mask
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Check both."""
+        """Check both, and that one at most has a tree."""
+        if self.a.tree is not None and self.b.tree is not None:
+            raise ValueError(f"mask combines {self.a.tree!r} and {self.b.tree!r}; expected one Tree at most")
         self.a.check(shape, leading)
         self.b.check(shape, leading)
 
@@ -224,6 +337,11 @@ class Both(Mask):
         """Return where both may be live."""
         corners = (rows, row_ends, cols, col_ends, shape, head)
         return self.a.live(*corners) & self.b.live(*corners)
+
+    def leaves_all(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+        """Return where both leave all."""
+        corners = (rows, row_ends, cols, col_ends, shape, head)
+        return self.a.leaves_all(*corners) & self.b.leaves_all(*corners)
 
     def keys(self, shape: Shape, head: Head) -> int:
         """Return the lesser."""
@@ -237,6 +355,11 @@ class Both(Mask):
     def dense(self, head: Head) -> list[Bools]:
         """Return the arrays of both."""
         return self.a.dense(head) + self.b.dense(head)
+
+    @property
+    def tree(self) -> Tree | None:
+        """The tree of either."""
+        return self.b.tree if self.a.tree is None else self.a.tree
 
 
 def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head) -> Mask:
@@ -273,11 +396,16 @@ class TileMask:
 
     def __init__(self, mask: Mask, hbm: HBM, sram: SRAM, blocks: Blocks, shape: Shape, head: Head) -> None:
         self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
-        self._nothing, self._implicit = isinstance(mask, All), not isinstance(mask, All | Dense)
+        self._nothing, self._implicit = isinstance(mask, All), not isinstance(mask, All | Dense | Tree)
         self._arrays = [
             hbm.place(f"mask{number or ''}", array if hbm.arithmetic else _two(array.shape), np.bool_)
             for number, array in enumerate(mask.dense(head))
         ]
+        tree = mask.tree
+        self._prefix = shape.N_k - len(tree.parents) if tree else 0
+        self._tree = None
+        if tree is not None:
+            self._tree = hbm.place("tree", tree.words if hbm.arithmetic else _two(tree.words.shape), np.uint32)
         self._divide(blocks.B_r, blocks.B_c)
 
     def divided(self, blocks: Blocks) -> TileMask:
@@ -289,26 +417,45 @@ class TileMask:
     def _divide(self, B_r: int, B_c: int) -> None:
         self._B_r, self._B_c = B_r, B_c
         self._tiles = [a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1) for a in self._arrays]
+        self._words = None if self._tree is None else self._tree.divide(B_r, 1)
 
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
-        """Return S_ij with −∞ where the mask forbids. Loads the mask's block if it lives in HBM."""
+        """Return S_ij with −∞ where the mask forbids. Loads what of the mask lives in HBM: its block, its words."""
         if self._nothing:
             return S_ij
         allowed: Any = True
         for matrix in self._tiles:
             down, across = matrix.blocks
             allowed = self._sram.load(matrix[min(i, down - 1), min(j, across - 1)]) & allowed
+        if self._words is not None:
+            allowed = self._attends(self._words, i, j * self._B_c, *S_ij.shape) & allowed
         if self._implicit and self._sram.hbm.arithmetic:
             top, left = i * self._B_r, j * self._B_c
             rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
             allowed = self._mask.allows(rows, cols, self._shape, self._head) & allowed
         return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
 
+    def _attends(self, words: Matrix, i: int, left: int, rows: int, cols: int) -> Any:
+        """Load the words that keys left … left + cols − 1 overlap in row block i; return their bits, True for the prefix."""
+        prefix = self._prefix
+        first, end = max(left, prefix), left + cols  # the tile's nodes, as keys
+        attends = np.ones((rows, cols), bool)
+        for w in range((first - prefix) // WORD, -(-(end - prefix) // WORD)):
+            word = self._sram.load(words[i, w])
+            if self._sram.hbm.arithmetic:
+                keys = np.arange(max(first, prefix + w * WORD), min(end, prefix + (w + 1) * WORD))
+                attends[:, keys - left] = word >> ((keys - prefix) % WORD).astype(np.uint32) & 1
+        return attends
+
     def whole(self, sram: SRAM, S: Matrix) -> None:
         """Mask S in HBM, tile by tile in place: a pass that reads and writes all of it. No pass if nothing is masked."""
         if self._nothing:
             return
-        rows, cols = pass_tiles(sram.capacity, S.shape[1], 1 + len(self._arrays))
+        held = 1 + len(self._arrays)
+        if self._tree is None:
+            rows, cols = pass_tiles(sram.capacity, S.shape[1], held)
+        else:
+            rows, cols = _pass_tiles_with_words(sram.capacity, S.shape[1], held, self._tree.shape[1])
         self._divide(rows, cols)
         S = S.divide(rows, cols)
         down, across = S.blocks
@@ -317,6 +464,30 @@ class TileMask:
                 S_ij = sram.load(S[i, j])  # line 2
                 S_masked_ij = sram.on_chip(self(S_ij, i, j), over=S_ij)  # line 2
                 sram.store(S[i, j], S_masked_ij)  # line 2
+
+
+class EdgeTileMask(TileMask):
+    """MASK for algorithms that skip dead tiles: it leaves alone those of which positions allow all."""
+
+    def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
+        """Return S_ij itself, or with −∞ where the mask forbids: on an edge of the mask, or where it lives in HBM."""
+        if not self._tiles and self._words is None and not self._nothing:
+            (rows, cols), top, left = S_ij.shape, i * self._B_r, j * self._B_c
+            tops, bottoms, lefts, rights = (np.array([n]) for n in (top, top + rows, left, left + cols))
+            if self._mask.leaves_all(tops, bottoms, lefts, rights, self._shape, self._head)[0]:
+                return S_ij
+        return super().__call__(S_ij, i, j)
+
+
+def _pass_tiles_with_words(M: int, N_k: int, held: int, words: int) -> tuple[int, int]:
+    """Return `pass_tiles` where each row of a tile also holds the words that it overlaps: all of them, if it is whole.
+
+    A piece of c keys overlaps ⌊(c + 30)/32⌋ + 1 words at most, and fits if held·c + ⌊(c + 30)/32⌋ < M; or with room for all.
+    """
+    rows = M // (held * N_k + words)
+    if rows:
+        return rows, N_k
+    return 1, min(max((WORD * M - WORD + 1) // (WORD * held + 1), (M - words) // held, 1), N_k)
 
 
 def _two(shape: tuple[int, ...]) -> tuple[int, int]:

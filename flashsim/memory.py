@@ -322,7 +322,8 @@ class SRAM:
     """The small memory: `capacity` elements (M), enforced or only reported.
 
     `occupancy` is what is resident now, `peak` the most so far. `dtype` is what the chip computes in: loads widen to
-    it, stores round to the matrix's own type.
+    it, stores round to the matrix's own type. `fold` says whether counting-only mode may run equal turns of a loop once:
+    False where blocks of one shape cost different amounts.
     """
 
     def __init__(
@@ -333,8 +334,10 @@ class SRAM:
         enforced: bool = True,
         dtype: DTypeLike = np.float64,
         observers: Sequence[Observer] = (),
+        fold: bool = True,
     ) -> None:
         self.hbm, self.capacity, self.enforced, self.dtype = hbm, capacity, enforced, np.dtype(dtype)
+        self._fold = fold and not hbm.arithmetic
         self.occupancy = self.peak = 0
         self._resident: dict[int, _Resident] = {}
         self._scopes: list[list[int]] = []
@@ -442,14 +445,14 @@ class SRAM:
 
         In counting-only mode turns that are equal are run once and counted as often as they occur: blocks differ only
         in the ragged last one, so that is the first turn, standing for all but one, and the last. If turns differ in
-        more than that, `alike[index]` says which are equal.
+        more than that, `alike[index]` says which are equal. An SRAM with `fold=False` runs every turn.
         """
         site = site_of(sys._getframe(1))
         schedule: Iterable[tuple[int, int]]
-        if self.hbm.arithmetic:
-            schedule = ((index, 1) for index in (range(turns) if where is None else np.flatnonzero(where).tolist()))
-        else:
+        if self._fold:
             schedule = _folded(turns, where, alike)
+        else:
+            schedule = ((index, 1) for index in (range(turns) if where is None else np.flatnonzero(where).tolist()))
         if self._observers:
             self._tell("enter", target_at(site, "loop"), turns, None, site)
         for index, weight in schedule:

@@ -23,7 +23,7 @@ class UnreadableInput(ValueError):
 
 @dataclass(frozen=True)
 class QKV:
-    """Q (..., N_q, d), K (..., N_k, d), V (..., N_k, d_v), and where they came from."""
+    """Q (..., H_q, N_q, d), K (..., H_kv, N_k, d), V (..., H_kv, N_k, d_v), and where they came from."""
 
     Q: Array
     K: Array
@@ -42,11 +42,11 @@ class QKV:
 
     @property
     def heads(self) -> int:
-        """How many heads there are over all leading axes."""
+        """How many query heads there are over all leading axes."""
         return math.prod(self.Q.shape[:-2])
 
     def head(self, index: str | None) -> QKV:
-        """Return one head by its index into the leading axes, written "3" or "0,3"; None keeps all."""
+        """Return one query head, with its KV head, by its index into the leading axes, "3" or "0,3"; None keeps all."""
         if index is None:
             return self
         leading = self.Q.shape[:-2]
@@ -58,7 +58,10 @@ class QKV:
             ) from None
         if len(at) > len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=False)):
             raise UnreadableInput(f"--head {index} is out of range: Q's leading axes are {leading}, counted from 0")
-        return QKV(self.Q[at], self.K[at], self.V[at], f"{self.source}, head {index}")
+        shared = at
+        if len(at) == len(leading) == self.K.ndim - 2 and leading[-1] % self.K.shape[-3] == 0:
+            shared = (*at[:-1], at[-1] * self.K.shape[-3] // leading[-1])
+        return QKV(self.Q[at], self.K[shared], self.V[shared], f"{self.source}, head {index}")
 
 
 def load_sample(*, padded: bool = False) -> QKV:

@@ -139,6 +139,10 @@ class Flops:
         """Return the same work repeated for `heads` heads."""
         return Flops(self.matmul * heads, self.other * heads)
 
+    def __add__(self, other: Flops) -> Flops:
+        """Add up: two passes of one run."""
+        return Flops(self.matmul + other.matmul, self.other + other.other)
+
 
 @dataclass(frozen=True)
 class Shape:

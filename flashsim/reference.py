@@ -138,7 +138,7 @@ class Rounding(TypedDict):
     steps: int
     stores: int
     scores_stored: bool
-    logs_kept: bool
+    logs_rounded: int
 
 
 class BackwardRounding(Rounding):
@@ -150,18 +150,23 @@ class BackwardRounding(Rounding):
 
 def rounding(name: str, blocks: Blocks) -> Rounding:
     """Return what `error_bound` needs to know of the algorithm: `error_bound(Q, K, V, **rounding(name, run.blocks))`."""
-    stores = {"standard": 1, "memory_efficient": 1, "rabe_staats": 2}.get(name, blocks.T_c)
-    return Rounding(
-        steps=blocks.T_c, stores=stores, scores_stored=name == "standard", logs_kept=name == "memory_efficient"
-    )
+    T_c = blocks.T_c
+    once = ("standard", "memory_efficient", "small_cache", "q_outer", "split_kv")
+    stores = {**dict.fromkeys(once, 1), "rabe_staats": 2}.get(name, T_c)
+    steps = 2 * T_c if name == "split_kv" else T_c  # in the splits, and in merging them
+    logs = 2 * T_c if name == "memory_efficient" else 0
+    return Rounding(steps=steps, stores=stores, scores_stored=name == "standard", logs_rounded=logs)
 
 
 def backward_rounding(name: str, blocks: Blocks, backward_blocks: Blocks | None = None) -> BackwardRounding:
     """Return what `gradient_bounds` needs to know, for a backward pass with its own blocks or the forward pass's."""
     T_c = (backward_blocks or blocks).T_c
+    of_forward = rounding("q_outer" if name == "q_outer_two_pass" else name, blocks)
+    if name.startswith("q_outer"):
+        of_forward["logs_rounded"] = 2  # L = m + log ℓ, once
     return BackwardRounding(
-        **rounding(name, blocks),
-        dQ_stores=1 if name in ("standard", "memory_efficient") else T_c,
+        **of_forward,
+        dQ_stores=1 if name in ("standard", "memory_efficient", "q_outer_two_pass") else T_c,
         recombined=name == "rabe_staats",
     )
 
@@ -187,7 +192,7 @@ def error_bound(
     scores_stored: bool = False,
     operands_stored: bool = False,
     flushed: bool = False,
-    logs_kept: bool = False,
+    logs_rounded: int = 0,
     mask: Any = None,
     keep: Any = None,
     dropout_p: float = 0.0,
@@ -207,7 +212,7 @@ def error_bound(
     Storing S adds u_s·max_j |S| to δ; storing P adds u_s relatively, and the smallest subnormal absolutely. `operands_stored`
     is the latter alone: for kernels that round P (and backward dS) as it enters a product, as tensor cores need it.
     `flushed`: what is below the chip's smallest normal number may be flushed to 0, as vector units and GPUs do.
-    Keeping log L in place of ℓ and m rounds max_j |S| + log N_k twice a step: that times 2u·steps is added to δ.
+    Keeping log L in place of ℓ and m rounds max_j |S| + log N_k: that times u is added to δ, `logs_rounded` times.
     A weight e^s is then off by a factor e^{±δ}, numerator and denominator alike: 2·expm1(δ).
     Sums over N_k keys add (N_k + 8)·u, each rescaling step of O and ℓ another 8u. All of it weighs on P|V|.
     Dropout turns P into PZ, Z being 0 or 1/(1 − p) (rounded, and multiplied by: 3u), and where P is stored, PZ is too.
@@ -218,7 +223,7 @@ def error_bound(
     """
     has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored, flushed)
     stores = steps if stores is None else stores
-    one_rounding = has.weights_error(steps, scores_stored, operands_stored, logs_kept) + stores * has.u_s
+    one_rounding = has.weights_error(steps, scores_stored, operands_stored, logs_rounded) + stores * has.u_s
     gain = 1 / (1 - dropout_p)
     floor = np.full_like(has.mass, stores * has.step)
     floor = floor + has.least * gain * np.abs(has.V).sum(axis=-2, keepdims=True)
@@ -242,7 +247,7 @@ def gradient_bounds(
     scores_stored: bool = False,
     operands_stored: bool = False,
     flushed: bool = False,
-    logs_kept: bool = False,
+    logs_rounded: int = 0,
     dQ_stores: int | None = None,
     recombined: bool = False,
     mask: Any = None,
@@ -281,7 +286,7 @@ def gradient_bounds(
     dO = _numbers(dO)
 
     with np.errstate(over="ignore", invalid="ignore"):
-        relative = has.weights_error(steps, scores_stored, operands_stored, logs_kept)
+        relative = has.weights_error(steps, scores_stored, operands_stored, logs_rounded)
         E_P = np.where(P > 0, relative * P, 0.0) + least + step_p
         E_P = np.where(has.allowed, np.minimum(E_P, 1.0) if scores_stored else E_P, 0.0)
         E_P_dropped = Z * (E_P + 3 * u * P) + (u_p * Z * P + step_p) * dropped
@@ -297,7 +302,7 @@ def gradient_bounds(
             E_D = ((P + E_P) * E_dP + E_P * A_Z).sum(axis=-1, keepdims=True) + (N_k + 2) * u * D_sum
         else:
             E_O = error_bound(
-                Q, K, V, scale=scale, steps=steps, stores=stores, operands_stored=operands_stored, logs_kept=logs_kept,
+                Q, K, V, scale=scale, steps=steps, stores=stores, operands_stored=operands_stored, logs_rounded=logs_rounded,
                 flushed=flushed, mask=mask, keep=keep, dropout_p=dropout_p, chip=chip, stored=stored, C=1.0,
             )  # fmt: skip
             E_D = (np.abs(dO) * (E_O + (d_v + 2) * u * has.mass + least)).sum(axis=-1, keepdims=True)
@@ -316,6 +321,24 @@ def gradient_bounds(
         E_dK, E_dV = E_dK + N_q * least, E_dV + N_q * least
         pairs = ((E_dQ, dQ_sum), (E_dK, dK_sum), (E_dV, dV_sum))
         return Three(*(has.within_range(C * bound, most) for bound, most in pairs))
+
+
+def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike | None = None, axis: int = -3) -> Array:
+    """Return how far dK (or dV) of a KV head may lie from the exact one where each of g query heads stored a part of it.
+
+    `parts` are the exact parts and `bounds` what `gradient_bounds` says of each, their storing included, both with the g heads
+    on `axis`, which is summed over. Of what they sum to in absolute value, Σ(|part| + bound), g − 1 additions on `chip` lose
+    (g − 1)·u, and storing the sum u_s and at most the smallest subnormal; so, with C = 2 as before:
+    Σ bound + 2((g − 1)·u + u_s)·Σ(|part| + bound) + that subnormal. ∞ where the sum may pass the end of `stored`.
+    """
+    stored = np.dtype(stored)
+    chip = chip_dtype(stored) if chip is None else np.dtype(chip)
+    u, u_s = roundoff(chip), (0.0 if stored == chip else roundoff(stored))
+    own = np.asarray(bounds).sum(axis=axis)
+    most = np.abs(parts).sum(axis=axis) + own
+    with np.errstate(invalid="ignore"):
+        bound = own + 2 * ((np.shape(parts)[axis] - 1) * u + u_s) * most + smallest_step(stored)
+    return np.where(most + bound < largest(stored), bound, np.inf)
 
 
 class _Data:
@@ -351,11 +374,11 @@ class _Data:
         self.mass = (self.P * self.Z) @ np.abs(self.V)
         self.dropped = keep is not None
 
-    def weights_error(self, steps: int, scores_stored: bool, operands_stored: bool, logs_kept: bool) -> Array:
+    def weights_error(self, steps: int, scores_stored: bool, operands_stored: bool, logs_rounded: int) -> Array:
         """Return the relative error of a row's weights, their sum and their products with V, without O's own storing."""
         d, N_k = self.Q.shape[-1], self.K.shape[-2]
         delta = (d + 4) * self.u * self.reach + scores_stored * self.u_s * self.reach
-        delta = delta + logs_kept * 2 * steps * self.u * (self.reach + math.log(N_k))
+        delta = delta + logs_rounded * self.u * (self.reach + math.log(N_k))
         stored = (scores_stored or operands_stored) * (1 + self.dropped) * self.u_s
         with np.errstate(over="ignore"):
             return np.asarray(2 * np.expm1(delta) + (N_k + 8 * (steps + 1) + 3 * self.dropped) * self.u + stored)

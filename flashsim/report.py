@@ -14,18 +14,27 @@ from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.api import Gradients, Run, Tally, backward, count, forward
 from flashsim.dropout import keep_mask
+from flashsim.groups import interleave
 from flashsim.inputs import Array
 from flashsim.observers import Ledger
 from flashsim.qkv import QKV
 from flashsim.records import Blocks, Occupancy, Traffic
-from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
+from flashsim.reference import (
+    attention,
+    backward_rounding,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    group_bound,
+    rounding,
+)
 from flashsim.sizes import human_bytes
+from flashsim.tables import console_for_tables, new_table
 from flashsim.variant import attended
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
 
     from flashsim.verify import Claim
 
@@ -64,6 +73,8 @@ def run_all(
     """Run each algorithm forward, and backward for a random dO if `both_ways`; return the results of each direction."""
     forwards, backwards = {}, {}
     for name in names:
+        if both_ways and name not in BACKWARD:
+            raise ValueError(f"{name!r} has no backward pass here; these have: {', '.join(map(repr, BACKWARD))}")
         on_head = _progress_bar(progress, FORWARD[name].title, given.heads)
         start = time.perf_counter()
         run = forward(name, given.Q, given.K, given.V, **options, on_head=on_head)
@@ -85,7 +96,7 @@ def run_all(
 
 def _progress_bar(progress: Progress, title: str, heads: int) -> Callable[[int, int], None]:
     task = progress.add_task(title, total=heads)
-    return lambda done, _: progress.update(task, completed=done)
+    return lambda done, of: progress.update(task, completed=done, total=of)
 
 
 def _result(
@@ -114,13 +125,17 @@ def _agrees(run: Run, hbm: Traffic, sram: Occupancy, blocks: Blocks, direction: 
         d=shape.d,
         d_v=shape.d_v,
         M=sram.capacity,
-        heads=max(math.prod(run.inputs.leading), 1),
+        heads=math.prod(run.inputs.leading),
+        kv_heads=math.prod(run.inputs.K.shape[:-2]),
+        gqa=run.gqa,
         dtype=run.inputs.dtype.name,
         blocks=(blocks.B_r, blocks.B_c),
         direction=direction,
         mask=variant.mask,
         dropout_p=variant.dropout_p,
         block_mask=variant.block_mask,
+        splits=variant.splits,
+        merge=variant.merge,
     )
     return (hbm, sram.peak, blocks) == (want.hbm, want.sram.peak, want.blocks)
 
@@ -129,7 +144,7 @@ def _forward_errors(run: Run) -> Iterator[tuple[Array, Array]]:
     """Yield (error, bound) of O, some rows of one head at a time."""
     given, variant, shape = run.inputs, run.variant, run.inputs.shape
     for number, head in enumerate(np.ndindex(given.leading)):
-        Q, K, V = given.Q[head], given.K[head], given.V[head]
+        Q, K, V = given.Q[head], given.K[given.kv(head)], given.V[given.kv(head)]
         whole, keep = _whole_masks(run, head, number)
         for top in range(0, shape.N_q, ROWS_AT_ONCE):
             rows = slice(top, top + ROWS_AT_ONCE)
@@ -144,24 +159,34 @@ def _forward_errors(run: Run) -> Iterator[tuple[Array, Array]]:
 
 
 def _backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield (error, bound) of dQ, dK and dV, one head at a time."""
-    given, variant, shape = run.inputs, run.variant, run.inputs.shape
-    if shape.N_q * shape.N_k > LARGEST_GRADIENT:
+    """Yield (error, bound) of dQ, dK and dV, one KV head with its query heads at a time."""
+    given, variant, shape, g = run.inputs, run.variant, run.inputs.shape, run.inputs.group
+    if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
         return
-    for number, head in enumerate(np.ndindex(given.leading)):
-        operands = given.Q[head], given.K[head], given.V[head], dO[head]
-        whole, keep = _whole_masks(run, head, number)
+    rounded = backward_rounding(run.algorithm, run.blocks, found.blocks)
+    heads = list(enumerate(np.ndindex(given.leading)))
+    for first in range(0, len(heads), g):
+        sharing = heads[first : first + g]
+        shared = given.kv(sharing[0][1])
+        masks = [_whole_masks(run, head, number) for number, head in sharing]
+        whole, keep = (None if of[0] is None else np.stack(of) for of in zip(*masks, strict=True))
+        Q, dO_h, dQ = (np.stack([a[head] for _, head in sharing]) for a in (given.Q, dO, found.dQ))
+        if run.gqa == "grouped":
+            whole, keep = (None if a is None else interleave(a, g) for a in (whole, keep))
+            Q, dO_h, dQ = interleave(Q, g), interleave(dO_h, g), interleave(dQ, g)
+        operands = Q, given.K[shared], given.V[shared], dO_h
         parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": variant.dropout_p}
-        wanted = gradients(*operands, **parts)
-        bounds = gradient_bounds(*operands, **backward_rounding(run.algorithm, run.blocks, found.blocks), **parts)
-        for got, want, bound in zip((found.dQ, found.dK, found.dV), wanted, bounds, strict=True):
-            yield np.abs(got[head].astype(np.float64) - want), bound
+        want, bound = gradients(*operands, **parts), gradient_bounds(*operands, **rounded, **parts)
+        yield np.abs(dQ.astype(np.float64) - want.dQ), bound.dQ
+        for got, exact, off in ((found.dK, want.dK, bound.dK), (found.dV, want.dV, bound.dV)):
+            off = off[0] if len(exact) == 1 else group_bound(exact, off, stored=given.dtype)
+            yield np.abs(got[shared].astype(np.float64) - exact.sum(axis=0)), off
 
 
 def _whole_masks(run: Run, head: tuple[int, ...], number: int) -> tuple[Array | None, Array | None]:
     shape, variant = run.inputs.shape, run.variant
     keep = keep_mask(variant.seed, variant.dropout_p, shape.N_q, shape.N_k, number) if variant.dropout_p else None
-    return attended(variant, run.blocks, shape, head), keep
+    return attended(variant, run.blocks, shape, head, run.inputs.group if run.gqa == "grouped" else 1), keep
 
 
 def _worst(errors: Iterable[tuple[Array, Array]]) -> tuple[float, float] | None:
@@ -206,12 +231,14 @@ def traffic_numbers(traffic: Traffic) -> dict[str, Any]:
 
 def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result], asked: str) -> None:
     """Print the comparison. `asked` says what was asked besides, such as "causal, dropout 0.1"."""
-    console, M = _console(), next(iter(forwards.values())).sram.capacity
+    console, M = console_for_tables(), next(iter(forwards.values())).sram.capacity
     N_q, d, N_k, d_v = given.Q.shape[-2], given.Q.shape[-1], given.K.shape[-2], given.V.shape[-1]
     lengths = f"N = {N_q:,}" if N_q == N_k else f"N_q = {N_q:,}, N_k = {N_k:,}"
     widths = f"d = {d}" if d == d_v else f"d = {d}, d_v = {d_v}"
     console.print(given.source)
-    console.print(f"{given.heads} head(s), {lengths}, {widths}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
+    kv_heads = math.prod(given.K.shape[:-2])
+    heads = f"{given.heads} head(s)" + (f" on {kv_heads} KV head(s)" if kv_heads < given.heads else "")
+    console.print(f"{heads}, {lengths}, {widths}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
     console.print(f"SRAM of M = {M:,} elements ({human_bytes(M * given.Q.dtype.itemsize)} of {given.Q.dtype.name})\n")
     for results in (forwards, backwards):
         if results:
@@ -219,7 +246,7 @@ def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str
 
 
 def _print_results(console: Console, results: Mapping[str, Result]) -> None:
-    table = _table("HBM accesses in elements", *(result.title for result in results.values()))
+    table = new_table("HBM accesses in elements", *(result.title for result in results.values()))
     arrays = [name for result in results.values() for name in result.hbm.by_array]
     for array in dict.fromkeys(arrays):
         table.add_row(array, *(_accesses(result.hbm, array) for result in results.values()))
@@ -300,7 +327,7 @@ def count_lines(name: str, arguments: Mapping[str, Any]) -> Counted:
 
 def print_count(counted: Counted) -> None:
     """Print what moved: by line of the paper, by array with its closed form, and what fills SRAM."""
-    console, tally = _console(), counted.tally
+    console, tally = console_for_tables(), counted.tally
     itemsize = theory.BYTES[counted.arguments["dtype"]]
     blocks, heads = tally.blocks, counted.arguments["heads"]
     passes = BACKWARD if counted.arguments.get("direction") == "backward" else FORWARD
@@ -311,13 +338,17 @@ def print_count(counted: Counted) -> None:
     )
     console.print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}\n")
 
-    lines = _table("by line of the algorithm" + (", one head" if heads > 1 else ""), "array", "how often", "elements")
+    together = counted.arguments.get("gqa") == "grouped" and _group(counted.arguments) > 1
+    one = f", one group of {_group(counted.arguments)} heads" if together else ", one head" if heads > 1 else ""
+    lines = new_table("by line of the algorithm" + one, "array", "how often", "elements")
     for movement in counted.ledger.movements:
         label = (movement.label or "").removeprefix("line ")
         lines.add_row(f"{label}  {movement.kind}", movement.array, f"{movement.times:,}", f"{movement.elements:,}")
     console.print(lines)
 
-    arrays = _table("by array" + (f", {heads:,} heads" if heads > 1 else ""), "reads", "writes", "reads =", "writes =")
+    arrays = new_table(
+        "by array" + (f", {heads:,} heads" if heads > 1 else ""), "reads", "writes", "reads =", "writes ="
+    )
     formulas = _formulas(tally.algorithm, counted.arguments)
     for array, traffic in tally.hbm.by_array.items():
         reads, writes = (_pretty(formula) for formula in formulas.get(array, ("0", "0")))
@@ -339,11 +370,23 @@ def print_count(counted: Counted) -> None:
 
 
 def _formulas(name: str, arguments: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
-    """Return each array's (reads, writes) as text, where they are the plain ones: no mask, no dropout, no tile skipped."""
+    """Return each array's (reads, writes) as text, where they are the plain ones: no mask, no dropout, no tile skipped.
+
+    Nor for query heads that share a KV head, where that changes them: grouped, N_q is g·N_q; else, backward adds a sum.
+    """
+    changed = arguments.get("gqa") == "grouped" or arguments.get("direction") == "backward"
+    if _group(arguments) > 1 and changed:
+        return {}
     if arguments.get("causal") or arguments.get("dropout_p") or arguments.get("block_mask") is not None:
         return {}
     table = theory.FORMULAS_BACKWARD if arguments.get("direction") == "backward" else theory.FORMULAS
     return table.get(name, {})
+
+
+def _group(arguments: Mapping[str, Any]) -> int:
+    """Return how many query heads share a KV head."""
+    heads: int = arguments["heads"]
+    return heads // (arguments.get("kv_heads") or heads)
 
 
 def _pretty(formula: str) -> str:
@@ -355,32 +398,10 @@ def _pretty(formula: str) -> str:
 
 def print_ledger(claims: Sequence[Claim]) -> None:
     """Print the ledger, one claim after another."""
-    console = _console()
+    console = console_for_tables()
     for claim in claims:
         console.print(f"{'holds' if claim.holds else 'FAILS'}  {claim.source}: {claim.claim}")
         console.print(f"       tried     {claim.tried}")
         console.print(f"       measured  {claim.measured}\n")
     failed = sum(not claim.holds for claim in claims)
     console.print(f"{len(claims)} claims, {f'{failed} FAIL' if failed else 'all hold'}")
-
-
-# -------------------------------------------------------------------------------------------------------------- shared
-
-
-def _console() -> Console:
-    """Return a console that neither wraps nor colours what goes into a pipe."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, markup=False, soft_wrap=True, width=200)
-
-
-def _table(first: str, *columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="left" if column.endswith(("=", "array")) else "right", no_wrap=True)
-    return table

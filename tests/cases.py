@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from flashsim import Causal, Dense, KeyPadding, SlidingWindow
+from flashsim.algorithms import BACKWARD
 from flashsim.dropout import keep_mask
 
 Array = NDArray[Any]
@@ -235,6 +236,11 @@ def cases(
 def full_cases(max_n: int = 40, dtypes: tuple[str, ...] = tuple(DTYPES)) -> st.SearchStrategy[Case]:
     """Every mask and dropout; features off come first, so that failures shrink to them."""
     return cases(max_n, dtypes, tuple(MASKS), DROPOUTS)
+
+
+def forward_of(name: str) -> str:
+    """The forward pass that a pass of that name belongs to."""
+    return BACKWARD[name].forward_pass if name in BACKWARD else name
 
 
 def room_for(B_r: int, B_c: int, d: int, d_v: int, N_k: int) -> int:

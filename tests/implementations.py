@@ -34,6 +34,7 @@ BLOCKS = dict.fromkeys(FORWARD, (4, 3))
 # One query at a time, log L rounded after every block of keys: of 3 keys each, a row of 4,100 is off by more than a Spec can
 # say (`reference.error_bound` allows for it, logs_kept=True), by up to 4 times its budget where scores are large.
 BLOCKS["memory_efficient"] = (1, 64)
+BLOCKS["small_cache"] = (16, 16)  # a column at a time: slow in Python with smaller tiles
 AMPLE = 10**6  # elements of SRAM
 
 
@@ -70,7 +71,8 @@ class Implementation:
 
 # ------------------------------------------------------------------------------------------------- this package's own
 
-STORES = {"standard": "scores", "memory_efficient": "output"}  # the others round O after every block of keys
+# The others round O after every block of keys.
+STORES = {"standard": "scores", "memory_efficient": "output", "small_cache": "output"}
 RECOMBINED = (
     "Appendix B.5 forms dP − D by way of a block's own D_j, and loses what is small against D_j: with dropout D can be, "
     "where the heaviest keys are dropped. `reference.gradient_bounds` allows for that (recombined=True), a Spec cannot say it"
@@ -78,12 +80,13 @@ RECOMBINED = (
 
 
 def _own(name: str) -> Subject:
+    keeps_logs = not {"l", "L"}.isdisjoint(FORWARD[name].returns)
     plain = name == "flash_basic"  # it takes neither masks nor dropout, and has no backward pass
     spec = Spec(
         dtypes=("float32", "float16", "bfloat16", "float64"),
         block=BLOCKS[name],
         causal=None if plain else "bottom_right",
-        lse=None if name == "standard" else "natural",
+        lse="natural" if keeps_logs else None,
         gqa=True,
         masks=not plain,
         scale=True,
@@ -100,14 +103,12 @@ def _own(name: str) -> Subject:
 
 
 def _run(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
-    group = q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     return flashsim.forward(name, q, k, v, blocks=BLOCKS[name], M=AMPLE, check_finite=False, **options)
 
 
 def _own_forward(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
     run = _run(name, q, k, v, **options)
-    if name == "standard":
+    if run.l is None and run.L is None:
         return run.O
     with np.errstate(divide="ignore"):
         return run.O, run.L if run.l is None else run.m + np.log(run.l)
@@ -115,14 +116,7 @@ def _own_forward(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any
 
 def _own_backward(name: str, q: Array, k: Array, v: Array, do: Array, **options: Any) -> tuple[Array, Array, Array]:
     found = flashsim.backward(name, _run(name, q, k, v, **options), do, check_finite=False)
-    return found.dQ, _over_groups(found.dK, k), _over_groups(found.dV, v)
-
-
-def _over_groups(a: Array, like: Array) -> Array:
-    """Sum the gradients of a KV head's copies."""
-    B, H, N, width = like.shape
-    wide = a.astype(np.float64).reshape(B, H, -1, N, width)
-    return np.asarray(wide.sum(axis=2).astype(a.dtype)) if a.shape != like.shape else a
+    return found.dQ, found.dK, found.dV
 
 
 def _keep(shape: tuple[int, int, int, int], dropout_p: float, seed: int) -> Array:

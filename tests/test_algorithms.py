@@ -30,6 +30,7 @@ from flashsim.algorithms import (
     algorithm_5_block_sparse_backward,
     appendix_b_memory_efficient,
     appendix_b_rabe_staats,
+    small_cache,
 )
 from flashsim.inputs import chip_dtype
 from flashsim.memory import HBM, SRAM, Matrix
@@ -259,6 +260,7 @@ LISTED = {
     algorithm_3_standard_backward: 6,
     algorithm_4_flash_backward: 26,
     algorithm_5_block_sparse: 20,
+    small_cache: 30,
 }
 UNLISTED = (algorithm_5_block_sparse_backward, appendix_b_memory_efficient, appendix_b_rabe_staats)
 

@@ -22,7 +22,7 @@ from flashsim.reference import (
     rounding,
 )
 
-from .cases import Case, full_cases, of_bound, room_for
+from .cases import Case, forward_of, full_cases, of_bound, room_for
 
 POLICIES = ("paper", "fit", "blocks")
 PARTS = ("dQ", "dK", "dV")
@@ -34,7 +34,7 @@ def both_passes(name: str, case: Case, policy: str) -> tuple[flashsim.Run, flash
     M = room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)
     how: dict[str, Any] = {"blocks": (case.B_r, case.B_c)} if policy == "blocks" else {"sizing": policy}
     try:
-        run = flashsim.forward(name, Q, K, V, M=M, **how, **case.options)
+        run = flashsim.forward(forward_of(name), Q, K, V, M=M, **how, **case.options)
     except ValueError as error:
         if name == "standard" and case.dtype == "float16" and "float16 ends at" in str(error):
             return None
@@ -111,12 +111,12 @@ def test_a_step_along_the_gradient_changes_the_output_as_it_says(name: str) -> N
     case = Case("gaussian", 9, 12, 4, 3, "float64", 1, 3, 5, "causal & padding", 0.3)
     h, dO, (Q, K, V) = 1e-4, case.dO(), case.inputs()
     options: dict[str, Any] = {"M": room_for(3, 5, 4, 3, 12), "blocks": (3, 5), **case.options}
-    got = flashsim.backward(name, flashsim.forward(name, Q, K, V, **options), dO, M=10**4)
+    got = flashsim.backward(name, flashsim.forward(forward_of(name), Q, K, V, **options), dO, M=10**4)
     assert case.masked()[1] is not None
 
     def f(step: list[Any]) -> float:
         moved = [a + s for a, s in zip((Q, K, V), step, strict=True)]
-        return float((dO * flashsim.forward(name, moved[0], moved[1], moved[2], **options).O).sum())
+        return float((dO * flashsim.forward(forward_of(name), moved[0], moved[1], moved[2], **options).O).sum())
 
     for position, part in enumerate(PARTS):
         step: list[Any] = [0.0, 0.0, 0.0]
@@ -131,7 +131,7 @@ def test_a_step_along_the_gradient_changes_the_output_as_it_says(name: str) -> N
 def test_backward_may_take_other_blocks_than_forward(name: str) -> None:
     case = Case("gaussian", 13, 22, 4, 3, "float64", 1, 3, 5, "all together", 0.3)
     Q, K, V = case.inputs()
-    run = flashsim.forward(name, Q, K, V, M=10**4, blocks=(3, 5), **case.options)
+    run = flashsim.forward(forward_of(name), Q, K, V, M=10**4, blocks=(3, 5), **case.options)
     choices: tuple[dict[str, Any], ...] = (
         {},
         {"M": 300, "sizing": "fit"},
@@ -162,11 +162,11 @@ def test_the_gradients_of_heads_are_those_of_each_head() -> None:
     rng = np.random.default_rng(0)
     Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((10, 4), (13, 4), (13, 5), (10, 5)))
     for name in BACKWARD:
-        run = flashsim.forward(name, Q, K, V, M=120, causal=True, dropout_p=0.2, seed=4)
+        run = flashsim.forward(forward_of(name), Q, K, V, M=120, causal=True, dropout_p=0.2, seed=4)
         got = flashsim.backward(name, run, dO)
         keep = np.stack([flashsim.dropout.keep_mask(4, 0.2, 10, 13, head=h) for h in range(6)]).reshape(2, 3, 10, 13)
         asked: dict[str, Any] = {"mask": np.tri(10, 13, 3, dtype=bool), "keep": keep, "dropout_p": 0.2}
-        bound = error_bound(Q, K, V, **rounding(name, run.blocks), **asked)
+        bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **asked)
         assert of_bound(run.O, attention(Q, K, V, **asked), bound) <= 1
         bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **asked)
         for part, want, most in zip(PARTS, gradients(Q, K, V, dO, **asked), bounds, strict=True):
@@ -188,8 +188,8 @@ def test_real_data_with_its_padding(name: str) -> None:
     oracle: dict[str, Any] = {"mask": attend}
     O, want = attention(Q, K, V, **oracle), gradients(Q, K, V, dO, **oracle)
     for mask in (KeyPadding(length), attend):
-        run = flashsim.forward(name, Q, K, V, mask=mask, M=20_000)
-        bound = error_bound(Q, K, V, **rounding(name, run.blocks), **oracle)
+        run = flashsim.forward(forward_of(name), Q, K, V, mask=mask, M=20_000)
+        bound = error_bound(Q, K, V, **rounding(forward_of(name), run.blocks), **oracle)
         assert of_bound(run.O, O, bound) <= 1
         got = flashsim.backward(name, run, dO)
         bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, got.blocks), **oracle)

@@ -53,7 +53,8 @@ def trace_of(name: str, direction: str = "forward", *, line: int, N: int = 24, d
     recorder = Recorder(line=line)
     Q, K, V = inputs(N, N, d)
     watched = [recorder] if direction == "forward" else []
-    run = flashsim.forward(name, Q, K, V, M=M, observers=watched)
+    of = name if direction == "forward" else BACKWARD[name].forward_pass
+    run = flashsim.forward(of, Q, K, V, M=M, observers=watched)
     if direction == "backward":
         flashsim.backward(name, run, np.ones_like(run.O), observers=[recorder])
     return recorder.trace

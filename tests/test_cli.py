@@ -105,7 +105,7 @@ def test_run_says_what_is_wrong_with_a_file(capsys: pytest.CaptureFixture[str]) 
     np.save("flat.npy", np.ones((4, 5)))
     np.savez("ints.npz", q=np.ones((3, 2), int), k=np.ones((3, 2)), v=np.ones((3, 2)))
     np.savez("nan.npz", q=np.array([[np.nan]]), k=np.ones((1, 1)), v=np.ones((1, 1)))
-    np.savez("heads.npz", q=np.ones((2, 3, 2)), k=np.ones((1, 3, 2)), v=np.ones((1, 3, 2)))
+    np.savez("heads.npz", q=np.ones((3, 3, 2)), k=np.ones((2, 3, 2)), v=np.ones((2, 3, 2)))
     for file, message in {
         "nowhere.npz": "nowhere.npz is not there",
         "folder": "folder is a folder",
@@ -119,7 +119,7 @@ def test_run_says_what_is_wrong_with_a_file(capsys: pytest.CaptureFixture[str]) 
         "flat.npy": "one array of shape (4, 5); expected Q, K, V stacked",
         "ints.npz": "Q has dtype int64",
         "nan.npz": "Q[0, 0] is nan",
-        "heads.npz": "leading axes",
+        "heads.npz": "expected H_q = 3, the query heads, to be a multiple of H_kv = 2",
     }.items():
         assert message in refused(capsys, "run", "--qkv", file), file
     np.save("one.npy", np.ones((3, 2)))
@@ -181,7 +181,8 @@ def test_verify_prints_the_ledger_and_exits_by_its_verdict(
     claims = json.loads(Path("ledger.json").read_text(encoding="utf-8"))["claims"]
     assert {claim["source"] for claim in claims} == {
         *("Theorem 1", "Theorem 2", "Proposition 3", "Proposition 4", "Algorithms 2–5", "Theorem 5", "Equation 4"),
-        *("Appendix B.4", "Appendix B.5", "Appendix D.1"),
+        *("Appendix B.4", "Appendix B.5", "Appendix D.1", "Saha and Ye (arXiv 2402.07443)"),
+        *("The chapter (seed 002)", "What is optimal"),
     }
     assert all(claim["holds"] and claim["tried"] and claim["measured"] for claim in claims)
     monkeypatch.setattr(flashsim.theory, "flash_constants", lambda d: (4.0, 18.0))

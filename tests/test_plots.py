@@ -549,6 +549,8 @@ SCRIPTS = {
     "appendix_b5": "appendix_b5",
     "roofline": "roofline",
     "l2": "l2",
+    "pareto": "pareto",
+    "cache_size": "cache_size",
 }
 
 

@@ -13,7 +13,7 @@ from flashsim.testing import check_attention
 from tests.implementations import IMPLEMENTATIONS
 
 EXAMPLES = int(os.environ.get("FLASHSIM_EXAMPLES", "25"))
-SLOW = {"memory_efficient": 0.25}  # the share of them that it is given
+SLOW = {"memory_efficient": 0.25, "small_cache": 0.5}  # the share of them that it is given
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)

@@ -15,7 +15,13 @@ from flashsim.algorithms import (
     algorithm_5_block_sparse_backward,
     appendix_b_memory_efficient,
     appendix_b_rabe_staats,
+    q_outer,
+    q_outer_backward,
+    q_outer_backward_two_pass,
+    small_cache,
+    split_kv,
 )
+from flashsim.algorithms.blocks import paper_rows
 from flashsim.memory import Matrix
 
 OPERANDS = ("Q", "K", "V")
@@ -32,18 +38,27 @@ class Algorithm:
     returns        names of the matrices it returns
     saves          names of the matrices, besides those it returns, that its backward pass needs
     stores_scores  S is written to HBM, in the inputs' dtype, and must not overflow there
+    after          for a backward pass: the forward pass that it belongs to, where that has another name
     line_1         (rows, d) -> (B_r, B_c)
+    rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too small
     """
 
     name: str
     title: str
     run: Callable[..., tuple[Matrix, ...]]
     line_1: Callable[[int, int], tuple[int, int]]
+    rows: Callable[[int, int, int], int] = paper_rows
     operands: tuple[str, ...] = OPERANDS
     parts: tuple[str, ...] = PARTS
     returns: tuple[str, ...] = ("O", "l", "m")
     saves: tuple[str, ...] = ()
     stores_scores: bool = False
+    after: str = ""
+
+    @property
+    def forward_pass(self) -> str:
+        """The name of the forward pass: this one's, or that which it comes after."""
+        return self.after or self.name
 
 
 FORWARD = {
@@ -96,6 +111,31 @@ FORWARD = {
             appendix_b_rabe_staats.block_sizes,
             saves=("R",),
         ),
+        Algorithm(
+            "q_outer",
+            "FlashAttention, loops exchanged",
+            q_outer.q_outer,
+            q_outer.line_2,
+            parts=(*PARTS, "live"),
+            returns=("O", "L"),
+            saves=("R",),
+        ),
+        Algorithm(
+            "split_kv",
+            "FlashDecoding",
+            split_kv.split_kv,
+            split_kv.line_2,
+            parts=(*PARTS, "splits", "merge"),
+            returns=("O",),
+        ),
+        Algorithm(
+            "small_cache",
+            "Saha and Ye, small cache",
+            small_cache.small_cache,
+            small_cache.line_2,
+            small_cache.rows,
+            returns=("O", "L"),
+        ),
     )
 }
 
@@ -146,5 +186,29 @@ BACKWARD = {
             operands=("Q", "K", "V", "O", "dO", "l", "m"),
             returns=GRADIENTS,
         ),
+        Algorithm(
+            "q_outer",
+            "FlashAttention, loops exchanged, backward, dQ accumulated",
+            q_outer_backward.q_outer_backward,
+            q_outer_backward.line_2,
+            operands=("Q", "K", "V", "O", "dO", "L"),
+            parts=(*PARTS, "live"),
+            returns=GRADIENTS,
+        ),
+        Algorithm(
+            "q_outer_two_pass",
+            "FlashAttention, loops exchanged, backward in two passes",
+            q_outer_backward_two_pass.q_outer_backward_two_pass,
+            q_outer_backward_two_pass.line_2,
+            operands=("Q", "K", "V", "O", "dO", "L"),
+            parts=(*PARTS, "live"),
+            returns=GRADIENTS,
+            after="q_outer",
+        ),
     )
 }
+
+
+def backward_passes(name: str) -> list[str]:
+    """Return the names of the backward passes of a forward pass; none if it has none."""
+    return [a.name for a in BACKWARD.values() if a.forward_pass == name]

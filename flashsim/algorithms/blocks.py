@@ -1,7 +1,7 @@
 """Block sizes: line 1 of every algorithm, as a policy.
 
-`Paper` is line 1 as printed. It does not quite fit: K_j, V_j, Q_i, O_i fill up to M, S_ij takes up to M/4 more, and the
-statistics a little (the Θ's only need O(M)). So it reports its peak against M. `Fit` and `Fixed` enforce M.
+`Paper` is line 1 as printed. FlashAttention's does not quite fit: K_j, V_j, Q_i, O_i fill up to M, S_ij takes up to M/4
+more, and the statistics a little (the Θ's only need O(M)). So it reports its peak against M. `Fit` and `Fixed` enforce M.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
 class Problem:
     """What a policy decides on.
 
-    `line_1(rows, d)` gives the algorithm's (B_r, B_c) for a stationary block of `rows` rows (the paper's ⌈M/4d⌉);
+    `line_1(rows, d)` gives the algorithm's (B_r, B_c) for a stationary block of `rows` rows;
+    `rows(M, d, d_v)` says how many of them M allows, on paper: the paper's ⌈M/4d⌉;
     `fits(blocks, M)` says whether a run with these blocks stays within M, found by running it without arithmetic.
     """
 
@@ -36,6 +37,7 @@ class Problem:
     shape: Shape
     M: int
     line_1: Callable[[int, int], tuple[int, int]]
+    rows: Callable[[int, int, int], int]
     fits: Callable[[Blocks, int], bool]
 
     def blocks(self, rows: int) -> Blocks:
@@ -45,6 +47,16 @@ class Problem:
         the bound d on B_r, which keeps S_ij within M/4, is (d + d_v)/2.
         """
         return clipped(self.shape, *self.line_1(rows, ceil_div(self.shape.d + self.shape.d_v, 2)))
+
+
+def paper_rows(M: int, d: int, d_v: int) -> int:
+    """Return ⌈M/2(d + d_v)⌉, which is ⌈M/4d⌉. ValueError below M = max(d, d_v), the theorems' range."""
+    least = max(d, d_v)
+    if least > M:
+        raise ValueError(
+            f"M = {M:,} elements is too small: the paper takes M ≥ d, room for one row, so here at least {least:,}"
+        )
+    return ceil_div(M, 2 * (d + d_v))
 
 
 class Sizing(Protocol):
@@ -60,19 +72,16 @@ class Sizing(Protocol):
 
 @dataclass(frozen=True)
 class Paper:
-    """B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d), clipped to N. ValueError below M = max(d, d_v), the theorems' range."""
+    """B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d), clipped to N. ValueError below M = max(d, d_v), the theorems' range.
+
+    "small_cache", which is for smaller M, has sizes of its own, B_r = B_c = ⌊√(M + 4)⌋ − 2, and no such least M.
+    """
 
     enforced: bool = False
 
     def __call__(self, problem: Problem) -> Blocks:
         """Return line 1's blocks."""
-        shape, M = problem.shape, problem.M
-        least = max(shape.d, shape.d_v)
-        if least > M:
-            raise ValueError(
-                f"M = {M:,} elements is too small: the paper takes M ≥ d, room for one row, so here at least {least:,}"
-            )
-        return problem.blocks(ceil_div(M, 2 * (shape.d + shape.d_v)))
+        return problem.blocks(problem.rows(problem.M, problem.shape.d, problem.shape.d_v))
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,12 @@ def logsumexp(X: Tile) -> Tile:
         return top + np.log(rowsum(exp(X - top)))
 
 
+def log(l: Tile) -> Tile:
+    """Return log ℓ; −∞ for a row with no key, whose ℓ is 0."""
+    with np.errstate(divide="ignore"):
+        return np.log(l)
+
+
 def nonzero(l: Tile) -> Tile:
     """Return ℓ with 1 for 0, as what is divided by: a row with no key yet has O = 0 / 1."""
     if isinstance(l, ShapeOnly) or l.min() > 0:

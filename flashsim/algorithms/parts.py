@@ -1,4 +1,4 @@
-"""What algorithms are given besides matrices: MASK, dropout, and the block mask, each with a version that does nothing."""
+"""What algorithms are given besides matrices: MASK, dropout, and which tiles to compute, each with a do-nothing version."""
 
 from __future__ import annotations
 
@@ -58,13 +58,59 @@ class BlockMask(Protocol):
         """For each column, what it has in common with the columns that cost the same; None if all do."""
 
 
+class Live(BlockMask, Protocol):
+    """The tiles that MASK leaves something of, by row and by column; and, of those, which it leaves all of."""
+
+    def row(self, i: int) -> NDArray[np.bool_] | None:
+        """Return row i, (T_c,), True where tile (i, j) is live; None if all are."""
+
+    @property
+    def rows_alike(self) -> Sequence[Hashable] | None:
+        """For each row, what it has in common with the rows that cost the same; None if all do."""
+
+    def edges(self, i: int) -> Sequence[Hashable] | None:
+        """For each tile of row i, whether MASK changes it: such tiles cost the same. None if none is changed."""
+
+    def edges_below(self, j: int) -> Sequence[Hashable] | None:
+        """For each tile of column j, whether MASK changes it."""
+
+
+class Splits(Protocol):
+    """The blocks of keys, cut into runs of blocks."""
+
+    number: int
+
+    def row(self, s: int, i: int) -> NDArray[np.bool_]:
+        """Return (T_c,), True where tile (i, j) is live and in split s."""
+
+    def edges(self, i: int) -> Sequence[Hashable] | None:
+        """For each tile of row i, whether MASK changes it. None if none is changed."""
+
+    def rows_alike(self, s: int) -> Sequence[Hashable]:
+        """For each row block, what it has in common with those that cost the same in split s."""
+
+    @property
+    def alike(self) -> Sequence[Hashable]:
+        """For each split, what it has in common with the splits that cost the same."""
+
+
 class EveryTile:
     """The block mask that skips nothing."""
 
     alike = None
+    rows_alike = None
 
     def column(self, j: int) -> None:
         """Skip nothing in column j."""
+
+    def row(self, i: int) -> None:
+        """Skip nothing in row i."""
+
+    def edges(self, i: int) -> None:
+        """Mask nothing in row i."""
+
+    def edges_below(self, j: int) -> None:
+        """Mask nothing in column j."""
 
 
 class ArrayBlockMask:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.by_array import arrays_data, plot_arrays, plot_run, run_figure
+from flashsim.plots.cache_size import cache_size_data, plot_cache_size
 from flashsim.plots.catalogue import FIGURES, Chart, write_figure
 from flashsim.plots.footprint import memory_data, plot_memory
 from flashsim.plots.l2 import l2_data, plot_l2
+from flashsim.plots.pareto import pareto_data, plot_pareto
 from flashsim.plots.roofline import plot_roofline, roofline_data
 from flashsim.plots.saving import figure_of, save
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data
@@ -26,15 +28,19 @@ __all__ = [
     "appendix_b5_data",
     "arrays_data",
     "blocks_data",
+    "cache_size_data",
     "column_figure",
     "figure_of",
     "l2_data",
     "memory_data",
+    "pareto_data",
     "plot_appendix_b5",
     "plot_arrays",
     "plot_blocks",
+    "plot_cache_size",
     "plot_l2",
     "plot_memory",
+    "plot_pareto",
     "plot_roofline",
     "plot_run",
     "plot_sparsity",

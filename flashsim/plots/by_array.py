@@ -43,6 +43,7 @@ _SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "M": 51_200, "dtype": "float16"}
 _NAMES = {
     "standard": "standard",
     "flash": "FlashAttention",
+    "q_outer": "loops exchanged",
     "block_sparse": "block-sparse, butterfly",
     "rabe_staats": "Rabe & Staats",
     "memory_efficient": "closed form (B.1, B.2)",

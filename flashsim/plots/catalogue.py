@@ -16,8 +16,10 @@ from matplotlib.figure import Figure
 from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.by_array import arrays_data, plot_arrays
+from flashsim.plots.cache_size import cache_size_data, plot_cache_size
 from flashsim.plots.footprint import memory_data, plot_memory
 from flashsim.plots.l2 import l2_data, plot_l2
+from flashsim.plots.pareto import pareto_data, plot_pareto
 from flashsim.plots.roofline import plot_roofline, roofline_data
 from flashsim.plots.saving import figure_of, save
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data
@@ -49,6 +51,10 @@ FIGURES: dict[str, Chart] = {
     "appendix_b5": Chart(appendix_b5_data, plot_appendix_b5, "Appendix B.5: FlashAttention and Rabe & Staats compared"),
     "roofline": Chart(roofline_data, plot_roofline, "the roofline of an A100: intensity, and what binds"),
     "l2": Chart(l2_data, plot_l2, "a third level: DRAM traffic against the size of an L2"),
+    "pareto": Chart(pareto_data, plot_pareto, "accesses against occupancy: every block size, both loop orders"),
+    "cache_size": Chart(
+        cache_size_data, plot_cache_size, "accesses against M, and where FlashAttention is not optimal"
+    ),
 }
 
 

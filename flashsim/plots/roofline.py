@@ -13,7 +13,7 @@ from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.api import backward, forward
 from flashsim.cache import L2
 from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
-from flashsim.plots.style import BLACK, BLUE, GREEN, GREY, PURPLE, VERMILLION, column_figure, dress, styled
+from flashsim.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, column_figure, dress, styled
 
 _THROUGH_L2 = ("standard", "flash")
 _TABLES = {"forward": FORWARD, "backward": BACKWARD}
@@ -89,6 +89,7 @@ def _dram_bytes(on: Machine, N: int, d: int, dtype: str) -> dict[str, dict[str, 
 _SHOWN = {
     "standard": (VERMILLION, "s", "standard"),
     "flash": (BLUE, "o", "FlashAttention"),
+    "q_outer": (ORANGE, "v", "loops exchanged"),
     "rabe_staats": (PURPLE, "D", "Rabe & Staats"),
     "memory_efficient": (GREEN, "^", "closed form"),
 }

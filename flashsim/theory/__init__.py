@@ -1,9 +1,9 @@
 """The closed forms, written from the paper and not from the simulator: the two must agree with `==`.
 
 Symbols: N_q, N_k lengths (N when equal), d and d_v widths, M elements of SRAM, B_r × B_c tiles of S, T_r = ⌈N_q/B_r⌉,
-T_c = ⌈N_k/B_c⌉. Each algorithm's forms, derived, are in `flash`, `standard` and `appendix_b`; as text, in `FORMULAS` and
-`FORMULAS_BACKWARD`; put together with masks, dropout and block sizes, in `exact`. The theorems' Θ expressions and their
-constants, derived, are in `bounds`.
+T_c = ⌈N_k/B_c⌉. Each algorithm's forms, derived, are in `flash`, `standard`, `appendix_b` and `small_cache`; as text, in
+`FORMULAS` and `FORMULAS_BACKWARD`; put together with masks, dropout and block sizes, in `exact`. The theorems' Θ
+expressions and their constants, derived, are in `bounds`.
 
 Of flashsim nothing is imported but records and the mask objects that users make.
 """
@@ -20,6 +20,8 @@ from flashsim.theory.bounds import (
     matmul_flops,
     proof_accounting,
     proposition_4,
+    q_outer_constants,
+    small_cache_constants,
     standard_backward_constants,
     standard_backward_small_M_constants,
     standard_constants,
@@ -28,6 +30,7 @@ from flashsim.theory.bounds import (
     theorem_2_standard,
     theorem_5_flash,
     theorem_5_standard,
+    theorem_saha_ye,
 )
 from flashsim.theory.counts import BYTES, Exact, exact
 from flashsim.theory.formulas import FORMULAS, FORMULAS_BACKWARD, SYMBOLS, symbols
@@ -48,6 +51,8 @@ __all__ = [
     "matmul_flops",
     "proof_accounting",
     "proposition_4",
+    "q_outer_constants",
+    "small_cache_constants",
     "standard_backward_constants",
     "standard_backward_small_M_constants",
     "standard_constants",
@@ -57,4 +62,5 @@ __all__ = [
     "theorem_2_standard",
     "theorem_5_flash",
     "theorem_5_standard",
+    "theorem_saha_ye",
 ]

@@ -58,8 +58,7 @@ def closed_form_peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
 def closed_form_backward_traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Equations 3 to 6."""
     n, k, d, d_v = p.N_q, p.N_k, p.d, p.d_v
-    by_key = Tiles.of(n, k, min(blocks.B_c, n), 1)
-    by_query = Tiles.of(n, k, 1, blocks.B_c)
+    by_key, by_query = _by_key(p, blocks), _by_query(p, blocks)
     return {
         **p.array("Q", "input", reads=(2 * k + 1) * n * d),
         **p.array("K", "input", reads=(n + 2) * k * d),
@@ -78,12 +77,22 @@ def closed_form_backward_traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Ar
 
 def closed_form_backward_peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
     """The widest of equations 3 to 6."""
-    w, c, t = p.d + p.d_v, blocks.B_c, min(blocks.B_c, p.N_q)
-    third = (t + 1) * w + 2 * t + p.mask_tile(t, 1)
+    w, t = p.d + p.d_v, min(blocks.B_c, p.N_q)
+    third = _by_key(p, blocks).most(lambda t, _: (t + 1) * w + 2 * t + p.mask_tile(t, 1))
     fourth = t * (2 * p.d_v + 1)
-    fifth = p.d + w + 2 + c * (w + 2) + p.mask_tile(1, c)
-    sixth = p.d + w + t * (w + 4) + p.mask_tile(t, 1)
+    fifth = _by_query(p, blocks).most(lambda _, c: p.d + w + 2 + c * (w + 2) + p.mask_tile(1, c))
+    sixth = _by_key(p, blocks).most(lambda t, _: p.d + w + t * (w + 4) + p.mask_tile(t, 1))
     return p.R + max(third, fourth, fifth, sixth)
+
+
+def _by_key(p: Problem, blocks: Blocks) -> Tiles:
+    """Equations 3 and 6: a key, and t queries at a time."""
+    return p.tiles(min(blocks.B_c, p.N_q), 1)
+
+
+def _by_query(p: Problem, blocks: Blocks) -> Tiles:
+    """Equation 5: a query, and B_c keys at a time."""
+    return p.tiles(1, blocks.B_c)
 
 
 def rabe_staats_traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:

@@ -6,6 +6,8 @@ Throughout X = N²d²/M, N = N_q = N_k, d = d_v, d ≤ M ≤ Nd, and blocks are 
     (b)  ⌈M/4d⌉ ≥ M/4d.                          So T < 4Nd/M + 1, and T·Nd < 4X + Nd ≤ 5X, as M ≤ Nd gives Nd ≤ X.
 
 T is T_c for FlashAttention and T_r for standard attention; ⌈M/4d⌉ ≤ N wherever M ≤ Nd, so clipping to N changes nothing.
+
+Last comes Saha and Ye's bound for M < d², which is from another paper, and where blocks are others.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ _PRODUCTS = {
         "block_sparse": (1, 1),
         "memory_efficient": (2, 1),  # QKᵀ for L, and again for O
         "rabe_staats": (1, 1),
+        "small_cache": (1, 1),
+        "q_outer": (1, 1),
+        "split_kv": (1, 1),
     },
     "backward": {
         "standard": (2, 2),  # dQ dK; dV dP
@@ -30,6 +35,8 @@ _PRODUCTS = {
         "block_sparse": (3, 2),
         "memory_efficient": (5, 3),  # S three times, dQ dK; dV, dP twice
         "rabe_staats": (3, 3),  # S dQ dK; dV dP, and O_ij again
+        "q_outer": (3, 2),
+        "q_outer_two_pass": (4, 3),  # S and dP twice
     },
 }
 """How many products of 2·N_q·N_k·d FLOPs, and of 2·N_q·N_k·d_v."""
@@ -64,12 +71,15 @@ def extra_memory(
     T_c: int,
     dropout: bool = False,
     direction: str = "forward",
+    B_r: int = 1,
 ) -> int:
     """Return the elements that an algorithm keeps in HBM besides its inputs and outputs: `Traffic.extra`.
 
     Forward: ℓ and m for FlashAttention (2N, Theorem 1), log L for "memory_efficient" (N), S and P for standard attention
-    (2N²), ℓ, m and T_c partial outputs with their statistics for Rabe and Staats. With dropout, R's two words, or
-    P^dropped and Z (2N² more). Backward: D (N), dP and dS (2N²), or nothing; what the forward pass kept is input.
+    (2N²), ℓ, m and T_c partial outputs with their statistics for Rabe and Staats, log L and B_r rows of S for "small_cache",
+    L for "q_outer" (N), and T_c partial outputs with their statistics for "split_kv" (if not split otherwise).
+    With dropout, R's two words, or P^dropped and Z (2N² more). Backward: D (N), dP and dS (2N²), or nothing; what the
+    forward pass kept is input.
     """
     square, R = N_q * N_k, 2 if dropout else 0
     if direction == "forward":
@@ -80,8 +90,12 @@ def extra_memory(
             "block_sparse": 2 * N_q + R,
             "memory_efficient": N_q + R,
             "rabe_staats": 2 * N_q + T_c * N_q * (d_v + 2) + R,
+            "small_cache": N_q + B_r * N_k + R,
+            "q_outer": N_q + R,
+            "split_kv": T_c * N_q * (d_v + 2) + R,
         }[name]
-    return {"standard": 2 * square, "flash": 0, "block_sparse": 0, "memory_efficient": N_q, "rabe_staats": 0}[name]
+    D = dict.fromkeys(("memory_efficient", "q_outer", "q_outer_two_pass"), N_q)
+    return {"standard": 2 * square, "flash": 0, "block_sparse": 0, "rabe_staats": 0, **D}[name]
 
 
 # --------------------------------------------------------------------------------------------------------- Theorem 2
@@ -179,6 +193,21 @@ def standard_backward_small_M_constants() -> tuple[float, float]:
     return 16 / 5, 16.0
 
 
+def q_outer_constants(d: int, direction: str = "forward") -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (N²d²/M) ≤ c₂ for "q_outer" with its own blocks, for every N and d ≤ M ≤ Nd.
+
+    Forward, accesses are 2Nd + N + 2·T_r·Nd. Below, by (a): 2·T_r·Nd > 8/5·X. Above, by (b): 2·T_r·Nd < 8X + 2Nd, so with
+    Nd ≤ X and N ≤ X/d in all 12X + X/d.
+
+    Backward, dQ accumulated: K, V, O, dO read once besides, D written, dQ set to 0, dK and dV written, 7Nd + N, and
+    T_c(4Nd + 2N) for Q, dO, L, D and dQ, read and written. Below: 4·T_c·Nd > 16/5·X. Above: 4·T_c·Nd < 16X + 4Nd and
+    2·T_c·N < 8X/d + 2N: in all 27X + 11X/d.
+    """
+    if direction == "forward":
+        return 8 / 5, 12 + 1 / d
+    return 16 / 5, 27 + 11 / d
+
+
 # ----------------------------------------------------------------------------------------------------- Proposition 3
 
 
@@ -240,3 +269,33 @@ def block_sparse_constants(d: int, direction: str = "forward") -> tuple[float, f
     if direction == "forward":
         return 4 / 3, (3 + 4 / d) * 25 / 4
     return 28 / 9, (5 + 2 / d) * 25 / 4
+
+
+# ------------------------------------------------------------------------------------------------------- Saha and Ye
+
+
+def theorem_saha_ye(N: int, d: int, M: int) -> float:
+    """Return N²d/√M: what attention costs where M < d² (B. Saha, C. Ye, arXiv 2402.07443).
+
+    There it is at most N²d²/M, FlashAttention's, of which it is the part √M/d, and at least N², what writing S costs.
+    """
+    return N * N * d / math.sqrt(M)
+
+
+def small_cache_constants(d: int, least: int = 5) -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (N²d/√M) ≤ c₂ for "small_cache" with its own blocks, for `least` ≤ M ≤ d² and N ≥ √M.
+
+    `least` is at least 5, below which not even tiles of one element fit. Write Y = N²d/√M, T = ⌈N/b⌉, T_v = ⌈d/b⌉, where b,
+    the side of a tile, is the largest with b² + 4b ≤ M. So b < √M ≤ N: nothing is clipped. Accesses are
+      Q, K, V: 3T·Nd   S: T_v·N² read, N² written   O, L: Nd + N.
+
+    Below: T > N/√M and T_v > d/√M, so 3T·Nd + T_v·N² > 4Y.
+    Above: b + 1 is too large, so M < (b + 1)² + 4(b + 1) = b² + 6b + 5, and √M ≤ ρb with ρ² = 1 + 6/b + 4/b². Then
+      3T·Nd < 3N²d/b + 3Nd ≤ 3ρY + 3Nd,  T_v·N² < N²d/b + N² ≤ ρY + N²:  in all 4ρY + 4Nd + 2N² + N.
+    Nd ≤ Y, as √M ≤ N; N² ≤ Y, as √M ≤ d; N ≤ Y/d: in all (4ρ + 6 + 1/d)Y. ρ falls as b grows, so the ρ of `least` serves
+    for every M from there on: √11 from M = 5, 1.16 from M = 396 (b = 18), and 1 in the limit.
+    """
+    if least < 5:
+        raise ValueError(f"least is {least}; expected at least 5, the room that tiles of one element take")
+    b = math.isqrt(least + 4) - 2
+    return 4.0, 4 * math.sqrt(1 + 6 / b + 4 / b**2) + 6 + 1 / d

@@ -11,9 +11,9 @@ from numpy.typing import DTypeLike
 
 from flashsim.masks import All, as_mask
 from flashsim.records import Blocks, Occupancy, Shape, Traffic
-from flashsim.theory import appendix_b, flash, standard
+from flashsim.theory import appendix_b, flash, groups, q_outer, small_cache, standard
 from flashsim.theory.bounds import matmul_flops
-from flashsim.theory.problem import Arrays, Problem, Tiles, ceil_div, chosen_tiles, dense_shapes
+from flashsim.theory.problem import Arrays, Problem, Tiles, ceil_div, chosen_tiles, dense_shapes, has_tree
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -52,6 +52,11 @@ class Exact:
         return self.hbm.accesses
 
 
+def _paper_rows(M: int, d: int, d_v: int) -> int:
+    """Return ⌈M/4d⌉. Where d_v ≠ d, its 4d is 2(d + d_v)."""
+    return ceil_div(M, 2 * (d + d_v))
+
+
 @dataclass(frozen=True)
 class _Form:
     proportions: Callable[[int, int], tuple[int, int]]  # (rows, d) -> line 1's (B_r, B_c)
@@ -59,6 +64,9 @@ class _Form:
     peak: Callable[[Problem, Blocks, Tiles], int]
     plain: bool = False  # neither mask nor dropout
     skips: bool = False  # takes a block mask
+    live: bool = False  # skips what the mask forbids whole
+    splits: bool = False  # splits the keys
+    rows: Callable[[int, int, int], int] = _paper_rows  # (M, d, d_v) -> rows
 
 
 _FORMS = {
@@ -69,6 +77,9 @@ _FORMS = {
         "block_sparse": _Form(flash.proportions, flash.forward_traffic, flash.forward_peak, skips=True),
         "memory_efficient": _Form(appendix_b.one_by_one, appendix_b.closed_form_traffic, appendix_b.closed_form_peak),
         "rabe_staats": _Form(flash.proportions, appendix_b.rabe_staats_traffic, appendix_b.rabe_staats_peak),
+        "small_cache": _Form(small_cache.proportions, small_cache.traffic, small_cache.peak, rows=small_cache.rows),
+        "q_outer": _Form(q_outer.proportions, q_outer.traffic, q_outer.peak, live=True),
+        "split_kv": _Form(q_outer.proportions, q_outer.split_traffic, q_outer.split_peak, live=True, splits=True),
     },
     "backward": {
         "standard": _Form(standard.proportions, standard.backward_traffic, standard.backward_peak),
@@ -80,6 +91,8 @@ _FORMS = {
         "rabe_staats": _Form(
             flash.proportions, appendix_b.rabe_staats_backward_traffic, appendix_b.rabe_staats_backward_peak
         ),
+        "q_outer": _Form(flash.proportions, q_outer.backward_traffic, q_outer.backward_peak, live=True),
+        "q_outer_two_pass": _Form(q_outer.square, q_outer.two_pass_traffic, q_outer.two_pass_peak, live=True),
     },
 }
 
@@ -94,6 +107,7 @@ def exact(
     N_k: int | None = None,
     d_v: int | None = None,
     heads: int = 1,
+    kv_heads: int | None = None,
     dtype: DTypeLike = "float32",
     sizing: str = "paper",
     blocks: tuple[int, int] | None = None,
@@ -102,6 +116,9 @@ def exact(
     mask: Any = None,
     dropout_p: float = 0.0,
     block_mask: Any = None,
+    splits: int | None = None,
+    merge: str = "sequence",
+    gqa: str = "separate",
 ) -> Exact:
     """Return the exact counts of a run by formula. Arguments as in `flashsim.count`; unknown names raise ValueError.
 
@@ -120,22 +137,39 @@ def exact(
         raise ValueError(f"no closed form for dtype {dtype!r}; known: {', '.join(BYTES)}")
     M = 102_400 // stored if M is None else M
 
+    kv_heads = heads if kv_heads is None else kv_heads
+    if heads % kv_heads or gqa not in ("separate", "grouped"):
+        raise ValueError(f"no closed form for heads={heads}, kv_heads={kv_heads}, gqa={gqa!r}")
+    share = heads // kv_heads
+    group, problems = (share, kv_heads) if gqa == "grouped" else (1, heads)
+
     rule = as_mask(mask, causal, shape, ())
     masked = not isinstance(rule, All)
     if form.plain and (masked or dropout_p):
         raise ValueError(f"{name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
     if block_mask is not None and not form.skips:
         raise ValueError(f"{name!r} has no block mask; 'block_sparse' (Algorithm 5) has")
+    if not form.splits and (splits is not None or merge != "sequence"):
+        raise ValueError(f"{name!r} does not split the keys; 'split_kv' does")
 
-    p = Problem(n, k, d, shape.d_v, M, stored, masked, dense_shapes(rule), bool(dropout_p))
+    n, dense = group * n, dense_shapes(rule, group)
+    p = Problem(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), has_tree(rule), splits, merge, group)
     sizes = _sizes(form, p, sizing, blocks)
-    tiles = _tiles(p, sizes, chosen_tiles(block_mask, rule, n, k, sizes))
+    skipping = "live" if form.live else block_mask
+    tiles = _tiles(p, sizes, chosen_tiles(skipping, rule, n, k, sizes, group))
+    arrays, peak = form.traffic(p, sizes, tiles), form.peak(p, sizes, tiles)
+    traffic = Traffic(arrays).times(problems)
+    if gqa == "separate" and share > 1:
+        arrays = groups.shared(arrays, share, kv_heads)
+        if direction == "backward":
+            arrays, peak = groups.summed(arrays, p, share, kv_heads), max(peak, groups.sum_peak(p))
+        traffic = Traffic(arrays)
     return Exact(
         name,
-        Traffic(form.traffic(p, sizes, tiles)).times(heads),
-        Occupancy(form.peak(p, sizes, tiles), M, blocks is not None or sizing == "fit"),
+        traffic,
+        Occupancy(peak, M, blocks is not None or sizing == "fit"),
         sizes,
-        heads * matmul_flops(n, k, d, shape.d_v, name=name, direction=direction, area=tiles.area),
+        problems * matmul_flops(n, k, d, shape.d_v, name=name, direction=direction, area=tiles.area),
     )
 
 
@@ -149,7 +183,7 @@ def _form(name: str, direction: str) -> _Form:
 
 
 def _sizes(form: _Form, p: Problem, sizing: str, blocks: tuple[int, int] | None) -> Blocks:
-    """Return line 1's blocks. Where d_v ≠ d, its 4d is 2(d + d_v), and its bound d on B_r is ⌈(d + d_v)/2⌉."""
+    """Return line 1's blocks. Where d_v ≠ d, its bound d on B_r is ⌈(d + d_v)/2⌉."""
     width = ceil_div(p.d + p.d_v, 2)
 
     def of(rows: int) -> Blocks:
@@ -162,13 +196,17 @@ def _sizes(form: _Form, p: Problem, sizing: str, blocks: tuple[int, int] | None)
     if blocks is not None:
         return _clipped(p, *blocks)
     if sizing == "paper":
-        return of(ceil_div(p.M, 2 * (p.d + p.d_v)))
+        return of(form.rows(p.M, p.d, p.d_v))
     if sizing != "fit":
         raise ValueError(f"no closed form for sizing {sizing!r}; known: 'paper', 'fit', or blocks=(B_r, B_c)")
-    rows, longest = 1, max(p.N_q, p.N_k)
-    for step in (2**e for e in range(longest.bit_length(), -1, -1)):  # the largest that fits, by bits: the peak grows
-        if rows + step <= longest and fits(rows + step):
-            rows += step
+    low, rows, longest = 0, 1, max(p.N_q, p.N_k)
+    while fits(1) and rows < longest and fits(rows + 1):
+        low, rows = rows, 2 * rows
+    while (
+        rows - low > 1
+    ):  # at `low` one more fits, at `rows` not: searched as a run does, as a tree's peak need not grow
+        middle = (low + rows) // 2
+        low, rows = (middle, rows) if middle < longest and fits(middle + 1) else (low, middle)
     return of(rows)
 
 
@@ -178,4 +216,4 @@ def _clipped(p: Problem, B_r: int, B_c: int) -> Blocks:
 
 
 def _tiles(p: Problem, sizes: Blocks, chosen: Any) -> Tiles:
-    return Tiles.of(p.N_q, p.N_k, sizes.B_r, sizes.B_c, chosen)
+    return p.tiles(sizes.B_r, sizes.B_c, chosen)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow, Tree
 from flashsim.records import ArrayTraffic, Blocks, Role
 
 Arrays = dict[str, ArrayTraffic]
@@ -18,13 +18,17 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Tiles:
-    """A set of tiles of S, by shape: (rows, columns) -> how many tiles have it. At most four shapes, as only ends are ragged."""
+    """A set of tiles of S, by kind: (rows, columns, words) -> how many tiles are of it.
 
-    shapes: Mapping[tuple[int, int], int]
+    `words` is how many words each row of a tile overlaps in the bitmask of a tree, 0 if there is none: four kinds at most
+    then, as only ends are ragged.
+    """
+
+    kinds: Mapping[tuple[int, int, int], int]
 
     @classmethod
-    def of(cls, N_q: int, N_k: int, B_r: int, B_c: int, chosen: Bools | None = None) -> Tiles:
-        """Return the tiles of an N_q × N_k matrix in blocks of B_r × B_c: those chosen, (T_r, T_c), or all."""
+    def of(cls, N_q: int, N_k: int, B_r: int, B_c: int, chosen: Bools | None = None, words: int = 0) -> Tiles:
+        """Return the tiles of an N_q × N_k matrix in blocks of B_r × B_c: those chosen, (T_r, T_c), or all; words of each."""
         T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
         last_r, last_c = N_q - (T_r - 1) * B_r, N_k - (T_c - 1) * B_c
         if chosen is None:
@@ -33,43 +37,66 @@ class Tiles:
             parts = chosen[:-1, :-1], chosen[:-1, -1], chosen[-1, :-1], chosen[-1, -1]
             full, right, bottom, corner = (int(np.count_nonzero(part)) for part in parts)
             counts = (full, right, bottom, corner)
-        shapes: dict[tuple[int, int], int] = {}
-        kinds = (B_r, B_c), (B_r, last_c), (last_r, B_c), (last_r, last_c)
-        for shape, count in zip(kinds, counts, strict=True):
+        kinds: dict[tuple[int, int, int], int] = {}
+        shapes = (B_r, B_c), (B_r, last_c), (last_r, B_c), (last_r, last_c)
+        for (r, c), count in zip(shapes, counts, strict=True):
             if count:
-                shapes[shape] = shapes.get(shape, 0) + count
-        return cls(shapes)
+                kinds[r, c, words] = kinds.get((r, c, words), 0) + count
+        return cls(kinds)
+
+    @classmethod
+    def over_a_tree(cls, N_q: int, N_k: int, B_r: int, B_c: int, chosen: Bools | None = None, *, nodes: int) -> Tiles:
+        """Return the same tiles where the last keys are a tree's nodes, each with the words that it overlaps.
+
+        Node c has its bit in word ⌊c/32⌋, so a tile whose last node is b and whose first is a overlaps ⌊b/32⌋ − ⌊a/32⌋ + 1.
+        """
+        T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
+        a = np.arange(T_c) * B_c - (N_k - nodes)
+        b = np.minimum(a + B_c, nodes) - 1
+        words = np.where(b >= 0, b // 32 - np.maximum(a, 0) // 32 + 1, 0)
+        kinds: dict[tuple[int, int, int], int] = {}
+        for number in np.unique(words).tolist():
+            there = np.broadcast_to(words == number, (T_r, T_c))
+            kinds |= cls.of(N_q, N_k, B_r, B_c, there if chosen is None else there & chosen, number).kinds
+        return cls(kinds)
 
     @property
     def number(self) -> int:
         """How many tiles."""
-        return sum(self.shapes.values())
+        return sum(self.kinds.values())
 
     @property
     def rows(self) -> int:
         """Σ over tiles of their rows; of all tiles, T_c·N_q."""
-        return sum(r * count for (r, _), count in self.shapes.items())
+        return sum(r * count for (r, _, _), count in self.kinds.items())
 
     @property
     def columns(self) -> int:
         """Σ over tiles of their columns; of all tiles, T_r·N_k."""
-        return sum(c * count for (_, c), count in self.shapes.items())
+        return sum(c * count for (_, c, _), count in self.kinds.items())
 
     @property
     def area(self) -> int:
         """Σ over tiles of their elements; of all tiles, N_q·N_k."""
-        return sum(r * c * count for (r, c), count in self.shapes.items())
+        return sum(r * c * count for (r, c, _), count in self.kinds.items())
+
+    @property
+    def words(self) -> int:
+        """Σ over tiles of the words of a tree's bitmask that their rows overlap."""
+        return sum(r * words * count for (r, _, words), count in self.kinds.items())
 
     def most(self, occupancy: Callable[[int, int], int]) -> int:
-        """Return the largest occupancy(rows, columns) of any tile here; 0 if there is none."""
-        return max((occupancy(r, c) for r, c in self.shapes), default=0)
+        """Return the largest occupancy(rows, columns), plus its words, of any tile here; 0 if there is none."""
+        return max((occupancy(r, c) + r * words for r, c, words in self.kinds), default=0)
 
 
 @dataclass(frozen=True)
 class Problem:
     """One head: lengths, widths, M; itemsizes of what is stored as the inputs are and of statistics; mask and dropout.
 
-    `dense` holds the shapes of the mask arrays that live in HBM, each (1 or N_q, 1 or N_k).
+    `dense` holds the shapes of the mask arrays that live in HBM, each (1 or N_q, 1 or N_k); `tree` says whether the mask has
+    a tree, whose bitmask does. `splits` and `merge` are FlashDecoding's, None: a split for each block of keys. N_q counts the
+    rows of all heads where those of `group` query heads are interleaved.
     """
 
     N_q: int
@@ -81,6 +108,10 @@ class Problem:
     masked: bool
     dense: tuple[tuple[int, int], ...]
     dropout: bool
+    tree: bool = False
+    splits: int | None = None
+    merge: str = "sequence"
+    group: int = 1
 
     @property
     def chip(self) -> int:
@@ -99,13 +130,27 @@ class Problem:
         width = {"R": 4, "Z": 1, "l": self.chip, "m": self.chip, "L": self.chip, "D": self.chip}.get(name, self.stored)
         return {name: ArrayTraffic(reads, init + writes, init, self.size(name), width, role)}
 
+    @property
+    def tree_words(self) -> int:
+        """How many words of a tree's bitmask a whole row of S overlaps; 0 without a tree."""
+        return ceil_div(self.N_q // self.group, 32) if self.tree else 0
+
+    def tiles(self, B_r: int, B_c: int, chosen: Bools | None = None) -> Tiles:
+        """Return S in tiles that are masked as they are computed, all or those chosen: with the words of a tree, if any."""
+        if self.tree:
+            return Tiles.over_a_tree(self.N_q, self.N_k, B_r, B_c, chosen, nodes=self.N_q // self.group)
+        return Tiles.of(self.N_q, self.N_k, B_r, B_c, chosen)
+
     def masks(self, *passes: Tiles) -> Arrays:
         """Return the traffic of mask arrays in HBM: each tile of each pass loads its block of each, wherever it has one.
 
         An array (N_q, N_k) is read once for every element of a tile, (1, N_k) for every column, (N_q, 1) for every row, and
-        (1, 1) for every tile.
+        (1, 1) for every tile. A tree's bitmask is read as often as tiles overlap its words.
         """
-        arrays = {}
+        arrays: Arrays = {}
+        if self.tree:
+            reads = sum(tiles.words for tiles in passes)
+            arrays["tree"] = ArrayTraffic(reads, 0, 0, self.N_q * self.tree_words, 4, "input")
         for index, (down, across) in enumerate(self.dense):
             reads = 0
             for tiles in passes:
@@ -115,7 +160,7 @@ class Problem:
         return arrays
 
     def mask_tile(self, rows: int, columns: int) -> int:
-        """Return the elements on chip of the mask blocks for one tile of S."""
+        """Return the elements on chip of the mask blocks for one tile of S. A tree's words are the tile's: `Tiles.most`."""
         return sum((rows if down > 1 else 1) * (columns if across > 1 else 1) for down, across in self.dense)
 
     def generator(self, direction: str) -> Arrays:
@@ -140,45 +185,54 @@ def parts_of(mask: Mask) -> list[Mask]:
     """Return the masks that `&` combined. ValueError for one that theory does not know."""
     if isinstance(mask, Both):
         return parts_of(mask.a) + parts_of(mask.b)
-    if not isinstance(mask, All | SlidingWindow | KeyPadding | Dense):
+    if not isinstance(mask, All | SlidingWindow | KeyPadding | Dense | Tree):
         raise ValueError(f"no closed form for a mask of type {type(mask).__name__}")
     return [mask]
 
 
-def dense_shapes(mask: Mask) -> tuple[tuple[int, int], ...]:
-    """Return the shapes of the mask arrays in HBM, as (rows, columns)."""
+def dense_shapes(mask: Mask, group: int = 1) -> tuple[tuple[int, int], ...]:
+    """Return the shapes of the mask arrays in HBM, as (rows, columns). Rows, if there are several, are those of all heads."""
     arrays = [part.array for part in parts_of(mask) if isinstance(part, Dense)]
     shapes = [(1, 1, *array.shape) for array in arrays]
-    return tuple((shape[-2], shape[-1]) for shape in shapes)
+    return tuple((shape[-2] * (group if shape[-2] > 1 else 1), shape[-1]) for shape in shapes)
 
 
-def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks) -> Bools:
+def has_tree(mask: Mask) -> bool:
+    """Return whether a tree's bitmask is in HBM."""
+    return any(isinstance(part, Tree) for part in parts_of(mask))
+
+
+def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -> Bools:
     """Return (T_r, T_c), True where a tile has an element that every positional mask allows. `Dense` arrays do not count.
 
+    Of a `Tree` only this does: a node attends to none after it, so that δ ≤ 0 as in a causal window.
     All windows together are one, −left ≤ δ ≤ right, of δ = j − i − (N_k − N_q); all paddings one, j < length. In a tile of
     rows a ≤ i < a' and columns b ≤ j < b'' = min(b', length), δ takes every value from b − (a' − 1) to b'' − 1 − a, less the
-    shift. As the window holds δ = 0, they meet unless one lies wholly beyond the other's end.
+    shift. As the window holds δ = 0, they meet unless one lies wholly beyond the other's end. Of N_q rows that are `group`
+    interleaved heads', ⌊row/group⌋ is i: each i from that of the first row to that of the last is there.
     """
     parts = parts_of(mask)
     windows = [part for part in parts if isinstance(part, SlidingWindow)]
     left = min((window.left for window in windows if window.left != -1), default=N_q + N_k)
     right = min((window.right for window in windows if window.right != -1), default=N_q + N_k)
+    right = min(right, 0) if has_tree(mask) else right
     length = min((int(part.lengths) for part in parts if isinstance(part, KeyPadding)), default=N_k)
     top = np.arange(blocks.T_r)[:, None] * blocks.B_r
     b = np.arange(blocks.T_c)[None, :] * blocks.B_c
-    bottom, end, shift = np.minimum(top + blocks.B_r, N_q), np.minimum(b + blocks.B_c, length), N_k - N_q
-    live: Bools = (b < length) & (b - (bottom - 1) - shift <= right) & (end - 1 - top - shift >= -left)
+    last, end = np.minimum(top + blocks.B_r, N_q) - 1, np.minimum(b + blocks.B_c, length)
+    first, last, shift = top // group, last // group, N_k - N_q // group
+    live: Bools = (b < length) & (b - last - shift <= right) & (end - 1 - first - shift >= -left)
     return live
 
 
-def chosen_tiles(block_mask: Any, mask: Mask, N_q: int, N_k: int, blocks: Blocks) -> Bools | None:
+def chosen_tiles(block_mask: Any, mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -> Bools | None:
     """Return the computed tiles, (T_r, T_c), as `flashsim.count` takes them; None: all. ValueError if they do not match."""
     if block_mask is None:
         return None
     if isinstance(block_mask, str):
         if block_mask != "live":
             raise ValueError(f'block_mask is {block_mask!r}; expected an array, a function of (T_r, T_c), or "live"')
-        return live_tiles(mask, N_q, N_k, blocks)
+        return live_tiles(mask, N_q, N_k, blocks, group)
     array = np.asarray(block_mask(blocks.T_r, blocks.T_c) if callable(block_mask) else block_mask).astype(bool)
     if array.shape != (blocks.T_r, blocks.T_c):
         raise ValueError(f"block_mask has shape {array.shape}; expected (T_r, T_c) = {(blocks.T_r, blocks.T_c)}")

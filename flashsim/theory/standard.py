@@ -20,8 +20,10 @@ line 3 (and Algorithm 3's line 1) then read for P; backward, one that reads Z an
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from flashsim.records import Blocks
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, Problem, Tiles, ceil_div
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:
@@ -41,7 +43,7 @@ def forward_traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
         **p.array("Q", "input", reads=p.N_q * p.d),
         **p.array("K", "input", reads=blocks.T_r * p.N_k * p.d),
         **p.array("V", "input", reads=blocks.T_r * p.N_k * p.d_v),
-        **p.masks(_pass(p, 1 + len(p.dense))),
+        **p.masks(_masking(p)),
         **p.array("S", "extra", reads=masking + passes * square, writes=square + masking),
         **p.array("P", "extra", reads=square, writes=square),
         **p.array("O", "output", writes=p.N_q * p.d_v),
@@ -54,7 +56,7 @@ def forward_peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
     B_r, B_c, n, k = blocks.B_r, blocks.B_c, p.N_q, p.N_k
     product = (B_r + B_c) * max(p.d, p.d_v) + B_r * B_c
     softmax = min(n, p.M // (k + 2)) * (k + 2) if k + 2 <= p.M else min(k, max(p.M - 3, 1)) + 3
-    masking = _pass(p, 1 + len(p.dense)).most(lambda r, c: r * c + p.mask_tile(r, c)) if p.masked else 0
+    masking = _masking(p).most(lambda r, c: r * c + p.mask_tile(r, c)) if p.masked else 0
     return max(product, softmax, masking, _dropping(p))
 
 
@@ -93,6 +95,22 @@ def backward_peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
 def _dropping(p: Problem) -> int:
     """Two tiles of a pass over all of P (or dP) and Z."""
     return _pass(p, 2).most(lambda r, c: 2 * r * c) if p.dropout else 0
+
+
+def _masking(p: Problem) -> Tiles:
+    """The tiles of the pass that masks S, which hold their blocks of masks, and their words of a tree's bitmask.
+
+    A whole row has all words; a piece of c keys has ⌈(c − 1)/32⌉ + 1 at most, and is the longest that surely fits.
+    """
+    held = 1 + len(p.dense)
+    if not p.tree:
+        return _pass(p, held)
+    rows = p.M // (held * p.N_k + p.tree_words)
+    if rows >= 1:
+        return p.tiles(min(rows, p.N_q), p.N_k)
+    pieces = range(1, p.N_k + 1)
+    fit = bisect_right(pieces, p.M, key=lambda c: held * c + min(ceil_div(c - 1, 32) + 1, p.tree_words))
+    return p.tiles(1, max(fit, 1))
 
 
 def _pass(p: Problem, held: int) -> Tiles:

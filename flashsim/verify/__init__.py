@@ -1,12 +1,15 @@
 """The ledger: every claim of the paper that flashsim checks, the range it was tried on, what was measured, the verdict.
 
+The last are not the paper's: the systems of the book chapter among the sources, what is optimal, and Saha and Ye's, on what
+attention costs where M < d².
+
 Each check runs one claim and returns a `Claim`. Nothing here is fitted to pass: counts are compared by `==`, constants
 are derived in `flashsim.theory`, and rounding bounds in `flashsim.reference`.
 """
 
 from __future__ import annotations
 
-from flashsim.verify import appendices, propositions, theorem_5, theorems_1_2
+from flashsim.verify import appendices, chapter, practice, propositions, theorem_5, theorems_1_2
 from flashsim.verify.claim import Check, Claim
 
 __all__ = ["Check", "Claim", "checks"]
@@ -39,4 +42,11 @@ def checks() -> list[Check]:
         appendices.D_in_d_vectors,
         appendices.rabe_staats,
         appendices.block_sparse_is_algorithm_2_with_a_skip,
+        chapter.loops_exchanged,
+        chapter.flash_decoding,
+        chapter.grouped_heads,
+        chapter.tree_masks,
+        chapter.third_level,
+        chapter.what_is_optimal,
+        practice.saha_ye_small_cache,
     ]

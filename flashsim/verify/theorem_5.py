@@ -53,10 +53,10 @@ def gradients_exact(full: bool) -> Claim:
             }
             M = int(rng.integers(2 * (d + d_v), 3 * N_k * (d + d_v)))
             for name in BACKWARD:
-                run = forward(name, Q, K, V, M=M, mask=mask, dropout_p=p, seed=seed)
+                run = forward(BACKWARD[name].forward_pass, Q, K, V, M=M, mask=mask, dropout_p=p, seed=seed)
                 found = backward(name, run, dO)
                 bounds = gradient_bounds(Q, K, V, dO, **backward_rounding(name, run.blocks, found.blocks), **parts)
-                bound_O = error_bound(Q, K, V, **rounding(name, run.blocks), **parts)
+                bound_O = error_bound(Q, K, V, **rounding(run.algorithm, run.blocks), **parts)
                 for key, bound in {"O": bound_O, "dQ": bounds[0], "dK": bounds[1], "dV": bounds[2]}.items():
                     got = run.O if key == "O" else getattr(found, key)
                     error = np.abs(got.astype(np.float64) - wanted[key])

@@ -1,0 +1,151 @@
+"""`flashsim tune`: the loop order and the block sizes that move the fewest elements and fit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flashsim.inputs import DEFAULT_SRAM_BYTES, FLOATS, float_dtype
+from flashsim.sizes import human_bytes, parse_size
+
+SUMMARY = "Find the loop order and the block sizes that move the fewest elements and truly fit M."
+EXAMPLES = (
+    "flashsim tune --N 1024 --d 64\n"
+    "flashsim tune --N 4096 --d 128 --M 228KB --dtype float16 --causal --least 16\n"
+    "flashsim tune --N 1024 --d 64 --M 2000\n"
+    "flashsim tune --N 1024 --d 64 --backward --json -"
+)
+
+
+def add_options(parser: Any) -> None:
+    """Add the command's options to its parser."""
+    parser.add_argument("--N", type=int, help="sequence length")
+    parser.add_argument("--N_q", type=int, metavar="N", help="number of queries, where it differs from the keys'")
+    parser.add_argument("--N_k", type=int, metavar="N", help="number of keys")
+    parser.add_argument("--d", type=int, required=True, help="head dimension")
+    parser.add_argument("--d_v", type=int, metavar="D", help="width of V, where it differs from d")
+    parser.add_argument("--dtype", choices=FLOATS, default="float32", help="for bytes. Default: float32")
+    parser.add_argument(
+        "--M",
+        metavar="SIZE",
+        help="SRAM size: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024). Default: 100KB",
+    )
+    parser.add_argument("--backward", action="store_true", help="tune the backward pass")
+    parser.add_argument(
+        "--causal", action="store_true", help="query i attends to keys j ≤ i + N_k − N_q; dead tiles are skipped"
+    )
+    parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="drop weights with this probability")
+    parser.add_argument(
+        "--least",
+        type=int,
+        default=1,
+        metavar="B",
+        help="fewest rows and columns of a tile: in the model one row is as good as many, on a matrix unit 16. Default: 1",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON (- for stdout, and nothing else)")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
+    """Run the command and return 0. Raises ValueError where nothing fits."""
+    from flashsim.tune import LOOPS, tune
+
+    itemsize = float_dtype(options.dtype).itemsize
+    direction = "backward" if options.backward else "forward"
+    with progress(options.quiet) as bar:
+        task = bar.add_task("tune", total=len(LOOPS[direction]))
+        tuned = tune(
+            N=options.N,
+            N_q=options.N_q,
+            N_k=options.N_k,
+            d=options.d,
+            d_v=options.d_v,
+            M=DEFAULT_SRAM_BYTES // itemsize if options.M is None else parse_size(options.M, itemsize),
+            dtype=options.dtype,
+            direction=direction,
+            causal=options.causal,
+            dropout_p=options.dropout,
+            least=options.least,
+            on_tried=lambda done, _: bar.update(task, completed=done),
+        )
+    if options.json:
+        data = {"command": options.command_line, **as_json(tuned)}
+        text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        if options.json == "-":
+            print(text, end="")
+        else:
+            Path(options.json).write_text(text, encoding="utf-8")
+    if options.json != "-":
+        print_tuned(tuned, itemsize, options.dtype)
+    return 0
+
+
+def as_json(tuned: Any) -> dict[str, Any]:
+    """Return what was found as plain data."""
+    return {
+        "shape": asdict(tuned.shape),
+        "M": tuned.M,
+        "direction": tuned.direction,
+        "causal": tuned.causal,
+        "compulsory": tuned.compulsory,
+        "best": asdict(tuned.best),
+        "by_loops": {name: asdict(choice) for name, choice in tuned.by_loops.items()},
+        "paper": {name: asdict(choice) for name, choice in tuned.paper.items()},
+    }
+
+
+def print_tuned(tuned: Any, itemsize: int, dtype: str) -> None:
+    """Print each loop order's best beside what its line 1 chooses, and the best of all."""
+    from flashsim.tables import console_for_tables, new_table
+
+    console, shape, M = console_for_tables(), tuned.shape, tuned.M
+    lengths = f"N = {shape.N_q:,}" if shape.N_q == shape.N_k else f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}"
+    widths = f"d = {shape.d}" if shape.d == shape.d_v else f"d = {shape.d}, d_v = {shape.d_v}"
+    causal = ", causal" if tuned.causal else ""
+    console.print(f"One head, {tuned.direction}, {lengths}, {widths}{causal}")
+    console.print(f"SRAM of M = {M:,} elements ({human_bytes(M * itemsize)} of {dtype})")
+    once = (
+        "Q, K, V read once, O written" if tuned.direction == "forward" else "Q, K, V, dO read once, dQ, dK, dV written"
+    )
+    console.print(f"Compulsory: {tuned.compulsory:,} elements ({once})\n")
+    found = new_table(
+        "loops", "name", "B_r × B_c", "T_r × T_c", "accesses", "× compulsory", "peak of M", "line 1's B_r × B_c",
+        "accesses", "peak of M",
+    )  # fmt: skip
+    for name, choice in tuned.by_loops.items():
+        own = tuned.paper.get(name)
+        found.add_row(
+            choice.loops,
+            name,
+            f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}",
+            f"{choice.blocks.T_r:,} × {choice.blocks.T_c:,}",
+            f"{choice.accesses:,}",
+            f"{choice.accesses / tuned.compulsory:.2f}",
+            f"{choice.peak / M:.0%}",
+            *(
+                (f"{own.blocks.B_r:,} × {own.blocks.B_c:,}", f"{own.accesses:,}", f"{own.peak / M:.0%}")
+                if own
+                else ("–", "–", "–")
+            ),
+        )
+    console.print(found)
+    best = tuned.best
+    said = (
+        f"\nFewest: {best.algorithm} ({best.loops}) with tiles of {best.blocks.B_r:,} × {best.blocks.B_c:,}. "
+        f"It moves {best.accesses / tuned.compulsory:.2f} × the compulsory traffic"
+    )
+    paper = tuned.paper.get("flash")
+    if paper is not None:
+        ratio = f"{paper.accesses / best.accesses:.2f} × as much"
+        said += f",\nand the paper's choice, its loops with line 1's blocks, {ratio}"
+        if paper.peak > M:
+            said += f", in blocks that need {paper.peak / M:.0%} of M"
+    console.print(said + ".")
+    if min(best.blocks.B_r, best.blocks.B_c) < 8 <= min(shape.N_q, shape.N_k):
+        console.print(
+            "In the model a tile of one row costs nothing extra; --least 16 asks for tiles that a matrix unit likes."
+        )

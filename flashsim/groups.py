@@ -1,0 +1,190 @@
+"""Groups of query heads that share a KV head: grouped-query and multi-query attention.
+
+Query heads g·k … g·k + g − 1 share KV head k. "grouped" makes of each group one problem of g·N_q queries against one KV head,
+its rows interleaved by position: row r is query r // g of the group's member r % g (what kernels call packed GQA). Algorithms
+run on that as they are; a mask and dropout must know that rows are no longer positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from flashsim.algorithms.group_sum import sum_over_group
+from flashsim.inputs import Array, Inputs, chip_dtype
+from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask, Tree, Words
+from flashsim.memory import HBM, SRAM, Observer
+from flashsim.records import Shape, Traffic
+
+SCHEDULES = ("separate", "grouped")
+
+
+def check_gqa(gqa: object) -> str:
+    """Return the schedule, or ValueError."""
+    if not isinstance(gqa, str) or gqa not in SCHEDULES:
+        raise ValueError(f"gqa is {gqa!r}; expected {' or '.join(map(repr, SCHEDULES))}")
+    return gqa
+
+
+def interleave(a: Array, group: int) -> Array:
+    """Return (..., H_q, N, w) as (..., H_kv, g·N, w): the rows of a group's heads, by position."""
+    if group == 1:
+        return a
+    *leading, heads, N, width = a.shape
+    return a.reshape(*leading, heads // group, group, N, width).swapaxes(-3, -2).reshape(*leading, -1, group * N, width)
+
+
+def by_head(a: Array, group: int) -> Array:
+    """Return (..., H_kv, g·N, w) as (..., H_q, N, w): what `interleave` undoes."""
+    if group == 1:
+        return a
+    *leading, heads, rows, width = a.shape
+    split = a.reshape(*leading, heads, rows // group, group, width).swapaxes(-3, -2)
+    return split.reshape(*leading, heads * group, rows // group, width)
+
+
+def interleaved(given: Inputs) -> Inputs:
+    """Return the same attention as one problem for each KV head."""
+    return Inputs(interleave(given.Q, given.group), given.K, given.V)
+
+
+def once_per_group(traffic: Traffic, group: int) -> Traffic:
+    """Return the query heads' traffic together, with K and V as large as they are: one for each KV head, not for each copy."""
+    if group == 1:
+        return traffic
+    shared = {name: replace(traffic.by_array[name], size=traffic.by_array[name].size // group) for name in ("K", "V")}
+    return Traffic({**traffic.by_array, **shared})
+
+
+def launch_sum(
+    shape: Shape,
+    group: int,
+    M: int,
+    enforced: bool,
+    stored: np.dtype[Any],
+    parts: Mapping[str, Array] | None = None,
+    observers: Sequence[Observer] = (),
+) -> tuple[HBM, SRAM]:
+    """Sum one group's dK and dV. `parts` are (g, N_k, d) and (g, N_k, d_v) by name; None counts on shapes alone."""
+    hbm = HBM(arithmetic=parts is not None)
+    sram = SRAM(hbm, M, enforced=enforced, dtype=chip_dtype(stored), observers=observers)
+    placed = []
+    for name, width in (("dK", shape.d), ("dV", shape.d_v)):
+        values = (group, shape.N_k * width) if parts is None else parts[name].reshape(group, -1)
+        placed.append(hbm.place(f"{name}_parts", values, stored))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        sum_over_group(hbm, sram, *placed)
+    return hbm, sram
+
+
+def with_parts(heads: Traffic, summing: Traffic) -> Traffic:
+    """Return the traffic of heads that write dK and dV as parts, and of the passes that sum those up."""
+    named = {"dK": "dK_parts", "dV": "dV_parts"}
+    written = {
+        named.get(name, name): replace(a, role="extra") if name in named else a for name, a in heads.by_array.items()
+    }
+    read = {name: replace(a, size=0) if name in written else a for name, a in summing.by_array.items()}
+    return Traffic(written) + Traffic(read)
+
+
+# --------------------------------------------------------------------------------------------------------------- masks
+
+
+def grouped(mask: Mask, group: int, N_q: int) -> Mask:
+    """Return the mask, one of query heads of N_q rows, for the rows of groups."""
+    if group == 1 or isinstance(mask, All):
+        return mask
+    if isinstance(mask, Both):
+        return Both(grouped(mask.a, group, N_q), grouped(mask.b, group, N_q))
+    return _grouped_dense(mask, group, N_q) if isinstance(mask, Dense) else GroupedMask(mask, group)
+
+
+def _grouped_dense(mask: Dense, group: int, N_q: int) -> Dense:
+    """Return the array with each query head's rows in it: rows that differ are stored, and read, once for each head."""
+    array = mask.array
+    if array.ndim > 2 and array.shape[-3] > 1:
+        return Dense(interleave(np.broadcast_to(array, (*array.shape[:-2], N_q, array.shape[-1])), group))
+    if array.ndim > 1 and array.shape[-2] > 1:
+        return Dense(array.repeat(group, axis=-2))
+    return mask
+
+
+class GroupedMask(Mask):
+    """A mask by position, for the interleaved rows of a group: row r is position r // g of its query head r % g.
+
+    `head` is the KV head's index; what is asked of `mask` is asked for query heads, of their own shape.
+    """
+
+    def __init__(self, mask: Mask, group: int) -> None:
+        self._mask, self._group = mask, group
+
+    def _member(self, head: Head, member: int) -> Head:
+        return (*head[:-1], head[-1] * self._group + member) if head else head
+
+    def _one(self, shape: Shape) -> Shape:
+        return replace(shape, N_q=shape.N_q // self._group)
+
+    @property
+    def _members(self) -> range:
+        """One head of each group that differ."""
+        return range(self._group if self._mask.per_head else 1)
+
+    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
+        """Ask for each row's own position and head."""
+        allowed = np.empty((len(rows), len(cols)), bool)
+        for member in self._members:
+            mine = rows % self._group == member if self._mask.per_head else slice(None)
+            at = self._member(head, member)
+            allowed[mine] = self._mask.allows(rows[mine] // self._group, cols, self._one(shape), at)
+        return allowed
+
+    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+        """Ask for the positions that a tile's rows are of; a tile is live if it is for any head of the group."""
+        tops, ends = rows // self._group, (row_ends - 1) // self._group + 1
+        return self._any(lambda at: self._mask.live(tops, ends, cols, col_ends, self._one(shape), at), head)
+
+    def leaves_all(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+        """Ask likewise; all of a tile is left if it is for every head of the group."""
+        tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
+        heads = [self._member(head, member) for member in self._members]
+        every: Bools = np.all([self._mask.leaves_all(tops, ends, cols, col_ends, one, at) for at in heads], axis=0)
+        return every
+
+    def _any(self, asked: Callable[[Head], Bools], head: Head) -> Bools:
+        answers = [asked(self._member(head, member)) for member in self._members]
+        any_of_them: Bools = np.any(answers, axis=0)
+        return any_of_them
+
+    def keys(self, shape: Shape, head: Head) -> int:
+        """Return the most of any head of the group."""
+        return max(self._mask.keys(self._one(shape), self._member(head, member)) for member in self._members)
+
+    @cached_property
+    def tree(self) -> Tree | None:
+        """The tree, its words stored for each row."""
+        return None if self._mask.tree is None else GroupedTree(self._mask.tree, self._group)
+
+    @property
+    def per_head(self) -> bool:
+        """Whether query heads may have masks of their own."""
+        return self._mask.per_head
+
+    def __repr__(self) -> str:
+        return f"GroupedMask({self._mask!r}, {self._group})"
+
+
+class GroupedTree(Tree):
+    """A tree whose bitmask has a row for each row of a group, (g·N_q, ⌈N_q/32⌉) words."""
+
+    def __init__(self, tree: Tree, group: int) -> None:
+        super().__init__(tree.parents)
+        self._tree, self._group = tree, group
+
+    @cached_property
+    def words(self) -> Words:
+        """The bitmask, each row g times."""
+        return self._tree.words.repeat(self._group, axis=0)

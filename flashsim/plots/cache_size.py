@@ -1,0 +1,104 @@
+"""Accesses against M, from M ≪ d² to M ≥ Nd: where FlashAttention is optimal, and where it is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+from flashsim import theory
+from flashsim.inputs import check_count
+from flashsim.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, column_figure, dress, styled
+from flashsim.tune import best_of
+
+SERIES = ("standard", "flash", "q_outer", "small_cache", "rabe_staats", "memory_efficient")
+
+
+def cache_size_data(*, N: int = 1024, d: int = 64) -> dict[str, Any]:
+    """Return forward HBM accesses (elements, one head) against M, powers of two from 8 to 4Nd, by algorithm.
+
+    Each algorithm takes, at each M, its blocks of fewest accesses that truly fit (None: not even a row does).
+    `bound` is Saha and Ye's min(N²d²/M, N²d/√M), the order of what any exact algorithm moves, without its constant; `floor`
+    is 4Nd, inputs read once and the output written.
+    """
+    N, d = check_count("N", N), check_count("d", d)
+    rooms = [2**e for e in range(3, (4 * N * d).bit_length())]
+    series: dict[str, list[int | None]] = {name: [] for name in SERIES}
+    for M in rooms:
+        for name in SERIES:
+            choice = best_of(name, N=N, d=d, M=M)
+            series[name].append(choice.accesses if choice else None)
+    return {
+        "N": N,
+        "d": d,
+        "M": rooms,
+        "series": series,
+        "bound": [min(theory.theorem_2_flash(N, d, M), theory.theorem_saha_ye(N, d, M)) for M in rooms],
+        "floor": theory.compulsory(N, N, d, d),
+    }
+
+
+_SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "small_cache": ("small cache", {"color": VERMILLION, "marker": "s", "linestyle": "--"}),
+    "standard": ("standard", {"color": BLACK, "marker": "x", "linestyle": ":"}),
+    "flash": ("FlashAttention", {"color": BLUE, "marker": "o"}),
+    "rabe_staats": (
+        "Rabe & Staats",
+        {"color": PURPLE, "marker": "D", "linestyle": "none", "markersize": 5, "mfc": "none"},
+    ),
+    "memory_efficient": (
+        "closed form",
+        {"color": GREEN, "marker": "^", "linestyle": "none", "markersize": 7, "mfc": "none"},
+    ),
+    "q_outer": ("loops exchanged", {"color": ORANGE, "marker": "v"}),
+}
+
+
+@styled
+def plot_cache_size(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw accesses over M, log-log, with M = d² and M = Nd marked, and the bound's order, or 4Nd where that is more.
+
+    `data`: what `cache_size_data` returned. `ax`: axes to draw on; None: a new figure.
+    """
+    data = cache_size_data() if data is None else data
+    ax = column_figure(3.6).subplots() if ax is None else ax
+    dress(ax)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    N, d, rooms = data["N"], data["d"], data["M"]
+    for name, (label, look) in _SHOWN.items():
+        points = [(M, moved) for M, moved in zip(rooms, data["series"][name], strict=True) if moved is not None]
+        ax.plot(*zip(*points, strict=True), label=label, gid=name, **{"markersize": 3, **look})
+    bound = [max(order, data["floor"]) for order in data["bound"]]
+    ax.plot(rooms, bound, color=GREY, linestyle="-.", linewidth=0.9, label="order of the bound", gid="bound")
+    bottom = data["floor"] / 2
+    ax.set_ylim(bottom, None)
+    for M, label in ((d * d, "M = d²"), (N * d, "M = Nd")):
+        ax.axvline(M, color=GREY, linewidth=0.6, gid=label)
+        ax.annotate(label, (M, bottom), xytext=(2, 3), textcoords="offset points", fontsize=8)
+    ax.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
+    ax.set_title(_point(data), x=-0.17)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(10))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(EngFormatter(sep=""))
+    ax.set_xlabel(f"SRAM size M (elements); N = {N:,}, d = {d}")
+    ax.set_ylabel("HBM accesses (elements)")
+    return ax
+
+
+def _point(data: Mapping[str, Any]) -> str:
+    """Say by how much FlashAttention exceeds what is possible at the first M, at least d²/32, that has it."""
+    near = min(
+        (M for M, moved in zip(data["M"], data["series"]["flash"], strict=True) if moved is not None),
+        key=lambda M: abs(math.log(M / (data["d"] ** 2 / 8))),
+    )
+    at = data["M"].index(near)
+    series = data["series"]
+    if not series["small_cache"][at] or not series["flash"][at]:
+        return "HBM accesses against M"
+    ratio = series["flash"][at] / series["small_cache"][at]
+    return f"Left of M = d², FlashAttention is not optimal:\nat M = {near:,} it moves {ratio:.1f} × as much as it need"

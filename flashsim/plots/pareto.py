@@ -1,0 +1,104 @@
+"""Accesses against occupancy: every block size of the two loop orders, and how little each may move in how much room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+from flashsim import theory
+from flashsim.inputs import check_count, check_M, float_dtype
+from flashsim.plots.style import BLACK, BLUE, GREY, VERMILLION, column_figure, dress, styled
+from flashsim.tune import sides
+
+LOOPS = ("flash", "q_outer")
+
+
+def pareto_data(*, N: int = 1024, d: int = 64, M: int | None = None, dtype: str = "float32") -> dict[str, Any]:
+    """Return peaks and accesses (elements, one head, forward) of K/V-outer and Q-outer loops over all block sizes.
+
+    By algorithm: `points`, (B_r, B_c, peak, accesses) of blocks 1, 2, 3, 4, 6, 8, 12, … and N; `frontier`, of all block
+    sizes, those that no other undercuts in both; `paper`, line 1's blocks for M; `best`, the fewest accesses with a peak of
+    at most M (None: nothing fits). `floor`: 4Nd, inputs read once and the output written.
+    """
+    stored = float_dtype(dtype)
+    N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored)
+
+    def at(name: str, **sizes: Any) -> list[int]:
+        exact = theory.exact(name, N=N, d=d, M=M, dtype=dtype, **sizes)
+        return [exact.blocks.B_r, exact.blocks.B_c, exact.sram.peak, exact.accesses]
+
+    few = sorted({size for e in range(N.bit_length()) for size in (2**e, 3 * 2**e // 2) if 1 <= size <= N} | {N})
+    algorithms = {}
+    for name in LOOPS:
+        frontier = _frontier(at(name, blocks=(B_r, B_c)) for B_r in sides(N) for B_c in sides(N))
+        fitting = [point for point in frontier if point[2] <= M]
+        algorithms[name] = {
+            "points": [at(name, blocks=(B_r, B_c)) for B_r in few for B_c in few],
+            "frontier": frontier,
+            "paper": at(name, sizing="paper"),
+            "best": fitting[-1] if fitting else None,
+        }
+    return {"N": N, "d": d, "M": M, "dtype": dtype, "floor": theory.compulsory(N, N, d, d), "algorithms": algorithms}
+
+
+def _frontier(points: Iterable[list[int]]) -> list[list[int]]:
+    """Return the points, by peak, each of which moves less than all that peak lower."""
+    kept: list[list[int]] = []
+    for point in sorted(points, key=lambda p: (p[2], p[3])):
+        if not kept or point[3] < kept[-1][3]:
+            kept.append(point)
+    return kept
+
+
+_SHOWN = {"flash": (BLUE, "o", "K, V outermost (the paper)"), "q_outer": (VERMILLION, "s", "Q outermost")}
+
+
+@styled
+def plot_pareto(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+    """Draw accesses over peak occupancy, log-log: points for block sizes, steps for the frontiers, × the paper's choice.
+
+    `data`: what `pareto_data` returned. `ax`: axes to draw on; None: a new figure.
+    """
+    data = pareto_data() if data is None else data
+    ax = column_figure(3.3).subplots() if ax is None else ax
+    dress(ax)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    for name, (colour, marker, label) in _SHOWN.items():
+        drawn = data["algorithms"][name]
+        ax.plot(
+            *_columns(drawn["points"]), linestyle="none", marker=marker, markersize=1.8, color=colour, alpha=0.25, mew=0
+        )
+        ax.step(*_columns(drawn["frontier"]), where="post", color=colour, label=label, gid=f"{name} frontier")
+        ax.plot(*_columns([drawn["paper"]]), linestyle="none", marker="x", color=colour, gid=f"{name} paper")
+        if drawn["best"]:
+            ax.plot(*_columns([drawn["best"]]), linestyle="none", marker="*", markersize=8, color=colour, mec="white", mew=0.5,
+                    gid=f"{name} best")  # fmt: skip
+    floor, M = data["floor"], data["M"]
+    ax.axhline(floor, color=GREY, linestyle=":", gid="floor")
+    ax.axvline(M, color=BLACK, linestyle="--", linewidth=0.8, gid="M")
+    ax.plot([], [], linestyle="none", marker="x", color=GREY, label="line 1's blocks")
+    ax.plot([], [], linestyle="none", marker="*", markersize=8, color=GREY, label="fewest that fit M")
+    ax.plot([], [], color=GREY, linestyle=":", label="4Nd, each moved once")
+    ax.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
+    best = {name: drawn["best"] for name, drawn in data["algorithms"].items()}
+    if best["flash"] and best["q_outer"]:
+        ratio = best["flash"][3] / best["q_outer"][3]
+        ax.set_title(
+            f"In M = {M:,} elements, K, V outermost moves\n{ratio:.2f} × what Q outermost does, at best", x=-0.17
+        )
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(10))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(EngFormatter(sep=""))
+    ax.annotate("M", (M, ax.get_ylim()[0]), xytext=(2, 3), textcoords="offset points", fontsize=8)
+    ax.set_xlabel(f"most elements on chip at once (N = {data['N']:,}, d = {data['d']})")
+    ax.set_ylabel("HBM accesses (elements)")
+    return ax
+
+
+def _columns(points: list[list[int]]) -> tuple[list[int], list[int]]:
+    return [point[2] for point in points], [point[3] for point in points]

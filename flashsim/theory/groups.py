@@ -1,0 +1,39 @@
+"""Query heads that share a KV head, g of them: what a group costs as one problem, and what summing dK and dV over it does.
+
+"grouped" is the form of an algorithm at g·N_q queries, once for each KV head: a mask's positions are ⌊row/g⌋, and its arrays
+with a row for each query have one for each row. "separate" is the form at N_q for each query head, K and V being the same for g
+of them; backward, dK and dV are parts, and a pass over each group sums them:
+
+    sum     reads   g(N_k·d + N_k·d_v), the parts      writes  N_k(d + d_v)
+            peak    2·min(⌊M/2⌋, N_k·max(d, d_v)): a tile of a part, and its sum
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flashsim.theory.problem import Arrays, Problem
+
+
+def shared(arrays: Arrays, group: int, kv_heads: int) -> Arrays:
+    """Return one query head's arrays for all heads: K and V take up the room of the KV heads only."""
+    heads = {name: array.times(group * kv_heads) for name, array in arrays.items()}
+    return heads | {name: replace(heads[name], size=arrays[name].size * kv_heads) for name in ("K", "V")}
+
+
+def summed(arrays: Arrays, p: Problem, group: int, kv_heads: int) -> Arrays:
+    """Return all heads' arrays of a backward pass, with dK and dV as parts and as the sums of those."""
+    entries: Arrays = {}
+    for name, array in arrays.items():
+        if name not in ("dK", "dV"):
+            entries[name] = array
+            continue
+        elements = kv_heads * p.size(name)
+        entries[f"{name}_parts"] = replace(array, reads=group * elements, role="extra")
+        entries[name] = replace(array, reads=0, writes=elements, init_writes=0, size=elements)
+    return entries
+
+
+def sum_peak(p: Problem) -> int:
+    """Return what the pass that sums holds."""
+    return 2 * min(max(p.M // 2, 1), p.N_k * max(p.d, p.d_v))

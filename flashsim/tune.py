@@ -1,0 +1,254 @@
+"""What is optimal: the loop order and the block sizes that move the fewest elements and truly fit an SRAM of M.
+
+    tuned = tune(N=4096, d=64, M=25_600)
+    tuned.best.algorithm, tuned.best.blocks, tuned.best.accesses
+
+In the model nothing but traffic costs: the best tiles are those that re-read least, however narrow. So one side of the
+tile is often a single row, which no matrix unit likes; `tune(..., least=16)` asks for tiles of at least that on each side.
+
+Accesses depend on the blocks by T_r and T_c alone (and by which tiles are live), so the search tries every T_c with the most
+rows that fit, and every T_r with the most columns, by the closed forms of `theory`; the winner is then counted by running
+it on shapes, M enforced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from numpy.typing import DTypeLike
+
+from flashsim import theory
+from flashsim.api import check_shape, count
+from flashsim.inputs import check_count, check_M, float_dtype
+from flashsim.records import Blocks, Shape
+
+LOOPS = {
+    "forward": {
+        "standard": "standard attention",
+        "flash": "K, V outermost",
+        "q_outer": "Q outermost",
+        "small_cache": "small cache",
+    },
+    "backward": {
+        "standard": "standard attention",
+        "flash": "K, V outermost, Algorithm 4",
+        "q_outer": "K, V outermost, L and D",
+        "q_outer_two_pass": "two passes",
+    },
+}
+"""What is tried, by direction: name -> its loop order in words."""
+
+MOST_TILES = 2**26
+OnTried = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm with its blocks, and what that costs: elements moved, and the most on chip."""
+
+    algorithm: str
+    loops: str
+    blocks: Blocks
+    accesses: int
+    peak: int
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles S is computed in."""
+        return self.blocks.T_r * self.blocks.T_c
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` found.
+
+    best        the fewest accesses of all
+    by_loops    each algorithm's best; one that does not fit M at all is absent
+    paper       each with the sizes of its line 1, which may exceed M; absent where M is too small for them
+    compulsory  inputs read once and outputs written once: no algorithm moves less
+    """
+
+    shape: Shape
+    M: int
+    direction: str
+    causal: bool
+    compulsory: int
+    by_loops: Mapping[str, Choice]
+    paper: Mapping[str, Choice]
+    best: Choice = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "best", min(self.by_loops.values(), key=_cost))
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The closed forms of one algorithm at one problem, by blocks."""
+
+    name: str
+    loops: str
+    shape: Shape
+    options: Mapping[str, Any]
+
+    @property
+    def counted(self) -> tuple[str, dict[str, Any]]:
+        """The name to count under, and its options: Algorithm 2 skips as Algorithm 5 does, where there is what to skip."""
+        if self.name == "flash" and self.options["causal"]:
+            return "block_sparse", {**self.options, "block_mask": "live"}
+        return self.name, dict(self.options)
+
+    def at(self, **sizes: Any) -> theory.Exact:
+        name, options = self.counted
+        return theory.exact(name, **_lengths(self.shape), **options, **sizes)
+
+    def choice(self, **sizes: Any) -> Choice:
+        exact = self.at(**sizes)
+        return Choice(self.name, self.loops, exact.blocks, exact.accesses, exact.sram.peak)
+
+    def fits(self, B_r: int, B_c: int) -> bool:
+        """Say whether all tiles fit: the peak does not depend on which are skipped, but for masks that skip all."""
+        plain = {**self.options, "causal": False}
+        exact = theory.exact(self.name, **_lengths(self.shape), **plain, blocks=(B_r, B_c))
+        return exact.sram.peak <= exact.sram.capacity
+
+    def _fits_beside(self, B_c: int, B_r: int) -> bool:
+        return self.fits(B_r, B_c)
+
+    def candidates(self, least: int) -> Iterator[tuple[int, int]]:
+        """Yield each (B_r, B_c) that fits and can be the best: of one side every T, of the other as many as fit.
+
+        Where tiles are skipped, narrow ones hug the diagonal: so every size of one side with the least of the other, too.
+        """
+        n, k = self.shape.N_q, self.shape.N_k
+        for B_c in {*sides(k, least), *(B for B in sides(self.shape.d_v) if min(least, k) <= B <= k)}:  # T_c, and T_v
+            B_r = _most(partial(self._fits_beside, B_c), min(least, n), n)
+            if B_r:
+                yield _tight(n, B_r, least), B_c
+        for B_r in sides(n, least):
+            B_c = _most(partial(self.fits, B_r), min(least, k), k)
+            if B_c:
+                yield B_r, _tight(k, B_c, least)
+        if self.options["causal"]:
+            thin_r, thin_c = min(least, n), min(least, k)
+            yield from (
+                (B_r, thin_c) for B_r in range(thin_r, _most(partial(self._fits_beside, thin_c), thin_r, n) + 1)
+            )
+            yield from ((thin_r, B_c) for B_c in range(thin_c, _most(partial(self.fits, thin_r), thin_c, k) + 1))
+
+    def best(self, least: int) -> Choice | None:
+        """Return the choice of fewest accesses among the candidates; None if there is none."""
+        most = MOST_TILES if self.options["causal"] else math.inf  # which are live is found tile by tile
+        n, k = self.shape.N_q, self.shape.N_k
+        tried = {(B_r, B_c) for B_r, B_c in self.candidates(least) if (n // B_r) * (k // B_c) <= most}
+        return min((self.choice(blocks=blocks) for blocks in tried), key=_cost, default=None)
+
+
+def tune(
+    *,
+    N: int | None = None,
+    d: int,
+    M: int | None = None,
+    N_q: int | None = None,
+    N_k: int | None = None,
+    d_v: int | None = None,
+    dtype: DTypeLike = "float32",
+    direction: str = "forward",
+    causal: bool = False,
+    dropout_p: float = 0.0,
+    least: int = 1,
+    on_tried: OnTried | None = None,
+) -> Tuned:
+    """Find the loop order and (B_r, B_c) of fewest accesses whose peak is at most M elements, for one head.
+
+    Arguments as for `flashsim.count`; `causal` is aligned at the bottom right, and tiles that it forbids whole are skipped.
+    `least` is the fewest rows and columns of a tile (clipped to the lengths). `on_tried` is called with (algorithms done,
+    algorithms in all). Of equally few accesses, the fewest tiles win, then the lowest peak.
+
+    No block sizes at all move less than those found; but where `causal` skips tiles, that is so only with `least` of 1, for
+    one sweep ("q_outer_two_pass" makes two), and among at most 2²⁶ tiles: otherwise, of those that were tried.
+
+    Raises ValueError for arguments that make no sense, or where not even tiles of `least` × `least` fit.
+    """
+    if direction not in LOOPS:
+        raise ValueError(f"direction is {direction!r}; expected 'forward' or 'backward'")
+    shape, least = check_shape(N, d, N_q, N_k, d_v), check_count("least", least)
+    stored = float_dtype(dtype)
+    M = check_M(M, stored)
+    options: dict[str, Any] = {
+        "M": M, "dtype": stored.name, "direction": direction, "causal": causal, "dropout_p": dropout_p
+    }  # fmt: skip
+    found: dict[str, Choice] = {}
+    paper: dict[str, Choice] = {}
+    for done, (name, loops) in enumerate(LOOPS[direction].items()):
+        search = _Search(name, loops, shape, options)
+        best = search.best(least)
+        if best is not None:
+            _confirm(search, best)
+            found[name] = best
+        if max(shape.d, shape.d_v) <= M or name == "small_cache":
+            paper[name] = search.choice(sizing="paper")
+        if on_tried is not None:
+            on_tried(done + 1, len(LOOPS[direction]))
+    if not found:
+        raise ValueError(
+            f"M = {M:,} elements is too small: no algorithm here fits it with tiles of {least} × {least} at d = {shape.d}"
+        )
+    compulsory = theory.compulsory(shape.N_q, shape.N_k, shape.d, shape.d_v, direction)
+    return Tuned(shape, M, direction, causal, compulsory, found, paper)
+
+
+def best_of(name: str, *, N: int, d: int, M: int, direction: str = "forward") -> Choice | None:
+    """Return one algorithm's choice of fewest accesses that fits M, at N_q = N_k = N and d_v = d; None if nothing fits."""
+    options = {"M": M, "dtype": "float32", "direction": direction, "causal": False, "dropout_p": 0.0}
+    search = _Search(name, LOOPS[direction].get(name, name), Shape(N, N, d, d), options)
+    return search.best(1)
+
+
+def sides(N: int, least: int = 1) -> list[int]:
+    """Return the block sizes that matter for N rows: for each number of blocks ⌈N/B⌉, the smallest B ≥ `least`."""
+    least = min(least, N)
+    found, blocks = [], -(-N // least)
+    while blocks >= 1:
+        B = max(-(-N // blocks), least)
+        found.append(B)
+        blocks = -(-N // (B + 1)) if B < N else 0
+        blocks = min(blocks, -(-N // B) - 1) if B < N else 0
+    return found
+
+
+def _most(fits: Callable[[int], bool], least: int, most: int) -> int:
+    """Return the largest B from `least` to `most` that fits, 0 if not even `least` does."""
+    if not fits(least):
+        return 0
+    low, high = least, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _tight(N: int, B: int, least: int) -> int:
+    """Return the smallest block size that makes as few blocks of N as B does."""
+    return max(-(-N // -(-N // B)), min(least, N))
+
+
+def _cost(choice: Choice) -> tuple[int, int, int]:
+    return choice.accesses, choice.tiles, choice.peak
+
+
+def _lengths(shape: Shape) -> dict[str, Any]:
+    return {"N_q": shape.N_q, "N_k": shape.N_k, "d": shape.d, "d_v": shape.d_v}
+
+
+def _confirm(search: _Search, choice: Choice) -> None:
+    """Count the choice by running it on shapes, M enforced: SramOverflow if it did not fit."""
+    name, options = search.counted
+    tally = count(name, **_lengths(search.shape), **options, blocks=(choice.blocks.B_r, choice.blocks.B_c))
+    if (tally.hbm.accesses, tally.sram.peak) != (choice.accesses, choice.peak):
+        raise AssertionError(
+            f"{choice}: a run counts {tally.hbm.accesses:,} accesses and a peak of {tally.sram.peak:,}"
+        )

@@ -1,0 +1,188 @@
+"""The chapter's systems (seed 002), by count: loops exchanged, decoding, grouped heads, trees, a third level, and the best."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from flashsim import theory
+from flashsim.api import count, forward
+from flashsim.cache import L2
+from flashsim.machines import kv_tile
+from flashsim.masks import KeyPadding, Tree
+from flashsim.records import Traffic
+from flashsim.reference import attention, error_bound, rounding
+from flashsim.tune import tune
+from flashsim.verify.claim import Claim
+from flashsim.verify.shared import accesses, in_range, within
+
+_CHAPTER = "The chapter (seed 002)"
+
+
+def loops_exchanged(full: bool) -> Claim:
+    """Q outermost is Θ(N²d²/M) too, forward and backward, with smaller constants; O, and in two passes dQ, are written once."""
+    ratios, fewer, once = [], True, True
+    for N, d, M in in_range(full):
+        for direction in ("forward", "backward"):
+            moved = accesses("q_outer", N, d, M, direction)
+            ratios.append((moved / theory.theorem_2_flash(N, d, M), *theory.q_outer_constants(d, direction)))
+            fewer &= moved <= accesses("flash", N, d, M, direction)
+        shape: dict[str, Any] = {"N": N, "d": d, "M": M}
+        once &= count("q_outer", **shape).hbm.by_array["O"].accesses == N * d
+        once &= count("q_outer_two_pass", **shape, direction="backward").hbm.by_array["dQ"].accesses == N * d
+    bounded = within("", "", "", ratios)
+    return Claim(
+        _CHAPTER,
+        "loops exchanged: O moves N·d elements and no more, dQ too in two passes; forward 8/5 ≤ accesses / (N²d²/M) ≤ 12 + 1/d, "
+        "backward 16/5 … 27 + 11/d; never more than FlashAttention's loops with line 1's blocks",
+        f"{len(ratios)} counts over d ≤ M ≤ Nd, forward and backward",
+        f"{bounded.measured}; O and dQ moved {'once' if once else 'MORE THAN ONCE'}; "
+        + ("at most FlashAttention's" if fewer else "MORE THAN FLASHATTENTION'S"),
+        bounded.holds and fewer and once,
+        bounded.data,
+    )
+
+
+def flash_decoding(full: bool) -> Claim:
+    """Any splits, merged in sequence or as a tree, give attention; t tiles cost what the chapter's scheme says."""
+    rng = np.random.default_rng(12)
+    worst, runs, exact = 0.0, 0, True
+    for n, B_c, lengths in ((64, 16, (64, 1, 0)), (301, 16, (301, 17)), (37, 40, (37,))):
+        Q, K, V = rng.normal(size=(1, 8)), 3 * rng.normal(size=(n, 8)), rng.normal(size=(n, 8))
+        for length, splits, merge in itertools.product(lengths, (None, 1, 2, 5, 40), ("sequence", "tree")):
+            asked: dict[str, Any] = {
+                "splits": splits,
+                "merge": merge,
+                "mask": KeyPadding(length),
+                "M": 2000,
+                "blocks": (1, B_c),
+            }
+            run = forward("split_kv", Q, K, V, **asked)
+            whole = np.arange(n)[None] < length
+            bound = error_bound(Q, K, V, mask=whole, **rounding("split_kv", run.blocks))
+            error = np.abs(run.O - attention(Q, K, V, mask=whole))
+            worst = max(worst, float(np.max(np.where(error > 0, error / np.maximum(bound, 1e-300), 0.0))))
+            runs += 1
+        t = -(-n // B_c)
+        plain = count("split_kv", N_q=1, N_k=n, d=8, M=2000, blocks=(1, B_c)).hbm
+        exact &= (plain.reads, plain.writes) == (t * 8 + 2 * n * 8 + t * 10, t * 10 + 8)
+    return Claim(
+        _CHAPTER,
+        "FlashDecoding: any splits, empty ones too, merged in sequence or as a tree, give attention; one query past t tiles of n "
+        "keys reads t·d + 2nd + t(d + 2) and writes t(d + 2) + d",
+        f"{runs} runs: 3 caches, lengths 0 to 301, 1 to 40 splits, both merges",
+        f"largest error {worst:.2f} of the rounding bound; counts {'equal' if exact else 'DIFFER'}",
+        worst <= 1 and exact,
+        {"runs": runs, "worst_error_over_bound": worst},
+    )
+
+
+def grouped_heads(full: bool) -> Claim:
+    """A group that loads each K and V tile once moves g times fewer of them where K and V are outermost, or N_q = 1."""
+    cases = 0
+    as_said = True
+    for g, name in itertools.product((2, 4, 8), ("flash_basic", "flash", "q_outer", "split_kv")):
+        for N_q, N_k, B_r in ((1, 512, 1), (64, 512, 16)):
+            shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": 16, "M": 10**6, "heads": 2 * g, "kv_heads": 2}
+            rows = (g * B_r if N_q == 1 else B_r, 32)
+            apart, together = (
+                count(name, **shape, gqa=gqa, blocks=rows).hbm.by_array for gqa in ("separate", "grouped")
+            )
+            shares = name.startswith("flash") or N_q == 1
+            for array in ("K", "V"):
+                as_said &= apart[array].reads == together[array].reads * (g if shares else 1)
+                cases += 1
+            as_said &= apart["Q"].reads == together["Q"].reads
+    return Claim(
+        _CHAPTER,
+        "grouped heads: a group of g that loads each K and V tile once reads K and V g times less with K, V outermost, and when "
+        "decoding; with Q outermost and N_q ≥ B_r no less, as rows on chip decide; Q is read as often",
+        f"{cases} counts: g 2, 4, 8; FlashAttention, loops exchanged, FlashDecoding; N_q = 1 and 64",
+        "every count as said" if as_said else "A COUNT DIFFERS",
+        as_said,
+        {"cases": cases},
+    )
+
+
+def tree_masks(full: bool) -> Claim:
+    """A tree of candidates gives each node what its root-to-leaf path alone would; its bitmask is 1/32 of the words."""
+    rng = np.random.default_rng(13)
+    worst, paths = 0.0, 0
+    for n, prefix in ((9, 0), (9, 37), (40, 100)):
+        parents = (
+            [-1, 0, 1, 1, 2, 2, 3, 3, 4] if n == 9 else [-1, *(int(rng.integers(0, node)) for node in range(1, n))]
+        )
+        tree = Tree(parents)
+        Q, K, V = (rng.normal(size=(rows, 8)) for rows in (n, prefix + n, prefix + n))
+        run = forward("flash", Q, K, V, mask=tree, M=2000, blocks=(4, 7))
+        for path in tree.paths():
+            keys = [*range(prefix), *(prefix + node for node in path)]
+            alone = forward("flash", Q[path], K[keys], V[keys], causal=True, M=2000, blocks=(4, 7))
+            allowed = np.tri(len(path), len(keys), prefix, dtype=bool)
+            bound = 2 * error_bound(Q[path], K[keys], V[keys], mask=allowed, steps=-(-(prefix + n) // 7))
+            worst = max(worst, float(np.max(np.abs(run.O[path] - alone.O) / bound)))
+            paths += 1
+    shape: dict[str, Any] = {"N": 256, "d": 64, "M": 25_600, "blocks": (64, 64)}
+    bits = count("flash", **shape, mask=Tree([-1, *range(255)])).hbm.by_array["tree"]
+    booleans = count("flash", **shape, mask=np.tri(256, dtype=bool)).hbm.by_array["mask"]
+    said = bits.size * bits.itemsize == 256 * 256 // 8 and booleans.reads == 32 * bits.reads
+    return Claim(
+        _CHAPTER,
+        "tree masks: each root-to-leaf path gets what it would alone; 256 nodes are 8 KB, read as 1/32 of the elements",
+        f"{paths} paths of 3 trees, the chapter's of 9 nodes among them, with 0 to 100 committed keys before",
+        f"largest difference {worst:.3f} of the rounding bound; the bitmask {'as said' if said else 'DIFFERS'}",
+        worst <= 1 and said,
+        {"paths": paths, "worst_error_over_bound": worst},
+    )
+
+
+def what_is_optimal(full: bool) -> Claim:
+    """Of blocks that truly fit, the best with Q outermost move less than the best with K and V outermost; neither by a Θ."""
+    ratios = []
+    best: set[str] = set()
+    for d, k in itertools.product((16, 64), (1, 2, 4, 8, *((16, 32) if full else ()))):
+        tuned = tune(N=512, d=d, M=k * d * d)
+        ratios.append((tuned.by_loops["flash"].accesses / tuned.by_loops["q_outer"].accesses, 1.0, 3.0))
+        best.add(tuned.best.algorithm)
+    small = {tune(N=512, d=64, M=M).best.algorithm for M in (64, 256, 1024)}
+    bounded = within("", "", "", ratios)
+    return Claim(
+        "What is optimal",
+        "among all blocks that truly fit, for d² ≤ M: K, V outermost move 1 to 3 times what Q outermost does, and that is the "
+        "best of all; for M ≤ d²/4 small_cache is",
+        f"{len(ratios)} M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024 at d = 64; every T_r and T_c",
+        f"{bounded.measured}; best from d² up: {', '.join(sorted(best))}; below: {', '.join(sorted(small))}",
+        bounded.holds and best == {"q_outer"} and small == {"small_cache"},
+        {**bounded.data, "best": sorted(best), "best_below": sorted(small)},
+    )
+
+
+def third_level(full: bool) -> Claim:
+    """An L2 that holds what is used again leaves FlashAttention the compulsory traffic, standard attention S and P."""
+    N, d, M = 256, 32, 2048
+    rng = np.random.default_rng(14)
+    Q, K, V = (rng.normal(size=(N, d)).astype(np.float32) for _ in range(3))
+    left: dict[str, int] = {}
+    wanted: dict[str, int] = {}
+    for name in ("standard", "flash_basic", "q_outer"):
+        l2 = L2(4 * N * d)
+        moved: Traffic = forward(name, Q, K, V, M=M, observers=[l2]).hbm
+        l2.flush()
+        left[name] = l2.dram_accesses
+        wanted[name] = sum(a.size for a in moved.by_array.values())
+    fits = all(left[name] == wanted[name] for name in ("flash_basic", "q_outer"))
+    squares = left["standard"] >= 2 * N * N
+    tiles = kv_tile(B_q=32, B_k=32, d=128), kv_tile(B_q=1, B_k=32, d=128)
+    printed = [float(tile.as_printed) for tile in tiles]
+    return Claim(
+        _CHAPTER,
+        "a third level: an L2 of 4Nd leaves FlashAttention each array once, standard attention N × N matrices; a 32 × 32 tile is "
+        "32 FLOP/byte (the chapter divides rounded numbers: 32.75), decoding 1",
+        f"N = {N}, d = {d}, M = {M:,}, an L2 of {4 * N * d:,} elements; the chapter's tiles at d = 128, 2 bytes",
+        f"DRAM: FlashAttention {left['flash_basic']:,}, loops exchanged {left['q_outer']:,}, standard {left['standard']:,}; "
+        f"intensities {tiles[0].intensity} and {tiles[1].intensity}, as printed {printed[0]:.2f} and {printed[1]:.0f}",
+        fits and squares and [tile.intensity for tile in tiles] == [32, 1] and printed == [32.75, 1.0],
+        {"dram": left, "sizes": wanted, "printed": printed},
+    )

@@ -1,0 +1,683 @@
+"""Query heads that share KV heads: both schedules compute what repeated K and V would, and their counts differ as theory says.
+
+The oracle repeats K and V with `np.repeat` and sums dK and dV over each group. Which row of a group is whose is said here once
+more, row by row (`packed`). Planted bugs, at the end, must be caught by `objections`, which asks what the tests above ask.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, api, groups, theory
+from flashsim.algorithms import BACKWARD, FORWARD, group_sum
+from flashsim.cli import main
+from flashsim.dropout import TileDropout, keep_mask
+from flashsim.inputs import Inputs
+from flashsim.memory import HBM, SRAM
+from flashsim.observers import InductionInvariant
+from flashsim.reference import (
+    attention,
+    backward_rounding,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    group_bound,
+    rounding,
+)
+
+from .cases import DTYPES, MASKS, Array, of_bound, room_for
+from .test_planted_bugs import swap
+
+SCHEDULES = ("separate", "grouped")
+DROPPING = [name for name, algorithm in FORWARD.items() if "dropout" in algorithm.parts]
+Masked = tuple[Any, Array | None]
+
+# ------------------------------------------------------------------------------------------------- what is drawn
+
+
+def _padded(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+    lengths = rng.integers(0, k + 1, size=heads)
+    return KeyPadding(lengths), np.broadcast_to(np.arange(k) < lengths[:, None, None], (heads, n, k))
+
+
+def _causal_and_padded(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+    padding, allowed = _padded(rng, heads, n, k)
+    assert allowed is not None
+    return Causal() & padding, allowed & np.tri(n, k, k - n, dtype=bool)
+
+
+def _window_and_padded(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+    padding, allowed = _padded(rng, heads, n, k)
+    assert allowed is not None
+    return padding & SlidingWindow(2, -1), allowed & ~np.tri(n, k, k - n - 3, dtype=bool)
+
+
+def _arrays(rows: bool, cols: bool) -> Callable[[np.random.Generator, int, int, int], Masked]:
+    def make(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+        array = rng.random((heads, n if rows else 1, k if cols else 1)) < 0.7
+        return Dense(array), np.broadcast_to(array, (heads, n, k))
+
+    return make
+
+
+def _tree(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+    """Where there are keys enough for all nodes."""
+    if k < n:
+        return None, None
+    parents = [int(rng.integers(-1, node)) for node in range(n)]
+    allowed = np.eye(n, dtype=bool)
+    for node, parent in enumerate(parents):
+        allowed[node] |= allowed[parent] & (parent >= 0)
+    return Tree(parents) & SlidingWindow(k, -1), np.hstack([np.ones((n, k - n), bool), allowed])
+
+
+PER_HEAD: dict[str, Callable[[np.random.Generator, int, int, int], Masked]] = {
+    "padding by head": _padded,
+    "causal & padding by head": _causal_and_padded,
+    "window & padding by head": _window_and_padded,
+    "dense by head": _arrays(True, True),
+    "dense by head (1, N_k)": _arrays(False, True),
+    "dense by head (N_q, 1)": _arrays(True, False),
+}
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A problem of g·H_kv query heads, or of as many in each of two batches. `mask` is a name in MASKS or PER_HEAD, or "tree"."""
+
+    H_kv: int
+    g: int
+    N_q: int
+    N_k: int
+    d: int
+    d_v: int
+    dtype: str
+    seed: int
+    B_r: int
+    B_c: int
+    mask: str = "none"
+    dropout_p: float = 0.0
+    batches: int | None = None
+
+    @property
+    def heads(self) -> int:
+        """In all."""
+        return self.g * self.H_kv * (self.batches or 1)
+
+    def inputs(self) -> tuple[Array, Array, Array, Array]:
+        """Q, K, V and dO."""
+        rng = np.random.default_rng(self.seed)
+        lead = () if self.batches is None else (self.batches,)
+        sizes = (self.g, self.N_q, self.d), (1, self.N_k, self.d), (1, self.N_k, self.d_v), (self.g, self.N_q, self.d_v)
+        Q, K, V, dO = (
+            rng.normal(size=(*lead, share * self.H_kv, *size)).astype(DTYPES[self.dtype]) for share, *size in sizes
+        )
+        return Q, K, V, dO
+
+    def masked(self) -> Masked:
+        rng = np.random.default_rng((self.seed, 2))
+        if self.mask in PER_HEAD:
+            return PER_HEAD[self.mask](rng, self.g * self.H_kv, self.N_q, self.N_k)
+        return _tree(rng, 1, self.N_q, self.N_k) if self.mask == "tree" else MASKS[self.mask](rng, self.N_q, self.N_k)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """As `forward` takes them; Algorithm 1 has neither mask nor dropout."""
+        how: dict[str, Any] = {
+            "blocks": (self.B_r, self.B_c),
+            "M": 4 * room_for(self.B_r, self.B_c, self.d, self.d_v, self.N_k),
+        }
+        if name in DROPPING:
+            how |= {"mask": self.masked()[0], "dropout_p": self.dropout_p, "seed": self.seed}
+        return how
+
+    def oracle(self, name: str) -> dict[str, Any]:
+        if name not in DROPPING:
+            return {}
+        kept = [keep_mask(self.seed, self.dropout_p, self.N_q, self.N_k, head=h) for h in range(self.heads)]
+        lead = () if self.batches is None else (self.batches,)
+        keep = np.array(kept).reshape(*lead, -1, self.N_q, self.N_k) if self.dropout_p else None
+        return {"mask": self.masked()[1], "keep": keep, "dropout_p": self.dropout_p}
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """As `count` takes it."""
+        lengths = {"N_q": self.N_q, "N_k": self.N_k, "d": self.d, "d_v": self.d_v, "dtype": self.dtype}
+        return lengths | {"heads": self.heads, "kv_heads": self.heads // self.g}
+
+
+def shared(masks: tuple[str, ...] = (*MASKS, "tree", *PER_HEAD)) -> st.SearchStrategy[Shared]:
+    return st.builds(
+        Shared,
+        H_kv=st.integers(1, 3),
+        g=st.integers(1, 4),
+        N_q=st.integers(1, 12),
+        N_k=st.integers(1, 12),
+        d=st.integers(1, 4),
+        d_v=st.integers(1, 4),
+        dtype=st.sampled_from(("float64", "float32", "float16", "bfloat16")),
+        seed=st.integers(0, 2**16),
+        B_r=st.integers(1, 30),
+        B_c=st.integers(1, 14),
+        mask=st.sampled_from(masks),
+        dropout_p=st.sampled_from((0.0, 0.4)),
+        batches=st.sampled_from((None, None, 1, 2)),
+    )
+
+
+def repeated(a: Array, g: int) -> Array:
+    return np.repeat(a, g, axis=-3)
+
+
+def packed(a: Array, g: int) -> Array:
+    """(..., H_q, N, w) to (..., H_kv, g·N, w), a row at a time."""
+    heads, n = a.shape[-3], a.shape[-2]
+    rows = [[a[..., g * k + r % g, r // g, :] for r in range(g * n)] for k in range(heads // g)]
+    return np.stack([np.stack(of_group, axis=-2) for of_group in rows], axis=-3)
+
+
+def over_groups(a: Array, g: int) -> Array:
+    """(..., H_q, N_k, w) to (..., H_kv, g, N_k, w)."""
+    return a.reshape(*a.shape[:-3], -1, g, *a.shape[-2:])
+
+
+def backward_of(name: str) -> list[str]:
+    return [back for back, algorithm in BACKWARD.items() if (algorithm.after or back) == name]
+
+
+# ------------------------------------------------------------------------------------------------------ what they compute
+
+
+def of_output(case: Shared, name: str, run: flashsim.Run) -> float:
+    """O's error, as a part of its bound."""
+    Q, K, V, _ = case.inputs()
+    operands, oracle = (Q, repeated(K, case.g), repeated(V, case.g)), case.oracle(name)
+    return of_bound(
+        run.O, attention(*operands, **oracle), error_bound(*operands, **rounding(name, run.blocks), **oracle)
+    )
+
+
+def of_gradients(case: Shared, back: str, run: flashsim.Run, got: flashsim.Gradients) -> float:
+    """The worst error of dQ, dK, dV. Grouped, dK and dV are sums over g·N_q queries; else of parts that were stored."""
+    Q, K, V, dO = case.inputs()
+    g, oracle = case.g, case.oracle(run.algorithm)
+    repeats = Q, repeated(K, g), repeated(V, g), dO
+    want, rounded = gradients(*repeats, **oracle), backward_rounding(back, run.blocks, got.blocks)
+    sums = [over_groups(a, g).sum(axis=-3) for a in (want.dK, want.dV)]
+    if run.gqa == "separate":
+        bounds = gradient_bounds(*repeats, **rounded, **oracle)
+        dQ, parts = bounds.dQ, zip((want.dK, want.dV), (bounds.dK, bounds.dV), strict=True)
+        summed = [group_bound(over_groups(a, g), over_groups(b, g), stored=K.dtype) for a, b in parts]
+        within = bounds.dQ, *((bounds.dK, bounds.dV) if g == 1 else summed)
+    else:
+        lead = Q.shape[:-2]
+        for part in ("mask", "keep"):
+            if oracle.get(part) is not None:
+                oracle[part] = packed(np.broadcast_to(oracle[part], (*lead, case.N_q, case.N_k)), g)
+        bounds = gradient_bounds(packed(Q, g), K, V, packed(dO, g), **rounded, **oracle)
+        dQ = np.empty(Q.shape)
+        for k, r in np.ndindex(case.H_kv, g * case.N_q):
+            dQ[..., g * k + r % g, r // g, :] = bounds.dQ[..., k, r, :]
+        within = dQ, bounds.dK, bounds.dV
+    found = got.dQ, got.dK, got.dV
+    return max(of_bound(*three) for three in zip(found, (want.dQ, *sums), within, strict=True))
+
+
+@pytest.mark.parametrize("gqa", SCHEDULES)
+@pytest.mark.parametrize("name", FORWARD)
+@given(case=shared())
+@settings(max_examples=40)
+def test_both_schedules_compute_what_repeated_heads_would(name: str, gqa: str, case: Shared) -> None:
+    """Every mask, by query head too; dropout; a batch axis; H_kv = 1; g = 1; every dtype."""
+    Q, K, V, dO = case.inputs()
+    run = flashsim.forward(name, Q, K, V, gqa=gqa, **case.options(name))
+    assert (run.O.shape, run.O.dtype) == ((*Q.shape[:-1], case.d_v), Q.dtype)
+    for statistic in (run.l, run.m, run.L):
+        assert statistic is None or statistic.shape == Q.shape[:-1]
+    assert of_output(case, name, run) <= 1
+    for back in backward_of(name):
+        got = flashsim.backward(back, run, dO)
+        assert [a.shape for a in (got.dQ, got.dK, got.dV)] == [a.shape for a in (Q, K, V)]
+        assert {a.dtype for a in (got.dQ, got.dK, got.dV)} == {Q.dtype}
+        assert of_gradients(case, back, run, got) <= 1
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_statistics_are_those_of_each_head(name: str) -> None:
+    case = Shared(2, 3, 7, 9, 4, 3, "float64", 5, 4, 3, "causal & padding by head", 0.4, 2)
+    Q, K, V, _ = case.inputs()
+    alone = flashsim.forward(name, Q, repeated(K, 3), repeated(V, 3), **case.options(name))
+    for gqa in SCHEDULES:
+        run = flashsim.forward(name, Q, K, V, gqa=gqa, **case.options(name))
+        for statistic in ("l", "m", "L"):
+            one, other = getattr(run, statistic), getattr(alone, statistic)
+            assert (one is None and other is None) or np.allclose(one, other, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("gqa", SCHEDULES)
+@pytest.mark.parametrize("name", DROPPING)
+def test_both_schedules_drop_the_same_elements(name: str, gqa: str) -> None:
+    """With Q = 0 and V the identity, O is the weights: those of query head h, of all axes, are dropped as `keep_mask` says."""
+    n, k, p, seed = 5, 7, 0.4, 11
+    V = np.broadcast_to(np.eye(k), (2, 2, k, k))
+    asked: dict[str, Any] = {"blocks": (4, 3), "M": 10**4, "dropout_p": p, "seed": seed}
+    run = flashsim.forward(name, np.zeros((2, 6, n, 2)), np.zeros((2, 2, k, 2)), V, gqa=gqa, **asked)
+    for number, (b, h) in enumerate(np.ndindex(2, 6)):
+        assert np.array_equal(run.O[b, h] != 0, keep_mask(seed, p, n, k, head=number)), (b, h)
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_one_query_head_for_each_kv_head_is_as_before_bit_for_bit(name: str) -> None:
+    case = Shared(3, 1, 7, 9, 4, 3, "float16", 5, 4, 3, "causal", 0.4)
+    Q, K, V, dO = case.inputs()
+    runs = [flashsim.forward(name, Q, K, V, gqa=gqa, **case.options(name)) for gqa in SCHEDULES]
+    alone = [flashsim.forward(name, Q[h], K[h], V[h], **case.options(name)) for h in range(3)]
+    assert np.array_equal(runs[0].O, runs[1].O)
+    assert np.array_equal(runs[0].O[0], alone[0].O)
+    assert runs[0].hbm == runs[1].hbm == alone[0].hbm.times(3)
+    for back in backward_of(name):
+        one, other = (flashsim.backward(back, run, dO) for run in runs)
+        assert all(np.array_equal(getattr(one, part), getattr(other, part)) for part in ("dQ", "dK", "dV"))
+        assert one.hbm == other.hbm == flashsim.backward(back, alone[0], dO[0]).hbm.times(3)
+        assert "dK_parts" not in one.hbm.by_array
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_what_is_masked_in_a_kv_head_stays_there(name: str) -> None:
+    """NaN in keys that no head of the group attends to; of other heads, one attends to more."""
+    Q, K, V, dO = Shared(2, 2, 5, 8, 3, 3, "float64", 1, 3, 3).inputs()
+    K[:, 6:] = V[:, 6:] = np.nan
+    for gqa in SCHEDULES:
+        asked: dict[str, Any] = {"mask": KeyPadding([2, 6, 5, 0]), "M": 10**4, "check_finite": False, "gqa": gqa}
+        run = flashsim.forward(name, Q, K, V, blocks=(4, 3), **asked)
+        assert np.isfinite(run.O).all()
+        assert (run.O[3] == 0).all()
+        for back in backward_of(name):
+            got = flashsim.backward(back, run, dO, check_finite=False)
+            assert all(np.isfinite(a).all() for a in (got.dQ, got.dK, got.dV))
+            assert (got.dK[:, 6:] == 0).all()
+
+
+def test_the_bound_of_a_sum_by_hand() -> None:
+    """Three parts of 1, 2 and −3, each off by 1/8: they sum to 6 + 3/8 in size, in two additions and one store."""
+    parts, bounds = np.array([1.0, 2.0, -3.0]).reshape(3, 1, 1), np.full((3, 1, 1), 0.125)
+    u, u_s, step = 2.0**-24, 2.0**-11, 2.0**-24
+    assert group_bound(parts, bounds, stored=np.float16) == 0.375 + 2 * (2 * u + u_s) * 6.375 + step
+    assert group_bound(parts, bounds, stored=np.float64) == 0.375 + 2 * 2 * 2.0**-53 * 6.375 + 5e-324
+    assert np.isinf(group_bound(30_000 * parts, bounds, stored=np.float16))
+
+
+def test_parts_that_overflow_are_refused_though_their_sum_would_not() -> None:
+    """float16 ends at 65504: dV's parts are ±80,000, and ∞ − ∞ would be NaN."""
+    ones = np.ones((1, 1, 1), np.float16)
+    V, dO = ones, np.stack([np.full((2, 1), 40_000), np.full((2, 1), -40_000)]).astype(np.float16)
+    Q = np.zeros((2, 2, 1), np.float16)
+    with pytest.raises(ValueError, match=r"dV_parts overflows float16, which ends at 6.55e\+04"):
+        flashsim.backward("flash", flashsim.forward("flash", Q, ones, V), dO)
+    got = flashsim.backward("flash", flashsim.forward("flash", Q, ones, V, gqa="grouped"), dO)
+    assert (got.dV == 0).all()
+
+
+def test_the_induction_holds_for_groups() -> None:
+    Q, K, V, _ = Shared(2, 3, 7, 9, 4, 3, "float32", 5, 4, 3).inputs()
+    steps = InductionInvariant()
+    flashsim.forward("flash_basic", Q, K, V, gqa="grouped", blocks=(4, 2), M=500, observers=[steps])
+    assert len(steps.steps) == 2 * 5
+
+
+# ------------------------------------------------------------------------------------------------------------ what they count
+
+
+def same(got: Any, want: Any) -> None:
+    assert got.hbm.by_array.keys() == want.hbm.by_array.keys()
+    for array in want.hbm.by_array:
+        assert got.hbm.by_array[array] == want.hbm.by_array[array], array
+    assert got.sram == want.sram
+    assert got.blocks == want.blocks
+
+
+@pytest.mark.parametrize("gqa", SCHEDULES)
+@pytest.mark.parametrize("name", FORWARD)
+@given(case=shared((*MASKS, "tree")), sizing=st.sampled_from(("blocks", "paper", "fit")))
+@settings(max_examples=40)
+def test_runs_counts_and_theory_are_equal(name: str, gqa: str, case: Shared, sizing: str) -> None:
+    Q, K, V, dO = case.inputs()
+    how = case.options(name) | {"gqa": gqa}
+    if sizing != "blocks":
+        how = {**{key: value for key, value in how.items() if key != "blocks"}, "sizing": sizing}
+    run = flashsim.forward(name, Q, K, V, **how)
+    asked = {**case.shape, **{key: value for key, value in how.items() if key != "seed"}}
+    tally, exact = flashsim.count(name, **asked), theory.exact(name, **asked)
+    same(run, tally)
+    same(tally, exact)
+    assert tally.flops.matmul == exact.matmul
+    for back in backward_of(name):
+        if name == "block_sparse":
+            asked |= {"blocks": (run.blocks.B_r, run.blocks.B_c)}
+        got = flashsim.backward(back, run, dO, M=4 * asked["M"])
+        asked_back = {**asked, "direction": "backward", "M": 4 * asked["M"]}
+        tally, exact = flashsim.count(back, **asked_back), theory.exact(back, **asked_back)
+        assert got.hbm == tally.hbm
+        assert (got.sram.peak, got.blocks) == (tally.sram.peak, tally.blocks)
+        same(tally, exact)
+        assert tally.flops.matmul == exact.matmul
+
+
+@pytest.mark.parametrize("gqa", SCHEDULES)
+@pytest.mark.parametrize(("direction", "name"), [("forward", n) for n in FORWARD] + [("backward", n) for n in BACKWARD])
+def test_counts_equal_theory_at_real_sizes(direction: str, name: str, gqa: str) -> None:
+    """32 query heads on 8, and on 1; a long cache."""
+    for shape in ({"N": 4096, "d": 128}, {"N_q": 3, "N_k": 32_768, "d": 128}, {"N": 333, "d": 64, "d_v": 40}):
+        for kv_heads in (8, 1):
+            asked: dict[str, Any] = {**shape, "heads": 32, "kv_heads": kv_heads, "gqa": gqa, "direction": direction}
+            if name != "flash_basic":
+                asked["causal"] = True
+            same(flashsim.count(name, **asked, dtype="bfloat16"), theory.exact(name, **asked, dtype="bfloat16"))
+
+
+def both(name: str, **asked: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """By array, separate and grouped."""
+    separate, grouped = (flashsim.count(name, gqa=gqa, **asked).hbm.by_array for gqa in SCHEDULES)
+    return dict(separate), dict(grouped)
+
+
+def test_algorithm_1_reads_k_and_v_once_a_group_by_hand() -> None:
+    """N = 8, d = 2, M = 16: B_r = B_c = 2, Nd = 16. Twelve query heads on three: K and V 12·Nd each, or 3·Nd."""
+    separate, grouped = both("flash_basic", N=8, d=2, M=16, heads=12, kv_heads=3)
+    for array in ("K", "V"):
+        assert (separate[array].reads, grouped[array].reads) == (12 * 16, 3 * 16)
+        assert separate[array].size == grouped[array].size == 3 * 16
+    for array in ("Q", "O", "l", "m"):
+        assert separate[array] == grouped[array]
+    assert grouped["Q"].reads == 12 * 4 * 16  # T_c = 4, whatever the schedule
+
+
+def test_decoding_reads_the_cache_once_a_group_by_hand() -> None:
+    """One query of each of 8 heads on 2, and 64 keys of d = 4: a row block holds the group."""
+    asked: dict[str, Any] = {"N_q": 1, "N_k": 64, "d": 4, "M": 10_000, "heads": 8, "kv_heads": 2, "blocks": (16, 16)}
+    for name in ("q_outer", "split_kv", "standard"):
+        separate, grouped = both(name, **asked)
+        for array in ("K", "V"):
+            assert (separate[array].reads, grouped[array].reads) == (8 * 256, 2 * 256), name
+            assert separate[array].size == grouped[array].size == 2 * 256
+        for array in separate.keys() - {"K", "V"}:
+            assert separate[array] == grouped[array], (name, array)
+    assert separate["Q"].reads == 8 * 4
+
+
+def test_with_queries_outermost_the_rows_on_chip_decide_by_hand() -> None:
+    """q_outer sweeps K and V once a row block: 8 rows in 4, or 16 in 4, are as many blocks a head; 6 in 4 are not."""
+    asked: dict[str, Any] = {"N_k": 10, "d": 2, "M": 10_000, "heads": 4, "kv_heads": 2, "blocks": (4, 4)}
+    separate, grouped = both("q_outer", N_q=8, **asked)
+    assert separate == grouped
+    assert separate["K"].reads == 4 * 2 * 20
+    separate, grouped = both("q_outer", N_q=6, **asked)
+    assert separate["K"].reads == 4 * 2 * 20  # ⌈6/4⌉ a head
+    assert grouped["K"].reads == 2 * 3 * 20  # ⌈12/4⌉ a group
+    separate, grouped = both("split_kv", N_q=6, splits=1, **asked)
+    assert (separate["V"].reads, grouped["V"].reads) == (4 * 2 * 20, 2 * 3 * 20)
+
+
+def test_live_tiles_of_groups_by_hand() -> None:
+    """Causal, N = 4, two heads: rows 0 to 3 are positions 0, 0, 1, 1, so of keys in twos the first block needs one, of 2 keys."""
+    asked: dict[str, Any] = {"N": 4, "d": 3, "M": 10_000, "heads": 2, "kv_heads": 1, "blocks": (4, 2), "causal": True}
+    separate, grouped = both("q_outer", **asked)
+    assert separate["K"].reads == 2 * 4 * 3  # the one row block has position 3
+    assert grouped["K"].reads == (2 + 4) * 3
+    rng = np.random.default_rng(0)
+    Q, K, V = rng.normal(size=(2, 5, 3)), rng.normal(size=(1, 8, 3)), rng.normal(size=(1, 8, 3))
+    how: dict[str, Any] = {"blocks": (4, 2), "M": 1000, "mask": KeyPadding([2, 7])}
+    separate, grouped = (dict(flashsim.forward("q_outer", Q, K, V, gqa=gqa, **how).hbm.by_array) for gqa in SCHEDULES)
+    assert separate["K"].reads == (2 * 2 + 2 * 8) * 3  # two row blocks each: one tile, and four
+    assert grouped["K"].reads == 3 * 8 * 3  # three row blocks, each with rows of the head that attends to more
+
+
+def test_mask_arrays_of_groups_by_hand() -> None:
+    """Each query head's rows read mask rows of their own; one row for all stays one row."""
+    asked: dict[str, Any] = {"N": 6, "d": 2, "M": 10_000, "heads": 4, "kv_heads": 2, "blocks": (6, 6)}
+    rng = np.random.default_rng(0)
+    for shape, sizes, reads in (
+        ((6, 6), (4 * 36, 2 * 72), (4 * 36, 2 * 72)),
+        ((1, 6), (4 * 6, 2 * 6), (4 * 6, 2 * 2 * 6)),  # read once for each of the tiles, 4 heads' or 2 for each group
+        ((6, 1), (4 * 6, 2 * 12), (4 * 6, 2 * 12)),
+    ):
+        separate, grouped = both("flash", mask=rng.random(shape) < 0.5, **asked)
+        assert (separate["mask"].size, grouped["mask"].size) == sizes
+        assert (separate["mask"].reads, grouped["mask"].reads) == reads
+    tree = Tree([-1, 0, 0, 2, 3, 3])
+    separate, grouped = both("flash", mask=tree, **asked)
+    assert (separate["tree"].size, grouped["tree"].size) == (4 * 6, 2 * 12)
+    assert (separate["tree"].reads, grouped["tree"].reads) == (4 * 6, 2 * 12)
+
+
+def test_summing_over_groups_by_hand() -> None:
+    """Algorithm 4, N = 8, d = 2, d_v = 3, six heads on two: parts of 16 and 24, written as zeros and once more, and read."""
+    asked: dict[str, Any] = {"N": 8, "d": 2, "d_v": 3, "M": 20, "heads": 6, "kv_heads": 2, "direction": "backward"}
+    separate, grouped = both("flash", **asked)
+    for X, elements in (("dK", 16), ("dV", 24)):
+        parts, total = separate[f"{X}_parts"], separate[X]
+        assert (parts.reads, parts.writes, parts.init_writes) == (6 * elements, 12 * elements, 6 * elements)
+        assert (parts.size, parts.role) == (6 * elements, "extra")
+        assert (total.reads, total.writes, total.init_writes, total.size) == (0, 2 * elements, 0, 2 * elements)
+        assert (grouped[X].writes, grouped[X].init_writes) == (4 * elements, 2 * elements)
+        assert f"{X}_parts" not in grouped
+    assert flashsim.count("flash", gqa="separate", **asked).hbm.extra == 6 * (16 + 24)
+
+
+@pytest.mark.parametrize(("M", "tile"), [(1, 1), (2, 1), (5, 2), (12, 6), (100, 12)])
+def test_the_sum_takes_tiles_of_half_of_m(M: int, tile: int) -> None:
+    rng = np.random.default_rng(0)
+    parts = rng.normal(size=(3, 7)).astype(np.float16), rng.normal(size=(3, 12)).astype(np.float16)
+    hbm = HBM()
+    sram = SRAM(hbm, M, enforced=M > 1, dtype=np.float32)
+    placed = (hbm.place(name, values) for name, values in zip(("dK_parts", "dV_parts"), parts, strict=True))
+    group_sum.sum_over_group(hbm, sram, *placed)
+    assert sram.peak == 2 * tile
+    for name, values in zip(("dK", "dV"), parts, strict=True):
+        wide = values.astype(np.float32)
+        assert np.array_equal(hbm.peek(name)[0], (wide[0] + wide[1] + wide[2]).astype(np.float16))
+    assert {name: (a.reads, a.writes) for name, a in hbm.traffic.by_array.items()} == {
+        "dK_parts": (21, 0), "dV_parts": (36, 0), "dK": (0, 7), "dV": (0, 12),
+    }  # fmt: skip
+
+
+def test_a_peak_that_is_the_sum_s() -> None:
+    """A head of blocks of one row holds little; the sum fills M."""
+    asked: dict[str, Any] = {"N": 50, "d": 4, "M": 300, "heads": 2, "kv_heads": 1, "blocks": (1, 1)}
+    asked |= {"direction": "backward"}
+    tally = flashsim.count("flash", gqa="separate", **asked)
+    assert tally.sram.peak == 300 == theory.exact("flash", **asked).sram.peak
+    assert flashsim.count("flash", gqa="grouped", **asked).sram.peak < 100
+
+
+def test_progress_is_told_by_problem() -> None:
+    Q, K, V, _ = Shared(2, 3, 4, 4, 2, 2, "float32", 0, 2, 2).inputs()
+    told: list[tuple[int, int]] = []
+    flashsim.forward("flash", Q, K, V, on_head=lambda *at: told.append(at))
+    assert told == [(n, 6) for n in range(1, 7)]
+    told.clear()
+    flashsim.forward("flash", Q, K, V, gqa="grouped", on_head=lambda *at: told.append(at))
+    assert told == [(1, 2), (2, 2)]
+
+
+# ------------------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "message"),
+    [
+        ((6,), (4,), r"Q has shape \(6, 5, 2\) and K has shape \(4, 5, 2\); expected H_q = 6, .* multiple of H_kv = 4"),
+        ((2,), (4,), r"expected H_q = 2, the query heads, to be a multiple of H_kv = 4"),
+        ((2, 4), (1, 4), r"leading axes must be equal, but for the last: query heads, KV heads"),
+        ((2, 4), (4,), r"leading axes must be equal, but for the last"),
+        ((), (1,), r"leading axes must be equal, but for the last"),
+    ],
+)
+def test_heads_that_do_not_divide_are_refused(queries: tuple[int, ...], keys: tuple[int, ...], message: str) -> None:
+    K = np.ones((*keys, 5, 2))
+    with pytest.raises(ValueError, match=message):
+        flashsim.forward("flash", np.ones((*queries, 5, 2)), K, K)
+
+
+def test_arguments_that_make_no_sense_are_refused() -> None:
+    X = np.ones((2, 5, 2))
+    for gqa in ("both", None, 3):
+        with pytest.raises(ValueError, match=r"gqa is .*; expected 'separate' or 'grouped'"):
+            flashsim.forward("flash", X, X, X, gqa=gqa)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"gqa is .*; expected 'separate' or 'grouped'"):
+            flashsim.count("flash", N=5, d=2, gqa=gqa)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="heads is 6; expected a multiple of kv_heads = 4"):
+        flashsim.count("flash", N=5, d=2, heads=6, kv_heads=4)
+    with pytest.raises(ValueError, match="kv_heads is 0; expected at least 1"):
+        flashsim.count("flash", N=5, d=2, heads=6, kv_heads=0)
+    for asked in ({"heads": 6, "kv_heads": 4}, {"gqa": "both"}):
+        with pytest.raises(ValueError, match="no closed form"):
+            theory.exact("flash", N=5, d=2, **asked)
+    with pytest.raises(ValueError, match=r"KeyPadding's lengths array has shape \(2,\); .* leading axes \(4,\)"):
+        flashsim.forward("flash", np.ones((4, 5, 2)), X, X, mask=KeyPadding([1, 2]))
+
+
+# ---------------------------------------------------------------------------------------------------------- the command line
+
+
+def test_run_takes_heads_that_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = Shared(2, 3, 12, 16, 4, 4, "float32", 0, 4, 4)
+    Q, K, V, _ = case.inputs()
+    file, stem = tmp_path / "qkv.npz", ["-o", str(tmp_path / "out"), "--quiet", "--json", "-"]
+    np.savez(file, q=Q, k=K, v=V)
+    reads = {}
+    for gqa in SCHEDULES:
+        names = ["--algorithm", "standard", "flash", "memory_efficient", "rabe_staats", "q_outer"]
+        arguments = ["--backward", "--causal", "--dropout", "0.2", "--gqa", gqa, "--M", "80"]
+        assert main(["run", "--qkv", str(file), *names, *arguments, *stem]) == 0
+        told = json.loads(capsys.readouterr().out)
+        for direction in ("algorithms", "backward"):
+            assert all(result["equals_theory"] for result in told[direction].values())
+            assert all(result["error_of_rounding_bound"] <= 1 for result in told[direction].values())
+        reads[gqa] = told["algorithms"]["flash"]["by_array"]["K"]["reads"]
+    assert reads["separate"] == 3 * reads["grouped"]
+    assert main(["run", "--qkv", str(file), "--head", "4", *stem]) == 0  # with KV head 1
+    assert main(["run", "--qkv", str(file), "--gqa", "grouped", "-o", str(tmp_path / "out"), "--quiet"]) == 0
+    assert (
+        "6 head(s) on 2 KV head(s), N_q = 12, N_k = 16, d = 4, float32, query heads grouped" in capsys.readouterr().out
+    )
+
+
+def test_one_head_of_a_file_comes_with_its_kv_head() -> None:
+    Q, K, V, _ = Shared(2, 3, 4, 5, 2, 2, "float32", 0, 4, 4).inputs()
+    given = flashsim.qkv.QKV(Q, K, V, "made up")
+    for head in range(6):
+        one = given.head(str(head))
+        assert np.array_equal(one.Q, Q[head])
+        assert np.array_equal(one.K, K[head // 3])
+        assert np.array_equal(one.V, V[head // 3])
+
+
+def test_count_takes_kv_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["count", "flash", "--N", "64", "--d", "8", "--heads", "8", "--kv-heads", "2"]
+    for gqa, reads in (("separate", 8 * 512), ("grouped", 2 * 512)):
+        assert main([*asked, "--gqa", gqa, "--json", "-"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["equals_theory"]
+        assert told["by_array"]["K"]["reads"] == reads
+    assert main([*asked, "--gqa", "grouped", "--backward"]) == 0
+    assert "one group of 4 heads" in capsys.readouterr().out
+    assert main([*asked, "--backward"]) == 0
+    assert "dK_parts" in capsys.readouterr().out
+    assert main([*asked, "--kv-heads", "3"]) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------------- planted bugs
+
+TRIED = [
+    Shared(2, 3, 7, 9, 4, 3, "float64", 0, 5, 4),
+    Shared(2, 3, 7, 9, 4, 3, "float64", 1, 5, 4, "causal", 0.4),
+    Shared(1, 4, 6, 9, 4, 3, "float32", 2, 4, 4, "padding by head", 0.0, 2),
+    Shared(2, 2, 5, 9, 4, 3, "float64", 3, 4, 2, "causal & padding by head"),
+    Shared(2, 2, 5, 9, 4, 3, "float64", 4, 3, 4, "dense by head (1, N_k)"),
+    Shared(2, 2, 6, 9, 4, 3, "float64", 5, 3, 4, "dense"),
+    Shared(2, 2, 6, 9, 4, 3, "float64", 6, 3, 4, "tree"),
+    Shared(1, 3, 7, 9, 4, 3, "float64", 21, 5, 2, "window & padding by head"),
+]
+
+
+def objections() -> set[str]:
+    """What is wrong with either schedule: O ("exact"), gradients, or counts, run against theory."""
+    noticed = set()
+    for case in TRIED:
+        Q, K, V, dO = case.inputs()
+        for name in ("flash", "q_outer", "standard"):
+            for gqa in SCHEDULES:
+                run = flashsim.forward(name, Q, K, V, gqa=gqa, **case.options(name))
+                got = flashsim.backward(name, run, dO)
+                if of_output(case, name, run) > 1:
+                    noticed.add(f"exact, {gqa}")
+                if of_gradients(case, name, run, got) > 1:
+                    noticed.add(f"gradients, {gqa}")
+                if case.mask in PER_HEAD:
+                    continue
+                asked = {key: value for key, value in case.options(name).items() if key != "seed"} | {"gqa": gqa}
+                if run.hbm != theory.exact(name, **case.shape, **asked).hbm:
+                    noticed.add(f"counts, {gqa}")
+                if got.hbm != theory.exact(name, **case.shape, **asked, direction="backward").hbm:
+                    noticed.add(f"counts backward, {gqa}")
+    return noticed
+
+
+def test_the_original_is_not_accused() -> None:
+    assert objections() == set()
+
+
+PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
+    ("KV head by modulo", Inputs.kv, "head[-1] // self.group", "head[-1] % self.K.shape[-3]", {"exact, separate"}),
+    ("rows not interleaved", groups.interleave, ".swapaxes(-3, -2)", "", {"exact, grouped", "gradients, grouped"}),
+    ("results not taken apart", groups.by_head, "heads, rows // group, group, width).swapaxes(-3, -2)",
+     "heads, group, rows // group, width)", {"exact, grouped", "gradients, grouped"}),
+    ("mask of concatenated heads", groups.GroupedMask.allows, "rows[mine] // self._group",
+     "rows[mine] % (shape.N_q // self._group)", {"exact, grouped", "gradients, grouped"}),
+    ("mask by row, not by position", groups.GroupedMask.allows, "rows[mine] // self._group", "rows[mine]",
+     {"exact, grouped"}),
+    ("mask of the group's first head", groups.GroupedMask._member, "+ member", "", {"exact, grouped"}),
+    ("mask of the wrong head", groups.GroupedMask.allows, "rows % self._group == member",
+     "rows % self._group == self._group - 1 - member", {"exact, grouped"}),
+    ("live tiles by row", groups.GroupedMask.live, "rows // self._group", "rows", {"exact, grouped"}),
+    ("live tiles of one position fewer", groups.GroupedMask.live, "(row_ends - 1) // self._group + 1",
+     "(row_ends - 1) // self._group", {"exact, grouped"}),
+    ("live for all heads, not for any", groups.GroupedMask._any, "np.any", "np.all", {"exact, grouped"}),
+    ("keys of the head with fewest", groups.GroupedMask.keys, "max(", "min(", {"exact, grouped"}),
+    ("a dense array's rows in the wrong order", groups._grouped_dense, "array.repeat(group, axis=-2)",
+     "np.concatenate([array] * group, axis=-2)", {"exact, grouped"}),
+    ("dropout of the group's first head", TileDropout._kept, "+ rows % self._group", "", {"exact, grouped"}),
+    ("dropout by row, not by position", TileDropout._kept, "rows // self._group, cols", "rows, cols",
+     {"exact, grouped"}),
+    ("dropout of the KV head's number", TileDropout._kept, "self._group * self._head + rows % self._group",
+     "self._head", {"exact, grouped"}),
+    ("dK not summed", group_sum.sum_over_group, "sum_i + part_hi", "part_hi + 0", {"gradients, separate"}),
+    ("a mean, not a sum", group_sum.sum_over_group, "sum_i + part_hi", "sum_i + part_hi / g", {"gradients, separate"}),
+    ("last head left out", group_sum.sum_over_group, "sram.loop(g)", "sram.loop(g - 1)",
+     {"gradients, separate", "counts backward, separate"}),
+    ("parts of neighbouring groups", api._summed, "a.reshape(-1, g, *a.shape[-2:])",
+     "a.reshape(g, -1, *a.shape[-2:]).swapaxes(0, 1)", {"gradients, separate"}),
+    ("K and V as large as their copies", groups.once_per_group, "// group", "", {"counts, separate"}),
+    ("parts not written", groups.with_parts, "replace(a, role=\"extra\")", "replace(a, role=\"extra\", writes=0)",
+     {"counts backward, separate"}),
+    ("parts as large twice", groups.with_parts, "replace(a, size=0)", "a", {"counts backward, separate"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bug", "function", "before", "after", "by"), PLANTED, ids=[bug[0] for bug in PLANTED])
+def test_bugs_are_caught(
+    bug: str, function: Callable[..., Any], before: str, after: str, by: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap(function, before, after, monkeypatch)
+    with np.errstate(all="ignore"):
+        assert objections() >= by

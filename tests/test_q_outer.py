@@ -1,0 +1,219 @@
+"""The loops exchanged: what is loaded and masked tile by tile, counts by hand, and what dQ costs."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import theory
+from flashsim.masks import Causal, KeyPadding, Mask, SlidingWindow
+from flashsim.memory import Event
+from flashsim.records import Blocks, Shape
+
+from .cases import Array, Case, full_cases, of_bound, room_for
+from .test_planted_bugs import swap
+
+
+def inputs(*shape: int) -> tuple[Array, Array, Array, Array]:
+    N_q, N_k, d, d_v = shape
+    rng = np.random.default_rng(0)
+    sizes = ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v))
+    Q, K, V, dO = (rng.normal(size=size) for size in sizes)
+    return Q, K, V, dO
+
+
+class Seen:
+    """What a run loaded and stored, in order, and which tiles it masked."""
+
+    def __init__(self) -> None:
+        self.moved: list[str] = []
+        self.masked: list[tuple[int, ...]] = []
+
+    def __call__(self, event: Event) -> None:
+        if event.kind in ("load", "store"):
+            self.moved.append(event.name)
+        if event.name == "S_masked_ij" and event.tile is not None and np.isneginf(event.tile).any():
+            self.masked.append(tuple(index for _, index in event.loops))
+
+
+def test_the_chapters_march_through_the_causal_matrix() -> None:
+    """n = 16, B_q = B_k = 4 (seed 002): "Processing order for Q tile 2"."""
+    Q, K, V, _ = inputs(16, 16, 4, 4)
+    seen = Seen()
+    flashsim.forward("q_outer", Q, K, V, blocks=(4, 4), M=200, causal=True, observers=[seen])
+    third = seen.moved.index("Q[2]")
+    assert seen.moved[third : seen.moved.index("Q[3]")] == [
+        "Q[2]", "K[0]", "V[0]", "K[1]", "V[1]", "K[2]", "V[2]", "O[2]", "L[2]"
+    ]  # fmt: skip
+    assert seen.masked == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+@given(case=full_cases(dtypes=("float64",)))
+def test_o_and_the_log_sum_exp_are_algorithm_2s(case: Case) -> None:
+    Q, K, V = case.inputs()
+    how: dict[str, Any] = {
+        "M": room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k),
+        "blocks": (case.B_r, case.B_c),
+    }
+    run = flashsim.forward("q_outer", Q, K, V, **how, **case.options)
+    other = flashsim.forward("flash", Q, K, V, **how, **case.options)
+    bound = 2 * flashsim.reference.error_bound(
+        Q, K, V, **flashsim.reference.rounding("flash", run.blocks), **case.oracle
+    )
+    assert of_bound(run.O, other.O.astype(np.float64), bound) <= 1
+    assert run.L is not None
+    assert other.l is not None
+    assert other.m is not None
+    assert run.L.shape == (case.N_q,)
+    assert np.array_equal(np.isneginf(run.L), other.l == 0)
+    live = other.l > 0
+    want = other.m[live] + np.log(other.l[live])
+    reach = flashsim.reference.score_reach(Q, K, scale=run.scale, mask=case.oracle["mask"])[live, 0]
+    off = (4 * (case.d + 4) * (reach + 1) + 4 * (case.N_k + 8 * run.blocks.T_c + 8)) * 2**-53
+    assert (np.abs(run.L[live] - want) <= off).all()
+
+
+def test_counts_by_hand() -> None:
+    """N = 8, d = 2, B_r = 4, B_c = 2: reads Nd + T_r·2Nd, writes Nd + N."""
+    tally = flashsim.count("q_outer", N=8, d=2, M=100, blocks=(4, 2))
+    assert (tally.hbm.reads, tally.hbm.writes) == (16 + 2 * 32, 16 + 8)
+    # Q_i O_i 4·4, K_j V_j 2·4, S_ij 8, ℓ_i m_i m_i^new 12
+    assert tally.sram.peak == 16 + 8 + 8 + 12
+    causal = flashsim.count("q_outer", N=8, d=2, M=100, blocks=(4, 2), causal=True)
+    assert causal.hbm.by_array["K"].reads == (2 + 4) * 2 * 2
+    # more keys than queries: rows 0–3 see keys 0–5, rows 4–7 keys 0–9
+    longer = flashsim.count("q_outer", N_q=8, N_k=10, d=2, M=100, blocks=(4, 2), causal=True)
+    assert longer.hbm.by_array["K"].reads == (3 + 5) * 2 * 2
+    # fewer keys than queries: rows 0–3 see none, rows 4–7 keys 0–3
+    shorter = flashsim.count("q_outer", N_q=8, N_k=4, d=2, M=100, blocks=(4, 2), causal=True)
+    assert shorter.hbm.by_array["K"].reads == 2 * 2 * 2
+
+
+def test_what_dq_costs_by_hand() -> None:
+    """N = 8, d = 2, tiles of 4 × 2, T_r = 2, T_c = 4: additions read and write dQ T_c times; two passes write it once."""
+    shape: dict[str, Any] = {"N": 8, "d": 2, "M": 200, "blocks": (4, 2), "direction": "backward"}
+    added, twice = (
+        flashsim.count("q_outer", **shape).hbm.by_array,
+        flashsim.count("q_outer_two_pass", **shape).hbm.by_array,
+    )
+    assert (added["dQ"].reads, added["dQ"].writes) == (4 * 16, 5 * 16)
+    assert (twice["dQ"].reads, twice["dQ"].writes) == (0, 16)
+    assert (added["K"].reads, twice["K"].reads) == (16, 16 + 2 * 16)
+    assert (added["Q"].reads, twice["Q"].reads) == (4 * 16, 5 * 16)
+    assert added["D"].writes == twice["D"].writes == 8
+    # FLOPs: five products, and S and dP again
+    area = 2 * 64 * 2
+    assert flashsim.count("q_outer", **shape).flops.matmul == 5 * area
+    assert flashsim.count("q_outer_two_pass", **shape).flops.matmul == 7 * area
+
+
+def test_both_backward_passes_are_of_one_forward_pass() -> None:
+    Q, K, V, dO = inputs(13, 22, 4, 3)
+    run = flashsim.forward("q_outer", Q, K, V, M=300, causal=True, dropout_p=0.3, seed=5)
+    one, other = flashsim.backward("q_outer", run, dO), flashsim.backward("q_outer_two_pass", run, dO)
+    for part in ("dQ", "dK", "dV"):
+        assert np.allclose(getattr(one, part), getattr(other, part), rtol=0, atol=1e-13)
+    with pytest.raises(ValueError, match="run was made by 'q_outer'"):
+        flashsim.backward("flash", run, dO)
+    with pytest.raises(ValueError, match="'q_outer_two_pass' is a backward pass only, of 'q_outer'"):
+        flashsim.forward("q_outer_two_pass", Q, K, V)
+    plain = flashsim.forward("flash", Q, K, V, M=300)
+    with pytest.raises(ValueError, match="run was made by 'flash'"):
+        flashsim.backward("q_outer_two_pass", plain, dO)
+
+
+@pytest.mark.parametrize(("M", "d", "b"), [(25_600, 64, 76), (1000, 64, 3), (10, 64, 1), (4096, 16, 39)])
+def test_two_passes_take_square_tiles_that_fill_m(M: int, d: int, b: int) -> None:
+    """b² + 4bd ≤ M, M rounded up to a multiple of 4d, and b + 1 is too large."""
+    tally = flashsim.count("q_outer_two_pass", N=4096, d=d, M=max(M, d), direction="backward")
+    assert tally.blocks == Blocks(b, b, -(-4096 // b), -(-4096 // b))
+    room = 4 * d * -(-max(M, d) // (4 * d))
+    assert (b + 1) ** 2 + 4 * (b + 1) * d > room
+    assert b == 1 or b * b + 4 * b * d <= room
+
+
+def test_rows_that_attend_to_nothing_load_no_key() -> None:
+    Q, K, V, dO = inputs(9, 4, 3, 2)
+    run = flashsim.forward("q_outer", Q, K, V, blocks=(2, 2), M=200, causal=True)  # rows 0 to 4 see nothing
+    assert (run.O[:5] == 0).all()
+    assert run.L is not None
+    assert np.isneginf(run.L[:5]).all()
+    assert run.hbm.by_array["K"].reads == (1 + 2 + 2) * 2 * 3  # row blocks 2, 3, 4
+    for name in ("q_outer", "q_outer_two_pass"):
+        got = flashsim.backward(name, run, dO)
+        assert (got.dQ[:5] == 0).all()
+        assert np.isfinite(got.dK).all()
+
+
+def test_what_is_counted_at_a_million_tokens() -> None:
+    tally = flashsim.count("q_outer", N=2**20, d=64, M=25_600, causal=True)
+    exact = theory.exact("q_outer", N=2**20, d=64, M=25_600, causal=True)
+    assert tally.hbm == exact.hbm
+    whole = flashsim.count("q_outer", N=2**20, d=64, M=25_600)
+    assert 1.99 < whole.hbm.by_array["K"].reads / tally.hbm.by_array["K"].reads < 2
+
+
+@given(data=st.data())
+def test_tiles_that_the_mask_leaves_whole_are_those_where_positions_allow_all(data: st.DataObject) -> None:
+    N_q, N_k, B_r, B_c = (data.draw(st.integers(1, 20)) for _ in range(4))
+    length, left, right = data.draw(st.integers(0, N_k)), data.draw(st.integers(-1, 9)), data.draw(st.integers(-1, 9))
+    masks = (
+        Causal(),
+        KeyPadding(length),
+        SlidingWindow(left, right),
+        Causal() & KeyPadding(length),
+        SlidingWindow(-1, -1),
+    )
+    mask, shape = data.draw(st.sampled_from(masks)), Shape(N_q, N_k, 1, 1)
+    allowed = mask.whole(shape, ())
+    for top, left_end in itertools.product(range(0, N_q, B_r), range(0, N_k, B_c)):
+        bottom, right_end = min(top + B_r, N_q), min(left_end + B_c, N_k)
+        rows, row_ends, cols, col_ends = (np.array([n]) for n in (top, bottom, left_end, right_end))
+        left_all = mask.leaves_all(rows, row_ends, cols, col_ends, shape, ())
+        assert bool(left_all[0]) == bool(allowed[top:bottom, left_end:right_end].all())
+
+
+def test_folding_counts_the_flops_of_masked_tiles_alone() -> None:
+    """N = 16 in tiles of 4, causal: 10 live tiles, of which the 4 on the diagonal are masked, one operation an element."""
+    none, causal, window = (
+        flashsim.count("q_outer", N=16, d=4, M=200, blocks=(4, 4), mask=mask).flops.other
+        for mask in (None, Causal(), SlidingWindow(-1, -1) & Causal())
+    )
+    by_row = [flashsim.count("q_outer", N_q=4, N_k=4 * n, d=4, M=200, blocks=(4, 4)).flops.other for n in (1, 2, 3, 4)]
+    assert none == 4 * by_row[3]
+    assert causal == window == sum(by_row) + 4 * 16
+
+
+def test_flops_are_those_of_a_run_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folded turns and all turns, for every algorithm that skips: equal operations, equal counts."""
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (name, {"N_q": 29, "N_k": 41, "d": 4, "M": 500, "blocks": (3, 5), "mask": mask, "direction": direction})
+        for direction, names in (("forward", ("q_outer", "split_kv")), ("backward", ("q_outer", "q_outer_two_pass")))
+        for name in names
+        for mask in (Causal(), KeyPadding(18), SlidingWindow(11, 4), Causal() & KeyPadding(33))
+    ]
+    folded = [flashsim.count(name, **options) for name, options in asked]
+    monkeypatch.setattr(Causal, "folds", False)
+    monkeypatch.setattr(Mask, "folds", False)
+    unfolded = [flashsim.count(name, **options) for name, options in asked]
+    for one, other in zip(folded, unfolded, strict=True):
+        assert (one.hbm, one.sram, one.flops) == (other.hbm, other.sram, other.flops)
+
+
+def test_a_mask_that_leaves_too_little_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    swap(SlidingWindow.leaves_all, "col_ends - 1 - (rows", "col_ends - (rows", monkeypatch)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        test_tiles_that_the_mask_leaves_whole_are_those_where_positions_allow_all()
+
+
+def test_a_diagonal_tile_that_is_taken_for_whole_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    corner = "col_ends - 1 - (rows + shift), cols"
+    swap(SlidingWindow.leaves_all, corner, "cols - (rows + shift), cols", monkeypatch)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        test_o_and_the_log_sum_exp_are_algorithm_2s()

@@ -1,0 +1,170 @@
+"""What `tune` finds is what trying every block size finds; it fits; and the pictures say so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import plots, theory
+from flashsim.cli import main
+from flashsim.memory import SramOverflow
+from flashsim.tune import LOOPS, best_of, sides, tune
+
+
+def by_trying_all(name: str, least: int, options: dict[str, Any]) -> int | None:
+    """Run every pair of block sizes on shapes, M enforced, and return the fewest accesses."""
+    found = []
+    if name == "flash" and options["causal"]:
+        name, options = "block_sparse", {**options, "block_mask": "live"}
+    N_q, N_k = options["N_q"], options["N_k"]
+    for blocks in itertools.product(range(min(least, N_q), N_q + 1), range(min(least, N_k), N_k + 1)):
+        try:
+            flashsim.count(
+                name, **{**options, "causal": False, "block_mask": None}, blocks=blocks
+            )  # all tiles must fit
+            found.append(flashsim.count(name, **options, blocks=blocks).hbm.accesses)
+        except SramOverflow:
+            continue
+    return min(found, default=None)
+
+
+@given(data=st.data())
+@settings(max_examples=25)
+def test_no_block_sizes_move_less(data: st.DataObject) -> None:
+    lengths = st.integers(1, 14)
+    N_q, N_k, d, d_v = (
+        data.draw(lengths),
+        data.draw(lengths),
+        data.draw(st.integers(1, 6)),
+        data.draw(st.integers(1, 6)),
+    )
+    options: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": data.draw(st.integers(5, 250))}
+    options |= {"causal": data.draw(st.booleans()), "direction": data.draw(st.sampled_from(("forward", "backward")))}
+    options["dropout_p"], least = data.draw(st.sampled_from((0.0, 0.5))), data.draw(st.integers(1, 4))
+    every = {name: by_trying_all(name, least, options) for name in LOOPS[options["direction"]]}
+    want = {name: accesses for name, accesses in every.items() if accesses is not None}
+    if not want:
+        with pytest.raises(ValueError, match="is too small: no algorithm here fits it"):
+            tune(**options, least=least)
+        return
+    tuned = tune(**options, least=least)
+    assert tuned.by_loops.keys() == want.keys()
+    for name, choice in tuned.by_loops.items():
+        assert choice.accesses >= want[name], name
+        if not options["causal"] or (least == 1 and name != "q_outer_two_pass"):
+            assert choice.accesses == want[name], name
+        assert choice.peak <= options["M"]
+        assert min(choice.blocks.B_r, N_q) >= min(least, N_q)
+    assert tuned.best.accesses == min(choice.accesses for choice in tuned.by_loops.values())
+
+
+def test_sides_are_the_smallest_of_each_number_of_blocks() -> None:
+    for N, least in itertools.product((1, 2, 3, 10, 97, 100, 128), (1, 2, 16)):
+        sizes = range(min(least, N), N + 1)
+        want = {min(B for B in sizes if -(-N // size) == -(-N // B)) for size in sizes}
+        assert sides(N, least) == sorted(want), (N, least)
+
+
+def test_the_readmes_case() -> None:
+    """N = 1024, d = 64, M = 25,600: Q outermost, in tiles that fit; the paper's need 108% of M."""
+    tuned = tune(N=1024, d=64, M=25_600)
+    assert tuned.compulsory == 4 * 1024 * 64
+    assert tuned.best.algorithm == "q_outer"
+    assert tuned.best.blocks.T_r == 6  # six row blocks, each of which streams K and V: 2Nd + 6·2Nd + N
+    assert tuned.best.accesses == 2 * 65_536 + 6 * 2 * 65_536 + 1024
+    assert tuned.paper["flash"].accesses == 2_406_400
+    assert tuned.paper["flash"].peak == 27_776
+    with pytest.raises(SramOverflow):
+        flashsim.count("q_outer", N=1024, d=64, M=25_600, blocks=(205, 1))  # T_r = 5 does not fit, however narrow K_j
+
+
+def test_small_cache_wins_left_of_d_squared_and_loses_right_of_it() -> None:
+    for M in (128, 512, 1024):
+        assert tune(N=1024, d=64, M=M).best.algorithm == "small_cache"
+    for M in (8192, 2**15, 2**18):
+        tuned = tune(N=1024, d=64, M=M)
+        assert tuned.best.algorithm == "q_outer"
+        assert tuned.by_loops["flash"].accesses < tuned.by_loops["small_cache"].accesses
+
+
+def test_paper_sizes_are_absent_where_m_is_below_d() -> None:
+    tuned = tune(N=64, d=32, M=20)
+    assert set(tuned.by_loops) == set(tuned.paper) == {"small_cache"}
+    choice = best_of("flash", N=64, d=32, M=20)
+    assert choice is None
+
+
+@pytest.mark.parametrize(
+    ("message", "asked"),
+    [
+        ("direction is 'sideways'", {"direction": "sideways"}),
+        ("least is 0; expected at least 1", {"least": 0}),
+        ("M = 4 elements is too small", {"M": 4}),
+        ("a length is missing", {"N": None}),
+    ],
+)
+def test_what_is_refused(message: str, asked: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=message):
+        tune(**{"N": 8, "d": 4, **asked})
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    tune(N=16, d=2, M=100, on_tried=lambda done, of: told.append((done, of)))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--N", "256", "--d", "16", "--M", "2000", "--quiet"]) == 0
+    text = capsys.readouterr().out
+    assert "Fewest: q_outer (Q outermost)" in text
+    assert "of M" in text
+    assert (
+        main(["tune", "--N", "256", "--d", "16", "--M", "2000", "--causal", "--backward", "--json", "-", "--quiet"])
+        == 0
+    )
+    data = json.loads(capsys.readouterr().out)
+    assert data["best"]["accesses"] == min(choice["accesses"] for choice in data["by_loops"].values())
+    assert data["command"].startswith("flashsim tune")
+    assert main(["tune", "--N", "256", "--d", "16", "--M", "3", "--quiet"]) == 2
+    assert "is too small" in capsys.readouterr().err
+
+
+# ----------------------------------------------------------------------------------------------------------- pictures
+
+
+def test_the_frontier_is_of_all_block_sizes() -> None:
+    data = plots.pareto_data(N=24, d=4, M=300)
+    for name, drawn in data["algorithms"].items():
+        every = [
+            (exact.sram.peak, exact.accesses)
+            for blocks in itertools.product(range(1, 25), range(1, 25))
+            for exact in [theory.exact(name, N=24, d=4, M=300, blocks=blocks)]
+        ]
+        for _, _, peak, accesses in drawn["frontier"]:
+            assert (peak, accesses) in every
+            assert not any(p <= peak and a < accesses for p, a in every)
+        least = min(a for p, a in every if p <= 300)
+        assert drawn["best"][3] == least
+        choice = best_of(name, N=24, d=4, M=300)
+        assert choice is not None
+        assert choice.accesses == least
+
+
+def test_the_bound_is_below_what_everything_moves() -> None:
+    """Its order, with constant 1, and 4Nd: no counted algorithm is under either."""
+    data = plots.cache_size_data(N=256, d=16)
+    assert data["M"][0] == 8
+    assert data["M"][-1] <= 4 * 256 * 16
+    for name, moved in data["series"].items():
+        assert moved[-1] is not None
+        for accesses, order in zip(moved, data["bound"], strict=True):
+            assert accesses is None or accesses >= max(order, data["floor"]), name
+    assert data["series"]["q_outer"][-1] is not None
+    assert data["series"]["flash"][0] is None
