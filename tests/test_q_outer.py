@@ -217,3 +217,29 @@ def test_a_diagonal_tile_that_is_taken_for_whole_is_noticed(monkeypatch: pytest.
     swap(SlidingWindow.leaves_all, corner, "cols - (rows + shift), cols", monkeypatch)
     with pytest.raises((AssertionError, ExceptionGroup)):
         test_o_and_the_log_sum_exp_are_algorithm_2s()
+
+
+@pytest.mark.parametrize(
+    ("bug", "before", "after"),
+    [
+        ("off by one", "row_ends - 1 + shift", "row_ends - 2 + shift"),
+        ("lengths taken for equal", "row_ends - 1 + shift", "row_ends - 1"),
+        ("by the tile's first row", "row_ends - 1 + shift", "rows + shift"),
+    ],
+)
+@pytest.mark.parametrize("name", ["q_outer", "split_kv"])
+def test_a_causal_skip_with_a_wrong_bound_is_noticed(
+    name: str, bug: str, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N_q ≠ N_k, so that the bound has to be shifted: O is wrong, and not only the counts."""
+    Q, K, V, _ = inputs(13, 22, 4, 3)
+    allowed = np.tri(13, 22, 9, dtype=bool)
+
+    def right() -> bool:
+        run = flashsim.forward(name, Q, K, V, M=300, blocks=(3, 5), causal=True)
+        bound = flashsim.reference.error_bound(Q, K, V, mask=allowed, **flashsim.reference.rounding(name, run.blocks))
+        return of_bound(run.O, flashsim.reference.attention(Q, K, V, mask=allowed), bound) <= 1
+
+    assert right()
+    swap(SlidingWindow.live, before, after, monkeypatch)
+    assert not right()
