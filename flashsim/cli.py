@@ -130,6 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--dtype", choices=FLOATS, help="convert the inputs first. Default: as they are (sample: float32)")
     _add_sizing(run, f"Default: 100KB; for the small bundled sample {SAMPLE_M} elements")
     _add_gqa(run)
+    _add_splits(run)
     run.add_argument("--scale", type=float, help="softmax scale τ. Default: 1/√d")
     _add_output(run, Path("flashsim-run"))
 
@@ -142,6 +143,7 @@ def build_parser() -> argparse.ArgumentParser:
         "flashsim count block_sparse --N 65536 --d 64 --block-mask butterfly\n"
         "flashsim count flash_basic --N 1048576 --d 128 --M 228KB --dtype bfloat16\n"
         "flashsim count flash --N 4096 --d 128 --heads 32 --kv-heads 8 --gqa grouped\n"
+        "flashsim count split_kv --N_q 1 --N_k 65536 --d 128 --splits 16 --merge tree\n"
         "flashsim count standard --N 4096 --d 64 --heads 1024 --json -",
     )
     count.add_argument(
@@ -160,6 +162,7 @@ def build_parser() -> argparse.ArgumentParser:
     count.add_argument("--heads", type=int, default=1, metavar="H", help="batch × query heads; the counts add up")
     count.add_argument("--kv-heads", type=int, metavar="H", help="batch × KV heads, where query heads share them")
     _add_gqa(count)
+    _add_splits(count)
     count.add_argument("--dtype", choices=FLOATS, default="float32", help="for bytes. Default: float32")
     count.add_argument("--backward", action="store_true", help="count the backward pass")
     _add_parts(count)
@@ -239,6 +242,15 @@ def _add_parts(parser: Any) -> None:
     )
 
 
+def _add_splits(parser: Any) -> None:
+    parser.add_argument(
+        "--splits", type=int, metavar="T", help="for split_kv: cut the keys in so many. Default: by block"
+    )
+    parser.add_argument(
+        "--merge", choices=["sequence", "tree"], default="sequence", help="for split_kv. Default: sequence"
+    )
+
+
 def _add_gqa(parser: Any) -> None:
     parser.add_argument(
         "--gqa",
@@ -291,6 +303,8 @@ def _run(options: argparse.Namespace) -> int:
             seed=options.seed,
             gqa=options.gqa,
             block_mask=BLOCK_MASKS.get(options.block_mask),
+            splits=options.splits,
+            merge=options.merge,
         )
     numbers = report.run_numbers(given, forwards, backwards)
     if options.json:
@@ -331,6 +345,7 @@ def _count(options: argparse.Namespace) -> int:
     arguments["direction"] = "backward" if options.backward else "forward"
     arguments |= {"causal": options.causal, "dropout_p": options.dropout}
     arguments["block_mask"] = BLOCK_MASKS.get(options.block_mask)
+    arguments |= {"splits": options.splits, "merge": options.merge}
     counted = report.count_lines(options.algorithm, arguments)
     if options.json:
         _write_json(options.json, counted.as_json())

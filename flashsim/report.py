@@ -377,6 +377,8 @@ def _formulas(name: str, arguments: Mapping[str, Any]) -> Mapping[str, tuple[str
     changed = arguments.get("gqa") == "grouped" or arguments.get("direction") == "backward"
     if _group(arguments) > 1 and changed:
         return {}
+    if arguments.get("splits") is not None or arguments.get("merge", "sequence") != "sequence":
+        return {}
     if arguments.get("causal") or arguments.get("dropout_p") or arguments.get("block_mask") is not None:
         return {}
     table = theory.FORMULAS_BACKWARD if arguments.get("direction") == "backward" else theory.FORMULAS

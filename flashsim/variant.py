@@ -179,11 +179,15 @@ class TileSplits:
 
     def rows_alike(self, s: int) -> Sequence[Any]:
         """What decides a row block's cost in split s: how many tiles, and how many of them masked."""
+        if self._live.row(0) is None:  # nothing is masked: all rows cost the same
+            return [_cost(self.row(s, 0), None)] * self._T_r
         return [_cost(self.row(s, i), self.edges(i)) for i in range(self._T_r)]
 
     @cached_property
     def alike(self) -> Sequence[Any]:
         """The same for all rows of each split."""
+        if self._live.row(0) is None:
+            return [_cost(self.row(s, 0), None) for s in range(self.number)]
         return [tuple(self.rows_alike(s)) for s in range(self.number)]
 
 

@@ -151,11 +151,11 @@ def test_rows_that_attend_to_nothing_load_no_key() -> None:
         assert np.isfinite(got.dK).all()
 
 
-def test_what_is_counted_at_a_million_tokens() -> None:
-    tally = flashsim.count("q_outer", N=2**20, d=64, M=25_600, causal=True)
-    exact = theory.exact("q_outer", N=2**20, d=64, M=25_600, causal=True)
+def test_what_is_counted_at_a_hundred_thousand_tokens() -> None:
+    tally = flashsim.count("q_outer", N=2**17, d=64, M=25_600, causal=True)
+    exact = theory.exact("q_outer", N=2**17, d=64, M=25_600, causal=True)
     assert tally.hbm == exact.hbm
-    whole = flashsim.count("q_outer", N=2**20, d=64, M=25_600)
+    whole = flashsim.count("q_outer", N=2**17, d=64, M=25_600)
     assert 1.99 < whole.hbm.by_array["K"].reads / tally.hbm.by_array["K"].reads < 2
 
 

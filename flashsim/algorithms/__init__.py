@@ -1,4 +1,4 @@
-"""The paper's algorithms, one a file, and the tables of their names."""
+"""The paper's algorithms and the practice built on them, one a file, and the tables of their names."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def theorem_2_counts(full: bool) -> Claim:
     rng = np.random.default_rng(3)
     counted = simulated = 0
     unequal: list[str] = []
-    for case in range(1500 if full else 300):
+    for case in range(1500 if full else 200):
         N_q, N_k, d, d_v = (int(n) for n in rng.integers(1, (120, 120, 24, 24)))
         least = max((d + d_v) * 2 + 7, 2 * max(d, d_v) + 1, 8)
         M = int(rng.integers(least, max(2 * N_k * (d + d_v), least) + 1))

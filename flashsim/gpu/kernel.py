@@ -1,0 +1,69 @@
+"""What a rung of the ladder is: a `Kernel`, which each module of a rung exposes as KERNEL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flashsim.gpu.counters import Counters
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked besides the arrays, checked.
+
+    scale      softmax scale τ
+    causal     key j is attended to if j ≤ i + N_k − N_q
+    dropout_p, seed  as in `flashsim.forward`
+    blocks     (B_r, B_c), or None: the kernel's own
+    counters   where a counting build adds what it moves, or None: not counted
+    """
+
+    scale: float
+    causal: bool = False
+    dropout_p: float = 0.0
+    seed: int = 0
+    blocks: tuple[int, int] | None = None
+    counters: Counters | None = None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compilation that the tests make for every architecture in `architectures`: a file, its defines, its functions."""
+
+    file: str
+    defines: tuple[tuple[str, str | int], ...]
+    functions: tuple[str, ...]
+    architectures: tuple[str, ...] = ("sm_80", "sm_90", "sm_90a")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A rung.
+
+    name, about  as in `flashsim.gpu.forward(kernel=name)`, and a line on it
+    dtypes       "float16", "bfloat16", "float32", of those that it takes
+    head_dims    widths d of Q, K and V that it takes
+    causal, dropout, gqa, blocks, counts, backward's presence: what else it takes
+    variants     what the tests compile
+    forward      (q, k, v, o, lse, options): fills o (B, H_q, N_q, d) and, unless None, lse (B, H_q, N_q), float32
+    backward     (q, k, v, o, lse, do, dq, dk, dv, options): fills dq, dk, dv, shaped as q, k, v; or None
+
+    Arrays are CuPy's, checked, on the current device; inputs have unit last stride, otherwise any strides; what is to be
+    filled, and o and lse in the backward pass, are contiguous. Bfloat16 arrays are uint16 to CuPy (`Kernel` learns of it by
+    `flashsim.gpu.arrays.dtype_name`). Launches go to the current stream.
+    """
+
+    name: str
+    about: str
+    dtypes: tuple[str, ...]
+    head_dims: tuple[int, ...]
+    variants: tuple[Variant, ...]
+    forward: Callable[..., None]
+    backward: Callable[..., None] | None = None
+    causal: bool = True
+    dropout: bool = False
+    gqa: bool = True
+    blocks: bool = False
+    counts: bool = False

@@ -1,0 +1,105 @@
+// What every kernel shares: element types, Philox dropout, and access to HBM, counted where a build says COUNT.
+//
+// A kernel reads and writes HBM by Hbm<T> alone: X.load(at), X.store(at, x). In a build with -DCOUNT=1 each call counts one
+// element, in registers of the thread; when the kernel ends, every thread adds its sums to the array's two 64-bit totals.
+// Without COUNT an Hbm<T> is its pointer, and load and store are one instruction each.
+//
+// Loads and stores bypass L1 (ld.global.cg, st.global.cg): what the model calls an HBM access leaves the multiprocessor.
+// Offsets are 64-bit: B·H·N·d may exceed 2^31.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#ifndef COUNT
+#define COUNT 0
+#endif
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
+typedef long long Offset;
+typedef unsigned int Word;
+typedef unsigned long long Total;
+
+// ------------------------------------------------------------------------------------------------------- element types
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__half x) { return __half2float(x); }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T> __device__ T from_float(float x);
+template <> __device__ inline float from_float<float>(float x) { return x; }
+template <> __device__ inline __half from_float<__half>(float x) { return __float2half_rn(x); }
+template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+
+// ---------------------------------------------------------------------------------------------------------------- HBM
+
+// One array in HBM. `totals` are its {reads, writes}, of which builds without COUNT know nothing.
+template <typename T> struct Hbm {
+    T* const data;
+#if COUNT
+    Total* const totals;
+    Total reads = 0, writes = 0;
+
+    __device__ Hbm(T* data, Total* totals) : data(data), totals(totals) {}
+    __device__ ~Hbm() {
+        if (reads) atomicAdd(totals, reads);
+        if (writes) atomicAdd(totals + 1, writes);
+    }
+    Hbm(const Hbm&) = delete;  // a copy would count twice
+#else
+    __device__ Hbm(T* data, Total*) : data(data) {}
+#endif
+
+    __device__ float load(Offset at) {
+#if COUNT
+        ++reads;
+#endif
+        return to_float(__ldcg(data + at));
+    }
+    __device__ void store(Offset at, float x) {
+#if COUNT
+        ++writes;
+#endif
+        __stcg(data + at, from_float<T>(x));
+    }
+};
+
+// ------------------------------------------------------------------------------------------------------------ dropout
+
+// The first output word of Philox4x32-10 for the counter (row, column, head, 0), as flashsim/dropout.py has it.
+__device__ inline Word philox(Word row, Word column, Word head, Word key_0, Word key_1) {
+    Word c0 = row, c1 = column, c2 = head, c3 = 0;
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        const Word high_0 = __umulhi(0xD2511F53u, c0), low_0 = 0xD2511F53u * c0;
+        const Word high_1 = __umulhi(0xCD9E8D57u, c2), low_1 = 0xCD9E8D57u * c2;
+        c0 = high_1 ^ c1 ^ key_0;
+        c1 = low_1;
+        c2 = high_0 ^ c3 ^ key_1;
+        c3 = low_0;
+        key_0 += 0x9E3779B9u;
+        key_1 += 0xBB67AE85u;
+    }
+    return c0;
+}
+
+// Dropout of attention weights. `threshold` is (uint32)(p · 2^32), `keep_scale` 1/(1 − p); p = 0 drops nothing.
+struct Dropout {
+    Word key_0, key_1, threshold;
+    float keep_scale;
+
+    // Z of Algorithm 4's line 14: 1/(1 − p) where the weight is kept, else 0. `head` counts query heads over the batch.
+    __device__ float Z(Word row, Word column, Word head) const {
+        return philox(row, column, head, key_0, key_1) >= threshold ? keep_scale : 0.0f;
+    }
+};
+
+// --------------------------------------------------------------------------------------------- what masked rows need
+
+// m, with 0 for −∞, as what is subtracted from scores: then e^(−∞ − m) is 0, where −∞ − (−∞) would be NaN.
+__device__ inline float finite(float m) { return m == -INFINITY ? 0.0f : m; }
+
+// ℓ, with 1 for 0, as what is divided by.
+__device__ inline float nonzero(float l) { return l == 0.0f ? 1.0f : l; }
