@@ -16,6 +16,7 @@ class Options:
     scale      softmax scale τ
     causal     key j is attended to if j ≤ i + N_k − N_q
     dropout_p, seed  as in `flashsim.forward`
+    mask       None, or booleans (B, H_q, N_q, N_k), True = attend, with any strides: 0 along axes that broadcast
     blocks     (B_r, B_c), or None: the kernel's own
     counters   where a counting build adds what it moves, or None: not counted
     """
@@ -24,6 +25,7 @@ class Options:
     causal: bool = False
     dropout_p: float = 0.0
     seed: int = 0
+    mask: Any = None
     blocks: tuple[int, int] | None = None
     counters: Counters | None = None
 
@@ -45,14 +47,15 @@ class Kernel:
     name, about  as in `flashsim.gpu.forward(kernel=name)`, and a line on it
     dtypes       "float16", "bfloat16", "float32", of those that it takes
     head_dims    widths d of Q, K and V that it takes
-    causal, dropout, gqa, blocks, counts, backward's presence: what else it takes
+    causal, masks, dropout, gqa, blocks, counts  what else it takes
     variants     what the tests compile
+    choose_blocks (d, dtype, direction) -> (B_r, B_c) that it takes by itself, or None where it has no such sizes
     forward      (q, k, v, o, lse, options): fills o (B, H_q, N_q, d) and, unless None, lse (B, H_q, N_q), float32
     backward     (q, k, v, o, lse, do, dq, dk, dv, options): fills dq, dk, dv, shaped as q, k, v; or None
 
     Arrays are CuPy's, checked, on the current device; inputs have unit last stride, otherwise any strides; what is to be
-    filled, and o and lse in the backward pass, are contiguous. Bfloat16 arrays are uint16 to CuPy (`Kernel` learns of it by
-    `flashsim.gpu.arrays.dtype_name`). Launches go to the current stream.
+    filled, and o and lse in the backward pass, are contiguous. Bfloat16 is ml_dtypes' type: `q.dtype.name` is "bfloat16".
+    Launches go to the current stream.
     """
 
     name: str
@@ -63,7 +66,9 @@ class Kernel:
     forward: Callable[..., None]
     backward: Callable[..., None] | None = None
     causal: bool = True
+    masks: bool = False
     dropout: bool = False
     gqa: bool = True
     blocks: bool = False
     counts: bool = False
+    choose_blocks: Callable[[int, str, str], tuple[int, int]] | None = None

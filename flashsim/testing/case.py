@@ -187,7 +187,8 @@ class Problem:
         roundoff of the accumulation type. |O − O*| ≤ C·{[2·expm1(δ) + (N_k + 8)·u₃₂ + 2u]·(P|V|) + u·|O*|}, u being the
         roundoff of the inputs' dtype, in which the weights enter the product with V and O is stored. Scores that are
         themselves stored add 3u·max|τ||q|ᵀ|k| to δ, and O stored after every block u·(P|V|) each time. Weights below
-        the dtype's smallest number are lost, as are numbers below the accumulation type's smallest normal one.
+        the dtype's smallest number are lost, as are numbers below the accumulation type's smallest normal one; storing O
+        loses as much, each time.
         Two averages of the same values differ by 2·max|v| at most. Stored scores that may overflow have no budget: ∞.
         |lse − lse*| ≤ C·{δ + (N_k + 8)·u₃₂ + 4u₃₂·(1 + |lse*|)}.
         """
@@ -211,10 +212,10 @@ class Problem:
         mass = P @ v_
         with np.errstate(over="ignore", invalid="ignore"):
             relative = 2 * np.expm1(delta) + (N_k + 8) * u_32 + 2 * u
-            if self.spec.stores == "output_per_block":
-                relative = relative + -(-N_k // self.spec.block[1]) * u
+            stores = -(-N_k // self.spec.block[1]) if self.spec.stores == "output_per_block" else 0
+            relative = relative + stores * u
             O_budget = self.spec.C * (np.where(mass > 0, relative * mass, 0.0) + u * np.abs(exact.O))
-        lost = max(smallest_step(stored), smallest_normal(chip)) * (1 + v_.sum(axis=-2, keepdims=True))
+        lost = max(smallest_step(stored), smallest_normal(chip)) * (1 + stores + v_.sum(axis=-2, keepdims=True))
         O_budget = np.minimum(O_budget, 2 * v_.max(axis=-2, keepdims=True) * (1 + u)) + lost
         O_budget = np.where(self.overflowing[..., None], np.inf, O_budget)
         lse_budget = self.spec.C * (

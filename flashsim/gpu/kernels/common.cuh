@@ -52,18 +52,20 @@ template <typename T> struct Hbm {
     __device__ Hbm(T* data, Total*) : data(data) {}
 #endif
 
-    __device__ float load(Offset at) {
+    __device__ auto get(Offset at) {  // as it is stored
 #if COUNT
         ++reads;
 #endif
-        return to_float(__ldcg(data + at));
+        return __ldcg(data + at);
     }
-    __device__ void store(Offset at, float x) {
+    __device__ void put(Offset at, T x) {
 #if COUNT
         ++writes;
 #endif
-        __stcg(data + at, from_float<T>(x));
+        __stcg(data + at, x);
     }
+    __device__ float load(Offset at) { return to_float(get(at)); }
+    __device__ void store(Offset at, float x) { put(at, from_float<T>(x)); }
 };
 
 // ------------------------------------------------------------------------------------------------------------ dropout

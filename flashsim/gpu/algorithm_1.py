@@ -1,0 +1,54 @@
+"""Algorithm 1 on a GPU: launches kernels/algorithm_1.cu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.kernel import Kernel, Options
+from flashsim.gpu.launching import ELEMENTS, FLOAT, HEAD_DIMS, check_blocks, launch, lse_of, problem, variants
+
+FILE = "algorithm_1.cu"
+ARRAYS = ("Q", "K", "V", "O", "l", "m")
+MEASURED = (16, 32, 64, 128, 256)  # B_c of the paper's Figure 2 (middle), at d = 64
+
+
+def shared_bytes(d: int, B_r: int, B_c: int) -> int:
+    """Return the shared memory of Q_i, K_j, V_j, P̃_ij, ℓ_i, m_i; rows of tiles are one longer than they look."""
+    return FLOAT * (B_r * (d + 1) + 2 * B_c * (d + 1) + B_r * (B_c + 1) + 2 * B_r)
+
+
+def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
+    """Return (B_r, B_c) for want of others."""
+    return 64, 64
+
+
+def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
+    """Fill o and, unless None, lse."""
+    cupy = import_cupy()
+    B, H, N_q, d = q.shape
+    B_r, B_c = options.blocks or choose_blocks(d, q.dtype.name, "forward")
+    shared = shared_bytes(d, B_r, B_c)
+    check_blocks("algorithm_1", (B_r, B_c), shared)
+    l, m = cupy.empty((B, H, N_q), "float32"), cupy.empty((B, H, N_q), "float32")
+    function = f"algorithm_1<{ELEMENTS[q.dtype.name]}, {d}, {B_r}, {B_c}>"
+    launch(FILE, function, B * H, shared, (q, k, v, o, l, m, problem(q, k, v, options)), ARRAYS, options)
+    if lse is not None:
+        lse_of(l, m, lse)
+
+
+KERNEL = Kernel(
+    name="algorithm_1",
+    about="Algorithm 1 as printed, one block of threads per head",
+    dtypes=tuple(ELEMENTS),
+    head_dims=HEAD_DIMS,
+    variants=(
+        *variants(FILE, {"algorithm_1": [f"{d}, 64, 64" for d in HEAD_DIMS]}),
+        *variants(FILE, {"algorithm_1": [f"64, 64, {B_c}" for B_c in MEASURED]}, ("float",)),
+    ),
+    forward=forward,
+    causal=False,
+    blocks=True,
+    counts=True,
+    choose_blocks=choose_blocks,
+)

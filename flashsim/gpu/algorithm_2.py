@@ -1,0 +1,129 @@
+"""Algorithm 2, and Algorithm 4 as its backward pass, on a GPU: launches kernels/algorithm_2.cu and algorithm_4.cu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.kernel import Kernel, Options
+from flashsim.gpu.launching import (
+    ELEMENTS,
+    FLOAT,
+    HEAD_DIMS,
+    THREADS,
+    check_blocks,
+    launch,
+    lse_of,
+    problem,
+    state,
+    variant_types,
+    variants,
+)
+
+FORWARD, BACKWARD = "algorithm_2.cu", "algorithm_4.cu"
+ARRAYS = ("Q", "K", "V", "O", "l", "m", "R", "mask")
+BACKWARD_ARRAYS = ("Q", "K", "V", "O", "dO", "l", "m", "R", "dQ", "dK", "dV", "mask")
+TYPES = [f"{mask}, {drop}" for mask in ("NoMask", "Causal", "Dense", "CausalDense") for drop in ("NoDropout", "PhiloxDropout")]
+
+
+def shared_bytes(d: int, B_r: int, B_c: int) -> int:
+    """Return the shared memory of Q_i, K_j, V_j, P̃_ij, ℓ_i, m_i; rows of tiles are one longer than they look."""
+    return FLOAT * (B_r * (d + 1) + 2 * B_c * (d + 1) + B_r * (B_c + 1) + 2 * B_r)
+
+
+def backward_shared_bytes(d: int, B_r: int, B_c: int) -> int:
+    """Return the shared memory of Q_i, dO_i, K_j, V_j, P_ij^dropped, dS_ij, ℓ_i, m_i, and R's two words."""
+    return FLOAT * (2 * B_r * (d + 1) + 2 * B_c * (d + 1) + 2 * B_r * (B_c + 1) + 2 * B_r)
+
+
+def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
+    """Return (B_r, B_c) for want of others: 64 × 64, and half the rows where the backward pass runs out of registers."""
+    return (32 if direction == "backward" and d > 64 else 64), 64
+
+
+def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
+    """Fill o and, unless None, lse."""
+    cupy = import_cupy()
+    B, H, N_q, d = q.shape
+    B_r, B_c = options.blocks or choose_blocks(d, q.dtype.name, "forward")
+    shared = shared_bytes(d, B_r, B_c)
+    check_blocks("algorithm_2", (B_r, B_c), shared)
+    l, m = cupy.empty((B, H, N_q), "float32"), cupy.empty((B, H, N_q), "float32")
+    R = state(B * H, None) if options.dropout_p else None
+    MASK, dropout = variant_types(options)
+    function = f"algorithm_2<{ELEMENTS[q.dtype.name]}, {d}, {B_r}, {B_c}, {MASK}, {dropout}>"
+    launch(FORWARD, function, B * H, shared, (q, k, v, o, l, m, R, problem(q, k, v, options)), ARRAYS, options)
+    if lse is not None:
+        lse_of(l, m, lse)
+
+
+def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
+    """Fill dq, dk, dv.
+
+    Algorithm 4 takes ℓ and m, and here gets ℓ = 1 and m = lse: the same softmax. A group of query heads writes parts of dK
+    and dV, one each, in the inputs' dtype, which a pass then sums.
+    """
+    cupy = import_cupy()
+    (B, H, N_q, d), (_, H_kv, N_k, _) = q.shape, k.shape
+    B_r, B_c = options.blocks or choose_blocks(d, q.dtype.name, "backward")
+    shared = backward_shared_bytes(d, B_r, B_c)
+    check_blocks("algorithm_4", (B_r, B_c), shared + 16)
+    l, m = cupy.ones((B, H, N_q), "float32"), lse
+    R = state(B * H, options.seed) if options.dropout_p else None
+    group = H // H_kv
+    dk_parts, dv_parts = (dk, dv) if group == 1 else (cupy.empty((B, H, N_k, d), q.dtype) for _ in range(2))
+    names = BACKWARD_ARRAYS if group == 1 else tuple({"dK": "dK_parts", "dV": "dV_parts"}.get(n, n) for n in BACKWARD_ARRAYS)
+    T, (MASK, dropout) = ELEMENTS[q.dtype.name], variant_types(options)
+    function = f"algorithm_4<{T}, {d}, {B_r}, {B_c}, {MASK}, {dropout}>"
+    given = (q, k, v, o, do, l, m, R, dq, dk_parts, dv_parts, problem(q, k, v, options, o=o, do=do))
+    launch(BACKWARD, function, B * H, shared, given, names, options)
+    if group > 1:
+        for name, parts, sums in (("dK", dk_parts, dk), ("dV", dv_parts, dv)):
+            size, total = N_k * d, B * H_kv * N_k * d
+            blocks = min(-(-total // THREADS), 2**20)
+            launch(
+                BACKWARD,
+                f"group_sum<{T}>",
+                blocks,
+                0,
+                (parts, sums, _int32(group), _int64(size), _int64(total)),
+                (f"{name}_parts", name),
+                options,
+            )
+
+
+def _int32(n: int) -> Any:
+    return import_cupy().int32(n)
+
+
+def _int64(n: int) -> Any:
+    return import_cupy().int64(n)
+
+
+def _types(direction: str) -> list[str]:
+    sizes = [(d, *choose_blocks(d, "float32", direction)) for d in HEAD_DIMS]
+    return [f"{d}, {B_r}, {B_c}, {types}" for d, B_r, B_c in sizes for types in TYPES]
+
+
+KERNEL = Kernel(
+    name="algorithm_2",
+    about="Algorithm 2 as printed: mask and dropout; Algorithm 4 backward",
+    dtypes=tuple(ELEMENTS),
+    head_dims=HEAD_DIMS,
+    variants=(
+        *variants(FORWARD, {"algorithm_2": _types("forward")}),
+        *variants(BACKWARD, {"algorithm_4": _types("backward")}),
+        *(
+            variant
+            for T in ELEMENTS.values()
+            for variant in variants(BACKWARD, {"group_sum": [""]}, (T,))
+        ),
+    ),
+    forward=forward,
+    backward=backward,
+    masks=True,
+    dropout=True,
+    blocks=True,
+    counts=True,
+    choose_blocks=choose_blocks,
+)

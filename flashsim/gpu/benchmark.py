@@ -1,0 +1,246 @@
+"""Clocks: our kernels, unfused attention and PyTorch's backends, interleaved in one run.
+
+    results = benchmark(settings(lengths=(1024, 4096), head_dims=(128,)))
+
+Contestants of a setting take turns: in every round each runs as many launches as fill some milliseconds, between two CUDA
+events; what is reported is the median over the rounds, with the least and the most. Inputs are normal random numbers, since
+zeros would draw less power and clock higher. Times are of whole calls, Python included where the GPU does not hide it.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashsim.gpu.compiling import import_cupy
+
+OnSetting = Callable[[int, int, str], None]
+OURS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "standard")
+TORCH = {"torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
+LONGEST = {"algorithm_1": 2048, "algorithm_2": 2048, "q_outer": 8192, "standard": 16_384, "torch_math": 16_384}
+"""Beyond these lengths a contestant is too slow, or its N × N matrices too large, to be worth the time."""
+TOKENS, HEADS = 16_384, 16
+LAUNCHES_MS, LEAST_ROUNDS = 15.0, 3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One problem: B·N tokens in H heads, self-attention. `dropout_p` and `mask` as in GPT-2 medium's (Figure 1 right)."""
+
+    N: int
+    d: int
+    causal: bool = False
+    direction: str = "forward"
+    dtype: str = "float16"
+    B: int = 0
+    H: int = HEADS
+    dropout_p: float = 0.0
+
+    @property
+    def batch(self) -> int:
+        """B, by default as many as make 16,384 tokens."""
+        return self.B or max(TOKENS // self.N, 1)
+
+    @property
+    def flops(self) -> float:
+        """4·B·H·N²·d forward, 2.5 times that backward, half if causal: as kernels' authors count."""
+        pairs = self.N * (self.N + 1) / 2 if self.causal else self.N**2
+        return 4 * self.batch * self.H * pairs * self.d * (2.5 if self.direction == "backward" else 1.0)
+
+    def __str__(self) -> str:
+        causal = ", causal" if self.causal else ""
+        return f"{self.direction}, N = {self.N:,}, d = {self.d}, B = {self.batch}, H = {self.H}, {self.dtype}{causal}"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A contestant's time of one call in ms: median, least and most over the rounds; TFLOP/s; peak bytes beyond inputs."""
+
+    name: str
+    median: float
+    least: float
+    most: float
+    tflops: float
+    extra_bytes: int | None = None
+    failed: str = ""
+
+
+def settings(
+    lengths: Iterable[int],
+    head_dims: Iterable[int],
+    causal: Iterable[bool] = (False, True),
+    directions: Iterable[str] = ("forward", "backward"),
+    dtype: str = "float16",
+) -> list[Setting]:
+    """Return all combinations, the shortest first."""
+    return [
+        Setting(N, d, masked, direction, dtype)
+        for N in lengths
+        for d in head_dims
+        for masked in causal
+        for direction in directions
+    ]
+
+
+def benchmark(
+    asked: Sequence[Setting], *, contestants: Sequence[str] = (), rounds: int = 7, on_setting: OnSetting | None = None
+) -> list[dict[str, Any]]:
+    """Return, by setting, what each contestant took, as plain data. A contestant that fails says why, and others go on.
+
+    `contestants`: of OURS and TORCH; none: all that the setting allows. Raises MissingGPU without a GPU.
+    """
+    results = []
+    for done, setting in enumerate(asked):
+        if on_setting is not None:
+            on_setting(done, len(asked), str(setting))
+        timings = [asdict(timing) for timing in _measure(setting, contestants, rounds)]
+        results.append({**asdict(setting), "B": setting.batch, "flops": setting.flops, "timings": timings})
+    return results
+
+
+def _measure(setting: Setting, contestants: Sequence[str], rounds: int) -> Iterator[Timing]:
+    cupy = import_cupy()
+    calls: dict[str, Callable[[], Any]] = {}
+    extra: dict[str, int] = {}
+    for name, call in _contestants(setting, contestants):
+        try:
+            call()
+            extra[name] = _extra_bytes(call)
+            calls[name] = call
+        except Exception as error:  # a contestant that cannot do this setting must not end the benchmark
+            yield Timing(name, math.nan, math.nan, math.nan, math.nan, failed=f"{type(error).__name__}: {error}"[:300])
+        cupy.cuda.runtime.deviceSynchronize()
+    launches = {name: max(1, min(200, int(LAUNCHES_MS / max(_time(call, 2), 1e-3)))) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(max(rounds, LEAST_ROUNDS)):
+        for name, call in calls.items():
+            times[name].append(_time(call, launches[name]))
+    for name, measured in times.items():
+        median = statistics.median(measured)
+        yield Timing(name, median, min(measured), max(measured), setting.flops / median / 1e9, extra[name])
+    del calls
+    _free()
+
+
+def _time(call: Callable[[], Any], launches: int) -> float:
+    """Return the ms of one call, of so many between two events."""
+    cupy = import_cupy()
+    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    for _ in range(launches):
+        call()
+    end.record()
+    end.synchronize()
+    return float(cupy.cuda.get_elapsed_time(start, end)) / launches
+
+
+def _extra_bytes(call: Callable[[], Any]) -> int:
+    """Return the most memory a call allocates beyond what was there: CuPy's pool and PyTorch's, emptied before."""
+    cupy = import_cupy()
+    _free()
+    pool = cupy.get_default_memory_pool()
+    before = pool.total_bytes()
+    torch = _torch()
+    if torch is not None:
+        torch.cuda.reset_peak_memory_stats()
+        allocated = torch.cuda.memory_allocated()
+    result = call()
+    cupy.cuda.runtime.deviceSynchronize()
+    most = pool.total_bytes() - before
+    if torch is not None:
+        most += torch.cuda.max_memory_allocated() - allocated
+    del result
+    return int(most)
+
+
+def _free() -> None:
+    gc.collect()
+    import_cupy().get_default_memory_pool().free_all_blocks()
+    torch = _torch()
+    if torch is not None:
+        torch.cuda.empty_cache()
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def _contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    names = [
+        name for name in (*OURS, *TORCH) if (name in asked if asked else setting.N <= LONGEST.get(name, setting.N))
+    ]
+    if setting.direction == "backward":
+        names = [name for name in names if name not in ("algorithm_1", "q_outer")]
+    if setting.causal or setting.dropout_p:
+        names = [name for name in names if name != "algorithm_1"]  # it has neither
+    torch = _torch()
+    for name in names:
+        if name in OURS:
+            yield name, _ours(name, setting)
+        elif torch is not None:
+            yield name, _torchs(TORCH[name], setting, torch)
+
+
+def _arrays(setting: Setting, count: int) -> list[Any]:
+    cupy = import_cupy()
+    random = cupy.random.default_rng(0)
+    shape = setting.batch, setting.H, setting.N, setting.d
+    return [random.standard_normal(shape, dtype=cupy.float32).astype(setting.dtype) for _ in range(count)]
+
+
+def _ours(name: str, setting: Setting) -> Callable[[], Any]:
+    from flashsim import gpu
+
+    q, k, v, do = _arrays(setting, 4)
+    options: dict[str, Any] = {"kernel": name, "causal": setting.causal, "dropout_p": setting.dropout_p, "seed": 1}
+    if setting.direction == "forward":
+        return lambda: gpu.forward(q, k, v, **options)
+    o, lse = gpu.forward(q, k, v, return_lse=True, **options)
+    return lambda: gpu.backward(q, k, v, o, lse, do, **options)
+
+
+def _torchs(backend: str, setting: Setting, torch: Any) -> Callable[[], Any]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    only = getattr(SDPBackend, backend)
+    shape = setting.batch, setting.H, setting.N, setting.d
+    backward = setting.direction == "backward"
+    q, k, v = (
+        torch.randn(shape, device="cuda", dtype=getattr(torch, setting.dtype), requires_grad=backward) for _ in range(3)
+    )
+    options: dict[str, Any] = {"is_causal": setting.causal, "dropout_p": setting.dropout_p}
+
+    def forward() -> Any:
+        with sdpa_kernel(only):
+            return scaled_dot_product_attention(q, k, v, **options)
+
+    if not backward:
+        return forward
+    o = forward()
+    do = torch.randn_like(o)
+    return lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+
+
+def machine() -> dict[str, Any]:
+    """Return the GPU, its driver, and the packages' versions."""
+    cupy = import_cupy()
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    torch = _torch()
+    return {
+        "gpu": properties["name"].decode(),
+        "sms": properties["multiProcessorCount"],
+        "l2_bytes": properties["l2CacheSize"],
+        "driver_cuda": cupy.cuda.runtime.driverGetVersion(),
+        "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+        "cupy": cupy.__version__,
+        "torch": None if torch is None else torch.__version__,
+    }

@@ -1,0 +1,578 @@
+// FlashAttention, backward, on tensor cores: mma.sync, cp.async, swizzled shared memory; fp16 or bf16, sums in fp32.
+//
+// S_ij = τ Q_i K_jᵀ is computed again from Q, K and L, the log-sum-exp that the forward pass kept:
+//     P_ij = e^(S_ij − L_i),   dV_j = Σ_i P_ijᵀ dO_i,   dP_ij = dO_i V_jᵀ,   D_i = rowsum(dO_i ∘ O_i),
+//     dS_ij = P_ij ∘ (dP_ij − D_i),   dK_j = τ Σ_i dS_ijᵀ Q_i,   dQ_i = τ Σ_j dS_ij K_j.
+// Four kernels. `prepare` writes D and L·log₂e. `dk_dv` keeps K_j, V_j, dK_j and dV_j on chip and streams Q_i and dO_i past
+// them. dQ_i sums over blocks: with ADD_DQ, `dk_dv` adds it to fp32 sums in HBM by atomic additions, in any order, and
+// `round_dq` rounds them; without, `dq` computes S and dP a second time with Q_i and dO_i kept on chip (7 products for 5),
+// and the result has the same bits in every run.
+//
+// Each step's reason:
+// - A warp owns 16 M keys of all of S_ijᵀ = K_j Q_iᵀ. The accumulators of S_ijᵀ and dP_ijᵀ are then, rounded pairwise, the
+//   left operands of P_ijᵀ dO_i and dS_ijᵀ Q_i: P never leaves the registers. Only dS_ij, whose product with K_j sums over all
+//   keys, goes through shared memory.
+// - Tiles are stored in rows of d elements, 16-byte chunk c of row r at place c ⊕ (r mod 8): ldmatrix, straight or
+//   transposed, and the copies meet no bank conflict, and no padding is spent.
+// - Q_{i+1}, dO_{i+1}, L_{i+1}, D_{i+1} are copied (cp.async) while tile i is computed: two buffers.
+// - dQ's sums lie in HBM in the order of the accumulators' registers, so an atomic addition of a warp is 128 bytes in a row.
+// - e^x is 2^(x log₂e), with log₂e folded into τ and L. Rows past N_q, and rows whose keys are all masked, get L = +∞: P = 0
+//   there without a mask. Only tiles on the causal edge or past N_k test positions; those above the edge are skipped.
+// - The blocks of a head follow each other, so Q, dO and dQ stay in L2; under a causal mask the longest come first.
+// - Query heads of a group add to one dK_j, dV_j in one block: no atomic additions there.
+#include "common.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 128  // d
+#endif
+#ifndef BF16
+#define BF16 0  // elements are bf16, else fp16
+#endif
+#ifndef DROPOUT
+#define DROPOUT 0
+#endif
+#ifndef ADD_DQ
+#define ADD_DQ 1  // dQ by atomic additions
+#endif
+#ifndef WARPS
+#define WARPS 8
+#endif
+#ifndef M_TILES
+#define M_TILES 1  // a warp owns 16 M_TILES rows of the tile that stays
+#endif
+#ifndef STREAM
+#define STREAM 64  // rows of the tiles that stream past
+#endif
+#ifndef WARPS_DOWN
+#define WARPS_DOWN 2  // warps along the rows of dQ_i in dS_ij K_j; WARPS / WARPS_DOWN are along its columns
+#endif
+#ifndef BLOCKS
+#define BLOCKS 1  // on one multiprocessor
+#endif
+#ifndef ROTATE
+#define ROTATE 0
+#endif
+
+#if BF16
+typedef __nv_bfloat16 Element;
+#define TYPE "bf16"
+#else
+typedef __half Element;
+#define TYPE "f16"
+#endif
+
+constexpr int d = HEAD_DIM, M = M_TILES, THREADS = 32 * WARPS;
+constexpr int STAY = 16 * M * WARPS;      // rows of the tile that stays
+constexpr int PITCH = 2 * d;              // bytes of a row of Q, K, V, dO
+constexpr int STAY_BYTES = STAY * PITCH;  // of a tile that stays
+constexpr int STREAM_BYTES = STREAM * PITCH;
+constexpr int PAD = 128;                  // D and L are padded to a multiple of this many rows
+constexpr float LOG2_E = 1.44269504088896341f;
+
+struct Strides {
+    Offset batch, head, row;  // in elements
+};
+
+// Everything a launch needs; the same for all four kernels.
+struct Problem {
+    const Element *Q, *K, *V, *O, *dO;
+    const float* L;               // (B, H_q, N_q), natural logarithm
+    Element *dQ, *dK, *dV;
+    float *L2, *D, *dQ_sum;       // scratch: (B·H_q, N_q up to PAD) twice, and dQ's sums
+    Strides q, k, v, o, d_o, dq, dk, dv;
+    Dropout dropout;
+    int N_q, N_k, H_q, H_k, causal;
+    float tau;
+
+    __device__ int group() const { return H_q / H_k; }
+    __device__ int padded() const { return (N_q + PAD - 1) / PAD * PAD; }
+    __device__ bool live(int i, int j) const { return j < N_k && (!causal || j <= i + N_k - N_q); }
+};
+
+// ------------------------------------------------------------------------------------------------------- instructions
+
+typedef Word Fragment[4];  // 16×16 elements over a warp: a left operand, or two right operands side by side
+
+__device__ inline void mma(float (&C)[4], const Fragment& A, Word B_0, Word B_1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(C[0]), "+f"(C[1]), "+f"(C[2]), "+f"(C[3])
+        : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B_0), "r"(B_1));
+}
+
+__device__ inline void ldmatrix(Fragment& x, Word address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(address));
+}
+
+__device__ inline void ldmatrix_transposed(Fragment& x, Word address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(address));
+}
+
+__device__ inline Word pack(float low, float high) {
+    Word both;
+    asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+__device__ inline float exp_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Copy 16 bytes to shared memory, or zeros.
+__device__ inline void copy_16(Word to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
+}
+__device__ inline void copies_end() { asm volatile("cp.async.commit_group;"); }
+__device__ inline void copies_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+// --------------------------------------------------------------------------------------------- tiles in shared memory
+
+// Where 16-byte chunk `chunk` of row `row` lies in a tile whose rows are `pitch` bytes. Eight rows at one chunk fall into
+// eight different 16-byte columns of the banks.
+template <int pitch> __device__ inline Word swizzled(int row, int chunk) {
+    return row * pitch + ((chunk ^ (pitch == 64 ? row >> 1 & 3 : row & 7)) << 4);
+}
+
+// What a lane adds to a tile's address for ldmatrix to read 16×16 elements. `down`: matrices 0 1 2 3 are top left, bottom
+// left, top right, bottom right (a left operand; transposed, two right ones); else top left, top right, bottom left, bottom
+// right (two right operands; transposed, a left one).
+template <int pitch> __device__ inline Word lane_offset(bool down) {
+    const int lane = threadIdx.x % 32;
+    return down ? swizzled<pitch>(lane % 16, lane / 16) : swizzled<pitch>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+// The address of the 16×16 elements at (row, column), multiples of 16, given tile + lane_offset. Tiles are 1024-byte aligned.
+template <int pitch> __device__ inline Word at(Word tile_and_lane, int row, int column) {
+    return (tile_and_lane ^ (column * 2)) + row * pitch;
+}
+
+// Start copying rows first … first + ROWS − 1 of an N×d matrix; rows past N become zeros.
+template <int ROWS> __device__ inline void copy_tile(Word tile, const Element* X, Offset stride, int first, int N) {
+    constexpr int CHUNKS = d / 8, STEP = THREADS / CHUNKS;
+    static_assert(ROWS % STEP == 0, "whole steps");
+    const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+    const Element* from = X + (first + row) * stride + chunk * 8;
+#pragma unroll
+    for (int step = 0; step < ROWS; step += STEP) {
+        const bool there = first + row + step < N;
+        copy_16(tile + swizzled<PITCH>(row + step, chunk), there ? from : X, there);
+        from += STEP * stride;
+    }
+}
+
+// Start copying rows of L2 and D, which are padded. Both take 4·ROWS bytes.
+template <int ROWS> __device__ inline void copy_rows(Word to, const float* L2, const float* D) {
+    constexpr int CHUNKS = ROWS / 4;
+    if (threadIdx.x < 2 * CHUNKS) {
+        const float* from = threadIdx.x < CHUNKS ? L2 + threadIdx.x * 4 : D + (threadIdx.x - CHUNKS) * 4;
+        copy_16(to + threadIdx.x * 16, from, true);
+    }
+}
+
+// C = A Bᵀ over the tiles' d columns: 16 M rows of A, all ROWS of B. A and B are addresses with their lane's offset.
+template <int ROWS> __device__ inline void product_rows(float (&C)[M][ROWS / 8][4], Word A, Word B) {
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) C[m][n][e] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < d; k += 16) {
+        Fragment a[M];
+#pragma unroll
+        for (int m = 0; m < M; ++m) ldmatrix(a[m], at<PITCH>(A, 16 * m, k));
+#pragma unroll
+        for (int n = 0; n < ROWS / 8; n += 2) {
+            Fragment b;
+            ldmatrix(b, at<PITCH>(B, 8 * n, k));
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                mma(C[m][n], a[m], b[0], b[1]);
+                mma(C[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// C += A B: A 16 M × ROWS, in registers as product_rows leaves it, rounded; B ROWS × d, in shared memory.
+template <int ROWS>
+__device__ inline void add_product(float (&C)[M][d / 8][4], const Word (&A)[M][ROWS / 8][2], Word B) {
+#pragma unroll
+    for (int k = 0; k < ROWS; k += 16)
+#pragma unroll
+        for (int n = 0; n < d / 8; n += 2) {
+            Fragment b;
+            ldmatrix_transposed(b, at<PITCH>(B, k, 8 * n));
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                const Fragment a = {A[m][k / 8][0], A[m][k / 8][1], A[m][k / 8 + 1][0], A[m][k / 8 + 1][1]};
+                mma(C[m][n], a, b[0], b[1]);
+                mma(C[m][n + 1], a, b[2], b[3]);
+            }
+        }
+}
+
+// Z, less its factor, for a warp's 16 M × COLUMNS accumulators, a bit each. In dk_dv rows are keys, in dq queries.
+template <int COLUMNS, bool ROWS_ARE_KEYS> struct Kept {
+    static constexpr int SPAN = COLUMNS < 64 ? COLUMNS / 8 : 8;  // groups of four bits in a word
+    Word bits[M][COLUMNS / 8 / SPAN];
+
+    __device__ Kept(const Dropout& dropout, int row, int column, Word head) {
+#if DROPOUT
+        row += threadIdx.x % 32 / 4, column += threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int word = 0; word < COLUMNS / 8 / SPAN; ++word) {
+                Word found = 0;
+#pragma unroll 1
+                for (int n = 0; n < SPAN; ++n)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const int x = row + 16 * m + e / 2 * 8, y = column + 8 * (word * SPAN + n) + (e & 1);
+                        found |= Word(dropout.Z(ROWS_ARE_KEYS ? y : x, ROWS_ARE_KEYS ? x : y, head) != 0.0f) << (4 * n + e);
+                    }
+                bits[m][word] = found;
+            }
+#endif
+    }
+    __device__ float operator()(int m, int n, int e, float x) const {
+        return !DROPOUT || bits[m][n / SPAN] >> (n % SPAN * 4 + e) & 1 ? x : 0.0f;
+    }
+};
+
+// Write the 16 M × d accumulators of a warp, times `factor`, to its rows of a matrix, by way of its rows of a tile.
+__device__ inline void store_rows(
+    Element* X, Offset stride, int first, int N, Word tile, const float (&C)[M][d / 8][4], float factor) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int n = 0; n < d / 8; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const Word both = pack(factor * C[m][n][2 * half], factor * C[m][n][2 * half + 1]);
+                const Word to = tile + swizzled<PITCH>(16 * m + 8 * half + lane / 4, n) + lane % 4 * 4;
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(both) : "memory");
+            }
+    __syncwarp();
+    constexpr int CHUNKS = d / 8, STEP = 32 / CHUNKS;
+    const int row = lane / CHUNKS, chunk = lane % CHUNKS;
+#pragma unroll
+    for (int step = 0; step < 16 * M; step += STEP) {
+        uint4 x;
+        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                     : "r"(tile + swizzled<PITCH>(row + step, chunk)) : "memory");
+        if (first + row + step < N) *reinterpret_cast<uint4*>(X + (first + row + step) * stride + chunk * 8) = x;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ prepare
+
+// D_i and L_i·log₂e, one block for PAD rows of a head; padded with D = 0, L = +∞. With ADD_DQ also dQ's sums, zeros.
+extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Problem p) {
+    constexpr int LANES = d / 8, STEP = 256 / LANES;
+    const int tiles = p.padded() / PAD, head = blockIdx.x / tiles, first = blockIdx.x % tiles * PAD;
+    const int b = head / p.H_q, h = head % p.H_q, chunk = threadIdx.x % LANES;
+    const Element* O = p.O + b * p.o.batch + h * p.o.head + chunk * 8;
+    const Element* dO = p.dO + b * p.d_o.batch + h * p.d_o.head + chunk * 8;
+    const Offset out = Offset(head) * p.padded();
+    for (int i = first + threadIdx.x / LANES; i < first + PAD; i += STEP) {
+        float D = 0.0f;
+        if (i < p.N_q) {
+            const uint4 x = *reinterpret_cast<const uint4*>(O + i * p.o.row);
+            const uint4 y = *reinterpret_cast<const uint4*>(dO + i * p.d_o.row);
+#pragma unroll
+            for (int e = 0; e < 8; ++e)
+                D = fmaf(to_float(reinterpret_cast<const Element*>(&x)[e]), to_float(reinterpret_cast<const Element*>(&y)[e]), D);
+        }
+#pragma unroll
+        for (int lanes = LANES / 2; lanes > 0; lanes /= 2) D += __shfl_xor_sync(~0u, D, lanes);
+        if (chunk == 0) {
+            const float L = i < p.N_q ? p.L[Offset(head) * p.N_q + i] : -INFINITY;
+            p.D[out + i] = D;
+            p.L2[out + i] = L == -INFINITY ? INFINITY : L * LOG2_E;
+        }
+    }
+#if ADD_DQ
+    float4* sums = reinterpret_cast<float4*>(p.dQ_sum + (out + first) * d);
+    for (int x = threadIdx.x; x < PAD * d / 4; x += 256) sums[x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#endif
+}
+
+// -------------------------------------------------------------------------------------------------------------- dk_dv
+
+#if ADD_DQ
+// dQ_i of B_r × d over the warps: each owns 16 DOWN rows and 8 ACROSS columns.
+constexpr int DOWN = STREAM / 16 / WARPS_DOWN, ACROSS = d / 8 / (WARPS / WARPS_DOWN);
+static_assert(DOWN >= 1 && ACROSS >= 2 && ACROSS % 2 == 0, "dQ_i divides among the warps");
+
+// Where the sums of this thread's accumulators of dQ_i start: tile i of a head, register by register, 32 lanes side by side.
+__device__ inline float* dq_sums(const Problem& p, int head, int i) {
+    return p.dQ_sum + (Offset(head) * p.padded() + i * STREAM) * d + threadIdx.x / 32 * (32 * DOWN * ACROSS * 4) + threadIdx.x % 32;
+}
+#endif
+
+// dK_j and dV_j, one block for the B_c keys of tile j of a KV head.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const __grid_constant__ Problem p) {
+    constexpr int B_c = STAY, B_r = STREAM;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const Word K_j = __cvta_generic_to_shared(shared), V_j = K_j + STAY_BYTES, Q = V_j + STAY_BYTES, dO = Q + 2 * STREAM_BYTES;
+    const Word dS = dO + 2 * STREAM_BYTES, rows = dS + ADD_DQ * (B_c * B_r * 2);
+    constexpr int ROWS_BYTES = 8 * B_r;  // of L_i and D_i
+
+    const int T_c = (p.N_k + B_c - 1) / B_c, T_r = (p.N_q + B_r - 1) / B_r;
+    const int j = blockIdx.x % T_c, b = blockIdx.x / T_c / p.H_k, h_k = blockIdx.x / T_c % p.H_k;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first_key = j * B_c, own = 16 * M * warp;
+    // Under a causal mask the first query that sees key `first_key` is first_key − (N_k − N_q).
+    const int i_first = p.causal ? max(first_key - (p.N_k - p.N_q), 0) / B_r : 0;
+    const int head_first = b * p.H_q + h_k * p.group(), tiles = (T_r - i_first) * p.group();
+
+    const Word down = lane_offset<PITCH>(true), right = lane_offset<PITCH>(false);
+    const float tau_2 = p.tau * LOG2_E, Z_factor = DROPOUT ? p.dropout.keep_scale : 1.0f;
+
+    float dK[M][d / 8][4] = {}, dV[M][d / 8][4] = {};
+
+    // Tile i of query head h: Q_i, dO_i, L_i, D_i, to buffer `stage`.
+    auto copy_queries = [&](int h, int i, int stage) {
+        const Offset head = head_first + h;
+        const Element* Q_h = p.Q + b * p.q.batch + (h_k * p.group() + h) * p.q.head;
+        const Element* dO_h = p.dO + b * p.d_o.batch + (h_k * p.group() + h) * p.d_o.head;
+        copy_tile<B_r>(Q + stage * STREAM_BYTES, Q_h, p.q.row, i * B_r, p.N_q);
+        copy_tile<B_r>(dO + stage * STREAM_BYTES, dO_h, p.d_o.row, i * B_r, p.N_q);
+        const Offset row = head * p.padded() + i * B_r;
+        copy_rows<B_r>(rows + stage * ROWS_BYTES, p.L2 + row, p.D + row);
+    };
+
+    copy_tile<B_c>(K_j, p.K + b * p.k.batch + h_k * p.k.head, p.k.row, first_key, p.N_k);
+    copy_tile<B_c>(V_j, p.V + b * p.v.batch + h_k * p.v.head, p.v.row, first_key, p.N_k);
+    int h = 0, i = i_first;
+    if (tiles > 0) copy_queries(h, i, 0);
+    copies_end();
+
+    for (int tile = 0; tile < tiles; ++tile) {
+        const int stage = tile & 1;
+        const Word Q_i = Q + stage * STREAM_BYTES, dO_i = dO + stage * STREAM_BYTES, L_i = rows + stage * ROWS_BYTES;
+        const int h_now = h, i_now = i;
+        copies_wait();
+        __syncthreads();  // tile i is there; the other buffer and dS have been read
+        if (++i == T_r) i = i_first, ++h;
+        if (tile + 1 < tiles) copy_queries(h, i, stage ^ 1);
+        copies_end();
+
+        // S_ijᵀ = K_j Q_iᵀ, and P_ijᵀ in its place. Column n·8 + 2 (lane mod 4) + (e mod 2) is the query.
+        float S[M][B_r / 8][4];
+        product_rows<B_r>(S, K_j + own * PITCH + down, Q_i + right);
+#pragma unroll
+        for (int n = 0; n < B_r / 8; ++n) {
+            float L[2];
+            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(L[0]), "=f"(L[1]) : "r"(L_i + (n * 8 + lane % 4 * 2) * 4));
+#pragma unroll
+            for (int m = 0; m < M; ++m)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) S[m][n][e] = exp_2(fmaf(S[m][n][e], tau_2, -L[e & 1]));
+        }
+        const int first_query = i_now * B_r;
+        if (first_key + B_c > p.N_k || (p.causal && first_key + B_c - 1 > first_query + p.N_k - p.N_q)) {
+#pragma unroll
+            for (int m = 0; m < M; ++m)
+#pragma unroll
+                for (int n = 0; n < B_r / 8; ++n)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const int query = first_query + n * 8 + lane % 4 * 2 + (e & 1);
+                        const int key = first_key + own + m * 16 + lane / 4 + e / 2 * 8;
+                        if (!p.live(query, key)) S[m][n][e] = 0.0f;
+                    }
+        }
+        const Kept<B_r, true> Z_ij(p.dropout, first_key + own, first_query, head_first + h_now);
+
+        // dV_j += (P_ij ∘ Z_ij)ᵀ dO_i. Z's factor 1/(1 − p) waits for the end.
+        Word rounded[M][B_r / 8][2];
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int n = 0; n < B_r / 8; ++n)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    rounded[m][n][half] = pack(Z_ij(m, n, 2 * half, S[m][n][2 * half]), Z_ij(m, n, 2 * half + 1, S[m][n][2 * half + 1]));
+        add_product<B_r>(dV, rounded, dO_i + down);
+
+        // dP_ijᵀ = V_j dO_iᵀ, and dS_ijᵀ = P_ijᵀ ∘ (dP_ijᵀ ∘ Z_ijᵀ − D_iᵀ), rounded.
+        float dP[M][B_r / 8][4];
+        product_rows<B_r>(dP, V_j + own * PITCH + down, dO_i + right);
+#pragma unroll
+        for (int n = 0; n < B_r / 8; ++n) {
+            float D[2];
+            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(D[0]), "=f"(D[1]) : "r"(L_i + (B_r + n * 8 + lane % 4 * 2) * 4));
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                float dS_ij[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) dS_ij[e] = S[m][n][e] * (Z_ij(m, n, e, Z_factor * dP[m][n][e]) - D[e & 1]);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    rounded[m][n][half] = pack(dS_ij[2 * half], dS_ij[2 * half + 1]);
+#if ADD_DQ
+                    const Word to = dS + swizzled<2 * B_r>(own + m * 16 + half * 8 + lane / 4, n) + lane % 4 * 4;
+                    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(rounded[m][n][half]) : "memory");
+#endif
+                }
+            }
+        }
+
+        // dK_j += dS_ijᵀ Q_i. τ waits for the end.
+        add_product<B_r>(dK, rounded, Q_i + down);
+
+#if ADD_DQ
+        __syncthreads();  // dS_ij is there
+        // dQ_i += dS_ij K_j.
+        const int row = warp / (WARPS / WARPS_DOWN) * DOWN * 16, column = warp % (WARPS / WARPS_DOWN) * ACROSS * 8;
+        const Word dS_lane = dS + lane_offset<2 * B_r>(false), K_lane = K_j + down;
+        float dQ[DOWN][ACROSS][4] = {};
+#pragma unroll
+        for (int k = 0; k < B_c; k += 16) {
+            Fragment a[DOWN];
+#pragma unroll
+            for (int m = 0; m < DOWN; ++m) ldmatrix_transposed(a[m], at<2 * B_r>(dS_lane, k, row + 16 * m));
+#pragma unroll
+            for (int n = 0; n < ACROSS; n += 2) {
+                Fragment b;
+                ldmatrix_transposed(b, at<PITCH>(K_lane, k, column + 8 * n));
+#pragma unroll
+                for (int m = 0; m < DOWN; ++m) {
+                    mma(dQ[m][n], a[m], b[0], b[1]);
+                    mma(dQ[m][n + 1], a[m], b[2], b[3]);
+                }
+            }
+        }
+        float* sums = dq_sums(p, head_first + h_now, i_now);
+#pragma unroll
+        for (int m = 0; m < DOWN; ++m)
+#pragma unroll
+            for (int n = 0; n < ACROSS; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) atomicAdd(sums + ((m * ACROSS + n) * 4 + e) * 32, dQ[m][n][e]);
+#endif
+    }
+
+    copies_wait();
+    __syncthreads();  // K_j and V_j have been read: their place serves dK_j and dV_j
+    store_rows(p.dK + b * p.dk.batch + h_k * p.dk.head, p.dk.row, first_key + own, p.N_k, K_j + own * PITCH, dK, p.tau);
+    store_rows(p.dV + b * p.dv.batch + h_k * p.dv.head, p.dv.row, first_key + own, p.N_k, V_j + own * PITCH, dV, Z_factor);
+}
+
+#if ADD_DQ
+
+// ----------------------------------------------------------------------------------------------------------- round_dq
+
+// dQ_i = τ · its sums, rounded; one block for tile i of a query head, the threads as in dk_dv.
+extern "C" __global__ void __launch_bounds__(THREADS) round_dq(const __grid_constant__ Problem p) {
+    constexpr int B_r = STREAM;
+    const int T_r = (p.N_q + B_r - 1) / B_r, i = blockIdx.x % T_r, head = blockIdx.x / T_r;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row = i * B_r + warp / (WARPS / WARPS_DOWN) * DOWN * 16 + lane / 4;
+    const int column = warp % (WARPS / WARPS_DOWN) * ACROSS * 8 + lane % 4 * 2;
+    const float* sums = dq_sums(p, head, i);
+    Element* dQ = p.dQ + head / p.H_q * p.dq.batch + head % p.H_q * p.dq.head;
+#pragma unroll
+    for (int m = 0; m < DOWN; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int n = 0; n < ACROSS; ++n) {
+                const float* x = sums + ((m * ACROSS + n) * 4 + 2 * half) * 32;
+                const int query = row + 16 * m + 8 * half;
+                if (query < p.N_q)
+                    *reinterpret_cast<Word*>(dQ + query * p.dq.row + column + 8 * n) = pack(p.tau * x[0], p.tau * x[32]);
+            }
+}
+
+#else
+
+// ----------------------------------------------------------------------------------------------------------------- dq
+
+// dQ_i, one block for the B_r queries of tile i of a query head; K_j and V_j stream past.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const __grid_constant__ Problem p) {
+    constexpr int B_r = STAY, B_c = STREAM;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const Word Q_i = __cvta_generic_to_shared(shared), dO_i = Q_i + STAY_BYTES, K = dO_i + STAY_BYTES, V = K + 2 * STREAM_BYTES;
+
+    const int T_r = (p.N_q + B_r - 1) / B_r;
+    const int i = T_r - 1 - blockIdx.x % T_r, head = blockIdx.x / T_r, b = head / p.H_q, h = head % p.H_q, h_k = h / p.group();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first_query = i * B_r, own = 16 * M * warp;
+    // Under a causal mask the last query of the tile sees keys up to its own index + N_k − N_q.
+    const int last = p.causal ? min(first_query + B_r - 1 + p.N_k - p.N_q, p.N_k - 1) : p.N_k - 1;
+    const int tiles = last < 0 ? 0 : last / B_c + 1;
+
+    const Element* K_h = p.K + b * p.k.batch + h_k * p.k.head;
+    const Element* V_h = p.V + b * p.v.batch + h_k * p.v.head;
+    const Word down = lane_offset<PITCH>(true), right = lane_offset<PITCH>(false);
+    const float tau_2 = p.tau * LOG2_E, Z_factor = DROPOUT ? p.dropout.keep_scale : 1.0f;
+
+    copy_tile<B_r>(Q_i, p.Q + b * p.q.batch + h * p.q.head, p.q.row, first_query, p.N_q);
+    copy_tile<B_r>(dO_i, p.dO + b * p.d_o.batch + h * p.d_o.head, p.d_o.row, first_query, p.N_q);
+    if (tiles > 0) {
+        copy_tile<B_c>(K, K_h, p.k.row, 0, p.N_k);
+        copy_tile<B_c>(V, V_h, p.v.row, 0, p.N_k);
+    }
+    copies_end();
+
+    float L[M][2], D[M][2];  // of rows lane / 4 and lane / 4 + 8 of each 16
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Offset row = Offset(head) * p.padded() + first_query + own + 16 * m + 8 * half + lane / 4;
+            L[m][half] = p.L2[row];
+            D[m][half] = p.D[row];
+        }
+    float dQ[M][d / 8][4] = {};
+
+    for (int j = 0; j < tiles; ++j) {
+        const int stage = j & 1, first_key = j * B_c;
+        const Word K_j = K + stage * STREAM_BYTES, V_j = V + stage * STREAM_BYTES;
+        copies_wait();
+        __syncthreads();  // tile j is there; the other buffer has been read
+        if (j + 1 < tiles) {
+            copy_tile<B_c>(K + (stage ^ 1) * STREAM_BYTES, K_h, p.k.row, first_key + B_c, p.N_k);
+            copy_tile<B_c>(V + (stage ^ 1) * STREAM_BYTES, V_h, p.v.row, first_key + B_c, p.N_k);
+        }
+        copies_end();
+
+        // S_ij = Q_i K_jᵀ, P_ij in its place, dP_ij = dO_i V_jᵀ, dS_ij rounded.
+        float S[M][B_c / 8][4], dP[M][B_c / 8][4];
+        product_rows<B_c>(S, Q_i + own * PITCH + down, K_j + right);
+        product_rows<B_c>(dP, dO_i + own * PITCH + down, V_j + right);
+        const Kept<B_c, false> Z_ij(p.dropout, first_query + own, first_key, head);
+        const bool edge = first_key + B_c > p.N_k || (p.causal && first_key + B_c - 1 > first_query + p.N_k - p.N_q);
+        Word rounded[M][B_c / 8][2];
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int n = 0; n < B_c / 8; ++n) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int query = first_query + own + m * 16 + lane / 4 + e / 2 * 8, key = first_key + n * 8 + lane % 4 * 2 + (e & 1);
+                    float P = exp_2(fmaf(S[m][n][e], tau_2, -L[m][e / 2]));
+                    if (edge && !p.live(query, key)) P = 0.0f;
+                    S[m][n][e] = P * (Z_ij(m, n, e, Z_factor * dP[m][n][e]) - D[m][e / 2]);
+                }
+                rounded[m][n][0] = pack(S[m][n][0], S[m][n][1]);
+                rounded[m][n][1] = pack(S[m][n][2], S[m][n][3]);
+            }
+        add_product<B_c>(dQ, rounded, K_j + down);  // dQ_i += dS_ij K_j. τ waits for the end.
+    }
+
+    copies_wait();
+    __syncthreads();
+    store_rows(p.dQ + b * p.dq.batch + h * p.dq.head, p.dq.row, first_query + own, p.N_q, Q_i + own * PITCH, dQ, p.tau);
+}
+
+#endif

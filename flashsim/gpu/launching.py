@@ -1,0 +1,114 @@
+"""How the scalar rungs are launched: kernels/scalar.cuh's Problem, shared memory, counters, and one block per head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flashsim.dropout import seed_words
+from flashsim.gpu.compiling import import_cupy, load
+from flashsim.gpu.kernel import Options, Variant
+
+ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
+HEAD_DIMS = (32, 64, 128)
+THREADS, SIDE = 256, 16
+GRID = 2**31 - 1
+FLOAT = 4
+
+_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
+_PROBLEM = np.dtype(
+    [(name, _STRIDES) for name in ("q", "k", "v", "o", "dO")]
+    + [(name, "i8") for name in ("mask", "mask_batch", "mask_head", "mask_row", "mask_column")]
+    + [(name, "i4") for name in ("H", "group", "N_q", "N_k")]
+    + [("tau", "f4"), ("threshold", "u4"), ("keep_scale", "f4"), ("key_0", "u4"), ("key_1", "u4"), ("unused", "i4")]
+)
+
+
+def problem(
+    q: Any, k: Any, v: Any, options: Options, *, o: Any = None, do: Any = None
+) -> np.void:
+    """Return struct Problem, which kernels take by value. Arrays are (B, H, N, d); o's and do's strides where given."""
+    found = np.zeros((), _PROBLEM)
+    for name, array in (("q", q), ("k", k), ("v", v), ("o", o), ("dO", do)):
+        if array is not None:
+            found[name] = tuple(stride // array.itemsize for stride in array.strides[:3])
+    if options.mask is not None:
+        found["mask"] = options.mask.data.ptr
+        for name, stride in zip(("batch", "head", "row", "column"), options.mask.strides, strict=True):
+            found[f"mask_{name}"] = stride
+    found["H"], found["group"] = q.shape[1], q.shape[1] // k.shape[1]
+    found["N_q"], found["N_k"] = q.shape[2], k.shape[2]
+    found["tau"] = options.scale
+    found["threshold"], found["keep_scale"] = int(options.dropout_p * 2**32), 1 / (1 - options.dropout_p)
+    found["key_0"], found["key_1"] = seed_words(options.seed)
+    return np.void(found.tobytes())
+
+
+def variant_types(options: Options) -> tuple[str, str]:
+    """Return the types Mask and Drop of kernels/scalar.cuh."""
+    mask = {(False, False): "NoMask", (True, False): "Causal", (False, True): "Dense", (True, True): "CausalDense"}
+    return mask[options.causal, options.mask is not None], "PhiloxDropout" if options.dropout_p else "NoDropout"
+
+
+def check_blocks(kernel: str, blocks: tuple[int, int], shared: int) -> tuple[int, int]:
+    """Return (B_r, B_c), multiples of 16 whose tiles take `shared` bytes, or ValueError."""
+    if any(b % SIDE or b <= 0 for b in blocks):
+        raise ValueError(f"blocks is {blocks}; expected multiples of {SIDE}, the side of {kernel}'s block of threads")
+    most = import_cupy().cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    if shared > most:
+        raise ValueError(f"blocks is {blocks}, which need {shared:,} bytes of shared memory; this GPU has {most:,}")
+    return blocks
+
+
+def launch(
+    file: str,
+    function: str,
+    blocks: int,
+    shared: int,
+    arguments: Sequence[Any],
+    names: Sequence[str],
+    options: Options,
+) -> None:
+    """Launch kernels/`file`'s `function` with so many blocks of threads, on the current stream.
+
+    The kernel's last parameter, the totals of the arrays `names`, is added to `arguments`. Raises ValueError for a grid
+    over the limit.
+    """
+    if blocks > GRID:
+        raise ValueError(f"{function} would need {blocks:,} blocks of threads; a grid has {GRID:,} at most")
+    counting = options.counters is not None
+    kernel = load(file, (function,), {"COUNT": int(counting)})[function]
+    if shared > 48 * 1024:
+        kernel.max_dynamic_shared_size_bytes = shared
+    totals = options.counters.for_launch(names) if options.counters is not None else np.uint64(0)
+    given = tuple(np.uint64(0) if argument is None else argument for argument in arguments)
+    kernel((blocks,), (THREADS,), (*given, totals), shared_mem=shared)
+
+
+def variants(
+    file: str, shapes: Mapping[str, Sequence[str]], types: Sequence[str] = tuple(ELEMENTS.values())
+) -> tuple[Variant, ...]:
+    """Return variants of `file`, one for each count setting and element type; `shapes` has what follows the type."""
+    return tuple(
+        Variant(file, (("COUNT", count),), tuple(f"{name}<{T}, {rest}>" for name, rests in shapes.items() for rest in rests))
+        for count in (0, 1)
+        for T in types
+    )
+
+
+def state(heads: int, seed: int | None) -> Any:
+    """Return R of each head, (heads, 2): the seed's words, or memory that a kernel is to write them to."""
+    cupy = import_cupy()
+    if seed is None:
+        return cupy.empty((heads, 2), "uint32")
+    return cupy.tile(cupy.asarray(seed_words(seed), "uint32"), (heads, 1))
+
+
+def lse_of(l: Any, m: Any, out: Any) -> None:
+    """Write m + log ℓ to `out`, −∞ for rows without keys: the log-sum-exp, of what Algorithms 1 and 2 keep."""
+    cupy = import_cupy()
+    cupy.add(m, cupy.log(l), out=out)
+
+
