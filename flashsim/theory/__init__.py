@@ -1,9 +1,9 @@
 """The closed forms, written from the paper and not from the simulator: the two must agree with `==`.
 
 Symbols: N_q, N_k lengths (N when equal), d and d_v widths, M elements of SRAM, B_r × B_c tiles of S, T_r = ⌈N_q/B_r⌉,
-T_c = ⌈N_k/B_c⌉. Each algorithm's forms, derived, are in `flash`, `standard`, `appendix_b` and `small_cache`; as text, in
-`FORMULAS` and `FORMULAS_BACKWARD`; put together with masks, dropout and block sizes, in `exact`. The theorems' Θ
-expressions and their constants, derived, are in `bounds`.
+T_c = ⌈N_k/B_c⌉. Each algorithm's forms, derived, are in `flash`, `standard`, `appendix_b`, `q_outer` and `small_cache`, those
+of heads that share keys and values in `groups`; as text, in `FORMULAS` and `FORMULAS_BACKWARD`; put together with masks,
+dropout and block sizes, in `exact`. The theorems' Θ expressions and their constants, derived, are in `bounds`.
 
 Of flashsim nothing is imported but records and the mask objects that users make.
 """
