@@ -8,6 +8,7 @@ from flashsim.api import Gradients, Run, Tally, backward, count, forward
 from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow, Tree
 from flashsim.memory import HBM, SRAM, MemoryModelError, NotOnChip, SramOverflow
 from flashsim.records import Blocks
+from flashsim.trace import trace
 
 __version__ = "0.1.0"
 
@@ -37,4 +38,5 @@ __all__ = [
     "patterns",
     "reference",
     "theory",
+    "trace",
 ]

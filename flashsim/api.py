@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -35,6 +35,9 @@ from flashsim.memory import Observer, SramOverflow
 from flashsim.records import Blocks, Flops, Occupancy, Shape, Traffic
 from flashsim.variant import BlockMaskArgument, Variant, launch
 
+if TYPE_CHECKING:
+    from flashsim.trace import Trace
+
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 COLUMNS = ("l", "m", "L")  # kept as (N, 1)
 OnHead = Callable[[int, int], None]
@@ -61,6 +64,7 @@ class Run:
     hbm, sram, blocks  as in `Tally`
     gqa   the schedule of query heads that share a KV head, as in `forward`
     inputs, variant, saved  what the backward pass needs: copies, independent of the caller's arrays
+    trace  the first head's events, if `trace=True` asked for them; else None. In Jupyter, such a run shows as their player
     """
 
     algorithm: str
@@ -77,6 +81,11 @@ class Run:
     inputs: Inputs = field(repr=False)
     variant: Variant = field(repr=False)
     saved: Mapping[str, Sequence[Array]] = field(repr=False)
+    trace: Trace | None = field(default=None, repr=False)
+
+    def _repr_html_(self) -> str | None:
+        """Return the player of the trace in a sandboxed frame, as Jupyter shows it; None without a trace."""
+        return None if self.trace is None else self.trace._repr_html_()
 
 
 @dataclass(frozen=True)
@@ -158,6 +167,7 @@ def forward(
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
     on_head: OnHead | None = None,
+    trace: bool = False,
 ) -> Run:
     """Run dropout(softmax(MASK(scale · QKᵀ))) V with the named algorithm on the counted memory.
 
@@ -193,6 +203,7 @@ def forward(
     check_finite  refuse NaN and ∞. Without, they reach those queries only that attend to them
     observers  called with every memory event (`flashsim.memory.Event`)
     on_head  called after each head with (heads done, heads in all)
+    trace    record the first head's events as `run.trace`, to step through (`flashsim.trace`)
 
     Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
@@ -215,12 +226,25 @@ def forward(
             Q_h = np.multiply(Q_h, variant.tau, dtype=chip_dtype(given.dtype))
         return {"Q": Q_h, "K": rows.K[shared], "V": rows.V[shared]}
 
-    job = Job(algorithm, rows, asked, sizes, M, policy.enforced, observers, on_head)
+    watching, recorder = observers, None
+    if trace:
+        from flashsim.trace import Recorder
+
+        recorder = Recorder()
+        watching = (*observers, recorder)
+    job = Job(algorithm, rows, asked, sizes, M, policy.enforced, watching, on_head)
     results, traffic, use = job.run(operands)
     gathered = {
         kept: _gather(kept, results[kept], rows.leading, group, check_finite=check_finite) for kept in algorithm.returns
     }
     saved = {kept: results[kept] for kept in algorithm.saves if kept in results}
+    recorded = None
+    if recorder is not None:
+        from flashsim.trace.about import Launched, traced
+
+        first = (0,) * len(rows.leading)
+        launched = Launched(algorithm, rows.shape, asked, variant, sizes, M, policy.enforced, given.dtype, group, first)
+        recorded = traced(recorder, launched)
     return Run(
         name,
         gathered["O"],
@@ -236,6 +260,7 @@ def forward(
         given,
         variant,
         saved,
+        recorded,
     )
 
 

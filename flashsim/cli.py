@@ -1,4 +1,4 @@
-"""The command line: `flashsim run`, `count`, `plot`, `tune`, `check`, `example`, `verify`.
+"""The command line: `flashsim run`, `count`, `plot`, `tune`, `gpu`, `check`, `example`, `step`, `verify`.
 
 Results go to stdout, progress and errors to stderr.
 Exit status: 0 all is well, 1 a claim or a check failed, 2 the arguments or the input make no sense.
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flashsim
-from flashsim import cli_check, cli_example, cli_tune, patterns
+from flashsim import cli_bench, cli_check, cli_example, cli_gpu, cli_step, cli_tune, patterns
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.gpu.compiling import MissingGPU
 from flashsim.inputs import DEFAULT_SRAM_BYTES, FLOATS, float_dtype
 from flashsim.machines import MACHINES
 from flashsim.memory import MemoryModelError
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
         sys.stdout.flush()
-    except (ValueError, MemoryModelError, argparse.ArgumentTypeError) as error:
+    except (ValueError, MemoryModelError, MissingGPU, argparse.ArgumentTypeError) as error:
         print(f"flashsim {options.name}: error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
@@ -197,11 +198,20 @@ def build_parser() -> argparse.ArgumentParser:
     tune = command("tune", lambda options: cli_tune.run(options, _progress), cli_tune.SUMMARY, cli_tune.EXAMPLES)
     cli_tune.add_options(tune)
 
+    on_gpu = command("gpu", cli_gpu.run, cli_gpu.SUMMARY, cli_gpu.EXAMPLES)
+    cli_gpu.add_options(on_gpu)
+
+    bench = command("bench", lambda options: cli_bench.run(options, _progress), cli_bench.SUMMARY, cli_bench.EXAMPLES)
+    cli_bench.add_options(bench)
+
     check = command("check", cli_check.run, cli_check.SUMMARY, cli_check.EXAMPLES)
     cli_check.add_options(check)
 
     example = command("example", cli_example.run, cli_example.SUMMARY, cli_example.EXAMPLES)
     cli_example.add_options(example)
+
+    step = command("step", lambda options: cli_step.run(options, BLOCK_MASKS), cli_step.SUMMARY, cli_step.EXAMPLES)
+    cli_step.add_options(step, list(FORWARD), BLOCK_MASKS)
 
     verify = command(
         "verify",

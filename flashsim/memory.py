@@ -109,10 +109,10 @@ class _Storage:
 class Block(_InHBM):
     """One block of a matrix in HBM, such as `K[j]`: what `sram.load` reads and `sram.store` writes."""
 
-    __slots__ = ("_storage", "_values")
+    __slots__ = ("_storage", "_values", "where")
 
     def __init__(self, storage: _Storage, name: str, index: tuple[slice, slice]) -> None:
-        rows, cols = index
+        rows, cols = self.where = index
         self.name, self.shape = name, (rows.stop - rows.start, cols.stop - cols.start)
         self._storage = storage
         self._values = None if storage.values is None else storage.values[index]
@@ -271,6 +271,7 @@ class Event:
     loops     (variable, index) of the loops around, outermost first
     site      (file, line) in the source
     sram      the memory itself
+    where     (rows, columns) of the matrix that a loaded or stored block is; None for all else
     """
 
     kind: EventKind
@@ -281,6 +282,7 @@ class Event:
     loops: tuple[tuple[str, int], ...]
     site: Site
     sram: SRAM
+    where: tuple[slice, slice] | None = None
 
     @property
     def label(self) -> str | None:
@@ -372,7 +374,7 @@ class SRAM:
             storage.reads += size * self._weight
             tiles.append(tile)
             if self._observers:
-                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)))
+                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block.where)
         return tuple(tiles) if len(tiles) > 1 else tiles[0]
 
     def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
@@ -436,7 +438,7 @@ class SRAM:
         if block._values is not None:
             block._values[...] = tile
         if self._observers:
-            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)))
+            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block.where)
 
     def loop(
         self, turns: int, *, where: NDArray[np.bool_] | None = None, alike: Sequence[Hashable] | None = None
@@ -546,9 +548,17 @@ class SRAM:
                 else:
                     _poison(tile)
 
-    def _tell(self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site) -> None:
+    def _tell(
+        self,
+        kind: EventKind,
+        name: str,
+        elements: int,
+        tile: Tile | None,
+        site: Site,
+        where: tuple[slice, slice] | None = None,
+    ) -> None:
         loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)
-        event = Event(kind, name, elements, tile, self._weight, loops, site, self)
+        event = Event(kind, name, elements, tile, self._weight, loops, site, self, where)
         for observer in self._observers:
             observer(event)
 

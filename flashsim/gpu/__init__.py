@@ -1,0 +1,17 @@
+"""Attention on an NVIDIA GPU: a ladder of kernels, from the paper's algorithms as printed to tensor cores.
+
+    import cupy, flashsim.gpu
+    q, k, v = (cupy.random.standard_normal((2, 8, 1024, 64), dtype="float32") for _ in range(3))
+    o, lse = flashsim.gpu.forward(q, k, v, kernel="q_outer", causal=True, return_lse=True)
+    o, moved = flashsim.gpu.forward(q, k, v, kernel="algorithm_1", count=True)
+
+Kernels are in kernels/*.cu. CuPy is imported when one is first used: pip install "flashsim[gpu]". `flashsim gpu info` says
+what is missing.
+"""
+
+from flashsim.gpu.api import KERNELS, backward, forward, kernel
+from flashsim.gpu.compiling import CompileError, MissingGPU
+from flashsim.gpu.counters import Moved
+from flashsim.gpu.machine import info
+
+__all__ = ["KERNELS", "CompileError", "MissingGPU", "Moved", "backward", "forward", "info", "kernel"]

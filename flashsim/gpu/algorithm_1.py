@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashsim.gpu.compiling import import_cupy
-from flashsim.gpu.kernel import Kernel, Options
+from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import ELEMENTS, FLOAT, HEAD_DIMS, check_blocks, launch, lse_of, problem, variants
 
 FILE = "algorithm_1.cu"
@@ -43,8 +43,11 @@ KERNEL = Kernel(
     dtypes=tuple(ELEMENTS),
     head_dims=HEAD_DIMS,
     variants=(
-        *variants(FILE, {"algorithm_1": [f"{d}, 64, 64" for d in HEAD_DIMS]}),
-        *variants(FILE, {"algorithm_1": [f"64, 64, {B_c}" for B_c in MEASURED]}, ("float",)),
+        *variants(FILE, "algorithm_1", ("",), dims=[(d, 64, 64) for d in HEAD_DIMS]),
+        *(
+            Variant(FILE, (("COUNT", count),), tuple(f"algorithm_1<float, 64, 64, {B_c}>" for B_c in MEASURED))
+            for count in (0, 1)
+        ),
     ),
     forward=forward,
     causal=False,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flashsim.gpu.compiling import import_cupy
-from flashsim.gpu.kernel import Kernel, Options
+from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import (
     ELEMENTS,
     FLOAT,
@@ -23,7 +25,11 @@ from flashsim.gpu.launching import (
 FORWARD, BACKWARD = "algorithm_2.cu", "algorithm_4.cu"
 ARRAYS = ("Q", "K", "V", "O", "l", "m", "R", "mask")
 BACKWARD_ARRAYS = ("Q", "K", "V", "O", "dO", "l", "m", "R", "dQ", "dK", "dV", "mask")
-TYPES = [f"{mask}, {drop}" for mask in ("NoMask", "Causal", "Dense", "CausalDense") for drop in ("NoDropout", "PhiloxDropout")]
+TYPES = [
+    f", {mask}, {drop}"
+    for mask in ("NoMask", "Causal", "Dense", "CausalDense")
+    for drop in ("NoDropout", "PhiloxDropout")
+]
 
 
 def shared_bytes(d: int, B_r: int, B_c: int) -> int:
@@ -72,7 +78,11 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
     R = state(B * H, options.seed) if options.dropout_p else None
     group = H // H_kv
     dk_parts, dv_parts = (dk, dv) if group == 1 else (cupy.empty((B, H, N_k, d), q.dtype) for _ in range(2))
-    names = BACKWARD_ARRAYS if group == 1 else tuple({"dK": "dK_parts", "dV": "dV_parts"}.get(n, n) for n in BACKWARD_ARRAYS)
+    names = (
+        BACKWARD_ARRAYS
+        if group == 1
+        else tuple({"dK": "dK_parts", "dV": "dV_parts"}.get(n, n) for n in BACKWARD_ARRAYS)
+    )
     T, (MASK, dropout) = ELEMENTS[q.dtype.name], variant_types(options)
     function = f"algorithm_4<{T}, {d}, {B_r}, {B_c}, {MASK}, {dropout}>"
     given = (q, k, v, o, do, l, m, R, dq, dk_parts, dv_parts, problem(q, k, v, options, o=o, do=do))
@@ -86,23 +96,10 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
                 f"group_sum<{T}>",
                 blocks,
                 0,
-                (parts, sums, _int32(group), _int64(size), _int64(total)),
+                (parts, sums, np.int32(group), np.int64(size), np.int64(total)),
                 (f"{name}_parts", name),
                 options,
             )
-
-
-def _int32(n: int) -> Any:
-    return import_cupy().int32(n)
-
-
-def _int64(n: int) -> Any:
-    return import_cupy().int64(n)
-
-
-def _types(direction: str) -> list[str]:
-    sizes = [(d, *choose_blocks(d, "float32", direction)) for d in HEAD_DIMS]
-    return [f"{d}, {B_r}, {B_c}, {types}" for d, B_r, B_c in sizes for types in TYPES]
 
 
 KERNEL = Kernel(
@@ -111,12 +108,11 @@ KERNEL = Kernel(
     dtypes=tuple(ELEMENTS),
     head_dims=HEAD_DIMS,
     variants=(
-        *variants(FORWARD, {"algorithm_2": _types("forward")}),
-        *variants(BACKWARD, {"algorithm_4": _types("backward")}),
+        *variants(FORWARD, "algorithm_2", TYPES, dims=[(d, *choose_blocks(d, "", "forward")) for d in HEAD_DIMS]),
+        *variants(BACKWARD, "algorithm_4", TYPES, dims=[(d, *choose_blocks(d, "", "backward")) for d in HEAD_DIMS]),
         *(
-            variant
-            for T in ELEMENTS.values()
-            for variant in variants(BACKWARD, {"group_sum": [""]}, (T,))
+            Variant(BACKWARD, (("COUNT", count),), tuple(f"group_sum<{T}>" for T in ELEMENTS.values()))
+            for count in (0, 1)
         ),
     ),
     forward=forward,

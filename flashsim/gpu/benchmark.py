@@ -175,7 +175,7 @@ def _torch() -> Any:
 
 def _contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
     names = [
-        name for name in (*OURS, *TORCH) if (name in asked if asked else setting.N <= LONGEST.get(name, setting.N))
+        name for name in (*OURS, *TORCH) if (name in asked if asked else LONGEST.get(name, setting.N) >= setting.N)
     ]
     if setting.direction == "backward":
         names = [name for name in names if name not in ("algorithm_1", "q_outer")]

@@ -24,7 +24,7 @@ from typing import Any
 KERNELS = Path(__file__).parent / "kernels"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_90a")  # compiled in the tests, with a GPU or without
 INSTALL = 'pip install "flashsim[gpu]" (CuPy for CUDA 13, with the NVRTC and runtime headers that it needs)'
-OPTIONS = ("-std=c++17", "-ftz=true", "--ptxas-options=-v")  # CuPy adds -ftz=true for its own kernels
+OPTIONS = ("-std=c++17", "-ftz=true", "--ptxas-options=-v", "--no-cache")  # NVRTC's own cache would keep ptxas silent
 
 
 class MissingGPU(RuntimeError):
@@ -73,7 +73,9 @@ def compile_file(name: str, functions: Sequence[str], defines: Mapping[str, str 
     """
     source = KERNELS / name
     if not source.is_file():
-        raise ValueError(f"kernel file is {name!r}; expected one of {', '.join(sorted(p.name for p in KERNELS.glob('*.cu')))}")
+        raise ValueError(
+            f"kernel file is {name!r}; expected one of {', '.join(sorted(p.name for p in KERNELS.glob('*.cu')))}"
+        )
     nvrtc, headers = _nvrtc(), _headers()
     said = (f"-arch={arch}", *OPTIONS, *(f"-D{symbol}={value}" for symbol, value in sorted(defines.items())))
     options = (*said, f"-I{headers}", f"-I{KERNELS}")
@@ -141,7 +143,9 @@ def _compile(nvrtc: Any, source: Path, functions: tuple[str, ...], options: tupl
         except nvrtc.NVRTCError:
             log = nvrtc.getProgramLog(program)
             defined = " ".join(option for option in options if option.startswith("-D"))
-            raise CompileError(f"{source.name} does not compile for {arch} with {defined or 'no defines'}:\n{log}") from None
+            raise CompileError(
+                f"{source.name} does not compile for {arch} with {defined or 'no defines'}:\n{log}"
+            ) from None
         names = {function: _text(nvrtc.getLoweredName(program, function)) for function in functions}
         log = nvrtc.getProgramLog(program)
         cubin = nvrtc.getCUBIN(program) + b"\0"  # CuPy drops the last byte

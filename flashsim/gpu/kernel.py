@@ -18,6 +18,7 @@ class Options:
     dropout_p, seed  as in `flashsim.forward`
     mask       None, or booleans (B, H_q, N_q, N_k), True = attend, with any strides: 0 along axes that broadcast
     blocks     (B_r, B_c), or None: the kernel's own
+    deterministic  the same bits in every run, where the kernel can choose
     counters   where a counting build adds what it moves, or None: not counted
     """
 
@@ -27,6 +28,7 @@ class Options:
     seed: int = 0
     mask: Any = None
     blocks: tuple[int, int] | None = None
+    deterministic: bool = False
     counters: Counters | None = None
 
 

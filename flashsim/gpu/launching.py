@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from flashsim.dropout import seed_words
-from flashsim.gpu.compiling import import_cupy, load
+from flashsim.gpu.compiling import ARCHITECTURES, import_cupy, load
 from flashsim.gpu.kernel import Options, Variant
 
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
@@ -16,6 +16,7 @@ HEAD_DIMS = (32, 64, 128)
 THREADS, SIDE = 256, 16
 GRID = 2**31 - 1
 FLOAT = 4
+SCALAR_ARCHITECTURES = ("sm_80", "sm_90a")  # of most variants; sm_90 makes the same code as sm_90a here
 
 _STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
 _PROBLEM = np.dtype(
@@ -26,9 +27,7 @@ _PROBLEM = np.dtype(
 )
 
 
-def problem(
-    q: Any, k: Any, v: Any, options: Options, *, o: Any = None, do: Any = None
-) -> np.void:
+def problem(q: Any, k: Any, v: Any, options: Options, *, o: Any = None, do: Any = None) -> np.void:
     """Return struct Problem, which kernels take by value. Arrays are (B, H, N, d); o's and do's strides where given."""
     found = np.zeros((), _PROBLEM)
     for name, array in (("q", q), ("k", k), ("v", v), ("o", o), ("dO", do)):
@@ -88,14 +87,25 @@ def launch(
 
 
 def variants(
-    file: str, shapes: Mapping[str, Sequence[str]], types: Sequence[str] = tuple(ELEMENTS.values())
+    file: str, function: str, types: Sequence[str], *, dims: Sequence[tuple[int, int, int]]
 ) -> tuple[Variant, ...]:
-    """Return variants of `file`, one for each count setting and element type; `shapes` has what follows the type."""
-    return tuple(
-        Variant(file, (("COUNT", count),), tuple(f"{name}<{T}, {rest}>" for name, rests in shapes.items() for rest in rests))
-        for count in (0, 1)
-        for T in types
-    )
+    """Return what the tests compile of a `function<T, d, B_r, B_c, types>`, for (d, B_r, B_c) in `dims`, all together.
+
+    Every one of `types`, such as ", Causal, NoDropout", at the middle of `dims` in float; elsewhere, in other element types,
+    and in builds that count, the first and the last: what does least and most.
+    """
+    ends = tuple(dict.fromkeys((types[0], types[-1])))
+    middle = dims[len(dims) // 2]
+
+    def compiled(T: str, count: int, every: bool) -> Variant:
+        names = (
+            f"{function}<{T}, {d}, {B_r}, {B_c}{rest}>"
+            for d, B_r, B_c in dims
+            for rest in (types if every and (d, B_r, B_c) == middle else ends)
+        )
+        return Variant(file, (("COUNT", count),), tuple(names), ARCHITECTURES if every else SCALAR_ARCHITECTURES)
+
+    return (*(compiled(T, 0, T == "float") for T in ELEMENTS.values()), compiled("float", 1, False))
 
 
 def state(heads: int, seed: int | None) -> Any:
@@ -110,5 +120,3 @@ def lse_of(l: Any, m: Any, out: Any) -> None:
     """Write m + log ℓ to `out`, −∞ for rows without keys: the log-sum-exp, of what Algorithms 1 and 2 keep."""
     cupy = import_cupy()
     cupy.add(m, cupy.log(l), out=out)
-
-

@@ -53,7 +53,7 @@ KERNEL = Kernel(
     about="loops exchanged, scalar: O stays on chip, a block of threads per row block",
     dtypes=tuple(ELEMENTS),
     head_dims=HEAD_DIMS,
-    variants=variants(FILE, {"q_outer": [f"{d}, 64, 64, {types}" for d in HEAD_DIMS for types in TYPES]}),
+    variants=variants(FILE, "q_outer", TYPES, dims=[(d, *choose_blocks(d, "float32", "forward")) for d in HEAD_DIMS]),
     forward=forward,
     masks=True,
     dropout=True,

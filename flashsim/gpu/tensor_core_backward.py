@@ -6,19 +6,21 @@ run to run; or dQ by a kernel of its own, which computes S and dP again, as flas
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from flashsim.dropout import seed_words
-from flashsim.gpu.compiling import import_cupy, load
+from flashsim.gpu.compiling import ARCHITECTURES, import_cupy, load
 from flashsim.gpu.kernel import Variant
 
 FILE = "tensor_core_backward.cu"
 HEAD_DIMS = (32, 64, 128)
 PAD = 128  # rows to which D and L·log₂e are padded; the file's PAD
 GRID = 2**31 - 1
+LOG2_E = math.log2(math.e)
 
 _STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
 _POINTERS = ("Q", "K", "V", "O", "dO", "L", "dQ", "dK", "dV", "L2", "D", "dQ_sum")
@@ -28,62 +30,88 @@ _PROBLEM = np.dtype(
     + [(name, _STRIDES) for name in _STRIDED]
     + [(name, "u4") for name in ("key_0", "key_1", "threshold")]
     + [("keep_scale", "f4")]
-    + [(name, "i4") for name in ("N_q", "N_k", "H_q", "H_k", "causal")]
-    + [("tau", "f4")]
+    + [(name, "i4") for name in ("N_q", "N_k", "H_q", "H_k", "group", "causal", "padded")]
+    + [("tau", "f4"), ("tau_2", "f4")],
+    align=True,
 )  # struct Problem
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a kernel divides its work; the names are the file's defines, in lower case."""
+    """How dk_dv and, in the deterministic form, dq divide their work.
+
+    warps, halves  each 16 · m keys have `halves` warps
+    B_r            rows of the tiles of Q and dO that stream past
+    warps_down     how many of the warps share the rows of dQ_i in dS_ij K_j; the others share its columns
+    blocks         on one multiprocessor, for which registers are to last
+    dq             (warps, m, B_c, blocks) of dq, whose warps have 16 · m queries each
+    """
 
     warps: int
-    m_tiles: int
-    stream: int
-    warps_down: int = 2
-    blocks: int = 1
+    m: int
+    halves: int
+    B_r: int
+    warps_down: int
+    blocks: int
+    dq: tuple[int, int, int, int] = (4, 2, 32, 2)
 
-    @property
-    def stay(self) -> int:
-        """Rows of the tile that stays on chip."""
-        return 16 * self.m_tiles * self.warps
+    def functions(self, deterministic: bool) -> tuple[str, str, str]:
+        """Return the kernels, in the order in which they are launched."""
+        dk_dv = (self.warps, self.m, self.halves, self.B_r, self.warps_down, self.blocks)
+        last = (
+            f"dq<{_list(self.dq)}>" if deterministic else f"round_dq<{_list((self.warps, self.B_r, self.warps_down))}>"
+        )
+        adds = str(not deterministic).lower()
+        return f"prepare<{adds}>", f"dk_dv<{_list(dk_dv)}, {adds}>", last
 
-    def shared(self, d: int, add_dq: bool) -> int:
-        """Return the bytes of shared memory of dk_dv, which are at least those of dq."""
-        stay, stream = self.stay * 2 * d, self.stream * 2 * d
-        return 2 * stay + 4 * stream + (2 * self.stay * self.stream if add_dq else 0) + 2 * 8 * self.stream
+    def launches(
+        self, deterministic: bool, heads_q: int, heads_k: int, N_q: int, N_k: int, d: int
+    ) -> tuple[tuple[int, int, int], ...]:
+        """Return for each kernel how many blocks, threads, and bytes of shared memory."""
+        B_c = 16 * self.m * self.warps // self.halves
+        P_tiles = self.halves > 1, self.halves > 1 or not deterministic  # P_ij, dS_ij in shared memory
+        shared = 2 * (2 * B_c * d + 4 * self.B_r * d + sum(P_tiles) * B_c * self.B_r) + 16 * self.B_r
+        warps, m, B_c_dq, _ = self.dq
+        B_r_dq = 16 * m * warps
+        return (
+            (heads_q * -(-N_q // PAD), 256, 0),
+            (heads_k * -(-N_k // B_c), 32 * self.warps, shared),
+            (heads_q * -(-N_q // B_r_dq), 32 * warps, 2 * (2 * B_r_dq * d + 4 * B_c_dq * d))
+            if deterministic
+            else (heads_q * -(-N_q // self.B_r), 32 * self.warps, 0),
+        )
 
 
-TILES = {128: Tiles(8, 1, 64), 64: Tiles(4, 2, 32, blocks=2), 32: Tiles(4, 2, 32, blocks=2)}
-"""For each d, what is fastest on an H200."""
+def _list(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
 
 
-def defines(d: int, dtype: str, dropout: bool, deterministic: bool, tiles: Tiles) -> dict[str, str | int]:
+TILES = {
+    128: Tiles(8, 2, 2, 64, 4, 1),
+    64: Tiles(4, 2, 1, 32, 1, 2, dq=(4, 2, 64, 2)),
+    32: Tiles(4, 2, 1, 32, 2, 2, dq=(4, 2, 64, 2)),
+}
+"""By d."""
+SMALL = {128: Tiles(8, 1, 2, 32, 2, 1, dq=(4, 1, 32, 2))}
+"""For GPUs whose blocks have too little shared memory for the above: 99 KB on compute capability 8.6 and 8.9."""
+
+
+def defines(d: int, dtype: str, dropout: bool) -> dict[str, str | int]:
     """Return the defines that compile the file for one case."""
-    return {
-        "HEAD_DIM": d,
-        "BF16": int(dtype == "bfloat16"),
-        "DROPOUT": int(dropout),
-        "ADD_DQ": int(not deterministic),
-        "WARPS": tiles.warps,
-        "M_TILES": tiles.m_tiles,
-        "STREAM": tiles.stream,
-        "WARPS_DOWN": tiles.warps_down,
-        "BLOCKS": tiles.blocks,
-    }
-
-
-def functions(deterministic: bool) -> tuple[str, ...]:
-    """Return the kernels, in the order in which they are launched."""
-    return ("prepare", "dk_dv", "dq" if deterministic else "round_dq")
+    return {"HEAD_DIM": d, "BF16": int(dtype == "bfloat16"), "DROPOUT": int(dropout)}
 
 
 VARIANTS = tuple(
-    Variant(FILE, tuple(defines(d, dtype, dropout, deterministic, TILES[d]).items()), functions(deterministic))
-    for d in HEAD_DIMS
+    Variant(
+        FILE,
+        tuple(defines(d, dtype, dropout).items()),
+        tuple(dict.fromkeys(tiles.functions(False) + tiles.functions(True))),
+        ARCHITECTURES if (dtype, dropout) == ("float16", False) else ("sm_80", "sm_90a"),
+    )
+    for of in (TILES, SMALL)
+    for d, tiles in of.items()
     for dtype in ("float16", "bfloat16")
     for dropout in (False, True)
-    for deterministic in (False, True)
 )
 
 
@@ -107,7 +135,7 @@ def backward(
 ) -> None:
     """Fill dq, dk, dv: the gradients of softmax(scale · q kᵀ) v, given o, its gradient do, and lse.
 
-    q, o, do, dq  (B, H_q, N_q, d), fp16, or bf16 as uint16
+    q, o, do, dq  (B, H_q, N_q, d), float16 or bfloat16
     k, v, dk, dv  (B, H_k, N_k, d); H_q is a multiple of H_k, and each H_q / H_k query heads share a KV head
     lse           (B, H_q, N_q), float32, contiguous: log-sum-exp of scaled scores; −∞ where all keys are masked
     causal        key j is attended to if j ≤ i + N_k − N_q
@@ -118,22 +146,25 @@ def backward(
     """
     cupy = import_cupy()
     (B, H_q, N_q, d), (_, H_k, N_k, _) = q.shape, k.shape
-    tiles = tiles or TILES[d]
     arrays = dict(zip(_STRIDED, (q, k, v, o, do, dq, dk, dv), strict=True))
     for name, x in arrays.items():
         _check_rows(name, x)
-    padded, stay = -(-N_q // PAD) * PAD, tiles.stay
-    grids = {
-        "prepare": B * H_q * (padded // PAD),
-        "dk_dv": B * H_k * -(-N_k // stay),
-        "round_dq": B * H_q * -(-N_q // tiles.stream),
-        "dq": B * H_q * -(-N_q // stay),
-    }
-    names = functions(deterministic)
-    for name in names:
-        if grids[name] > GRID:
-            raise ValueError(f"kernel {name} would need {grids[name]} blocks; expected at most 2**31 - 1")
+    dropout = dropout_p > 0
+    room = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    choices = [tiles] if tiles else [of[d] for of in (TILES, SMALL) if d in of]
+    for choice in choices:
+        names = choice.functions(deterministic)
+        launches = choice.launches(deterministic, B * H_q, B * H_k, N_q, N_k, d)
+        needed = max(shared for _, _, shared in launches)
+        if needed <= room:
+            break
+    else:
+        raise ValueError(f"d = {d} needs {needed} bytes of shared memory; this GPU's blocks have {room}")
+    for name, (blocks, _, _) in zip(names, launches, strict=True):
+        if blocks > GRID:
+            raise ValueError(f"kernel {name} would need {blocks} blocks; expected at most 2**31 - 1")
 
+    padded = -(-N_q // PAD) * PAD
     rows = cupy.empty((2, B * H_q, padded), "float32")
     sums = None if deterministic else cupy.empty((B * H_q, padded, d), "float32")
     problem = np.zeros((), _PROBLEM)
@@ -145,17 +176,15 @@ def backward(
     problem["key_0"], problem["key_1"] = seed_words(seed)
     problem["threshold"], problem["keep_scale"] = int(dropout_p * 2**32), 1 / (1 - dropout_p)
     problem["N_q"], problem["N_k"], problem["H_q"], problem["H_k"] = N_q, N_k, H_q, H_k
-    problem["causal"], problem["tau"] = causal, scale
+    problem["group"], problem["causal"], problem["padded"] = H_q // H_k, causal, padded
+    problem["tau"], problem["tau_2"] = scale, scale * LOG2_E
 
-    dtype = "bfloat16" if q.dtype == np.uint16 else "float16"
-    kernels = load(FILE, names, defines(d, dtype, dropout_p > 0, deterministic, tiles))
-    for name in names:
+    kernels = load(FILE, names, defines(d, "float16" if q.dtype.name == "float16" else "bfloat16", dropout))
+    for name, (blocks, threads, shared) in zip(names, launches, strict=True):
         kernel = kernels[name]
-        shared = tiles.shared(d, not deterministic) if name in ("dk_dv", "dq") else 0
-        if shared > 48 * 1024:
+        if shared > 48 * 1024 and kernel.max_dynamic_shared_size_bytes < shared:
             kernel.max_dynamic_shared_size_bytes = shared
-        block = 256 if name == "prepare" else 32 * tiles.warps
-        kernel((grids[name],), (block,), (np.void(problem.tobytes()),), shared_mem=shared)
+        kernel((blocks,), (threads,), (np.void(problem.tobytes()),), shared_mem=shared)
 
 
 def _check_rows(name: str, x: Any) -> None:

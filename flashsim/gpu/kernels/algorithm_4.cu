@@ -33,6 +33,9 @@
 // HBM, in elements a head (flashsim.count("flash", direction="backward", …), exactly): K and V read once; Q, O, dO, dQ, ℓ, m
 // read T_c times; dQ written T_c + 1 times; dK, dV written twice, once as zeros; two reads of R with dropout.
 //
+// NVIDIA H200, driver 580.159.04, CuPy 14.2.0, 2026-11-21; 264 heads, N = 1024, d = 64, fp32:
+// 6.06 GB predicted, 11.64 ms; 2.3 times the forward pass's, for 2.5 times its products.
+//
 // no spills, no stack
 #include "scalar.cuh"
 
@@ -131,7 +134,8 @@ algorithm_4(const T* q, const T* k, const T* v, const T* o, const T* dO_, const 
 // Summing the parts of dK (or dV) that the query heads of a group wrote: flashsim/algorithms/group_sum.py, in elements
 // parts · g read and parts written. `size` = N_k · d elements a head; a thread for each element of the sum.
 template <typename T>
-__global__ void __launch_bounds__(THREADS) group_sum(const T* parts_, T* sums_, int group, Offset size, Offset total, Total* totals) {
+__global__ void __launch_bounds__(THREADS)
+group_sum(const T* parts_, T* sums_, int group, Offset size, Offset total, Total* totals) {
     Hbm<const T> parts(parts_, totals);
     Hbm<T> sums(sums_, totals + 2);
     for (Offset e = Offset(blockIdx.x) * THREADS + threadIdx.x; e < total; e += Offset(gridDim.x) * THREADS) {

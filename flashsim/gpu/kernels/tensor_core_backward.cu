@@ -1,4 +1,5 @@
-// FlashAttention, backward, on tensor cores: mma.sync, cp.async, swizzled shared memory; fp16 or bf16, sums in fp32.
+// FlashAttention, backward, on tensor cores: mma.sync, cp.async, swizzled shared memory; fp16 or bf16, sums in fp32. sm_80+.
+// no spills, no stack
 //
 // S_ij = τ Q_i K_jᵀ is computed again from Q, K and L, the log-sum-exp that the forward pass kept:
 //     P_ij = e^(S_ij − L_i),   dV_j = Σ_i P_ijᵀ dO_i,   dP_ij = dO_i V_jᵀ,   D_i = rowsum(dO_i ∘ O_i),
@@ -9,17 +10,46 @@
 // and the result has the same bits in every run.
 //
 // Each step's reason:
-// - A warp owns 16 M keys of all of S_ijᵀ = K_j Q_iᵀ. The accumulators of S_ijᵀ and dP_ijᵀ are then, rounded pairwise, the
-//   left operands of P_ijᵀ dO_i and dS_ijᵀ Q_i: P never leaves the registers. Only dS_ij, whose product with K_j sums over all
-//   keys, goes through shared memory.
+// - A warp computes S_ijᵀ = K_j Q_iᵀ and dP_ijᵀ for 16 M keys. The accumulators of S_ijᵀ are then, rounded pairwise, the left
+//   operand of P_ijᵀ dO_i, those of dS_ijᵀ that of dS_ijᵀ Q_i: no shuffles, and no way through shared memory. Only dQ_i, which
+//   sums over all the block's keys, needs dS_ij there.
+// - What binds is shared memory: a right operand that ldmatrix reads serves only M products of 16×8×16. At d = 64, M = 2, with
+//   dK_j and dV_j in 2 · 16 M · d / 32 = 128 registers a thread. At d = 128 that would be 256, so two warps (HALVES = 2) share
+//   32 keys: each has half of the queries of S_ijᵀ and half of the columns of dK_j and dV_j, and gets the other half's P_ijᵀ
+//   and dS_ijᵀ from shared memory. That is a fifth less to read than with M = HALVES = 1.
 // - Tiles are stored in rows of d elements, 16-byte chunk c of row r at place c ⊕ (r mod 8): ldmatrix, straight or
 //   transposed, and the copies meet no bank conflict, and no padding is spent.
-// - Q_{i+1}, dO_{i+1}, L_{i+1}, D_{i+1} are copied (cp.async) while tile i is computed: two buffers.
+// - Q_{i+1}, dO_{i+1}, L_{i+1}, D_{i+1} are copied (cp.async) while tile i is computed: two buffers, two barriers a tile.
 // - dQ's sums lie in HBM in the order of the accumulators' registers, so an atomic addition of a warp is 128 bytes in a row.
 // - e^x is 2^(x log₂e), with log₂e folded into τ and L. Rows past N_q, and rows whose keys are all masked, get L = +∞: P = 0
 //   there without a mask. Only tiles on the causal edge or past N_k test positions; those above the edge are skipped.
 // - The blocks of a head follow each other, so Q, dO and dQ stay in L2; under a causal mask the longest come first.
 // - Query heads of a group add to one dK_j, dV_j in one block: no atomic additions there.
+// - Dropout: P ≥ 0, so once P is there its sign carries Z; a mask kept in registers beside P spilled.
+//
+// Traffic predicted, of a head without a mask, in elements. Between L2 and the chip: `dk_dv` reads Q and dO T_c times,
+// 2 N_q d T_c, K and V once, adds N_q d T_c of fp32 to dQ's sums, writes dK and dV once. `dq` reads K and V T_r times. DRAM
+// sees what is compulsory: each input once, each result once, dQ's sums written and read.
+//
+// Measured, one run on an NVIDIA H200, driver 580.159.04, CuPy 14.2.0, PyTorch 2.11.0 with cuDNN 9.19, 2026-11-21: fp16,
+// B·N = 16384, d = 128 with 16 heads, d = 64 with 32; TFLOP/s, five products counted in every row (2.5 times the forward
+// pass), full / causal, medians of interleaved rounds, `prepare` and `round_dq` included:
+//
+//                                  N = 1024     N = 2048     N = 4096     N = 16384
+//     d = 128  ADD_DQ                246 / 181    277 / 226    287 / 261    312 / 302
+//              with M = HALVES = 1   234 / 172    265 / 215    284 / 250    272 / 278
+//              deterministic         221 / 167    235 / 195    241 / 215    251 / 241
+//              FlashAttention-2      219 / 159    257 / 207    282 / 246    305 / 305
+//              cuDNN                 398 / 278    480 / 370    531 / 445    560 / 555
+//     d = 64   ADD_DQ                255 / 187    281 / 233    297 / 267    290 / 286
+//              deterministic         213 / 164    223 / 191    226 / 211    236 / 223
+//              FlashAttention-2      207 / 146    239 / 191    260 / 226    284 / 269
+//              cuDNN                 344 / 232    407 / 308    443 / 371    459 / 448
+//
+// At N = 4096, d = 128, 64 heads, full, by ncu: additions to dQ's sums 4.29 GB, as predicted; reads from L2 4.08 GB, where
+// 4.36 GB were predicted; DRAM 0.42 GB read, 0.26 GB written, predicted 0.40 and 0.27 for `dk_dv` alone. Shared
+// memory is busy 64% of the time (0.8% of its cycles are bank conflicts), the tensor cores 49%: with two warps a scheduler,
+// latency is not hidden.
 #include "common.cuh"
 
 #ifndef HEAD_DIM
@@ -31,28 +61,6 @@
 #ifndef DROPOUT
 #define DROPOUT 0
 #endif
-#ifndef ADD_DQ
-#define ADD_DQ 1  // dQ by atomic additions
-#endif
-#ifndef WARPS
-#define WARPS 8
-#endif
-#ifndef M_TILES
-#define M_TILES 1  // a warp owns 16 M_TILES rows of the tile that stays
-#endif
-#ifndef STREAM
-#define STREAM 64  // rows of the tiles that stream past
-#endif
-#ifndef WARPS_DOWN
-#define WARPS_DOWN 2  // warps along the rows of dQ_i in dS_ij K_j; WARPS / WARPS_DOWN are along its columns
-#endif
-#ifndef BLOCKS
-#define BLOCKS 1  // on one multiprocessor
-#endif
-#ifndef ROTATE
-#define ROTATE 0
-#endif
-
 #if BF16
 typedef __nv_bfloat16 Element;
 #define TYPE "bf16"
@@ -61,12 +69,8 @@ typedef __half Element;
 #define TYPE "f16"
 #endif
 
-constexpr int d = HEAD_DIM, M = M_TILES, THREADS = 32 * WARPS;
-constexpr int STAY = 16 * M * WARPS;      // rows of the tile that stays
-constexpr int PITCH = 2 * d;              // bytes of a row of Q, K, V, dO
-constexpr int STAY_BYTES = STAY * PITCH;  // of a tile that stays
-constexpr int STREAM_BYTES = STREAM * PITCH;
-constexpr int PAD = 128;                  // D and L are padded to a multiple of this many rows
+constexpr int d = HEAD_DIM, PITCH = 2 * d;  // PITCH: bytes of a row of Q, K, V, dO
+constexpr int PAD = 128;                    // D and L are padded to a multiple of this many rows
 constexpr float LOG2_E = 1.44269504088896341f;
 
 struct Strides {
@@ -81,12 +85,12 @@ struct Problem {
     float *L2, *D, *dQ_sum;       // scratch: (B·H_q, N_q up to PAD) twice, and dQ's sums
     Strides q, k, v, o, d_o, dq, dk, dv;
     Dropout dropout;
-    int N_q, N_k, H_q, H_k, causal;
-    float tau;
+    int N_q, N_k, H_q, H_k, group, causal;  // group = H_q / H_k
+    int padded;                             // N_q up to a multiple of PAD
+    float tau, tau_2;                       // τ, τ log₂e
 
-    __device__ int group() const { return H_q / H_k; }
-    __device__ int padded() const { return (N_q + PAD - 1) / PAD * PAD; }
-    __device__ bool live(int i, int j) const { return j < N_k && (!causal || j <= i + N_k - N_q); }
+    // Differences first: N_q + N_k may exceed 2^31.
+    __device__ bool live(int i, int j) const { return j < N_k && (!causal || j <= i - N_q + N_k); }
 };
 
 // ------------------------------------------------------------------------------------------------------- instructions
@@ -150,7 +154,8 @@ template <int pitch> __device__ inline Word at(Word tile_and_lane, int row, int 
 }
 
 // Start copying rows first … first + ROWS − 1 of an N×d matrix; rows past N become zeros.
-template <int ROWS> __device__ inline void copy_tile(Word tile, const Element* X, Offset stride, int first, int N) {
+template <int ROWS, int THREADS>
+__device__ inline void copy_tile(Word tile, const Element* X, Offset stride, int first, int N) {
     constexpr int CHUNKS = d / 8, STEP = THREADS / CHUNKS;
     static_assert(ROWS % STEP == 0, "whole steps");
     const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
@@ -172,12 +177,18 @@ template <int ROWS> __device__ inline void copy_rows(Word to, const float* L2, c
     }
 }
 
-// C = A Bᵀ over the tiles' d columns: 16 M rows of A, all ROWS of B. A and B are addresses with their lane's offset.
-template <int ROWS> __device__ inline void product_rows(float (&C)[M][ROWS / 8][4], Word A, Word B) {
+// x, but the compiler must not compute what depends on it before the loop: registers are short, and it would keep dozens.
+__device__ inline Word here(Word x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// C = A Bᵀ over the tiles' d columns: 16 M rows of A, 8 N of B. A and B are addresses with their lane's offset.
+template <int M, int N> __device__ inline void product_rows(float (&C)[M][N][4], Word A, Word B) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
-        for (int n = 0; n < ROWS / 8; ++n)
+        for (int n = 0; n < N; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) C[m][n][e] = 0.0f;
 #pragma unroll
@@ -186,7 +197,7 @@ template <int ROWS> __device__ inline void product_rows(float (&C)[M][ROWS / 8][
 #pragma unroll
         for (int m = 0; m < M; ++m) ldmatrix(a[m], at<PITCH>(A, 16 * m, k));
 #pragma unroll
-        for (int n = 0; n < ROWS / 8; n += 2) {
+        for (int n = 0; n < N; n += 2) {
             Fragment b;
             ldmatrix(b, at<PITCH>(B, 8 * n, k));
 #pragma unroll
@@ -198,31 +209,52 @@ template <int ROWS> __device__ inline void product_rows(float (&C)[M][ROWS / 8][
     }
 }
 
-// C += A B: A 16 M × ROWS, in registers as product_rows leaves it, rounded; B ROWS × d, in shared memory.
-template <int ROWS>
-__device__ inline void add_product(float (&C)[M][d / 8][4], const Word (&A)[M][ROWS / 8][2], Word B) {
+// C += A B, with A rounded accumulators, 16 M × 8 N, in registers; B has 8 N rows, and its columns start at its address.
+template <int M, int N, int W>
+__device__ inline void add_product(float (&C)[M][W][4], const Word (&A)[M][N][2], Word B) {
 #pragma unroll
-    for (int k = 0; k < ROWS; k += 16)
+    for (int k = 0; k < N; k += 2)
 #pragma unroll
-        for (int n = 0; n < d / 8; n += 2) {
+        for (int n = 0; n < W; n += 2) {
             Fragment b;
-            ldmatrix_transposed(b, at<PITCH>(B, k, 8 * n));
+            ldmatrix_transposed(b, at<PITCH>(B, 8 * k, 8 * n));
 #pragma unroll
             for (int m = 0; m < M; ++m) {
-                const Fragment a = {A[m][k / 8][0], A[m][k / 8][1], A[m][k / 8 + 1][0], A[m][k / 8 + 1][1]};
+                const Fragment a = {A[m][k][0], A[m][k][1], A[m][k + 1][0], A[m][k + 1][1]};
                 mma(C[m][n], a, b[0], b[1]);
                 mma(C[m][n + 1], a, b[2], b[3]);
             }
         }
 }
 
+// The same with A in shared memory, in rows of `pitch` bytes; its N columns start at its address.
+template <int N, int pitch, int M, int W> __device__ inline void add_product(float (&C)[M][W][4], Word A, Word B) {
+#pragma unroll
+    for (int k = 0; k < N; k += 16) {
+        Fragment a[M];
+#pragma unroll
+        for (int m = 0; m < M; ++m) ldmatrix(a[m], at<pitch>(A, 16 * m, k));
+#pragma unroll
+        for (int n = 0; n < W; n += 2) {
+            Fragment b;
+            ldmatrix_transposed(b, at<PITCH>(B, k, 8 * n));
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                mma(C[m][n], a[m], b[0], b[1]);
+                mma(C[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
 // Z, less its factor, for a warp's 16 M × COLUMNS accumulators, a bit each. In dk_dv rows are keys, in dq queries.
-template <int COLUMNS, bool ROWS_ARE_KEYS> struct Kept {
+template <int M, int COLUMNS, bool ROWS_ARE_KEYS> struct Kept {
     static constexpr int SPAN = COLUMNS < 64 ? COLUMNS / 8 : 8;  // groups of four bits in a word
     Word bits[M][COLUMNS / 8 / SPAN];
 
-    __device__ Kept(const Dropout& dropout, int row, int column, Word head) {
+    __device__ Kept(Dropout dropout, int row, int column, Word head) {
 #if DROPOUT
+        dropout.key_0 = here(dropout.key_0), dropout.key_1 = here(dropout.key_1);
         row += threadIdx.x % 32 / 4, column += threadIdx.x % 4 * 2;
 #pragma unroll
         for (int m = 0; m < M; ++m)
@@ -240,28 +272,39 @@ template <int COLUMNS, bool ROWS_ARE_KEYS> struct Kept {
             }
 #endif
     }
-    __device__ float operator()(int m, int n, int e, float x) const {
-        return !DROPOUT || bits[m][n / SPAN] >> (n % SPAN * 4 + e) & 1 ? x : 0.0f;
+    // P where the element is kept, −P where it is dropped: the sign of P, which has none, carries Z from here on.
+    __device__ float operator()(int m, int n, int e, float P) const {
+        return !DROPOUT || bits[m][n / SPAN] >> (n % SPAN * 4 + e) & 1 ? P : -P;
     }
 };
 
-// Write the 16 M × d accumulators of a warp, times `factor`, to its rows of a matrix, by way of its rows of a tile.
+// P ∘ Z, without Z's factor 1/(1 − p), for P with Z's sign.
+__device__ inline float dropped(float P) { return DROPOUT ? fmaxf(P, 0.0f) : P; }
+
+// dS = P ∘ (dP ∘ Z − D), for P with Z's sign.
+__device__ inline float dS_of(float P, float dP, float D, const Problem& p) {
+    return DROPOUT ? fabsf(P) * ((P > 0.0f ? p.dropout.keep_scale * dP : 0.0f) - D) : P * (dP - D);
+}
+
+// Write a warp's 16 M × 8 W accumulators, times `factor`, to a matrix from its row `first` and its column `column`, by way of
+// a tile, so that a row's elements are written 16 bytes at a time.
+template <int M, int W>
 __device__ inline void store_rows(
-    Element* X, Offset stride, int first, int N, Word tile, const float (&C)[M][d / 8][4], float factor) {
+    Element* X, Offset stride, int first, int N, int column, Word tile, const float (&C)[M][W][4], float factor) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
-        for (int n = 0; n < d / 8; ++n)
+        for (int n = 0; n < W; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const Word both = pack(factor * C[m][n][2 * half], factor * C[m][n][2 * half + 1]);
-                const Word to = tile + swizzled<PITCH>(16 * m + 8 * half + lane / 4, n) + lane % 4 * 4;
+                const Word to = tile + swizzled<PITCH>(16 * m + 8 * half + lane / 4, n + column / 8) + lane % 4 * 4;
                 asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(both) : "memory");
             }
     __syncwarp();
-    constexpr int CHUNKS = d / 8, STEP = 32 / CHUNKS;
-    const int row = lane / CHUNKS, chunk = lane % CHUNKS;
+    constexpr int STEP = 32 / W;
+    const int row = lane / W, chunk = lane % W + column / 8;
 #pragma unroll
     for (int step = 0; step < 16 * M; step += STEP) {
         uint4 x;
@@ -274,13 +317,13 @@ __device__ inline void store_rows(
 // ------------------------------------------------------------------------------------------------------------ prepare
 
 // D_i and L_i·log₂e, one block for PAD rows of a head; padded with D = 0, L = +∞. With ADD_DQ also dQ's sums, zeros.
-extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Problem p) {
+template <bool ADD_DQ> __global__ void __launch_bounds__(256) prepare(const __grid_constant__ Problem p) {
     constexpr int LANES = d / 8, STEP = 256 / LANES;
-    const int tiles = p.padded() / PAD, head = blockIdx.x / tiles, first = blockIdx.x % tiles * PAD;
+    const int tiles = p.padded / PAD, head = blockIdx.x / tiles, first = blockIdx.x % tiles * PAD;
     const int b = head / p.H_q, h = head % p.H_q, chunk = threadIdx.x % LANES;
     const Element* O = p.O + b * p.o.batch + h * p.o.head + chunk * 8;
     const Element* dO = p.dO + b * p.d_o.batch + h * p.d_o.head + chunk * 8;
-    const Offset out = Offset(head) * p.padded();
+    const Offset out = Offset(head) * p.padded;
     for (int i = first + threadIdx.x / LANES; i < first + PAD; i += STEP) {
         float D = 0.0f;
         if (i < p.N_q) {
@@ -288,7 +331,8 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant_
             const uint4 y = *reinterpret_cast<const uint4*>(dO + i * p.d_o.row);
 #pragma unroll
             for (int e = 0; e < 8; ++e)
-                D = fmaf(to_float(reinterpret_cast<const Element*>(&x)[e]), to_float(reinterpret_cast<const Element*>(&y)[e]), D);
+                D = fmaf(
+                    to_float(reinterpret_cast<const Element*>(&x)[e]), to_float(reinterpret_cast<const Element*>(&y)[e]), D);
         }
 #pragma unroll
         for (int lanes = LANES / 2; lanes > 0; lanes /= 2) D += __shfl_xor_sync(~0u, D, lanes);
@@ -298,230 +342,256 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant_
             p.L2[out + i] = L == -INFINITY ? INFINITY : L * LOG2_E;
         }
     }
-#if ADD_DQ
-    float4* sums = reinterpret_cast<float4*>(p.dQ_sum + (out + first) * d);
-    for (int x = threadIdx.x; x < PAD * d / 4; x += 256) sums[x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#endif
+    if constexpr (ADD_DQ) {
+        float4* sums = reinterpret_cast<float4*>(p.dQ_sum + (out + first) * d);
+        for (int x = threadIdx.x; x < PAD * d / 4; x += 256) sums[x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
 }
 
 // -------------------------------------------------------------------------------------------------------------- dk_dv
 
-#if ADD_DQ
-// dQ_i of B_r × d over the warps: each owns 16 DOWN rows and 8 ACROSS columns.
-constexpr int DOWN = STREAM / 16 / WARPS_DOWN, ACROSS = d / 8 / (WARPS / WARPS_DOWN);
-static_assert(DOWN >= 1 && ACROSS >= 2 && ACROSS % 2 == 0, "dQ_i divides among the warps");
+// dQ_i, B_r × d, over the warps: WARPS_DOWN of them share its rows, the others its columns. Each has 16 DOWN rows, 8 ACROSS
+// columns.
+template <int WARPS, int B_r, int WARPS_DOWN> struct DqOverWarps {
+    static constexpr int WARPS_ACROSS = WARPS / WARPS_DOWN;
+    static constexpr int DOWN = B_r / 16 / WARPS_DOWN, ACROSS = d / 8 / WARPS_ACROSS;
+    static_assert(DOWN * WARPS_DOWN * 16 == B_r && ACROSS * WARPS_ACROSS * 8 == d && ACROSS % 2 == 0, "dQ_i divides");
+    const int warp = threadIdx.x / 32;
+    const int row = warp / WARPS_ACROSS * DOWN * 16, column = warp % WARPS_ACROSS * ACROSS * 8;
 
-// Where the sums of this thread's accumulators of dQ_i start: tile i of a head, register by register, 32 lanes side by side.
-__device__ inline float* dq_sums(const Problem& p, int head, int i) {
-    return p.dQ_sum + (Offset(head) * p.padded() + i * STREAM) * d + threadIdx.x / 32 * (32 * DOWN * ACROSS * 4) + threadIdx.x % 32;
-}
-#endif
+    // Where the sums of this thread's accumulators start: tile i of a head, register by register, 32 lanes side by side.
+    __device__ float* sums(const Problem& p, int head, int i) const {
+        const Offset tile = (Offset(head) * p.padded + i * B_r) * d;
+        return p.dQ_sum + tile + warp * (32 * DOWN * ACROSS * 4) + threadIdx.x % 32;
+    }
+};
 
-// dK_j and dV_j, one block for the B_c keys of tile j of a KV head.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const __grid_constant__ Problem p) {
-    constexpr int B_c = STAY, B_r = STREAM;
+// dK_j and dV_j, one block for the B_c keys of tile j of a KV head. Each 16 M keys have HALVES warps.
+template <int WARPS, int M, int HALVES, int B_r, int WARPS_DOWN, int BLOCKS, bool ADD_DQ>
+__global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constant__ Problem p) {
+    constexpr int THREADS = 32 * WARPS, B_c = 16 * M * WARPS / HALVES;
+    constexpr int COLUMNS = B_r / HALVES, WIDTH = d / HALVES;  // queries of a warp's S_ijᵀ; columns of its dK_j, dV_j
+    constexpr int KEYS_BYTES = B_c * PITCH, QUERIES_BYTES = B_r * PITCH, ROWS_BYTES = 8 * B_r, P_BYTES = B_c * B_r * 2;
+    static_assert(PAD % B_r == 0 && COLUMNS % 16 == 0, "tiles end where D and L do");
     extern __shared__ __align__(1024) unsigned char shared[];
-    const Word K_j = __cvta_generic_to_shared(shared), V_j = K_j + STAY_BYTES, Q = V_j + STAY_BYTES, dO = Q + 2 * STREAM_BYTES;
-    const Word dS = dO + 2 * STREAM_BYTES, rows = dS + ADD_DQ * (B_c * B_r * 2);
-    constexpr int ROWS_BYTES = 8 * B_r;  // of L_i and D_i
+    const Word K_j = __cvta_generic_to_shared(shared), V_j = K_j + KEYS_BYTES, Q = V_j + KEYS_BYTES, dO = Q + 2 * QUERIES_BYTES;
+    const Word dS = dO + 2 * QUERIES_BYTES, P = dS + (ADD_DQ || HALVES > 1) * P_BYTES, rows = P + (HALVES > 1) * P_BYTES;
 
     const int T_c = (p.N_k + B_c - 1) / B_c, T_r = (p.N_q + B_r - 1) / B_r;
     const int j = blockIdx.x % T_c, b = blockIdx.x / T_c / p.H_k, h_k = blockIdx.x / T_c % p.H_k;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int first_key = j * B_c, own = 16 * M * warp;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = warp % HALVES;
+    const int first_key = j * B_c, own = 16 * M * (warp / HALVES), first_column = half * COLUMNS;
     // Under a causal mask the first query that sees key `first_key` is first_key − (N_k − N_q).
     const int i_first = p.causal ? max(first_key - (p.N_k - p.N_q), 0) / B_r : 0;
-    const int head_first = b * p.H_q + h_k * p.group(), tiles = (T_r - i_first) * p.group();
+    const int head_first = b * p.H_q + h_k * p.group, tiles = (T_r - i_first) * p.group;
 
-    const Word down = lane_offset<PITCH>(true), right = lane_offset<PITCH>(false);
-    const float tau_2 = p.tau * LOG2_E, Z_factor = DROPOUT ? p.dropout.keep_scale : 1.0f;
+    const Word lane_down = lane_offset<PITCH>(true), lane_right = lane_offset<PITCH>(false);
 
-    float dK[M][d / 8][4] = {}, dV[M][d / 8][4] = {};
+    float dK[M][WIDTH / 8][4] = {}, dV[M][WIDTH / 8][4] = {};
 
     // Tile i of query head h: Q_i, dO_i, L_i, D_i, to buffer `stage`.
     auto copy_queries = [&](int h, int i, int stage) {
-        const Offset head = head_first + h;
-        const Element* Q_h = p.Q + b * p.q.batch + (h_k * p.group() + h) * p.q.head;
-        const Element* dO_h = p.dO + b * p.d_o.batch + (h_k * p.group() + h) * p.d_o.head;
-        copy_tile<B_r>(Q + stage * STREAM_BYTES, Q_h, p.q.row, i * B_r, p.N_q);
-        copy_tile<B_r>(dO + stage * STREAM_BYTES, dO_h, p.d_o.row, i * B_r, p.N_q);
-        const Offset row = head * p.padded() + i * B_r;
+        const Element* Q_h = p.Q + b * p.q.batch + (h_k * p.group + h) * p.q.head;
+        const Element* dO_h = p.dO + b * p.d_o.batch + (h_k * p.group + h) * p.d_o.head;
+        copy_tile<B_r, THREADS>(Q + stage * QUERIES_BYTES, Q_h, p.q.row, i * B_r, p.N_q);
+        copy_tile<B_r, THREADS>(dO + stage * QUERIES_BYTES, dO_h, p.d_o.row, i * B_r, p.N_q);
+        const Offset row = Offset(head_first + h) * p.padded + i * B_r;
         copy_rows<B_r>(rows + stage * ROWS_BYTES, p.L2 + row, p.D + row);
     };
+    // Write a warp's part of P_ijᵀ or dS_ijᵀ, rounded.
+    auto share = [&](Word tile, const Word (&x)[M][COLUMNS / 8][2]) {
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int n = 0; n < COLUMNS / 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int key = own + m * 16 + e * 8 + lane / 4;
+                    const Word to = tile + swizzled<2 * B_r>(key, n + first_column / 8) + lane % 4 * 4;
+                    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x[m][n][e]) : "memory");
+                }
+    };
 
-    copy_tile<B_c>(K_j, p.K + b * p.k.batch + h_k * p.k.head, p.k.row, first_key, p.N_k);
-    copy_tile<B_c>(V_j, p.V + b * p.v.batch + h_k * p.v.head, p.v.row, first_key, p.N_k);
+    copy_tile<B_c, THREADS>(K_j, p.K + b * p.k.batch + h_k * p.k.head, p.k.row, first_key, p.N_k);
+    copy_tile<B_c, THREADS>(V_j, p.V + b * p.v.batch + h_k * p.v.head, p.v.row, first_key, p.N_k);
     int h = 0, i = i_first;
-    if (tiles > 0) copy_queries(h, i, 0);
+    copy_queries(h, i, 0);
     copies_end();
 
     for (int tile = 0; tile < tiles; ++tile) {
-        const int stage = tile & 1;
-        const Word Q_i = Q + stage * STREAM_BYTES, dO_i = dO + stage * STREAM_BYTES, L_i = rows + stage * ROWS_BYTES;
-        const int h_now = h, i_now = i;
+        const int stage = tile & 1, first_query = i * B_r, head = head_first + h;
+        const Word Q_i = Q + stage * QUERIES_BYTES, dO_i = dO + stage * QUERIES_BYTES, L_i = rows + stage * ROWS_BYTES;
+        const DqOverWarps<WARPS, B_r, WARPS_DOWN> part;
+        float* const sums = ADD_DQ ? part.sums(p, head, i) : nullptr;
+        const Word down = here(lane_down), right = here(lane_right), down_half = down ^ (half * WIDTH * 2);
         copies_wait();
-        __syncthreads();  // tile i is there; the other buffer and dS have been read
+        __syncthreads();  // tile i is there; the other buffer, P and dS have been read
         if (++i == T_r) i = i_first, ++h;
         if (tile + 1 < tiles) copy_queries(h, i, stage ^ 1);
         copies_end();
 
-        // S_ijᵀ = K_j Q_iᵀ, and P_ijᵀ in its place. Column n·8 + 2 (lane mod 4) + (e mod 2) is the query.
-        float S[M][B_r / 8][4];
-        product_rows<B_r>(S, K_j + own * PITCH + down, Q_i + right);
+        const Kept<M, COLUMNS, true> Z_ij(p.dropout, first_key + own, first_query + first_column, head);
+
+        // S_ijᵀ = K_j Q_iᵀ, and P_ijᵀ in its place. The query of element e of group n:
+        // first_query + first_column + 8 n + 2 (lane mod 4) + (e mod 2).
+        float S[M][COLUMNS / 8][4];
+        product_rows(S, K_j + own * PITCH + down, Q_i + first_column * PITCH + right);
 #pragma unroll
-        for (int n = 0; n < B_r / 8; ++n) {
+        for (int n = 0; n < COLUMNS / 8; ++n) {
             float L[2];
-            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(L[0]), "=f"(L[1]) : "r"(L_i + (n * 8 + lane % 4 * 2) * 4));
+            const Word from = L_i + (first_column + n * 8 + lane % 4 * 2) * 4;
+            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(L[0]), "=f"(L[1]) : "r"(from));
 #pragma unroll
             for (int m = 0; m < M; ++m)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) S[m][n][e] = exp_2(fmaf(S[m][n][e], tau_2, -L[e & 1]));
+                for (int e = 0; e < 4; ++e) S[m][n][e] = Z_ij(m, n, e, exp_2(fmaf(S[m][n][e], p.tau_2, -L[e & 1])));
         }
-        const int first_query = i_now * B_r;
-        if (first_key + B_c > p.N_k || (p.causal && first_key + B_c - 1 > first_query + p.N_k - p.N_q)) {
+        if (first_key + B_c > p.N_k || (p.causal && first_key + B_c - 1 > first_query - p.N_q + p.N_k)) {
 #pragma unroll
             for (int m = 0; m < M; ++m)
 #pragma unroll
-                for (int n = 0; n < B_r / 8; ++n)
+                for (int n = 0; n < COLUMNS / 8; ++n)
 #pragma unroll
                     for (int e = 0; e < 4; ++e) {
-                        const int query = first_query + n * 8 + lane % 4 * 2 + (e & 1);
+                        const int query = first_query + first_column + n * 8 + lane % 4 * 2 + (e & 1);
                         const int key = first_key + own + m * 16 + lane / 4 + e / 2 * 8;
                         if (!p.live(query, key)) S[m][n][e] = 0.0f;
                     }
         }
-        const Kept<B_r, true> Z_ij(p.dropout, first_key + own, first_query, head_first + h_now);
 
         // dV_j += (P_ij ∘ Z_ij)ᵀ dO_i. Z's factor 1/(1 − p) waits for the end.
-        Word rounded[M][B_r / 8][2];
+        Word rounded[M][COLUMNS / 8][2];
 #pragma unroll
         for (int m = 0; m < M; ++m)
 #pragma unroll
-            for (int n = 0; n < B_r / 8; ++n)
+            for (int n = 0; n < COLUMNS / 8; ++n)
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    rounded[m][n][half] = pack(Z_ij(m, n, 2 * half, S[m][n][2 * half]), Z_ij(m, n, 2 * half + 1, S[m][n][2 * half + 1]));
-        add_product<B_r>(dV, rounded, dO_i + down);
+                for (int e = 0; e < 4; e += 2) rounded[m][n][e / 2] = pack(dropped(S[m][n][e]), dropped(S[m][n][e + 1]));
+        if constexpr (HALVES > 1) share(P, rounded);
+        add_product(dV, rounded, dO_i + first_column * PITCH + down_half);
 
         // dP_ijᵀ = V_j dO_iᵀ, and dS_ijᵀ = P_ijᵀ ∘ (dP_ijᵀ ∘ Z_ijᵀ − D_iᵀ), rounded.
-        float dP[M][B_r / 8][4];
-        product_rows<B_r>(dP, V_j + own * PITCH + down, dO_i + right);
+        float dP[M][COLUMNS / 8][4];
+        product_rows(dP, V_j + own * PITCH + down, dO_i + first_column * PITCH + right);
 #pragma unroll
-        for (int n = 0; n < B_r / 8; ++n) {
+        for (int n = 0; n < COLUMNS / 8; ++n) {
             float D[2];
-            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(D[0]), "=f"(D[1]) : "r"(L_i + (B_r + n * 8 + lane % 4 * 2) * 4));
+            const Word from = L_i + (B_r + first_column + n * 8 + lane % 4 * 2) * 4;
+            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(D[0]), "=f"(D[1]) : "r"(from));
 #pragma unroll
             for (int m = 0; m < M; ++m) {
                 float dS_ij[4];
 #pragma unroll
-                for (int e = 0; e < 4; ++e) dS_ij[e] = S[m][n][e] * (Z_ij(m, n, e, Z_factor * dP[m][n][e]) - D[e & 1]);
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    rounded[m][n][half] = pack(dS_ij[2 * half], dS_ij[2 * half + 1]);
-#if ADD_DQ
-                    const Word to = dS + swizzled<2 * B_r>(own + m * 16 + half * 8 + lane / 4, n) + lane % 4 * 4;
-                    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(rounded[m][n][half]) : "memory");
-#endif
-                }
+                for (int e = 0; e < 4; ++e) dS_ij[e] = dS_of(S[m][n][e], dP[m][n][e], D[e & 1], p);
+                rounded[m][n][0] = pack(dS_ij[0], dS_ij[1]);
+                rounded[m][n][1] = pack(dS_ij[2], dS_ij[3]);
             }
         }
+        if constexpr (ADD_DQ || HALVES > 1) share(dS, rounded);
 
         // dK_j += dS_ijᵀ Q_i. τ waits for the end.
-        add_product<B_r>(dK, rounded, Q_i + down);
+        add_product(dK, rounded, Q_i + first_column * PITCH + down_half);
 
-#if ADD_DQ
-        __syncthreads();  // dS_ij is there
+        // What other warps' S and dP have part in. dQ needs all keys' dS_ij, dV_j and dK_j the other half's P_ijᵀ and dS_ijᵀ.
+        if constexpr (ADD_DQ) __syncthreads();
+        else if constexpr (HALVES > 1) asm volatile("bar.sync %0, 64;" ::"r"(1 + warp / 2) : "memory");
+        if constexpr (HALVES > 1) {
+            const int other = COLUMNS - first_column;
+            const Word lane_other = at<2 * B_r>(lane_offset<2 * B_r>(true), own, other);
+            add_product<COLUMNS, 2 * B_r>(dV, P + lane_other, dO_i + other * PITCH + down_half);
+            add_product<COLUMNS, 2 * B_r>(dK, dS + lane_other, Q_i + other * PITCH + down_half);
+        }
+
         // dQ_i += dS_ij K_j.
-        const int row = warp / (WARPS / WARPS_DOWN) * DOWN * 16, column = warp % (WARPS / WARPS_DOWN) * ACROSS * 8;
-        const Word dS_lane = dS + lane_offset<2 * B_r>(false), K_lane = K_j + down;
-        float dQ[DOWN][ACROSS][4] = {};
+        if constexpr (ADD_DQ) {
+            const Word dS_lane = dS + lane_offset<2 * B_r>(false), K_lane = K_j + down;
+            float dQ[part.DOWN][part.ACROSS][4] = {};
 #pragma unroll
-        for (int k = 0; k < B_c; k += 16) {
-            Fragment a[DOWN];
+            for (int k = 0; k < B_c; k += 16) {
+                Fragment a[part.DOWN];
 #pragma unroll
-            for (int m = 0; m < DOWN; ++m) ldmatrix_transposed(a[m], at<2 * B_r>(dS_lane, k, row + 16 * m));
+                for (int m = 0; m < part.DOWN; ++m) ldmatrix_transposed(a[m], at<2 * B_r>(dS_lane, k, part.row + 16 * m));
 #pragma unroll
-            for (int n = 0; n < ACROSS; n += 2) {
-                Fragment b;
-                ldmatrix_transposed(b, at<PITCH>(K_lane, k, column + 8 * n));
+                for (int n = 0; n < part.ACROSS; n += 2) {
+                    Fragment b;
+                    ldmatrix_transposed(b, at<PITCH>(K_lane, k, part.column + 8 * n));
 #pragma unroll
-                for (int m = 0; m < DOWN; ++m) {
-                    mma(dQ[m][n], a[m], b[0], b[1]);
-                    mma(dQ[m][n + 1], a[m], b[2], b[3]);
+                    for (int m = 0; m < part.DOWN; ++m) {
+                        mma(dQ[m][n], a[m], b[0], b[1]);
+                        mma(dQ[m][n + 1], a[m], b[2], b[3]);
+                    }
                 }
             }
+#pragma unroll
+            for (int m = 0; m < part.DOWN; ++m)
+#pragma unroll
+                for (int n = 0; n < part.ACROSS; ++n)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) atomicAdd(sums + ((m * part.ACROSS + n) * 4 + e) * 32, dQ[m][n][e]);
         }
-        float* sums = dq_sums(p, head_first + h_now, i_now);
-#pragma unroll
-        for (int m = 0; m < DOWN; ++m)
-#pragma unroll
-            for (int n = 0; n < ACROSS; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) atomicAdd(sums + ((m * ACROSS + n) * 4 + e) * 32, dQ[m][n][e]);
-#endif
     }
 
-    copies_wait();
     __syncthreads();  // K_j and V_j have been read: their place serves dK_j and dV_j
-    store_rows(p.dK + b * p.dk.batch + h_k * p.dk.head, p.dk.row, first_key + own, p.N_k, K_j + own * PITCH, dK, p.tau);
-    store_rows(p.dV + b * p.dv.batch + h_k * p.dv.head, p.dv.row, first_key + own, p.N_k, V_j + own * PITCH, dV, Z_factor);
+    Element* dK_h = p.dK + b * p.dk.batch + h_k * p.dk.head;
+    Element* dV_h = p.dV + b * p.dv.batch + h_k * p.dv.head;
+    store_rows(dK_h, p.dk.row, first_key + own, p.N_k, half * WIDTH, K_j + own * PITCH, dK, p.tau);
+    const float Z_factor = DROPOUT ? p.dropout.keep_scale : 1.0f;
+    store_rows(dV_h, p.dv.row, first_key + own, p.N_k, half * WIDTH, V_j + own * PITCH, dV, Z_factor);
 }
-
-#if ADD_DQ
 
 // ----------------------------------------------------------------------------------------------------------- round_dq
 
 // dQ_i = τ · its sums, rounded; one block for tile i of a query head, the threads as in dk_dv.
-extern "C" __global__ void __launch_bounds__(THREADS) round_dq(const __grid_constant__ Problem p) {
-    constexpr int B_r = STREAM;
-    const int T_r = (p.N_q + B_r - 1) / B_r, i = blockIdx.x % T_r, head = blockIdx.x / T_r;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int row = i * B_r + warp / (WARPS / WARPS_DOWN) * DOWN * 16 + lane / 4;
-    const int column = warp % (WARPS / WARPS_DOWN) * ACROSS * 8 + lane % 4 * 2;
-    const float* sums = dq_sums(p, head, i);
-    Element* dQ = p.dQ + head / p.H_q * p.dq.batch + head % p.H_q * p.dq.head;
+template <int WARPS, int B_r, int WARPS_DOWN>
+__global__ void __launch_bounds__(32 * WARPS) round_dq(const __grid_constant__ Problem p) {
+    const int T_r = (p.N_q + B_r - 1) / B_r, i = blockIdx.x % T_r, head = blockIdx.x / T_r, lane = threadIdx.x % 32;
+    const DqOverWarps<WARPS, B_r, WARPS_DOWN> part;
+    const float* sums = part.sums(p, head, i);
+    Element* dQ = p.dQ + head / p.H_q * p.dq.batch + head % p.H_q * p.dq.head + part.column + lane % 4 * 2;
 #pragma unroll
-    for (int m = 0; m < DOWN; ++m)
+    for (int m = 0; m < part.DOWN; ++m)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+        for (int e = 0; e < 4; e += 2)
 #pragma unroll
-            for (int n = 0; n < ACROSS; ++n) {
-                const float* x = sums + ((m * ACROSS + n) * 4 + 2 * half) * 32;
-                const int query = row + 16 * m + 8 * half;
-                if (query < p.N_q)
-                    *reinterpret_cast<Word*>(dQ + query * p.dq.row + column + 8 * n) = pack(p.tau * x[0], p.tau * x[32]);
+            for (int n = 0; n < part.ACROSS; ++n) {
+                const float* x = sums + ((m * part.ACROSS + n) * 4 + e) * 32;
+                const int query = i * B_r + part.row + 16 * m + 4 * e + lane / 4;
+                if (query < p.N_q) *reinterpret_cast<Word*>(dQ + query * p.dq.row + 8 * n) = pack(p.tau * x[0], p.tau * x[32]);
             }
 }
 
-#else
-
 // ----------------------------------------------------------------------------------------------------------------- dq
 
-// dQ_i, one block for the B_r queries of tile i of a query head; K_j and V_j stream past.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const __grid_constant__ Problem p) {
-    constexpr int B_r = STAY, B_c = STREAM;
+// dQ_i, one block for the B_r queries of tile i of a query head; K_j and V_j stream past. A warp owns 16 M queries.
+template <int WARPS, int M, int B_c, int BLOCKS>
+__global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__ Problem p) {
+    constexpr int THREADS = 32 * WARPS, B_r = 16 * M * WARPS, QUERIES_BYTES = B_r * PITCH, KEYS_BYTES = B_c * PITCH;
+    static_assert(PAD % B_r == 0, "tiles end where D and L do");
     extern __shared__ __align__(1024) unsigned char shared[];
-    const Word Q_i = __cvta_generic_to_shared(shared), dO_i = Q_i + STAY_BYTES, K = dO_i + STAY_BYTES, V = K + 2 * STREAM_BYTES;
+    const Word Q_i = __cvta_generic_to_shared(shared), dO_i = Q_i + QUERIES_BYTES;
+    const Word K = dO_i + QUERIES_BYTES, V = K + 2 * KEYS_BYTES;
 
     const int T_r = (p.N_q + B_r - 1) / B_r;
-    const int i = T_r - 1 - blockIdx.x % T_r, head = blockIdx.x / T_r, b = head / p.H_q, h = head % p.H_q, h_k = h / p.group();
+    const int i = T_r - 1 - blockIdx.x % T_r, head = blockIdx.x / T_r;
+    const int b = head / p.H_q, h = head % p.H_q, h_k = h / p.group;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_query = i * B_r, own = 16 * M * warp;
     // Under a causal mask the last query of the tile sees keys up to its own index + N_k − N_q.
-    const int last = p.causal ? min(first_query + B_r - 1 + p.N_k - p.N_q, p.N_k - 1) : p.N_k - 1;
+    const int last = p.causal ? min(first_query + B_r - 1 - p.N_q + p.N_k, p.N_k - 1) : p.N_k - 1;
     const int tiles = last < 0 ? 0 : last / B_c + 1;
 
     const Element* K_h = p.K + b * p.k.batch + h_k * p.k.head;
     const Element* V_h = p.V + b * p.v.batch + h_k * p.v.head;
     const Word down = lane_offset<PITCH>(true), right = lane_offset<PITCH>(false);
-    const float tau_2 = p.tau * LOG2_E, Z_factor = DROPOUT ? p.dropout.keep_scale : 1.0f;
 
-    copy_tile<B_r>(Q_i, p.Q + b * p.q.batch + h * p.q.head, p.q.row, first_query, p.N_q);
-    copy_tile<B_r>(dO_i, p.dO + b * p.d_o.batch + h * p.d_o.head, p.d_o.row, first_query, p.N_q);
-    if (tiles > 0) {
-        copy_tile<B_c>(K, K_h, p.k.row, 0, p.N_k);
-        copy_tile<B_c>(V, V_h, p.v.row, 0, p.N_k);
-    }
+    auto copy_keys = [&](int j) {
+        copy_tile<B_c, THREADS>(K + (j & 1) * KEYS_BYTES, K_h, p.k.row, j * B_c, p.N_k);
+        copy_tile<B_c, THREADS>(V + (j & 1) * KEYS_BYTES, V_h, p.v.row, j * B_c, p.N_k);
+    };
+
+    copy_tile<B_r, THREADS>(Q_i, p.Q + b * p.q.batch + h * p.q.head, p.q.row, first_query, p.N_q);
+    copy_tile<B_r, THREADS>(dO_i, p.dO + b * p.d_o.batch + h * p.d_o.head, p.d_o.row, first_query, p.N_q);
+    copy_keys(0);
     copies_end();
 
     float L[M][2], D[M][2];  // of rows lane / 4 and lane / 4 + 8 of each 16
@@ -529,29 +599,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const __grid_co
     for (int m = 0; m < M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const Offset row = Offset(head) * p.padded() + first_query + own + 16 * m + 8 * half + lane / 4;
+            const Offset row = Offset(head) * p.padded + first_query + own + 16 * m + 8 * half + lane / 4;
             L[m][half] = p.L2[row];
             D[m][half] = p.D[row];
         }
     float dQ[M][d / 8][4] = {};
 
     for (int j = 0; j < tiles; ++j) {
-        const int stage = j & 1, first_key = j * B_c;
-        const Word K_j = K + stage * STREAM_BYTES, V_j = V + stage * STREAM_BYTES;
+        const int first_key = j * B_c;
+        const Word K_j = K + (j & 1) * KEYS_BYTES, V_j = V + (j & 1) * KEYS_BYTES;
         copies_wait();
         __syncthreads();  // tile j is there; the other buffer has been read
-        if (j + 1 < tiles) {
-            copy_tile<B_c>(K + (stage ^ 1) * STREAM_BYTES, K_h, p.k.row, first_key + B_c, p.N_k);
-            copy_tile<B_c>(V + (stage ^ 1) * STREAM_BYTES, V_h, p.v.row, first_key + B_c, p.N_k);
-        }
+        if (j + 1 < tiles) copy_keys(j + 1);
         copies_end();
 
-        // S_ij = Q_i K_jᵀ, P_ij in its place, dP_ij = dO_i V_jᵀ, dS_ij rounded.
+        const Kept<M, B_c, false> Z_ij(p.dropout, first_query + own, first_key, head);
+
+        // S_ij = Q_i K_jᵀ, P_ij and then dS_ij in its place; dP_ij = dO_i V_jᵀ.
         float S[M][B_c / 8][4], dP[M][B_c / 8][4];
-        product_rows<B_c>(S, Q_i + own * PITCH + down, K_j + right);
-        product_rows<B_c>(dP, dO_i + own * PITCH + down, V_j + right);
-        const Kept<B_c, false> Z_ij(p.dropout, first_query + own, first_key, head);
-        const bool edge = first_key + B_c > p.N_k || (p.causal && first_key + B_c - 1 > first_query + p.N_k - p.N_q);
+        product_rows(S, Q_i + own * PITCH + down, K_j + right);
+        product_rows(dP, dO_i + own * PITCH + down, V_j + right);
+        const bool edge = first_key + B_c > p.N_k || (p.causal && first_key + B_c - 1 > first_query - p.N_q + p.N_k);
         Word rounded[M][B_c / 8][2];
 #pragma unroll
         for (int m = 0; m < M; ++m)
@@ -559,20 +627,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const __grid_co
             for (int n = 0; n < B_c / 8; ++n) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    const int query = first_query + own + m * 16 + lane / 4 + e / 2 * 8, key = first_key + n * 8 + lane % 4 * 2 + (e & 1);
-                    float P = exp_2(fmaf(S[m][n][e], tau_2, -L[m][e / 2]));
+                    const int query = first_query + own + m * 16 + lane / 4 + e / 2 * 8;
+                    const int key = first_key + n * 8 + lane % 4 * 2 + (e & 1);
+                    float P = exp_2(fmaf(S[m][n][e], p.tau_2, -L[m][e / 2]));
                     if (edge && !p.live(query, key)) P = 0.0f;
-                    S[m][n][e] = P * (Z_ij(m, n, e, Z_factor * dP[m][n][e]) - D[m][e / 2]);
+                    S[m][n][e] = dS_of(Z_ij(m, n, e, P), dP[m][n][e], D[m][e / 2], p);
                 }
                 rounded[m][n][0] = pack(S[m][n][0], S[m][n][1]);
                 rounded[m][n][1] = pack(S[m][n][2], S[m][n][3]);
             }
-        add_product<B_c>(dQ, rounded, K_j + down);  // dQ_i += dS_ij K_j. τ waits for the end.
+        add_product(dQ, rounded, K_j + down);  // dQ_i += dS_ij K_j. τ waits for the end.
     }
 
-    copies_wait();
+    copies_wait();    // where no key was live, Q_i's place is still being copied to
     __syncthreads();
-    store_rows(p.dQ + b * p.dq.batch + h * p.dq.head, p.dq.row, first_query + own, p.N_q, Q_i + own * PITCH, dQ, p.tau);
+    Element* dQ_h = p.dQ + b * p.dq.batch + h * p.dq.head;
+    store_rows(dQ_h, p.dq.row, first_query + own, p.N_q, 0, Q_i + own * PITCH, dQ, p.tau);
 }
-
-#endif

@@ -1,0 +1,117 @@
+"""`flashsim bench`: this project's GPU kernels, unfused attention and PyTorch's backends, timed in one run."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
+EXAMPLES = (
+    "flashsim bench --N 1024 4096 16384 --d 128\n"
+    "flashsim bench --only tensor_core torch_flash --N 4096 --d 64 128 --json bench.json\n"
+    "flashsim bench --N 1024 --d 64 --dropout 0.1 --causal yes"
+)
+LENGTHS = [2**e for e in range(7, 17)]
+
+
+def add_options(parser: Any) -> None:
+    """Add the command's options to its parser."""
+    parser.add_argument("--N", type=int, nargs="+", default=LENGTHS, help="sequence lengths. Default: 128 … 65536")
+    parser.add_argument("--d", type=int, nargs="+", default=[64, 128], help="head dimensions. Default: 64 128")
+    parser.add_argument("--causal", choices=["no", "yes", "both"], default="both", help="default: both")
+    parser.add_argument("--direction", choices=["forward", "backward", "both"], default="both", help="default: both")
+    parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="drop weights with this probability")
+    parser.add_argument(
+        "--dtype", choices=["float16", "bfloat16", "float32"], default="float16", help="default: float16"
+    )
+    parser.add_argument("--batch", type=int, default=0, metavar="B", help="default: for 16,384 tokens")
+    parser.add_argument("--heads", type=int, default=16, metavar="H", help="default: 16")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="of algorithm_1, algorithm_2, q_outer, tensor_core, standard, torch_math, torch_flash, torch_cudnn. Default: all",
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="medians over so many. Default: 7")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON (- for stdout, and nothing else)")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+
+
+def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
+    """Run the command and return 0. Raises MissingGPU where there is none."""
+    from flashsim.gpu.benchmark import Setting, benchmark, machine
+
+    causal = {"no": [False], "yes": [True], "both": [False, True]}[options.causal]
+    directions = ["forward", "backward"] if options.direction == "both" else [options.direction]
+    asked = [
+        Setting(N, d, masked, direction, options.dtype, options.batch, options.heads, options.dropout)
+        for N in options.N
+        for d in options.d
+        for masked in causal
+        for direction in directions
+    ]
+    on = machine()
+    with progress(options.quiet) as bar:
+        task = bar.add_task("bench", total=len(asked))
+        results = benchmark(
+            asked,
+            contestants=options.only,
+            rounds=options.rounds,
+            on_setting=lambda done, _, what: bar.update(task, completed=done, description=what),
+        )
+    record = {
+        "command": options.command_line,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": on,
+        "results": results,
+    }
+    if options.json:
+        text = json.dumps(_plain(record), indent=1, allow_nan=False) + "\n"
+        if options.json == "-":
+            print(text, end="")
+        else:
+            Path(options.json).write_text(text, encoding="utf-8")
+    if options.json != "-":
+        print_results(record)
+    return 0
+
+
+def print_results(record: Mapping[str, Any]) -> None:
+    """Print TFLOP/s, a row for each setting, with ratios to PyTorch's FlashAttention-2 and to unfused attention."""
+    from flashsim.tables import console_for_tables, new_table
+
+    console = console_for_tables()
+    on = record["machine"]
+    console.print(
+        f"{on['gpu']}, CuPy {on['cupy']}, PyTorch {on['torch']}; TFLOP/s, medians; backward counts 2.5 × forward\n"
+    )
+    names = list(dict.fromkeys(t["name"] for r in record["results"] for t in r["timings"]))
+    table = new_table("setting", *names, "ours ÷ FA-2", "ours × standard")
+    for r in record["results"]:
+        found = {t["name"]: t for t in r["timings"]}
+        rate = {name: None if t["failed"] else t["tflops"] for name, t in found.items()}
+        ours, flash, standard = (rate.get(name) for name in ("tensor_core", "torch_flash", "standard"))
+        table.add_row(
+            f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}",
+            *("–" if rate.get(name) is None else f"{rate[name]:.1f}" for name in names),
+            f"{ours / flash:.2f}" if ours and flash else "–",
+            f"{ours / standard:.1f}" if ours and standard else "–",
+        )
+    console.print(table)
+    failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}
+    for name, why in sorted(failed):
+        console.print(f"{name} failed: {why}")
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON's kinds of things: None for NaN."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and value != value else value

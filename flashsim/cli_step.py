@@ -1,0 +1,159 @@
+"""`flashsim step`: record a run, and go through it step by step, in a page or in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+SUMMARY = "Record a run and write a page that plays it: line by line, forwards and backwards."
+EXAMPLES = (
+    "flashsim step --open\n"
+    "flashsim step --algorithm flash --n 12 --d 4 --blocks 3 4 --causal\n"
+    "flashsim step --qkv mine.npz --head 3 --blocks 32 32 -o head3.html\n"
+    "flashsim step --causal --vs q_outer\n"
+    "flashsim step --algorithm flash --bug no_rescale\n"
+    "flashsim step --n 8 --d 2 --blocks 4 4 --text | less\n"
+    "flashsim step --n 64 --d 16 -o run.perfetto.json"
+)
+N, D = 12, 4
+
+
+def add_options(parser: Any, algorithms: list[str], block_masks: Mapping[str, Any]) -> None:
+    """Add the command's options to its parser."""
+    parser.add_argument(
+        "--algorithm",
+        choices=algorithms,
+        metavar="NAME",
+        default="flash",
+        help=f"of {', '.join(algorithms)}. Default: flash",
+    )
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument(
+        "--vs", choices=algorithms, metavar="NAME", help="a second algorithm, shown beside the first in step"
+    )
+    other.add_argument(
+        "--bug",
+        metavar="NAME",
+        help="the same with a planted bug beside it: no_rescale, max_reset, no_mask, last_block",
+    )
+    parser.add_argument("--n", type=int, help=f"sequence length of random Q, K, V. Default: {N}")
+    parser.add_argument("--n-k", type=int, metavar="N", help="number of keys, where it differs from the queries'")
+    parser.add_argument("--d", type=int, help=f"head dimension of random Q, K, V. Default: {D}")
+    parser.add_argument(
+        "--qkv", nargs="+", type=Path, metavar="FILE", help="run on these Q, K, V, as in `flashsim run`"
+    )
+    parser.add_argument("--head", metavar="I[,J…]", help="the head of --qkv, an index into the leading axes")
+    parser.add_argument(
+        "--blocks", nargs=2, type=int, metavar=("B_r", "B_c"), help="block sizes. Default: line 1's for M"
+    )
+    parser.add_argument(
+        "--M",
+        metavar="SIZE",
+        help="SRAM size: elements, or bytes of the dtype (2KB); with --blocks, enforced. Default: for which line 1 takes "
+        "blocks as large as --blocks, or a quarter of the keys",
+    )
+    parser.add_argument(
+        "--causal", action="store_true", help="query i attends to keys j ≤ i + N_k − N_q (bottom right)"
+    )
+    parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="drop weights with this probability")
+    parser.add_argument("--block-mask", choices=list(block_masks), help="for block_sparse: which tiles are computed")
+    parser.add_argument("--seed", type=int, default=0, help="of random Q, K, V, and of dropout. Default: 0")
+    parser.add_argument("--text", action="store_true", help="print the steps in the terminal, and write no file")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="the page, FILE.html; or the trace, .json.gz or .npz; or .perfetto.json. Default: flashsim-step.html",
+    )
+
+
+def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
+    """Run the command and return 0. Raises ValueError for options that make no sense together."""
+    from flashsim.trace.text import lines
+
+    second = options.vs or options.bug
+    output = options.output or Path("flashsim-step.html")
+    if options.text and (second or options.open or options.output):
+        raise ValueError("--text prints one run; leave out --vs, --bug, --open and --output")
+    if options.open and output.suffix != ".html":
+        raise ValueError(f"--open shows a page; expected -o FILE.html, got {output}")
+    Q, K, V = _operands(options)
+    trace = _trace(options.algorithm, Q, K, V, options, block_masks)
+    if options.text:
+        print("\n".join(lines(trace)))
+        return 0
+    versus = None
+    if second:
+        versus = _trace(options.vs or options.algorithm, Q, K, V, options, block_masks, options.bug)
+    saved = trace.save(output, versus=versus)
+    print(f"Saved {saved} ({saved.stat().st_size / 1000:,.0f} kB, {len(trace.steps):,} steps)")
+    if options.open:
+        webbrowser.open(saved.resolve().as_uri())
+    return 0
+
+
+def _operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
+    import numpy as np
+
+    from flashsim import qkv
+    from flashsim.inputs import check_count
+
+    if options.qkv:
+        if options.n is not None or options.d is not None or options.n_k is not None:
+            raise ValueError("--n, --n-k and --d are for random inputs; --qkv has sizes of its own")
+        given = qkv.load_qkv(options.qkv).head(options.head)
+        if given.heads > 1:
+            raise ValueError(f"{given.source} has heads {given.Q.shape[:-2]}; a trace is of one: give --head")
+        return tuple(array.reshape(array.shape[-2:]) for array in (given.Q, given.K, given.V))  # type: ignore[return-value]
+    if options.head is not None:
+        raise ValueError("--head goes with --qkv")
+    n, d = (
+        check_count("--n", N if options.n is None else options.n),
+        check_count("--d", D if options.d is None else options.d),
+    )
+    keys = n if options.n_k is None else check_count("--n-k", options.n_k)
+    rng = np.random.default_rng(options.seed)
+    Q, K, V = (rng.standard_normal((rows, d), np.float32) for rows in (n, keys, keys))
+    return 2 * Q, K, V  # scores of standard deviation 2, so that maxima move
+
+
+def _trace(
+    name: str,
+    Q: Any,
+    K: Any,
+    V: Any,
+    options: argparse.Namespace,
+    block_masks: Mapping[str, Any],
+    bug: str | None = None,
+) -> Any:
+    import flashsim
+    from flashsim.algorithms import FORWARD
+    from flashsim.inputs import check_count
+    from flashsim.sizes import parse_size
+    from flashsim.trace.bugs import planted
+
+    width = Q.shape[1] + V.shape[1]
+    arguments: dict[str, Any] = {"causal": options.causal, "dropout_p": options.dropout, "seed": options.seed}
+    if options.blocks:
+        B_r, B_c = (
+            check_count(f"--blocks' {which}", n) for which, n in zip(("B_r", "B_c"), options.blocks, strict=True)
+        )
+        arguments["M"] = 2 * width * max(B_r, B_c)
+        arguments["sizing"] = flashsim.Fixed(B_r, B_c, enforced=options.M is not None)
+    else:
+        arguments["M"] = 2 * width * max(-(-K.shape[0] // 4), 1)
+    if options.M is not None:
+        arguments["M"] = parse_size(options.M, Q.dtype.itemsize)
+    if "block_mask" in FORWARD[name].parts or not options.vs:
+        arguments["block_mask"] = block_masks.get(options.block_mask)
+    with planted(name, bug) if bug else nullcontext(name) as known:
+        trace = flashsim.trace(known, Q, K, V, **arguments)
+    return replace(trace, about=replace(trace.about, command=options.command_line))

@@ -1,0 +1,291 @@
+"""`forward` and `backward` on a GPU: arrays checked and taken by DLPack, results allocated, and a kernel of the ladder run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from flashsim.dropout import check_p, check_seed
+from flashsim.gpu.compiling import current_device, import_cupy
+from flashsim.gpu.counters import Counters
+from flashsim.gpu.kernel import Kernel, Options
+from flashsim.inputs import check_count, check_scale
+
+KERNELS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "standard")
+CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
+LONGEST = 2**31 - 2**12  # rows and columns are counted in 32 bits, of tiles that may reach beyond the end
+
+
+def kernel(name: str) -> Kernel:
+    """Return a rung of the ladder, or ValueError."""
+    if name not in KERNELS:
+        raise ValueError(f"kernel is {name!r}; expected one of {', '.join(map(repr, KERNELS))}")
+    found: Kernel = importlib.import_module(f"flashsim.gpu.{name}").KERNEL
+    return found
+
+
+def forward(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    kernel: str = "tensor_core",
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    blocks: tuple[int, int] | None = None,
+    return_lse: bool = False,
+    count: bool = False,
+) -> Any:
+    """Return dropout(softmax(MASK(scale · q kᵀ))) v, (B, H_q, N_q, d), of the inputs' dtype.
+
+    q is (B, H_q, N_q, d), k and v (B, H_kv, N_k, d): CuPy arrays, or anything on a GPU with DLPack, such as PyTorch tensors,
+    which are not copied. Results are of the kind that q is. H_q is a multiple of H_kv: query heads g·n … g·n + g − 1 share
+    KV head n. The last axis has stride 1, the others any. Inputs are not modified. bfloat16 in CuPy is ml_dtypes' type.
+
+    kernel     "algorithm_1", "algorithm_2", "q_outer" (float32, float16, bfloat16; all compute in float32), "tensor_core",
+               or "standard": unfused, S and P in HBM
+    causal     key j is attended to if j ≤ i + N_k − N_q
+    scale      None: 1/√d
+    mask       booleans on the same GPU that broadcast to (B, H_q, N_q, N_k), True = attend. With `causal`, both must allow
+    dropout_p, seed  the mask is `flashsim.dropout.keep_mask`, bit for bit
+    blocks     (B_r, B_c), for kernels that are compiled for any; None: the kernel's own
+    return_lse return also log Σ exp(scaled scores), (B, H_q, N_q), float32: −∞ for a query whose every key is masked,
+               whose output is 0
+    count      return also what was moved, by array, as {"Q": Moved(reads, writes), …}: a build of the kernel that counts
+               each access to HBM. It waits for the kernel, and is slower
+
+    Finite inputs give finite results as long as scaled scores, and sums of values, stay within float32. Masked keys and values
+    have no part in the result, be they NaN.
+
+    Returns O, or a tuple (O, lse), (O, moved), (O, lse, moved). Works on the current stream: CuPy's, or for tensors PyTorch's.
+
+    Raises ValueError before anything is launched, for what the kernel does not take; `MissingGPU` where a GPU or a package
+    is missing; `MemoryError` (CuPy's) where results do not fit.
+    """
+    rung = _rung(kernel)
+    with _taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, hand_back):
+        _check_shapes(rung, arrays)
+        options = _options(rung, arrays, causal, scale, masked, dropout_p, seed, blocks, count)
+        cupy, taken = import_cupy(), arrays["q"]
+        o = cupy.empty(taken.shape, taken.dtype)
+        lse = cupy.empty(taken.shape[:3], "float32") if return_lse else None
+        rung.forward(*arrays.values(), o, lse, options)
+        results = [hand_back(o)] + ([hand_back(lse)] if return_lse else [])
+        if options.counters is not None:
+            results.append(options.counters.moved())
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    do: Any,
+    *,
+    kernel: str = "tensor_core",
+    causal: bool = False,
+    scale: float | None = None,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    seed: int = 0,
+    blocks: tuple[int, int] | None = None,
+    deterministic: bool = False,
+    count: bool = False,
+) -> Any:
+    """Return dq, dk, dv, shaped and typed as q, k, v, for o and lse of `forward` with the same arguments, and o's gradient do.
+
+    Arrays as in `forward`; o and do (B, H_q, N_q, d), lse (B, H_q, N_q), float32. `deterministic` asks for the same bits in
+    every run, of kernels that have the choice. With `count`, returns (dq, dk, dv, moved). Errors as in `forward`.
+    """
+    rung = _rung(kernel)
+    if rung.backward is None:
+        raise ValueError(f"kernel {kernel!r} has no backward pass")
+    with _taken({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, mask) as (arrays, masked, hand_back):
+        _check_shapes(rung, arrays)
+        options = _options(
+            rung, arrays, causal, scale, masked, dropout_p, seed, blocks, count, deterministic, "backward"
+        )
+        cupy = import_cupy()
+        arrays["o"], arrays["lse"] = (cupy.ascontiguousarray(arrays[name]) for name in ("o", "lse"))
+        gradients = [cupy.empty(arrays[name].shape, arrays[name].dtype) for name in ("q", "k", "v")]
+        rung.backward(*arrays.values(), *gradients, options)
+        results: list[Any] = [hand_back(gradient) for gradient in gradients]
+        if options.counters is not None:
+            results.append(options.counters.moved())
+    return tuple(results)
+
+
+# ---------------------------------------------------------------------------------------------------------------- checks
+
+
+def _rung(name: str) -> Kernel:
+    return kernel(name)
+
+
+def _check_shapes(rung: Kernel, arrays: dict[str, Any]) -> None:
+    """Raise ValueError for shapes, dtypes or strides that the kernel does not take."""
+    q, k = arrays["q"], arrays["k"]
+    for name, array in arrays.items():
+        axes = 3 if name == "lse" else 4
+        if array.ndim != axes:
+            expected = "(B, H, N)" if axes == 3 else "(B, H, N, d)"
+            raise ValueError(f"{name} has shape {array.shape}; expected {axes} axes, {expected}")
+        if 0 in array.shape:
+            raise ValueError(f"{name} has shape {array.shape}; every axis must be at least 1")
+        dtypes = ("float32",) if name == "lse" else rung.dtypes
+        if array.dtype.name not in dtypes:
+            raise ValueError(f"{name} has dtype {array.dtype.name}; {rung.name} takes {', '.join(dtypes)}")
+        if name != "lse" and array.dtype != q.dtype:
+            raise ValueError(f"{name} has dtype {array.dtype.name}; expected {q.dtype.name}, as q has")
+    for name, array in arrays.items():
+        expected = {"q": q.shape, "k": (q.shape[0], *k.shape[1:3], q.shape[3]), "v": k.shape, "lse": q.shape[:3]}.get(
+            name, q.shape
+        )
+        if array.shape != expected:
+            raise ValueError(
+                f"{name} has shape {array.shape}; expected {expected}, to go with q {q.shape} and k {k.shape}"
+            )
+    d, heads, kv_heads = q.shape[3], q.shape[1], k.shape[1]
+    if d not in rung.head_dims:
+        raise ValueError(
+            f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, rung.head_dims))}"
+        )
+    if heads % kv_heads or (heads != kv_heads and not rung.gqa):
+        expected = "a multiple of" if rung.gqa else "as many as"
+        raise ValueError(f"q has {heads} heads; expected {expected} the {kv_heads} heads of k")
+    if max(q.shape[2], k.shape[2]) > LONGEST or q.shape[0] * heads > LONGEST:
+        raise ValueError(f"q has shape {q.shape}, k {k.shape}; expected N and B·H of {LONGEST:,} at most")
+    for name, array in arrays.items():
+        if name != "lse" and array.strides[-1] != array.itemsize:
+            raise ValueError(
+                f"{name} has strides {array.strides} bytes; expected {array.itemsize} for the last axis: contiguous rows"
+            )
+        if any(stride % array.itemsize for stride in array.strides):
+            raise ValueError(
+                f"{name} has strides {array.strides} bytes; expected multiples of its {array.itemsize}-byte items"
+            )
+
+
+def _options(
+    rung: Kernel,
+    arrays: dict[str, Any],
+    causal: bool,
+    scale: float | None,
+    mask: Any,
+    dropout_p: float,
+    seed: int,
+    blocks: tuple[int, int] | None,
+    count: bool,
+    deterministic: bool = False,
+    direction: str = "forward",
+) -> Options:
+    q, k = arrays["q"], arrays["k"]
+    for name, value in (("causal", causal), ("count", count), ("deterministic", deterministic)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is {value!r}; expected True or False")
+    dropout_p, seed = check_p(dropout_p), check_seed(seed)
+    asked = {
+        "causal": causal,
+        "mask": mask is not None,
+        "dropout_p": dropout_p > 0,
+        "blocks": blocks is not None,
+        "count": count,
+    }
+    takes = {
+        "causal": rung.causal,
+        "mask": rung.masks,
+        "dropout_p": rung.dropout,
+        "blocks": rung.blocks,
+        "count": rung.counts,
+    }
+    for name, wanted in asked.items():
+        if wanted and not takes[name]:
+            raise ValueError(f"{name} is given; kernel {rung.name!r} does not take it")
+    if blocks is not None:
+        try:
+            B_r, B_c = blocks
+        except (TypeError, ValueError):
+            raise ValueError(f"blocks is {blocks!r}; expected a pair (B_r, B_c)") from None
+        blocks = check_count("blocks[0], B_r,", B_r), check_count("blocks[1], B_c,", B_c)
+    if mask is not None:
+        onto = (*q.shape[:3], k.shape[2])
+        if mask.dtype.name != "bool":
+            raise ValueError(f"mask has dtype {mask.dtype.name}; expected bool, True = attend")
+        try:
+            mask = import_cupy().broadcast_to(mask, onto)
+        except ValueError:
+            raise ValueError(
+                f"mask has shape {mask.shape}; expected one that broadcasts to (B, H_q, N_q, N_k) = {onto}"
+            ) from None
+    tau = check_scale(scale, q.shape[3])
+    return Options(tau, causal, dropout_p, seed, mask, blocks, deterministic, Counters() if count else None)
+
+
+# ---------------------------------------------------------------------------------------------------------------- DLPack
+
+
+@contextmanager
+def _taken(given: dict[str, Any], mask: Any) -> Iterator[tuple[dict[str, Any], Any, Callable[[Any], Any]]]:
+    """Within their device, and PyTorch's stream for tensors: the arrays as CuPy's, the mask, and how to hand results back."""
+    cupy = import_cupy()
+    current_device()
+    everything = given if mask is None else {**given, "mask": mask}
+    devices = {name: _device(name, array) for name, array in everything.items()}
+    first = next(iter(devices.values()))
+    for name, device in devices.items():
+        if device != first:
+            raise ValueError(f"{name} is on GPU {device}; expected {first}, where {next(iter(devices))} is")
+    torch = _torch(next(iter(given.values())))
+    with cupy.cuda.Device(first):
+        if torch is None:
+            arrays = {name: _cupy(name, array) for name, array in everything.items()}
+            yield {name: arrays[name] for name in given}, arrays.get("mask"), lambda array: array
+        else:
+            with cupy.cuda.Stream.from_external(_Stream(torch.cuda.current_stream(first).cuda_stream)):
+                arrays = {name: _cupy(name, array) for name, array in everything.items()}
+                yield {name: arrays[name] for name in given}, arrays.get("mask"), torch.from_dlpack
+
+
+def _device(name: str, array: Any) -> int:
+    if not hasattr(array, "__dlpack_device__") or not hasattr(array, "__dlpack__"):
+        raise ValueError(f"{name} is a {type(array).__name__}; expected a CuPy array, or one with DLPack, on a GPU")
+    kind, number = array.__dlpack_device__()
+    if int(kind) not in CUDA:
+        raise ValueError(
+            f"{name} is a {type(array).__module__}.{type(array).__name__} not on a GPU; expected one on a GPU"
+        )
+    return int(number)
+
+
+def _cupy(name: str, array: Any) -> Any:
+    cupy = import_cupy()
+    if isinstance(array, cupy.ndarray):
+        return array
+    if getattr(array, "requires_grad", False):
+        array = array.detach()
+    try:
+        return cupy.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{name} cannot be taken by DLPack: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """A stream of PyTorch's, by the CUDA stream protocol, which its older versions lack."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+def _torch(array: Any) -> Any:
+    return importlib.import_module("torch") if type(array).__module__.split(".")[0] == "torch" else None

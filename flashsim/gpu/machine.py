@@ -1,0 +1,59 @@
+"""What this machine has of what the GPU kernels need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flashsim.gpu.compiling import (
+    ARCHITECTURES,
+    CompileError,
+    MissingGPU,
+    architecture,
+    compile_file,
+    current_device,
+    import_cupy,
+)
+
+
+@dataclass(frozen=True)
+class Info:
+    """`found`: what is there, by name. `missing`: what is not, each with what to do. `ready`: whether kernels can run."""
+
+    found: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def ready(self) -> bool:
+        """Whether kernels can run here."""
+        return not self.missing
+
+
+def info() -> Info:
+    """Look for CuPy, NVRTC with headers (by compiling a kernel), a driver and a GPU. Raises nothing for what is missing."""
+    found, missing = {}, []
+    try:
+        cupy = import_cupy()
+    except MissingGPU as error:
+        return Info({}, [str(error)])
+    found["CuPy"] = cupy.__version__
+    try:
+        compiled = compile_file("algorithm_1.cu", ("algorithm_1<float, 64, 64, 64>",), {"COUNT": 0}, ARCHITECTURES[0])
+        version = ".".join(map(str, cupy.cuda.nvrtc.getVersion()))
+        registers = next(iter(compiled.resources.values())).registers
+        found["NVRTC"] = f"{version}; algorithm_1 compiles for {compiled.arch}, {registers} registers"
+    except (MissingGPU, CompileError) as error:
+        missing.append(str(error))
+    try:
+        device = current_device()
+        properties = cupy.cuda.runtime.getDeviceProperties(device)
+        found["driver"] = (
+            f"for CUDA {cupy.cuda.runtime.driverGetVersion() // 1000}.{cupy.cuda.runtime.driverGetVersion() % 1000 // 10}"
+        )
+        found["GPU"] = (
+            f"{properties['name'].decode()}, {architecture(device)}, {properties['multiProcessorCount']} multiprocessors, "
+            f"{properties['sharedMemPerBlockOptin'] // 1024} KB of shared memory a block, "
+            f"{properties['l2CacheSize'] // 2**20} MB of L2, {properties['totalGlobalMem'] // 2**30} GB"
+        )
+    except MissingGPU as error:
+        missing.append(str(error))
+    return Info(found, missing)

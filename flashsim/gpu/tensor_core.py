@@ -1,0 +1,140 @@
+"""FlashAttention on tensor cores: launches kernels/tensor_core.cu; the backward pass is `tensor_core_backward`'s."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from flashsim.dropout import seed_words
+from flashsim.gpu import tensor_core_backward
+from flashsim.gpu.compiling import import_cupy, load
+from flashsim.gpu.kernel import Kernel, Options, Variant
+
+FILE = "tensor_core.cu"
+ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+HEAD_DIMS = (32, 64, 128)
+THREADS, B_R = 128, 128  # the file's
+GRID = 65535  # of a grid's second and third axis: heads, batch
+LOG2_E = math.log2(math.e)
+
+_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
+_DROPOUT = np.dtype([("key_0", "u4"), ("key_1", "u4"), ("threshold", "u4"), ("keep_scale", "f4")])
+
+
+def block_sizes(d: int, dropout: bool = False) -> tuple[int, int]:
+    """Return (B_r, B_c): as many keys as fit into registers, beside O_i, without spills; with dropout, Philox has to too."""
+    if dropout:
+        return B_R, 16 if d == 128 else 32
+    return B_R, 64 if d == 128 else 128
+
+
+def function(dtype: str, d: int, causal: bool, dropout: bool) -> str:
+    """Return the kernel's name for one case."""
+    switches = (str(on).lower() for on in (causal, dropout))
+    return f"tensor_core<{ELEMENTS[dtype]}, {d}, {block_sizes(d, dropout)[1]}, {', '.join(switches)}>"
+
+
+def factor_and_sign(scale: float) -> tuple[np.float32, np.float32]:
+    """Return c = |τ| log₂e in fp32, finite, and τ's sign; (1, 0) where c would be 0, as if Q were 0."""
+    largest, smallest = (float(x) for x in (np.finfo(np.float32).max, np.finfo(np.float32).tiny))
+    c = min(abs(scale) * LOG2_E, largest)
+    return (np.float32(c), np.float32(math.copysign(1, scale))) if c >= smallest else (np.float32(1), np.float32(0))
+
+
+def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
+    """Fill o and, unless None, lse.
+
+    Raises ValueError for rows of q, k or v that do not start at multiples of 16 bytes, and for more heads or a larger batch
+    than a grid has room for.
+    """
+    cupy = import_cupy()
+    (B, H, N_q, d), (_, H_kv, N_k, _) = q.shape, k.shape
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        check_rows(name, array)
+    if max(B, H) > GRID:
+        raise ValueError(f"q has shape {q.shape}; tensor_core takes a batch and a number of heads of {GRID:,} at most")
+    dropout = options.dropout_p > 0
+    name = function(q.dtype.name, d, options.causal, dropout)
+    B_r, B_c = block_sizes(d, dropout)
+    shared = 2 * d * (B_r + 4 * B_c)  # Q_i, two K_j, two V_j
+    kernel = _ready(cupy.cuda.runtime.getDevice(), name, shared)
+    strides = (np.array([_elements(array)], _STRIDES) for array in (q, k, v))
+    numbers = (np.int32(n) for n in (N_q, N_k, H // H_kv))
+    p = options.dropout_p
+    drop = np.array([(*seed_words(options.seed), int(p * 2**32), 1 / (1 - p))], _DROPOUT)
+    L = np.uint64(0) if lse is None else lse
+    arguments = (q, k, v, o, L, *strides, *numbers, *factor_and_sign(options.scale), drop)
+    kernel((-(-N_q // B_r), H, B), (THREADS,), arguments, shared_mem=shared)
+
+
+@cache
+def _ready(device: int, name: str, shared: int) -> Any:
+    """Return a function, loaded and allowed its shared memory, on `device`, the current one."""
+    room = import_cupy().cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"]
+    if shared > room:
+        raise ValueError(f"{name} needs {shared:,} bytes of shared memory; this GPU's blocks have {room:,}")
+    kernel = load(FILE, (name,), {})[name]
+    if shared > 48 * 1024:
+        kernel.max_dynamic_shared_size_bytes = shared
+    return kernel
+
+
+def check_rows(name: str, array: Any) -> None:
+    """Raise ValueError unless rows start at multiples of 16 bytes, as they are copied 16 bytes at a time."""
+    strides = [stride for stride, n in zip(array.strides[:3], array.shape[:3], strict=True) if n > 1]
+    if array.data.ptr % 16 or any(stride % 16 for stride in strides):
+        raise ValueError(
+            f"{name} is at {array.data.ptr:#x} with strides {array.strides} bytes; expected multiples of 16 for tensor_core"
+        )
+
+
+def _elements(array: Any) -> tuple[int, ...]:
+    return tuple(stride // array.itemsize for stride in array.strides[:3])
+
+
+def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
+    """Fill dq, dk, dv. Raises ValueError as `tensor_core_backward.backward`."""
+    tensor_core_backward.backward(
+        q,
+        k,
+        v,
+        o,
+        do,
+        lse,
+        dq,
+        dk,
+        dv,
+        causal=options.causal,
+        scale=options.scale,
+        dropout_p=options.dropout_p,
+        seed=options.seed,
+        deterministic=options.deterministic,
+    )
+
+
+KERNEL = Kernel(
+    name="tensor_core",
+    about="loops exchanged, tensor cores: mma.sync, cp.async, swizzled shared memory; fp16 and bf16",
+    dtypes=tuple(ELEMENTS),
+    head_dims=HEAD_DIMS,
+    variants=tuple(
+        Variant(
+            FILE,
+            (),
+            tuple(
+                function(dtype, d, causal, dropout)
+                for d in HEAD_DIMS
+                for causal in (False, True)
+                for dropout in (False, True)
+            ),
+        )
+        for dtype in ELEMENTS
+    )
+    + tensor_core_backward.VARIANTS,
+    forward=forward,
+    backward=backward,
+    dropout=True,
+)

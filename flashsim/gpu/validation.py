@@ -1,0 +1,257 @@
+"""Counters: what the model predicts, byte by byte, beside what Nsight Compute reads from the hardware.
+
+    record = validate()        # runs itself once under ncu, once alone for the clock
+
+Two levels are measured. DRAM bytes (`dram__bytes_read.sum`, `dram__bytes_write.sum`) are what the model's HBM accesses are
+compared with, where the working set exceeds the L2; SM ↔ L2 bytes (32 × `lts__t_sectors_srcunit_tex_op_*`) where it does
+not. Each pass runs alone, between two marker kernels, caches flushed before every kernel, clocks left alone.
+
+    standard     every pass of Algorithms 0 and 3 at GPT-2 medium's shape: each operand read once, as the proofs count, since
+                 what cuBLAS's tiles re-read is in the L2; N × N matrices are not
+    algorithm_1  Theorem 2 in silicon: two heads per SM, Q and O of all of them larger than the L2, B_c from 16 up
+    algorithm_4  Theorem 5 likewise
+    on chip      the loops exchanged: the model's accesses between SM and L2; from DRAM only what is compulsory
+
+Writes may fall short by what is still dirty in the L2 when a kernel ends, so their tolerance is 1% (2% for the passes of
+standard attention) plus the L2's size.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashsim.api import count
+from flashsim.gpu.benchmark import machine
+from flashsim.gpu.compiling import MissingGPU, import_cupy
+from flashsim.records import Traffic
+
+METRICS = {
+    "dram_reads": "dram__bytes_read.sum",
+    "dram_writes": "dram__bytes_write.sum",
+    "l2_reads": "lts__t_sectors_srcunit_tex_op_read.sum",
+    "l2_writes": "lts__t_sectors_srcunit_tex_op_write.sum",
+}
+SECTOR = 32
+BEGIN, END = "flashsim_begin", "flashsim_end"
+GPT2 = (64, 16, 1024, 64)  # GPT-2 medium as in the paper's Figure 2 (left): B, H, N, d
+SILICON = (264, 1, 1024, 64)  # two heads for each of 132 SMs
+UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "sector": 1, "Ksector": 1e3, "Msector": 1e6, "": 1}
+OnPass = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass: how to run it, and what the model predicts, in bytes, of which level ("DRAM" or "L2").
+
+    `within` is the tolerance, a part of the prediction, to which writes add what the L2 may hold; None: reported only.
+    """
+
+    group: str
+    name: str
+    level: str
+    reads: float
+    writes: float
+    within: float | None
+    run: Callable[[], Any]
+    B_c: int | None = None
+
+
+def passes() -> Iterator[Pass]:
+    """Yield all passes; what each needs is allocated when it is reached, and freed after."""
+    yield from _standard()
+    yield from _algorithm_1()
+    yield from _algorithm_4()
+    yield from _on_chip()
+
+
+def _normal(*shape: int, dtype: str = "float16") -> Any:
+    cupy = import_cupy()
+    return cupy.random.default_rng(0).standard_normal(shape, dtype=cupy.float32).astype(dtype)
+
+
+def _standard() -> Iterator[Pass]:
+    """Algorithms 0 and 3 without mask and dropout."""
+    from flashsim.gpu import standard
+
+    B, H, N, d = GPT2
+    size = {"N·d": B * H * N * d * 2, "N·N": B * H * N * N * 2}  # bytes
+    q, k, v, do = (_normal(*GPT2) for _ in range(4))
+    for step in standard.steps(q, k, v, do, d**-0.5):
+        reads, writes = (sum(size[matrix] for matrix in matrices) for matrices in (step.reads, step.writes))
+        yield Pass("standard", step.name, "DRAM", reads, writes, 0.02, step.run)
+
+
+def _bytes(traffic: Traffic, *, width: int = 4) -> tuple[int, int]:
+    return traffic.reads * width, traffic.writes * width
+
+
+def _algorithm_1() -> Iterator[Pass]:
+    from flashsim import gpu
+
+    B, H, N, d = SILICON
+    q, k, v = (_normal(*SILICON, dtype="float32") for _ in range(3))
+    for B_c in (16, 32, 64, 128, 256):
+        blocks = (64, B_c)
+        reads, writes = _bytes(count("flash_basic", N=N, d=d, M=10**6, blocks=blocks, heads=B * H).hbm)
+        yield Pass(
+            "algorithm_1", f"B_c = {B_c}", "DRAM", reads, writes, 0.01,
+            lambda blocks=blocks: gpu.forward(q, k, v, kernel="algorithm_1", blocks=blocks), B_c,  # type: ignore[misc]
+        )  # fmt: skip
+
+
+def _algorithm_4() -> Iterator[Pass]:
+    from flashsim import gpu
+
+    B, H, N, d = SILICON
+    q, k, v, do = (_normal(*SILICON, dtype="float32") for _ in range(4))
+    o, lse = gpu.forward(q, k, v, kernel="algorithm_2", return_lse=True)
+    for B_c in (16, 32, 64):
+        blocks = (32, B_c)
+        tally = count("flash", N=N, d=d, M=10**6, blocks=blocks, heads=B * H, direction="backward")
+        reads, writes = _bytes(tally.hbm)
+        yield Pass(
+            "algorithm_4", f"B_c = {B_c}", "DRAM", reads, writes, 0.01,
+            lambda blocks=blocks: gpu.backward(q, k, v, o, lse, do, kernel="algorithm_2", blocks=blocks),  # type: ignore[misc]
+            B_c,
+        )  # fmt: skip
+
+
+def _on_chip() -> Iterator[Pass]:
+    """Scalar, and with tensor cores: at a shape whose K and V stay in the L2 while they are read again and again."""
+    from flashsim import gpu
+    from flashsim.gpu import tensor_core
+
+    shape = (4, 16, 4096, 64)
+    B, H, N, d = shape
+    for name, dtype, blocks in (
+        ("q_outer", "float32", (64, 64)),
+        ("tensor_core", "float16", tensor_core.block_sizes(64)),
+    ):
+        q, k, v = (_normal(*shape, dtype=dtype) for _ in range(3))
+        width = 4 if dtype == "float32" else 2
+        tally = count("q_outer", N=N, d=d, M=10**7, blocks=blocks, heads=B * H)
+        arrays = tally.hbm.by_array
+        lse = arrays["L"].writes * 4
+        reads = sum(arrays[name].reads for name in "QKV") * width
+        writes = arrays["O"].writes * width
+        options: dict[str, Any] = {"kernel": name, "return_lse": True}
+        if name == "q_outer":
+            options["blocks"] = blocks
+
+        def run(q: Any = q, k: Any = k, v: Any = v, options: dict[str, Any] = options) -> Any:
+            return gpu.forward(q, k, v, **options)
+
+        yield Pass("on chip", f"{name}, SM ↔ L2", "L2", reads, writes + lse, 0.05, run)
+        once = B * H * N * d * width
+        yield Pass("compulsory", f"{name}, DRAM", "DRAM", 3 * once, once + lse, None, run)
+
+
+# -------------------------------------------------------------------------------------------------------------- running
+
+
+def validate(on_pass: OnPass | None = None) -> dict[str, Any]:
+    """Return rows of predicted and measured bytes, with times, and the machine, as plain data.
+
+    Raises MissingGPU without a GPU or without Nsight Compute (`ncu`).
+    """
+    on = machine()
+    counted = _profiled()
+    rows = []
+    for each, counters in zip(passes(), counted, strict=True):
+        if on_pass is not None:
+            on_pass(f"{each.group}: {each.name}")
+        level = "dram" if each.level == "DRAM" else "l2"
+        got = {way: counters[f"{level}_{way}"] for way in ("reads", "writes")}
+        rows.append({**_row(each, got, on["l2_bytes"]), "counters": counters, "ms": _milliseconds(each.run)})
+    return {"machine": on, "metrics": METRICS, "rows": rows}
+
+
+def _row(each: Pass, got: dict[str, float], l2_bytes: int) -> dict[str, Any]:
+    """Return a pass as plain data. Its error is the larger one, as a part of the prediction; writes may lack an L2 full."""
+    row: dict[str, Any] = {key: getattr(each, key) for key in ("group", "name", "level", "within", "B_c")}
+    row["error"] = 0.0
+    for way in ("reads", "writes"):
+        predicted, measured = getattr(each, way), got[way]
+        row[f"predicted_{way}"], row[f"measured_{way}"] = predicted, measured
+        excess, lack = measured - predicted, predicted - measured
+        off = max(excess, lack - (l2_bytes if way == "writes" and each.level == "DRAM" else 0), 0.0)
+        row["error"] = max(row["error"], off / predicted)
+    row["agrees"] = None if each.within is None else row["error"] <= each.within
+    return row
+
+
+def _milliseconds(run: Callable[[], Any], rounds: int = 5) -> float:
+    cupy = import_cupy()
+    run()
+    best = []
+    for _ in range(rounds):
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        best.append(float(cupy.cuda.get_elapsed_time(start, end)))
+    return sorted(best)[len(best) // 2]
+
+
+def _profiled() -> list[dict[str, float]]:
+    """Run all passes once under ncu; return each one's counters, by name, summed over its kernels."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise MissingGPU("Nsight Compute's ncu is not on the PATH; it comes with the CUDA toolkit")
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "counters.csv"
+        command = [
+            ncu, "--clock-control", "none", "--metrics", ",".join(METRICS.values()), "--csv", "--page", "raw",
+            "--log-file", str(log), sys.executable, "-m", "flashsim.gpu.validation",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise MissingGPU(f"ncu ended with {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
+        return parse(log.read_text(encoding="utf-8"))
+
+
+def parse(text: str) -> list[dict[str, float]]:
+    """Return the counters of each pass from ncu's raw CSV: of the kernels between its two markers, added up."""
+    lines = text.splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith('"ID"'))
+    names, units, *rows = list(csv.reader(lines[start:]))
+    found: list[dict[str, float]] = []
+    inside = False
+    for row in rows:
+        kernel = dict(zip(names, row, strict=False))
+        if BEGIN in kernel["Kernel Name"]:
+            found.append(dict.fromkeys(METRICS, 0.0))
+            inside = True
+        elif END in kernel["Kernel Name"]:
+            inside = False
+        elif inside:
+            for key, metric in METRICS.items():
+                unit = UNITS[dict(zip(names, units, strict=False)).get(metric, "")]
+                value = float(kernel[metric].replace(",", "")) * unit * (SECTOR if key.startswith("l2") else 1)
+                found[-1][key] += value
+    return found
+
+
+def main() -> None:
+    """Run every pass once, each after a marker kernel: what ncu watches."""
+    cupy = import_cupy()
+    begin, end = (cupy.ElementwiseKernel("float32 x", "float32 y", "y = x", name) for name in (BEGIN, END))
+    one = cupy.zeros(1, "float32")
+    for each in passes():
+        begin(one)
+        each.run()
+        end(one)
+        cupy.cuda.runtime.deviceSynchronize()
+
+
+if __name__ == "__main__":
+    main()

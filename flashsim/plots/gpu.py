@@ -1,0 +1,202 @@
+"""What a GPU measured, drawn from its records: predicted against counted traffic, and times.
+
+Unlike the other figures these need a run on a GPU first; the records are kept in figures/ with the machine that made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator
+
+from flashsim.plots.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    column_figure,
+    dress,
+    styled,
+)
+
+LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "algorithm_1": ("Algorithm 1", {"color": SKY, "marker": "o"}),
+    "algorithm_2": ("Algorithm 2, 4", {"color": BLUE, "marker": "o"}),
+    "q_outer": ("loops exchanged", {"color": ORANGE, "marker": "v"}),
+    "tensor_core": ("tensor cores", {"color": VERMILLION, "marker": "s"}),
+    "standard": ("standard, CuPy", {"color": BLACK, "marker": "x", "linestyle": ":"}),
+    "torch_math": ("PyTorch, math", {"color": GREY, "marker": "+", "linestyle": ":"}),
+    "torch_flash": ("FlashAttention-2", {"color": GREEN, "marker": "D", "linestyle": "--"}),
+    "torch_cudnn": ("cuDNN", {"color": PURPLE, "marker": "^", "linestyle": "--"}),
+}
+
+
+@styled
+def plot_validation(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw measured bytes over predicted bytes, each pass a point, and Algorithm 1's DRAM bytes and time over B_c.
+
+    `record`: what `flashsim.gpu.validation.validate` returned. `ax`: two axes; None: a new column of two.
+    """
+    axes: Sequence[Axes] = list(column_figure(5.6).subplots(2)) if ax is None else ax
+    for panel in axes:
+        dress(panel)
+    _predicted(axes[0], record)
+    _theorem_2(axes[1], record)
+    return axes
+
+
+def _predicted(ax: Axes, record: Mapping[str, Any]) -> None:
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    groups = {
+        "standard": (BLACK, "x"),
+        "algorithm_1": (BLUE, "o"),
+        "algorithm_4": (GREEN, "D"),
+        "on chip": (ORANGE, "v"),
+    }
+    ends: list[float] = []
+    for name, (colour, marker) in groups.items():
+        points = [
+            (row[f"predicted_{way}"], row[f"measured_{way}"])
+            for row in record["rows"]
+            if row["group"] == name
+            for way in ("reads", "writes")
+            if row.get(f"predicted_{way}")
+        ]
+        if points:
+            x, y = zip(*points, strict=True)
+            ends += [*x, *y]
+            ax.plot(x, y, linestyle="none", marker=marker, color=colour, mfc="none", label=_GROUPS[name], gid=name)
+    line = [min(ends) / 1.5, max(ends) * 1.5]
+    ax.plot(line, line, color=GREY, linewidth=0.8, gid="equal")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(10))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(EngFormatter("B", sep=""))
+    ax.legend(loc="upper left")
+    ax.set_xlabel("predicted by the model")
+    ax.set_ylabel("counted by the GPU")
+    worst = max(abs(row["error"]) for row in record["rows"] if row["within"] is not None)
+    ax.set_title(f"{record['machine']['gpu']}: the model's bytes are the\nhardware's, within {worst:.1%}", x=-0.2)
+
+
+_GROUPS = {
+    "standard": "standard attention, DRAM",
+    "algorithm_1": "Algorithm 1, DRAM",
+    "algorithm_4": "Algorithm 4, DRAM",
+    "on chip": "loops exchanged, SM ↔ L2",
+}
+
+
+def _theorem_2(ax: Axes, record: Mapping[str, Any]) -> None:
+    rows = [row for row in record["rows"] if row["group"] == "algorithm_1"]
+    sizes = [row["B_c"] for row in rows]
+    ax.set_xscale("log", base=2)
+    for key, colour, style in (("predicted", BLUE, "-"), ("measured", BLUE, "none")):
+        total = [(row[f"{key}_reads"] + row[f"{key}_writes"]) / 1e9 for row in rows]
+        look: dict[str, Any] = {"linestyle": style, "color": colour, "gid": f"{key} bytes"}
+        ax.plot(sizes, total, marker="o" if key == "measured" else None, mfc="none", label=f"{key}", **look)
+    ax.set_ylim(0, None)
+    ax.set_ylabel("DRAM traffic (GB)", color=BLUE)
+    ax.set_xlabel("block of keys B_c")
+    ax.xaxis.set_major_locator(FixedLocator(sizes))
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    ax.legend(loc="upper center")
+    time = ax.twinx()
+    time.plot(sizes, [row["ms"] for row in rows], color=VERMILLION, marker="s", linestyle="--", gid="ms")
+    time.set_ylim(0, None)
+    time.set_ylabel("runtime (ms)", color=VERMILLION)
+    time.spines[["top", "left"]].set_visible(False)
+    ax.set_title("Theorem 2 in silicon: Algorithm 1's traffic\nfalls with B_c, and its runtime", x=-0.2)
+
+
+@styled
+def plot_times(record: Mapping[str, Any], *, d: int = 128, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw TFLOP/s over N of every contestant: forward, causal, backward, backward causal (Figure 3, left, as rates).
+
+    `record`: what `flashsim bench --json` wrote. `ax`: four axes; None: new ones, two by two.
+    """
+    if ax is None:
+        figure = column_figure(5.4)
+        figure.set_figwidth(2 * figure.get_figwidth())
+        ax = list(figure.subplots(2, 2, sharex=True).flat)
+    cases = [(direction, causal) for direction in ("forward", "backward") for causal in (False, True)]
+    for panel, (direction, causal) in zip(ax, cases, strict=True):
+        dress(panel)
+        panel.set_xscale("log", base=2)
+        chosen = [
+            r
+            for r in record["results"]
+            if (r["d"], r["direction"], r["causal"]) == (d, direction, causal) and not r["dropout_p"]
+        ]
+        for name, (label, look) in LOOKS.items():
+            points = [
+                (r["N"], t["tflops"]) for r in chosen for t in r["timings"] if t["name"] == name and not t["failed"]
+            ]
+            if points:
+                panel.plot(*zip(*points, strict=True), label=label, gid=f"{direction} {causal} {name}", **look)
+        panel.set_ylim(0, None)
+        panel.set_title(f"{direction}{', causal' if causal else ''}")
+        panel.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+        panel.set_ylabel("TFLOP/s")
+        panel.set_xlabel(f"N (d = {d}, 16 heads, {record['results'][0]['dtype']})")
+    ax[0].legend(loc="upper left")
+    return ax
+
+
+@styled
+def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = None) -> Axes:
+    """Draw forward + backward runtime over N, log-log: the paper's Figure 3, left."""
+    ax = column_figure(3.2).subplots() if ax is None else ax
+    dress(ax)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    times: dict[str, dict[int, dict[str, float]]] = {}
+    for r in record["results"]:
+        if r["d"] == d and not r["causal"] and not r["dropout_p"]:
+            for t in r["timings"]:
+                if not t["failed"]:
+                    times.setdefault(t["name"], {}).setdefault(r["N"], {})[r["direction"]] = t["median"] / r["B"]
+    for name, (label, look) in LOOKS.items():
+        points = [(N, sum(both.values())) for N, both in sorted(times.get(name, {}).items()) if len(both) == 2]
+        if points:
+            ax.plot(*zip(*points, strict=True), label=label, gid=name, **look)
+    ax.legend(loc="upper left")
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+    ax.yaxis.set_major_locator(LogLocator(10))
+    ax.set_xlabel(f"N (d = {d}, 16 heads)")
+    ax.set_ylabel("forward + backward, ms a sequence")
+    ax.set_title("Figure 3, left, on this GPU", x=-0.17)
+    return ax
+
+
+@styled
+def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = None) -> Axes:
+    """Draw the memory that a forward pass allocates over N, log-log, output included: the paper's Figure 3, right."""
+    ax = column_figure(3.2).subplots() if ax is None else ax
+    dress(ax)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    for name, (label, look) in LOOKS.items():
+        points = [
+            (r["N"], t["extra_bytes"] / r["B"])
+            for r in record["results"]
+            if (r["d"], r["direction"], r["causal"]) == (d, "forward", False) and not r["dropout_p"]
+            for t in r["timings"]
+            if t["name"] == name and t["extra_bytes"]
+        ]
+        if points:
+            ax.plot(*zip(*points, strict=True), label=label, gid=name, **look)
+    ax.legend(loc="upper left")
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+    ax.yaxis.set_major_formatter(EngFormatter("B", sep=""))
+    ax.set_xlabel(f"N (d = {d}, 16 heads)")
+    ax.set_ylabel("allocated in a forward pass, a sequence")
+    ax.set_title("Figure 3, right, on this GPU", x=-0.17)
+    return ax

@@ -1,0 +1,70 @@
+"""Bugs to look at: an algorithm with one change to its text, beside which the player shows the correct one."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flashsim.algorithms import FORWARD
+
+
+@dataclass(frozen=True)
+class Bug:
+    """What is wrong, and the change that makes it so: the first of `changes` whose text an algorithm has once."""
+
+    what: str
+    changes: Sequence[tuple[str, str]]
+
+
+BUGS = {
+    "no_rescale": Bug(
+        "O is not rescaled when the maximum rises",
+        (
+            ("l_i * exp(m_i - finite(m_i_new)) * O_i", "l_i * O_i"),
+            ("l_i * exp(m_i - m_i_new) * O_i", "l_i * O_i"),
+            ("exp(m_i - finite(m_i_new)) * O_i + product", "O_i + product"),
+        ),
+    ),
+    "max_reset": Bug(
+        "the maximum starts anew in every tile",
+        (
+            ("maximum(m_i, m_tilde_ij)", "m_tilde_ij + 0"),
+            ("maximum(m_i, rowmax(S_masked_ij))", "rowmax(S_masked_ij)"),
+        ),
+    ),
+    "no_mask": Bug("the mask is left out", (("MASK(S_ij, i, j)", "S_ij + 0"),)),
+    "last_block": Bug("the last block of keys is dropped", (("sram.loop(blocks.T_c)", "sram.loop(blocks.T_c - 1)"),)),
+}
+
+
+@contextmanager
+def planted(name: str, bug: str) -> Iterator[str]:
+    """Have the algorithm `name` with `bug` among the known ones, under the name that is yielded.
+
+    ValueError for a bug that is not known, or that this algorithm's text has no place for.
+    """
+    if bug not in BUGS:
+        raise ValueError(f"unknown bug {bug!r}; known: {', '.join(BUGS)}")
+    algorithm = FORWARD[name]
+    module = sys.modules[algorithm.run.__module__]
+    source = inspect.getsource(module)
+    change = next((change for change in BUGS[bug].changes if source.count(change[0]) == 1), None)
+    if change is None:
+        raise ValueError(f"bug {bug!r} ({BUGS[bug].what}) has no place in {name!r}")
+    file = f"flashsim/algorithms/{name} with {bug}.py"
+    text = source.replace(*change)
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    scope: dict[str, Any] = {"__name__": module.__name__}
+    exec(compile(text, file, "exec"), scope)
+    known = f"{name} with {bug}"
+    run = scope[algorithm.run.__name__]
+    FORWARD[known] = replace(algorithm, title=f"{algorithm.title}: {BUGS[bug].what}", run=run)
+    try:
+        yield known
+    finally:
+        del FORWARD[known]

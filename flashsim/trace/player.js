@@ -1,0 +1,875 @@
+"use strict";
+// The player: one or two recorded runs, and a step t that both show. All that a step shows is worked out once, when the page
+// opens, so that going to any step takes the same time.
+
+// ------------------------------------------------------------------------------------------------------ small helpers
+
+const SVG_DASH = [4, 3];
+const KEYS_OF_BLOCKS = ["K", "V"];
+const find = (selector, root = document) => root.querySelector(selector);
+const grouped = new Intl.NumberFormat("en-US");
+const count = (n) => (n < 1000 ? String(n) : grouped.format(n));
+const clamp = (n, low, high) => Math.max(low, Math.min(high, n));
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const escaped = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+
+function bytesOf(base64) {
+  const text = atob(base64), bytes = new Uint8Array(text.length);
+  for (let n = 0; n < text.length; n++) bytes[n] = text.charCodeAt(n);
+  return bytes;
+}
+
+async function unzipped(base64) {
+  const stream = new Blob([bytesOf(base64)]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+function number(x) {
+  if (x === Infinity) return "∞";
+  if (x === -Infinity) return "−∞";
+  if (Number.isNaN(x)) return "NaN";
+  if (x === 0) return "0";
+  const size = Math.abs(x);
+  const text = size >= 1e5 || size < 1e-4 ? x.toExponential(2) : x.toFixed(size >= 1000 ? 1 : size >= 100 ? 2 : size >= 10 ? 3 : 4);
+  return text.replace("-", "−");
+}
+
+// ------------------------------------------------------------------------------------------------------------- math
+
+const UPRIGHT = new Set(["new", "masked", "dropped", "drop", "parts"]);
+const SCRIPTS = "(?:[_^](?:\\{[^}]*\\}|[A-Za-z0-9]+))";
+const SYMBOL = new RegExp(`(?<![A-Za-z\\u0303])(d?[A-Za-zℓ]\\u0303?)(?![A-Za-z\\u0303])(${SCRIPTS}*)|(\\))(${SCRIPTS}+)`, "gu");
+const WORDS = new Set(["a", "A", "I", "do"]);
+
+function scripted(scripts) {
+  const parts = { _: "", "^": "" };
+  for (const [, mark, , braced, bare] of scripts.matchAll(/([_^])(\{([^}]*)\}|([A-Za-z0-9]+))/gu)) {
+    const text = braced ?? bare;
+    parts[mark] = UPRIGHT.has(text) ? text : /^[A-Za-z]+$/.test(text) ? `<i>${text}</i>` : typeset(text);
+  }
+  if (parts._ && parts["^"]) return `<span class="ss"><sup>${parts["^"]}</sup><sub>${parts._}</sub></span>`;
+  return parts._ ? `<sub>${parts._}</sub>` : parts["^"] ? `<sup>${parts["^"]}</sup>` : "";
+}
+
+/** Sets a letter, with its tilde drawn above it: few fonts have one that fits. */
+function lettered(symbol) {
+  return symbol.endsWith("\u0303") ? `<span class="tilde"><i>${symbol.slice(0, -1)}</i></span>` : `<i>${symbol}</i>`;
+}
+
+/** Sets a line of the listing: symbols in italics, with their indices and exponents. */
+function typeset(text) {
+  return escaped(text).replace(SYMBOL, (whole, symbol, scripts, closing, after) => {
+    if (closing) return closing + scripted(after);
+    if (!scripts && WORDS.has(symbol)) return whole;
+    return `<span class="symbol">${lettered(symbol)}${scripted(scripts)}</span>`;
+  });
+}
+
+/** Sets a name of the program: m_tilde_ij as m̃ with index ij, K[0] as K[0]. */
+function named(name) {
+  if (name.includes("[")) return name.replace(/^([^[]*)/, (array) => named(array));
+  let [base, ...rest] = name.split("_");
+  if (base === "log") base = "log " + rest.shift();
+  if (base === "l") base = "ℓ";
+  if (rest[0] === "tilde") base += "\u0303", rest.shift();
+  const above = rest.filter((part) => UPRIGHT.has(part)).join(" ");
+  const below = rest.filter((part) => !UPRIGHT.has(part)).join(" ");
+  return lettered(base) + scripted((below ? `_{${below}}` : "") + (above ? `^{${above}}` : ""));
+}
+
+const plain = (name) => name.replace(/^l(?=[[_]|$)/, "ℓ");
+
+// ------------------------------------------------------------------------------------------------ a run, made ready
+
+/** A recorded run with the state at every step. */
+class Recorded {
+  constructor(data) {
+    Object.assign(this, data);
+    this.length = this.steps.first.length;
+    this.tiles = decodeTiles(this);
+    this.held = decodeResidents(this);
+    this.arrays = this.about.arrays.map((array) => array.name);
+    this.sumCounters();
+    this.findVisits();
+    this.moves = this.steps.moved.map((rows, t) => rows > 0 && this.steps.tile[t] !== null);
+    this.lineOf = new Map(this.about.listing.map((line, n) => [labelOf(line), n]));
+  }
+
+  place(t) { return this.places[this.events.place[this.steps.first[t]]]; }
+  lastPlace(t) { return this.places[this.events.place[this.steps.last[t]]]; }
+  loopsAt(t) { return this.loops[this.events.loops[this.steps.first[t]]]; }
+  eventsAt(t) {
+    const found = [];
+    for (let e = this.steps.first[t]; e <= this.steps.last[t]; e++) found.push(e);
+    return found;
+  }
+  resident(t) { return this.held[this.events.resident[this.steps.last[t]]]; }
+  nameOf(event) { return this.names[this.events.name[event]]; }
+  pair(name, t) {
+    const columns = this.steps.pairs[name];
+    return columns ? [this.tiles[columns[0][t]], this.tiles[columns[1][t]]] : [undefined, undefined];
+  }
+
+  /** Reads and writes so far at the end of each step, by array; and how full SRAM is. */
+  sumCounters() {
+    const n = this.length, { kind, name, elements } = this.events;
+    const zero = () => this.arrays.map(() => new Float64Array(n));
+    this.reads = zero(), this.writes = zero();
+    this.accesses = new Float64Array(n), this.occupancy = new Float64Array(n);
+    const at = this.names.map((block) => this.arrays.indexOf(block.split("[")[0]));
+    const read = new Float64Array(this.arrays.length), written = new Float64Array(this.arrays.length);
+    for (let t = 0; t < n; t++) {
+      for (let e = this.steps.first[t]; e <= this.steps.last[t]; e++) {
+        if (kind[e] === "load") read[at[name[e]]] += elements[e];
+        else if (kind[e] === "store" || kind[e] === "init") written[at[name[e]]] += elements[e];
+      }
+      let sum = 0;
+      for (let a = 0; a < this.arrays.length; a++) {
+        this.reads[a][t] = read[a], this.writes[a][t] = written[a];
+        sum += read[a] + written[a];
+      }
+      this.accesses[t] = sum;
+      this.occupancy[t] = this.resident(t).reduce((all, [, size]) => all + size, 0);
+    }
+  }
+
+  /** At which steps each tile's visits begin and end: a tile is done when all have ended. */
+  findVisits() {
+    const { T_r, T_c } = this.about.blocks;
+    this.visits = Array.from({ length: T_r * T_c }, () => []);
+    this.tileStarts = [];
+    let before = "";
+    for (let t = 0; t < this.length; t++) {
+      const tile = this.steps.tile[t], key = tile ? `${tile}@${this.steps.turn[t]}` : "";
+      if (tile && key !== before) this.visits[tile[0] * T_c + tile[1]].push(t), this.tileStarts.push(t);
+      before = key;
+    }
+    this.ends = this.visits.map((starts) => starts.map((start) => this.endOfVisit(start)));
+  }
+
+  endOfVisit(start) {
+    let t = start;
+    while (t + 1 < this.length && this.steps.turn[t + 1] === this.steps.turn[start]) t++;
+    return t;
+  }
+
+  /** What became of a tile by step t: "current", "done", "part", "skipped" or "ahead". */
+  fate(i, j, t) {
+    const here = this.steps.tile[t];
+    if (here && here[0] === i && here[1] === j) return "current";
+    const ends = this.ends[i * this.about.blocks.T_c + j];
+    if (!ends.length) return "skipped";
+    if (ends[ends.length - 1] < t) return "done";
+    return ends[0] < t ? "part" : "ahead";
+  }
+
+  /** What the mask leaves of a tile: "all", "some" or "nothing". */
+  leaves(i, j) { return this.about.tiles ? ["nothing", "all", "some"][this.about.tiles[i][j]] : "all"; }
+}
+
+function decodeTiles({ values, shapes, about }) {
+  const bytes = bytesOf(values), flat = about.dtype === "float64" ? new Float64Array(bytes.buffer) : new Float32Array(bytes.buffer);
+  let start = 0;
+  return shapes.map(([rows, cols]) => ({ rows, cols, data: flat.subarray(start, (start += rows * cols)) }));
+}
+
+function decodeResidents({ residents, names }) {
+  const held = [];
+  for (const [same, ...entries] of residents) {
+    const now = held.length ? held[held.length - 1].slice(0, same) : [];
+    for (let n = 0; n < entries.length; n += 2) now.push([names[entries[n]], entries[n + 1]]);
+    held.push(now);
+  }
+  return held;
+}
+
+/** "line 9" for a line of the listing that begins with 9, "equation 4" for (4). */
+function labelOf(line) {
+  const first = line.trim().split(/\s/)[0];
+  return first.startsWith("(") ? `equation ${first.slice(1, -1)}` : `line ${first}`;
+}
+
+// -------------------------------------------------------------------------------------------------------- its view
+
+const VERBS = { init: "initialise", load: "load", compute: "compute", store: "store" };
+
+/** One run on the page. */
+class View {
+  constructor(run, root) {
+    this.run = run, this.root = root, this.chosen = null;
+    this.setHead();
+    this.setListing();
+    this.setSource();
+    this.setCounters();
+    this.grid = new Grid(run, find(".grid", root), find(".legend", root));
+    for (const [button, shown] of [[".show-listing", "listing"], [".show-source", "source"]])
+      find(button, root).onclick = () => this.showCode(shown);
+    for (const box of [find(".listing", root), find(".source", root)]) box.onscroll = () => places.get(box)?.set("scroll", box.scrollTop);
+    if (!run.about.listing.length) this.showCode("source"), (find(".show-listing", root).disabled = true);
+  }
+
+  setHead() {
+    const { title, shape, blocks, dtype, options, command, notes } = this.run.about;
+    find("h1", this.root).textContent = title;
+    find(".about", this.root).innerHTML =
+      `${typeset(`N_q = ${count(shape.N_q)}, N_k = ${count(shape.N_k)}, d = ${shape.d}${shape.d_v === shape.d ? "" : `, d_v = ${shape.d_v}`}`)}; ` +
+      `${typeset(`B_r × B_c = ${blocks.B_r} × ${blocks.B_c}, T_r × T_c = ${blocks.T_r} × ${blocks.T_c}`)}; ${dtype}` +
+      `${options ? `; ${escaped(options)}` : ""}${command ? `; <code>${escaped(command)}</code>` : ""}`;
+    const box = find(".notes", this.root);
+    box.hidden = !notes.length;
+    box.textContent = notes.join(" ");
+  }
+
+  setListing() {
+    this.lines = this.run.about.listing.map((line) => {
+      const [, mark, space, text] = line.match(/^(Require:|\(?\d+\)?)(\s*)(.*)$/) ?? [null, "", "", line];
+      const item = document.createElement("li"), require = mark === "Require:";
+      const indent = require ? 0 : Math.max(0, mark.length + space.length - 3) * 0.55;
+      item.innerHTML = `<span class="number">${require ? "" : escaped(mark)}</span><span style="padding-left:${indent}em">${require ? "Require: " : ""}${typeset(text)}</span>`;
+      return item;
+    });
+    find(".listing", this.root).replaceChildren(...this.lines);
+  }
+
+  setSource() {
+    this.sourceLines = new Map();
+    const box = find(".source", this.root);
+    for (const [file, first, lines] of this.run.about.source) {
+      box.append(sourceLine(`${file}, from line ${first}`, "file"));
+      lines.forEach((text, n) => {
+        const line = sourceLine(text || " ", "");
+        this.sourceLines.set(`${file}:${first + n}`, line);
+        box.append(line);
+      });
+    }
+  }
+
+  setCounters() {
+    const table = find(".hbm", this.root), exact = this.run.about.arrays.every((array) => array.exact);
+    find("thead", table).innerHTML = `<tr><th scope="col">array</th><th scope="col">this step</th><th scope="col">reads<br>so far</th><th scope="col">${exact ? "closed form" : "at the end"}</th><th scope="col">writes<br>so far</th><th scope="col">${exact ? "closed form" : "at the end"}</th></tr>`;
+    const names = [...this.run.about.arrays.map((array) => named(array.name)), "total"];
+    find("tbody", table).innerHTML = names.map((name, n) => `<tr class="${n === names.length - 1 ? "sum" : ""}"><th scope="row">${name}</th>${"<td></td>".repeat(5)}</tr>`).join("");
+    this.counters = [...table.tBodies[0].rows].map((row) => [...row.cells].slice(1));
+    const { arrays, standard } = this.run.about;
+    const expected = arrays.map(({ reads, writes, exact: form }) => form ?? [reads, writes]);
+    expected.push([0, 1].map((side) => expected.reduce((sum, pair) => sum + pair[side], 0)));
+    this.expected = expected, this.hasForm = exact;
+    this.counters.forEach((cells, n) => { cells[2].textContent = count(expected[n][0]), cells[4].textContent = count(expected[n][1]); });
+    this.standard = standard && standard[0] + standard[1];
+  }
+
+  showCode(shown) {
+    for (const name of ["listing", "source"]) {
+      find(`.${name}`, this.root).hidden = name !== shown;
+      find(`.show-${name}`, this.root).setAttribute("aria-pressed", String(name === shown));
+    }
+    places.clear();
+    this.light(this.t ?? 0);
+  }
+
+  show(step) {
+    const t = Math.min(step, this.run.length - 1);
+    if (t !== this.t) this.chosen = null;
+    this.t = t;
+    this.showNow(step);
+    this.light(t);
+    this.grid.draw(t);
+    this.showSram(t);
+    this.showHbm(t);
+    this.showPairs(t);
+    this.showEvents(t);
+  }
+
+  /** What the step does, in words. */
+  words(t) {
+    const { run } = this, loops = run.loopsAt(t).map(([name, index]) => `${name} = ${index}`).join(", ");
+    const done = [];
+    for (const event of run.eventsAt(t)) {
+      const verb = VERBS[run.events.kind[event]], name = plain(run.nameOf(event));
+      if (done.length && done[done.length - 1].verb === verb) done[done.length - 1].names.push(name);
+      else done.push({ verb, names: [name] });
+    }
+    return { label: run.place(t)[2] ?? "set-up", loops, done };
+  }
+
+  showNow(step) {
+    const { label, loops, done } = this.words(this.t), over = step > this.t ? " (ended)" : "";
+    const what = done.map(({ verb, names }) => `${verb} ${names.map((name) => named(name.replace("ℓ", "l"))).join(", ")}`).join("; ");
+    const rises = this.run.steps.rescaled[this.t], said = rises ? ` <b>${rises} ${rises === 1 ? "row is" : "rows are"} rescaled</b>` : "";
+    find(".now", this.root).innerHTML = `<b>${label}</b>${loops ? ` · ${typeset(loops)}` : ""} · ${what}${said}${over}`;
+  }
+
+  light(t) {
+    for (const line of this.lit ?? []) line.classList.remove("on"), line.removeAttribute("aria-current");
+    const { run } = this, [file, , label] = run.place(t), line = this.lines[run.lineOf.get(label)];
+    const numbers = run.eventsAt(t).map((event) => run.places[run.events.place[event]]);
+    this.lit = [line, ...new Set(numbers.map(([where, n]) => this.sourceLines.get(`${where}:${n}`)))].filter(Boolean);
+    for (const lit of this.lit) lit.classList.add("on"), lit.setAttribute("aria-current", "step"), intoView(lit);
+  }
+
+  showSram(t) {
+    const { run } = this, { M, peak } = run.about, most = Math.max(M, peak), held = run.resident(t), used = run.occupancy[t];
+    const percent = (n) => `${(100 * n) / most}%`;
+    find(".bar", this.root).innerHTML = held
+      .map(([name, size]) => `<span class="${name.includes("[") ? "" : "made"}" style="width:${percent(size)}" data-tip="${plain(name)}: ${count(size)} elements, ${name.includes("[") ? "loaded" : "made on chip"}">${size / most > (name.includes("[") ? 0.06 : 0.09) ? named(name) : ""}</span>`)
+      .join("");
+    find(".bar", this.root).setAttribute("aria-label", held.map(([name, size]) => `${plain(name)} ${size}`).join(", "));
+    find(".line", this.root).style.left = `calc(${percent(M)} - 2px)`;
+    const over = find(".over", this.root);
+    over.hidden = used <= M;
+    over.style.left = percent(M), over.style.width = percent(Math.max(used - M, 0));
+    find(".fill", this.root).textContent = `${count(used)} of M = ${count(M)} elements in use`;
+    const excess = used > M ? `<span class="bad">${count(used - M)} more than M: ${run.about.enforced ? "" : "line 1's sizes leave no room for the tile of S. "}</span>` : "";
+    find(".scale", this.root).innerHTML = `${excess}peak of the run ${count(peak)}, ${Math.round((100 * peak) / M)}% of <i>M</i> (dashed line)`;
+  }
+
+  showHbm(t) {
+    const { run } = this, sums = [0, 0, 0];
+    run.arrays.forEach((_, a) => {
+      const now = [run.reads[a][t], run.writes[a][t]], before = t ? [run.reads[a][t - 1], run.writes[a][t - 1]] : [0, 0];
+      const read = now[0] - before[0], written = now[1] - before[1];
+      this.fillRow(a, read, written, ...now);
+      sums[0] += read + written, sums[1] += now[0], sums[2] += now[1];
+    });
+    const total = run.arrays.length;
+    this.fillRow(total, sums[0], 0, sums[1], sums[2], sums[0] ? count(sums[0]) : "");
+    this.showVersus(t, sums[1] + sums[2]);
+  }
+
+  fillRow(n, read, written, reads, writes, text) {
+    const cells = this.counters[n];
+    cells[0].textContent = text ?? [read ? `read ${count(read)}` : "", written ? `write ${count(written)}` : ""].filter(Boolean).join(", ");
+    cells[1].textContent = count(reads), cells[3].textContent = count(writes);
+    cells[0].parentElement.classList.toggle("active", text === undefined && read + written > 0);
+  }
+
+  showVersus(t, sofar) {
+    const { run } = this, end = t === run.length - 1, want = this.expected[this.expected.length - 1], all = want[0] + want[1];
+    const met = !end || !this.hasForm ? "" : this.equalsForm(t) ? " They equal the closed form." : ' <span class="bad">They differ from the closed form.</span>';
+    const standard = this.standard === null || run.about.algorithm === "standard" ? "" : ` Standard attention makes ${count(this.standard)}, ${(this.standard / all).toFixed(2)} times this run's ${count(all)}.`;
+    find(".versus", this.root).innerHTML = `${count(sofar)} accesses so far.${met}${standard}`;
+  }
+
+  equalsForm(t) {
+    return this.run.arrays.every((_, a) => this.run.reads[a][t] === this.expected[a][0] && this.run.writes[a][t] === this.expected[a][1]);
+  }
+
+  /** m, ℓ, O (or L) of the row block, before this tile and now, row by row, with the factor of the rescaling. */
+  showPairs(t) {
+    const box = find(".pairs", this.root), { run } = this;
+    const columns = ["m", "l", "L"].map((name) => [name, ...run.pair(name, t)]).filter(([, old, now]) => (old ?? now)?.cols === 1);
+    const O = run.pair("O", t), rows = (columns[0]?.[1] ?? columns[0]?.[2] ?? O[0] ?? O[1])?.rows ?? 0;
+    if (!rows) {
+      box.innerHTML = `<p class="about">${run.tiles.length ? "No row statistics on chip in this step." : "Values were left out."}</p>`;
+      return;
+    }
+    const first = run.steps.rows[t]?.[0] ?? 0, head = ['<th scope="col">row</th>'];
+    for (const [name] of columns) {
+      head.push(`<th scope="col">${named(name)}</th>`);
+      if (name === "m") head.push(`<th scope="col">${typeset("e^{m − m_new}")}</th>`);
+    }
+    for (const side of [0, 1]) if (O[side]) head.push(`<th scope="col" class="gap wide" colspan="${Math.min(O[side].cols, OF_O)}"><i>O</i> ${side ? "new" : "old"}${clipped(O[side], OF_O)}</th>`);
+    const body = [];
+    for (let r = 0; r < Math.min(rows, 32); r++) body.push(this.pairRow(r, first, columns, O));
+    box.innerHTML = `<table><thead><tr>${head.join("")}</tr></thead><tbody>${body.join("")}</tbody></table>${rows > 32 ? `<p class="about">the first 32 of ${rows} rows</p>` : ""}`;
+  }
+
+  pairRow(r, first, columns, O) {
+    const cells = [`<th scope="row">${first + r}</th>`];
+    for (const [name, old, now] of columns) {
+      const from = old?.data[r], to = now?.data[r], rises = name === "m" && to > from;
+      const shown = from === undefined ? `→ ${number(to)}` : to === undefined ? number(from) : `${number(from)} → ${number(to)}`;
+      cells.push(`<td class="${rises ? "rises" : ""}" data-tip="${plain(name)}, row ${first + r}: ${[from, to].filter((x) => x !== undefined).map(exactly).join(" → ")}">${shown}${rises ? " ↑" : ""}</td>`);
+      if (name === "m") cells.push(`<td class="factor">${from === undefined || to === undefined ? "" : number(factor(from, to))}</td>`);
+    }
+    for (const tile of O) if (tile) cells.push(...tileCells(tile, r, "O", first, OF_O, true));
+    return `<tr>${cells.join("")}</tr>`;
+  }
+
+  showEvents(t) {
+    const { run } = this, events = run.eventsAt(t), box = find(".events", this.root);
+    const withValues = events.filter((event) => run.events.value[event] >= 0);
+    if (this.chosen === null) this.chosen = withValues[withValues.length - 1] ?? events[0];
+    const buttons = events.map((event) => {
+      const button = document.createElement("button");
+      button.innerHTML = `${VERBS[run.events.kind[event]]} ${named(run.nameOf(event))} · ${count(run.events.elements[event])}`;
+      button.setAttribute("aria-pressed", String(event === this.chosen));
+      button.onclick = () => { this.chosen = event, this.showEvents(t), find('[aria-pressed="true"]', box)?.focus(); };
+      return button;
+    });
+    box.replaceChildren(...buttons);
+    this.showTile(run.events.value[this.chosen], run.nameOf(this.chosen));
+  }
+
+  showTile(value, name) {
+    const box = find(".tile", this.root), tile = this.run.tiles[value];
+    if (!tile) { box.innerHTML = `<p class="about">No values are kept of ${named(name)}.</p>`; return; }
+    const rows = Math.min(tile.rows, 32), lines = [];
+    for (let r = 0; r < rows; r++) lines.push(`<tr>${tileCells(tile, r, name, 0, OF_TILE, false).join("")}</tr>`);
+    box.innerHTML = `<table aria-label="${plain(name)}"><tbody>${lines.join("")}</tbody></table>${rows < tile.rows || tile.cols > OF_TILE ? `<p class="about">shown: ${rows} × ${Math.min(tile.cols, OF_TILE)} of ${tile.rows} × ${tile.cols}</p>` : ""}`;
+  }
+}
+
+const OF_O = 8, OF_TILE = 16; // columns shown
+const clipped = (tile, most) => (tile.cols > most ? ` (first ${most} of ${tile.cols})` : "");
+const exactly = (x) => (Number.isFinite(x) ? String(x).replace("-", "−") : number(x));
+
+/** e^(m − m_new), 0 for a row that had no maximum yet. */
+function factor(from, to) { return from === -Infinity ? 0 : Math.exp(from - to); }
+
+function tileCells(tile, r, name, first, most, gap) {
+  const cells = [];
+  for (let c = 0; c < Math.min(tile.cols, most); c++) {
+    const x = tile.data[r * tile.cols + c];
+    cells.push(`<td${gap && c === 0 ? ' class="gap"' : ""} data-tip="${plain(name)}, row ${first + r}, column ${c}: ${exactly(x)}">${number(x)}</td>`);
+  }
+  return cells;
+}
+
+function sourceLine(text, kind) {
+  const line = document.createElement("span");
+  line.textContent = text, line.className = kind;
+  return line;
+}
+
+/** Scrolls only the list that the line is in, and only if it must. Asking where lines are costs a layout, so it is kept. */
+function intoView(line) {
+  const box = line.parentElement;
+  if (box.hidden) return;
+  if (!places.has(box)) places.set(box, new Map([...box.children].map((child) => [child, [child.offsetTop - box.offsetTop, child.offsetHeight]])).set("height", box.clientHeight).set("scroll", box.scrollTop));
+  const known = places.get(box), [top, tall] = known.get(line), height = known.get("height"), scroll = known.get("scroll");
+  if (top < scroll || top + tall > scroll + height) box.scrollTop = Math.max(0, top - height / 3), known.set("scroll", Math.max(0, top - height / 3));
+}
+
+const places = new Map();
+
+// --------------------------------------------------------------------------------------------- the score matrix
+
+/** The score matrix as a grid of tiles, Q and O along its rows, K and V along its columns. */
+class Grid {
+  constructor(run, canvas, legend) {
+    this.run = run, this.canvas = canvas;
+    canvas.onmousemove = (event) => this.hover(event);
+    canvas.onmouseleave = () => hideTip();
+    this.legend = legend;
+  }
+
+  /** Fits the drawing to the width there is. */
+  measure() {
+    const { N_q, N_k } = this.run.about.shape, width = this.canvas.clientWidth || 300, edge = 46;
+    const room = width - edge - 2, tallest = clamp(window.innerHeight * 0.4, 180, 300) * (this.run.alone ? 1 : 0.7);
+    const scale = Math.min(room / N_k, tallest / N_q);
+    this.x = clamp(scale, Math.min(60 / N_k, room / N_k), room / N_k), this.y = clamp(scale, Math.min(24 / N_q, tallest / N_q), tallest / N_q);
+    if (N_k * this.x < room && N_q / N_k < 0.5) this.x = room / N_k;
+    this.edge = edge, this.wide = N_k * this.x, this.tall = N_q * this.y;
+    const pixels = window.devicePixelRatio || 1, height = Math.ceil(this.tall + edge + 2);
+    this.canvas.style.height = `${height}px`;
+    this.canvas.width = Math.round(width * pixels), this.canvas.height = Math.round(height * pixels);
+    this.pen = this.canvas.getContext("2d");
+    this.pen.setTransform(pixels, 0, 0, pixels, 0, 0);
+    this.size = [width, height];
+    this.ink = palette();
+    this.drawLegend();
+  }
+
+  draw(t) {
+    if (!this.pen) this.measure();
+    const { pen, run } = this, { T_r, T_c } = run.about.blocks;
+    pen.clearRect(0, 0, ...this.size);
+    this.drawEdges(t);
+    const counts = { current: 0, done: 0, part: 0, skipped: 0, ahead: 0 };
+    let current = null;
+    for (let i = 0; i < T_r; i++)
+      for (let j = 0; j < T_c; j++) {
+        const fate = run.fate(i, j, t), box = this.box(i, j);
+        counts[fate]++;
+        if (fate === "current") current = box;
+        drawTile(pen, box, fate, run.leaves(i, j), this.ink);
+      }
+    this.drawRegion(t, current);
+    this.canvas.setAttribute("aria-label", this.told(t, counts));
+  }
+
+  told(t, counts) {
+    const tile = this.run.steps.tile[t], { T_r, T_c } = this.run.about.blocks;
+    const where = tile ? `current tile row ${tile[0]}, column ${tile[1]}; ` : "";
+    return `Score matrix of ${T_r} by ${T_c} tiles: ${where}${counts.done} done, ${counts.skipped} skipped, ${counts.ahead} ahead`;
+  }
+
+  box(i, j) {
+    const { B_r, B_c } = this.run.about.blocks, { N_q, N_k } = this.run.about.shape;
+    const top = i * B_r * this.y, left = j * B_c * this.x;
+    return [this.edge + left, this.edge + top, Math.min((j + 1) * B_c, N_k) * this.x - left, Math.min((i + 1) * B_r, N_q) * this.y - top];
+  }
+
+  /** Outlines what is worked on: a tile, or the rows or columns on chip. */
+  drawRegion(t, current) {
+    const { pen, run } = this, rows = run.steps.rows[t], cols = run.steps.cols[t];
+    if (!current && !rows && !cols) return;
+    const [top, bottom] = rows ?? [0, run.about.shape.N_q], [left, right] = cols ?? [0, run.about.shape.N_k];
+    pen.strokeStyle = this.ink.current, pen.lineWidth = current ? 3 : 1.5;
+    pen.setLineDash(current ? [] : SVG_DASH);
+    pen.strokeRect(this.edge + left * this.x, this.edge + top * this.y, (right - left) * this.x, (bottom - top) * this.y);
+    pen.setLineDash([]);
+  }
+
+  /** Q, O beside the rows and K, V above the columns, in blocks; those on chip are filled. */
+  drawEdges(t) {
+    const { run } = this, { B_r, B_c, T_r, T_c } = run.about.blocks, { N_q, N_k } = run.about.shape;
+    const held = run.resident(t).map(([name]) => name), onChip = (array) => held.some((name) => name.startsWith(`${array}[`) || name.startsWith(`${array}_i`));
+    ["Q", "O"].forEach((array, n) => {
+      for (let i = 0; i < T_r; i++) {
+        const top = i * B_r, end = Math.min(top + B_r, N_q), here = onChip(array) && touches(run.steps.rows[t], top, end);
+        this.drawBlock(2 + n * 16, this.edge + top * this.y, 13, (end - top) * this.y, here);
+      }
+      this.drawName(array, 2 + n * 16 + 6, this.edge - 5);
+    });
+    KEYS_OF_BLOCKS.forEach((array, n) => {
+      for (let j = 0; j < T_c; j++) {
+        const left = j * B_c, end = Math.min(left + B_c, N_k), here = onChip(array) && touches(run.steps.cols[t], left, end);
+        this.drawBlock(this.edge + left * this.x, 2 + n * 16, (end - left) * this.x, 13, here);
+      }
+      this.drawName(array, this.edge - 8, 2 + n * 16 + 11);
+    });
+  }
+
+  drawBlock(x, y, width, height, filled) {
+    const { pen, ink } = this;
+    pen.lineWidth = 1, pen.strokeStyle = ink.faint, pen.fillStyle = ink.load;
+    if (filled) pen.fillRect(x, y, width, height);
+    if (width > 3 && height > 3) pen.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+  }
+
+  drawName(name, x, y) {
+    this.pen.fillStyle = this.ink.ink, this.pen.font = "italic 13px serif", this.pen.textAlign = "center";
+    this.pen.fillText(name, x, y);
+  }
+
+  /** Only what occurs in this run is explained. */
+  drawLegend() {
+    const { run } = this, { T_r, T_c } = run.about.blocks, occurs = new Set(["current", "done", "ahead"]);
+    for (let i = 0; i < T_r; i++)
+      for (let j = 0; j < T_c; j++) {
+        if (run.leaves(i, j) !== "all") occurs.add(run.leaves(i, j));
+        if (!run.visits[i * T_c + j].length) occurs.add("skipped");
+        if (run.visits[i * T_c + j].length > 1) occurs.add("part");
+      }
+    const entries = { current: "current", done: "done", part: "done in part", ahead: "ahead", skipped: "skipped", nothing: "masked", some: "masked in part" };
+    const items = Object.entries(entries).filter(([name]) => occurs.has(name)).map(([name, text]) => this.legendItem(name, text));
+    this.legend.replaceChildren(...items);
+  }
+
+  legendItem(name, text) {
+    const item = document.createElement("li"), canvas = document.createElement("canvas"), isMask = name === "nothing" || name === "some";
+    canvas.width = canvas.height = 32;
+    const pen = canvas.getContext("2d");
+    pen.setTransform(2, 0, 0, 2, 0, 0);
+    drawTile(pen, [1, 1, 14, 14], isMask ? "ahead" : name, isMask ? name : "all", this.ink);
+    if (name === "current") pen.strokeStyle = this.ink.current, (pen.lineWidth = 2.5), pen.strokeRect(1.5, 1.5, 13, 13);
+    item.append(canvas, text);
+    return item;
+  }
+
+  hover(event) {
+    const box = this.canvas.getBoundingClientRect(), { B_r, B_c, T_r, T_c } = this.run.about.blocks;
+    const col = (event.clientX - box.left - this.edge) / this.x, row = (event.clientY - box.top - this.edge) / this.y;
+    const i = Math.floor(row / B_r), j = Math.floor(col / B_c);
+    if (i < 0 || j < 0 || i >= T_r || j >= T_c) return hideTip();
+    showTip(this.describe(i, j), event.clientX, event.clientY);
+  }
+
+  describe(i, j) {
+    const { run } = this, { B_r, B_c } = run.about.blocks, { N_q, N_k } = run.about.shape, t = clamp(player.t, 0, run.length - 1);
+    const span = (n, size, end) => `${n * size} to ${Math.min((n + 1) * size, end) - 1}`, visits = run.visits[i * run.about.blocks.T_c + j];
+    const masked = { all: "", some: "\nthe mask forbids part of it", nothing: "\nthe mask forbids all of it" }[run.leaves(i, j)];
+    const fates = { ahead: "ahead", part: "done in part", done: "done", current: "current", skipped: "skipped" };
+    return `tile (i, j) = (${i}, ${j}): ${fates[run.fate(i, j, t)]}\nqueries ${span(i, B_r, N_q)}, keys ${span(j, B_c, N_k)}${masked}${visits.length ? `\nat step ${visits.map((start) => start).join(", ")}` : ""}`;
+  }
+}
+
+const touches = (span, start, end) => span !== null && span[0] < end && start < span[1];
+
+function palette() {
+  return { ink: color("--ink"), faint: color("--faint"), rule: color("--rule"), panel: color("--panel"), load: color("--load"), chip: color("--chip"), done: color("--done"), part: color("--part"), current: color("--current"), spark: color("--spark"), second: color("--spark-2") };
+}
+
+/** Fills say how far a tile is, and marks say it again; hatching says what the mask forbids. */
+function drawTile(pen, [x, y, width, height], fate, leaves, ink) {
+  pen.fillStyle = { done: ink.done, part: ink.part, current: ink.panel, skipped: ink.panel, ahead: ink.panel }[fate];
+  pen.fillRect(x, y, width, height);
+  if (leaves !== "all") hatch(pen, x, y, width, height, leaves === "some", ink.faint);
+  pen.strokeStyle = ink.rule, pen.lineWidth = 1;
+  if (width > 4 && height > 4) pen.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+  if (fate === "skipped") cross(pen, x, y, width, height, ink.faint);
+  if (fate === "done" && Math.min(width, height) >= 9) tick(pen, x, y, width, height, ink.ink);
+}
+
+function hatch(pen, x, y, width, height, half, stroke) {
+  pen.save();
+  pen.beginPath();
+  if (half) pen.moveTo(x + width, y), pen.lineTo(x + width, y + height), pen.lineTo(x, y), pen.closePath();
+  else pen.rect(x, y, width, height);
+  pen.clip();
+  pen.strokeStyle = stroke, pen.lineWidth = 1;
+  pen.beginPath();
+  for (let d = 0; d < width + height; d += 5) pen.moveTo(x + d, y), pen.lineTo(x + d - height, y + height);
+  pen.stroke();
+  pen.restore();
+}
+
+function cross(pen, x, y, width, height, stroke) {
+  const arm = Math.min(width, height, 24) * 0.28, cx = x + width / 2, cy = y + height / 2;
+  pen.strokeStyle = stroke, pen.lineWidth = 1.5;
+  pen.beginPath();
+  pen.moveTo(cx - arm, cy - arm), pen.lineTo(cx + arm, cy + arm), pen.moveTo(cx - arm, cy + arm), pen.lineTo(cx + arm, cy - arm);
+  pen.stroke();
+}
+
+function tick(pen, x, y, width, height, stroke) {
+  const arm = Math.min(width, height, 24) * 0.22, cx = x + width / 2, cy = y + height / 2;
+  pen.strokeStyle = stroke, pen.lineWidth = 1.5;
+  pen.beginPath();
+  pen.moveTo(cx - arm, cy), pen.lineTo(cx - arm * 0.3, cy + arm * 0.8), pen.lineTo(cx + arm, cy - arm * 0.8);
+  pen.stroke();
+}
+
+// ----------------------------------------------------------------------------------------------------- sparklines
+
+/** HBM accesses so far and SRAM occupancy over all steps, drawn once; the step is a line over them. */
+class Sparks {
+  constructor(runs, canvas) {
+    this.runs = runs, this.canvas = canvas;
+    this.length = Math.max(...runs.map((run) => run.length));
+  }
+
+  measure() {
+    const width = this.canvas.clientWidth, height = this.canvas.clientHeight, pixels = window.devicePixelRatio || 1;
+    this.canvas.width = width * pixels, this.canvas.height = height * pixels;
+    this.width = width, this.height = height, this.pixels = pixels;
+    this.base = document.createElement("canvas");
+    this.base.width = this.canvas.width, this.base.height = this.canvas.height;
+    const pen = this.base.getContext("2d"), ink = palette();
+    pen.scale(pixels, pixels);
+    this.ink = ink;
+    const most = Math.max(...this.runs.map((run) => run.accesses[run.length - 1]), 1), full = Math.max(...this.runs.map((run) => Math.max(run.about.peak, run.about.M)), 1);
+    this.runs.forEach((run, n) => {
+      this.line(pen, run.occupancy, full, ink.second, n, 1);
+      this.line(pen, run.accesses, most, ink.spark, n, 1.8);
+    });
+    this.name(pen, ink, most, full);
+  }
+
+  at(t) { return 8 + (this.length > 1 ? (t / (this.length - 1)) * (this.width - 16) : 0); }
+
+  line(pen, column, most, stroke, n, width) {
+    pen.strokeStyle = stroke, pen.lineWidth = width;
+    pen.setLineDash(n ? SVG_DASH : []);
+    pen.beginPath();
+    for (let t = 0; t < column.length; t++) pen.lineTo(this.at(t), this.height - 2 - (column[t] / most) * (this.height - 17));
+    pen.stroke();
+  }
+
+  name(pen, ink, most, full) {
+    pen.font = "11px system-ui, sans-serif";
+    const dashes = this.runs.length > 1 ? "; dashed: the second run" : "";
+    const texts = [[`━ HBM accesses so far, up to ${count(most)}`, ink.spark], [`─ SRAM in use, up to ${count(full)}${dashes}`, ink.second]];
+    let x = 8;
+    for (const [text, fill] of texts) (pen.fillStyle = fill), pen.fillText(text, x, 10), (x += pen.measureText(text).width + 16);
+  }
+
+  draw(t) {
+    if (!this.base) this.measure();
+    const pen = this.canvas.getContext("2d");
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    pen.drawImage(this.base, 0, 0);
+    pen.fillStyle = this.ink.current;
+    pen.fillRect((this.at(t) - 1) * this.pixels, 0, 2 * this.pixels, this.canvas.height);
+  }
+
+  stepAt(x) { return clamp(Math.round(((x - 8) / (this.width - 16)) * (this.length - 1)), 0, this.length - 1); }
+}
+
+// -------------------------------------------------------------------------------------------------------- the player
+
+/** The step that is shown, and all that changes it. */
+class Player {
+  constructor(runs) {
+    this.runs = runs, this.t = 0, this.playing = false;
+    for (const run of runs) run.alone = runs.length === 1;
+    this.length = Math.max(...runs.map((run) => run.length));
+    this.views = runs.map((run) => this.addView(run));
+    find("#views").classList.toggle("two", runs.length > 1);
+    this.sparks = new Sparks(runs, find("#sparks"));
+    this.difference = runs.length > 1 ? firstDifference(...runs) : -1;
+    this.setControls();
+    this.go(this.linked() ?? 0);
+  }
+
+  addView(run) {
+    const root = find("#view").content.cloneNode(true).firstElementChild;
+    find("#views").append(root);
+    return new View(run, root);
+  }
+
+  setControls() {
+    const press = { first: () => this.go(0), last: () => this.go(this.length - 1), back: () => this.by(-1), forward: () => this.by(1), "tile-back": () => this.tile(-1), "tile-on": () => this.tile(1), play: () => this.play(!this.playing), "next-hbm": () => this.next("hbm"), "next-rescale": () => this.next("rescale"), "next-max": () => this.next("max"), "next-difference": () => this.go(this.difference) };
+    for (const [id, act] of Object.entries(press)) find(`#${id}`).onclick = act;
+    const scrub = find("#scrub");
+    scrub.max = this.length - 1;
+    scrub.oninput = () => this.go(Number(scrub.value));
+    find("#next-difference").hidden = this.difference < 0;
+    document.addEventListener("keydown", (event) => this.key(event));
+    window.addEventListener("hashchange", () => this.go(this.linked() ?? this.t));
+    window.addEventListener("resize", () => this.redraw());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    this.setPointer();
+  }
+
+  setPointer() {
+    const sparks = find("#sparks"), drag = (event) => { if (event.buttons) this.go(this.sparks.stepAt(event.offsetX)); };
+    sparks.addEventListener("pointerdown", drag), sparks.addEventListener("pointermove", drag);
+    document.addEventListener("mouseover", (event) => {
+      const told = event.target.closest?.("[data-tip]");
+      if (told) showTip(told.dataset.tip, event.clientX, event.clientY);
+      else if (!event.target.classList?.contains("grid")) hideTip();
+    });
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
+    const press = { ArrowLeft: () => this.by(-1), ArrowRight: () => this.by(1), ArrowUp: () => this.tile(-1), ArrowDown: () => this.tile(1), Home: () => this.go(0), End: () => this.go(this.length - 1), " ": () => this.play(!this.playing) };
+    if (event.key === " " && event.target.tagName === "BUTTON") return; // the button's own
+    if (!press[event.key]) return;
+    event.preventDefault();
+    press[event.key]();
+  }
+
+  by(steps) { this.go(this.t + steps); }
+
+  /** To the next or previous tile's first step, in the first run. */
+  tile(direction) {
+    const starts = this.runs[0].tileStarts;
+    const t = direction > 0 ? starts.find((start) => start > this.t) ?? this.length - 1 : starts.findLast((start) => start < this.t) ?? 0;
+    this.go(t);
+  }
+
+  next(what) {
+    const t = this.findNext(what);
+    if (t === null) this.say("There is none after this step.");
+    else this.go(t);
+  }
+
+  findNext(what) {
+    for (let t = this.t + 1; t < this.length; t++) if (this.runs.some((run) => t < run.length && this.is(what, run, t))) return t;
+    return null;
+  }
+
+  is(what, run, t) {
+    if (what === "rescale") return run.steps.rescaled[t] > 0;
+    if (what === "max") return run.moves[t] && !this.sameTile(run, t);
+    return run.accesses[t] > run.accesses[t - 1];
+  }
+
+  sameTile(run, t) { return this.t < run.length && run.steps.turn[t] === run.steps.turn[this.t]; }
+
+  go(t) {
+    this.t = clamp(t, 0, this.length - 1);
+    for (const view of this.views) view.show(this.t);
+    this.sparks.draw(this.t);
+    const scrub = find("#scrub"), { label } = this.views[0].words(this.views[0].t);
+    scrub.value = this.t;
+    scrub.setAttribute("aria-valuetext", `step ${this.t} of ${this.length - 1}, ${label}`);
+    find("#where").textContent = `step ${this.t} of ${this.length - 1}`;
+    for (const [id, what] of [["next-hbm", "hbm"], ["next-rescale", "rescale"], ["next-max", "max"]]) this.mark(id, this.playing || this.findNext(what) !== null);
+    if (!this.playing) this.say(this.views.map((view) => spoken(view)).join(" ")), this.link();
+  }
+
+  /** Greys a button out without taking it from the keyboard's way. */
+  mark(id, useful) { find(`#${id}`).setAttribute("aria-disabled", String(!useful)), (find(`#${id}`).style.opacity = useful ? "" : "0.5"); }
+
+  say(text) { find("#said").textContent = text; }
+
+  /** Puts the step into the address, a moment later: browsers limit how often. */
+  link() {
+    clearTimeout(this.linking);
+    this.linking = setTimeout(() => {
+      try { history.replaceState(null, "", `#t=${this.t}`); } catch { /* a frame without an address */ }
+    }, 200);
+  }
+
+  linked() {
+    const found = location.hash.match(/^#t=(\d+)$/);
+    return found ? Number(found[1]) : null;
+  }
+
+  play(on) {
+    if (on && this.t === this.length - 1) this.go(0);
+    this.playing = on;
+    const button = find("#play");
+    button.textContent = on ? "▮▮" : "▶";
+    button.setAttribute("aria-label", on ? "Pause" : "Play");
+    if (on) this.started = performance.now(), (this.from = this.t), (this.speed = Number(find("#speed").value)), requestAnimationFrame((now) => this.tick(now));
+    else this.go(this.t);
+  }
+
+  tick(now) {
+    if (!this.playing) return;
+    const speed = Number(find("#speed").value);
+    if (speed !== this.speed) this.speed = speed, (this.started = now), (this.from = this.t);
+    const t = this.from + Math.max(0, Math.floor(((now - this.started) / 1000) * speed));
+    if (t !== this.t) this.go(t);
+    if (this.t >= this.length - 1) this.play(false);
+    else requestAnimationFrame((later) => this.tick(later));
+  }
+
+  redraw() {
+    places.clear();
+    for (const view of this.views) view.grid.measure();
+    this.sparks.base = null;
+    this.go(this.t);
+  }
+}
+
+function spoken(view) {
+  const { label, loops, done } = view.words(view.t);
+  return `Step ${view.t}, ${label}${loops ? `, ${loops}` : ""}: ${done.map(({ verb, names }) => `${verb} ${names.join(", ")}`).join("; ")}. SRAM ${view.run.occupancy[view.t]} of ${view.run.about.M}.`;
+}
+
+/** The first step whose results differ between two runs that go through the same lines; −1 if they do not, or are equal. */
+function firstDifference(a, b) {
+  const end = Math.min(a.length, b.length);
+  for (let t = 0; t < end; t++) {
+    if (a.place(t)[2] !== b.place(t)[2] || String(a.loopsAt(t)) !== String(b.loopsAt(t))) return a.about.algorithm === b.about.algorithm ? t : -1;
+    const [x, y] = [a, b].map((run) => run.tiles[run.events.value[run.steps.last[t]]]);
+    if (x && y && (x.data.length !== y.data.length || x.data.some((value, n) => !Object.is(value, y.data[n])))) return t;
+  }
+  return a.length === b.length ? -1 : end;
+}
+
+function showTip(text, x, y) {
+  const tip = find("#tip");
+  tip.textContent = text, tip.hidden = false;
+  const left = Math.min(x + 14, window.innerWidth - tip.offsetWidth - 6);
+  tip.style.left = `${Math.max(4, left)}px`;
+  tip.style.top = `${y + 18 + tip.offsetHeight > window.innerHeight ? y - tip.offsetHeight - 10 : y + 16}px`;
+}
+
+function hideTip() { find("#tip").hidden = true; }
+
+let player;
+
+async function open() {
+  try {
+    if (!("DecompressionStream" in window)) throw new Error("it needs a browser of 2023 or later");
+    const data = await unzipped(find("#trace").textContent.trim());
+    player = new Player(data.map((one) => new Recorded(one)));
+    document.documentElement.dataset.ready = String(Math.round(performance.now()));
+  } catch (error) {
+    const message = find("#message");
+    message.hidden = false, message.textContent = `This page cannot show its trace: ${error.message}.`;
+    throw error;
+  }
+}
+
+open();

@@ -1,0 +1,315 @@
+"""A trace as a file: the player's page, JSON, NumPy's .npz, and Perfetto's format; and back from those that hold it all.
+
+The JSON is versioned: {"format": "flashsim trace", "version": 1, …}. Events are columns of equal length. What repeats, names,
+lines of source, sets of residents and values, is kept once and referred to by index. Values are one base64 string of
+little-endian floats of the chip's dtype, and `shapes` cuts it into tiles.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import io
+import json
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.records import Blocks, Shape
+from flashsim.trace.recording import About, Counts, Resident, Trace, TraceEvent, short
+
+FORMAT, VERSION = "flashsim trace", 1
+LARGEST_PAGE = 2_000_000  # bytes
+MOST_STEPS = 2_000
+LOGICAL_TIME = "logical time: one step of the algorithm = 1 µs; not performance"
+
+
+def save(trace: Trace, path: str | Path, versus: Trace | None = None) -> Path:
+    """Write a trace in the format that the path's suffix says. Raises ValueError for one that it does not know."""
+    path = Path(path)
+    if versus is not None and path.suffix != ".html":
+        raise ValueError(f"{path.name} holds one trace; the comparison of two is a page: expected .html")
+    if path.name.endswith(".html"):
+        path.write_text(as_html(trace, versus), encoding="utf-8")
+    elif path.name.endswith(".perfetto.json"):
+        path.write_text(json.dumps(as_perfetto(trace), ensure_ascii=False), encoding="utf-8")
+    elif path.name.endswith(".json.gz"):
+        path.write_bytes(_zipped(as_json(trace)))
+    elif path.name.endswith(".npz"):
+        _save_npz(as_json(trace), path)
+    else:
+        raise ValueError(
+            f"{path.name} has no suffix that says a trace's format; expected .html, .json.gz, .npz or .perfetto.json"
+        )
+    return path
+
+
+def load(path: str | Path) -> Trace:
+    """Read a trace from the .json.gz or .npz file that `Trace.save` wrote. ValueError for any other, or a newer version."""
+    path = Path(path)
+    try:
+        if path.name.endswith(".json.gz"):
+            data = json.loads(gzip.decompress(path.read_bytes()))
+        elif path.name.endswith(".npz"):
+            data = _load_npz(path)
+        else:
+            raise ValueError("expected .json.gz or .npz")
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise ValueError(f'expected "format": "{FORMAT}"')
+        if data.get("version") != VERSION:
+            raise ValueError(f"its version is {data.get('version')!r}; this flashsim reads version {VERSION}")
+        return from_json(data)
+    except (ValueError, KeyError, TypeError, IndexError, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} cannot be read as a trace: {error}") from error
+
+
+# ---------------------------------------------------------------------------------------------------------------- JSON
+
+
+class _Index:
+    """Things that repeat, each kept once."""
+
+    def __init__(self) -> None:
+        self.things: list[Any] = []
+        self._at: dict[Hashable, int] = {}
+
+    def of(self, thing: Any, key: Hashable = None) -> int:
+        """Return the thing's index; −1 for None. `key` is what makes two the same, by default the thing itself."""
+        if thing is None:
+            return -1
+        at = self._at.setdefault(thing if key is None else key, len(self.things))
+        if at == len(self.things):
+            self.things.append(thing)
+        return at
+
+
+def as_json(trace: Trace, *, values: bool = True) -> dict[str, Any]:
+    """Return the trace as what JSON can hold."""
+    names, places, loops, residents, tiles = (_Index() for _ in range(5))
+    columns: dict[str, list[Any]] = {
+        "kind": [event.kind for event in trace.events],
+        "name": [names.of(event.name) for event in trace.events],
+        "elements": [event.elements for event in trace.events],
+        "loops": [loops.of(event.loops) for event in trace.events],
+        "place": [places.of((*event.site, event.label)) for event in trace.events],
+        "where": [event.where and [*event.where[0], *event.where[1]] for event in trace.events],
+        "resident": [residents.of(event.resident) for event in trace.events],
+        "value": [tiles.of(event.value if values else None, id(event.value)) for event in trace.events],
+    }
+    data = b"".join(np.asarray(tile, np.dtype(trace.about.dtype).newbyteorder("<")).tobytes() for tile in tiles.things)
+    previous: Resident = ()
+    deltas = []
+    for held in residents.things:
+        deltas.append(_delta(previous, held, names))
+        previous = held
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "about": asdict(trace.about),
+        "names": names.things,
+        "places": [[short(file), line, label] for file, line, label in places.things],
+        "loops": loops.things,
+        "residents": deltas,
+        "events": columns,
+        "shapes": [list(tile.shape) for tile in tiles.things],
+        "values": base64.b64encode(data).decode("ascii"),
+    }
+
+
+def _delta(previous: Resident, held: Resident, names: _Index) -> list[int]:
+    """Return held as [how many of the previous set's first entries are the same, name, elements, name, elements, …]."""
+    same = 0
+    while same < min(len(previous), len(held)) and previous[same] == held[same]:
+        same += 1
+    return [same, *(number for name, elements in held[same:] for number in (names.of(name), elements))]
+
+
+def from_json(data: dict[str, Any]) -> Trace:
+    """Return the trace that `as_json` made this of."""
+    names, places, columns = data["names"], data["places"], data["events"]
+    loops = [tuple((variable, index) for variable, index in around) for around in data["loops"]]
+    residents: list[Resident] = []
+    for same, *entries in data["residents"]:
+        start = residents[-1][:same] if residents else ()
+        arrived = zip(entries[::2], entries[1::2], strict=True)
+        residents.append((*start, *((names[name], elements) for name, elements in arrived)))
+    about = _about(data["about"])
+    values = _values(data, np.dtype(about.dtype))
+    moved = [(k, e) for k, e in zip(columns["kind"], columns["elements"], strict=True)]
+    reads = accumulate(elements if kind == "load" else 0 for kind, elements in moved)
+    writes = accumulate(elements if kind in ("store", "init") else 0 for kind, elements in moved)
+    rows = zip(*(columns[name] for name in _COLUMNS), reads, writes, strict=True)
+    events = []
+    for kind, name, elements, around, place, where, resident, value, read, written in rows:
+        file, line, label = places[place]
+        held = residents[resident]
+        events.append(
+            TraceEvent(
+                kind,
+                names[name],
+                elements,
+                loops[around],
+                (file, line),
+                label,
+                where and ((where[0], where[1]), (where[2], where[3])),
+                sum(size for _, size in held),
+                held,
+                read,
+                written,
+                None if value < 0 else values[value],
+            )
+        )
+    return Trace(about, tuple(events))
+
+
+_COLUMNS = ("kind", "name", "elements", "loops", "place", "where", "resident", "value")
+
+
+def _values(data: dict[str, Any], dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+    flat = np.frombuffer(base64.b64decode(data["values"]), dtype.newbyteorder("<")).astype(dtype, copy=False)
+    ends = list(accumulate(rows * cols for rows, cols in data["shapes"]))
+    cut = np.split(flat, ends[:-1]) if ends else []
+    return [tile.reshape(shape) for tile, shape in zip(cut, data["shapes"], strict=True)]
+
+
+def _about(data: dict[str, Any]) -> About:
+    def tuples(thing: Any) -> Any:
+        return tuple(map(tuples, thing)) if isinstance(thing, list | tuple) else thing
+
+    plain = {name: tuples(value) for name, value in data.items()}
+    plain["shape"], plain["blocks"] = Shape(**data["shape"]), Blocks(**data["blocks"])
+    plain["arrays"] = tuple(Counts(**{k: tuples(v) for k, v in a.items()}) for a in data["arrays"])
+    return About(**plain)
+
+
+def _zipped(data: Any) -> bytes:
+    """Return JSON, gzipped: the same bytes for the same trace, as no time is written into it."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return gzip.compress(text.encode("utf-8"), mtime=0)
+
+
+def _save_npz(data: dict[str, Any], path: Path) -> None:
+    """Columns of numbers as arrays, all else as JSON in the array `header`."""
+    events = dict(data["events"])
+    kinds = sorted(set(events["kind"]))
+    arrays: dict[str, Any] = {
+        name: np.array(events.pop(name), np.int64) for name in _COLUMNS if name not in ("kind", "where")
+    }
+    arrays["kind"] = np.array([kinds.index(kind) for kind in events.pop("kind")], np.int64)
+    arrays["where"] = np.array([at or [-1] * 4 for at in events.pop("where")], np.int64).reshape(-1, 4)
+    dtype = np.dtype(data["about"]["dtype"])
+    header = {key: value for key, value in data.items() if key not in ("events", "values")} | {"kinds": kinds}
+    values = np.frombuffer(base64.b64decode(data["values"]), dtype.newbyteorder("<"))
+    text = json.dumps(header, ensure_ascii=False).encode("utf-8")
+    with path.open("wb") as file:
+        np.savez_compressed(file, header=np.frombuffer(text, np.uint8), values=values, **arrays)
+
+
+def _load_npz(path: Path) -> dict[str, Any]:
+    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
+        data: dict[str, Any] = json.loads(found["header"].tobytes())
+        kinds = data.pop("kinds")
+        columns: dict[str, list[Any]] = {
+            name: found[name].tolist() for name in _COLUMNS if name not in ("kind", "where")
+        }
+        columns["kind"] = [kinds[at] for at in found["kind"].tolist()]
+        columns["where"] = [None if at[0] < 0 else at for at in found["where"].tolist()]
+        data["events"] = columns
+        data["values"] = base64.b64encode(found["values"].tobytes()).decode("ascii")
+    return data
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+
+
+def as_html(trace: Trace, versus: Trace | None = None) -> str:
+    """Return the player with its trace, or two, as one page. It drops values where there are more than it can take."""
+    traces = [trace] if versus is None else [trace, versus]
+    page = _page([_for_page(t) for t in traces])
+    steps = max(len(t.steps) for t in traces)
+    reason = ""
+    if steps > MOST_STEPS:
+        reason = f"{steps:,} steps are more than {MOST_STEPS:,}"
+    elif len(page) > LARGEST_PAGE:
+        reason = f"with them this page would take {len(page) / 1e6:.1f} MB, more than {LARGEST_PAGE / 1e6:.0f}"
+    if reason:
+        page = _page([_for_page(t, f"Values of tiles are left out: {reason}. Counters are complete.") for t in traces])
+    return page
+
+
+def _for_page(trace: Trace, left_out: str = "") -> dict[str, Any]:
+    """Return the trace's JSON with its steps, which the page does not work out itself."""
+    data = as_json(trace, values=not left_out)
+    at = {id(event.value): number for event, number in zip(trace.events, data["events"]["value"], strict=True)}
+    steps = trace.steps
+
+    def values(name: str, which: int) -> list[int]:
+        return [at.get(id(s.pairs[name][which]), -1) if name in s.pairs and not left_out else -1 for s in steps]
+
+    data["steps"] = {
+        "first": [s.first for s in steps],
+        "last": [s.last for s in steps],
+        "turn": [s.turn for s in steps],
+        "rows": [s.rows for s in steps],
+        "cols": [s.cols for s in steps],
+        "tile": [s.tile for s in steps],
+        "moved": [s.moved for s in steps],
+        "rescaled": [s.rescaled for s in steps],
+        "pairs": {
+            name: [values(name, 0), values(name, 1)] for name in dict.fromkeys(n for s in steps for n in s.pairs)
+        },
+    }
+    if left_out:
+        data["about"]["notes"] = [*data["about"]["notes"], left_out]
+    return data
+
+
+def _page(traces: Sequence[dict[str, Any]]) -> str:
+    here = files("flashsim.trace")
+    read: Callable[[str], str] = lambda name: (here / name).read_text(encoding="utf-8")  # noqa: E731
+    title = " and ".join(t["about"]["title"] for t in traces)
+    return (
+        read("page.html")
+        .replace("{{title}}", html.escape(title))
+        .replace("/* player.css */", read("player.css"))
+        .replace("/* player.js */", read("player.js"))
+        .replace("{{trace}}", base64.b64encode(_zipped(traces)).decode("ascii"))
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ Perfetto
+
+
+def as_perfetto(trace: Trace) -> dict[str, Any]:
+    """Return the trace in Chrome's trace event format: a slice for each step, and counters for HBM and SRAM."""
+    process = {"name": f"{trace.about.title} ({LOGICAL_TIME})"}
+    found: list[dict[str, Any]] = [
+        {"ph": "M", "pid": 1, "name": "process_name", "args": process},
+        {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "lines of the algorithm"}},
+    ]
+    listing = {label_of(line): line.strip() for line in trace.about.listing}
+    for step in trace.steps:
+        last = trace.events[step.last]
+        about = {"loops": ", ".join(f"{variable} = {index}" for variable, index in step.loops)}
+        about |= {"line": listing.get(step.label or "", ""), "source": f"{short(last.site[0])}:{last.site[1]}"}
+        about["events"] = ", ".join(f"{e.kind} {e.name}" for e in trace.events[step.first : step.last + 1])
+        common = {"pid": 1, "ts": step.number}
+        found.append({**common, "ph": "X", "tid": 1, "dur": 1, "name": step.label or "set-up", "args": about})
+        for name, value in (("reads", last.reads), ("writes", last.writes)):
+            counter = f"HBM {name} so far, elements"
+            found.append({**common, "ph": "C", "name": counter, "args": {name: value}})
+        found.append({**common, "ph": "C", "name": "SRAM in use, elements", "args": {"elements": last.occupancy}})
+    return {"traceEvents": found, "displayTimeUnit": "ms", "otherData": {"time": LOGICAL_TIME, "M": trace.about.M}}
+
+
+def label_of(line: str) -> str:
+    """Return "line 9" for a listing's line that begins with 9, "equation 4" for (4)."""
+    number = line.split(maxsplit=1)[0] if line.strip() else ""
+    return f"equation {number[1:-1]}" if number.startswith("(") else f"line {number}"

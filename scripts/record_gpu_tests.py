@@ -1,0 +1,63 @@
+"""Run tests/test_gpu.py on a machine with a GPU and keep what came of it: figures/gpu_tests.json.
+
+python scripts/record_gpu_tests.py --commit "$(git rev-parse HEAD)"
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from flashsim.gpu.benchmark import machine
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> int:
+    """Run the tests and write the record; return pytest's exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commit", required=True, help="of the sources that are tested")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "figures" / "gpu_tests.json")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "tests.xml"
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "tests/test_gpu.py",
+            f"--junitxml={log}",
+            "-p",
+            "no:cacheprovider",
+        ]
+        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+        suite = next(ElementTree.parse(log).getroot().iter("testsuite"))
+    cases = list(suite.iter("testcase"))
+    outcomes = {
+        kind: [str(case.get("name")) for case in cases if case.find(kind) is not None]
+        for kind in ("failure", "error", "skipped")
+    }
+    record = {
+        "command": shlex.join(["python", "scripts/record_gpu_tests.py", "--commit", options.commit]),
+        "commit": options.commit,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "tests": len(cases),
+        "passed": len(cases) - sum(map(len, outcomes.values())),
+        "seconds": float(suite.get("time", "0")),
+        **outcomes,
+    }
+    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

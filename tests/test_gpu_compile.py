@@ -1,0 +1,181 @@
+"""Every GPU kernel compiles for every architecture, without a GPU: NVRTC needs none. And what the package does without one.
+
+Skipped, with the reason, where CuPy or NVRTC is missing: pip install ".[gpu]".
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashsim import cli, gpu
+from flashsim.gpu import compiling, machine
+from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
+from flashsim.gpu.kernel import Variant
+
+LADDER = [name for name in gpu.KERNELS if importlib.util.find_spec(f"flashsim.gpu.{name}")]
+VARIANTS = [variant for name in LADDER for variant in gpu.kernel(name).variants]
+PROMISE = "no spills, no stack"
+LISTED = {"algorithm_1.cu": 16, "algorithm_2.cu": 19, "algorithm_4.cu": 26, "q_outer.cu": 21}
+
+
+def _why_not() -> str:
+    try:
+        compiling._nvrtc()
+        compiling._headers()
+    except MissingGPU as error:
+        return str(error)
+    return ""
+
+
+needs_nvrtc = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "NVRTC is there")
+
+
+@pytest.fixture(autouse=True)
+def _no_kept_cubins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLASHSIM_CACHE", str(tmp_path))
+
+
+def _id(variant: Variant) -> str:
+    defines = " ".join(f"{name}={value}" for name, value in variant.defines)
+    return f"{variant.file} {defines} {variant.functions[0]}"
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("variant", VARIANTS, ids=_id)
+def test_kernels_compile_and_keep_what_their_headers_promise(variant: Variant, arch: str) -> None:
+    if arch not in variant.architectures:
+        pytest.skip(f"not for {arch}")
+    compiled = compile_file(variant.file, variant.functions, dict(variant.defines), arch)
+    assert set(compiled.resources) == set(variant.functions)
+    assert compiled.cubin[:4] == b"\x7fELF"
+    assert "warning" not in compiled.log
+    if PROMISE in (KERNELS / variant.file).read_text(encoding="utf-8"):
+        for function, used in compiled.resources.items():
+            assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), function
+
+
+def test_every_kernel_file_is_compiled() -> None:
+    assert {variant.file for variant in VARIANTS} >= set(LISTED) | {"standard.cu"}
+
+
+@pytest.mark.parametrize("file", LISTED)
+def test_lines_are_labelled_in_order(file: str) -> None:
+    """As the listing in the header numbers them: each line that has code, and none out of order."""
+    text = (KERNELS / file).read_text(encoding="utf-8")
+    header, code = text.split('#include "scalar.cuh"')
+    listed = [int(n) for n in re.findall(r"^//     (\d+) ", header, re.MULTILINE)]
+    assert listed == list(range(1, LISTED[file] + 1))
+    labels = [[int(n) for n in re.findall(r"\d+", found)] for found in re.findall(r"// line ([\d, and]+)", code)]
+    flat = [n for label in labels for n in label]
+    assert flat == sorted(flat)
+    assert set(flat) == set(listed)
+    for line in code.splitlines():
+        assert re.search(r"// line \d+", line) is None or re.search(r"// line [\d, and]+(: B_r, B_c)?$", line), line
+
+
+def test_a_kernels_listing_is_the_simulators() -> None:
+    """Word for word, from line 3 on; line 1 or 2 chooses the block sizes, which here are given."""
+    for file, module in (("algorithm_1", "algorithm_1_flash_basic"), ("algorithm_2", "algorithm_2_flash")):
+        simulator = Path(str(importlib.util.find_spec(f"flashsim.algorithms.{module}").origin))  # type: ignore[union-attr]
+        ours, theirs = (
+            dict(re.findall(r"^[/ ]{4,9}(\d+) +(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE))
+            for path in (KERNELS / f"{file}.cu", simulator)
+        )
+        for number in ours:
+            if int(number) > 3:
+                assert ours[number] == theirs[number]
+
+
+LOG = """ptxas info    : Compiling entry function '_Z1fv' for 'sm_90a'
+ptxas info    : Function properties for _Z1fv
+    40 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 40 bytes cumulative stack size, 1024 bytes smem
+ptxas info    : Compiling entry function 'g' for 'sm_90a'
+ptxas info    : Function properties for g
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers
+"""
+
+
+def test_ptxas_log_is_read() -> None:
+    assert parse_log(LOG) == {"_Z1fv": Resources(255, 12, 16, 40, 1024), "g": Resources(8, 0, 0, 0, 0)}
+    with pytest.raises(CompileError, match="lacks"):
+        parse_log(LOG.replace("255 registers", "many registers"))
+
+
+@needs_nvrtc
+def test_errors_say_what_does_not_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broken.cu").write_text('#include "missing.cuh"\n')
+    monkeypatch.setattr(compiling, "KERNELS", tmp_path)
+    with pytest.raises(CompileError, match=r"(?s)broken.cu does not compile for sm_80 with -DB_c=64.*missing.cuh"):
+        compile_file("broken.cu", ("f",), {"B_c": 64}, "sm_80")
+    with pytest.raises(ValueError, match=r"kernel file is 'none.cu'; expected one of broken.cu"):
+        compile_file("none.cu", ("f",), {}, "sm_80")
+
+
+@needs_nvrtc
+def test_cubins_are_kept_until_a_source_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "common.cuh").write_text("#define ONE 1\n")
+    (tmp_path / "f.cu").write_text('#include "common.cuh"\nextern "C" __global__ void f(int* a) { *a = ONE; }\n')
+    monkeypatch.setattr(compiling, "KERNELS", tmp_path)
+    made: list[str] = []
+    compile_with = compiling._compile
+
+    def counted(*given: Any) -> Any:
+        made.append(given[-1])
+        return compile_with(*given)
+
+    monkeypatch.setattr(compiling, "_compile", counted)
+
+    def forget_and_compile(arch: str = "sm_80") -> bytes:
+        compiling._compiled.clear()
+        return compile_file("f.cu", ("f",), {}, arch).cubin
+
+    first = forget_and_compile()
+    assert forget_and_compile() == first
+    assert made == ["sm_80"]
+    forget_and_compile("sm_90")
+    (tmp_path / "common.cuh").write_text("#define ONE 2\n")
+    assert forget_and_compile() != first
+    assert made == ["sm_80", "sm_90", "sm_80"]
+    for kept in tmp_path.glob("*.cubin"):
+        kept.write_bytes(b"cut off")
+    assert forget_and_compile()[:4] == b"\x7fELF"
+    assert len(made) == 4
+
+
+def test_importing_flashsim_gpu_imports_no_cupy() -> None:
+    code = "import sys, flashsim.gpu, flashsim.cli; sys.exit('cupy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_cupy_everything_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(MissingGPU, match=r'CuPy is missing .*: pip install "flashsim\[gpu\]"'):
+        gpu.forward([0], [0], [0], kernel="q_outer")
+    assert cli.main(["gpu", "info"]) == 1
+    assert "missing CuPy is missing" in capsys.readouterr().out
+
+
+@needs_nvrtc
+def test_without_a_gpu_info_says_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_gpu() -> int:
+        raise MissingGPU("no GPU: none")
+
+    monkeypatch.setattr(machine, "current_device", no_gpu)
+    known = gpu.info()
+    assert not known.ready
+    assert set(known.found) == {"CuPy", "NVRTC"}
+    assert known.missing == ["no GPU: none"]
+    assert cli.main(["gpu", "info", "--json", "-"]) == 1
+    assert '"ready": false' in capsys.readouterr().out

@@ -1,0 +1,166 @@
+"""What the GPU's records become, without a GPU: ncu's CSV, tolerances, tables and pictures."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import cli_bench
+from flashsim.cli import main
+from flashsim.gpu import standard
+from flashsim.gpu.benchmark import LONGEST, Setting, settings
+from flashsim.gpu.compiling import MissingGPU, import_cupy
+from flashsim.gpu.validation import METRICS, Pass, _row, parse
+from flashsim.plots import figure_of
+from flashsim.plots.gpu import LOOKS, plot_peak_memory, plot_runtime, plot_times, plot_validation
+
+CSV = """==PROF== Connected to process 1
+"ID","Process ID","Kernel Name",{names}
+"","","","Mbyte","byte","sector","sector"
+"0","1","random","7","7","7","7"
+"1","1","flashsim_begin__float","1","1","1","1"
+"2","1","gemm","2.5","1,000","10","20"
+"3","1","gemm","0.5","24","30","0"
+"4","1","flashsim_end__float","1","1","1","1"
+"5","1","random","9","9","9","9"
+"6","1","flashsim_begin__float","1","1","1","1"
+"7","1","softmax","1","8","1","2"
+"8","1","flashsim_end__float","1","1","1","1"
+""".replace("{names}", ",".join(f'"{metric}"' for metric in METRICS.values()))
+
+
+def test_the_counters_of_a_pass_are_those_between_its_markers() -> None:
+    first, second = parse(CSV)
+    assert first == {"dram_reads": 3e6, "dram_writes": 1024, "l2_reads": 40 * 32, "l2_writes": 20 * 32}
+    assert second == {"dram_reads": 1e6, "dram_writes": 8, "l2_reads": 32, "l2_writes": 64}
+    assert set(first) == set(METRICS)
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "agrees", "error"),
+    [
+        (1000, 1000, True, 0.0),
+        (1010, 1000, True, 0.01),
+        (1011, 1000, False, 0.011),
+        (989, 1000, False, 0.011),
+        (1000, 940, True, 0.0),  # 60 are still in the L2
+        (1000, 930, True, 0.01),
+        (1000, 929, False, 0.011),
+        (1000, 1011, False, 0.011),
+    ],
+)
+def test_writes_may_lack_what_the_l2_holds_and_nothing_else(
+    reads: int, writes: int, agrees: bool, error: float
+) -> None:
+    each = Pass("standard", "S", "DRAM", 1000, 1000, 0.01, lambda: None)
+    row = _row(each, {"reads": reads, "writes": writes}, 60)
+    assert row["error"] == pytest.approx(error)
+    assert row["agrees"] is agrees
+    on_chip = Pass("on chip", "S", "L2", 1000, 1000, 0.01, lambda: None)
+    assert _row(on_chip, {"reads": 1000, "writes": 940}, 60)["agrees"] is False
+    unjudged = Pass("compulsory", "S", "DRAM", 1000, 1000, None, lambda: None)
+    assert _row(unjudged, {"reads": 5000, "writes": 940}, 60)["agrees"] is None
+
+
+def test_flops_as_kernels_authors_count_them() -> None:
+    assert Setting(1024, 64).batch == 16
+    assert Setting(65_536, 64).batch == 1
+    assert Setting(1024, 64).flops == 4 * 16 * 16 * 1024**2 * 64
+    assert Setting(1024, 64, direction="backward").flops == 2.5 * Setting(1024, 64).flops
+    assert Setting(1024, 64, causal=True).flops == 4 * 16 * 16 * (1024 * 1025 / 2) * 64
+    assert len(settings((128, 256), (64, 128))) == 2 * 2 * 2 * 2
+    assert set(LONGEST) <= set(LOOKS)
+
+
+def benchmark_record() -> dict[str, Any]:
+    def timing(name: str, setting: Setting) -> dict[str, Any]:
+        rate = {"tensor_core": 300.0, "torch_flash": 310.0, "standard": 40.0}[name]
+        failed = "OutOfMemoryError: no" if name == "standard" and setting.N > 1024 else ""
+        median = None if failed else setting.flops / rate / 1e9
+        numbers = {"median": median, "least": median, "most": median, "tflops": None if failed else rate}
+        return {"name": name, **numbers, "extra_bytes": None if failed else 1000 * setting.N, "failed": failed}
+
+    results = []
+    for setting in settings((1024, 4096), (64, 128)):
+        timings = [timing(name, setting) for name in ("tensor_core", "torch_flash", "standard")]
+        plain = {key: getattr(setting, key) for key in ("N", "d", "causal", "direction", "dtype", "H", "dropout_p")}
+        results.append({**plain, "B": setting.batch, "flops": setting.flops, "timings": timings})
+    return {"machine": {"gpu": "a GPU", "cupy": "14", "torch": "2"}, "results": results}
+
+
+def test_the_benchmarks_table(capsys: pytest.CaptureFixture[str]) -> None:
+    cli_bench.print_results(benchmark_record())
+    text = capsys.readouterr().out
+    assert "0.97" in text  # 300 / 310
+    assert "7.5" in text  # 300 / 40
+    assert "standard failed: OutOfMemoryError: no" in text
+
+
+def test_pictures_of_times_draw_every_contestant_that_did_not_fail() -> None:
+    record = benchmark_record()
+    axes = plot_times(record, d=128)
+    assert [len(ax.get_lines()) for ax in axes] == [3, 3, 3, 3]
+    lines = {line.get_gid(): line for line in axes[0].get_lines()}
+    assert np.asarray(lines["forward False standard"].get_xdata()).tolist() == [1024]
+    assert np.asarray(lines["forward False tensor_core"].get_ydata()).tolist() == [300.0, 300.0]
+    assert len(plot_runtime(record).get_lines()) == 3
+    assert len(plot_peak_memory(record).get_lines()) == 3
+    assert figure_of(axes).get_axes() == list(axes)
+
+
+def test_the_picture_of_predicted_and_measured() -> None:
+    def row(group: str, B_c: int | None, size: float, agrees: bool | None = True) -> dict[str, Any]:
+        sizes = {f"{kind}_{way}": size for kind in ("predicted", "measured") for way in ("reads", "writes")}
+        return {"group": group, "B_c": B_c, "ms": 1.0, "error": 0.004, "within": 0.01, "agrees": agrees, **sizes}
+
+    rows = [
+        row("standard", None, 2e9),
+        *(row("algorithm_1", B_c, 1e11 / B_c) for B_c in (16, 32, 64)),
+        row("on chip", None, 1e8),
+    ]
+    axes = plot_validation({"machine": {"gpu": "a GPU"}, "rows": rows})
+    assert axes[0].get_title(loc="left").endswith("within 0.4%")
+    shown = {line.get_gid() for ax in figure_of(axes).get_axes() for line in ax.get_lines()}
+    assert {"standard", "algorithm_1", "on chip", "predicted bytes", "measured bytes", "ms"} <= shown
+
+
+def test_without_a_gpu_the_command_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    if find_spec("cupy"):
+        pytest.skip("CuPy is installed here")
+    with pytest.raises(MissingGPU) as missing:
+        import_cupy()
+    assert main(["bench", "--N", "128", "--quiet"]) == 2
+    assert capsys.readouterr().err == f"flashsim bench: error: {missing.value}\n"
+
+
+@pytest.mark.parametrize("name", ["validate_hardware", "gpu_bench"])
+def test_records_name_machine_and_date(name: str) -> None:
+    path = Path(__file__).parent.parent / "figures" / f"{name}.json"
+    if not path.exists():
+        pytest.skip("not measured yet")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    data = record.get("data", record)
+    assert data["machine"]["gpu"]
+    assert data["date"].startswith("20")
+    assert record["command"]
+
+
+def test_the_passes_of_standard_attention_move_what_the_simulator_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each operand read once: M so large that one panel holds all of Q."""
+    monkeypatch.setattr(standard, "import_cupy", lambda: np)
+    N, d = 48, 8
+    q = np.zeros((1, 1, N, d), np.float16)
+    size = {"N·d": N * d, "N·N": N * N}
+    moved = {"0": [0, 0], "3": [0, 0]}
+    for step in standard.steps(q, q, q, q, 1.0):
+        for way, matrices in enumerate((step.reads, step.writes)):
+            moved[step.name[0]][way] += sum(size[matrix] for matrix in matrices)
+    for algorithm, direction in (("0", "forward"), ("3", "backward")):
+        tally = flashsim.count("standard", N=N, d=d, M=10**6, direction=direction)
+        assert moved[algorithm] == [tally.hbm.reads, tally.hbm.writes]
