@@ -22,7 +22,7 @@ from flashsim.plots.gpu import LOOKS, plot_peak_memory, plot_runtime, plot_times
 
 CSV = """==PROF== Connected to process 1
 "ID","Process ID","Kernel Name",{names}
-"","","","Mbyte","byte","sector","sector"
+"","","","Mbyte","byte","byte","Kbyte"
 "0","1","random","7","7","7","7"
 "1","1","flashsim_begin__float","1","1","1","1"
 "2","1","gemm","2.5","1,000","10","20"
@@ -37,8 +37,8 @@ CSV = """==PROF== Connected to process 1
 
 def test_the_counters_of_a_pass_are_those_between_its_markers() -> None:
     first, second = parse(CSV)
-    assert first == {"dram_reads": 3e6, "dram_writes": 1024, "l2_reads": 40 * 32, "l2_writes": 20 * 32}
-    assert second == {"dram_reads": 1e6, "dram_writes": 8, "l2_reads": 32, "l2_writes": 64}
+    assert first == {"dram_reads": 3e6, "dram_writes": 1024, "l2_reads": 40, "l2_writes": 20e3}
+    assert second == {"dram_reads": 1e6, "dram_writes": 8, "l2_reads": 1, "l2_writes": 2e3}
     assert set(first) == set(METRICS)
 
 

@@ -1,6 +1,6 @@
 """The player in a real browser: headless Chromium from the system, driven by Playwright, with pages opened from disk.
 
-    apt-get install chromium && pip install playwright
+    apt-get install chromium && pip install ".[browser]"
 
 Without either these tests skip, and say what is missing.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,12 +67,20 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
         context.close()
     assert complaints == []
     assert [url for url in requests if not url.startswith(tmp_path.as_uri())] == []
-    assert len(requests) == len(contexts)
+    assert len(set(requests)) == len(contexts)
 
 
 def press(page: Any, key: str, times: int = 1) -> None:
     for _ in range(times):
         page.keyboard.press(key)
+
+
+def until(page: Any, condition: str) -> None:
+    """Wait for a condition: not with Playwright's own waiting, which needs the `eval` that the page forbids."""
+    deadline = time.monotonic() + 20
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
 
 
 def step(page: Any) -> int:
@@ -89,7 +98,7 @@ def state(page: Any) -> str:
     """Return all that a step shows: text and pictures."""
     return str(
         page.evaluate(
-            "[...document.querySelectorAll('#views, #where')].map((e) => e.innerHTML).join() + "
+            "[...document.querySelectorAll('#views, #where')].map((e) => e.innerHTML.replaceAll(' class=\"\"', '')).join() + "
             "[...document.querySelectorAll('.grid, #sparks')].map((c) => c.toDataURL()).join()"
         )
     )
@@ -140,16 +149,18 @@ def test_shown_values_are_the_tensors(open_page: Opener) -> None:
     """Cells round; what they show on hovering is exact."""
     trace = recorded(causal=True)
     page = open_page(trace)
-    for number in (7, 8, 44, 46, len(trace.steps) - 2):
-        page.evaluate(f"player.go({number})")
-        at = trace.steps[number]
+    steps = [at for at in trace.steps if at.tile in ((0, 0), (2, 1), (3, 2))]
+    assert len(steps) == 24
+    for at in steps:
+        page.evaluate(f"player.go({at.number})")
         for offset, event in enumerate(trace.events[at.first : at.last + 1]):
             assert event.value is not None
             page.locator(".events button").nth(offset).click()
             found = exact_values(page, ".tile td")
             assert np.array_equal(np.array(found, np.float32).reshape(event.value.shape), event.value)
-    page.evaluate("player.go(46)")
-    old, new = trace.steps[46].pairs["O"]
+    last = steps[-1]
+    page.evaluate(f"player.go({last.number})")
+    old, new = last.pairs["O"]
     assert old is not None
     assert new is not None
     found = exact_values(page, ".pairs td[data-tip^='O,']")
@@ -161,6 +172,20 @@ def exact_values(page: Any, selector: str) -> list[float]:
     tips = page.eval_on_selector_all(selector, "cells => cells.map(cell => cell.dataset.tip)")
     words = [tip.rsplit(": ", 1)[1].replace("−", "-").replace("∞", "inf") for tip in tips]
     return [float(word) for word in words]
+
+
+def test_all_digits_are_to_be_had_without_a_mouse(open_page: Opener) -> None:
+    trace = recorded()
+    at = next(s for s in trace.steps if s.label == "line 10" and s.number > 40)
+    page = open_page(trace, at=f"#t={at.number}")
+    page.focus(".digits")
+    press(page, "Enter")
+    shown = [float(text.replace("−", "-")) for text in page.locator(".tile td").all_inner_texts()]
+    value = trace.events[at.last].value
+    assert value is not None
+    assert np.array_equal(np.array(shown, np.float32).reshape(value.shape), value)
+    page.focus(".grid")
+    assert page.inner_text("#tip").startswith(f"tile (i, j) = {at.tile}: current")
 
 
 def test_the_factor_is_e_to_the_old_less_the_new_maximum(open_page: Opener) -> None:
@@ -178,11 +203,11 @@ def test_links_to_a_step(open_page: Opener) -> None:
     page = open_page(recorded(), at="#t=23")
     assert step(page) == 23
     page.evaluate("location.hash = '#t=7'")
-    page.wait_for_function("player.t === 7")
+    until(page, "player.t === 7")
     press(page, "ArrowRight")
-    page.wait_for_function("location.hash === '#t=8'")
+    until(page, "location.hash === '#t=8'")
     page.evaluate("location.hash = '#t=100000'")
-    page.wait_for_function("player.t === player.length - 1")
+    until(page, "player.t === player.length - 1")
 
 
 def test_keys_and_the_next_buttons_land_where_the_trace_says(open_page: Opener) -> None:
@@ -209,7 +234,7 @@ def test_keys_and_the_next_buttons_land_where_the_trace_says(open_page: Opener) 
         page.click("#next-hbm")
         assert step(page) == want
     press(page, "End")
-    page.click("#next-rescale")
+    page.click("#next-rescale", force=True)
     assert step(page) == len(steps) - 1
     assert page.inner_text("#said") == "There is none after this step."
 
@@ -219,11 +244,11 @@ def test_it_plays_and_pauses(open_page: Opener) -> None:
     page = open_page(trace)
     page.select_option("#speed", "120")
     page.locator("body").press(" ")
-    page.wait_for_function("player.t > 5")
+    until(page, "player.t > 5")
     page.locator("body").press(" ")
     assert not page.evaluate("player.playing")
     page.click("#play")
-    page.wait_for_function("player.t === player.length - 1")
+    until(page, "player.t === player.length - 1")
     assert not page.evaluate("player.playing")
 
 
@@ -239,7 +264,7 @@ def test_the_keyboard_alone_reaches_everything(open_page: Opener) -> None:
     )
     assert set(controls) - reached == set()
     unnamed = page.eval_on_selector_all(
-        "button, input, select, canvas, section, [role]",
+        "button, input, select, canvas:not([aria-hidden]), section, [role]",
         "all => all.filter(e => !(e.getAttribute('aria-label') || e.innerText.trim() || e.closest('[hidden]'))).map(e => e.outerHTML)",
     )
     assert unnamed == []
@@ -258,7 +283,7 @@ def test_python_source_is_lit_where_the_run_is(open_page: Opener) -> None:
 
 def test_what_is_spoken(open_page: Opener) -> None:
     page = open_page(recorded(causal=True), at="#t=3")
-    assert page.inner_text("#said") == "Step 3, line 10, j = 0, i = 0: compute S_ij. SRAM 66 of 64."
+    assert page.inner_text("#said") == "Step 3, line 10, j = 0, i = 0: compute S_ij. SRAM 74 of 64."
     label = page.get_attribute(".grid", "aria-label")
     assert label == "Score matrix of 4 by 3 tiles: current tile row 0, column 0; 0 done, 0 skipped, 11 ahead"
     assert page.get_attribute("#scrub", "aria-valuetext") == "step 3 of 99, line 10"
@@ -339,7 +364,6 @@ def test_fifteen_hundred_steps_load_and_step_in_time(open_page: Opener) -> None:
         took = min(took, float(page.evaluate(STEP_TIME)))
     assert opened < 1000, f"opened in {opened} ms"
     assert took < 16, f"a step took {took} ms"
-    page.context.pages[0].remove_listener  # noqa: B018
 
 
 STEP_TIME = """() => {

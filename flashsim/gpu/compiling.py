@@ -59,7 +59,7 @@ class Compiled:
 
 
 _compiled: dict[str, Compiled] = {}
-_loaded: dict[tuple[int, str], dict[str, Any]] = {}
+_loaded: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
 def compile_file(name: str, functions: Sequence[str], defines: Mapping[str, str | int], arch: str) -> Compiled:
@@ -94,13 +94,15 @@ def load(
     """
     cupy = import_cupy()
     device = current_device()
-    compiled = compile_file(name, functions, defines, arch or architecture(device))
-    loaded = (device, hashlib.sha256(compiled.cubin).hexdigest())
-    if loaded not in _loaded:
-        path = _cubin_file(loaded[1], compiled.cubin)
+    asked = (device, name, tuple(functions), tuple(sorted(defines.items())), arch)
+    if (
+        asked not in _loaded
+    ):  # the sources are taken not to change while a program runs: hashing them takes longer than a launch
+        compiled = compile_file(name, functions, defines, arch or architecture(device))
+        path = _cubin_file(hashlib.sha256(compiled.cubin).hexdigest(), compiled.cubin)
         module = cupy.RawModule(path=str(path))
-        _loaded[loaded] = {asked: module.get_function(lowered) for asked, lowered in compiled.names.items()}
-    return _loaded[loaded]
+        _loaded[asked] = {function: module.get_function(lowered) for function, lowered in compiled.names.items()}
+    return _loaded[asked]
 
 
 def architecture(device: int) -> str:

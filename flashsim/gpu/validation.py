@@ -3,12 +3,14 @@
     record = validate()        # runs itself once under ncu, once alone for the clock
 
 Two levels are measured. DRAM bytes (`dram__bytes_read.sum`, `dram__bytes_write.sum`) are what the model's HBM accesses are
-compared with, where the working set exceeds the L2; SM ↔ L2 bytes (32 × `lts__t_sectors_srcunit_tex_op_*`) where it does
-not. Each pass runs alone, between two marker kernels, caches flushed before every kernel, clocks left alone.
+compared with, where the working set exceeds the L2; where it does not, what crosses from L2 to the SMs and back
+(`l1tex__m_xbar2l1tex_read_bytes.sum`, `l1tex__m_l1tex2xbar_write_bytes.sum`: the L2's own counts of sectors lack requests
+that are merged on the way). Each pass runs alone, between two marker kernels, caches flushed before every kernel, clocks
+left alone.
 
     standard     every pass of Algorithms 0 and 3 at GPT-2 medium's shape: each operand read once, as the proofs count, since
                  what cuBLAS's tiles re-read is in the L2; N × N matrices are not
-    algorithm_1  Theorem 2 in silicon: two heads per SM, Q and O of all of them larger than the L2, B_c from 16 up
+    algorithm_1  Theorem 2 in silicon: two heads per SM, Q and O of those at work larger than the L2, B_c from 16 up
     algorithm_4  Theorem 5 likewise
     on chip      the loops exchanged: the model's accesses between SM and L2; from DRAM only what is compulsory
 
@@ -36,14 +38,13 @@ from flashsim.records import Traffic
 METRICS = {
     "dram_reads": "dram__bytes_read.sum",
     "dram_writes": "dram__bytes_write.sum",
-    "l2_reads": "lts__t_sectors_srcunit_tex_op_read.sum",
-    "l2_writes": "lts__t_sectors_srcunit_tex_op_write.sum",
+    "l2_reads": "l1tex__m_xbar2l1tex_read_bytes.sum",
+    "l2_writes": "l1tex__m_l1tex2xbar_write_bytes.sum",
 }
-SECTOR = 32
 BEGIN, END = "flashsim_begin", "flashsim_end"
 GPT2 = (64, 16, 1024, 64)  # GPT-2 medium as in the paper's Figure 2 (left): B, H, N, d
-SILICON = (264, 1, 1024, 64)  # two heads for each of 132 SMs
-UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "sector": 1, "Ksector": 1e3, "Msector": 1e6, "": 1}
+SILICON = (264, 1, 2048, 64)  # two heads for each of 132 SMs; Q and O of 132 heads are 138 MB
+UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 OnPass = Callable[[str], None]
 
 
@@ -235,9 +236,8 @@ def parse(text: str) -> list[dict[str, float]]:
             inside = False
         elif inside:
             for key, metric in METRICS.items():
-                unit = UNITS[dict(zip(names, units, strict=False)).get(metric, "")]
-                value = float(kernel[metric].replace(",", "")) * unit * (SECTOR if key.startswith("l2") else 1)
-                found[-1][key] += value
+                unit = UNITS[dict(zip(names, units, strict=False))[metric]]
+                found[-1][key] += float(kernel[metric].replace(",", "")) * unit
     return found
 
 

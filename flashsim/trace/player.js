@@ -24,11 +24,22 @@ async function unzipped(base64) {
   return JSON.parse(await new Response(stream).text());
 }
 
+let allDigits = false, single = true; // whether values are shown in full, and whether they are float32
+
+/** The fewest digits that say which number it is. */
+function exactly(x) {
+  if (!Number.isFinite(x)) return number(x);
+  let digits = 6, text = String(x);
+  if (single && text.length > 8) do text = String(Number(x.toPrecision(digits))); while (Math.fround(Number(text)) !== x && digits++ < 9);
+  return text.replace("-", "−");
+}
+
 function number(x) {
   if (x === Infinity) return "∞";
   if (x === -Infinity) return "−∞";
   if (Number.isNaN(x)) return "NaN";
   if (x === 0) return "0";
+  if (allDigits) return exactly(x);
   const size = Math.abs(x);
   const text = size >= 1e5 || size < 1e-4 ? x.toExponential(2) : x.toFixed(size >= 1000 ? 1 : size >= 100 ? 2 : size >= 10 ? 3 : 4);
   return text.replace("-", "−");
@@ -38,7 +49,7 @@ function number(x) {
 
 const UPRIGHT = new Set(["new", "masked", "dropped", "drop", "parts"]);
 const SCRIPTS = "(?:[_^](?:\\{[^}]*\\}|[A-Za-z0-9]+))";
-const SYMBOL = new RegExp(`(?<![A-Za-z\\u0303])(d?[A-Za-zℓ]\\u0303?)(?![A-Za-z\\u0303])(${SCRIPTS}*)|(\\))(${SCRIPTS}+)`, "gu");
+const SYMBOL = new RegExp(`(?<![A-Za-z\\u0303'’])(QK|PV|d?[A-Za-zℓ]\\u0303?)(?![A-Za-z\\u0303])(${SCRIPTS}*)|(\\))(${SCRIPTS}+)`, "gu");
 const WORDS = new Set(["a", "A", "I", "do"]);
 
 function scripted(scripts) {
@@ -204,6 +215,7 @@ class View {
     this.grid = new Grid(run, find(".grid", root), find(".legend", root));
     for (const [button, shown] of [[".show-listing", "listing"], [".show-source", "source"]])
       find(button, root).onclick = () => this.showCode(shown);
+    find(".digits", root).onclick = () => player.toggleDigits();
     for (const box of [find(".listing", root), find(".source", root)]) box.onscroll = () => places.get(box)?.set("scroll", box.scrollTop);
     if (!run.about.listing.length) this.showCode("source"), (find(".show-listing", root).disabled = true);
   }
@@ -214,7 +226,8 @@ class View {
     find(".about", this.root).innerHTML =
       `${typeset(`N_q = ${count(shape.N_q)}, N_k = ${count(shape.N_k)}, d = ${shape.d}${shape.d_v === shape.d ? "" : `, d_v = ${shape.d_v}`}`)}; ` +
       `${typeset(`B_r × B_c = ${blocks.B_r} × ${blocks.B_c}, T_r × T_c = ${blocks.T_r} × ${blocks.T_c}`)}; ${dtype}` +
-      `${options ? `; ${escaped(options)}` : ""}${command ? `; <code>${escaped(command)}</code>` : ""}`;
+      `${options ? `; ${escaped(options)}` : ""}`;
+    find(".command", this.root).textContent = command;
     const box = find(".notes", this.root);
     box.hidden = !notes.length;
     box.textContent = notes.join(" ");
@@ -382,7 +395,7 @@ class View {
       cells.push(`<td class="${rises ? "rises" : ""}" data-tip="${plain(name)}, row ${first + r}: ${[from, to].filter((x) => x !== undefined).map(exactly).join(" → ")}">${shown}${rises ? " ↑" : ""}</td>`);
       if (name === "m") cells.push(`<td class="factor">${from === undefined || to === undefined ? "" : number(factor(from, to))}</td>`);
     }
-    for (const tile of O) if (tile) cells.push(...tileCells(tile, r, "O", first, OF_O, true));
+    for (const tile of O) if (tile && r < tile.rows) cells.push(...tileCells(tile, r, "O", first, OF_O, true));
     return `<tr>${cells.join("")}</tr>`;
   }
 
@@ -412,7 +425,6 @@ class View {
 
 const OF_O = 8, OF_TILE = 16; // columns shown
 const clipped = (tile, most) => (tile.cols > most ? ` (first ${most} of ${tile.cols})` : "");
-const exactly = (x) => (Number.isFinite(x) ? String(x).replace("-", "−") : number(x));
 
 /** e^(m − m_new), 0 for a row that had no maximum yet. */
 function factor(from, to) { return from === -Infinity ? 0 : Math.exp(from - to); }
@@ -450,7 +462,8 @@ class Grid {
   constructor(run, canvas, legend) {
     this.run = run, this.canvas = canvas;
     canvas.onmousemove = (event) => this.hover(event);
-    canvas.onmouseleave = () => hideTip();
+    canvas.onmouseleave = canvas.onblur = () => hideTip();
+    canvas.onfocus = () => this.tellCurrent();
     this.legend = legend;
   }
 
@@ -562,6 +575,7 @@ class Grid {
   legendItem(name, text) {
     const item = document.createElement("li"), canvas = document.createElement("canvas"), isMask = name === "nothing" || name === "some";
     canvas.width = canvas.height = 32;
+    canvas.setAttribute("aria-hidden", "true");
     const pen = canvas.getContext("2d");
     pen.setTransform(2, 0, 0, 2, 0, 0);
     drawTile(pen, [1, 1, 14, 14], isMask ? "ahead" : name, isMask ? name : "all", this.ink);
@@ -576,6 +590,12 @@ class Grid {
     const i = Math.floor(row / B_r), j = Math.floor(col / B_c);
     if (i < 0 || j < 0 || i >= T_r || j >= T_c) return hideTip();
     showTip(this.describe(i, j), event.clientX, event.clientY);
+  }
+
+  /** For the keyboard: what hovering over the current tile tells. */
+  tellCurrent() {
+    const tile = this.run.steps.tile[clamp(player.t, 0, this.run.length - 1)], box = this.canvas.getBoundingClientRect();
+    if (tile) showTip(this.describe(...tile), box.left + this.edge, box.top + 8);
   }
 
   describe(i, j) {
@@ -697,6 +717,7 @@ class Player {
   constructor(runs) {
     this.runs = runs, this.t = 0, this.playing = false;
     for (const run of runs) run.alone = runs.length === 1;
+    single = runs.every((run) => run.about.dtype === "float32");
     this.length = Math.max(...runs.map((run) => run.length));
     this.views = runs.map((run) => this.addView(run));
     find("#views").classList.toggle("two", runs.length > 1);
@@ -787,6 +808,12 @@ class Player {
 
   /** Greys a button out without taking it from the keyboard's way. */
   mark(id, useful) { find(`#${id}`).setAttribute("aria-disabled", String(!useful)), (find(`#${id}`).style.opacity = useful ? "" : "0.5"); }
+
+  toggleDigits() {
+    allDigits = !allDigits;
+    for (const button of document.querySelectorAll(".digits")) button.setAttribute("aria-pressed", String(allDigits));
+    this.go(this.t);
+  }
 
   say(text) { find("#said").textContent = text; }
 

@@ -125,6 +125,9 @@ class _Follower:
         """Follow one event. Return how many rows' maxima it raised, and how many of them had one before."""
         if event.kind == "load" and event.where is not None:
             self._where[event.name] = event.where
+        if len(event.resident) == 1:  # the first on an empty chip
+            self._rows = None
+            self.pairs.clear()
         rows, _ = self.region(event)
         if rows is not None and rows != self._rows:
             self._rows = rows

@@ -32,8 +32,9 @@
 // Traffic, in elements a head. DRAM: what is compulsory, Q, K, V read once, O and L written once. From L2 to the
 // multiprocessors: Q once, K and V once for each of the T_r = ⌈N_q/128⌉ row blocks, live tiles only: N_q d + 2 T_r N_k d
 // without a mask. Measured at 32 heads, N = 4096, d = 128: 2.181 GB into the L1s and 34.08 MB out of them, to the sector what
-// the formula says; 1.69 to 1.73 GB of the 2.181 reach the L2's slices, as neighbours' requests for one line are merged on the
-// way; DRAM reads 102.6 MB (compulsory 100.7), writes 23.8 MB of 34.1 before the end, with the rest still in the L2.
+// the formula says; 1.69 to 1.73 GB of the 2.181 are counted at the L2's slices, as if requests of several multiprocessors for
+// one line were merged on the way. DRAM reads 102.6 MB (compulsory: 100.7), writes 23.8 MB of 34.1; the rest is in L2 at the
+// end.
 //
 // Gain, measured: TFLOP/s (4 B H N² d, half of it causally), H = 16, B·N = 16384, full / causal, and over FlashAttention-2 in
 // the same rounds. NVIDIA H200, driver 580.159.04, CuPy 14.2, PyTorch 2.11.0 with cuDNN 9.19; 2026-11-21. What mma.sync can
@@ -49,8 +50,8 @@
 //     d = 32, fp16          217 / 160  227 / 185  232 / 202                1.08 to 1.11 full, 1.09 to 1.14 causal
 //     d = 128, bf16         331 / 269             351 / 322                1.10 full, 1.14 to 1.15 causal
 //
-// With dropout 121 / 102 at N = 2048, d = 128, 0.44 of FlashAttention-2, which draws 16 bits an element: flashsim's mask has a
-// whole Philox of its own for each element, and that is then what the time goes to.
+// With dropout 121 / 102 at N = 2048, d = 128, 0.44 of FlashAttention-2: flashsim's mask is a Philox4x32-10 of its own for
+// each element, of whose four words it takes one.
 //
 // no spills, no stack
 #include "common.cuh"
