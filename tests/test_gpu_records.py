@@ -117,7 +117,16 @@ def test_pictures_of_times_draw_every_contestant_that_did_not_fail() -> None:
 def test_the_picture_of_predicted_and_measured() -> None:
     def row(group: str, B_c: int | None, size: float, agrees: bool | None = True) -> dict[str, Any]:
         sizes = {f"{kind}_{way}": size for kind in ("predicted", "measured") for way in ("reads", "writes")}
-        return {"group": group, "B_c": B_c, "ms": 1.0, "error": 0.004, "within": 0.01, "agrees": agrees, **sizes}
+        return {
+            "group": group,
+            "B_c": B_c,
+            "ms": 1.0,
+            "error": 0.004,
+            "within": 0.01,
+            "agrees": agrees,
+            "level": "DRAM",
+            **sizes,
+        }
 
     rows = [
         row("standard", None, 2e9),
@@ -164,3 +173,60 @@ def test_the_passes_of_standard_attention_move_what_the_simulator_counts(monkeyp
     for algorithm, direction in (("0", "forward"), ("3", "backward")):
         tally = flashsim.count("standard", N=N, d=d, M=10**6, direction=direction)
         assert moved[algorithm] == [tally.hbm.reads, tally.hbm.writes]
+
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def figure(name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(
+        (Path(__file__).parent.parent / "figures" / f"{name}.json").read_text(encoding="utf-8")
+    )
+    return record
+
+
+def timings(N: int, d: int, causal: bool, direction: str, dropout_p: float = 0.0) -> dict[str, dict[str, Any]]:
+    asked = {"N": N, "d": d, "causal": causal, "direction": direction, "dropout_p": dropout_p}
+    (found,) = (r for r in figure("gpu_bench")["results"] if all(r[key] == value for key, value in asked.items()))
+    return {t["name"]: t for t in found["timings"] if not t["failed"]}
+
+
+def test_readmes_ladder_is_the_recorded_one() -> None:
+    forward, backward = (timings(2048, 64, False, direction) for direction in ("forward", "backward"))
+    for name, timing in forward.items():
+        (row,) = (line for line in README.splitlines() if line.startswith(f"| `{name}` | ") and line.count("|") == 6)
+        back = f"{backward[name]['tflops']:.1f}" if name in backward else "–"
+        assert row.endswith(f"| {timing['tflops']:.1f} | {back} |"), name
+    slowdown = forward["tensor_core"]["tflops"] / forward["algorithm_1"]["tflops"]
+    assert f"is a factor of {slowdown:.0f} forward" in README
+
+
+def test_readmes_ratios_are_the_recorded_ones() -> None:
+    said = " ".join(README.split())
+    for direction, words in (("forward", "times FlashAttention-2's rate forward"), ("backward", "times backward")):
+        ratios = [
+            found["tensor_core"]["tflops"] / found["torch_flash"]["tflops"]
+            for N in (2048, 4096, 16_384, 65_536)
+            for d in (64, 128)
+            for causal in (False, True)
+            for found in [timings(N, d, causal, direction)]
+        ]
+        assert f"{min(ratios):.2f} to {max(ratios):.2f} {words}" in said
+    both = [timings(1024, 64, True, direction, 0.1) for direction in ("forward", "backward")]
+    total = {name: sum(found[name]["median"] for found in both) for name in ("tensor_core", "standard", "torch_math")}
+    assert f"it is {total['standard'] / total['tensor_core']:.1f} times as fast as `standard`" in said
+    assert f"and {total['torch_math'] / total['tensor_core']:.1f} times as fast as PyTorch's unfused attention" in said
+    share = both[0]["tensor_core"]["tflops"] / both[0]["torch_flash"]["tflops"]
+    assert f"forward at {share:.2f} of FlashAttention-2's rate" in said
+
+
+def test_readmes_words_on_the_counters_are_the_recorded_ones() -> None:
+    rows = figure("validate_hardware")["data"]["rows"]
+    assert all(row["agrees"] is not False for row in rows)
+    assert max(row["error"] for row in rows if row["level"] == "DRAM") < 0.002
+    total = [(row["measured_reads"] + row["measured_writes"]) / 1e9 for row in rows if row["group"] == "algorithm_1"]
+    assert f"falls from {total[0]:.1f} to {total[-1]:.1f} GB" in README
+    tests = figure("gpu_tests")
+    assert not tests["failure"]
+    assert not tests["error"]
+    assert f"{tests['passed']} passed, {len(tests['skipped'])} skipped" in README

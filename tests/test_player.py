@@ -47,9 +47,13 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
     """Save a trace and open its page; at the end, see that it asked for nothing and complained of nothing."""
-    contexts, complaints, requests = [], [], []
+    contexts: list[Any] = []
+    complaints: list[str] = []
+    requests: list[str] = []
 
-    def opened(trace: Trace, *, at: str = "", versus: Trace | None = None, text: str | None = None, **options: Any) -> Any:
+    def opened(
+        trace: Trace, *, at: str = "", versus: Trace | None = None, text: str | None = None, **options: Any
+    ) -> Any:
         path = tmp_path / f"page{len(contexts)}.html"
         path.write_text(trace.html(versus=versus) if text is None else text, encoding="utf-8")
         context = browser.new_context(**{"viewport": DESK, **options})
@@ -257,7 +261,11 @@ def test_the_keyboard_alone_reaches_everything(open_page: Opener) -> None:
     reached = set()
     for _ in range(60):
         press(page, "Tab")
-        reached.add(page.evaluate("document.activeElement.id || document.activeElement.className || document.activeElement.innerText"))
+        reached.add(
+            page.evaluate(
+                "document.activeElement.id || document.activeElement.className || document.activeElement.innerText"
+            )
+        )
     controls = page.eval_on_selector_all(
         "button, input, select, [tabindex]",
         "all => all.filter(e => e.offsetParent).map(e => e.id || e.className || e.innerText)",
@@ -265,7 +273,8 @@ def test_the_keyboard_alone_reaches_everything(open_page: Opener) -> None:
     assert set(controls) - reached == set()
     unnamed = page.eval_on_selector_all(
         "button, input, select, canvas:not([aria-hidden]), section, [role]",
-        "all => all.filter(e => !(e.getAttribute('aria-label') || e.innerText.trim() || e.closest('[hidden]'))).map(e => e.outerHTML)",
+        "all => all.filter(e => !(e.getAttribute('aria-label') || e.innerText.trim() || e.closest('[hidden]')))"
+        ".map(e => e.outerHTML)",
     )
     assert unnamed == []
     page.focus(".show-source")
@@ -278,7 +287,9 @@ def test_python_source_is_lit_where_the_run_is(open_page: Opener) -> None:
     trace = recorded()
     page = open_page(trace, at="#t=3")
     page.click(".show-source")
-    assert page.locator(".source .on").all_inner_texts() == ["            S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10"]
+    assert page.locator(".source .on").all_inner_texts() == [
+        "            S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10"
+    ]
 
 
 def test_what_is_spoken(open_page: Opener) -> None:
@@ -298,6 +309,32 @@ def test_skipped_and_masked_tiles_are_told_apart(open_page: Opener) -> None:
     page = open_page(recorded(causal=True))
     assert "masked" in page.inner_text(".legend")
     assert "skipped" not in page.inner_text(".legend")
+
+
+def test_a_tile_visited_thrice_is_done_after_the_third_visit(open_page: Opener) -> None:
+    trace = recorded("standard")
+    ends = {at.tile: at.number for at in trace.steps if at.tile}  # the last step of each tile
+    page = open_page(trace)
+    for number in (20, 40, len(trace.steps) - 5):
+        page.evaluate(f"player.go({number})")
+        done = sum(end < number for end in ends.values())
+        assert f" {done} done, " in (page.get_attribute(".grid", "aria-label") or "")
+    assert 0 < done < len(ends)
+
+
+def test_a_chosen_tile_is_left_with_its_step(open_page: Opener) -> None:
+    trace = recorded()
+    page = open_page(trace, at="#t=2")
+    page.locator(".events button").first.click()
+    assert page.locator(".events [aria-pressed=true]").inner_text().startswith("load Q")
+    press(page, "ArrowRight")
+    assert page.locator(".events [aria-pressed=true]").inner_text().startswith("compute S")
+    assert page.locator(".tile td").count() == 12
+
+
+def test_reduced_motion_plays_slowly(open_page: Opener) -> None:
+    assert open_page(recorded(), reduced_motion="reduce").input_value("#speed") == "2"
+    assert open_page(recorded()).input_value("#speed") == "8"
 
 
 def test_hovering_tells_numbers(open_page: Opener) -> None:
@@ -326,6 +363,8 @@ def test_a_planted_bug_s_first_difference_is_found(open_page: Opener) -> None:
     with planted("flash", "no_rescale") as known:
         wrong = recorded(known)
     page = open_page(right, versus=wrong)
+    changed = page.locator(".source:visible .changed").all_inner_texts()
+    assert [text.strip() for text in changed] == ["l_i * exp(m_i - finite(m_i_new)) * O_i", "l_i * O_i"]
     page.click("#next-difference")
     same_until = next(
         s.number
@@ -394,6 +433,7 @@ def test_it_runs_in_jupyter_s_frame(open_page: Opener) -> None:
     frame = page.frame_locator("iframe")
     frame.locator("#forward").click()
     assert frame.locator("#where").inner_text() == f"step 1 of {len(trace.steps) - 1}"
+    page.wait_for_timeout(400)  # until the address would change
 
 
 def test_a_damaged_trace_is_said(browser: Any, tmp_path: Path) -> None:

@@ -506,7 +506,7 @@ class Grid {
   told(t, counts) {
     const tile = this.run.steps.tile[t], { T_r, T_c } = this.run.about.blocks;
     const where = tile ? `current tile row ${tile[0]}, column ${tile[1]}; ` : "";
-    return `Score matrix of ${T_r} by ${T_c} tiles: ${where}${counts.done} done, ${counts.skipped} skipped, ${counts.ahead} ahead`;
+    return `Score matrix of ${T_r} by ${T_c} tiles: ${where}${counts.done} done, ${counts.part ? `${counts.part} done in part, ` : ""}${counts.skipped} skipped, ${counts.ahead} ahead`;
   }
 
   box(i, j) {
@@ -723,6 +723,7 @@ class Player {
     find("#views").classList.toggle("two", runs.length > 1);
     this.sparks = new Sparks(runs, find("#sparks"));
     this.difference = runs.length > 1 ? firstDifference(...runs) : -1;
+    if (runs.length > 1 && runs[0].about.algorithm === runs[1].about.algorithm) markChanges(...this.views);
     this.setControls();
     this.go(this.linked() ?? 0);
   }
@@ -744,6 +745,7 @@ class Player {
     window.addEventListener("hashchange", () => this.go(this.linked() ?? this.t));
     window.addEventListener("resize", () => this.redraw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) find("#speed").value = "2";
     this.setPointer();
   }
 
@@ -872,6 +874,15 @@ function firstDifference(a, b) {
     if (x && y && (x.data.length !== y.data.length || x.data.some((value, n) => !Object.is(value, y.data[n])))) return t;
   }
   return a.length === b.length ? -1 : end;
+}
+
+/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked. */
+function markChanges(a, b) {
+  const texts = [a, b].map((view) => new Set([...view.sourceLines.values()].map((line) => line.textContent)));
+  const changed = [[a, texts[1]], [b, texts[0]]].map(([view, other]) => [...view.sourceLines.values()].filter((line) => !other.has(line.textContent)));
+  if (!changed.flat().length) return;
+  for (const line of changed.flat()) line.classList.add("changed"), (line.dataset.tip = "differs from the other run");
+  for (const view of [a, b]) view.showCode("source");
 }
 
 function showTip(text, x, y) {

@@ -1,0 +1,41 @@
+"""Draw what `flashsim bench` measured: figures/gpu_times, gpu_runtime (Figure 3, left), gpu_memory (Figure 3, right).
+
+python scripts/gpu_figures.py        # from figures/gpu_bench.json, which a GPU made; needs none
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flashsim.plots.gpu import plot_peak_memory, plot_runtime, plot_times
+from flashsim.plots.saving import figure_of
+
+DRAWN: dict[str, Callable[..., Any]] = {
+    "gpu_times": plot_times,
+    "gpu_runtime": plot_runtime,
+    "gpu_memory": plot_peak_memory,
+}
+
+
+def main() -> None:
+    """Draw, write PNG and SVG, and print the paths."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--record", type=Path, default=Path("figures/gpu_bench.json"), help="what flashsim bench --json wrote"
+    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("figures"), help="folder of the figures")
+    options = parser.parse_args()
+    record = json.loads(options.record.read_text(encoding="utf-8"))
+    for name, plot in DRAWN.items():
+        figure = figure_of(plot(record))
+        figure.savefig(options.output / f"{name}.png", dpi=200)
+        figure.savefig(options.output / f"{name}.svg", metadata={"Date": None})
+        print(options.output / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()
