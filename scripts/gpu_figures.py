@@ -1,4 +1,4 @@
-"""Draw what `flashsim bench` measured: figures/gpu_times, gpu_runtime (Figure 3, left), gpu_memory (Figure 3, right).
+"""Draw what `flashsim bench` measured: figures/gpu_times, gpu_runtime, gpu_memory (Figure 3), gpu_gpt2 (Figure 1, right).
 
 python scripts/gpu_figures.py        # from figures/gpu_bench.json, which a GPU made; needs none
 """
@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashsim.plots.gpu import plot_peak_memory, plot_runtime, plot_times
+from flashsim.plots.gpu import plot_figure_1, plot_peak_memory, plot_runtime, plot_times
 from flashsim.plots.saving import figure_of
 
 DRAWN: dict[str, Callable[..., Any]] = {
     "gpu_times": plot_times,
     "gpu_runtime": plot_runtime,
     "gpu_memory": plot_peak_memory,
+    "gpu_gpt2": plot_figure_1,
 }
 
 

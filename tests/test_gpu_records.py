@@ -18,7 +18,7 @@ from flashsim.gpu.benchmark import LONGEST, Setting, settings
 from flashsim.gpu.compiling import MissingGPU, import_cupy
 from flashsim.gpu.validation import METRICS, Pass, _row, parse
 from flashsim.plots import figure_of
-from flashsim.plots.gpu import LOOKS, plot_peak_memory, plot_runtime, plot_times, plot_validation
+from flashsim.plots.gpu import LOOKS, plot_figure_1, plot_peak_memory, plot_runtime, plot_times, plot_validation
 
 CSV = """==PROF== Connected to process 1
 "ID","Process ID","Kernel Name",{names}
@@ -230,3 +230,12 @@ def test_readmes_words_on_the_counters_are_the_recorded_ones() -> None:
     assert not tests["failure"]
     assert not tests["error"]
     assert f"{tests['passed']} passed, {len(tests['skipped'])} skipped" in README
+
+
+def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:
+    record = figure("gpu_bench")
+    both = [timings(1024, 64, True, direction, 0.1) for direction in ("forward", "backward")]
+    said = {text.get_text() for text in plot_figure_1(record).texts}
+    for name in both[1]:
+        total, unfused = (sum(found[which]["median"] for found in both) for which in (name, "torch_math"))
+        assert f" {total:.1f} ms, {unfused / total:.1f}×" in said

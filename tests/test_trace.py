@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import webbrowser
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -468,6 +469,14 @@ def test_step_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (data,) = in_page(path.read_text(encoding="utf-8"))
     assert data["about"]["command"].startswith("flashsim step --algorithm flash")
     assert data["about"]["blocks"] == {"B_r": 3, "B_c": 4, "T_r": 4, "T_c": 3}
+
+
+def test_step_opens_the_page_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.chdir(tmp_path)
+    assert main(["step", "--open"]) == 0
+    assert opened == [(tmp_path / "flashsim-step.html").as_uri()]
 
 
 def test_step_compares(tmp_path: Path) -> None:

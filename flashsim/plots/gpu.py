@@ -24,6 +24,7 @@ from flashsim.plots.style import (
     column_figure,
     dress,
     styled,
+    tint,
 )
 
 LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -201,4 +202,48 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
     ax.set_xlabel(f"N (d = {d}, 16 heads)")
     ax.set_ylabel("allocated in a forward pass, a sequence")
     ax.set_title(f"Memory, as in Figure 3 (right), {record['machine']['gpu']}", x=-0.17)
+    return ax
+
+
+@styled
+def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
+    """Draw the time of attention in GPT-2 medium, causal, with dropout, forward and backward: the paper's Figure 1, right.
+
+    `record` holds results with dropout, of one setting, forward and backward. Beside each bar: how many times as fast as
+    PyTorch's unfused attention.
+    """
+    ax = column_figure(2.4).subplots() if ax is None else ax
+    dress(ax)
+    results = {r["direction"]: r for r in record["results"] if r["dropout_p"]}
+    ms = {
+        direction: {t["name"]: t["median"] for t in r["timings"] if not t["failed"]} for direction, r in results.items()
+    }
+    names = [name for name in LOOKS if name in ms["forward"] and name in ms["backward"]]
+    total = {name: ms["forward"][name] + ms["backward"][name] for name in names}
+    for row, name in enumerate(names):
+        colour = tint(LOOKS[name][1]["color"])
+        forward = ms["forward"][name]
+        ax.barh(row, forward, color=colour, edgecolor=BLACK, linewidth=0.6)
+        ax.barh(
+            row,
+            total[name] - forward,
+            left=forward,
+            color=colour,
+            edgecolor=BLACK,
+            linewidth=0.6,
+            hatch="//////",
+        )
+        said = f" {total[name]:.1f} ms, {total['torch_math'] / total[name]:.1f}×"
+        ax.text(total[name], row, said, va="center", fontsize=8)
+    ax.set_yticks(range(len(names)), [LOOKS[name][0] for name in names])
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.4 * max(total.values()))
+    one = results["forward"]
+    ax.set_xlabel(
+        f"ms, forward and (hatched) backward\nB = {one['B']}, H = {one['H']}, N = {one['N']:,}, d = {one['d']}"
+    )
+    ax.set_title(
+        f"GPT-2 medium, as in Figure 1 (right):\ncausal, dropout {one['dropout_p']}, {record['machine']['gpu']}",
+        x=-0.42,
+    )
     return ax
