@@ -27,12 +27,10 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import cache
 
 from flashsim.inputs import check_count
 from flashsim.memory import SRAM, Event
 from flashsim.records import Traffic
-from flashsim.source import Site
 
 
 @dataclass
@@ -100,11 +98,7 @@ class L2:
         head = self._head
         if head is None or head.sram is not event.sram:
             head = self._head = _Head(event.sram)
-        if event.kind == "enter":
-            head.turns.append(event.elements)
-        elif event.kind == "leave":
-            head.turns.pop()
-        elif event.kind in ("init", "load", "store"):
+        if event.kind in ("init", "load", "store"):
             if event.times != 1:
                 raise ValueError(
                     "an L2 needs every access in order; count(…) folds equal turns into one: use forward(…)"
@@ -217,30 +211,13 @@ def _write_back(entry: _Line) -> None:
         entry.dirty = 0
 
 
-# ------------------------------------------------------------------------------------------------- where a block lies
-
-
-@cache
-def _indices(name: str) -> tuple[str, tuple[int, ...]]:
-    """Return ("S", (1, 2)) for "S[1, 2]", and no indices for a whole matrix."""
-    array, _, inside = name.partition("[")
-    return array, tuple(int(i) for i in inside.rstrip("]").split(",")) if inside else ()
-
-
 class _Head:
-    """One head's arrays, and where in them the blocks lie that events name.
-
-    An event says that it was "Q[5]", of so many rows, and not where that begins: after five blocks as large as itself, or
-    wherever the ragged last block does. Block 0, seen before at the same line of the source, tells how large the others
-    are; where block 0 was skipped (block-sparse), a loop tells whether it is in its last turn.
-    """
+    """One head's arrays, and the line each begins at."""
 
     def __init__(self, sram: SRAM) -> None:
         self.sram = sram
-        self.turns: list[int] = []  # of the loops around, outermost first
         self.first_line: dict[str, int] = {}
         self._shapes: dict[str, tuple[int, int]] = {}
-        self._first: dict[tuple[Site, str, int], int] = {}  # how long block 0 was, by axis
 
     def shape(self, array: str) -> tuple[int, int]:
         """Return the shape of an array in this head's HBM."""
@@ -250,32 +227,8 @@ class _Head:
 
     def place(self, event: Event) -> tuple[str, int, int, int, int]:
         """Return array, first row, first column, rows and columns of what an event moved."""
-        array, indices = _indices(event.name)
-        whole = self.shape(array)
-        if event.tile is None:  # "init" writes all of it
-            return array, 0, 0, *whole
-        start = [0, 0]
-        for axis, index in enumerate(indices):
-            start[axis] = self._start(event, array, axis, index, event.tile.shape[axis], whole[axis])
-        return array, *start, *event.tile.shape
-
-    def _start(self, event: Event, array: str, axis: int, index: int, extent: int, whole: int) -> int:
-        key = event.site, array, axis
-        if index == 0:
-            self._first[key] = extent
-            return 0
-        full, last = index * extent, whole - extent  # where it begins if as large as the others, and if the last
-        if key in self._first:
-            start = index * self._first[key]
-            if start not in (full, last):
-                raise ValueError(f"{event.name} of {extent} does not follow blocks of {self._first[key]} in {whole}")
-            return start
-        if full >= last or last % index:
-            return min(full, last)
-        around = zip(event.loops, self.turns, strict=True)
-        in_last_turn = [at == turns - 1 for (_, at), turns in around if at == index]
-        if len(_indices(event.name)[1]) == 1:
-            in_last_turn = in_last_turn[-1:]  # the innermost
-        if len(set(in_last_turn)) != 1:
-            raise ValueError(f"cannot tell where {event.name} begins: block 0 was not accessed before it")
-        return last if in_last_turn[0] else full
+        array = event.name.partition("[")[0]
+        if event.where is None:  # "init" writes all of it
+            return array, 0, 0, *self.shape(array)
+        rows, cols = event.where
+        return array, rows.start, cols.start, rows.stop - rows.start, cols.stop - cols.start

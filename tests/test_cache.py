@@ -216,22 +216,15 @@ def test_blocks_are_found_where_they_lie_in_any_block_mask(data: st.DataObject) 
     flashsim.backward("block_sparse", run, np.ones_like(run.O), observers=[finder])
 
 
-def test_a_block_that_cannot_be_placed_is_refused() -> None:
+def test_blocks_are_where_they_say_whatever_came_before() -> None:
+    """The last block alone, and blocks of several sizes at one line of the source."""
     hbm = HBM()
-    X = hbm.place("X", np.zeros((10, 2)))
-    sram = SRAM(hbm, 100, observers=[L2(0)])
-    sram.load(X.divide(4)[0])
-    with pytest.raises(ValueError, match=r"cannot tell where X\[2\] begins: block 0 was not accessed before it"):
-        sram.load(X.divide(4)[2])  # rows 8 and 9; or 4 and 5, of blocks of 2
-    sram.load(X.divide(1)[2])  # row 2, as row 9 is not after two blocks of one size
-
-
-def test_blocks_that_change_size_on_one_line_are_refused() -> None:
-    hbm = HBM()
-    X = hbm.place("X", np.zeros((12, 2)))
-    sram = SRAM(hbm, 100, observers=[L2(0)])
-    with pytest.raises(ValueError, match=r"X\[1\] of 3 does not follow blocks of 4 in 12"):
-        sram.load(X.divide(4)[0], X.divide(3)[1])
+    X = hbm.place("X", np.arange(24.0).reshape(12, 2))
+    recorder = Recorder(line=1)
+    sram = SRAM(hbm, 100, observers=[recorder])
+    sram.load(X.divide(5)[2])
+    sram.load(X.divide(4)[0], X.divide(3)[1])
+    assert [(access.start, access.elements) for access in recorder.trace] == [(20, 4), (0, 8), (6, 6)]
 
 
 # ---------------------------------------------------------------------------------------------------- properties of LRU
