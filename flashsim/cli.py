@@ -1,4 +1,4 @@
-"""The command line: `flashsim run`, `count`, `plot`, `tune`, `gpu`, `check`, `example`, `step`, `verify`.
+"""The command line: `flashsim run`, `count`, `plot`, `tune`, `gpu`, `check`, `example`, `step`, `debug`, `verify`.
 
 Results go to stdout, progress and errors to stderr.
 Exit status: 0 all is well, 1 a claim or a check failed, 2 the arguments or the input make no sense.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flashsim
-from flashsim import cli_bench, cli_check, cli_example, cli_gpu, cli_step, cli_tune, patterns
+from flashsim import cli_bench, cli_check, cli_debug, cli_example, cli_gpu, cli_step, cli_tune, patterns
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.gpu.compiling import MissingGPU
 from flashsim.inputs import DEFAULT_SRAM_BYTES, FLOATS, float_dtype
@@ -212,6 +212,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     step = command("step", lambda options: cli_step.run(options, BLOCK_MASKS), cli_step.SUMMARY, cli_step.EXAMPLES)
     cli_step.add_options(step, list(FORWARD), BLOCK_MASKS)
+
+    debug = command("debug", lambda options: cli_debug.run(options, BLOCK_MASKS), cli_debug.SUMMARY, cli_debug.EXAMPLES)
+    cli_debug.add_options(debug, list(dict.fromkeys([*FORWARD, *BACKWARD])), BLOCK_MASKS)
 
     verify = command(
         "verify",

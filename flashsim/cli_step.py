@@ -41,6 +41,21 @@ def add_options(parser: Any, algorithms: list[str], block_masks: Mapping[str, An
         metavar="NAME",
         help="the same with a planted bug beside it: no_rescale, max_reset, no_mask, last_block",
     )
+    add_inputs(parser, block_masks)
+    parser.add_argument("--text", action="store_true", help="print the steps in the terminal, and write no file")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="the page, FILE.html; or the trace, .json.gz or .npz; or .perfetto.json. Default: flashsim-step.html",
+    )
+
+
+def add_inputs(parser: Any, block_masks: Mapping[str, Any]) -> None:
+    """Add the options that say what one run is of: its operands, sizes and parts."""
     parser.add_argument("--n", type=int, help=f"sequence length of random Q, K, V. Default: {N}")
     parser.add_argument("--n-k", type=int, metavar="N", help="number of keys, where it differs from the queries'")
     parser.add_argument("--d", type=int, help=f"head dimension of random Q, K, V. Default: {D}")
@@ -63,16 +78,6 @@ def add_options(parser: Any, algorithms: list[str], block_masks: Mapping[str, An
     parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="drop weights with this probability")
     parser.add_argument("--block-mask", choices=list(block_masks), help="for block_sparse: which tiles are computed")
     parser.add_argument("--seed", type=int, default=0, help="of random Q, K, V, and of dropout. Default: 0")
-    parser.add_argument("--text", action="store_true", help="print the steps in the terminal, and write no file")
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help="the page, FILE.html; or the trace, .json.gz or .npz; or .perfetto.json. Default: flashsim-step.html",
-    )
 
 
 def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
@@ -85,7 +90,7 @@ def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
         raise ValueError("--text prints one run; leave out --vs, --bug, --open and --output")
     if options.open and output.suffix != ".html":
         raise ValueError(f"--open shows a page; expected -o FILE.html, got {output}")
-    Q, K, V = _operands(options)
+    Q, K, V = operands(options)
     trace = _trace(options.algorithm, Q, K, V, options, block_masks)
     if options.text:
         print("\n".join(lines(trace)))
@@ -100,7 +105,8 @@ def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
     return 0
 
 
-def _operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
+def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """Return Q (N_q, d), K (N_k, d), V (N_k, d_v): a head of --qkv, or random. Raises ValueError."""
     import numpy as np
 
     from flashsim import qkv
@@ -111,7 +117,7 @@ def _operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
             raise ValueError("--n, --n-k and --d are for random inputs; --qkv has sizes of its own")
         given = qkv.load_qkv(options.qkv).head(options.head)
         if given.heads > 1:
-            raise ValueError(f"{given.source} has heads {given.Q.shape[:-2]}; a trace is of one: give --head")
+            raise ValueError(f"{given.source} has heads {given.Q.shape[:-2]}; expected one: give --head")
         return tuple(array.reshape(array.shape[-2:]) for array in (given.Q, given.K, given.V))  # type: ignore[return-value]
     if options.head is not None:
         raise ValueError("--head goes with --qkv")
@@ -125,6 +131,28 @@ def _operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     return 2 * Q, K, V  # scores of standard deviation 2, so that maxima move
 
 
+def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, block_masks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `flashsim.forward` takes besides the operands. Raises ValueError for sizes that make no sense."""
+    import flashsim
+    from flashsim.inputs import check_count
+    from flashsim.sizes import parse_size
+
+    width = Q.shape[1] + V.shape[1]
+    asked: dict[str, Any] = {"causal": options.causal, "dropout_p": options.dropout, "seed": options.seed}
+    if options.blocks:
+        B_r, B_c = (
+            check_count(f"--blocks' {which}", n) for which, n in zip(("B_r", "B_c"), options.blocks, strict=True)
+        )
+        asked["M"] = 2 * width * max(B_r, B_c)
+        asked["sizing"] = flashsim.Fixed(B_r, B_c, enforced=options.M is not None)
+    else:
+        asked["M"] = 2 * width * max(-(-K.shape[0] // 4), 1)
+    if options.M is not None:
+        asked["M"] = parse_size(options.M, Q.dtype.itemsize)
+    asked["block_mask"] = block_masks.get(options.block_mask)
+    return asked
+
+
 def _trace(
     name: str,
     Q: Any,
@@ -136,24 +164,11 @@ def _trace(
 ) -> Any:
     import flashsim
     from flashsim.algorithms import FORWARD
-    from flashsim.inputs import check_count
-    from flashsim.sizes import parse_size
     from flashsim.trace.bugs import planted
 
-    width = Q.shape[1] + V.shape[1]
-    arguments: dict[str, Any] = {"causal": options.causal, "dropout_p": options.dropout, "seed": options.seed}
-    if options.blocks:
-        B_r, B_c = (
-            check_count(f"--blocks' {which}", n) for which, n in zip(("B_r", "B_c"), options.blocks, strict=True)
-        )
-        arguments["M"] = 2 * width * max(B_r, B_c)
-        arguments["sizing"] = flashsim.Fixed(B_r, B_c, enforced=options.M is not None)
-    else:
-        arguments["M"] = 2 * width * max(-(-K.shape[0] // 4), 1)
-    if options.M is not None:
-        arguments["M"] = parse_size(options.M, Q.dtype.itemsize)
-    if "block_mask" in FORWARD[name].parts or not options.vs:
-        arguments["block_mask"] = block_masks.get(options.block_mask)
+    asked = arguments(options, Q, K, V, block_masks)
+    if options.vs and "block_mask" not in FORWARD[name].parts:
+        del asked["block_mask"]
     with planted(name, bug) if bug else nullcontext(name) as known:
-        trace = flashsim.trace(known, Q, K, V, **arguments)
+        trace = flashsim.trace(known, Q, K, V, **asked)
     return replace(trace, about=replace(trace.about, command=options.command_line))

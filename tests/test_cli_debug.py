@@ -1,0 +1,276 @@
+"""`flashsim debug`: it stops in the algorithm's own frame, at the line and in the tile asked for."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import cli_debug
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.cli import main
+
+COMMAND = [sys.executable, "-m", "flashsim", "debug"]
+SIZES = ("--n", "11", "--d", "3", "--blocks", "2", "4")  # T_r = 6, T_c = 3, the last blocks ragged
+
+
+def debug(*options: str, typed: str = "", hook: str = "", folder: Path | None = None) -> str:
+    """Return what a session shows, which must end with status 0."""
+    environment = {**os.environ, "PYTHONBREAKPOINT": hook, "PYTHONPATH": str(folder or ""), "HOME": "/nonexistent"}
+    done = subprocess.run(
+        [*COMMAND, *options],
+        input=typed,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
+def source_line(shown: str) -> tuple[str, str]:
+    """Return the last (function, source) that pdb said it stopped at."""
+    function, source = re.findall(r"^(?:\(Pdb\) )?> .*\)(\w+)\(\)\n-> (.*)$", shown, re.MULTILINE)[-1]
+    return function, source
+
+
+def test_the_tile_is_the_one_asked_for_and_its_numbers_are_right() -> None:
+    shown = debug(
+        *("flash_basic", "--line", "12", "--at", "j=2,i=3", *SIZES),
+        typed="p 'at', i, j\np P_tilde_ij.tolist()\np sram\np hbm\np Q\nq\n",
+    )
+    assert source_line(shown) == ("flash_basic", "O_i_new = on_chip(  # line 12")
+    assert "('at', 3, 2)" in shown
+    rng = np.random.default_rng(0)
+    Q, K, _ = (rng.standard_normal((11, 3), np.float32) for _ in "QKV")
+    S_ij = np.multiply(2 * Q, 3**-0.5, dtype=np.float32)[6:8] @ K[8:11].T
+    P_tilde_ij = np.exp(S_ij - S_ij.max(axis=1, keepdims=True))
+    printed = re.search(r"\[\[.*\]\]", shown)
+    assert printed
+    assert np.allclose(eval(printed[0]), P_tilde_ij, rtol=1e-5)
+    assert "K[2]" in shown
+    assert "Q[3]" in shown  # of SRAM
+    assert "accesses" in shown  # of HBM
+    assert "<Q in HBM, 11×3, in 6 × 1 blocks>" in shown
+    assert "ran to its end" not in shown
+
+
+def test_without_at_it_stops_at_every_tile_once_and_then_says_that_the_run_is_over() -> None:
+    shown = debug("flash_basic", "--line", "12", *SIZES, typed="p 'at', j, i\nc\n" * 18)
+    visited = [(int(j), int(i)) for j, i in re.findall(r"\('at', (\d), (\d)\)", shown)]
+    assert visited == [(j, i) for j in range(3) for i in range(6)]
+    assert shown.endswith("Algorithm 1, FlashAttention ran to its end.\n")
+
+
+def test_a_loop_is_stopped_at_as_it_begins() -> None:
+    shown = debug("flash", "--line", "8", *SIZES, typed="p 'at', j\nc\n" * 3)
+    assert re.findall(r"\('at', (\d)\)", shown) == ["0", "1", "2"]
+    assert "ran to its end" in shown
+
+
+def test_commands_come_from_a_file_and_its_end_quits(tmp_path: Path) -> None:
+    file = tmp_path / "commands"
+    file.write_text("p 'at', i\nn\n", encoding="utf-8")
+    shown = debug("flash", "--line", "9", "--at", "i=1", "--commands", str(file), *SIZES, typed="p 'typed'\n")
+    assert "('at', 1)" in shown
+    assert source_line(shown) == ("flash", "S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10")
+    assert "'typed'" not in shown
+    assert "ran to its end" not in shown
+
+
+def test_the_backward_pass() -> None:
+    shown = debug(*("flash", "--backward", "--line", "13", "--at", "i=4,j=1", *SIZES), typed="p 'at', j, i\nq\n")
+    assert "('at', 1, 4)" in shown
+    assert source_line(shown)[0] == "flash_backward"
+
+
+def test_an_overflow_can_be_debugged_up_to_where_it_happens() -> None:
+    done = subprocess.run(
+        [*COMMAND, "flash", "--line", "10", *SIZES, "--M", "40"],
+        input="p sram.occupancy\nc\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONBREAKPOINT": ""},
+    )
+    assert done.returncode == 2
+    assert "(Pdb) 40\n" in done.stdout
+    assert "does not fit in SRAM" in done.stderr
+
+
+# -------------------------------------------------------------------------------------------------------- other hooks
+
+HOOK = """
+import pdb, sys
+def told():
+    frame = sys._getframe(1)
+    print("at", frame.f_code.co_name, frame.f_locals["j"], frame.f_locals["i"])
+    sys.settrace(lambda *_: None)
+    def next_line(frame, event, _):
+        print("then", frame.f_code.co_filename, frame.f_lineno)
+        frame.f_trace = None
+        sys.settrace(None)
+    frame.f_trace = next_line
+def set_trace():
+    pdb.Pdb().set_trace(sys._getframe(1))
+"""
+
+
+@pytest.fixture
+def hooks(tmp_path: Path) -> Path:
+    (tmp_path / "hooks.py").write_text(HOOK, encoding="utf-8")
+    return tmp_path
+
+
+def test_another_hook_is_called_by_the_algorithms_own_frame(hooks: Path) -> None:
+    module = Path(inspect.getsourcefile(FORWARD["flash_basic"].run) or "")
+    lines = module.read_text(encoding="utf-8").splitlines()
+    options = ("flash_basic", "--line", "12", "--at", "j=2,i=3", *SIZES)
+    shown = debug(*options, hook="hooks.told", folder=hooks).splitlines()
+    asked = next(number for number, line in enumerate(lines, 1) if line.endswith("# line 12"))
+    assert shown[1:] == [
+        "at flash_basic 2 3",
+        f"then {module} {asked}",
+        "Algorithm 1, FlashAttention ran to its end.",
+    ]
+
+
+def test_another_pdb_quits_quietly(hooks: Path) -> None:
+    shown = debug("flash_basic", "--line", "10", *SIZES, typed="p 'at', i\nq\n", hook="hooks.set_trace", folder=hooks)
+    assert source_line(shown) == ("flash_basic", "m_tilde_ij = on_chip(rowmax(S_ij))  # line 10")
+    assert "('at', 0)" in shown
+    assert "ran to its end" not in shown
+
+
+def test_the_copy_with_a_breakpoint_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[dict[str, Any]] = []
+
+    def hook() -> None:
+        frame = inspect.currentframe()
+        assert frame is not None
+        assert isinstance(frame.f_back, FrameType)
+        frames.append({name: frame.f_back.f_locals[name] for name in ("i", "j")})
+
+    before = dict(FORWARD)
+    monkeypatch.setattr(sys, "breakpointhook", hook)
+    assert main(["debug", "block_sparse", "--line", "9", *SIZES, "--block-mask", "local"]) == 0
+    assert before == FORWARD
+    assert len(frames) == flashsim.patterns.local(6, 3).sum()
+
+
+def test_numbers_are_the_same_with_the_breakpoint_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    Q, K, V, dO = (rng.standard_normal((7, 3)) for _ in range(4))
+    monkeypatch.setattr(sys, "breakpointhook", lambda: None)
+    sizes: dict[str, Any] = {"M": 1000, "blocks": (2, 3)}
+    for known in (FORWARD, BACKWARD):
+        for algorithm in known.values():
+            made = flashsim.forward(algorithm.forward_pass, Q, K, V, **sizes)
+            label = next(iter(cli_debug.labels(algorithm)))
+            stop = cli_debug.find_stop(algorithm, label, {})
+            with cli_debug.with_breakpoint(known, algorithm, stop, {}):
+                assert known[algorithm.name].run is not algorithm.run
+                if known is FORWARD:
+                    again = flashsim.forward(algorithm.name, Q, K, V, **sizes)
+                    assert (again.O == made.O).all()
+                    assert again.hbm == made.hbm
+                else:
+                    assert np.isfinite(flashsim.backward(algorithm.name, made, dO).dQ).all()
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("flash_basic --line 99", "labels nothing in flash_basic; labels to stop at: line 1, 2, 3, 4,"),
+        ("flash_basic --line 14", "nothing runs at '# line 14: end for' of flash_basic; labels to stop at: line 1,"),
+        ("memory_efficient --line 3", "labels nothing in memory_efficient; labels to stop at: equation 1, 2\n"),
+        ("rabe_staats --line 1", "labels to stop at: summarise, combine\n"),
+        ("flash_basic --line 12 --at j=3", "--at gives j=3; expected 0 ≤ j < 3"),
+        ("flash_basic --line 12 --at j=1,i=6", "--at gives i=6; expected 0 ≤ i < 6"),
+        ("flash_basic --line 12 --at k=0", "no loop over k: the loops around it are over j, i"),
+        ("flash_basic --line 7 --at i=0", "line 7 of flash_basic is in no loop over i: the loops around it are over j"),
+        ("flash_basic --line 3 --at i=0", "there is no loop around it"),
+        ("flash_basic --line 12 --at j", "--at is 'j'; expected turns of loops, counted from 0, such as j=2,i=3"),
+        ("flash_basic --line 12 --at j=-1", "--at is 'j=-1'; expected"),
+        ("flash_basic --line 12 --at j=1,j=2", "gives j twice"),
+        ("q_outer --line 9 --causal --at i=0,j=2", "line 9 is never run at i = 0, j = 2, which is skipped"),
+        ("q_outer_two_pass --line 3", "'q_outer_two_pass' has no forward pass"),
+        ("small_cache --line 3 --backward", "'small_cache' has no backward pass"),
+        ("flash_basic --line 12 --causal", "has no mask"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["debug", *options.split(), *SIZES]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("flashsim debug: error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_breakpoints_that_are_off_and_commands_for_another_debugger_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "breakpointhook", sys.__breakpointhook__)
+    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
+    assert main(["debug", "flash", "--line", "9"]) == 2
+    assert "PYTHONBREAKPOINT=0 turns breakpoints off" in capsys.readouterr().err
+    monkeypatch.setenv("PYTHONBREAKPOINT", "ipdb.set_trace")
+    assert main(["debug", "flash", "--line", "9", "--commands", "x"]) == 2
+    assert "breakpoint() calls ipdb.set_trace here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("label", ["1", "equation 1"])
+def test_of_lines_that_share_a_label_the_first_in_the_loops_asked_for(label: str) -> None:
+    algorithm = FORWARD["memory_efficient"]
+    at_once = cli_debug.find_stop(algorithm, label, {})
+    inside = cli_debug.find_stop(algorithm, label, {"j": 0})
+    lines = Path(at_once.file).read_text(encoding="utf-8").splitlines()
+    assert lines[at_once.line - 1].strip() == "for i in sram.loop(blocks.T_r):  # equation 1"
+    assert lines[inside.line - 1].strip() == "k_j = sram.load(K[j])  # equation 1"
+    assert [variable for variable, _ in inside.loops] == ["i", "j"]
+
+
+# --------------------------------------------------------------------------------------------------------- summaries
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_summaries_of_the_memories_fit_on_a_screen(direction: str) -> None:
+    rng = np.random.default_rng(0)
+    Q, K, V, dO = (rng.standard_normal((300, 64), np.float32) for _ in range(4))
+    tallest = widest = 0
+
+    def look(event: flashsim.memory.Event) -> None:
+        nonlocal tallest, widest
+        if event.site not in seen:
+            seen.add(event.site)
+            for memory in (event.sram, event.sram.hbm):
+                lines = repr(memory).splitlines()
+                tallest, widest = max(tallest, len(lines)), max(widest, *map(len, lines))
+
+    sizes: dict[str, Any] = {"M": 200_000, "blocks": (128, 128)}
+    for algorithm in (FORWARD if direction == "forward" else BACKWARD).values():
+        seen: set[tuple[str, int]] = set()
+        parts: dict[str, Any] = {"causal": True, "dropout_p": 0.1} if "MASK" in algorithm.parts else {}
+        watched = [look] if direction == "forward" else []
+        made = flashsim.forward(algorithm.forward_pass, Q, K, V, **sizes, **parts, observers=watched)
+        if direction == "backward":
+            flashsim.backward(algorithm.name, made, dO, observers=[look])
+        assert seen
+    assert 10 < tallest <= 24
+    assert 50 < widest <= 100
