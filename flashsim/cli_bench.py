@@ -44,17 +44,12 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
     """Run the command and return 0. Raises MissingGPU where there is none."""
-    from flashsim.gpu.benchmark import Setting, benchmark, machine
+    from flashsim.gpu.benchmark import benchmark, machine, settings
 
     causal = {"no": [False], "yes": [True], "both": [False, True]}[options.causal]
     directions = ["forward", "backward"] if options.direction == "both" else [options.direction]
-    asked = [
-        Setting(N, d, masked, direction, options.dtype, options.batch, options.heads, options.dropout)
-        for N in options.N
-        for d in options.d
-        for masked in causal
-        for direction in directions
-    ]
+    others = {"dtype": options.dtype, "B": options.batch, "H": options.heads, "dropout_p": options.dropout}
+    asked = settings(options.N, options.d, causal, directions, **others)
     on = machine()
     with progress(options.quiet) as bar:
         task = bar.add_task("bench", total=len(asked))

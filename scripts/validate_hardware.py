@@ -33,9 +33,13 @@ def main() -> int:
         data, made = kept["data"], kept["command"]
         save(figure_of(plot_validation(data)), options.output, data, made)
     else:
+        from flashsim.gpu.compiling import MissingGPU
         from flashsim.gpu.validation import validate
 
-        measured = validate(lambda what: print(what, file=sys.stderr, flush=True))
+        try:
+            measured = validate(lambda what: print(what, file=sys.stderr, flush=True))
+        except MissingGPU as missing:
+            parser.error(str(missing))
         data = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **measured}
         record_file.write_text(json.dumps({"command": command, "data": data}, indent=1) + "\n", encoding="utf-8")
     table = new_table(

@@ -6,6 +6,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import flashsim
 from flashsim import cli_bench
 from flashsim.cli import main
-from flashsim.gpu import standard
+from flashsim.gpu import benchmark, standard
 from flashsim.gpu.benchmark import LONGEST, Setting, settings
 from flashsim.gpu.compiling import MissingGPU, import_cupy
 from flashsim.gpu.validation import METRICS, Pass, _row, parse
@@ -173,6 +174,18 @@ def test_the_passes_of_standard_attention_move_what_the_simulator_counts(monkeyp
     for algorithm, direction in (("0", "forward"), ("3", "backward")):
         tally = flashsim.count("standard", N=N, d=d, M=10**6, direction=direction)
         assert moved[algorithm] == [tally.hbm.reads, tally.hbm.writes]
+
+
+def test_with_cupy_and_no_gpu_the_command_says_so_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> int:
+        raise MissingGPU("no GPU: none here")
+
+    monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
+    monkeypatch.setattr(benchmark, "current_device", none)
+    assert main(["bench", "--N", "128", "--quiet"]) == 2
+    assert capsys.readouterr().err == "flashsim bench: error: no GPU: none here\n"
 
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")

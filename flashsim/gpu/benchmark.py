@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.compiling import current_device, import_cupy
 
 OnSetting = Callable[[int, int, str], None]
 OURS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "standard")
@@ -74,11 +74,11 @@ def settings(
     head_dims: Iterable[int],
     causal: Iterable[bool] = (False, True),
     directions: Iterable[str] = ("forward", "backward"),
-    dtype: str = "float16",
+    **others: Any,
 ) -> list[Setting]:
-    """Return all combinations, the shortest first."""
+    """Return all combinations, the shortest first; `others` are fields of each."""
     return [
-        Setting(N, d, masked, direction, dtype)
+        Setting(N, d, masked, direction, **others)
         for N in lengths
         for d in head_dims
         for masked in causal
@@ -231,9 +231,9 @@ def _torchs(backend: str, setting: Setting, torch: Any) -> Callable[[], Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return the GPU, its driver, and the packages' versions."""
+    """Return the GPU, its driver, and the packages' versions. Raises MissingGPU where there is none."""
     cupy = import_cupy()
-    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    properties = cupy.cuda.runtime.getDeviceProperties(current_device())
     torch = _torch()
     return {
         "gpu": properties["name"].decode(),
