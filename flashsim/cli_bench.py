@@ -35,7 +35,8 @@ def add_options(parser: Any) -> None:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="of algorithm_1, algorithm_2, q_outer, tensor_core, standard, torch_math, torch_flash, torch_cudnn. Default: all",
+        help="of algorithm_1, algorithm_2, q_outer, tensor_core, standard, torch_unfused, torch_math, torch_flash, torch_cudnn."
+        " Default: all",
     )
     parser.add_argument("--rounds", type=int, default=7, help="medians over so many. Default: 7")
     parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON (- for stdout, and nothing else)")

@@ -3,10 +3,15 @@
 J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. An element's
 fate depends on (seed, row, column, head) alone: not on tiles, loop order or device. So no N × N mask need be kept; the
 backward pass makes the same one again from R, the two words of the seed.
+
+A call of the generator gives eight half words, for rows r and r + 8 and columns c, c + 8, c + 16 and c + 24: of what tensor
+cores compute a thread has all eight elements, be it of S or of Sᵀ. A half word, as a fraction of 2¹⁶, is compared with p; so
+the probability of being dropped is p, rounded up to a multiple of 2⁻¹⁶.
 """
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from typing import Any
 
@@ -19,6 +24,8 @@ from flashsim.records import Blocks
 from flashsim.shape_only import ONES
 
 Words = NDArray[np.uint32]
+
+_BIT_3, _BIT_4 = np.uint64(8), np.uint64(16)
 
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -43,17 +50,26 @@ def philox4x32_10(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> t
 
 
 def keep(words: tuple[int, int], p: float, rows: Any, cols: Any, head: Any) -> NDArray[np.bool_]:
-    """Return (len(rows), len(cols)), True where an element is kept: its word is at least p · 2³².
+    """Return (len(rows), len(cols)), True where an element is kept: its half word is at least p · 2¹⁶.
 
-    The counter is (row, column, head, 0) and the first output word decides. `head` is one number, or one for each row.
+    The counter is (row, column, head, 0), with bit 3 of the row and bits 3 and 4 of the column cleared. Bit 3 of the row and
+    bit 3 of the column choose the word, 2 · (row's) + (column's), and bit 4 of the column its upper half (0) or lower half.
+    `head` is one number, or one for each row.
     """
     rows, cols = np.asarray(rows, np.uint64)[:, None], np.asarray(cols, np.uint64)[None, :]
-    word, *_ = philox4x32_10((rows, cols, np.asarray(head, np.uint64).reshape(-1, 1), np.uint64(0)), words)
-    return word >= np.uint32(int(p * 2**32))
+    counter = rows & ~_BIT_3, cols & ~(_BIT_3 | _BIT_4), np.asarray(head, np.uint64).reshape(-1, 1), np.uint64(0)
+    word = np.choose(2 * (rows & _BIT_3 != 0) + (cols & _BIT_3 != 0), philox4x32_10(counter, words))
+    half = np.where(cols & _BIT_4, word & np.uint32(0xFFFF), word >> np.uint32(16))
+    return half >= threshold(p)
+
+
+def threshold(p: float) -> int:
+    """Return p · 2¹⁶, rounded up: the half words below it are of elements that are dropped."""
+    return math.ceil(p * 2**16)
 
 
 def keep_mask(seed: int, p: float, n_q: int, n_k: int, head: int = 0) -> NDArray[np.bool_]:
-    """Return the dropout mask of one head, (n_q, n_k), True = kept, with probability 1 − p.
+    """Return the dropout mask of one head, (n_q, n_k), True = kept, with probability 1 − p, p rounded up to 2⁻¹⁶'s multiples.
 
     `head` counts the query heads over all leading axes. Raises ValueError for p outside [0, 1) or a seed outside 64 bits.
     """

@@ -48,11 +48,27 @@ def philox_slowly(counter: list[int], key: list[int]) -> list[int]:
     return [c0, c1, c2, c3]
 
 
-@given(seed=st.integers(0, 2**64 - 1), row=st.integers(0, 5), col=st.integers(0, 5), head=st.integers(0, 2**32 - 1))
-def test_an_element_is_kept_if_its_own_word_is_at_least_p(seed: int, row: int, col: int, head: int) -> None:
-    word = philox_slowly([row, col, head, 0], [seed % 2**32, seed >> 32])[0]
-    for p in (0.0, 0.1, 0.5, 0.999, word / 2**32, min((word + 1) / 2**32, 1 - 2**-32)):
-        assert keep_mask(seed, p, 6, 6, head)[row, col] == (word >= int(p * 2**32))
+@given(seed=st.integers(0, 2**64 - 1), row=st.integers(0, 40), col=st.integers(0, 70), head=st.integers(0, 2**32 - 1))
+def test_an_element_is_kept_if_its_own_half_word_is_at_least_p(seed: int, row: int, col: int, head: int) -> None:
+    down, r = divmod(row, 16)
+    across, c = divmod(col, 32)
+    word = philox_slowly([16 * down + r % 8, 32 * across + c % 8, head, 0], [seed % 2**32, seed >> 32])[
+        2 * (r >= 8) + (c % 16 >= 8)
+    ]
+    half = word // 2**16 if c < 16 else word % 2**16
+    u = half / 2**16
+    for p in (0.0, 0.1, 0.5, 0.999, u, min(np.nextafter(u, 1), np.nextafter(1.0, 0.0)), min(u + 2**-16, 1 - 2**-20)):
+        assert keep_mask(seed, p, 41, 71, head)[row, col] == (u >= p)
+
+
+def test_the_eight_elements_of_a_call_are_as_independent_as_others() -> None:
+    """Of all pairs among the 16 × 32 elements that share their calls: over many heads each pair agrees as two fair coins do."""
+    heads = 600
+    masks = np.array([keep_mask(11, 0.5, 16, 32, head) for head in range(heads)]).reshape(heads, -1)
+    signs = np.where(masks, 1.0, -1.0)
+    agreement = signs.T @ signs
+    pairs = np.abs(agreement[np.triu_indices(len(agreement), 1)])
+    assert pairs.max() <= np.sqrt(2 * heads * np.log(2 * len(pairs) * 1e9))  # Hoeffding, for all pairs together
 
 
 def test_p_0_keeps_all_and_p_close_to_1_keeps_next_to_nothing() -> None:

@@ -20,8 +20,16 @@ from flashsim.gpu.compiling import current_device, import_cupy
 
 OnSetting = Callable[[int, int, str], None]
 OURS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "standard")
-TORCH = {"torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
-LONGEST = {"algorithm_1": 2048, "algorithm_2": 2048, "q_outer": 8192, "standard": 16_384, "torch_math": 16_384}
+TORCH = {"torch_unfused": "", "torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
+"""Backends of PyTorch's scaled_dot_product_attention; "": attention written in PyTorch, the paper's baseline."""
+LONGEST = {
+    "algorithm_1": 2048,
+    "algorithm_2": 2048,
+    "q_outer": 8192,
+    "standard": 16_384,
+    "torch_unfused": 16_384,
+    "torch_math": 16_384,
+}
 """Beyond these lengths a contestant is too slow, or its N × N matrices too large, to be worth the time."""
 TOKENS, HEADS = 16_384, 16
 LAUNCHES_MS, LEAST_ROUNDS = 15.0, 3
@@ -208,26 +216,51 @@ def _ours(name: str, setting: Setting) -> Callable[[], Any]:
 
 
 def _torchs(backend: str, setting: Setting, torch: Any) -> Callable[[], Any]:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
-    only = getattr(SDPBackend, backend)
     shape = setting.batch, setting.H, setting.N, setting.d
     backward = setting.direction == "backward"
     q, k, v = (
         torch.randn(shape, device="cuda", dtype=getattr(torch, setting.dtype), requires_grad=backward) for _ in range(3)
     )
-    options: dict[str, Any] = {"is_causal": setting.causal, "dropout_p": setting.dropout_p}
+    attention = _fused(backend, setting) if backend else _unfused(setting, torch)
 
     def forward() -> Any:
-        with sdpa_kernel(only):
-            return scaled_dot_product_attention(q, k, v, **options)
+        return attention(q, k, v)
 
     if not backward:
         return forward
     o = forward()
     do = torch.randn_like(o)
     return lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+
+
+def _fused(backend: str, setting: Setting) -> Callable[..., Any]:
+    """Return PyTorch's scaled_dot_product_attention, which is to use this backend."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            return scaled_dot_product_attention(q, k, v, is_causal=setting.causal, dropout_p=setting.dropout_p)
+
+    return attention
+
+
+def _unfused(setting: Setting, torch: Any) -> Callable[..., Any]:
+    """Return attention as PyTorch programs had it before: products, scale, mask, softmax and dropout one by one."""
+    from torch.nn.functional import dropout, softmax
+
+    above = torch.ones(setting.N, setting.N, dtype=torch.bool, device="cuda").triu(1) if setting.causal else None
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        S = (q @ k.transpose(-2, -1)) * setting.d**-0.5
+        if above is not None:
+            S = S.masked_fill(above, -math.inf)
+        P = softmax(S, -1)
+        if setting.dropout_p:
+            P = dropout(P, setting.dropout_p)
+        return P @ v
+
+    return attention
 
 
 def machine() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.dropout import seed_words
+from flashsim.dropout import seed_words, threshold
 from flashsim.gpu.compiling import ARCHITECTURES, import_cupy, load
 from flashsim.gpu.kernel import Options, Variant
 
@@ -18,12 +18,13 @@ GRID = 2**31 - 1
 FLOAT = 4
 SCALAR_ARCHITECTURES = ("sm_80", "sm_90a")  # of most variants; sm_90 makes the same code as sm_90a here
 
+DROPOUT = np.dtype([("key_0", "u4"), ("key_1", "u4"), ("last", "u4"), ("keep_scale", "f4")])
 _STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
 _PROBLEM = np.dtype(
     [(name, _STRIDES) for name in ("q", "k", "v", "o", "dO")]
     + [(name, "i8") for name in ("mask", "mask_batch", "mask_head", "mask_row", "mask_column")]
     + [(name, "i4") for name in ("H", "group", "N_q", "N_k")]
-    + [("tau", "f4"), ("threshold", "u4"), ("keep_scale", "f4"), ("key_0", "u4"), ("key_1", "u4"), ("unused", "i4")]
+    + [("tau", "f4"), ("dropout", DROPOUT), ("unused", "i4")]
 )
 
 
@@ -40,9 +41,13 @@ def problem(q: Any, k: Any, v: Any, options: Options, *, o: Any = None, do: Any 
     found["H"], found["group"] = q.shape[1], q.shape[1] // k.shape[1]
     found["N_q"], found["N_k"] = q.shape[2], k.shape[2]
     found["tau"] = options.scale
-    found["threshold"], found["keep_scale"] = int(options.dropout_p * 2**32), 1 / (1 - options.dropout_p)
-    found["key_0"], found["key_1"] = seed_words(options.seed)
+    found["dropout"] = dropout(options.dropout_p, options.seed)
     return np.void(found.tobytes())
+
+
+def dropout(p: float, seed: int) -> tuple[int, int, int, float]:
+    """Return what kernels/common.cuh's struct Dropout holds. Where p is 0, no kernel may ask it."""
+    return (*seed_words(seed), max((threshold(p) << 16) - 1, 0), 1 / (1 - p))
 
 
 def variant_types(options: Options) -> tuple[str, str]:

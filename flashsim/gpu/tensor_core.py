@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.dropout import seed_words
-from flashsim.gpu import tensor_core_backward
+from flashsim.gpu import launching, tensor_core_backward
 from flashsim.gpu.compiling import import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
 
@@ -21,14 +20,12 @@ GRID = 65535  # of a grid's second and third axis: heads, batch
 LOG2_E = math.log2(math.e)
 
 _STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
-_DROPOUT = np.dtype([("key_0", "u4"), ("key_1", "u4"), ("threshold", "u4"), ("keep_scale", "f4")])
 
 
 def block_sizes(d: int, dropout: bool = False) -> tuple[int, int]:
-    """Return (B_r, B_c): as many keys as fit into registers, beside O_i, without spills; with dropout, Philox has to too."""
-    if dropout:
-        return B_R, 16 if d == 128 else 32
-    return B_R, 64 if d == 128 else 128
+    """Return (B_r, B_c): as many keys as fit into registers, beside O_i and with dropout Z_ij's bits, without spills."""
+    most = 64 if d == 128 else 128
+    return B_R, most // 2 if dropout else most
 
 
 def function(dtype: str, d: int, causal: bool, dropout: bool) -> str:
@@ -63,8 +60,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     kernel = _ready(cupy.cuda.runtime.getDevice(), name, shared)
     strides = (np.array([_elements(array)], _STRIDES) for array in (q, k, v))
     numbers = (np.int32(n) for n in (N_q, N_k, H // H_kv))
-    p = options.dropout_p
-    drop = np.array([(*seed_words(options.seed), int(p * 2**32), 1 / (1 - p))], _DROPOUT)
+    drop = np.array([launching.dropout(options.dropout_p, options.seed)], launching.DROPOUT)
     L = np.uint64(0) if lse is None else lse
     arguments = (q, k, v, o, L, *strides, *numbers, *factor_and_sign(options.scale), drop)
     kernel((-(-N_q // B_r), H, B), (THREADS,), arguments, shared_mem=shared)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.dropout import seed_words
+from flashsim.gpu import launching
 from flashsim.gpu.compiling import ARCHITECTURES, import_cupy, load
 from flashsim.gpu.kernel import Variant
 
@@ -28,8 +28,7 @@ _STRIDED = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
 _PROBLEM = np.dtype(
     [(name, "u8") for name in _POINTERS]
     + [(name, _STRIDES) for name in _STRIDED]
-    + [(name, "u4") for name in ("key_0", "key_1", "threshold")]
-    + [("keep_scale", "f4")]
+    + [("dropout", launching.DROPOUT)]
     + [(name, "i4") for name in ("N_q", "N_k", "H_q", "H_k", "group", "causal", "padded")]
     + [("tau", "f4"), ("tau_2", "f4")],
     align=True,
@@ -173,8 +172,7 @@ def backward(
         problem[name] = 0 if x is None else x.data.ptr
     for name, x in arrays.items():
         problem[name] = tuple(stride // 2 for stride in x.strides[:3])
-    problem["key_0"], problem["key_1"] = seed_words(seed)
-    problem["threshold"], problem["keep_scale"] = int(dropout_p * 2**32), 1 / (1 - dropout_p)
+    problem["dropout"] = launching.dropout(dropout_p, seed)
     problem["N_q"], problem["N_k"], problem["H_q"], problem["H_k"] = N_q, N_k, H_q, H_k
     problem["group"], problem["causal"], problem["padded"] = H_q // H_k, causal, padded
     problem["tau"], problem["tau_2"] = scale, scale * LOG2_E

@@ -46,7 +46,7 @@ algorithm_2(const T* q, const T* k, const T* v, T* o, float* l_column, float* m_
     Hbm<Word> R(state + 2 * Offset(head), totals + 12);
     Mask MASK(p, head, totals + 14);
     Drop dropout(p, head);
-    if (Drop::keeps_R && threadIdx.x == 0) R.put(0, p.key_0), R.put(1, p.key_1);  // line 1
+    if (Drop::keeps_R && threadIdx.x == 0) R.put(0, p.dropout.key_0), R.put(1, p.dropout.key_1);  // line 1
 
     extern __shared__ float sram[];
     const Tile<B_r, d> Q_i{sram};  // line 2: B_r, B_c

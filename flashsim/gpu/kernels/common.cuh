@@ -70,31 +70,36 @@ template <typename T> struct Hbm {
 
 // ------------------------------------------------------------------------------------------------------------ dropout
 
-// The first output word of Philox4x32-10 for the counter (row, column, head, 0), as flashsim/dropout.py has it.
-__device__ inline Word philox(Word row, Word column, Word head, Word key_0, Word key_1) {
-    Word c0 = row, c1 = column, c2 = head, c3 = 0;
+// Philox4x32-10: of the counter (row, column, head, 0), the four output words.
+__device__ inline void philox(Word (&c)[4], Word row, Word column, Word head, Word key_0, Word key_1) {
+    c[0] = row, c[1] = column, c[2] = head, c[3] = 0;
 #pragma unroll
     for (int round = 0; round < 10; ++round) {
-        const Word high_0 = __umulhi(0xD2511F53u, c0), low_0 = 0xD2511F53u * c0;
-        const Word high_1 = __umulhi(0xCD9E8D57u, c2), low_1 = 0xCD9E8D57u * c2;
-        c0 = high_1 ^ c1 ^ key_0;
-        c1 = low_1;
-        c2 = high_0 ^ c3 ^ key_1;
-        c3 = low_0;
+        const Total product_0 = Total(0xD2511F53u) * c[0], product_1 = Total(0xCD9E8D57u) * c[2];
+        c[0] = Word(product_1 >> 32) ^ c[1] ^ key_0;
+        c[1] = Word(product_1);
+        c[2] = Word(product_0 >> 32) ^ c[3] ^ key_1;
+        c[3] = Word(product_0);
         key_0 += 0x9E3779B9u;
         key_1 += 0xBB67AE85u;
     }
-    return c0;
 }
 
-// Dropout of attention weights. `threshold` is (uint32)(p · 2^32), `keep_scale` 1/(1 − p); p = 0 drops nothing.
+// Dropout of attention weights. A call of Philox serves eight elements, as flashsim/dropout.py has it: those of queries r and
+// r + 8 and of keys c, c + 8, c + 16, c + 24, a half word each. To compare halves as words, the lower is shifted up, and
+// `last` is the greatest word that is dropped: p · 2^16, rounded up, times 2^16, minus 1.
 struct Dropout {
-    Word key_0, key_1, threshold;
-    float keep_scale;
+    Word key_0, key_1, last;
+    float keep_scale;  // 1/(1 − p)
 
     // Z of Algorithm 4's line 14: 1/(1 − p) where the weight is kept, else 0. `head` counts query heads over the batch.
     __device__ float Z(Word row, Word column, Word head) const {
-        return philox(row, column, head, key_0, key_1) >= threshold ? keep_scale : 0.0f;
+        asm volatile("" : "+r"(row), "+r"(column));  // keep nothing of other elements' words in registers
+        Word words[4];
+        philox(words, row & ~8u, column & ~24u, head, key_0, key_1);
+        words[0] = row & 8 ? words[2] : words[0];
+        words[1] = row & 8 ? words[3] : words[1];
+        return (column & 8 ? words[1] : words[0]) << (column & 16) <= last ? 0.0f : keep_scale;
     }
 };
 

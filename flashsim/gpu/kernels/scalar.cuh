@@ -25,9 +25,7 @@ struct Problem {
     Offset mask_batch, mask_head, mask_row, mask_column;
     int H, group, N_q, N_k;
     float tau;
-    Word threshold;
-    float keep_scale;
-    Word key_0, key_1;
+    Dropout dropout;
     int unused;
 
     // Where a head's rows begin. `index` counts query heads over the batch.
@@ -203,16 +201,11 @@ struct NoDropout {
     __device__ float Z(int, int) const { return 1.0f; }
 };
 
-// Z of Algorithm 4's line 14: 1/(1 − p) where the weight is kept, else 0.
 struct PhiloxDropout {
     static constexpr bool keeps_R = true;
-    Word key_0, key_1;
-    const Word threshold, head;
-    const float keep_scale;
-    __device__ PhiloxDropout(const Problem& p, int index)
-        : key_0(p.key_0), key_1(p.key_1), threshold(p.threshold), head(index), keep_scale(p.keep_scale) {}
-    __device__ void set(Word word_0, Word word_1) { key_0 = word_0, key_1 = word_1; }
-    __device__ float Z(int row, int column) const {
-        return philox(row, column, head, key_0, key_1) >= threshold ? keep_scale : 0.0f;
-    }
+    Dropout dropout;
+    const Word head;
+    __device__ PhiloxDropout(const Problem& p, int index) : dropout(p.dropout), head(index) {}
+    __device__ void set(Word word_0, Word word_1) { dropout.key_0 = word_0, dropout.key_1 = word_1; }
+    __device__ float Z(int row, int column) const { return dropout.Z(row, column, head); }
 };

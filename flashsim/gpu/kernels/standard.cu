@@ -58,13 +58,27 @@ softmax_rows(const T* S, T* P, float* lse, int N_k, Offset rows) {
     }
 }
 
-// P^dropped = P ∘ Z, and in the backward pass dP = dP^dropped ∘ Z, in place: from = to.
+// P^dropped = P ∘ Z, and in the backward pass dP = dP^dropped ∘ Z, in place: from = to. A thread takes the eight elements at a
+// time that one call of Philox serves.
 template <typename T> __global__ void __launch_bounds__(THREADS) drop(const T* from, T* to, Problem p, Offset rows) {
-    for (Offset number = blockIdx.x; number < rows; number += gridDim.x) {
-        const Row at(number, p.N_q);
-        const PhiloxDropout dropout(p, at.head);
-        for (int c = threadIdx.x; c < p.N_k; c += THREADS)
-            to[number * p.N_k + c] = from_float<T>(to_float(from[number * p.N_k + c]) * dropout.Z(at.row, c));
+    const Offset heads = rows / p.N_q;
+    const int pairs = (p.N_q + 15) / 16 * 8, calls = (p.N_k + 31) / 32 * 8;
+    for (Offset pair = blockIdx.x; pair < heads * pairs; pair += gridDim.x) {
+        const int head = pair / pairs, row = pair % pairs / 8 * 16 + pair % 8;
+        const Offset first = (Offset(head) * p.N_q + row) * p.N_k;
+        for (int call = threadIdx.x; call < calls; call += THREADS) {
+            const int column = call / 8 * 32 + call % 8;
+            Word words[4];
+            philox(words, row, column, head, p.dropout.key_0, p.dropout.key_1);
+#pragma unroll
+            for (int of = 0; of < 8; ++of) {
+                const int r = of / 4 * 8, c = column + of % 4 * 8;
+                const Word half = words[of / 4 * 2 + of % 2] << of % 4 / 2 * 16;
+                const Offset at = first + Offset(r) * p.N_k + c;
+                if (row + r < p.N_q && c < p.N_k)
+                    to[at] = from_float<T>(half <= p.dropout.last ? 0.0f : to_float(from[at]) * p.dropout.keep_scale);
+            }
+        }
     }
 }
 

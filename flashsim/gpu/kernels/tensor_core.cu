@@ -284,17 +284,22 @@ tensor_core(const T* Q, const T* K, const T* V, T* O, float* L, Strides q, Strid
                         l_i[t][r] += S_ij[t][n][e];
                     }
             }
-        if (dropping) {  // the factor 1/(1 − p) waits for the end
+        if constexpr (dropping) {  // the factor 1/(1 − p) waits for the end
             const int row = i * B_r + first + lane / 4, column = j * B_c + lane % 4 * 2, head = b * gridDim.y + h;
 #pragma unroll
             for (int t = 0; t < TILES_DOWN; ++t)
 #pragma unroll
-                for (int n = 0; n < B_c / 8; ++n)
+                for (int n = 0; n < B_c / 8; n += 4)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        if (philox(row + t * 16 + e / 2 * 8, column + n * 8 + e % 2, head, dropout.key_0, dropout.key_1) <
-                            dropout.threshold)
-                            S_ij[t][n][e] = 0.0f;
+                    for (int e = 0; e < 2; ++e) {
+                        Word words[4];  // [2a + b]: of row 8a below, column 8b, and in the lower half 8b + 16, further on
+                        philox(words, row + t * 16, column + n * 8 + e, head, dropout.key_0, dropout.key_1);
+#pragma unroll
+                        for (int of = 0; of < 4; ++of) {
+                            if (words[of] <= dropout.last) S_ij[t][n + of % 2][of / 2 * 2 + e] = 0.0f;
+                            if (words[of] << 16 <= dropout.last) S_ij[t][n + of % 2 + 2][of / 2 * 2 + e] = 0.0f;
+                        }
+                    }
         }
 
         // O_i += P̃_ij V_j

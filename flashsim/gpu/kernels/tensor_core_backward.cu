@@ -247,28 +247,47 @@ template <int N, int pitch, int M, int W> __device__ inline void add_product(flo
     }
 }
 
-// Z, less its factor, for a warp's 16 M × COLUMNS accumulators, a bit each. In dk_dv rows are keys, in dq queries.
+// Which of a warp's 16 M × COLUMNS accumulators are kept, a bit each. In dk_dv rows are keys, in dq queries. A call of Philox
+// serves two queries, 8 apart, and four keys.
 template <int M, int COLUMNS, bool ROWS_ARE_KEYS> struct Kept {
     static constexpr int SPAN = COLUMNS < 64 ? COLUMNS / 8 : 8;  // groups of four bits in a word
+    static constexpr int ACROSS = ROWS_ARE_KEYS ? 2 : 4;         // such groups that a call serves
+    static constexpr int UNROLLED = ROWS_ARE_KEYS ? SPAN / ACROSS : 1;  // dq has no registers left for more
+    static_assert(SPAN % ACROSS == 0, "what a call serves is in one lane");
     Word bits[M][COLUMNS / 8 / SPAN];
 
-    __device__ Kept(Dropout dropout, int row, int column, Word head) {
+    __device__ Kept(const Dropout& dropout, int row, int column, Word head) {
 #if DROPOUT
-        dropout.key_0 = here(dropout.key_0), dropout.key_1 = here(dropout.key_1);
+        const Word key_0 = here(dropout.key_0), key_1 = here(dropout.key_1);
         row += threadIdx.x % 32 / 4, column += threadIdx.x % 4 * 2;
+        constexpr int DOWN = ROWS_ARE_KEYS && M % 2 == 0 ? 2 : 1;  // rows of tiles that a call serves
 #pragma unroll
-        for (int m = 0; m < M; ++m)
+        for (int m = 0; m < M; m += DOWN)
 #pragma unroll
             for (int word = 0; word < COLUMNS / 8 / SPAN; ++word) {
-                Word found = 0;
-#pragma unroll 1
-                for (int n = 0; n < SPAN; ++n)
+                Word found[2] = {0, 0};  // the keys of the upper halves of words, and of the lower
+#pragma unroll UNROLLED
+                for (int n = 0; n < SPAN; n += ACROSS) {
+                    Word kept[2] = {0, 0};
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int x = row + 16 * m + e / 2 * 8, y = column + 8 * (word * SPAN + n) + (e & 1);
-                        found |= Word(dropout.Z(ROWS_ARE_KEYS ? y : x, ROWS_ARE_KEYS ? x : y, head) != 0.0f) << (4 * n + e);
+                    for (int e = 0; e < 2; ++e) {
+                        const int x = row + 16 * m, y = column + 8 * (word * SPAN + n) + e;
+                        Word words[4];
+                        philox(words, ROWS_ARE_KEYS ? y : x, ROWS_ARE_KEYS ? x & ~16 : y, head, key_0, key_1);
+#pragma unroll
+                        for (int of = 0; of < 4; ++of) {
+                            const int query = of / 2, key = of % 2;  // 8 further on
+                            const int bit = e + (ROWS_ARE_KEYS ? 2 * key + 4 * query : 2 * query + 4 * key);
+                            kept[0] |= Word(words[of] > dropout.last) << bit;
+                            kept[1] |= Word(words[of] << 16 > dropout.last) << bit;
+                        }
                     }
-                bits[m][word] = found;
+                    if (!ROWS_ARE_KEYS) kept[0] |= kept[1] << 8;
+                    found[0] |= kept[0] << 4 * n;
+                    found[1] |= kept[1] << 4 * n;
+                }
+                if (DOWN == 2) bits[m][word] = found[0], bits[m + DOWN - 1][word] = found[1];
+                else bits[m][word] = ROWS_ARE_KEYS && row & 16 ? found[1] : found[0];
             }
 #endif
     }
