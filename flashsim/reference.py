@@ -213,7 +213,7 @@ def error_bound(
     is the latter alone: for kernels that round P (and backward dS) as it enters a product, as tensor cores need it.
     `flushed`: what is below the chip's smallest normal number may be flushed to 0, as vector units and GPUs do.
     Keeping log L in place of ℓ and m rounds max_j |S| + log N_k: that times u is added to δ, `logs_rounded` times.
-    A weight e^s is then off by a factor e^{±δ}, numerator and denominator alike: 2·expm1(δ).
+    A weight e^s is then off by a factor e^{±δ}, and so is the sum that divides it: together expm1(2δ).
     Sums over N_k keys add (N_k + 8)·u, each rescaling step of O and ℓ another 8u. All of it weighs on P|V|.
     Dropout turns P into PZ, Z being 0 or 1/(1 − p) (rounded, and multiplied by: 3u), and where P is stored, PZ is too.
     Each rounding of O to `stored` adds u_s of what has been summed so far, at most PZ|V|.
@@ -264,7 +264,7 @@ def gradient_bounds(
     P ∘ (dP − D) is summed up by way of a block's own D (Appendix B.5). `backward_rounding` says all that of an algorithm.
 
     E(X) is how far the computed X may be off, |dO||V|ᵀ is written A, and A∘Z is A_Z ≥ |dP|.
-    P is e^{S − m}/ℓ with S off by δ now and in ℓ: E(P) = P·(2·expm1(δ) + (N_k + 8·steps + 8)·u), as in `error_bound`.
+    P is e^{S − m}/ℓ with S off by δ now and in ℓ: E(P) = P·(expm1(2δ) + (N_k + 8·steps + 8)·u), as in `error_bound`.
     Where P is kept rather than computed again, that is at most 1, since both are between 0 and 1.
     P^dropped = P∘Z: E = Z·(E(P) + 3uP), and once more u_s where it is stored.
     dV = (P^dropped)ᵀdO, N_q terms: E = E(P^dropped)ᵀ|dO| + (N_q + 4)·u·(P^dropped)ᵀ|dO|, and u_s of that sum to store it.
@@ -375,13 +375,16 @@ class _Data:
         self.dropped = keep is not None
 
     def weights_error(self, steps: int, scores_stored: bool, operands_stored: bool, logs_rounded: int) -> Array:
-        """Return the relative error of a row's weights, their sum and their products with V, without O's own storing."""
+        """Return the relative error of a row's weights, their sum and their products with V, without O's own storing.
+
+        Where scores are off by at most δ each, a weight e^S / Σ e^S is by a factor of at most e^(2δ).
+        """
         d, N_k = self.Q.shape[-1], self.K.shape[-2]
         delta = (d + 4) * self.u * self.reach + scores_stored * self.u_s * self.reach
         delta = delta + logs_rounded * self.u * (self.reach + math.log(N_k))
         stored = (scores_stored or operands_stored) * (1 + self.dropped) * self.u_s
         with np.errstate(over="ignore"):
-            return np.asarray(2 * np.expm1(delta) + (N_k + 8 * (steps + 1) + 3 * self.dropped) * self.u + stored)
+            return np.asarray(np.expm1(2 * delta) + (N_k + 8 * (steps + 1) + 3 * self.dropped) * self.u + stored)
 
     def within_range(self, bound: Array, most: Array) -> Array:
         """Return the bound, and ∞ where a sum of that size, with its error, may overflow what it is stored in."""

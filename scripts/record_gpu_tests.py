@@ -37,6 +37,8 @@ def main() -> int:
             f"--junitxml={log}",
             "-p",
             "no:cacheprovider",
+            "-o",
+            "addopts=",  # one process: there is one GPU
         ]
         status = subprocess.run(command, cwd=ROOT, check=False).returncode
         suite = next(ElementTree.parse(log).getroot().iter("testsuite"))

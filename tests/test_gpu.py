@@ -511,9 +511,8 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.name != "standard"], ids=by_name)
+@pytest.mark.parametrize("rung", RUNGS, ids=by_name)
 def test_the_kit_finds_nothing(rung: Kernel, dtype: str) -> None:
-    """Of unfused attention the kit's budgets expect less: its τ is folded into a stored Q."""
     import cupy
 
     if dtype not in rung.dtypes:
@@ -543,7 +542,9 @@ def test_the_kit_finds_nothing(rung: Kernel, dtype: str) -> None:
         scale=True,
         head_dims=(64,),
         strides="contiguous" if rung.name == "tensor_core" else "last_contiguous",
-        stores="output_per_block" if rung.name in ("algorithm_1", "algorithm_2") else "output",
+        stores={"algorithm_1": "output_per_block", "algorithm_2": "output_per_block", "standard": "scores"}.get(
+            rung.name, "output"
+        ),
     )
     check_attention(
         wrap(forward, "cupy"),
@@ -551,4 +552,7 @@ def test_the_kit_finds_nothing(rung: Kernel, dtype: str) -> None:
         max_examples=40,
         backward=backward if rung.backward else None,
         dropout=dropout if rung.dropout else None,
+        expected_failures=dict.fromkeys(("masked_kv_poison", "backward_poison"), "0 · NaN is NaN to cuBLAS")
+        if rung.name == "standard"
+        else None,
     )

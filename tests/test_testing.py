@@ -550,6 +550,40 @@ def test_stored_scores_that_overflow_have_no_budget_and_others_do() -> None:
     assert not Case(d=64, N_k=9, dtype="float16").problem(spec).overflowing.any()
 
 
+def stored_scores(q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[Any, Any, Any]:
+    """Unfused attention that keeps S and P in the inputs' dtype: O, its log-sum-exp, and P."""
+    f = np.float64
+    S = ((q.astype(f) @ k.astype(f).swapaxes(-1, -2)) * (scale or q.shape[-1] ** -0.5)).astype(q.dtype).astype(f)
+    m = S.max(axis=-1, keepdims=True)
+    l = np.exp(S - m).sum(axis=-1, keepdims=True)
+    P = (np.exp(S - m) / l).astype(q.dtype).astype(f)
+    return (P @ v.astype(f)).astype(q.dtype), (m + np.log(l))[..., 0].astype(np.float32), P
+
+
+def test_rounding_of_stored_scores_that_decides_the_softmax_is_within_budget() -> None:
+    """Scores in the thousands, stored in bfloat16, are off by several: a weight by e to twice that. Or they overflow."""
+
+    def forward(q: Any, k: Any, v: Any, **asked: Any) -> Any:
+        return stored_scores(q, k, v, **asked)[:2]
+
+    def backward(q: Any, k: Any, v: Any, do: Any, scale: float | None = None) -> Any:
+        f, tau = np.float64, scale or q.shape[-1] ** -0.5
+        P = stored_scores(q, k, v, scale)[2]
+        dV = P.swapaxes(-1, -2) @ do.astype(f)
+        dP = (do.astype(f) @ v.astype(f).swapaxes(-1, -2)).astype(q.dtype).astype(f)
+        dS = (P * (dP - (P * dP).sum(axis=-1, keepdims=True))).astype(q.dtype).astype(f)
+        return tuple(x.astype(q.dtype) for x in (tau * dS @ k.astype(f), tau * dS.swapaxes(-1, -2) @ q.astype(f), dV))
+
+    def spec(dtype: str) -> Spec:
+        return Spec(dtypes=(dtype,), block=(64, 64), lse="natural", scale=True, stores="scores")
+
+    with np.errstate(all="ignore"):
+        far = Case(H_kv=2, N_q=3, N_k=5, d=64, dtype="bfloat16", scale=2.5, regime="negative", block=(64, 64), seed=161)
+        replay(forward, spec("bfloat16"), "gradients", far, backward=backward)
+        over = Case(N_k=3, d=64, dtype="float16", regime="negative", block=(64, 64))
+        replay(forward, spec("float16"), "split_and_merge", over)
+
+
 def test_300_examples_on_a_numpy_kernel_are_tried_with_every_check() -> None:
     report = full(UNFUSED, max_examples=300)
     assert report.examples == 300

@@ -184,7 +184,7 @@ class Problem:
         """The oracle's answer, in float64 on the arrays as they are, and the budgets.
 
         δ_i = (d + 4)·u₃₂·max_j |τ|·|q_i|ᵀ|k_j| over the keys that row i may attend to: how far a score is off, u₃₂ being the
-        roundoff of the accumulation type. |O − O*| ≤ C·{[2·expm1(δ) + (N_k + 8)·u₃₂ + 2u]·(P|V|) + u·|O*|}, u being the
+        roundoff of the accumulation type. |O − O*| ≤ C·{[expm1(2δ) + (N_k + 8)·u₃₂ + 2u]·(P|V|) + u·|O*|}, u being the
         roundoff of the inputs' dtype, in which the weights enter the product with V and O is stored. Scores that are
         themselves stored add 3u·max|τ||q|ᵀ|k| to δ, and O stored after every block u·(P|V|) each time. Weights below
         the dtype's smallest number are lost, as are numbers below the accumulation type's smallest normal one; storing O
@@ -211,7 +211,7 @@ class Problem:
             P = np.where(self.allowed, np.exp(S - np.where(self.empty, 0.0, lse)[..., None]), 0.0)
         mass = P @ v_
         with np.errstate(over="ignore", invalid="ignore"):
-            relative = 2 * np.expm1(delta) + (N_k + 8) * u_32 + 2 * u
+            relative = np.expm1(2 * delta) + (N_k + 8) * u_32 + 2 * u
             stores = -(-N_k // self.spec.block[1]) if self.spec.stores == "output_per_block" else 0
             relative = relative + stores * u
             O_budget = self.spec.C * (np.where(mass > 0, relative * mass, 0.0) + u * np.abs(exact.O))

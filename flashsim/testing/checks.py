@@ -349,7 +349,7 @@ def split_and_merge(t: Trial) -> Comparisons:
         )
         budget = (shares * np.where(empty[..., None], 0, budgets)).sum(axis=0) + weight_errors
     want = whole.solution
-    live = ~whole.empty
+    live = ~whole.empty & ~whole.overflowing
     split = f"merged from keys split at {', '.join(map(str, cuts))}"
     yield Comparison(f"O {split}", merged, want.O, budget + want.O_budget, live[..., None], whole)
     lse_budget = want.lse_budget + off[..., 0].max(axis=0) / base
