@@ -78,7 +78,7 @@ def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
 
 
 def print_results(record: Mapping[str, Any]) -> None:
-    """Print TFLOP/s, a row for each setting, with ratios to PyTorch's FlashAttention-2 and to unfused attention."""
+    """Print TFLOP/s, a row for each setting, with tensor_core's ratios to PyTorch's FlashAttention-2 and to unfused attention."""
     from flashsim.tables import console_for_tables, new_table
 
     console = console_for_tables()
@@ -87,16 +87,16 @@ def print_results(record: Mapping[str, Any]) -> None:
         f"{on['gpu']}, CuPy {on['cupy']}, PyTorch {on['torch']}; TFLOP/s, medians; backward counts 2.5 × forward\n"
     )
     names = list(dict.fromkeys(t["name"] for r in record["results"] for t in r["timings"]))
-    table = new_table("setting", *names, "ours ÷ FA-2", "ours × standard")
+    table = new_table("setting", *names, "ours ÷ FA-2", "× standard", "× PyTorch unfused")
     for r in record["results"]:
         found = {t["name"]: t for t in r["timings"]}
         rate = {name: None if t["failed"] else t["tflops"] for name, t in found.items()}
-        ours, flash, standard = (rate.get(name) for name in ("tensor_core", "torch_flash", "standard"))
+        ours, flash, *unfused = (rate.get(n) for n in ("tensor_core", "torch_flash", "standard", "torch_unfused"))
         table.add_row(
             f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}",
             *("–" if rate.get(name) is None else f"{rate[name]:.1f}" for name in names),
             f"{ours / flash:.2f}" if ours and flash else "–",
-            f"{ours / standard:.1f}" if ours and standard else "–",
+            *(f"{ours / other:.1f}" if ours and other else "–" for other in unfused),
         )
     console.print(table)
     failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}

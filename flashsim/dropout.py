@@ -59,8 +59,8 @@ def keep(words: tuple[int, int], p: float, rows: Any, cols: Any, head: Any) -> N
     rows, cols = np.asarray(rows, np.uint64)[:, None], np.asarray(cols, np.uint64)[None, :]
     counter = rows & ~_BIT_3, cols & ~(_BIT_3 | _BIT_4), np.asarray(head, np.uint64).reshape(-1, 1), np.uint64(0)
     word = np.choose(2 * (rows & _BIT_3 != 0) + (cols & _BIT_3 != 0), philox4x32_10(counter, words))
-    half = np.where(cols & _BIT_4, word & np.uint32(0xFFFF), word >> np.uint32(16))
-    return half >= threshold(p)
+    half: Words = np.where(cols & _BIT_4, word & np.uint32(0xFFFF), word >> np.uint32(16))
+    return half >= np.uint32(threshold(p))
 
 
 def threshold(p: float) -> int:

@@ -250,5 +250,5 @@ def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:
     both = [timings(1024, 64, True, direction, 0.1) for direction in ("forward", "backward")]
     said = {text.get_text() for text in plot_figure_1(record).texts}
     for name in both[1]:
-        total, unfused = (sum(found[which]["median"] for found in both) for which in (name, "torch_math"))
+        total, unfused = (sum(found[which]["median"] for found in both) for which in (name, "torch_unfused"))
         assert f" {total:.1f} ms, {unfused / total:.1f}×" in said

@@ -21,7 +21,7 @@
 //     19 Return O, ℓ, m, R.
 //
 // Algorithm 1's kernel with MASK and dropout as types, so that what a variant does not do costs it nothing. Dropout is
-// Philox4x32-10 of (row, column, head): R is its key, the seed. `finite` and `nonzero` are what masked rows need beyond the
+// common.cuh's: R is Philox's key, the seed. `finite` and `nonzero` are what masked rows need beyond the
 // paper: a row in which every key so far is masked keeps ℓ = 0 and O = 0.
 //
 // HBM, in elements a head (flashsim.count("flash", …), exactly): Algorithm 1's; two writes of R with dropout; with a dense
