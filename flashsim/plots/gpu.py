@@ -238,7 +238,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         ax.text(total[name], row, said, va="center", fontsize=8)
     ax.set_yticks(range(len(names)), [LOOKS[name][0] for name in names])
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.4 * max(total.values()))
+    ax.set_xlim(0, 1.5 * max(total.values()))
     one = results["forward"]
     ax.set_xlabel(
         f"ms, forward and (hatched) backward\nB = {one['B']}, H = {one['H']}, N = {one['N']:,}, d = {one['d']}"
