@@ -255,7 +255,11 @@ template <int N, int pitch, int M, int W> __device__ inline void add_product(flo
 template <int M, int COLUMNS, bool ROWS_ARE_KEYS> struct Kept {
     static constexpr int SPAN = COLUMNS < 64 ? COLUMNS / 8 : 8;  // groups of four bits in a word
     static constexpr int ACROSS = ROWS_ARE_KEYS ? 2 : 4;         // such groups that a call serves
+#if __CUDA_ARCH__ >= 900
     static constexpr int UNROLLED = ROWS_ARE_KEYS ? SPAN / ACROSS : 1;  // dq has no registers left for more
+#else
+    static constexpr int UNROLLED = 1;  // nor has dk_dv, as sm_80's code comes out
+#endif
     static_assert(SPAN % ACROSS == 0, "what a call serves is in one lane");
     Word bits[M][COLUMNS / 8 / SPAN];
 
