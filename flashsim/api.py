@@ -36,7 +36,7 @@ from flashsim.records import Blocks, Flops, Occupancy, Shape, Traffic
 from flashsim.variant import BlockMaskArgument, Variant, launch
 
 if TYPE_CHECKING:
-    from flashsim.trace import Trace
+    from flashsim.trace import Recorder, Trace
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 COLUMNS = ("l", "m", "L")  # kept as (N, 1)
@@ -90,7 +90,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Gradients:
-    """A finished backward pass: dQ, dK, dV, shaped and typed as Q, K, V, and what it cost, as in `Tally`."""
+    """A finished backward pass: dQ, dK, dV, shaped and typed as Q, K, V, and what it cost, as in `Tally`.
+
+    trace  the first head's events, if `trace=True` asked for them; else None. In Jupyter, it shows as their player
+    """
 
     algorithm: str
     dQ: Array = field(repr=False)
@@ -99,6 +102,11 @@ class Gradients:
     hbm: Traffic = field(repr=False)
     sram: Occupancy
     blocks: Blocks
+    trace: Trace | None = field(default=None, repr=False)
+
+    def _repr_html_(self) -> str | None:
+        """Return the player of the trace in a sandboxed frame, as Jupyter shows it; None without a trace."""
+        return None if self.trace is None else self.trace._repr_html_()
 
 
 @dataclass(frozen=True)
@@ -226,25 +234,14 @@ def forward(
             Q_h = np.multiply(Q_h, variant.tau, dtype=chip_dtype(given.dtype))
         return {"Q": Q_h, "K": rows.K[shared], "V": rows.V[shared]}
 
-    watching, recorder = observers, None
-    if trace:
-        from flashsim.trace import Recorder
-
-        recorder = Recorder()
-        watching = (*observers, recorder)
+    watching, recorder = _watched(observers, trace=trace)
     job = Job(algorithm, rows, asked, sizes, M, policy.enforced, watching, on_head)
     results, traffic, use = job.run(operands)
     gathered = {
         kept: _gather(kept, results[kept], rows.leading, group, check_finite=check_finite) for kept in algorithm.returns
     }
     saved = {kept: results[kept] for kept in algorithm.saves if kept in results}
-    recorded = None
-    if recorder is not None:
-        from flashsim.trace.about import Launched, traced
-
-        first = (0,) * len(rows.leading)
-        launched = Launched(algorithm, rows.shape, asked, variant, sizes, M, policy.enforced, given.dtype, group, first)
-        recorded = traced(recorder, launched)
+    recorded = _recorded(recorder, "forward", job, variant, group)
     return Run(
         name,
         gathered["O"],
@@ -275,6 +272,7 @@ def backward(
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
     on_head: OnHead | None = None,
+    trace: bool = False,
 ) -> Gradients:
     """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., H_q, N_q, d_v).
 
@@ -282,6 +280,7 @@ def backward(
              (B.5), "q_outer" (dQ accumulated in HBM) or, for a run of that, "q_outer_two_pass" (nothing is)
     dO       of O's shape and dtype
     M, sizing, blocks  by default the forward pass's. "block_sparse" keeps the forward pass's blocks, on which its mask is
+    trace    record the first head's events as the result's `trace`, to step through (`flashsim.trace`)
 
     Query heads that share a KV head are scheduled as in the forward pass, and dK, dV are sums over them. "grouped" has those
     sums on chip. "separate" has each query head write its own, "dK_parts" and "dV_parts", in the inputs' dtype; then a pass
@@ -320,8 +319,10 @@ def backward(
         shared = {"Q": rows.Q[head], "K": rows.K[rows.kv(head)], "V": rows.V[rows.kv(head)]}
         return found | shared | {key: arrays[number] for key, arrays in run.saved.items()}
 
-    job = Job(algorithm, rows, asked, sizes, M, policy.enforced, observers, on_head)
+    watching, recorder = _watched(observers, trace=trace)
+    job = Job(algorithm, rows, asked, sizes, M, policy.enforced, watching, on_head)
     results, traffic, use = job.run(operands)
+    recorded = _recorded(recorder, "backward", job, variant, group)
     dQ = _gather("dQ", results["dQ"], rows.leading, group, check_finite=check_finite)
     part = "_parts" if rows.group > 1 else ""
     dK, dV = (_gather(X + part, results[X], rows.leading, 1, check_finite=check_finite) for X in ("dK", "dV"))
@@ -329,7 +330,7 @@ def backward(
         dK, dV, traffic, use = _summed(dK, dV, given, traffic, use, observers)
         for X, array in (("dK", dK), ("dV", dV)):
             _refuse_overflow(X, array, check_finite=check_finite)
-    return Gradients(name, dQ, dK, dV, traffic, use, sizes)
+    return Gradients(name, dQ, dK, dV, traffic, use, sizes, recorded)
 
 
 def count(
@@ -465,6 +466,39 @@ def _blocks(
         return True
 
     return policy(Problem(algorithm.name, shape, M, algorithm.line_1, algorithm.rows, fits))
+
+
+def _watched(observers: Sequence[Observer], *, trace: bool) -> tuple[Sequence[Observer], Recorder | None]:
+    """Return the observers, with a recorder among them if there is to be a trace."""
+    if not trace:
+        return observers, None
+    from flashsim.trace import Recorder
+
+    recorder = Recorder()
+    return (*observers, recorder), recorder
+
+
+def _recorded(recorder: Recorder | None, direction: str, job: Job, whole: Variant, group: int) -> Trace | None:
+    """Return the trace of a job's first head; `whole` is the variant before its rows were interleaved."""
+    if recorder is None:
+        return None
+    from flashsim.trace.about import Launched, traced
+
+    given, first = job.given, (0,) * len(job.given.leading)
+    launched = Launched(
+        job.algorithm,
+        direction,
+        given.shape,
+        job.variant,
+        whole,
+        job.blocks,
+        job.M,
+        job.enforced,
+        given.dtype,
+        group,
+        first,
+    )
+    return traced(recorder, launched)
 
 
 def _scheduled(gqa: str, given: Inputs, variant: Variant) -> tuple[int, Inputs, Variant]:

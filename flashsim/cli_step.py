@@ -17,6 +17,8 @@ EXAMPLES = (
     "flashsim step --qkv mine.npz --head 3 --blocks 32 32 -o head3.html\n"
     "flashsim step --causal --vs q_outer\n"
     "flashsim step --algorithm flash --bug no_rescale\n"
+    "flashsim step --backward --algorithm flash --open\n"
+    "flashsim step --backward --algorithm q_outer --vs q_outer_two_pass\n"
     "flashsim step --n 8 --d 2 --blocks 4 4 --text | less\n"
     "flashsim step --n 64 --d 16 -o run.perfetto.json"
 )
@@ -25,6 +27,9 @@ N, D = 12, 4
 
 def add_options(parser: Any, algorithms: list[str], block_masks: Mapping[str, Any]) -> None:
     """Add the command's options to its parser."""
+    from flashsim.algorithms import BACKWARD
+
+    algorithms = list(dict.fromkeys([*algorithms, *BACKWARD]))
     parser.add_argument(
         "--algorithm",
         choices=algorithms,
@@ -32,14 +37,20 @@ def add_options(parser: Any, algorithms: list[str], block_masks: Mapping[str, An
         default="flash",
         help=f"of {', '.join(algorithms)}. Default: flash",
     )
+    parser.add_argument(
+        "--backward",
+        action="store_true",
+        help=f"its backward pass, for a random dO; the forward pass before it is not shown. Of {', '.join(BACKWARD)}",
+    )
     other = parser.add_mutually_exclusive_group()
     other.add_argument(
-        "--vs", choices=algorithms, metavar="NAME", help="a second algorithm, shown beside the first in step"
+        "--vs", choices=algorithms, metavar="NAME", help="a second algorithm, shown beside the first at the same tile"
     )
     other.add_argument(
         "--bug",
         metavar="NAME",
-        help="the same with a planted bug beside it: no_rescale, max_reset, no_mask, last_block",
+        help="the same with a planted bug beside it: no_rescale, max_reset, no_mask, last_block; with --backward: no_D, "
+        "no_tau, overwrite, no_mask, last_block",
     )
     add_inputs(parser, block_masks)
     parser.add_argument("--text", action="store_true", help="print the steps in the terminal, and write no file")
@@ -77,7 +88,7 @@ def add_inputs(parser: Any, block_masks: Mapping[str, Any]) -> None:
     )
     parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="drop weights with this probability")
     parser.add_argument("--block-mask", choices=list(block_masks), help="for block_sparse: which tiles are computed")
-    parser.add_argument("--seed", type=int, default=0, help="of random Q, K, V, and of dropout. Default: 0")
+    parser.add_argument("--seed", type=int, default=0, help="of random operands, and of dropout. Default: 0")
 
 
 def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
@@ -90,19 +101,24 @@ def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
         raise ValueError("--text prints one run; leave out --vs, --bug, --open and --output")
     if options.open and output.suffix != ".html":
         raise ValueError(f"--open shows a page; expected -o FILE.html, got {output}")
-    Q, K, V = operands(options)
-    trace = _trace(options.algorithm, Q, K, V, options, block_masks)
+    trace, versus = recorded(options, block_masks)
     if options.text:
         print("\n".join(lines(trace)))
         return 0
-    versus = None
-    if second:
-        versus = _trace(options.vs or options.algorithm, Q, K, V, options, block_masks, options.bug)
     saved = trace.save(output, versus=versus)
     print(f"Saved {saved} ({saved.stat().st_size / 1000:,.0f} kB, {len(trace.steps):,} steps)")
     if options.open:
         webbrowser.open(saved.resolve().as_uri())
     return 0
+
+
+def recorded(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the trace that was asked for, and the one beside it; None where there is none. Raises ValueError."""
+    Q, K, V = operands(options)
+    trace = _trace(options.algorithm, Q, K, V, options, block_masks)
+    if not (options.vs or options.bug):
+        return trace, None
+    return trace, _trace(options.vs or options.algorithm, Q, K, V, options, block_masks, options.bug)
 
 
 def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
@@ -162,13 +178,20 @@ def _trace(
     block_masks: Mapping[str, Any],
     bug: str | None = None,
 ) -> Any:
+    import numpy as np
+
     import flashsim
-    from flashsim.algorithms import FORWARD
+    from flashsim.algorithms import BACKWARD, FORWARD
     from flashsim.trace.bugs import planted
 
     asked = arguments(options, Q, K, V, block_masks)
-    if options.vs and "block_mask" not in FORWARD[name].parts:
+    direction = "backward" if options.backward else "forward"
+    before = BACKWARD[name].forward_pass if options.backward and name in BACKWARD else name
+    if options.vs and before in FORWARD and "block_mask" not in FORWARD[before].parts:
         del asked["block_mask"]
-    with planted(name, bug) if bug else nullcontext(name) as known:
+    if options.backward:
+        shape = Q.shape[0], V.shape[1]
+        asked["dO"] = np.random.default_rng([options.seed, 1]).standard_normal(shape, np.float32).astype(Q.dtype)
+    with planted(name, bug, direction) if bug else nullcontext(name) as known:
         trace = flashsim.trace(known, Q, K, V, **asked)
     return replace(trace, about=replace(trace.about, command=options.command_line))

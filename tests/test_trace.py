@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 import flashsim
 from flashsim import Fixed, patterns
-from flashsim.algorithms import FORWARD
+from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import main
 from flashsim.memory import Event
 from flashsim.trace import Recorder, Trace, recording, saving
-from flashsim.trace.bugs import BUGS, planted
+from flashsim.trace.bugs import BACKWARD_BUGS, BUGS, planted
 from flashsim.trace.recording import listing_of
 
 Array = NDArray[Any]
@@ -35,6 +35,14 @@ def operands(n: int, d: int, *, n_k: int | None = None, seed: int = 0, leading: 
 def recorded(name: str = "flash", n: int = 13, d: int = 4, blocks: tuple[int, int] = (3, 5), **options: Any) -> Trace:
     Q, K, V = operands(n, d, n_k=options.pop("n_k", None), seed=options.pop("seed", 0))
     return flashsim.trace(name, Q, K, V, sizing=Fixed(*blocks, enforced=False), M=64, **options)
+
+
+def gradient(n: int, d: int, leading: tuple[int, ...] = ()) -> Array:
+    return np.random.default_rng(7).standard_normal((*leading, n, d)).astype(np.float32)
+
+
+def recorded_backward(name: str = "flash", n: int = 13, blocks: tuple[int, int] = (3, 5), **options: Any) -> Trace:
+    return recorded(name, n, 4, blocks, dO=gradient(n, 4), **options)
 
 
 def same(a: Trace, b: Trace) -> bool:
@@ -68,11 +76,18 @@ class Watch:
         self.seen.append((event.kind, event.name, occupancy, event.sram.resident, traffic.reads, traffic.writes, value))
 
 
-@pytest.mark.parametrize("name", FORWARD)
-def test_every_event_is_kept_with_the_state_after_it(name: str) -> None:
+PASSES = [(name, "forward") for name in FORWARD] + [(name, "backward") for name in BACKWARD]
+
+
+@pytest.mark.parametrize(("name", "direction"), PASSES)
+def test_every_event_is_kept_with_the_state_after_it(name: str, direction: str) -> None:
     Q, K, V = operands(13, 4)
     watch, recorder = Watch(), Recorder()
-    flashsim.forward(name, Q, K, V, M=64, observers=[watch, recorder])
+    if direction == "forward":
+        flashsim.forward(name, Q, K, V, M=64, observers=[watch, recorder])
+    else:
+        run = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64)
+        flashsim.backward(name, run, gradient(13, 4), observers=[watch, recorder])
     assert len(recorder.events) == len(watch.seen)
     for event, (kind, block, occupancy, resident, reads, writes, value) in zip(
         recorder.events, watch.seen, strict=True
@@ -84,11 +99,19 @@ def test_every_event_is_kept_with_the_state_after_it(name: str) -> None:
             assert np.array_equal(np.asarray(value, np.float32), event.value, equal_nan=True)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", FORWARD)
-def test_its_end_is_the_run_and_the_closed_form(name: str) -> None:
+@pytest.mark.parametrize(("name", "direction"), PASSES)
+def test_its_end_is_the_run_and_the_closed_form(name: str, direction: str) -> None:
     Q, K, V = operands(13, 4)
-    run = flashsim.forward(name, Q, K, V, M=64, trace=True)
+    run: Any
+    if direction == "forward":
+        run = flashsim.forward(name, Q, K, V, M=64, trace=True)
+    else:
+        before = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64, trace=True)
+        run = flashsim.backward(name, before, gradient(13, 4), trace=True)
+        other = flashsim.theory.exact("standard", N=13, d=4, M=64, direction="backward")
+        assert run.trace.about.standard == (other.reads, other.writes)
     assert run.trace is not None
+    assert run.trace.about.direction == direction
     about, last = run.trace.about, run.trace.events[-1]
     assert (last.reads, last.writes) == (run.hbm.reads, run.hbm.writes)
     assert {a.name: (a.reads, a.writes) for a in about.arrays} == {
@@ -203,9 +226,10 @@ def test_a_step_is_a_line_in_a_turn() -> None:
     assert covered == [n for n, e in enumerate(trace.events) if e.kind in ("init", "load", "compute", "store")]
 
 
-@pytest.mark.parametrize("name", FORWARD)
-def test_steps_cover_the_data_events_of_every_algorithm(name: str) -> None:
-    trace = recorded(name, causal=FORWARD[name].parts != ())
+@pytest.mark.parametrize(("name", "direction"), PASSES)
+def test_steps_cover_the_data_events_of_every_algorithm(name: str, direction: str) -> None:
+    record = recorded if direction == "forward" else recorded_backward
+    trace = record(name, causal=name != "flash_basic")
     covered = [n for step in trace.steps for n in range(step.first, step.last + 1)]
     assert covered == [n for n, e in enumerate(trace.events) if e.kind in ("init", "load", "compute", "store")]
     for step in trace.steps:
@@ -278,6 +302,145 @@ def test_old_and_new_of_a_tile_follow_from_each_other(name: str) -> None:
             start = -np.inf if quantity == "m" else 0.0
             assert np.array_equal(old, done.get(key, np.full_like(old, start)))
             done[key] = new
+
+
+# ---------------------------------------------------------------------------------------------------------- backward
+
+
+def test_a_backward_pass_is_traced_by_either_name_for_it() -> None:
+    Q, K, V = operands(13, 4)
+    run = flashsim.forward("flash", Q, K, V, M=64, causal=True)
+    made = flashsim.backward("flash", run, gradient(13, 4), trace=True)
+    assert made.trace is not None
+    assert same(made.trace, flashsim.trace("flash", Q, K, V, dO=gradient(13, 4), M=64, causal=True))
+    plain = flashsim.backward("flash", run, gradient(13, 4))
+    assert (plain.trace, plain._repr_html_()) == (None, None)
+    assert np.array_equal(plain.dQ, made.dQ)
+    assert plain.hbm == made.hbm
+    shown = made._repr_html_()
+    assert shown is not None
+    assert shown.startswith('<iframe sandbox="allow-scripts" srcdoc="')
+    with pytest.raises(ValueError, match="backward pass here"):
+        flashsim.trace("flash_basic", Q, K, V, dO=gradient(13, 4), M=64)
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_stored_gradients_are_the_result(name: str) -> None:
+    Q, K, V = operands(13, 4)
+    run = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64)
+    made = flashsim.backward(name, run, gradient(13, 4), trace=True)
+    assert made.trace is not None
+    for array in ("dQ", "dK", "dV"):
+        stored = np.full((13, 4), np.nan, np.float32)
+        for event in made.trace.events:
+            if event.kind == "store" and event.array == array:
+                assert event.where is not None
+                assert event.value is not None
+                stored[slice(*event.where[0])] = event.value
+        assert np.array_equal(stored, getattr(made, array))
+
+
+@pytest.mark.parametrize("name", ["flash", "q_outer"])
+def test_a_backward_pass_goes_through_its_tiles_key_block_by_key_block(name: str) -> None:
+    trace = recorded_backward(name)
+    line = {"flash": "line 20", "q_outer": "line 20"}[name]
+    assert [s.tile for s in trace.steps if s.label == line] == [(i, j) for j in range(3) for i in range(5)]
+    assert {(s.moved, s.rescaled) for s in trace.steps} == {(0, 0)}
+
+
+@pytest.mark.parametrize("name", ["flash", "block_sparse", "q_outer", "q_outer_two_pass", "standard"])
+def test_old_and_new_gradients_follow_from_each_other(name: str) -> None:
+    """dQ of a row block and dK, dV of a key block: each old is the new before, from 0 on, and the last new is the result."""
+    options: dict[str, Any] = {"block_mask": patterns.butterfly} if name == "block_sparse" else {}
+    Q, K, V = operands(13, 4)
+    sizing, dO = Fixed(3, 5, enforced=False), gradient(13, 4)
+    run = flashsim.forward(BACKWARD[name].forward_pass, Q, K, V, M=64, sizing=sizing, **options)
+    made = flashsim.backward(name, run, dO, trace=True)
+    assert made.trace is not None
+    for array, keys in (("dQ", False), ("dK", True), ("dV", True)):
+        done = np.zeros((13, 4), np.float32)
+        times = 0
+        for step in made.trace.steps:
+            inside = made.trace.events[step.first : step.last + 1]
+            old, new = step.pairs.get(array, (None, None))
+            if new is None or not any(event.kind == "compute" and event.value is new for event in inside):
+                continue
+            if step.rows is None or step.cols is None:  # zeros, set before what is on chip says of which rows they are
+                assert not new.any()
+                continue
+            block = slice(*(step.cols if keys else step.rows))
+            assert old is not None
+            assert np.array_equal(old, done[block])
+            done[block] = new
+            times += 1
+        assert times >= 9
+        assert np.array_equal(done, getattr(made, array))
+
+
+def test_what_left_the_chip_is_no_longer_shown() -> None:
+    trace = recorded_backward()
+    for step in trace.steps:
+        number = int((step.label or "line 0").split()[1])
+        expected = {"dK", "dV"} | ({"dQ"} if number < 24 else set()) | ({"D"} if 19 <= number < 24 else set())
+        if number >= 10:
+            assert set(step.pairs) == expected, step
+
+
+def test_d_is_shown_for_its_rows() -> None:
+    trace = recorded_backward()
+    dO, O = gradient(13, 4), flashsim.forward("flash", *operands(13, 4), M=64, sizing=Fixed(3, 5, enforced=False)).O
+    for step in trace.steps:
+        if step.label != "line 20":
+            continue
+        assert step.rows is not None
+        new = step.pairs["D"][1]
+        assert new is not None
+        rows = slice(*step.rows)
+        np.testing.assert_allclose(new[:, 0], (dO[rows] * O[rows]).sum(axis=1), rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_s_gradients_are_traced_with_its_own_part() -> None:
+    Q, _, _ = operands(13, 4, leading=(2, 4))
+    _, K, V = operands(13, 4, leading=(2, 2), seed=1)
+    dO = gradient(13, 4, (2, 4))
+    trace = flashsim.trace("flash", Q, K, V, dO=dO, head=(1, 3), M=64)
+    assert same(trace, flashsim.trace("flash", Q[1, 3], K[1, 1], V[1, 1], dO=dO[1, 3], M=64))
+    run = flashsim.forward("flash", Q, K, V, M=64)
+    of_all = flashsim.backward("flash", run, dO, trace=True)
+    assert of_all.trace is not None
+    first = flashsim.trace("flash", Q[0, 0], K[0, 0], V[0, 0], dO=dO[0, 0], M=64)
+    assert same(of_all.trace, first)
+    grouped = flashsim.backward("flash", flashsim.forward("flash", Q, K, V, M=64, gqa="grouped"), dO, trace=True)
+    assert grouped.trace is not None
+    assert grouped.trace.about.shape.N_q == 26
+    assert grouped.hbm.reads == 4 * grouped.trace.events[-1].reads
+    assert all(array.exact == (array.reads, array.writes) for array in grouped.trace.about.arrays)
+
+
+@pytest.mark.parametrize("suffix", ["json.gz", "npz"])
+@pytest.mark.parametrize("name", ["flash", "standard", "q_outer_two_pass"])
+def test_a_file_brings_a_backward_trace_back(name: str, suffix: str, tmp_path: Path) -> None:
+    trace = recorded_backward(name, causal=True, dropout_p=0.3)
+    back = flashsim.trace.load(trace.save(tmp_path / f"run.{suffix}"))
+    assert same(back, trace)
+    for mine, read in zip(trace.steps, back.steps, strict=True):
+        assert replace(mine, pairs={}) == replace(read, pairs={})
+        assert list(mine.pairs) == list(read.pairs)
+        for name_of, pair in mine.pairs.items():
+            assert all(
+                np.array_equal(x, y) if x is not None and y is not None else x is y
+                for x, y in zip(pair, read.pairs[name_of], strict=True)
+            )
+
+
+def test_a_backward_trace_is_a_page_and_a_timeline() -> None:
+    trace = recorded_backward()
+    (data,) = in_page(trace.html())
+    assert data["about"]["direction"] == "backward"
+    assert set(data["steps"]["pairs"]) == {"D", "dQ", "dK", "dV"}
+    slices = [event for event in saving.as_perfetto(trace)["traceEvents"] if event["ph"] == "X"]
+    assert [event["name"] for event in slices] == [step.label for step in trace.steps]
+    assert "backward" in saving.as_perfetto(trace)["traceEvents"][0]["args"]["name"]
 
 
 # ----------------------------------------------------------------------------------------------------------- files
@@ -403,8 +566,8 @@ def test_a_large_page_drops_values_and_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_page_s_size_is_as_studied() -> None:
-    """The study: 74 kB and 0.9 MB, trace alone. With the player's own 55 kB and exact values it is 0.2 and 1.3 MB."""
-    assert len(recorded("flash_basic", 64, 16, (8, 8)).html()) < 200_000
+    """The study: 74 kB and 0.9 MB, trace alone. With the player's own 70 kB and exact values it is 0.2 and 1.3 MB."""
+    assert len(recorded("flash_basic", 64, 16, (8, 8)).html()) < 215_000
     assert len(recorded("flash_basic", 256, 16, (16, 16)).html()) < 1_400_000
 
 
@@ -418,11 +581,12 @@ def test_a_run_shows_itself_in_a_sandboxed_frame() -> None:
 
 
 def test_listings_are_found() -> None:
-    for name, algorithm in FORWARD.items():
-        trace = recorded(name)
+    traces = [recorded(name) for name in FORWARD] + [recorded_backward(name) for name in BACKWARD]
+    for trace in traces:
         labels = {step.label for step in trace.steps}
         listed = {saving.label_of(line) for line in trace.about.listing}
-        assert name == "rabe_staats" or labels <= listed, (algorithm.title, labels - listed)
+        assert trace.about.algorithm == "rabe_staats" or labels <= listed, (trace.about.title, labels - listed)
+    assert any("where M_ij ≠ 0" in line for line in recorded_backward("block_sparse").about.listing)
     assert listing_of("A module.\n\nIt has no listing.\n") == ()
 
 
@@ -444,6 +608,25 @@ def test_a_planted_bug_is_in_the_copy_and_not_in_the_original(bug: str) -> None:
     with pytest.raises(ValueError, match="unknown bug"), planted("flash", "none"):
         pass
     with pytest.raises(ValueError, match="no place"), planted("standard", "no_rescale"):
+        pass
+
+
+@pytest.mark.parametrize("bug", BACKWARD_BUGS)
+def test_a_bug_is_planted_in_a_backward_pass(bug: str) -> None:
+    options: dict[str, Any] = {"M": 64, "causal": True, "dO": gradient(13, 4)}
+    Q, K, V = operands(13, 4)
+    right = flashsim.trace("flash", Q, K, V, **options)
+    with planted("flash", bug, "backward") as known:
+        wrong = flashsim.trace(known, Q, K, V, **options)
+    assert not any(" " in name for name in (*FORWARD, *BACKWARD))
+    assert BACKWARD_BUGS[bug].what in wrong.about.title
+    assert not same(right, wrong)
+    assert same(right, flashsim.trace("flash", Q, K, V, **options))
+    assert any(event.name == "dQ_i_new" for event in wrong.events)  # the copy's source is its own
+    if bug not in ("no_tau", "overwrite"):
+        with pytest.raises(ValueError, match="no place in 'standard', backward"), planted("standard", bug, "backward"):
+            pass
+    with pytest.raises(ValueError, match="has no backward pass"), planted("split_kv", bug, "backward"):
         pass
 
 
@@ -488,6 +671,65 @@ def test_step_compares(tmp_path: Path) -> None:
     assert "not rescaled" in in_page(path.read_text(encoding="utf-8"))[1]["about"]["title"]
 
 
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("flash", "Algorithm 4, FlashAttention, backward"),
+        ("standard", "Algorithm 3, standard attention, backward"),
+        ("q_outer", "FlashAttention, loops exchanged, backward, dQ accumulated"),
+        ("q_outer_two_pass", "FlashAttention, loops exchanged, backward in two passes"),
+        ("block_sparse", "Algorithm 5, block-sparse FlashAttention, backward"),
+    ],
+)
+def test_step_shows_a_backward_pass(name: str, title: str, tmp_path: Path) -> None:
+    out = tmp_path / "x.json.gz"
+    assert main(["step", "--backward", "--algorithm", name, "--blocks", "3", "4", "-o", str(out)]) == 0
+    trace = flashsim.trace.load(out)
+    assert trace.about.title == title
+    assert trace.about.command.startswith("flashsim step --backward")
+    assert all(array.exact == (array.reads, array.writes) for array in trace.about.arrays)
+
+
+def test_step_s_gradient_is_random_by_the_seed(tmp_path: Path) -> None:
+    def dO(*arguments: str) -> Array:
+        out = tmp_path / "x.json.gz"
+        assert main(["step", "--backward", *arguments, "-o", str(out)]) == 0
+        loads = [event for event in flashsim.trace.load(out).events if event.array == "dO"]
+        return np.concatenate([event.value for event in loads[:4] if event.value is not None])
+
+    assert np.array_equal(dO(), dO("--causal"))
+    assert not np.array_equal(dO(), dO("--seed", "1"))
+    assert abs(dO()).max() > 0
+
+
+def test_step_compares_backward_passes(tmp_path: Path) -> None:
+    path = tmp_path / "x.html"
+    assert main(["step", "--backward", "--vs", "standard", "-o", str(path)]) == 0
+    titles = [trace["about"]["title"] for trace in in_page(path.read_text(encoding="utf-8"))]
+    assert titles == ["Algorithm 4, FlashAttention, backward", "Algorithm 3, standard attention, backward"]
+    assert main(["step", "--backward", "--bug", "overwrite", "-o", str(path)]) == 0
+    assert "overwritten" in in_page(path.read_text(encoding="utf-8"))[1]["about"]["title"]
+    asked = ["--algorithm", "block_sparse", "--block-mask", "butterfly", "--vs", "flash"]
+    assert main(["step", "--backward", *asked, "-o", str(path)]) == 0
+    first, second = in_page(path.read_text(encoding="utf-8"))
+    assert len(first["steps"]["first"]) < len(second["steps"]["first"])
+
+
+def test_step_prints_gradients_where_they_change(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["step", "--backward", "--n", "6", "--d", "2", "--blocks", "3", "3", "--text"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("\nstep ") == 1 + 2 * (2 + 2 * 12 + 1)
+    steps = {part.split(" · ")[0]: part for part in printed.split("\nstep ")}
+    assert "line 21 · j = 0, i = 1" in steps["25"]
+    assert "    dQ  row 3:  0 0 → " in steps["25"]
+    assert "    D  → " in steps["25"]
+    assert "dK" not in steps["25"].split("to HBM.")[1]
+    assert "    dK  key 0:  " in steps["26"]
+    assert "dQ  row" not in steps["26"]
+    assert "standard attention's backward pass makes" in printed
+    assert "closed form 24 and 36" in printed  # dQ: read twice, written twice and initialised
+
+
 def test_step_reads_a_head_of_a_file(tmp_path: Path) -> None:
     Q, K, V = operands(13, 4, leading=(4,))
     np.savez(tmp_path / "x.npz", q=Q, k=K, v=V)
@@ -512,6 +754,11 @@ def test_step_prints_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--text", "--open"], "--text prints one run"),
         (["--bug", "none"], "unknown bug"),
+        (["--backward", "--bug", "no_rescale"], "unknown bug 'no_rescale' of a backward pass"),
+        (["--bug", "no_D"], "unknown bug 'no_D' of a forward pass"),
+        (["--backward", "--algorithm", "split_kv"], "'split_kv' has no backward pass here"),
+        (["--backward", "--vs", "flash_basic"], "'flash_basic' has no backward pass here"),
+        (["--algorithm", "q_outer_two_pass"], "is a backward pass only, of 'q_outer'"),
         (["--head", "3"], "--head goes with --qkv"),
         (["--n", "0"], "--n"),
         (["--open", "-o", "x.npz"], "--open shows a page"),

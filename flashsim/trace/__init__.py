@@ -1,6 +1,7 @@
 """The trace of a run: every event of the memory with its state, in a file or in a page on which a person steps through it.
 
 trace = flashsim.trace("flash", Q, K, V, blocks=(3, 4))     # or forward(..., trace=True).trace
+trace = flashsim.trace("flash", Q, K, V, dO=dO, M=64)       # its backward pass; or backward(..., trace=True).trace
 trace.save("run.html")                                      # the player; also .json.gz, .npz, .perfetto.json
 flashsim.trace.load("run.json.gz")
 """
@@ -12,33 +13,45 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.trace.lesson import Lesson, Moment
 from flashsim.trace.recording import About, Counts, Recorder, Trace, TraceEvent
 from flashsim.trace.saving import load as load_trace
 from flashsim.trace.steps import Step
 
-__all__ = ["About", "Counts", "Recorder", "Step", "Trace", "TraceEvent", "trace"]
+__all__ = ["About", "Counts", "Lesson", "Moment", "Recorder", "Step", "Trace", "TraceEvent", "trace"]
 
 
 class Tracing:
     """`flashsim.trace`: call it to run an algorithm and record it; `flashsim.trace.load` reads a saved trace."""
 
-    def __call__(self, name: str, Q: Any, K: Any, V: Any, *, head: Any = None, **options: Any) -> Trace:
-        """Run `flashsim.forward(name, Q, K, V, **options)` on one head, and return its trace.
+    def __call__(self, name: str, Q: Any, K: Any, V: Any, *, dO: Any = None, head: Any = None, **options: Any) -> Trace:
+        """Run `flashsim.forward(name, Q, K, V, **options)` on one head, and return its trace; with dO, its backward pass's.
 
+        dO    the output's gradient, (..., H_q, N_q, d_v): the trace is of `flashsim.backward(name, run, dO)`, where `run` is
+              the forward pass, which is not recorded. `name` is then a backward pass's, "q_outer_two_pass" included, and
+              blocks and M are the forward pass's
         head  an index into Q's leading axes, (0, 3) or 3; None where there is but one head. K and V are those of its
-              KV head. Options must be one head's: a mask without leading axes
+              KV head, and dK, dV are this head's part. Options must be one head's: a mask without leading axes
 
-        Raises ValueError as `forward` does, and for several heads without `head`.
+        Raises ValueError as `forward` and `backward` do, and for several heads without `head`.
         """
-        from flashsim.api import forward
+        from flashsim.algorithms import BACKWARD
+        from flashsim.api import backward, forward
 
         Q, K, V = np.asarray(Q), np.asarray(K), np.asarray(V)
+        dO = dO if dO is None else np.asarray(dO)
         if head is None:
             if any(axis > 1 for axis in Q.shape[:-2]):
                 raise ValueError(f"Q has leading axes {Q.shape[:-2]}; a trace is of one head: give head=")
         else:
-            Q, K, V = _one_head(Q, K, V, head)
-        found = forward(name, Q, K, V, trace=True, **options).trace
+            at, shared = _one_head(Q, K, head)
+            Q, K, V = Q[at], K[shared], V[shared]
+            dO = dO if dO is None else dO[at]
+        if dO is None:
+            found = forward(name, Q, K, V, trace=True, **options).trace
+        else:
+            before = BACKWARD[name].forward_pass if name in BACKWARD else name
+            found = backward(name, forward(before, Q, K, V, **options), dO, trace=True).trace
         assert found is not None
         return found
 
@@ -48,13 +61,13 @@ class Tracing:
         return load_trace(path)
 
 
-def _one_head(Q: Any, K: Any, V: Any, head: Any) -> tuple[Any, Any, Any]:
+def _one_head(Q: Any, K: Any, head: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the head's index into Q's leading axes, and that of its KV head into K's."""
     at = tuple(head) if isinstance(head, tuple | list) else (head,)
     leading = Q.shape[:-2]
     if len(at) != len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=True)):
         raise ValueError(f"head is {head!r}; expected an index into Q's leading axes {leading}, counted from 0")
-    shared = (*at[:-1], at[-1] * K.shape[-3] // leading[-1])
-    return Q[at], K[shared], V[shared]
+    return at, (*at[:-1], at[-1] * K.shape[-3] // leading[-1])
 
 
 trace = Tracing()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flashsim import theory
-from flashsim.algorithms import Algorithm
+from flashsim.algorithms import Algorithm, algorithm_4_flash_backward, algorithm_5_block_sparse_backward
 from flashsim.masks import All, Causal, Head
 from flashsim.memory import MemoryModelError
 from flashsim.records import Blocks, Shape
@@ -21,13 +21,14 @@ LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by t
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch, forward, as `flashsim.variant.launch` was asked for it.
+    """One launch, as `flashsim.variant.launch` was asked for it; `direction` is "forward" or "backward".
 
     `shape` and `variant` are of the rows that ran, interleaved ones of `group` heads where there are such; `whole` is the
     variant before that.
     """
 
     algorithm: Algorithm
+    direction: str
     shape: Shape
     variant: Variant
     whole: Variant
@@ -53,7 +54,7 @@ def traced(recorder: Recorder, launched: Launched) -> Trace:
     about = About(
         launched.algorithm.name,
         launched.algorithm.title,
-        "forward",
+        launched.direction,
         shape,
         blocks,
         launched.M,
@@ -66,7 +67,7 @@ def traced(recorder: Recorder, launched: Launched) -> Trace:
         counts_of(sram, None if exact is None else exact.hbm.by_array),
         None if exact is None else exact.sram.peak,
         None if standard is None else (standard.hbm.reads, standard.hbm.writes),
-        listing_of(sys.modules[launched.algorithm.run.__module__].__doc__),
+        _listing(launched.algorithm),
         source_of({event.site for event in recorder.events}),
         notes=recorder.notes,
     )
@@ -85,6 +86,7 @@ def _closed_form(name: str, launched: Launched, blocks: tuple[int, int] | None) 
     try:
         return theory.exact(
             name,
+            direction=launched.direction,
             N_q=shape.N_q // group,
             N_k=shape.N_k,
             d=shape.d,
@@ -101,6 +103,15 @@ def _closed_form(name: str, launched: Launched, blocks: tuple[int, int] | None) 
         )
     except (ValueError, MemoryModelError):
         return None
+
+
+def _listing(algorithm: Algorithm) -> tuple[str, ...]:
+    """Return the listing in the docstring of the algorithm's module; Algorithm 5 backward has Algorithm 4's, with its skip."""
+    module = sys.modules[algorithm.run.__module__]
+    if module is not algorithm_5_block_sparse_backward:
+        return listing_of(module.__doc__)
+    loop, lines = "for 1 ≤ i ≤ T_r", listing_of(algorithm_4_flash_backward.__doc__)
+    return tuple(line.replace(f"{loop} do", f"{loop}, where M_ij ≠ 0, do") for line in lines)
 
 
 def _options(launched: Launched) -> str:

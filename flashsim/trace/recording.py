@@ -30,6 +30,7 @@ from flashsim.records import Blocks, Shape
 from flashsim.source import Site, label_at
 
 if TYPE_CHECKING:
+    from flashsim.trace.lesson import Lesson
     from flashsim.trace.steps import Step
 
 LARGEST_TILE = 4_096
@@ -159,20 +160,20 @@ class Trace:
         """Whether tiles' values were kept."""
         return any(event.value is not None for event in self.events)
 
-    def save(self, path: str | Path, *, versus: Trace | None = None) -> Path:
-        """Write the trace; return the path. `versus` is a second trace for the page's compare mode.
+    def save(self, path: str | Path, *, versus: Trace | None = None, lesson: Lesson | None = None) -> Path:
+        """Write the trace; return the path. `versus` is a second trace for the page's compare mode, `lesson` its text.
 
         ValueError for a suffix that is none of .html, .json.gz, .npz, .perfetto.json.
         """
         from flashsim.trace.saving import save
 
-        return save(self, path, versus)
+        return save(self, path, versus, lesson)
 
-    def html(self, *, versus: Trace | None = None) -> str:
-        """Return the player as one self-contained page."""
+    def html(self, *, versus: Trace | None = None, lesson: Lesson | None = None) -> str:
+        """Return the player as one self-contained page. ValueError for a lesson on a step that there is not."""
         from flashsim.trace.saving import as_html
 
-        return as_html(self, versus)
+        return as_html(self, versus, lesson)
 
     def _repr_html_(self) -> str:
         """Return the player in a frame that may run its script and nothing else: no forms, no navigation, no origin."""

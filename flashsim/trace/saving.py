@@ -23,21 +23,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.records import Blocks, Shape
+from flashsim.trace.lesson import Lesson
 from flashsim.trace.recording import About, Counts, Resident, Trace, TraceEvent, short
 
 FORMAT, VERSION = "flashsim trace", 1
 LARGEST_PAGE = 2_000_000  # bytes
 MOST_STEPS = 2_000
+SCRIPTS = ("model.js", "view.js", "controls.js")
 LOGICAL_TIME = "logical time: one step of the algorithm = 1 µs; not performance"
 
 
-def save(trace: Trace, path: str | Path, versus: Trace | None = None) -> Path:
+def save(trace: Trace, path: str | Path, versus: Trace | None = None, lesson: Lesson | None = None) -> Path:
     """Write a trace in the format that the path's suffix says. Raises ValueError for one that it does not know."""
     path = Path(path)
     if versus is not None and path.suffix != ".html":
         raise ValueError(f"{path.name} holds one trace; the comparison of two is a page: expected .html")
+    if lesson is not None and path.suffix != ".html":
+        raise ValueError(f"{path.name} holds a trace; a lesson is in a page: expected .html")
     if path.name.endswith(".html"):
-        path.write_text(as_html(trace, versus), encoding="utf-8")
+        path.write_text(as_html(trace, versus, lesson), encoding="utf-8")
     elif path.name.endswith(".perfetto.json"):
         path.write_text(json.dumps(as_perfetto(trace), ensure_ascii=False), encoding="utf-8")
     elif path.name.endswith(".json.gz"):
@@ -229,18 +233,25 @@ def _load_npz(path: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------------- page
 
 
-def as_html(trace: Trace, versus: Trace | None = None) -> str:
-    """Return the player with its trace, or two, as one page. It drops values where there are more than it can take."""
+def as_html(trace: Trace, versus: Trace | None = None, lesson: Lesson | None = None) -> str:
+    """Return the player with its trace, or two, as one page. It drops values where there are more than it can take.
+
+    ValueError for a lesson with a moment after the last step.
+    """
     traces = [trace] if versus is None else [trace, versus]
-    page = _page([_for_page(t) for t in traces])
     steps = max(len(t.steps) for t in traces)
+    if lesson is not None and not all(0 <= moment.step < steps for moment in lesson.moments):
+        raise ValueError(f"lesson has moments {[m.step for m in lesson.moments]}; expected steps from 0 to {steps - 1}")
+    page = _page([_for_page(t) for t in traces], lesson)
     reason = ""
     if steps > MOST_STEPS:
         reason = f"{steps:,} steps are more than {MOST_STEPS:,}"
     elif len(page) > LARGEST_PAGE:
         reason = f"with them this page would take {len(page) / 1e6:.1f} MB, more than {LARGEST_PAGE / 1e6:.0f}"
     if reason:
-        page = _page([_for_page(t, f"Values of tiles are left out: {reason}. Counters are complete.") for t in traces])
+        page = _page(
+            [_for_page(t, f"Values of tiles are left out: {reason}. Counters are complete.") for t in traces], lesson
+        )
     return page
 
 
@@ -271,16 +282,20 @@ def _for_page(trace: Trace, left_out: str = "") -> dict[str, Any]:
     return data
 
 
-def _page(traces: Sequence[dict[str, Any]]) -> str:
+def _page(traces: Sequence[dict[str, Any]], lesson: Lesson | None) -> str:
     here = files("flashsim.trace")
     read: Callable[[str], str] = lambda name: (here / name).read_text(encoding="utf-8")  # noqa: E731
-    title = " and ".join(t["about"]["title"] for t in traces)
+    title = " and ".join(t["about"]["title"] for t in traces) if lesson is None else lesson.title
+    above = ""
+    if lesson is not None:
+        above = f'<details id="lesson" open><summary>{html.escape(title)}</summary>\n{lesson.html()}\n</details>\n'
     return (
         read("page.html")
         .replace("{{title}}", html.escape(title))
         .replace("/* player.css */", read("player.css"))
-        .replace("/* player.js */", read("player.js"))
+        .replace("/* player.js */", "\n".join(map(read, SCRIPTS)))
         .replace("{{trace}}", base64.b64encode(_zipped(traces)).decode("ascii"))
+        .replace("{{lesson}}", above)
     )
 
 

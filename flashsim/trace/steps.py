@@ -6,6 +6,7 @@ What a turn of a loop evicts at its end is gone from the next step on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 DATA = ("init", "load", "compute", "store")
 BY_KEY = ("K", "V", "dK", "dV")
 BY_SCORE = ("S", "P", "Z", "P_dropped", "dP", "dS")
-FOLLOWED = ("m", "l", "L", "O")
-"""Quantities of a row block that are carried from tile to tile, each shown as old → new."""
+FOLLOWED = {"forward": ("m", "l", "L", "O"), "backward": ("D", "dQ", "dK", "dV")}
+"""Quantities of a block of rows, or of keys, that are carried from tile to tile, each shown as old → new."""
 
+RESULT = re.compile(r"(?:log_)?([A-Za-z]+)(?:_tilde)?_[ij](?:_|$)")
 Pair = tuple[NDArray[Any] | None, NDArray[Any] | None]
 
 
@@ -38,7 +40,8 @@ class Step:
     turn          the number of the loop turn it is in, counted over all loops
     rows, cols    which queries and keys the blocks on chip are of; None: of none, or of all
     tile          (i, j) in blocks, where rows and cols are a tile's
-    pairs         m, ℓ, L, O of the row block: (before this tile, as far as it is known now)
+    pairs         m, ℓ, L, O of the row block; of a backward pass D, dQ, and dK, dV of the key block: (before this tile, as
+                  far as it is known now)
     moved         rows whose maximum this step raised
     rescaled      those of them that had one before, so that what is summed so far must be scaled down
     """
@@ -60,7 +63,7 @@ class Step:
 def steps_of(trace: Trace) -> tuple[Step, ...]:
     """Cut a trace into steps."""
     events = trace.events
-    follower = _Follower(trace.about.shape, trace.about.blocks)
+    follower = _Follower(trace.about.shape, trace.about.blocks, trace.about.direction)
     steps = []
     for number, (first, last, turn) in enumerate(_spans(events)):
         moved = rescaled = 0
@@ -112,47 +115,51 @@ def _begins(first: TraceEvent, previous: TraceEvent, event: TraceEvent) -> bool:
 
 
 class _Follower:
-    """What is on chip, and what became of m, ℓ, L and O of the row block, as events go by."""
+    """What is on chip, and what became of the followed quantities of its rows and keys, as events go by."""
 
-    def __init__(self, shape: Shape, blocks: Blocks) -> None:
-        self._shape, self._blocks = shape, blocks
+    def __init__(self, shape: Shape, blocks: Blocks, direction: str) -> None:
+        self._shape, self._blocks, self._followed = shape, blocks, FOLLOWED[direction]
         self._where: dict[str, tuple[Span, Span]] = {}
         self.pairs: dict[str, Pair] = {}
         self._turn = 0
         self._rows: Span | None = None
+        self._cols: Span | None = None
 
     def follow(self, event: TraceEvent, turn: int) -> tuple[int, int]:
         """Follow one event. Return how many rows' maxima it raised, and how many of them had one before."""
-        if event.kind == "load" and event.where is not None:
+        if event.where is not None:
             self._where[event.name] = event.where
-        if len(event.resident) == 1:  # the first on an empty chip
-            self._rows = None
+        if len(event.resident) == 1 and event.kind != "store":  # the first on an empty chip
+            self._rows = self._cols = None
             self.pairs.clear()
-        rows, _ = self.region(event)
-        if rows is not None and rows != self._rows:
-            self._rows = rows
-            self.pairs.clear()
+        rows, cols = self.region(event)
+        for name in list(self.pairs):
+            before, now = (self._cols, cols) if name in BY_KEY else (self._rows, rows)
+            if before is not None and now != before:
+                del self.pairs[name]
+        self._rows, self._cols = rows, cols
         if turn != self._turn:
             self._turn = turn
             self.pairs = {name: (old if new is None else new, None) for name, (old, new) in self.pairs.items()}
-        name = _quantity(event)
-        if name is None:
+        quantity = self._quantity(event)
+        if quantity is None:
             return 0, 0
-        old, new = self.pairs.get(name, (None, None))
+        old, new = self.pairs.get(quantity, (None, None))
         known = old if new is None else new
         if event.kind == "load":
-            self.pairs[name] = event.value, None
+            self.pairs[quantity] = event.value, None
             return 0, 0
-        self.pairs[name] = old, event.value
-        if name != "m" or event.value is None or known is None or known.shape != event.value.shape:
+        self.pairs[quantity] = old, event.value
+        if quantity != "m" or event.value is None or known is None or known.shape != event.value.shape:
             return 0, 0
         risen = event.value > known
         return int(risen.sum()), int((risen & (known > -np.inf)).sum())
 
     def region(self, event: TraceEvent) -> tuple[Span | None, Span | None]:
-        """Return which queries and which keys the blocks on chip are of."""
+        """Return which queries and which keys the blocks on chip are of, and one that is being stored."""
         rows = cols = None
-        for name, _ in event.resident:
+        stored = [event.name] if event.kind == "store" else []
+        for name in (*(name for name, _ in event.resident), *stored):
             if name not in self._where:
                 continue
             down, across = self._where[name]
@@ -177,13 +184,12 @@ class _Follower:
         )
         return (i, j) if (rows, cols) == want else None
 
-
-def _quantity(event: TraceEvent) -> str | None:
-    """Return which of the followed quantities a load or a result is: "m" for m[0], m_i and m_i_new; None for m_tilde_ij."""
-    if event.kind == "load":
-        return event.array if event.array in FOLLOWED else None
-    if event.kind != "compute":
-        return None
-    base, *rest = event.name.removeprefix("log_").split("_")
-    base = base.replace("o", "O")
-    return base if base in FOLLOWED and rest[:1] == ["i"] else None
+    def _quantity(self, event: TraceEvent) -> str | None:
+        """Return which followed quantity a load or a result is: "m" for m[0], m_i and m_i_new; None for m_tilde_ij."""
+        if event.kind == "load":
+            return event.array if event.array in self._followed else None
+        found = RESULT.match(event.name) if event.kind == "compute" else None
+        if found is None:
+            return None
+        base = {"o": "O", "dq": "dQ", "dk": "dK", "dv": "dV"}.get(found[1], found[1])  # a row of it
+        return base if base in self._followed else None

@@ -12,7 +12,8 @@ from flashsim.trace.recording import Trace
 from flashsim.trace.saving import label_of
 from flashsim.trace.steps import Step
 
-MOST_ROWS = 8  # of m, ℓ that are printed
+MOST_ROWS = 8  # of m, ℓ, D that are printed, and of a gradient's columns
+GRADIENTS = {"dQ": "rows", "dK": "cols", "dV": "cols"}
 
 
 def lines(trace: Trace) -> Iterator[str]:
@@ -34,7 +35,8 @@ def lines(trace: Trace) -> Iterator[str]:
         yield f"{array.name:10} {array.reads:>12,} read {array.writes:>12,} written{formula}"
     if about.standard is not None and about.algorithm != "standard":
         mine = sum(array.reads + array.writes for array in about.arrays)
-        yield f"{mine:,} accesses; standard attention makes {sum(about.standard):,}"
+        what = "standard attention" if about.direction == "forward" else "standard attention's backward pass"
+        yield f"{mine:,} accesses; {what} makes {sum(about.standard):,}"
 
 
 def _step(trace: Trace, step: Step, listing: dict[str, str]) -> Iterator[str]:
@@ -50,8 +52,10 @@ def _step(trace: Trace, step: Step, listing: dict[str, str]) -> Iterator[str]:
     yield (
         f"    {_said(done)}   HBM {last.reads:,} read, {last.writes:,} written   SRAM {last.occupancy:,} of {M:,}{over}"
     )
-    for name in ("m", "l", "L"):
+    for name in ("m", "l", "L", "D"):
         yield from _pair(name, step)
+    for name in (name for name in GRADIENTS if _makes(name, trace, step)):
+        yield from _gradient(name, step)
 
 
 def _said(done: dict[str, list[str]]) -> str:
@@ -69,6 +73,26 @@ def _pair(name: str, step: Step) -> Iterator[str]:
             factor = f"   e^(m − m_new) = {_numbers(np.where(old == -np.inf, 0.0, np.exp(old - new)))}"
     before = "" if old is None else f"{_numbers(old)} "
     yield f"    {'ℓ' if name == 'l' else name}  {before}→ {_numbers(new)}{factor}"
+
+
+def _makes(name: str, trace: Trace, step: Step) -> bool:
+    """Say whether this step, and not one before it in the tile, made the new value."""
+    new = step.pairs.get(name, (None, None))[1]
+    made = [event.value for event in trace.events[step.first : step.last + 1] if event.kind == "compute"]
+    return new is not None and any(value is new for value in made)
+
+
+def _gradient(name: str, step: Step) -> Iterator[str]:
+    """Yield old → new of a block of dQ, dK or dV, a row or a key a line."""
+    old, new = step.pairs[name]
+    assert new is not None
+    span = step.rows if GRADIENTS[name] == "rows" else step.cols
+    for n, row in enumerate(new[:MOST_ROWS]):
+        before = "" if old is None or len(old) <= n else f"{_numbers(old[n][:, None])} "
+        which = f"{n} of its block" if span is None else f"{span[0] + n}"
+        yield f"    {name}  {'row' if GRADIENTS[name] == 'rows' else 'key'} {which}:  {before}→ {_numbers(row[:, None])}"
+    if len(new) > MOST_ROWS:
+        yield f"    {name}  … {len(new)} in all"
 
 
 def _numbers(column: NDArray[Any]) -> str:

@@ -1,28 +1,12 @@
-"use strict";
-// The player: one or two recorded runs, and a step t that both show. All that a step shows is worked out once, when the page
-// opens, so that going to any step takes the same time.
-
-// ------------------------------------------------------------------------------------------------------ small helpers
+// The player's second part: what a step looks like. Numbers, the listing's mathematics, a run on the page, the score matrix.
 
 const SVG_DASH = [4, 3];
-const KEYS_OF_BLOCKS = ["K", "V"];
-const find = (selector, root = document) => root.querySelector(selector);
+const EDGES = { forward: [["Q", "O"], ["K", "V"]], backward: [["Q", "O", "dO", "dQ"], ["K", "V", "dK", "dV"]] }; // by row, by column
+const BY_KEY = ["dK", "dV"];
 const grouped = new Intl.NumberFormat("en-US");
 const count = (n) => (n < 1000 ? String(n) : grouped.format(n));
-const clamp = (n, low, high) => Math.max(low, Math.min(high, n));
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const escaped = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
-
-function bytesOf(base64) {
-  const text = atob(base64), bytes = new Uint8Array(text.length);
-  for (let n = 0; n < text.length; n++) bytes[n] = text.charCodeAt(n);
-  return bytes;
-}
-
-async function unzipped(base64) {
-  const stream = new Blob([bytesOf(base64)]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
-}
 
 let allDigits = false, single = true; // whether values are shown in full, and whether they are float32
 
@@ -49,7 +33,7 @@ function number(x) {
 
 const UPRIGHT = new Set(["new", "masked", "dropped", "drop", "parts"]);
 const SCRIPTS = "(?:[_^](?:\\{[^}]*\\}|[A-Za-z0-9]+))";
-const SYMBOL = new RegExp(`(?<![A-Za-z\\u0303'’])(QK|PV|d?[A-Za-zℓ]\\u0303?)(?![A-Za-z\\u0303])(${SCRIPTS}*)|(\\))(${SCRIPTS}+)`, "gu");
+const SYMBOL = new RegExp(`(?<![A-Za-z\\u0303'’])(QK|PV|d?[A-Za-zℓΣ]\\u0303?)(?![A-Za-z\\u0303])(${SCRIPTS}*)|(\\))(${SCRIPTS}+)`, "gu");
 const WORDS = new Set(["a", "A", "I", "do"]);
 
 function scripted(scripts) {
@@ -64,12 +48,14 @@ function scripted(scripts) {
 
 /** Sets a letter, with its tilde drawn above it: few fonts have one that fits. */
 function lettered(symbol) {
-  return symbol.endsWith("\u0303") ? `<span class="tilde"><i>${symbol.slice(0, -1)}</i></span>` : `<i>${symbol}</i>`;
+  if (!symbol.endsWith("\u0303")) return `<i>${symbol}</i>`;
+  const before = symbol.slice(0, -2);
+  return `${before ? `<i>${before}</i>` : ""}<span class="tilde"><i>${symbol.at(-2)}</i></span>`;
 }
 
 /** Sets a line of the listing: symbols in italics, with their indices and exponents. */
 function typeset(text) {
-  return escaped(text).replace(SYMBOL, (whole, symbol, scripts, closing, after) => {
+  return escaped(text.normalize("NFD")).replace(SYMBOL, (whole, symbol, scripts, closing, after) => {
     if (closing) return closing + scripted(after);
     if (!scripts && WORDS.has(symbol)) return whole;
     return `<span class="symbol">${lettered(symbol)}${scripted(scripts)}</span>`;
@@ -90,116 +76,6 @@ function named(name) {
 
 const plain = (name) => name.replace(/^l(?=[[_]|$)/, "ℓ");
 
-// ------------------------------------------------------------------------------------------------ a run, made ready
-
-/** A recorded run with the state at every step. */
-class Recorded {
-  constructor(data) {
-    Object.assign(this, data);
-    this.length = this.steps.first.length;
-    this.tiles = decodeTiles(this);
-    this.held = decodeResidents(this);
-    this.arrays = this.about.arrays.map((array) => array.name);
-    this.sumCounters();
-    this.findVisits();
-    this.moves = this.steps.moved.map((rows, t) => rows > 0 && this.steps.tile[t] !== null);
-    this.lineOf = new Map(this.about.listing.map((line, n) => [labelOf(line), n]));
-  }
-
-  place(t) { return this.places[this.events.place[this.steps.first[t]]]; }
-  lastPlace(t) { return this.places[this.events.place[this.steps.last[t]]]; }
-  loopsAt(t) { return this.loops[this.events.loops[this.steps.first[t]]]; }
-  eventsAt(t) {
-    const found = [];
-    for (let e = this.steps.first[t]; e <= this.steps.last[t]; e++) found.push(e);
-    return found;
-  }
-  resident(t) { return this.held[this.events.resident[this.steps.last[t]]]; }
-  nameOf(event) { return this.names[this.events.name[event]]; }
-  pair(name, t) {
-    const columns = this.steps.pairs[name];
-    return columns ? [this.tiles[columns[0][t]], this.tiles[columns[1][t]]] : [undefined, undefined];
-  }
-
-  /** Reads and writes so far at the end of each step, by array; and how full SRAM is. */
-  sumCounters() {
-    const n = this.length, { kind, name, elements } = this.events;
-    const zero = () => this.arrays.map(() => new Float64Array(n));
-    this.reads = zero(), this.writes = zero();
-    this.accesses = new Float64Array(n), this.occupancy = new Float64Array(n);
-    const at = this.names.map((block) => this.arrays.indexOf(block.split("[")[0]));
-    const read = new Float64Array(this.arrays.length), written = new Float64Array(this.arrays.length);
-    for (let t = 0; t < n; t++) {
-      for (let e = this.steps.first[t]; e <= this.steps.last[t]; e++) {
-        if (kind[e] === "load") read[at[name[e]]] += elements[e];
-        else if (kind[e] === "store" || kind[e] === "init") written[at[name[e]]] += elements[e];
-      }
-      let sum = 0;
-      for (let a = 0; a < this.arrays.length; a++) {
-        this.reads[a][t] = read[a], this.writes[a][t] = written[a];
-        sum += read[a] + written[a];
-      }
-      this.accesses[t] = sum;
-      this.occupancy[t] = this.resident(t).reduce((all, [, size]) => all + size, 0);
-    }
-  }
-
-  /** At which steps each tile's visits begin and end: a tile is done when all have ended. */
-  findVisits() {
-    const { T_r, T_c } = this.about.blocks;
-    this.visits = Array.from({ length: T_r * T_c }, () => []);
-    this.tileStarts = [];
-    let before = "";
-    for (let t = 0; t < this.length; t++) {
-      const tile = this.steps.tile[t], key = tile ? `${tile}@${this.steps.turn[t]}` : "";
-      if (tile && key !== before) this.visits[tile[0] * T_c + tile[1]].push(t), this.tileStarts.push(t);
-      before = key;
-    }
-    this.ends = this.visits.map((starts) => starts.map((start) => this.endOfVisit(start)));
-  }
-
-  endOfVisit(start) {
-    let t = start;
-    while (t + 1 < this.length && this.steps.turn[t + 1] === this.steps.turn[start]) t++;
-    return t;
-  }
-
-  /** What became of a tile by step t: "current", "done", "part", "skipped" or "ahead". */
-  fate(i, j, t) {
-    const here = this.steps.tile[t];
-    if (here && here[0] === i && here[1] === j) return "current";
-    const ends = this.ends[i * this.about.blocks.T_c + j];
-    if (!ends.length) return "skipped";
-    if (ends[ends.length - 1] < t) return "done";
-    return ends[0] < t ? "part" : "ahead";
-  }
-
-  /** What the mask leaves of a tile: "all", "some" or "nothing". */
-  leaves(i, j) { return this.about.tiles ? ["nothing", "all", "some"][this.about.tiles[i][j]] : "all"; }
-}
-
-function decodeTiles({ values, shapes, about }) {
-  const bytes = bytesOf(values), flat = about.dtype === "float64" ? new Float64Array(bytes.buffer) : new Float32Array(bytes.buffer);
-  let start = 0;
-  return shapes.map(([rows, cols]) => ({ rows, cols, data: flat.subarray(start, (start += rows * cols)) }));
-}
-
-function decodeResidents({ residents, names }) {
-  const held = [];
-  for (const [same, ...entries] of residents) {
-    const now = held.length ? held[held.length - 1].slice(0, same) : [];
-    for (let n = 0; n < entries.length; n += 2) now.push([names[entries[n]], entries[n + 1]]);
-    held.push(now);
-  }
-  return held;
-}
-
-/** "line 9" for a line of the listing that begins with 9, "equation 4" for (4). */
-function labelOf(line) {
-  const first = line.trim().split(/\s/)[0];
-  return first.startsWith("(") ? `equation ${first.slice(1, -1)}` : `line ${first}`;
-}
-
 // -------------------------------------------------------------------------------------------------------- its view
 
 const VERBS = { init: "initialise", load: "load", compute: "compute", store: "store" };
@@ -208,6 +84,7 @@ const VERBS = { init: "initialise", load: "load", compute: "compute", store: "st
 class View {
   constructor(run, root) {
     this.run = run, this.root = root, this.chosen = null;
+    root.classList.toggle("backward", run.backward);
     this.setHead();
     this.setListing();
     this.setSource();
@@ -215,6 +92,7 @@ class View {
     this.grid = new Grid(run, find(".grid", root), find(".legend", root));
     for (const [button, shown] of [[".show-listing", "listing"], [".show-source", "source"]])
       find(button, root).onclick = () => this.showCode(shown);
+    find(".carried", root).innerHTML = run.backward ? `${named("dQ")} of these rows, ${named("dK_tilde")} and ${named("dV_tilde")} of these keys: old → new` : "m, ℓ, O of these rows: old → new";
     find(".digits", root).onclick = () => player.toggleDigits();
     for (const box of [find(".listing", root), find(".source", root)]) box.onscroll = () => places.get(box)?.set("scroll", box.scrollTop);
     if (!run.about.listing.length) this.showCode("source"), (find(".show-listing", root).disabled = true);
@@ -258,8 +136,8 @@ class View {
   }
 
   setCounters() {
-    const table = find(".hbm", this.root), exact = this.run.about.arrays.every((array) => array.exact);
-    find("thead", table).innerHTML = `<tr><th scope="col">array</th><th scope="col">this step</th><th scope="col">reads<br>so far</th><th scope="col">${exact ? "closed form" : "at the end"}</th><th scope="col">writes<br>so far</th><th scope="col">${exact ? "closed form" : "at the end"}</th></tr>`;
+    const table = find(".hbm", this.root), exact = this.run.about.arrays.every((array) => array.exact), form = exact ? "closed form" : "at the end";
+    find("thead", table).innerHTML = `<tr><th scope="col">array</th><th scope="col">this step</th><th scope="col">reads<br>so far</th><th scope="col">${form}</th><th scope="col">writes<br>so far</th><th scope="col">${form}</th></tr>`;
     const names = [...this.run.about.arrays.map((array) => named(array.name)), "total"];
     find("tbody", table).innerHTML = names.map((name, n) => `<tr class="${n === names.length - 1 ? "sum" : ""}"><th scope="row">${name}</th>${"<td></td>".repeat(5)}</tr>`).join("");
     this.counters = [...table.tBodies[0].rows].map((row) => [...row.cells].slice(1));
@@ -271,6 +149,11 @@ class View {
     this.standard = standard && standard[0] + standard[1];
   }
 
+  /** Beside a run of standard attention, that is what this one is compared to, with its blocks. */
+  beside(other) {
+    if (other.about.algorithm === "standard" && other.backward === this.run.backward) this.standard = other.accesses[other.length - 1];
+  }
+
   showCode(shown) {
     for (const name of ["listing", "source"]) {
       find(`.${name}`, this.root).hidden = name !== shown;
@@ -280,11 +163,11 @@ class View {
     this.light(this.t ?? 0);
   }
 
-  show(step) {
-    const t = Math.min(step, this.run.length - 1);
+  /** Shows a step. `aside` is what there is to say of it beside another run. */
+  show(t, aside = "") {
     if (t !== this.t) this.chosen = null;
     this.t = t;
-    this.showNow(step);
+    this.showNow(aside);
     this.light(t);
     this.grid.draw(t);
     this.showSram(t);
@@ -305,11 +188,11 @@ class View {
     return { label: run.place(t)[2] ?? "set-up", loops, done };
   }
 
-  showNow(step) {
-    const { label, loops, done } = this.words(this.t), over = step > this.t ? " (ended)" : "";
+  showNow(aside) {
+    const { label, loops, done } = this.words(this.t), own = this.run.alone ? "" : `<span class="own">${aside ? `<b>${aside}</b> · ` : ""}its step ${this.t} of ${this.run.length - 1}</span>`;
     const what = done.map(({ verb, names }) => `${verb} ${names.map((name) => named(name.replace("ℓ", "l"))).join(", ")}`).join("; ");
     const rises = this.run.steps.rescaled[this.t], said = rises ? ` <b>${rises} ${rises === 1 ? "row is" : "rows are"} rescaled</b>` : "";
-    find(".now", this.root).innerHTML = `<b>${label}</b>${loops ? ` · ${typeset(loops)}` : ""} · ${what}${said}${over}`;
+    find(".now", this.root).innerHTML = `<b>${label}</b>${loops ? ` · ${typeset(loops)}` : ""} · ${what}${said}${own}`;
   }
 
   light(t) {
@@ -332,8 +215,9 @@ class View {
     over.hidden = used <= M;
     over.style.left = percent(M), over.style.width = percent(Math.max(used - M, 0));
     find(".fill", this.root).textContent = `${count(used)} of M = ${count(M)} elements in use`;
-    const excess = used > M ? `<span class="bad">${count(used - M)} more than M: ${run.about.enforced ? "" : "line 1's sizes leave no room for the tile of S. "}</span>` : "";
-    find(".scale", this.root).innerHTML = `${excess}peak of the run ${count(peak)}, ${Math.round((100 * peak) / M)}% of <i>M</i> (dashed line)`;
+    const why = run.backward ? "these blocks leave no room for a tile" : "line 1's sizes leave no room for the tile of S";
+    const excess = used > M ? `<span class="bad" data-tip="${why}">${count(used - M)} more than M<span class="why">: ${why}</span>. </span>` : "";
+    find(".scale", this.root).innerHTML = `${excess}peak<span class="why"> of the run</span> ${count(peak)}, ${Math.round((100 * peak) / M)}% of <i>M</i> (dashed<span class="why"> line</span>)`;
   }
 
   showHbm(t) {
@@ -359,7 +243,7 @@ class View {
   showVersus(t, sofar) {
     const { run } = this, end = t === run.length - 1, want = this.expected[this.expected.length - 1], all = want[0] + want[1];
     const met = !end || !this.hasForm ? "" : this.equalsForm(t) ? " They equal the closed form." : ' <span class="bad">They differ from the closed form.</span>';
-    const standard = this.standard === null || run.about.algorithm === "standard" ? "" : ` Standard attention makes ${count(this.standard)}, ${(this.standard / all).toFixed(2)} times this run's ${count(all)}.`;
+    const standard = this.standard === null || run.about.algorithm === "standard" ? "" : ` Standard attention${run.backward ? "'s backward pass" : ""} makes ${count(this.standard)}, ${(this.standard / all).toFixed(2)} times this run's ${count(all)}.`;
     find(".versus", this.root).innerHTML = `${count(sofar)} accesses so far.${met}${standard}`;
   }
 
@@ -370,13 +254,14 @@ class View {
   /** m, ℓ, O (or L) of the row block, before this tile and now, row by row, with the factor of the rescaling. */
   showPairs(t) {
     const box = find(".pairs", this.root), { run } = this;
+    if (run.backward) return this.showGradients(t, box);
     const columns = ["m", "l", "L"].map((name) => [name, ...run.pair(name, t)]).filter(([, old, now]) => (old ?? now)?.cols === 1);
     const O = run.pair("O", t), rows = (columns[0]?.[1] ?? columns[0]?.[2] ?? O[0] ?? O[1])?.rows ?? 0;
     if (!rows) {
       box.innerHTML = `<p class="about">${run.tiles.length ? "No row statistics on chip in this step." : "Values were left out."}</p>`;
       return;
     }
-    const first = run.steps.rows[t]?.[0] ?? 0, head = ['<th scope="col">row</th>'];
+    const first = run.steps.rows[t]?.[0] ?? null, head = ['<th scope="col">row</th>'];
     for (const [name] of columns) {
       head.push(`<th scope="col">${named(name)}</th>`);
       if (name === "m") head.push(`<th scope="col">${typeset("e^{m − m_new}")}</th>`);
@@ -387,12 +272,39 @@ class View {
     box.innerHTML = `<table><thead><tr>${head.join("")}</tr></thead><tbody>${body.join("")}</tbody></table>${rows > 32 ? `<p class="about">the first 32 of ${rows} rows</p>` : ""}`;
   }
 
+  /** D and dQ of the rows, dK̃ and dṼ of the keys, before this tile and now; what this step made is marked. */
+  showGradients(t, box) {
+    const { run } = this, made = new Set(run.eventsAt(t).map((event) => run.events.value[event]));
+    const tables = ["dQ", ...BY_KEY].map((name) => this.gradient(name, t, made));
+    if (!tables[0] && tables.some(Boolean)) tables[0] = '<p class="about wait">No <i>dQ</i> on chip in this step.</p>';
+    if (!tables.some(Boolean)) tables[0] = `<p class="about">${run.tiles.length ? "No gradients on chip in this step." : "Values were left out."}</p>`;
+    if (!box.firstElementChild) box.innerHTML = `<div class="gradients">${"<div></div>".repeat(tables.length)}</div>`;
+    this.tables ??= [];
+    tables.forEach((table, n) => { if (table !== this.tables[n]) box.firstElementChild.children[n].innerHTML = this.tables[n] = table; }); // few change
+  }
+
+  gradient(name, t, made) {
+    const { run } = this, sides = run.pair(name, t), rows = (sides[0] ?? sides[1])?.rows ?? 0, byKey = BY_KEY.includes(name), word = byKey ? "key" : "row";
+    const [from, D] = byKey ? [] : run.pair("D", t), shown = D ?? from, tall = rows || shown?.rows || 0;
+    if (!tall) return "";
+    const first = run.steps[byKey ? "cols" : "rows"][t]?.[0] ?? null, head = [`<th scope="col">${word}</th>`], body = [], [old, now] = sides;
+    const fresh = now && made.has(run.steps.pairs[name][1][t]), freshD = D && made.has(run.steps.pairs.D[1][t]), cols = (old ?? now)?.cols ?? 0;
+    if (shown) head.push(`<th scope="col"${freshD ? ' class="rises"' : ""}>${named("D")}</th>`);
+    if (cols) head.push(`<th scope="col" class="gap wide${fresh ? " rises" : ""}" colspan="${Math.min(cols, OF_O)}">${named(name)}: <span class="old">old,</span> new${clipped(old ?? now, OF_O)}</th>`);
+    const cells = (tile, r, age) => (tile && r < tile.rows ? tileCells(tile, r, `${name} ${age}`, first, OF_O, true, word).join("") : "<td>\u00a0</td>");
+    for (let r = 0; r < Math.min(tall, OF_GRADIENT); r++) {
+      const own = shown ? `<td rowspan="2" class="${freshD ? "rises" : ""}" data-tip="D, row ${rowName(first, r)}: ${exactly(shown.data[r])}">${number(shown.data[r])}</td>` : "";
+      body.push(`<tr class="old"><th scope="row" rowspan="2">${first === null ? "" : first + r}</th>${own}${cells(old, r, "old")}</tr><tr class="new">${cells(now, r, "new")}</tr>`);
+    }
+    return `<table><thead><tr>${head.join("")}</tr></thead><tbody>${body.join("")}</tbody></table>${tall > OF_GRADIENT ? `<p class="about">the first ${OF_GRADIENT} of ${tall} ${word}s</p>` : ""}`;
+  }
+
   pairRow(r, first, columns, O) {
-    const cells = [`<th scope="row">${first + r}</th>`];
+    const cells = [`<th scope="row">${first === null ? "" : first + r}</th>`];
     for (const [name, old, now] of columns) {
       const from = old?.data[r], to = now?.data[r], rises = name === "m" && to > from;
       const shown = from === undefined ? `→ ${number(to)}` : to === undefined ? number(from) : `${number(from)} → ${number(to)}`;
-      cells.push(`<td class="${rises ? "rises" : ""}" data-tip="${plain(name)}, row ${first + r}: ${[from, to].filter((x) => x !== undefined).map(exactly).join(" → ")}">${shown}${rises ? " ↑" : ""}</td>`);
+      cells.push(`<td class="${rises ? "rises" : ""}" data-tip="${plain(name)}, row ${rowName(first, r)}: ${[from, to].filter((x) => x !== undefined).map(exactly).join(" → ")}">${shown}${rises ? " ↑" : ""}</td>`);
       if (name === "m") cells.push(`<td class="factor">${from === undefined || to === undefined ? "" : number(factor(from, to))}</td>`);
     }
     for (const tile of O) if (tile && r < tile.rows) cells.push(...tileCells(tile, r, "O", first, OF_O, true));
@@ -407,7 +319,7 @@ class View {
       const button = document.createElement("button");
       button.innerHTML = `${VERBS[run.events.kind[event]]} ${named(run.nameOf(event))} · ${count(run.events.elements[event])}`;
       button.setAttribute("aria-pressed", String(event === this.chosen));
-      button.onclick = () => { this.chosen = event, this.showEvents(t), find('[aria-pressed="true"]', box)?.focus(); };
+      button.onclick = () => { this.chosen = event, this.showEvents(t), player.markDifferences(), find('[aria-pressed="true"]', box)?.focus(); };
       return button;
     });
     box.replaceChildren(...buttons);
@@ -423,17 +335,20 @@ class View {
   }
 }
 
-const OF_O = 8, OF_TILE = 16; // columns shown
+const OF_O = 8, OF_TILE = 16, OF_GRADIENT = 16; // columns shown; and rows, each of two lines
 const clipped = (tile, most) => (tile.cols > most ? ` (first ${most} of ${tile.cols})` : "");
 
 /** e^(m − m_new), 0 for a row that had no maximum yet. */
 function factor(from, to) { return from === -Infinity ? 0 : Math.exp(from - to); }
 
-function tileCells(tile, r, name, first, most, gap) {
+/** What row r of a block is called whose first row is `first`; null where nothing on chip says which rows it is of. */
+const rowName = (first, r) => (first === null ? `${r} of its block` : String(first + r));
+
+function tileCells(tile, r, name, first, most, gap, word = "row") {
   const cells = [];
   for (let c = 0; c < Math.min(tile.cols, most); c++) {
     const x = tile.data[r * tile.cols + c];
-    cells.push(`<td${gap && c === 0 ? ' class="gap"' : ""} data-tip="${plain(name)}, row ${first + r}, column ${c}: ${exactly(x)}">${number(x)}</td>`);
+    cells.push(`<td${gap && c === 0 ? ' class="gap"' : ""} data-tip="${plain(name)}, ${word} ${rowName(first, r)}, column ${c}: ${exactly(x)}">${number(x)}</td>`);
   }
   return cells;
 }
@@ -469,8 +384,10 @@ class Grid {
 
   /** Fits the drawing to the width there is. */
   measure() {
-    const { N_q, N_k } = this.run.about.shape, width = this.canvas.clientWidth || 300, edge = 46;
-    const room = width - edge - 2, tallest = clamp(window.innerHeight * 0.4, 180, 300) * (this.run.alone ? 1 : 0.7);
+    const { N_q, N_k } = this.run.about.shape, width = this.canvas.clientWidth || 300;
+    this.pitch = this.run.backward ? 20 : 16; // from one of the arrays beside it to the next
+    const edge = EDGES[this.run.about.direction][0].length * this.pitch + 14;
+    const room = width - edge - 2, tallest = clamp(window.innerHeight * 0.4, 180, 300) * (this.run.alone ? 1 : 0.68) - (this.run.backward ? 56 : 0);
     const scale = Math.min(room / N_k, tallest / N_q);
     this.x = clamp(scale, Math.min(60 / N_k, room / N_k), room / N_k), this.y = clamp(scale, Math.min(24 / N_q, tallest / N_q), tallest / N_q);
     if (N_k * this.x < room && N_q / N_k < 0.5) this.x = room / N_k;
@@ -487,6 +404,7 @@ class Grid {
 
   draw(t) {
     if (!this.pen) this.measure();
+    this.t = t;
     const { pen, run } = this, { T_r, T_c } = run.about.blocks;
     pen.clearRect(0, 0, ...this.size);
     this.drawEdges(t);
@@ -505,7 +423,7 @@ class Grid {
 
   told(t, counts) {
     const tile = this.run.steps.tile[t], { T_r, T_c } = this.run.about.blocks;
-    const where = tile ? `current tile row ${tile[0]}, column ${tile[1]}; ` : "";
+    const where = tile ? `current tile row ${tile[0]}, column ${tile[1]}; ` : counts.current ? `${counts.current} current; ` : "";
     return `Score matrix of ${T_r} by ${T_c} tiles: ${where}${counts.done} done, ${counts.part ? `${counts.part} done in part, ` : ""}${counts.skipped} skipped, ${counts.ahead} ahead`;
   }
 
@@ -526,23 +444,24 @@ class Grid {
     pen.setLineDash([]);
   }
 
-  /** Q, O beside the rows and K, V above the columns, in blocks; those on chip are filled. */
+  /** Q, O (and dO, dQ) beside the rows and K, V (and dK, dV) above the columns, in blocks; those on chip are filled. */
   drawEdges(t) {
     const { run } = this, { B_r, B_c, T_r, T_c } = run.about.blocks, { N_q, N_k } = run.about.shape;
-    const held = run.resident(t).map(([name]) => name), onChip = (array) => held.some((name) => name.startsWith(`${array}[`) || name.startsWith(`${array}_i`));
-    ["Q", "O"].forEach((array, n) => {
+    const held = run.resident(t).map(([name]) => name), onChip = (array) => held.some((name) => quantity(name) === array && /\[|_[ij](_new)?$/.test(name));
+    const [beside, above] = EDGES[run.about.direction], { pitch } = this;
+    beside.forEach((array, n) => {
       for (let i = 0; i < T_r; i++) {
         const top = i * B_r, end = Math.min(top + B_r, N_q), here = onChip(array) && touches(run.steps.rows[t], top, end);
-        this.drawBlock(2 + n * 16, this.edge + top * this.y, 13, (end - top) * this.y, here);
+        this.drawBlock(2 + n * pitch, this.edge + top * this.y, pitch - 3, (end - top) * this.y, here);
       }
-      this.drawName(array, 2 + n * 16 + 6, this.edge - 5);
+      this.drawName(array, 2 + n * pitch + (pitch - 4) / 2, this.edge - 5);
     });
-    KEYS_OF_BLOCKS.forEach((array, n) => {
+    above.forEach((array, n) => {
       for (let j = 0; j < T_c; j++) {
         const left = j * B_c, end = Math.min(left + B_c, N_k), here = onChip(array) && touches(run.steps.cols[t], left, end);
         this.drawBlock(this.edge + left * this.x, 2 + n * 16, (end - left) * this.x, 13, here);
       }
-      this.drawName(array, this.edge - 8, 2 + n * 16 + 11);
+      this.drawName(array, this.edge - 10, 2 + n * 16 + 11);
     });
   }
 
@@ -594,16 +513,16 @@ class Grid {
 
   /** For the keyboard: what hovering over the current tile tells. */
   tellCurrent() {
-    const tile = this.run.steps.tile[clamp(player.t, 0, this.run.length - 1)], box = this.canvas.getBoundingClientRect();
+    const tile = this.run.steps.tile[this.t], box = this.canvas.getBoundingClientRect();
     if (tile) showTip(this.describe(...tile), box.left + this.edge, box.top + 8);
   }
 
   describe(i, j) {
-    const { run } = this, { B_r, B_c } = run.about.blocks, { N_q, N_k } = run.about.shape, t = clamp(player.t, 0, run.length - 1);
+    const { run } = this, { B_r, B_c } = run.about.blocks, { N_q, N_k } = run.about.shape, { t } = this;
     const span = (n, size, end) => `${n * size} to ${Math.min((n + 1) * size, end) - 1}`, visits = run.visits[i * run.about.blocks.T_c + j];
     const masked = { all: "", some: "\nthe mask forbids part of it", nothing: "\nthe mask forbids all of it" }[run.leaves(i, j)];
     const fates = { ahead: "ahead", part: "done in part", done: "done", current: "current", skipped: "skipped" };
-    return `tile (i, j) = (${i}, ${j}): ${fates[run.fate(i, j, t)]}\nqueries ${span(i, B_r, N_q)}, keys ${span(j, B_c, N_k)}${masked}${visits.length ? `\nat step ${visits.map((start) => start).join(", ")}` : ""}`;
+    return `tile (i, j) = (${i}, ${j}): ${fates[run.fate(i, j, t)]}\nqueries ${span(i, B_r, N_q)}, keys ${span(j, B_c, N_k)}${masked}${visits.length ? `\nat step ${visits.map(([start]) => start).join(", ")}` : ""}`;
   }
 }
 
@@ -657,10 +576,10 @@ function tick(pen, x, y, width, height, stroke) {
 
 /** HBM accesses so far and SRAM occupancy over all steps, drawn once; the step is a line over them. */
 class Sparks {
-  constructor(runs, canvas) {
-    this.runs = runs, this.canvas = canvas;
-    this.length = Math.max(...runs.map((run) => run.length));
-  }
+  constructor(runs, canvas) { this.runs = runs, this.canvas = canvas; }
+
+  /** Over how many steps each run is drawn: over as many as the longer has, or each over its own. */
+  spread(lengths) { this.lengths = lengths, (this.base = null); }
 
   measure() {
     const width = this.canvas.clientWidth, height = this.canvas.clientHeight, pixels = window.devicePixelRatio || 1;
@@ -679,13 +598,13 @@ class Sparks {
     this.name(pen, ink, most, full);
   }
 
-  at(t) { return 8 + (this.length > 1 ? (t / (this.length - 1)) * (this.width - 16) : 0); }
+  at(t, n) { return 8 + (this.lengths[n] > 1 ? (t / (this.lengths[n] - 1)) * (this.width - 16) : 0); }
 
   line(pen, column, most, stroke, n, width) {
     pen.strokeStyle = stroke, pen.lineWidth = width;
     pen.setLineDash(n ? SVG_DASH : []);
     pen.beginPath();
-    for (let t = 0; t < column.length; t++) pen.lineTo(this.at(t), this.height - 2 - (column[t] / most) * (this.height - 17));
+    for (let t = 0; t < column.length; t++) pen.lineTo(this.at(t, n), this.height - 2 - (column[t] / most) * (this.height - 17));
     pen.stroke();
   }
 
@@ -697,192 +616,22 @@ class Sparks {
     for (const [text, fill] of texts) (pen.fillStyle = fill), pen.fillText(text, x, 10), (x += pen.measureText(text).width + 16);
   }
 
-  draw(t) {
+  /** Draws both curves, and where each run is. */
+  draw(steps) {
     if (!this.base) this.measure();
     const pen = this.canvas.getContext("2d");
     pen.setTransform(1, 0, 0, 1, 0, 0);
     pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
     pen.drawImage(this.base, 0, 0);
-    pen.fillStyle = this.ink.current;
-    pen.fillRect((this.at(t) - 1) * this.pixels, 0, 2 * this.pixels, this.canvas.height);
-  }
-
-  stepAt(x) { return clamp(Math.round(((x - 8) / (this.width - 16)) * (this.length - 1)), 0, this.length - 1); }
-}
-
-// -------------------------------------------------------------------------------------------------------- the player
-
-/** The step that is shown, and all that changes it. */
-class Player {
-  constructor(runs) {
-    this.runs = runs, this.t = 0, this.playing = false;
-    for (const run of runs) run.alone = runs.length === 1;
-    single = runs.every((run) => run.about.dtype === "float32");
-    this.length = Math.max(...runs.map((run) => run.length));
-    this.views = runs.map((run) => this.addView(run));
-    find("#views").classList.toggle("two", runs.length > 1);
-    this.sparks = new Sparks(runs, find("#sparks"));
-    this.difference = runs.length > 1 ? firstDifference(...runs) : -1;
-    if (runs.length > 1 && runs[0].about.algorithm === runs[1].about.algorithm) markChanges(...this.views);
-    this.setControls();
-    this.go(this.linked() ?? 0);
-  }
-
-  addView(run) {
-    const root = find("#view").content.cloneNode(true).firstElementChild;
-    find("#views").append(root);
-    return new View(run, root);
-  }
-
-  setControls() {
-    const press = { first: () => this.go(0), last: () => this.go(this.length - 1), back: () => this.by(-1), forward: () => this.by(1), "tile-back": () => this.tile(-1), "tile-on": () => this.tile(1), play: () => this.play(!this.playing), "next-hbm": () => this.next("hbm"), "next-rescale": () => this.next("rescale"), "next-max": () => this.next("max"), "next-difference": () => this.go(this.difference) };
-    for (const [id, act] of Object.entries(press)) find(`#${id}`).onclick = act;
-    const scrub = find("#scrub");
-    scrub.max = this.length - 1;
-    scrub.oninput = () => this.go(Number(scrub.value));
-    find("#next-difference").hidden = this.difference < 0;
-    document.addEventListener("keydown", (event) => this.key(event));
-    window.addEventListener("hashchange", () => this.go(this.linked() ?? this.t));
-    window.addEventListener("resize", () => this.redraw());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
-    if (matchMedia("(prefers-reduced-motion: reduce)").matches) find("#speed").value = "2";
-    this.setPointer();
-  }
-
-  setPointer() {
-    const sparks = find("#sparks"), drag = (event) => { if (event.buttons) this.go(this.sparks.stepAt(event.offsetX)); };
-    sparks.addEventListener("pointerdown", drag), sparks.addEventListener("pointermove", drag);
-    document.addEventListener("mouseover", (event) => {
-      const told = event.target.closest?.("[data-tip]");
-      if (told) showTip(told.dataset.tip, event.clientX, event.clientY);
-      else if (!event.target.classList?.contains("grid")) hideTip();
+    pen.strokeStyle = this.ink.current, pen.lineWidth = 2 * this.pixels;
+    steps.forEach((t, n) => {
+      pen.setLineDash(n ? SVG_DASH.map((part) => part * this.pixels) : []);
+      pen.beginPath(), pen.moveTo(this.at(t, n) * this.pixels, 0), pen.lineTo(this.at(t, n) * this.pixels, this.canvas.height), pen.stroke();
     });
+    pen.setLineDash([]);
   }
 
-  key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
-    const press = { ArrowLeft: () => this.by(-1), ArrowRight: () => this.by(1), ArrowUp: () => this.tile(-1), ArrowDown: () => this.tile(1), Home: () => this.go(0), End: () => this.go(this.length - 1), " ": () => this.play(!this.playing) };
-    if (event.key === " " && event.target.tagName === "BUTTON") return; // the button's own
-    if (!press[event.key]) return;
-    event.preventDefault();
-    press[event.key]();
-  }
-
-  by(steps) { this.go(this.t + steps); }
-
-  /** To the next or previous tile's first step, in the first run. */
-  tile(direction) {
-    const starts = this.runs[0].tileStarts;
-    const t = direction > 0 ? starts.find((start) => start > this.t) ?? this.length - 1 : starts.findLast((start) => start < this.t) ?? 0;
-    this.go(t);
-  }
-
-  next(what) {
-    const t = this.findNext(what);
-    if (t === null) this.say("There is none after this step.");
-    else this.go(t);
-  }
-
-  findNext(what) {
-    for (let t = this.t + 1; t < this.length; t++) if (this.runs.some((run) => t < run.length && this.is(what, run, t))) return t;
-    return null;
-  }
-
-  is(what, run, t) {
-    if (what === "rescale") return run.steps.rescaled[t] > 0;
-    if (what === "max") return run.moves[t] && !this.sameTile(run, t);
-    return run.accesses[t] > run.accesses[t - 1];
-  }
-
-  sameTile(run, t) { return this.t < run.length && run.steps.turn[t] === run.steps.turn[this.t]; }
-
-  go(t) {
-    this.t = clamp(t, 0, this.length - 1);
-    for (const view of this.views) view.show(this.t);
-    this.sparks.draw(this.t);
-    const scrub = find("#scrub"), { label } = this.views[0].words(this.views[0].t);
-    scrub.value = this.t;
-    scrub.setAttribute("aria-valuetext", `step ${this.t} of ${this.length - 1}, ${label}`);
-    find("#where").textContent = `step ${this.t} of ${this.length - 1}`;
-    for (const [id, what] of [["next-hbm", "hbm"], ["next-rescale", "rescale"], ["next-max", "max"]]) this.mark(id, this.playing || this.findNext(what) !== null);
-    if (!this.playing) this.say(this.views.map((view) => spoken(view)).join(" ")), this.link();
-  }
-
-  /** Greys a button out without taking it from the keyboard's way. */
-  mark(id, useful) { find(`#${id}`).setAttribute("aria-disabled", String(!useful)), (find(`#${id}`).style.opacity = useful ? "" : "0.5"); }
-
-  toggleDigits() {
-    allDigits = !allDigits;
-    for (const button of document.querySelectorAll(".digits")) button.setAttribute("aria-pressed", String(allDigits));
-    this.go(this.t);
-  }
-
-  say(text) { find("#said").textContent = text; }
-
-  /** Puts the step into the address, a moment later: browsers limit how often. */
-  link() {
-    clearTimeout(this.linking);
-    this.linking = setTimeout(() => {
-      try { history.replaceState(null, "", `#t=${this.t}`); } catch { /* a frame without an address */ }
-    }, 200);
-  }
-
-  linked() {
-    const found = location.hash.match(/^#t=(\d+)$/);
-    return found ? Number(found[1]) : null;
-  }
-
-  play(on) {
-    if (on && this.t === this.length - 1) this.go(0);
-    this.playing = on;
-    const button = find("#play");
-    button.textContent = on ? "▮▮" : "▶";
-    button.setAttribute("aria-label", on ? "Pause" : "Play");
-    if (on) this.started = performance.now(), (this.from = this.t), (this.speed = Number(find("#speed").value)), requestAnimationFrame((now) => this.tick(now));
-    else this.go(this.t);
-  }
-
-  tick(now) {
-    if (!this.playing) return;
-    const speed = Number(find("#speed").value);
-    if (speed !== this.speed) this.speed = speed, (this.started = now), (this.from = this.t);
-    const t = this.from + Math.max(0, Math.floor(((now - this.started) / 1000) * speed));
-    if (t !== this.t) this.go(t);
-    if (this.t >= this.length - 1) this.play(false);
-    else requestAnimationFrame((later) => this.tick(later));
-  }
-
-  redraw() {
-    places.clear();
-    for (const view of this.views) view.grid.measure();
-    this.sparks.base = null;
-    this.go(this.t);
-  }
-}
-
-function spoken(view) {
-  const { label, loops, done } = view.words(view.t);
-  return `Step ${view.t}, ${label}${loops ? `, ${loops}` : ""}: ${done.map(({ verb, names }) => `${verb} ${names.join(", ")}`).join("; ")}. SRAM ${view.run.occupancy[view.t]} of ${view.run.about.M}.`;
-}
-
-/** The first step whose results differ between two runs that go through the same lines; −1 if they do not, or are equal. */
-function firstDifference(a, b) {
-  const end = Math.min(a.length, b.length);
-  for (let t = 0; t < end; t++) {
-    if (a.place(t)[2] !== b.place(t)[2] || String(a.loopsAt(t)) !== String(b.loopsAt(t))) return a.about.algorithm === b.about.algorithm ? t : -1;
-    const [x, y] = [a, b].map((run) => run.tiles[run.events.value[run.steps.last[t]]]);
-    if (x && y && (x.data.length !== y.data.length || x.data.some((value, n) => !Object.is(value, y.data[n])))) return t;
-  }
-  return a.length === b.length ? -1 : end;
-}
-
-/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked. */
-function markChanges(a, b) {
-  const texts = [a, b].map((view) => new Set([...view.sourceLines.values()].map((line) => line.textContent)));
-  const changed = [[a, texts[1]], [b, texts[0]]].map(([view, other]) => [...view.sourceLines.values()].filter((line) => !other.has(line.textContent)));
-  if (!changed.flat().length) return;
-  for (const line of changed.flat()) line.classList.add("changed"), (line.dataset.tip = "differs from the other run");
-  for (const view of [a, b]) view.showCode("source");
+  stepAt(x) { return clamp(Math.round(((x - 8) / (this.width - 16)) * (this.lengths[0] - 1)), 0, this.lengths[0] - 1); }
 }
 
 function showTip(text, x, y) {
@@ -894,20 +643,3 @@ function showTip(text, x, y) {
 }
 
 function hideTip() { find("#tip").hidden = true; }
-
-let player;
-
-async function open() {
-  try {
-    if (!("DecompressionStream" in window)) throw new Error("it needs a browser of 2023 or later");
-    const data = await unzipped(find("#trace").textContent.trim());
-    player = new Player(data.map((one) => new Recorded(one)));
-    document.documentElement.dataset.ready = String(Math.round(performance.now()));
-  } catch (error) {
-    const message = find("#message");
-    message.hidden = false, message.textContent = `This page cannot show its trace: ${error.message}.`;
-    throw error;
-  }
-}
-
-open();

@@ -1,0 +1,257 @@
+// The player's third part: the step that is shown, and all that changes it.
+
+const NONE = { rescale: "No row that has a maximum gets a larger one in this run: nothing is rescaled.", max: "No row's maximum rises in this run." };
+const NO_MAXIMUM = "A backward pass has no running maximum: it takes the forward pass's row statistics.";
+
+/**
+ * The step t that is shown, and all that changes it. Of two runs t is the first one's, and the second shows the step that goes
+ * with it, by tile; or else the step of the same number, by time.
+ */
+class Player {
+  constructor(runs) {
+    this.runs = runs, this.t = 0, this.playing = false;
+    for (const run of runs) run.alone = runs.length === 1;
+    single = runs.every((run) => run.about.dtype === "float32");
+    this.pair = runs.length > 1 ? new Alignment(...runs) : null;
+    this.views = runs.map((run) => this.addView(run));
+    find("#views").classList.toggle("two", runs.length > 1);
+    this.sparks = new Sparks(runs, find("#sparks"));
+    this.difference = this.pair ? this.pair.firstDifference() : -1;
+    if (this.pair) for (const n of [0, 1]) this.views[n].beside(runs[1 - n]);
+    if (runs.length > 1 && runs[0].about.algorithm === runs[1].about.algorithm) markChanges(...this.views);
+    this.setLesson();
+    this.setControls();
+    this.follow(!this.pair || this.pair.refused || /&by=time/.test(location.hash) ? "time" : "tile");
+    this.go(this.linked() ?? 0);
+  }
+
+  /** A lesson's moments: [step, its entry in the list]. Who comes by a link to a step is shown the step. */
+  setLesson() {
+    const lesson = find("#lesson");
+    this.moments = [...document.querySelectorAll("#lesson .moments a")].map((link) => [Number(link.hash.slice(3)), link.parentElement]);
+    if (!lesson) return;
+    lesson.open = this.linked() === null;
+    find("#moment").hidden = find("#next-moment").hidden = !this.moments.length;
+  }
+
+  /** Says at a moment what there is to see, and marks it in the list. */
+  showMoment() {
+    const here = this.moments.find(([t]) => t === this.t)?.[1], box = find("#moment");
+    for (const [, entry] of this.moments) entry.classList.toggle("here", entry === here);
+    box.classList.toggle("here", here !== undefined);
+    box.innerHTML = here ? here.lastElementChild.innerHTML : "";
+    return here ? ` ${here.lastElementChild.textContent}` : "";
+  }
+
+  addView(run) {
+    const root = find("#view").content.cloneNode(true).firstElementChild;
+    find("#views").append(root);
+    return new View(run, root);
+  }
+
+  setControls() {
+    const press = { first: () => this.go(0), last: () => this.go(this.length - 1), back: () => this.move(-1), forward: () => this.move(1), "tile-back": () => this.tile(-1), "tile-on": () => this.tile(1), play: () => this.play(!this.playing), "next-hbm": () => this.next("hbm"), "next-rescale": () => this.next("rescale"), "next-max": () => this.next("max"), "next-difference": () => this.go(this.difference), "next-moment": () => this.next("moment") };
+    for (const [id, act] of Object.entries(press)) find(`#${id}`).onclick = act;
+    const scrub = find("#scrub");
+    scrub.oninput = () => this.go(Number(scrub.value));
+    find("#next-difference").hidden = this.difference < 0;
+    find("#in-step").hidden = !this.pair;
+    for (const by of ["tile", "time"]) find(`#by-${by}`).onclick = () => this.choose(by);
+    if (this.pair?.refused) find("#by-tile").title = this.pair.refused;
+    for (const what of Object.keys(NONE)) {
+      if (this.runs.some((run) => run.steps[what === "max" ? "moved" : "rescaled"].some(Boolean))) delete NONE[what];
+      else find(`#next-${what}`).title = NONE[what] = this.runs.every((run) => run.backward) ? NO_MAXIMUM : NONE[what];
+    }
+    document.addEventListener("keydown", (event) => this.key(event));
+    window.addEventListener("hashchange", () => this.go(this.linked() ?? this.t));
+    window.addEventListener("resize", () => this.redraw());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) find("#speed").value = "2";
+    this.setPointer();
+  }
+
+  /** Has the second run follow the first by "tile", or by "time". */
+  follow(by) {
+    const lengths = this.runs.map((run) => run.length), most = Math.max(...lengths);
+    this.by = by, this.length = by === "tile" ? lengths[0] : most;
+    this.sparks.spread(by === "tile" ? lengths : lengths.map(() => most));
+    find("#scrub").max = this.length - 1;
+    for (const one of ["tile", "time"]) find(`#by-${one}`).setAttribute("aria-pressed", String(one === by));
+    find("#by-tile").setAttribute("aria-disabled", String(Boolean(this.pair?.refused)));
+  }
+
+  choose(by) {
+    if (by === "tile" && this.pair.refused) return this.say(this.pair.refused);
+    this.follow(by), this.go(this.t);
+  }
+
+  /** The step of each run at step t, and what there is to say of the second's. */
+  stepsAt(t) {
+    if (this.by === "tile") return [t, this.pair.to[t]];
+    return this.runs.map((run) => Math.min(t, run.length - 1));
+  }
+
+  /** Marks the values that differ between two runs of one algorithm at the same line of the same turn. */
+  markDifferences() {
+    if (!this.pair?.sameLines) return;
+    for (const part of [".pairs td", ".tile td"]) {
+      const [mine, its] = this.views.map((view) => [...view.root.querySelectorAll(part)]);
+      const alike = this.by === "tile" && !this.pair.missing[this.t] && mine.length === its.length;
+      for (const cells of [mine, its]) cells.forEach((cell, n) => cell.classList.toggle("differs", alike && mine[n].dataset.tip !== its[n].dataset.tip));
+    }
+  }
+
+  aside(n, t) {
+    if (this.by === "time") return t >= this.runs[n].length ? "ended" : "";
+    if (n === 0 || !this.pair.missing[t]) return "";
+    const tile = this.runs[0].steps.tile[t], skips = tile && !this.runs[1].visitsOf(this.runs[0].steps.rows[t][0], this.runs[0].steps.cols[t][0]).length;
+    return skips ? `tile (${tile.join(", ")}) is skipped here` : "no such step here";
+  }
+
+  setPointer() {
+    const sparks = find("#sparks"), drag = (event) => { if (event.buttons) this.go(this.sparks.stepAt(event.offsetX)); };
+    sparks.addEventListener("pointerdown", drag), sparks.addEventListener("pointermove", drag);
+    document.addEventListener("mouseover", (event) => {
+      const told = event.target.closest?.("[data-tip]");
+      if (told) showTip(told.dataset.tip, event.clientX, event.clientY);
+      else if (!event.target.classList?.contains("grid")) hideTip();
+    });
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
+    const press = { ArrowLeft: () => this.move(-1), ArrowRight: () => this.move(1), ArrowUp: () => this.tile(-1), ArrowDown: () => this.tile(1), Home: () => this.go(0), End: () => this.go(this.length - 1), " ": () => this.play(!this.playing) };
+    if (event.key === " " && ["BUTTON", "SUMMARY"].includes(event.target.tagName)) return; // the button's own
+    if (!press[event.key]) return;
+    event.preventDefault();
+    press[event.key]();
+  }
+
+  move(steps) { this.go(this.t + steps); }
+
+  /** To the next or previous tile's first step, in the first run. */
+  tile(direction) {
+    const starts = this.runs[0].tileStarts;
+    const t = direction > 0 ? starts.find((start) => start > this.t) ?? this.length - 1 : starts.findLast((start) => start < this.t) ?? 0;
+    this.go(t);
+  }
+
+  next(what) {
+    const t = this.findNext(what);
+    if (t === null) this.say(NONE[what] ?? "There is none after this step.");
+    else this.go(t);
+  }
+
+  findNext(what) {
+    if (NONE[what]) return null;
+    const runs = this.by === "tile" ? this.runs.slice(0, 1) : this.runs; // by tile, the first leads
+    for (let t = this.t + 1; t < this.length; t++) if (runs.some((run) => t < run.length && this.is(what, run, t))) return t;
+    return null;
+  }
+
+  is(what, run, t) {
+    if (what === "moment") return this.moments.some(([at]) => at === t);
+    if (what === "rescale") return run.steps.rescaled[t] > 0;
+    if (what === "max") return run.moves[t] && !this.sameTile(run, t);
+    return run.accesses[t] > run.accesses[t - 1];
+  }
+
+  sameTile(run, t) { return this.t < run.length && run.steps.turn[t] === run.steps.turn[this.t]; }
+
+  go(t) {
+    this.t = clamp(t, 0, this.length - 1);
+    const steps = this.stepsAt(this.t);
+    this.views.forEach((view, n) => view.show(steps[n], this.aside(n, this.t)));
+    this.markDifferences();
+    this.sparks.draw(steps);
+    const scrub = find("#scrub"), { label } = this.views[0].words(this.views[0].t);
+    scrub.value = this.t;
+    scrub.setAttribute("aria-valuetext", `step ${this.t} of ${this.length - 1}, ${label}`);
+    find("#where").textContent = `step ${this.t} of ${this.length - 1}`;
+    const moment = this.showMoment();
+    for (const [id, what] of [["next-hbm", "hbm"], ["next-rescale", "rescale"], ["next-max", "max"], ["next-moment", "moment"]]) this.mark(id, this.playing || this.findNext(what) !== null);
+    if (!this.playing) this.say(this.views.map((view) => spoken(view)).join(" ") + moment), this.link();
+  }
+
+  /** Greys a button out without taking it from the keyboard's way. */
+  mark(id, useful) { find(`#${id}`).setAttribute("aria-disabled", String(!useful)), (find(`#${id}`).style.opacity = useful ? "" : "0.5"); }
+
+  toggleDigits() {
+    allDigits = !allDigits;
+    for (const button of document.querySelectorAll(".digits")) button.setAttribute("aria-pressed", String(allDigits));
+    this.go(this.t);
+  }
+
+  say(text) { find("#said").textContent = text; }
+
+  /** Puts the step into the address, a moment later: browsers limit how often. */
+  link() {
+    clearTimeout(this.linking);
+    this.linking = setTimeout(() => {
+      try { history.replaceState(null, "", `#t=${this.t}${this.pair && this.by === "time" ? "&by=time" : ""}`); } catch { /* a frame without an address */ }
+    }, 200);
+  }
+
+  linked() {
+    const found = location.hash.match(/^#t=(\d+)(&by=(time|tile))?$/);
+    return found ? Number(found[1]) : null;
+  }
+
+  play(on) {
+    if (on && this.t === this.length - 1) this.go(0);
+    this.playing = on;
+    const button = find("#play");
+    button.textContent = on ? "▮▮" : "▶";
+    button.setAttribute("aria-label", on ? "Pause" : "Play");
+    if (on) this.started = performance.now(), (this.from = this.t), (this.speed = Number(find("#speed").value)), requestAnimationFrame((now) => this.tick(now));
+    else this.go(this.t);
+  }
+
+  tick(now) {
+    if (!this.playing) return;
+    const speed = Number(find("#speed").value);
+    if (speed !== this.speed) this.speed = speed, (this.started = now), (this.from = this.t);
+    const t = this.from + Math.max(0, Math.floor(((now - this.started) / 1000) * speed));
+    if (t !== this.t) this.go(t);
+    if (this.t >= this.length - 1) this.play(false);
+    else requestAnimationFrame((later) => this.tick(later));
+  }
+
+  redraw() {
+    places.clear();
+    for (const view of this.views) view.grid.measure();
+    this.sparks.base = null;
+    this.go(this.t);
+  }
+}
+
+function spoken(view) {
+  const { label, loops, done } = view.words(view.t);
+  return `Step ${view.t}, ${label}${loops ? `, ${loops}` : ""}: ${done.map(({ verb, names }) => `${verb} ${names.join(", ")}`).join("; ")}. SRAM ${view.run.occupancy[view.t]} of ${view.run.about.M}.`;
+}
+
+/** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked. */
+function markChanges(a, b) {
+  const texts = [a, b].map((view) => new Set([...view.sourceLines.values()].map((line) => line.textContent)));
+  const changed = [[a, texts[1]], [b, texts[0]]].map(([view, other]) => [...view.sourceLines.values()].filter((line) => !other.has(line.textContent)));
+  if (!changed.flat().length) return;
+  for (const line of changed.flat()) line.classList.add("changed"), (line.dataset.tip = "differs from the other run");
+  for (const view of [a, b]) view.showCode("source");
+}
+
+let player;
+
+async function open() {
+  try {
+    if (!("DecompressionStream" in window)) throw new Error("it needs a browser of 2023 or later");
+    const data = await unzipped(find("#trace").textContent.trim());
+    player = new Player(data.map((one) => new Recorded(one)));
+    document.documentElement.dataset.ready = String(Math.round(performance.now()));
+  } catch (error) {
+    const message = find("#message");
+    message.hidden = false, message.textContent = `This page cannot show its trace: ${error.message}.`;
+    throw error;
+  }
+}
+
+open();
