@@ -1,35 +1,51 @@
-"""Photograph the step player: figures/step.png.
+"""Photograph the step player: figures/step.png, where a maximum rises by the most.
 
 Needs Playwright and a Chromium: pip install ".[browser]", apt-get install chromium.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
 
-from flashsim.cli import main
+import numpy as np
+
+from flashsim.cli import BLOCK_MASKS, build_parser
+from flashsim.cli_step import recorded
+from flashsim.trace import Step
 
 ROOT = Path(__file__).resolve().parents[1]
-ASKED = ["step", "--algorithm", "flash", "--n", "12", "--d", "4", "--blocks", "3", "4", "--causal"]
-AT = "#t=46"
+COMMAND = "flashsim step --algorithm flash --n 12 --d 4 --blocks 3 4 --causal"
+
+
+def rise(step: Step) -> float:
+    """Return by how much the maximum of a row that had one rises in this step, at most."""
+    old, new = step.pairs["m"]
+    assert old is not None
+    assert new is not None
+    return float((new - old)[np.isfinite(old)].max())
 
 
 def photograph() -> None:
-    """Write the page to a temporary file, open it, and save what 1280 × 720 pixels show of step 46."""
+    """Write the page to a temporary file, open it at the step, save what 1280 × 720 pixels show, and say which step it is."""
     from playwright.sync_api import sync_playwright
 
+    options = build_parser().parse_args(shlex.split(COMMAND)[1:])
+    options.command_line = COMMAND
+    trace, _ = recorded(options, BLOCK_MASKS)
+    step = max((s for s in trace.steps if s.rescaled), key=rise)
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        page_file = Path(folder) / "step.html"
-        main([*ASKED, "-o", str(page_file)])
+        page_file = trace.save(Path(folder) / "step.html")
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 720})
-        page.goto(page_file.as_uri() + AT)
+        page.goto(f"{page_file.as_uri()}#t={step.number}")
         page.wait_for_selector("html[data-ready]", state="attached")
         page.screenshot(path=str(ROOT / "figures" / "step.png"))
         browser.close()
+    print(f"figures/step.png: step {step.number}, {step.label}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,518 @@
+"""The gallery: its files are what the script makes, and what its texts say is in the traces and on the pages.
+
+The files are compared with a fresh run: all but tiles' values exactly, and these to rounding, as another machine may round
+otherwise. What a moment is said to be is looked up here, independently of the script.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import examples, theory
+from flashsim.cli import main
+from flashsim.trace import Lesson, Moment, Step, Trace
+from flashsim.trace.lesson import typeset
+from flashsim.trace.saving import LARGEST_PAGE, MOST_STEPS, from_json
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "figures" / "gallery"
+REMEDY = "python scripts/gallery.py makes it anew"
+LESSONS = [
+    "online_softmax",
+    "standard",
+    "flash_basic",
+    "real_data",
+    "causal",
+    "backward",
+    "block_sparse",
+    "decoding",
+    "missing_rescale",
+]
+TRACE = re.compile(r'(?<=<script id="trace" type="text/plain">)[^<]+')
+LINK = re.compile(r'<a href="(?:(\w+)\.html)?#t=(\d+)" data-event="([^"]*)">.*?</a>, .*?: <span>(.*?)</span></li>')
+
+
+@cache
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("gallery_script", ROOT / "scripts" / "gallery.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def made() -> dict[str, str]:
+    return dict(script().files())
+
+
+@cache
+def kept(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def data_of(page: str) -> list[dict[str, Any]]:
+    found = TRACE.search(page)
+    assert found is not None
+    data: list[dict[str, Any]] = json.loads(gzip.decompress(base64.b64decode(found[0])))
+    return data
+
+
+@cache
+def traces(name: str) -> list[Trace]:
+    return [from_json(one) for one in data_of(kept(f"{name}.html"))]
+
+
+@dataclass(frozen=True)
+class Link:
+    page: str
+    step: int
+    event: str
+    words: str
+
+
+def links(text: str) -> list[Link]:
+    return [Link(page, int(step), html.unescape(event), words) for page, step, event, words in LINK.findall(text)]
+
+
+def plain(fragment: str) -> str:
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", "", fragment)).split())
+
+
+def paragraphs(page: str) -> list[str]:
+    lesson = re.search(r'<details id="lesson" open>(.*?)</details>', page, re.DOTALL)
+    assert lesson is not None
+    return re.findall(r"<p>(.*?)</p>", lesson[1], re.DOTALL)
+
+
+def text_of(name: str) -> str:
+    return plain(" ".join(paragraphs(kept(f"{name}.html"))))
+
+
+def assert_same_trace(found: dict[str, Any], want: dict[str, Any]) -> None:
+    assert {k: v for k, v in found.items() if k != "values"} == {k: v for k, v in want.items() if k != "values"}
+    dtype = np.dtype(want["about"]["dtype"]).newbyteorder("<")
+    values, expected = (np.frombuffer(base64.b64decode(data["values"]), dtype) for data in (found, want))
+    np.testing.assert_allclose(values, expected, rtol=1e-3, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------ the files
+
+
+def test_there_is_a_page_for_each_lesson_and_nothing_else() -> None:
+    assert list(script().pages()) == LESSONS
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(made())
+
+
+@pytest.mark.parametrize("name", [*(f"{lesson}.html" for lesson in LESSONS), "index.html", "README.md"])
+def test_files_are_what_the_script_makes(name: str) -> None:
+    found, want = kept(name), made()[name]
+    if name in ("index.html", "README.md"):
+        sizes = r"\d+ kB"  # they depend on how well this machine's zlib packs
+        found, want = re.sub(sizes, "kB", found), re.sub(sizes, "kB", want)
+        assert found == want, REMEDY
+        return
+    assert TRACE.sub("", found) == TRACE.sub("", want), REMEDY
+    for one, other in zip(data_of(found), data_of(want), strict=True):
+        assert_same_trace(one, other)
+
+
+def test_every_run_makes_the_same_bytes() -> None:
+    assert dict(script().files()) == made()
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_pages_are_small_and_keep_their_values(name: str) -> None:
+    page = kept(f"{name}.html")
+    assert len(page.encode("utf-8")) < LARGEST_PAGE
+    for trace in traces(name):
+        assert len(trace.steps) <= MOST_STEPS
+        assert all(event.value is not None for event in trace.events if event.kind in ("load", "compute", "store"))
+        assert trace.about.notes == ()
+
+
+def test_the_index_tells_sizes() -> None:
+    for name in LESSONS:
+        size = f"{(FOLDER / f'{name}.html').stat().st_size / 1000:,.0f} kB"
+        assert f'<span class="size">{size}</span>' in article(name), REMEDY
+
+
+@pytest.mark.parametrize("name", ["index.html", *(f"{lesson}.html" for lesson in LESSONS)])
+def test_pages_are_self_contained(name: str) -> None:
+    text = TRACE.sub("", kept(name))
+    assert "default-src 'none'" in text
+    assert re.findall(r"""(?:src|srcset)\s*=\s*["']|url\(|@import|<link|https?://""", text) == []
+    targets = set(re.findall(r'href="([^"#]*)', text)) - {""}
+    assert targets == ({f"{lesson}.html" for lesson in LESSONS} if name == "index.html" else set())
+
+
+def article(name: str) -> str:
+    found = re.search(rf'<article id="{name}">(.*?)</article>', kept("index.html"), re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_each_lesson_has_its_text_in_the_page_and_in_the_index(name: str) -> None:
+    found = paragraphs(kept(f"{name}.html"))
+    assert len(plain(" ".join(found))) > 400
+    assert all(f"<p>{paragraph}</p>" in article(name) for paragraph in found)
+    assert re.search(r'<p class="about">[^<]{20,}', article(name)) or "<i>" in article(name)
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_the_same_commands_make_the_same_runs(name: str, tmp_path: Path) -> None:
+    """What the README says makes a page, run as it stands there, makes its traces."""
+    line = re.search(rf"^(flashsim .*) -o {name}\.html$", kept("README.md"), re.MULTILINE)
+    if line is not None:
+        path = tmp_path / "page.html"
+        assert main([*shlex.split(line[1])[1:], "-o", str(path)]) == 0
+        fresh = data_of(path.read_text(encoding="utf-8"))
+        for one in fresh:
+            one["about"]["command"] = line[1]  # without -o …
+    else:
+        (code,) = [c for c in re.split(r"\n\n|```python\n|```\n", kept("README.md")) if f'"{name}.html"' in c]
+        scope: dict[str, Any] = {}
+        exec(code.replace(f'trace.save("{name}.html")', "page = trace.html()"), scope)
+        fresh = data_of(scope["page"])
+    for one, other in zip(data_of(kept(f"{name}.html")), fresh, strict=True):
+        assert_same_trace(one, other)
+
+
+# ------------------------------------------------------------------------------------------------------------- moments
+
+
+def events(trace: Trace, step: Step) -> list[tuple[str, str]]:
+    return [(event.kind, event.name.partition("[")[0]) for event in trace.events[step.first : step.last + 1]]
+
+
+def maxima(trace: Trace, step: Step) -> tuple[Any, Any]:
+    """Return the largest score of each row before and after a step that computes one, from the events alone."""
+    after = next(e.value for e in trace.events[step.first : step.last + 1] if e.name == "m_i_new")
+    before = None
+    for event in reversed(trace.events[: step.first]):
+        if (event.kind == "load" and event.array == "m") or (event.kind == "compute" and event.name == "m_i"):
+            before = event.value
+            break
+    return before, after
+
+
+def tile_leaves(trace: Trace, step: Step) -> int:
+    assert trace.about.tiles is not None
+    assert step.tile is not None
+    return trace.about.tiles[step.tile[0]][step.tile[1]]
+
+
+def skips(trace: Trace, step: Step) -> bool:
+    """Say whether tiles lie between this step's tile, or its row's end, and the one before it, and none is ever visited."""
+    visited = {s.tile for s in trace.steps}
+    i, j = next(s.tile for s in reversed(trace.steps[: step.number]) if s.tile is not None)
+    if step.tile is None:
+        between = [(i, after) for after in range(j + 1, trace.about.blocks.T_c)]
+    else:
+        assert step.tile[1] == j
+        between = [(after, j) for after in range(i + 1, step.tile[0])]
+    return bool(between) and not visited.intersection(between)
+
+
+def is_rise(trace: Trace, step: Step) -> bool:
+    before, after = maxima(trace, step)
+    return bool(((after > before) & np.isfinite(before)).any())
+
+
+def is_start(trace: Trace, step: Step) -> bool:
+    before, after = maxima(trace, step)
+    return bool(np.isneginf(before).all() and np.isfinite(after).any())
+
+
+def is_still(trace: Trace, step: Step) -> bool:
+    before, after = maxima(trace, step)
+    return bool(np.isfinite(before).all() and np.array_equal(before, after))
+
+
+def is_first_difference(name: str, step: Step) -> bool:
+    right, wrong = traces(name)
+    differ = [
+        n
+        for n, (a, b) in enumerate(zip(right.events, wrong.events, strict=True))
+        if a.value is not None and b.value is not None and not np.array_equal(a.value, b.value)
+    ]
+    return step.first <= differ[0] <= step.last
+
+
+def holds(name: str, link: Link) -> bool:
+    """Say whether the step is the kind of event that it is called."""
+    trace = traces(name)[0]
+    step = trace.steps[link.step]
+    word, _, array = link.event.partition(" ")
+    if word == "line":
+        return step.label == link.event
+    if word in ("read", "write", "initialize"):
+        return ({"read": "load", "write": "store", "initialize": "init"}[word], array) in events(trace, step)
+    if word == "over":
+        return trace.events[step.last].occupancy > trace.about.M and ("compute", "S_ij") in events(trace, step)
+    checks: dict[str, Callable[[], bool]] = {
+        "rescale": lambda: is_rise(trace, step),
+        "first maximum": lambda: is_start(trace, step),
+        "maximum stays": lambda: is_still(trace, step),
+        "tiles skipped": lambda: skips(trace, step),
+        "masked in part": lambda: tile_leaves(trace, step) == 2 and ("compute", "S_masked_ij") in events(trace, step),
+        "whole tile": lambda: tile_leaves(trace, step) == 1 and ("compute", "S_masked_ij") in events(trace, step),
+        "first difference": lambda: is_first_difference(name, step),
+        "last step": lambda: step is trace.steps[-1],
+    }
+    return checks[link.event]()
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_links_are_in_the_trace_and_what_they_are_said_to_be(name: str) -> None:
+    found = links(article(name))
+    assert len(found) >= 3
+    assert [link.step for link in found] == sorted({link.step for link in found})
+    for link in found:
+        assert link.page == name
+        assert link.step < len(traces(name)[0].steps)
+        assert holds(name, link), link
+    in_page = links(kept(f"{name}.html"))
+    assert [(link.step, link.event, link.words) for link in in_page] == [(k.step, k.event, k.words) for k in found]
+
+
+# ------------------------------------------------------------------------------------ what the texts say, worked out anew
+
+
+def test_online_softmax_has_the_example_s_numbers() -> None:
+    run = examples.EXAMPLES["online_softmax"].compute()
+    trace = traces("online_softmax")[0]
+    shown = [e.value.item() for e in trace.events if e.name == "l_i" and e.value is not None and e.label == "line 13"]
+    np.testing.assert_allclose(shown, [step.s for step in run.steps], rtol=1e-6)
+    (rise,) = [step for step in run.steps[1:] if step.new_maximum]
+    text = text_of("online_softmax")
+    assert f"m rises from {rise.m_old:g} to {rise.m:g}" in text
+    assert f"{rise.correction:.4g}" in text
+    assert f"ℓ = {run.steps[-1].s:.4g}" in text
+
+
+def test_real_data_is_where_the_maximum_moves_most() -> None:
+    record = json.loads((ROOT / "figures" / "qkv_statistics.json").read_text(encoding="utf-8"))
+    by_block = record["statistics"]["layer 0"]["by_key_block"]
+    most = {int(size): block["largest_rise"] for size, block in by_block.items()}
+    size = max(most, key=lambda block: most[block])
+    trace = traces("real_data")[0]
+    assert trace.about.blocks.B_c == size
+    (rise,) = [link for link in links(article("real_data")) if link.event == "rescale"]
+    before, after = maxima(trace, trace.steps[rise.step])
+    assert float((after - before).max()) == pytest.approx(most[size], abs=2e-3)  # the sample is kept in 16 bits
+    text = text_of("real_data")
+    assert f"here by {most[size]:.4g}, the most in any head for blocks of {size} keys" in text
+    assert f"for blocks of {min(most)} it is {most[min(most)]:.4g}" in text
+    row = int((after - before).argmax())
+    assert f"Row {row} is token" in text
+    assert plain(rise.words).startswith(f"Row {row}: m from {before[row, 0]:.4g} to {after[row, 0]:.4g}")
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "options"),
+    [
+        ("standard", "standard", {}),
+        ("flash_basic", "flash_basic", {}),
+        ("causal", "q_outer", {"mask": flashsim.Causal()}),
+        ("block_sparse", "block_sparse", {"block_mask": flashsim.patterns.butterfly}),
+        ("backward", "flash", {"direction": "backward"}),
+    ],
+)
+def test_counts_in_texts_are_the_closed_forms(name: str, algorithm: str, options: dict[str, Any]) -> None:
+    about = traces(name)[0].about
+    blocks = (about.blocks.B_r, about.blocks.B_c)
+    exact = theory.exact(algorithm, N=about.shape.N_q, d=about.shape.d, M=about.M, blocks=blocks, **options)
+    said = text_of(name) + plain(article(name))
+    assert f"{exact.hbm.accesses:,} " in said
+    if name == "causal":
+        by_array, whole = exact.hbm.by_array, theory.exact("q_outer", N=12, d=4, M=about.M, blocks=blocks).hbm
+        assert f"K and V cost {by_array['K'].reads + by_array['V'].reads} accesses" in said
+        assert f"without the mask they would cost {whole.by_array['K'].reads + whole.by_array['V'].reads}." in said
+        assert f"{exact.hbm.accesses} accesses of {whole.accesses} without a mask" in said
+    if name == "block_sparse":
+        dense = theory.exact("flash", N=about.shape.N_q, d=about.shape.d, M=about.M, blocks=blocks)
+        assert f"{exact.hbm.accesses:,} accesses are made, and {dense.hbm.accesses:,} with all tiles" in said
+    if name in ("flash_basic", "backward"):
+        direction = options.get("direction", "forward")
+        standard = theory.exact("standard", N=about.shape.N_q, d=about.shape.d, M=about.M, direction=direction)
+        assert f"{standard.hbm.accesses:,}." in said
+
+
+def test_the_missing_rescale_is_wrong_where_it_says() -> None:
+    """Against the oracle on the operands that both runs loaded."""
+    right, wrong = traces("missing_rescale")
+
+    def gathered(trace: Trace, kind: str, array: str) -> Any:
+        blocks = {e.indices: e.value for e in trace.events if e.kind == kind and e.array == array}
+        return np.concatenate([blocks[at] for at in sorted(blocks)])
+
+    Q, K, V = (gathered(right, "load", name) for name in "QKV")
+    want = flashsim.reference.attention(Q, K, V, scale=1.0)  # Algorithm 1 has the scale in its Q
+    np.testing.assert_allclose(gathered(right, "store", "O"), want, atol=1e-5)
+    error = np.abs(gathered(wrong, "store", "O") - want).max(axis=1)
+    bad = int((error > 1e-3).sum())
+    text = text_of("missing_rescale")
+    assert f"At the end {bad} of {len(error)} rows are wrong, row {error.argmax()} by {error.max():.4g}." in text
+    assert f"({', '.join(map(str, np.flatnonzero(error <= 1e-3)))})" in text
+    assert [(a.reads, a.writes) for a in right.about.arrays] == [(a.reads, a.writes) for a in wrong.about.arrays]
+    assert [e.occupancy for e in right.events] == [e.occupancy for e in wrong.events]
+    assert np.array_equal(gathered(right, "store", "l"), gathered(wrong, "store", "l"))
+
+
+# ------------------------------------------------------------------------------------------------- a lesson, by itself
+
+
+def short_trace() -> Trace:
+    rng = np.random.default_rng(0)
+    return flashsim.trace("flash", *rng.standard_normal((3, 4, 2)), blocks=(2, 2), M=64)
+
+
+def test_a_moment_that_is_no_step_is_refused() -> None:
+    trace = short_trace()
+    with pytest.raises(ValueError, match=rf"expected steps from 0 to {len(trace.steps) - 1}$"):
+        trace.html(lesson=Lesson("x", "y", (Moment(len(trace.steps), "last step", "z"),)))
+
+
+def test_a_lesson_goes_with_a_page(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a lesson is in a page: expected \.html"):
+        short_trace().save(tmp_path / "x.json.gz", lesson=Lesson("x", "y"))
+    assert not (tmp_path / "x.json.gz").exists()
+
+
+def test_symbols_are_set_and_all_else_is_escaped() -> None:
+    found = typeset("m_i^new of B_r rows, a factor e^{−3}, 10^{−14} & <b>; row’s `S_ij` L6-v2 A")
+    assert plain(found) == "mnewi of Br rows, a factor e−3, 10−14 & <b>; row’s S_ij L6-v2 A"
+    assert found.startswith(
+        '<span class="symbol"><i>m</i><span class="ss"><sup>new</sup><sub><i>i</i></sub></span></span> of '
+    )
+    assert "10<sup>−14</sup> &amp; &lt;" in found
+    assert found.endswith("row’s <code>S_ij</code> L6-v2 A")
+    page = short_trace().html(lesson=Lesson("<b>", "{{trace}} </details><script>", (Moment(0, '"', "&"),)))
+    assert "<summary>&lt;b&gt;</summary>" in page
+    assert "</details>&lt;script&gt;" not in page
+    assert "&lt;/details&gt;&lt;" in page
+    assert page.count('<script id="trace"') == 1
+
+
+# ----------------------------------------------------------------------------------------------------------- the browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DESK, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
+    )
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this system: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page of a desk's size; at the end, see that nothing but the gallery's files was asked for, and no complaint made."""
+    context = browser.new_context(viewport=DESK)
+    found = context.new_page()
+    complaints: list[str] = []
+    requests: list[str] = []
+    found.on("console", lambda message: complaints.append(message.text))
+    found.on("pageerror", lambda error: complaints.append(str(error)))
+    found.on("request", lambda request: requests.append(request.url))
+    yield found
+    context.close()
+    assert complaints == []
+    assert [url for url in requests if not re.fullmatch(rf"{re.escape(FOLDER.as_uri())}/\w+\.html(#.*)?", url)] == []
+
+
+def opened(page: Any, name: str, at: str = "") -> Any:
+    page.goto("about:blank")
+    page.goto((FOLDER / f"{name}.html").as_uri() + at)
+    page.wait_for_selector("html[data-ready], #message:not([hidden])", state="attached")
+    return page
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_every_moment_shows_in_the_page_what_is_said_of_it(page: Any, name: str) -> None:
+    opened(page, name)
+    assert page.locator("#message").is_hidden()
+    assert plain(paragraphs(kept(f"{name}.html"))[0]) == plain(page.locator("#lesson p").first.text_content())
+    assert page.locator("#lesson p").first.is_visible()
+    found = links(article(name))
+    for link in found:
+        opened(page, name, f"#t={link.step}")
+        assert page.evaluate("player.t") == link.step
+        assert page.locator("#lesson p").first.is_hidden()
+        assert page.locator("#lesson summary").is_visible()
+        assert plain(page.text_content("#moment")) == plain(link.words)
+        now = page.locator(".now").first.text_content()
+        if link.event == "rescale":
+            assert "rescaled" in now
+            assert page.locator(".pairs .rises").count() > 0
+        if link.event.startswith("line "):
+            assert now.startswith(link.event)
+        if link.event.startswith(("read ", "write ")):
+            assert page.locator(".hbm .active").count() > 0
+        if link.event == "last step":
+            assert page.evaluate("player.t === player.length - 1")
+            assert "They equal the closed form." in page.locator(".versus").first.text_content()
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_the_index_s_links_and_the_moment_button_lead_there(page: Any, name: str) -> None:
+    page.goto((FOLDER / "index.html").as_uri())
+    steps = [link.step for link in links(article(name))]
+    page.locator(f"#{name} .moments a").nth(1).click()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert page.evaluate("[location.pathname.split('/').pop(), player.t]") == [f"{name}.html", steps[1]]
+    opened(page, name)
+    page.locator("#lesson .moments a").nth(1).click()
+    deadline = time.monotonic() + 20
+    while page.evaluate("player.t") != steps[1]:
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(20)
+    assert page.locator("#lesson .moments .here").count() == 1
+    page.keyboard.press("Home")
+    for want in [step for step in steps if step]:
+        page.click("#next-moment")
+        assert page.evaluate("player.t") == want
+    page.evaluate(f"player.go({next(step for step in range(len(steps) + 1) if step not in steps)})")
+    assert page.text_content("#moment") == ""
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["1280×720", "390×844"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_they_fit_and_follow_the_colour_scheme(browser: Any, viewport: dict[str, int], scheme: str) -> None:
+    page = browser.new_page(viewport=viewport, color_scheme=scheme)
+    for name in ("index", *LESSONS):
+        page.goto((FOLDER / f"{name}.html").as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], name
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(int(n) for n in ground[4:-1].split(",")) < 380) == (scheme == "dark")
+    page.close()
