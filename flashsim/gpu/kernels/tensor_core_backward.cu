@@ -186,16 +186,14 @@ __device__ inline Word here(Word x) {
     return x;
 }
 
-// C = A Bᵀ over the tiles' d columns: 16 M rows of A, 8 N of B. A and B are addresses with their lane's offset. C = 0 unless
-// `live`.
-template <int M, int N> __device__ inline void product_rows(float (&C)[M][N][4], Word A, Word B, bool live = true) {
+// C = A Bᵀ over the tiles' d columns: 16 M rows of A, 8 N of B. A and B are addresses with their lane's offset.
+template <int M, int N> __device__ inline void product_rows(float (&C)[M][N][4], Word A, Word B) {
 #pragma unroll
     for (int m = 0; m < M; ++m)
 #pragma unroll
         for (int n = 0; n < N; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) C[m][n][e] = 0.0f;
-    if (!live) return;
 #pragma unroll
     for (int k = 0; k < d; k += 16) {
         Fragment a[M];
@@ -460,13 +458,10 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
 
         const Kept<M, COLUMNS, true> Z_ij(p.dropout, first_key + own, first_query + first_column, head);
 
-        // A warp whose keys no query of the tile sees has nothing to multiply: its P_ij is masked to 0.
-        const bool live = !p.causal || first_key + own < first_query + B_r - p.N_q + p.N_k;
-
         // S_ijᵀ = K_j Q_iᵀ, and P_ijᵀ in its place. The query of element e of group n:
         // first_query + first_column + 8 n + 2 (lane mod 4) + (e mod 2).
         float S[M][COLUMNS / 8][4];
-        product_rows(S, K_j + own * PITCH + down, Q_i + first_column * PITCH + right, live);
+        product_rows(S, K_j + own * PITCH + down, Q_i + first_column * PITCH + right);
 #pragma unroll
         for (int n = 0; n < COLUMNS / 8; ++n) {
             float L[2];
@@ -499,11 +494,11 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
 #pragma unroll
                 for (int e = 0; e < 4; e += 2) rounded[m][n][e / 2] = pack(dropped(S[m][n][e]), dropped(S[m][n][e + 1]));
         if constexpr (HALVES > 1) share(P, rounded);
-        if (live) add_product(dV, rounded, dO_i + first_column * PITCH + down_half);
+        add_product(dV, rounded, dO_i + first_column * PITCH + down_half);
 
         // dP_ijᵀ = V_j dO_iᵀ, and dS_ijᵀ = P_ijᵀ ∘ (dP_ijᵀ ∘ Z_ijᵀ − D_iᵀ), rounded.
         float dP[M][COLUMNS / 8][4];
-        product_rows(dP, V_j + own * PITCH + down, dO_i + first_column * PITCH + right, live);
+        product_rows(dP, V_j + own * PITCH + down, dO_i + first_column * PITCH + right);
 #pragma unroll
         for (int n = 0; n < COLUMNS / 8; ++n) {
             float D[2];
@@ -521,12 +516,12 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
         if constexpr (ADD_DQ || HALVES > 1) share(dS, rounded);
 
         // dK_j += dS_ijᵀ Q_i. τ waits for the end.
-        if (live) add_product(dK, rounded, Q_i + first_column * PITCH + down_half);
+        add_product(dK, rounded, Q_i + first_column * PITCH + down_half);
 
         // What other warps' S and dP have part in. dQ needs all keys' dS_ij, dV_j and dK_j the other half's P_ijᵀ and dS_ijᵀ.
         if constexpr (ADD_DQ) __syncthreads();
         else if constexpr (HALVES > 1) asm volatile("bar.sync %0, 64;" ::"r"(1 + warp / 2) : "memory");
-        if (HALVES > 1 && live) {
+        if constexpr (HALVES > 1) {
             const int other = COLUMNS - first_column;
             const Word lane_other = at<2 * B_r>(lane_offset<2 * B_r>(true), own, other);
             add_product<COLUMNS, 2 * B_r>(dV, P + lane_other, dO_i + other * PITCH + down_half);
