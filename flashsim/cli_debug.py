@@ -13,7 +13,6 @@ import ast
 import bdb
 import linecache
 import os
-import pdb
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -93,7 +92,7 @@ def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
         else:
             commands = options.commands.open(encoding="utf-8") if options.commands else nullcontext(None)
             with commands as stdin:
-                debugger = _Debugger(stop, stdin)
+                debugger = _debugger(stop, stdin)
                 refused = debugger.set_break(stop.file, stop.line, cond=_condition(at))
                 if refused:
                     raise ValueError(f"pdb sets no breakpoint at {stop.file}:{stop.line}: {refused}")
@@ -278,34 +277,40 @@ def _rehearsed(passes: Callable[..., object], stop: Stop, at: Mapping[str, int])
 # ----------------------------------------------------------------------------------------------------- the debuggers
 
 
-class _Debugger(pdb.Pdb):
-    """pdb that runs to the first breakpoint, and not to the first line. With `stdin`, commands come from there.
+def _debugger(stop: Stop, stdin: IO[str] | None) -> Any:
+    """Return pdb, which is imported here since other commands need none of it."""
+    import pdb
 
-    Python comes back to the first line of a statement that goes on, and of a loop: at `stop`, it stops the first time.
-    """
+    class Debugger(pdb.Pdb):
+        """pdb that runs to the first breakpoint, and not to the first line. With `stdin`, commands come from there.
 
-    def __init__(self, stop: Stop, stdin: IO[str] | None) -> None:
-        super().__init__(stdin=stdin)
-        if stdin is not None:
-            self.use_rawinput = False
-        self._stop, self._started = stop, False
+        Python comes back to the first line of a statement that goes on, and of a loop: at `stop`, it stops the first time.
+        """
 
-    def user_line(self, frame: FrameType) -> None:
-        """Go on from the first line of what is run; stop at any other that bdb stops at."""
-        if self._started:
-            super().user_line(frame)
-        else:
-            self._started = True
-            self.set_continue()
+        def __init__(self, stop: Stop, stdin: IO[str] | None) -> None:
+            super().__init__(stdin=stdin)
+            if stdin is not None:
+                self.use_rawinput = False
+            self._stop, self._started = stop, False
 
-    def break_here(self, frame: FrameType) -> bool:
-        """Say whether there is a breakpoint at the line that the frame comes to."""
-        code = frame.f_code
-        if (frame.f_lineno, code.co_filename) == (self._stop.line, self._stop.file):
-            starts = [start for start, _, line in code.co_lines() if line == self._stop.line]
-            if frame.f_lasti != min(starts):
-                return False
-        return super().break_here(frame)
+        def user_line(self, frame: FrameType) -> None:
+            """Go on from the first line of what is run; stop at any other that bdb stops at."""
+            if self._started:
+                super().user_line(frame)
+            else:
+                self._started = True
+                self.set_continue()
+
+        def break_here(self, frame: FrameType) -> bool:
+            """Say whether there is a breakpoint at the line that the frame comes to."""
+            code = frame.f_code
+            if (frame.f_lineno, code.co_filename) == (self._stop.line, self._stop.file):
+                starts = [start for start, _, line in code.co_lines() if line == self._stop.line]
+                if frame.f_lasti != min(starts):
+                    return False
+            return super().break_here(frame)
+
+    return Debugger(stop, stdin)
 
 
 def _hook() -> str:

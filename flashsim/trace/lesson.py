@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 SCRIPT = r"[_^](?:\{[^}]*\}|[A-Za-z0-9]+)"
 SYMBOL = re.compile(rf"(?<![A-Za-z'’])(QK|PV|d?[A-Za-zℓ]\u0303?)(?![A-Za-z0-9])((?:{SCRIPT})*)|([0-9)])((?:{SCRIPT})+)")
-WORDS = {"a", "A", "I"}
+WORDS = {"a", "A", "I", "do"}
 UPRIGHT = {"new", "masked", "dropped", "parts"}
 
 
