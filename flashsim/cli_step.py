@@ -93,6 +93,7 @@ def add_inputs(parser: Any, block_masks: Mapping[str, Any]) -> None:
 
 def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
     """Run the command and return 0. Raises ValueError for options that make no sense together."""
+    from flashsim.trace.saving import page_of
     from flashsim.trace.text import lines
 
     second = options.vs or options.bug
@@ -105,10 +106,17 @@ def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
     if options.text:
         print("\n".join(lines(trace)))
         return 0
-    saved = trace.save(output, versus=versus)
-    print(f"Saved {saved} ({saved.stat().st_size / 1000:,.0f} kB, {len(trace.steps):,} steps)")
+    note = ""
+    if output.suffix == ".html":
+        page, note = page_of(trace, versus)
+        output.write_text(page, encoding="utf-8")
+    else:
+        trace.save(output, versus=versus)
+    print(f"Saved {output} ({output.stat().st_size / 1000:,.0f} kB, {len(trace.steps):,} steps)")
+    if note:
+        print(f"{note} All values: -o FILE.json.gz or .npz; fewer steps: larger --blocks.")
     if options.open:
-        webbrowser.open(saved.resolve().as_uri())
+        webbrowser.open(output.resolve().as_uri())
     return 0
 
 

@@ -143,6 +143,7 @@ def short(x: float) -> str:
 
 ONLINE_SOFTMAX = """\
 import numpy as np, flashsim
+
 Q, K, V = np.float32([[1]]), np.float32([[2], [5], [1], [4]]), np.float32([[10], [20], [30], [40]])
 trace = flashsim.trace("q_outer", Q, K, V, scale=1.0, blocks=(1, 1), M=12)"""
 
@@ -317,6 +318,7 @@ def real_data_code() -> str:
     return f"""\
 import numpy as np, flashsim
 from flashsim import qkv
+
 sample = qkv.load_sample().astype(np.dtype(np.float32))
 Q, K, V = sample.Q[{head}, {start}:{start + WINDOW}], sample.K[{head}], sample.V[{head}]
 trace = flashsim.trace("flash_basic", Q, K, V, blocks=(8, {block}), M=6_144)"""
@@ -753,8 +755,10 @@ def index(made: list[Made]) -> str:
 <style>{STYLE}</style>
 </head>
 <body>
+<header>
 <h1>FlashAttention, step by step</h1>
 <p>{typeset(INTRODUCTION)}</p>
+</header>
 <nav aria-label="Lessons">
 <ol>
 {contents}
@@ -763,7 +767,9 @@ def index(made: list[Made]) -> str:
 <main>
 {articles}
 </main>
-<p class="faint">Made by <code>python scripts/gallery.py</code>. Counts are in elements; blocks, rows and steps count from 0.</p>
+<footer class="faint">
+Made by <code>python scripts/gallery.py</code>. Counts are in elements; blocks, rows and steps count from 0.
+</footer>
 </body>
 </html>
 """
@@ -783,7 +789,9 @@ def readme(made: list[Made]) -> str:
     """Return the same as Markdown, for a code host, which shows no HTML."""
     rows = "\n".join(f"| [{m.lesson.title}]({m.name}.html) | {m.page.about} | {m.size} |" for m in made)
     commands = "\n".join(f"{m.page.made_by} -o {m.name}.html" for m in made if m.page.is_command)
-    python = "\n\n".join(f'{m.page.made_by}\ntrace.save("{m.name}.html")' for m in made if not m.page.is_command)
+    python = "\n```\n\n```python\n".join(
+        f'{m.page.made_by}\ntrace.save("{m.name}.html")' for m in made if not m.page.is_command
+    )
     return f"""# Lessons
 
 Pages that play a recorded run, each with a text on what to look for. A code host shows their source; to see them, clone the

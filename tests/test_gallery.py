@@ -191,7 +191,7 @@ def test_the_same_commands_make_the_same_runs(name: str, tmp_path: Path) -> None
         for one in fresh:
             one["about"]["command"] = line[1]  # without -o …
     else:
-        (code,) = [c for c in re.split(r"\n\n|```python\n|```\n", kept("README.md")) if f'"{name}.html"' in c]
+        (code,) = [c for c in re.findall(r"```python\n(.*?)```", kept("README.md"), re.DOTALL) if f'"{name}.html"' in c]
         scope: dict[str, Any] = {}
         exec(code.replace(f'trace.save("{name}.html")', "page = trace.html()"), scope)
         fresh = data_of(scope["page"])

@@ -729,3 +729,170 @@ def test_titles_are_escaped(open_page: Opener) -> None:
     assert page.inner_text("h1") == nasty
     assert page.title() == f"{nasty}, step by step"
     assert html.escape(nasty) not in page.inner_text("h1")
+
+
+# ---------------------------------------------------------------------------------- without eyes, without a mouse, in frames
+
+
+def test_a_step_is_said_once(open_page: Opener) -> None:
+    page = open_page(recorded(causal=True), at="#t=3")
+    live = page.eval_on_selector_all(
+        "[aria-live], output, [role=status], [role=log], [role=alert]:not([hidden])", "all => all.map(e => e.id)"
+    )
+    assert live == ["said"]
+    page.focus("#scrub")
+    press(page, "ArrowRight")
+    assert page.get_attribute("#scrub", "aria-valuetext").startswith("Step 4, line 11, j = 0, i = 0: compute")
+    assert page.inner_text("#said") == ""  # the slider says it
+    page.focus("#forward")
+    press(page, "ArrowRight")
+    assert page.inner_text("#said").startswith("Step 5, line 12, ")
+
+
+def test_what_is_spoken_says_the_tile_and_what_is_rescaled(open_page: Opener) -> None:
+    trace = recorded()
+    page = open_page(trace)
+    for at in trace.steps:
+        page.evaluate(f"player.go({at.number})")
+        said = page.inner_text("#said")
+        assert said.startswith(f"Step {at.number}, {at.label}")
+        if at.tile:
+            assert f"i = {at.tile[0]}" in said
+            assert f"j = {at.tile[1]}" in said
+        assert ("rescaled" in said) == (at.rescaled > 0)
+    assert any(at.rescaled for at in trace.steps)
+
+
+def test_two_runs_are_told_apart_without_eyes(open_page: Opener) -> None:
+    page = open_page(recorded(), versus=recorded("standard"), at="#t=20")
+    said = page.inner_text("#said")
+    assert said.startswith("First run: Step 20, line 11, j = 0, i = 2: compute S_masked_ij.")
+    assert f"Second run: Step {second_step(page)}, line " in said
+    names = page.eval_on_selector_all("article, section, [role=region]", "all => all.map(e => e.ariaLabel)")
+    assert None not in names
+    assert len(set(names)) == len(names)
+    same = open_page(recorded(), versus=recorded(), at="#t=20")
+    assert same.inner_text("#said").endswith("Second run: the same.")
+
+
+def test_words_say_what_the_score_matrix_shows(open_page: Opener) -> None:
+    trace = recorded("q_outer", 16, 4, (4, 4), causal=True)
+    at = next(s for s in trace.steps if s.tile == (2, 1))
+    page = open_page(trace, at=f"#t={at.number}")
+    assert page.locator(".told").text_content() == (
+        "Tiles by row and column. Row 0: 0 done and masked in part, 1 to 3 skipped and masked. "
+        "Row 1: 0 done, 1 done and masked in part, 2 to 3 skipped and masked. "
+        "Row 2: 0 done, 1 current, 2 ahead and masked in part, 3 skipped and masked. "
+        "Row 3: 0 to 2 ahead, 3 ahead and masked in part. On chip: Q, O of row 2; K, V of column 1."
+    )
+    press(page, "Home")
+    assert "On chip: " in (page.locator(".told").text_content() or "")
+    tables = page.eval_on_selector_all("table", "all => all.map(e => e.ariaLabel)")
+    assert tables
+    assert all(tables)
+
+
+LOW_CONTRAST = """() => {
+  const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = (rgb) => {
+    const [r, g, b] = rgb.slice(0, 3).map((x) => ((x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const found = new Set();
+  for (const element of document.querySelectorAll("body *")) {
+    const texts = [...element.childNodes].filter((node) => node.nodeType === 3 && node.data.trim());
+    if (!texts.length || !element.checkVisibility() || element.closest("script, [aria-disabled=true], :disabled")) continue;
+    let ground = element;
+    while (numbers(getComputedStyle(ground).backgroundColor)[3] === 0) ground = ground.parentElement;
+    const pair = [getComputedStyle(element).color, getComputedStyle(ground).backgroundColor].map(numbers).map(light);
+    const ratio = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+    if (ratio < 4.5) found.add(`${element.className || element.tagName} ${texts[0].data.trim()}: ${ratio.toFixed(2)}`);
+  }
+  return [...found];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_ground(open_page: Opener, scheme: str) -> None:
+    """WCAG 2's ratio of 4.5, for all text at steps that mark something."""
+    forward, backward = recorded(causal=True), recorded_backward()
+    for trace, wanted in ((forward, "rescaled"), (backward, "line 16"), (backward, "line 21")):
+        at = next(s for s in trace.steps if (s.rescaled if wanted == "rescaled" else s.label == wanted))
+        page = open_page(trace, at=f"#t={at.number}", color_scheme=scheme)
+        assert page.locator(".rises").count()
+        assert page.evaluate(LOW_CONTRAST) == []
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["1280×720", "390×844"])
+def test_targets_are_large_enough(open_page: Opener, viewport: dict[str, int]) -> None:
+    """WCAG 2.2: 24 pixels; `all digits` in a heading has nothing near it."""
+    page = open_page(recorded(), at="#t=20", viewport=viewport)
+    for target in page.locator("button:visible:not(.digits), input, select").all():
+        box = target.bounding_box()
+        assert min(box["width"], box["height"]) >= 24, target.inner_text()
+
+
+def test_boxes_scroll_by_shift_and_arrows(open_page: Opener) -> None:
+    trace = recorded(d=16)
+    at = next(s for s in trace.steps if s.label == "line 15" and s.tile == (1, 1))
+    page = open_page(trace, at=f"#t={at.number}")
+    page.focus(".pairs")
+    press(page, "Shift+ArrowRight", 2)
+    assert page.evaluate("document.querySelector('.pairs').scrollLeft") > 60
+    assert step(page) == at.number
+    press(page, "ArrowRight")
+    assert step(page) == at.number + 1
+    press(page, "ArrowLeft", 2)
+    page.focus(".grid")
+    assert page.locator("#tip").is_visible()
+    press(page, "Escape")
+    assert page.locator("#tip").is_hidden()
+
+
+@pytest.mark.parametrize("width", [1280, 1000, 830, 390])
+def test_names_in_the_bar_of_sram_are_whole_or_absent(open_page: Opener, width: int) -> None:
+    for trace, backward in ((recorded(), False), (recorded_backward(), True)):
+        page = open_page(trace, viewport={"width": width, "height": 720})
+        shown = set()
+        for number in range(0, len(trace.steps), 5):
+            page.evaluate(f"player.go({number})")
+            parts = page.evaluate(
+                """() => { const bar = document.querySelector(".bar").getBoundingClientRect();
+                return [...document.querySelectorAll(".bar > span > span")].map((e) => [e, e.getBoundingClientRect()])
+                  .filter(([, box]) => box.top < bar.bottom - 2)
+                  .map(([e, box]) => [e.innerText, box.right - e.parentElement.getBoundingClientRect().right]); }"""
+            )
+            shown |= {text for text, _ in parts}
+            assert [part for part in parts if part[1] > 0.5] == []
+        if width > 900:
+            assert {"K", "[0]", "dV" if backward else "V"} <= {
+                text.replace("\u0303", "").strip("j\n") for text in shown
+            }
+
+
+def test_it_fits_into_a_notebook_s_frame(open_page: Opener) -> None:
+    """JupyterLab leaves about 830 pixels: matrix, counters and the current line are seen, and nothing sticks out."""
+    for trace in (recorded(causal=True), recorded_backward()):
+        page = open_page(trace, at="#t=46", viewport={"width": 830, "height": 720})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 830
+        fold = page.locator("#transport").bounding_box()["y"]
+        for part in (".now", ".grid", ".sram", ".hbm tr:last-child", ".listing .on"):
+            box = page.locator(part).last.bounding_box()
+            assert box["y"] + box["height"] <= fold, part
+
+
+def test_a_frame_may_open_unseen(open_page: Opener) -> None:
+    """As in an output that is folded, or in a tab that is not in front."""
+    trace = recorded()
+    hidden = f'<div id="fold" style="display: none">{trace._repr_html_()}</div>'
+    page = open_page(trace, text=f"<!DOCTYPE html><html data-ready><body>{hidden}</body></html>")
+    page.wait_for_timeout(500)
+    page.evaluate("document.querySelector('#fold').style.display = ''")
+    frame = page.frame_locator("iframe")
+    frame.locator("#forward").click()
+    assert frame.locator("#message").is_hidden()
+    assert frame.locator("#where").inner_text() == f"step 1 of {len(trace.steps) - 1}"
+    drawn = """canvas => canvas.width > 300 &&
+      canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some(Boolean)"""
+    for canvas in ("#sparks", ".grid"):
+        assert frame.locator(canvas).evaluate(drawn)

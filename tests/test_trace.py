@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
@@ -558,6 +559,16 @@ def test_few_steps_keep_values_and_many_drop_them_and_say_so() -> None:
     assert trace.has_values
 
 
+def test_the_command_says_when_values_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few, many = (["step", "--n", str(n), "--blocks", "8", "8", "-o", str(tmp_path / "page.html")] for n in (16, 128))
+    assert main(few) == 0
+    assert "left out" not in capsys.readouterr().out
+    assert main(many) == 0
+    out = capsys.readouterr().out
+    assert "Values of tiles are left out: 2,065 steps are more than 2,000" in out
+    assert "All values: -o FILE.json.gz or .npz" in out
+
+
 def test_a_large_page_drops_values_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "LARGEST_PAGE", 60_000)
     (data,) = in_page(recorded("flash", 40, 8, (8, 8)).html())
@@ -578,6 +589,9 @@ def test_a_run_shows_itself_in_a_sandboxed_frame() -> None:
     assert shown.startswith('<iframe sandbox="allow-scripts" srcdoc="')
     assert "allow-same-origin" not in shown
     assert shown.count('"') == 8  # four attributes: nothing of the page ends the attribute it is in
+    words = re.sub("<[^>]*>", "", shown)  # what is left where frames are not allowed
+    assert words.startswith("Step player: Algorithm 2, FlashAttention, complete. ")
+    assert "trust the notebook" in words
 
 
 def test_listings_are_found() -> None:

@@ -13,7 +13,7 @@ class Player {
     for (const run of runs) run.alone = runs.length === 1;
     single = runs.every((run) => run.about.dtype === "float32");
     this.pair = runs.length > 1 ? new Alignment(...runs) : null;
-    this.views = runs.map((run) => this.addView(run));
+    this.views = runs.map((run, n) => this.addView(run, runs.length > 1 ? ["First run", "Second run"][n] : ""));
     find("#views").classList.toggle("two", runs.length > 1);
     this.sparks = new Sparks(runs, find("#sparks"));
     this.difference = this.pair ? this.pair.firstDifference() : -1;
@@ -43,10 +43,10 @@ class Player {
     return here ? ` ${here.lastElementChild.textContent}` : "";
   }
 
-  addView(run) {
+  addView(run, which) {
     const root = find("#view").content.cloneNode(true).firstElementChild;
     find("#views").append(root);
-    return new View(run, root);
+    return new View(run, root, which);
   }
 
   setControls() {
@@ -120,6 +120,9 @@ class Player {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
+    if (event.key === "Escape") return hideTip();
+    const ways = { ArrowLeft: [-60, 0], ArrowRight: [60, 0], ArrowUp: [0, -60], ArrowDown: [0, 60] };
+    if (event.shiftKey && ways[event.key] && event.target.matches(".scroll, .listing, .source")) return event.preventDefault(), event.target.scrollBy(...ways[event.key]);
     const press = { ArrowLeft: () => this.move(-1), ArrowRight: () => this.move(1), ArrowUp: () => this.tile(-1), ArrowDown: () => this.tile(1), Home: () => this.go(0), End: () => this.go(this.length - 1), " ": () => this.play(!this.playing) };
     if (event.key === " " && ["BUTTON", "SUMMARY"].includes(event.target.tagName)) return; // the button's own
     if (!press[event.key]) return;
@@ -166,11 +169,19 @@ class Player {
     this.sparks.draw(steps);
     const scrub = find("#scrub"), { label } = this.views[0].words(this.views[0].t);
     scrub.value = this.t;
-    scrub.setAttribute("aria-valuetext", `step ${this.t} of ${this.length - 1}, ${label}`);
     find("#where").textContent = `step ${this.t} of ${this.length - 1}`;
     const moment = this.showMoment();
     for (const [id, what] of [["next-hbm", "hbm"], ["next-rescale", "rescale"], ["next-max", "max"], ["next-moment", "moment"]]) this.mark(id, this.playing || this.findNext(what) !== null);
-    if (!this.playing) this.say(this.views.map((view) => spoken(view)).join(" ") + moment), this.link();
+    const words = this.playing ? "" : this.spoken() + moment, sliding = document.activeElement === scrub;
+    scrub.setAttribute("aria-valuetext", sliding && words ? words : `step ${this.t} of ${this.length - 1}, ${label}`); // said once: by the slider, or by the page
+    if (!this.playing) this.say(sliding ? "" : words), this.link();
+  }
+
+  /** The step in words, of both runs; where the second does the same, no more than that. */
+  spoken() {
+    const said = this.views.map((view, n) => spoken(view, this.aside(n, this.t)));
+    if (said.length === 1) return said[0];
+    return `First run: ${said[0]} Second run: ${said[0] === said[1] ? "the same." : said[1]}`;
   }
 
   /** Greys a button out without taking it from the keyboard's way. */
@@ -225,9 +236,12 @@ class Player {
   }
 }
 
-function spoken(view) {
-  const { label, loops, done } = view.words(view.t);
-  return `Step ${view.t}, ${label}${loops ? `, ${loops}` : ""}: ${done.map(({ verb, names }) => `${verb} ${names.join(", ")}`).join("; ")}. SRAM ${view.run.occupancy[view.t]} of ${view.run.about.M}.`;
+/** A step in words: its line, the turns of its loops, and the tile where these do not say it; what it does. */
+function spoken(view, aside) {
+  const { run, t } = view, { label, loops, done } = view.words(t), around = Object.fromEntries(run.loopsAt(t)), tile = run.steps.tile[t];
+  const where = [`Step ${t}`, label, loops, tile && (around.i !== tile[0] || around.j !== tile[1]) ? `tile ${tile.join(", ")}` : ""].filter(Boolean).join(", ");
+  const what = done.map(({ verb, names }) => `${verb} ${names.join(", ")}`).join("; "), rises = run.steps.rescaled[t];
+  return `${where}: ${aside ? `${aside}; ` : ""}${what}.${rises ? ` ${rescaled(rises)}.` : ""} SRAM ${run.occupancy[t]} of ${run.about.M}.`;
 }
 
 /** Two runs of one algorithm whose texts differ: shows the texts, with the lines that differ marked. */

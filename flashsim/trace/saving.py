@@ -238,21 +238,24 @@ def as_html(trace: Trace, versus: Trace | None = None, lesson: Lesson | None = N
 
     ValueError for a lesson with a moment after the last step.
     """
+    return page_of(trace, versus, lesson)[0]
+
+
+def page_of(trace: Trace, versus: Trace | None = None, lesson: Lesson | None = None) -> tuple[str, str]:
+    """Return the page, as `as_html` does, and why values were left out of it; "" if none were."""
     traces = [trace] if versus is None else [trace, versus]
     steps = max(len(t.steps) for t in traces)
     if lesson is not None and not all(0 <= moment.step < steps for moment in lesson.moments):
         raise ValueError(f"lesson has moments {[m.step for m in lesson.moments]}; expected steps from 0 to {steps - 1}")
     page = _page([_for_page(t) for t in traces], lesson)
-    reason = ""
     if steps > MOST_STEPS:
         reason = f"{steps:,} steps are more than {MOST_STEPS:,}"
     elif len(page) > LARGEST_PAGE:
         reason = f"with them this page would take {len(page) / 1e6:.1f} MB, more than {LARGEST_PAGE / 1e6:.0f}"
-    if reason:
-        page = _page(
-            [_for_page(t, f"Values of tiles are left out: {reason}. Counters are complete.") for t in traces], lesson
-        )
-    return page
+    else:
+        return page, ""
+    note = f"Values of tiles are left out: {reason}. Counters are complete."
+    return _page([_for_page(t, note) for t in traces], lesson), note
 
 
 def _for_page(trace: Trace, left_out: str = "") -> dict[str, Any]:
@@ -288,7 +291,11 @@ def _page(traces: Sequence[dict[str, Any]], lesson: Lesson | None) -> str:
     title = " and ".join(t["about"]["title"] for t in traces) if lesson is None else lesson.title
     above = ""
     if lesson is not None:
-        above = f'<details id="lesson" open><summary>{html.escape(title)}</summary>\n{lesson.html()}\n</details>\n'
+        above = (
+            '<section aria-label="Lesson">'
+            f'<details id="lesson" open><summary>{html.escape(title)}</summary>\n{lesson.html()}\n</details>'
+            "</section>\n"
+        )
     return (
         read("page.html")
         .replace("{{title}}", html.escape(title))

@@ -80,12 +80,18 @@ const plain = (name) => name.replace(/^l(?=[[_]|$)/, "ℓ");
 
 const VERBS = { init: "initialise", load: "load", compute: "compute", store: "store" };
 
+/** A name in SRAM's bar. What is too wide is not shown: of K[0] the index first, then all. */
+const inBar = (name) => name.split(/(?=\[)/).map((part) => `<span>${part[0] === "[" ? part : named(part)}</span>`).join("");
+
+const rescaled = (rows) => `${rows} ${rows === 1 ? "row is" : "rows are"} rescaled`;
+
 /** One run on the page. */
 class View {
-  constructor(run, root) {
-    this.run = run, this.root = root, this.chosen = null;
+  constructor(run, root, which) {
+    this.run = run, this.root = root, this.chosen = null, this.which = which;
     root.classList.toggle("backward", run.backward);
     this.setHead();
+    if (which) this.tellApart();
     this.setListing();
     this.setSource();
     this.setCounters();
@@ -101,6 +107,7 @@ class View {
   setHead() {
     const { title, shape, blocks, dtype, options, command, notes } = this.run.about;
     find("h1", this.root).textContent = title;
+    this.root.setAttribute("aria-label", this.which ? `${this.which}: ${title}` : title);
     find(".about", this.root).innerHTML =
       `${typeset(`N_q = ${count(shape.N_q)}, N_k = ${count(shape.N_k)}, d = ${shape.d}${shape.d_v === shape.d ? "" : `, d_v = ${shape.d_v}`}`)}; ` +
       `${typeset(`B_r × B_c = ${blocks.B_r} × ${blocks.B_c}, T_r × T_c = ${blocks.T_r} × ${blocks.T_c}`)}; ${dtype}` +
@@ -109,6 +116,11 @@ class View {
     const box = find(".notes", this.root);
     box.hidden = !notes.length;
     box.textContent = notes.join(" ");
+  }
+
+  /** Two runs have the same parts: their names say whose they are. */
+  tellApart() {
+    for (const part of this.root.querySelectorAll("section, [role=region]")) part.setAttribute("aria-label", `${part.getAttribute("aria-label")}, ${this.which.toLowerCase()}`);
   }
 
   setListing() {
@@ -137,7 +149,8 @@ class View {
 
   setCounters() {
     const table = find(".hbm", this.root), exact = this.run.about.arrays.every((array) => array.exact), form = exact ? "closed form" : "at the end";
-    find("thead", table).innerHTML = `<tr><th scope="col">array</th><th scope="col">this step</th><th scope="col">reads<br>so far</th><th scope="col">${form}</th><th scope="col">writes<br>so far</th><th scope="col">${form}</th></tr>`;
+    const formHead = (what) => `<th scope="col" data-tip="${what} of the whole run${exact ? ", from a formula" : ""}">${form}</th>`;
+    find("thead", table).innerHTML = `<tr><th scope="col">array</th><th scope="col">this step</th><th scope="col">reads<br>so far</th>${formHead("reads")}<th scope="col">writes<br>so far</th>${formHead("writes")}</tr>`;
     const names = [...this.run.about.arrays.map((array) => named(array.name)), "total"];
     find("tbody", table).innerHTML = names.map((name, n) => `<tr class="${n === names.length - 1 ? "sum" : ""}"><th scope="row">${name}</th>${"<td></td>".repeat(5)}</tr>`).join("");
     this.counters = [...table.tBodies[0].rows].map((row) => [...row.cells].slice(1));
@@ -145,6 +158,8 @@ class View {
     const expected = arrays.map(({ reads, writes, exact: form }) => form ?? [reads, writes]);
     expected.push([0, 1].map((side) => expected.reduce((sum, pair) => sum + pair[side], 0)));
     this.expected = expected, this.hasForm = exact;
+    const { M, shape, blocks } = this.run.about, most = Math.ceil(M / (4 * shape.d));
+    this.paperSizes = blocks.B_c === Math.min(most, shape.N_k) && blocks.B_r === Math.min(most, shape.d, shape.N_q);
     this.counters.forEach((cells, n) => { cells[2].textContent = count(expected[n][0]), cells[4].textContent = count(expected[n][1]); });
     this.standard = standard && standard[0] + standard[1];
   }
@@ -191,7 +206,7 @@ class View {
   showNow(aside) {
     const { label, loops, done } = this.words(this.t), own = this.run.alone ? "" : `<span class="own">${aside ? `<b>${aside}</b> · ` : ""}its step ${this.t} of ${this.run.length - 1}</span>`;
     const what = done.map(({ verb, names }) => `${verb} ${names.map((name) => named(name.replace("ℓ", "l"))).join(", ")}`).join("; ");
-    const rises = this.run.steps.rescaled[this.t], said = rises ? ` <b>${rises} ${rises === 1 ? "row is" : "rows are"} rescaled</b>` : "";
+    const rises = this.run.steps.rescaled[this.t], said = rises ? ` <b>${rescaled(rises)}</b>` : "";
     find(".now", this.root).innerHTML = `<b>${label}</b>${loops ? ` · ${typeset(loops)}` : ""} · ${what}${said}${own}`;
   }
 
@@ -207,15 +222,15 @@ class View {
     const { run } = this, { M, peak } = run.about, most = Math.max(M, peak), held = run.resident(t), used = run.occupancy[t];
     const percent = (n) => `${(100 * n) / most}%`;
     find(".bar", this.root).innerHTML = held
-      .map(([name, size]) => `<span class="${name.includes("[") ? "" : "made"}" style="width:${percent(size)}" data-tip="${plain(name)}: ${count(size)} elements, ${name.includes("[") ? "loaded" : "made on chip"}">${size / most > (name.includes("[") ? 0.06 : 0.09) ? named(name) : ""}</span>`)
+      .map(([name, size]) => `<span class="${name.includes("[") ? "" : "made"}" style="width:${percent(size)}" data-tip="${plain(name)}: ${count(size)} elements, ${name.includes("[") ? "loaded" : "made on chip"}">${inBar(name)}</span>`)
       .join("");
-    find(".bar", this.root).setAttribute("aria-label", held.map(([name, size]) => `${plain(name)} ${size}`).join(", "));
+    find(".bar", this.root).setAttribute("aria-label", `On chip: ${held.map(([name, size]) => `${plain(name)} ${size}`).join(", ") || "nothing"}`);
     find(".line", this.root).style.left = `calc(${percent(M)} - 2px)`;
     const over = find(".over", this.root);
     over.hidden = used <= M;
     over.style.left = percent(M), over.style.width = percent(Math.max(used - M, 0));
     find(".fill", this.root).textContent = `${count(used)} of M = ${count(M)} elements in use`;
-    const why = run.backward ? "these blocks leave no room for a tile" : "line 1's sizes leave no room for the tile of S";
+    const why = this.paperSizes && !run.backward ? "line 1's sizes leave no room for ℓ, m and S" : "these blocks leave no room for a tile";
     const excess = used > M ? `<span class="bad" data-tip="${why}">${count(used - M)} more than M<span class="why">: ${why}</span>. </span>` : "";
     find(".scale", this.root).innerHTML = `${excess}peak<span class="why"> of the run</span> ${count(peak)}, ${Math.round((100 * peak) / M)}% of <i>M</i> (dashed<span class="why"> line</span>)`;
   }
@@ -266,10 +281,10 @@ class View {
       head.push(`<th scope="col">${named(name)}</th>`);
       if (name === "m") head.push(`<th scope="col">${typeset("e^{m − m_new}")}</th>`);
     }
-    for (const side of [0, 1]) if (O[side]) head.push(`<th scope="col" class="gap wide" colspan="${Math.min(O[side].cols, OF_O)}"><i>O</i> ${side ? "new" : "old"}${clipped(O[side], OF_O)}</th>`);
+    for (const side of [0, 1]) if (O[side]) head.push(`<th scope="colgroup" class="gap wide" colspan="${Math.min(O[side].cols, OF_O)}"><i>O</i> ${side ? "new" : "old"}${clipped(O[side], OF_O)}</th>`);
     const body = [];
     for (let r = 0; r < Math.min(rows, 32); r++) body.push(this.pairRow(r, first, columns, O));
-    box.innerHTML = `<table><thead><tr>${head.join("")}</tr></thead><tbody>${body.join("")}</tbody></table>${rows > 32 ? `<p class="about">the first 32 of ${rows} rows</p>` : ""}`;
+    box.innerHTML = `<table aria-label="Old and new of these rows"><thead><tr>${head.join("")}</tr></thead><tbody>${body.join("")}</tbody></table>${rows > 32 ? `<p class="about">the first 32 of ${rows} rows</p>` : ""}`;
   }
 
   /** D and dQ of the rows, dK̃ and dṼ of the keys, before this tile and now; what this step made is marked. */
@@ -290,13 +305,13 @@ class View {
     const first = run.steps[byKey ? "cols" : "rows"][t]?.[0] ?? null, head = [`<th scope="col">${word}</th>`], body = [], [old, now] = sides;
     const fresh = now && made.has(run.steps.pairs[name][1][t]), freshD = D && made.has(run.steps.pairs.D[1][t]), cols = (old ?? now)?.cols ?? 0;
     if (shown) head.push(`<th scope="col"${freshD ? ' class="rises"' : ""}>${named("D")}</th>`);
-    if (cols) head.push(`<th scope="col" class="gap wide${fresh ? " rises" : ""}" colspan="${Math.min(cols, OF_O)}">${named(name)}: <span class="old">old,</span> new${clipped(old ?? now, OF_O)}</th>`);
+    if (cols) head.push(`<th scope="colgroup" class="gap wide${fresh ? " rises" : ""}" colspan="${Math.min(cols, OF_O)}">${named(name)}: <span class="old">old,</span> new${clipped(old ?? now, OF_O)}</th>`);
     const cells = (tile, r, age) => (tile && r < tile.rows ? tileCells(tile, r, `${name} ${age}`, first, OF_O, true, word).join("") : "<td>\u00a0</td>");
     for (let r = 0; r < Math.min(tall, OF_GRADIENT); r++) {
       const own = shown ? `<td rowspan="2" class="${freshD ? "rises" : ""}" data-tip="D, row ${rowName(first, r)}: ${exactly(shown.data[r])}">${number(shown.data[r])}</td>` : "";
-      body.push(`<tr class="old"><th scope="row" rowspan="2">${first === null ? "" : first + r}</th>${own}${cells(old, r, "old")}</tr><tr class="new">${cells(now, r, "new")}</tr>`);
+      body.push(`<tr class="old"><th scope="rowgroup" rowspan="2">${first === null ? "" : first + r}</th>${own}${cells(old, r, "old")}</tr><tr class="new">${cells(now, r, "new")}</tr>`);
     }
-    return `<table><thead><tr>${head.join("")}</tr></thead><tbody>${body.join("")}</tbody></table>${tall > OF_GRADIENT ? `<p class="about">the first ${OF_GRADIENT} of ${tall} ${word}s</p>` : ""}`;
+    return `<table aria-label="${name} of these ${word}s, old and new"><thead><tr>${head.join("")}</tr></thead><tbody>${body.join("")}</tbody></table>${tall > OF_GRADIENT ? `<p class="about">the first ${OF_GRADIENT} of ${tall} ${word}s</p>` : ""}`;
   }
 
   pairRow(r, first, columns, O) {
@@ -331,7 +346,7 @@ class View {
     if (!tile) { box.innerHTML = `<p class="about">No values are kept of ${named(name)}.</p>`; return; }
     const rows = Math.min(tile.rows, 32), lines = [];
     for (let r = 0; r < rows; r++) lines.push(`<tr>${tileCells(tile, r, name, 0, OF_TILE, false).join("")}</tr>`);
-    box.innerHTML = `<table aria-label="${plain(name)}"><tbody>${lines.join("")}</tbody></table>${rows < tile.rows || tile.cols > OF_TILE ? `<p class="about">shown: ${rows} × ${Math.min(tile.cols, OF_TILE)} of ${tile.rows} × ${tile.cols}</p>` : ""}`;
+    box.innerHTML = `<table role="table" aria-label="${plain(name)}"><tbody>${lines.join("")}</tbody></table>${rows < tile.rows || tile.cols > OF_TILE ? `<p class="about">shown: ${rows} × ${Math.min(tile.cols, OF_TILE)} of ${tile.rows} × ${tile.cols}</p>` : ""}`;
   }
 }
 
@@ -379,7 +394,7 @@ class Grid {
     canvas.onmousemove = (event) => this.hover(event);
     canvas.onmouseleave = canvas.onblur = () => hideTip();
     canvas.onfocus = () => this.tellCurrent();
-    this.legend = legend;
+    this.legend = legend, this.words = find(".told", canvas.parentElement);
   }
 
   /** Fits the drawing to the width there is. */
@@ -387,7 +402,7 @@ class Grid {
     const { N_q, N_k } = this.run.about.shape, width = this.canvas.clientWidth || 300;
     this.pitch = this.run.backward ? 20 : 16; // from one of the arrays beside it to the next
     const edge = EDGES[this.run.about.direction][0].length * this.pitch + 14;
-    const room = width - edge - 2, tallest = clamp(window.innerHeight * 0.4, 180, 300) * (this.run.alone ? 1 : 0.68) - (this.run.backward ? 56 : 0);
+    const room = width - edge - 2, tallest = clamp(window.innerHeight * 0.4, 180, 300) * (this.run.alone ? 0.87 : 0.68) - (this.run.backward ? 56 : 0);
     const scale = Math.min(room / N_k, tallest / N_q);
     this.x = clamp(scale, Math.min(60 / N_k, room / N_k), room / N_k), this.y = clamp(scale, Math.min(24 / N_q, tallest / N_q), tallest / N_q);
     if (N_k * this.x < room && N_q / N_k < 0.5) this.x = room / N_k;
@@ -410,15 +425,21 @@ class Grid {
     this.drawEdges(t);
     const counts = { current: 0, done: 0, part: 0, skipped: 0, ahead: 0 };
     let current = null;
-    for (let i = 0; i < T_r; i++)
+    const rows = [];
+    for (let i = 0; i < T_r; i++) {
+      const words = [];
       for (let j = 0; j < T_c; j++) {
         const fate = run.fate(i, j, t), box = this.box(i, j);
         counts[fate]++;
         if (fate === "current") current = box;
         drawTile(pen, box, fate, run.leaves(i, j), this.ink);
+        words.push(FATES[fate] + MASKED[run.leaves(i, j)]);
       }
+      rows.push(`Row ${i}: ${ranges(words)}.`);
+    }
     this.drawRegion(t, current);
     this.canvas.setAttribute("aria-label", this.told(t, counts));
+    this.words.textContent = `Tiles by row and column. ${rows.join(" ")} ${this.toldEdges(t)}`;
   }
 
   told(t, counts) {
@@ -426,6 +447,20 @@ class Grid {
     const where = tile ? `current tile row ${tile[0]}, column ${tile[1]}; ` : counts.current ? `${counts.current} current; ` : "";
     return `Score matrix of ${T_r} by ${T_c} tiles: ${where}${counts.done} done, ${counts.part ? `${counts.part} done in part, ` : ""}${counts.skipped} skipped, ${counts.ahead} ahead`;
   }
+
+  /** Which rows and columns of tiles have something on chip, as the bars at the edges show. */
+  toldEdges(t) {
+    const { run } = this, { B_r, B_c } = run.about.blocks, found = [];
+    EDGES[run.about.direction].forEach((arrays, side) => {
+      const span = side ? run.steps.cols[t] : run.steps.rows[t], size = side ? B_c : B_r, held = arrays.filter((array) => this.onChip(array, t));
+      if (!span || !held.length) return;
+      const first = Math.floor(span[0] / size), last = Math.ceil(span[1] / size) - 1;
+      found.push(`${held.join(", ")} of ${side ? "column" : "row"} ${first}${last > first ? ` to ${last}` : ""}`);
+    });
+    return `On chip: ${found.join("; ") || "none of them"}.`;
+  }
+
+  onChip(array, t) { return this.run.resident(t).some(([name]) => quantity(name) === array && /\[|_[ij](_new)?$/.test(name)); }
 
   box(i, j) {
     const { B_r, B_c } = this.run.about.blocks, { N_q, N_k } = this.run.about.shape;
@@ -447,18 +482,17 @@ class Grid {
   /** Q, O (and dO, dQ) beside the rows and K, V (and dK, dV) above the columns, in blocks; those on chip are filled. */
   drawEdges(t) {
     const { run } = this, { B_r, B_c, T_r, T_c } = run.about.blocks, { N_q, N_k } = run.about.shape;
-    const held = run.resident(t).map(([name]) => name), onChip = (array) => held.some((name) => quantity(name) === array && /\[|_[ij](_new)?$/.test(name));
     const [beside, above] = EDGES[run.about.direction], { pitch } = this;
     beside.forEach((array, n) => {
       for (let i = 0; i < T_r; i++) {
-        const top = i * B_r, end = Math.min(top + B_r, N_q), here = onChip(array) && touches(run.steps.rows[t], top, end);
+        const top = i * B_r, end = Math.min(top + B_r, N_q), here = this.onChip(array, t) && touches(run.steps.rows[t], top, end);
         this.drawBlock(2 + n * pitch, this.edge + top * this.y, pitch - 3, (end - top) * this.y, here);
       }
       this.drawName(array, 2 + n * pitch + (pitch - 4) / 2, this.edge - 5);
     });
     above.forEach((array, n) => {
       for (let j = 0; j < T_c; j++) {
-        const left = j * B_c, end = Math.min(left + B_c, N_k), here = onChip(array) && touches(run.steps.cols[t], left, end);
+        const left = j * B_c, end = Math.min(left + B_c, N_k), here = this.onChip(array, t) && touches(run.steps.cols[t], left, end);
         this.drawBlock(this.edge + left * this.x, 2 + n * 16, (end - left) * this.x, 13, here);
       }
       this.drawName(array, this.edge - 10, 2 + n * 16 + 11);
@@ -486,7 +520,7 @@ class Grid {
         if (!run.visits[i * T_c + j].length) occurs.add("skipped");
         if (run.visits[i * T_c + j].length > 1) occurs.add("part");
       }
-    const entries = { current: "current", done: "done", part: "done in part", ahead: "ahead", skipped: "skipped", nothing: "masked", some: "masked in part" };
+    const entries = { ...FATES, nothing: "masked", some: "masked in part" };
     const items = Object.entries(entries).filter(([name]) => occurs.has(name)).map(([name, text]) => this.legendItem(name, text));
     this.legend.replaceChildren(...items);
   }
@@ -521,15 +555,25 @@ class Grid {
     const { run } = this, { B_r, B_c } = run.about.blocks, { N_q, N_k } = run.about.shape, { t } = this;
     const span = (n, size, end) => `${n * size} to ${Math.min((n + 1) * size, end) - 1}`, visits = run.visits[i * run.about.blocks.T_c + j];
     const masked = { all: "", some: "\nthe mask forbids part of it", nothing: "\nthe mask forbids all of it" }[run.leaves(i, j)];
-    const fates = { ahead: "ahead", part: "done in part", done: "done", current: "current", skipped: "skipped" };
-    return `tile (i, j) = (${i}, ${j}): ${fates[run.fate(i, j, t)]}\nqueries ${span(i, B_r, N_q)}, keys ${span(j, B_c, N_k)}${masked}${visits.length ? `\nat step ${visits.map(([start]) => start).join(", ")}` : ""}`;
+    return `tile (i, j) = (${i}, ${j}): ${FATES[run.fate(i, j, t)]}\nqueries ${span(i, B_r, N_q)}, keys ${span(j, B_c, N_k)}${masked}${visits.length ? `\nat step ${visits.map(([start]) => start).join(", ")}` : ""}`;
   }
+}
+
+const FATES = { current: "current", done: "done", part: "done in part", ahead: "ahead", skipped: "skipped" };
+const MASKED = { all: "", some: " and masked in part", nothing: " and masked" };
+
+/** "0 to 2 done, 3 ahead" of done, done, done, ahead. */
+function ranges(words) {
+  const found = [];
+  for (let n = 0, start = 0; n < words.length; n++)
+    if (words[n + 1] !== words[n]) found.push(`${start}${n > start ? ` to ${n}` : ""} ${words[n]}`), (start = n + 1);
+  return found.join(", ");
 }
 
 const touches = (span, start, end) => span !== null && span[0] < end && start < span[1];
 
 function palette() {
-  return { ink: color("--ink"), faint: color("--faint"), rule: color("--rule"), panel: color("--panel"), load: color("--load"), chip: color("--chip"), done: color("--done"), part: color("--part"), current: color("--current"), spark: color("--spark"), second: color("--spark-2") };
+  return { ink: color("--ink"), faint: color("--faint"), grid: color("--grid"), panel: color("--panel"), load: color("--load"), chip: color("--chip"), done: color("--done"), part: color("--part"), current: color("--current"), spark: color("--spark"), second: color("--spark-2") };
 }
 
 /** Fills say how far a tile is, and marks say it again; hatching says what the mask forbids. */
@@ -537,7 +581,7 @@ function drawTile(pen, [x, y, width, height], fate, leaves, ink) {
   pen.fillStyle = { done: ink.done, part: ink.part, current: ink.panel, skipped: ink.panel, ahead: ink.panel }[fate];
   pen.fillRect(x, y, width, height);
   if (leaves !== "all") hatch(pen, x, y, width, height, leaves === "some", ink.faint);
-  pen.strokeStyle = ink.rule, pen.lineWidth = 1;
+  pen.strokeStyle = ink.grid, pen.lineWidth = 1;
   if (width > 4 && height > 4) pen.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
   if (fate === "skipped") cross(pen, x, y, width, height, ink.faint);
   if (fate === "done" && Math.min(width, height) >= 9) tick(pen, x, y, width, height, ink.ink);
@@ -619,6 +663,7 @@ class Sparks {
   /** Draws both curves, and where each run is. */
   draw(steps) {
     if (!this.base) this.measure();
+    if (!this.canvas.width || !this.canvas.height) { this.base = null; return; } // in a frame that is not shown yet
     const pen = this.canvas.getContext("2d");
     pen.setTransform(1, 0, 0, 1, 0, 0);
     pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
