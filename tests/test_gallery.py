@@ -9,12 +9,10 @@ from __future__ import annotations
 import base64
 import gzip
 import html
-import importlib.util
 import json
 import re
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import examples, theory
+from flashsim import examples, gallery, theory
 from flashsim.cli import main
 from flashsim.trace import Lesson, Moment, Step, Trace
 from flashsim.trace.lesson import typeset
@@ -51,19 +49,8 @@ LINK = re.compile(r'<a href="(?:(\w+)\.html)?#t=(\d+)" data-event="([^"]*)">.*?<
 
 
 @cache
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("gallery_script", ROOT / "scripts" / "gallery.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@cache
 def made() -> dict[str, str]:
-    return dict(script().files())
+    return dict(gallery.files())
 
 
 @cache
@@ -120,7 +107,7 @@ def assert_same_trace(found: dict[str, Any], want: dict[str, Any]) -> None:
 
 
 def test_there_is_a_page_for_each_lesson_and_nothing_else() -> None:
-    assert list(script().pages()) == LESSONS
+    assert list(gallery.pages()) == LESSONS
     assert sorted(path.name for path in FOLDER.iterdir()) == sorted(made())
 
 
@@ -138,7 +125,7 @@ def test_files_are_what_the_script_makes(name: str) -> None:
 
 
 def test_every_run_makes_the_same_bytes() -> None:
-    assert dict(script().files()) == made()
+    assert dict(gallery.files()) == made()
 
 
 @pytest.mark.parametrize("name", LESSONS)

@@ -1,0 +1,168 @@
+"""The gallery's files: the lessons' pages, an index, and a README for code hosts, which show no HTML."""
+
+from __future__ import annotations
+
+import html
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flashsim.cli import BLOCK_MASKS, build_parser
+from flashsim.cli_step import recorded
+from flashsim.gallery.lessons import Page, pages
+from flashsim.trace import Lesson, Trace
+from flashsim.trace.lesson import typeset
+
+
+@dataclass(frozen=True)
+class Made:
+    """A lesson as it is: its name, the page in the gallery and how it was made."""
+
+    name: str
+    page: Page
+    lesson: Lesson
+    html: str
+
+    @property
+    def size(self) -> str:
+        """The page's size, in words."""
+        return f"{len(self.html.encode('utf-8')) / 1000:,.0f} kB"
+
+
+def traces(page: Page) -> tuple[Trace, Trace | None]:
+    """Run what makes a page's trace, and the one beside it."""
+    if page.is_command:
+        options = build_parser().parse_args(shlex.split(page.made_by)[1:])
+        options.command_line = page.made_by
+        return recorded(options, BLOCK_MASKS)
+    scope: dict[str, Any] = {}
+    exec(page.made_by, scope)
+    return scope["trace"], None
+
+
+def make(name: str, page: Page) -> Made:
+    """Make a lesson and its page."""
+    trace, versus = traces(page)
+    lesson = page.teach(trace, versus)
+    lesson = Lesson(lesson.title, lesson.text, tuple(sorted(lesson.moments, key=lambda moment: moment.step)))
+    return Made(name, page, lesson, trace.html(versus=versus, lesson=lesson))
+
+
+STYLE = """
+:root { --ground: #fbfbf9; --panel: #fff; --ink: #1c1d21; --faint: #5d616b; --rule: #d5d7dc; --link: #2563b0; }
+@media (prefers-color-scheme: dark) {
+  :root { --ground: #15171b; --panel: #1d2026; --ink: #e8e9ec; --faint: #a2a7b2; --rule: #3a3f49; --link: #7fb2ee; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 20px 16px 48px; max-width: 46em; background: var(--ground); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
+h1 { font-size: 26px; line-height: 1.2; margin: 0 0 8px; }
+h2 { font-size: 19px; line-height: 1.3; margin: 0; } p { margin: 8px 0; }
+a { color: var(--link); } .faint { color: var(--faint); font-size: 14px; }
+article { margin: 18px 0; padding: 14px 16px; background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; }
+article > .about { margin: 2px 0 8px; color: var(--faint); }
+ul, ol { margin: 8px 0; padding-left: 1.4em; } li { margin: 3px 0; } nav { margin: 16px 0 24px; } ul a { white-space: nowrap; }
+pre { overflow-x: auto; margin: 6px 0 0; padding: 8px 10px; border: 1px solid var(--rule); border-radius: 4px;
+  font: 13px/1.45 ui-monospace, monospace; } summary { cursor: pointer; }
+i { font-family: "STIX Two Text", "Cambria", "Times New Roman", "Liberation Serif", serif; font-size: 1.06em; }
+.symbol { white-space: nowrap; } sub, sup { font-size: .72em; line-height: 0; }
+.ss { display: inline-flex; flex-direction: column; vertical-align: middle; font-size: .7em; line-height: 1.1; }
+.ss sub, .ss sup { font-size: 1em; line-height: 1.1; vertical-align: baseline; }
+"""
+INTRODUCTION = (
+    "Each page plays a recorded run of one algorithm: line by line, forwards and backwards, with all numbers. ← and → step, "
+    "↑ and ↓ go tile by tile, space plays. The pages need no network and load nothing. The links below each text open a page "
+    "at a step."
+)
+
+
+def index(made: list[Made]) -> str:
+    """Return the index as a page without scripts."""
+    articles = "\n".join(map(_article, made))
+    contents = "\n".join(
+        f'<li><a href="#{m.name}">{html.escape(m.lesson.title)}</a><br><span class="faint">{typeset(m.page.about)}</span></li>'
+        for m in made
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>FlashAttention, step by step: lessons</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<header>
+<h1>FlashAttention, step by step</h1>
+<p>{typeset(INTRODUCTION)}</p>
+</header>
+<nav aria-label="Lessons">
+<ol>
+{contents}
+</ol>
+</nav>
+<main>
+{articles}
+</main>
+<footer class="faint">
+Made by <code>python scripts/gallery.py</code>. Counts are in elements; blocks, rows and steps count from 0.
+</footer>
+</body>
+</html>
+"""
+
+
+def _article(made: Made) -> str:
+    file = f"{made.name}.html"
+    return f"""<article id="{made.name}">
+<h2><a href="{file}">{html.escape(made.lesson.title)}</a></h2>
+<p class="about">{typeset(made.page.about)} <span class="size">{made.size}</span></p>
+{made.lesson.html(file)}
+<details><summary class="faint">How to make it</summary><pre>{html.escape(made.page.made_by)}</pre></details>
+</article>"""
+
+
+def readme(made: list[Made]) -> str:
+    """Return the same as Markdown, for a code host, which shows no HTML."""
+    rows = "\n".join(f"| [{m.lesson.title}]({m.name}.html) | {m.page.about} | {m.size} |" for m in made)
+    commands = "\n".join(f"{m.page.made_by} -o {m.name}.html" for m in made if m.page.is_command)
+    python = "\n```\n\n```python\n".join(
+        f'{m.page.made_by}\ntrace.save("{m.name}.html")' for m in made if not m.page.is_command
+    )
+    return f"""# Lessons
+
+Pages that play a recorded run, each with a text on what to look for. A code host shows their source; to see them, clone the
+repository and open `figures/gallery/index.html` in a browser (from 2023 or later). They need no network.
+
+| lesson | what it shows | size |
+|---|---|--:|
+{rows}
+
+`python scripts/gallery.py` makes them all. Without their texts, these commands make the same pages; `--open` in place of
+`-o …` opens them:
+
+```sh
+{commands}
+```
+
+and this Python the others:
+
+```python
+{python}
+```
+"""
+
+
+def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield (file name, content) of the lessons with these names, or of all of them and the index."""
+    made = []
+    for name, page in pages().items():
+        if not names or name in names:
+            made.append(make(name, page))
+            yield f"{name}.html", made[-1].html
+    if not names:
+        yield "index.html", index(made)
+        yield "README.md", readme(made)

@@ -1,0 +1,85 @@
+"""Looking things up in a trace, for what a lesson says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.trace import Moment, Step, Trace
+
+
+def first(trace: Trace, holds: Callable[[Step], bool], after: int = -1) -> Step:
+    """Return the first step after `after` of which `holds` is true."""
+    return next(step for step in trace.steps[after + 1 :] if holds(step))
+
+
+def does(trace: Trace, kind: str, array: str) -> Callable[[Step], bool]:
+    """Return what says of a step whether it loads, or stores, a block of this array."""
+    return lambda step: any(e.kind == kind and e.array == array for e in trace.events[step.first : step.last + 1])
+
+
+def value(trace: Trace, step: Step, name: str) -> NDArray[Any]:
+    """Return the values of the tile `name` that a step computes, loads or stores."""
+    found = next(e.value for e in trace.events[step.first : step.last + 1] if e.name == name)
+    assert found is not None
+    return found
+
+
+def pair(step: Step, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return a followed quantity (rows, …) before the step's tile and as it is now."""
+    old, new = step.pairs[name]
+    assert old is not None
+    assert new is not None
+    return old, new
+
+
+def moved(trace: Trace, *names: str) -> int:
+    """Return the accesses to these arrays in the whole run; to all of them without names."""
+    return sum(a.reads + a.writes for a in trace.about.arrays if not names or a.name in names)
+
+
+def output(trace: Trace, array: str = "O") -> NDArray[Any]:
+    """Return O (N_q, d_v), or ℓ, as the run leaves it: of each block, what was stored last."""
+    stored = {e.name: e.value for e in trace.events if e.kind == "store" and e.array == array}
+    blocks = [stored[f"{array}[{i}]"] for i in range(len(stored))]
+    return np.concatenate([block for block in blocks if block is not None])
+
+
+def rescaled_rows(trace: Trace) -> set[int]:
+    """Return the rows whose maximum rose at least once after it had a value."""
+    rows = set()
+    for step in trace.steps:
+        if step.rescaled and step.rows is not None:
+            old, new = pair(step, "m")
+            rows |= {step.rows[0] + int(r) for r in np.flatnonzero((new > old) & np.isfinite(old))}
+    return rows
+
+
+def end(trace: Trace, words: str) -> Moment:
+    """Return the moment of the last step."""
+    return Moment(len(trace.steps) - 1, "last step", words)
+
+
+def largest_rise(trace: Trace) -> tuple[Step, int, float, float]:
+    """Return the step at which a row's maximum rises by the most, the row, and its old and new maximum."""
+
+    def rise(step: Step) -> float:
+        old, new = pair(step, "m")
+        return float(np.where(np.isfinite(old), new - old, 0).max())
+
+    step = max((s for s in trace.steps if s.rescaled), key=rise)
+    old, new = pair(step, "m")
+    row = int(np.where(np.isfinite(old), new - old, 0).argmax())
+    assert step.rows is not None
+    return step, step.rows[0] + row, float(old[row, 0]), float(new[row, 0])
+
+
+def short(x: float) -> str:
+    """Return a number as a reader wants it: four digits, 3.5·10^{−14} where it is tiny."""
+    if x and abs(x) < 1e-3:
+        digits, power = f"{x:.1e}".split("e")
+        return f"{digits}·10^{{{int(power)}}}".replace("-", "−")
+    return f"{x:.4g}".replace("-", "−")
