@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from flashsim.dropout import check_p
+from flashsim.inputs import check_count
+
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
 EXAMPLES = (
     "flashsim bench --N 1024 4096 16384 --d 128\n"
@@ -44,9 +47,10 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
-    """Run the command and return 0. Raises MissingGPU where there is none."""
+    """Run the command and return 0. Raises ValueError for options that make no sense, and MissingGPU where there is none."""
     from flashsim.gpu.benchmark import benchmark, machine, settings
 
+    _check(options)
     causal = {"no": [False], "yes": [True], "both": [False, True]}[options.causal]
     directions = ["forward", "backward"] if options.direction == "both" else [options.direction]
     others = {"dtype": options.dtype, "B": options.batch, "H": options.heads, "dropout_p": options.dropout}
@@ -75,6 +79,23 @@ def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
     if options.json != "-":
         print_results(record)
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise ValueError before anything is measured: for sizes below 1, names not known, and a file in no folder."""
+    from flashsim.gpu.benchmark import OURS, TORCH
+
+    sizes = {"--N": options.N, "--d": options.d, "--heads": [options.heads], "--rounds": [options.rounds]}
+    for name, given in sizes.items():
+        for n in given:
+            check_count(name, n)
+    check_count("--batch", options.batch, 0)
+    check_p(options.dropout)
+    for name in options.only:
+        if name not in (*OURS, *TORCH):
+            raise ValueError(f"--only names {name!r}; expected of {', '.join((*OURS, *TORCH))}")
+    if options.json and not Path(options.json).parent.is_dir():
+        raise ValueError(f"--json is {options.json}; expected a file in a folder that is there")
 
 
 def print_results(record: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     for name, what in known.found.items():
         print(f"{name:<8}{what}")
     for what in known.missing:
-        print(f"missing {what}")
+        print(what)
     print(
         "Kernels run here."
         if known.ready

@@ -18,9 +18,12 @@ FOLDER = Path(__file__).resolve().parents[1] / "figures" / "gallery"
 def main() -> None:
     """Write the files, and say which."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("lessons", nargs="*", choices=[*pages(), []], metavar="LESSON", help="which. Default: all")
+    parser.add_argument("lessons", nargs="*", metavar="LESSON", help=f"of {', '.join(pages())}. Default: all")
     parser.add_argument("-o", "--output", type=Path, default=FOLDER, metavar="FOLDER", help="default: %(default)s")
     options = parser.parse_args()
+    for name in options.lessons:
+        if name not in pages():
+            parser.error(f"LESSON is {name!r}; expected of {', '.join(pages())}")
     options.output.mkdir(parents=True, exist_ok=True)
     for name, content in files(options.lessons):
         (options.output / name).write_text(content, encoding="utf-8")

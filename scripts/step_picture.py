@@ -1,10 +1,13 @@
 """Photograph the step player: figures/step.png, where a maximum rises by the most.
 
+python scripts/step_picture.py
+
 Needs Playwright and a Chromium: pip install ".[browser]", apt-get install chromium.
 """
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import shutil
 import tempfile
@@ -49,4 +52,5 @@ def photograph() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     photograph()

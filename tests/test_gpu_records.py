@@ -20,6 +20,7 @@ from flashsim.gpu.compiling import MissingGPU, import_cupy
 from flashsim.gpu.validation import METRICS, Pass, _row, parse
 from flashsim.plots import figure_of
 from flashsim.plots.gpu import LOOKS, plot_figure_1, plot_peak_memory, plot_runtime, plot_times, plot_validation
+from flashsim.reference import attention
 
 CSV = """==PROF== Connected to process 1
 "ID","Process ID","Kernel Name",{names}
@@ -147,6 +148,38 @@ def test_without_a_gpu_the_command_says_what_is_missing(capsys: pytest.CaptureFi
         import_cupy()
     assert main(["bench", "--N", "128", "--quiet"]) == 2
     assert capsys.readouterr().err == f"flashsim bench: error: {missing.value}\n"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_papers_baseline_is_attention(causal: bool) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 3, 9, 4)) for _ in range(3))
+    unfused = benchmark._unfused(Setting(9, 4, causal), torch, device="cpu")
+    mask = np.tril(np.ones((9, 9), bool)) if causal else None
+    assert np.allclose(unfused(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-12)
+    dropped = benchmark._unfused(Setting(9, 4, causal, dropout_p=0.5), torch, device="cpu")
+    assert not np.allclose(dropped(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["--N", "0"], "--N is 0; expected at least 1"),
+        (["--d", "64", "-1"], "--d is -1; expected at least 1"),
+        (["--rounds", "0"], "--rounds is 0; expected at least 1"),
+        (["--batch", "-1"], "--batch is -1; expected at least 0"),
+        (["--dropout", "2"], "dropout_p is 2.0; expected a number in [0, 1)"),
+        (
+            ["--only", "flash"],
+            "--only names 'flash'; expected of algorithm_1, algorithm_2, q_outer, tensor_core, standard,",
+        ),
+        (["--json", "none/x.json"], "--json is none/x.json; expected a file in a folder that is there"),
+    ],
+)
+def test_bench_refuses_before_it_measures(asked: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *asked]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["validate_hardware", "gpu_bench"])

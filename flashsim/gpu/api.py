@@ -61,7 +61,8 @@ def forward(
                each access to HBM. It waits for the kernel, and is slower
 
     Finite inputs give finite results as long as scaled scores, and sums of values, stay within float32. Masked keys and values
-    have no part in the result, be they NaN.
+    have no part in the result, be they NaN, in "algorithm_1", "algorithm_2" and "q_outer"; to "tensor_core" and "standard",
+    whose products are tensor cores' and cuBLAS's, 0 · NaN is NaN.
 
     Returns O, or a tuple (O, lse), (O, moved), (O, lse, moved). Works on the current stream: CuPy's, or for tensors PyTorch's.
 

@@ -245,11 +245,11 @@ def _fused(backend: str, setting: Setting) -> Callable[..., Any]:
     return attention
 
 
-def _unfused(setting: Setting, torch: Any) -> Callable[..., Any]:
+def _unfused(setting: Setting, torch: Any, device: str = "cuda") -> Callable[..., Any]:
     """Return attention as PyTorch programs had it before: products, scale, mask, softmax and dropout one by one."""
     from torch.nn.functional import dropout, softmax
 
-    above = torch.ones(setting.N, setting.N, dtype=torch.bool, device="cuda").triu(1) if setting.causal else None
+    above = torch.ones(setting.N, setting.N, dtype=torch.bool, device=device).triu(1) if setting.causal else None
 
     def attention(q: Any, k: Any, v: Any) -> Any:
         S = (q @ k.transpose(-2, -1)) * setting.d**-0.5
