@@ -157,7 +157,7 @@ def plot_times(record: Mapping[str, Any], *, d: int = 128, ax: Sequence[Axes] | 
 @styled
 def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = None) -> Axes:
     """Draw forward + backward runtime over N, log-log: the paper's Figure 3, left."""
-    ax = column_figure(3.2).subplots() if ax is None else ax
+    ax = column_figure(4.2).subplots() if ax is None else ax
     dress(ax)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -171,7 +171,7 @@ def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = No
         points = [(N, sum(both.values())) for N, both in sorted(times.get(name, {}).items()) if len(both) == 2]
         if points:
             ax.plot(*zip(*points, strict=True), label=label, gid=name, **look)
-    ax.legend(loc="upper left", frameon=True, framealpha=0.9, edgecolor="none")
+    ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
     ax.yaxis.set_major_locator(LogLocator(10))
     ax.set_xlabel(f"N (d = {d}, 16 heads)")
@@ -183,7 +183,7 @@ def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = No
 @styled
 def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = None) -> Axes:
     """Draw the memory that a forward pass allocates over N, log-log, output included: the paper's Figure 3, right."""
-    ax = column_figure(3.2).subplots() if ax is None else ax
+    ax = column_figure(4.2).subplots() if ax is None else ax
     dress(ax)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -197,7 +197,7 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
         ]
         if points:
             ax.plot(*zip(*points, strict=True), label=label, gid=name, **look)
-    ax.legend(loc="upper left", frameon=True, framealpha=0.9, edgecolor="none")
+    ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
     ax.yaxis.set_major_formatter(EngFormatter("B", sep=""))
     ax.set_xlabel(f"N (d = {d}, 16 heads)")
