@@ -131,7 +131,7 @@ class Job:
         heads = list(np.ndindex(self.given.leading))
         with _one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
             for number, head in enumerate(heads):
-                hbm, sram, _ = launch(
+                hbm, sram, returned = launch(
                     self.algorithm,
                     self.given.shape,
                     self.variant,
@@ -146,9 +146,9 @@ class Job:
                 )
                 traffic += hbm.traffic
                 peak = max(peak, sram.peak)
-                for name in (*self.algorithm.returns, *self.algorithm.saves):
-                    if name in hbm:
-                        results.setdefault(name, []).append(hbm.peek(name))
+                kept = [matrix.name for matrix in returned] + [name for name in self.algorithm.saves if name in hbm]
+                for name in kept:
+                    results.setdefault(name, []).append(hbm.peek(name))
                 if self.on_head is not None:
                     self.on_head(number + 1, len(heads))
         return results, once_per_group(traffic, self.given.group), Occupancy(peak, self.M, self.enforced)

@@ -17,8 +17,9 @@ from flashsim.dropout import NoDropout, TileDropout
 from flashsim.groups import grouped
 from flashsim.inputs import Array, chip_dtype
 from flashsim.masks import All, EdgeTileMask, Head, Index, Mask, TileMask
-from flashsim.memory import HBM, SRAM, Matrix, Observer
+from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
 from flashsim.records import Blocks, Shape
+from flashsim.shape_only import ShapeOnly
 
 Bools = NDArray[np.bool_]
 BlockMaskArgument = Any  # None, "live", an array (T_r, T_c), or a function of (T_r, T_c) that returns one
@@ -241,8 +242,35 @@ def launch(
         "merge": lambda: MERGES[variant.merge],
     }
     given = [placed[name] for name in algorithm.operands]
-    matrices = algorithm.run(hbm, sram, *given, blocks, *(parts[part]() for part in algorithm.parts))
-    return hbm, sram, matrices
+    result = algorithm.run(hbm, sram, *given, blocks, *(parts[part]() for part in algorithm.parts))
+    return hbm, sram, _returned(algorithm, result, shape)
+
+
+def _returned(algorithm: Algorithm, result: Any, shape: Shape) -> tuple[Matrix, ...]:
+    """Return the matrices that an algorithm returned. Raises MemoryModelError where they are not those of its record."""
+    found = result if isinstance(result, tuple) else (result,)
+    if [matrix.name for matrix in found if isinstance(matrix, Matrix)] != list(algorithm.returns) or len(found) > len(
+        algorithm.returns
+    ):
+        said = ", ".join(map(_named, found))
+        raise MemoryModelError(
+            f"{algorithm.name!r} ({algorithm.title}) returned {f'({said})' if isinstance(result, tuple) else said}; "
+            f"expected ({', '.join(algorithm.returns)}), matrices in HBM"
+        )
+    for matrix in found:
+        if matrix.shape != _shape_of(matrix.name, shape):
+            raise MemoryModelError(
+                f"{algorithm.name!r} ({algorithm.title}) returned {matrix.name} of shape {matrix.shape}; "
+                f"expected {_shape_of(matrix.name, shape)}"
+            )
+    return found
+
+
+def _named(value: Any) -> str:
+    """Return a name for what an algorithm returned."""
+    if isinstance(value, np.ndarray | ShapeOnly):
+        return "an array"
+    return str(getattr(value, "name", value))
 
 
 def _unnamed(algorithm: Algorithm, variant: Variant) -> tuple[str, ...]:
@@ -254,11 +282,11 @@ def _unnamed(algorithm: Algorithm, variant: Variant) -> tuple[str, ...]:
 
 def _shape_of(name: str, shape: Shape) -> tuple[int, int]:
     match name:
-        case "Q":
+        case "Q" | "dQ":
             return shape.N_q, shape.d
-        case "K":
+        case "K" | "dK":
             return shape.N_k, shape.d
-        case "V":
+        case "V" | "dV":
             return shape.N_k, shape.d_v
         case "O" | "dO":
             return shape.N_q, shape.d_v

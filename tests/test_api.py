@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +16,8 @@ import pytest
 import flashsim
 from flashsim import Causal, KeyPadding, SlidingWindow, patterns, theory
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError
+from flashsim.records import Blocks
 
 X = np.ones((6, 4))
 
@@ -318,3 +322,43 @@ def test_gradients_that_overflow_float16_are_refused() -> None:
     with pytest.raises(ValueError, match=r"dQ overflows float16, which ends at 6.55e\+04. Scale dO down"):
         flashsim.backward("flash", run, np.full((3, 1), 6e4, np.float16))
     assert np.isfinite(flashsim.backward("flash", run, np.full((3, 1), 1e-2, np.float16)).dQ).all()
+
+
+# ------------------------------------------------------------------------------------------------- what is returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("None", "returned None; expected (O, l, m), matrices in HBM"),
+        ("O, l", "returned (O, l); expected (O, l, m), matrices in HBM"),
+        ("m, l, O", "returned (m, l, O); expected (O, l, m), matrices in HBM"),
+        ("O[0], l, m", "returned (O[0], l, m); expected (O, l, m), matrices in HBM"),
+        ("O_i_new, l, m", "returned (an array, l, m); expected (O, l, m), matrices in HBM"),
+        ('hbm.empty("O2", (3, 3), V.dtype), l, m', "returned (O2, l, m); expected (O, l, m), matrices in HBM"),
+    ],
+)
+@pytest.mark.parametrize("arithmetic", [True, False])
+def test_what_an_algorithm_returns_is_what_is_taken(
+    returned: str, said: str, arithmetic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flash = FORWARD["flash"]
+    text = inspect.getsource(sys.modules[flash.run.__module__])
+    assert text.count("return O, l, m  # line 19") == 1
+    scope: dict[str, Any] = {"__name__": "edited"}
+    exec(compile(text.replace("return O, l, m  #", f"return {returned}  #"), "edited.py", "exec"), scope)
+    monkeypatch.setitem(FORWARD, "flash", replace(flash, run=scope["flash"]))
+    with pytest.raises(MemoryModelError, match=re.escape(f"'flash' (Algorithm 2, FlashAttention, complete) {said}")):
+        if arithmetic:
+            flashsim.forward("flash", *(np.ones((4, 2)) for _ in range(3)))
+        else:
+            flashsim.count("flash", N=4, d=2)
+
+
+def test_a_returned_matrix_has_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wide(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix]:
+        return (hbm.full("O", (4, 5), 0.0, V.dtype, "output"),)
+
+    monkeypatch.setitem(FORWARD, "flash_basic", replace(FORWARD["flash_basic"], run=wide, returns=("O",)))
+    with pytest.raises(MemoryModelError, match=r"returned O of shape \(4, 5\); expected \(4, 2\)"):
+        flashsim.forward("flash_basic", *(np.ones((4, 2)) for _ in range(3)))
