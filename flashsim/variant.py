@@ -249,9 +249,8 @@ def launch(
 def _returned(algorithm: Algorithm, result: Any, shape: Shape) -> tuple[Matrix, ...]:
     """Return the matrices that an algorithm returned. Raises MemoryModelError where they are not those of its record."""
     found = result if isinstance(result, tuple) else (result,)
-    if [matrix.name for matrix in found if isinstance(matrix, Matrix)] != list(algorithm.returns) or len(found) > len(
-        algorithm.returns
-    ):
+    names = [matrix.name if isinstance(matrix, Matrix) else None for matrix in found]
+    if names != list(algorithm.returns):
         said = ", ".join(map(_named, found))
         raise MemoryModelError(
             f"{algorithm.name!r} ({algorithm.title}) returned {f'({said})' if isinstance(result, tuple) else said}; "

@@ -349,10 +349,7 @@ def test_what_an_algorithm_returns_is_what_is_taken(
     exec(compile(text.replace("return O, l, m  #", f"return {returned}  #"), "edited.py", "exec"), scope)
     monkeypatch.setitem(FORWARD, "flash", replace(flash, run=scope["flash"]))
     with pytest.raises(MemoryModelError, match=re.escape(f"'flash' (Algorithm 2, FlashAttention, complete) {said}")):
-        if arithmetic:
-            flashsim.forward("flash", *(np.ones((4, 2)) for _ in range(3)))
-        else:
-            flashsim.count("flash", N=4, d=2)
+        flashsim.forward("flash", X, X, X) if arithmetic else flashsim.count("flash", N=6, d=4)
 
 
 def test_a_returned_matrix_has_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
