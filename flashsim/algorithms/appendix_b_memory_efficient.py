@@ -14,7 +14,7 @@ logarithm, as e^{q_iᵀ k_j} overflows at scores that attention has no trouble w
 
 from __future__ import annotations
 
-from flashsim.algorithms.notation import exp, finite, gated, logaddexp, logsumexp, product, rowsum
+from flashsim.algorithms.notation import at_most_0, exp, finite, gated, logaddexp, logsumexp, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
@@ -60,7 +60,7 @@ def memory_efficient(
             k_j, v_j = sram.load(K[j], V[j])  # equation 2
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 2
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # equation 2
-            P_ij = on_chip(exp(S_masked_ij - finite(log_L_i)), over=S_masked_ij)  # equation 2
+            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij)  # equation 2
             P_dropped_ij = on_chip(P_ij * dropout(P_ij, i, j), over=P_ij)  # equation 2
             o_i = on_chip(o_i + product(P_dropped_ij, v_j), over=o_i)  # equation 2
         sram.store(O[i], o_i)  # equation 2
@@ -110,7 +110,7 @@ def memory_efficient_backward(
             q_i, do_i, log_L_i = sram.load(Q[i], dO[i], L[i])  # equation 3
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 3
             S_masked_ij = on_chip(MASK_by_key(S_ij, i, j), over=S_ij)  # equation 3
-            P_ij = on_chip(exp(S_masked_ij - finite(log_L_i)), over=S_masked_ij)  # equation 3
+            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij)  # equation 3
             P_dropped_ij = on_chip(P_ij * dropout_by_key(P_ij, i, j), over=P_ij)  # equation 3
             dv_j = on_chip(dv_j + product(P_dropped_ij.T, do_i), over=dv_j)  # equation 3
         sram.store(dv[j], dv_j)  # equation 3
@@ -127,7 +127,7 @@ def memory_efficient_backward(
             k_j, v_j = sram.load(K[j], V[j])  # equation 5
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 5
             S_masked_ij = on_chip(MASK_by_query(S_ij, i, j), over=S_ij)  # equation 5
-            P_ij = on_chip(exp(S_masked_ij - finite(log_L_i)), over=S_masked_ij)  # equation 5
+            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij)  # equation 5
             dP_dropped_ij = on_chip(do_i @ v_j.T)  # equation 5
             dP_ij = on_chip(dP_dropped_ij * dropout_by_query(P_ij, i, j), over=dP_dropped_ij)  # equation 5
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # equation 5
@@ -141,7 +141,7 @@ def memory_efficient_backward(
             q_i, do_i, log_L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # equation 6
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 6
             S_masked_ij = on_chip(MASK_by_key(S_ij, i, j), over=S_ij)  # equation 6
-            P_ij = on_chip(exp(S_masked_ij - finite(log_L_i)), over=S_masked_ij)  # equation 6
+            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij)  # equation 6
             dP_dropped_ij = on_chip(do_i @ v_j.T)  # equation 6
             dP_ij = on_chip(dP_dropped_ij * dropout_by_key(P_ij, i, j), over=dP_dropped_ij)  # equation 6
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # equation 6

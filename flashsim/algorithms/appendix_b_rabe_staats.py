@@ -10,7 +10,7 @@ Steps are labelled `# summarise`, `# combine`, `# recompute` and `# differentiat
 
 from __future__ import annotations
 
-from flashsim.algorithms.notation import exp, finite, gated, maximum, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.notation import at_most_0, exp, finite, gated, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
@@ -121,7 +121,7 @@ def rabe_staats_backward(
             Z_ij = on_chip(dropout(P_ij, i, j))  # recompute
             P_dropped_ij = on_chip(P_ij * Z_ij)  # recompute
             O_ij = on_chip(product(P_dropped_ij, V_j))  # recompute
-            w_ij = on_chip(exp(m_ij - finite(m_i)) * l_ij / nonzero(l_i))  # differentiate
+            w_ij = on_chip(exp(at_most_0(m_ij - finite(m_i))) * l_ij / nonzero(l_i))  # differentiate
             dV_j = on_chip(dV_j + product(P_dropped_ij.T, w_ij * dO_i), over=dV_j)  # differentiate
             dP_dropped_ij = on_chip(dO_i @ V_j.T)  # differentiate
             dP_ij = on_chip(dP_dropped_ij * Z_ij, over=dP_dropped_ij)  # differentiate
