@@ -286,6 +286,10 @@ def backward(
     sums on chip. "separate" has each query head write its own, "dK_parts" and "dV_parts", in the inputs' dtype; then a pass
     (`flashsim.algorithms.group_sum`) loads the g parts, adds them up in the chip's dtype, and writes dK and dV.
 
+    Scores computed again in other tiles may be rounded to other numbers, 2(d + 4)·u·Σ|τ||q||k| apart at most (u: the chip's
+    roundoff). Weights are kept at most 1 all the same, so gradients stay finite and within `reference.gradient_bounds`. Where
+    that distance nears 1, as with float32 at scores of 10⁵ and more, the bounds say that rounding decides the softmax.
+
     Returns dQ, dK, dV. Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
     algorithm = _known(BACKWARD, name)
@@ -300,7 +304,7 @@ def backward(
     M = run.sram.capacity if M is None else check_M(M, given.dtype)
     if check_finite:
         stored = given.dtype if "P" in algorithm.operands else None
-        check_backward_range(given, gradient, variant.tau, variant.dropout_p, stored)
+        check_backward_range(given, run.O, gradient, variant.tau, variant.dropout_p, stored)
     policy = run.sizing if sizing is None and blocks is None else _policy(sizing or "paper", blocks)
     if "block_mask" in algorithm.parts:
         if sizing is not None or blocks is not None:

@@ -171,21 +171,22 @@ def check_dO(dO: Any, O: Array, *, check_finite: bool) -> Array:
 
 
 def check_backward_range(
-    inputs: Inputs, dO: Array, scale: float, dropout_p: float, stored: np.dtype[Any] | None
+    inputs: Inputs, O: Array, dO: Array, scale: float, dropout_p: float, stored: np.dtype[Any] | None
 ) -> None:
     """Refuse finite gradients so large that a sum could overflow the chip, or dP the type it is stored in.
 
-    |dP| and |D| are at most |do|·|v| / (1 − p), so |dS| at most twice that; the sums run over N_k terms of it, or over N_q
-    of each query head of a group.
+    |dP| is at most |do|·|v| / (1 − p), and so is |D|, or |do|·|o|, where o is no average for all that rounding left of log L.
+    P is at most 1, so |dS| is at most |dP| + |D|; the sums run over N_k terms of it, or over N_q of each query head of a group.
     """
     chip = chip_dtype(inputs.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        q, k, v, do = (_longest_row(a) for a in (inputs.Q, inputs.K, inputs.V, dO))
+        q, k, v, o, do = (_longest_row(a) for a in (inputs.Q, inputs.K, inputs.V, O, dO))
         dP = do * v / (1 - dropout_p)
+        dS = dP + max(dP, do * o)
         N = max(inputs.group * inputs.shape.N_q, inputs.shape.N_k)
-        most = max(2 * N * dP * max(1.0, abs(scale) * max(q, k, 1.0)), N * do / (1 - dropout_p))
+        most = max(N * dS * max(1.0, abs(scale) * max(q, k, 1.0)), N * do / (1 - dropout_p))
     type_ = stored if stored is not None and largest(stored) < largest(chip) else chip
-    if not (2 * dP < largest(type_) and most < largest(chip) / 4):
+    if not (dS < largest(type_) and most < largest(chip) / 4):
         raise ValueError(
             f"dO is too large: dP could reach {dP:.3g} and a sum {most:.3g}, and {type_.name} ends at "
             f"{largest(type_):.3g}. Scale dO down, or use a wider dtype"

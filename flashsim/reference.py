@@ -232,7 +232,8 @@ def error_bound(
     Dropout turns P into PZ, Z being 0 or 1/(1 − p) (rounded, and multiplied by: 3u), and where P is stored, PZ is too.
     Each rounding of O to `stored` adds u_s of what has been summed so far, at most PZ|V|.
     C = 2 leaves room for the second-order terms left out. Where scores are so large that rounding them decides the
-    softmax, the bound is the trivial one: two averages of V's rows differ by at most 2·max|V| / (1 − p).
+    softmax, the bound is the trivial one: two averages of V's rows differ by at most 2·max|V| / (1 − p). Weights by way of
+    log L are at most 1 each, but their sum is 1 only as far as log L is exact: there, (N_k + 1)·max|V| / (1 − p).
     A row whose every key is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
     """
     has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored, flushed)
@@ -244,8 +245,9 @@ def error_bound(
     if scores_stored or operands_stored:
         floor = floor + has.step * (gain + (keep is not None)) * np.abs(has.V).sum(axis=-2, keepdims=True)
     with np.errstate(over="ignore"):
-        off = np.where(has.mass > 0, C * one_rounding * np.maximum(has.mass, smallest_step(np.float64)), 0.0)
-    most = 2 * gain * (1 + has.u_s) * np.abs(has.V).max(axis=-2, keepdims=True)
+        off = C * one_rounding * np.maximum(has.mass, smallest_step(np.float64))
+    weights = has.K.shape[-2] if logs_rounded else 1
+    most = (weights + 1) * gain * (1 + has.u_s) * np.abs(has.V).max(axis=-2, keepdims=True)
     return has.within_range(np.where(has.any_key, np.minimum(off, most) + floor, 0.0), has.mass)
 
 
@@ -278,8 +280,8 @@ def gradient_bounds(
     P ∘ (dP − D) is summed up by way of a block's own D (Appendix B.5). `backward_rounding` says all that of an algorithm.
 
     E(X) is how far the computed X may be off, |dO||V|ᵀ is written A, and A∘Z is A_Z ≥ |dP|.
-    P is e^{S − m}/ℓ with S off by δ now and in ℓ: E(P) = P·(expm1(2δ) + (N_k + 8·steps + 8)·u), as in `error_bound`.
-    Where P is kept rather than computed again, that is at most 1, since both are between 0 and 1.
+    P is e^{S − m}/ℓ with S off by δ now and in ℓ: E(P) = P·(expm1(2δ) + (N_k + 8·steps + 8)·u), as in `error_bound`. It is
+    at most 1, since P is between 0 and 1 and the computed one too: kept by Algorithm 3, and else by `at_most_0` (notation.py).
     P^dropped = P∘Z: E = Z·(E(P) + 3uP), and once more u_s where it is stored.
     dV = (P^dropped)ᵀdO, N_q terms: E = E(P^dropped)ᵀ|dO| + (N_q + 4)·u·(P^dropped)ᵀ|dO|, and u_s of that sum to store it.
     dP = dO Vᵀ ∘ Z, d_v terms: E = (d_v + 4)·u·A_Z; where it is stored, u_s·A_Z, twice with dropout.
@@ -301,8 +303,8 @@ def gradient_bounds(
 
     with np.errstate(over="ignore", invalid="ignore"):
         relative = has.weights_error(steps, scores_stored, operands_stored, logs_rounded)
-        E_P = np.where(P > 0, relative * P, 0.0) + least + step_p
-        E_P = np.where(has.allowed, np.minimum(E_P, 1.0) if scores_stored else E_P, 0.0)
+        E_P = relative * np.maximum(P, smallest_step(np.float64)) + least + step_p
+        E_P = np.where(has.allowed, np.minimum(E_P, 1.0), 0.0)
         E_P_dropped = Z * (E_P + 3 * u * P) + (u_p * Z * P + step_p) * dropped
         dV_sum = (P * Z).swapaxes(-1, -2) @ np.abs(dO)
         E_dV = E_P_dropped.swapaxes(-1, -2) @ np.abs(dO) + ((N_q + 4) * u + u_s) * dV_sum + step

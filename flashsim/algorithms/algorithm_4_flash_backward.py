@@ -30,12 +30,13 @@
     26 Return dQ, dK, dV.
 
 P, not P^dropped, enters dS, as equation 4's D_i = P_i:ᵀ dP_i: = dO_iᵀ O_i holds under dropout too. Rows in which every key
-is masked (ℓ = 0, m = −∞) have P = 0 and so gradients 0.
+is masked (ℓ = 0, m = −∞) have P = 0 and so gradients 0. Line 13's exponent is kept at most 0, where rounding S anew would lift
+it above (`at_most_0`, notation.py): the paper does not.
 """
 
 from __future__ import annotations
 
-from flashsim.algorithms.notation import exp, finite, gated, nonzero, product, rowsum
+from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
@@ -79,7 +80,7 @@ def flash_backward(
             Q_i, O_i, dO_i, dQ_i, l_i, m_i = sram.load(Q[i], O[i], dO[i], dQ[i], l[i], m[i])  # line 10
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 11
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 12
-            P_ij = on_chip(exp(S_masked_ij - finite(m_i)) / nonzero(l_i), over=S_masked_ij)  # line 13
+            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(m_i))) / nonzero(l_i), over=S_masked_ij)  # line 13
             Z_ij = on_chip(dropout(P_ij, i, j))  # line 14
             P_dropped_ij = on_chip(P_ij * Z_ij)  # line 15
             dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j)  # line 16

@@ -36,7 +36,7 @@ P_ij = 0 and add nothing.
 
 from __future__ import annotations
 
-from flashsim.algorithms.notation import exp, finite, gated, nonzero, product, rowsum
+from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, PARTS, Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
@@ -81,7 +81,7 @@ def block_sparse_backward(
             Q_i, O_i, dO_i, dQ_i, l_i, m_i = sram.load(Q[i], O[i], dO[i], dQ[i], l[i], m[i])  # line 10
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 11
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 12
-            P_ij = on_chip(exp(S_masked_ij - finite(m_i)) / nonzero(l_i), over=S_masked_ij)  # line 13
+            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(m_i))) / nonzero(l_i), over=S_masked_ij)  # line 13
             Z_ij = on_chip(dropout(P_ij, i, j))  # line 14
             P_dropped_ij = on_chip(P_ij * Z_ij)  # line 15
             dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j)  # line 16

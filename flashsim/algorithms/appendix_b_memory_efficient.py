@@ -10,7 +10,7 @@ scores that attention has no trouble with.
 
 from __future__ import annotations
 
-from flashsim.algorithms.notation import exp, finite, logaddexp, logsumexp, product
+from flashsim.algorithms.notation import at_most_0, exp, finite, logaddexp, logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
@@ -57,7 +57,7 @@ def memory_efficient(
             k_j, v_j = sram.load(K[j], V[j])  # equation 2
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 2
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # equation 2
-            P_ij = on_chip(exp(S_masked_ij - finite(log_L_i)), over=S_masked_ij)  # equation 2
+            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij)  # equation 2
             P_dropped_ij = on_chip(P_ij * dropout(P_ij, i, j), over=P_ij)  # equation 2
             o_i = on_chip(o_i + product(P_dropped_ij, v_j), over=o_i)  # equation 2
         sram.store(O[i], o_i)  # equation 2

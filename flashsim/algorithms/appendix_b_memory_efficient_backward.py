@@ -12,7 +12,7 @@ stands before every q_iᵀ k_j, and so before dq and dk.
 from __future__ import annotations
 
 from flashsim.algorithms.appendix_b_memory_efficient import block_sizes, logs_rounded
-from flashsim.algorithms.notation import exp, finite, gated, product, rowsum
+from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
@@ -61,7 +61,7 @@ def memory_efficient_backward(
             q_i, do_i, log_L_i = sram.load(Q[i], dO[i], L[i])  # equation 3
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 3
             S_masked_ij = on_chip(MASK_by_key(S_ij, i, j), over=S_ij)  # equation 3
-            P_ij = on_chip(exp(S_masked_ij - finite(log_L_i)), over=S_masked_ij)  # equation 3
+            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij)  # equation 3
             P_dropped_ij = on_chip(P_ij * dropout_by_key(P_ij, i, j), over=P_ij)  # equation 3
             dv_j = on_chip(dv_j + product(P_dropped_ij.T, do_i), over=dv_j)  # equation 3
         sram.store(dv[j], dv_j)  # equation 3
@@ -78,7 +78,7 @@ def memory_efficient_backward(
             k_j, v_j = sram.load(K[j], V[j])  # equation 5
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 5
             S_masked_ij = on_chip(MASK_by_query(S_ij, i, j), over=S_ij)  # equation 5
-            P_ij = on_chip(exp(S_masked_ij - finite(log_L_i)), over=S_masked_ij)  # equation 5
+            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij)  # equation 5
             dP_dropped_ij = on_chip(do_i @ v_j.T)  # equation 5
             dP_ij = on_chip(dP_dropped_ij * dropout_by_query(P_ij, i, j), over=dP_dropped_ij)  # equation 5
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # equation 5
@@ -92,7 +92,7 @@ def memory_efficient_backward(
             q_i, do_i, log_L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # equation 6
             S_ij = on_chip(tau * (q_i @ k_j.T))  # equation 6
             S_masked_ij = on_chip(MASK_by_key(S_ij, i, j), over=S_ij)  # equation 6
-            P_ij = on_chip(exp(S_masked_ij - finite(log_L_i)), over=S_masked_ij)  # equation 6
+            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(log_L_i))), over=S_masked_ij)  # equation 6
             dP_dropped_ij = on_chip(do_i @ v_j.T)  # equation 6
             dP_ij = on_chip(dP_dropped_ij * dropout_by_key(P_ij, i, j), over=dP_dropped_ij)  # equation 6
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # equation 6

@@ -9,7 +9,7 @@ Steps are labelled `# recompute` and `# differentiate`, as the paper gives no li
 from __future__ import annotations
 
 from flashsim.algorithms.appendix_b_rabe_staats import block_sizes
-from flashsim.algorithms.notation import exp, finite, gated, nonzero, product, rowmax, rowsum
+from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
@@ -59,7 +59,7 @@ def rabe_staats_backward(
             Z_ij = on_chip(dropout(P_ij, i, j))  # recompute
             P_dropped_ij = on_chip(P_ij * Z_ij)  # recompute
             O_ij = on_chip(product(P_dropped_ij, V_j))  # recompute
-            w_ij = on_chip(exp(m_ij - finite(m_i)) * l_ij / nonzero(l_i))  # differentiate
+            w_ij = on_chip(exp(at_most_0(m_ij - finite(m_i))) * l_ij / nonzero(l_i))  # differentiate
             dV_j = on_chip(dV_j + product(P_dropped_ij.T, w_ij * dO_i), over=dV_j)  # differentiate
             dP_dropped_ij = on_chip(dO_i @ V_j.T)  # differentiate
             dP_ij = on_chip(dP_dropped_ij * Z_ij, over=dP_dropped_ij)  # differentiate

@@ -6,6 +6,10 @@ Block indices count from 0: `K[j]` with j = 0 is the paper's K_1.
 Masks bring −∞ into the scores, of which the paper says nothing, and real kernels have returned NaN there. Four functions
 keep it out, and change no number where all is finite: `finite` and `nonzero`, so that a row in which every key so far is
 masked keeps ℓ = 0 and O = 0; `product` and `gated`, so that a weight of 0 lets nothing through, not even 0·NaN.
+
+Rounding is the other thing the paper leaves out. Where S is computed again, as in every backward pass but Algorithm 3, tiles
+of another shape may round it to more than the m or L that was kept, by up to 2(d + 4)·u·Σ|τ||q||k|, and e^{S − m} would
+have no bound: `at_most_0` keeps P ≤ 1.
 """
 
 from __future__ import annotations
@@ -55,6 +59,16 @@ def nonzero(l: Tile) -> Tile:
     if isinstance(l, ShapeOnly) or l.min() > 0:
         return l
     return np.where(l == 0, l.dtype.type(1), l)
+
+
+def at_most_0(X: Tile) -> Tile:
+    """Return X with 0 for what is above, as the exponent of a weight, which is at most 1: e^{S − m}, e^{S − L}.
+
+    Exact exponents are at most 0, so this only ever brings a rounded one closer, and changes none where S is rounded as m was.
+    """
+    if isinstance(X, ShapeOnly) or X.max() <= 0:
+        return X
+    return np.minimum(X, X.dtype.type(0))
 
 
 def product(weights: Tile, X: Tile) -> Tile:

@@ -39,7 +39,7 @@ and reads O to do so.
 
 from __future__ import annotations
 
-from flashsim.algorithms.notation import exp, finite, gated, product, rowsum
+from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, PARTS, Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
@@ -89,7 +89,7 @@ def q_outer_backward(
             Q_i, dO_i, L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # line 13
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 14
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 15
-            P_ij = on_chip(exp(S_masked_ij - finite(L_i)), over=S_masked_ij)  # line 16
+            P_ij = on_chip(exp(at_most_0(S_masked_ij - finite(L_i))), over=S_masked_ij)  # line 16
             Z_ij = on_chip(dropout(P_ij, i, j))  # line 17
             P_dropped_ij = on_chip(P_ij * Z_ij)  # line 17
             dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j)  # line 18

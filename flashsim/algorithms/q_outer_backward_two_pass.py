@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from flashsim.algorithms.notation import exp, finite, gated, product, rowsum
+from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, PARTS, Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
@@ -96,7 +96,7 @@ def q_outer_backward_two_pass(
         for i in sram.loop(blocks.T_r, where=live.column(j), alike=live.edges_below(j)):  # line 11
             Q_i, dO_i, L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # line 12
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 13
-            P_ij = on_chip(exp(MASK(S_ij, i, j) - finite(L_i)), over=S_ij)  # line 13
+            P_ij = on_chip(exp(at_most_0(MASK(S_ij, i, j) - finite(L_i))), over=S_ij)  # line 13
             Z_ij = on_chip(dropout(P_ij, i, j))  # line 14
             P_dropped_ij = on_chip(P_ij * Z_ij)  # line 14
             dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j)  # line 15
@@ -113,7 +113,7 @@ def q_outer_backward_two_pass(
         for j in sram.loop(blocks.T_c, where=live.row(i), alike=live.edges(i)):  # line 25
             K_j, V_j = sram.load(K[j], V[j])  # line 26
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 27
-            P_ij = on_chip(exp(MASK(S_ij, i, j) - finite(L_i)), over=S_ij)  # line 27
+            P_ij = on_chip(exp(at_most_0(MASK(S_ij, i, j) - finite(L_i))), over=S_ij)  # line 27
             dP_ij = on_chip(dO_i @ V_j.T * dropout(P_ij, i, j))  # line 28
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 29
             dQ_tilde_i = on_chip(dQ_tilde_i + tau * product(dS_ij, K_j), over=dQ_tilde_i)  # line 30
