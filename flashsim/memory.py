@@ -342,7 +342,6 @@ class SRAM:
         self._fold = fold and not hbm.arithmetic
         self.occupancy = self.peak = 0
         self._resident: dict[int, _Resident] = {}
-        self._scopes: list[list[int]] = []
         self._scope: list[int] = []  # what the current loop turn brought on chip
         self._loops: list[tuple[Site, int]] = []
         self._observers = tuple(observers)
@@ -448,6 +447,9 @@ class SRAM:
         In counting-only mode turns that are equal are run once and counted as often as they occur: blocks differ only
         in the ragged last one, so that is the first turn, standing for all but one, and the last. If turns differ in
         more than that, `alike[index]` says which are equal. An SRAM with `fold=False` runs every turn.
+
+        A turn left early, by `break` or an error, evicts too, but observers are told nothing of that: Python could only
+        print what they raise there.
         """
         site = site_of(sys._getframe(1))
         schedule: Iterable[tuple[int, int]]
@@ -457,22 +459,25 @@ class SRAM:
             schedule = ((index, 1) for index in (range(turns) if where is None else np.flatnonzero(where).tolist()))
         if self._observers:
             self._tell("enter", target_at(site, "loop"), turns, None, site)
+        around, depth, times = self._scope, len(self._loops), self._weight
         for index, weight in schedule:
-            self._weight *= weight
-            self._scopes.append(self._scope)
-            self._scope = []
-            self._loops.append((site, index))
-            if self._observers:
-                self._tell("turn", target_at(site, "loop"), 0, None, site)
+            scope: list[int] = []
+            ended = False
             try:
+                self._scope, self._weight = scope, times * weight
+                self._loops.append((site, index))
+                if self._observers:
+                    self._tell("turn", target_at(site, "loop"), 0, None, site)
                 yield index
-            finally:
-                self._evict(self._scope)
-                self._scope = self._scopes.pop()
+                self._evict(scope)
+                ended = True
                 if self._observers:
                     self._tell("turn end", target_at(site, "loop"), 0, None, site)
-                self._loops.pop()
-                self._weight //= weight
+            finally:
+                if not ended:
+                    self._abandon(scope)
+                self._scope, self._weight = around, times
+                del self._loops[depth:]
         if self._observers:
             self._tell("leave", target_at(site, "loop"), turns, None, site)
 
@@ -539,14 +544,25 @@ class SRAM:
         for key in scope:
             gone = self._resident.pop(key)
             tile, size, _, _ = gone
-            if self._observers:
-                self._tell("evict", _name(gone), size, tile, self._loops[-1][0])
-            self.occupancy -= size
-            if self.hbm.arithmetic:
-                if tile.dtype is self.dtype:
-                    tile.fill(nan)
-                else:
+            try:
+                if self._observers:
+                    self._tell("evict", _name(gone), size, tile, self._loops[-1][0])
+            finally:
+                self.occupancy -= size
+                if self.hbm.arithmetic:
+                    if tile.dtype is self.dtype:
+                        tile.fill(nan)
+                    else:
+                        _poison(tile)
+
+    def _abandon(self, scope: list[int]) -> None:
+        """Evict what is left of a turn that did not end. It may be cut off anywhere, and nobody could catch an error here."""
+        for key in scope:
+            if key in self._resident:
+                tile = self._resident.pop(key)[0]
+                if self.hbm.arithmetic:
                     _poison(tile)
+        self.occupancy = sum(size for _, size, _, _ in self._resident.values())
 
     def _tell(
         self,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from flashsim.memory import HBM, SRAM, Event, NotOnChip, SramOverflow
+from flashsim.memory import HBM, SRAM, Event, NotOnChip, Observer, SramOverflow
 
 
 def chip(capacity: int = 1000, **options: Any) -> tuple[HBM, SRAM]:
@@ -313,6 +315,95 @@ def test_observers_hear_every_event_with_names_from_the_source() -> None:
     assert (compute.name, compute.elements, compute.paper_line) == ("S_ij", 9, 9)
     assert heard[4].name == "Q[0]"
     assert heard[0].name == "i"
+
+
+def nested(observers: Sequence[Observer] = ()) -> None:
+    """Run two loops, one in the other."""
+    hbm = HBM()
+    sram = SRAM(hbm, 100, observers=observers)
+    Q = hbm.place("Q", matrix()).divide(3)
+    for i in sram.loop(2):
+        Q_i = sram.load(Q[i])
+        for j in sram.loop(2):
+            Q_j = sram.load(Q[j])
+            S_ij = sram.on_chip(Q_i @ Q_j.T)
+            del S_ij
+
+
+@pytest.fixture
+def ignored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What Python prints as "Exception ignored in …"."""
+    found: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: found.append(what.exc_value))
+    return found
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_what_an_observer_raises_reaches_the_caller_whatever_it_was_told(
+    error: type[BaseException], ignored: list[Any]
+) -> None:
+    heard: list[Event] = []
+    nested([heard.append])
+    for n in range(len(heard)):
+        left = iter(range(n))
+
+        def raising(event: Event, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise error(event.kind)
+
+        with pytest.raises(error, match=heard[n].kind):
+            nested([raising])
+    assert ignored == []
+
+
+def test_an_interrupt_at_any_line_of_a_loop_reaches_the_caller(ignored: list[Any]) -> None:
+    """Ctrl-C comes between any two lines. Here it does so after each in turn, until a run is left alone."""
+    code = {SRAM.loop.__code__, SRAM._evict.__code__}
+
+    def interrupting(after: int) -> Callable[..., Any]:
+        left = iter(range(after))
+
+        def trace(frame: FrameType, kind: str, _: Any) -> Any:
+            if frame.f_code not in code:
+                return None
+            if kind == "line" and next(left, None) is None:
+                raise KeyboardInterrupt
+            return trace
+
+        return trace
+
+    before = sys.gettrace()
+    interrupts = 0
+    while True:
+        try:
+            sys.settrace(interrupting(interrupts))
+            nested()
+        except KeyboardInterrupt:
+            interrupts += 1
+        else:
+            break
+        finally:
+            sys.settrace(before)
+    assert interrupts > 50
+    assert ignored == []
+
+
+def test_after_an_error_in_a_turn_the_chip_holds_what_it_held_before(ignored: list[Any]) -> None:
+    def raising(event: Event) -> None:
+        if event.kind == "evict":
+            raise ZeroDivisionError
+
+    hbm = HBM()
+    sram = SRAM(hbm, 100, observers=[raising])
+    Q = hbm.place("Q", matrix()).divide(3)
+    sram.load(Q[0])
+    with pytest.raises(ZeroDivisionError):
+        for _ in sram.loop(2):
+            inner = sram.load(Q[1])
+    assert sram.resident == {"Q[0]": 6}
+    assert sram.occupancy == 6
+    assert np.isnan(inner).all()
+    assert ignored == []
 
 
 def test_summaries_fit_one_screen() -> None:
