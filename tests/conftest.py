@@ -1,8 +1,26 @@
-"""Shared by all tests: Hypothesis settings."""
+"""Shared by all tests: Hypothesis settings, and how long the fuzzers run.
+
+`pytest tests/test_fuzz.py --fuzz 100000` tries as many examples; a fuzzer is a test with `@settings(settings.get_profile("fuzz"))`.
+"""
 
 from __future__ import annotations
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, settings
 
 settings.register_profile("flashsim", deadline=None, max_examples=60, print_blob=True)
 settings.load_profile("flashsim")
+
+FUZZ_EXAMPLES = 200
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz", type=int, default=FUZZ_EXAMPLES, metavar="N", help="examples that each fuzzer tries")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    examples = config.getoption("--fuzz")
+    settings.register_profile(
+        "fuzz", settings.get_profile("flashsim"), max_examples=examples, suppress_health_check=slow
+    )
