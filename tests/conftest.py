@@ -1,6 +1,7 @@
 """Shared by all tests: Hypothesis settings, and how long the fuzzers run.
 
-`pytest tests/test_fuzz.py --fuzz 100000` tries as many examples; a fuzzer is a test with `@settings(settings.get_profile("fuzz"))`.
+`pytest tests/test_fuzz.py --fuzz 100000` tries as many examples in each test that is decorated with
+`@settings(settings.get_profile("fuzz"))`.
 """
 
 from __future__ import annotations
