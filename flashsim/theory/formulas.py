@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashsim.checking import checked
 from flashsim.records import Blocks
 from flashsim.theory.problem import ceil_div
 
@@ -154,6 +155,7 @@ FORMULAS_BACKWARD: Formulas = {
 """Backward: (reads, writes) of each array, `SYMBOLS` explained there."""
 
 
+@checked
 def symbols(
     N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, *, direction: str = "forward"
 ) -> dict[str, int]:
