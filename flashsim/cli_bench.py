@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashsim.dropout import check_p
+from flashsim.checking import check_count, check_p
 from flashsim.files import write_whole
-from flashsim.inputs import check_count
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
 EXAMPLES = (

@@ -5,11 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import DTypeLike
 
+from flashsim.checking import (
+    check_block_mask,
+    check_blocks,
+    check_direction,
+    check_gqa,
+    check_heads,
+    check_merge,
+    check_p,
+    check_shape,
+    check_splits,
+    is_one_of,
+    shown,
+)
+from flashsim.inputs import check_M, float_name
 from flashsim.masks import All, as_mask
-from flashsim.records import Blocks, Occupancy, Shape, Traffic
+from flashsim.records import Blocks, Occupancy, Traffic
 from flashsim.theory import groups
 from flashsim.theory.bounds import matmul_flops
 from flashsim.theory.form import Form
@@ -83,21 +96,15 @@ def exact(
     Theory does not refuse what does not fit: where `sram.peak` exceeds an enforced `sram.capacity`, a run would raise
     `SramOverflow`. "fit" blocks are chosen for all tiles, as a run chooses them, whatever the block mask then skips.
     """
-    form = form_of(name, direction)
-    n, k = (N if N_q is None else N_q), (N if N_k is None else N_k)
-    if n is None or k is None:
-        raise ValueError("a length is missing: give N, or both N_q and N_k")
-    shape = Shape(n, k, d, d if d_v is None else d_v)
-    stored = BYTES.get("bfloat16" if str(dtype) == "bfloat16" else np.dtype(dtype).name)
-    if stored is None:
-        raise ValueError(f"no closed form for dtype {dtype!r}; known: {', '.join(BYTES)}")
-    M = 102_400 // stored if M is None else M
-
-    kv_heads = heads if kv_heads is None else kv_heads
-    if heads % kv_heads or gqa not in ("separate", "grouped"):
-        raise ValueError(f"no closed form for heads={heads}, kv_heads={kv_heads}, gqa={gqa!r}")
-    share = heads // kv_heads
-    group, problems = (share, kv_heads) if gqa == "grouped" else (1, heads)
+    form, shape = form_of(name, check_direction(direction)), check_shape(N, d, N_q, N_k, d_v)
+    n, k, d = shape.N_q, shape.N_k, shape.d
+    stored = BYTES[float_name(dtype)]
+    M = check_M(M, stored)
+    heads, kv_heads = check_heads(heads, kv_heads)
+    share, together = heads // kv_heads, check_gqa(gqa) == "grouped"
+    group, problems = (share, kv_heads) if together else (1, heads)
+    dropout_p, block_mask = check_p(dropout_p), check_block_mask(block_mask)
+    splits, merge, fixed = check_splits(splits), check_merge(merge), check_blocks(blocks)
 
     rule = as_mask(mask, causal, shape, ())
     masked = not isinstance(rule, All)
@@ -110,12 +117,12 @@ def exact(
 
     n, dense = group * n, dense_shapes(rule, group)
     p = Problem(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), has_tree(rule), splits, merge, group)
-    sizes = _sizes(form, p, sizing, blocks)
+    sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else block_mask
     tiles = _tiles(p, sizes, chosen_tiles(skipping, rule, n, k, sizes, group))
     arrays, peak = form.traffic(p, sizes, tiles), form.peak(p, sizes, tiles)
     traffic = Traffic(arrays).times(problems)
-    if gqa == "separate" and share > 1:
+    if share > 1 and not together:
         arrays = groups.shared(arrays, share, kv_heads)
         if direction == "backward":
             arrays, peak = groups.summed(arrays, p, share, kv_heads), max(peak, groups.sum_peak(p))
@@ -123,7 +130,7 @@ def exact(
     return Exact(
         name,
         traffic,
-        Occupancy(peak, M, blocks is not None or sizing == "fit"),
+        Occupancy(peak, M, fixed is not None or sizing == "fit"),
         sizes,
         problems * matmul_flops(n, k, d, shape.d_v, name=name, direction=direction, area=tiles.area),
     )
@@ -142,10 +149,10 @@ def _sizes(form: Form, p: Problem, sizing: str, blocks: tuple[int, int] | None) 
 
     if blocks is not None:
         return _clipped(p, *blocks)
+    if not is_one_of(sizing, ("paper", "fit")):
+        raise ValueError(f"no closed form for sizing {shown(sizing)}; known: 'paper', 'fit', or blocks=(B_r, B_c)")
     if sizing == "paper":
         return of(form.rows(p.M, p.d, p.d_v))
-    if sizing != "fit":
-        raise ValueError(f"no closed form for sizing {sizing!r}; known: 'paper', 'fit', or blocks=(B_r, B_c)")
     low, rows, longest = 0, 1, max(p.N_q, p.N_k)
     while fits(1) and rows < longest and fits(rows + 1):
         low, rows = rows, 2 * rows

@@ -7,6 +7,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+from flashsim.checking import check_direction, is_one_of, shown
 from flashsim.theory.form import Form
 
 
@@ -23,9 +24,7 @@ def forms() -> dict[str, dict[str, Form]]:
 
 def form_of(name: str, direction: str) -> Form:
     """Return the form of that name. Raises ValueError for an unknown name or direction."""
-    known = forms()
-    if direction not in known:
-        raise ValueError(f"direction is {direction!r}; expected 'forward' or 'backward'")
-    if name not in known[direction]:
-        raise ValueError(f"no closed form for {name!r}, {direction}; known: {', '.join(map(repr, known[direction]))}")
-    return known[direction][name]
+    known = forms()[check_direction(direction)]
+    if not is_one_of(name, known):
+        raise ValueError(f"no closed form for {shown(name)}, {direction}; known: {', '.join(map(repr, known))}")
+    return known[name]

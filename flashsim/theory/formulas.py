@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flashsim.checking import checked
 from flashsim.records import Blocks
 from flashsim.theory.forms import form_of
 from flashsim.theory.problem import ceil_div
@@ -47,6 +48,7 @@ def extra_symbols(N_q: int, N_k: int, d_v: int, T_c: int, B_r: int, *, dropout: 
     return {"N_q": N_q, "N_k": N_k, "d_v": d_v, "T_c": T_c, "B_r": B_r, "dropout": on, "R": 2 * on}
 
 
+@checked
 def symbols(
     N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, *, direction: str = "forward"
 ) -> dict[str, int]:
