@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.algorithms import Algorithm
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Problem, Sizing, clipped
+from flashsim.algorithms.own import chosen
 from flashsim.checking import (
     check_block_mask,
     check_blocks,
     check_callback,
     check_count,
-    check_direction,
     check_flag,
     check_gqa,
     check_heads,
@@ -46,7 +46,7 @@ from flashsim.inputs import (
     largest,
 )
 from flashsim.masks import as_mask
-from flashsim.memory import Observer, SramOverflow
+from flashsim.memory import MemoryModelError, Observer, SramOverflow
 from flashsim.records import Blocks, Flops, Occupancy, Shape, Traffic
 from flashsim.variant import BlockMaskArgument, Variant, launch
 
@@ -170,7 +170,7 @@ class Job:
 
 
 def forward(
-    name: str,
+    name: str | Algorithm | Callable[..., Any],
     Q: Any,
     K: Any,
     V: Any,
@@ -199,8 +199,8 @@ def forward(
     (multi-query attention where H_kv = 1). Heads run one after another and the counts add up. 16-bit inputs are computed on
     in float32 and rounded at every store. Inputs are not modified.
 
-    name     "standard" (Algorithm 0), "flash_basic" (1), "flash" (2), "block_sparse" (5), "memory_efficient" (Appendix
-             B.1), "rabe_staats" (B.5), "small_cache" (Saha and Ye, for M < d²)
+    name     of an algorithm (`flashsim.algorithms.FORWARD` has them all), an `Algorithm`, or a function of one's own
+             `f(hbm, sram, Q, K, V, blocks)` that returns O, in HBM (`flashsim.algorithms.own`)
     M        SRAM's size in elements; None: 100 KB of the inputs' dtype
     scale    None: 1/√d. Algorithms 0 and 1 have no τ: there it is folded into Q when Q is placed in HBM. For 16-bit inputs
              that product is kept in float32 (and counted as 16-bit), since rounding it would shift large scores by more
@@ -230,7 +230,7 @@ def forward(
 
     Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
-    algorithm = _known(FORWARD, name)
+    algorithm = chosen(name, "forward")
     gqa, check_finite = check_gqa(gqa), check_flag("check_finite", check_finite)
     observers, on_head = check_observers(observers), check_callback("on_head", on_head)
     given = check_inputs(Q, K, V, check_finite=check_finite)
@@ -254,12 +254,18 @@ def forward(
     job = Job(algorithm, rows, asked, sizes, M, policy.enforced, watching, on_head)
     results, traffic, use = job.run(operands)
     gathered = {
-        kept: _gather(kept, results[kept], rows.leading, group, check_finite=check_finite) for kept in algorithm.returns
+        kept: _gather(kept, results[kept], rows.leading, group, check_finite=check_finite)
+        for kept in ("O", *COLUMNS)
+        if kept in results
     }
+    if check_finite and not algorithm.returns and np.isnan(gathered["O"]).any():
+        raise MemoryModelError(
+            f"{algorithm.name!r} returned an O with NaN in it: rows never stored, or made of what was evicted"
+        )
     saved = {kept: results[kept] for kept in algorithm.saves if kept in results}
     recorded = _recorded(recorder, "forward", job, variant, group)
     return Run(
-        name,
+        algorithm.name,
         gathered["O"],
         gathered.get("l"),
         gathered.get("m"),
@@ -278,7 +284,7 @@ def forward(
 
 
 def backward(
-    name: str,
+    name: str | Algorithm,
     run: Run,
     dO: Any,
     *,
@@ -292,8 +298,8 @@ def backward(
 ) -> Gradients:
     """Run the backward pass of `run`, which the algorithm of that name made, for the output gradient dO (..., H_q, N_q, d_v).
 
-    name     "standard" (Algorithm 3), "flash" (4), "block_sparse" (5), "memory_efficient" (Appendix B.2), "rabe_staats"
-             (B.5), "q_outer" (dQ accumulated in HBM) or, for a run of that, "q_outer_two_pass" (nothing is)
+    name     of its backward pass (`flashsim.algorithms.BACKWARD`): the forward pass's own, or another's that belongs to it,
+             as "q_outer_two_pass" does to "q_outer"; or an `Algorithm`
     dO       of O's shape and dtype
     M, sizing, blocks  by default the forward pass's. "block_sparse" keeps the forward pass's blocks, on which its mask is
     trace    record the first head's events as the result's `trace`, to step through (`flashsim.trace`)
@@ -308,7 +314,7 @@ def backward(
 
     Returns dQ, dK, dV. Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
-    algorithm = _known(BACKWARD, name)
+    algorithm = chosen(name, "backward")
     if not isinstance(run, Run):
         raise ValueError(f"run is a {type(run).__name__}; expected what flashsim.forward({name!r}, …) returned")
     if run.algorithm != algorithm.forward_pass:
@@ -352,11 +358,11 @@ def backward(
         dK, dV, traffic, use = _summed(dK, dV, given, traffic, use, observers)
         for X, array in (("dK", dK), ("dV", dV)):
             _refuse_overflow(X, array, check_finite=check_finite)
-    return Gradients(name, dQ, dK, dV, traffic, use, sizes, recorded)
+    return Gradients(algorithm.name, dQ, dK, dV, traffic, use, sizes, recorded)
 
 
 def count(
-    name: str,
+    name: str | Algorithm | Callable[..., Any],
     *,
     N: int | None = None,
     d: int,
@@ -386,7 +392,7 @@ def count(
     times their number, so a mask must be one head's. `dtype` matters for bytes and for the default M (100 KB); `direction` is
     "forward" or "backward". Other arguments and errors as in `forward`.
     """
-    algorithm = _known(FORWARD if check_direction(direction) == "forward" else BACKWARD, name)
+    algorithm = chosen(name, direction)
     shape = check_shape(N, d, N_q, N_k, d_v)
     heads, kv_heads = check_heads(heads, kv_heads)
     group, together = heads // kv_heads, check_gqa(gqa) == "grouped"
@@ -394,7 +400,7 @@ def count(
     stored = float_dtype(dtype)
     M = check_M(M, stored.itemsize)
     variant = _variant(None, causal, mask, dropout_p, 0, block_mask, splits, merge, shape, ())
-    variant.refuse_what(_known(FORWARD, algorithm.forward_pass))
+    variant.refuse_what(algorithm if direction == "forward" else chosen(algorithm.forward_pass, "forward"))
     policy = _policy(sizing, blocks)
     rows, asked = shape, variant
     if together:
@@ -402,24 +408,13 @@ def count(
     sizes = _blocks(algorithm, rows, asked, M, policy)
     hbm, sram, _ = launch(algorithm, rows, asked, sizes, M, policy.enforced, stored, observers=observers)
     if together:
-        return Tally(name, hbm.traffic.times(kv_heads), sram.use, sizes, sram.flops.times(kv_heads))
+        return Tally(algorithm.name, hbm.traffic.times(kv_heads), sram.use, sizes, sram.flops.times(kv_heads))
     traffic, use, flops = once_per_group(hbm.traffic.times(heads), group), sram.use, sram.flops.times(heads)
     if group > 1 and direction == "backward":
         hbm, sram = launch_sum(shape, group, M, policy.enforced, stored, observers=observers)
         traffic, flops = with_parts(traffic, hbm.traffic.times(kv_heads)), flops + sram.flops.times(kv_heads)
         use = replace(use, peak=max(use.peak, sram.peak))
-    return Tally(name, traffic, use, sizes, flops)
-
-
-def _known(table: Mapping[str, Algorithm], name: str) -> Algorithm:
-    if is_one_of(name, table):
-        return table[name]
-    known = ", ".join(map(repr, table))
-    if table is BACKWARD and is_one_of(name, FORWARD):
-        raise ValueError(f"{name!r} has no backward pass here; these have: {known}")
-    if table is FORWARD and is_one_of(name, BACKWARD):
-        raise ValueError(f"{name!r} is a backward pass only, of {BACKWARD[name].forward_pass!r}")
-    raise ValueError(f"unknown algorithm {shown(name)}; known: {known}")
+    return Tally(algorithm.name, traffic, use, sizes, flops)
 
 
 def _variant(

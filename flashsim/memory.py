@@ -86,7 +86,11 @@ class _InHBM:
     __array__ = __array_ufunc__ = __array_function__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __abs__ = __float__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __setitem__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+    def __setitem__(self, index: object, _: object) -> NoReturn:
+        block = f"{self.name}[{index}]" if isinstance(self, Matrix) else self.name
+        raise NotOnChip(f"{block} is in HBM: write to it with sram.store({block}, …)")
 
     def __getattr__(self, attribute: str) -> NoReturn:
         if not attribute.startswith("_") and hasattr(np.ndarray, attribute):

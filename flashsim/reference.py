@@ -12,13 +12,14 @@ gradients 0. What is masked is never read: NaN in a masked key or value stays th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.algorithms import Algorithm
+from flashsim.algorithms.own import chosen
 from flashsim.inputs import Array, chip_dtype, largest, roundoff, smallest_normal, smallest_step
 from flashsim.records import Blocks
 
@@ -148,22 +149,23 @@ class BackwardRounding(Rounding):
     recombined: bool
 
 
-def rounding(name: str, blocks: Blocks) -> Rounding:
+def rounding(name: str | Algorithm | Callable[..., Any], blocks: Blocks) -> Rounding:
     """Return what `error_bound` needs to know of the algorithm: `error_bound(Q, K, V, **rounding(name, run.blocks))`.
 
     Raises ValueError for an unknown name.
     """
-    return _rounding(_known(FORWARD, name), _known(FORWARD, name), blocks)
+    algorithm = chosen(name, "forward")
+    return _rounding(algorithm, algorithm, blocks)
 
 
-def backward_rounding(name: str, blocks: Blocks, backward_blocks: Blocks | None = None) -> BackwardRounding:
+def backward_rounding(name: str | Algorithm, blocks: Blocks, backward_blocks: Blocks | None = None) -> BackwardRounding:
     """Return what `gradient_bounds` needs to know, for a backward pass with its own blocks or the forward pass's.
 
     Raises ValueError for an unknown name.
     """
-    algorithm = _known(BACKWARD, name)
+    algorithm = chosen(name, "backward")
     return BackwardRounding(
-        **_rounding(FORWARD[algorithm.forward_pass], algorithm, blocks),
+        **_rounding(chosen(algorithm.forward_pass, "forward"), algorithm, blocks),
         dQ_stores=algorithm.rounds((backward_blocks or blocks).T_c),
         recombined=algorithm.recombines,
     )
@@ -177,12 +179,6 @@ def _rounding(forward: Algorithm, user_of_logs: Algorithm, blocks: Blocks) -> Ro
         scores_stored=forward.stores_scores,
         logs_rounded=user_of_logs.rounds_logs(T_c),
     )
-
-
-def _known(passes: Mapping[str, Algorithm], name: str) -> Algorithm:
-    if name not in passes:
-        raise ValueError(f"unknown algorithm {name!r}; known: {', '.join(map(repr, passes))}")
-    return passes[name]
 
 
 def score_reach(Q: Any, K: Any, *, scale: float, mask: Any = None) -> Array:

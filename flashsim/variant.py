@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.algorithms import Algorithm
+from flashsim.algorithms.own import RETURNS
 from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, Dropout, EveryTile, Live
 from flashsim.algorithms.split_kv_merge import MERGES
 from flashsim.checking import check_tiles
@@ -233,12 +234,13 @@ def launch(
 def _returned(algorithm: Algorithm, result: Any, shape: Shape) -> tuple[Matrix, ...]:
     """Return the matrices that an algorithm returned. Raises MemoryModelError where they are not those of its record."""
     found = result if isinstance(result, tuple) else (result,)
-    names = [matrix.name if isinstance(matrix, Matrix) else None for matrix in found]
-    if names != list(algorithm.returns):
+    names = tuple(matrix.name if isinstance(matrix, Matrix) else None for matrix in found)
+    expected = (algorithm.returns,) if algorithm.returns else RETURNS
+    if names not in expected:
         said = ", ".join(map(_named, found))
         raise MemoryModelError(
             f"{algorithm.name!r} ({algorithm.title}) returned {f'({said})' if isinstance(result, tuple) else said}; "
-            f"expected ({', '.join(algorithm.returns)}), matrices in HBM"
+            f"expected {' or '.join('(' + ', '.join(names) + ')' for names in expected)}, matrices in HBM"
         )
     for matrix in found:
         if matrix.shape != _shape_of(matrix.name, shape):

@@ -43,7 +43,7 @@ class Algorithm:
     operands       matrices it takes, by name
     parts          what else it takes, in order (`flashsim.algorithms.parts`); without "tau", the scale is folded into Q; without
                    "MASK" and "dropout", it has neither
-    returns        names of the matrices it returns
+    returns        names of the matrices it returns, in order
     saves          names of the matrices, besides those it returns, that its backward pass needs
     of             for a backward pass, the forward pass that it belongs to, where that has another name
     line_1         (rows, d) -> (B_r, B_c)

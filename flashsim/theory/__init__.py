@@ -34,6 +34,7 @@ from flashsim.theory.bounds import (
 )
 from flashsim.theory.counts import BYTES, Exact, exact
 from flashsim.theory.form import Form
+from flashsim.theory.forms import form_of
 from flashsim.theory.formulas import SYMBOLS, formulas, symbols
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "flash_backward_constants",
     "flash_constants",
     "flash_over_compulsory_constant",
+    "form_of",
     "formulas",
     "matmul_flops",
     "proof_accounting",

@@ -16,6 +16,7 @@ import math
 from fractions import Fraction
 
 from flashsim.checking import check_count, check_number, checked
+from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of
 from flashsim.theory.formulas import evaluated, extra_symbols
 
@@ -29,7 +30,7 @@ def matmul_flops(
     d: int,
     d_v: int,
     *,
-    name: str = "flash",
+    name: str | Form = "flash",
     direction: str = "forward",
     area: int | None = None,
 ) -> int:
@@ -46,7 +47,7 @@ def matmul_flops(
 
 @checked
 def extra_memory(
-    name: str,
+    name: str | Form,
     N_q: int,
     N_k: int,
     d: int,

@@ -67,7 +67,7 @@ class Exact:
 
 
 def exact(
-    name: str,
+    name: str | Form,
     *,
     N: int | None = None,
     d: int,
@@ -91,6 +91,8 @@ def exact(
 ) -> Exact:
     """Return the exact counts of a run by formula. Arguments as in `flashsim.count`; unknown names raise ValueError.
 
+    For an algorithm of one's own, `name` is its `flashsim.theory.Form`.
+
     With `causal`, key j is attended to if j ≤ i + N_k − N_q: aligned at the bottom right.
 
     Theory does not refuse what does not fit: where `sram.peak` exceeds an enforced `sram.capacity`, a run would raise
@@ -109,11 +111,11 @@ def exact(
     rule = as_mask(mask, causal, shape, ())
     masked = not isinstance(rule, All)
     if form.plain and (masked or dropout_p):
-        raise ValueError(f"{name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
+        raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
     if block_mask is not None and not form.skips:
-        raise ValueError(f"{name!r} has no block mask; 'block_sparse' (Algorithm 5) has")
+        raise ValueError(f"{form.name!r} has no block mask; 'block_sparse' (Algorithm 5) has")
     if not form.splits and (splits is not None or merge != "sequence"):
-        raise ValueError(f"{name!r} does not split the keys; 'split_kv' does")
+        raise ValueError(f"{form.name!r} does not split the keys; 'split_kv' does")
 
     n, dense = group * n, dense_shapes(rule, group)
     p = Problem(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), has_tree(rule), splits, merge, group)
@@ -128,11 +130,11 @@ def exact(
             arrays, peak = groups.summed(arrays, p, share, kv_heads), max(peak, groups.sum_peak(p))
         traffic = Traffic(arrays)
     return Exact(
-        name,
+        form.name,
         traffic,
         Occupancy(peak, M, fixed is not None or sizing == "fit"),
         sizes,
-        problems * matmul_flops(n, k, d, shape.d_v, name=name, direction=direction, area=tiles.area),
+        problems * matmul_flops(n, k, d, shape.d_v, name=form, direction=direction, area=tiles.area),
     )
 
 

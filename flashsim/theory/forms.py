@@ -22,8 +22,10 @@ def forms() -> dict[str, dict[str, Form]]:
     return found
 
 
-def form_of(name: str, direction: str) -> Form:
-    """Return the form of that name. Raises ValueError for an unknown name or direction."""
+def form_of(name: str | Form, direction: str) -> Form:
+    """Return the form of that name, or that form. Raises ValueError for an unknown name or direction."""
+    if isinstance(name, Form):
+        return name
     known = forms()[check_direction(direction)]
     if not is_one_of(name, known):
         raise ValueError(f"no closed form for {shown(name)}, {direction}; known: {', '.join(map(repr, known))}")

@@ -8,11 +8,13 @@ flashsim.trace.load("run.json.gz")
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flashsim.algorithms.record import Algorithm
 from flashsim.trace.lesson import Lesson, Moment
 from flashsim.trace.recording import About, Counts, Recorder, Trace, TraceEvent
 from flashsim.trace.saving import load as load_trace
@@ -24,7 +26,17 @@ __all__ = ["About", "Counts", "Lesson", "Moment", "Recorder", "Step", "Trace", "
 class Tracing:
     """`flashsim.trace`: call it to run an algorithm and record it; `flashsim.trace.load` reads a saved trace."""
 
-    def __call__(self, name: str, Q: Any, K: Any, V: Any, *, dO: Any = None, head: Any = None, **options: Any) -> Trace:
+    def __call__(
+        self,
+        name: str | Algorithm | Callable[..., Any],
+        Q: Any,
+        K: Any,
+        V: Any,
+        *,
+        dO: Any = None,
+        head: Any = None,
+        **options: Any,
+    ) -> Trace:
         """Run `flashsim.forward(name, Q, K, V, **options)` on one head, and return its trace; with dO, its backward pass's.
 
         dO    the output's gradient, (..., H_q, N_q, d_v): the trace is of `flashsim.backward(name, run, dO)`, where `run` is
@@ -35,7 +47,7 @@ class Tracing:
 
         Raises ValueError as `forward` and `backward` do, and for several heads without `head`.
         """
-        from flashsim.algorithms import BACKWARD
+        from flashsim.algorithms.own import chosen
         from flashsim.api import backward, forward
 
         Q, K, V = np.asarray(Q), np.asarray(K), np.asarray(V)
@@ -50,8 +62,8 @@ class Tracing:
         if dO is None:
             found = forward(name, Q, K, V, trace=True, **options).trace
         else:
-            before = BACKWARD[name].forward_pass if name in BACKWARD else name
-            found = backward(name, forward(before, Q, K, V, **options), dO, trace=True).trace
+            algorithm = chosen(name, "backward")
+            found = backward(algorithm, forward(algorithm.forward_pass, Q, K, V, **options), dO, trace=True).trace
         assert found is not None
         return found
 

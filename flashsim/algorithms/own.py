@@ -1,0 +1,94 @@
+"""An algorithm of the user's own: a plain function on the memory, or a record, wherever a name is taken."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+from collections.abc import Callable
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+from flashsim.algorithms import BACKWARD, FORWARD, PASSES
+from flashsim.algorithms.record import OPERANDS, Algorithm, every_block
+from flashsim.checking import check_direction, is_one_of, shown
+
+SIGNATURE = "f(hbm, sram, Q, K, V, blocks)"
+PARTS = ("tau", "MASK", "dropout", "live")
+RETURNS = (("O",), ("O", "L"), ("O", "l", "m"))
+"""What a function may return, by the names of the matrices."""
+
+
+def chosen(what: Any, direction: str) -> Algorithm:
+    """Return the algorithm of that name; or that record, or that function, as an algorithm.
+
+    A function is a forward pass `f(hbm, sram, Q, K, V, blocks)`, on the five verbs of `flashsim.memory`, that returns the matrix
+    O in HBM, or (O, L), or (O, l, m). Behind `blocks` it may take "tau", "MASK", "dropout", "live", by these names, as the
+    algorithms here do (`flashsim.algorithms.parts`); without "tau", Q comes scaled. Its blocks are FlashAttention's.
+
+    Raises ValueError for anything else, and for a record or name of the other direction.
+    """
+    passes: dict[str, Algorithm] = PASSES["forward" if check_direction(direction) == "forward" else "backward"]
+    if isinstance(what, Algorithm):
+        if what.direction != direction:
+            raise ValueError(f"{what.name!r} is a {what.direction} pass; expected a {direction} pass")
+        return what
+    if callable(what) and direction == "forward":
+        return algorithm_of(what)
+    if is_one_of(what, passes):
+        return passes[what]
+    known = ", ".join(map(repr, passes))
+    if is_one_of(what, FORWARD):
+        raise ValueError(f"{what!r} has no backward pass here; these have: {known}")
+    if is_one_of(what, BACKWARD):
+        raise ValueError(f"{what!r} is a backward pass only, of {BACKWARD[what].forward_pass!r}")
+    raise ValueError(f"unknown algorithm {shown(what)}; known: {known}")
+
+
+def algorithm_of(function: Callable[..., Any]) -> Algorithm:
+    """Return a function's record. Raises ValueError where its parameters are not those of `chosen`."""
+    name, file = getattr(function, "__name__", type(function).__name__), _file_of(function)
+    parameters = tuple(inspect.signature(function).parameters)
+    first = ("hbm", "sram", *OPERANDS, "blocks")
+    parts = parameters[len(first) :]
+    if parameters[: len(first)] != first or not set(parts) <= set(PARTS):
+        raise ValueError(
+            f"{name} takes ({', '.join(parameters)}); expected {SIGNATURE}, and behind blocks any of {', '.join(PARTS)}"
+        )
+    return Algorithm(
+        name=f"{Path(file).name}:{name}",
+        direction="forward",
+        title=(inspect.getdoc(function) or name).splitlines()[0].rstrip("."),
+        run=_Explained(function, file),
+        parts=parts,
+        returns=(),
+        line_1=lambda rows, d: (min(rows, d), rows),
+        loops=None,
+        rounds=every_block,
+    )
+
+
+def _file_of(function: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsourcefile(function) or "?"
+    except TypeError:
+        return "?"
+
+
+class _Explained:
+    """A function of the user's; its errors say at which of its lines they occurred."""
+
+    def __init__(self, function: Callable[..., Any], file: str) -> None:
+        self._function, self._file = function, file
+        self.__module__ = function.__module__
+        self.__wrapped__ = function
+
+    def __call__(self, *args: Any) -> Any:
+        try:
+            return self._function(*args)
+        except Exception as error:
+            lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == self._file]
+            linecache.checkcache(self._file)
+            for line in lines[-1:]:
+                error.add_note(f"at line {line} of {self._file}: {linecache.getline(self._file, line).strip()}")
+            raise

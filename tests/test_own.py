@@ -1,0 +1,177 @@
+"""An algorithm of one's own: a function on the memory goes wherever a name does, and its mistakes are told at its lines."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import theory
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
+from flashsim.algorithms.own import algorithm_of, chosen
+from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError
+from flashsim.records import Blocks
+from flashsim.reference import attention, error_bound, rounding
+
+rng = np.random.default_rng(0)
+Q, K, V = rng.normal(size=(2, 9, 4)), rng.normal(size=(2, 11, 4)), rng.normal(size=(2, 11, 3))
+
+
+def two_sweeps(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> Matrix:
+    """Sweep the keys twice: for ℓ and m, then for O, which is never rescaled."""
+    on_chip = sram.on_chip
+    O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(blocks.B_r)
+    Q, K, V = Q.divide(blocks.B_r), K.divide(blocks.B_c), V.divide(blocks.B_c)
+    for i in sram.loop(blocks.T_r):
+        Q_i = sram.load(Q[i])
+        m_i, l_i = sram.full((Q_i.shape[0], 1), -np.inf), sram.full((Q_i.shape[0], 1), 0.0)
+        for j in sram.loop(blocks.T_c):
+            K_j = sram.load(K[j])
+            S_ij = on_chip(Q_i @ K_j.T)
+            m_new = on_chip(maximum(m_i, rowmax(S_ij)))
+            l_i = on_chip(exp(m_i - m_new) * l_i + rowsum(exp(S_ij - m_new)), over=l_i)
+            m_i = on_chip(m_new, over=m_i)
+        O_i = sram.full((Q_i.shape[0], V.shape[1]), 0.0)
+        for j in sram.loop(blocks.T_c):
+            K_j, V_j = sram.load(K[j], V[j])
+            P_ij = on_chip(exp(Q_i @ K_j.T - m_i) / l_i)
+            O_i = on_chip(O_i + P_ij @ V_j, over=O_i)
+        sram.store(O[i], O_i)
+    return O
+
+
+def test_a_function_is_run_counted_bounded_and_traced() -> None:
+    run = flashsim.forward(two_sweeps, Q, K, V, blocks=(4, 5), M=200)
+    assert run.algorithm == "test_own.py:two_sweeps"
+    bound = error_bound(Q, K, V, **rounding(two_sweeps, run.blocks))
+    assert (np.abs(run.O - attention(Q, K, V)) <= bound).all()
+    assert run.l is run.m is run.L is None
+    tally = flashsim.count(two_sweeps, N_q=9, N_k=11, d=4, d_v=3, heads=2, dtype="float64", blocks=(4, 5), M=200)
+    assert (tally.hbm, tally.sram) == (run.hbm, run.sram)
+    assert run.hbm.by_array["K"].reads == 2 * 2 * 3 * 11 * 4  # heads, sweeps, T_r, N_k, d
+    traced = flashsim.trace(two_sweeps, Q, K, V, head=1, blocks=(4, 5), M=200)
+    assert traced.about.title == "Sweep the keys twice: for ℓ and m, then for O, which is never rescaled"
+    assert any("P_ij = on_chip" in line for _, _, lines in traced.about.source for line in lines)
+    with pytest.raises(flashsim.SramOverflow, match="does not fit|too many"):
+        flashsim.forward(two_sweeps, Q, K, V, blocks=(4, 5), M=50)
+
+
+def test_a_function_may_take_parts() -> None:
+    def masked(
+        hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: Any, dropout: Any
+    ) -> tuple[Matrix, ...]:
+        return FORWARD["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout)
+
+    asked: dict[str, Any] = {"causal": True, "dropout_p": 0.2, "M": 100}
+    assert np.array_equal(flashsim.forward(masked, Q, K, V, **asked).O, flashsim.forward("flash", Q, K, V, **asked).O)
+    with pytest.raises(ValueError, match="test_own.py:two_sweeps' .* has no mask"):
+        flashsim.forward(two_sweeps, Q, K, V, causal=True)
+
+
+def test_a_record_goes_where_its_name_does() -> None:
+    mine = replace(FORWARD["flash"], name="mine")
+    run = flashsim.forward(mine, Q, K, V, M=100)
+    assert run.algorithm == "mine"
+    assert np.array_equal(run.O, flashsim.forward("flash", Q, K, V, M=100).O)
+    back = replace(BACKWARD["flash"], name="my backward", of="mine")
+    dO = rng.normal(size=run.O.shape)
+    theirs = flashsim.backward("flash", flashsim.forward("flash", Q, K, V, M=100), dO)
+    assert np.array_equal(flashsim.backward(back, run, dO).dQ, theirs.dQ)
+    assert chosen(mine, "forward") is mine
+    with pytest.raises(ValueError, match="'my backward' is a backward pass; expected a forward pass"):
+        flashsim.forward(back, Q, K, V)
+
+
+def test_a_form_of_ones_own_equals_the_count() -> None:
+    def traffic(p: Any, blocks: Blocks, tiles: Any) -> Any:
+        return {
+            **p.array("Q", "input", reads=p.N_q * p.d),
+            **p.array("K", "input", reads=2 * blocks.T_r * p.N_k * p.d),
+            **p.array("V", "input", reads=blocks.T_r * p.N_k * p.d_v),
+            **p.array("O", "output", writes=p.N_q * p.d_v),
+        }
+
+    q_outer = theory.form_of("memory_efficient", "forward")
+    form = replace(q_outer, name="two_sweeps", traffic=traffic, plain=True)
+    asked: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "blocks": (4, 5)}
+    assert theory.exact(form, **asked).hbm == flashsim.count(two_sweeps, **asked).hbm
+
+
+def test_what_is_no_algorithm_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=re.escape("attention takes (Q, K, V, scale, dtype, mask, keep, dropout_p); expected f(hbm,")
+    ):
+        algorithm_of(attention)
+    with pytest.raises(ValueError, match="unknown algorithm 3"):
+        flashsim.forward(3, Q, K, V)  # type: ignore[arg-type]
+
+
+HEAD = """
+from flashsim.algorithms.notation import exp
+
+def mine(hbm, sram, Q, K, V, blocks):
+    on_chip = sram.on_chip
+    O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(blocks.B_r)
+    Q, K, V = Q.divide(blocks.B_r), K.divide(blocks.B_c), V.divide(blocks.B_c)
+    for i in sram.loop(blocks.T_r):
+        Q_i, K_0, V_0 = sram.load(Q[i], K[0], V[0])
+"""
+MISTAKES = {
+    "forgot to load": (
+        "S = on_chip(Q[i] @ K_0.T)",
+        "Q[0] (4×4) is in HBM. Bring a block on chip first: sram.load(Q[0])",
+    ),
+    "forgot on_chip": ("sram.store(O[i], Q_i[:, :3] * 2)", "is not on chip. It was never registered with on_chip"),
+    "stored too little": (
+        "S = on_chip(V_0[:1] * 2); sram.store(O[i], S)",
+        "a 1×3 tile cannot be stored to O[0], which is 4×3",
+    ),
+    "a block of the wrong size": (
+        "S = on_chip(exp(Q_i @ K_0.T)); O_i = on_chip(S @ V_0); sram.store(O.divide(2)[i], O_i)",
+        "a 4×3 tile cannot be stored to O[0], which is 2×3",
+    ),
+    "a matrix for a block": ("Q_i = sram.load(Q)", "sram.load takes blocks in HBM such as K[j]; got <Q in HBM, 9×4"),
+    "assigned": ("O[i] = Q_i", "O[0] is in HBM: write to it with sram.store(O[0], …)"),
+    "stored to an array": ("sram.store(Q_i, Q_i)", "sram.store writes to a block in HBM such as O[i]; got a 4×4 array"),
+    "one block too many": ("sram.load(Q[i + 3])", "Q[3]: Q has 3 × 1 blocks, counted from 0"),
+}
+
+
+@pytest.mark.parametrize(("line", "said"), MISTAKES.values(), ids=list(MISTAKES))
+def test_a_beginners_mistake_is_told_at_its_line(line: str, said: str, tmp_path: Path) -> None:
+    mine = written(tmp_path, HEAD + f"        {line}\n    return O\n")
+    with pytest.raises(Exception, match=re.escape(said)) as caught:
+        flashsim.forward(mine, Q, K, V, blocks=(4, 5), M=200)
+    assert caught.value.__notes__ == [f"at line 10 of {tmp_path / 'mine.py'}: {line}"]
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("", "'mine.py:mine' (mine) returned None; expected (O) or (O, L) or (O, l, m), matrices in HBM"),
+        ("    return Q_i\n", "returned an array; expected (O)"),
+        ("    return K\n", "returned K; expected (O)"),
+        (
+            "    return O\n",
+            "'mine.py:mine' returned an O with NaN in it: rows never stored, or made of what was evicted",
+        ),
+    ],
+)
+def test_what_comes_back_is_checked(end: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(MemoryModelError, match=re.escape(said)):
+        flashsim.forward(written(tmp_path, HEAD + end), Q, K, V, blocks=(4, 5), M=200)
+
+
+def written(folder: Path, text: str) -> Any:
+    file = folder / "mine.py"
+    file.write_text(text, encoding="utf-8")
+    module = ModuleType("mine")
+    exec(compile(text, str(file), "exec"), module.__dict__)
+    return module.mine
