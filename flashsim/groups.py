@@ -20,6 +20,7 @@ from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask, Tree, Wor
 from flashsim.memory import HBM, SRAM, Observer
 from flashsim.records import Shape, Traffic
 
+
 def interleave(a: Array, group: int) -> Array:
     """Return (..., H_q, N, w) as (..., H_kv, g·N, w): the rows of a group's heads, by position."""
     if group == 1:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import Causal, KeyPadding, SlidingWindow, patterns, theory
+from flashsim import Causal, KeyPadding, patterns, theory
 from flashsim.algorithms import BACKWARD, FORWARD
 
 X = np.ones((6, 4))

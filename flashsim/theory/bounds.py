@@ -15,33 +15,11 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from flashsim.checking import check_choice, check_count, check_number, checked
+from flashsim.checking import check_count, check_number, checked
+from flashsim.theory.forms import form_of
+from flashsim.theory.formulas import evaluated, extra_symbols
 
 # --------------------------------------------------------------------------------------------------------- Theorem 1
-
-_PRODUCTS = {
-    "forward": {
-        "standard": (1, 1),
-        "flash_basic": (1, 1),
-        "flash": (1, 1),
-        "block_sparse": (1, 1),
-        "memory_efficient": (2, 1),  # QKᵀ for L, and again for O
-        "rabe_staats": (1, 1),
-        "small_cache": (1, 1),
-        "q_outer": (1, 1),
-        "split_kv": (1, 1),
-    },
-    "backward": {
-        "standard": (2, 2),  # dQ dK; dV dP
-        "flash": (3, 2),  # S dQ dK; dV dP
-        "block_sparse": (3, 2),
-        "memory_efficient": (5, 3),  # S three times, dQ dK; dV, dP twice
-        "rabe_staats": (3, 3),  # S dQ dK; dV dP, and O_ij again
-        "q_outer": (3, 2),
-        "q_outer_two_pass": (4, 3),  # S and dP twice
-    },
-}
-"""How many products of 2·N_q·N_k·d FLOPs, and of 2·N_q·N_k·d_v."""
 
 
 @checked
@@ -59,9 +37,9 @@ def matmul_flops(
 
     Forward a = b = 1 (QKᵀ and PV) but for "memory_efficient", which computes QKᵀ twice. Backward, FlashAttention's a = 3,
     b = 2 exceed standard attention's a = b = 2 by the S that it recomputes. `area` is how many elements of S are computed,
-    if not all N_q·N_k.
+    if not all N_q·N_k. Raises ValueError for an unknown name or direction.
     """
-    by_d, by_d_v = _PRODUCTS[direction][check_choice("name", name, _PRODUCTS[direction])]
+    by_d, by_d_v = form_of(name, direction).products
     area = N_q * N_k if area is None else check_count("area", area, 0, N_q * N_k)
     return 2 * area * (by_d * d + by_d_v * d_v)
 
@@ -80,28 +58,11 @@ def extra_memory(
 ) -> int:
     """Return the elements that an algorithm keeps in HBM besides its inputs and outputs: `Traffic.extra`.
 
-    Forward: ℓ and m for FlashAttention (2N, Theorem 1), log L for "memory_efficient" (N), S and P for standard attention
-    (2N²), ℓ, m and T_c partial outputs with their statistics for Rabe and Staats, log L and B_r rows of S for "small_cache",
-    L for "q_outer" (N), and T_c partial outputs with their statistics for "split_kv" (if not split otherwise).
-    With dropout, R's two words, or P^dropped and Z (2N² more). Backward: D (N), dP and dS (2N²), or nothing; what the
-    forward pass kept is input.
+    2N for FlashAttention, ℓ and m (Theorem 1); 2N² for standard attention, S and P. What the forward pass kept is input to
+    the backward pass. Raises ValueError for an unknown name or direction.
     """
-    name = check_choice("name", name, _PRODUCTS[direction])
-    square, R = N_q * N_k, 2 if dropout else 0
-    if direction == "forward":
-        return {
-            "standard": 4 * square if dropout else 2 * square,
-            "flash_basic": 2 * N_q,
-            "flash": 2 * N_q + R,
-            "block_sparse": 2 * N_q + R,
-            "memory_efficient": N_q + R,
-            "rabe_staats": 2 * N_q + T_c * N_q * (d_v + 2) + R,
-            "small_cache": N_q + B_r * N_k + R,
-            "q_outer": N_q + R,
-            "split_kv": T_c * N_q * (d_v + 2) + R,
-        }[name]
-    D = dict.fromkeys(("memory_efficient", "q_outer", "q_outer_two_pass"), N_q)
-    return {"standard": 2 * square, "flash": 0, "block_sparse": 0, "rabe_staats": 0, **D}[name]
+    extra = form_of(name, direction).extra
+    return evaluated(extra, extra_symbols(N_q, N_k, d_v, T_c, B_r, dropout=dropout))
 
 
 # --------------------------------------------------------------------------------------------------------- Theorem 2

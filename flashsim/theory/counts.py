@@ -1,8 +1,7 @@
-"""`exact`: what a run costs, by formula. One entry of a table for each algorithm and direction."""
+"""`exact`: what a run costs, by formula. By the form of each algorithm and direction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,6 @@ from numpy.typing import DTypeLike
 from flashsim.checking import (
     check_block_mask,
     check_blocks,
-    check_direction,
     check_gqa,
     check_heads,
     check_merge,
@@ -24,9 +22,11 @@ from flashsim.checking import (
 from flashsim.inputs import check_M, float_name
 from flashsim.masks import All, as_mask
 from flashsim.records import Blocks, Occupancy, Traffic
-from flashsim.theory import appendix_b, flash, groups, q_outer, small_cache, standard
+from flashsim.theory import groups
 from flashsim.theory.bounds import matmul_flops
-from flashsim.theory.problem import Arrays, Problem, Tiles, ceil_div, chosen_tiles, dense_shapes, has_tree
+from flashsim.theory.form import Form
+from flashsim.theory.forms import form_of
+from flashsim.theory.problem import Problem, Tiles, ceil_div, chosen_tiles, dense_shapes, has_tree
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -65,51 +65,6 @@ class Exact:
         return self.hbm.accesses
 
 
-def _paper_rows(M: int, d: int, d_v: int) -> int:
-    """Return ⌈M/4d⌉. Where d_v ≠ d, its 4d is 2(d + d_v)."""
-    return ceil_div(M, 2 * (d + d_v))
-
-
-@dataclass(frozen=True)
-class _Form:
-    proportions: Callable[[int, int], tuple[int, int]]  # (rows, d) -> line 1's (B_r, B_c)
-    traffic: Callable[[Problem, Blocks, Tiles], Arrays]
-    peak: Callable[[Problem, Blocks, Tiles], int]
-    plain: bool = False  # neither mask nor dropout
-    skips: bool = False  # takes a block mask
-    live: bool = False  # skips what the mask forbids whole
-    splits: bool = False  # splits the keys
-    rows: Callable[[int, int, int], int] = _paper_rows  # (M, d, d_v) -> rows
-
-
-_FORMS = {
-    "forward": {
-        "standard": _Form(standard.proportions, standard.forward_traffic, standard.forward_peak),
-        "flash_basic": _Form(flash.proportions, flash.forward_traffic, flash.forward_peak, plain=True),
-        "flash": _Form(flash.proportions, flash.forward_traffic, flash.forward_peak),
-        "block_sparse": _Form(flash.proportions, flash.forward_traffic, flash.forward_peak, skips=True),
-        "memory_efficient": _Form(appendix_b.one_by_one, appendix_b.closed_form_traffic, appendix_b.closed_form_peak),
-        "rabe_staats": _Form(flash.proportions, appendix_b.rabe_staats_traffic, appendix_b.rabe_staats_peak),
-        "small_cache": _Form(small_cache.proportions, small_cache.traffic, small_cache.peak, rows=small_cache.rows),
-        "q_outer": _Form(q_outer.proportions, q_outer.traffic, q_outer.peak, live=True),
-        "split_kv": _Form(q_outer.proportions, q_outer.split_traffic, q_outer.split_peak, live=True, splits=True),
-    },
-    "backward": {
-        "standard": _Form(standard.proportions, standard.backward_traffic, standard.backward_peak),
-        "flash": _Form(flash.proportions, flash.backward_traffic, flash.backward_peak),
-        "block_sparse": _Form(flash.proportions, flash.backward_traffic, flash.backward_peak, skips=True),
-        "memory_efficient": _Form(
-            appendix_b.one_by_one, appendix_b.closed_form_backward_traffic, appendix_b.closed_form_backward_peak
-        ),
-        "rabe_staats": _Form(
-            flash.proportions, appendix_b.rabe_staats_backward_traffic, appendix_b.rabe_staats_backward_peak
-        ),
-        "q_outer": _Form(flash.proportions, q_outer.backward_traffic, q_outer.backward_peak, live=True),
-        "q_outer_two_pass": _Form(q_outer.square, q_outer.two_pass_traffic, q_outer.two_pass_peak, live=True),
-    },
-}
-
-
 def exact(
     name: str,
     *,
@@ -140,7 +95,7 @@ def exact(
     Theory does not refuse what does not fit: where `sram.peak` exceeds an enforced `sram.capacity`, a run would raise
     `SramOverflow`. "fit" blocks are chosen for all tiles, as a run chooses them, whatever the block mask then skips.
     """
-    form, shape = _form(name, check_direction(direction)), check_shape(N, d, N_q, N_k, d_v)
+    form, shape = form_of(name, direction), check_shape(N, d, N_q, N_k, d_v)
     n, k, d = shape.N_q, shape.N_k, shape.d
     stored = BYTES[float_name(dtype)]
     M = check_M(M, stored)
@@ -180,14 +135,7 @@ def exact(
     )
 
 
-def _form(name: str, direction: str) -> _Form:
-    if not is_one_of(name, _FORMS[direction]):
-        known = ", ".join(map(repr, _FORMS[direction]))
-        raise ValueError(f"no closed form for {shown(name)}, {direction}; known: {known}")
-    return _FORMS[direction][name]
-
-
-def _sizes(form: _Form, p: Problem, sizing: str, blocks: tuple[int, int] | None) -> Blocks:
+def _sizes(form: Form, p: Problem, sizing: str, blocks: tuple[int, int] | None) -> Blocks:
     """Return line 1's blocks. Where d_v ≠ d, its bound d on B_r is ⌈(d + d_v)/2⌉."""
     width = ceil_div(p.d + p.d_v, 2)
 
