@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import wraps
 from inspect import signature
 from reprlib import Repr
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +87,7 @@ def check_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def is_one_of(value: Any, known: Collection[str]) -> bool:
+def is_one_of(value: Any, known: Collection[str]) -> TypeGuard[str]:
     """Say whether a value is one of the known names; no value, however odd, raises anything."""
     return isinstance(value, str) and value in known
 
@@ -96,7 +96,7 @@ def check_choice(name: str, value: Any, known: Collection[str]) -> str:
     """Return one of the known names."""
     if not is_one_of(value, known):
         raise ValueError(f"{name} is {shown(value)}; expected {' or '.join(map(repr, known))}")
-    return str(value)
+    return value
 
 
 def check_direction(direction: Any) -> str:
@@ -233,9 +233,9 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        first: Any = [_by_name(name, value) for name, value in zip(names, args, strict=False)]
-        named: Any = {name: _by_name(name, value) for name, value in kwargs.items()}
-        return function(*first, *args[len(first) :], **named)
+        first = [_by_name(name, value) for name, value in zip(names, args, strict=False)]
+        named = {name: _by_name(name, value) for name, value in kwargs.items()}
+        return function(*first, *args[len(first) :], **named)  # type: ignore[arg-type]
 
     return call
 

@@ -74,7 +74,7 @@ def float_name(dtype: Any) -> str:
     if isinstance(dtype, str) and dtype in FLOATS:
         return dtype
     try:
-        found = np.dtype(dtype).name if dtype is not None else None
+        found = str(np.dtype(dtype).name) if dtype is not None else None
     except Exception:  # TypeError, ValueError, SyntaxError, … as it comes to NumPy
         found = None
     if found is None:

@@ -59,7 +59,7 @@ def test_a_function_is_run_counted_bounded_and_traced() -> None:
     traced = flashsim.trace(two_sweeps, Q, K, V, head=1, blocks=(4, 5), M=200)
     assert traced.about.title == "Sweep the keys twice: for ℓ and m, then for O, which is never rescaled"
     assert any("P_ij = on_chip" in line for _, _, lines in traced.about.source for line in lines)
-    with pytest.raises(flashsim.SramOverflow, match="does not fit|too many"):
+    with pytest.raises(flashsim.SramOverflow, match="too many"):
         flashsim.forward(two_sweeps, Q, K, V, blocks=(4, 5), M=50)
 
 
@@ -71,7 +71,7 @@ def test_a_function_may_take_parts() -> None:
 
     asked: dict[str, Any] = {"causal": True, "dropout_p": 0.2, "M": 100}
     assert np.array_equal(flashsim.forward(masked, Q, K, V, **asked).O, flashsim.forward("flash", Q, K, V, **asked).O)
-    with pytest.raises(ValueError, match="test_own.py:two_sweeps' .* has no mask"):
+    with pytest.raises(ValueError, match="has no mask"):
         flashsim.forward(two_sweeps, Q, K, V, causal=True)
 
 
@@ -105,9 +105,7 @@ def test_a_form_of_ones_own_equals_the_count() -> None:
 
 
 def test_what_is_no_algorithm_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=re.escape("attention takes (Q, K, V, scale, dtype, mask, keep, dropout_p); expected f(hbm,")
-    ):
+    with pytest.raises(ValueError, match=re.escape("dropout_p); expected f(hbm, sram, Q, K, V, blocks)")):
         algorithm_of(attention)
     with pytest.raises(ValueError, match="unknown algorithm 3"):
         flashsim.forward(3, Q, K, V)  # type: ignore[arg-type]

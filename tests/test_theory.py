@@ -441,7 +441,7 @@ def test_proposition_3_flash_stays_near_what_must_be_moved(direction: str) -> No
         ("expected an array, a function", "block_sparse", {"block_mask": "alive"}),
         (r"expected \(T_r, T_c\)", "block_sparse", {"block_mask": np.ones((7, 9))}),
         ("no closed form for sizing", "flash", {"sizing": "huge"}),
-        ("no closed form for dtype", "flash", {"dtype": "int8"}),
+        ("dtype int8 is not supported", "flash", {"dtype": "int8"}),
     ],
 )
 def test_what_theory_does_not_know_is_refused(message: str, name: str, arguments: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ T_c = ⌈N_k/B_c⌉. Each algorithm's forms, derived, are in the file that has i
 heads that share keys and values are in `groups`. Put together with masks, dropout and block sizes they are `exact`. The
 theorems' Θ expressions and their constants, derived, are in `bounds`.
 
-Of flashsim nothing is imported but records and the mask objects that users make.
+Of flashsim nothing is imported but records, the checks of arguments and the mask objects that users make.
 """
 
 from __future__ import annotations

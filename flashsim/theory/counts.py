@@ -10,7 +10,6 @@ from numpy.typing import DTypeLike
 from flashsim.checking import (
     check_block_mask,
     check_blocks,
-    check_direction,
     check_gqa,
     check_heads,
     check_merge,
@@ -98,7 +97,7 @@ def exact(
     Theory does not refuse what does not fit: where `sram.peak` exceeds an enforced `sram.capacity`, a run would raise
     `SramOverflow`. "fit" blocks are chosen for all tiles, as a run chooses them, whatever the block mask then skips.
     """
-    form, shape = form_of(name, check_direction(direction)), check_shape(N, d, N_q, N_k, d_v)
+    form, shape = form_of(name, direction), check_shape(N, d, N_q, N_k, d_v)
     n, k, d = shape.N_q, shape.N_k, shape.d
     stored = BYTES[float_name(dtype)]
     M = check_M(M, stored)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.checking import check_tiles
+from flashsim.checking import check_count, check_tiles
 from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow, Tree
 from flashsim.records import ArrayTraffic, Blocks, Role, Shape
 
@@ -113,6 +113,11 @@ class Problem:
     splits: int | None = None
     merge: str = "sequence"
     group: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a size below 1."""
+        for name in ("N_q", "N_k", "d", "d_v", "M", "group"):
+            object.__setattr__(self, name, check_count(name, getattr(self, name)))
 
     @property
     def chip(self) -> int:
