@@ -28,7 +28,8 @@ from flashsim import examples, gallery, theory
 from flashsim.cli import main
 from flashsim.trace import Lesson, Moment, Step, Trace
 from flashsim.trace.lesson import typeset
-from flashsim.trace.saving import LARGEST_PAGE, MOST_STEPS, from_json
+from flashsim.trace.loading import trace_of
+from flashsim.trace.saving import LARGEST_PAGE, MOST_STEPS
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "figures" / "gallery"
@@ -67,7 +68,7 @@ def data_of(page: str) -> list[dict[str, Any]]:
 
 @cache
 def traces(name: str) -> list[Trace]:
-    return [from_json(one) for one in data_of(kept(f"{name}.html"))]
+    return [trace_of(one, base64.b64decode(one["values"])) for one in data_of(kept(f"{name}.html"))]
 
 
 @dataclass(frozen=True)

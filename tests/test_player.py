@@ -7,10 +7,13 @@ Without either these tests skip, and say what is missing.
 
 from __future__ import annotations
 
+import gzip
 import html
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ import flashsim
 from flashsim import Fixed, patterns
 from flashsim.trace import Trace
 from flashsim.trace.bugs import planted
+from flashsim.trace.saving import as_json
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -111,6 +115,73 @@ def state(page: Any) -> str:
             "[...document.querySelectorAll('.grid, #sparks')].map((c) => c.toDataURL()).join()"
         )
     )
+
+
+PAYLOAD = (
+    """<img src=x onerror="window.ran=1"><svg onload=window.ran=1>'"></title></script><script>window.ran=1</script>"""
+)
+
+
+def hostile(thing: Any) -> Any:
+    """Put a script into every text of a trace, before a block's index, so that what names what stays as it is."""
+    if isinstance(thing, str):
+        name, bracket, index = thing.partition("[")
+        return name + PAYLOAD + bracket + index
+    if isinstance(thing, dict):
+        return {key: value if key in FIXED else hostile(value) for key, value in thing.items()}
+    return [hostile(one) for one in thing] if isinstance(thing, list) else thing
+
+
+FIXED = {
+    "format",
+    "values",
+    "events",
+    "dtype",
+    "direction",
+    "stored",
+    "role",
+}  # one of a few words, or data, or refused
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_script_in_any_text_of_a_trace_is_shown_and_not_run(
+    open_page: Opener, tmp_path: Path, direction: str
+) -> None:
+    trace = recorded(n=6) if direction == "forward" else recorded_backward(n=6)
+    trace = replace(trace, about=replace(trace.about, command="flashsim step", notes=("a note",), options="causal"))
+    data = hostile(json.loads(json.dumps(as_json(trace))))
+    data["loops"] = [[[hostile(variable), index] for variable, index in around] for around in as_json(trace)["loops"]]
+    path = tmp_path / "hostile.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(data).encode()))
+    loaded = flashsim.trace.load(path)
+    text = loaded.html(versus=replace(loaded, events=loaded.events[:-40]))
+    page = open_page(loaded, text=text)
+    assert PAYLOAD in page.inner_text("h1 >> nth=0")
+    for _ in range(0, len(loaded.steps), 7):
+        press(page, "ArrowRight", 7)
+        for part in ("show-source", "show-listing"):
+            page.locator(f".{part}").first.click()
+        page.evaluate("document.querySelectorAll('[data-tip]').forEach((part) => showTip(part.dataset.tip, 0, 0))")
+        page.locator(".events button").first.click()
+    assert page.evaluate("window.ran") is None
+    assert page.locator("img, svg").count() == 0
+
+
+def test_the_policy_runs_no_script_but_the_player_s(browser: Any, tmp_path: Path) -> None:
+    text = recorded().html().replace("<main", f"{PAYLOAD}<main")
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    context = browser.new_context()
+    page = context.new_page()
+    refused: list[str] = []
+    page.on("console", lambda message: refused.append(message.text))
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert page.evaluate("window.ran") is None
+    assert page.locator("img, svg").count() == 2
+    assert sum("Content Security Policy" in message for message in refused) >= 3
+    with pytest.raises(playwright.Error, match="TrustedHTML"):
+        page.evaluate("document.body.innerHTML = '<b>x</b>'")
+    context.close()
 
 
 BACKWARD = ["flash", "standard", "q_outer", "q_outer_two_pass", "block_sparse"]

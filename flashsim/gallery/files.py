@@ -13,6 +13,7 @@ from flashsim.cli_step import recorded
 from flashsim.gallery.lessons import Page, pages
 from flashsim.trace import Lesson, Trace
 from flashsim.trace.lesson import typeset
+from flashsim.trace.saving import policy
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def index(made: list[Made]) -> str:
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="{policy(STYLE)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>FlashAttention, step by step: lessons</title>

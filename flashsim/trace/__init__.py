@@ -16,8 +16,9 @@ import numpy as np
 
 from flashsim.algorithms.record import Algorithm
 from flashsim.trace.lesson import Lesson, Moment
+from flashsim.trace.loading import LARGEST_FILE
+from flashsim.trace.loading import load as load_trace
 from flashsim.trace.recording import About, Counts, Recorder, Trace, TraceEvent
-from flashsim.trace.saving import load as load_trace
 from flashsim.trace.steps import Step
 
 __all__ = ["About", "Counts", "Lesson", "Moment", "Recorder", "Step", "Trace", "TraceEvent", "trace"]
@@ -68,9 +69,14 @@ class Tracing:
         return found
 
     @staticmethod
-    def load(path: str | Path) -> Trace:
-        """Read a trace from the .json.gz or .npz file that `Trace.save` wrote. ValueError for any other."""
-        return load_trace(path)
+    def load(path: str | Path, *, max_bytes: int = LARGEST_FILE) -> Trace:
+        """Read a trace from the .json.gz or .npz file that `Trace.save` wrote.
+
+        max_bytes  the most that the file may unpack to, so that none fills the memory; by default 256 MB
+
+        Raises ValueError, with the file's name and what is wrong, for any other file, and OSError where there is none.
+        """
+        return load_trace(path, max_bytes)
 
 
 def _one_head(Q: Any, K: Any, head: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -39,7 +39,7 @@ class Player {
     const here = this.moments.find(([t]) => t === this.t)?.[1], box = find("#moment");
     for (const [, entry] of this.moments) entry.classList.toggle("here", entry === here);
     box.classList.toggle("here", here !== undefined);
-    box.innerHTML = here ? here.lastElementChild.innerHTML : "";
+    fill(box, here ? [...here.lastElementChild.cloneNode(true).childNodes] : "");
     return here ? ` ${here.lastElementChild.textContent}` : "";
   }
 

@@ -88,8 +88,9 @@ class Recorded {
 
   /** The tiles that what is on chip is of, as [first row of tiles, end, first column, end]; null where that is none. */
   reach(t) {
-    const rows = this.steps.rows[t], cols = this.steps.cols[t], { B_r, B_c } = this.about.blocks;
-    return rows && cols ? [Math.floor(rows[0] / B_r), Math.ceil(rows[1] / B_r), Math.floor(cols[0] / B_c), Math.ceil(cols[1] / B_c)] : null;
+    const rows = this.steps.rows[t], cols = this.steps.cols[t], { B_r, B_c, T_r, T_c } = this.about.blocks;
+    const span = ([first, end], size, most) => [Math.floor(first / size), Math.min(Math.ceil(end / size), most)];
+    return rows && cols ? [...span(rows, B_r, T_r), ...span(cols, B_c, T_c)] : null;
   }
 
   /** The visits, first step and last, of the tile that holds this query and this key. */

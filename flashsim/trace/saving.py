@@ -1,4 +1,4 @@
-"""A trace as a file: the player's page, JSON, NumPy's .npz, and Perfetto's format; and back from those that hold it all.
+"""A trace as a file: the player's page, JSON, NumPy's .npz, and Perfetto's format. `flashsim.trace.loading` reads two of them.
 
 The JSON is versioned: {"format": "flashsim trace", "version": 1, …}. Events are columns of equal length. What repeats, names,
 lines of source, sets of residents and values, is kept once and referred to by index. Values are one base64 string of
@@ -12,22 +12,21 @@ import gzip
 import html
 import io
 import json
+import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from importlib.resources import files
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flashsim.files import path_of, write_whole
-from flashsim.records import Blocks, Shape
 from flashsim.trace.lesson import Lesson
-from flashsim.trace.recording import About, Counts, Resident, Trace, TraceEvent, short
+from flashsim.trace.loading import COLUMNS, FORMAT, VERSION
+from flashsim.trace.recording import Resident, Trace, short
 
-FORMAT, VERSION = "flashsim trace", 1
 LARGEST_PAGE = 2_000_000  # bytes
 MOST_STEPS = 2_000
 SCRIPTS = ("model.js", "view.js", "controls.js")
@@ -52,25 +51,6 @@ def save(trace: Trace, path: str | Path, versus: Trace | None = None, lesson: Le
     raise ValueError(
         f"{path.name} has no suffix that says a trace's format; expected .html, .json.gz, .npz or .perfetto.json"
     )
-
-
-def load(path: str | Path) -> Trace:
-    """Read a trace from the .json.gz or .npz file that `Trace.save` wrote. ValueError for any other, or a newer version."""
-    path = Path(path)
-    try:
-        if path.name.endswith(".json.gz"):
-            data = json.loads(gzip.decompress(path.read_bytes()))
-        elif path.name.endswith(".npz"):
-            data = _load_npz(path)
-        else:
-            raise ValueError("expected .json.gz or .npz")
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ValueError(f'expected "format": "{FORMAT}"')
-        if data.get("version") != VERSION:
-            raise ValueError(f"its version is {data.get('version')!r}; this flashsim reads version {VERSION}")
-        return from_json(data)
-    except (ValueError, KeyError, TypeError, IndexError, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} cannot be read as a trace: {error}") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------- JSON
@@ -134,64 +114,6 @@ def _delta(previous: Resident, held: Resident, names: _Index) -> list[int]:
     return [same, *(number for name, elements in held[same:] for number in (names.of(name), elements))]
 
 
-def from_json(data: dict[str, Any]) -> Trace:
-    """Return the trace that `as_json` made this of."""
-    names, places, columns = data["names"], data["places"], data["events"]
-    loops = [tuple((variable, index) for variable, index in around) for around in data["loops"]]
-    residents: list[Resident] = []
-    for same, *entries in data["residents"]:
-        start = residents[-1][:same] if residents else ()
-        arrived = zip(entries[::2], entries[1::2], strict=True)
-        residents.append((*start, *((names[name], elements) for name, elements in arrived)))
-    about = _about(data["about"])
-    values = _values(data, np.dtype(about.dtype))
-    moved = [(k, e) for k, e in zip(columns["kind"], columns["elements"], strict=True)]
-    reads = accumulate(elements if kind == "load" else 0 for kind, elements in moved)
-    writes = accumulate(elements if kind in ("store", "init") else 0 for kind, elements in moved)
-    rows = zip(*(columns[name] for name in _COLUMNS), reads, writes, strict=True)
-    events = []
-    for kind, name, elements, around, place, where, resident, value, read, written in rows:
-        file, line, label = places[place]
-        held = residents[resident]
-        events.append(
-            TraceEvent(
-                kind,
-                names[name],
-                elements,
-                loops[around],
-                (file, line),
-                label,
-                where and ((where[0], where[1]), (where[2], where[3])),
-                sum(size for _, size in held),
-                held,
-                read,
-                written,
-                None if value < 0 else values[value],
-            )
-        )
-    return Trace(about, tuple(events))
-
-
-_COLUMNS = ("kind", "name", "elements", "loops", "place", "where", "resident", "value")
-
-
-def _values(data: dict[str, Any], dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-    flat = np.frombuffer(base64.b64decode(data["values"]), dtype.newbyteorder("<")).astype(dtype, copy=False)
-    ends = list(accumulate(rows * cols for rows, cols in data["shapes"]))
-    cut = np.split(flat, ends[:-1]) if ends else []
-    return [tile.reshape(shape) for tile, shape in zip(cut, data["shapes"], strict=True)]
-
-
-def _about(data: dict[str, Any]) -> About:
-    def tuples(thing: Any) -> Any:
-        return tuple(map(tuples, thing)) if isinstance(thing, list | tuple) else thing
-
-    plain = {name: tuples(value) for name, value in data.items()}
-    plain["shape"], plain["blocks"] = Shape(**data["shape"]), Blocks(**data["blocks"])
-    plain["arrays"] = tuple(Counts(**{k: tuples(v) for k, v in a.items()}) for a in data["arrays"])
-    return About(**plain)
-
-
 def _zipped(data: Any) -> bytes:
     """Return JSON, gzipped: the same bytes for the same trace, as no time is written into it."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -203,7 +125,7 @@ def _as_npz(data: dict[str, Any]) -> bytes:
     events = dict(data["events"])
     kinds = sorted(set(events["kind"]))
     arrays: dict[str, Any] = {
-        name: np.array(events.pop(name), np.int64) for name in _COLUMNS if name not in ("kind", "where")
+        name: np.array(events.pop(name), np.int64) for name in COLUMNS if name not in ("kind", "where")
     }
     arrays["kind"] = np.array([kinds.index(kind) for kind in events.pop("kind")], np.int64)
     arrays["where"] = np.array([at or [-1] * 4 for at in events.pop("where")], np.int64).reshape(-1, 4)
@@ -214,20 +136,6 @@ def _as_npz(data: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, header=np.frombuffer(text, np.uint8), values=values, **arrays)
     return buffer.getvalue()
-
-
-def _load_npz(path: Path) -> dict[str, Any]:
-    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
-        data: dict[str, Any] = json.loads(found["header"].tobytes())
-        kinds = data.pop("kinds")
-        columns: dict[str, list[Any]] = {
-            name: found[name].tolist() for name in _COLUMNS if name not in ("kind", "where")
-        }
-        columns["kind"] = [kinds[at] for at in found["kind"].tolist()]
-        columns["where"] = [None if at[0] < 0 else at for at in found["where"].tolist()]
-        data["events"] = columns
-        data["values"] = base64.b64encode(found["values"].tobytes()).decode("ascii")
-    return data
 
 
 # ---------------------------------------------------------------------------------------------------------------- page
@@ -296,14 +204,30 @@ def _page(traces: Sequence[dict[str, Any]], lesson: Lesson | None) -> str:
             f'<details id="lesson" open><summary>{html.escape(title)}</summary>\n{lesson.html()}\n</details>'
             "</section>\n"
         )
-    return (
-        read("page.html")
-        .replace("{{title}}", html.escape(title))
-        .replace("/* player.css */", read("player.css"))
-        .replace("/* player.js */", "\n".join(map(read, SCRIPTS)))
-        .replace("{{trace}}", base64.b64encode(_zipped(traces)).decode("ascii"))
-        .replace("{{lesson}}", above)
-    )
+    parts = {
+        "title": html.escape(title),
+        "css": f"\n{read('player.css')}\n",
+        "js": "\n" + "\n".join(map(read, SCRIPTS)) + "\n",
+        "trace": base64.b64encode(_zipped(traces)).decode("ascii"),
+        "lesson": above,
+    }
+    parts["policy"] = policy(parts["css"], parts["js"])
+    return re.sub(
+        r"\{\{(\w+)\}\}", lambda found: parts[found[1]], read("page.html")
+    )  # in one pass: a title may hold {{js}}
+
+
+def policy(css: str, js: str | None = None) -> str:
+    """Return a page's Content-Security-Policy: it runs this script, uses these styles, and loads, sends and embeds nothing.
+
+    Not even its own script can make HTML of a text: `innerHTML` is refused by browsers that know trusted types.
+    """
+    hashed = {"style-src": css} if js is None else {"script-src": js, "style-src": css}
+    rules = [
+        f"{kind} 'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for kind, text in hashed.items()
+    ]
+    rules += ["base-uri 'none'", "form-action 'none'", "require-trusted-types-for 'script'", "trusted-types 'none'"]
+    return "; ".join(["default-src 'none'", *rules])
 
 
 # ------------------------------------------------------------------------------------------------------------ Perfetto

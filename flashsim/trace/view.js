@@ -6,7 +6,28 @@ const BY_KEY = ["dK", "dV"];
 const grouped = new Intl.NumberFormat("en-US");
 const count = (n) => (n < 1000 ? String(n) : grouped.format(n));
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const escaped = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+
+/** Content as a list of nodes and texts, without what is empty. */
+const listed = (content) => content.flat(Infinity).filter((part) => part !== null && part !== undefined && part !== "");
+
+/** Fills an element. Text stays text: nothing that a trace says is ever read as HTML, and the page's policy forbids it. */
+const fill = (box, ...content) => box.replaceChildren(...listed(content));
+
+/** A new element with attributes, but for empty ones, and content. */
+function make(tag, attributes = {}, ...content) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) if (value !== "") made.setAttribute(name, value);
+  made.append(...listed(content));
+  return made;
+}
+
+const cell = (attributes, ...content) => make("td", attributes, ...content);
+const head = (attributes, ...content) => make("th", { scope: "col", ...attributes }, ...content);
+const small = (...content) => make("p", { class: "about" }, ...content);
+const why = (...content) => make("span", { class: "why" }, ...content);
+const symbol = (letter) => make("i", {}, letter);
+const table = (name, top, body) => make("table", { "aria-label": name }, top && make("thead", {}, make("tr", {}, top)), make("tbody", {}, body));
+const commas = (parts) => parts.map((part, n) => [n ? ", " : "", part]);
 
 let allDigits = false, single = true; // whether values are shown in full, and whether they are float32
 
@@ -37,41 +58,47 @@ const SYMBOL = new RegExp(`(?<![A-Za-z\\u0303'’])(QK|PV|d?[A-Za-zℓΣ]\\u0303
 const WORDS = new Set(["a", "A", "I", "do"]);
 
 function scripted(scripts) {
-  const parts = { _: "", "^": "" };
+  const parts = { _: [], "^": [] };
   for (const [, mark, , braced, bare] of scripts.matchAll(/([_^])(\{([^}]*)\}|([A-Za-z0-9]+))/gu)) {
     const text = braced ?? bare;
-    parts[mark] = UPRIGHT.has(text) ? text : /^[A-Za-z]+$/.test(text) ? `<i>${text}</i>` : typeset(text);
+    parts[mark] = UPRIGHT.has(text) ? [text] : /^[A-Za-z]+$/.test(text) ? [symbol(text)] : typeset(text);
   }
-  if (parts._ && parts["^"]) return `<span class="ss"><sup>${parts["^"]}</sup><sub>${parts._}</sub></span>`;
-  return parts._ ? `<sub>${parts._}</sub>` : parts["^"] ? `<sup>${parts["^"]}</sup>` : "";
+  const above = parts["^"].length ? make("sup", {}, parts["^"]) : null, below = parts._.length ? make("sub", {}, parts._) : null;
+  return above && below ? [make("span", { class: "ss" }, above, below)] : [below ?? above];
 }
 
 /** Sets a letter, with its tilde drawn above it: few fonts have one that fits. */
-function lettered(symbol) {
-  if (!symbol.endsWith("\u0303")) return `<i>${symbol}</i>`;
-  const before = symbol.slice(0, -2);
-  return `${before ? `<i>${before}</i>` : ""}<span class="tilde"><i>${symbol.at(-2)}</i></span>`;
+function lettered(letter) {
+  if (!letter.endsWith("\u0303")) return [symbol(letter)];
+  const before = letter.slice(0, -2);
+  return [before && symbol(before), make("span", { class: "tilde" }, symbol(letter.at(-2)))];
 }
 
 /** Sets a line of the listing: symbols in italics, with their indices and exponents. */
-function typeset(text) {
-  return escaped(text.normalize("NFD")).replace(SYMBOL, (whole, symbol, scripts, closing, after) => {
-    if (closing) return closing + scripted(after);
-    if (!scripts && WORDS.has(symbol)) return whole;
-    return `<span class="symbol">${lettered(symbol)}${scripted(scripts)}</span>`;
-  });
+function typeset(line) {
+  const text = line.normalize("NFD"), found = [];
+  let end = 0;
+  for (const { 0: whole, 1: letter, 2: scripts, 3: closing, 4: after, index } of text.matchAll(SYMBOL)) {
+    found.push(text.slice(end, index));
+    if (closing) found.push(closing, scripted(after));
+    else if (!scripts && WORDS.has(letter)) found.push(whole);
+    else found.push(make("span", { class: "symbol" }, lettered(letter), scripted(scripts)));
+    end = index + whole.length;
+  }
+  return [...found, text.slice(end)];
 }
 
 /** Sets a name of the program: m_tilde_ij as m̃ with index ij, K[0] as K[0]. */
 function named(name) {
-  if (name.includes("[")) return name.replace(/^([^[]*)/, (array) => named(array));
+  const at = name.indexOf("[");
+  if (at >= 0) return [named(name.slice(0, at)), name.slice(at)];
   let [base, ...rest] = name.split("_");
-  if (base === "log") base = "log " + rest.shift();
+  if (base === "log" && rest.length) base = "log " + rest.shift();
   if (base === "l") base = "ℓ";
   if (rest[0] === "tilde") base += "\u0303", rest.shift();
   const above = rest.filter((part) => UPRIGHT.has(part)).join(" ");
   const below = rest.filter((part) => !UPRIGHT.has(part)).join(" ");
-  return lettered(base) + scripted((below ? `_{${below}}` : "") + (above ? `^{${above}}` : ""));
+  return [lettered(base), scripted((below ? `_{${below}}` : "") + (above ? `^{${above}}` : ""))];
 }
 
 const plain = (name) => name.replace(/^l(?=[[_]|$)/, "ℓ");
@@ -81,7 +108,7 @@ const plain = (name) => name.replace(/^l(?=[[_]|$)/, "ℓ");
 const VERBS = { init: "initialise", load: "load", compute: "compute", store: "store" };
 
 /** A name in SRAM's bar. What is too wide is not shown: of K[0] the index first, then all. */
-const inBar = (name) => name.split(/(?=\[)/).map((part) => `<span>${part[0] === "[" ? part : named(part)}</span>`).join("");
+const inBar = (name) => name.split(/(?=\[)/).map((part) => make("span", {}, part[0] === "[" ? part : named(part)));
 
 const rescaled = (rows) => `${rows} ${rows === 1 ? "row is" : "rows are"} rescaled`;
 
@@ -98,7 +125,8 @@ class View {
     this.grid = new Grid(run, find(".grid", root), find(".legend", root));
     for (const [button, shown] of [[".show-listing", "listing"], [".show-source", "source"]])
       find(button, root).onclick = () => this.showCode(shown);
-    find(".carried", root).innerHTML = run.backward ? `${named("dQ")} of these rows, ${named("dK_tilde")} and ${named("dV_tilde")} of these keys: old → new` : "m, ℓ, O of these rows: old → new";
+    const gradients = () => [named("dQ"), " of these rows, ", named("dK_tilde"), " and ", named("dV_tilde"), " of these keys"];
+    fill(find(".carried", root), run.backward ? gradients() : "m, ℓ, O of these rows", ": old → new");
     find(".digits", root).onclick = () => player.toggleDigits();
     for (const box of [find(".listing", root), find(".source", root)]) box.onscroll = () => places.get(box)?.set("scroll", box.scrollTop);
     if (!run.about.listing.length) this.showCode("source"), (find(".show-listing", root).disabled = true);
@@ -108,10 +136,9 @@ class View {
     const { title, shape, blocks, dtype, options, command, notes } = this.run.about;
     find("h1", this.root).textContent = title;
     this.root.setAttribute("aria-label", this.which ? `${this.which}: ${title}` : title);
-    find(".about", this.root).innerHTML =
-      `${typeset(`N_q = ${count(shape.N_q)}, N_k = ${count(shape.N_k)}, d = ${shape.d}${shape.d_v === shape.d ? "" : `, d_v = ${shape.d_v}`}`)}; ` +
-      `${typeset(`B_r × B_c = ${blocks.B_r} × ${blocks.B_c}, T_r × T_c = ${blocks.T_r} × ${blocks.T_c}`)}; ${dtype}` +
-      `${options ? `; ${escaped(options)}` : ""}`;
+    const sizes = `N_q = ${count(shape.N_q)}, N_k = ${count(shape.N_k)}, d = ${shape.d}${shape.d_v === shape.d ? "" : `, d_v = ${shape.d_v}`}`;
+    const tiles = `B_r × B_c = ${blocks.B_r} × ${blocks.B_c}, T_r × T_c = ${blocks.T_r} × ${blocks.T_c}`;
+    fill(find(".about", this.root), typeset(sizes), "; ", typeset(tiles), `; ${dtype}`, options && `; ${options}`);
     find(".command", this.root).textContent = command;
     const box = find(".notes", this.root);
     box.hidden = !notes.length;
@@ -126,10 +153,9 @@ class View {
   setListing() {
     this.lines = this.run.about.listing.map((line) => {
       const [, mark, space, text] = line.match(/^(Require:|\(?\d+\)?)(\s*)(.*)$/) ?? [null, "", "", line];
-      const item = document.createElement("li"), require = mark === "Require:";
-      const indent = require ? 0 : Math.max(0, mark.length + space.length - 3) * 0.55;
-      item.innerHTML = `<span class="number">${require ? "" : escaped(mark)}</span><span style="padding-left:${indent}em">${require ? "Require: " : ""}${typeset(text)}</span>`;
-      return item;
+      const require = mark === "Require:", words = make("span", {}, require ? "Require: " : "", typeset(text));
+      words.style.paddingLeft = `${require ? 0 : Math.max(0, mark.length + space.length - 3) * 0.55}em`;
+      return make("li", {}, make("span", { class: "number" }, require ? "" : mark), words);
     });
     find(".listing", this.root).replaceChildren(...this.lines);
   }
@@ -138,9 +164,9 @@ class View {
     this.sourceLines = new Map();
     const box = find(".source", this.root);
     for (const [file, first, lines] of this.run.about.source) {
-      box.append(sourceLine(`${file}, from line ${first}`, "file"));
+      box.append(make("span", { class: "file" }, `${file}, from line ${first}`));
       lines.forEach((text, n) => {
-        const line = sourceLine(text || " ", "");
+        const line = make("span", {}, text || " ");
         this.sourceLines.set(`${file}:${first + n}`, line);
         box.append(line);
       });
@@ -148,12 +174,13 @@ class View {
   }
 
   setCounters() {
-    const table = find(".hbm", this.root), exact = this.run.about.arrays.every((array) => array.exact), form = exact ? "closed form" : "at the end";
-    const formHead = (what) => `<th scope="col" data-tip="${what} of the whole run${exact ? ", from a formula" : ""}">${form}</th>`;
-    find("thead", table).innerHTML = `<tr><th scope="col">array</th><th scope="col">this step</th><th scope="col">reads<br>so far</th>${formHead("reads")}<th scope="col">writes<br>so far</th>${formHead("writes")}</tr>`;
+    const box = find(".hbm", this.root), exact = this.run.about.arrays.every((array) => array.exact), form = exact ? "closed form" : "at the end";
+    const formHead = (what) => head({ "data-tip": `${what} of the whole run${exact ? ", from a formula" : ""}` }, form);
+    const soFar = (what) => head({}, what, make("br"), "so far");
+    fill(find("thead", box), make("tr", {}, head({}, "array"), head({}, "this step"), soFar("reads"), formHead("reads"), soFar("writes"), formHead("writes")));
     const names = [...this.run.about.arrays.map((array) => named(array.name)), "total"];
-    find("tbody", table).innerHTML = names.map((name, n) => `<tr class="${n === names.length - 1 ? "sum" : ""}"><th scope="row">${name}</th>${"<td></td>".repeat(5)}</tr>`).join("");
-    this.counters = [...table.tBodies[0].rows].map((row) => [...row.cells].slice(1));
+    fill(find("tbody", box), names.map((name, n) => make("tr", { class: n === names.length - 1 ? "sum" : "" }, make("th", { scope: "row" }, name), Array.from({ length: 5 }, () => cell()))));
+    this.counters = [...box.tBodies[0].rows].map((row) => [...row.cells].slice(1));
     const { arrays, standard } = this.run.about;
     const expected = arrays.map(({ reads, writes, exact: form }) => form ?? [reads, writes]);
     expected.push([0, 1].map((side) => expected.reduce((sum, pair) => sum + pair[side], 0)));
@@ -204,10 +231,11 @@ class View {
   }
 
   showNow(aside) {
-    const { label, loops, done } = this.words(this.t), own = this.run.alone ? "" : `<span class="own">${aside ? `<b>${aside}</b> · ` : ""}its step ${this.t} of ${this.run.length - 1}</span>`;
-    const what = done.map(({ verb, names }) => `${verb} ${names.map((name) => named(name.replace("ℓ", "l"))).join(", ")}`).join("; ");
-    const rises = this.run.steps.rescaled[this.t], said = rises ? ` <b>${rescaled(rises)}</b>` : "";
-    find(".now", this.root).innerHTML = `<b>${label}</b>${loops ? ` · ${typeset(loops)}` : ""} · ${what}${said}${own}`;
+    const { label, loops, done } = this.words(this.t);
+    const own = this.run.alone ? null : make("span", { class: "own" }, aside && [make("b", {}, aside), " · "], `its step ${this.t} of ${this.run.length - 1}`);
+    const what = done.map(({ verb, names }, n) => [n ? "; " : "", `${verb} `, commas(names.map((name) => named(name.replace("ℓ", "l"))))]);
+    const rises = this.run.steps.rescaled[this.t];
+    fill(find(".now", this.root), make("b", {}, label), loops && [" · ", typeset(loops)], " · ", what, rises ? [" ", make("b", {}, rescaled(rises))] : "", own);
   }
 
   light(t) {
@@ -221,18 +249,21 @@ class View {
   showSram(t) {
     const { run } = this, { M, peak } = run.about, most = Math.max(M, peak), held = run.resident(t), used = run.occupancy[t];
     const percent = (n) => `${(100 * n) / most}%`;
-    find(".bar", this.root).innerHTML = held
-      .map(([name, size]) => `<span class="${name.includes("[") ? "" : "made"}" style="width:${percent(size)}" data-tip="${plain(name)}: ${count(size)} elements, ${name.includes("[") ? "loaded" : "made on chip"}">${inBar(name)}</span>`)
-      .join("");
+    fill(find(".bar", this.root), held.map(([name, size]) => {
+      const loaded = name.includes("["), tip = `${plain(name)}: ${count(size)} elements, ${loaded ? "loaded" : "made on chip"}`;
+      const block = make("span", { class: loaded ? "" : "made", "data-tip": tip }, inBar(name));
+      block.style.width = percent(size);
+      return block;
+    }));
     find(".bar", this.root).setAttribute("aria-label", `On chip: ${held.map(([name, size]) => `${plain(name)} ${size}`).join(", ") || "nothing"}`);
     find(".line", this.root).style.left = `calc(${percent(M)} - 2px)`;
     const over = find(".over", this.root);
     over.hidden = used <= M;
     over.style.left = percent(M), over.style.width = percent(Math.max(used - M, 0));
     find(".fill", this.root).textContent = `${count(used)} of M = ${count(M)} elements in use`;
-    const why = this.paperSizes && !run.backward ? "line 1's sizes leave no room for ℓ, m and S" : "these blocks leave no room for a tile";
-    const excess = used > M ? `<span class="bad" data-tip="${why}">${count(used - M)} more than M<span class="why">: ${why}</span>. </span>` : "";
-    find(".scale", this.root).innerHTML = `${excess}peak<span class="why"> of the run</span> ${count(peak)}, ${Math.round((100 * peak) / M)}% of <i>M</i> (dashed<span class="why"> line</span>)`;
+    const cause = this.paperSizes && !run.backward ? "line 1's sizes leave no room for ℓ, m and S" : "these blocks leave no room for a tile";
+    const excess = used > M ? make("span", { class: "bad", "data-tip": cause }, `${count(used - M)} more than M`, why(`: ${cause}`), ". ") : "";
+    fill(find(".scale", this.root), excess, "peak", why(" of the run"), ` ${count(peak)}, ${Math.round((100 * peak) / M)}% of `, symbol("M"), " (dashed", why(" line"), ")");
   }
 
   showHbm(t) {
@@ -257,9 +288,9 @@ class View {
 
   showVersus(t, sofar) {
     const { run } = this, end = t === run.length - 1, want = this.expected[this.expected.length - 1], all = want[0] + want[1];
-    const met = !end || !this.hasForm ? "" : this.equalsForm(t) ? " They equal the closed form." : ' <span class="bad">They differ from the closed form.</span>';
+    const met = !end || !this.hasForm ? "" : this.equalsForm(t) ? " They equal the closed form." : [" ", make("span", { class: "bad" }, "They differ from the closed form.")];
     const standard = this.standard === null || run.about.algorithm === "standard" ? "" : ` Standard attention${run.backward ? "'s backward pass" : ""} makes ${count(this.standard)}, ${(this.standard / all).toFixed(2)} times this run's ${count(all)}.`;
-    find(".versus", this.root).innerHTML = `${count(sofar)} accesses so far.${met}${standard}`;
+    fill(find(".versus", this.root), `${count(sofar)} accesses so far.`, met, standard);
   }
 
   equalsForm(t) {
@@ -273,57 +304,62 @@ class View {
     const columns = ["m", "l", "L"].map((name) => [name, ...run.pair(name, t)]).filter(([, old, now]) => (old ?? now)?.cols === 1);
     const O = run.pair("O", t), rows = (columns[0]?.[1] ?? columns[0]?.[2] ?? O[0] ?? O[1])?.rows ?? 0;
     if (!rows) {
-      box.innerHTML = `<p class="about">${run.tiles.length ? "No row statistics on chip in this step." : "Values were left out."}</p>`;
+      fill(box, small(run.tiles.length ? "No row statistics on chip in this step." : "Values were left out."));
       return;
     }
-    const first = run.steps.rows[t]?.[0] ?? null, head = ['<th scope="col">row</th>'];
+    const first = run.steps.rows[t]?.[0] ?? null, top = [head({}, "row")];
     for (const [name] of columns) {
-      head.push(`<th scope="col">${named(name)}</th>`);
-      if (name === "m") head.push(`<th scope="col">${typeset("e^{m − m_new}")}</th>`);
+      top.push(head({}, named(name)));
+      if (name === "m") top.push(head({}, typeset("e^{m − m_new}")));
     }
-    for (const side of [0, 1]) if (O[side]) head.push(`<th scope="colgroup" class="gap wide" colspan="${Math.min(O[side].cols, OF_O)}"><i>O</i> ${side ? "new" : "old"}${clipped(O[side], OF_O)}</th>`);
+    for (const side of [0, 1]) if (O[side]) top.push(head({ scope: "colgroup", class: "gap wide", colspan: Math.min(O[side].cols, OF_O) }, symbol("O"), ` ${side ? "new" : "old"}${clipped(O[side], OF_O)}`));
     const body = [];
     for (let r = 0; r < Math.min(rows, 32); r++) body.push(this.pairRow(r, first, columns, O));
-    box.innerHTML = `<table aria-label="Old and new of these rows"><thead><tr>${head.join("")}</tr></thead><tbody>${body.join("")}</tbody></table>${rows > 32 ? `<p class="about">the first 32 of ${rows} rows</p>` : ""}`;
+    fill(box, table("Old and new of these rows", top, body), rows > 32 ? small(`the first 32 of ${rows} rows`) : "");
   }
 
   /** D and dQ of the rows, dK̃ and dṼ of the keys, before this tile and now; what this step made is marked. */
   showGradients(t, box) {
-    const { run } = this, made = new Set(run.eventsAt(t).map((event) => run.events.value[event]));
-    const tables = ["dQ", ...BY_KEY].map((name) => this.gradient(name, t, made));
-    if (!tables[0] && tables.some(Boolean)) tables[0] = '<p class="about wait">No <i>dQ</i> on chip in this step.</p>';
-    if (!tables.some(Boolean)) tables[0] = `<p class="about">${run.tiles.length ? "No gradients on chip in this step." : "Values were left out."}</p>`;
-    if (!box.firstElementChild) box.innerHTML = `<div class="gradients">${"<div></div>".repeat(tables.length)}</div>`;
-    this.tables ??= [];
-    tables.forEach((table, n) => { if (table !== this.tables[n]) box.firstElementChild.children[n].innerHTML = this.tables[n] = table; }); // few change
+    const { run } = this, made = new Set(run.eventsAt(t).map((event) => run.events.value[event])), names = ["dQ", ...BY_KEY];
+    const tiles = (name) => (run.steps.pairs[name] ?? []).map((column) => column[t]).filter((tile) => tile >= 0);
+    const none = names.map((name) => !tiles(name).length && (name !== "dQ" || !tiles("D").length)), nothing = none.every(Boolean);
+    const keys = names.map((name, n) => String([n ? "" : [tiles("D"), nothing], tiles(name), run.steps[n ? "cols" : "rows"][t], allDigits].flat(2)) + [...tiles(name), ...tiles("D")].map((tile) => made.has(tile)));
+    if (!find(".gradients", box)) fill(box, make("div", { class: "gradients" }, names.map(() => make("div")))), (this.shown = []);
+    names.forEach((name, n) => {
+      if (this.shown[n] === keys[n]) return; // few change
+      this.shown[n] = keys[n];
+      const said = nothing ? small(run.tiles.length ? "No gradients on chip in this step." : "Values were left out.") : make("p", { class: "about wait" }, "No ", symbol("dQ"), " on chip in this step.");
+      fill(find(".gradients", box).children[n], none[n] ? (n ? "" : said) : this.gradient(name, t, made));
+    });
   }
 
   gradient(name, t, made) {
     const { run } = this, sides = run.pair(name, t), rows = (sides[0] ?? sides[1])?.rows ?? 0, byKey = BY_KEY.includes(name), word = byKey ? "key" : "row";
     const [from, D] = byKey ? [] : run.pair("D", t), shown = D ?? from, tall = rows || shown?.rows || 0;
-    if (!tall) return "";
-    const first = run.steps[byKey ? "cols" : "rows"][t]?.[0] ?? null, head = [`<th scope="col">${word}</th>`], body = [], [old, now] = sides;
+    const first = run.steps[byKey ? "cols" : "rows"][t]?.[0] ?? null, top = [head({}, word)], body = [], [old, now] = sides;
     const fresh = now && made.has(run.steps.pairs[name][1][t]), freshD = D && made.has(run.steps.pairs.D[1][t]), cols = (old ?? now)?.cols ?? 0;
-    if (shown) head.push(`<th scope="col"${freshD ? ' class="rises"' : ""}>${named("D")}</th>`);
-    if (cols) head.push(`<th scope="colgroup" class="gap wide${fresh ? " rises" : ""}" colspan="${Math.min(cols, OF_O)}">${named(name)}: <span class="old">old,</span> new${clipped(old ?? now, OF_O)}</th>`);
-    const cells = (tile, r, age) => (tile && r < tile.rows ? tileCells(tile, r, `${name} ${age}`, first, OF_O, true, word).join("") : "<td>\u00a0</td>");
+    if (shown) top.push(head({ class: freshD ? "rises" : "" }, named("D")));
+    if (cols) top.push(head({ scope: "colgroup", class: `gap wide${fresh ? " rises" : ""}`, colspan: Math.min(cols, OF_O) }, named(name), ": ", make("span", { class: "old" }, "old,"), ` new${clipped(old ?? now, OF_O)}`));
+    const cells = (tile, r, age) => (tile && r < tile.rows ? tileCells(tile, r, `${name} ${age}`, first, OF_O, true, word) : cell({}, "\u00a0"));
     for (let r = 0; r < Math.min(tall, OF_GRADIENT); r++) {
-      const own = shown ? `<td rowspan="2" class="${freshD ? "rises" : ""}" data-tip="D, row ${rowName(first, r)}: ${exactly(shown.data[r])}">${number(shown.data[r])}</td>` : "";
-      body.push(`<tr class="old"><th scope="rowgroup" rowspan="2">${first === null ? "" : first + r}</th>${own}${cells(old, r, "old")}</tr><tr class="new">${cells(now, r, "new")}</tr>`);
+      const own = shown && cell({ rowspan: 2, class: freshD ? "rises" : "", "data-tip": `D, row ${rowName(first, r)}: ${exactly(shown.data[r])}` }, number(shown.data[r]));
+      body.push(make("tr", { class: "old" }, make("th", { scope: "rowgroup", rowspan: 2 }, first === null ? "" : String(first + r)), own, cells(old, r, "old")));
+      body.push(make("tr", { class: "new" }, cells(now, r, "new")));
     }
-    return `<table aria-label="${name} of these ${word}s, old and new"><thead><tr>${head.join("")}</tr></thead><tbody>${body.join("")}</tbody></table>${tall > OF_GRADIENT ? `<p class="about">the first ${OF_GRADIENT} of ${tall} ${word}s</p>` : ""}`;
+    return [table(`${name} of these ${word}s, old and new`, top, body), tall > OF_GRADIENT ? small(`the first ${OF_GRADIENT} of ${tall} ${word}s`) : ""];
   }
 
   pairRow(r, first, columns, O) {
-    const cells = [`<th scope="row">${first === null ? "" : first + r}</th>`];
+    const cells = [make("th", { scope: "row" }, first === null ? "" : String(first + r))];
     for (const [name, old, now] of columns) {
       const from = old?.data[r], to = now?.data[r], rises = name === "m" && to > from;
       const shown = from === undefined ? `→ ${number(to)}` : to === undefined ? number(from) : `${number(from)} → ${number(to)}`;
-      cells.push(`<td class="${rises ? "rises" : ""}" data-tip="${plain(name)}, row ${rowName(first, r)}: ${[from, to].filter((x) => x !== undefined).map(exactly).join(" → ")}">${shown}${rises ? " ↑" : ""}</td>`);
-      if (name === "m") cells.push(`<td class="factor">${from === undefined || to === undefined ? "" : number(factor(from, to))}</td>`);
+      const tip = `${plain(name)}, row ${rowName(first, r)}: ${[from, to].filter((x) => x !== undefined).map(exactly).join(" → ")}`;
+      cells.push(cell({ class: rises ? "rises" : "", "data-tip": tip }, `${shown}${rises ? " ↑" : ""}`));
+      if (name === "m") cells.push(cell({ class: "factor" }, from === undefined || to === undefined ? "" : number(factor(from, to))));
     }
-    for (const tile of O) if (tile && r < tile.rows) cells.push(...tileCells(tile, r, "O", first, OF_O, true));
-    return `<tr>${cells.join("")}</tr>`;
+    for (const tile of O) if (tile && r < tile.rows) cells.push(tileCells(tile, r, "O", first, OF_O, true));
+    return make("tr", {}, cells);
   }
 
   showEvents(t) {
@@ -331,9 +367,7 @@ class View {
     const withValues = events.filter((event) => run.events.value[event] >= 0);
     if (this.chosen === null) this.chosen = withValues[withValues.length - 1] ?? events[0];
     const buttons = events.map((event) => {
-      const button = document.createElement("button");
-      button.innerHTML = `${VERBS[run.events.kind[event]]} ${named(run.nameOf(event))} · ${count(run.events.elements[event])}`;
-      button.setAttribute("aria-pressed", String(event === this.chosen));
+      const button = make("button", { "aria-pressed": String(event === this.chosen) }, `${VERBS[run.events.kind[event]]} `, named(run.nameOf(event)), ` · ${count(run.events.elements[event])}`);
       button.onclick = () => { this.chosen = event, this.showEvents(t), player.markDifferences(), find('[aria-pressed="true"]', box)?.focus(); };
       return button;
     });
@@ -343,10 +377,12 @@ class View {
 
   showTile(value, name) {
     const box = find(".tile", this.root), tile = this.run.tiles[value];
-    if (!tile) { box.innerHTML = `<p class="about">No values are kept of ${named(name)}.</p>`; return; }
+    if (!tile) return fill(box, small("No values are kept of ", named(name), "."));
     const rows = Math.min(tile.rows, 32), lines = [];
-    for (let r = 0; r < rows; r++) lines.push(`<tr>${tileCells(tile, r, name, 0, OF_TILE, false).join("")}</tr>`);
-    box.innerHTML = `<table role="table" aria-label="${plain(name)}"><tbody>${lines.join("")}</tbody></table>${rows < tile.rows || tile.cols > OF_TILE ? `<p class="about">shown: ${rows} × ${Math.min(tile.cols, OF_TILE)} of ${tile.rows} × ${tile.cols}</p>` : ""}`;
+    for (let r = 0; r < rows; r++) lines.push(make("tr", {}, tileCells(tile, r, name, 0, OF_TILE, false)));
+    const shown = table(plain(name), null, lines), all = rows === tile.rows && tile.cols <= OF_TILE;
+    shown.setAttribute("role", "table");
+    fill(box, shown, all ? "" : small(`shown: ${rows} × ${Math.min(tile.cols, OF_TILE)} of ${tile.rows} × ${tile.cols}`));
   }
 }
 
@@ -363,15 +399,9 @@ function tileCells(tile, r, name, first, most, gap, word = "row") {
   const cells = [];
   for (let c = 0; c < Math.min(tile.cols, most); c++) {
     const x = tile.data[r * tile.cols + c];
-    cells.push(`<td${gap && c === 0 ? ' class="gap"' : ""} data-tip="${plain(name)}, ${word} ${rowName(first, r)}, column ${c}: ${exactly(x)}">${number(x)}</td>`);
+    cells.push(cell({ class: gap && c === 0 ? "gap" : "", "data-tip": `${plain(name)}, ${word} ${rowName(first, r)}, column ${c}: ${exactly(x)}` }, number(x)));
   }
   return cells;
-}
-
-function sourceLine(text, kind) {
-  const line = document.createElement("span");
-  line.textContent = text, line.className = kind;
-  return line;
 }
 
 /** Scrolls only the list that the line is in, and only if it must. Asking where lines are costs a layout, so it is kept. */

@@ -1,0 +1,367 @@
+"""A trace from a file, which may be damaged, or made to do harm: what comes of it is a trace that works, or a ValueError.
+
+What is unpacked is limited, nothing is unpickled, and every entry is checked: its type, its range, and that what it refers
+to is there. The format is described in `flashsim.trace.saving`.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import math
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from itertools import accumulate
+from pathlib import Path
+from reprlib import repr as shown
+from types import UnionType
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.files import path_of
+from flashsim.inputs import check_count
+from flashsim.trace.recording import About, Resident, Trace, TraceEvent
+from flashsim.trace.steps import DATA, FOLLOWED
+
+FORMAT, VERSION = "flashsim trace", 1
+LARGEST_FILE = 2**28
+"""Bytes of a file, unpacked, up to which it is read: more than the largest trace that flashsim records."""
+MOST_RESIDENTS = 2**24
+"""Entries of all sets of residents, which a file tells by their differences."""
+
+KINDS = (*DATA, "evict", "enter", "turn", "turn end", "leave")
+COLUMNS = ("kind", "name", "elements", "loops", "place", "where", "resident", "value")
+LARGEST_SIZE = 2**53  # elements: up to it, numbers are exact in a page too
+LARGEST_NUMBER = 2**1000  # of anything: M may be as good as infinite
+BLOCK = re.compile(r"([^\[\]]+)(?:\[[0-9]{1,18}(?:, [0-9]{1,18})?\])?")
+LINE = re.compile(r"(?!line )|line [0-9]{1,18}\Z")
+
+
+def load(path: str | os.PathLike[str], max_bytes: int = LARGEST_FILE) -> Trace:
+    """Read a trace from the .json.gz or .npz file that `Trace.save` wrote.
+
+    Raises ValueError, with the file's name and what is wrong, for any other file, for a newer version, and for one that
+    is, or unpacks to, more than `max_bytes`; OSError for a file that cannot be opened.
+    """
+    path, most = path_of(path), check_count("max_bytes", max_bytes)
+    try:
+        if path.name.endswith(".json.gz"):
+            data = _unzipped(path, most)
+            return trace_of(data, _values(data))
+        if path.name.endswith(".npz"):
+            return trace_of(*_arrays(path, most))
+        raise ValueError("expected .json.gz or .npz")
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as a trace: {error}") from error
+
+
+# ----------------------------------------------------------------------------------------------------------- unpacking
+
+
+def _content(path: Path, most: int) -> bytes:
+    with path.open("rb") as file:
+        return _at_most(most, file.read(most + 1), "it has")
+
+
+def _at_most(most: int, content: bytes, what: str) -> bytes:
+    if len(content) > most:
+        _refuse_size(most, what)
+    return content
+
+
+def _refuse_size(most: int, what: str) -> NoReturn:
+    raise ValueError(f"{what} more than {most:,} bytes; load(path, max_bytes=…) reads more")
+
+
+def _unzipped(path: Path, most: int) -> dict[str, Any]:
+    content = _content(path, most)
+    if most < int.from_bytes(content[-4:], "little") <= 1032 * len(content):  # as far as gzip can shrink anything
+        _refuse_size(most, "it says that it unpacks to")
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            text = file.read(most + 1)
+    except Exception as error:  # whatever a reader says of a damaged file
+        raise ValueError(f"it is no gzip file, or a damaged one: {error}") from error
+    return _parsed(_at_most(most, text, "it unpacks to"))
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """Return what JSON says, if it says that it is a trace of this version."""
+    try:
+        data = json.loads(text.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"it holds no JSON, or damaged JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f'expected "format": "{FORMAT}"')
+    if type(data.get("version")) is not int or data["version"] != VERSION:
+        raise ValueError(f"its version is {shown(data.get('version'))}; this flashsim reads version {VERSION}")
+    return data
+
+
+def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
+    """Return what an .npz file holds, as the JSON does, and the values."""
+    content, names = _content(path, most), ("header", "values", *COLUMNS)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as file:
+            held = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
+            missing = [name for name in names if name not in held]
+            if missing:
+                raise ValueError(f"it has no array {missing[0]!r}")
+            if sum(held[name].file_size for name in names) > most:
+                _refuse_size(most, "it says that it unpacks to")
+            packed = {held[name].compress_type for name in names} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+            if packed:
+                raise ValueError(f"it is packed by method {min(packed)}; expected zip's own, deflate")
+            members = {name: file.read(held[name]) for name in names}
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a reader says of a damaged file
+        raise ValueError(f"it is no .npz file, or a damaged one: {error}") from error
+    found = {name: _array(name, member) for name, member in members.items()}
+    data = _parsed(found["header"].tobytes())
+    kinds = _typed(data.pop("kinds", None), tuple[str, ...], "kinds")
+    data["events"] = {name: found[name].tolist() for name in COLUMNS}
+    data["events"]["kind"] = [kinds[at] for at in _indices(data["events"]["kind"], len(kinds), "events.kind")]
+    if found["where"].ndim != 2:
+        raise ValueError(f"its array 'where' is {shown(found['where'].shape)}; expected four numbers for each event")
+    data["events"]["where"] = [None if at == [-1] * 4 else at for at in data["events"]["where"]]
+    return data, found["values"].tobytes()
+
+
+def _array(name: str, member: bytes) -> NDArray[Any]:
+    """Return the array in a .npy file, which must be as long as its shape says."""
+    file = io.BytesIO(member)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            shape, in_columns, dtype = read(file)
+    except Exception as error:
+        raise ValueError(f"its array {name!r} is damaged: {error}") from error
+    if dtype.hasobject:
+        raise ValueError(f"its array {name!r} holds pickled Python objects, which flashsim never loads")
+    kind, expected = {"header": ("u", "uint8"), "values": ("f", "floats")}.get(name, ("i", "int64"))
+    if dtype.kind != kind or (name == "header" and dtype.itemsize != 1):
+        raise ValueError(f"its array {name!r} is of {dtype}; expected {expected}")
+    rest = member[file.tell() :]
+    if any(not 0 <= n < LARGEST_SIZE for n in shape) or math.prod(shape) * dtype.itemsize != len(rest):
+        raise ValueError(f"its array {name!r} has {len(rest):,} bytes; expected {shape} of {dtype}")
+    return np.frombuffer(rest, dtype).reshape(shape, order="F" if in_columns else "C")
+
+
+def _values(data: dict[str, Any]) -> bytes:
+    text: str = _typed(data.get("values"), str, "values")
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise ValueError(f"values is no base64: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------------------------ checking
+
+
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    """Return what JSON says as what a type hint says: a dataclass, a tuple, text, a number from 0, a truth value, None."""
+    if isinstance(hint, UnionType):  # X | None
+        return None if value is None else _typed(value, get_args(hint)[0], where)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _record(value, hint, where)
+    if get_origin(hint) is tuple:
+        kinds = get_args(hint)
+        if not isinstance(value, list) or (kinds[-1] is not Ellipsis and len(value) != len(kinds)):
+            expected = "a list" if kinds[-1] is Ellipsis else f"a list of {len(kinds)}"
+            raise ValueError(f"{where} is {shown(value)}; expected {expected}")
+        if kinds[-1] is Ellipsis:
+            kinds = (kinds[0],) * len(value)
+        return tuple(_typed(one, kind, f"{where}[{n}]") for n, (one, kind) in enumerate(zip(value, kinds, strict=True)))
+    if hint is int and (type(value) is not int or not 0 <= value < LARGEST_NUMBER):
+        raise ValueError(f"{where} is {shown(value)}; expected a whole number from 0")
+    if hint is bool and type(value) is not bool:
+        raise ValueError(f"{where} is {shown(value)}; expected true or false")
+    if hint is str:
+        if type(value) is not str:
+            raise ValueError(f"{where} is {shown(value)}; expected text")
+        if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+            raise ValueError(f"{where} is {shown(value)}; expected text without half characters (surrogates)")
+    return value
+
+
+def _record(value: Any, kind: type[Any], where: str) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is {shown(value)}; expected an object")
+    hints = get_type_hints(kind)
+    required = {field.name for field in fields(kind) if field.default is MISSING}
+    if not required <= value.keys() <= hints.keys():
+        wrong = [*sorted(required - value.keys()), *sorted(value.keys() - hints.keys())][0]
+        raise ValueError(
+            f"{where} {'lacks' if wrong in required else 'has'} {shown(wrong)}; expected {', '.join(hints)}"
+        )
+    return kind(**{name: _typed(one, hints[name], f"{where}.{name}") for name, one in value.items()})
+
+
+def _indices(column: Any, end: int, where: str, first: int = 0) -> list[int]:
+    """Return a column of numbers from `first` up to, and without, `end`."""
+    if not isinstance(column, list):
+        raise ValueError(f"{where} is {shown(column)}; expected a list")
+    if not (all(type(n) is int for n in column) and (not column or (first <= min(column) and max(column) < end))):
+        at = next(at for at, n in enumerate(column) if type(n) is not int or not first <= n < end)
+        raise ValueError(f"{where}[{at}] is {shown(column[at])}; expected a whole number from {first} to {end - 1:,}")
+    return column
+
+
+def _one_of(value: Any, known: Sequence[str], where: str) -> None:
+    if value not in known:
+        raise ValueError(f"{where} is {shown(value)}; expected one of {', '.join(known)}")
+
+
+# ------------------------------------------------------------------------------------------------------------ the trace
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What events refer to."""
+
+    names: tuple[str, ...]
+    places: tuple[tuple[str, int, str | None], ...]
+    loops: tuple[tuple[tuple[str, int], ...], ...]
+    shapes: tuple[tuple[int, int], ...]
+
+
+def trace_of(data: Mapping[str, Any], values: bytes) -> Trace:
+    """Return the trace that `flashsim.trace.saving.as_json` made this of, with the values' bytes. Raises ValueError."""
+    about: About = _typed(data.get("about"), About, "about")
+    _check_about(about)
+    hints = get_type_hints(_Kept)
+    kept = _Kept(**{name: _typed(data.get(name), hints[name], name) for name in hints})
+    for n, (_, _, label) in enumerate(kept.places):
+        if label is not None and not LINE.match(label):
+            raise ValueError(f"places[{n}] has label {shown(label)}; expected a line's number after 'line'")
+    residents = _residents(data.get("residents"), kept.names)
+    columns = _columns(data.get("events"), about, kept, len(residents))
+    tiles = _tiles(values, kept.shapes, np.dtype(about.dtype))
+    moved = list(zip(columns["kind"], columns["elements"], strict=True))
+    reads = accumulate(elements if kind == "load" else 0 for kind, elements in moved)
+    writes = accumulate(elements if kind in ("store", "init") else 0 for kind, elements in moved)
+    in_use = [sum(elements for _, elements in held) for held in residents]
+    events = []
+    for kind, name, elements, loops, place, where, resident, value, read, written in zip(
+        *(columns[column] for column in COLUMNS), reads, writes, strict=True
+    ):
+        file, line, label = kept.places[place]
+        events.append(
+            TraceEvent(
+                kind,
+                kept.names[name],
+                elements,
+                kept.loops[loops],
+                (file, line),
+                label,
+                where and ((where[0], where[1]), (where[2], where[3])),
+                in_use[resident],
+                residents[resident],
+                read,
+                written,
+                None if value < 0 else tiles[value],
+            )
+        )
+    return Trace(about, tuple(events))
+
+
+def _check_about(about: About) -> None:
+    _one_of(about.dtype, ("float32", "float64"), "about.dtype")
+    _one_of(about.direction, tuple(FOLLOWED), "about.direction")
+    shape, blocks = about.shape, about.blocks
+    sizes = {"about.M": about.M, "about.shape.N_q": shape.N_q, "about.shape.N_k": shape.N_k}
+    sizes |= {"about.shape.d": shape.d, "about.blocks.B_r": blocks.B_r, "about.blocks.B_c": blocks.B_c}
+    for where, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{where} is {size}; expected at least 1")
+    want = -(-shape.N_q // blocks.B_r), -(-shape.N_k // blocks.B_c)
+    if (blocks.T_r, blocks.T_c) != want:
+        raise ValueError(f"about.blocks has T_r, T_c = {shown((blocks.T_r, blocks.T_c))}; expected {shown(want)}")
+    if about.tiles is not None:
+        if len(about.tiles) != blocks.T_r or any(len(row) != blocks.T_c for row in about.tiles):
+            raise ValueError(f"about.tiles is of another size; expected {shown(want[0])} × {shown(want[1])}")
+        if any(tile > 2 for row in about.tiles for tile in row):
+            raise ValueError("about.tiles holds what is none of 0, 1, 2")
+    names = [array.name for array in about.arrays]
+    if len(set(names)) != len(names):
+        raise ValueError("about.arrays has two arrays of one name")
+
+
+def _residents(deltas: Any, names: tuple[str, ...]) -> list[Resident]:
+    """Return the sets of residents, each told as how many it has in common with the one before it, and what follows."""
+    if not isinstance(deltas, list):
+        raise ValueError(f"residents is {shown(deltas)}; expected a list")
+    found: list[Resident] = []
+    total = 0
+    for n, delta in enumerate(deltas):
+        where, before = f"residents[{n}]", found[-1] if found else ()
+        same, *rest = _indices(delta, LARGEST_SIZE, where) or [len(before) + 1]
+        if same > len(before) or len(rest) % 2:
+            raise ValueError(f"{where} is {shown(delta)}; expected at most {len(before)}, then pairs")
+        arrived = zip(_indices(rest[::2], len(names), where), rest[1::2], strict=True)
+        found.append((*before[:same], *((names[name], elements) for name, elements in arrived)))
+        total += len(found[-1])
+        if total > MOST_RESIDENTS:
+            raise ValueError(f"residents has more than {MOST_RESIDENTS:,} entries in all")
+    return found
+
+
+def _columns(events: Any, about: About, kept: _Kept, residents: int) -> dict[str, list[Any]]:
+    """Return the columns of events, each as long as the others, with all that they refer to there."""
+    if not isinstance(events, dict) or any(not isinstance(events.get(name), list) for name in COLUMNS):
+        raise ValueError(f"events is {shown(events)}; expected the lists {', '.join(COLUMNS)}")
+    columns = {name: events[name] for name in COLUMNS}
+    for name, column in columns.items():
+        if len(column) != len(columns["kind"]):
+            raise ValueError(
+                f"events.{name} has {len(column):,} entries; expected {len(columns['kind']):,}, as kind has"
+            )
+    for n, kind in enumerate(columns["kind"]):
+        if kind not in KINDS:
+            _one_of(kind, KINDS, f"events.kind[{n}]")
+    if not any(kind in DATA for kind in columns["kind"]):
+        raise ValueError("events has no step: expected a load, a store or a result")
+    ends = {"name": len(kept.names), "elements": LARGEST_SIZE, "loops": len(kept.loops)}
+    ends |= {"place": len(kept.places), "resident": residents}
+    for name, end in ends.items():
+        _indices(columns[name], end, f"events.{name}")
+    _indices(columns["value"], len(kept.shapes), "events.value", first=-1)
+    shapes = {array.name: array.shape for array in about.arrays}
+    in_memory = [kind in ("init", "load", "store") for kind in columns["kind"]]
+    for name in {name for name, moves in zip(columns["name"], in_memory, strict=True) if moves}:
+        block = BLOCK.fullmatch(kept.names[name])
+        if block is None or block[1] not in shapes:
+            raise ValueError(f"names[{name}] is {shown(kept.names[name])}; expected a block of {', '.join(shapes)}")
+    for n, where in enumerate(columns["where"]):
+        if where is not None:
+            top, bottom, left, right = _typed(where, tuple[int, int, int, int], f"events.where[{n}]")
+            rows, cols = shapes.get(kept.names[columns["name"][n]].partition("[")[0], (0, 0))
+            if not (top <= bottom <= rows and left <= right <= cols):
+                raise ValueError(f"events.where[{n}] is {shown(where)}; expected a part of {rows} × {cols}")
+    return columns
+
+
+def _tiles(values: bytes, shapes: Sequence[tuple[int, int]], dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+    """Cut the values into tiles."""
+    for n, shape in enumerate(shapes):
+        if 0 in shape:
+            raise ValueError(f"shapes[{n}] is {shown(list(shape))}; expected at least 1 × 1")
+    ends = list(accumulate(rows * cols for rows, cols in shapes))
+    expected = (ends[-1] if ends else 0) * dtype.itemsize
+    if len(values) != expected:
+        raise ValueError(f"values has {len(values):,} bytes; expected {shown(expected)}, as the shapes say")
+    flat = np.frombuffer(values, dtype.newbyteorder("<")).astype(dtype, copy=False)
+    return [flat[end - rows * cols : end].reshape(rows, cols) for end, (rows, cols) in zip(ends, shapes, strict=True)]
