@@ -10,21 +10,36 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
-from flashsim.algorithms.blocks import Fit, Fixed, Paper, Problem, Sizing
-from flashsim.algorithms.split_kv_merge import MERGES
+from flashsim.algorithms.blocks import Fit, Fixed, Paper, Problem, Sizing, clipped
 from flashsim.blas import one_blas_thread
-from flashsim.dropout import check_p, check_seed
-from flashsim.groups import by_head, check_gqa, interleave, interleaved, launch_sum, once_per_group, with_parts
+from flashsim.checking import (
+    check_block_mask,
+    check_blocks,
+    check_callback,
+    check_count,
+    check_direction,
+    check_flag,
+    check_gqa,
+    check_heads,
+    check_merge,
+    check_observers,
+    check_p,
+    check_scale,
+    check_seed,
+    check_shape,
+    check_splits,
+    is_one_of,
+    shown,
+)
+from flashsim.groups import by_head, interleave, interleaved, launch_sum, once_per_group, with_parts
 from flashsim.inputs import (
     Array,
     Inputs,
     check_backward_range,
-    check_count,
     check_dO,
     check_inputs,
     check_M,
     check_range,
-    check_scale,
     chip_dtype,
     float_dtype,
     largest,
@@ -215,11 +230,12 @@ def forward(
     Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
     algorithm = _known(FORWARD, name)
-    gqa = check_gqa(gqa)
+    gqa, check_finite = check_gqa(gqa), check_flag("check_finite", check_finite)
+    observers, on_head = check_observers(observers), check_callback("on_head", on_head)
     given = check_inputs(Q, K, V, check_finite=check_finite)
     variant = _variant(scale, causal, mask, dropout_p, seed, block_mask, splits, merge, given.shape, given.leading)
     variant.refuse_what(algorithm)
-    M = check_M(M, given.dtype)
+    M = check_M(M, given.dtype.itemsize)
     if check_finite:
         check_range(given, variant.tau, variant.dropout_p, given.dtype if algorithm.stores_scores else None)
     policy = _policy(sizing, blocks)
@@ -298,13 +314,15 @@ def backward(
         raise ValueError(
             f"run was made by {run.algorithm!r}; its backward pass is backward({run.algorithm!r}, …), if any"
         )
+    check_finite = check_flag("check_finite", check_finite)
+    observers, on_head = check_observers(observers), check_callback("on_head", on_head)
     given, variant = run.inputs, run.variant
     gradient = check_dO(dO, run.O, check_finite=check_finite)
-    M = run.sram.capacity if M is None else check_M(M, given.dtype)
+    M = run.sram.capacity if M is None else check_M(M, given.dtype.itemsize)
     if check_finite:
         stored = given.dtype if "P" in algorithm.operands else None
         check_backward_range(given, run.O, gradient, variant.tau, variant.dropout_p, stored)
-    policy = run.sizing if sizing is None and blocks is None else _policy(sizing or "paper", blocks)
+    policy = run.sizing if sizing is None and blocks is None else _policy("paper" if sizing is None else sizing, blocks)
     if "block_mask" in algorithm.parts:
         if sizing is not None or blocks is not None:
             raise ValueError(
@@ -367,17 +385,13 @@ def count(
     times their number, so a mask must be one head's. `dtype` matters for bytes and for the default M (100 KB); `direction` is
     "forward" or "backward". Other arguments and errors as in `forward`.
     """
-    if direction not in ("forward", "backward"):
-        raise ValueError(f"direction is {direction!r}; expected 'forward' or 'backward'")
-    algorithm = _known(FORWARD if direction == "forward" else BACKWARD, name)
+    algorithm = _known(FORWARD if check_direction(direction) == "forward" else BACKWARD, name)
     shape = check_shape(N, d, N_q, N_k, d_v)
-    heads = check_count("heads", heads)
-    kv_heads = heads if kv_heads is None else check_count("kv_heads", kv_heads)
-    if heads % kv_heads:
-        raise ValueError(f"heads is {heads}; expected a multiple of kv_heads = {kv_heads}")
+    heads, kv_heads = check_heads(heads, kv_heads)
     group, together = heads // kv_heads, check_gqa(gqa) == "grouped"
+    observers = check_observers(observers)
     stored = float_dtype(dtype)
-    M = check_M(M, stored)
+    M = check_M(M, stored.itemsize)
     variant = _variant(None, causal, mask, dropout_p, 0, block_mask, splits, merge, shape, ())
     variant.refuse_what(_known(FORWARD, algorithm.forward_pass))
     policy = _policy(sizing, blocks)
@@ -396,28 +410,15 @@ def count(
     return Tally(name, traffic, use, sizes, flops)
 
 
-def check_shape(N: int | None, d: int, N_q: int | None, N_k: int | None, d_v: int | None) -> Shape:
-    """Return the problem's shape from lengths given as N, or as N_q and N_k, or ValueError."""
-    N_q, N_k = (N if N_q is None else N_q), (N if N_k is None else N_k)
-    if N_q is None or N_k is None:
-        raise ValueError("a length is missing: give N, or both N_q and N_k")
-    return Shape(
-        check_count("N_q" if N is None else "N", N_q),
-        check_count("N_k" if N is None else "N", N_k),
-        check_count("d", d),
-        check_count("d_v", d if d_v is None else d_v),
-    )
-
-
 def _known(table: Mapping[str, Algorithm], name: str) -> Algorithm:
-    if name not in table:
-        known = ", ".join(map(repr, table))
-        if table is BACKWARD and name in FORWARD:
-            raise ValueError(f"{name!r} has no backward pass here; these have: {known}")
-        if table is FORWARD and name in BACKWARD:
-            raise ValueError(f"{name!r} is a backward pass only, of {BACKWARD[name].forward_pass!r}")
-        raise ValueError(f"unknown algorithm {name!r}; known: {known}")
-    return table[name]
+    if is_one_of(name, table):
+        return table[name]
+    known = ", ".join(map(repr, table))
+    if table is BACKWARD and is_one_of(name, FORWARD):
+        raise ValueError(f"{name!r} has no backward pass here; these have: {known}")
+    if table is FORWARD and is_one_of(name, BACKWARD):
+        raise ValueError(f"{name!r} is a backward pass only, of {BACKWARD[name].forward_pass!r}")
+    raise ValueError(f"unknown algorithm {shown(name)}; known: {known}")
 
 
 def _variant(
@@ -432,27 +433,26 @@ def _variant(
     shape: Shape,
     leading: tuple[int, ...],
 ) -> Variant:
-    whole = as_mask(mask, causal, shape, leading)
-    if isinstance(block_mask, np.ndarray):
-        block_mask = block_mask.copy()
-    if splits is not None:
-        splits = check_count("splits", splits)
-    if merge not in MERGES:
-        raise ValueError(f"merge is {merge!r}; expected {' or '.join(map(repr, MERGES))}")
-    return Variant(check_scale(scale, shape.d), whole, check_p(dropout_p), check_seed(seed), block_mask, splits, merge)
+    return Variant(
+        check_scale(scale, shape.d),
+        as_mask(mask, causal, shape, leading),
+        check_p(dropout_p),
+        check_seed(seed),
+        check_block_mask(block_mask),
+        check_splits(splits),
+        check_merge(merge),
+    )
 
 
 def _policy(sizing: str | Sizing, blocks: tuple[int, int] | None) -> Sizing:
-    if blocks is not None:
-        try:
-            B_r, B_c = blocks
-        except (TypeError, ValueError):
-            raise ValueError(f"blocks is {blocks!r}; expected a pair (B_r, B_c)") from None
-        return Fixed(check_count("blocks[0], B_r,", B_r), check_count("blocks[1], B_c,", B_c))
-    if isinstance(sizing, str):
-        if sizing not in SIZINGS:
-            raise ValueError(f"unknown sizing {sizing!r}; known: {', '.join(map(repr, SIZINGS))}, or a policy object")
+    given = check_blocks(blocks)
+    if given is not None:
+        return Fixed(*given)
+    if is_one_of(sizing, SIZINGS):
         return SIZINGS[sizing]
+    if isinstance(sizing, str) or not callable(sizing):
+        raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}, or a policy object")
+    check_flag("sizing.enforced", getattr(sizing, "enforced", None))
     return sizing
 
 
@@ -468,12 +468,15 @@ def _blocks(
             return False
         return True
 
-    return policy(Problem(algorithm.name, shape, M, algorithm.line_1, algorithm.rows, fits))
+    chosen = policy(Problem(algorithm.name, shape, M, algorithm.line_1, algorithm.rows, fits))
+    if not isinstance(chosen, Blocks):
+        raise ValueError(f"sizing returned {shown(chosen)}; expected flashsim.Blocks")
+    return clipped(shape, check_count("sizing's B_r", chosen.B_r), check_count("sizing's B_c", chosen.B_c))
 
 
 def _watched(observers: Sequence[Observer], *, trace: bool) -> tuple[Sequence[Observer], Recorder | None]:
     """Return the observers, with a recorder among them if there is to be a trace."""
-    if not trace:
+    if not check_flag("trace", trace):
         return observers, None
     from flashsim.trace import Recorder
 

@@ -28,7 +28,7 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from flashsim.inputs import check_count
+from flashsim.checking import check_count
 from flashsim.memory import SRAM, Event
 from flashsim.records import Traffic
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashsim.dropout import check_p
-from flashsim.inputs import check_count
+from flashsim.checking import check_count, check_p
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
 EXAMPLES = (

@@ -134,7 +134,7 @@ def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     import numpy as np
 
     from flashsim import qkv
-    from flashsim.inputs import check_count
+    from flashsim.checking import check_count
 
     if options.qkv:
         if options.n is not None or options.d is not None or options.n_k is not None:
@@ -158,7 +158,7 @@ def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
 def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, block_masks: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `flashsim.forward` takes besides the operands. Raises ValueError for sizes that make no sense."""
     import flashsim
-    from flashsim.inputs import check_count
+    from flashsim.checking import check_count
     from flashsim.sizes import parse_size
 
     width = Q.shape[1] + V.shape[1]

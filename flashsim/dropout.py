@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.inputs import check_count
+from flashsim.checking import check_count, check_p, check_seed
 from flashsim.memory import HBM, SRAM, Matrix, Tile, pass_tiles
 from flashsim.records import Blocks
 from flashsim.shape_only import ONES
@@ -80,20 +80,6 @@ def keep_mask(seed: int, p: float, n_q: int, n_k: int, head: int = 0) -> NDArray
 def seed_words(seed: int) -> tuple[int, int]:
     """Return the seed as the key's two 32-bit words, the low one first."""
     return seed & 0xFFFFFFFF, seed >> 32
-
-
-def check_p(p: Any) -> float:
-    """Return p as a float in [0, 1), or ValueError."""
-    if isinstance(p, bool) or not isinstance(p, int | float | np.floating) or not 0 <= p < 1:
-        raise ValueError(f"dropout_p is {p!r}; expected a number in [0, 1)")
-    return float(p)
-
-
-def check_seed(seed: Any) -> int:
-    """Return the seed as an int of 64 bits, or ValueError."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
-        raise ValueError(f"seed is {seed!r}; expected a whole number from 0 to 2**64 - 1")
-    return int(seed)
 
 
 # ------------------------------------------------------------------------------------------------- as algorithms use it

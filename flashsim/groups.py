@@ -20,15 +20,6 @@ from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask, Tree, Wor
 from flashsim.memory import HBM, SRAM, Observer
 from flashsim.records import Shape, Traffic
 
-SCHEDULES = ("separate", "grouped")
-
-
-def check_gqa(gqa: object) -> str:
-    """Return the schedule, or ValueError."""
-    if not isinstance(gqa, str) or gqa not in SCHEDULES:
-        raise ValueError(f"gqa is {gqa!r}; expected {' or '.join(map(repr, SCHEDULES))}")
-    return gqa
-
 
 def interleave(a: Array, group: int) -> Array:
     """Return (..., H_q, N, w) as (..., H_kv, g·N, w): the rows of a group's heads, by position."""

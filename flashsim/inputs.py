@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from flashsim.checking import check_array, check_count, shown
 from flashsim.records import Shape
 
 Array = NDArray[Any]
@@ -58,18 +59,28 @@ class Inputs:
 
 def float_dtype(dtype: DTypeLike | str) -> np.dtype[Any]:
     """Return one of the supported dtypes (float16, bfloat16, float32, float64) by name or object, or ValueError."""
-    if str(dtype) == "bfloat16":
-        try:
-            import ml_dtypes
-        except ModuleNotFoundError:
-            raise ValueError('bfloat16 needs the package ml_dtypes: pip install "flashsim[bfloat16]"') from None
-        return cast(np.dtype[Any], np.dtype(ml_dtypes.bfloat16))
+    name = float_name(dtype)
+    if name != "bfloat16":
+        return np.dtype(name)
     try:
-        found: np.dtype[Any] = np.dtype(dtype)
-    except TypeError:
-        raise ValueError(f"dtype {dtype!r} is not known; expected one of {', '.join(FLOATS)}") from None
-    if found.name not in FLOATS:
-        raise ValueError(f"dtype {found.name} is not supported; expected one of {', '.join(FLOATS)}")
+        import ml_dtypes
+    except ModuleNotFoundError:
+        raise ValueError('bfloat16 needs the package ml_dtypes: pip install "flashsim[bfloat16]"') from None
+    return cast(np.dtype[Any], np.dtype(ml_dtypes.bfloat16))
+
+
+def float_name(dtype: Any) -> str:
+    """Return the name of one of the supported dtypes, or ValueError. NumPy's default, float64, must be named too."""
+    if isinstance(dtype, str) and dtype in FLOATS:
+        return dtype
+    try:
+        found = str(np.dtype(dtype).name) if dtype is not None else None
+    except Exception:  # TypeError, ValueError, SyntaxError, … as it comes to NumPy
+        found = None
+    if found is None:
+        raise ValueError(f"dtype {shown(dtype)} is not known; expected one of {', '.join(FLOATS)}")
+    if found not in FLOATS:
+        raise ValueError(f"dtype {found} is not supported; expected one of {', '.join(FLOATS)}")
     return found
 
 
@@ -108,7 +119,7 @@ def _finfo(dtype: DTypeLike) -> Any:
 
 def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool) -> Inputs:
     """Return the inputs as arrays, or ValueError."""
-    arrays = {"Q": np.asarray(Q), "K": np.asarray(K), "V": np.asarray(V)}
+    arrays = {name: check_array(name, given) for name, given in (("Q", Q), ("K", K), ("V", V))}
     for name, a in arrays.items():
         if a.dtype.name not in FLOATS:
             raise ValueError(f"{name} has dtype {a.dtype}; expected one of {', '.join(FLOATS)}")
@@ -160,7 +171,7 @@ def _check_finite(name: str, a: Array) -> None:
 
 def check_dO(dO: Any, O: Array, *, check_finite: bool) -> Array:
     """Return the output gradient as an array of O's shape and dtype, or ValueError."""
-    gradient = np.asarray(dO)
+    gradient = check_array("dO", dO)
     if gradient.shape != O.shape:
         raise ValueError(f"dO has shape {gradient.shape}; expected that of O, {O.shape}")
     if gradient.dtype != O.dtype:
@@ -223,28 +234,6 @@ def _longest_row(a: Array) -> float:
     return top and math.sqrt(float(np.max(np.sum((wide / top) ** 2, axis=-1)))) * top
 
 
-def check_scale(scale: float | None, d: int) -> float:
-    """Return the softmax scale τ, by default 1/√d. Raises ValueError unless it is a finite number."""
-    if scale is None:
-        return 1.0 / math.sqrt(d)
-    if (
-        isinstance(scale, bool)
-        or not isinstance(scale, int | float | np.floating | np.integer)
-        or not math.isfinite(scale)
-    ):
-        raise ValueError(f"scale is {scale!r}; expected a finite number, or None for 1/√d")
-    return float(scale)
-
-
-def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return `value` as an int of at least `least`, or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ValueError(f"{name} is {value!r}; expected a whole number")
-    if value < least:
-        raise ValueError(f"{name} is {value}; expected at least {least}")
-    return int(value)
-
-
-def check_M(M: Any, dtype: np.dtype[Any]) -> int:
-    """Return SRAM's size in elements, by default 100 KB of `dtype`."""
-    return DEFAULT_SRAM_BYTES // dtype.itemsize if M is None else check_count("M", M)
+def check_M(M: Any, itemsize: int) -> int:
+    """Return SRAM's size in elements, by default 100 KB of a dtype of that item size."""
+    return DEFAULT_SRAM_BYTES // itemsize if M is None else check_count("M", M)

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.checking import check_array, check_count, check_flag, shown
 from flashsim.memory import HBM, SRAM, Matrix, Tile, pass_tiles
 from flashsim.records import Blocks, Shape
 
@@ -111,18 +112,16 @@ class All(Mask):
 class SlidingWindow(Mask):
     """Keys j with p − left ≤ j ≤ p + right, where p = i + N_k − N_q is query i's position (bottom-right alignment).
 
-    `left` or `right` of −1 is no limit on that side, as in FlashAttention's window_size.
+    `left` or `right` of −1 is no limit on that side, as in FlashAttention's window_size. Others below 0 raise ValueError.
     """
 
     left: int
     right: int
 
-    def check(self, shape: Shape, leading: Head) -> None:
+    def __post_init__(self) -> None:
         """Raise ValueError for a side that is neither −1 nor a width."""
         for side in ("left", "right"):
-            width = getattr(self, side)
-            if isinstance(width, bool) or not isinstance(width, int) or width < -1:
-                raise ValueError(f"SlidingWindow's {side} is {width!r}; expected a whole number, or -1 for no limit")
+            object.__setattr__(self, side, check_count(f"SlidingWindow's {side}", getattr(self, side), -1))
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         """Compare positions."""
@@ -162,15 +161,18 @@ class Causal(SlidingWindow):
 
 
 class KeyPadding(Mask):
-    """Only the first `lengths` keys: a number, or an array that broadcasts to the leading axes (one for each head)."""
+    """Only the first `lengths` keys: a number, or an array that broadcasts to the leading axes (one for each head).
+
+    Raises ValueError for what is no whole number; in a run, for lengths below 0 or above N_k.
+    """
 
     def __init__(self, lengths: Any) -> None:
-        self.lengths = np.array(lengths)
-
-    def check(self, shape: Shape, leading: Head) -> None:
-        """Raise ValueError for lengths that are not whole numbers from 0 to N_k, or do not broadcast."""
+        self.lengths = check_array("KeyPadding's lengths", lengths).copy()
         if not np.issubdtype(self.lengths.dtype, np.integer):
             raise ValueError(f"KeyPadding's lengths have dtype {self.lengths.dtype}; expected whole numbers")
+
+    def check(self, shape: Shape, leading: Head) -> None:
+        """Raise ValueError for lengths that are not from 0 to N_k, or do not broadcast."""
         if self.lengths.size and not (self.lengths.min() >= 0 and self.lengths.max() <= shape.N_k):
             raise ValueError(
                 f"KeyPadding's lengths run from {self.lengths.min()} to {self.lengths.max()}; "
@@ -210,7 +212,7 @@ class Dense(Mask):
     """A boolean array that broadcasts to (..., N_q, N_k), True = attend. It lives in HBM, one byte an element."""
 
     def __init__(self, array: Any) -> None:
-        self.array = np.array(array)
+        self.array = check_array("mask", array).copy()
         if self.array.dtype != bool:
             raise ValueError(f"mask has dtype {self.array.dtype}; expected booleans, True = attend")
 
@@ -248,9 +250,9 @@ class Tree(Mask):
     """
 
     def __init__(self, parents: Any) -> None:
-        entries = parents.tolist() if isinstance(parents, np.ndarray) else parents
+        entries = check_array("Tree's parents", parents).tolist() if isinstance(parents, np.ndarray) else parents
         if not isinstance(entries, Iterable):
-            raise ValueError(f"Tree's parents is {parents!r}; expected one entry a node")
+            raise ValueError(f"Tree's parents is {shown(parents)}; expected one entry a node")
         self.parents = tuple(_parent(node, entry) for node, entry in enumerate(entries))
 
     def check(self, shape: Shape, leading: Head) -> None:
@@ -298,7 +300,7 @@ def _parent(node: int, entry: Any) -> int:
         return -1
     if isinstance(entry, bool) or not isinstance(entry, int | np.integer) or not -1 <= entry < node:
         earlier = f"the index of an earlier node (at most {node - 1}), or " if node else ""
-        raise ValueError(f"Tree's parents[{node}] is {entry!r}; expected {earlier}-1 or None for a root")
+        raise ValueError(f"Tree's parents[{node}] is {shown(entry)}; expected {earlier}-1 or None for a root")
     return int(entry)
 
 
@@ -365,9 +367,7 @@ class Both(Mask):
 def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head) -> Mask:
     """Return the mask of `causal=` and `mask=` together, checked. Raises ValueError."""
     given: Mask = All() if mask is None else mask if isinstance(mask, Mask) else Dense(mask)
-    if not isinstance(causal, bool | np.bool_):
-        raise ValueError(f"causal is {causal!r}; expected True or False")
-    if causal:
+    if check_flag("causal", causal):
         given = Causal() if mask is None else Causal() & given
     given.check(shape, leading)
     return given

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.inputs import check_count
+from flashsim.checking import check_count
 
 Bools = NDArray[np.bool_]
 

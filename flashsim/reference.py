@@ -12,15 +12,15 @@ gradients 0. What is masked is never read: NaN in a masked key or value stays th
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.inputs import Array, chip_dtype, largest, roundoff, smallest_normal, smallest_step
-
-if TYPE_CHECKING:
-    from flashsim.records import Blocks
+from flashsim.records import Blocks
 
 
 class Attention(NamedTuple):
@@ -149,26 +149,40 @@ class BackwardRounding(Rounding):
 
 
 def rounding(name: str, blocks: Blocks) -> Rounding:
-    """Return what `error_bound` needs to know of the algorithm: `error_bound(Q, K, V, **rounding(name, run.blocks))`."""
-    T_c = blocks.T_c
-    once = ("standard", "memory_efficient", "small_cache", "q_outer", "split_kv")
-    stores = {**dict.fromkeys(once, 1), "rabe_staats": 2}.get(name, T_c)
-    steps = 2 * T_c if name == "split_kv" else T_c  # in the splits, and in merging them
-    logs = 2 * T_c if name == "memory_efficient" else 0
-    return Rounding(steps=steps, stores=stores, scores_stored=name == "standard", logs_rounded=logs)
+    """Return what `error_bound` needs to know of the algorithm: `error_bound(Q, K, V, **rounding(name, run.blocks))`.
+
+    Raises ValueError for an unknown name.
+    """
+    return _rounding(_known(FORWARD, name), _known(FORWARD, name), blocks)
 
 
 def backward_rounding(name: str, blocks: Blocks, backward_blocks: Blocks | None = None) -> BackwardRounding:
-    """Return what `gradient_bounds` needs to know, for a backward pass with its own blocks or the forward pass's."""
-    T_c = (backward_blocks or blocks).T_c
-    of_forward = rounding("q_outer" if name == "q_outer_two_pass" else name, blocks)
-    if name.startswith("q_outer"):
-        of_forward["logs_rounded"] = 2  # L = m + log ℓ, once
+    """Return what `gradient_bounds` needs to know, for a backward pass with its own blocks or the forward pass's.
+
+    Raises ValueError for an unknown name.
+    """
+    algorithm = _known(BACKWARD, name)
     return BackwardRounding(
-        **of_forward,
-        dQ_stores=1 if name in ("standard", "memory_efficient", "q_outer_two_pass") else T_c,
-        recombined=name == "rabe_staats",
+        **_rounding(FORWARD[algorithm.forward_pass], algorithm, blocks),
+        dQ_stores=algorithm.rounds((backward_blocks or blocks).T_c),
+        recombined=algorithm.recombines,
     )
+
+
+def _rounding(forward: Algorithm, user_of_logs: Algorithm, blocks: Blocks) -> Rounding:
+    T_c = blocks.T_c
+    return Rounding(
+        steps=forward.rescales(T_c),
+        stores=forward.rounds(T_c),
+        scores_stored=forward.stores_scores,
+        logs_rounded=user_of_logs.rounds_logs(T_c),
+    )
+
+
+def _known(passes: Mapping[str, Algorithm], name: str) -> Algorithm:
+    if name not in passes:
+        raise ValueError(f"unknown algorithm {name!r}; known: {', '.join(map(repr, passes))}")
+    return passes[name]
 
 
 def score_reach(Q: Any, K: Any, *, scale: float, mask: Any = None) -> Array:

@@ -381,8 +381,7 @@ def _formulas(name: str, arguments: Mapping[str, Any]) -> Mapping[str, tuple[str
         return {}
     if arguments.get("causal") or arguments.get("dropout_p") or arguments.get("block_mask") is not None:
         return {}
-    table = theory.FORMULAS_BACKWARD if arguments.get("direction") == "backward" else theory.FORMULAS
-    return table.get(name, {})
+    return theory.formulas(name, arguments.get("direction", "forward"))
 
 
 def _group(arguments: Mapping[str, Any]) -> int:

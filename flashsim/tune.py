@@ -22,8 +22,9 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from flashsim import theory
-from flashsim.api import check_shape, count
-from flashsim.inputs import check_count, check_M, float_dtype
+from flashsim.api import count
+from flashsim.checking import check_callback, check_count, check_direction, check_flag, check_p, check_shape
+from flashsim.inputs import check_M, float_dtype
 from flashsim.records import Blocks, Shape
 
 LOOPS = {
@@ -173,11 +174,11 @@ def tune(
 
     Raises ValueError for arguments that make no sense, or where not even tiles of `least` × `least` fit.
     """
-    if direction not in LOOPS:
-        raise ValueError(f"direction is {direction!r}; expected 'forward' or 'backward'")
+    direction, on_tried = check_direction(direction), check_callback("on_tried", on_tried)
+    causal, dropout_p = check_flag("causal", causal), check_p(dropout_p)
     shape, least = check_shape(N, d, N_q, N_k, d_v), check_count("least", least)
     stored = float_dtype(dtype)
-    M = check_M(M, stored)
+    M = check_M(M, stored.itemsize)
     options: dict[str, Any] = {
         "M": M, "dtype": stored.name, "direction": direction, "causal": causal, "dropout_p": dropout_p
     }  # fmt: skip

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, Dropout, EveryTile, Live
 from flashsim.algorithms.split_kv_merge import MERGES
+from flashsim.checking import check_tiles
 from flashsim.dropout import NoDropout, TileDropout
 from flashsim.groups import grouped
 from flashsim.inputs import Array, chip_dtype
@@ -61,23 +62,11 @@ class Variant:
 
     def blocks_for(self, blocks: Blocks, shape: Shape, head: Head) -> BlockMask:
         """Return the block mask for these blocks. Raises ValueError if it does not match T_r × T_c."""
-        given = self.block_mask
-        if isinstance(given, str):
-            if given != "live":
-                raise ValueError(f'block_mask is {given!r}; expected an array, a function of (T_r, T_c), or "live"')
-            return LiveTiles(self.mask, blocks, shape, head)
-        if given is None:
+        if self.block_mask is None:
             return EveryTile()
-        T = (blocks.T_r, blocks.T_c)
-        array = np.asarray(given(*T) if callable(given) else given)
-        if array.dtype.kind not in "buif" or not np.isin(array, (0, 1)).all():
-            raise ValueError(f"block_mask is {_short(array)}; expected booleans, or zeros and ones")
-        if array.shape != T:
-            raise ValueError(
-                f"block_mask has shape {array.shape}; expected (T_r, T_c) = {T}, "
-                f"as B_r = {blocks.B_r} and B_c = {blocks.B_c} divide N_q = {shape.N_q} and N_k = {shape.N_k}"
-            )
-        return ArrayBlockMask(array.astype(bool))
+        if isinstance(self.block_mask, str):  # "live"
+            return LiveTiles(self.mask, blocks, shape, head)
+        return ArrayBlockMask(check_tiles(self.block_mask, blocks, shape))
 
 
 def attended(variant: Variant, blocks: Blocks, shape: Shape, head: Head, group: int = 1) -> Bools | None:
@@ -98,11 +87,6 @@ def attended(variant: Variant, blocks: Blocks, shape: Shape, head: Head, group: 
     spread = tiles.repeat(blocks.B_r, axis=0)[: rows.N_q].repeat(blocks.B_c, axis=1)[:, : shape.N_k]
     mine: Bools = whole & spread[member::group]
     return mine
-
-
-def _short(array: NDArray[Any]) -> str:
-    other = array[~np.isin(array, (0, 1))] if array.dtype.kind in "uif" else array[:0]
-    return f"an array that holds {other.flat[0]}" if other.size else f"of dtype {array.dtype}"
 
 
 class LiveTiles:

@@ -191,7 +191,7 @@ def over_groups(a: Array, g: int) -> Array:
 
 
 def backward_of(name: str) -> list[str]:
-    return [back for back, algorithm in BACKWARD.items() if (algorithm.after or back) == name]
+    return [back for back, algorithm in BACKWARD.items() if (algorithm.of or back) == name]
 
 
 # ------------------------------------------------------------------------------------------------------ what they compute

@@ -6,6 +6,7 @@ import doctest
 import inspect
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flashsim.algorithms import algorithm_1_flash_basic
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, algorithm_1_flash_basic, backward_passes
 from flashsim.cli import main
 from flashsim.testing.mutants import ALL
 from tests.implementations import IMPLEMENTATIONS
@@ -84,6 +85,38 @@ def test_the_debugging_walk_is_real(tmp_path: Path) -> None:
         at = found
 
 
+def test_every_algorithm_has_its_row() -> None:
+    """Name, and a link to the file that holds it, forward and backward; no other rows, and no numbers."""
+    table = TEXT.partition("<!-- table of algorithms -->")[2].partition("<!-- end of")[0]
+    rows = {row[0].strip(" `"): row[1:] for row in re.findall(r"^\| (`\w+`) \| (.*) \| (.*) \|$", table, re.MULTILINE)}
+    assert list(rows) == list(FORWARD)
+    assert len(rows) == len(table.strip().splitlines()) - 2
+    for name, (forward, backward) in rows.items():
+        assert links(forward) == [file_of(FORWARD[name])], name
+        assert links(backward) == [file_of(BACKWARD[back]) for back in backward_passes(name)], name
+    said = {name for _, backward in rows.values() for name in re.findall(r"`(\w+)`: ", backward)}
+    assert said == BACKWARD.keys() - FORWARD.keys()
+
+
+def links(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)#]+)\)", text)
+
+
+def file_of(algorithm: Algorithm) -> str:
+    return str(Path(inspect.getfile(algorithm.run)).relative_to(README.parent))
+
+
+def test_tables_are_as_made_and_only_they_are_written() -> None:
+    written = runpy.run_path(str(README.parent / "scripts" / "readme_tables.py"))["written"]
+    assert written(TEXT) == TEXT
+    first, marker, rest = TEXT.partition("<!-- table of kernels -->\n")
+    old = rest.replace("| 335.9 |", "| 1.0 |", 1)
+    assert old != rest
+    assert written(first + marker + old + "| `standard` | 74.6 |\n") == TEXT + "| `standard` | 74.6 |\n"
+    with pytest.raises(ValueError, match="end of table of algorithms"):
+        written(TEXT.replace("<!-- end of table of algorithms -->", ""))
+
+
 def test_algorithm_1_s_table_is_its_source() -> None:
     rows = dict(re.findall(r"^\| (\d+) \| .*? \| (.*) \|$", TEXT, re.MULTILINE))
     assert list(map(int, rows)) == list(range(1, 17))
@@ -97,9 +130,8 @@ def test_algorithm_1_s_table_is_its_source() -> None:
 
 
 def test_files_that_are_linked_exist() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", TEXT)
-    assert len(links) > 8
-    for link in links:
+    assert len(links(TEXT)) > 8
+    for link in links(TEXT):
         assert (README.parent / link).exists(), link
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.notation import product
 from flashsim.algorithms.parts import Dropout, MaskFunction
+from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import softmax_rows_for
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
@@ -60,3 +61,17 @@ def standard(
         sram.store(O[i], O_i)  # line 3
 
     return (O,)  # line 4
+
+
+ALGORITHM = Algorithm(
+    name="standard",
+    direction="forward",
+    title="Algorithm 0, standard attention",
+    run=standard,
+    parts=("MASK", "dropout"),
+    returns=("O",),
+    saves=("P", "P_dropped", "Z"),
+    line_1=line_1,
+    loops="standard attention",
+    stores_scores=True,
+)

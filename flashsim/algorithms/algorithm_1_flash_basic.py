@@ -24,6 +24,7 @@ The softmax scale τ is folded into Q when it is placed in HBM, as the paper's A
 from __future__ import annotations
 
 from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
+from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -61,3 +62,16 @@ def flash_basic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: B
         # line 14: end for
     # line 15: end for
     return O, l, m  # line 16
+
+
+ALGORITHM = Algorithm(
+    name="flash_basic",
+    direction="forward",
+    title="Algorithm 1, FlashAttention",
+    run=flash_basic,
+    parts=(),
+    returns=("O", "l", "m"),
+    line_1=line_1,
+    loops=None,
+    rounds=every_block,
+)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
+from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -87,3 +88,17 @@ def flash(
         # line 17: end for
     # line 18: end for
     return O, l, m  # line 19
+
+
+ALGORITHM = Algorithm(
+    name="flash",
+    direction="forward",
+    title="Algorithm 2, FlashAttention, complete",
+    run=flash,
+    returns=("O", "l", "m"),
+    saves=("R",),
+    line_1=line_2,
+    loops="K, V outermost",
+    skips_as="block_sparse",
+    rounds=every_block,
+)

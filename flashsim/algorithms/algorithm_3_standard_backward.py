@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.notation import product
 from flashsim.algorithms.parts import Dropout
+from flashsim.algorithms.record import GRADIENTS, Algorithm
 from flashsim.algorithms.softmax_rows import softmax_backward_for
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
@@ -85,3 +86,16 @@ def standard_backward(
         sram.store(dK_panels[j], dK_j)  # line 5
 
     return dQ, dK, dV  # line 6
+
+
+ALGORITHM = Algorithm(
+    name="standard",
+    direction="backward",
+    title="Algorithm 3, standard attention, backward",
+    run=standard_backward,
+    operands=("Q", "K", "V", "dO", "P", "P_dropped"),
+    parts=("tau", "dropout"),
+    returns=GRADIENTS,
+    line_1=line_1,
+    loops="standard attention",
+)

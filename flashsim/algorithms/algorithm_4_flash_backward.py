@@ -38,6 +38,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
+from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -95,3 +96,17 @@ def flash_backward(
         sram.store(dV[j], dV_tilde_j)  # line 24
     # line 25: end for
     return dQ, dK, dV  # line 26
+
+
+ALGORITHM = Algorithm(
+    name="flash",
+    direction="backward",
+    title="Algorithm 4, FlashAttention, backward",
+    run=flash_backward,
+    operands=("Q", "K", "V", "O", "dO", "l", "m"),
+    returns=GRADIENTS,
+    line_1=line_2,
+    loops="K, V outermost, Algorithm 4",
+    skips_as="block_sparse",
+    rounds=every_block,
+)

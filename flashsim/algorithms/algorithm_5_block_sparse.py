@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
+from flashsim.algorithms.record import PARTS, Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -91,3 +92,17 @@ def block_sparse(
         # line 18: end for
     # line 19: end for
     return O, l, m  # line 20
+
+
+ALGORITHM = Algorithm(
+    name="block_sparse",
+    direction="forward",
+    title="Algorithm 5, block-sparse FlashAttention",
+    run=block_sparse,
+    parts=(*PARTS, "block_mask"),
+    returns=("O", "l", "m"),
+    saves=("R",),
+    line_1=block_sizes,
+    loops=None,
+    rounds=every_block,
+)

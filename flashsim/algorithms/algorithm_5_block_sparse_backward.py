@@ -1,13 +1,44 @@
 """Algorithm 5's backward pass: Algorithm 4 with the same skip.
 
-The paper gives no listing, so the lines are Algorithm 4's, with `where=` on line 9.
-Tiles that the forward pass skipped have P_ij = 0 and add nothing.
+    Require: Q, K, V, O, dO in HBM, ℓ, m in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking function
+             MASK, dropout probability p_drop, generator state R from the forward pass,
+             block mask M in {0,1}^{T_r×T_c}.
+    1  Set the pseudo-random number generator state to R.
+    2  Set block sizes B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d).
+    3  Divide Q into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.
+    4  Divide O, dO, ℓ, m into T_r blocks of B_r rows.
+    5  Initialize dQ = (0)_{N×d} in HBM, in T_r blocks, and dK = (0)_{N×d}, dV = (0)_{N×d}, in T_c blocks.
+    6  for 1 ≤ j ≤ T_c do
+    7    Load K_j, V_j from HBM to on-chip SRAM.
+    8    Initialize dK̃_j = (0)_{B_c×d}, dṼ_j = (0)_{B_c×d} on SRAM.
+    9    for 1 ≤ i ≤ T_r, where M_ij ≠ 0, do
+    10     Load Q_i, O_i, dO_i, dQ_i, ℓ_i, m_i from HBM to on-chip SRAM.
+    11     S_ij = τ Q_i K_jᵀ.
+    12     S_ij^masked = MASK(S_ij).
+    13     P_ij = diag(ℓ_i)⁻¹ exp(S_ij^masked − m_i).
+    14     Z_ij: the forward pass's dropout mask, each entry 1/(1 − p_drop) with probability 1 − p_drop, else 0.
+    15     P_ij^dropped = P_ij ∘ Z_ij.
+    16     dṼ_j ← dṼ_j + (P_ij^dropped)ᵀ dO_i.
+    17     dP_ij^dropped = dO_i V_jᵀ.
+    18     dP_ij = dP_ij^dropped ∘ Z_ij.
+    19     D_i = rowsum(dO_i ∘ O_i).
+    20     dS_ij = P_ij ∘ (dP_ij − D_i).
+    21     Write dQ_i ← dQ_i + τ dS_ij K_j to HBM.
+    22     dK̃_j ← dK̃_j + τ dS_ijᵀ Q_i.
+    23   end for
+    24   Write dK_j ← dK̃_j, dV_j ← dṼ_j to HBM.
+    25 end for
+    26 Return dQ, dK, dV.
+
+The paper gives no listing for it: this is Algorithm 4's with the skip on line 9. Tiles that the forward pass skipped have
+P_ij = 0 and add nothing.
 """
 
 from __future__ import annotations
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
+from flashsim.algorithms.record import GRADIENTS, PARTS, Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -66,3 +97,17 @@ def block_sparse_backward(
         sram.store(dV[j], dV_tilde_j)  # line 24
     # line 25: end for
     return dQ, dK, dV  # line 26
+
+
+ALGORITHM = Algorithm(
+    name="block_sparse",
+    direction="backward",
+    title="Algorithm 5, block-sparse FlashAttention, backward",
+    run=block_sparse_backward,
+    operands=("Q", "K", "V", "O", "dO", "l", "m"),
+    parts=(*PARTS, "block_mask"),
+    returns=GRADIENTS,
+    line_1=line_2,
+    loops=None,
+    rounds=every_block,
+)

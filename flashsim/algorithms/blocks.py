@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from flashsim.checking import check_count
 from flashsim.records import Blocks, Shape
 
 
@@ -110,6 +111,11 @@ class Fixed:
     B_r: int
     B_c: int
     enforced: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a size below 1."""
+        check_count("Fixed's B_r", self.B_r)
+        check_count("Fixed's B_c", self.B_c)
 
     def __call__(self, problem: Problem) -> Blocks:
         """Return the given blocks."""

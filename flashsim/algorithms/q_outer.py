@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
+from flashsim.algorithms.record import PARTS, Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -84,3 +85,16 @@ def q_outer(
         sram.store(L[i], L_i)  # line 19
     # line 20: end for
     return O, L  # line 21
+
+
+ALGORITHM = Algorithm(
+    name="q_outer",
+    direction="forward",
+    title="FlashAttention, loops exchanged",
+    run=q_outer,
+    parts=(*PARTS, "live"),
+    returns=("O", "L"),
+    saves=("R",),
+    line_1=line_2,
+    loops="Q outermost",
+)

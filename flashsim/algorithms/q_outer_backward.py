@@ -41,6 +41,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
+from flashsim.algorithms.record import GRADIENTS, PARTS, Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -103,3 +104,18 @@ def q_outer_backward(
         sram.store(dV[j], dV_tilde_j)  # line 24
     # line 25: end for
     return dQ, dK, dV  # line 26
+
+
+ALGORITHM = Algorithm(
+    name="q_outer",
+    direction="backward",
+    title="FlashAttention, loops exchanged, backward, dQ accumulated",
+    run=q_outer_backward,
+    operands=("Q", "K", "V", "O", "dO", "L"),
+    parts=(*PARTS, "live"),
+    returns=GRADIENTS,
+    line_1=line_2,
+    loops="K, V outermost, L and D",
+    rounds=every_block,
+    rounds_logs=lambda T_c: 2,
+)

@@ -48,6 +48,7 @@ from math import isqrt
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
+from flashsim.algorithms.record import GRADIENTS, PARTS, Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -120,3 +121,18 @@ def q_outer_backward_two_pass(
         sram.store(dQ[i], dQ_tilde_i)  # line 32
     # line 33: end for
     return dQ, dK, dV  # line 34
+
+
+ALGORITHM = Algorithm(
+    name="q_outer_two_pass",
+    direction="backward",
+    of="q_outer",
+    title="FlashAttention, loops exchanged, backward in two passes",
+    run=q_outer_backward_two_pass,
+    operands=("Q", "K", "V", "O", "dO", "L"),
+    parts=(*PARTS, "live"),
+    returns=GRADIENTS,
+    line_1=line_2,
+    loops="two passes",
+    rounds_logs=lambda T_c: 2,
+)

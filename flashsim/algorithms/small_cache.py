@@ -49,6 +49,7 @@ from math import isqrt
 
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
+from flashsim.algorithms.record import Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -117,3 +118,15 @@ def small_cache(
         sram.store(L[i], L_i)  # line 28
     # line 29: end for
     return O, L  # line 30
+
+
+ALGORITHM = Algorithm(
+    name="small_cache",
+    direction="forward",
+    title="Saha and Ye, small cache",
+    run=small_cache,
+    returns=("O", "L"),
+    line_1=line_2,
+    rows=rows,
+    loops="small cache",
+)

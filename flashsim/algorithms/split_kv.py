@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.notation import exp, finite, maximum, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction, Splits
+from flashsim.algorithms.record import PARTS, Algorithm
 from flashsim.algorithms.split_kv_merge import Merge
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
@@ -93,3 +94,16 @@ def split_kv(
     # line 21: end for
     merge(sram, O_parts, l_parts, m_parts, O)  # line 22
     return (O,)  # line 23
+
+
+ALGORITHM = Algorithm(
+    name="split_kv",
+    direction="forward",
+    title="FlashDecoding",
+    run=split_kv,
+    parts=(*PARTS, "splits", "merge"),
+    returns=("O",),
+    line_1=line_2,
+    loops=None,
+    rescales=lambda T_c: 2 * T_c,  # in the splits, and in merging them
+)

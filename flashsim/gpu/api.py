@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from flashsim.dropout import check_p, check_seed
+from flashsim.checking import check_blocks, check_flag, check_p, check_scale, check_seed
 from flashsim.gpu.compiling import current_device, import_cupy
 from flashsim.gpu.counters import Counters
 from flashsim.gpu.kernel import Kernel, Options
-from flashsim.inputs import check_count, check_scale
 
 KERNELS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "standard")
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
@@ -190,8 +189,7 @@ def _options(
 ) -> Options:
     q, k = arrays["q"], arrays["k"]
     for name, value in (("causal", causal), ("count", count), ("deterministic", deterministic)):
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} is {value!r}; expected True or False")
+        check_flag(name, value)
     dropout_p, seed = check_p(dropout_p), check_seed(seed)
     asked = {
         "causal": causal,
@@ -210,12 +208,7 @@ def _options(
     for name, wanted in asked.items():
         if wanted and not takes[name]:
             raise ValueError(f"{name} is given; kernel {rung.name!r} does not take it")
-    if blocks is not None:
-        try:
-            B_r, B_c = blocks
-        except (TypeError, ValueError):
-            raise ValueError(f"blocks is {blocks!r}; expected a pair (B_r, B_c)") from None
-        blocks = check_count("blocks[0], B_r,", B_r), check_count("blocks[1], B_c,", B_c)
+    blocks = check_blocks(blocks)
     if mask is not None:
         onto = (*q.shape[:3], k.shape[2])
         if mask.dtype.name != "bool":

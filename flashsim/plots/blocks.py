@@ -14,7 +14,8 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocato
 from flashsim import theory
 from flashsim.algorithms.blocks import Fixed, Paper, Sizing
 from flashsim.api import Run, Tally, count, forward
-from flashsim.inputs import check_count, check_M, float_dtype
+from flashsim.checking import check_count
+from flashsim.inputs import check_M, float_dtype
 from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, VERMILLION, column_figure, dress, styled
 
 LARGEST_RUN = 2048  # the longest N run with numbers; above it, shapes alone
@@ -44,7 +45,7 @@ def blocks_data(
     `theory` and `simulator`, and for `floor` Q, K, V, O, dO read once and dQ, dK, dV written, 8Nd.
     """
     stored = float_dtype(dtype)
-    N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored)
+    N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored.itemsize)
     N_q, d_v = check_count("N_q", N if N_q is None else N_q), check_count("d_v", d if d_v is None else d_v)
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N, "d": d, "d_v": d_v, "dtype": dtype}
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from flashsim import theory
-from flashsim.inputs import check_count
+from flashsim.checking import check_count
 from flashsim.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, column_figure, dress, styled
 from flashsim.tune import best_of
 

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from flashsim import theory
-from flashsim.inputs import check_count, check_M, float_dtype
+from flashsim.checking import check_count
+from flashsim.inputs import check_M, float_dtype
 from flashsim.plots.style import BLACK, BLUE, GREY, VERMILLION, column_figure, dress, styled
 from flashsim.tune import sides
 
@@ -24,7 +25,7 @@ def pareto_data(*, N: int = 1024, d: int = 64, M: int | None = None, dtype: str 
     at most M (None: nothing fits). `floor`: 4Nd, inputs read once and the output written.
     """
     stored = float_dtype(dtype)
-    N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored)
+    N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored.itemsize)
 
     def at(name: str, **sizes: Any) -> list[int]:
         exact = theory.exact(name, N=N, d=d, M=M, dtype=dtype, **sizes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis.errors import Flaky
 
-from flashsim.inputs import check_count
+from flashsim.checking import check_count
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.kernel import Kernel

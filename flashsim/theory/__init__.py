@@ -1,11 +1,11 @@
 """The closed forms, written from the paper and not from the simulator: the two must agree with `==`.
 
 Symbols: N_q, N_k lengths (N when equal), d and d_v widths, M elements of SRAM, B_r × B_c tiles of S, T_r = ⌈N_q/B_r⌉,
-T_c = ⌈N_k/B_c⌉. Each algorithm's forms, derived, are in `flash`, `standard`, `appendix_b`, `q_outer` and `small_cache`, those
-of heads that share keys and values in `groups`; as text, in `FORMULAS` and `FORMULAS_BACKWARD`; put together with masks,
-dropout and block sizes, in `exact`. The theorems' Θ expressions and their constants, derived, are in `bounds`.
+T_c = ⌈N_k/B_c⌉. Each algorithm's forms, derived, are in the file that has its file's name, and end in its `Form`; those of
+heads that share keys and values are in `groups`. Put together with masks, dropout and block sizes they are `exact`. The
+theorems' Θ expressions and their constants, derived, are in `bounds`.
 
-Of flashsim nothing is imported but records and the mask objects that users make.
+Of flashsim nothing is imported but records, the checks of arguments and the mask objects that users make.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from flashsim.theory.bounds import (
     theorem_saha_ye,
 )
 from flashsim.theory.counts import BYTES, Exact, exact
-from flashsim.theory.formulas import FORMULAS, FORMULAS_BACKWARD, SYMBOLS, symbols
+from flashsim.theory.form import Form
+from flashsim.theory.formulas import SYMBOLS, formulas, symbols
 
 __all__ = [
     "BYTES",
-    "FORMULAS",
-    "FORMULAS_BACKWARD",
     "SYMBOLS",
     "Exact",
+    "Form",
     "block_sparse_constants",
     "compulsory",
     "exact",
@@ -48,6 +48,7 @@ __all__ = [
     "flash_backward_constants",
     "flash_constants",
     "flash_over_compulsory_constant",
+    "formulas",
     "matmul_flops",
     "proof_accounting",
     "proposition_4",

@@ -15,33 +15,14 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+from flashsim.checking import check_count, check_number, checked
+from flashsim.theory.forms import form_of
+from flashsim.theory.formulas import evaluated, extra_symbols
+
 # --------------------------------------------------------------------------------------------------------- Theorem 1
 
-_PRODUCTS = {
-    "forward": {
-        "standard": (1, 1),
-        "flash_basic": (1, 1),
-        "flash": (1, 1),
-        "block_sparse": (1, 1),
-        "memory_efficient": (2, 1),  # QKᵀ for L, and again for O
-        "rabe_staats": (1, 1),
-        "small_cache": (1, 1),
-        "q_outer": (1, 1),
-        "split_kv": (1, 1),
-    },
-    "backward": {
-        "standard": (2, 2),  # dQ dK; dV dP
-        "flash": (3, 2),  # S dQ dK; dV dP
-        "block_sparse": (3, 2),
-        "memory_efficient": (5, 3),  # S three times, dQ dK; dV, dP twice
-        "rabe_staats": (3, 3),  # S dQ dK; dV dP, and O_ij again
-        "q_outer": (3, 2),
-        "q_outer_two_pass": (4, 3),  # S and dP twice
-    },
-}
-"""How many products of 2·N_q·N_k·d FLOPs, and of 2·N_q·N_k·d_v."""
 
-
+@checked
 def matmul_flops(
     N_q: int,
     N_k: int,
@@ -56,12 +37,14 @@ def matmul_flops(
 
     Forward a = b = 1 (QKᵀ and PV) but for "memory_efficient", which computes QKᵀ twice. Backward, FlashAttention's a = 3,
     b = 2 exceed standard attention's a = b = 2 by the S that it recomputes. `area` is how many elements of S are computed,
-    if not all N_q·N_k.
+    if not all N_q·N_k. Raises ValueError for an unknown name or direction.
     """
-    by_d, by_d_v = _PRODUCTS[direction][name]
-    return 2 * (N_q * N_k if area is None else area) * (by_d * d + by_d_v * d_v)
+    by_d, by_d_v = form_of(name, direction).products
+    area = N_q * N_k if area is None else check_count("area", area, 0, N_q * N_k)
+    return 2 * area * (by_d * d + by_d_v * d_v)
 
 
+@checked
 def extra_memory(
     name: str,
     N_q: int,
@@ -75,32 +58,17 @@ def extra_memory(
 ) -> int:
     """Return the elements that an algorithm keeps in HBM besides its inputs and outputs: `Traffic.extra`.
 
-    Forward: ℓ and m for FlashAttention (2N, Theorem 1), log L for "memory_efficient" (N), S and P for standard attention
-    (2N²), ℓ, m and T_c partial outputs with their statistics for Rabe and Staats, log L and B_r rows of S for "small_cache",
-    L for "q_outer" (N), and T_c partial outputs with their statistics for "split_kv" (if not split otherwise).
-    With dropout, R's two words, or P^dropped and Z (2N² more). Backward: D (N), dP and dS (2N²), or nothing; what the
-    forward pass kept is input.
+    2N for FlashAttention, ℓ and m (Theorem 1); 2N² for standard attention, S and P. What the forward pass kept is input to
+    the backward pass. Raises ValueError for an unknown name or direction.
     """
-    square, R = N_q * N_k, 2 if dropout else 0
-    if direction == "forward":
-        return {
-            "standard": 4 * square if dropout else 2 * square,
-            "flash_basic": 2 * N_q,
-            "flash": 2 * N_q + R,
-            "block_sparse": 2 * N_q + R,
-            "memory_efficient": N_q + R,
-            "rabe_staats": 2 * N_q + T_c * N_q * (d_v + 2) + R,
-            "small_cache": N_q + B_r * N_k + R,
-            "q_outer": N_q + R,
-            "split_kv": T_c * N_q * (d_v + 2) + R,
-        }[name]
-    D = dict.fromkeys(("memory_efficient", "q_outer", "q_outer_two_pass"), N_q)
-    return {"standard": 2 * square, "flash": 0, "block_sparse": 0, "rabe_staats": 0, **D}[name]
+    extra = form_of(name, direction).extra
+    return evaluated(extra, extra_symbols(N_q, N_k, d_v, T_c, B_r, dropout=dropout))
 
 
 # --------------------------------------------------------------------------------------------------------- Theorem 2
 
 
+@checked
 def proof_accounting(N: int, d: int, direction: str = "forward") -> tuple[int, int]:
     """Return (reads, writes) of standard attention when each product reads each operand once, as the proofs count."""
     if direction == "forward":
@@ -108,16 +76,19 @@ def proof_accounting(N: int, d: int, direction: str = "forward") -> tuple[int, i
     return 5 * N * d + 5 * N * N, 3 * N * d + 2 * N * N
 
 
+@checked
 def theorem_2_flash(N: int, d: int, M: int) -> float:
     """Return N²d²/M."""
     return N * N * d * d / M
 
 
+@checked
 def theorem_2_standard(N: int, d: int) -> int:
     """Return Nd + N²."""
     return N * d + N * N
 
 
+@checked
 def flash_constants(d: int) -> tuple[float, float]:
     """Return c₁ ≤ accesses / (N²d²/M) ≤ c₂ for Algorithm 1 with the paper's blocks, for every N and d ≤ M ≤ Nd.
 
@@ -151,16 +122,19 @@ def standard_small_M_constants() -> tuple[float, float]:
 # --------------------------------------------------------------------------------------------------------- Theorem 5
 
 
+@checked
 def theorem_5_flash(N: int, d: int, M: int) -> float:
     """Return N²d²/M: the backward pass has the forward pass's Θ."""
     return theorem_2_flash(N, d, M)
 
 
+@checked
 def theorem_5_standard(N: int, d: int) -> int:
     """Return Nd + N²: the backward pass has the forward pass's Θ."""
     return theorem_2_standard(N, d)
 
 
+@checked
 def flash_backward_constants(d: int) -> tuple[float, float]:
     """Return c₁ ≤ accesses / (N²d²/M) ≤ c₂ for Algorithm 4 with the paper's blocks, for every N and d ≤ M ≤ Nd.
 
@@ -193,6 +167,7 @@ def standard_backward_small_M_constants() -> tuple[float, float]:
     return 16 / 5, 16.0
 
 
+@checked
 def q_outer_constants(d: int, direction: str = "forward") -> tuple[float, float]:
     """Return c₁ ≤ accesses / (N²d²/M) ≤ c₂ for "q_outer" with its own blocks, for every N and d ≤ M ≤ Nd.
 
@@ -211,6 +186,7 @@ def q_outer_constants(d: int, direction: str = "forward") -> tuple[float, float]
 # ----------------------------------------------------------------------------------------------------- Proposition 3
 
 
+@checked
 def compulsory(N_q: int, N_k: int, d: int, d_v: int, direction: str = "forward") -> int:
     """Return what any exact algorithm must move: its inputs read once, its outputs written once.
 
@@ -222,6 +198,7 @@ def compulsory(N_q: int, N_k: int, d: int, d_v: int, direction: str = "forward")
     return forward if direction == "forward" else forward + N_q * d + N_k * (d + d_v)
 
 
+@checked
 def flash_over_compulsory_constant(
     d: int, direction: str = "forward", c: float | Fraction = Fraction(1, 4)
 ) -> Fraction:
@@ -232,9 +209,8 @@ def flash_over_compulsory_constant(
       backward  (7Nd + T_c(5Nd + 2N)) / 7Nd      ≤ 1 + t(5 + 2/d) / 7
     Both are attained where T_c = t, so C is a fraction: compare accesses ≤ C · compulsory exactly.
     """
-    if not 0 < c <= 1:
-        raise ValueError(f"c is {c!r}; expected 0 < c ≤ 1, as c·Nd ≤ M ≤ Nd")
-    t = math.ceil(4 / Fraction(c))
+    part = check_number("c", c, "0 < c ≤ 1, as c·Nd ≤ M ≤ Nd", lambda c: 0 < c <= 1)
+    t = math.ceil(4 / (c if isinstance(c, Fraction) else Fraction(part)))
     if direction == "forward":
         return (3 + Fraction(2, d) + t * (3 + Fraction(4, d))) / 4
     return 1 + t * (5 + Fraction(2, d)) / 7
@@ -243,11 +219,13 @@ def flash_over_compulsory_constant(
 # ----------------------------------------------------------------------------------------------------- Proposition 4
 
 
+@checked
 def proposition_4(N: int, d: int, M: int, s: float) -> float:
     """Return Nd + N²d²s/M, where s is the fraction of the T_r × T_c tiles that are computed."""
-    return N * d + s * theorem_2_flash(N, d, M)
+    return N * d + check_number("s", s, "a fraction from 0 to 1", lambda s: 0 <= s <= 1) * theorem_2_flash(N, d, M)
 
 
+@checked
 def block_sparse_constants(d: int, direction: str = "forward") -> tuple[float, float]:
     """Return c₁ ≤ accesses / (Nd + N²d²s/M) ≤ c₂ for Algorithm 5, whatever the block mask, every N and d ≤ M ≤ Nd.
 
@@ -274,6 +252,7 @@ def block_sparse_constants(d: int, direction: str = "forward") -> tuple[float, f
 # ------------------------------------------------------------------------------------------------------- Saha and Ye
 
 
+@checked
 def theorem_saha_ye(N: int, d: int, M: int) -> float:
     """Return N²d/√M: what attention costs where M < d² (B. Saha, C. Ye, arXiv 2402.07443).
 
@@ -282,6 +261,7 @@ def theorem_saha_ye(N: int, d: int, M: int) -> float:
     return N * N * d / math.sqrt(M)
 
 
+@checked
 def small_cache_constants(d: int, least: int = 5) -> tuple[float, float]:
     """Return c₁ ≤ accesses / (N²d/√M) ≤ c₂ for "small_cache" with its own blocks, for `least` ≤ M ≤ d² and N ≥ √M.
 
@@ -295,7 +275,5 @@ def small_cache_constants(d: int, least: int = 5) -> tuple[float, float]:
     Nd ≤ Y, as √M ≤ N; N² ≤ Y, as √M ≤ d; N ≤ Y/d: in all (4ρ + 6 + 1/d)Y. ρ falls as b grows, so the ρ of `least` serves
     for every M from there on: √11 from M = 5, 1.16 from M = 396 (b = 18), and 1 in the limit.
     """
-    if least < 5:
-        raise ValueError(f"least is {least}; expected at least 5, the room that tiles of one element take")
-    b = math.isqrt(least + 4) - 2
+    b = math.isqrt(check_count("least, the room of tiles of one element at least,", least, 5) + 4) - 2
     return 4.0, 4 * math.sqrt(1 + 6 / b + 4 / b**2) + 6 + 1 / d

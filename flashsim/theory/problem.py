@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.checking import check_count, check_tiles
 from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow, Tree
-from flashsim.records import ArrayTraffic, Blocks, Role
+from flashsim.records import ArrayTraffic, Blocks, Role, Shape
 
 Arrays = dict[str, ArrayTraffic]
 Bools = NDArray[np.bool_]
@@ -112,6 +113,11 @@ class Problem:
     splits: int | None = None
     merge: str = "sequence"
     group: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a size below 1."""
+        for name in ("N_q", "N_k", "d", "d_v", "M", "group"):
+            object.__setattr__(self, name, check_count(name, getattr(self, name)))
 
     @property
     def chip(self) -> int:
@@ -226,14 +232,12 @@ def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -
 
 
 def chosen_tiles(block_mask: Any, mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -> Bools | None:
-    """Return the computed tiles, (T_r, T_c), as `flashsim.count` takes them; None: all. ValueError if they do not match."""
+    """Return the computed tiles, (T_r, T_c), as `flashsim.count` takes them; None: all. ValueError if they do not match.
+
+    `block_mask` is as `check_block_mask` returns it.
+    """
     if block_mask is None:
         return None
-    if isinstance(block_mask, str):
-        if block_mask != "live":
-            raise ValueError(f'block_mask is {block_mask!r}; expected an array, a function of (T_r, T_c), or "live"')
+    if isinstance(block_mask, str):  # "live"
         return live_tiles(mask, N_q, N_k, blocks, group)
-    array = np.asarray(block_mask(blocks.T_r, blocks.T_c) if callable(block_mask) else block_mask).astype(bool)
-    if array.shape != (blocks.T_r, blocks.T_c):
-        raise ValueError(f"block_mask has shape {array.shape}; expected (T_r, T_c) = {(blocks.T_r, blocks.T_c)}")
-    return array
+    return check_tiles(block_mask, blocks, Shape(N_q, N_k, 1, 1))

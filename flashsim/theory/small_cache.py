@@ -16,6 +16,7 @@ from dataclasses import replace
 from math import isqrt
 
 from flashsim.records import Blocks
+from flashsim.theory.form import Form
 from flashsim.theory.problem import Arrays, Problem, Tiles, ceil_div
 
 
@@ -49,3 +50,23 @@ def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
     """A tile of S with its statistics, and what it is made of or masked by."""
     B_r, B_c = blocks.B_r, blocks.B_c
     return max(B_r * B_c + 3 * B_r + B_c, tiles.most(lambda r, c: r * c + 3 * r + p.mask_tile(r, c)))
+
+
+FORM = Form(
+    name="small_cache",
+    direction="forward",
+    proportions=proportions,
+    rows=rows,
+    traffic=traffic,
+    peak=peak,
+    products=(1, 1),
+    extra="N_q + B_r * N_k + R",
+    formulas={
+        "Q": ("T_c * N_q * d", "0"),
+        "K": ("T_r * N_k * d", "0"),
+        "V": ("T_r * N_k * d_v", "0"),
+        "S": ("T_v * N_q * N_k", "N_q * N_k"),
+        "O": ("0", "N_q * d_v"),
+        "L": ("0", "N_q"),
+    },
+)

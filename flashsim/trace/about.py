@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from flashsim import theory
-from flashsim.algorithms import Algorithm, algorithm_4_flash_backward, algorithm_5_block_sparse_backward
+from flashsim.algorithms import Algorithm
 from flashsim.masks import All, Causal, Head
 from flashsim.memory import MemoryModelError
 from flashsim.records import Blocks, Shape
@@ -67,7 +66,7 @@ def traced(recorder: Recorder, launched: Launched) -> Trace:
         counts_of(sram, None if exact is None else exact.hbm.by_array),
         None if exact is None else exact.sram.peak,
         None if standard is None else (standard.hbm.reads, standard.hbm.writes),
-        _listing(launched.algorithm),
+        listing_of(launched.algorithm.listing),
         source_of({event.site for event in recorder.events}),
         notes=recorder.notes,
     )
@@ -103,15 +102,6 @@ def _closed_form(name: str, launched: Launched, blocks: tuple[int, int] | None) 
         )
     except (ValueError, MemoryModelError):
         return None
-
-
-def _listing(algorithm: Algorithm) -> tuple[str, ...]:
-    """Return the listing in the docstring of the algorithm's module; Algorithm 5 backward has Algorithm 4's, with its skip."""
-    module = sys.modules[algorithm.run.__module__]
-    if module is not algorithm_5_block_sparse_backward:
-        return listing_of(module.__doc__)
-    loop, lines = "for 1 ≤ i ≤ T_r", listing_of(algorithm_4_flash_backward.__doc__)
-    return tuple(line.replace(f"{loop} do", f"{loop}, where M_ij ≠ 0, do") for line in lines)
 
 
 def _options(launched: Launched) -> str:

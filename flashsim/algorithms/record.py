@@ -1,0 +1,91 @@
+"""`Algorithm`: all that is known of an algorithm besides its lines. Each algorithm's file ends in its record."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from flashsim.algorithms.blocks import paper_rows
+from flashsim.memory import Matrix
+
+Direction = Literal["forward", "backward"]
+OPERANDS = ("Q", "K", "V")
+PARTS = ("tau", "MASK", "dropout")
+GRADIENTS = ("dQ", "dK", "dV")
+OfBlocks = Callable[[int], int]
+"""Of T_c, how many blocks of keys there are."""
+
+
+def once(T_c: int) -> int:
+    """Return 1: at the end, for all blocks of keys together."""
+    return 1
+
+
+def every_block(T_c: int) -> int:
+    """Return T_c: once for each block of keys."""
+    return T_c
+
+
+def never(T_c: int) -> int:
+    """Return 0."""
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """One pass: `run(hbm, sram, *operands, blocks, *parts)` returns matrices in HBM.
+
+    name           what users call it; a backward pass has its forward pass's name, or one of its own and `of`
+    direction      "forward" or "backward"
+    title          in the words of its source
+    operands       matrices it takes, by name
+    parts          what else it takes, in order (`flashsim.algorithms.parts`); without "tau", the scale is folded into Q; without
+                   "MASK" and "dropout", it has neither
+    returns        names of the matrices it returns
+    saves          names of the matrices, besides those it returns, that its backward pass needs
+    of             for a backward pass, the forward pass that it belongs to, where that has another name
+    line_1         (rows, d) -> (B_r, B_c)
+    rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too small
+    loops          its loop order in words, for `flashsim.tune`, which tries it; None: not tried
+    skips_as       the name of the algorithm that is this one with tiles left out, which `tune` counts where a mask forbids
+                   whole tiles; "": itself, which leaves them out, or cannot
+
+    What bounds on rounding need to know, of T_c (`flashsim.reference.error_bound`, `gradient_bounds`):
+
+    rescales       how often ℓ is rescaled
+    rounds         how often O (backward: dQ) is rounded to the inputs' type on its way
+    rounds_logs    how often a logarithm of ℓ that the result depends on is rounded
+    stores_scores  whether S and P are written to HBM, in the inputs' type: S must not overflow there
+    recombines     whether dS is summed up by way of a block's own D (Appendix B.5)
+    """
+
+    name: str
+    direction: Direction
+    title: str
+    run: Callable[..., tuple[Matrix, ...]]
+    operands: tuple[str, ...] = OPERANDS
+    parts: tuple[str, ...] = PARTS
+    returns: tuple[str, ...]
+    saves: tuple[str, ...] = ()
+    of: str = ""
+    line_1: Callable[[int, int], tuple[int, int]]
+    rows: Callable[[int, int, int], int] = paper_rows
+    loops: str | None
+    skips_as: str = ""
+    rescales: OfBlocks = every_block
+    rounds: OfBlocks = once
+    rounds_logs: OfBlocks = never
+    stores_scores: bool = False
+    recombines: bool = False
+
+    @property
+    def forward_pass(self) -> str:
+        """The name of the forward pass: this one's, or that which it comes after."""
+        return self.of or self.name
+
+    @property
+    def listing(self) -> str:
+        """The docstring of its file, which holds its listing."""
+        return sys.modules[self.run.__module__].__doc__ or ""

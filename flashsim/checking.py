@@ -1,0 +1,244 @@
+"""What users hand in, checked: a function for each kind of argument, the same for every entry point.
+
+Each returns the argument as the code behind it wants it (a Python int, a native array, a tuple), or raises ValueError, which
+names the argument, its value (shortened) and what was expected. Arrays of numbers are in `flashsim.inputs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from fractions import Fraction
+from functools import wraps
+from inspect import signature
+from reprlib import Repr
+from typing import Any, ParamSpec, TypeGuard, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.records import Blocks, Shape
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LARGEST = 2**63 - 1  # the longest axis that an array can have
+MOST_SPLITS = 2**16
+DIRECTIONS = ("forward", "backward")
+SCHEDULES = ("separate", "grouped")
+MERGES = ("sequence", "tree")
+
+_short = Repr()
+_short.maxstring = _short.maxother = 80
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: its repr, shortened, in one line."""
+    try:
+        return " ".join(_short.repr(value).split())
+    except Exception:  # a repr may fail, and that of an int does beyond 4,300 digits
+        return f"a {type(value).__name__}"
+
+
+def check_array(name: str, value: Any) -> NDArray[Any]:
+    """Return an array in the machine's byte order. Masked arrays are refused: their masks would be ignored."""
+    if _is_masked(value):
+        raise ValueError(f"{name} is a masked array (numpy.ma), whose mask would be ignored; expected a plain array")
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # ragged lists; or whatever an object's __array__ raises
+        raise ValueError(f"{name} is {shown(value)}; expected an array: {error}") from error
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _is_masked(value: Any, deep: int = 8) -> bool:
+    if isinstance(value, list | tuple) and deep:
+        return any(_is_masked(inner, deep - 1) for inner in value)
+    return isinstance(value, np.ma.MaskedArray)
+
+
+def check_count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
+    """Return a whole number from `least` to `most` as a Python int."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name} is {shown(value)}; expected a whole number")
+    if value < least:
+        raise ValueError(f"{name} is {shown(int(value))}; expected at least {least}")
+    if value > most:
+        raise ValueError(f"{name} is {shown(int(value))}; expected at most {most:,}")
+    return int(value)
+
+
+def check_number(name: str, value: Any, expected: str, fits: Callable[[float], bool]) -> float:
+    """Return a real number that fits as a float."""
+    try:
+        if isinstance(value, int | float | Fraction | np.integer | np.floating) and not isinstance(value, bool):
+            number = float(value)
+            if fits(number):
+                return number
+    except OverflowError:  # of an int beyond the floats
+        pass
+    raise ValueError(f"{name} is {shown(value)}; expected {expected}")
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} is {shown(value)}; expected True or False")
+    return bool(value)
+
+
+def is_one_of(value: Any, known: Collection[str]) -> TypeGuard[str]:
+    """Say whether a value is one of the known names; no value, however odd, raises anything."""
+    return isinstance(value, str) and value in known
+
+
+def check_choice(name: str, value: Any, known: Collection[str]) -> str:
+    """Return one of the known names."""
+    if not is_one_of(value, known):
+        raise ValueError(f"{name} is {shown(value)}; expected {' or '.join(map(repr, known))}")
+    return value
+
+
+def check_direction(direction: Any) -> str:
+    """Return "forward" or "backward"."""
+    return check_choice("direction", direction, DIRECTIONS)
+
+
+def check_gqa(gqa: Any) -> str:
+    """Return the schedule of query heads that share a KV head."""
+    return check_choice("gqa", gqa, SCHEDULES)
+
+
+def check_merge(merge: Any) -> str:
+    """Return the way to merge splits."""
+    return check_choice("merge", merge, MERGES)
+
+
+def check_splits(splits: Any) -> int | None:
+    """Return the number of splits; None is one for each block of keys."""
+    return None if splits is None else check_count("splits", splits, most=MOST_SPLITS)
+
+
+def check_scale(scale: Any, d: int) -> float:
+    """Return the softmax scale τ, by default 1/√d: a finite number."""
+    if scale is None:
+        return 1.0 / math.sqrt(d)
+    return check_number("scale", scale, "a finite number, or None for 1/√d", math.isfinite)
+
+
+def check_p(p: Any) -> float:
+    """Return the dropout probability, in [0, 1)."""
+    return check_number("dropout_p", p, "a number in [0, 1)", lambda p: 0 <= p < 1)
+
+
+def check_seed(seed: Any) -> int:
+    """Return dropout's seed, of 64 bits."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed is {shown(seed)}; expected a whole number from 0 to 2**64 - 1")
+    return int(seed)
+
+
+def check_shape(N: Any, d: Any, N_q: Any, N_k: Any, d_v: Any) -> Shape:
+    """Return the problem's shape from lengths given as N, or as N_q and N_k; d_v is d by default."""
+    if N is not None:
+        N = check_count("N", N)
+    if N is None and (N_q is None or N_k is None):
+        raise ValueError("a length is missing: give N, or both N_q and N_k")
+    d = check_count("d", d)
+    return Shape(
+        N if N_q is None else check_count("N_q", N_q),
+        N if N_k is None else check_count("N_k", N_k),
+        d,
+        d if d_v is None else check_count("d_v", d_v),
+    )
+
+
+def check_heads(heads: Any, kv_heads: Any) -> tuple[int, int]:
+    """Return the numbers of query heads and of KV heads, by default as many; a multiple."""
+    heads = check_count("heads", heads)
+    kv_heads = heads if kv_heads is None else check_count("kv_heads", kv_heads)
+    if heads % kv_heads:
+        raise ValueError(f"heads is {heads}; expected a multiple of kv_heads = {kv_heads}")
+    return heads, kv_heads
+
+
+def check_blocks(blocks: Any) -> tuple[int, int] | None:
+    """Return (B_r, B_c), or None where none are given."""
+    if blocks is None:
+        return None
+    try:
+        B_r, B_c = blocks
+    except (TypeError, ValueError):
+        raise ValueError(f"blocks is {shown(blocks)}; expected a pair (B_r, B_c)") from None
+    return check_count("blocks[0], B_r,", B_r), check_count("blocks[1], B_c,", B_c)
+
+
+def check_block_mask(block_mask: Any) -> Any:
+    """Return a block mask whose tiles are not known yet: None, "live", a function, or a copy of an array as booleans."""
+    if block_mask is None or callable(block_mask) or (isinstance(block_mask, str) and block_mask == "live"):
+        return block_mask
+    if isinstance(block_mask, str):
+        expected = 'an array, a function of (T_r, T_c), or "live"'
+        raise ValueError(f"block_mask is {shown(block_mask)}; expected {expected}")
+    array = check_array("block_mask", block_mask)
+    if array.dtype.kind not in "buif" or not np.isin(array, (0, 1)).all():
+        raise ValueError(f"block_mask is {shown(block_mask)}; expected booleans, or zeros and ones")
+    return array.astype(bool)
+
+
+def check_tiles(block_mask: Any, blocks: Blocks, shape: Shape) -> NDArray[np.bool_]:
+    """Return a block mask, an array or a function that returns one, as booleans (T_r, T_c)."""
+    T = (blocks.T_r, blocks.T_c)
+    array = check_block_mask(block_mask(*T)) if callable(block_mask) else block_mask
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"block_mask returned {shown(array)}; expected an array of booleans")
+    if array.shape != T:
+        raise ValueError(
+            f"block_mask has shape {array.shape}; expected (T_r, T_c) = {T}, "
+            f"as B_r = {blocks.B_r} and B_c = {blocks.B_c} divide N_q = {shape.N_q} and N_k = {shape.N_k}"
+        )
+    return array
+
+
+def check_observers(observers: Any) -> tuple[Callable[[Any], None], ...]:
+    """Return functions that are to be called with every event."""
+    if isinstance(observers, Iterable):
+        several = tuple(observers)
+        if all(map(callable, several)):
+            return several
+    raise ValueError(f"observers is {shown(observers)}; expected a sequence of functions of an event")
+
+
+def check_callback(name: str, function: Any) -> Any:
+    """Return a function, or None where there is to be none."""
+    if function is not None and not callable(function):
+        raise ValueError(f"{name} is {shown(function)}; expected a function, or None")
+    return function
+
+
+BY_NAME: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(
+        ("N", "N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "B_q", "B_k", "T_r", "T_c", "group"), check_count
+    ),
+    "itemsize": check_count,
+    "direction": lambda _, value: check_direction(value),
+    "dropout": check_flag,
+}
+"""What an argument of that name must be, wherever it stands."""
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Check a function's arguments by their names, as `BY_NAME` says, before it sees them."""
+    names = list(signature(function).parameters)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        first = [_by_name(name, value) for name, value in zip(names, args, strict=False)]
+        named = {name: _by_name(name, value) for name, value in kwargs.items()}
+        return function(*first, *args[len(first) :], **named)  # type: ignore[arg-type]
+
+    return call
+
+
+def _by_name(name: str, value: Any) -> Any:
+    return BY_NAME[name](name, value) if name in BY_NAME else value

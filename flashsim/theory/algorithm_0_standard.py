@@ -1,0 +1,73 @@
+"""Algorithm 0: standard attention, forward.
+
+Products keep a panel of B_r rows on chip and stream the other operand past it in B_c rows. T_r = ⌈N_q/B_r⌉ counts panels
+of queries. With p = 1 if a row fits (N_k + 2 ≤ M), else 2:
+
+    reads   Q: N_q·d   K: T_r·N_k·d   S: p·N_q·N_k   P: N_q·N_k   V: T_r·N_k·d_v
+    writes  S: N_q·N_k   P: N_q·N_k   O: N_q·d_v
+
+With T_r = p = 1 that is the proof's accounting, each operand read once for each product: reads 3Nd + 2N², writes Nd + 2N².
+
+A mask of whatever kind adds a pass that reads and writes S. Dropout adds one that reads P and writes Z and P^dropped, which
+line 3 then reads for P.
+"""
+
+from __future__ import annotations
+
+from flashsim.records import Blocks
+from flashsim.theory.form import Form
+from flashsim.theory.passes import dropping_peak, masking_tiles
+from flashsim.theory.problem import Arrays, Problem, Tiles
+
+
+def proportions(rows: int, d: int) -> tuple[int, int]:
+    """Return (B_r, B_c): Algorithm 1's, exchanged, as here the panel of queries decides how often K and V are read."""
+    return rows, min(rows, d)
+
+
+def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+    """Algorithm 0."""
+    square, dropped = p.N_q * p.N_k, int(p.dropout) * p.N_q * p.N_k
+    masking = square if p.masked else 0
+    passes = 1 if p.N_k + 2 <= p.M else 2
+    dropped_arrays = p.array("P_dropped", "extra", reads=dropped, writes=dropped) | p.array(
+        "Z", "extra", writes=dropped
+    )
+    return {
+        **p.array("Q", "input", reads=p.N_q * p.d),
+        **p.array("K", "input", reads=blocks.T_r * p.N_k * p.d),
+        **p.array("V", "input", reads=blocks.T_r * p.N_k * p.d_v),
+        **p.masks(masking_tiles(p)),
+        **p.array("S", "extra", reads=masking + passes * square, writes=square + masking),
+        **p.array("P", "extra", reads=square, writes=square),
+        **p.array("O", "output", writes=p.N_q * p.d_v),
+        **(dropped_arrays if p.dropout else {}),
+    }
+
+
+def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+    """Line 1's or 3's panel, block and tile of S; rows of S with m and ℓ; S with the mask; P with Z."""
+    B_r, B_c, n, k = blocks.B_r, blocks.B_c, p.N_q, p.N_k
+    product = (B_r + B_c) * max(p.d, p.d_v) + B_r * B_c
+    softmax = min(n, p.M // (k + 2)) * (k + 2) if k + 2 <= p.M else min(k, max(p.M - 3, 1)) + 3
+    masking = masking_tiles(p).most(lambda r, c: r * c + p.mask_tile(r, c)) if p.masked else 0
+    return max(product, softmax, masking, dropping_peak(p))
+
+
+FORM = Form(
+    name="standard",
+    direction="forward",
+    proportions=proportions,
+    traffic=traffic,
+    peak=peak,
+    products=(1, 1),
+    extra="2 * (1 + dropout) * N_q * N_k",
+    formulas={
+        "Q": ("N_q * d", "0"),
+        "K": ("T_r * N_k * d", "0"),
+        "V": ("T_r * N_k * d_v", "0"),
+        "S": ("p * N_q * N_k", "N_q * N_k"),
+        "P": ("N_q * N_k", "N_q * N_k"),
+        "O": ("0", "N_q * d_v"),
+    },
+)

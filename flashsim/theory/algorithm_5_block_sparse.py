@@ -1,0 +1,9 @@
+"""Algorithm 5: block-sparse FlashAttention, forward. It moves what Algorithm 2 does, for the tiles that are computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flashsim.theory import algorithm_2_flash
+
+FORM = replace(algorithm_2_flash.FORM, name="block_sparse", skips=True)

@@ -1,0 +1,9 @@
+"""Algorithm 5's backward pass. It moves what Algorithm 4 does, for the tiles that are computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flashsim.theory import algorithm_4_flash_backward
+
+FORM = replace(algorithm_4_flash_backward.FORM, name="block_sparse", skips=True)

@@ -1,0 +1,54 @@
+"""Appendix B.1: attention in closed form. A query at a time (B_r = 1) past blocks of B_c keys.
+
+reads   Q: 2N_q·d   K: 2T_r·N_k·d   V: T_r·N_k·d_v   L: N_q
+writes  L: N_q   O: N_q·d_v
+peak    equation 2's (B_r + B_c)(d + d_v) + B_r·B_c + B_r: q_i o_i k_j v_j, S_ij, log L_i
+"""
+
+from __future__ import annotations
+
+from flashsim.records import Blocks
+from flashsim.theory.form import Form
+from flashsim.theory.problem import Arrays, Problem, Tiles
+
+
+def one_by_one(rows: int, d: int) -> tuple[int, int]:
+    """Return (B_r, B_c): one query and `rows` terms of its sum."""
+    return 1, rows
+
+
+def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+    """Equations 1 and 2."""
+    n, k, T_r = p.N_q, p.N_k, blocks.T_r
+    return {
+        **p.array("Q", "input", reads=2 * n * p.d),
+        **p.array("K", "input", reads=2 * T_r * k * p.d),
+        **p.array("V", "input", reads=T_r * k * p.d_v),
+        **p.masks(tiles, tiles),
+        **p.generator("forward"),
+        **p.array("O", "output", writes=n * p.d_v),
+        **p.array("L", "extra", reads=n, writes=n),
+    }
+
+
+def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+    """Equation 2; equation 1 holds less."""
+    return tiles.most(lambda r, c: (r + c) * (p.d + p.d_v) + r * c + r + p.mask_tile(r, c))
+
+
+FORM = Form(
+    name="memory_efficient",
+    direction="forward",
+    proportions=one_by_one,
+    traffic=traffic,
+    peak=peak,
+    products=(2, 1),  # QKᵀ for L, and again for O
+    extra="N_q + R",
+    formulas={
+        "Q": ("2 * N_q * d", "0"),
+        "K": ("2 * T_r * N_k * d", "0"),
+        "V": ("T_r * N_k * d_v", "0"),
+        "O": ("0", "N_q * d_v"),
+        "L": ("N_q", "N_q"),
+    },
+)

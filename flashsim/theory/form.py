@@ -1,0 +1,47 @@
+"""`Form`: what theory knows of an algorithm. Each algorithm's file in this folder ends in its form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from flashsim.records import Blocks
+from flashsim.theory.problem import Arrays, Problem, Tiles, ceil_div
+
+
+def paper_rows(M: int, d: int, d_v: int) -> int:
+    """Return ⌈M/4d⌉. Where d_v ≠ d, its 4d is 2(d + d_v)."""
+    return ceil_div(M, 2 * (d + d_v))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """The closed forms of one algorithm's pass.
+
+    name, direction  the algorithm's
+    proportions      (rows, d) -> line 1's (B_r, B_c)
+    rows             (M, d, d_v) -> rows, for the paper's sizes
+    traffic          what each array moves, for a set of computed tiles
+    peak             the most on chip, in elements
+    products         how many products of 2·N_q·N_k·d FLOPs it makes, and of 2·N_q·N_k·d_v
+    extra            elements in HBM besides inputs and outputs, as text, in `EXTRA_SYMBOLS` (`flashsim.theory.formulas`)
+    formulas         (reads, writes) of each array as text, in `SYMBOLS`, for no mask, no dropout, and all tiles
+    plain            it has neither mask nor dropout
+    skips            it takes a block mask
+    live             it skips what the mask forbids whole
+    splits           it splits the keys
+    """
+
+    name: str
+    direction: str
+    proportions: Callable[[int, int], tuple[int, int]]
+    rows: Callable[[int, int, int], int] = paper_rows
+    traffic: Callable[[Problem, Blocks, Tiles], Arrays]
+    peak: Callable[[Problem, Blocks, Tiles], int]
+    products: tuple[int, int]
+    extra: str
+    formulas: Mapping[str, tuple[str, str]]
+    plain: bool = False
+    skips: bool = False
+    live: bool = False
+    splits: bool = False

@@ -1,0 +1,69 @@
+"""FlashDecoding, with t splits.
+
+Tiles that the mask forbids whole are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
+of their columns (T_r·N_k). w = d + d_v.
+
+    reads   Q: t·N_q·d   K: C·d   V: C·d_v
+    writes  parts: t·N_q(d_v + 2)   O: N_q·d_v
+    peak    as with the loops exchanged; or merging, B_r(2d_v + 5): two parts and a new m
+
+Merged in sequence, parts are read once. As a tree: t − 1 merges read two parts and write one; at last one is read without
+its m.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flashsim.records import Blocks
+from flashsim.theory import q_outer
+from flashsim.theory.form import Form
+from flashsim.theory.problem import Arrays, Problem, Tiles
+
+
+def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+    """FlashDecoding."""
+    n, t = p.N_q, p.splits or blocks.T_c
+    merges = 0 if p.merge == "sequence" else t - 1
+    arrays = {
+        **p.array("Q", "input", reads=t * n * p.d),
+        **p.array("K", "input", reads=tiles.columns * p.d),
+        **p.array("V", "input", reads=tiles.columns * p.d_v),
+        **p.masks(tiles),
+        **p.generator("forward"),
+        **p.array("O", "output", writes=n * p.d_v),
+    }
+    for name, width in (("O_parts", p.d_v), ("l_parts", 1), ("m_parts", 1)):
+        last = t if p.merge == "sequence" else int(name != "m_parts")
+        part = p.array(name, "extra", reads=(2 * merges + last) * n * width, writes=(t + merges) * n * width)
+        arrays[name] = replace(part[name], size=t * n * width, itemsize=p.chip)
+    return arrays
+
+
+def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+    """FlashDecoding: a split, or merging."""
+    t = p.splits or blocks.T_c
+    alone = p.merge == "tree" and t == 1  # nothing to merge: a part is read and divided
+    return max(q_outer.peak(p, blocks, tiles), blocks.B_r * (p.d_v + 1 if alone else 2 * p.d_v + 5))
+
+
+FORM = Form(
+    name="split_kv",
+    direction="forward",
+    proportions=q_outer.proportions,
+    traffic=traffic,
+    peak=peak,
+    live=True,
+    splits=True,
+    products=(1, 1),
+    extra="T_c * N_q * (d_v + 2) + R",
+    formulas={
+        "Q": ("T_c * N_q * d", "0"),
+        "K": ("T_r * N_k * d", "0"),
+        "V": ("T_r * N_k * d_v", "0"),
+        "O": ("0", "N_q * d_v"),
+        "O_parts": ("T_c * N_q * d_v", "T_c * N_q * d_v"),
+        "l_parts": ("T_c * N_q", "T_c * N_q"),
+        "m_parts": ("T_c * N_q", "T_c * N_q"),
+    },
+)

@@ -1,0 +1,227 @@
+"""Arguments are checked once, by the same functions, wherever they are given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import checking, theory
+from flashsim.checking import check_array, check_count, check_scale, shown
+from flashsim.theory.problem import Problem
+from flashsim.tune import tune
+
+X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+HUGE = 10**400
+
+
+def forward(name: str = "flash", Q: Any = X, K: Any = X, V: Any = X, **options: Any) -> Any:
+    return flashsim.forward(name, Q, K, V, **options)
+
+
+def backward(dO: Any = X, **options: Any) -> Any:
+    return flashsim.backward("flash", flashsim.forward("flash", X, X, X), dO, **options)
+
+
+def count(name: str = "flash", **options: Any) -> Any:
+    return flashsim.count(name, **{"N": 6, "d": 4, **options})
+
+
+def exact(name: str = "flash", **options: Any) -> Any:
+    return theory.exact(name, **{"N": 6, "d": 4, **options})
+
+
+def tuned(**options: Any) -> Any:
+    return tune(**{"N": 6, "d": 4, "M": 100, **options})
+
+
+def trace(name: str = "flash", **options: Any) -> Any:
+    return flashsim.trace(name, X, X, X, **options)
+
+
+RUNS = (forward, trace)
+COUNTED = (count, exact)
+SIZED = (*COUNTED, tuned)
+CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
+    ("N is -5; expected at least 1", SIZED, {"N": -5}),
+    ("N is -5; expected at least 1", SIZED, {"N": -5, "N_q": 3, "N_k": 3}),
+    ("N is 64.5; expected a whole number", SIZED, {"N": 64.5}),
+    ("N_k is True; expected a whole number", SIZED, {"N_k": True}),
+    (r"d is 10{5,}\.\.\.0+; expected at most 9,223,372,036,854,775,807", SIZED, {"d": HUGE}),
+    ("d_v is 0; expected at least 1", SIZED, {"d_v": 0}),
+    ("a length is missing", SIZED, {"N": None, "N_q": 3}),
+    ("M is 0; expected at least 1", (*SIZED, *RUNS, backward), {"M": 0}),
+    (r"M is 1000.*; expected at most", (*SIZED, *RUNS, backward), {"M": HUGE}),
+    ("heads is 3; expected a multiple of kv_heads = 2", COUNTED, {"heads": 3, "kv_heads": 2}),
+    ("kv_heads is -1; expected at least 1", COUNTED, {"kv_heads": -1}),
+    ("dtype None is not known", SIZED, {"dtype": None}),
+    ("dtype void is not supported", SIZED, {"dtype": {}}),
+    (r"dtype \['float', 'x'\] is not known", SIZED, {"dtype": ["float", "x"]}),
+    (r"direction is \[\]; expected 'forward' or 'backward'", SIZED, {"direction": []}),
+    ("causal is 1; expected True or False", (*SIZED, *RUNS), {"causal": 1}),
+    (r"dropout_p is 7; expected a number in \[0, 1\)", (*SIZED, *RUNS), {"dropout_p": 7}),
+    (
+        r"dropout_p is .*; expected a number in \[0, 1\)",
+        (*SIZED, *RUNS),
+        {"dropout_p": np.nextafter(np.longdouble(1), 0)},
+    ),
+    (r"gqa is \['grouped'\]; expected 'separate' or 'grouped'", (*COUNTED, *RUNS), {"gqa": ["grouped"]}),
+    ("merge is 'zigzag'; expected 'sequence' or 'tree'", (*COUNTED, *RUNS), {"name": "split_kv", "merge": "zigzag"}),
+    (r"merge is \{\}; expected 'sequence' or 'tree'", (*COUNTED, *RUNS), {"name": "split_kv", "merge": {}}),
+    ("splits is -4; expected at least 1", (*COUNTED, *RUNS), {"name": "split_kv", "splits": -4}),
+    (
+        "splits is 9223372036854775808; expected at most 65,536",
+        (*COUNTED, *RUNS),
+        {"name": "split_kv", "splits": 2**63},
+    ),
+    (r"blocks\[0\], B_r, is -1; expected at least 1", (*COUNTED, *RUNS, backward), {"blocks": (-1, 2)}),
+    (r"blocks is 3; expected a pair", (*COUNTED, *RUNS, backward), {"blocks": 3}),
+    ("sizing 3; known: 'paper', 'fit'", (*COUNTED, *RUNS, backward), {"sizing": 3}),
+    (r"sizing \[\]; known: 'paper', 'fit'", (*COUNTED, *RUNS, backward), {"sizing": []}),
+    (r"block_mask is slice\(None, 3, None\)", (*COUNTED, *RUNS), {"name": "block_sparse", "block_mask": slice(3)}),
+    ("block_mask is .*; expected an array: ", (*COUNTED, *RUNS), {"name": "block_sparse", "block_mask": [[1], [1, 0]]}),
+    ("block_mask is a masked array", (*COUNTED, *RUNS), {"name": "block_sparse", "block_mask": np.ma.ones((1, 1))}),
+    ("block_mask is .*; expected booleans", COUNTED, {"name": "block_sparse", "block_mask": lambda *T: np.full(T, 2)}),
+    ("block_mask returned None; expected an array", COUNTED, {"name": "block_sparse", "block_mask": lambda *T: None}),
+    (r"mask is a masked array \(numpy.ma\)", (*COUNTED, *RUNS), {"mask": np.ma.masked_array(np.ones((6, 6), bool))}),
+    (r"mask is a masked array \(numpy.ma\)", (*COUNTED, *RUNS), {"mask": [np.ma.masked_array([True] * 6)] * 6}),
+    (r"mask is \[\[True\], \[True, False\]\]; expected an array", (*COUNTED, *RUNS), {"mask": [[True], [True, False]]}),
+    ("Q is a masked array", (forward,), {"Q": np.ma.masked_array(X)}),
+    ("K is a masked array", (forward,), {"K": np.ma.masked_array(X)}),
+    ("V is a masked array", (forward,), {"V": np.ma.masked_array(X)}),
+    ("dO is a masked array", (backward,), {"dO": np.ma.masked_array(X)}),
+    (r"V is \[\[1.0\], \[2.0, 3.0\]\]; expected an array: ", (forward,), {"V": [[1.0], [2.0, 3.0]]}),
+    ("dO is .*; expected an array: ", (backward,), {"dO": [[1.0], [2.0, 3.0]]}),
+    ("leading axes must be equal", (forward,), {"Q": X[None]}),
+    (r"scale is 1000.*; expected a finite number", RUNS, {"scale": HUGE}),
+    (r"seed is 18446744073709551616; expected a whole number from 0 to 2\*\*64 - 1", RUNS, {"seed": 2**64}),
+    (r"seed is 1000.*; expected a whole number", RUNS, {"seed": HUGE}),
+    ("observers is 3; expected a sequence of functions", (*RUNS, backward, count), {"observers": 3}),
+    (r"observers is \[3\]; expected a sequence of functions", (*RUNS, backward, count), {"observers": [3]}),
+    ("on_head is 3; expected a function, or None", (*RUNS, backward), {"on_head": 3}),
+    ("on_tried is 3; expected a function, or None", (tuned,), {"on_tried": 3}),
+    ("trace is 3; expected True or False", (forward, backward), {"trace": 3}),
+    ("check_finite is 'no'; expected True or False", (forward, backward), {"check_finite": "no"}),
+    (r"\[\]", (*COUNTED, *RUNS), {"name": []}),
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "call", "options"),
+    [pytest.param(message, call, options, id=call.__name__) for message, calls, options in CASES for call in calls],
+)
+def test_refused(message: str, call: Callable[..., Any], options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(**options)
+
+
+def test_observers_and_on_head_are_refused_before_anything_runs() -> None:
+    seen: list[Any] = []
+    for options in ({"observers": [seen.append], "on_head": 3}, {"observers": [seen.append, 3]}):
+        for call in (forward, backward):
+            with pytest.raises(ValueError, match=r"observers|on_head"):
+                call(**options)
+    assert not seen
+
+
+def test_any_byte_order_is_taken() -> None:
+    big = X.astype(">f4")
+    run = flashsim.forward("standard", big, X, big)
+    assert run.O.dtype == np.float32
+    np.testing.assert_array_equal(run.O, flashsim.forward("standard", X, X, X).O)
+    gradients = flashsim.backward("standard", run, big)
+    np.testing.assert_array_equal(gradients.dQ, flashsim.backward("standard", run, X).dQ)
+    assert count(dtype=">f4") == count(dtype="float32")
+    lengths = np.array(3, ">i8")
+    np.testing.assert_array_equal(forward(mask=flashsim.KeyPadding(lengths)).O, forward(mask=flashsim.KeyPadding(3)).O)
+
+
+@pytest.mark.parametrize("size", [np.uint8, np.int8, np.int64])
+def test_sizes_of_any_integer_type_are_exact(size: Any) -> None:
+    given: dict[str, Any] = {"N": size(100), "d": size(100), "M": size(100), "heads": size(100)}
+    asked = {name: int(n) for name, n in given.items()}
+    assert exact(**given) == exact(**asked) == exact("flash", **given)
+    assert count(**given) == count(**asked)
+    assert theory.matmul_flops(*[size(100)] * 4) == 4 * 100**3
+    assert theory.theorem_2_flash(size(100), size(100), size(100)) == 100**3
+    assert theory.symbols(*[size(100)] * 5, flashsim.Blocks(10, 10, 10, 10))["T_v"] == 10
+    window, causal = flashsim.SlidingWindow(size(3), size(2)), flashsim.SlidingWindow(3, 2)
+    assert (window.left, window.right) == (3, 2)
+    np.testing.assert_array_equal(forward(mask=window).O, forward(mask=causal).O)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        ("N_q is -1", lambda: theory.matmul_flops(-1, 2, 3, 4)),
+        ("d is 2.5", lambda: theory.compulsory(1, 2, 2.5, 4)),  # type: ignore[arg-type]
+        ("direction is 'up'", lambda: theory.proof_accounting(4, 2, "up")),
+        ("no closed form for 'flsh'", lambda: theory.extra_memory("flsh", 1, 2, 3, 4, 5)),
+        ("area is 5; expected at most 4", lambda: theory.matmul_flops(2, 2, 3, 4, area=5)),
+        ("M is 0", lambda: theory.theorem_2_flash(4, 4, 0)),
+        ("M is 0", lambda: theory.theorem_saha_ye(4, 4, 0)),
+        ("s is nan; expected a fraction from 0 to 1", lambda: theory.proposition_4(4, 4, 4, float("nan"))),
+        ("s is 1.5", lambda: theory.proposition_4(4, 4, 4, 1.5)),
+        ("d is 0", lambda: theory.flash_constants(0)),
+        ("c is 0; expected 0 < c ≤ 1", lambda: theory.flash_over_compulsory_constant(4, c=0)),
+        ("least.* is 4; expected at least 5", lambda: theory.small_cache_constants(4, 4)),
+        (r"blocks is \(2, 2\); expected flashsim.Blocks", lambda: theory.symbols(4, 4, 4, 4, 4, (2, 2))),  # type: ignore[arg-type]
+        ("SlidingWindow's left is -2; expected at least -1", lambda: flashsim.SlidingWindow(-2, 0)),
+        ("SlidingWindow's right is -5", lambda: flashsim.SlidingWindow(0, -5)),
+        ("SlidingWindow's left is 1.5", lambda: flashsim.SlidingWindow(1.5, 0)),  # type: ignore[arg-type]
+        ("SlidingWindow's left is True", lambda: flashsim.SlidingWindow(True, 0)),
+        ("KeyPadding's lengths have dtype float64; expected whole numbers", lambda: flashsim.KeyPadding(2.5)),
+        ("KeyPadding's lengths have dtype bool", lambda: flashsim.KeyPadding(True)),
+        ("KeyPadding's lengths is a masked array", lambda: flashsim.KeyPadding(np.ma.masked_array([1, 2]))),
+        ("KeyPadding's lengths is .*; expected an array", lambda: flashsim.KeyPadding([[1], [1, 2]])),
+        ("mask is a masked array", lambda: flashsim.Dense(np.ma.masked_array([True]))),
+        ("Tree's parents is a masked array", lambda: flashsim.Tree(np.ma.masked_array([-1, 0]))),
+        ("Fixed's B_r is 0", lambda: flashsim.Fixed(0, 1)),
+        ("N_q is -4", lambda: Problem(-4, 3, 3, 3, 9, 4, False, (), False)),
+    ],
+)
+def test_what_is_no_run_is_checked_too(message: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_policy_of_ones_own_returns_blocks() -> None:
+    class Mine(flashsim.Paper):
+        def __call__(self, problem: Any) -> Any:
+            return self.enforced
+
+    with pytest.raises(ValueError, match=r"sizing returned False; expected flashsim\.Blocks"):
+        count(sizing=Mine())
+    with pytest.raises(ValueError, match=r"sizing\.enforced is 3; expected True or False"):
+        count(sizing=flashsim.Paper(enforced=3))  # type: ignore[arg-type]
+
+
+def test_values_are_shown_short_and_never_fail() -> None:
+    class Angry:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    for value in (10**5000, Angry(), np.zeros((100, 100)), "x" * 10_000, [[0] * 100] * 100):
+        assert len(shown(value)) < 400
+        assert "\n" not in shown(value)
+        with pytest.raises(ValueError, match=r"n is .*; expected"):
+            check_count("n", value)
+
+
+def test_bounds_of_numbers_are_met() -> None:
+    assert check_count("n", checking.LARGEST) == checking.LARGEST
+    assert check_scale(-0.0, 4) == 0
+    assert check_scale(None, 4) == 0.5
+    array = np.arange(3)
+    assert check_array("a", array) is array
+
+
+def test_checks_know_neither_simulator_nor_theory() -> None:
+    for module in (checking, flashsim.inputs):
+        with open(str(module.__file__)) as file:
+            imported = set(re.findall(r"from (flashsim\S*) import", file.read()))
+        assert imported <= {"flashsim.checking", "flashsim.records"}
