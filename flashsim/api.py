@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from numpy.typing import DTypeLike
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Problem, Sizing, clipped
 from flashsim.algorithms.own import chosen
+from flashsim.blas import one_blas_thread
 from flashsim.checking import (
     check_block_mask,
     check_blocks,
@@ -144,7 +143,7 @@ class Job:
         results: dict[str, list[Array]] = {}
         traffic, peak = Traffic(), 0
         heads = list(np.ndindex(self.given.leading))
-        with _one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
             for number, head in enumerate(heads):
                 hbm, sram, returned = launch(
                     self.algorithm,
@@ -544,17 +543,3 @@ def _summed(
             a[number] = hbm.peek(name)[0]
         summing, peak = summing + hbm.traffic, max(peak, sram.peak)
     return sums["dK"], sums["dV"], with_parts(traffic, summing), replace(use, peak=peak)
-
-
-@contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """Tiles are too small to share: on busy cores BLAS threads made a tiled run 70 times slower than one thread."""
-    with _blas().limit(limits=1, user_api="blas"):
-        yield
-
-
-@cache
-def _blas() -> Any:
-    from threadpoolctl import ThreadpoolController
-
-    return ThreadpoolController()

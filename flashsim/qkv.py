@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.inputs import Array
+from flashsim.inputs import Array, float_dtype
 
 SAMPLE = "minilm_layer0.npz"
 
@@ -158,12 +158,18 @@ def _read_numpy(path: Path) -> Array | Mapping[str, Array]:
 
 def _read_safetensors(path: Path) -> Mapping[str, Array]:
     try:
-        from safetensors.numpy import load_file
+        from safetensors import safe_open
     except ModuleNotFoundError:
         raise UnreadableInput(
             '.safetensors files need the package safetensors: pip install "flashsim[safetensors]"'
         ) from None
-    found: Mapping[str, Array] = load_file(path)
+    found = {}
+    with safe_open(path, framework="np") as file:
+        for name in file.keys():  # noqa: SIM118  (it is no mapping)
+            wanted = name.lower() in ("q", "k", "v")
+            if wanted and file.get_slice(name).get_dtype() == "BF16":
+                float_dtype("bfloat16")  # NumPy knows the type once ml_dtypes has been imported
+            found[name] = file.get_tensor(name) if wanted else _NOT_READ
     return found
 
 

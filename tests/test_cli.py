@@ -93,6 +93,35 @@ def test_run_on_the_user_s_own_file(kind: str, capsys: pytest.CaptureFixture[str
     assert numbers["algorithms"]["flash_basic"]["accesses"] == run.hbm.accesses
 
 
+BFLOAT16 = """
+import sys
+sys.modules["ml_dtypes"] = None  # as if it were not installed
+from pathlib import Path
+from flashsim.qkv import UnreadableInput, load_qkv
+try:
+    load_qkv([Path("mine.safetensors")])
+except UnreadableInput as error:
+    print(error)
+del sys.modules["ml_dtypes"]
+qkv = load_qkv([Path("mine.safetensors")])
+print(qkv.shape, qkv.V.astype("float32").tolist())
+"""
+
+
+def test_a_bfloat16_file_is_read_though_nothing_has_imported_its_type() -> None:
+    from ml_dtypes import bfloat16
+    from safetensors.numpy import save_file
+
+    given = {name: np.arange(6).reshape(3, 2).astype(bfloat16) / 4 for name in "qkv"}
+    save_file(given | {"other": np.ones(3, bfloat16)}, "mine.safetensors")
+    ran = subprocess.run([sys.executable, "-c", BFLOAT16], capture_output=True, text=True, check=True)
+    without, read = ran.stdout.splitlines()
+    assert without.startswith(
+        "mine.safetensors cannot be read as .safetensors: bfloat16 needs the package ml_dtypes: pip"
+    )
+    assert read == ("{'N': 3, 'N_q': 3, 'd': 2, 'd_v': 2, 'dtype': 'bfloat16'} [[0.0, 0.25], [0.5, 0.75], [1.0, 1.25]]")
+
+
 def test_run_says_what_is_wrong_with_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder").mkdir()
     Path("empty.npz").write_bytes(b"")

@@ -68,7 +68,8 @@ def at_most_0(X: Tile) -> Tile:
     """
     if isinstance(X, ShapeOnly) or X.max() <= 0:
         return X
-    return np.minimum(X, X.dtype.type(0))
+    result: Tile = np.minimum(X, X.dtype.type(0))
+    return result
 
 
 def product(weights: Tile, X: Tile) -> Tile:
