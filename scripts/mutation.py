@@ -6,7 +6,7 @@
 
 A mutant is one change at one place of the core, made by Cosmic Ray in a copy of the last commit. Places are drawn first, then
 one of the changes possible there, so that a `*`, which can become eleven other signs, counts once. Annotations are left out:
-nothing evaluates them. First come the tests that are likely to fail (LIKELY); those that survive them meet all others that
+nothing evaluates them. First come the tests that are likely to fail (LIKELY); those that survive them meet all that
 `pytest` runs. Hypothesis draws the same examples every time. A survivor's "reason" in the record says why no test can tell it
 from the original: written there by hand, it is kept. Without a reason, a test is missing.
 
@@ -30,6 +30,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from functools import cache
 from importlib.metadata import version
 from io import BytesIO
@@ -45,19 +46,32 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome
 Key = tuple[str, int, str, str]
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "figures/mutation.json"
-LIKELY = {  # what is mutated, and the tests that are likely to notice, quick ones first
-    "memory.py": "memory algorithms theory cache planted_bugs",
-    "masks.py": "masks tree_masks theory",
-    "dropout.py": "dropout backward",
+CORE = (
+    "memory.py", "masks.py", "dropout.py", "groups.py", "variant.py", "reference.py", "cache.py", "tune.py", "theory/*.py",
+    "algorithms/*.py",
+)  # fmt: skip
+LIKELY = {  # what is mutated, and the tests that are likely to notice: the first pattern that fits counts
+    "memory.py": "memory algorithms cache theory",
+    "masks.py": "masks tree_masks",
+    "dropout.py": "dropout",
     "groups.py": "gqa",
     "variant.py": "api masks block_sparse dropout split_kv gqa",
-    "reference.py": "reference algorithms backward testing",
+    "reference.py": "reference_bounds reference",
     "cache.py": "cache",
     "tune.py": "tune",
-    "theory": "theory tree_masks gqa machines small_cache split_kv q_outer block_sparse",
-    "algorithms": "algorithms backward split_kv q_outer small_cache block_sparse dropout theory planted_bugs",
+    "theory/bounds.py": "theory small_cache block_sparse machines",
+    "theory/standard.py": "theory tree_masks -k standard",
+    "theory/q_outer.py": "q_outer theory tree_masks gqa -k q_outer",
+    "theory/appendix_b.py": "theory tree_masks gqa -k rabe_staats or memory_efficient",
+    "theory/flash.py": "theory tree_masks gqa -k flash or block_sparse",
+    "theory/small_cache.py": "small_cache theory -k small_cache",
+    "theory/*": "theory small_cache split_kv gqa",
+    "algorithms/*q_outer*": "q_outer algorithms backward theory -k q_outer",
+    "algorithms/*split_kv*": "split_kv",
+    "algorithms/small_cache.py": "small_cache",
+    "algorithms/*": "algorithms backward block_sparse dropout theory tree_masks",
 }
-SECONDS = 300  # of processor time for each of the two runs; what never ends is noticed
+SECONDS = {"likely": 150, "all": 900}  # of processor time: what never ends is noticed
 
 
 def main() -> None:
@@ -111,9 +125,8 @@ def places_and_mutants(sample: int, seed: int) -> tuple[int, list[tuple[Mutation
 
 
 def _core() -> Iterator[Path]:
-    for part in LIKELY:
-        path = Path("flashsim", part)
-        yield from [path] if path.suffix else sorted(path.glob("*.py"))
+    for pattern in CORE:
+        yield from sorted(Path("flashsim").glob(pattern))
 
 
 def described(spec: MutationSpec) -> dict[str, Any] | None:
@@ -142,44 +155,33 @@ def _meaning(source: str) -> str | None:
 
 
 def killer(spec: MutationSpec, stage: str) -> str | None:
-    """Return the test that fails with the mutant, or None. Exits if tests fail without it."""
-    path = spec.module_path
-    command = _command(path.name if path.parent.name == "flashsim" else path.parent.name, stage)
-    _must_pass(command)
-    result = mutate_and_test([spec], command, timeout=10 * SECONDS)
-    if result.test_outcome == TestOutcome.INCOMPETENT:
-        sys.exit(f"{spec} could not be tried:\n{result.output}")
-    return None if result.test_outcome == TestOutcome.SURVIVED else _failed(result.output or "")
+    """Return the test that fails with the mutant, and passes without it, or None. Exits if it fails without it, too."""
+    chosen = ["tests"]
+    if stage == "likely":
+        path = spec.module_path.relative_to("flashsim").as_posix()
+        files, _, names = next(LIKELY[pattern] for pattern in LIKELY if fnmatch(path, pattern)).partition(" -k ")
+        chosen = [f"tests/test_{file}.py" for file in files.split()] + (["-k", names] if names else [])
+    result = mutate_and_test([spec], _command(chosen, SECONDS[stage]), timeout=10 * SECONDS[stage])
+    if result.test_outcome == TestOutcome.SURVIVED:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", result.output or "", re.MULTILINE)
+    if failed is None:
+        return "none ended"
+    if not _passes(failed[1]):
+        sys.exit(f"{failed[1]} fails without a mutant, too")
+    return failed[1]
 
 
 @cache
-def _command(part: str, stage: str) -> str:
-    likely = [f"tests/test_{name}.py" for name in LIKELY[part].split()]
-    chosen = likely if stage == "likely" else ["tests", *(f"--ignore={file}" for file in likely)]
-    pytest = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-n0",
-        "--tb=no",
-        "-rfE",
-        "-pno:cacheprovider",
-        "--hypothesis-profile=mutants",
-    ]
-    return shlex.join(["bash", "-c", f"ulimit -t {SECONDS}; exec {shlex.join([*pytest, *chosen])}"])
+def _passes(test: str) -> bool:
+    chosen = [test.partition("[")[0]]  # with all its parameters, which may hold what a shell does not
+    return run_tests(_command(chosen, SECONDS["all"]), timeout=10 * SECONDS["all"])[0] == TestOutcome.SURVIVED
 
 
-@cache
-def _must_pass(command: str) -> None:
-    outcome, output = run_tests(command, timeout=10 * SECONDS)
-    if outcome != TestOutcome.SURVIVED:
-        sys.exit(f"The tests fail without a mutant: {command}\n{output}")
-
-
-def _failed(output: str) -> str:
-    found = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
-    return found[1] if found else "no test ended"
+def _command(chosen: list[str], seconds: int) -> str:
+    pytest = [sys.executable, "-m", "pytest", "-x", "-n0", "--tb=no", "-rfE", "-pno:cacheprovider"]
+    tests = shlex.join([*pytest, "--hypothesis-profile=mutants", *chosen])
+    return shlex.join(["bash", "-c", f"ulimit -t {seconds}; exec {tests}"])
 
 
 # -------------------------------------------------------------------------------------------------------------- record
