@@ -364,10 +364,11 @@ def options(draw: st.DrawFn, name: str, draft: Draft) -> dict[str, Any]:
     other = draw(st.sampled_from(others))
     drawn: dict[str, Any] = {**draft.shape, "mask": draft.tree if other is None else other & draft.tree}
     drawn["causal"], drawn["dropout_p"] = draw(st.booleans()), draw(st.sampled_from((0.0, 0.0, 0.25)))
-    drawn["M"] = draw(st.integers(max(draft.d, draft.d_v), 900))
-    match draw(st.sampled_from(("paper", "fit", "blocks"))):
+    small = draft.n * draft.N_k <= 600  # a tree's turns are walked one by one: in larger ones, no tiles of one element
+    drawn["M"] = draw(st.integers(max(draft.d, draft.d_v) * (1 if small else 16), 900))
+    match draw(st.sampled_from(("paper", "fit" if small else "paper", "blocks"))):
         case "blocks":
-            drawn["blocks"] = draft.B_r, draft.B_c
+            drawn["blocks"] = (draft.B_r, draft.B_c) if small else (max(draft.B_r, 4), max(draft.B_c, 4))
             drawn["M"] += 20_000 * draw(st.booleans())
         case sizing:
             drawn["sizing"] = sizing

@@ -196,7 +196,7 @@ def _draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> No
         swatch_at = column_at + 0.0125 * most
         ax.plot([swatch_at], [y + 0.28], "s", color=colour, mec=BLACK, mew=0.5, clip_on=False)
         ax.annotate(shown, (column_at, y + 0.28), (9, 0), textcoords="offset points", va="center")
-        ax.text(column_at, y + 0.36, _short(moved), va="top")
+        ax.text(column_at, y + 0.38, _short(moved), va="top")
     if cut:
         _draw_cut(ax, y, most)
 

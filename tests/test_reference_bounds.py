@@ -1,0 +1,131 @@
+"""The oracle's bounds are what their docstrings say, in plain numbers: a bound that is too wide hides bugs.
+
+Both keys score the same, whatever the scale, so that P = 1/2; the N_q queries are the same; V's rows are 1, 1, 1 and 3, 3, 3.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from flashsim.reference import error_bound, gradient_bounds, group_bound
+
+N_q, N_k, d, d_v, P = 4, 2, 2, 3, 0.5
+VALUES = (1.0, 3.0)  # of V's rows
+DO = (1.0, -2.0, 2.0)
+Q, K, V = np.ones((N_q, d)), np.full((N_k, d), 0.5), np.repeat(np.array(VALUES)[:, None], d_v, axis=1)  # q·k = 1
+WIDE = {"chip": np.float16, "stored": ml_dtypes.bfloat16}  # smallest numbers of the chip that matter
+NARROW = {"chip": np.float32, "stored": np.float16}  # and of what is stored
+ALIKE = {"chip": np.float16, "stored": np.float16}
+FORMATS: dict[Any, tuple[float, float, float]] = {  # roundoff, smallest subnormal, smallest normal
+    np.float16: (2.0**-11, 2.0**-24, 2.0**-14),
+    np.float32: (2.0**-24, 2.0**-149, 2.0**-126),
+    ml_dtypes.bfloat16: (2.0**-8, 2.0**-133, 2.0**-126),
+}
+PLAIN: dict[str, Any] = {
+    "scale": 0.25, "steps": 1, "stores": None, "scores_stored": False, "operands_stored": False, "flushed": False,
+    "logs_rounded": 0, "keep": None, "dropout_p": 0.0, "C": 2.0,
+}  # fmt: skip
+DROPPED = {"keep": np.ones((N_q, N_k), bool), "dropout_p": 0.75}
+ASKED: list[dict[str, Any]] = [
+    {}, {"steps": 3}, {"steps": 3, "stores": 2}, {"scores_stored": True}, {"operands_stored": True}, {"flushed": True},
+    {"logs_rounded": 2}, DROPPED, {**DROPPED, "scores_stored": True}, {**DROPPED, "operands_stored": True, "C": 3.0},
+    {"scale": -2.0, "steps": 2},
+]  # fmt: skip
+
+
+def what(o: dict[str, Any]) -> SimpleNamespace:
+    """Both docstrings' common terms."""
+    (u, least, normal), (u_s, smallest, _) = FORMATS[o["chip"]], FORMATS[o["stored"]]
+    u_s, least = (0.0 if o["chip"] == o["stored"] else u_s), (normal if o["flushed"] else least)
+    dropped, kept = o["keep"] is not None, o["scores_stored"] or o["operands_stored"]
+    gain, tau = 1 / (1 - o["dropout_p"]), abs(o["scale"])
+    delta = (d + 4) * u * tau + o["scores_stored"] * u_s * tau + o["logs_rounded"] * u * (tau + math.log(N_k))
+    relative = math.expm1(2 * delta) + (N_k + 8 * (o["steps"] + 1) + 3 * dropped) * u + kept * (1 + dropped) * u_s
+    stores = o["steps"] if o["stores"] is None else o["stores"]
+    return SimpleNamespace(
+        u=u, u_s=u_s, least=least, step=max(least, smallest), dropped=dropped, kept=kept, gain=gain, tau=tau, stores=stores,
+        relative=relative, mass=gain * P * sum(VALUES), most=2 * gain * (1 + u_s) * max(VALUES),
+    )  # fmt: skip
+
+
+def of_O(o: dict[str, Any], C: float) -> float:
+    w = what(o)
+    floor = w.stores * w.step + w.least * w.gain * sum(VALUES) + w.kept * w.step * (w.gain + w.dropped) * sum(VALUES)
+    return float(min(C * (w.relative + w.stores * w.u_s) * w.mass, w.most) + floor)
+
+
+def of_gradients(o: dict[str, Any], dQ_stores: int, recombined: bool) -> tuple[float, list[float], list[float]]:
+    """Of dQ; of dK, for each key; of dV's columns."""
+    w = what(o)
+    u, Z, size, total = w.u, w.gain, sum(map(abs, DO)), sum(DO)
+    u_p, step_p = (w.u_s, w.step) if w.kept else (0.0, 0.0)
+    E_P = w.relative * P + w.least + step_p
+    if o["scores_stored"]:
+        E_P = min(E_P, 1.0)
+    E_dropped = Z * (E_P + 3 * u * P) + (u_p * Z * P + step_p) * w.dropped
+    dV = [
+        N_q * E_dropped * abs(x) + ((N_q + 4) * u + w.u_s) * N_q * P * Z * abs(x) + w.step + N_q * w.least for x in DO
+    ]
+    A_Z, dP = [Z * size * v for v in VALUES], [Z * total * v for v in VALUES]
+    extra = (d_v * w.least + step_p) * max(Z, 1) + step_p * w.dropped
+    E_dP = [((d_v + 4) * u + (1 + w.dropped) * u_p) * a + extra for a in A_Z]
+    D = P * sum(A_Z)
+    if o["scores_stored"]:
+        E_D = sum((P + E_P) * e + E_P * a for e, a in zip(E_dP, A_Z, strict=True)) + (N_k + 2) * u * D
+    else:
+        E_D = size * (of_O(o, 1.0) + (d_v + 2) * u * w.mass + w.least)
+    off = [abs(x - P * sum(dP)) for x in dP]
+    E_dS = [
+        E_P * x + (P + E_P) * (e + E_D + 2 * u * (a + D) + 4 * u * max(A_Z) * recombined) + u_p * P * x + w.least + step_p
+        for x, e, a in zip(off, E_dP, A_Z, strict=True)
+    ]
+    reach = [P * x + e for x, e in zip(off, E_dS, strict=True)]  # |dS| as it may be
+    k, q = 0.5, 1.0
+    dQ = w.tau * k * (sum(E_dS) + ((N_k + 4) * u + dQ_stores * w.u_s) * sum(reach)) + dQ_stores * w.step + N_k * w.least
+    dK = [
+        w.tau * q * N_q * (e + ((N_q + 4) * u + w.u_s) * r) + w.step + N_q * w.least
+        for e, r in zip(E_dS, reach, strict=True)
+    ]
+    return o["C"] * dQ, [o["C"] * x for x in dK], [o["C"] * x for x in dV]
+
+
+@pytest.mark.parametrize("formats", [WIDE, NARROW, ALIKE], ids=["wide", "narrow", "alike"])
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: " ".join(asked) or "plain")
+def test_bounds_are_what_they_are_said_to_be(asked: dict[str, Any], formats: dict[str, Any]) -> None:
+    o = {**PLAIN, **asked, **formats}
+    assert np.allclose(error_bound(Q, K, V, **o), of_O(o, o["C"]), rtol=1e-12, atol=0)
+    dO = np.tile(DO, (N_q, 1))
+    for more in ({"dQ_stores": 1}, {"dQ_stores": 3, "recombined": True}, {}):
+        got = gradient_bounds(Q, K, V, dO, **o, **more)
+        want = of_gradients(o, more.get("dQ_stores", o["steps"]), more.get("recombined", False))
+        assert np.allclose(got.dQ, want[0], rtol=1e-12, atol=0)
+        assert np.allclose(got.dK, np.array(want[1])[:, None], rtol=1e-12, atol=0)
+        assert np.allclose(got.dV, want[2], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.75])
+def test_where_rounding_decides_the_softmax_two_averages_of_v_differ_by_its_range_at_most(p: float) -> None:
+    want = 2 * 3 * (1 + 2.0**-8) / (1 - p) + 2.0**-24 * (1 + 4 / (1 - p))
+    assert np.allclose(error_bound(Q, K, V, **WIDE, scale=2.0**20, dropout_p=p), want, rtol=1e-12, atol=0)
+
+
+def test_what_is_dropped_whole_leaves_the_smallest_numbers() -> None:
+    o = {**PLAIN, "chip": np.float32, "stored": np.float32, "flushed": True, "steps": 3}
+    bound = error_bound(Q, K, V, **{**o, "keep": np.zeros((N_q, N_k), bool), "dropout_p": 0.75})
+    assert np.array_equal(bound, np.full((N_q, d_v), 2.0**-126 * (3 + 4 * 4)))
+
+
+@pytest.mark.parametrize(("chip", "u"), [(None, 2.0**-24), (np.float64, 2.0**-53)])
+def test_the_sum_of_a_group_is_bounded_as_said(chip: Any, u: float) -> None:
+    parts, bounds = np.array([1.0, -2.0, 4.0]), np.array([0.25, 0.5, 1.0])
+    want = 1.75 + 2 * (2 * u + 2.0**-11) * (7 + 1.75) + 2.0**-24
+    got = group_bound(parts[:, None, None], bounds[:, None, None], stored=np.float16, chip=chip)
+    assert np.allclose(got, want, rtol=1e-14, atol=0)
+    assert group_bound(parts, bounds, stored=np.float32, axis=0) == 1.75 + 2 * 2 * 2.0**-24 * 8.75 + 2.0**-149
+    assert group_bound(30000 * parts, bounds, stored=np.float16, axis=0) == np.inf
