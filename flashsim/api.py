@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Problem, Sizing, clipped
+from flashsim.algorithms.notation import log
 from flashsim.algorithms.own import chosen
 from flashsim.blas import one_blas_thread
 from flashsim.checking import (
@@ -45,7 +46,7 @@ from flashsim.inputs import (
     largest,
 )
 from flashsim.masks import as_mask
-from flashsim.memory import MemoryModelError, Observer, SramOverflow
+from flashsim.memory import HBM, MemoryModelError, Observer, SramOverflow
 from flashsim.records import Blocks, Flops, Occupancy, Shape, Traffic
 from flashsim.variant import BlockMaskArgument, Variant, launch
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from flashsim.trace import Recorder, Trace
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
-COLUMNS = ("l", "m", "L")  # kept as (N, 1)
+COLUMNS = ("l", "m", "lse")  # kept as (N, 1)
 OnHead = Callable[[int, int], None]
 
 
@@ -74,7 +75,8 @@ class Run:
 
     O     (..., H_q, N_q, d_v), in the inputs' dtype
     l, m  (..., H_q, N_q), softmax statistics of the scaled scores in the chip's dtype; None where the algorithm keeps none
-    L     (..., H_q, N_q), their log-sum-exp, for "memory_efficient" and "small_cache", which keep that instead; else None
+    lse   (..., H_q, N_q), the scaled scores' log-sum-exp, m + log ℓ; where an algorithm returns neither it nor ℓ and m, it is
+          made of what the run left in HBM, uncounted. −∞ for a row without a key. None for a function that returns O alone
     hbm, sram, blocks  as in `Tally`
     gqa   the schedule of query heads that share a KV head, as in `forward`
     inputs, variant, saved  what the backward pass needs: copies, independent of the caller's arrays
@@ -85,7 +87,7 @@ class Run:
     O: Array = field(repr=False)
     l: Array | None = field(repr=False)
     m: Array | None = field(repr=False)
-    L: Array | None = field(repr=False)
+    lse: Array | None = field(repr=False)
     hbm: Traffic = field(repr=False)
     sram: Occupancy
     blocks: Blocks
@@ -163,9 +165,21 @@ class Job:
                 kept = [matrix.name for matrix in returned] + [name for name in self.algorithm.saves if name in hbm]
                 for name in kept:
                     results.setdefault(name, []).append(hbm.peek(name))
+                if (lse := self._lse(hbm)) is not None:
+                    results.setdefault("lse", []).append(lse)
                 if self.on_head is not None:
                     self.on_head(number + 1, len(heads))
         return results, once_per_group(traffic, self.given.group), Occupancy(peak, self.M, self.enforced)
+
+    def _lse(self, hbm: HBM) -> Array | None:
+        """Return a forward pass's log-sum-exp, (N_q, 1), from what it returned, or else left in HBM."""
+        if self.algorithm.direction == "backward":
+            return None
+        if self.algorithm.lse is not None:
+            return self.algorithm.lse(hbm, self.variant.merge)
+        if "L" in hbm:
+            return hbm.peek("L")
+        return hbm.peek("m") + log(hbm.peek("l")) if "l" in hbm and "m" in hbm else None
 
 
 def forward(
@@ -268,7 +282,7 @@ def forward(
         gathered["O"],
         gathered.get("l"),
         gathered.get("m"),
-        gathered.get("L"),
+        gathered.get("lse"),
         traffic,
         use,
         sizes,
@@ -338,7 +352,9 @@ def backward(
     group, rows, asked = _scheduled(run.gqa, given, variant)
     sizes = _blocks(algorithm, rows.shape, asked, M, policy, rows.leading)
 
-    columns = {key: array[..., None] for key, array in (("l", run.l), ("m", run.m), ("L", run.L)) if array is not None}
+    columns = {
+        key: array[..., None] for key, array in (("l", run.l), ("m", run.m), ("L", run.lse)) if array is not None
+    }
     kept = {key: interleave(array, group) for key, array in {**columns, "O": run.O, "dO": gradient}.items()}
 
     def operands(head: tuple[int, ...], number: int) -> dict[str, Array]:

@@ -108,10 +108,9 @@ def _run(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
 
 def _own_forward(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any:
     run = _run(name, q, k, v, **options)
-    if run.l is None and run.L is None:
-        return run.O
-    with np.errstate(divide="ignore"):
-        return run.O, run.L if run.l is None else run.m + np.log(run.l)
+    return (
+        run.O if FORWARD[name].lse else (run.O, run.lse)
+    )  # where S or its statistics were stored, so is their rounding
 
 
 def _own_backward(name: str, q: Array, k: Array, v: Array, do: Array, **options: Any) -> tuple[Array, Array, Array]:

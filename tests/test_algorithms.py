@@ -116,6 +116,24 @@ def test_statistics_are_those_of_the_scaled_scores(case: Case) -> None:
     assert run.l.dtype == run.m.dtype == chip_dtype(Q.dtype)
 
 
+@pytest.mark.parametrize("merge", ["sequence", "tree"])
+@pytest.mark.parametrize("name", FORWARD)
+@given(case=full_cases(dtypes=("float64",)))
+@settings(max_examples=20)
+def test_every_algorithm_has_a_log_sum_exp(name: str, merge: str, case: Case) -> None:
+    case = for_algorithm(name, case)
+    Q, K, V = case.inputs()
+    tree = {"merge": merge} if name == "split_kv" else {}
+    run = flashsim.forward(name, Q, K, V, **arguments(case, "blocks"), **case.options, **tree)
+    want = attention_with_statistics(Q, K, V, **case.oracle)
+    assert run.lse is not None
+    assert np.array_equal(np.isneginf(run.lse), want.l == 0)
+    rows = want.l > 0
+    reach = score_reach(Q, K, scale=run.scale, mask=case.oracle["mask"])[:, 0][rows]
+    off = 4 * ((2 * case.d + 2 * run.blocks.T_c + 12) * (reach + 1) + case.N_k + 8 * run.blocks.T_c + 8) * 2**-53
+    assert (np.abs(run.lse[rows] - want.m[rows] - np.log(want.l[rows])) <= off).all()
+
+
 def test_standard_attention_keeps_no_statistics() -> None:
     run = flashsim.forward("standard", *(np.ones((3, 2)) for _ in range(3)), M=100)
     assert run.l is None

@@ -241,7 +241,7 @@ def test_both_schedules_compute_what_repeated_heads_would(name: str, gqa: str, c
     Q, K, V, dO = case.inputs()
     run = flashsim.forward(name, Q, K, V, gqa=gqa, **case.options(name))
     assert (run.O.shape, run.O.dtype) == ((*Q.shape[:-1], case.d_v), Q.dtype)
-    for statistic in (run.l, run.m, run.L):
+    for statistic in (run.l, run.m, run.lse):
         assert statistic is None or statistic.shape == Q.shape[:-1]
     assert of_output(case, name, run) <= 1
     for back in backward_of(name):

@@ -148,7 +148,7 @@ def test_what_is_wholly_masked_is_zero(name: str, case: Case) -> None:
     rows, keys = ~allowed.any(axis=1), ~allowed.any(axis=0)
     assert (run.O[rows] == 0).all()
     assert run.l is None or ((run.l[rows] == 0).all() and (run.l[~rows] > 0).all())
-    for logarithm in (run.m, run.L):
+    for logarithm in (run.m, run.lse):
         assert logarithm is None or (np.isneginf(logarithm[rows]).all() and np.isfinite(logarithm[~rows]).all())
     assert (gradient.dQ[rows] == 0).all()
     assert (gradient.dK[keys] == 0).all()

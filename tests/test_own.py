@@ -52,7 +52,7 @@ def test_a_function_is_run_counted_bounded_and_traced() -> None:
     assert run.algorithm == "test_own.py:two_sweeps"
     bound = error_bound(Q, K, V, **rounding(two_sweeps, run.blocks))
     assert (np.abs(run.O - attention(Q, K, V)) <= bound).all()
-    assert run.l is run.m is run.L is None
+    assert run.l is run.m is run.lse is None
     tally = flashsim.count(two_sweeps, N_q=9, N_k=11, d=4, d_v=3, heads=2, dtype="float64", blocks=(4, 5), M=200)
     assert (tally.hbm, tally.sram) == (run.hbm, run.sram)
     assert run.hbm.by_array["K"].reads == 2 * 2 * 3 * 11 * 4  # heads, sweeps, T_r, N_k, d

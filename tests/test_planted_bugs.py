@@ -464,13 +464,13 @@ def objections(name: str, case: Case) -> set[str]:
             or of_bound(run.m[live], want.m[live], 2 * delta[live]) > 1
         ):
             noticed.add("statistics")
-    if run.L is not None:
+    if run.lse is not None:
         with np.errstate(divide="ignore"):
             wanted = want.m + np.log(want.l)
         live = np.isfinite(wanted)
         reach = score_reach(Q, K, scale=run.scale, mask=oracle["mask"])[:, 0]
         off = (2 * (case.d + 4) * reach + 2 * run.blocks.T_c * (reach + 1) + case.N_k + 8 * run.blocks.T_c + 8) * 2**-53
-        if not np.array_equal(np.isfinite(run.L), live) or of_bound(run.L[live], wanted[live], 4 * off[live]) > 1:
+        if not np.array_equal(np.isfinite(run.lse), live) or of_bound(run.lse[live], wanted[live], 4 * off[live]) > 1:
             noticed.add("statistics")
     for check, dO in (("gradients", case.dO()), ("dO = 1", np.ones_like(case.dO()))):
         got = flashsim.backward(name, run, dO)

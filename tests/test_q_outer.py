@@ -67,16 +67,16 @@ def test_o_and_the_log_sum_exp_are_algorithm_2s(case: Case) -> None:
         Q, K, V, **flashsim.reference.rounding("flash", run.blocks), **case.oracle
     )
     assert of_bound(run.O, other.O.astype(np.float64), bound) <= 1
-    assert run.L is not None
+    assert run.lse is not None
     assert other.l is not None
     assert other.m is not None
-    assert run.L.shape == (case.N_q,)
-    assert np.array_equal(np.isneginf(run.L), other.l == 0)
+    assert run.lse.shape == (case.N_q,)
+    assert np.array_equal(np.isneginf(run.lse), other.l == 0)
     live = other.l > 0
     want = other.m[live] + np.log(other.l[live])
     reach = flashsim.reference.score_reach(Q, K, scale=run.scale, mask=case.oracle["mask"])[live, 0]
     off = (4 * (case.d + 4) * (reach + 1) + 4 * (case.N_k + 8 * run.blocks.T_c + 8)) * 2**-53
-    assert (np.abs(run.L[live] - want) <= off).all()
+    assert (np.abs(run.lse[live] - want) <= off).all()
 
 
 def test_counts_by_hand() -> None:
@@ -142,8 +142,8 @@ def test_rows_that_attend_to_nothing_load_no_key() -> None:
     Q, K, V, dO = inputs(9, 4, 3, 2)
     run = flashsim.forward("q_outer", Q, K, V, blocks=(2, 2), M=200, causal=True)  # rows 0 to 4 see nothing
     assert (run.O[:5] == 0).all()
-    assert run.L is not None
-    assert np.isneginf(run.L[:5]).all()
+    assert run.lse is not None
+    assert np.isneginf(run.lse[:5]).all()
     assert run.hbm.by_array["K"].reads == (1 + 2 + 2) * 2 * 3  # row blocks 2, 3, 4
     for name in ("q_outer", "q_outer_two_pass"):
         got = flashsim.backward(name, run, dO)

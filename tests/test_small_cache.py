@@ -61,8 +61,8 @@ def test_a_run_by_hand() -> None:
     run = flashsim.forward("small_cache", Q, K, V, M=5, scale=1.0)
     assert run.blocks == Blocks(1, 1, 2, 2)
     np.testing.assert_allclose(run.O, [[(4 + 3 * 8) / 4], [(4 + 9 * 8) / 10]], rtol=1e-15)
-    assert run.L is not None
-    np.testing.assert_allclose(run.L, [math.log(4), math.log(10)], rtol=1e-15)
+    assert run.lse is not None
+    np.testing.assert_allclose(run.lse, [math.log(4), math.log(10)], rtol=1e-15)
     assert run.l is run.m is None
     assert moved(run) == {"Q": (4, 0), "K": (4, 0), "V": (4, 0), "S": (4, 4), "O": (0, 2), "L": (0, 2)}
     assert run.sram.peak == 5
@@ -140,7 +140,7 @@ def test_scores_in_the_strip_are_not_rounded_to_16_bits(dtype: str) -> None:
 def L_bound(case: Case, run: flashsim.Run, m: Any, l: Any) -> Any:
     """Return how far L may be off: m and ℓ as they may be, and the rounding of a logarithm and a sum."""
     Q, K, _ = case.inputs()
-    u = np.finfo(run.L.dtype).eps / 2 if run.L is not None else 0
+    u = np.finfo(run.lse.dtype).eps / 2 if run.lse is not None else 0
     delta = (case.d + 4) * u * score_reach(Q, K, scale=run.scale, mask=case.masked()[1])[:, 0]
     with np.errstate(over="ignore"):
         return 4 * delta + 4 * (case.N_k + 8 * run.blocks.T_c + 8) * u + 4 * u * (np.abs(m) + np.abs(np.log(l)))
@@ -149,10 +149,10 @@ def L_bound(case: Case, run: flashsim.Run, m: Any, l: Any) -> Any:
 def L_is_right(case: Case, run: flashsim.Run) -> bool:
     want = attention_with_statistics(*case.inputs(), **case.oracle)
     live = np.isfinite(want.m)
-    if run.L is None or not np.array_equal(np.isfinite(run.L), live) or (run.L[~live] != -np.inf).any():
+    if run.lse is None or not np.array_equal(np.isfinite(run.lse), live) or (run.lse[~live] != -np.inf).any():
         return False
     m, l = want.m[live], want.l[live]
-    return of_bound(run.L[live], m + np.log(l), L_bound(case, run, want.m, np.where(live, want.l, 1))[live]) <= 1
+    return of_bound(run.lse[live], m + np.log(l), L_bound(case, run, want.m, np.where(live, want.l, 1))[live]) <= 1
 
 
 @given(case=full_cases())
@@ -167,10 +167,10 @@ def test_a_row_with_no_key_is_zero_and_its_l_is_minus_infinity() -> None:
     Q, K, V = (np.random.default_rng(0).normal(size=(8, 3)) for _ in range(3))
     with np.errstate(all="raise", under="ignore"):
         run = flashsim.forward("small_cache", Q, K[:5], V[:5], M=21, causal=True)
-    assert run.L is not None
+    assert run.lse is not None
     assert (run.O[:3] == 0).all()
-    assert (run.L[:3] == -np.inf).all()
-    assert np.isfinite(run.L[3:]).all()
+    assert (run.lse[:3] == -np.inf).all()
+    assert np.isfinite(run.lse[3:]).all()
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])

@@ -16,11 +16,13 @@ and between lines 2 and 3. P^dropped and the dropout mask Z are then kept in HBM
 
 from __future__ import annotations
 
-from flashsim.algorithms.notation import product
+import numpy as np
+
+from flashsim.algorithms.notation import logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import softmax_rows_for
-from flashsim.memory import HBM, SRAM, Matrix
+from flashsim.memory import HBM, SRAM, Matrix, Tile
 from flashsim.records import Blocks
 
 
@@ -63,6 +65,12 @@ def standard(
     return (O,)  # line 4
 
 
+def lse(hbm: HBM, merge: str) -> Tile:
+    """Return the log-sum-exp of the rows of S, which is masked where it lies."""
+    S = hbm.peek("S")
+    return logsumexp(S.astype(np.result_type(S.dtype, np.float32)))
+
+
 ALGORITHM = Algorithm(
     name="standard",
     direction="forward",
@@ -74,4 +82,5 @@ ALGORITHM = Algorithm(
     line_1=line_1,
     loops="standard attention",
     stores_scores=True,
+    lse=lse,
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flashsim.algorithms.blocks import paper_rows
-from flashsim.memory import Matrix
+from flashsim.memory import HBM, Matrix, Tile
 
 Direction = Literal["forward", "backward"]
 OPERANDS = ("Q", "K", "V")
@@ -59,6 +59,8 @@ class Algorithm:
     rounds_logs    how often a logarithm of ℓ that the result depends on is rounded
     stores_scores  whether S and P are written to HBM, in the inputs' type: S must not overflow there
     recombines     whether dS is summed up by way of a block's own D (Appendix B.5)
+
+    lse            (hbm, merge) -> the rows' log-sum-exp, (N_q, 1), of what a run left in HBM; None where it returns L, or ℓ and m
     """
 
     name: str
@@ -79,6 +81,7 @@ class Algorithm:
     rounds_logs: OfBlocks = never
     stores_scores: bool = False
     recombines: bool = False
+    lse: Callable[[HBM, str], Tile] | None = None
 
     @property
     def forward_pass(self) -> str:

@@ -34,11 +34,11 @@ leaves (0, 0, −∞), which changes nothing when merged.
 
 from __future__ import annotations
 
-from flashsim.algorithms.notation import exp, finite, maximum, product, rowmax, rowsum
+from flashsim.algorithms.notation import exp, finite, log, logsumexp, maximum, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction, Splits
 from flashsim.algorithms.record import PARTS, Algorithm
 from flashsim.algorithms.split_kv_merge import Merge
-from flashsim.memory import HBM, SRAM, Matrix
+from flashsim.memory import HBM, SRAM, Matrix, Tile
 from flashsim.records import Blocks
 
 
@@ -96,6 +96,12 @@ def split_kv(
     return (O,)  # line 23
 
 
+def lse(hbm: HBM, merge: str) -> Tile:
+    """Return the log-sum-exp of the parts' ℓ and m; merged as a tree, the first part has become the whole."""
+    L_parts = hbm.peek("m_parts") + log(hbm.peek("l_parts"))
+    return L_parts[:, :1] if merge == "tree" else logsumexp(L_parts)
+
+
 ALGORITHM = Algorithm(
     name="split_kv",
     direction="forward",
@@ -105,5 +111,6 @@ ALGORITHM = Algorithm(
     returns=("O",),
     line_1=line_2,
     loops=None,
+    lse=lse,
     rescales=lambda T_c: 2 * T_c,  # in the splits, and in merging them
 )
