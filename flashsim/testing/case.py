@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsim import reference
-from flashsim.inputs import Array, float_dtype, largest, roundoff, smallest_normal, smallest_step
+from flashsim.checking import check_choice, check_count, check_flag, check_number, shown
+from flashsim.inputs import FLOATS, Array, float_dtype, largest, roundoff, smallest_normal, smallest_step
 from flashsim.testing.regimes import MASKS, REGIMES, values
 from flashsim.testing.spec import Spec
 
+LENGTHS = ("B", "H_kv", "group", "N_q", "d")
+STRIDES = ("contiguous", "heads_last", "rows", "padded", "mixed", "columns")  # the simplest first
 Keep = Callable[..., Any]  # keep(shape, dropout_p, seed) -> booleans (B, H_q, N_q, N_k), True = kept
 
 
@@ -26,9 +29,11 @@ class Case:
     d_v      None: d
     regime   a key of `flashsim.testing.regimes.REGIMES`
     mask     a key of `flashsim.testing.regimes.MASKS`, or None
-    strides  how the arrays lie in memory: a key of `flashsim.testing.kernel.STRIDES`, or "mixed"
+    strides  how the arrays lie in memory: one of `STRIDES`
     block    (B_r, B_c), which some masks follow
     seed     of all the numbers, and of dropout
+
+    Raises ValueError for a value that makes no sense.
     """
 
     B: int = 1
@@ -47,6 +52,28 @@ class Case:
     regime: str = "gaussian"
     block: tuple[int, int] = (16, 16)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        checked: dict[str, Any] = {name: check_count(f"Case: {name}", getattr(self, name)) for name in LENGTHS}
+        checked["N_k"] = check_count("Case: N_k", self.N_k, 0)
+        checked["seed"] = check_count("Case: seed", self.seed, 0, 2**64 - 1)
+        if self.d_v is not None:
+            checked["d_v"] = check_count("Case: d_v", self.d_v)
+        for name, known in (("dtype", FLOATS), ("regime", REGIMES), ("strides", STRIDES), ("mask", MASKS)):
+            if name != "mask" or self.mask is not None:
+                check_choice(f"Case: {name}", getattr(self, name), known)
+        checked["causal"] = check_flag("Case: causal", self.causal)
+        if self.scale is not None:
+            expected = "a finite number, or None for 1/√d"
+            checked["scale"] = check_number("Case: scale", self.scale, expected, math.isfinite)
+        checked["dropout_p"] = check_number(
+            "Case: dropout_p", self.dropout_p, "a number in [0, 1)", lambda p: 0 <= p < 1
+        )
+        if not isinstance(self.block, tuple) or len(self.block) != 2:
+            raise ValueError(f"Case: block is {shown(self.block)}; expected a pair (B_r, B_c)")
+        checked["block"] = tuple(check_count("Case: block", side) for side in self.block)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def problem(self, spec: Spec) -> Problem:
         """Return the arrays that this case stands for. `spec` says how causal is aligned, and what to expect."""

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis.errors import Flaky
 
-from flashsim.checking import check_count
+from flashsim.checking import check_callback, check_choice, check_count, is_one_of, shown
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.report import NOT_SHRUNK, Failure, Report, describe
 from flashsim.testing.running import Finding, Progress, Survey, Tally, applicable, shrink, survey, try_check
 from flashsim.testing.signatures import diagnose
-from flashsim.testing.spec import Spec
+from flashsim.testing.spec import Spec, check_spec
 from flashsim.testing.strategies import pool
 
 if TYPE_CHECKING:
@@ -63,12 +63,11 @@ def check_attention(
 
     Returns a report. Raises ValueError for arguments that make no sense.
     """
-    if on_fail not in ("raise", "return"):
-        raise ValueError(f"on_fail is {on_fail!r}; expected 'raise' or 'return'")
-    max_examples, seed = check_count("max_examples", max_examples), check_count("seed", seed, 0)
-    kernel, expected = _kernel(fn, spec, backward, dropout), dict(expected_failures or {})
-    names = None if checks is None else [_known(name) for name in ([checks] if isinstance(checks, str) else checks)]
-    _check_expected(kernel, expected, names)
+    check_choice("on_fail", on_fail, ("raise", "return"))
+    max_examples, seed = check_count("max_examples", max_examples), _check_seed(seed)
+    progress = check_callback("progress", progress)
+    kernel, names = _kernel(fn, spec, backward, dropout), _names(checks)
+    expected = _check_expected(kernel, expected_failures, names)
     found = survey(kernel, max_examples, seed, names, progress)
     failing = [name for name, tally in found.tallies.items() if tally.failed and name not in expected]
     failures = [
@@ -98,6 +97,8 @@ def replay(
     Raises ValueError where the check does not apply to what the spec declares.
     """
     kernel = _kernel(fn, spec, backward, dropout)
+    if not isinstance(case, Case):
+        raise ValueError(f"case is {shown(case)}; expected a flashsim.testing.Case")
     if reason := CHECKS[_known(check)].needs(kernel):
         raise ValueError(f"check {check!r} does not apply: {reason}")
     finding = try_check(CHECKS[check], kernel, case)
@@ -116,21 +117,36 @@ def _tally(finding: Finding) -> Tally:
 
 
 def _kernel(fn: Any, spec: Any, backward: Any, dropout: Any) -> Kernel:
-    if not isinstance(spec, Spec):
-        raise ValueError(f"spec is {spec!r}; expected a flashsim.testing.Spec")
+    check_spec(spec)
     for name, given in (("fn", fn), ("backward", backward), ("dropout", dropout)):
         if not callable(given) and (name == "fn" or given is not None):
-            raise ValueError(f"{name} is {given!r}; expected a function")
+            raise ValueError(f"{name} is {shown(given)}; expected a function")
     return Kernel(fn, spec, backward, dropout, pool(spec).allowed if spec.max_shapes is not None else None)
 
 
-def _known(name: str) -> str:
-    if name not in CHECKS:
-        raise ValueError(f"unknown check {name!r}; known: {', '.join(CHECKS)}")
+def _check_seed(seed: Any) -> int:
+    return check_count("seed", seed, 0, 2**64 - 1)
+
+
+def _known(name: Any) -> str:
+    if not is_one_of(name, CHECKS):
+        raise ValueError(f"unknown check {shown(name)}; known: {', '.join(CHECKS)}")
     return name
 
 
-def _check_expected(kernel: Kernel, expected: Mapping[str, str], names: Sequence[str] | None) -> None:
+def _names(checks: Any) -> list[str] | None:
+    if checks is None or isinstance(checks, str):
+        return None if checks is None else [_known(checks)]
+    names = list(checks) if isinstance(checks, Iterable) and getattr(checks, "ndim", True) else []
+    if not names:
+        raise ValueError(f"checks is {shown(checks)}; expected names of checks, or None for all that apply")
+    return [_known(name) for name in names]
+
+
+def _check_expected(kernel: Kernel, given: Any, names: Sequence[str] | None) -> dict[str, str]:
+    expected = {} if given is None else given
+    if not isinstance(expected, Mapping) or not all(isinstance(reason, str) for reason in expected.values()):
+        raise ValueError(f"expected_failures is {shown(given)}; expected a dictionary of checks' names and reasons")
     _, left_out = applicable(kernel, names)
     for name in expected:
         _known(name)
@@ -138,6 +154,7 @@ def _check_expected(kernel: Kernel, expected: Mapping[str, str], names: Sequence
             raise ValueError(f"expected_failures names {name!r}, which does not apply: {left_out[name]}")
         if names is not None and name not in names:
             raise ValueError(f"expected_failures names {name!r}, which is not among the checks asked for")
+    return dict(expected)
 
 
 def _failure(
@@ -214,8 +231,9 @@ def parametrize_with_checks(
     """
     import pytest
 
-    kernel, expected = _kernel(fn, spec, backward, dropout), dict(expected_failures or {})
-    _check_expected(kernel, expected, None)
+    kernel, seed = _kernel(fn, spec, backward, dropout), _check_seed(seed)
+    max_examples = check_count("max_examples", max_examples)
+    expected = _check_expected(kernel, expected_failures, None)
     options = {"max_examples": max_examples, "backward": backward, "dropout": dropout, "seed": seed}
     found = [
         pytest.param(

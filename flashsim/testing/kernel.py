@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsim.inputs import Array
+from flashsim.testing.case import STRIDES as KINDS
 from flashsim.testing.case import Keep, Problem
 from flashsim.testing.spec import Spec
 
@@ -71,8 +72,7 @@ MIXED = ("padded", "heads_last", "rows", "contiguous")  # of q, k, v and do: eac
 
 def strides_of(spec: Spec) -> tuple[str, ...]:
     """Return how arrays may lie for a kernel with that spec, the simplest first."""
-    kinds = ("contiguous", "heads_last", "rows", "padded", "mixed", "columns")
-    return {"any": kinds, "last_contiguous": kinds[:-1], "contiguous": kinds[:1]}[spec.strides]
+    return {"any": KINDS, "last_contiguous": KINDS[:-1], "contiguous": KINDS[:1]}[spec.strides]
 
 
 def lay_out(a: Array, strides: str, layout: str) -> Array:

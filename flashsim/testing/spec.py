@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from flashsim.checking import check_number, is_one_of, shown
 from flashsim.inputs import FLOATS, chip_dtype, float_dtype
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -21,6 +23,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
+LARGEST_BLOCK, WIDEST_HEAD = 4096, 2**16
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """What a kernel takes and promises.
@@ -28,7 +33,7 @@ class Spec:
     dtypes      of q, k, v, one for all three: of "float16", "bfloat16", "float32", "float64"
     layout      "BHND": q is (B, H_q, N_q, d); "BNHD": (B, N_q, H_q, d). O, and gradients, likewise; masks are always
                 (B, H_q, N_q, N_k), and log-sum-exps (B, H_q, N_q)
-    block       (B_r, B_c), the kernel's tile: lengths are drawn around its multiples. A guess will do
+    block       (B_r, B_c), the kernel's tile: lengths are drawn around its multiples. A guess will do. At most 4,096 each
     causal      None: not taken. "bottom_right": query i attends to keys j ≤ i + N_k − N_q; "top_left": to keys j ≤ i
     empty_rows  what O is where every key is masked: "zero", "nan", "mean" (of all values of the head), or "undefined"
     lse         None: the kernel returns O. "natural", "base2": it returns (O, lse), lse = log Σ exp(scores), or log₂; of
@@ -75,19 +80,20 @@ class Spec:
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
             value = getattr(self, name)
-            if value not in known:
-                raise ValueError(f"Spec: {name} is {value!r}; expected one of {', '.join(map(repr, known))}")
+            if not (is_one_of(value, known) or (value is None and None in known)):
+                raise ValueError(f"Spec: {name} is {shown(value)}; expected one of {', '.join(map(repr, known))}")
         for name in ("gqa", "masks", "scale", "cross", "d_v", "deterministic", "zero_keys"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"Spec: {name} is {getattr(self, name)!r}; expected True or False")
+                raise ValueError(f"Spec: {name} is {shown(getattr(self, name))}; expected True or False")
         object.__setattr__(self, "dtypes", _dtypes(self.dtypes))
-        object.__setattr__(self, "block", _whole("block", self.block, count=2))
+        object.__setattr__(self, "block", _whole("block", self.block, LARGEST_BLOCK, count=2))
         if self.head_dims is not None:
-            object.__setattr__(self, "head_dims", _whole("head_dims", self.head_dims))
+            object.__setattr__(self, "head_dims", _whole("head_dims", self.head_dims, WIDEST_HEAD))
         if self.max_shapes is not None:
-            _whole("max_shapes", self.max_shapes, count=1)
-        if isinstance(self.C, bool) or not isinstance(self.C, int | float) or not 0 < self.C < float("inf"):
-            raise ValueError(f"Spec: C is {self.C!r}; expected a positive number")
+            (most,) = _whole("max_shapes", self.max_shapes, math.inf, count=1)
+            object.__setattr__(self, "max_shapes", most)
+        C = check_number("Spec: C", self.C, "a positive number", lambda C: 0 < C < math.inf)
+        object.__setattr__(self, "C", C)
 
     def chip(self, dtype: str) -> np.dtype[Any]:
         """Return the type that sums are kept in, for inputs of that dtype."""
@@ -102,21 +108,30 @@ class Spec:
         return f"Spec({', '.join(changed)})"
 
 
+def check_spec(spec: Any) -> Spec:
+    """Return it, or ValueError where it is something else."""
+    if not isinstance(spec, Spec):
+        raise ValueError(f"spec is {shown(spec)}; expected a flashsim.testing.Spec")
+    return spec
+
+
 def _dtypes(given: Any) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
+    several = isinstance(given, Iterable) and not isinstance(given, str | type) and getattr(given, "ndim", True)
+    names = tuple(given) if several else (given,)
     if not names:
         raise ValueError(f"Spec: dtypes is empty; expected some of {', '.join(map(repr, FLOATS))}")
     for name in names:
-        if not isinstance(name, str) or name not in FLOATS:
-            raise ValueError(f"Spec: dtypes has {name!r}; expected some of {', '.join(map(repr, FLOATS))}")
+        if not is_one_of(name, FLOATS):
+            raise ValueError(f"Spec: dtypes has {shown(name)}; expected some of {', '.join(map(repr, FLOATS))}")
         float_dtype(name)  # bfloat16 needs a package
     return names
 
 
-def _whole(name: str, given: Any, count: int | None = None) -> tuple[int, ...]:
+def _whole(name: str, given: Any, most: float, count: int | None = None) -> tuple[int, ...]:
     what = {None: "positive whole numbers", 1: "a positive whole number"}.get(count, f"{count} positive whole numbers")
-    values = tuple(given) if isinstance(given, Iterable) else (given,)
-    good = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in values)
+    what += "" if most == math.inf else f" of at most {most:,}"
+    values = tuple(given) if isinstance(given, Iterable) and getattr(given, "ndim", True) else (given,)
+    good = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and 0 < n <= most for n in values)
     if not good or not values or (count is not None and len(values) != count):
-        raise ValueError(f"Spec: {name} is {given!r}; expected {what}")
+        raise ValueError(f"Spec: {name} is {shown(given)}; expected {what}")
     return tuple(int(n) for n in values)

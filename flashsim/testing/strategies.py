@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flashsim.testing.case import Case
 from flashsim.testing.kernel import strides_of
 from flashsim.testing.regimes import MASKS, REGIMES
-from flashsim.testing.spec import Spec
+from flashsim.testing.spec import Spec, check_spec
 
 T = TypeVar("T")
 
@@ -28,8 +28,9 @@ def cases(spec: Spec) -> st.SearchStrategy[Case]:
     """Return a strategy of the cases that a kernel with that spec must handle.
 
     Most are small; some have lengths around the multiples of the spec's blocks, and a few one long row. With
-    `spec.max_shapes` shapes come from `pool(spec)`.
+    `spec.max_shapes` shapes come from `pool(spec)`. Raises ValueError unless it is a Spec.
     """
+    check_spec(spec)
     if spec.max_shapes is not None:
         return st.builds(_assemble, st.sampled_from(pool(spec).shapes), features(spec))
     return st.builds(_assemble, shapes(spec), features(spec))

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from flashsim.checking import is_one_of, shown
 from flashsim.inputs import Array, float_dtype
 from flashsim.testing.spec import Spec
 
@@ -18,7 +19,7 @@ INSTALL = {
     "jax": "pip install jax",
     "cupy": "pip install cupy-cuda12x (or the build for your CUDA; see https://docs.cupy.dev/en/stable/install.html)",
 }
-CONVENTIONS = (None, "sdpa", "flash_attn")
+CONVENTIONS = ("sdpa", "flash_attn")
 INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}  # an element's bits
 
 
@@ -174,11 +175,13 @@ def wrap(fn: Callable[..., Any], xp: str, *, convention: str | None = None, devi
     Raises ValueError for an unknown xp or convention, ModuleNotFoundError where the package is missing.
     """
     if not callable(fn):
-        raise ValueError(f"fn is {fn!r}; expected a function of (q, k, v)")
-    if xp not in BRIDGES:
-        raise ValueError(f"xp is {xp!r}; expected one of {', '.join(map(repr, BRIDGES))}")
-    if convention not in CONVENTIONS:
-        raise ValueError(f"convention is {convention!r}; expected one of {', '.join(map(repr, CONVENTIONS))}")
+        raise ValueError(f"fn is {shown(fn)}; expected a function of (q, k, v)")
+    if not is_one_of(xp, BRIDGES):
+        raise ValueError(f"xp is {shown(xp)}; expected one of {', '.join(map(repr, BRIDGES))}")
+    if convention is not None and not is_one_of(convention, CONVENTIONS):
+        raise ValueError(
+            f"convention is {shown(convention)}; expected one of {', '.join(map(repr, (None, *CONVENTIONS)))}"
+        )
     if convention is not None and xp != "torch":
         raise ValueError(f"xp is {xp!r}; expected 'torch', which convention {convention!r} is of")
     return Wrapped(fn, BRIDGES[xp](device), convention)
