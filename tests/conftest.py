@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("flashsim", deadline=None, max_examples=60, print_blob=True)
 settings.load_profile("flashsim")
 
-FUZZ_EXAMPLES = 200
+FUZZ_EXAMPLES = 100
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -158,7 +158,8 @@ def oracles(run: flashsim.Run, case: Case, options: dict[str, Any]) -> Any:
     """Yield each head's index, its KV head's, and what the reference takes, made of the arguments alone."""
     (n, k), (B_r, B_c), g = (case.N_q, case.N_k), (run.blocks.B_r, run.blocks.B_c), run.inputs.group
     member_rows = g if options["gqa"] == "grouped" else 1
-    allowed = np.broadcast_to(True if case.masked()[1] is None else case.masked()[1], (n, k))
+    array = case.masked()[1]
+    allowed = np.broadcast_to(np.True_ if array is None else array, (n, k))
     if options.get("causal", False):
         allowed = allowed & (np.arange(k) <= np.arange(n)[:, None] + k - n)
     p = options.get("dropout_p", 0.0)
@@ -278,12 +279,18 @@ def test_count_and_exact(options: dict[str, Any]) -> None:
         assert not isinstance(options["sizing"], str), exact  # a policy object
 
 
+TUNE = {
+    **{name: COUNT[name] for name in ("N_q", "N_k", "d", "d_v", "dtype", "causal", "dropout_p")},
+    "N": small,
+    "M": st.integers(1, 300),
+    "direction": st.sampled_from(["forward", "backward"]),
+    "least": st.integers(1, 4),
+    "on_tried": st.none(),
+}
+
+
 @FUZZ
-@given(options=arguments({
-    "N": small, "N_q": st.none() | small, "N_k": st.none() | small, "d": small, "d_v": st.none() | small,
-    "M": st.integers(1, 300), "dtype": st.sampled_from(sorted(DTYPES)), "direction": st.sampled_from(["forward", "backward"]), "causal": st.booleans(),
-    "dropout_p": st.sampled_from(DROPOUTS), "least": st.integers(1, 4), "on_tried": st.none(),
-}))  # fmt: skip
+@given(options=arguments(TUNE))
 def test_tune(options: dict[str, Any]) -> None:
     options.pop("spoiled")
     tuned = outcome(tune, **options)
