@@ -36,6 +36,7 @@ from flashsim.tune import tune
 from .cases import DROPOUTS, DTYPES, MASKS, REGIMES, Case, of_bound
 
 FUZZ = settings.get_profile("fuzz")
+CHEAP = settings(FUZZ, max_examples=3 * FUZZ.max_examples)  # for calls that take a millisecond or two
 SOURCES = Path(flashsim.__file__).parent
 BLAS = ThreadpoolController()
 JUNK: list[Any] = [
@@ -136,11 +137,10 @@ RUN = {
 }
 
 
-def taken(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what an algorithm does not have, so that most calls make sense; what is spoiled stays."""
-    parts, spoiled = FORWARD[BACKWARD[name].forward_pass if name in BACKWARD else name].parts, options["spoiled"]
-    wanted = {option: value for option, value in options.items() if option != "spoiled"}
-    return {o: v for o, v in wanted.items() if o in spoiled or o not in ONLY or ONLY[o] in parts}
+def options_of(name: str, options: Mapping[str, st.SearchStrategy[Any]]) -> dict[str, st.SearchStrategy[Any]]:
+    """Leave out the options that are of parts which an algorithm does not have."""
+    parts = FORWARD[BACKWARD[name].forward_pass if name in BACKWARD else name].parts
+    return {option: values for option, values in options.items() if ONLY.get(option, "") in ("", *parts)}
 
 
 def inputs(case: Case, heads: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[NDArray[Any], ...]:
@@ -193,10 +193,15 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
         )
     )
     Q, K, V = inputs(case, data.draw(st.sampled_from(HEADS)))
-    options = data.draw(
-        arguments({**RUN, "Q": st.just(Q), "K": st.just(K), "V": st.just(V), "mask": st.just(case.masked()[0])})
+    asked = data.draw(
+        arguments(
+            {
+                **options_of(name, {**RUN, "mask": st.just(case.masked()[0])}),
+                **{X: st.just(a) for X, a in zip("QKV", (Q, K, V), strict=True)},
+            }
+        )
     )
-    spoiled, asked = options["spoiled"], taken(name, options)
+    spoiled = asked.pop("spoiled")
     run = outcome(flashsim.forward, name, **asked)
     if not spoiled and case.dtype in ("float32", "float64") and asked["M"] is None:
         assert accepted(run), run
@@ -229,15 +234,15 @@ def test_forward_and_backward(name: str, data: st.DataObject) -> None:
 X = np.random.default_rng(0).standard_normal((5, 3))
 
 
+@pytest.mark.parametrize("name", ["flash", "split_kv"])
 @FUZZ
-@given(options=arguments({**RUN, "trace": st.booleans(), "name": st.sampled_from(sorted(FORWARD))}))
-def test_trace(options: dict[str, Any]) -> None:
-    name = options["name"] if "name" not in options["spoiled"] else "flash"
-    asked = taken(name, options)
-    asked.pop("trace")
-    recorded = outcome(flashsim.trace, asked.pop("name"), X, X, X, **asked)
+@given(data=st.data())
+def test_trace(name: str, data: st.DataObject) -> None:
+    asked = data.draw(arguments(options_of(name, RUN)))
+    del asked["spoiled"]
+    recorded = outcome(flashsim.trace, name, X, X, X, **asked)
     if accepted(recorded):
-        run = flashsim.forward(options["name"], X, X, X, **asked)
+        run = flashsim.forward(name, X, X, X, **asked)
         assert (recorded.events[-1].reads, recorded.events[-1].writes) == (run.hbm.reads, run.hbm.writes)
 
 
@@ -259,24 +264,23 @@ COUNT = {
     ),
 }
 ALGORITHMS = [(name, way) for way, table in (("forward", FORWARD), ("backward", BACKWARD)) for name in table]
-TOO_SMALL = "too small"
 
 
-@FUZZ
-@given(options=arguments({**COUNT, "algorithm": st.sampled_from(ALGORITHMS)}))
-def test_count_and_exact(options: dict[str, Any]) -> None:
+@CHEAP
+@given(data=st.data())
+def test_count_and_exact(data: st.DataObject) -> None:
     """Where both answer they are equal; only what does not fit is refused by one alone."""
-    name, direction = options["algorithm"] if "algorithm" not in options["spoiled"] else ("flash", options["algorithm"])
-    asked = taken(name, options)
-    del asked["algorithm"]
-    counted, exact = (outcome(f, name, direction=direction, **asked) for f in (flashsim.count, theory.exact))
+    name, way = data.draw(st.sampled_from(ALGORITHMS))
+    asked = data.draw(arguments({**options_of(name, COUNT), "name": st.just(name), "direction": st.just(way)}))
+    del asked["spoiled"]
+    counted, exact = (outcome(f, **asked) for f in (flashsim.count, theory.exact))
     if accepted(counted) and accepted(exact):
         assert (counted.hbm, counted.sram, counted.blocks) == (exact.hbm, exact.sram, exact.blocks)
         assert counted.flops.matmul == exact.matmul
     elif accepted(exact):
-        assert isinstance(counted, MemoryModelError) or TOO_SMALL in str(counted), counted
+        assert isinstance(counted, MemoryModelError) or "too small" in str(counted), counted
     elif accepted(counted):
-        assert not isinstance(options["sizing"], str), exact  # a policy object
+        assert not isinstance(asked["sizing"], str), exact  # a policy object
 
 
 TUNE = {
@@ -354,7 +358,7 @@ FUNCTIONS: list[tuple[Callable[..., Any], dict[str, st.SearchStrategy[Any]]]] = 
 ]  # fmt: skip
 
 
-@FUZZ
+@CHEAP
 @given(data=st.data())
 def test_functions(data: st.DataObject) -> None:
     function, valid = data.draw(st.sampled_from(FUNCTIONS))
