@@ -83,11 +83,9 @@ class L2:
     """
 
     def __init__(self, size: int, *, line: int = 32) -> None:
-        if size:
-            check_count("size", size)
-        self.size, self.line = size, check_count("line", line)
-        self.capacity = size // line  # in lines
-        self._whole = (1 << line) - 1
+        self.size, self.line = check_count("size", size, 0), check_count("line", line, most=2**20)
+        self.capacity = self.size // self.line  # in lines
+        self._whole = (1 << self.line) - 1
         self.by_array: dict[str, CacheTraffic] = {}
         self._lines: OrderedDict[int, _Line] = OrderedDict()  # the least recently used first
         self._next = 0  # the first line number that no array has yet

@@ -7,7 +7,7 @@ names the argument, its value (shortened) and what was expected. Arrays of numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from fractions import Fraction
 from functools import wraps
 from inspect import signature
@@ -55,6 +55,19 @@ def _is_masked(value: Any, deep: int = 8) -> bool:
     if isinstance(value, list | tuple) and deep:
         return any(_is_masked(inner, deep - 1) for inner in value)
     return isinstance(value, np.ma.MaskedArray)
+
+
+def check_booleans(name: str, value: Any) -> NDArray[np.bool_]:
+    """Return a mask, an array of booleans."""
+    array = check_array(name, value)
+    if array.dtype != bool:
+        raise ValueError(f"{name} has dtype {array.dtype}; expected booleans, True = attend")
+    return array
+
+
+def broadcasts(shape: tuple[int, ...], onto: tuple[int, ...]) -> bool:
+    """Say whether an array of one shape broadcasts to another."""
+    return len(shape) <= len(onto) and all(n in (1, m) for n, m in zip(shape[::-1], onto[::-1], strict=False))
 
 
 def check_count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
@@ -173,6 +186,13 @@ def check_blocks(blocks: Any) -> tuple[int, int] | None:
     return check_count("blocks[0], B_r,", B_r), check_count("blocks[1], B_c,", B_c)
 
 
+def check_record(blocks: Any) -> Blocks:
+    """Return the blocks of a run."""
+    if not isinstance(blocks, Blocks):
+        raise ValueError(f"blocks is {shown(blocks)}; expected flashsim.Blocks, as a run has them")
+    return blocks
+
+
 def check_block_mask(block_mask: Any) -> Any:
     """Return a block mask whose tiles are not known yet: None, "live", a function, or a copy of an array as booleans."""
     if block_mask is None or callable(block_mask) or (isinstance(block_mask, str) and block_mask == "live"):
@@ -202,11 +222,13 @@ def check_tiles(block_mask: Any, blocks: Blocks, shape: Shape) -> NDArray[np.boo
 
 def check_observers(observers: Any) -> tuple[Callable[[Any], None], ...]:
     """Return functions that are to be called with every event."""
-    if isinstance(observers, Iterable):
+    try:
         several = tuple(observers)
-        if all(map(callable, several)):
-            return several
-    raise ValueError(f"observers is {shown(observers)}; expected a sequence of functions of an event")
+    except TypeError:
+        several = (None,)
+    if not all(map(callable, several)):
+        raise ValueError(f"observers is {shown(observers)}; expected a sequence of functions of an event")
+    return several
 
 
 def check_callback(name: str, function: Any) -> Any:

@@ -73,7 +73,7 @@ def keep_mask(seed: int, p: float, n_q: int, n_k: int, head: int = 0) -> NDArray
 
     `head` counts the query heads over all leading axes. Raises ValueError for p outside [0, 1) or a seed outside 64 bits.
     """
-    n_q, n_k, head = check_count("n_q", n_q), check_count("n_k", n_k), check_count("head", head, 0)
+    n_q, n_k, head = check_count("n_q", n_q), check_count("n_k", n_k), check_count("head", head, 0, 2**32 - 1)
     return keep(seed_words(check_seed(seed)), check_p(p), np.arange(n_q), np.arange(n_k), head)
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from flashsim.checking import check_array, check_count, shown
+from flashsim.checking import broadcasts, check_array, check_booleans, check_count, shown
 from flashsim.records import Shape
 
 Array = NDArray[Any]
@@ -179,6 +179,36 @@ def check_dO(dO: Any, O: Array, *, check_finite: bool) -> Array:
     if check_finite:
         _check_finite("dO", gradient)
     return gradient
+
+
+def check_attention(*, mask: Any = None, keep: Any = None, **given: Any) -> list[Array]:
+    """Return Q, K, V, dO, those that are given, as arrays of real numbers that fit together, or ValueError.
+
+    Leading axes need only broadcast. `mask` and `keep` must be booleans that broadcast to (..., N_q, N_k).
+    """
+    arrays = {name: check_array(name, a) for name, a in given.items()}
+    shapes = {name: a.shape for name, a in arrays.items()}
+    for name, a in arrays.items():
+        if a.dtype.kind not in "fiu" and a.dtype.name != "bfloat16":
+            raise ValueError(f"{name} has dtype {a.dtype}; expected real numbers")
+        if a.ndim < 2 or 0 in a.shape:
+            raise ValueError(f"{name} has shape {a.shape}; expected (..., N, d), no axis of which is empty")
+    Q, K = shapes["Q"], shapes["K"]
+    V = shapes.get("V", K)
+    said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    if Q[-1] != K[-1] or V[-2] != K[-2] or shapes.get("dO", (Q[-2], V[-1]))[-2:] != (Q[-2], V[-1]):
+        raise ValueError(f"shapes are {said}; expected Q (N_q, d), K (N_k, d), V (N_k, d_v), dO (N_q, d_v)")
+    try:
+        leading = np.broadcast_shapes(*(shape[:-2] for shape in shapes.values()))
+    except ValueError:
+        raise ValueError(f"shapes are {said}; expected leading axes that broadcast") from None
+    for name, a in (("mask", mask), ("keep", keep)):
+        onto = (*leading, Q[-2], K[-2])
+        if a is not None and not broadcasts(check_booleans(name, a).shape, onto):
+            raise ValueError(
+                f"{name} has shape {np.shape(a)}; expected one that broadcasts to (..., N_q, N_k) = {onto}"
+            )
+    return list(arrays.values())
 
 
 def check_backward_range(

@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import Any
 
 from flashsim.api import count
+from flashsim.checking import check_number, checked, shown
 from flashsim.inputs import float_dtype
 
 _KB, _MB, _GB = 1024, 1024**2, 1024**3
@@ -168,8 +169,11 @@ def roofline(machine: Machine, nbytes: float, flops: float, dtype: Any = "float1
 
     Raises ValueError for negative numbers, or if both are 0.
     """
-    if not (nbytes >= 0 and flops >= 0 and nbytes + flops > 0):
-        raise ValueError(f"nbytes is {nbytes} and flops {flops}; expected numbers ≥ 0, not both 0")
+    _known(machine)
+    for name, number in (("nbytes", nbytes), ("flops", flops)):
+        check_number(name, number, "a finite number ≥ 0", lambda n: 0 <= n < math.inf)
+    if nbytes + flops == 0:
+        raise ValueError(f"nbytes is {nbytes} and flops {flops}; expected not both to be 0")
     moving, computing = nbytes / machine.bandwidth, flops / machine.peak_for(dtype)
     return Roofline(
         nbytes,
@@ -181,6 +185,12 @@ def roofline(machine: Machine, nbytes: float, flops: float, dtype: Any = "float1
     )
 
 
+def _known(machine: Any) -> Machine:
+    if not isinstance(machine, Machine):
+        raise ValueError(f"machine is {shown(machine)}; expected a Machine, such as MACHINES['H100']")
+    return machine
+
+
 def predict(machine: Machine, algorithm: str, *, dtype: Any = "float16", **asked: Any) -> Roofline:
     """Return the roofline of an algorithm, counted with M = one SM's SRAM, all its HBM accesses being DRAM traffic.
 
@@ -188,7 +198,7 @@ def predict(machine: Machine, algorithm: str, *, dtype: Any = "float16", **asked
     is one of matrix products: exponentials and sums are slower, so this is a lower bound. With an L2 in between, give
     `roofline` what `flashsim.cache.L2.dram_bytes` says.
     """
-    tally = count(algorithm, M=machine.M(dtype), dtype=dtype, **asked)
+    tally = count(algorithm, M=_known(machine).M(dtype), dtype=dtype, **asked)
     return roofline(machine, tally.hbm.bytes, tally.flops.total, dtype)
 
 
@@ -219,6 +229,7 @@ class Tile:
         return Fraction(self.flops // thousand, self.nbytes // 1024)
 
 
+@checked
 def kv_tile(*, B_q: int, B_k: int, d: int, itemsize: int = 2) -> Tile:
     """Return one step of a Q tile over a KV tile: S = Q Kᵀ and O += P V, 2 B_q B_k d FLOPs each; K and V come in.
 

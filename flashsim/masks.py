@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.checking import check_array, check_count, check_flag, shown
+from flashsim.checking import broadcasts, check_array, check_booleans, check_count, check_flag, shown
 from flashsim.memory import HBM, SRAM, Matrix, Tile, pass_tiles
 from flashsim.records import Blocks, Shape
 
@@ -212,9 +212,7 @@ class Dense(Mask):
     """A boolean array that broadcasts to (..., N_q, N_k), True = attend. It lives in HBM, one byte an element."""
 
     def __init__(self, array: Any) -> None:
-        self.array = check_array("mask", array).copy()
-        if self.array.dtype != bool:
-            raise ValueError(f"mask has dtype {self.array.dtype}; expected booleans, True = attend")
+        self.array = check_booleans("mask", array).copy()
 
     def check(self, shape: Shape, leading: Head) -> None:
         """Raise ValueError unless the array broadcasts."""
@@ -374,8 +372,7 @@ def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head) -> Mask:
 
 
 def _check_broadcast(name: str, shape: tuple[int, ...], onto: tuple[int, ...], what: str) -> None:
-    short = len(shape) <= len(onto)
-    if not short or any(n not in (1, m) for n, m in zip(shape[::-1], onto[::-1], strict=False)):
+    if not broadcasts(shape, onto):
         raise ValueError(f"{name} has shape {shape}; expected one that broadcasts to {what} {onto}")
 
 

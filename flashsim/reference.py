@@ -20,7 +20,17 @@ from numpy.typing import DTypeLike
 
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
-from flashsim.inputs import Array, chip_dtype, largest, roundoff, smallest_normal, smallest_step
+from flashsim.checking import check_count, check_number, check_p, check_record, check_scale
+from flashsim.inputs import (
+    Array,
+    check_attention,
+    chip_dtype,
+    float_dtype,
+    largest,
+    roundoff,
+    smallest_normal,
+    smallest_step,
+)
 from flashsim.records import Blocks
 
 
@@ -67,7 +77,9 @@ def attention_with_statistics(
     dropout_p: float = 0.0,
 ) -> Attention:
     """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for S = MASK(scale · QKᵀ)."""
-    Q, K, V = (np.asarray(a).astype(dtype) for a in (Q, K, V))
+    check_p(dropout_p)
+    stored = float_dtype(dtype)
+    Q, K, V = (a.astype(stored) for a in check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep))
     P, l, m = _softmax(Q, K, _tau(scale, Q), mask)
     P_dropped = P if keep is None else P * _Z(keep, dropout_p, P.dtype)
     return Attention(_weighted(P_dropped, V) / np.where(l == 0, 1, l), l[..., 0], m[..., 0])
@@ -85,7 +97,8 @@ def gradients(
     dropout_p: float = 0.0,
 ) -> Three:
     """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
-    Q, K, V, dO = (np.asarray(a).astype(np.float64) for a in (Q, K, V, dO))
+    check_p(dropout_p)
+    Q, K, V, dO = (a.astype(np.float64) for a in check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep))
     tau = _tau(scale, Q)
     P, l, _ = _softmax(Q, K, tau, mask)
     P = P / np.where(l == 0, 1, l)
@@ -99,7 +112,7 @@ def gradients(
 
 
 def _tau(scale: float | None, Q: Array) -> Array:
-    return np.asarray(1 / math.sqrt(Q.shape[-1]) if scale is None else scale, Q.dtype)
+    return np.asarray(check_scale(scale, Q.shape[-1]), Q.dtype)
 
 
 def _softmax(Q: Array, K: Array, tau: Array, mask: Any) -> tuple[Array, Array, Array]:
@@ -155,7 +168,7 @@ def rounding(name: str | Algorithm | Callable[..., Any], blocks: Blocks) -> Roun
     Raises ValueError for an unknown name.
     """
     algorithm = chosen(name, "forward")
-    return _rounding(algorithm, algorithm, blocks)
+    return _rounding(algorithm, algorithm, check_record(blocks))
 
 
 def backward_rounding(name: str | Algorithm, blocks: Blocks, backward_blocks: Blocks | None = None) -> BackwardRounding:
@@ -165,8 +178,8 @@ def backward_rounding(name: str | Algorithm, blocks: Blocks, backward_blocks: Bl
     """
     algorithm = chosen(name, "backward")
     return BackwardRounding(
-        **_rounding(chosen(algorithm.forward_pass, "forward"), algorithm, blocks),
-        dQ_stores=algorithm.rounds((backward_blocks or blocks).T_c),
+        **_rounding(chosen(algorithm.forward_pass, "forward"), algorithm, check_record(blocks)),
+        dQ_stores=algorithm.rounds((blocks if backward_blocks is None else check_record(backward_blocks)).T_c),
         recombined=algorithm.recombines,
     )
 
@@ -186,8 +199,8 @@ def score_reach(Q: Any, K: Any, *, scale: float, mask: Any = None) -> Array:
 
     Over the keys that the mask allows; 0 for a row that has none.
     """
-    q, k = (np.abs(_numbers(a)) for a in (Q, K))
-    reach = abs(scale) * (q @ k.swapaxes(-1, -2))
+    q, k = (np.abs(_numbers(a)) for a in check_attention(Q=Q, K=K, mask=mask))
+    reach = abs(check_scale(scale, q.shape[-1])) * (q @ k.swapaxes(-1, -2))
     return np.asarray((reach if mask is None else np.where(mask, reach, 0.0)).max(axis=-1, keepdims=True))
 
 
@@ -233,7 +246,9 @@ def error_bound(
     A row whose every key is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
     """
     has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored, flushed)
-    stores = steps if stores is None else stores
+    steps, logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
+    stores = steps if stores is None else check_count("stores", stores, 0)
+    C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
     one_rounding = has.weights_error(steps, scores_stored, operands_stored, logs_rounded) + stores * has.u_s
     gain = 1 / (1 - dropout_p)
     floor = np.full_like(has.mass, stores * has.step)
@@ -290,12 +305,14 @@ def gradient_bounds(
     Where a sum may pass the end of `stored` there is no bound: ∞. float16 ends at 65504, which dQ and dK may well pass.
     """
     has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored, flushed)
-    stores = steps if stores is None else stores
-    dQ_stores = steps if dQ_stores is None else dQ_stores
+    steps, logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
+    stores = steps if stores is None else check_count("stores", stores, 0)
+    C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
+    dQ_stores = steps if dQ_stores is None else check_count("dQ_stores", dQ_stores, 0)
     u, u_s, step, least, P, Z = has.u, has.u_s, has.step, has.least, has.P, has.Z
     u_p, step_p = (u_s, step) if scores_stored or operands_stored else (0.0, 0.0)  # what storing P, dP and dS adds
     N_q, N_k, d_v, dropped = has.Q.shape[-2], has.K.shape[-2], has.V.shape[-1], keep is not None
-    dO = _numbers(dO)
+    dO = _numbers(check_attention(Q=Q, K=K, V=V, dO=dO)[-1])
 
     with np.errstate(over="ignore", invalid="ignore"):
         relative = has.weights_error(steps, scores_stored, operands_stored, logs_rounded)
@@ -369,9 +386,10 @@ class _Data:
         stored: DTypeLike | None,
         flushed: bool,
     ) -> None:
-        Q = np.asarray(Q)
-        chip = chip_dtype(Q.dtype) if chip is None else np.dtype(chip)
-        stored = Q.dtype if stored is None else np.dtype(stored)
+        Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep)
+        check_p(dropout_p)
+        stored = float_dtype(Q.dtype if stored is None else stored)
+        chip = chip_dtype(stored) if chip is None else float_dtype(chip)
         self.u, self.u_s = roundoff(chip), (0.0 if stored == chip else roundoff(stored))
         self.least = smallest_normal(chip) if flushed else smallest_step(chip)
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)

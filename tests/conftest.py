@@ -19,7 +19,7 @@ settings.register_profile(  # scripts/mutation.py's: what fails, fails every tim
 )
 settings.load_profile("flashsim")
 
-FUZZ_EXAMPLES = 200
+FUZZ_EXAMPLES = 100
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

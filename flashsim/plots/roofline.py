@@ -12,6 +12,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.api import backward, forward
 from flashsim.cache import L2
+from flashsim.checking import is_one_of, shown
 from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
 from flashsim.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, column_figure, dress, styled
 
@@ -27,8 +28,8 @@ def roofline_data(*, machine: str = "A100-40GB", N: int = 1024, d: int = 64, dty
     32 × 32 and decode, d = 128, 2 bytes; `intensity` exactly, `printed` as the chapter divides. Raises ValueError for a
     machine that is not in `MACHINES` or cannot compute in `dtype`.
     """
-    if machine not in MACHINES:
-        raise ValueError(f"unknown machine {machine!r}; known: {', '.join(MACHINES)}")
+    if not is_one_of(machine, MACHINES):
+        raise ValueError(f"unknown machine {shown(machine)}; known: {', '.join(MACHINES)}")
     on = MACHINES[machine]
     directions: dict[str, Any] = {}
     for direction, table in _TABLES.items():

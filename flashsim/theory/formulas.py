@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flashsim.checking import checked, shown
+from flashsim.checking import check_record, checked
 from flashsim.records import Blocks
 from flashsim.theory.forms import form_of
 from flashsim.theory.problem import ceil_div
@@ -53,8 +53,7 @@ def symbols(
     N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, *, direction: str = "forward"
 ) -> dict[str, int]:
     """Return the value of each of `SYMBOLS`, to evaluate a formula with. Raises ValueError for what is no size."""
-    if not isinstance(blocks, Blocks):
-        raise ValueError(f"blocks is {shown(blocks)}; expected flashsim.Blocks, as a run has them")
+    check_record(blocks)
     row = N_k + 2 if direction == "forward" else 2 * N_k + 1
     return {
         "N_q": N_q,
