@@ -123,7 +123,9 @@ PAYLOAD = (
 
 
 def hostile(thing: Any) -> Any:
-    """Put a script into every text of a trace, before a block's index, so that what names what stays as it is."""
+    """Put a script into every text of a trace: after it, but before a block's index, and before a line's number."""
+    if isinstance(thing, str) and thing.startswith("line "):
+        return PAYLOAD + thing
     if isinstance(thing, str):
         name, bracket, index = thing.partition("[")
         return name + PAYLOAD + bracket + index

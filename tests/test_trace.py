@@ -444,6 +444,37 @@ def test_a_backward_trace_is_a_page_and_a_timeline() -> None:
     assert "backward" in saving.as_perfetto(trace)["traceEvents"][0]["args"]["name"]
 
 
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ([], r"\[\]"),
+        (1.5, "1.5"),
+        ((0, 1.0), r"\(0, 1.0\)"),
+        ("0", "'0'"),
+        (True, "True"),
+        ((0, -1), r"\(0, -1\)"),
+        ((0, 2), ""),
+    ],
+)
+def test_a_head_that_is_none_is_refused(head: Any, said: str) -> None:
+    Q = np.ones((1, 2, 3, 2), np.float32)
+    with pytest.raises(ValueError, match=rf"head is {said}.*; expected an index into Q's leading axes \(1, 2\)"):
+        flashsim.trace("flash", Q, Q, Q, head=head)
+
+
+def test_operands_of_other_axes_are_refused_before_a_head_is_taken() -> None:
+    Q = np.ones((1, 2, 3, 2), np.float32)
+    with pytest.raises(ValueError, match="leading axes must be equal"):
+        flashsim.trace("flash", Q, Q[0, 0], Q[0, 0], head=(0, 1))
+    with pytest.raises(ValueError, match=r"dO has shape \(3, 2\); expected that of O, \(1, 2, 3, 2\)"):
+        flashsim.trace("flash", Q, Q, Q, dO=Q[0, 0], head=(0, 1))
+
+
+def test_a_head_of_operands_without_leading_axes_is_the_only_one() -> None:
+    Q = np.ones((3, 2), np.float32)
+    assert flashsim.trace("flash", Q, Q, Q, head=()).steps
+
+
 # ----------------------------------------------------------------------------------------------------------- files
 
 

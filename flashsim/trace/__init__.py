@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.record import Algorithm
+from flashsim.inputs import check_inputs
 from flashsim.trace.lesson import Lesson, Moment
 from flashsim.trace.loading import LARGEST_FILE
 from flashsim.trace.loading import load as load_trace
@@ -51,15 +52,15 @@ class Tracing:
         from flashsim.algorithms.own import chosen
         from flashsim.api import backward, forward
 
-        Q, K, V = np.asarray(Q), np.asarray(K), np.asarray(V)
-        dO = dO if dO is None else np.asarray(dO)
-        if head is None:
-            if any(axis > 1 for axis in Q.shape[:-2]):
-                raise ValueError(f"Q has leading axes {Q.shape[:-2]}; a trace is of one head: give head=")
-        else:
-            at, shared = _one_head(Q, K, head)
-            Q, K, V = Q[at], K[shared], V[shared]
-            dO = dO if dO is None else dO[at]
+        given = check_inputs(Q, K, V, check_finite=False)
+        Q, K, V, dO = given.Q, given.K, given.V, None if dO is None else np.asarray(dO)
+        if dO is not None and dO.shape != (*Q.shape[:-1], V.shape[-1]):
+            raise ValueError(f"dO has shape {dO.shape}; expected that of O, {(*Q.shape[:-1], V.shape[-1])}")
+        if head is not None:
+            at = _index(head, given.leading)
+            Q, K, V, dO = Q[at], K[given.kv(at)], V[given.kv(at)], None if dO is None else dO[at]
+        elif any(axis > 1 for axis in given.leading):
+            raise ValueError(f"Q has leading axes {given.leading}; a trace is of one head: give head=")
         if dO is None:
             found = forward(name, Q, K, V, trace=True, **options).trace
         else:
@@ -79,13 +80,13 @@ class Tracing:
         return load_trace(path, max_bytes)
 
 
-def _one_head(Q: Any, K: Any, head: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the head's index into Q's leading axes, and that of its KV head into K's."""
+def _index(head: Any, leading: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a head's index into Q's leading axes."""
     at = tuple(head) if isinstance(head, tuple | list) else (head,)
-    leading = Q.shape[:-2]
-    if len(at) != len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=True)):
+    whole = all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in at)
+    if not whole or len(at) != len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=True)):
         raise ValueError(f"head is {head!r}; expected an index into Q's leading axes {leading}, counted from 0")
-    return at, (*at[:-1], at[-1] * K.shape[-3] // leading[-1])
+    return at
 
 
 trace = Tracing()

@@ -45,6 +45,10 @@ BLOCK = re.compile(r"([^\[\]]+)(?:\[[0-9]{1,18}(?:, [0-9]{1,18})?\])?")
 LINE = re.compile(r"(?!line )|line [0-9]{1,18}\Z")
 
 
+class _Refused(ValueError):
+    """What flashsim says of a file, beside what a reader of a damaged one may raise."""
+
+
 def load(path: str | os.PathLike[str], max_bytes: int = LARGEST_FILE) -> Trace:
     """Read a trace from the .json.gz or .npz file that `Trace.save` wrote.
 
@@ -78,7 +82,7 @@ def _at_most(most: int, content: bytes, what: str) -> bytes:
 
 
 def _refuse_size(most: int, what: str) -> NoReturn:
-    raise ValueError(f"{what} more than {most:,} bytes; load(path, max_bytes=…) reads more")
+    raise _Refused(f"{what} more than {most:,} bytes; load(path, max_bytes=…) reads more")
 
 
 def _unzipped(path: Path, most: int) -> dict[str, Any]:
@@ -116,14 +120,14 @@ def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
             held = {info.filename.removesuffix(".npy"): info for info in file.infolist()}
             missing = [name for name in names if name not in held]
             if missing:
-                raise ValueError(f"it has no array {missing[0]!r}")
+                raise _Refused(f"it has no array {missing[0]!r}")
             if sum(held[name].file_size for name in names) > most:
                 _refuse_size(most, "it says that it unpacks to")
             packed = {held[name].compress_type for name in names} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
             if packed:
-                raise ValueError(f"it is packed by method {min(packed)}; expected zip's own, deflate")
-            members = {name: file.read(held[name]) for name in names}
-    except ValueError:
+                raise _Refused(f"it is packed by method {min(packed)}; expected zip's own, deflate")
+            members = {name: _member(file, held[name]) for name in names}
+    except _Refused:
         raise
     except Exception as error:  # whatever a reader says of a damaged file
         raise ValueError(f"it is no .npz file, or a damaged one: {error}") from error
@@ -136,6 +140,12 @@ def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
         raise ValueError(f"its array 'where' is {shown(found['where'].shape)}; expected four numbers for each event")
     data["events"]["where"] = [None if at == [-1] * 4 else at for at in data["events"]["where"]]
     return data, found["values"].tobytes()
+
+
+def _member(file: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """Return what is packed, as long as it says that it is: asked for all, `zipfile` unpacks more before it looks."""
+    with file.open(info) as member:
+        return member.read(info.file_size + 1)
 
 
 def _array(name: str, member: bytes) -> NDArray[Any]:

@@ -1,0 +1,331 @@
+"""Files that are damaged, or made to do harm: what comes of them is a trace that works, or a ValueError that says why not."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+import pickle
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim.trace import Trace, text
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """One small trace in both kinds of file."""
+    rng = np.random.default_rng(0)
+    Q, K, V = (rng.standard_normal((4, 2)).astype(np.float32) for _ in range(3))
+    trace = flashsim.trace("flash", Q, K, V, sizing=flashsim.Fixed(2, 2, enforced=False), M=32)
+    folder = tmp_path_factory.mktemp("good")
+    return {suffix: trace.save(folder / f"run.{suffix}").read_bytes() for suffix in ("json.gz", "npz")}
+
+
+def read(folder: Path, content: bytes, suffix: str, **options: Any) -> Trace:
+    path = folder / f"hostile.{suffix}"
+    path.write_bytes(content)
+    return flashsim.trace.load(path, **options)
+
+
+def works_or_is_refused(folder: Path, content: bytes, suffix: str) -> None:
+    """See that a file is refused in so many words, or makes a page and a text."""
+    try:
+        trace = read(folder, content, suffix)
+    except ValueError as error:
+        if str(error).startswith(f"{folder / f'hostile.{suffix}'} cannot be read as a trace: "):
+            return
+        raise
+    assert trace.html()
+    assert list(text.lines(trace))
+
+
+# -------------------------------------------------------------------------------------------- one entry that is wrong
+
+ENTRIES: list[tuple[str, Any, str]] = [
+    ("about", [], "about is"),
+    ("about.title", 3, "about.title is 3; expected text"),
+    ("about.title", "\ud800", "about.title is .*surrogates"),
+    ("about.algorithm", None, "about.algorithm is None; expected text"),
+    ("about.unknown", 1, "about has 'unknown'"),
+    ("about.enforced", 1, "about.enforced is 1; expected true or false"),
+    ("about.M", "32", "about.M is '32'; expected a whole number"),
+    ("about.M", 0, "about.M is 0; expected at least 1"),
+    ("about.M", 10**400, "about.M is 1000"),
+    ("about.dtype", "object", "about.dtype is 'object'; expected one of float32, float64"),
+    ("about.direction", "sideways", "about.direction is 'sideways'"),
+    ("about.shape", {"N_q": 4}, "about.shape lacks 'N_k'"),
+    ("about.shape.N_q", True, "about.shape.N_q is True"),
+    ("about.shape.N_q", 10**100, "about.blocks has T_r, T_c"),
+    ("about.blocks.B_r", 0, "about.blocks.B_r is 0; expected at least 1"),
+    ("about.blocks.T_c", 10**9, "about.blocks has T_r, T_c"),
+    ("about.tiles", [[1, 1]], "about.tiles is of another size"),
+    ("about.tiles", [[1, 1], [1, 3]], "about.tiles holds"),
+    ("about.arrays", {}, "about.arrays is {}; expected a list"),
+    ("about.arrays.0.reads", 1.5, r"about.arrays\[0\].reads is 1.5"),
+    ("about.arrays.0.shape", [4], r"about.arrays\[0\].shape is \[4\]; expected a list of 2"),
+    ("about.arrays.1.name", "Q", "two arrays of one name"),
+    ("about.arrays.0.name", "W", "names.* expected a block of W"),
+    ("about.standard", [1], "about.standard is"),
+    ("about.listing", [1], r"about.listing\[0\] is 1"),
+    ("about.source", [["a", 1]], r"about.source\[0\] is"),
+    ("names", {"0": "Q"}, "names is"),
+    ("names.0", ["Q"], r"names\[0\] is \['Q'\]; expected text"),
+    ("names.0", "Q[<b>]", r"names\[0\] is 'Q\[<b>\]'; expected a block of"),
+    ("names.0", "Q[" + "9" * 5000 + "]", r"names\[0\] is .* expected a block of"),
+    ("places.0", ["a", "1", None], r"places\[0\]\[1\] is '1'"),
+    ("places.0.2", "line nine", r"places\[0\] has label 'line nine'"),
+    ("loops.1", [["i"]], r"loops\[1\]\[0\] is \['i'\]"),
+    ("residents.0", [], r"residents\[0\] is"),
+    ("residents.0", [1], r"residents\[0\] is \[1\]; expected at most 0"),
+    ("residents.1", [0, 999, 1], r"residents\[1\]\[0\] is 999"),
+    ("residents.1", [0, -1, 1], r"residents\[1\]\[1\] is -1"),
+    ("events", None, "events is None"),
+    ("events.kind", "load", "events is"),
+    ("events.kind", [], "events.name has .* entries; expected 0"),
+    ("events.kind.0", ["load"], r"events.kind\[0\] is \['load'\]"),
+    ("events.kind.0", "explode", r"events.kind\[0\] is 'explode'; expected one of"),
+    ("events.name.0", -1, r"events.name\[0\] is -1; expected a whole number from 0 to"),
+    ("events.name.0", 10**6, r"events.name\[0\] is 1000000"),
+    ("events.elements.0", 2.0, r"events.elements\[0\] is 2.0"),
+    ("events.elements.0", 2**53, r"events.elements\[0\] is 9007199254740992"),
+    ("events.loops.0", None, r"events.loops\[0\] is None"),
+    ("events.place.0", 10**6, r"events.place\[0\] is"),
+    ("events.resident.0", "0", r"events.resident\[0\] is '0'"),
+    ("events.value.0", -2, r"events.value\[0\] is -2; expected a whole number from -1"),
+    ("events.where.0", [0, 1], r"events.where\[0\] is \[0, 1\]; expected a list of 4"),
+    ("events.where.0", [0, 99, 0, 1], r"events.where\[0\] is \[0, 99, 0, 1\]; expected a part of"),
+    ("shapes.0", [0, 2], r"shapes\[0\] is \[0, 2\]"),
+    ("shapes.0", [10**300, 10**300], "values has .* bytes; expected"),
+    ("values", "****", "values is no base64"),
+    ("values", [0.5], r"values is \[0.5\]; expected text"),
+    ("version", True, "its version is True"),
+    ("version", 10**300, "its version is 1000"),
+]
+
+
+@pytest.mark.parametrize(("entry", "value", "message"), ENTRIES, ids=lambda x: str(x)[:30])
+def test_a_wrong_entry_is_named(good: dict[str, bytes], tmp_path: Path, entry: str, value: Any, message: str) -> None:
+    data = json.loads(gzip.decompress(good["json.gz"]))
+    *way, last = [int(part) if part.isdigit() else part for part in entry.split(".")]
+    inside = data
+    for part in way:
+        inside = inside[part]
+    inside[last] = value
+    with pytest.raises(ValueError, match=f"hostile.json.gz cannot be read as a trace: .*{message}"):
+        read(tmp_path, gzip.compress(json.dumps(data).encode()), "json.gz")
+
+
+def test_a_trace_without_a_step_is_refused(good: dict[str, bytes], tmp_path: Path) -> None:
+    data = json.loads(gzip.decompress(good["json.gz"]))
+    data["events"] = {name: [] for name in data["events"]}
+    with pytest.raises(ValueError, match="events has no step"):
+        read(tmp_path, gzip.compress(json.dumps(data).encode()), "json.gz")
+
+
+def test_residents_cannot_multiply(good: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("flashsim.trace.loading"), "MOST_RESIDENTS", 1000)
+    data = json.loads(gzip.decompress(good["json.gz"]))
+    data["residents"] = [[n, 0, 1] for n in range(100)]  # 1, 2, …, 100 entries
+    with pytest.raises(ValueError, match="residents has more than 1,000 entries"):
+        read(tmp_path, gzip.compress(json.dumps(data).encode()), "json.gz")
+
+
+# ------------------------------------------------------------------------------------------------------ whole files
+
+
+class Harm:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return print, ("unpickled",)
+
+
+def repacked(content: bytes, packing: int = zipfile.ZIP_DEFLATED, **arrays: Any) -> bytes:
+    """Return an .npz with some of its members' arrays, or bytes, replaced; None leaves one out."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(buffer, "w", packing) as new:
+        for name in old.namelist():
+            member = arrays.get(name.removesuffix(".npy"), old.read(name))
+            if isinstance(member, np.ndarray):
+                file = io.BytesIO()
+                np.save(file, member, allow_pickle=True)
+                member = file.getvalue()
+            if member is not None:
+                new.writestr(name, member)
+    return buffer.getvalue()
+
+
+def npy(header: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+
+
+PACKED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda good: b"", "no .npz file, or a damaged one"),
+    "cut": (lambda good: good[:-30], "no .npz file, or a damaged one"),
+    "a pickle": (lambda good: pickle.dumps(Harm()), "no .npz file, or a damaged one"),
+    "flipped": (lambda good: good[:200] + bytes([good[200] ^ 255]) + good[201:], "no .npz file, or a damaged one"),
+    "pickled": (lambda good: repacked(good, kind=np.array([Harm()])), "'kind' holds pickled Python objects"),
+    "lacking": (lambda good: repacked(good, where=None), "no array 'where'"),
+    "floats": (lambda good: repacked(good, name=np.zeros(3)), "'name' is of float64; expected int64"),
+    "flat": (lambda good: repacked(good, where=np.zeros(3, int)), "'where' is"),
+    "deep": (lambda good: repacked(good, name=npy("(" * 900)), "'name' is damaged"),
+    "no array": (lambda good: repacked(good, name=b"x"), "'name' is damaged"),
+    "kinds": (lambda good: repacked(good, kind=np.full(3, -1)), r"events.kind\[0\] is -1"),
+    "scalar": (lambda good: repacked(good, elements=np.array(3)), "events is"),
+    "long": (lambda good: repacked(good, name=npy("{'descr': '<i8', 'fortran_order': False, 'shape': (4000000000000,)}")),
+             "'name' has 0 bytes; expected"),
+    "lzma": (lambda good: repacked(good, zipfile.ZIP_LZMA), "packed by method 14"),
+    "another": (lambda good: repacked(good, header=np.frombuffer(b'{"format": "x"}', np.uint8)), "expected \"format\""),
+}  # fmt: skip
+ZIPPED: dict[str, tuple[bytes | Callable[[bytes], bytes], str]] = {
+    "cut": (lambda good: good[:-10], "no gzip file, or a damaged one"),
+    "flipped": (lambda good: good[:100] + bytes([good[100] ^ 255]) + good[101:], "no gzip file, or a damaged one"),
+    "deep": (gzip.compress(b"[" * 10**6), "nested too deeply"),
+    "not utf-8": (gzip.compress(b'"\xff"'), "damaged JSON"),
+    "not json": (gzip.compress(b"{"), "damaged JSON"),
+    "long number": (gzip.compress(b"9" * 10_000), "damaged JSON"),
+    "none": (gzip.compress(b"null"), 'expected "format"'),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_damaged_npz_is_refused(
+    good: dict[str, bytes], tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, message = PACKED[name]
+    with pytest.raises(ValueError, match=f"hostile.npz cannot be read as a trace: .*{message}"):
+        read(tmp_path, made(good["npz"]), "npz")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("name", ZIPPED)
+def test_a_damaged_json_gz_is_refused(good: dict[str, bytes], tmp_path: Path, name: str) -> None:
+    made, message = ZIPPED[name]
+    with pytest.raises(ValueError, match=f"hostile.json.gz cannot be read as a trace: .*{message}"):
+        read(tmp_path, made if isinstance(made, bytes) else made(good["json.gz"]), "json.gz")
+
+
+def test_what_is_not_there_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.npz"):
+        flashsim.trace.load(tmp_path / "none.npz")
+    with pytest.raises(TypeError, match="path is 3"):
+        flashsim.trace.load(3)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------------ bombs
+
+ZEROS = 30_000_000
+
+
+def bomb(good: bytes, suffix: str, says: int | None) -> bytes:
+    """Return a small file that unpacks to ZEROS bytes, and says so; or says what it is told to."""
+    if suffix == "json.gz":
+        packed = gzip.compress(bytes(ZEROS), 1)
+        return packed if says is None else packed[:-4] + says.to_bytes(4, "little")
+    packed = repacked(good, name=npy(" ") + bytes(ZEROS))
+    return packed if says is None else packed.replace((ZEROS + 11).to_bytes(4, "little"), says.to_bytes(4, "little"))
+
+
+@pytest.mark.parametrize("says", [None, 500])
+@pytest.mark.parametrize("suffix", ["json.gz", "npz"])
+def test_a_bomb_is_not_unpacked(good: dict[str, bytes], tmp_path: Path, suffix: str, says: int | None) -> None:
+    content = bomb(good[suffix], suffix, says)
+    assert len(content) < 200_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"more than 200,000 bytes; load\(path, max_bytes=|damaged"):
+            read(tmp_path, content, suffix, max_bytes=200_000)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_limit_can_be_raised_and_lowered(good: dict[str, bytes], tmp_path: Path) -> None:
+    for suffix, content in good.items():
+        for most in (len(content) - 1, len(content)):  # the file's size, and what it unpacks to
+            with pytest.raises(ValueError, match=f"more than {most:,} bytes; load.path, max_bytes=…. reads more"):
+                read(tmp_path, content, suffix, max_bytes=most)
+        assert read(tmp_path, content, suffix, max_bytes=10**9).steps
+    with pytest.raises(ValueError, match="max_bytes is 0; expected at least 1"):
+        read(tmp_path, content, suffix, max_bytes=0)
+
+
+# ------------------------------------------------------------------------------------------------------- whatever else
+
+EDITS = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "cut", "drop", "double"]), st.floats(0, 1, exclude_max=True), st.integers(1, 255)
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def edited(content: bytes, edits: list[tuple[str, float, int]]) -> bytes:
+    """Return bytes with some flipped, the end cut off, some left out, or some said twice."""
+    for how, where, what in edits:
+        at = int(where * len(content))
+        if how == "flip":
+            content = content[:at] + bytes([content[at] ^ what]) + content[at + 1 :] if content else content
+        else:
+            rest = {"cut": b"", "drop": content[at + what :], "double": content[max(at - what, 0) :]}[how]
+            content = content[:at] + rest
+    return content
+
+
+@given(part=st.sampled_from(["json.gz", "npz", "json", "header", "columns"]), edits=EDITS)
+def test_a_file_with_bytes_changed_works_or_is_refused(
+    good: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, part: str, edits: list[tuple[str, float, int]]
+) -> None:
+    """In the file as it is, in the JSON before it is zipped, and in an .npz file's header and numbers."""
+    folder = tmp_path_factory.getbasetemp()
+    if part in good:
+        works_or_is_refused(folder, edited(good[part], edits), part)
+    elif part == "json":
+        changed = edited(gzip.decompress(good["json.gz"]), edits)
+        works_or_is_refused(folder, gzip.compress(changed, 1), "json.gz")
+    else:
+        with np.load(io.BytesIO(good["npz"])) as found:
+            name = "header" if part == "header" else sorted(set(found) - {"header"})[edits[0][2] % 9]
+            array = found[name]
+        changed = edited(array.tobytes(), edits)
+        row = array.itemsize * math.prod(array.shape[1:])
+        flat = np.frombuffer(changed[: len(changed) // row * row], array.dtype)
+        works_or_is_refused(folder, repacked(good["npz"], **{name: flat.reshape(-1, *array.shape[1:])}), "npz")
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from([10**400, [], {}, [0], "Q[0]"]),
+)
+
+
+@given(way=st.lists(st.floats(0, 1, exclude_max=True), min_size=8, max_size=8), value=VALUES, kept=st.integers(1, 4))
+def test_a_file_with_an_entry_changed_works_or_is_refused(
+    good: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, way: list[float], value: Any, kept: int
+) -> None:
+    data = json.loads(gzip.decompress(good["json.gz"]))
+    inside = data
+    for depth, part in enumerate(way):
+        keys = sorted(inside) if isinstance(inside, dict) else range(len(inside))
+        key = keys[int(part * len(keys))]
+        if not isinstance(inside[key], dict | list) or not inside[key] or depth == kept:
+            inside[key] = value
+            break
+        inside = inside[key]
+    content = gzip.compress(json.dumps(data).encode(), 1)
+    works_or_is_refused(tmp_path_factory.getbasetemp(), content, "json.gz")
