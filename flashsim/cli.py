@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import flashsim
 from flashsim import cli_bench, cli_check, cli_debug, cli_example, cli_gpu, cli_step, cli_tune, patterns
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.files import write_whole
 from flashsim.gpu.compiling import MissingGPU
 from flashsim.inputs import DEFAULT_SRAM_BYTES, FLOATS, float_dtype
 from flashsim.machines import MACHINES
@@ -416,7 +417,7 @@ def _write_json(target: str, data: dict[str, Any]) -> None:
     if target == "-":
         sys.stdout.write(text)
     else:
-        Path(target).write_text(text, encoding="utf-8")
+        write_whole(target, text)
 
 
 @contextmanager

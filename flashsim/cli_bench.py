@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsim.dropout import check_p
+from flashsim.files import write_whole
 from flashsim.inputs import check_count
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
         if options.json == "-":
             print(text, end="")
         else:
-            Path(options.json).write_text(text, encoding="utf-8")
+            write_whole(options.json, text)
     if options.json != "-":
         print_results(record)
     return 0

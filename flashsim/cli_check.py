@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashsim.files import write_whole
 from flashsim.inputs import FLOATS
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
         if options.json == "-":
             print(text)
         else:
-            Path(options.json).write_text(text + "\n", encoding="utf-8")
+            write_whole(options.json, text + "\n")
     if options.json != "-":
         print(report)
     return 0 if report.ok else 1

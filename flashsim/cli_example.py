@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
+
+from flashsim.files import write_whole
 
 SUMMARY = "Print a worked example, step by step: online softmax, online attention, tiles, and what rounding does."
 EXAMPLES = (
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         if options.json == "-":
             print(text, end="")
         else:
-            Path(options.json).write_text(text, encoding="utf-8")
+            write_whole(options.json, text)
     if options.json != "-":
         print("\n".join(example.lines(steps)))
         print("\nThe same step in flashsim:")

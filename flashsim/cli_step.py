@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flashsim.files import write_whole
+
 SUMMARY = "Record a run and write a page that plays it: line by line, forwards and backwards."
 EXAMPLES = (
     "flashsim step --open\n"
@@ -109,7 +111,7 @@ def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
     note = ""
     if output.suffix == ".html":
         page, note = page_of(trace, versus)
-        output.write_text(page, encoding="utf-8")
+        write_whole(output, page)
     else:
         trace.save(output, versus=versus)
     print(f"Saved {output} ({output.stat().st_size / 1000:,.0f} kB, {len(trace.steps):,} steps)")

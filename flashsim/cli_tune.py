@@ -6,9 +6,9 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from flashsim.files import write_whole
 from flashsim.inputs import DEFAULT_SRAM_BYTES, FLOATS, float_dtype
 from flashsim.sizes import human_bytes, parse_size
 
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
         if options.json == "-":
             print(text, end="")
         else:
-            Path(options.json).write_text(text, encoding="utf-8")
+            write_whole(options.json, text)
     if options.json != "-":
         print_tuned(tuned, itemsize, options.dtype)
     return 0

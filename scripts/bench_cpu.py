@@ -46,6 +46,7 @@ from rich.text import Text
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import flashsim
+from flashsim.files import write_whole
 
 if TYPE_CHECKING:
     import triton.language as tl  # at run time `triton_interpreter` imports it
@@ -418,7 +419,7 @@ def main() -> None:
     Console(width=None if sys.stdout.isatty() else 130).print(table(rows, args.quick))
     if args.json:
         record = surroundings() | {"sizes": asdict(sizes), "rows": [asdict(r) for r in rows], "measured": raw}
-        args.json.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(args.json, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         progress.print(f"wrote {args.json}")
 
 

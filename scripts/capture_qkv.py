@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import hashlib
+import io
 import json
 import math
 import platform
@@ -38,6 +39,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load as load_safetensors
+
+from flashsim.files import write_whole
 
 F32 = NDArray[np.float32]
 Bools = NDArray[np.bool_]
@@ -345,8 +348,9 @@ def print_table(table: dict[str, ScoreStatistics]) -> None:
 def save_capture(path: Path, heads: Heads, attend: Bools, tokens: list[str]) -> None:
     """Write Q, K, V (heads, N, d) as float16 with the mask (N,), the tokens (N,) and where it all comes from."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
     np.savez_compressed(
-        path,
+        buffer,
         q=heads.q.astype(np.float16),
         k=heads.k.astype(np.float16),
         v=heads.v.astype(np.float16),
@@ -360,6 +364,7 @@ def save_capture(path: Path, heads: Heads, attend: Bools, tokens: list[str]) -> 
         text=np.array("Abraham Lincoln, Gettysburg Address (1863), Bliss copy: scripts/capture_text.txt"),
         made_by=np.array("python scripts/capture_qkv.py"),
     )
+    write_whole(path, buffer.getvalue())
 
 
 def save_statistics(path: Path, table: dict[str, ScoreStatistics], heads: Heads, attend: Bools) -> None:
@@ -376,7 +381,7 @@ def save_statistics(path: Path, table: dict[str, ScoreStatistics], heads: Heads,
         "gaussian_seed": GAUSSIAN_SEED,
         "statistics": {name: asdict(row) for name, row in table.items()},
     }
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(record, indent=2) + "\n")
 
 
 def capture(encoder: Encoder, out: Path, stats: Path) -> None:

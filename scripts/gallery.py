@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from flashsim.files import write_whole
 from flashsim.gallery import files, pages
 
 FOLDER = Path(__file__).resolve().parents[1] / "figures" / "gallery"
@@ -26,7 +27,7 @@ def main() -> None:
             parser.error(f"LESSON is {name!r}; expected of {', '.join(pages())}")
     options.output.mkdir(parents=True, exist_ok=True)
     for name, content in files(options.lessons):
-        (options.output / name).write_text(content, encoding="utf-8")
+        write_whole(options.output / name, content)
         print(f"{name:24} {len(content.encode('utf-8')) / 1000:9,.0f} kB", flush=True)
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flashsim.files import write_whole
 from flashsim.plots.gpu import plot_figure_1, plot_peak_memory, plot_runtime, plot_times
-from flashsim.plots.saving import figure_of
+from flashsim.plots.saving import drawn, figure_of
 
 DRAWN: dict[str, Callable[..., Any]] = {
     "gpu_times": plot_times,
@@ -33,8 +34,8 @@ def main() -> None:
     record = json.loads(options.record.read_text(encoding="utf-8"))
     for name, plot in DRAWN.items():
         figure = figure_of(plot(record))
-        figure.savefig(options.output / f"{name}.png", dpi=200)
-        figure.savefig(options.output / f"{name}.svg", metadata={"Date": None})
+        write_whole(options.output / f"{name}.png", drawn(figure, "png"))
+        write_whole(options.output / f"{name}.svg", drawn(figure, "svg"))
         print(options.output / f"{name}.png")
 
 

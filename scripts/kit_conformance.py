@@ -37,6 +37,7 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from flashsim.files import write_whole  # noqa: E402
 from flashsim.testing import check_attention  # noqa: E402
 from tests.implementations import IMPLEMENTATIONS  # noqa: E402
 
@@ -227,7 +228,7 @@ def main() -> None:
         else:
             about = surroundings()
         record = about | {"examples": args.examples, "fewer_examples": fewer, "implementations": records}
-        args.json.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(args.json, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         stderr.print(f"wrote {args.json}")
     if any(verdict(record).startswith(("FAILS", "failed")) for record in records.values()):
         raise SystemExit(1)

@@ -27,6 +27,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: tiles are small
 
+    from flashsim.files import write_whole
     from flashsim.plots import save
     from flashsim.plots.kit_matrix import plot_kit_matrix
     from flashsim.plots.saving import figure_of
@@ -40,7 +41,7 @@ def main() -> None:
     machine = f"any with these versions: counts of cases; drawn on {platform.machine()}"
     paths = save(figure_of(plot_kit_matrix(data)), options.output, data, command, machine=machine)
     table = options.output.with_suffix(".md")
-    table.write_text(as_markdown(data), encoding="utf-8")
+    write_whole(table, as_markdown(data))
     print(*paths, table, sep="\n")
     print(f"{data['caught_with_every_seed']} of {len(data['mutants'])} bugs are noticed with every seed; the textbook test "
           f"notices {data['caught_by_the_textbook_test']}")  # fmt: skip

@@ -15,6 +15,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+from flashsim.files import write_whole
 from flashsim.gpu.benchmark import machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +58,7 @@ def main() -> int:
         "seconds": float(suite.get("time", "0")),
         **outcomes,
     }
-    options.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_whole(options.output, json.dumps(record, indent=1) + "\n")
     return status
 
 

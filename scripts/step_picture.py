@@ -17,6 +17,7 @@ import numpy as np
 
 from flashsim.cli import BLOCK_MASKS, build_parser
 from flashsim.cli_step import recorded
+from flashsim.files import write_whole
 from flashsim.trace import Step
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,7 +47,7 @@ def photograph() -> None:
         page = browser.new_page(viewport={"width": 1280, "height": 720})
         page.goto(f"{page_file.as_uri()}#t={step.number}")
         page.wait_for_selector("html[data-ready]", state="attached")
-        page.screenshot(path=str(ROOT / "figures" / "step.png"))
+        write_whole(ROOT / "figures" / "step.png", page.screenshot())
         browser.close()
     print(f"figures/step.png: step {step.number}, {step.label}")
 

@@ -13,6 +13,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from flashsim.files import write_whole
 from flashsim.plots.gpu import plot_validation
 from flashsim.plots.saving import figure_of, save
 from flashsim.tables import console_for_tables, new_table
@@ -41,7 +42,7 @@ def main() -> int:
         except MissingGPU as missing:
             parser.error(str(missing))
         data = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **measured}
-        record_file.write_text(json.dumps({"command": command, "data": data}, indent=1) + "\n", encoding="utf-8")
+        write_whole(record_file, json.dumps({"command": command, "data": data}, indent=1) + "\n")
     table = new_table(
         "pass", "level", "read, predicted", "counted", "written, predicted", "counted", "off", "ms", "agrees"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import stat
@@ -13,10 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import flashsim
+from flashsim import files
 from flashsim.files import check_target, write_whole
+from flashsim.trace import Trace
 
 ROOT = Path(flashsim.__file__).parents[1]
 
@@ -90,7 +94,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["/dev/stdout", "link"])
 def test_standard_output_is_written_to_be_it_a_pipe_or_a_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "link").symlink_to("/dev/stdout")
-    code = f"from flashsim.files import write_whole; write_whole({name!r}, 'text')"
+    code = f"import runpy; runpy.run_path({files.__file__!r})['write_whole']({name!r}, 'text')"  # imports no NumPy
     run = [sys.executable, "-c", code]
     assert subprocess.run(run, cwd=tmp_path, capture_output=True, check=True).stdout == b"text"
     with (tmp_path / "out").open("wb") as out:
@@ -136,3 +140,44 @@ def test_a_folder_that_takes_no_new_files(tmp_path: Path) -> None:
             write_whole(folder / "b", "new")
     finally:
         folder.chmod(0o755)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    Q = np.random.default_rng(0).standard_normal((4, 2))
+    return flashsim.trace("flash", Q, Q, Q, M=64)
+
+
+@pytest.mark.parametrize("name", ["run.html", "run.npz", "run.json.gz", "run.perfetto.json"])
+def test_a_trace_is_written_whole(trace: Trace, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("old")
+    with little_room(100), pytest.raises(OSError, match="File too large"):
+        trace.save(tmp_path / name)
+    assert (tmp_path / name).read_text() == "old"
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_a_picture_is_written_whole(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from flashsim.plots import save
+
+    names = ["a.json", "a.png", "a.svg"]
+    for name in names:
+        (tmp_path / name).write_text("old")
+    with little_room(10), pytest.raises(OSError, match="File too large"):
+        save(Figure(), tmp_path / "a", {}, "none")
+    assert {name: (tmp_path / name).read_text() for name in names} == dict.fromkeys(names, "old")
+    assert sorted(os.listdir(tmp_path)) == names
+
+
+WRITES = re.compile(
+    r"""\.(write_text|write_bytes|savefig|savez|savez_compressed|tofile|mkstemp)\((?!\s*buffer)"""
+    r"""|screenshot\(path|open\([^()\n]*["'][wax]"""
+)
+
+
+def test_nothing_else_writes_files() -> None:
+    sources = [*(ROOT / "flashsim").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    texts = {path: path.read_text(encoding="utf-8") for path in sources if path != Path(files.__file__)}
+    assert [f"{path}: {found[0]}" for path, text in texts.items() for found in WRITES.finditer(text)] == []

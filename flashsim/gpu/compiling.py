@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from flashsim.files import write_whole
+
 KERNELS = Path(__file__).parent / "kernels"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_90a")  # compiled in the tests, with a GPU or without
 INSTALL = 'pip install "flashsim[gpu]" (CuPy for CUDA 13, with the NVRTC and runtime headers that it needs)'
@@ -255,21 +257,13 @@ def _to_cache(key: str, compiled: Compiled) -> Compiled:
     kept = {name: value for name, value in asdict(compiled).items() if name != "cubin"}
     kept["sha256"] = hashlib.sha256(compiled.cubin).hexdigest()
     folder = cache_folder()
-    _write(folder / f"{key}.cubin", compiled.cubin)
-    _write(folder / f"{key}.json", json.dumps(kept).encode())
+    write_whole(folder / f"{key}.cubin", compiled.cubin)
+    write_whole(folder / f"{key}.json", json.dumps(kept))
     return compiled
 
 
 def _cubin_file(digest: str, cubin: bytes) -> Path:
     path = cache_folder() / f"{digest}.load.cubin"
     if not (path.is_file() and path.read_bytes() == cubin):
-        _write(path, cubin)
+        write_whole(path, cubin)  # another process may be reading
     return path
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a whole file or none: another process may be reading."""
-    handle, name = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    os.replace(name, path)

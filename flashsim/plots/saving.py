@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flashsim import __version__
+from flashsim.files import write_whole
 from flashsim.plots.style import styled
 
 
@@ -23,6 +25,13 @@ def figure_of(ax: Axes | Sequence[Axes]) -> Figure:
     figure = (ax if isinstance(ax, Axes) else ax[0]).figure
     assert isinstance(figure, Figure), "flashsim draws on figures of its own, which have no subfigures"
     return figure
+
+
+def drawn(figure: Figure, form: Literal["png", "svg"]) -> bytes:
+    """Return a figure as PNG (200 dpi) or SVG (text as paths): the same bytes for the same figure."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
+    return buffer.getvalue()
 
 
 @styled
@@ -36,9 +45,6 @@ def save(
     """
     stem = Path(stem)
     png, svg, numbers = (stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".json"))
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(png, dpi=200)
-    figure.savefig(svg, metadata={"Date": None})
     record = {
         "command": command,
         "made_with": {
@@ -52,5 +58,6 @@ def save(
     }
     text = json.dumps(record, indent=1, ensure_ascii=False)
     text = re.sub(r'\n\s*(?=[^\[\]{}"]*\])', " ", text)  # a list of numbers on one line
-    numbers.write_text(text + "\n", encoding="utf-8")
-    return [png, svg, numbers]
+    contents: dict[Path, str | bytes] = {png: drawn(figure, "png"), svg: drawn(figure, "svg"), numbers: text + "\n"}
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    return [write_whole(path, content) for path, content in contents.items()]

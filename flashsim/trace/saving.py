@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.files import path_of, write_whole
 from flashsim.records import Blocks, Shape
 from flashsim.trace.lesson import Lesson
 from flashsim.trace.recording import About, Counts, Resident, Trace, TraceEvent, short
@@ -35,24 +36,22 @@ LOGICAL_TIME = "logical time: one step of the algorithm = 1 µs; not performance
 
 def save(trace: Trace, path: str | Path, versus: Trace | None = None, lesson: Lesson | None = None) -> Path:
     """Write a trace in the format that the path's suffix says. Raises ValueError for one that it does not know."""
-    path = Path(path)
+    path = path_of(path)
     if versus is not None and path.suffix != ".html":
         raise ValueError(f"{path.name} holds one trace; the comparison of two is a page: expected .html")
     if lesson is not None and path.suffix != ".html":
         raise ValueError(f"{path.name} holds a trace; a lesson is in a page: expected .html")
     if path.name.endswith(".html"):
-        path.write_text(as_html(trace, versus, lesson), encoding="utf-8")
-    elif path.name.endswith(".perfetto.json"):
-        path.write_text(json.dumps(as_perfetto(trace), ensure_ascii=False), encoding="utf-8")
-    elif path.name.endswith(".json.gz"):
-        path.write_bytes(_zipped(as_json(trace)))
-    elif path.name.endswith(".npz"):
-        _save_npz(as_json(trace), path)
-    else:
-        raise ValueError(
-            f"{path.name} has no suffix that says a trace's format; expected .html, .json.gz, .npz or .perfetto.json"
-        )
-    return path
+        return write_whole(path, as_html(trace, versus, lesson))
+    if path.name.endswith(".perfetto.json"):
+        return write_whole(path, json.dumps(as_perfetto(trace), ensure_ascii=False))
+    if path.name.endswith(".json.gz"):
+        return write_whole(path, _zipped(as_json(trace)))
+    if path.name.endswith(".npz"):
+        return write_whole(path, _as_npz(as_json(trace)))
+    raise ValueError(
+        f"{path.name} has no suffix that says a trace's format; expected .html, .json.gz, .npz or .perfetto.json"
+    )
 
 
 def load(path: str | Path) -> Trace:
@@ -199,8 +198,8 @@ def _zipped(data: Any) -> bytes:
     return gzip.compress(text.encode("utf-8"), mtime=0)
 
 
-def _save_npz(data: dict[str, Any], path: Path) -> None:
-    """Columns of numbers as arrays, all else as JSON in the array `header`."""
+def _as_npz(data: dict[str, Any]) -> bytes:
+    """Return columns of numbers as arrays, all else as JSON in the array `header`."""
     events = dict(data["events"])
     kinds = sorted(set(events["kind"]))
     arrays: dict[str, Any] = {
@@ -212,8 +211,9 @@ def _save_npz(data: dict[str, Any], path: Path) -> None:
     header = {key: value for key, value in data.items() if key not in ("events", "values")} | {"kinds": kinds}
     values = np.frombuffer(base64.b64decode(data["values"]), dtype.newbyteorder("<"))
     text = json.dumps(header, ensure_ascii=False).encode("utf-8")
-    with path.open("wb") as file:
-        np.savez_compressed(file, header=np.frombuffer(text, np.uint8), values=values, **arrays)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, header=np.frombuffer(text, np.uint8), values=values, **arrays)
+    return buffer.getvalue()
 
 
 def _load_npz(path: Path) -> dict[str, Any]:
