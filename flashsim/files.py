@@ -31,7 +31,21 @@ def check_target(path: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
     if path.exists() and not os.access(path, os.W_OK):
         raise PermissionError(f"{path} cannot be written: it is read-only")
+    if not path.exists() and not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"{path} cannot be written: its folder takes no new files")
     return path
+
+
+def name_of(path: str | os.PathLike[str]) -> str:
+    r"""Return a path as text that UTF-8 can hold: a byte of the name that is no UTF-8 as \xff."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def what_is_there(path: Path) -> str:
+    """Say, for a message, what a path is that is no regular file."""
+    if path.is_dir():
+        return "a folder"
+    return "a pipe or a device" if path.exists() else "not there"
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
