@@ -22,8 +22,8 @@ from flashsim.memory import MemoryModelError
 REFUSED, INTERRUPTED, READER_GONE = 2, 130, 141
 
 
-def guarded(program: str, work: Callable[[], int]) -> int:
-    """Return the exit status of `work`, which returns 0 or 1; what it raises is said on stderr, in one line, and is 2 or more.
+def guarded(program: str, work: Callable[[], int | None]) -> int:
+    """Return the exit status of `work`, which returns 0, 1 or None, and raises for all else: that is said in one line on stderr.
 
     An exception that is none of ours is a bug, and keeps its traceback.
     """
@@ -32,7 +32,7 @@ def guarded(program: str, work: Callable[[], int]) -> int:
             if sys.stdout is None:
                 raise OSError("standard output is closed")
             try:
-                status = work()
+                status = work() or 0
             except SystemExit as stop:  # of argparse's --help and --version
                 status = stop.code if isinstance(stop.code, int) else 0
             sys.stdout.flush()

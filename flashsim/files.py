@@ -5,11 +5,13 @@ What is interrupted, or runs out of room, leaves the file that was there before,
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def path_of(path: str | os.PathLike[str]) -> Path:
@@ -46,6 +48,21 @@ def what_is_there(path: Path) -> str:
     if path.is_dir():
         return "a folder"
     return "a pipe or a device" if path.exists() else "not there"
+
+
+def read_record(path: Path, *needs: str) -> dict[str, Any]:
+    """Return what a JSON file says. Raises ValueError for one that is no JSON object with the entries `needs`."""
+    if not path.is_file():
+        raise ValueError(f"{path} is {what_is_there(path)}; expected a JSON file")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    missing = [name for name in needs if not isinstance(record, dict) or name not in record]
+    if missing:
+        raise ValueError(f"{path} has no {' and no '.join(missing)}; expected a JSON object with {', '.join(needs)}")
+    found: dict[str, Any] = record
+    return found
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:

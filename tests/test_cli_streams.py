@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import flashsim
 from flashsim import cli_shared, plots, report, testing, verify
 from flashsim.cli import COMMANDS, main
 
@@ -243,3 +245,33 @@ def test_targets_are_checked_before_the_work(
 def test_what_is_not_finite_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     cli_shared.write_json("-", {"a": [float("nan"), (float("inf"), np.float64("-inf"))], "b": {"c": 1.5}})
     assert json.loads(capsys.readouterr().out) == {"a": [None, [None, None]], "b": {"c": 1.5}}
+
+
+# -------------------------------------------------------------------------------------------------------------- scripts
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "record.json is no JSON"),
+        (b"{", "record.json is no JSON"),
+        (b"\xff", "record.json is no JSON"),
+        (b"[" * 100_000, "record.json is no JSON"),
+        (b"[]", "record.json has no machine and no results; expected a JSON object with machine, results"),
+        (b'{"machine": 1, "results": [3]}', "record.json has not what gpu_times draws: TypeError"),
+        (None, "record.json is not there; expected a JSON file"),
+    ],
+)
+def test_a_record_that_is_none_is_refused_in_one_line(
+    content: bytes | None, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        Path("record.json").write_bytes(content)
+    script = Path(flashsim.__file__).parents[1] / "scripts" / "gpu_figures.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "--record", "record.json", "-o", "."])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(script), run_name="__main__")
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out) == (2, "")
+    assert err.startswith(f"gpu_figures.py: error: {said}")
+    assert err.count("\n") == 1
