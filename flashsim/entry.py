@@ -7,14 +7,16 @@ what a shell says of a program that SIGPIPE ended.
 
 from __future__ import annotations
 
+import _thread
 import codecs
 import io
 import os
 import sys
+import threading
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 from flashsim.gpu.compiling import MissingGPU
 from flashsim.memory import MemoryModelError
@@ -27,7 +29,7 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
 
     An exception that is none of ours is a bug, and keeps its traceback.
     """
-    with _streams():
+    with _streams(), _interrupts():
         try:
             if sys.stdout is None:
                 raise OSError("standard output is closed")
@@ -54,6 +56,27 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
         return status
 
 
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Have Ctrl-C arrive: Python drops a KeyboardInterrupt that comes while it collects garbage, so raise it again."""
+    before, timers = sys.unraisablehook, []
+
+    def hook(dropped: Any) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            before(dropped)
+            return
+        timers.append(threading.Timer(0.02, _thread.interrupt_main))
+        timers[-1].start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in timers:
+            timer.cancel()
+
+
 def one_line(text: object) -> str:
     r"""Return text on one line that a terminal can show: other white space as a space, what is not printable as \x1b."""
     return "".join(c if c.isprintable() else _escaped(c) for c in " ".join(str(text).split()))
@@ -72,7 +95,7 @@ def _streams() -> Iterator[None]:
     """Have stdout and stderr spell what their encoding lacks, and no later write fail where one has."""
     with ExitStack() as stack:
         if sys.stderr is None:  # it is closed; print would say errors on stdout
-            stack.enter_context(redirect_stderr(stack.enter_context(open(os.devnull, "w", encoding="utf-8"))))
+            stack.enter_context(redirect_stderr(io.StringIO()))
         before = [(s, s.errors) for s in (sys.stdout, sys.stderr) if isinstance(s, io.TextIOWrapper)]
         for stream, _ in before:
             stream.reconfigure(errors="flashsim.spelled")

@@ -21,6 +21,7 @@ import pytest
 import flashsim
 from flashsim import cli_shared, plots, report, testing, verify
 from flashsim.cli import COMMANDS, main
+from flashsim.entry import guarded
 
 COUNT = ("count", "--N", "64", "--d", "8")
 STEP = ("step", "--text", "--n", "4", "--d", "2", "--causal")
@@ -205,6 +206,21 @@ def test_ctrl_c_ends_with_130_and_leaves_no_file_in_part(
     (found,) = Path().iterdir()
     text = found.read_text(encoding="utf-8")
     assert text == "old" or json.loads(text)
+
+
+def test_a_ctrl_c_that_python_drops_comes_again(capsys: pytest.CaptureFixture[str]) -> None:
+    class Dropping:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def work() -> None:
+        Dropping()
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            pass
+
+    assert guarded("program", work) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_real_ctrl_c() -> None:
