@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from flashsim.checking import check_count, check_p
-from flashsim.files import write_whole
+from flashsim.cli_shared import add_dropout, add_json, add_quiet, check_outputs, progress, whole, write_json
+from flashsim.gpu.benchmark import OURS, TORCH
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
 EXAMPLES = (
@@ -23,40 +21,36 @@ LENGTHS = [2**e for e in range(7, 17)]
 
 def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
-    parser.add_argument("--N", type=int, nargs="+", default=LENGTHS, help="sequence lengths. Default: 128 … 65536")
-    parser.add_argument("--d", type=int, nargs="+", default=[64, 128], help="head dimensions. Default: 64 128")
+    parser.add_argument("--N", type=whole(), nargs="+", default=LENGTHS, help="sequence lengths. Default: 128 … 65536")
+    parser.add_argument("--d", type=whole(), nargs="+", default=[64, 128], help="head dimensions. Default: 64 128")
     parser.add_argument("--causal", choices=["no", "yes", "both"], default="both", help="default: both")
     parser.add_argument("--direction", choices=["forward", "backward", "both"], default="both", help="default: both")
-    parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="drop weights with this probability")
+    add_dropout(parser)
     parser.add_argument(
         "--dtype", choices=["float16", "bfloat16", "float32"], default="float16", help="default: float16"
     )
-    parser.add_argument("--batch", type=int, default=0, metavar="B", help="default: for 16,384 tokens")
-    parser.add_argument("--heads", type=int, default=16, metavar="H", help="default: 16")
+    parser.add_argument("--batch", type=whole(0), default=0, metavar="B", help="default: for 16,384 tokens")
+    parser.add_argument("--heads", type=whole(), default=16, metavar="H", help="default: 16")
+    names = [*OURS, *TORCH]
     parser.add_argument(
-        "--only",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="of algorithm_1, algorithm_2, q_outer, tensor_core, standard, torch_unfused, torch_math, torch_flash, torch_cudnn."
-        " Default: all",
+        "--only", nargs="+", choices=names, default=[], metavar="NAME", help=f"of {', '.join(names)}. Default: all"
     )
-    parser.add_argument("--rounds", type=int, default=7, help="medians over so many. Default: 7")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON (- for stdout, and nothing else)")
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    parser.add_argument("--rounds", type=whole(), default=7, help="medians over so many. Default: 7")
+    add_json(parser)
+    add_quiet(parser)
 
 
-def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
-    """Run the command and return 0. Raises ValueError for options that make no sense, and MissingGPU where there is none."""
+def run(options: argparse.Namespace) -> int:
+    """Run the command and return 0. Raises ValueError where --json cannot be written, and MissingGPU where there is none."""
     from flashsim.gpu.benchmark import benchmark, machine, settings
 
-    _check(options)
+    check_outputs(options)
     causal = {"no": [False], "yes": [True], "both": [False, True]}[options.causal]
     directions = ["forward", "backward"] if options.direction == "both" else [options.direction]
     others = {"dtype": options.dtype, "B": options.batch, "H": options.heads, "dropout_p": options.dropout}
     asked = settings(options.N, options.d, causal, directions, **others)
     on = machine()
-    with progress(options.quiet) as bar:
+    with progress(options) as bar:
         task = bar.add_task("bench", total=len(asked))
         results = benchmark(
             asked,
@@ -70,32 +64,10 @@ def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
         "machine": on,
         "results": results,
     }
-    if options.json:
-        text = json.dumps(_plain(record), indent=1, allow_nan=False) + "\n"
-        if options.json == "-":
-            print(text, end="")
-        else:
-            write_whole(options.json, text)
+    write_json(options.json, record)
     if options.json != "-":
         print_results(record)
     return 0
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Raise ValueError before anything is measured: for sizes below 1, names not known, and a file in no folder."""
-    from flashsim.gpu.benchmark import OURS, TORCH
-
-    sizes = {"--N": options.N, "--d": options.d, "--heads": [options.heads], "--rounds": [options.rounds]}
-    for name, given in sizes.items():
-        for n in given:
-            check_count(name, n)
-    check_count("--batch", options.batch, 0)
-    check_p(options.dropout)
-    for name in options.only:
-        if name not in (*OURS, *TORCH):
-            raise ValueError(f"--only names {name!r}; expected of {', '.join((*OURS, *TORCH))}")
-    if options.json and not Path(options.json).parent.is_dir():
-        raise ValueError(f"--json is {options.json}; expected a file in a folder that is there")
 
 
 def print_results(record: Mapping[str, Any]) -> None:
@@ -123,12 +95,3 @@ def print_results(record: Mapping[str, Any]) -> None:
     failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}
     for name, why in sorted(failed):
         console.print(f"{name} failed: {why}")
-
-
-def _plain(value: Any) -> Any:
-    """Return JSON's kinds of things: None for NaN."""
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and value != value else value

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashsim.files import write_whole
+from flashsim.cli_shared import add_json, add_quiet, add_seed, check_outputs, positive, progress, whole, write_json
 from flashsim.inputs import FLOATS
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ def add_options(parser: Any) -> None:
         "function", nargs="?", metavar=WHERE, help="the kernel: a module's, or a file's (my_kernels.py:attention)"
     )
     parser.add_argument("--list", action="store_true", help="list the checks, and check nothing")
-    parser.add_argument("--examples", type=int, default=300, metavar="N", help="cases to draw. Default: 300")
-    parser.add_argument("--seed", type=int, default=0, help="of the cases. Default: 0")
+    parser.add_argument("--examples", type=whole(), default=300, metavar="N", help="cases to draw. Default: 300")
+    add_seed(parser, "the cases")
     parser.add_argument("--backward", metavar=WHERE, help="its backward function (q, k, v, do, …) -> dq, dk, dv")
     parser.add_argument(
         "--dropout", metavar=WHERE, help="the keep mask of its dropout, (shape, dropout_p, seed) -> booleans"
@@ -47,8 +46,8 @@ def add_options(parser: Any) -> None:
         "--convention", choices=["sdpa", "flash_attn"], help="with --wrap: how the function names and aligns things"
     )
     parser.add_argument("--device", help="with --wrap: where its arrays live, such as cuda")
-    parser.add_argument("--json", metavar="FILE", help="write the report as JSON (- for stdout, and nothing else)")
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    add_json(parser, "report")
+    add_quiet(parser)
     spec = parser.add_argument_group(
         "what the kernel declares", "Default: the function's own attribute `spec`, if it has one"
     )
@@ -58,7 +57,7 @@ def add_options(parser: Any) -> None:
     spec.add_argument("--dtypes", nargs="+", choices=FLOATS, metavar="DTYPE", help=f"of {', '.join(FLOATS)}")
     spec.add_argument("--layout", choices=["BHND", "BNHD"])
     spec.add_argument(
-        "--block", nargs=2, type=int, metavar=("B_r", "B_c"), help="its tile; lengths are drawn around it"
+        "--block", nargs=2, type=whole(), metavar=("B_r", "B_c"), help="its tile; lengths are drawn around it"
     )
     spec.add_argument("--causal", choices=["bottom_right", "top_left"], help="it takes causal=, so aligned")
     spec.add_argument("--empty-rows", choices=["zero", "nan", "mean", "undefined"], help="O where all keys are masked")
@@ -73,14 +72,16 @@ def add_options(parser: Any) -> None:
         ("deterministic", "the same call gives the same bits (the default)"),
     ):
         spec.add_argument(f"--{name.replace('_', '-')}", action=argparse.BooleanOptionalAction, help=what)
-    spec.add_argument("--head-dims", nargs="+", type=int, metavar="D", help="the widths it takes. Default: any")
+    spec.add_argument("--head-dims", nargs="+", type=whole(), metavar="D", help="the widths it takes. Default: any")
     spec.add_argument("--strides", choices=["any", "last_contiguous", "contiguous"], help="which arrays it takes")
     spec.add_argument("--accumulate", choices=FLOATS, metavar="DTYPE", help="the type of its sums")
     spec.add_argument(
         "--stores", choices=["output", "output_per_block", "scores"], help="what it rounds to the inputs' dtype"
     )
-    spec.add_argument("--max-shapes", type=int, metavar="N", help="at most N distinct shapes, for kernels that compile")
-    spec.add_argument("--C", type=float, help="multiplies every error budget. Default: 2")
+    spec.add_argument(
+        "--max-shapes", type=whole(), metavar="N", help="at most N distinct shapes, for kernels that compile"
+    )
+    spec.add_argument("--C", type=positive, help="multiplies every error budget. Default: 2")
 
 
 SPEC_OPTIONS = (
@@ -101,19 +102,27 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.function is None:
         raise ValueError(f"what is to be checked is missing: give {WHERE}, or --list")
-    fn = load(options.function)
-    backward, dropout = (load(where) if where else None for where in (options.backward, options.dropout))
+    check_outputs(options)
+    fn = function(WHERE, options.function)
+    backward = function("--backward", options.backward) if options.backward else None
+    dropout = function("--dropout", options.dropout) if options.dropout else None
     said = {name: getattr(options, name) for name in SPEC_OPTIONS if getattr(options, name) is not None}
     if options.wrap:
-        fn = testing.wrap(fn, options.wrap, convention=options.convention, device=options.device)
+        fn = _wrapped(fn, options)
         own = None
     elif options.convention or options.device:
         raise ValueError("--convention and --device go with --wrap")
     else:
         own = getattr(fn, "spec", None)
         backward, dropout = backward or getattr(fn, "backward", None), dropout or getattr(fn, "keep", None)
-    spec = _spec(load(options.spec) if options.spec else own, said, fn if options.wrap else None)
-    with Bar(options.quiet) as progress:
+    if options.spec:
+        own = load(options.spec)
+        if not isinstance(own, testing.Spec):
+            kind = type(own).__name__
+            raise ValueError(f"argument --spec: {options.spec} is of type {kind}; expected a flashsim.testing.Spec")
+    spec = _spec(own, said, fn if options.wrap else None)
+    with progress(options) as bar:
+        task = bar.add_task("check", total=None)
         report = testing.check_attention(
             fn,
             spec,
@@ -124,14 +133,9 @@ def run(options: argparse.Namespace) -> int:
             expected_failures=dict.fromkeys(options.expect, "as said"),
             on_fail="return",
             seed=options.seed,
-            progress=progress,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    if options.json:
-        text = json.dumps({"command": options.command_line, **report.as_json()}, indent=1, ensure_ascii=False)
-        if options.json == "-":
-            print(text)
-        else:
-            write_whole(options.json, text + "\n")
+    write_json(options.json, {"command": options.command_line, **report.as_json()})
     if options.json != "-":
         print(report)
     return 0 if report.ok else 1
@@ -147,8 +151,31 @@ def _spec(given: Any, said: dict[str, Any], wrapped: Any) -> Spec:
         made: Spec = wrapped.spec(**said) if wrapped is not None else Spec(**said)
         return made
     if not isinstance(given, Spec):
-        raise ValueError(f"the spec is {given!r}; expected a flashsim.testing.Spec")
+        kind = type(given).__name__
+        raise ValueError(f"the function's own attribute `spec` is of type {kind}; expected a flashsim.testing.Spec")
     return replace(given, **said)
+
+
+def _wrapped(fn: Any, options: argparse.Namespace) -> Any:
+    from flashsim.testing import wrap
+    from flashsim.testing.wrapping import INSTALL
+
+    try:
+        return wrap(fn, options.wrap, convention=options.convention, device=options.device)
+    except ModuleNotFoundError as error:
+        how = INSTALL[options.wrap] if error.name == options.wrap else error
+        raise ValueError(f"argument --wrap: {options.wrap} needs the package {error.name}: {how}") from error
+    except Exception as error:  # each package has its own for a device that it does not know
+        device = f" --device {options.device}" if options.device else ""
+        raise ValueError(f"--wrap {options.wrap}{device}: {error}") from error
+
+
+def function(option: str, where: str) -> Any:
+    """Return the function that `where` says. Raises ValueError, which says what kind of thing it is, but not its value."""
+    found = load(where)
+    if not callable(found):
+        raise ValueError(f"argument {option}: {where} is of type {type(found).__name__}; expected a function")
+    return found
 
 
 def load(where: str) -> Any:
@@ -164,13 +191,15 @@ def load(where: str) -> Any:
             found = getattr(found, part)
         except AttributeError:
             raise ValueError(f"{module_name} has no {name!r}") from None
+        except Exception as error:
+            raise ValueError(f"cannot get {name!r} of {module_name}: {type(error).__name__}: {error}") from error
     return found
 
 
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"cannot import {name}: {type(error).__name__}: {error}") from error
 
 
@@ -187,32 +216,7 @@ def _file(path: str) -> Any:
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(name, None)
         raise ValueError(f"cannot run {path}: {type(error).__name__}: {error}") from error
     return module
-
-
-class Bar:
-    """A progress bar on stderr, to be called with (cases done, of how many); nothing where stderr is no terminal."""
-
-    def __init__(self, quiet: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True,
-            disable=quiet or not sys.stderr.isatty(),
-        )  # fmt: skip
-        self._task = self._bar.add_task("check", total=None)
-
-    def __enter__(self) -> Bar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show how far it is."""
-        self._bar.update(self._task, completed=done, total=total)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import ast
 import bdb
+import io
 import linecache
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,7 @@ from typing import IO, Any
 
 from flashsim import cli_step
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.files import what_is_there
 from flashsim.memory import Event, MemoryModelError
 from flashsim.source import label_at
 
@@ -38,11 +40,11 @@ EXAMPLES = (
 )
 
 
-def add_options(parser: Any, algorithms: list[str], block_masks: Mapping[str, Any]) -> None:
+def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
     parser.add_argument(
         "algorithm",
-        choices=algorithms,
+        choices=list(dict.fromkeys([*FORWARD, *BACKWARD])),
         metavar="NAME",
         help=f"of {', '.join(FORWARD)}; with --backward also q_outer_two_pass",
     )
@@ -63,13 +65,13 @@ def add_options(parser: Any, algorithms: list[str], block_masks: Mapping[str, An
     parser.add_argument(
         "--commands", type=Path, metavar="FILE", help="read pdb's commands from this file, and quit at its end"
     )
-    cli_step.add_inputs(parser, block_masks)
+    cli_step.add_inputs(parser)
 
 
-def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run the command and return 0, be it that the run ended or that the debugger was quit.
 
-    Raises ValueError for a line or tile that the run has not, OSError for a file of commands that cannot be read.
+    Raises ValueError for a line or tile that the run has not, and for a file of commands that cannot be read.
     """
     known = BACKWARD if options.backward else FORWARD
     if options.algorithm not in known:
@@ -81,7 +83,10 @@ def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
     hook = _hook()
     if hook and options.commands:
         raise ValueError(f"--commands are for pdb; breakpoint() calls {hook} here")
-    passes = _pass(options, algorithm, block_masks)
+    commands = _commands(options.commands) if options.commands else None
+    if commands is None and sys.stdin is None:
+        raise ValueError("standard input is closed; give --commands FILE")
+    passes = _pass(options, algorithm)
     said = _rehearsed(passes, stop, at)
     print(f"{algorithm.title}, {stop.label}{said}. The memories: p sram, p hbm")
     sys.stdout.flush()
@@ -90,14 +95,12 @@ def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
             with with_breakpoint(known, algorithm, stop, at):
                 passes()
         else:
-            commands = options.commands.open(encoding="utf-8") if options.commands else nullcontext(None)
-            with commands as stdin:
-                debugger = _debugger(stop, stdin)
-                refused = debugger.set_break(stop.file, stop.line, cond=_condition(at))
-                if refused:
-                    raise ValueError(f"pdb sets no breakpoint at {stop.file}:{stop.line}: {refused}")
-                if debugger.runcall(passes) is None:  # it was quit
-                    return 0
+            debugger = _debugger(stop, commands)
+            refused = debugger.set_break(stop.file, stop.line, cond=_condition(at))
+            if refused:
+                raise ValueError(f"pdb sets no breakpoint at {stop.file}:{stop.line}: {refused}")
+            if debugger.runcall(passes) is None:  # it was quit
+                return 0
     except bdb.BdbQuit:  # a hook's own pdb was
         return 0
     print(f"{algorithm.title} ran to its end.")
@@ -129,8 +132,18 @@ def parse_at(text: str | None) -> dict[str, int]:
             raise ValueError(f"--at is {text!r}; expected turns of loops, counted from 0, such as j=2,i=3")
         if name in turns:
             raise ValueError(f"--at is {text!r}, which gives {name} twice")
-        turns[name] = int(index)
+        turns[name] = int(index[:30])  # enough to be refused as too large
     return turns
+
+
+def _commands(path: Path) -> IO[str]:
+    """Return pdb's commands. Raises ValueError for a file that holds none."""
+    if not path.is_file():
+        raise ValueError(f"argument --commands: {path} is {what_is_there(path)}; expected a file of pdb's commands")
+    try:
+        return io.StringIO(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError(f"argument --commands: {path} is no text in UTF-8") from None
 
 
 def find_stop(algorithm: Algorithm, line: str, at: Mapping[str, int]) -> Stop:
@@ -207,14 +220,14 @@ def _labels(found: Mapping[str, Any]) -> str:
 # ----------------------------------------------------------------------------------------------------------- what runs
 
 
-def _pass(options: argparse.Namespace, algorithm: Algorithm, block_masks: Mapping[str, Any]) -> Callable[..., object]:
+def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., object]:
     """Return the pass to debug, which takes observers; before a backward pass, the forward pass has been run."""
     import numpy as np
 
     import flashsim
 
     Q, K, V = cli_step.operands(options)
-    asked = cli_step.arguments(options, Q, K, V, block_masks)
+    asked = cli_step.arguments(options, Q, K, V)
 
     def forward(observers: Any = ()) -> object:
         return flashsim.forward(algorithm.name, Q, K, V, **asked, observers=observers)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-from flashsim.files import write_whole
+from flashsim.cli_shared import add_json, check_outputs, write_json
 
 SUMMARY = "Print a worked example, step by step: online softmax, online attention, tiles, and what rounding does."
 EXAMPLES = (
@@ -21,7 +20,7 @@ def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
     parser.add_argument("example", nargs="?", metavar="NAME", help="which. Default: list them, a line each")
     parser.add_argument("--list", action="store_true", help="list the examples, and run none")
-    parser.add_argument("--json", metavar="FILE", help="write the steps as JSON (- for stdout, and nothing else)")
+    add_json(parser, "steps")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,22 +36,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.example not in examples.EXAMPLES:
         raise ValueError(f"there is no example {options.example!r}; there are {', '.join(examples.EXAMPLES)}")
+    check_outputs(options)
     example = examples.EXAMPLES[options.example]
     steps = example.compute()
-    if options.json:
-        data = {
-            "command": options.command_line,
-            "example": options.example,
-            "about": example.about,
-            "where": example.where,
-        }
-        text = (
-            json.dumps({**data, "steps": examples.as_json(steps)}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        )
-        if options.json == "-":
-            print(text, end="")
-        else:
-            write_whole(options.json, text)
+    about = {"example": options.example, "about": example.about, "where": example.where}
+    write_json(options.json, {"command": options.command_line, **about, "steps": examples.as_json(steps)})
     if options.json != "-":
         print("\n".join(example.lines(steps)))
         print("\nThe same step in flashsim:")

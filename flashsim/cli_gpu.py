@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
+
+from flashsim.cli_shared import write_json
 
 SUMMARY = "Say whether the GPU kernels can be compiled and run here, and what is missing."
 EXAMPLES = "flashsim gpu info\nflashsim gpu info --json -"
@@ -22,11 +23,7 @@ def run(options: argparse.Namespace) -> int:
 
     known = info()
     if options.json:
-        print(
-            json.dumps(
-                {"ready": known.ready, "found": known.found, "missing": known.missing}, indent=2, ensure_ascii=False
-            )
-        )
+        write_json(options.json, {"ready": known.ready, "found": known.found, "missing": known.missing})
         return 0 if known.ready else 1
     for name, what in known.found.items():
         print(f"{name:<8}{what}")

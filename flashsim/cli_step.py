@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import argparse
 import webbrowser
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.cli_shared import (
+    BLOCK_MASKS,
+    add_block_mask,
+    add_blocks,
+    add_causal,
+    add_dropout,
+    add_qkv,
+    add_seed,
+    check_outputs,
+    elements,
+    output,
+    size,
+    whole,
+)
 from flashsim.files import write_whole
 
 SUMMARY = "Record a run and write a page that plays it: line by line, forwards and backwards."
@@ -27,11 +41,9 @@ EXAMPLES = (
 N, D = 12, 4
 
 
-def add_options(parser: Any, algorithms: list[str], block_masks: Mapping[str, Any]) -> None:
+def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
-    from flashsim.algorithms import BACKWARD
-
-    algorithms = list(dict.fromkeys([*algorithms, *BACKWARD]))
+    algorithms = list(dict.fromkeys([*FORWARD, *BACKWARD]))
     parser.add_argument(
         "--algorithm",
         choices=algorithms,
@@ -54,57 +66,56 @@ def add_options(parser: Any, algorithms: list[str], block_masks: Mapping[str, An
         help="the same with a planted bug beside it: no_rescale, max_reset, no_mask, last_block; with --backward: no_D, "
         "no_tau, overwrite, no_mask, last_block",
     )
-    add_inputs(parser, block_masks)
+    add_inputs(parser)
     parser.add_argument("--text", action="store_true", help="print the steps in the terminal, and write no file")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
-        default=None,
+        type=output,
         metavar="FILE",
         help="the page, FILE.html; or the trace, .json.gz or .npz; or .perfetto.json. Default: flashsim-step.html",
     )
 
 
-def add_inputs(parser: Any, block_masks: Mapping[str, Any]) -> None:
+def add_inputs(parser: Any) -> None:
     """Add the options that say what one run is of: its operands, sizes and parts."""
-    parser.add_argument("--n", type=int, help=f"sequence length of random Q, K, V. Default: {N}")
-    parser.add_argument("--n-k", type=int, metavar="N", help="number of keys, where it differs from the queries'")
-    parser.add_argument("--d", type=int, help=f"head dimension of random Q, K, V. Default: {D}")
-    parser.add_argument(
-        "--qkv", nargs="+", type=Path, metavar="FILE", help="run on these Q, K, V, as in `flashsim run`"
+    parser.add_argument("--n", type=whole(), help=f"sequence length of random Q, K, V. Default: {N}")
+    parser.add_argument("--n-k", type=whole(), metavar="N", help="number of keys, where it differs from the queries'")
+    parser.add_argument("--d", type=whole(), help=f"head dimension of random Q, K, V. Default: {D}")
+    add_qkv(
+        parser,
+        "run on these Q, K, V, as in `flashsim run`",
+        "the head of --qkv, an index into the leading axes",
     )
-    parser.add_argument("--head", metavar="I[,J…]", help="the head of --qkv, an index into the leading axes")
-    parser.add_argument(
-        "--blocks", nargs=2, type=int, metavar=("B_r", "B_c"), help="block sizes. Default: line 1's for M"
-    )
+    add_blocks(parser, "block sizes. Default: line 1's for M")
     parser.add_argument(
         "--M",
+        type=size,
         metavar="SIZE",
         help="SRAM size: elements, or bytes of the dtype (2KB); with --blocks, enforced. Default: for which line 1 takes "
         "blocks as large as --blocks, or a quarter of the keys",
     )
-    parser.add_argument(
-        "--causal", action="store_true", help="query i attends to keys j ≤ i + N_k − N_q (bottom right)"
-    )
-    parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="drop weights with this probability")
-    parser.add_argument("--block-mask", choices=list(block_masks), help="for block_sparse: which tiles are computed")
-    parser.add_argument("--seed", type=int, default=0, help="of random operands, and of dropout. Default: 0")
+    add_causal(parser)
+    add_dropout(parser)
+    add_block_mask(parser)
+    add_seed(parser, "random operands, and of dropout")
 
 
-def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run the command and return 0. Raises ValueError for options that make no sense together."""
     from flashsim.trace.saving import page_of
     from flashsim.trace.text import lines
 
     second = options.vs or options.bug
-    output = options.output or Path("flashsim-step.html")
     if options.text and (second or options.open or options.output):
         raise ValueError("--text prints one run; leave out --vs, --bug, --open and --output")
+    output = options.output or Path("flashsim-step.html")
     if options.open and output.suffix != ".html":
         raise ValueError(f"--open shows a page; expected -o FILE.html, got {output}")
-    trace, versus = recorded(options, block_masks)
+    if not options.text:
+        check_outputs(options, output)
+    trace, versus = recorded(options)
     if options.text:
         print("\n".join(lines(trace)))
         return 0
@@ -122,13 +133,13 @@ def run(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> int:
     return 0
 
 
-def recorded(options: argparse.Namespace, block_masks: Mapping[str, Any]) -> tuple[Any, Any]:
+def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     """Return the trace that was asked for, and the one beside it; None where there is none. Raises ValueError."""
     Q, K, V = operands(options)
-    trace = _trace(options.algorithm, Q, K, V, options, block_masks)
+    trace = _trace(options.algorithm, Q, K, V, options)
     if not (options.vs or options.bug):
         return trace, None
-    return trace, _trace(options.vs or options.algorithm, Q, K, V, options, block_masks, options.bug)
+    return trace, _trace(options.vs or options.algorithm, Q, K, V, options, options.bug)
 
 
 def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
@@ -136,7 +147,6 @@ def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     import numpy as np
 
     from flashsim import qkv
-    from flashsim.checking import check_count
 
     if options.qkv:
         if options.n is not None or options.d is not None or options.n_k is not None:
@@ -147,35 +157,27 @@ def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
         return tuple(array.reshape(array.shape[-2:]) for array in (given.Q, given.K, given.V))  # type: ignore[return-value]
     if options.head is not None:
         raise ValueError("--head goes with --qkv")
-    n, d = (
-        check_count("--n", N if options.n is None else options.n),
-        check_count("--d", D if options.d is None else options.d),
-    )
-    keys = n if options.n_k is None else check_count("--n-k", options.n_k)
+    n, d = options.n or N, options.d or D
+    keys = options.n_k or n
     rng = np.random.default_rng(options.seed)
     Q, K, V = (rng.standard_normal((rows, d), np.float32) for rows in (n, keys, keys))
     return 2 * Q, K, V  # scores of standard deviation 2, so that maxima move
 
 
-def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, block_masks: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any) -> dict[str, Any]:
     """Return what `flashsim.forward` takes besides the operands. Raises ValueError for sizes that make no sense."""
     import flashsim
-    from flashsim.checking import check_count
-    from flashsim.sizes import parse_size
 
     width = Q.shape[1] + V.shape[1]
     asked: dict[str, Any] = {"causal": options.causal, "dropout_p": options.dropout, "seed": options.seed}
     if options.blocks:
-        B_r, B_c = (
-            check_count(f"--blocks' {which}", n) for which, n in zip(("B_r", "B_c"), options.blocks, strict=True)
-        )
+        B_r, B_c = options.blocks
         asked["M"] = 2 * width * max(B_r, B_c)
         asked["sizing"] = flashsim.Fixed(B_r, B_c, enforced=options.M is not None)
     else:
         asked["M"] = 2 * width * max(-(-K.shape[0] // 4), 1)
-    if options.M is not None:
-        asked["M"] = parse_size(options.M, Q.dtype.itemsize)
-    asked["block_mask"] = block_masks.get(options.block_mask)
+    asked["M"] = elements(options.M, Q.dtype.itemsize, asked["M"])
+    asked["block_mask"] = BLOCK_MASKS.get(options.block_mask)
     return asked
 
 
@@ -185,16 +187,14 @@ def _trace(
     K: Any,
     V: Any,
     options: argparse.Namespace,
-    block_masks: Mapping[str, Any],
     bug: str | None = None,
 ) -> Any:
     import numpy as np
 
     import flashsim
-    from flashsim.algorithms import BACKWARD, FORWARD
     from flashsim.trace.bugs import planted
 
-    asked = arguments(options, Q, K, V, block_masks)
+    asked = arguments(options, Q, K, V)
     direction = "backward" if options.backward else "forward"
     before = BACKWARD[name].forward_pass if options.backward and name in BACKWARD else name
     if options.vs and before in FORWARD and "block_mask" not in FORWARD[before].parts:

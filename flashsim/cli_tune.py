@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from flashsim.files import write_whole
-from flashsim.inputs import DEFAULT_SRAM_BYTES, FLOATS, float_dtype
-from flashsim.sizes import human_bytes, parse_size
+from flashsim.cli_shared import (
+    add_causal,
+    add_dropout,
+    add_json,
+    add_lengths,
+    add_M,
+    add_quiet,
+    check_outputs,
+    elements,
+    progress,
+    whole,
+    write_json,
+)
+from flashsim.inputs import float_dtype
+from flashsim.sizes import human_bytes
 
 SUMMARY = "Find the loop order and the block sizes that move the fewest elements and truly fit M."
 EXAMPLES = (
@@ -23,40 +33,30 @@ EXAMPLES = (
 
 def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
-    parser.add_argument("--N", type=int, help="sequence length")
-    parser.add_argument("--N_q", type=int, metavar="N", help="number of queries, where it differs from the keys'")
-    parser.add_argument("--N_k", type=int, metavar="N", help="number of keys")
-    parser.add_argument("--d", type=int, required=True, help="head dimension")
-    parser.add_argument("--d_v", type=int, metavar="D", help="width of V, where it differs from d")
-    parser.add_argument("--dtype", choices=FLOATS, default="float32", help="for bytes. Default: float32")
-    parser.add_argument(
-        "--M",
-        metavar="SIZE",
-        help="SRAM size: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024). Default: 100KB",
-    )
+    add_lengths(parser)
+    add_M(parser, "Default: 100KB")
     parser.add_argument("--backward", action="store_true", help="tune the backward pass")
-    parser.add_argument(
-        "--causal", action="store_true", help="query i attends to keys j ≤ i + N_k − N_q; dead tiles are skipped"
-    )
-    parser.add_argument("--dropout", type=float, default=0.0, metavar="P", help="drop weights with this probability")
+    add_causal(parser, "; dead tiles are skipped")
+    add_dropout(parser)
     parser.add_argument(
         "--least",
-        type=int,
+        type=whole(),
         default=1,
         metavar="B",
         help="fewest rows and columns of a tile: in the model one row is as good as many, on a matrix unit 16. Default: 1",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON (- for stdout, and nothing else)")
-    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    add_json(parser)
+    add_quiet(parser)
 
 
-def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run the command and return 0. Raises ValueError where nothing fits."""
     from flashsim.tune import LOOPS, tune
 
+    check_outputs(options)
     itemsize = float_dtype(options.dtype).itemsize
     direction = "backward" if options.backward else "forward"
-    with progress(options.quiet) as bar:
+    with progress(options) as bar:
         task = bar.add_task("tune", total=len(LOOPS[direction]))
         tuned = tune(
             N=options.N,
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
             N_k=options.N_k,
             d=options.d,
             d_v=options.d_v,
-            M=DEFAULT_SRAM_BYTES // itemsize if options.M is None else parse_size(options.M, itemsize),
+            M=elements(options.M, itemsize),
             dtype=options.dtype,
             direction=direction,
             causal=options.causal,
@@ -72,13 +72,7 @@ def run(options: argparse.Namespace, progress: Callable[[bool], Any]) -> int:
             least=options.least,
             on_tried=lambda done, _: bar.update(task, completed=done),
         )
-    if options.json:
-        data = {"command": options.command_line, **as_json(tuned)}
-        text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        if options.json == "-":
-            print(text, end="")
-        else:
-            write_whole(options.json, text)
+    write_json(options.json, {"command": options.command_line, **as_json(tuned)})
     if options.json != "-":
         print_tuned(tuned, itemsize, options.dtype)
     return 0

@@ -5,11 +5,13 @@ What is interrupted, or runs out of room, leaves the file that was there before,
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def path_of(path: str | os.PathLike[str]) -> Path:
@@ -31,7 +33,36 @@ def check_target(path: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}")
     if path.exists() and not os.access(path, os.W_OK):
         raise PermissionError(f"{path} cannot be written: it is read-only")
+    if not path.exists() and not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"{path} cannot be written: its folder takes no new files")
     return path
+
+
+def name_of(path: str | os.PathLike[str]) -> str:
+    r"""Return a path as text that UTF-8 can hold: a byte of the name that is no UTF-8 as \xff."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def what_is_there(path: Path) -> str:
+    """Say, for a message, what a path is that is no regular file."""
+    if path.is_dir():
+        return "a folder"
+    return "a pipe or a device" if path.exists() else "not there"
+
+
+def read_record(path: Path, *needs: str) -> dict[str, Any]:
+    """Return what a JSON file says. Raises ValueError for one that is no JSON object with the entries `needs`."""
+    if not path.is_file():
+        raise ValueError(f"{path} is {what_is_there(path)}; expected a JSON file")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    missing = [name for name in needs if not isinstance(record, dict) or name not in record]
+    if missing:
+        raise ValueError(f"{path} has no {' and no '.join(missing)}; expected a JSON object with {', '.join(needs)}")
+    found: dict[str, Any] = record
+    return found
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.files import name_of, what_is_there
 from flashsim.inputs import Array, float_dtype
 
 SAMPLE = "minilm_layer0.npz"
@@ -96,8 +97,8 @@ def load_qkv(paths: Sequence[Path]) -> QKV:
     """
     if len(paths) not in (1, 3):
         raise UnreadableInput(f"expected one file, or three .npy files for Q, K and V; got {len(paths)} files")
-    arrays = [_read(path) for path in paths]
-    source = ", ".join(map(str, paths))
+    arrays = [_read(path, "a file with Q, K, V") for path in paths]
+    source = ", ".join(map(name_of, paths))
     if len(paths) == 3:
         Q, K, V = (_only(array, path) for array, path in zip(arrays, paths, strict=True))
         return QKV(Q, K, V, source)
@@ -114,7 +115,7 @@ def load_qkv(paths: Sequence[Path]) -> QKV:
 
 def load_mask(path: Path) -> Array:
     """Read a mask from a .npy file. Raises UnreadableInput; what it must be is checked where it is used."""
-    found = _read(path)
+    found = _read(path, "a .npy file with a mask")
     if isinstance(found, Mapping):
         raise UnreadableInput(f"{path} holds several arrays; expected a .npy file with one, the mask")
     return found
@@ -123,9 +124,9 @@ def load_mask(path: Path) -> Array:
 _NOT_READ = np.empty(0)
 
 
-def _read(path: Path) -> Array | Mapping[str, Array]:
+def _read(path: Path, expected: str) -> Array | Mapping[str, Array]:
     if not path.is_file():
-        raise UnreadableInput(f"{path} is {'a folder' if path.is_dir() else 'not there'}; expected a file with Q, K, V")
+        raise UnreadableInput(f"{path} is {what_is_there(path)}; expected {expected}")
     try:
         match path.suffix.lower():
             case ".npy" | ".npz":
@@ -144,6 +145,10 @@ def _read_numpy(path: Path) -> Array | Mapping[str, Array]:
         raise UnreadableInput(f"{path} is empty")
     try:
         with path.open("rb") as file:
+            begins = file.read(6)
+            if not begins.startswith((b"PK", b"\x93NUMPY", b"\x80")):  # an archive, an array, a pickle
+                raise UnreadableInput(f"{path} is no .npz or .npy file: it does not begin like one")
+            file.seek(0)
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return loaded

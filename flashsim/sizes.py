@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import re
+from fractions import Fraction
 
 UNITS = {"": None, "B": 1, "KB": 1024, "KIB": 1024, "MB": 1024**2, "MIB": 1024**2, "GB": 1024**3, "GIB": 1024**3}
 
@@ -11,15 +11,16 @@ UNITS = {"": None, "B": 1, "KB": 1024, "KIB": 1024, "MB": 1024**2, "MIB": 1024**
 def parse_size(text: str, itemsize: int) -> int:
     """Return a size in elements from "25600" (elements) or "100KB" (bytes, 1 KB = 1024, of a dtype of that item size).
 
-    Raises argparse.ArgumentTypeError, a message for the command line.
+    Raises ValueError.
     """
-    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([KMG]?i?B?)\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"\s*([0-9][0-9_,]{0,30}(?:\.[0-9]{1,30})?)\s*([KMG]?i?B?)\s*", text, re.ASCII | re.IGNORECASE)
     if not match or match[2].upper() not in UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write elements (25600) or bytes with a unit (100KB)")
-    number, unit = float(match[1].replace(",", "").replace("_", "")), UNITS[match[2].upper()]
+        short = text if len(text) <= 40 else f"{text[:40]}…"
+        raise ValueError(f"{short!r} is not a size; write elements (25600) or bytes with a unit (100KB)")
+    number, unit = Fraction(match[1].replace(",", "").replace("_", "")), UNITS[match[2].upper()]
     elements = number if unit is None else number * unit // itemsize
     if elements < 1 or elements != int(elements):
-        raise argparse.ArgumentTypeError(f"{text!r} is {elements:g} elements; expected a whole number of at least 1")
+        raise ValueError(f"{text!r} is {float(elements):g} elements; expected a whole number of at least 1")
     return int(elements)
 
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 
-def console_for_tables() -> Console:
-    """Return a console that neither wraps nor colours what goes into a pipe."""
+def console(**options: Any) -> Console:
+    """Return a console of rich that raises BrokenPipeError where the reader has gone, as all streams do."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, markup=False, soft_wrap=True, width=200)
+    class Raising(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Raising(**options)
+
+
+def console_for_tables() -> Console:
+    """Return a console that neither wraps nor colours what goes into a pipe."""
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+    made = console(**plain)
+    return made if made.is_terminal else console(**plain, width=200)
 
 
 def new_table(first: str, *columns: str) -> Table:

@@ -8,8 +8,10 @@ The lessons are in flashsim/gallery/lessons.py.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
+from flashsim.entry import guarded
 from flashsim.files import write_whole
 from flashsim.gallery import files, pages
 
@@ -32,4 +34,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded("gallery.py", main))

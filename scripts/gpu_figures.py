@@ -6,12 +6,13 @@ python scripts/gpu_figures.py        # from figures/gpu_bench.json, which a GPU 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashsim.files import write_whole
+from flashsim.entry import guarded
+from flashsim.files import read_record, write_whole
 from flashsim.plots.gpu import plot_figure_1, plot_peak_memory, plot_runtime, plot_times
 from flashsim.plots.saving import drawn, figure_of
 
@@ -24,20 +25,23 @@ DRAWN: dict[str, Callable[..., Any]] = {
 
 
 def main() -> None:
-    """Draw, write PNG and SVG, and print the paths."""
+    """Draw, write PNG and SVG, and print the paths. Raises ValueError for a record that holds something else."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--record", type=Path, default=Path("figures/gpu_bench.json"), help="what flashsim bench --json wrote"
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("figures"), help="folder of the figures")
     options = parser.parse_args()
-    record = json.loads(options.record.read_text(encoding="utf-8"))
+    record = read_record(options.record, "machine", "results")
     for name, plot in DRAWN.items():
-        figure = figure_of(plot(record))
+        try:
+            figure = figure_of(plot(record))
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ValueError(f"{options.record} has not what {name} draws: {type(error).__name__}: {error}") from error
         write_whole(options.output / f"{name}.png", drawn(figure, "png"))
         write_whole(options.output / f"{name}.svg", drawn(figure, "svg"))
         print(options.output / f"{name}.png")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded("gpu_figures.py", main))

@@ -37,7 +37,9 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from flashsim.files import write_whole  # noqa: E402
+from flashsim.cli_shared import seed, whole  # noqa: E402
+from flashsim.entry import guarded  # noqa: E402
+from flashsim.files import check_target, read_record, write_whole  # noqa: E402
 from flashsim.testing import check_attention  # noqa: E402
 from tests.implementations import IMPLEMENTATIONS  # noqa: E402
 
@@ -192,10 +194,10 @@ def surroundings() -> Record:
 def parse_arguments() -> argparse.Namespace:
     """Return the command line; the help text says what each option does."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--examples", type=int, default=2000, metavar="N", help="cases for each (default: 2000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the cases drawn (default: 0)")
+    parser.add_argument("--examples", type=whole(), default=2000, metavar="N", help="cases for each (default: 2000)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the cases drawn (default: 0)")
     parser.add_argument("--only", nargs="+", choices=IMPLEMENTATIONS, metavar="NAME", help="check these alone")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes side by side (default: 1)")
+    parser.add_argument("--jobs", type=whole(), default=1, metavar="N", help="processes side by side (default: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything here")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -207,6 +209,10 @@ def main() -> None:
     if args.worker:
         work(args.worker, args.examples, args.seed)
         return
+    if args.json:
+        check_target(args.json)
+    old = args.only and args.json and args.json.exists()
+    earlier = read_record(args.json, "fewer_examples", "implementations", "examples") if old else {}
     names = args.only or list(IMPLEMENTATIONS)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr) as progress, ThreadPoolExecutor(args.jobs) as threads:
@@ -219,8 +225,7 @@ def main() -> None:
     Console(width=None if sys.stdout.isatty() else 190).print(table(records))
     if args.json:
         fewer = {name: n for name, n in given.items() if n != args.examples}
-        if args.only and args.json.exists():
-            earlier = json.loads(args.json.read_text(encoding="utf-8"))
+        if earlier:
             fewer = earlier["fewer_examples"] | fewer
             records = earlier["implementations"] | {name: r | {"rerun": surroundings()} for name, r in records.items()}
             args.examples = earlier["examples"]
@@ -235,4 +240,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded("kit_conformance.py", main))

@@ -25,6 +25,8 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/kit_matrix"), help="stem of the files")
     parser.add_argument("--jobs", type=int, default=1, help="processes. Default: 1")
     options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"argument --jobs: got {options.jobs}; expected a whole number of at least 1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: tiles are small
 
     from flashsim.files import write_whole

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flashsim.cli import BLOCK_MASKS, build_parser
+from flashsim.cli import parse
 from flashsim.cli_step import recorded
 from flashsim.files import write_whole
 from flashsim.trace import Step
@@ -36,9 +36,7 @@ def photograph() -> None:
     """Write the page to a temporary file, open it at the step, save what 1280 × 720 pixels show, and say which step it is."""
     from playwright.sync_api import sync_playwright
 
-    options = build_parser().parse_args(shlex.split(COMMAND)[1:])
-    options.command_line = COMMAND
-    trace, _ = recorded(options, BLOCK_MASKS)
+    trace, _ = recorded(parse(shlex.split(COMMAND)[1:]))
     step = max((s for s in trace.steps if s.rescaled), key=rise)
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:

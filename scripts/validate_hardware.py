@@ -13,7 +13,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from flashsim.files import write_whole
+from flashsim.entry import guarded
+from flashsim.files import check_target, read_record, write_whole
 from flashsim.plots.gpu import plot_validation
 from flashsim.plots.saving import figure_of, save
 from flashsim.tables import console_for_tables, new_table
@@ -30,17 +31,14 @@ def main() -> int:
     command = shlex.join(["python", "scripts/validate_hardware.py", *sys.argv[1:]])
     record_file = options.output.with_suffix(".json")
     if options.draw:
-        kept = json.loads(record_file.read_text(encoding="utf-8"))
+        kept = read_record(record_file, "command", "data")
         data, made = kept["data"], kept["command"]
         save(figure_of(plot_validation(data)), options.output, data, made)
     else:
-        from flashsim.gpu.compiling import MissingGPU
         from flashsim.gpu.validation import validate
 
-        try:
-            measured = validate(lambda what: print(what, file=sys.stderr, flush=True))
-        except MissingGPU as missing:
-            parser.error(str(missing))
+        check_target(record_file)
+        measured = validate(lambda what: print(what, file=sys.stderr, flush=True))
         data = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **measured}
         write_whole(record_file, json.dumps({"command": command, "data": data}, indent=1) + "\n")
     table = new_table(
@@ -58,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded("validate_hardware.py", main))

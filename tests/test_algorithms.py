@@ -123,7 +123,7 @@ def test_statistics_are_those_of_the_scaled_scores(case: Case) -> None:
 def test_every_algorithm_has_a_log_sum_exp(name: str, merge: str, case: Case) -> None:
     case = for_algorithm(name, case)
     Q, K, V = case.inputs()
-    tree = {"merge": merge} if name == "split_kv" else {}
+    tree: dict[str, Any] = {"merge": merge} if name == "split_kv" else {}
     run = flashsim.forward(name, Q, K, V, **arguments(case, "blocks"), **case.options, **tree)
     want = attention_with_statistics(Q, K, V, **case.oracle)
     assert run.lse is not None

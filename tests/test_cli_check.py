@@ -122,10 +122,10 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         (["my_kernel:attention"], "cannot import my_kernel: ModuleNotFoundError"),
         (["no_file.py:attention"], "there is no file no_file.py"),
         (["my_kernels:attentoin"], "my_kernels has no 'attentoin'"),
-        (["my_kernels:SPEC"], "fn is Spec("),
+        (["my_kernels:SPEC"], "my_kernels:SPEC is of type Spec; expected a function"),
         (["my_kernels:attention", "--spec", "my_kernels:attention"], "expected a flashsim.testing.Spec"),
         (["my_kernels:attention", "--check", "orakel"], "unknown check 'orakel'"),
-        (["my_kernels:attention", "--examples", "0"], "max_examples is 0"),
+        (["my_kernels:attention", "--examples", "0"], "--examples: got '0'; expected a whole number"),
         (["my_kernels:attention", "--convention", "sdpa"], "--convention and --device go with --wrap"),
         (["my_kernels:attention", "--expect", "gradients"], "does not apply: no backward="),
     ],
@@ -140,6 +140,14 @@ def test_bad_arguments_are_refused_in_a_line(
     assert err.startswith("flashsim check: error: ")
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_package_that_is_missing_is_said_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "jax", None)
+    assert main(["check", "my_kernels:attention", "--wrap", "jax"]) == 2
+    assert "error: argument --wrap: jax needs the package jax: pip install jax\n" in capsys.readouterr().err
 
 
 def test_a_file_that_does_not_run_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:

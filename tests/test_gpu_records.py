@@ -162,26 +162,6 @@ def test_the_papers_baseline_is_attention(causal: bool) -> None:
     assert not np.allclose(dropped(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (["--N", "0"], "--N is 0; expected at least 1"),
-        (["--d", "64", "-1"], "--d is -1; expected at least 1"),
-        (["--rounds", "0"], "--rounds is 0; expected at least 1"),
-        (["--batch", "-1"], "--batch is -1; expected at least 0"),
-        (["--dropout", "2"], "dropout_p is 2.0; expected a number in [0, 1)"),
-        (
-            ["--only", "flash"],
-            "--only names 'flash'; expected of algorithm_1, algorithm_2, q_outer, tensor_core, standard,",
-        ),
-        (["--json", "none/x.json"], "--json is none/x.json; expected a file in a folder that is there"),
-    ],
-)
-def test_bench_refuses_before_it_measures(asked: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *asked]) == 2
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["validate_hardware", "gpu_bench"])
 def test_records_name_machine_and_date(name: str) -> None:
     path = Path(__file__).parent.parent / "figures" / f"{name}.json"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flashsim.cli import BLOCK_MASKS, build_parser
+from flashsim.cli import parse
 from flashsim.cli_step import recorded
 from flashsim.gallery.lessons import Page, pages
 from flashsim.trace import Lesson, Trace
@@ -34,9 +34,7 @@ class Made:
 def traces(page: Page) -> tuple[Trace, Trace | None]:
     """Run what makes a page's trace, and the one beside it."""
     if page.is_command:
-        options = build_parser().parse_args(shlex.split(page.made_by)[1:])
-        options.command_line = page.made_by
-        return recorded(options, BLOCK_MASKS)
+        return recorded(parse(shlex.split(page.made_by)[1:]))
     scope: dict[str, Any] = {}
     exec(page.made_by, scope)
     return scope["trace"], None

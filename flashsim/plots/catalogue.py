@@ -13,6 +13,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flashsim.entry import guarded
+from flashsim.files import name_of
 from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.by_array import arrays_data, plot_arrays
@@ -59,11 +61,15 @@ FIGURES: dict[str, Chart] = {
 
 
 def write_figure(name: str, script: str, description: str | None) -> None:
-    """Do what a script of figure `name` does: parse its command line, draw, write PNG, SVG, JSON, and print the paths."""
+    """Do what a script of figure `name` does: parse its command line, draw, write PNG, SVG, JSON, print the paths, and exit."""
     path = Path(script)
     parser = argparse.ArgumentParser(prog=path.name, description=description)
     parser.add_argument("-o", "--output", type=Path, default=Path("figures") / path.stem, help="stem of the files")
-    output = parser.parse_args().output
-    data = FIGURES[name].data()
-    command = shlex.join(["python", f"scripts/{path.name}", *sys.argv[1:]])
-    print(*save(FIGURES[name].draw(data), output, data, command), sep="\n")
+
+    def work() -> None:
+        output = parser.parse_args().output
+        data = FIGURES[name].data()
+        command = shlex.join(["python", f"scripts/{path.name}", *map(name_of, sys.argv[1:])])
+        print(*save(FIGURES[name].draw(data), output, data, command), sep="\n")
+
+    sys.exit(guarded(path.name, work))

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.files import path_of
-from flashsim.inputs import check_count
+from flashsim.checking import check_count
 from flashsim.trace.recording import About, Resident, Trace, TraceEvent
 from flashsim.trace.steps import DATA, FOLLOWED
 

@@ -1,0 +1,137 @@
+"""`flashsim run`: attention on real Q, K, V, and what each algorithm moves."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import flashsim
+from flashsim.algorithms import FORWARD
+from flashsim.cli_shared import (
+    BLOCK_MASKS,
+    add_block_mask,
+    add_causal,
+    add_dropout,
+    add_gqa,
+    add_json,
+    add_qkv,
+    add_quiet,
+    add_seed,
+    add_sizing,
+    add_splits,
+    add_stem,
+    check_outputs,
+    elements,
+    finite,
+    progress,
+    stem_files,
+    write_json,
+)
+from flashsim.inputs import FLOATS, float_dtype
+
+SUMMARY = "Run attention on real Q, K, V (bundled, or your own) and compare what each algorithm moves."
+EXAMPLES = (
+    "flashsim run\n"
+    "flashsim run --qkv mine.npz --head 3 --M 100KB\n"
+    "flashsim run --padded --dropout 0.1 --backward --algorithm standard flash rabe_staats\n"
+    "flashsim run --qkv q.npy k.npy v.npy --algorithm flash_basic --json -"
+)
+SAMPLE_M = 4_096
+
+
+def add_options(parser: Any) -> None:
+    """Add the command's options to its parser."""
+    add_qkv(
+        parser,
+        "a .npz or .safetensors file with arrays q, k, v; a .npy file that stacks them; or three .npy files. "
+        "Shapes (N, d) or (..., N, d); q may have a multiple of the heads of k and v. Default: the bundled real sample",
+        "run this head only: an index into the leading axes. Default: all",
+    )
+    parser.add_argument(
+        "--algorithm",
+        nargs="+",
+        choices=list(FORWARD),
+        metavar="NAME",
+        help=f"of {', '.join(FORWARD)}. Default: standard and flash_basic, or flash where a mask, dropout or backward is asked",
+    )
+    parser.add_argument("--backward", action="store_true", help="run the backward pass too, for a random dO")
+    add_causal(parser)
+    add_dropout(parser)
+    add_block_mask(parser)
+    add_seed(parser, "dropout")
+    parser.add_argument(
+        "--mask", type=Path, metavar="FILE", help="a .npy file: booleans (..., N_q, N_k), True = attend"
+    )
+    parser.add_argument("--padded", action="store_true", help="the bundled sample with its padding and padding mask")
+    parser.add_argument(
+        "--dtype", choices=FLOATS, help="convert the inputs first. Default: as they are (sample: float32)"
+    )
+    add_sizing(parser, f"Default: 100KB; for the small bundled sample {SAMPLE_M} elements")
+    add_gqa(parser)
+    add_splits(parser)
+    parser.add_argument("--scale", type=finite, help="softmax scale τ. Default: 1/√d")
+    add_stem(parser, "flashsim-run")
+    add_json(parser)
+    add_quiet(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return 0 if counts equal theory and errors are within rounding, else 1. Raises ValueError."""
+    from flashsim import plots, qkv, report
+
+    if options.padded and options.qkv:
+        raise ValueError("--padded goes with the bundled sample; for your own data give --mask FILE.npy")
+    if options.padded and options.mask:
+        raise ValueError("--padded has a mask of its own; leave out --mask or --padded")
+    given = qkv.load_qkv(options.qkv) if options.qkv else qkv.load_sample(padded=options.padded)
+    if options.dtype or not options.qkv:
+        given = given.astype(float_dtype(options.dtype or "float32"))
+    given = given.head(options.head)
+    mask: Any = qkv.load_mask(options.mask) if options.mask else None
+    if options.padded:
+        mask = flashsim.KeyPadding(int(qkv.sample_mask().sum()))
+    asked = _asked(options)
+    stem = options.output or Path("flashsim-run")
+    check_outputs(options, *stem_files(stem))
+    with progress(options) as bar:
+        forwards, backwards = report.run_all(
+            given,
+            options.algorithm or ["standard", "flash" if asked or options.backward else "flash_basic"],
+            bar,
+            both_ways=options.backward,
+            M=elements(options.M, given.Q.dtype.itemsize, None if options.qkv else SAMPLE_M),
+            scale=options.scale,
+            sizing=options.sizing,
+            blocks=None if options.blocks is None else tuple(options.blocks),
+            causal=options.causal,
+            mask=mask,
+            dropout_p=options.dropout,
+            seed=options.seed,
+            gqa=options.gqa,
+            block_mask=BLOCK_MASKS.get(options.block_mask),
+            splits=options.splits,
+            merge=options.merge,
+        )
+    numbers = report.run_numbers(given, forwards, backwards)
+    write_json(options.json, numbers)
+    if options.json != "-":
+        schedule = "query heads grouped" if options.gqa == "grouped" else ""
+        report.print_run(given, forwards, backwards, ", ".join(filter(None, (asked, schedule))))
+    figure = plots.run_figure(forwards, M=next(iter(forwards.values())).sram.capacity, **given.shape)
+    saved = plots.save(figure, stem, numbers, options.command_line)
+    if options.json != "-":
+        print(f"Saved {', '.join(map(str, saved))}")
+    return 0 if all(result.ok for results in (forwards, backwards) for result in results.values()) else 1
+
+
+def _asked(options: argparse.Namespace) -> str:
+    """Say what is asked besides plain attention."""
+    said = {
+        "causal": options.causal,
+        "keys padded": options.padded,
+        f"mask {options.mask}": options.mask,
+        f"dropout {options.dropout:g}": options.dropout,
+        f"block mask {options.block_mask}": options.block_mask,
+    }
+    return ", ".join(words for words, is_asked in said.items() if is_asked)

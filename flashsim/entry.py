@@ -1,0 +1,144 @@
+"""How a program of flashsim begins and ends: streams that take any text, errors in one line, an exit status.
+
+Exit status: 0 all is well. 1 a claim or a check failed. 2 the arguments or the input make no sense, or a file or a stream
+cannot be read or written. 130 interrupted (Ctrl-C). 141 whoever read the output has gone, as in `flashsim verify | head`:
+what a shell says of a program that SIGPIPE ended.
+"""
+
+from __future__ import annotations
+
+import _thread
+import codecs
+import io
+import os
+import sys
+import threading
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from typing import Any, TextIO
+
+from flashsim.gpu.compiling import MissingGPU
+from flashsim.memory import MemoryModelError
+
+REFUSED, INTERRUPTED, READER_GONE = 2, 130, 141
+
+
+def guarded(program: str, work: Callable[[], int | None]) -> int:
+    """Return the exit status of `work`, which returns 0, 1 or None, and raises for all else: that is said in one line on stderr.
+
+    An exception that is none of ours is a bug, and keeps its traceback.
+    """
+    with _streams(), _interrupts():
+        try:
+            if sys.stdout is None:
+                raise OSError("standard output is closed")
+            try:
+                status = work() or 0
+            except SystemExit as stop:  # of argparse's --help and --version
+                status = stop.code if isinstance(stop.code, int) else 0
+            sys.stdout.flush()
+        except BrokenPipeError:
+            status = READER_GONE
+        except KeyboardInterrupt:
+            _say("interrupted")
+            status = INTERRUPTED
+        except (MemoryError, OverflowError) as error:
+            _say(f"{program}: error: this is too large for this machine" + (f": {error}" if str(error) else ""))
+            status = REFUSED
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror or error
+            _say(f"{program}: error: {what}")
+            status = REFUSED
+        except (ValueError, MemoryModelError, MissingGPU) as error:
+            _say(f"{program}: error: {error}")
+            status = REFUSED
+        return status
+
+
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """Have Ctrl-C arrive: Python drops a KeyboardInterrupt that comes while it collects garbage, so raise it again."""
+    before, timers = sys.unraisablehook, []
+
+    def hook(dropped: Any) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            before(dropped)
+            return
+        timers.append(threading.Timer(0.02, _thread.interrupt_main))
+        timers[-1].start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in timers:
+            timer.cancel()
+
+
+def one_line(text: object) -> str:
+    r"""Return text on one line that a terminal can show: other white space as a space, what is not printable as \x1b."""
+    return "".join(c if c.isprintable() else _escaped(c) for c in " ".join(str(text).split()))
+
+
+def _say(message: str) -> None:
+    with suppress(OSError):
+        print(one_line(message), file=sys.stderr, flush=True)
+
+
+# ------------------------------------------------------------------------------------------------------------- streams
+
+
+@contextmanager
+def _streams() -> Iterator[None]:
+    """Have stdout and stderr spell what their encoding lacks, and no later write fail where one has."""
+    with ExitStack() as stack:
+        if sys.stderr is None:  # it is closed; print would say errors on stdout
+            stack.enter_context(redirect_stderr(io.StringIO()))
+        before = [(s, s.errors) for s in (sys.stdout, sys.stderr) if isinstance(s, io.TextIOWrapper)]
+        for stream, _ in before:
+            stream.reconfigure(errors="flashsim.spelled")
+        try:
+            yield
+        finally:
+            for stream, errors in before:
+                try:
+                    stream.reconfigure(errors=errors)  # which flushes
+                except OSError:
+                    _discard(stream)
+
+
+def _discard(stream: TextIO) -> None:
+    """Let what the stream still holds, and Python would write at its end, go nowhere."""
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+SPELLED = {"×": "x", "·": "*", "−": "-", "–": "-", "─": "-", "≤": "<=", "≥": ">=", "≠": "!=", "⌈": "ceil(", "⌉": ")",
+           "τ": "tau", "∞": "inf", "√": "sqrt ", "→": "->", "←": "<-", "↑": "^", "↓": "v", "⁄": "/", "\u0303": "~"}  # fmt: skip
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """Spell what an encoding lacks: in ASCII letters where there are some, else as an escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(_plain, error.object[error.start : error.end])), error.end
+
+
+def _plain(character: str) -> str:
+    if character in SPELLED:
+        return SPELLED[character]
+    alike = "".join(SPELLED.get(c, c) for c in unicodedata.normalize("NFKD", character))
+    return alike.encode("ascii", "ignore").decode() or _escaped(character)
+
+
+def _escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is no UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape" if character.isascii() else "ascii", "backslashreplace").decode()
+
+
+codecs.register_error("flashsim.spelled", _spelled)

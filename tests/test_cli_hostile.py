@@ -1,0 +1,281 @@
+"""Command lines that make no sense: status 2, nothing on stdout, and one line on stderr that names what is wrong."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsim.cli import main
+
+LONG = "9" * 5000
+HUGE = str(2**63)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Make a folder of files to be refused, and work in it."""
+    os.chdir(tmp_path_factory.mktemp("hostile"))
+    rng = np.random.default_rng(0)
+    good: dict[str, Any] = {name: rng.normal(size=(2, 6, 4)).astype(np.float32) for name in "qkv"}
+    np.savez("good.npz", **good)
+    np.savez("ints.npz", **{name: a.astype(int) for name, a in good.items()})
+    np.save("mask.npy", np.ones((5, 5), bool))
+    np.save("floats.npy", np.ones((6, 6)))
+    np.savez("masks.npz", a=np.ones(2, bool), b=np.ones(2, bool))
+    Path("junk.npz").write_bytes(b"junk, and no archive")
+    Path("junk.npy").write_bytes(b"junk, and no array")
+    Path("pickled.npz").write_bytes(b"\x80\x04N.")
+    Path("cut.npz").write_bytes(Path("good.npz").read_bytes()[:300])
+    Path("junk.safetensors").write_bytes(b"\xff" * 40)
+    Path("latin").write_bytes(b"p '\xe9'\n")
+    Path("folder").mkdir()
+    Path("folder.png").mkdir()
+    os.mkfifo("pipe.npz")
+    Path("quits.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
+    Path("broken.py").write_text("1 / 0\n", encoding="utf-8")
+    Path("kernels.py").write_text(
+        "import os\nenviron = os.environ\ndef attention(q, k, v): return q\n", encoding="utf-8"
+    )
+
+
+REFUSED = {  # command line: what is said
+    # no command, or none that there is
+    "": "COMMAND",
+    "fly": "invalid choice: 'fly'",
+    "'a\nb'": "invalid choice",
+    "--N 3": "COMMAND",
+    "run --no-such-option": "unrecognized arguments: --no-such-option",
+    "run 'a\nb'": "unrecognized arguments: a b",
+    "count 'a\x1b[2Jb' --d 4": "invalid choice",
+    # count: numbers
+    "count": "--d",
+    "count --d": "--d: expected one argument",
+    "count --d 4": "a length is missing",
+    "count --d four --N 4": "--d: got 'four'; expected a whole number of at least 1",
+    "count --d 0 --N 4": "--d: got '0'; expected a whole number of at least 1",
+    "count --d 4 --N -3": "--N: got '-3'",
+    "count --d 4 --N 1.5": "--N: got '1.5'",
+    "count --d 4 --N 1e3": "--N: got '1e3'",
+    "count --d 4 --N ''": "--N: got ''",
+    "count --d 4 --N nan": "--N: got 'nan'",
+    "count --d 4 --N 0x10": "--N: got '0x10'",
+    f"count --d 4 --N {LONG}": "--N: got '99999",
+    f"count --d 4 --N {HUGE}": "expected a whole number of at most 2**63 - 1",
+    "count --d 4 --N_q 5": "missing",
+    "count --d 4 --N_k -1 --N_q 4": "--N_k: got '-1'",
+    "count --d 4 --N 4 --d_v 0": "--d_v: got '0'",
+    "count --d 4 --N 4 --heads 0": "--heads: got '0'",
+    "count --d 4 --N 4 --heads 3 --kv-heads 2": "heads",
+    "count --d 4 --N 4 --kv-heads -2": "--kv-heads: got '-2'",
+    "count --d 4 --N 4 --dtype int8": "--dtype",
+    "count --d 4 --N 4 --dropout 1": "--dropout: got '1'; expected a number p with 0 ≤ p < 1",
+    "count --d 4 --N 4 --dropout -0.1": "--dropout: got '-0.1'",
+    "count --d 4 --N 4 --dropout nan": "--dropout: got 'nan'",
+    "count flash_basic --d 4 --N 4 --dropout 0.1": "dropout",
+    "count flash_basic --d 4 --N 4 --causal": "mask",
+    "count flash --d 4 --N 4 --block-mask butterfly": "has no block mask",
+    "count block_sparse --d 4 --N 4 --block-mask stripes": "--block-mask",
+    "count flash --d 4 --N 4 --splits 2": "does not split the keys",
+    "count split_kv --d 4 --N 4 --splits 0": "--splits: got '0'",
+    f"count split_kv --d 4 --N 4 --splits {HUGE}": "--splits: got '9223372036854775808'; expected a whole number of at most",
+    "count split_kv --d 4 --N 4 --merge zigzag": "--merge",
+    "count small_cache --d 4 --N 4 --backward": "no backward pass",
+    "count q_outer_two_pass --d 4 --N 4": "is a backward pass only",
+    # count: M and blocks
+    "count --d 4 --N 4 --M 0": "--M",
+    "count --d 4 --N 4 --M -5": "--M",
+    "count --d 4 --N 4 --M 12parsecs": "'12parsecs' is not a size",
+    "count --d 4 --N 4 --M 1B": "--M: '1B' is 0 elements",
+    "count --d 4 --N 4 --M 1.5": "--M: '1.5' is 1.5 elements",
+    f"count --d 4 --N 4 --M {LONG}": "--M",
+    f"count --d 4 --N 4 --M {'9' * 400}GB": "--M",
+    "count --d 4 --N 4 --M ''": "--M",
+    "count --d 64 --N 9 --M 70 --sizing fit": "at least M = ",
+    "count --d 4 --N 4 --sizing huge": "--sizing",
+    "count --d 4 --N 4 --blocks 2": "--blocks: expected 2 arguments",
+    "count --d 4 --N 4 --blocks 2 x": "--blocks: got 'x'",
+    "count --d 4 --N 4 --blocks 0 4": "--blocks: got '0'",
+    "count --d 64 --N 64 --blocks 64 64 --M 10": "does not fit in SRAM",
+    "count --d 4 --N 4 --json nowhere/a.json": "--json: nowhere/a.json cannot be written: there is no folder nowhere",
+    "count --d 4 --N 4 --json folder": "--json: folder is a folder; expected a file",
+    "count --d 4 --N 4 --json ''": "--json",
+    # run: its files
+    "run --qkv nowhere.npz": "nowhere.npz is not there; expected a file with Q, K, V",
+    "run --qkv folder": "folder is a folder; expected a file with Q, K, V",
+    "run --qkv pipe.npz": "pipe.npz is a pipe or a device; expected a file with Q, K, V",
+    "run --qkv junk.npz": "junk.npz is no .npz or .npy file",
+    "run --qkv junk.npy": "junk.npy is no .npz or .npy file",
+    "run --qkv pickled.npz": "pickled.npz holds pickled Python objects, which flashsim never loads",
+    "run --qkv cut.npz": "cut.npz",
+    "run --qkv junk.safetensors": "junk.safetensors cannot be read",
+    "run --qkv ints.npz": "Q has dtype int64",
+    "run --qkv kernels.py": "suffix '.py'",
+    "run --qkv good.npz good.npz": "got 2 files",
+    "run --qkv good.npz good.npz good.npz": "of three files each",
+    "run --qkv": "--qkv: expected at least one argument",
+    f"run --qkv {'n' * 300}.npz": "too long",
+    "run --qkv good.npz --padded": "--padded goes with the bundled sample",
+    "run --qkv good.npz --head 2": "--head 2 is out of range",
+    "run --qkv good.npz --head -1": "--head -1 is out of range",
+    "run --qkv good.npz --head 0,0": "--head 0,0 is out of range",
+    "run --qkv good.npz --head 0.5": "--head: got '0.5'; expected an index such as 3, or 0,3 for axes of batch and head",
+    "run --qkv good.npz --head ''": "--head: got ''",
+    f"run --qkv good.npz --head {LONG}": "--head: got '99999",
+    "run --mask nowhere.npy": "nowhere.npy is not there; expected a .npy file with a mask",
+    "run --mask folder": "folder is a folder; expected a .npy file with a mask",
+    "run --mask masks.npz": "masks.npz holds several arrays",
+    "run --mask junk.npy": "junk.npy is no .npz or .npy file",
+    "run --qkv good.npz --mask floats.npy": "mask",
+    "run --qkv good.npz --mask mask.npy --algorithm flash": "mask",
+    "run --padded --mask mask.npy": "--padded",
+    # run: its numbers
+    "run --seed -5": "--seed: got '-5'; expected a whole number from 0 to 2**64 - 1",
+    f"run --seed {2**64}": "--seed",
+    "run --seed 1.5": "--seed: got '1.5'",
+    "run --scale nan": "--scale: got 'nan'; expected a finite number",
+    "run --scale 1e400": "--scale: got '1e400'",
+    "run --scale two": "--scale: got 'two'",
+    "run --dropout 2": "--dropout: got '2'",
+    "run --dtype float8": "--dtype",
+    "run --M 7": "M = 7 elements is too small",
+    "run --M '12 parsecs'": "--M: '12 parsecs' is not a size",
+    "run --algorithm": "--algorithm: expected at least one argument",
+    "run --algorithm best": "--algorithm: invalid choice: 'best'",
+    "run --backward --algorithm small_cache": "no backward pass",
+    "run --splits 3 --algorithm standard": "does not split the keys",
+    f"run --algorithm split_kv --splits {HUGE}": "--splits",
+    "run --gqa both": "--gqa",
+    # run: where it writes
+    "run -o ''": "--output: '' names no file",
+    "run -o .": "--output: '.' names no file",
+    "run -o ..": "--output: '..' names no file",
+    "run -o /": "--output: '/' names no file",
+    "run -o folder": "--output: folder.png is a folder; expected a file",
+    "run -o kernels.py/x": "--output",
+    "run --json nowhere/a.json": "--json: nowhere/a.json cannot be written",
+    "run --json flashsim-run.json": "--json: flashsim-run.json is what -o writes too",
+    "run -o a --json ./a.svg": "--json: ./a.svg is what -o writes too",
+    "run --qkv good.npz --json good.npz": "--json: good.npz is the input",
+    # plot
+    "plot": "FIGURE",
+    "plot nothing": "invalid choice: 'nothing'",
+    "plot blocks --N 0": "--N: got '0'",
+    "plot blocks --d -1": "--d: got '-1'",
+    "plot blocks --M x": "--M",
+    "plot blocks --machine H200": "--machine is for roofline",
+    "plot roofline --M 100KB": "--M is for blocks",
+    "plot theorem2 --N 64": "--N is for blocks and roofline",
+    "plot theorem2 --dtype float32": "--dtype is for blocks and roofline",
+    "plot roofline --machine Z80": "--machine: invalid choice: 'Z80'",
+    "plot theorem2 -o kernels.py/x": "--output",
+    "plot theorem2 --json nowhere/x": "--json",
+    # tune
+    "tune": "--d",
+    "tune --d 4": "missing",
+    "tune --d 4 --N 0": "--N: got '0'",
+    "tune --d 4 --N 4 --least 0": "--least: got '0'",
+    "tune --d 4 --N 4 --M 1": "M",
+    "tune --d 4 --N 4 --M 1KB --dropout 7": "--dropout: got '7'",
+    "tune --d 4 --N 4 --json nowhere/x": "--json",
+    # gpu, bench
+    "gpu": "the following arguments are required",
+    "gpu warm": "invalid choice: 'warm'",
+    "gpu info --json file": "--json",
+    "bench --N 0": "--N: got '0'",
+    "bench --d x": "--d: got 'x'",
+    "bench --rounds 0": "--rounds: got '0'",
+    "bench --batch -1": "--batch: got '-1'; expected a whole number of at least 0",
+    "bench --heads 0": "--heads: got '0'",
+    "bench --dropout nan": "--dropout: got 'nan'",
+    "bench --only fastest": "--only: invalid choice: 'fastest'",
+    "bench --causal maybe": "--causal",
+    "bench --json nowhere/x.json": "--json: nowhere/x.json cannot be written",
+    # check
+    "check": "what is to be checked is missing",
+    "check kernels": "'kernels' is not of the form MODULE:FUNCTION",
+    "check :attention": "MODULE:FUNCTION",
+    "check kernels.py:": "MODULE:FUNCTION",
+    "check ..:x": "cannot import ..",
+    "check nowhere.py:attention": "there is no file nowhere.py",
+    "check folder:attention": "folder has no 'attention'",
+    "check quits.py:attention": "cannot run quits.py: SystemExit: bye",
+    "check broken.py:attention": "cannot run broken.py: ZeroDivisionError",
+    "check kernels.py:missing": "kernels.py has no 'missing'",
+    "check os:environ": "os:environ is of type _Environ; expected a function",
+    "check kernels.py:attention --backward os:environ": "--backward: os:environ is of type _Environ; expected a function",
+    "check kernels.py:attention --dropout os:environ": "--dropout: os:environ is of type _Environ; expected a function",
+    "check kernels.py:attention --spec os:environ": "--spec: os:environ is of type _Environ; expected a flashsim.testing.Spec",
+    "check kernels.py:attention --wrap numpy": "--wrap",
+    "check kernels.py:attention --convention sdpa": "--convention and --device go with --wrap",
+    "check kernels.py:attention --examples 0": "--examples: got '0'",
+    "check kernels.py:attention --seed -5": "--seed: got '-5'",
+    "check kernels.py:attention --check orakel": "unknown check 'orakel'",
+    "check kernels.py:attention --expect orakel": "orakel",
+    "check kernels.py:attention --block 0 4": "--block: got '0'",
+    "check kernels.py:attention --head-dims 0": "--head-dims: got '0'",
+    "check kernels.py:attention --max-shapes 0": "--max-shapes: got '0'",
+    "check kernels.py:attention --C -1": "--C",
+    "check kernels.py:attention --C nan": "--C: got 'nan'",
+    "check kernels.py:attention --dtypes int8": "--dtypes",
+    "check kernels.py:attention --json nowhere/x": "--json",
+    # example
+    "example nothing": "there is no example 'nothing'",
+    "example --json -": "--json is for one example",
+    "example online_softmax --json nowhere/x": "--json",
+    # step
+    "step --seed -5": "--seed: got '-5'; expected a whole number from 0 to 2**64 - 1",
+    "step --n 0": "--n: got '0'",
+    "step --n-k x": "--n-k: got 'x'",
+    "step --d -1": "--d: got '-1'",
+    "step --head 0": "--head goes with --qkv",
+    "step --qkv good.npz": "expected one: give --head",
+    "step --qkv good.npz --n 4": "--n, --n-k and --d are for random inputs",
+    "step --qkv good.npz --head 0 -o good.npz": "--output: good.npz is the input",
+    "step --blocks 3 0": "--blocks: got '0'",
+    "step --M 5 --blocks 3 4": "does not fit in SRAM",
+    "step --bug nonsense": "nonsense",
+    "step --vs flash --bug no_rescale": "not allowed with argument",
+    "step --backward --algorithm small_cache": "backward",
+    "step --text --open": "--text prints one run",
+    "step --open -o x.npz": "--open shows a page",
+    "step -o nowhere/x.html": "--output: nowhere/x.html cannot be written",
+    "step -o x.txt": "has no suffix that says a trace's format",
+    "step --vs q_outer -o x.npz": "expected .html",
+    "step -o folder": "--output: folder is a folder",
+    # debug
+    "debug flash": "--line",
+    "debug flash --line 99": "labels nothing in flash",
+    "debug flash --line ''": "--line",
+    "debug flash --line 9 --at j": "--at is 'j'; expected turns of loops",
+    f"debug flash --line 9 --at j={LONG}": "--at",
+    "debug flash --line 9 --seed -5": "--seed: got '-5'",
+    "debug flash --line 9 --commands nowhere": "--commands: nowhere is not there; expected a file of pdb's commands",
+    "debug flash --line 9 --commands folder": "--commands: folder is a folder; expected a file of pdb's commands",
+    "debug flash --line 9 --commands latin": "--commands: latin is no text in UTF-8",
+    # verify
+    "verify --json nowhere/ledger.json": "--json: nowhere/ledger.json cannot be written: there is no folder nowhere",
+    "verify --json folder": "--json: folder is a folder; expected a file",
+    "verify --full extra": "unrecognized arguments: extra",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED, ids=lambda command: command[:50])
+def test_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(os.listdir())
+    name, *_ = [*shlex.split(command), ""]
+    assert main(shlex.split(command)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("flashsim")
+    assert ": error: " in err
+    assert err.count("\n") == 1
+    assert err.rstrip("\n").isprintable()
+    assert len(err) < 1000
+    assert REFUSED[command] in err, err
+    assert name in err or name not in ("run", "count", "plot", "tune", "bench", "check", "step", "debug", "verify")
+    assert sorted(os.listdir()) == before
