@@ -128,7 +128,7 @@ class _Search:
         for B_c in {*sides(k, least), *(B for B in sides(self.shape.d_v) if min(least, k) <= B <= k)}:  # T_c, and T_v
             B_r = _most(partial(self._fits_beside, B_c), min(least, n), n)
             if B_r:
-                yield _tight(n, B_r, least), B_c
+                yield from ((_tight(n, B_r, least), B_c), (B_r, B_c))  # the more rows, the fewer panels of keys
         for B_r in sides(n, least):
             B_c = _most(partial(self.fits, B_r), min(least, k), k)
             if B_c:

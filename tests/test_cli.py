@@ -195,9 +195,8 @@ def test_count_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at least M = " in refused(capsys, "count", "--d", "64", "--N", "9", "--M", "70", "--sizing", "fit")
 
 
-def test_verify_prints_the_ledger_and_exits_by_its_verdict(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_verify_prints_the_ledger(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--json", "ledger.json"]) == 0
     out, err = capsys.readouterr()
     assert "all hold" in out
@@ -209,6 +208,9 @@ def test_verify_prints_the_ledger_and_exits_by_its_verdict(
         *("The chapter (seed 002)", "What is optimal"),
     }
     assert all(claim["holds"] and claim["tried"] and claim["measured"] for claim in claims)
+
+
+def test_verify_exits_by_its_verdict(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashsim.theory, "flash_constants", lambda d: (4.0, 18.0))
     monkeypatch.setattr(verify, "checks", lambda: [theorems_1_2.theorem_2_flash_bounds])
     assert main(["verify"]) == 1

@@ -558,6 +558,7 @@ def test_every_figure_has_a_script() -> None:
     assert set(SCRIPTS) == set(plots.FIGURES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS.values())
 def test_scripts_draw_what_is_in_figures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py", "-o", str(tmp_path / name)])

@@ -46,6 +46,7 @@ def test_there_are_enough_mutants_and_half_are_written_after_the_strategies() ->
     assert all(mutant.threads for mutant in ALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_caught_within_300_examples(mutant: Mutant) -> None:
     kernel = mutant.build()
@@ -373,7 +374,7 @@ def test_replay_runs_one_check_on_one_case() -> None:
         replay(UNFUSED, UNFUSED.spec, "gradients", case)
 
 
-@parametrize(TILED, TILED.spec, max_examples=20, backward=TILED.backward, dropout=TILED.keep)
+@parametrize(TILED, TILED.spec, max_examples=5, backward=TILED.backward, dropout=TILED.keep)
 def test_pytest_gets_a_test_for_each_check(check: Any) -> None:
     check()
 
@@ -584,6 +585,7 @@ def test_rounding_of_stored_scores_that_decides_the_softmax_is_within_budget() -
         replay(forward, spec("float16"), "split_and_merge", over)
 
 
+@pytest.mark.slow
 def test_300_examples_on_a_numpy_kernel_are_tried_with_every_check() -> None:
     report = full(UNFUSED, max_examples=300)
     assert report.examples == 300

@@ -12,7 +12,7 @@ import pytest
 from flashsim.testing import check_attention
 from tests.implementations import IMPLEMENTATIONS
 
-EXAMPLES = int(os.environ.get("FLASHSIM_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("FLASHSIM_EXAMPLES", "10"))
 SLOW = {"memory_efficient": 0.25, "small_cache": 0.5}  # the share of them that it is given
 
 

@@ -64,6 +64,12 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
     assert tuned.best.accesses == min(choice.accesses for choice in tuned.by_loops.values())
 
 
+def test_panels_of_standard_attentions_backward_pass_are_of_queries_and_of_keys() -> None:
+    """Of rows that make as few panels of queries, the fewest need not make as few of keys."""
+    options: dict[str, Any] = {"N_q": 5, "N_k": 4, "d": 1, "d_v": 1, "M": 9, "causal": False, "direction": "backward"}
+    assert tune(**options).by_loops["standard"].accesses == by_trying_all("standard", 1, options) == 184
+
+
 def test_sides_are_the_smallest_of_each_number_of_blocks() -> None:
     for N, least in itertools.product((1, 2, 3, 10, 97, 100, 128), (1, 2, 16)):
         sizes = range(min(least, N), N + 1)
