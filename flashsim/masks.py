@@ -94,7 +94,9 @@ class Mask(ABC):
         for array in self.dense(head):
             allowed = allowed & array
         if self.tree is not None:
-            allowed = allowed & np.pad(self.tree.attends, ((0, 0), (shape.N_k - shape.N_q, 0)), constant_values=True)
+            attends = self.tree.attends
+            prefix = shape.N_k - attends.shape[1]
+            allowed = allowed & np.pad(attends, ((0, 0), (prefix, 0)), constant_values=True)
         return np.broadcast_to(allowed, (shape.N_q, shape.N_k))
 
 
