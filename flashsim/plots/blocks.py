@@ -35,10 +35,10 @@ def blocks_data(
 
     N is the number of keys; N_q, of queries, and d_v, V's width, default to N and d. One head.
 
-    `theory`: every B_c from 16 to N (2,000 of them where N is large). `simulator`: powers of two and half-way between,
-    run with random numbers up to N = 2048, else on shapes alone. `paper`: line 1's own blocks. `largest_that_fits`: the
-    last B_c whose peak is at most M elements (None: not one); M defaults to 100 KB of `dtype`. `floor`: Q, K, V read
-    once and O written, 4Nd. Accesses are elements; `bytes` take each array at its own item size.
+    `theory`: every B_c from 16, or N/8 where that is less, to N (2,000 of them where N is large). `simulator`: powers of
+    two and half-way between, run with random numbers up to N = 2048, else on shapes alone. `paper`: line 1's own blocks.
+    `largest_that_fits`: the last B_c whose peak is at most M elements (None: not one); M defaults to 100 KB of `dtype`.
+    `floor`: Q, K, V read once and O written, 4Nd. Accesses are elements; `bytes` take each array at its own item size.
 
     With `backward`, the entry "backward" says the same of Algorithm 4, counted on shapes alone: `curve` instead of
     `theory` and `simulator`, and for `floor` Q, K, V, O, dO read once and dQ, dK, dV written, 8Nd.
@@ -51,9 +51,10 @@ def blocks_data(
     def exact_at(B_c: int) -> theory.Exact:
         return theory.exact("flash_basic", **shape, M=M, blocks=(min(B_c, d), B_c))
 
-    powers = [2**e for e in range(4, N.bit_length())]
-    chosen = sorted({B_c for power in powers for B_c in (power, power * 3 // 2) if B_c <= N} | {N})
-    spread = np.geomspace(min(16, N), N, CURVE) if N > CURVE else range(min(16, N), N + 1)
+    first = min(16, max(N // 8, 1))
+    powers = [2**e for e in range(N.bit_length())]
+    chosen = sorted({B_c for power in powers for B_c in (power, power * 3 // 2) if first <= B_c <= N} | {N})
+    spread = np.geomspace(first, N, CURVE) if N > CURVE else range(first, N + 1)
     every = sorted({int(B_c) for B_c in spread} | set(chosen))
     exact = [exact_at(B_c) for B_c in every]
     fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: exact_at(B_c).sram.peak)  # the peak grows with B_c
