@@ -191,7 +191,7 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
     for direction, numbers in passes.items():
         label = f"standard, {direction}" if both else "standard\nattention"
         ax.text(N * 1.07, numbers["standard"]["accesses"] * 1.06, label, color=VERMILLION, ha="right", va="bottom")
-    if both or data["largest_that_fits"] != N:
+    if any(numbers["largest_that_fits"] != N for numbers in passes.values()):
         what = within if both else f"does not fit\n{within}"
         ax.text(N * 1.07, standard / 1.12, what, ha="right", va="top")
     for direction, numbers in passes.items():
@@ -234,4 +234,4 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
     ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, d = {d:,}, {data['dtype']}, one head")
     ax.set_ylabel("HBM accesses (elements)")
     in_bytes.set_ylabel(f"at {itemsize} bytes each" + (f"\n(ℓ, m take 4: ≤ {more:.1%} more)" if more else ""), size=8)
-    ax.set_title("Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""), x=-0.28)
+    ax.set_title("Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""), x=-0.28 if N >= 128 else -0.23)
