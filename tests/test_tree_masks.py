@@ -6,6 +6,7 @@ the checks that the tests above them make.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -452,6 +453,21 @@ def test_standard_attentions_masking_pass_fits_m(draft: Draft, M: int, dense: bo
     if whole <= M:
         assert traffic["tree"].reads == draft.n * words
         assert sram.peak == min(M // whole, draft.n) * whole
+
+
+def test_pieces_of_a_row_are_the_longest_that_surely_fit() -> None:
+    """Where a row of a wide tree is longer than M: c keys and the words that they overlap wherever they begin."""
+    for M, held, words in itertools.product(range(4, 90), (1, 2), range(1, 8)):
+        overlapped = [0, *(min(-(-(c - 1) // 32) + 1, words) for c in range(1, 400))]
+        if M >= held * 300 + words:
+            continue
+        longest = max((c for c in range(1, 300) if held * c + overlapped[c] <= M), default=1)
+        assert masks._pass_tiles_with_words(M, 300, held, words) == (1, longest)
+    tree = Tree([-1, *range(199)])  # 200 nodes, 7 words: pieces of 39 keys and 3 words, not of 35 and 7
+    asked: dict[str, Any] = {"N": 200, "d": 2, "M": 42, "mask": tree}
+    tally = flashsim.count("standard", **asked)
+    assert tally.hbm.by_array["tree"].reads == 200 * sum(-(-min(a + 39, 200) // 32) - a // 32 for a in range(0, 200, 39))
+    same(tally, theory.exact("standard", **asked))
 
 
 @pytest.mark.parametrize("name", MASKED)
