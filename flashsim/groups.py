@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.group_sum import sum_over_group
+from flashsim.band import Band
 from flashsim.inputs import Array, Inputs, chip_dtype
 from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask, Tree
 from flashsim.memory import HBM, SRAM, Observer
@@ -169,6 +170,11 @@ class GroupedMask(Mask):
         """Return the most of any head of the group."""
         return max(self._mask.keys(self._one(shape), self._member(head, member)) for member in self._members)
 
+    def band(self, shape: Shape, head: Head) -> Band | None:
+        """Return the band of the head that attends to the most keys: in positions, not rows."""
+        bands = [self._mask.band(self._one(shape), self._member(head, member)) for member in self._members]
+        return max((band for band in bands if band is not None), key=lambda band: band.keys, default=None)
+
     @property
     def per_head(self) -> bool:
         """Whether query heads may have masks of their own."""
@@ -184,6 +190,10 @@ class GroupedTree(GroupedMask, Tree):
     def __init__(self, tree: Tree, group: int) -> None:
         GroupedMask.__init__(self, tree, group)
         self.parents, self._each = tree.parents, tree
+
+    def band(self, shape: Shape, head: Head) -> Band:
+        """Return the tree's."""
+        return self._each.band(self._one(shape), head)
 
     @property
     def tree(self) -> Tree:
