@@ -67,7 +67,10 @@ class _Rows:
     def counts(self, first: int, height: int, number: int) -> dict[tuple[bool, bool], int]:
         """Return how many live tiles there are, by (of the last column, masked)."""
         T_c = self._blocks.T_c
-        (begin, end), (all_begin, all_end) = self._live(first, height, number, T_c - 1), self._live(first, height, number, T_c)
+        (begin, end), (all_begin, all_end) = (
+            self._live(first, height, number, T_c - 1),
+            self._live(first, height, number, T_c),
+        )
         whole_begin, whole_end = self._whole(first, height, number)
         live, whole = end - begin, whole_end - whole_begin
         last, whole_last = all_end - all_begin - live, self._whole_last(first, height, number)

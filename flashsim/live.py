@@ -68,7 +68,8 @@ class TileSplits:
 
 def _share(keys: int, blocks: Blocks, number: int) -> int:
     """Return how many blocks of keys make a split."""
-    return max(-(-(-(-keys // blocks.B_c)) // number), 1)
+    in_use = -(-keys // blocks.B_c)
+    return max(-(-in_use // number), 1)
 
 
 # ------------------------------------------------------------------------------------------------------------- by kind

@@ -17,10 +17,10 @@ from flashsim import KeyPadding, theory
 from flashsim.algorithms import FORWARD, split_kv, split_kv_merge
 from flashsim.algorithms.parts import EveryTile
 from flashsim.algorithms.split_kv_merge import MERGES
+from flashsim.live import LiveTiles, TileSplits
 from flashsim.masks import All
 from flashsim.records import Blocks, Shape, Traffic
 from flashsim.reference import attention, error_bound, rounding
-from flashsim.live import LiveTiles, TileSplits
 
 from .cases import Array, Case, full_cases, of_bound, room_for
 from .test_planted_bugs import mutant, swap

@@ -234,4 +234,6 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
     ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, d = {d:,}, {data['dtype']}, one head")
     ax.set_ylabel("HBM accesses (elements)")
     in_bytes.set_ylabel(f"at {itemsize} bytes each" + (f"\n(ℓ, m take 4: ≤ {more:.1%} more)" if more else ""), size=8)
-    ax.set_title("Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""), x=-0.28 if N >= 128 else -0.23)
+    ax.set_title(
+        "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""), x=-0.28 if N >= 128 else -0.23
+    )

@@ -13,7 +13,8 @@ from flashsim.masks import All, as_mask
 from flashsim.records import Blocks, Occupancy, Shape, Traffic
 from flashsim.theory import appendix_b, flash, groups, q_outer, small_cache, standard
 from flashsim.theory.bounds import matmul_flops
-from flashsim.theory.problem import Arrays, Problem, Tiles, ceil_div, chosen_tiles, dense_shapes, has_tree
+from flashsim.theory.live import chosen
+from flashsim.theory.problem import Arrays, Problem, Tiles, ceil_div, dense_shapes, has_tree, live_tiles
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -156,7 +157,7 @@ def exact(
     p = Problem(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), has_tree(rule), splits, merge, group)
     sizes = _sizes(form, p, sizing, blocks)
     skipping = "live" if form.live else block_mask
-    tiles = _tiles(p, sizes, chosen_tiles(skipping, rule, n, k, sizes, group))
+    tiles = p.tiles(sizes.B_r, sizes.B_c, chosen(skipping, live_tiles(rule, n, k, sizes, group), sizes))
     arrays, peak = form.traffic(p, sizes, tiles), form.peak(p, sizes, tiles)
     traffic = Traffic(arrays).times(problems)
     if gqa == "separate" and share > 1:
@@ -191,7 +192,7 @@ def _sizes(form: _Form, p: Problem, sizing: str, blocks: tuple[int, int] | None)
 
     def fits(rows: int) -> bool:
         sizes = of(rows)
-        return form.peak(p, sizes, _tiles(p, sizes, None)) <= p.M
+        return form.peak(p, sizes, p.tiles(sizes.B_r, sizes.B_c)) <= p.M
 
     if blocks is not None:
         return _clipped(p, *blocks)
@@ -213,7 +214,3 @@ def _sizes(form: _Form, p: Problem, sizing: str, blocks: tuple[int, int] | None)
 def _clipped(p: Problem, B_r: int, B_c: int) -> Blocks:
     B_r, B_c = min(B_r, p.N_q), min(B_c, p.N_k)
     return Blocks(B_r, B_c, ceil_div(p.N_q, B_r), ceil_div(p.N_k, B_c))
-
-
-def _tiles(p: Problem, sizes: Blocks, chosen: Any) -> Tiles:
-    return p.tiles(sizes.B_r, sizes.B_c, chosen)
