@@ -438,7 +438,8 @@ class TileMask:
         self._prefix = shape.N_k - len(tree.parents) if tree else 0
         self._tree = None
         if tree is not None:
-            self._tree = hbm.place("tree", tree.words if hbm.arithmetic else _two(tree.words.shape), np.uint32)
+            words = tree.words if hbm.arithmetic else (shape.N_q, -(-len(tree.parents) // WORD))
+            self._tree = hbm.place("tree", words, np.uint32)
         self._divide(blocks.B_r, blocks.B_c)
 
     def divided(self, blocks: Blocks) -> TileMask:

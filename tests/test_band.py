@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow, groups, theory
+from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, groups, theory
 from flashsim.band import Band, floor_sum
 from flashsim.live import CountedTiles
 from flashsim.masks import All, Mask
@@ -120,3 +120,25 @@ def test_any_length_is_counted_at_once(name: str, asked: dict[str, Any], mask: M
     assert tally.hbm == exact.hbm
     assert tally.sram == exact.sram
     assert tally.flops.matmul == exact.matmul
+
+
+def test_what_would_run_for_hours_is_refused_before_it_runs() -> None:
+    """Where each tile is looked at: trees, masks of one's own, functions of (T_r, T_c)."""
+    tree = Tree([-1, 0, 1])
+    with pytest.raises(ValueError, match=r"mask is Tree\(\[-1, 0, 1\]\): .* T_r × T_c = 1 × 15,625,000 .* 0\.4 hours"):
+        flashsim.count("flash", N_q=3, N_k=10**9, d=64, mask=tree, blocks=(3, 64))
+    wide = theory.exact("flash", N_q=3, N_k=10**9, d=64, mask=tree, blocks=(3, 64))
+    assert wide.hbm.by_array["tree"].reads == 3
+
+    class Even(Mask):
+        """Of one's own: it names no band."""
+
+        def allows(self, rows: Any, cols: Any, shape: Shape, head: Any) -> Any:
+            return np.broadcast_to(cols % 2 == 0, (len(rows), len(cols)))
+
+    assert flashsim.count("q_outer", N=9, d=2, M=99, mask=Even()).hbm == flashsim.count("q_outer", N=9, d=2, M=99).hbm
+    with pytest.raises(ValueError, match=r"its tiles are counted one by one"):
+        flashsim.count("q_outer", N=2**20, d=2, M=99, mask=Even())
+    for function in (flashsim.count, theory.exact):
+        with pytest.raises(ValueError, match=r"it would return 43,980,685,312 entries.* at most 268,435,456"):
+            function("block_sparse", N=2**24, d=64, block_mask=flashsim.patterns.butterfly)

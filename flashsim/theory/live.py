@@ -52,7 +52,7 @@ class Listed(Chosen):
 
 @dataclass(frozen=True)
 class Live(Chosen):
-    """Those with a position that all windows and paddings allow. `left` and `right` are numbers: large where there is no limit."""
+    """Those with a position that all windows and paddings allow. `left` and `right` are large where there is no limit."""
 
     N_q: int
     N_k: int
