@@ -51,8 +51,11 @@ def looked_at(mask: Mask, shape: Shape, blocks: Blocks) -> dict[tuple[bool, bool
 
 def test_kinds_are_those_of_looking_at_every_tile() -> None:
     rng = random.Random(1)
-    for _ in range(800):
-        mask, shape, blocks, group = drawn(rng)
+    tiles_as_wide_as_the_window = [
+        (groups.grouped(SlidingWindow(5, 3), 3, 11), Shape(33, 12, 1, 1), Blocks(8, 8, 5, 2), 3),
+        (groups.grouped(SlidingWindow(1, 4) & KeyPadding(7), 3, 8), Shape(24, 7, 1, 1), Blocks(5, 6, 5, 2), 3),
+    ]
+    for mask, shape, blocks, group in (*tiles_as_wide_as_the_window, *(drawn(rng) for _ in range(500))):
         band = mask.band(shape, ())
         assert band is not None
         kinds, want = band.kinds(blocks, shape, group), looked_at(mask, shape, blocks)
