@@ -321,6 +321,10 @@ class Kinds:
 
     times: Mapping[int, int | Fraction]
 
+    def below(self, turns: int) -> list[tuple[int, int | Fraction]]:
+        """Return those of the first `turns`, each with how many it stands for."""
+        return [(index, times) for index, times in self.times.items() if index < turns]
+
 
 _Resident = tuple[Tile, int, str | None, Place | None]
 """A tile on chip, its size, the block it was loaded from, or else where it was computed. Plain, as it is made often."""
@@ -468,9 +472,9 @@ class SRAM:
         site = site_of(sys._getframe(1))
         schedule: Iterable[tuple[int, int | Fraction]]
         if isinstance(where, Kinds):
-            schedule = where.times.items()
+            schedule = where.below(turns)
         elif isinstance(alike, Kinds):
-            schedule = alike.times.items()
+            schedule = alike.below(turns)
         elif self._fold:
             schedule = _folded(turns, where, alike)
         else:
