@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.group_sum import sum_over_group
+from flashsim.band import Band
 from flashsim.inputs import Array, Inputs, chip_dtype
-from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask, Tree, Words
+from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask, Tree
 from flashsim.memory import HBM, SRAM, Observer
 from flashsim.records import Shape, Traffic
 
@@ -91,7 +92,9 @@ def grouped(mask: Mask, group: int, N_q: int) -> Mask:
         return mask
     if isinstance(mask, Both):
         return Both(grouped(mask.a, group, N_q), grouped(mask.b, group, N_q))
-    return _grouped_dense(mask, group, N_q) if isinstance(mask, Dense) else GroupedMask(mask, group)
+    if isinstance(mask, Dense):
+        return _grouped_dense(mask, group, N_q)
+    return GroupedTree(mask, group) if isinstance(mask, Tree) else GroupedMask(mask, group)
 
 
 def _grouped_dense(mask: Dense, group: int, N_q: int) -> Dense:
@@ -124,6 +127,10 @@ class GroupedMask(Mask):
         """One head of each group that differ."""
         return range(self._group if self._mask.per_head else 1)
 
+    def check(self, shape: Shape, leading: Head) -> None:
+        """Check it against the query heads."""
+        self._mask.check(self._one(shape), (*leading[:-1], leading[-1] * self._group) if leading else leading)
+
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         """Ask for each row's own position and head."""
         allowed = np.empty((len(rows), len(cols)), bool)
@@ -154,10 +161,10 @@ class GroupedMask(Mask):
         """Return the most of any head of the group."""
         return max(self._mask.keys(self._one(shape), self._member(head, member)) for member in self._members)
 
-    @cached_property
-    def tree(self) -> Tree | None:
-        """The tree, its words stored for each row."""
-        return None if self._mask.tree is None else GroupedTree(self._mask.tree, self._group)
+    def band(self, shape: Shape, head: Head) -> Band | None:
+        """Return the band of the head that attends to the most keys: in positions, not rows."""
+        bands = [self._mask.band(self._one(shape), self._member(head, member)) for member in self._members]
+        return max((band for band in bands if band is not None), key=lambda band: band.keys, default=None)
 
     @property
     def per_head(self) -> bool:
@@ -168,14 +175,27 @@ class GroupedMask(Mask):
         return f"GroupedMask({self._mask!r}, {self._group})"
 
 
-class GroupedTree(Tree):
+class GroupedTree(GroupedMask, Tree):
     """A tree whose bitmask has a row for each row of a group, (g·N_q, ⌈N_q/32⌉) words."""
 
     def __init__(self, tree: Tree, group: int) -> None:
-        super().__init__(tree.parents)
-        self._tree, self._group = tree, group
+        GroupedMask.__init__(self, tree, group)
+        self.parents, self._each = tree.parents, tree
+
+    def band(self, shape: Shape, head: Head) -> Band:
+        """Return the tree's."""
+        return self._each.band(self._one(shape), head)
+
+    @property
+    def tree(self) -> Tree:
+        """This."""
+        return self
 
     @cached_property
-    def words(self) -> Words:
-        """The bitmask, each row g times."""
-        return self._tree.words.repeat(self._group, axis=0)
+    def attends(self) -> Bools:
+        """Which row attends to which node, (g·N_q, N_q)."""
+        return self._each.attends.repeat(self._group, axis=0)
+
+    def paths(self) -> list[list[int]]:
+        """Return those of the tree: nodes, not rows."""
+        return self._each.paths()

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.band import Band
 from flashsim.checking import broadcasts, check_array, check_booleans, check_count, check_flag, shown
 from flashsim.memory import HBM, SRAM, Matrix, Tile, pass_tiles
 from flashsim.records import Blocks, Shape
@@ -70,6 +71,10 @@ class Mask(ABC):
         """Return how many keys, from the first, may be attended to at all, as far as positions tell."""
         return shape.N_k
 
+    def band(self, shape: Shape, head: Head) -> Band | None:
+        """Return what `live`, `leaves_all` and `keys` say, as one band; None where it is none: then tiles are looked at."""
+        return None
+
     def dense(self, head: Head) -> list[Bools]:
         """Return the arrays that must live in HBM for this head, (1 or N_q, 1 or N_k)."""
         return []
@@ -95,13 +100,19 @@ class Mask(ABC):
         for array in self.dense(head):
             allowed = allowed & array
         if self.tree is not None:
-            allowed = allowed & np.pad(self.tree.attends, ((0, 0), (shape.N_k - shape.N_q, 0)), constant_values=True)
+            attends = self.tree.attends
+            prefix = shape.N_k - attends.shape[1]
+            allowed = allowed & np.pad(attends, ((0, 0), (prefix, 0)), constant_values=True)
         return np.broadcast_to(allowed, (shape.N_q, shape.N_k))
 
 
 @dataclass(frozen=True)
 class All(Mask):
     """Every query attends to every key: the mask that does nothing."""
+
+    def band(self, shape: Shape, head: Head) -> Band:
+        """Return all of S."""
+        return Band(None, None, shape.N_k)
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         """Allow everything."""
@@ -137,6 +148,11 @@ class SlidingWindow(Mask):
         """Compare the corners farthest from the window."""
         shift = shape.N_k - shape.N_q
         return self._within(col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift))
+
+    def band(self, shape: Shape, head: Head) -> Band:
+        """Return the window."""
+        left, right = (None if side == -1 else side for side in (self.left, self.right))
+        return Band(left, right, shape.N_k)
 
     def _within(self, least: Index, most: Index) -> Bools:
         """Whether a range of offsets j − p, from `least` to `most`, meets the window."""
@@ -184,6 +200,10 @@ class KeyPadding(Mask):
         """Return this head's length."""
         return self._length(head)
 
+    def band(self, shape: Shape, head: Head) -> Band:
+        """Return the first keys."""
+        return Band(None, None, self._length(head))
+
     @property
     def per_head(self) -> bool:
         """Whether there are several lengths."""
@@ -221,6 +241,10 @@ class Dense(Mask):
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         """Allow everything by position."""
         return np.ones((len(rows), len(cols)), bool)
+
+    def band(self, shape: Shape, head: Head) -> Band:
+        """Return all of S, each tile to be masked."""
+        return Band(None, None, shape.N_k, whole=False)
 
     @property
     def per_head(self) -> bool:
@@ -272,6 +296,10 @@ class Tree(Mask):
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Compare the corners nearest to the diagonal: no node attends to a later one."""
         return Causal().live(rows, row_ends, cols, col_ends, shape, head)
+
+    def band(self, shape: Shape, head: Head) -> Band:
+        """Return the causal band, each tile to be masked."""
+        return Band(None, 0, shape.N_k, whole=False)
 
     @property
     def tree(self) -> Tree:
@@ -347,6 +375,11 @@ class Both(Mask):
         """Return the lesser."""
         return min(self.a.keys(shape, head), self.b.keys(shape, head))
 
+    def band(self, shape: Shape, head: Head) -> Band | None:
+        """Return what both bands share."""
+        a, b = self.a.band(shape, head), self.b.band(shape, head)
+        return None if a is None or b is None else a & b
+
     @property
     def per_head(self) -> bool:
         """Whether either is."""
@@ -402,7 +435,8 @@ class TileMask:
         self._prefix = shape.N_k - len(tree.parents) if tree else 0
         self._tree = None
         if tree is not None:
-            self._tree = hbm.place("tree", tree.words if hbm.arithmetic else _two(tree.words.shape), np.uint32)
+            words = tree.words if hbm.arithmetic else (shape.N_q, -(-len(tree.parents) // WORD))
+            self._tree = hbm.place("tree", words, np.uint32)
         self._divide(blocks.B_r, blocks.B_c)
 
     def divided(self, blocks: Blocks) -> TileMask:

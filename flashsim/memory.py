@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from types import CodeType
 from typing import Any, Literal, NoReturn, cast, overload
@@ -315,6 +316,20 @@ def site_of_place(place: Place) -> Site:
     return code.co_filename, line or code.co_firstlineno
 
 
+@dataclass(frozen=True)
+class Kinds:
+    """Turns of a loop that together stand for all: index -> for how many. What `loop` takes where turns are too many to list.
+
+    A fraction is an average, where a turn of the loop around stands for turns that go round this loop unequally often.
+    """
+
+    times: Mapping[int, int | Fraction]
+
+    def below(self, turns: int) -> list[tuple[int, int | Fraction]]:
+        """Return those of the first `turns`, each with how many it stands for."""
+        return [(index, times) for index, times in self.times.items() if index < turns]
+
+
 _Resident = tuple[Tile, int, str | None, Place | None]
 """A tile on chip, its size, the block it was loaded from, or else where it was computed. Plain, as it is made often."""
 
@@ -444,31 +459,41 @@ class SRAM:
             self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block.where)
 
     def loop(
-        self, turns: int, *, where: NDArray[np.bool_] | None = None, alike: Sequence[Hashable] | None = None
+        self,
+        turns: int,
+        *,
+        where: NDArray[np.bool_] | Kinds | None = None,
+        alike: Sequence[Hashable] | Kinds | None = None,
     ) -> Iterator[int]:
         """Count 0 … turns−1, or those where `where` is True; what a turn brings on chip is evicted at its end.
 
         In counting-only mode turns that are equal are run once and counted as often as they occur: blocks differ only
         in the ragged last one, so that is the first turn, standing for all but one, and the last. If turns differ in
-        more than that, `alike[index]` says which are equal. An SRAM with `fold=False` runs every turn.
+        more than that, `alike[index]` says which are equal. Either argument may be `Kinds`, for counting only. An SRAM with
+        `fold=False` runs every turn.
 
         A turn left early, by `break` or an error, evicts too, but observers are told nothing of that: Python could only
         print what they raise there.
         """
         site = site_of(sys._getframe(1))
-        schedule: Iterable[tuple[int, int]]
-        if self._fold:
+        schedule: Iterable[tuple[int, int | Fraction]]
+        if isinstance(where, Kinds):
+            schedule = where.below(turns)
+        elif isinstance(alike, Kinds):
+            schedule = alike.below(turns)
+        elif self._fold:
             schedule = _folded(turns, where, alike)
         else:
             schedule = ((index, 1) for index in (range(turns) if where is None else np.flatnonzero(where).tolist()))
         if self._observers:
             self._tell("enter", target_at(site, "loop"), turns, None, site)
-        around, depth, times = self._scope, len(self._loops), self._weight
-        for index, weight in schedule:
+        around, depth, outside = self._scope, len(self._loops), self._weight
+        for index, times in schedule:
             scope: list[int] = []
             ended = False
             try:
-                self._scope, self._weight = scope, times * weight
+                self._scope = scope
+                self._weight = outside * times if type(times) is int else _whole(outside * times)
                 self._loops.append((site, index))
                 if self._observers:
                     self._tell("turn", target_at(site, "loop"), 0, None, site)
@@ -480,7 +505,7 @@ class SRAM:
             finally:
                 if not ended:
                     self._abandon(scope)
-                self._scope, self._weight = around, times
+                self._scope, self._weight = around, outside
                 del self._loops[depth:]
         if self._observers:
             self._tell("leave", target_at(site, "loop"), turns, None, site)
@@ -591,6 +616,12 @@ def pass_tiles(M: int, N_k: int, held: int) -> tuple[int, int]:
 def _poison(tile: Tile) -> None:
     """Overwrite with what shows that it must not be used: NaN. Booleans and words have none: False, or the largest."""
     tile.fill(nan if tile.dtype.kind not in "bu" else 0 if tile.dtype.kind == "b" else np.iinfo(tile.dtype).max)
+
+
+def _whole(times: int | Fraction) -> int:
+    if times.denominator != 1:
+        raise MemoryModelError(f"a loop's turn stands for {times} turns in all; expected a whole number")
+    return times.numerator
 
 
 def _folded(turns: int, where: NDArray[np.bool_] | None, alike: Sequence[Hashable] | None) -> Iterable[tuple[int, int]]:

@@ -13,10 +13,11 @@ it on shapes, M enforced.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import merge
+from math import isqrt
 from typing import Any
 
 from numpy.typing import DTypeLike
@@ -43,7 +44,7 @@ LOOPS = {
 }
 """What is tried, by direction: name -> its loop order in words."""
 
-MOST_TILES = 2**26
+MOST_TRIED = 2**22
 OnTried = Callable[[int, int], None]
 
 
@@ -125,14 +126,20 @@ class _Search:
         Where tiles are skipped, narrow ones hug the diagonal: so every size of one side with the least of the other, too.
         """
         n, k = self.shape.N_q, self.shape.N_k
-        for B_c in {*sides(k, least), *(B for B in sides(self.shape.d_v) if min(least, k) <= B <= k)}:  # T_c, and T_v
-            B_r = _most(partial(self._fits_beside, B_c), min(least, n), n)
-            if B_r:
-                yield from ((_tight(n, B_r, least), B_c), (B_r, B_c))  # the more rows, the fewer panels of keys
+        B_r = n
+        for B_c in merge(
+            sides(k, least), (B for B in sides(self.shape.d_v) if min(least, k) <= B <= k)
+        ):  # T_c, and T_v
+            B_r = _most(partial(self._fits_beside, B_c), min(least, n), B_r)
+            if not B_r:
+                break
+            yield from ((_tight(n, B_r, least), B_c), (B_r, B_c))  # the more rows, the fewer panels of keys
+        B_c = k
         for B_r in sides(n, least):
-            B_c = _most(partial(self.fits, B_r), min(least, k), k)
-            if B_c:
-                yield B_r, _tight(k, B_c, least)
+            B_c = _most(partial(self.fits, B_r), min(least, k), B_c)
+            if not B_c:
+                break
+            yield B_r, _tight(k, B_c, least)
         if self.options["causal"]:
             thin_r, thin_c = min(least, n), min(least, k)
             yield from (
@@ -142,10 +149,7 @@ class _Search:
 
     def best(self, least: int) -> Choice | None:
         """Return the choice of fewest accesses among the candidates; None if there is none."""
-        most = MOST_TILES if self.options["causal"] else math.inf  # which are live is found tile by tile
-        n, k = self.shape.N_q, self.shape.N_k
-        tried = {(B_r, B_c) for B_r, B_c in self.candidates(least) if (n // B_r) * (k // B_c) <= most}
-        return min((self.choice(blocks=blocks) for blocks in tried), key=_cost, default=None)
+        return min((self.choice(blocks=blocks) for blocks in {*self.candidates(least)}), key=_cost, default=None)
 
 
 def tune(
@@ -169,16 +173,23 @@ def tune(
     `least` is the fewest rows and columns of a tile (clipped to the lengths). `on_tried` is called with (algorithms done,
     algorithms in all). Of equally few accesses, the fewest tiles win, then the lowest peak.
 
-    No block sizes at all move less than those found; but where `causal` skips tiles, that is so only with `least` of 1, for
-    one sweep ("q_outer_two_pass" makes two), and among at most 2²⁶ tiles: otherwise, of those that were tried.
+    No block sizes at all move less than those found; but where `causal` skips tiles, that is so only with `least` of 1 and for
+    one sweep ("q_outer_two_pass" makes two): otherwise, of those that were tried.
 
-    Raises ValueError for arguments that make no sense, or where not even tiles of `least` × `least` fit.
+    Raises ValueError for arguments that make no sense, where not even tiles of `least` × `least` fit, or where more than 2²²
+    block sizes would have to be tried.
     """
     direction, on_tried = check_direction(direction), check_callback("on_tried", on_tried)
     causal, dropout_p = check_flag("causal", causal), check_p(dropout_p)
     shape, least = check_shape(N, d, N_q, N_k, d_v), check_count("least", least)
     stored = float_dtype(dtype)
     M = check_M(M, stored.itemsize)
+    tried = sum(min(2 * isqrt(N), M) + causal * min(N, M) for N in (shape.N_q, shape.N_k))
+    if tried > MOST_TRIED:
+        raise ValueError(
+            f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,} and M = {M:,} leave up to {tried:,} block sizes to try, for hours; "
+            f"expected at most {MOST_TRIED:,}. Take a smaller M or shorter lengths, or flashsim.count a few block sizes"
+        )
     options: dict[str, Any] = {
         "M": M, "dtype": stored.name, "direction": direction, "causal": causal, "dropout_p": dropout_p
     }  # fmt: skip
@@ -209,23 +220,24 @@ def best_of(name: str, *, N: int, d: int, M: int, direction: str = "forward") ->
     return search.best(1)
 
 
-def sides(N: int, least: int = 1) -> list[int]:
-    """Return the block sizes that matter for N rows: for each number of blocks ⌈N/B⌉, the smallest B ≥ `least`."""
+def sides(N: int, least: int = 1) -> Iterator[int]:
+    """Yield the block sizes that matter for N rows: for each number of blocks ⌈N/B⌉, the smallest B ≥ `least`; in order."""
     least = min(least, N)
-    found, blocks = [], -(-N // least)
+    blocks = -(-N // least)
     while blocks >= 1:
         B = max(-(-N // blocks), least)
-        found.append(B)
+        yield B
         blocks = -(-N // (B + 1)) if B < N else 0
         blocks = min(blocks, -(-N // B) - 1) if B < N else 0
-    return found
 
 
 def _most(fits: Callable[[int], bool], least: int, most: int) -> int:
-    """Return the largest B from `least` to `most` that fits, 0 if not even `least` does."""
-    if not fits(least):
-        return 0
-    low, high = least, most + 1
+    """Return the largest B from `least` to `most` that fits, 0 if not even `least` does. It is sought from `most` down."""
+    low, high, step = most, most + 1, 1
+    while not fits(low):
+        if low == least:
+            return 0
+        low, high, step = max(low - step, least), low, 2 * step
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

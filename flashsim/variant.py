@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,18 +11,23 @@ from numpy.typing import NDArray
 
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import RETURNS
-from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, Dropout, EveryTile, Live
+from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, Dropout, EveryTile, Live, Splits
 from flashsim.algorithms.split_kv_merge import MERGES
-from flashsim.checking import check_tiles
+from flashsim.band import Band
+from flashsim.checking import check_tiles, shown
 from flashsim.dropout import NoDropout, TileDropout
 from flashsim.groups import grouped
 from flashsim.inputs import Array, chip_dtype
-from flashsim.masks import All, EdgeTileMask, Head, Index, Mask, TileMask
+from flashsim.live import CountedSplits, CountedTiles, LiveTiles, TileSplits
+from flashsim.masks import All, EdgeTileMask, Head, Mask, TileMask
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
 from flashsim.records import Blocks, Shape
 from flashsim.shape_only import ShapeOnly
+from flashsim.sizes import human_bytes
 
 Bools = NDArray[np.bool_]
+MOST_RUN_ONE_BY_ONE = 2**22
+MOST_IN_A_BLOCK_MASK = 2**28
 BlockMaskArgument = Any  # None, "live", an array (T_r, T_c), or a function of (T_r, T_c) that returns one
 
 
@@ -62,13 +66,43 @@ class Variant:
         if "splits" not in algorithm.parts and (self.splits is not None or self.merge != "sequence"):
             raise ValueError(f"{algorithm.name!r} ({algorithm.title}) does not split the keys; 'split_kv' does")
 
-    def blocks_for(self, blocks: Blocks, shape: Shape, head: Head) -> BlockMask:
-        """Return the block mask for these blocks. Raises ValueError if it does not match T_r × T_c."""
-        if self.block_mask is None:
+    def blocks_for(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> BlockMask:
+        """Return the block mask for these blocks. Raises ValueError if it does not match T_r × T_c, or that is too much.
+
+        With the mask's `band`, live tiles are for counting by kind.
+        """
+        given = self.block_mask
+        if given is None:
             return EveryTile()
-        if isinstance(self.block_mask, str):  # "live"
+        if isinstance(given, str):  # "live"
+            return self.live(blocks, shape, head, band)
+        entries = blocks.T_r * blocks.T_c
+        if callable(given) and entries > MOST_IN_A_BLOCK_MASK:
+            raise ValueError(
+                f"block_mask is a function, here of (T_r, T_c) = {(blocks.T_r, blocks.T_c)}: it would return "
+                f"{entries:,} entries, {human_bytes(entries)} or more; expected at most {MOST_IN_A_BLOCK_MASK:,}. Take larger blocks"
+            )
+        return ArrayBlockMask(check_tiles(given, blocks, shape))
+
+    def live(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> Live:
+        """Return the tiles that the mask leaves alive, or all; with their `band`, for counting by kind."""
+        if isinstance(self.mask, All) or not self.skips:
+            return EveryTile()
+        if band is None:
             return LiveTiles(self.mask, blocks, shape, head)
-        return ArrayBlockMask(check_tiles(self.block_mask, blocks, shape))
+        return CountedTiles(band, blocks, shape, self.group)
+
+    def splits_of(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> Splits:
+        """Return the splits of the keys; with the band of live tiles, for counting by kind."""
+        if band is None:
+            return TileSplits(self.live(blocks, shape, head), self.mask, blocks, shape, head, self.splits)
+        return CountedSplits(band, blocks, shape, self.group, self.splits)
+
+    def band(self, shape: Shape, head: Head) -> Band | None:
+        """Return the band of the tiles to compute; None where it is none, or where equal tiles cost unequal amounts."""
+        if not self.mask.folds:
+            return None
+        return (self.mask if self.skips else All()).band(shape, head)
 
 
 def attended(variant: Variant, blocks: Blocks, shape: Shape, head: Head, group: int = 1) -> Bools | None:
@@ -91,98 +125,15 @@ def attended(variant: Variant, blocks: Blocks, shape: Shape, head: Head, group: 
     return mine
 
 
-class LiveTiles:
-    """The tiles that a mask leaves alive, as far as positions tell: skip the others, and nothing changes but the counts."""
-
-    def __init__(self, mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> None:
-        self._mask, self._blocks, self._shape, self._head = mask, blocks, shape, head
-        self._rows = np.arange(blocks.T_r) * blocks.B_r
-        self._row_ends = np.minimum(self._rows + blocks.B_r, shape.N_q)
-        self._cols = np.arange(blocks.T_c) * blocks.B_c
-        self._last_cols = np.minimum(self._cols + blocks.B_c, shape.N_k)
-        self._col_ends = np.minimum(self._last_cols, mask.keys(shape, head))
-        self._positional = not mask.dense(head) and mask.tree is None
-
-    def column(self, j: int) -> Bools:
-        """Return column j, (T_r,)."""
-        here = slice(j, j + 1)
-        return self._mask.live(
-            self._rows, self._row_ends, self._cols[here], self._col_ends[here], self._shape, self._head
+def _refuse_too_many(mask: Mask, blocks: Blocks) -> None:
+    """Raise ValueError where tiles of one shape cost unequal amounts, so that each is run, and that would take too long."""
+    tiles = blocks.T_r * blocks.T_c
+    if tiles > MOST_RUN_ONE_BY_ONE:
+        raise ValueError(
+            f"mask is {shown(mask)}: its tiles are counted one by one, and here are "
+            f"T_r × T_c = {blocks.T_r:,} × {blocks.T_c:,} of them, which takes about {tiles * 1e-4 / 3600:,.1f} hours; "
+            f"expected at most {MOST_RUN_ONE_BY_ONE:,} tiles. Take larger blocks, or flashsim.theory.exact"
         )
-
-    def row(self, i: int) -> Bools:
-        """Return row i, (T_c,)."""
-        here = slice(i, i + 1)
-        return self._mask.live(
-            self._rows[here], self._row_ends[here], self._cols, self._col_ends, self._shape, self._head
-        )
-
-    def edges(self, i: int) -> Sequence[bool] | None:
-        """Return which tiles of row i are masked; None if all are, as the mask lives in HBM."""
-        here = slice(i, i + 1)
-        return self._masked(self._rows[here], self._row_ends[here], self._cols, self._last_cols)
-
-    def edges_below(self, j: int) -> Sequence[bool] | None:
-        """Return which tiles of column j are masked; None if all are."""
-        here = slice(j, j + 1)
-        return self._masked(self._rows, self._row_ends, self._cols[here], self._last_cols[here])
-
-    def _masked(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index) -> Sequence[bool] | None:
-        if not self._positional:
-            return None
-        masked = ~self._mask.leaves_all(rows, row_ends, cols, col_ends, self._shape, self._head)
-        return masked.tolist()  # type: ignore[no-any-return]
-
-    @cached_property
-    def alike(self) -> Sequence[Any]:
-        """How many full tiles a column has, whether its last, perhaps ragged one is computed, and as many of them masked."""
-        return [_cost(self.column(j), self.edges_below(j)) for j in range(self._blocks.T_c)]
-
-    @cached_property
-    def rows_alike(self) -> Sequence[Any]:
-        """The same for a row."""
-        return [_cost(self.row(i), self.edges(i)) for i in range(self._blocks.T_r)]
-
-
-class TileSplits:
-    """The blocks of this head's keys in `number` runs of equally many blocks; the last may be shorter, or empty."""
-
-    def __init__(self, live: Live, mask: Mask, blocks: Blocks, shape: Shape, head: Head, number: int | None) -> None:
-        self._live, self._T_r = live, blocks.T_r
-        self.number = blocks.T_c if number is None else number
-        in_use = -(-mask.keys(shape, head) // blocks.B_c)
-        self._split_of = np.arange(blocks.T_c) // max(-(-in_use // self.number), 1)
-
-    def row(self, s: int, i: int) -> Bools:
-        """Return row i's tiles in split s, (T_c,)."""
-        inside: Bools = self._split_of == s
-        live = self._live.row(i)
-        return inside if live is None else inside & live
-
-    def edges(self, i: int) -> Sequence[Any] | None:
-        """Return what all tiles of row i say, be they in a split or not."""
-        return self._live.edges(i)
-
-    def rows_alike(self, s: int) -> Sequence[Any]:
-        """What decides a row block's cost in split s: how many tiles, and how many of them masked."""
-        if self._live.row(0) is None:  # nothing is masked: all rows cost the same
-            return [_cost(self.row(s, 0), None)] * self._T_r
-        return [_cost(self.row(s, i), self.edges(i)) for i in range(self._T_r)]
-
-    @cached_property
-    def alike(self) -> Sequence[Any]:
-        """The same for all rows of each split."""
-        if self._live.row(0) is None:
-            return [_cost(self.row(s, 0), None) for s in range(self.number)]
-        return [tuple(self.rows_alike(s)) for s in range(self.number)]
-
-
-def _cost(tiles: Bools, masked: Sequence[bool] | None) -> tuple[int, ...]:
-    """Return how many full tiles there are, whether the last, perhaps ragged one is there, and the same of masked ones."""
-    if masked is None:
-        return int(tiles[:-1].sum()), int(tiles[-1])
-    edges = tiles & np.array(masked)
-    return int(tiles[:-1].sum()), int(tiles[-1]), int(edges[:-1].sum()), int(edges[-1])
 
 
 def launch(
@@ -203,7 +154,11 @@ def launch(
     `operands` are 2-D arrays by name; Q comes already scaled where the algorithm has no τ.
     """
     hbm = HBM(arithmetic=operands is not None)
-    sram = SRAM(hbm, M, enforced=enforced, dtype=chip_dtype(stored), observers=observers, fold=variant.mask.folds)
+    band = variant.band(shape, head)
+    counted = None if hbm.arithmetic else band
+    if not hbm.arithmetic and band is None:
+        _refuse_too_many(variant.mask, blocks)
+    sram = SRAM(hbm, M, enforced=enforced, dtype=chip_dtype(stored), observers=observers, fold=band is not None)
     placed: dict[str, Matrix] = {}
     for name in (*algorithm.operands, *_unnamed(algorithm, variant)):
         if name == "P_dropped" and not variant.dropout_p:
@@ -214,16 +169,14 @@ def launch(
     dropout: Dropout = NoDropout()
     if variant.dropout_p:
         dropout = TileDropout(variant.dropout_p, variant.seed, hbm, sram, blocks, head_number, variant.group)
-    every = isinstance(variant.mask, All) or not variant.skips
-    live: Live = EveryTile() if every else LiveTiles(variant.mask, blocks, shape, head)
     mask_function = EdgeTileMask if {"live", "splits"} & set(algorithm.parts) else TileMask
     parts: dict[str, Callable[[], Any]] = {
         "tau": lambda: variant.tau,
         "MASK": lambda: mask_function(variant.mask, hbm, sram, blocks, shape, head),
         "dropout": lambda: dropout,
-        "block_mask": lambda: variant.blocks_for(blocks, shape, head),
-        "live": lambda: live,
-        "splits": lambda: TileSplits(live, variant.mask, blocks, shape, head, variant.splits),
+        "block_mask": lambda: variant.blocks_for(blocks, shape, head, counted),
+        "live": lambda: variant.live(blocks, shape, head, counted),
+        "splits": lambda: variant.splits_of(blocks, shape, head, counted),
         "merge": lambda: MERGES[variant.merge],
     }
     given = [placed[name] for name in algorithm.operands]

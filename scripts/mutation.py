@@ -174,7 +174,7 @@ def killer(spec: MutationSpec, stage: str) -> str | None:
 
 @cache
 def _passes(test: str) -> bool:
-    return run_tests(_command([test], SECONDS["all"]), timeout=10 * SECONDS["all"])[0] == TestOutcome.SURVIVED
+    return bool(run_tests(_command([test], SECONDS["all"]), timeout=10 * SECONDS["all"])[0] == TestOutcome.SURVIVED)
 
 
 def _command(chosen: list[str], seconds: int) -> str:

@@ -23,8 +23,10 @@ from flashsim.algorithms import BACKWARD, FORWARD, group_sum
 from flashsim.cli import main
 from flashsim.dropout import TileDropout, keep_mask
 from flashsim.inputs import Inputs
+from flashsim.masks import as_mask
 from flashsim.memory import HBM, SRAM
 from flashsim.observers import InductionInvariant
+from flashsim.records import Shape
 from flashsim.reference import (
     attention,
     backward_rounding,
@@ -34,6 +36,7 @@ from flashsim.reference import (
     group_bound,
     rounding,
 )
+from flashsim.trace.recording import tiles_of
 
 from .cases import DTYPES, MASKS, Array, of_bound, room_for
 from .test_planted_bugs import swap
@@ -249,6 +252,42 @@ def test_both_schedules_compute_what_repeated_heads_would(name: str, gqa: str, c
         assert [a.shape for a in (got.dQ, got.dK, got.dV)] == [a.shape for a in (Q, K, V)]
         assert {a.dtype for a in (got.dQ, got.dK, got.dV)} == {Q.dtype}
         assert of_gradients(case, back, run, got) <= 1
+
+
+@pytest.mark.parametrize("kind", [*MASKS, "tree", *PER_HEAD])
+def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
+    """Every public method, and a trace of every algorithm, forward and backward, against rows packed one by one."""
+    case = Shared(1, 3, 3, 5, 2, 2, "float64", 8, 5, 3, kind)
+    Q, K, V, dO = case.inputs()
+    given, allowed = case.masked()
+    own, rows = Shape(3, 5, 2, 2), Shape(9, 5, 2, 2)
+    mask = as_mask(given, False, own, (3,))
+    together = groups.grouped(mask, 3, 3)
+    together.check(rows, (1,))
+    assert (together.per_head, together.folds) == (mask.per_head, mask.folds)
+    (want,) = packed(np.broadcast_to(True if allowed is None else allowed, (3, 3, 5)), 3)
+    assert np.array_equal(together.whole(rows, (0,)), want)
+    assert not want[:, together.keys(rows, (0,)) :].any()
+    for top, left in ((0, 0), (5, 0), (0, 3), (5, 3)):
+        a, b, c, d = (np.array([n]) for n in (top, min(top + 5, 9), left, min(left + 3, 5)))
+        tile = want[top : top + 5, left : left + 3]
+        assert together.live(a, b, c, d, rows, (0,))[0] or not tile.any()
+        assert tile.all() or not together.leaves_all(a, b, c, d, rows, (0,))[0] or mask.dense((0,))
+    tree = together.tree
+    if tree is not None and mask.tree is not None:
+        assert np.array_equal(tree.attends, mask.tree.attends.repeat(3, axis=0))
+        assert np.array_equal(tree.words, mask.tree.words.repeat(3, axis=0))
+        assert tree.paths() == mask.tree.paths()
+    for name in DROPPING:
+        run = flashsim.forward(name, Q, K, V, gqa="grouped", trace=True, **case.options(name))
+        assert of_output(case, name, run) <= 1
+        assert run.trace is not None
+        assert run.trace.about.tiles == tiles_of(want, run.blocks)
+        for back in backward_of(name):
+            got = flashsim.backward(back, run, dO, trace=True)
+            assert of_gradients(case, back, run, got) <= 1
+            assert got.trace is not None
+            assert got.trace.about.tiles == tiles_of(want, got.blocks)
 
 
 @pytest.mark.parametrize("name", FORWARD)

@@ -184,6 +184,20 @@ def test_blocks_backward_limit_is_where_a_run_stops_fitting(blocks: Axes) -> Non
     assert outline.get_extents().x0 == limit
 
 
+def test_blocks_of_any_small_size() -> None:
+    """A few octaves of block sizes, marked; from B_c = 1 where there are no more."""
+    ax = Figure().subplots()
+    for N_k in range(1, 21):
+        ax.clear()
+        plots.plot_blocks(N_q=21 - N_k, N=N_k, d=3, backward=False, ax=ax)
+        sizes = [x for x, _ in xy(ax, "theory")]
+        assert sizes == list(range(max(N_k // 8, 1), N_k + 1))
+        assert {B_c for B_c in (1, 2, 4, 8, 16) if sizes[0] <= B_c <= N_k} <= {x for x, _ in xy(ax, "simulator")}
+        assert set(xy(ax, "simulator")) <= set(xy(ax, "theory"))
+        low, high = ax.get_xlim()
+        assert sum(low <= tick <= high for tick in ax.get_xticks()) >= min(N_k.bit_length(), 3)
+
+
 def test_blocks_forward_alone() -> None:
     ax = plots.plot_blocks(N=128, d=16, backward=False)
     assert not [x for x in ax.get_lines() if str(x.get_gid()).startswith("backward")]

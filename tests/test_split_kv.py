@@ -17,10 +17,10 @@ from flashsim import KeyPadding, theory
 from flashsim.algorithms import FORWARD, split_kv, split_kv_merge
 from flashsim.algorithms.parts import EveryTile
 from flashsim.algorithms.split_kv_merge import MERGES
+from flashsim.live import LiveTiles, TileSplits
 from flashsim.masks import All
 from flashsim.records import Blocks, Shape, Traffic
 from flashsim.reference import attention, error_bound, rounding
-from flashsim.variant import LiveTiles, TileSplits
 
 from .cases import Array, Case, full_cases, of_bound, room_for
 from .test_planted_bugs import mutant, swap
@@ -174,7 +174,7 @@ BUGS: list[tuple[str, ModuleType, str, str, set[str]]] = [
     ("each part is divided by its ℓ", split_kv, "sram.store(O_parts[i, s], O_i)",
      "sram.store(O_parts[i, s], on_chip(O_i / maximum(l_i, 1e-9), over=O_i))", {"exact"}),
     ("every ℓ kept as the first's", split_kv, "sram.store(l_parts[i, s], l_i)", "sram.store(l_parts[i, 0], l_i)", {"exact"}),
-    ("each split has all keys", split_kv, "where=splits.row(s, i), ", "", {"counts"}),
+    ("each split has all keys", split_kv, ", where=splits.row(s, i)", "", {"counts"}),
     ("splits of the first row block", split_kv, "splits.row(s, i)", "splits.row(s, 0)", {"counts"}),
     ("the last split dropped", split_kv, "sram.loop(t, alike", "sram.loop(t - 1, alike", {"exact", "counts"}),
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
 from flashsim.masks import All, Both, Causal, Dense, KeyPadding, Mask, SlidingWindow
 from flashsim.memory import SramOverflow
 from flashsim.records import Blocks, Shape
+from flashsim.theory.live import Every, points
 from flashsim.theory.problem import Tiles, dense_shapes, live_tiles
 
 from .cases import DTYPES
@@ -167,17 +168,33 @@ def test_large_and_small(direction: str, name: str) -> None:
         )
 
 
+def live_by_looking(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) -> Any:
+    """(T_r, T_c), True where a tile has an element that positions allow, as the mask says of each."""
+    allowed = mask.allows(np.arange(N_q) // group, np.arange(N_k), Shape(N_q // group, N_k, 1, 1), ())
+    rows = [allowed[i * blocks.B_r : (i + 1) * blocks.B_r] for i in range(blocks.T_r)]
+    return np.array([[row[:, j * blocks.B_c : (j + 1) * blocks.B_c].any() for j in range(blocks.T_c)] for row in rows])
+
+
+@settings(max_examples=300)
 @given(data=st.data())
 def test_live_tiles_are_those_with_a_position_that_all_masks_allow(data: st.DataObject) -> None:
+    """In any run of columns, for interleaved rows of a group too."""
     N_q, N_k, B_r, B_c = (data.draw(st.integers(1, 25)) for _ in range(4))
-    mask = data.draw(masks(N_q, N_k)) or All()
+    mask, group = data.draw(masks(N_q, N_k)) or All(), data.draw(st.sampled_from((1, 1, 2, 3)))
+    N_q *= group
     B_r, B_c = min(B_r, N_q), min(B_c, N_k)
     blocks = Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c))
-    allowed = mask.allows(np.arange(N_q), np.arange(N_k), Shape(N_q, N_k, 1, 1), ())
-    tiles = itertools.product(range(blocks.T_r), range(blocks.T_c))
-    want = [allowed[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c].any() for i, j in tiles]
-    live = np.broadcast_to(live_tiles(mask, N_q, N_k, blocks), (blocks.T_r, blocks.T_c))
-    assert live.ravel().tolist() == want
+    want = live_by_looking(mask, N_q, N_k, blocks, group)
+    live = live_tiles(mask, N_q, N_k, blocks, group)
+    first = data.draw(st.integers(0, blocks.T_c))
+    end = data.draw(st.integers(first, blocks.T_c))
+    there = want[:, first:end]
+    assert (live or Every(blocks.T_r)).in_columns(first, end) == (there[:-1].sum(), there[-1].sum())
+
+
+def test_points_under_a_line() -> None:
+    for a, b, m, n in itertools.product(range(0, 12, 3), range(0, 15, 4), range(1, 9, 2), range(9)):
+        assert points(a, b, m, n) == sum((a * j + b) // m for j in range(n))
 
 
 def test_live_tiles_of_padding_and_a_left_window() -> None:

@@ -456,12 +456,21 @@ def test_standard_attentions_masking_pass_fits_m(draft: Draft, M: int, dense: bo
         assert sram.peak == min(M // whole, draft.n) * whole
 
 
-def test_pieces_of_a_row_are_the_longest_that_fit_with_their_words() -> None:
-    """Where a whole row does not fit: the tree may be wider than M, or a few words of a long row."""
-    for M, N_k, held, words in itertools.product((3, 4, 30, 33, 34, 66, 100, 200), (70, 400), (1, 2), (1, 3, 12)):
-        if M < held * N_k + words and words * 32 < N_k + 32:
-            fits = [c for c in range(1, N_k + 1) if held * c + min((c + 30) // 32 + 1, words) <= M]
-            assert masks._pass_tiles_with_words(M, N_k, held, words) == (1, max(fits, default=1)), (M, N_k, held, words)
+def test_pieces_of_a_row_are_the_longest_that_surely_fit() -> None:
+    """Where a row of a wide tree is longer than M: c keys and the words that they overlap wherever they begin."""
+    for M, held, words in itertools.product(range(4, 90), (1, 2), range(1, 8)):
+        overlapped = [0, *(min(-(-(c - 1) // 32) + 1, words) for c in range(1, 400))]
+        if held * 300 + words <= M:
+            continue
+        longest = max((c for c in range(1, 300) if held * c + overlapped[c] <= M), default=1)
+        assert masks._pass_tiles_with_words(M, 300, held, words) == (1, longest)
+    tree = Tree([-1, *range(199)])  # 200 nodes, 7 words: pieces of 39 keys and 3 words, not of 35 and 7
+    asked: dict[str, Any] = {"N": 200, "d": 2, "M": 42, "mask": tree}
+    tally = flashsim.count("standard", **asked)
+    assert tally.hbm.by_array["tree"].reads == 200 * sum(
+        -(-min(a + 39, 200) // 32) - a // 32 for a in range(0, 200, 39)
+    )
+    same(tally, theory.exact("standard", **asked))
 
 
 @pytest.mark.parametrize("mask", [Tree(range(-1, 69)), Dense(np.ones((70, 70), bool)) & Tree(range(-1, 69)), None])
@@ -469,7 +478,13 @@ def test_standard_attention_where_passes_over_rows_decide_the_peak(mask: Mask | 
     """They need more than products of tiles of 3 × 3."""
     for M in (16, 20, 30, 35, 69, 71, 72, 73, 80, 143, 220) if mask else range(16, 220):
         for direction in ("forward", "backward") if mask is None else ("forward",):
-            asked: dict[str, Any] = {"N_q": 70 if mask else 3, "N_k": 70, "d": 1, "blocks": (3, 3), "direction": direction}
+            asked: dict[str, Any] = {
+                "N_q": 70 if mask else 3,
+                "N_k": 70,
+                "d": 1,
+                "blocks": (3, 3),
+                "direction": direction,
+            }
             same(flashsim.count("standard", **asked, M=M, mask=mask), theory.exact("standard", **asked, M=M, mask=mask))
 
 
@@ -525,8 +540,7 @@ def test_live_tiles_are_the_causal_ones(draft: Draft) -> None:
     blocks = Blocks(B_r, B_c, -(-draft.n // B_r), -(-draft.N_k // B_c))
     for more in (None, KeyPadding(draft.N_k // 2), SlidingWindow(3, 4)):
         mask, causal = (draft.tree, Causal()) if more is None else (more & draft.tree, more & Causal())
-        live, want = (live_tiles(m, draft.n, draft.N_k, blocks) for m in (mask, causal))
-        assert np.array_equal(live, want)
+        assert live_tiles(mask, draft.n, draft.N_k, blocks) == live_tiles(causal, draft.n, draft.N_k, blocks)
     asked: dict[str, Any] = {**draft.shape, "M": 10**5, "blocks": (B_r, B_c)}
     tree = flashsim.count("block_sparse", **asked, mask=draft.tree, block_mask="live").hbm.by_array
     implicit = flashsim.count("block_sparse", **asked, mask=Causal(), block_mask="live").hbm.by_array

@@ -14,6 +14,7 @@ import flashsim
 from flashsim import plots, theory
 from flashsim.cli import main
 from flashsim.memory import SramOverflow
+from flashsim.records import Blocks
 from flashsim.tune import LOOPS, best_of, sides, tune
 
 
@@ -74,7 +75,7 @@ def test_sides_are_the_smallest_of_each_number_of_blocks() -> None:
     for N, least in itertools.product((1, 2, 3, 10, 97, 100, 128), (1, 2, 16)):
         sizes = range(min(least, N), N + 1)
         want = {min(B for B in sizes if -(-N // size) == -(-N // B)) for size in sizes}
-        assert sides(N, least) == sorted(want), (N, least)
+        assert list(sides(N, least)) == sorted(want), (N, least)
 
 
 def test_the_readmes_case() -> None:
@@ -88,6 +89,17 @@ def test_the_readmes_case() -> None:
     assert tuned.paper["flash"].peak == 27_776
     with pytest.raises(SramOverflow):
         flashsim.count("q_outer", N=1024, d=64, M=25_600, blocks=(205, 1))  # T_r = 5 does not fit, however narrow K_j
+
+
+def test_long_sequences_are_tuned_in_little_time_and_memory() -> None:
+    """A row of K and V at a time, in T_r = ⌈N/192⌉ passes; causally, half of them, and the diagonal."""
+    tuned = tune(N=65_536, d=64, M=25_600)
+    assert (tuned.best.algorithm, tuned.best.blocks) == ("q_outer", Blocks(192, 1, 342, 65_536))
+    longest = best_of("q_outer", N=10**14, d=64, M=25_600)
+    assert longest is not None
+    assert longest.accesses == 10**14 * (2 * 64 + 1) + -(-(10**14) // 192) * 2 * 10**14 * 64
+    with pytest.raises(ValueError, match=r"up to 80,000,000 block sizes to try, for hours; expected at most 4,194,304"):
+        tune(N=4 * 10**14, d=64, M=10**12)
 
 
 def test_small_cache_wins_left_of_d_squared_and_loses_right_of_it() -> None:

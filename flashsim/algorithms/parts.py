@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.memory import SRAM, Matrix, Tile
+from flashsim.memory import SRAM, Kinds, Matrix, Tile
 from flashsim.records import Blocks
 
 
@@ -47,32 +47,33 @@ class Dropout(Protocol):
         """Turn dP^dropped in HBM into dP = dP^dropped ∘ Z, as a pass of its own; no pass if nothing is dropped."""
 
 
+Which = NDArray[np.bool_] | Kinds | None
+"""The turns of a loop to take, True; as kinds, in counting-only mode; or all."""
+
+Alike = Sequence[Hashable] | Kinds | None
+"""For each turn of a loop, what it has in common with those that cost the same; as kinds; None: all cost the same."""
+
+
 class BlockMask(Protocol):
     """The block sparsity mask of Algorithm 5, T_r × T_c."""
 
-    def column(self, j: int) -> NDArray[np.bool_] | None:
-        """Return column j, (T_r,), True where tile (i, j) is computed; None if all are."""
+    def column(self, j: int) -> Which:
+        """Return the tiles (i, j) of column j to compute, (T_r,)."""
 
     @property
-    def alike(self) -> Sequence[Hashable] | None:
-        """For each column, what it has in common with the columns that cost the same; None if all do."""
+    def alike(self) -> Alike:
+        """Columns, by what they cost."""
 
 
 class Live(BlockMask, Protocol):
-    """The tiles that MASK leaves something of, by row and by column; and, of those, which it leaves all of."""
+    """The tiles that MASK leaves something of, by row and by column."""
 
-    def row(self, i: int) -> NDArray[np.bool_] | None:
-        """Return row i, (T_c,), True where tile (i, j) is live; None if all are."""
+    def row(self, i: int) -> Which:
+        """Return the live tiles (i, j) of row i, (T_c,)."""
 
     @property
-    def rows_alike(self) -> Sequence[Hashable] | None:
-        """For each row, what it has in common with the rows that cost the same; None if all do."""
-
-    def edges(self, i: int) -> Sequence[Hashable] | None:
-        """For each tile of row i, whether MASK changes it: such tiles cost the same. None if none is changed."""
-
-    def edges_below(self, j: int) -> Sequence[Hashable] | None:
-        """For each tile of column j, whether MASK changes it."""
+    def rows_alike(self) -> Alike:
+        """Rows, by what they cost."""
 
 
 class Splits(Protocol):
@@ -80,18 +81,15 @@ class Splits(Protocol):
 
     number: int
 
-    def row(self, s: int, i: int) -> NDArray[np.bool_]:
-        """Return (T_c,), True where tile (i, j) is live and in split s."""
+    def row(self, s: int, i: int) -> Which:
+        """Return the tiles (i, j) that are live and in split s, (T_c,)."""
 
-    def edges(self, i: int) -> Sequence[Hashable] | None:
-        """For each tile of row i, whether MASK changes it. None if none is changed."""
-
-    def rows_alike(self, s: int) -> Sequence[Hashable]:
-        """For each row block, what it has in common with those that cost the same in split s."""
+    def rows_alike(self, s: int) -> Alike:
+        """Return row blocks, by what they cost in split s."""
 
     @property
-    def alike(self) -> Sequence[Hashable]:
-        """For each split, what it has in common with the splits that cost the same."""
+    def alike(self) -> Alike:
+        """Splits, by what they cost."""
 
 
 class EveryTile:
@@ -105,12 +103,6 @@ class EveryTile:
 
     def row(self, i: int) -> None:
         """Skip nothing in row i."""
-
-    def edges(self, i: int) -> None:
-        """Mask nothing in row i."""
-
-    def edges_below(self, j: int) -> None:
-        """Mask nothing in column j."""
 
 
 class ArrayBlockMask:

@@ -68,7 +68,7 @@ def q_outer(
         O_i = sram.full(O[i].shape, 0.0)  # line 6
         l_i = sram.full(L[i].shape, 0.0)  # line 6
         m_i = sram.full(L[i].shape, float("-inf"))  # line 6
-        for j in sram.loop(blocks.T_c, where=live.row(i), alike=live.edges(i)):  # line 7
+        for j in sram.loop(blocks.T_c, where=live.row(i)):  # line 7
             K_j, V_j = sram.load(K[j], V[j])  # line 8
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 10

@@ -85,7 +85,7 @@ def q_outer_backward(
         K_j, V_j = sram.load(K[j], V[j])  # line 10
         dK_tilde_j = sram.full(K[j].shape, 0.0)  # line 11
         dV_tilde_j = sram.full(V[j].shape, 0.0)  # line 11
-        for i in sram.loop(blocks.T_r, where=live.column(j), alike=live.edges_below(j)):  # line 12
+        for i in sram.loop(blocks.T_r, where=live.column(j)):  # line 12
             Q_i, dO_i, L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # line 13
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 14
             S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 15

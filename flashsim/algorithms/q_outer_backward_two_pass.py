@@ -93,7 +93,7 @@ def q_outer_backward_two_pass(
         K_j, V_j = sram.load(K[j], V[j])  # line 9
         dK_tilde_j = sram.full(K[j].shape, 0.0)  # line 10
         dV_tilde_j = sram.full(V[j].shape, 0.0)  # line 10
-        for i in sram.loop(blocks.T_r, where=live.column(j), alike=live.edges_below(j)):  # line 11
+        for i in sram.loop(blocks.T_r, where=live.column(j)):  # line 11
             Q_i, dO_i, L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # line 12
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 13
             P_ij = on_chip(exp(at_most_0(MASK(S_ij, i, j) - finite(L_i))), over=S_ij)  # line 13
@@ -110,7 +110,7 @@ def q_outer_backward_two_pass(
     for i in sram.loop(blocks.T_r, alike=live.rows_alike):  # line 22
         Q_i, dO_i, L_i, D_i = sram.load(Q[i], dO[i], L[i], D[i])  # line 23
         dQ_tilde_i = sram.full(Q[i].shape, 0.0)  # line 24
-        for j in sram.loop(blocks.T_c, where=live.row(i), alike=live.edges(i)):  # line 25
+        for j in sram.loop(blocks.T_c, where=live.row(i)):  # line 25
             K_j, V_j = sram.load(K[j], V[j])  # line 26
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 27
             P_ij = on_chip(exp(at_most_0(MASK(S_ij, i, j) - finite(L_i))), over=S_ij)  # line 27

@@ -76,7 +76,7 @@ def split_kv(
             O_i = sram.full(O[i].shape, 0.0)  # line 7
             l_i = sram.full(l_parts[i, s].shape, 0.0)  # line 7
             m_i = sram.full(m_parts[i, s].shape, float("-inf"))  # line 7
-            for j in sram.loop(blocks.T_c, where=splits.row(s, i), alike=splits.edges(i)):  # line 8
+            for j in sram.loop(blocks.T_c, where=splits.row(s, i)):  # line 8
                 K_j, V_j = sram.load(K[j], V[j])  # line 9
                 S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10
                 S_masked_ij = on_chip(MASK(S_ij, i, j), over=S_ij)  # line 11

@@ -36,10 +36,10 @@ def blocks_data(
 
     N is the number of keys; N_q, of queries, and d_v, V's width, default to N and d. One head.
 
-    `theory`: every B_c from 16 to N (2,000 of them where N is large). `simulator`: powers of two and half-way between,
-    run with random numbers up to N = 2048, else on shapes alone. `paper`: line 1's own blocks. `largest_that_fits`: the
-    last B_c whose peak is at most M elements (None: not one); M defaults to 100 KB of `dtype`. `floor`: Q, K, V read
-    once and O written, 4Nd. Accesses are elements; `bytes` take each array at its own item size.
+    `theory`: every B_c from 16, or N/8 where that is less, to N (2,000 of them where N is large). `simulator`: powers of
+    two and half-way between, run with random numbers up to N = 2048, else on shapes alone. `paper`: line 1's own blocks.
+    `largest_that_fits`: the last B_c whose peak is at most M elements (None: not one); M defaults to 100 KB of `dtype`.
+    `floor`: Q, K, V read once and O written, 4Nd. Accesses are elements; `bytes` take each array at its own item size.
 
     With `backward`, the entry "backward" says the same of Algorithm 4, counted on shapes alone: `curve` instead of
     `theory` and `simulator`, and for `floor` Q, K, V, O, dO read once and dQ, dK, dV written, 8Nd.
@@ -52,9 +52,10 @@ def blocks_data(
     def exact_at(B_c: int) -> theory.Exact:
         return theory.exact("flash_basic", **shape, M=M, blocks=(min(B_c, d), B_c))
 
-    powers = [2**e for e in range(4, N.bit_length())]
-    chosen = sorted({B_c for power in powers for B_c in (power, power * 3 // 2) if B_c <= N} | {N})
-    spread = np.geomspace(min(16, N), N, CURVE) if N > CURVE else range(min(16, N), N + 1)
+    first = min(16, max(N // 8, 1))
+    powers = [2**e for e in range(N.bit_length())]
+    chosen = sorted({B_c for power in powers for B_c in (power, power * 3 // 2) if first <= B_c <= N} | {N})
+    spread = np.geomspace(first, N, CURVE) if N > CURVE else range(first, N + 1)
     every = sorted({int(B_c) for B_c in spread} | set(chosen))
     exact = [exact_at(B_c) for B_c in every]
     fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: exact_at(B_c).sram.peak)  # the peak grows with B_c
@@ -191,7 +192,7 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
     for direction, numbers in passes.items():
         label = f"standard, {direction}" if both else "standard\nattention"
         ax.text(N * 1.07, numbers["standard"]["accesses"] * 1.06, label, color=VERMILLION, ha="right", va="bottom")
-    if both or data["largest_that_fits"] != N:
+    if any(numbers["largest_that_fits"] != N for numbers in passes.values()):
         what = within if both else f"does not fit\n{within}"
         ax.text(N * 1.07, standard / 1.12, what, ha="right", va="top")
     for direction, numbers in passes.items():
@@ -234,4 +235,6 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
     ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, d = {d:,}, {data['dtype']}, one head")
     ax.set_ylabel("HBM accesses (elements)")
     in_bytes.set_ylabel(f"at {itemsize} bytes each" + (f"\n(ℓ, m take 4: ≤ {more:.1%} more)" if more else ""), size=8)
-    ax.set_title("Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""), x=-0.28)
+    ax.set_title(
+        "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""), x=-0.28 if N >= 128 else -0.23
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import DTypeLike
@@ -26,7 +26,8 @@ from flashsim.theory import groups
 from flashsim.theory.bounds import matmul_flops
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of
-from flashsim.theory.problem import Problem, Tiles, ceil_div, chosen_tiles, dense_shapes, has_tree
+from flashsim.theory.live import chosen
+from flashsim.theory.problem import Problem, ceil_div, dense_shapes, has_tree, live_tiles
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -120,7 +121,7 @@ def exact(
     p = Problem(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), has_tree(rule), splits, merge, group)
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else block_mask
-    tiles = _tiles(p, sizes, chosen_tiles(skipping, rule, n, k, sizes, group))
+    tiles = p.tiles(sizes.B_r, sizes.B_c, chosen(skipping, live_tiles(rule, n, k, sizes, group), sizes, replace(shape, N_q=n)))
     arrays, peak = form.traffic(p, sizes, tiles), form.peak(p, sizes, tiles)
     traffic = Traffic(arrays).times(problems)
     if share > 1 and not together:
@@ -146,7 +147,7 @@ def _sizes(form: Form, p: Problem, sizing: str, blocks: tuple[int, int] | None) 
 
     def fits(rows: int) -> bool:
         sizes = of(rows)
-        return form.peak(p, sizes, _tiles(p, sizes, None)) <= p.M
+        return form.peak(p, sizes, p.tiles(sizes.B_r, sizes.B_c)) <= p.M
 
     if blocks is not None:
         return _clipped(p, *blocks)
@@ -168,7 +169,3 @@ def _sizes(form: Form, p: Problem, sizing: str, blocks: tuple[int, int] | None) 
 def _clipped(p: Problem, B_r: int, B_c: int) -> Blocks:
     B_r, B_c = min(B_r, p.N_q), min(B_c, p.N_k)
     return Blocks(B_r, B_c, ceil_div(p.N_q, B_r), ceil_div(p.N_k, B_c))
-
-
-def _tiles(p: Problem, sizes: Blocks, chosen: Any) -> Tiles:
-    return p.tiles(sizes.B_r, sizes.B_c, chosen)

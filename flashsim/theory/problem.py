@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from flashsim.checking import check_count, check_tiles
+from flashsim.checking import check_count
 from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow, Tree
-from flashsim.records import ArrayTraffic, Blocks, Role, Shape
+from flashsim.records import ArrayTraffic, Blocks, Role
+from flashsim.theory.live import Chosen, Every, Live
 
 Arrays = dict[str, ArrayTraffic]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -28,37 +24,27 @@ class Tiles:
     kinds: Mapping[tuple[int, int, int], int]
 
     @classmethod
-    def of(cls, N_q: int, N_k: int, B_r: int, B_c: int, chosen: Bools | None = None, words: int = 0) -> Tiles:
-        """Return the tiles of an N_q × N_k matrix in blocks of B_r × B_c: those chosen, (T_r, T_c), or all; words of each."""
-        T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
-        last_r, last_c = N_q - (T_r - 1) * B_r, N_k - (T_c - 1) * B_c
-        if chosen is None:
-            counts = ((T_r - 1) * (T_c - 1), T_r - 1, T_c - 1, 1)
-        else:
-            parts = chosen[:-1, :-1], chosen[:-1, -1], chosen[-1, :-1], chosen[-1, -1]
-            full, right, bottom, corner = (int(np.count_nonzero(part)) for part in parts)
-            counts = (full, right, bottom, corner)
-        kinds: dict[tuple[int, int, int], int] = {}
-        shapes = (B_r, B_c), (B_r, last_c), (last_r, B_c), (last_r, last_c)
-        for (r, c), count in zip(shapes, counts, strict=True):
-            if count:
-                kinds[r, c, words] = kinds.get((r, c, words), 0) + count
-        return cls(kinds)
-
-    @classmethod
-    def over_a_tree(cls, N_q: int, N_k: int, B_r: int, B_c: int, chosen: Bools | None = None, *, nodes: int) -> Tiles:
-        """Return the same tiles where the last keys are a tree's nodes, each with the words that it overlaps.
+    def of(cls, N_q: int, N_k: int, B_r: int, B_c: int, chosen: Chosen | None = None, nodes: int = 0) -> Tiles:
+        """Return the tiles of an N_q × N_k matrix in blocks of B_r × B_c: those chosen, or all; the last `nodes` keys a tree's.
 
         Node c has its bit in word ⌊c/32⌋, so a tile whose last node is b and whose first is a overlaps ⌊b/32⌋ − ⌊a/32⌋ + 1.
         """
         T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
-        a = np.arange(T_c) * B_c - (N_k - nodes)
-        b = np.minimum(a + B_c, nodes) - 1
-        words = np.where(b >= 0, b // 32 - np.maximum(a, 0) // 32 + 1, 0)
+        last_r, last_c = N_q - (T_r - 1) * B_r, N_k - (T_c - 1) * B_c
+        chosen = Every(T_r) if chosen is None else chosen
+        runs = [(0, T_c - 1, 0), (T_c - 1, T_c, 0)]  # columns, and their words
+        if nodes:
+            first = (N_k - nodes) // B_c  # with a node
+            runs = [(0, first, 0)]
+            for j in range(first, T_c):
+                a, b = max(j * B_c - (N_k - nodes), 0), min((j + 1) * B_c, N_k) - (N_k - nodes) - 1
+                runs.append((j, j + 1, b // 32 - a // 32 + 1))
         kinds: dict[tuple[int, int, int], int] = {}
-        for number in np.unique(words).tolist():
-            there = np.broadcast_to(words == number, (T_r, T_c))
-            kinds |= cls.of(N_q, N_k, B_r, B_c, there if chosen is None else there & chosen, number).kinds
+        for begin, end, words in runs:
+            for rows, count in zip((B_r, last_r), chosen.in_columns(begin, end), strict=True):
+                if count:
+                    kind = rows, B_c if end < T_c else last_c, words
+                    kinds[kind] = kinds.get(kind, 0) + count
         return cls(kinds)
 
     @property
@@ -141,11 +127,9 @@ class Problem:
         """How many words of a tree's bitmask a whole row of S overlaps; 0 without a tree."""
         return ceil_div(self.N_q // self.group, 32) if self.tree else 0
 
-    def tiles(self, B_r: int, B_c: int, chosen: Bools | None = None) -> Tiles:
+    def tiles(self, B_r: int, B_c: int, chosen: Chosen | None = None) -> Tiles:
         """Return S in tiles that are masked as they are computed, all or those chosen: with the words of a tree, if any."""
-        if self.tree:
-            return Tiles.over_a_tree(self.N_q, self.N_k, B_r, B_c, chosen, nodes=self.N_q // self.group)
-        return Tiles.of(self.N_q, self.N_k, B_r, B_c, chosen)
+        return Tiles.of(self.N_q, self.N_k, B_r, B_c, chosen, self.N_q // self.group if self.tree else 0)
 
     def masks(self, *passes: Tiles) -> Arrays:
         """Return the traffic of mask arrays in HBM: each tile of each pass loads its block of each, wherever it has one.
@@ -208,36 +192,18 @@ def has_tree(mask: Mask) -> bool:
     return any(isinstance(part, Tree) for part in parts_of(mask))
 
 
-def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -> Bools:
-    """Return (T_r, T_c), True where a tile has an element that every positional mask allows. `Dense` arrays do not count.
+def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -> Live | None:
+    """Return the tiles with an element that every positional mask allows; None: all are. `Dense` arrays do not count.
 
     Of a `Tree` only this does: a node attends to none after it, so that δ ≤ 0 as in a causal window.
-    All windows together are one, −left ≤ δ ≤ right, of δ = j − i − (N_k − N_q); all paddings one, j < length. In a tile of
-    rows a ≤ i < a' and columns b ≤ j < b'' = min(b', length), δ takes every value from b − (a' − 1) to b'' − 1 − a, less the
-    shift. As the window holds δ = 0, they meet unless one lies wholly beyond the other's end. Of N_q rows that are `group`
-    interleaved heads', ⌊row/group⌋ is i: each i from that of the first row to that of the last is there.
     """
     parts = parts_of(mask)
     windows = [part for part in parts if isinstance(part, SlidingWindow)]
+    paddings = [part for part in parts if isinstance(part, KeyPadding)]
+    if not windows and not paddings and not has_tree(mask):
+        return None
     left = min((window.left for window in windows if window.left != -1), default=N_q + N_k)
     right = min((window.right for window in windows if window.right != -1), default=N_q + N_k)
     right = min(right, 0) if has_tree(mask) else right
-    length = min((int(part.lengths) for part in parts if isinstance(part, KeyPadding)), default=N_k)
-    top = np.arange(blocks.T_r)[:, None] * blocks.B_r
-    b = np.arange(blocks.T_c)[None, :] * blocks.B_c
-    last, end = np.minimum(top + blocks.B_r, N_q) - 1, np.minimum(b + blocks.B_c, length)
-    first, last, shift = top // group, last // group, N_k - N_q // group
-    live: Bools = (b < length) & (b - last - shift <= right) & (end - 1 - first - shift >= -left)
-    return live
-
-
-def chosen_tiles(block_mask: Any, mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -> Bools | None:
-    """Return the computed tiles, (T_r, T_c), as `flashsim.count` takes them; None: all. ValueError if they do not match.
-
-    `block_mask` is as `check_block_mask` returns it.
-    """
-    if block_mask is None:
-        return None
-    if isinstance(block_mask, str):  # "live"
-        return live_tiles(mask, N_q, N_k, blocks, group)
-    return check_tiles(block_mask, blocks, Shape(N_q, N_k, 1, 1))
+    length = min((int(part.lengths) for part in paddings), default=N_k)
+    return Live(N_q, N_k, blocks, left, right, length, group)

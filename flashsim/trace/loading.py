@@ -26,8 +26,8 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.files import path_of
 from flashsim.checking import check_count
+from flashsim.files import path_of
 from flashsim.trace.recording import About, Resident, Trace, TraceEvent
 from flashsim.trace.steps import DATA, FOLLOWED
 

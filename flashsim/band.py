@@ -1,0 +1,164 @@
+"""What positions allow, as a band of S, and how many of its tiles are alive, by kind, without looking at each.
+
+A tile's cost in a run depends on its kind alone: whether it is of the last row of tiles, whether of the last column (these may
+be ragged), and whether the mask changes it. Tiles of a row that are alive lie side by side, and so do those that the mask
+leaves whole; where they begin and end is, row by row, the floor of a straight line. So the counts are sums of such floors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from flashsim.records import Blocks, Shape
+
+Kind = tuple[bool, bool, bool]
+"""(of the last row, of the last column, masked)."""
+Found = tuple[int, tuple[int, int]]
+"""How many, and (i, j) of one of them."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Keys j < `keys` with −left ≤ j − p ≤ right of the query at position p = i + N_k − N_q. A side of None has no limit.
+
+    `whole`: nothing but positions has a say, so that a tile inside the band is left as it is.
+    """
+
+    left: int | None
+    right: int | None
+    keys: int
+    whole: bool = True
+
+    def __and__(self, other: Band) -> Band:
+        return Band(
+            _least(self.left, other.left),
+            _least(self.right, other.right),
+            min(self.keys, other.keys),
+            self.whole and other.whole,
+        )
+
+    def kinds(self, blocks: Blocks, shape: Shape, group: int = 1) -> Mapping[Kind, Found]:
+        """Return the kinds of live tiles that occur. Of `group` interleaved heads, row r is at position r // group."""
+        rows = _Rows(self, blocks, shape, group)
+        full, last = (0, blocks.B_r, blocks.T_r - 1), (blocks.T_r - 1, shape.N_q - (blocks.T_r - 1) * blocks.B_r, 1)
+        found: dict[Kind, Found] = {}
+        for is_last, (first, height, number) in ((False, full), (True, last)):
+            for (in_last, masked), count in rows.counts(first, height, number).items():
+                if count:
+                    at = rows.one(first, height, number, in_last, masked)
+                    found[is_last, in_last, masked] = count, at
+        return found
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+class _Rows:
+    """Runs of row blocks: `number` of them from `first`, each `height` rows high."""
+
+    def __init__(self, band: Band, blocks: Blocks, shape: Shape, group: int) -> None:
+        far = shape.N_q + shape.N_k
+        self._left, self._right = (far if side is None else side for side in (band.left, band.right))
+        self._band, self._blocks, self._N_k, self._g = band, blocks, shape.N_k, group
+        self._shift = shape.N_k - shape.N_q // group
+
+    def counts(self, first: int, height: int, number: int) -> dict[tuple[bool, bool], int]:
+        """Return how many live tiles there are, by (of the last column, masked)."""
+        T_c = self._blocks.T_c
+        (begin, end), (all_begin, all_end) = (
+            self._live(first, height, number, T_c - 1),
+            self._live(first, height, number, T_c),
+        )
+        whole_begin, whole_end = self._whole(first, height, number)
+        live, whole = end - begin, whole_end - whole_begin
+        last, whole_last = all_end - all_begin - live, self._whole_last(first, height, number)
+        return {
+            (False, True): live - whole,
+            (False, False): whole,
+            (True, True): last - whole_last,
+            (True, False): whole_last,
+        }
+
+    def one(self, first: int, height: int, number: int, in_last: bool, masked: bool) -> tuple[int, int]:
+        """Return the first row block that has such a tile, and its column."""
+        i = first + _first(lambda n: self.counts(first, height, n)[in_last, masked] > 0, number) - 1
+        if in_last:
+            return i, self._blocks.T_c - 1
+        begin, _ = self._live(i, height, 1, self._blocks.T_c - 1)
+        whole_begin, whole_end = self._whole(i, height, 1)
+        if not masked:
+            return i, whole_begin
+        return i, begin if whole_begin == whole_end or begin < whole_begin else whole_end
+
+    def _live(self, first: int, height: int, number: int, columns: int) -> tuple[int, int]:
+        """Return Σ over the row blocks of where live tiles begin, and of where they end, among so many columns.
+
+        The last row's position reaches right to b ≤ last + shift + right, the first's left to e − 1 ≥ first + shift − left.
+        """
+        top, g, B_r, B_c = first * self._blocks.B_r, self._g, self._blocks.B_r, self._blocks.B_c
+        keys, left, shift = self._band.keys, self._left, self._shift
+        number = min(max(_ceil((keys - shift + left) * g - top, B_r), 0), number)  # the others begin beyond the keys
+        columns = min(columns, _ceil(keys, B_c))
+        begin = _clipped_sum(B_r, top + (shift - left) * g, g * B_c, number, columns)
+        end = _clipped_sum(B_r, top + height - 1 + (shift + self._right + B_c) * g, g * B_c, number, columns)
+        return begin, end
+
+    def _whole(self, first: int, height: int, number: int) -> tuple[int, int]:
+        """Return the same of tiles in the band from corner to corner, the last column's left out.
+
+        B_c keys must fit between last + shift − left and first + shift + right: in all row blocks, or in none.
+        """
+        top, g, B_r, B_c = first * self._blocks.B_r, self._g, self._blocks.B_r, self._blocks.B_c
+        left, right, shift = self._left, self._right, self._shift
+        columns = min(self._blocks.T_c - 1, self._band.keys // B_c)
+        if not self._band.whole or left + right + 2 - (height - 1) // g <= B_c:
+            return 0, 0
+        begin = _clipped_sum(B_r, top + height - 1 + (shift - left + B_c - 1) * g, g * B_c, number, columns)
+        end = _clipped_sum(B_r, top + (shift + right + 1) * g, g * B_c, number, columns)
+        return begin, end
+
+    def _whole_last(self, first: int, height: int, number: int) -> int:
+        """Return how many of the row blocks have all of the last column's tile in the band."""
+        if not self._band.whole or self._band.keys < self._N_k:
+            return 0
+        top, g, B_r, shift = first * self._blocks.B_r, self._g, self._blocks.B_r, self._shift
+        least = self._N_k - shift - self._right - 1  # what the first row's position must be
+        most = (self._blocks.T_c - 1) * self._blocks.B_c - shift + self._left  # and the last row's
+        begin = _ceil(least * g - top, B_r)
+        end = _ceil((most + 1) * g - top - height + 1, B_r)
+        return max(min(end, number) - max(begin, 0), 0)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _first(holds: Callable[[int], bool], most: int) -> int:
+    """Return the least n from 1 to `most` from which on a predicate holds."""
+    low = 0
+    while most - low > 1:
+        middle = (low + most) // 2
+        low, most = (low, middle) if holds(middle) else (middle, most)
+    return most
+
+
+def _clipped_sum(a: int, b: int, m: int, n: int, most: int) -> int:
+    """Return Σ over 0 ≤ i < n of ⌊(a·i + b) / m⌋, each clipped to 0 … most; a > 0."""
+    if n <= 0 or most <= 0:
+        return 0
+    from_zero = min(max(_ceil(-b, a), 0), n)
+    to_most = min(max(_ceil(m * most - b, a), from_zero), n)
+    return floor_sum(a, a * from_zero + b, m, to_most - from_zero) + most * (n - to_most)
+
+
+def floor_sum(a: int, b: int, m: int, n: int) -> int:
+    """Return Σ over 0 ≤ i < n of ⌊(a·i + b) / m⌋; a, b ≥ 0. By Euclid's algorithm: whole parts out, then axes exchanged."""
+    total = 0
+    while n > 0:
+        total += (a // m) * (n * (n - 1) // 2) + (b // m) * n
+        a, b = a % m, b % m
+        top = a * n + b
+        n, b, a, m = top // m, top % m, m, a
+    return total

@@ -1,0 +1,139 @@
+"""Which tiles a run computes: by looking at each, for runs; and by kind, for counting on shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.algorithms.parts import Live
+from flashsim.band import Band
+from flashsim.masks import Head, Mask
+from flashsim.memory import Kinds
+from flashsim.records import Blocks, Shape
+
+Bools = NDArray[np.bool_]
+
+
+class LiveTiles:
+    """The tiles that a mask leaves alive, as far as positions tell: skip the others, and nothing changes but the counts."""
+
+    alike = None
+    rows_alike = None
+
+    def __init__(self, mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> None:
+        self._mask, self._shape, self._head = mask, shape, head
+        self._rows = np.arange(blocks.T_r) * blocks.B_r
+        self._row_ends = np.minimum(self._rows + blocks.B_r, shape.N_q)
+        self._cols = np.arange(blocks.T_c) * blocks.B_c
+        self._col_ends = np.minimum(np.minimum(self._cols + blocks.B_c, shape.N_k), mask.keys(shape, head))
+
+    def column(self, j: int) -> Bools:
+        """Return column j, (T_r,)."""
+        here = slice(j, j + 1)
+        return self._mask.live(
+            self._rows, self._row_ends, self._cols[here], self._col_ends[here], self._shape, self._head
+        )
+
+    def row(self, i: int) -> Bools:
+        """Return row i, (T_c,)."""
+        here = slice(i, i + 1)
+        return self._mask.live(
+            self._rows[here], self._row_ends[here], self._cols, self._col_ends, self._shape, self._head
+        )
+
+
+class TileSplits:
+    """The blocks of this head's keys in `number` runs of equally many blocks; the last may be shorter, or empty."""
+
+    alike = None
+
+    def __init__(self, live: Live, mask: Mask, blocks: Blocks, shape: Shape, head: Head, number: int | None) -> None:
+        self._live = live
+        self.number = blocks.T_c if number is None else number
+        self._split_of = np.arange(blocks.T_c) // _share(mask.keys(shape, head), blocks, self.number)
+
+    def row(self, s: int, i: int) -> Bools:
+        """Return row i's tiles in split s, (T_c,)."""
+        inside: Bools = self._split_of == s
+        live = self._live.row(i)
+        return inside & live if isinstance(live, np.ndarray) else inside
+
+    def rows_alike(self, s: int) -> None:
+        """Say nothing: every row is run."""
+
+
+def _share(keys: int, blocks: Blocks, number: int) -> int:
+    """Return how many blocks of keys make a split."""
+    in_use = -(-keys // blocks.B_c)
+    return max(-(-in_use // number), 1)
+
+
+# ------------------------------------------------------------------------------------------------------------- by kind
+
+
+class CountedTiles:
+    """The live tiles of a band, of each kind one. The row of that one stands for other rows, and their tiles of the kind are its.
+
+    So a loop over rows runs few of them, which together stand for all; a loop over a row's tiles runs those that are of a
+    kind, each as often as it occurs in all rows that its row stands for: on average, so perhaps a fraction. Likewise columns.
+    """
+
+    def __init__(self, band: Band, blocks: Blocks, shape: Shape, group: int) -> None:
+        self._kinds, self._blocks = band.kinds(blocks, shape, group), blocks
+
+    @cached_property
+    def rows_alike(self) -> Kinds:
+        """The rows to run."""
+        return _standing(self._blocks.T_r, (i for _, (i, _) in self._kinds.values()))
+
+    @cached_property
+    def alike(self) -> Kinds:
+        """The columns to run."""
+        return _standing(self._blocks.T_c, (j for _, (_, j) in self._kinds.values()))
+
+    def row(self, i: int) -> Kinds:
+        """Return row i's tiles to run."""
+        rows = self.rows_alike.times[i]
+        return Kinds({j: Fraction(n) / rows for n, (row, j) in self._kinds.values() if row == i})
+
+    def column(self, j: int) -> Kinds:
+        """Return column j's tiles to run."""
+        columns = self.alike.times[j]
+        return Kinds({i: Fraction(n) / columns for n, (i, column) in self._kinds.values() if column == j})
+
+
+class CountedSplits:
+    """The same for the keys in splits, `number` of them: a split with a tile to run stands for others."""
+
+    def __init__(self, band: Band, blocks: Blocks, shape: Shape, group: int, number: int | None) -> None:
+        self.number = blocks.T_c if number is None else number
+        share = _share(band.keys, blocks, self.number)
+        self._T_r = blocks.T_r
+        self._tiles = [(n, j // share, i, j) for n, (i, j) in band.kinds(blocks, shape, group).values()]
+
+    @cached_property
+    def alike(self) -> Kinds:
+        """The splits to run."""
+        return _standing(self.number, (s for _, s, _, _ in self._tiles))
+
+    def rows_alike(self, s: int) -> Kinds:
+        """Return the rows to run in split s."""
+        return _standing(self._T_r, (i for _, split, i, _ in self._tiles if split == s))
+
+    def row(self, s: int, i: int) -> Kinds:
+        """Return the tiles of split s to run in row i."""
+        turns = self.alike.times[s] * self.rows_alike(s).times[i]
+        return Kinds({j: Fraction(n) / turns for n, *at, j in self._tiles if at == [s, i]})
+
+
+def _standing(turns: int, run: Iterable[int]) -> Kinds:
+    """Return turns to run: those, and the last, perhaps ragged one, for themselves; the first of them for all others, too."""
+    last, others = turns - 1, sorted({*run} - {turns - 1}) or [0] * (turns > 1)
+    times = dict.fromkeys(others, 1)
+    if others:
+        times[others[0]] += last - len(others)
+    return Kinds({**times, last: 1})

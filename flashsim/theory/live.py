@@ -1,0 +1,123 @@
+"""Which tiles of S a run computes, counted column by column, full row blocks apart from the last, perhaps ragged one.
+
+A mask's windows together are one, −left ≤ δ ≤ right, of δ = j − i − (N_k − N_q), and its paddings one, j < length. In column
+block b ≤ j < e, e clipped to the length, a row block is live if it has a position from b − right to e − 1 + left, less the
+shift N_k − N_q: the window holds δ = 0, so that rows and keys meet unless one lies wholly beyond the other's end. Row
+blocks from ⌊(b − shift − right)/B_r⌋ up to, not including, ⌈(e − shift + left)/B_r⌉ do; sums of such floors over columns count
+the points of a lattice under a line. Of N_q rows that are `group` interleaved heads', ⌊row/group⌋ is the position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.checking import check_tiles
+from flashsim.records import Blocks, Shape
+
+Bools = NDArray[np.bool_]
+
+
+class Chosen(Protocol):
+    """The tiles to compute."""
+
+    def in_columns(self, first: int, end: int) -> tuple[int, int]:
+        """Return how many are in columns first … end − 1: of full row blocks, and of the last."""
+
+
+@dataclass(frozen=True)
+class Every(Chosen):
+    """All tiles of T_r row blocks."""
+
+    T_r: int
+
+    def in_columns(self, first: int, end: int) -> tuple[int, int]:
+        """Return all."""
+        return (self.T_r - 1) * (end - first), end - first
+
+
+@dataclass(frozen=True)
+class Listed(Chosen):
+    """Those of an array, (T_r, T_c)."""
+
+    array: Bools
+
+    def in_columns(self, first: int, end: int) -> tuple[int, int]:
+        """Count them."""
+        here = self.array[:, first:end]
+        return int(np.count_nonzero(here[:-1])), int(np.count_nonzero(here[-1]))
+
+
+@dataclass(frozen=True)
+class Live(Chosen):
+    """Those with a position that all windows and paddings allow. `left` and `right` are large where there is no limit."""
+
+    N_q: int
+    N_k: int
+    blocks: Blocks
+    left: int
+    right: int
+    length: int
+    group: int = 1
+
+    def in_columns(self, first: int, end: int) -> tuple[int, int]:
+        """Sum over columns; the one in which the length ends has an end of its own."""
+        whole = self.length // self.blocks.B_c
+        full, last = self._sum(first, min(end, whole), self.blocks.B_c)
+        rest = self.length - whole * self.blocks.B_c
+        if rest and first <= whole < end:
+            more_full, more_last = self._sum(whole, whole + 1, rest)
+            full, last = full + more_full, last + more_last
+        return full, last
+
+    def _sum(self, first: int, end: int, width: int) -> tuple[int, int]:
+        """Return the same of columns with `width` keys to attend to."""
+        B_r, B_c, T_r, g = self.blocks.B_r, self.blocks.B_c, self.blocks.T_r, self.group
+        shift = self.N_k - self.N_q // g
+        last_position = (self.N_q - 1) // g
+        end = min(
+            end, (last_position + shift + self.right) // B_c + 1
+        )  # columns beyond begin after the last row's window
+        begins = B_c * g, (first * B_c - shift - self.right) * g, B_r, end - first
+        ends = B_c * g, (first * B_c + width - shift + self.left) * g + B_r - 1, B_r, end - first
+        full, both = (_clipped(*ends, most) - _clipped(*begins, most) for most in (T_r - 1, T_r))
+        return full, both - full
+
+
+def chosen(block_mask: Any, live: Live | None, blocks: Blocks, shape: Shape, most: int = 2**28) -> Chosen | None:
+    """Return the computed tiles; None: all. ValueError if they do not match, or where a function would return over `most`.
+
+    `block_mask` is as `check_block_mask` returns it. `live`, for "live", is None where all tiles are.
+    """
+    if block_mask is None:
+        return None
+    if isinstance(block_mask, str):  # "live"
+        return live
+    tiles = blocks.T_r * blocks.T_c
+    if callable(block_mask) and tiles > most:
+        raise ValueError(
+            f"block_mask is a function, here of (T_r, T_c) = {(blocks.T_r, blocks.T_c)}: it would return {tiles:,} entries; "
+            f"expected at most {most:,}. Take larger blocks"
+        )
+    return Listed(check_tiles(block_mask, blocks, shape))
+
+
+def _clipped(a: int, b: int, m: int, n: int, most: int) -> int:
+    """Return Σ over 0 ≤ j < n of ⌊(a·j + b)/m⌋, each at least 0 and at most `most`."""
+    below = min(max(-(b // a), 0), max(n, 0))  # a·j + b < 0 for j < ⌈−b/a⌉
+    reached = min(max(-((b - m * most) // a), below), max(n, 0))  # and at least m·most from there on
+    return points(a, b + a * below, m, reached - below) + most * (max(n, 0) - reached)
+
+
+def points(a: int, b: int, m: int, n: int) -> int:
+    """Return Σ over 0 ≤ j < n of ⌊(a·j + b)/m⌋: how many points (j, y), y ≥ 1, lie on or under the line; a, b ≥ 0."""
+    whole = (a // m) * (n * (n - 1) // 2) + (b // m) * n
+    a, b = a % m, b % m
+    top = (a * (n - 1) + b) // m if n else 0
+    if not top:
+        return whole
+    above = points(m, m - b + a - 1, a, top)  # of the n·top points of the rectangle: for each y, ⌈(m·y − b)/a⌉ of them
+    return whole + n * top - above

@@ -1,0 +1,147 @@
+"""Live tiles counted by kind in closed form are those that looking at every tile finds; large counts finish, or are refused."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, groups, theory
+from flashsim.band import Band, floor_sum
+from flashsim.live import CountedTiles
+from flashsim.masks import All, Mask
+from flashsim.memory import HBM, SRAM, Kinds, MemoryModelError
+from flashsim.records import Blocks, Shape
+
+
+def drawn(rng: random.Random) -> tuple[Mask, Shape, Blocks, int]:
+    """A mask of positions, alone or combined, for rows of `group` heads; with lengths and blocks."""
+    N_q, N_k, group = rng.randint(1, 30), rng.randint(1, 30), rng.choice((1, 1, 2, 3, 4))
+    B_r, B_c = rng.randint(1, group * N_q), rng.randint(1, N_k)
+    kinds = [
+        Causal(),
+        SlidingWindow(rng.randint(-1, 12), rng.randint(-1, 12)),
+        KeyPadding(rng.randint(0, N_k)),
+        Dense(np.ones((1, 1), bool)),
+        All(),
+    ]
+    mask: Mask = rng.choice(kinds[:3])
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        mask = mask & rng.choice(kinds)
+    blocks = Blocks(B_r, B_c, -(-group * N_q // B_r), -(-N_k // B_c))
+    return groups.grouped(mask, group, N_q), Shape(group * N_q, N_k, 1, 1), blocks, group
+
+
+def looked_at(mask: Mask, shape: Shape, blocks: Blocks) -> dict[tuple[bool, bool, bool], list[tuple[int, int]]]:
+    """Return the live tiles of each kind, (last row, last column, masked), as the mask says of each."""
+    rows, cols = np.arange(blocks.T_r)[:, None] * blocks.B_r, np.arange(blocks.T_c)[None, :] * blocks.B_c
+    row_ends, col_ends = np.minimum(rows + blocks.B_r, shape.N_q), np.minimum(cols + blocks.B_c, shape.N_k)
+    live = mask.live(rows, row_ends, cols, np.minimum(col_ends, mask.keys(shape, ())), shape, ())
+    whole = mask.leaves_all(rows, row_ends, cols, col_ends, shape, ())
+    found: dict[tuple[bool, bool, bool], list[tuple[int, int]]] = {}
+    for i, j in np.argwhere(live).tolist():
+        kind = (i == blocks.T_r - 1, j == blocks.T_c - 1, not whole[i, j] or bool(mask.dense(())))
+        found.setdefault(kind, []).append((i, j))
+    return found
+
+
+def test_kinds_are_those_of_looking_at_every_tile() -> None:
+    rng = random.Random(1)
+    tiles_as_wide_as_the_window = [
+        (groups.grouped(SlidingWindow(5, 3), 3, 11), Shape(33, 12, 1, 1), Blocks(8, 8, 5, 2), 3),
+        (groups.grouped(SlidingWindow(1, 4) & KeyPadding(7), 3, 8), Shape(24, 7, 1, 1), Blocks(5, 6, 5, 2), 3),
+    ]
+    for mask, shape, blocks, group in (*tiles_as_wide_as_the_window, *(drawn(rng) for _ in range(500))):
+        band = mask.band(shape, ())
+        assert band is not None
+        kinds, want = band.kinds(blocks, shape, group), looked_at(mask, shape, blocks)
+        about = mask, shape, blocks, group
+        assert {kind: count for kind, (count, _) in kinds.items()} == {k: len(tiles) for k, tiles in want.items()}, (
+            about
+        )
+        assert all(at in want[kind] for kind, (_, at) in kinds.items()), about
+
+
+def test_rows_and_columns_to_run_stand_for_all() -> None:
+    """Each way round, the turns of both loops multiply to each kind's count, and the outer ones to all."""
+    rng = random.Random(2)
+    for _ in range(200):
+        mask, shape, blocks, group = drawn(rng)
+        band = mask.band(shape, ())
+        assert band is not None
+        tiles, want = CountedTiles(band, blocks, shape, group), looked_at(mask, shape, blocks)
+        by_row = {(i, j): n * m for i, n in tiles.rows_alike.times.items() for j, m in tiles.row(i).times.items()}
+        by_column = {(i, j): n * m for j, n in tiles.alike.times.items() for i, m in tiles.column(j).times.items()}
+        assert by_row == by_column
+        assert sorted(by_row.values()) == sorted(len(found) for found in want.values())
+        for outer, turns in ((tiles.rows_alike, blocks.T_r), (tiles.alike, blocks.T_c)):
+            assert sum(outer.times.values()) == turns
+            assert outer.times[turns - 1] == 1
+            assert min(outer.times.values()) >= 1
+
+
+def test_bands_meet_in_the_lesser() -> None:
+    assert Band(None, 3, 9) & Band(2, None, 7, whole=False) == Band(2, 3, 7, whole=False)
+    assert Band(5, 3, 9) & Band(2, 4, 9) == Band(2, 3, 9)
+
+
+def test_floor_sums() -> None:
+    rng = random.Random(3)
+    for _ in range(500):
+        a, b, m, n = rng.randint(0, 30), rng.randint(0, 40), rng.randint(1, 20), rng.randint(0, 25)
+        assert floor_sum(a, b, m, n) == sum((a * i + b) // m for i in range(n))
+
+
+def test_a_turn_for_a_part_of_a_turn_is_refused() -> None:
+    sram = SRAM(HBM(arithmetic=False), 1)
+    with pytest.raises(MemoryModelError, match="stands for 1/2 turns in all; expected a whole number"):
+        list(sram.loop(3, where=Kinds({0: Fraction(1, 2)})))
+
+
+SKIPPING: list[tuple[str, dict[str, Any]]] = [
+    ("q_outer", {}),
+    ("split_kv", {}),
+    ("split_kv", {"splits": 7, "merge": "tree"}),
+    ("block_sparse", {"block_mask": "live"}),
+    ("q_outer", {"direction": "backward"}),
+    ("q_outer_two_pass", {"direction": "backward"}),
+]
+
+
+@pytest.mark.parametrize(("name", "asked"), SKIPPING)
+@pytest.mark.parametrize(
+    "mask", [Causal(), SlidingWindow(5000, 0), KeyPadding(10**12) & Causal()], ids=["causal", "window", "padding"]
+)
+def test_any_length_is_counted_at_once(name: str, asked: dict[str, Any], mask: Mask) -> None:
+    """10¹⁴ tokens, and theory says the same."""
+    at: dict[str, Any] = {"N": 99_999_999_999_999, "d": 64, "M": 25_600, "mask": mask, **asked}
+    tally, exact = flashsim.count(name, **at), theory.exact(name, **at)
+    assert tally.hbm == exact.hbm
+    assert tally.sram == exact.sram
+    assert tally.flops.matmul == exact.matmul
+
+
+def test_what_would_run_for_hours_is_refused_before_it_runs() -> None:
+    """Where each tile is looked at: trees, masks of one's own, functions of (T_r, T_c)."""
+    tree = Tree([-1, 0, 1])
+    with pytest.raises(ValueError, match=r"mask is Tree\(\[-1, 0, 1\]\): .* T_r × T_c = 1 × 15,625,000 .* 0\.4 hours"):
+        flashsim.count("flash", N_q=3, N_k=10**9, d=64, mask=tree, blocks=(3, 64))
+    wide = theory.exact("flash", N_q=3, N_k=10**9, d=64, mask=tree, blocks=(3, 64))
+    assert wide.hbm.by_array["tree"].reads == 3
+
+    class Even(Mask):
+        """Of one's own: it names no band."""
+
+        def allows(self, rows: Any, cols: Any, shape: Shape, head: Any) -> Any:
+            return np.broadcast_to(cols % 2 == 0, (len(rows), len(cols)))
+
+    assert flashsim.count("q_outer", N=9, d=2, M=99, mask=Even()).hbm == flashsim.count("q_outer", N=9, d=2, M=99).hbm
+    with pytest.raises(ValueError, match=r"its tiles are counted one by one"):
+        flashsim.count("q_outer", N=2**20, d=2, M=99, mask=Even())
+    for function in (flashsim.count, theory.exact):
+        with pytest.raises(ValueError, match=r"it would return 43,980,685,312 entries.* at most 268,435,456"):
+            function("block_sparse", N=2**24, d=64, block_mask=flashsim.patterns.butterfly)
