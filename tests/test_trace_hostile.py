@@ -150,7 +150,7 @@ class Harm:
         return print, ("unpickled",)
 
 
-def repacked(content: bytes, packing: int = zipfile.ZIP_DEFLATED, **arrays: Any) -> bytes:
+def repacked(content: bytes, packing: Any = zipfile.ZIP_DEFLATED, **arrays: Any) -> bytes:
     """Return an .npz with some of its members' arrays, or bytes, replaced; None leaves one out."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(buffer, "w", packing) as new:
