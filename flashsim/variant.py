@@ -79,8 +79,8 @@ class Variant:
         entries = blocks.T_r * blocks.T_c
         if callable(given) and entries > MOST_IN_A_BLOCK_MASK:
             raise ValueError(
-                f"block_mask is a function, here of (T_r, T_c) = {(blocks.T_r, blocks.T_c)}: it would return "
-                f"{entries:,} entries, {human_bytes(entries)} or more; expected at most {MOST_IN_A_BLOCK_MASK:,}. Take larger blocks"
+                f"block_mask is a function, here of (T_r, T_c) = {(blocks.T_r, blocks.T_c)}: it would return {entries:,} "
+                f"entries, {human_bytes(entries)} or more; expected at most {MOST_IN_A_BLOCK_MASK:,}. Take larger blocks"
             )
         return ArrayBlockMask(check_tiles(given, blocks, shape))
 

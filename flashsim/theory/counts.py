@@ -121,7 +121,9 @@ def exact(
     p = Problem(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), has_tree(rule), splits, merge, group)
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else block_mask
-    tiles = p.tiles(sizes.B_r, sizes.B_c, chosen(skipping, live_tiles(rule, n, k, sizes, group), sizes, replace(shape, N_q=n)))
+    tiles = p.tiles(
+        sizes.B_r, sizes.B_c, chosen(skipping, live_tiles(rule, n, k, sizes, group), sizes, replace(shape, N_q=n))
+    )
     arrays, peak = form.traffic(p, sizes, tiles), form.peak(p, sizes, tiles)
     traffic = Traffic(arrays).times(problems)
     if share > 1 and not together:
