@@ -2,7 +2,10 @@
 
 A call ends in one of two ways: a correct result, or an error that flashsim itself raises. Neither warns, changes an argument,
 or leaves NumPy's error state or BLAS's threads other than they were. `pytest tests/test_fuzz.py --fuzz 100000` tries that many
-calls in each test. LAST_LONG_RUN
+calls in each test, and three times as many of the cheap ones.
+
+Last long run: `pytest tests/test_fuzz.py -n 2 --fuzz 300` at commit 7cdcd50, 5,700 calls (300 in each of 13 tests, 900 in each of
+two), in 2 min 20 s on two shared cores; all passed.
 """
 
 from __future__ import annotations
