@@ -456,15 +456,12 @@ def _variant(
 
 
 def _policy(sizing: str | Sizing, blocks: tuple[int, int] | None) -> Sizing:
-    given = check_blocks(blocks)
-    if given is not None:
-        return Fixed(*given)
-    if is_one_of(sizing, SIZINGS):
-        return SIZINGS[sizing]
-    if isinstance(sizing, str) or not callable(sizing):
+    policy = SIZINGS[sizing] if is_one_of(sizing, SIZINGS) else sizing
+    if isinstance(policy, str) or not callable(policy):
         raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}, or a policy object")
-    check_flag("sizing.enforced", getattr(sizing, "enforced", None))
-    return sizing
+    check_flag("sizing.enforced", getattr(policy, "enforced", None))
+    given = check_blocks(blocks)
+    return policy if given is None else Fixed(*given)
 
 
 def _blocks(

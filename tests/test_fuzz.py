@@ -2,7 +2,10 @@
 
 A call ends in one of two ways: a correct result, or an error that flashsim itself raises. Neither warns, changes an argument,
 or leaves NumPy's error state or BLAS's threads other than they were. `pytest tests/test_fuzz.py --fuzz 100000` tries that many
-calls in each test. LAST_LONG_RUN
+calls in each test, and three times as many of the cheap ones.
+
+Last long run: `pytest tests/test_fuzz.py -n 2 --fuzz 300` at commit 7cdcd50, 5,700 calls (300 in each of 13 tests, 900 in each of
+two), in 2 min 20 s on two shared cores; all passed.
 """
 
 from __future__ import annotations
@@ -39,15 +42,17 @@ FUZZ = settings.get_profile("fuzz")
 CHEAP = settings(FUZZ, max_examples=3 * FUZZ.max_examples)  # for calls that take a millisecond or two
 SOURCES = Path(flashsim.__file__).parent
 BLAS = ThreadpoolController()
+NEVER: list[Any] = [object(), 1j, 10**400, slice(3), np.ma.masked]  # what no argument can be
 JUNK: list[Any] = [
-    None, True, False, -1, 0, 1, 3, -(2**31), 2**63, 2**64, 10**400, -(10**400), 10**5000,
-    0.0, -0.5, 0.25, 1.0, 2.5, math.nan, math.inf, -math.inf, 1e308, 5e-324, 1j, Fraction(1, 3),
+    *NEVER,
+    None, True, False, -1, 0, 1, 3, -(2**31), 2**63, 2**64, -(10**400), 10**5000,
+    0.0, -0.5, 0.25, 1.0, 2.5, math.nan, math.inf, -math.inf, 1e308, 5e-324, Fraction(1, 3),
     np.uint8(3), np.int8(-3), np.float16(0.5), np.float32(math.nan), np.longdouble("1e4000"), np.bool_(True),
     "", "x", "3", "paper", "fit", "live", "forward", "backward", "float32", ">f8", "a", b"flash", "flash", "tree",
-    [], [1], [1, 2], [[1.0], [1.0, 2.0]], ["a"], (), (2, 3), (0, 1), (1.5, 2), (1, 2, 3), {}, {"N": 1}, set(), range(3), slice(3),
-    object(), lambda *_: 0, lambda *_: None, Ellipsis, iter([1]),
+    [], [1], [1, 2], [[1.0], [1.0, 2.0]], ["a"], (), (2, 3), (0, 1), (1.5, 2), (1, 2, 3), {}, {"N": 1}, set(), range(3),
+    lambda *_: 0, lambda *_: None, Ellipsis, iter([1]),
     np.array(2), np.array([1, 2]), np.zeros((0, 3)), np.ones((3, 3), bool), np.full((2, 2), 2), np.array([None]), np.array("a"),
-    np.ma.masked, np.ma.masked_array([[1.0, 2.0]], mask=[[True, False]]), np.ones((2, 2), ">f4"), np.zeros(2, "i4,f4"),
+    np.ma.masked_array([[1.0, 2.0]], mask=[[True, False]]), np.ones((2, 2), ">f4"), np.zeros(2, "i4,f4"),
     flashsim.Causal(), flashsim.Causal, flashsim.KeyPadding(1), flashsim.Tree([-1, 0]),
 ]  # fmt: skip
 junk = st.sampled_from(JUNK)
@@ -79,6 +84,9 @@ def outcome(call: Callable[..., Any], *values: Any, **named: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = call(*values, **named)
+        assert not any(value is never for value in (*values, *named.values()) for never in NEVER), (
+            "nonsense was accepted"
+        )
     except (ValueError, TypeError, MemoryModelError) as error:
         if not raised_by_flashsim(error):
             raise

@@ -151,10 +151,10 @@ def _sizes(form: Form, p: Problem, sizing: str, blocks: tuple[int, int] | None) 
         sizes = of(rows)
         return form.peak(p, sizes, p.tiles(sizes.B_r, sizes.B_c)) <= p.M
 
-    if blocks is not None:
-        return _clipped(p, *blocks)
     if not is_one_of(sizing, ("paper", "fit")):
         raise ValueError(f"no closed form for sizing {shown(sizing)}; known: 'paper', 'fit', or blocks=(B_r, B_c)")
+    if blocks is not None:
+        return _clipped(p, *blocks)
     if sizing == "paper":
         return of(form.rows(p.M, p.d, p.d_v))
     low, rows, longest = 0, 1, max(p.N_q, p.N_k)
