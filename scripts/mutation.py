@@ -51,7 +51,7 @@ CORE = (
     "algorithms/*.py",
 )  # fmt: skip
 LIKELY = {  # what is mutated, and the tests that are likely to notice: the first pattern that fits counts
-    "memory.py": "memory algorithms cache theory",
+    "memory.py": "memory algorithms trace cache theory",
     "masks.py": "masks tree_masks",
     "dropout.py": "dropout",
     "groups.py": "gqa",
@@ -61,7 +61,7 @@ LIKELY = {  # what is mutated, and the tests that are likely to notice: the firs
     "tune.py": "tune",
     "theory/bounds.py": "theory small_cache block_sparse machines",
     "theory/standard.py": "theory tree_masks -k standard",
-    "theory/q_outer.py": "q_outer theory tree_masks gqa -k q_outer",
+    "theory/q_outer.py": "split_kv q_outer theory tree_masks gqa -k q_outer or split_kv",
     "theory/appendix_b.py": "theory tree_masks gqa -k rabe_staats or memory_efficient",
     "theory/flash.py": "theory tree_masks gqa -k flash or block_sparse",
     "theory/small_cache.py": "small_cache theory -k small_cache",

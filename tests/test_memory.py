@@ -324,7 +324,8 @@ def test_evictions_are_told_at_the_line_of_the_loop_that_ends() -> None:
         sram.load(Q[0])
         for j in sram.loop(1):  # line 7
             sram.load(Q[j + 1])
-    assert [(event.name, event.paper_line) for event in heard if event.kind == "evict"] == [("Q[1]", 7), ("Q[0]", 5)] * 2
+    evicted = [(event.name, event.paper_line) for event in heard if event.kind == "evict"]
+    assert evicted == [("Q[1]", 7), ("Q[0]", 5)] * 2
 
 
 def test_summaries_fit_one_screen() -> None:

@@ -82,7 +82,11 @@ def of_gradients(o: dict[str, Any], dQ_stores: int, recombined: bool) -> tuple[f
         E_D = size * (of_O(o, 1.0) + (d_v + 2) * u * w.mass + w.least)
     off = [abs(x - P * sum(dP)) for x in dP]
     E_dS = [
-        E_P * x + (P + E_P) * (e + E_D + 2 * u * (a + D) + 4 * u * max(A_Z) * recombined) + u_p * P * x + w.least + step_p
+        E_P * x
+        + (P + E_P) * (e + E_D + 2 * u * (a + D) + 4 * u * max(A_Z) * recombined)
+        + u_p * P * x
+        + w.least
+        + step_p
         for x, e, a in zip(off, E_dP, A_Z, strict=True)
     ]
     reach = [P * x + e for x, e in zip(off, E_dS, strict=True)]  # |dS| as it may be
