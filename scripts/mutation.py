@@ -185,7 +185,7 @@ def _command(chosen: list[str], seconds: int) -> str:
     pytest = [sys.executable, "-m", "pytest", "-x", "-n0", "--tb=no", "-rfE", "-pno:cacheprovider"]
     tests = shlex.join([*pytest, "--hypothesis-profile=mutants", *chosen])
     return shlex.join(
-        ["bash", "-c", f"ulimit -t {seconds}; {tests} || {{ [ $? = 152 ] && echo {OUT_OF_TIME}; false; }}"]
+        ["bash", "-c", f"ulimit -St {seconds}; {tests} || {{ [ $? = 152 ] && echo {OUT_OF_TIME}; false; }}"]
     )
 
 
