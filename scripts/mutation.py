@@ -51,7 +51,7 @@ CORE = (
     "algorithms/*.py",
 )  # fmt: skip
 LIKELY = {  # what is mutated, and the tests that are likely to notice: the first pattern that fits counts
-    "memory.py": "memory algorithms cache theory",
+    "memory.py": "memory algorithms trace cache theory",
     "masks.py": "masks tree_masks",
     "dropout.py": "dropout",
     "groups.py": "gqa",
@@ -61,7 +61,7 @@ LIKELY = {  # what is mutated, and the tests that are likely to notice: the firs
     "tune.py": "tune",
     "theory/bounds.py": "theory small_cache block_sparse machines",
     "theory/standard.py": "theory tree_masks -k standard",
-    "theory/q_outer.py": "q_outer theory tree_masks gqa -k q_outer",
+    "theory/q_outer.py": "split_kv q_outer theory tree_masks gqa -k q_outer or split_kv",
     "theory/appendix_b.py": "theory tree_masks gqa -k rabe_staats or memory_efficient",
     "theory/flash.py": "theory tree_masks gqa -k flash or block_sparse",
     "theory/small_cache.py": "small_cache theory -k small_cache",
@@ -71,6 +71,7 @@ LIKELY = {  # what is mutated, and the tests that are likely to notice: the firs
     "algorithms/small_cache.py": "small_cache",
     "algorithms/*": "algorithms backward block_sparse dropout theory tree_masks",
 }
+OUT_OF_TIME = "timeout"  # in Cosmic Ray's word
 SECONDS = {"likely": 150, "all": 900}  # of processor time: what never ends is noticed
 
 
@@ -166,7 +167,9 @@ def killer(spec: MutationSpec, stage: str) -> str | None:
         return None
     failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", result.output or "", re.MULTILINE)
     if failed is None:
-        return "none ended"
+        if OUT_OF_TIME not in (result.output or OUT_OF_TIME):
+            sys.exit(f"The tests were ended from outside:\n{result.output}")
+        return OUT_OF_TIME
     if not _passes(failed[1]):
         sys.exit(f"{failed[1]} fails without a mutant, too")
     return failed[1]
@@ -174,13 +177,16 @@ def killer(spec: MutationSpec, stage: str) -> str | None:
 
 @cache
 def _passes(test: str) -> bool:
-    return bool(run_tests(_command([test], SECONDS["all"]), timeout=10 * SECONDS["all"])[0] == TestOutcome.SURVIVED)
+    outcome, _ = run_tests(_command([test], SECONDS["all"]), timeout=10 * SECONDS["all"])
+    return bool(outcome == TestOutcome.SURVIVED)
 
 
 def _command(chosen: list[str], seconds: int) -> str:
     pytest = [sys.executable, "-m", "pytest", "-x", "-n0", "--tb=no", "-rfE", "-pno:cacheprovider"]
     tests = shlex.join([*pytest, "--hypothesis-profile=mutants", *chosen])
-    return shlex.join(["bash", "-c", f"ulimit -t {seconds}; exec {tests}"])
+    return shlex.join(
+        ["bash", "-c", f"ulimit -St {seconds}; {tests} || {{ [ $? = 152 ] && echo {OUT_OF_TIME}; false; }}"]
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- record

@@ -408,6 +408,19 @@ def test_after_an_error_in_a_turn_the_chip_holds_what_it_held_before(ignored: li
     assert ignored == []
 
 
+def test_evictions_are_told_at_the_line_of_the_loop_that_ends() -> None:
+    heard: list[Event] = []
+    hbm = HBM()
+    sram = SRAM(hbm, 100, observers=[heard.append])
+    Q = hbm.place("Q", matrix()).divide(3)
+    for _i in sram.loop(2):  # line 5
+        sram.load(Q[0])
+        for j in sram.loop(1):  # line 7
+            sram.load(Q[j + 1])
+    evicted = [(event.name, event.paper_line) for event in heard if event.kind == "evict"]
+    assert evicted == [("Q[1]", 7), ("Q[0]", 5)] * 2
+
+
 def test_summaries_fit_one_screen() -> None:
     hbm, sram = chip()
     sram.load(hbm.place("Q", matrix())[0])

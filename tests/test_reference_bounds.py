@@ -105,10 +105,9 @@ def test_bounds_are_what_they_are_said_to_be(asked: dict[str, Any], formats: dic
     o = {**PLAIN, **asked, **formats}
     assert np.allclose(error_bound(Q, K, V, **o), of_O(o, o["C"]), rtol=1e-12, atol=0)
     dO = np.tile(DO, (N_q, 1))
-    several: list[dict[str, Any]] = [{"dQ_stores": 1}, {"dQ_stores": 3, "recombined": True}, {}]
-    for more in several:
-        got = gradient_bounds(Q, K, V, dO, **o, **more)
-        want = of_gradients(o, more.get("dQ_stores", o["steps"]), more.get("recombined", False))
+    for stores, recombined in ((1, False), (3, True), (None, False)):
+        got = gradient_bounds(Q, K, V, dO, **o, dQ_stores=stores, recombined=recombined)
+        want = of_gradients(o, stores or o["steps"], recombined)
         assert np.allclose(got.dQ, want[0], rtol=1e-12, atol=0)
         assert np.allclose(got.dK, np.array(want[1])[:, None], rtol=1e-12, atol=0)
         assert np.allclose(got.dV, want[2], rtol=1e-12, atol=0)

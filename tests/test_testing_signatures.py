@@ -100,6 +100,7 @@ def check_for(suspect: Suspect) -> tuple[str, bool]:
     return ("log_sum_exp" if suspect.family.startswith(("lse", "sum_in_16")) else "oracle"), False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in RIGHT_HERE | TOO_SMALL])
 @np.errstate(all="ignore")
 def test_a_kernel_with_a_known_bug_is_told_by_it(family: str) -> None:
