@@ -14,7 +14,7 @@ from flashsim.gpu.counters import Counters
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.inputs import check_count, check_scale
 
-KERNELS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "standard")
+KERNELS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "hopper", "standard")
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
 LONGEST = 2**31 - 2**12  # rows and columns are counted in 32 bits, of tiles that may reach beyond the end
 

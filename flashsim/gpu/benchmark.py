@@ -19,7 +19,7 @@ from typing import Any
 from flashsim.gpu.compiling import current_device, import_cupy
 
 OnSetting = Callable[[int, int, str], None]
-OURS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "standard")
+OURS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "hopper", "standard")
 TORCH = {"torch_unfused": "", "torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
 """Backends of PyTorch's scaled_dot_product_attention; "": attention written in PyTorch, the paper's baseline."""
 LONGEST = {

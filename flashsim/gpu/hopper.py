@@ -1,0 +1,227 @@
+"""FlashAttention on Hopper's own instructions: launches kernels/hopper.cu; the backward pass is `tensor_core`'s.
+
+The kernel needs a GPU of compute capability 9.0 and d of 64 or 128. Elsewhere this rung runs `tensor_core` in its place, with
+a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import warnings
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from flashsim.gpu import tensor_core
+from flashsim.gpu.compiling import import_cupy, load
+from flashsim.gpu.kernel import Kernel, Options, Variant
+
+FILE = "hopper.cu"
+ARRAYS = ("Q", "K", "V", "O", "L")
+ELEMENTS = tensor_core.ELEMENTS
+HEAD_DIMS = (64, 128)  # the kernel's; the rung takes tensor_core's
+ROWS = 64  # of Q_i that a warpgroup has; of the boxes in which O_i is stored
+COLUMNS = 64  # of a half of a tile: 128 bytes, the widest swizzle
+SHORT = 1024  # up to so many causal queries, smaller row blocks waste less than their loads cost
+L2_PART = 0.8  # of the L2 that K and V of a section of heads may fill
+
+_PROBLEM = np.dtype(
+    [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "tiles", "section", "wants_L")]
+    + [("c", "f4"), ("sign", "f4")]
+)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """B_r × B_c, and which of the two ways to overlap: `turns` between warpgroups, `lazy` rescaling of O_i."""
+
+    B_r: int
+    B_c: int
+    turns: bool
+    lazy: bool
+
+    def function(self, dtype: str, d: int, causal: bool) -> str:
+        """Return the kernel's name for one case."""
+        switches = ", ".join(str(on).lower() for on in (causal, self.turns, self.lazy))
+        return f"hopper<{ELEMENTS[dtype]}, {d}, {self.B_r}, {self.B_c}, {switches}>"
+
+    def shared_bytes(self, d: int) -> int:
+        """Return the shared memory of Q_i, two K_j, two V_j, O_i, five pairs of barriers, and two row blocks' numbers."""
+        return 2 * d * (2 * self.B_r + 4 * self.B_c) + 5 * 16 + 2 * 12
+
+
+TILES = {
+    128: (Tiles(128, 128, turns=False, lazy=True),),
+    64: (Tiles(192, 128, turns=True, lazy=False), Tiles(128, 128, turns=True, lazy=True)),
+}
+
+
+def choose_tiles(d: int, causal: bool, N_q: int, blocks: tuple[int, int] | None = None) -> Tiles:
+    """Return what is fastest, or the tiles of these sizes; ValueError for sizes that the kernel is not compiled for."""
+    choices = TILES[d]
+    if blocks is None:
+        return choices[-1] if causal and N_q <= SHORT else choices[0]
+    for tiles in choices:
+        if (tiles.B_r, tiles.B_c) == blocks:
+            return tiles
+    known = " or ".join(f"({tiles.B_r}, {tiles.B_c})" for tiles in choices)
+    raise ValueError(f"blocks is {blocks}; hopper takes {known} where d = {d}")
+
+
+def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
+    """Return (B_r, B_c) of all but short causal problems."""
+    if d not in TILES:
+        return tensor_core.block_sizes(d)
+    return TILES[d][0].B_r, TILES[d][0].B_c
+
+
+def why_not(capability: str, d: int, dropout: bool) -> str:
+    """Return why tensor_core is to run in the kernel's place, or "" if it is not."""
+    if capability != "90":
+        return f"the GPU has compute capability {capability}, and wgmma needs 90 (Hopper)"
+    if d not in HEAD_DIMS:
+        return f"d is {d}, and the kernel takes {' or '.join(map(str, HEAD_DIMS))}"
+    return "it has no dropout" if dropout else ""
+
+
+def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
+    """Fill o and, unless None, lse. Raises ValueError for rows of q, k or v that do not start at multiples of 16 bytes."""
+    device = import_cupy().cuda.Device()
+    (B, H, N_q, d), (_, H_kv, N_k, _) = q.shape, k.shape
+    reason = why_not(device.compute_capability, d, options.dropout_p > 0)
+    if reason:
+        _fall_back(q, k, v, o, lse, options, reason)
+        return
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        tensor_core.check_rows(name, array)
+    tiles = choose_tiles(d, options.causal, N_q, options.blocks)
+    T_r = -(-N_q // tiles.B_r)
+    if B * H * T_r >= 2**31 - 2**16:
+        raise ValueError(f"q has shape {q.shape}, {B * H * T_r:,} row blocks; hopper takes fewer than 2^31 - 2^16")
+    kernel, processors, l2_bytes = _ready(device.id, tiles.function(q.dtype.name, d, options.causal), tiles.shared_bytes(d), options.counters is not None)
+
+    problem = np.zeros((), _PROBLEM)
+    problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
+    problem["T_r"], problem["tiles"], problem["wants_L"] = T_r, B * H * T_r, lse is not None
+    problem["section"] = section(4 * N_k * d * H_kv / H, l2_bytes) if options.causal else 1
+    problem["c"], problem["sign"] = tensor_core.factor_and_sign(options.scale)
+    maps = [tensor_map(x, rows) for x, rows in ((q, tiles.B_r), (k, tiles.B_c), (v, tiles.B_c), (o, ROWS))]
+    totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
+    arguments = (*maps, np.uint64(0) if lse is None else lse, _counter(device.id), np.void(problem.tobytes()), totals)
+    threads = 128 * (tiles.B_r // ROWS + 1)
+    kernel((min(processors, B * H * T_r),), (threads,), arguments, shared_mem=tiles.shared_bytes(d))
+
+
+def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
+    """Fill dq, dk, dv, by tensor_core's kernels: o and lse are the same. They take neither blocks nor count."""
+    _refuse(options, "has the backward pass")
+    tensor_core.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+
+
+def _refuse(options: Options, why: str) -> None:
+    for name, wanted in (("blocks", options.blocks), ("count", options.counters)):
+        if wanted is not None:
+            raise ValueError(f"{name} is given; tensor_core, which {why}, does not take it")
+
+
+def _fall_back(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options, reason: str) -> None:
+    """Run tensor_core, and say so."""
+    _refuse(options, f"runs in hopper's place as {reason}")
+    warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=4)
+    tensor_core.forward(q, k, v, o, lse, options)
+
+
+def section(bytes_a_head: float, l2_bytes: int) -> int:
+    """Return of how many heads K and V, of so many bytes for each query head, stay in the L2 together: a power of two."""
+    return 1 << max(0, int(L2_PART * l2_bytes / bytes_a_head).bit_length() - 1)
+
+
+@cache
+def _ready(device: int, name: str, shared: int, counting: bool) -> tuple[Any, int, int]:
+    """Return a function, loaded and allowed its shared memory, on `device`, the current one; its processors and its L2."""
+    kernel = load(FILE, (name,), {"COUNT": int(counting)})[name]
+    kernel.max_dynamic_shared_size_bytes = shared
+    attributes = import_cupy().cuda.Device(device).attributes
+    return kernel, attributes["MultiProcessorCount"], attributes["L2CacheSize"]
+
+
+_counters: dict[tuple[int, ...], Any] = {}
+
+
+def _counter(device: int) -> Any:
+    """Return the word from which blocks of threads draw row blocks: 0 between launches, one for each stream."""
+    cupy = import_cupy()
+    key = device, cupy.cuda.get_current_stream().ptr, threading.get_ident()
+    if key not in _counters:
+        _counters[key] = cupy.zeros(1, "uint32")
+    return _counters[key]
+
+
+# ----------------------------------------------------------------------------------------------------------- tensor maps
+
+
+def tensor_map(x: Any, rows: int) -> Any:
+    """Return the driver's description of x (B, H, N, d) in tiles of so many rows, 128 bytes, struct TensorMap of hopper.cuh."""
+    strides = tuple(stride if n > 1 else 16 for stride, n in zip(x.strides[:3], x.shape[:3], strict=True))
+    return _encoded(x.data.ptr, x.shape, strides, x.dtype.name, rows)
+
+
+@lru_cache(maxsize=4096)
+def _encoded(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
+    """Axes: column within a half, row, half, head, batch."""
+    (B, H, N, d), (batch, head, row) = shape, strides
+    found = np.zeros(128 + 63, np.uint8)
+    aligned = found[-found.ctypes.data % 64 :][:128]
+    sizes = (COLUMNS, N, d // COLUMNS, H, B)
+    status = _encode()(
+        ctypes.c_void_p(aligned.ctypes.data),
+        {"float16": 6, "bfloat16": 9}[dtype],
+        5,
+        ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * 5)(*sizes),
+        (ctypes.c_uint64 * 4)(row, 2 * COLUMNS, head, batch),
+        (ctypes.c_uint32 * 5)(COLUMNS, rows, d // COLUMNS, 1, 1),
+        (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
+        0,  # not interleaved
+        3,  # swizzled over 128 bytes
+        2,  # L2 fetches 128 bytes
+        0,  # zeros out of bounds
+    )
+    if status:
+        raise ValueError(
+            f"an array of shape {shape} with strides {strides} bytes has no tensor map: cuTensorMapEncodeTiled says {status}"
+        )
+    return np.void(aligned.tobytes())
+
+
+@cache
+def _encode() -> Any:
+    return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+
+
+KERNEL = Kernel(
+    name="hopper",
+    about="loops exchanged, Hopper's wgmma and TMA, a producer and consumers, persistent; fp16 and bf16",
+    dtypes=tuple(ELEMENTS),
+    head_dims=tensor_core.HEAD_DIMS,
+    variants=tuple(
+        Variant(
+            FILE,
+            (("COUNT", count),),
+            tuple(
+                tiles.function(dtype, d, causal) for d in HEAD_DIMS for tiles in TILES[d] for causal in (False, True)
+            ),
+            ("sm_90a",),
+        )
+        for dtype, count in (("float16", 0), ("bfloat16", 0), ("float16", 1))
+    ),
+    forward=forward,
+    backward=backward,
+    dropout=True,
+    blocks=True,
+    counts=True,
+    choose_blocks=choose_blocks,
+)

@@ -1,0 +1,341 @@
+// (header to come)
+//
+// no spills, no stack
+#include "hopper.cuh"
+
+constexpr float LAZY = 8.0f;          // log₂ of how far P̃ may exceed 1
+constexpr float EXACT = 16777216.0f;  // from here on, m c has no fraction
+
+struct Problem {
+    int N_q, N_k, H, group, T_r, tiles;  // H query heads, `group` to a KV head; tiles: row blocks of all heads
+    int section;                         // heads whose row blocks take turns
+    int wants_L;
+    float c, sign;                       // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
+};
+
+struct Tile {  // row block i of query head h of batch b; none: i < 0
+    int i, h, b;
+};
+
+// Which row block comes n-th: sections of heads, in each the blocks that see the most keys first, of all its heads.
+__device__ inline Tile in_order(const Problem& p, int n) {
+    const int whole = p.section * p.T_r, first = n / whole * p.section, within = n % whole;
+    const int heads = min(p.section, p.tiles / p.T_r - first), head = first + within % heads;
+    return {p.T_r - 1 - within / heads, head % p.H, head / p.H};
+}
+
+// Row r of the block sees the keys before min(N_k, edge + r).
+template <bool causal> __device__ inline int edge_of(const Problem& p, int top) { return causal ? p.N_k - p.N_q + top + 1 : p.N_k; }
+
+template <bool causal, int B_r, int B_c> __device__ inline int live_tiles(const Problem& p, int i) {
+    const int seen = causal ? min(p.N_k, max(0, edge_of<causal>(p, i * B_r) + B_r - 1)) : p.N_k;
+    return (seen + B_c - 1) / B_c;
+}
+
+// Named barriers: 1 + w, when it is warpgroup w's turn; TOGETHER + w, all of warpgroup w.
+constexpr int TOGETHER = 8;
+template <bool turns, int consumers> struct Turn {
+    int mine, next;
+    __device__ explicit Turn(int w) : mine(1 + w), next(1 + (w + 1) % consumers) {
+        if (turns && w == consumers - 1) pass();
+    }
+    __device__ void take() const {
+        if (turns) meet(mine, 2 * WARPGROUP);
+    }
+    __device__ void pass() const {
+        if (turns) come(next, 2 * WARPGROUP);
+    }
+};
+
+// S becomes P̃ = 2^(c (S − m)), where m is row maximum enough, and ℓ grows; ℓ and O are to be multiplied by α. Returns whether
+// α is anything but 1 in some row of the warp.
+template <int B_c, bool lazy>
+__device__ inline bool softmax(float (&S)[B_c / 8][4], float (&m)[2], float (&l)[2], float (&alpha)[2], float c) {
+    float m_new[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float most = m[r];
+#pragma unroll
+        for (int t = 0; t < B_c / 8; ++t) most = fmaxf(most, fmaxf(S[t][2 * r], S[t][2 * r + 1]));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        m_new[r] = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    }
+    const bool grown = !lazy || __any_sync(~0u, (m_new[0] - m[0]) * c > LAZY || (m_new[1] - m[1]) * c > LAZY);
+    if (grown) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            alpha[r] = exp_2((m[r] - finite(m_new[r])) * c);
+            m[r] = m_new[r];
+            l[r] *= alpha[r];
+        }
+    }
+    float shift[2] = {finite(m[0]) * c, finite(m[1]) * c};
+    if (__any_sync(~0u, fmaxf(fabsf(shift[0]), fabsf(shift[1])) >= EXACT)) {  // S c − m c would round to anything
+#pragma unroll
+        for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) S[t][e] -= finite(m[e / 2]);
+        shift[0] = shift[1] = 0.0f;
+    }
+#pragma unroll
+    for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            S[t][e] = exp_2(fmaf(S[t][e], c, -shift[e / 2]));
+            l[e / 2] += S[t][e];
+        }
+    return grown;
+}
+
+template <int d> __device__ inline void rescale(float (&O)[d / 8][4], const float (&alpha)[2]) {
+#pragma unroll
+    for (int t = 0; t < d / 8; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) O[t][e] *= alpha[e / 2];
+}
+
+// ------------------------------------------------------------------------------------------------------------- shared memory
+
+// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of
+template <int d, int B_r, int B_c> struct Memory {
+    static constexpr int consumers = B_r / 64, STAGES = 2, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
+    static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES, END = O_AT + Q_BYTES;
+    static constexpr int BYTES = END + (1 + 2 * STAGES) * 16 + 2 * sizeof(Tile);
+    typedef Ring<1, Q_BYTES> RingQ;
+    typedef Ring<STAGES, KV_BYTES> RingKV;
+    RingQ Q_i;
+    RingKV K_j, V_j;
+    Tile* row_blocks;
+
+    __device__ explicit Memory(char* shared) {
+        const Word base = __cvta_generic_to_shared(shared);
+        Q_i = {base, base + END};
+        K_j = {base + K_AT, base + END + 16};
+        V_j = {base + V_AT, base + END + 16 + STAGES * 16};
+        row_blocks = reinterpret_cast<Tile*>(shared + END + (1 + 2 * STAGES) * 16);
+    }
+    __device__ Tile& row_block(Word q) const { return row_blocks[q % 2]; }  // there as long as anybody is at the q-th
+    __device__ void init() const {
+        if (threadIdx.x == 0) Q_i.init(4 * consumers), K_j.init(4 * consumers), V_j.init(4 * consumers);  // a warp each
+        publish_barriers();
+    }
+};
+
+// -------------------------------------------------------------------------------------------------------------- producer
+
+// One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
+template <bool causal, int d, int B_r, int B_c>
+__device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
+                                        Word* counter, const Problem& p, Total* totals) {
+    constexpr int Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
+    Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
+    int n = blockIdx.x;
+    Word kv = 0, q = 0;
+#pragma unroll 1
+    for (; n < p.tiles; ++q) {
+        const Tile at = in_order(p, n);
+        n = gridDim.x + atomicInc(counter, p.tiles - 1);  // asked for early; as often as there are tiles, so 0 at the end
+        const int h_kv = at.h / p.group;
+        const auto load_K = [&](int j, Word kv) {
+            sram.K_j.wait_free(kv);
+            sram.K_j.there(kv).arrive_and_expect(KV_BYTES);
+            load(sram.K_j.tile(kv), K, j * B_c, h_kv, at.b, sram.K_j.there(kv));
+            K_reads.add(min(B_c, p.N_k - j * B_c), d);
+        };
+        int j = live_tiles<causal, B_r, B_c>(p, at.i) - 1;
+        if (j >= 0) load_K(j, kv);
+        sram.Q_i.wait_free(q);
+        sram.row_block(q) = at;
+        sram.Q_i.there(q).arrive_and_expect(Q_BYTES);
+        load(sram.Q_i.tile(q), Q, at.i * B_r, at.h, at.b, sram.Q_i.there(q));
+        Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
+#pragma unroll 1
+        for (; j >= 0; --j, ++kv) {
+            if (j > 0) load_K(j - 1, kv + 1);
+            sram.V_j.wait_free(kv);
+            sram.V_j.there(kv).arrive_and_expect(KV_BYTES);
+            load(sram.V_j.tile(kv), V, j * B_c, h_kv, at.b, sram.V_j.there(kv));
+            V_reads.add(min(B_c, p.N_k - j * B_c), d);
+        }
+    }
+    sram.Q_i.wait_free(q);
+    sram.row_block(q).i = -1;
+    sram.Q_i.there(q).arrive();
+}
+
+// ------------------------------------------------------------------------------------------------------------- consumers
+
+// A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
+template <typename T, int d, int B_r, int B_c, bool causal, bool turns, bool lazy> struct Consumer {
+    typedef Memory<d, B_r, B_c> Sram;
+    const Sram& sram;
+    const Problem& p;
+    const int w;
+    const Turn<turns, B_r / 64> turn;
+    Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
+
+    float S_ij[B_c / 8][4], O_i[d / 8][4], m_i[2], l_i[2];  // ℓ_i: of this lane's columns alone
+    Word P_ij[B_c / 16][4];
+
+    __device__ __forceinline__ Consumer(const Sram& sram, const Problem& p, int w) : sram(sram), p(p), w(w), turn(w) {}
+
+    __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tiles + w * 64 * 128; }
+
+    // −∞ for keys that a row does not see.
+    __device__ __forceinline__ void mask(int j) {
+        const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
+        const int edge = edge_of<causal>(p, sram.row_block(q).i * B_r);
+        int end[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            end[r] = (causal ? min(p.N_k, edge + row + 8 * r) : p.N_k) - j * B_c - lane % 4 * 2;
+#pragma unroll
+        for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+    }
+
+    // S_ij, P̃_ij of the last tile.
+    __device__ __forceinline__ void begin(int j, bool masked) {
+        sram.K_j.wait_there(kv);
+        turn.take();
+        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
+        turn.pass();
+        finish<0>(S_ij);
+        sram.K_j.free(kv).arrive_once_a_warp();
+        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
+        if (masked) mask(j);
+        float alpha[2];
+        softmax<B_c, lazy>(S_ij, m_i, l_i, alpha, p.c);
+        if (j > 0) sram.K_j.wait_there(kv + 1);
+        round_to_operands<T, B_c>(P_ij, S_ij);
+    }
+
+    // S_ij, P̃_ij of tile j while O_i of tile j + 1 is summed.
+    template <bool masked> __device__ __forceinline__ void advance(int j) {
+        turn.take();
+        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
+        sram.V_j.wait_there(kv);
+        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
+        turn.pass();
+        finish<1>(S_ij);
+        sram.K_j.free(kv + 1).arrive_once_a_warp();
+        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
+        if (masked) mask(j);
+        float alpha[2];
+        const bool grown = softmax<B_c, lazy>(S_ij, m_i, l_i, alpha, p.c);
+        settle(S_ij);
+        if (j > 0) sram.K_j.wait_there(kv + 2);  // here, so that the exponentials stay above what waits for O_i
+        finish<0>(O_i);
+        sram.V_j.free(kv).arrive_once_a_warp();
+        round_to_operands<T, B_c>(P_ij, S_ij);
+        if (grown) rescale<d>(O_i, alpha);
+        ++kv;
+    }
+
+    // O_i of the first tile.
+    __device__ __forceinline__ void end() {
+        sram.V_j.wait_there(kv);
+        turn.take();
+        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
+        turn.pass();
+        finish<0>(O_i);
+        sram.V_j.free(kv).arrive_once_a_warp();
+        ++kv;
+    }
+
+    // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
+    __device__ __forceinline__ void write(const TensorMap& O, float* L, char* O_w, Tally& O_writes, Tally& L_writes) {
+        const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+        const Tile at = sram.row_block(q);
+        if (thread == 0) wait_stores_read();
+        meet(TOGETHER + w, WARPGROUP);
+        L += (Offset(at.b) * p.H + at.h) * p.N_q;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float l = l_i[r];
+            l += __shfl_xor_sync(~0u, l, 1);
+            l += __shfl_xor_sync(~0u, l, 2);
+            const int below = row + 8 * r, query = at.i * B_r + 64 * w + below;
+            if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
+                L[query] = l == 0.0f ? -INFINITY : m_i[r] * p.c * 0.693147180559945f + logf(l);
+                L_writes.add(1, 1);
+            }
+            const float factor = __fdividef(1.0f, nonzero(l));
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t)
+                *reinterpret_cast<Word*>(O_w + t / 8 * (64 * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4) =
+                    pack<T>(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+        }
+        show_writes();
+        meet(TOGETHER + w, WARPGROUP);
+        if (thread == 0) {
+            const int first = at.i * B_r + 64 * w;
+            store(O, first, at.h, at.b, __cvta_generic_to_shared(O_w));
+            O_writes.add(min(64, p.N_q - first), d);
+        }
+    }
+
+    // A warpgroup's rows of Q_i times sign: scores of a negative τ, or of 0, by a positive c.
+    __device__ __forceinline__ void turn_sign(char* rows) const {
+#pragma unroll 1
+        for (int of = thread_index(); of < d / HALF * 2048; of += WARPGROUP) {
+            Word& two = *reinterpret_cast<Word*>(rows + of / 2048 * (B_r * 128) + of % 2048 * 4);
+            two = p.sign == 0.0f ? 0 : two ^ 0x80008000;
+        }
+        show_writes();
+        meet(TOGETHER + w, WARPGROUP);
+    }
+
+    __device__ __forceinline__ void consume(char* shared, const TensorMap& O, float* L, Total* totals) {
+        Tally O_writes(totals + 7), L_writes(totals + 9);
+#pragma unroll 1
+        for (;; ++q) {
+            sram.Q_i.wait_there(q);
+            const int i = sram.row_block(q).i;
+            if (i < 0) break;
+            if (p.sign != 1.0f) turn_sign(shared + w * 64 * 128);
+            const int whole = (causal ? min(p.N_k, max(0, edge_of<causal>(p, i * B_r + 64 * w))) : p.N_k) / B_c;  // tiles that all rows see all of
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
+#pragma unroll
+            for (int r = 0; r < 2; ++r) m_i[r] = -INFINITY, l_i[r] = 0.0f;
+
+            int j = live_tiles<causal, B_r, B_c>(p, i) - 1;
+            if (j >= 0) {
+                begin(j, j >= whole);
+                --j;
+#pragma unroll 1
+                for (; j >= whole; --j) advance<true>(j);
+#pragma unroll 1
+                for (; j >= 0; --j) advance<false>(j);
+                end();
+            } else {
+                sram.Q_i.free(q).arrive_once_a_warp();
+            }
+            write(O, L, shared + Sram::O_AT + w * 64 * d * 2, O_writes, L_writes);
+        }
+        if (thread_index() == 0) wait_stores();
+    }
+};
+
+template <typename T, int d, int B_r, int B_c, bool causal, bool turns, bool lazy>
+__global__ void __launch_bounds__((B_r / 64 + 1) * WARPGROUP, 1)
+hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
+       const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
+    extern __shared__ __align__(1024) char shared[];
+    const Memory<d, B_r, B_c> sram(shared);
+    sram.init();
+    if (threadIdx.x < WARPGROUP) {
+        keep_registers<B_r == 192 ? 32 : 40>();
+        if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, counter, p, totals);
+    } else {
+        take_registers<B_r == 192 ? 160 : 232>();
+        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
+        Consumer<T, d, B_r, B_c, causal, turns, lazy> consumer(sram, p, w);
+        consumer.consume(shared, O, L, totals);
+    }
+}
