@@ -343,8 +343,10 @@ def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout
     if "dense" in masked and not rung.masks:
         pytest.skip(f"{rung.name} has no dense masks")
     *sizes, blocks = shape
-    if rung.name == "hopper" and (dropout_p or sizes[5] == 32 or blocks):
+    if rung.name == "hopper" and (sizes[5] == 32 or blocks):
         pytest.skip("tensor_core runs in hopper's place, or it has no such blocks")
+    if rung.name == "hopper":
+        blocks = (128, 128)
     dtype = "float32" if "float32" in rung.dtypes else rung.dtypes[0]
     problem = given(tuple(sizes), dtype)
     chosen = rung.choose_blocks
@@ -356,7 +358,7 @@ def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout
         **asked,
         "mask": cupy.asarray(dense) if "dense" in masked else None,
         "kernel": rung.name,
-        "blocks": blocks or (chosen(sizes[5], dtype, "forward") if rung.name == "hopper" else None),
+        "blocks": blocks,
     }
     model_with = {**asked, "mask": dense if "dense" in masked else None}
     o, lse, counted = gpu.forward(q, k, v, return_lse=True, count=True, **run_with)
@@ -472,6 +474,31 @@ def test_the_current_stream_is_respected() -> None:
     assert waiting, "the GPU had nothing to do, so this has shown nothing"
 
 
+def test_the_plan_is_the_fastest_that_takes_the_arguments() -> None:
+    import cupy
+
+    hopper = cupy.cuda.Device().compute_capability == "90"
+    fast = "hopper" if hopper else "tensor_core"
+    half, single, small = (
+        cupy.ones((1, 2, 70, d), dtype) for d, dtype in ((64, "float16"), (64, "float32"), (32, "float16"))
+    )
+    wide = cupy.ones((1, 2, 70, 68), "float16")[..., :64]
+    mask = cupy.ones((70, 70), bool)
+    for X, asked, wanted, why in (
+        (half, {}, fast, "the fastest" if hopper else "capability"),
+        (half, {"dropout_p": 0.5, "causal": True}, fast, ""),
+        (small, {}, "tensor_core", "d is 32" if hopper else ""),
+        (wide, {}, "q_outer", "multiples of 16"),
+        (half, {"mask": mask}, "q_outer", "does not take mask"),
+        (single, {}, "q_outer", "does not take float32"),
+    ):
+        found = gpu.plan(X, X, X, **asked)
+        assert found.kernel == wanted
+        assert why in found.why
+        assert (gpu.forward(X, X, X, **asked) == gpu.forward(X, X, X, kernel=wanted, **asked)).all()
+    assert gpu.plan(half, half, half, direction="backward").kernel == "tensor_core"
+
+
 def test_torch_tensors_go_in_and_come_back() -> None:
     torch = pytest.importorskip("torch")
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -495,8 +522,14 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
     import cupy
 
     q = cupy.zeros((1, 2, 8, 64), "float32")
+    half, wide = cupy.zeros((1, 2, 8, 64), "float16"), cupy.zeros((1, 2, 8, 72), "float16")
     forward: Any = partial(gpu.forward, kernel="q_outer")
     bad: list[tuple[str, Callable[[], Any]]] = [
+        ("d = 48", lambda: gpu.forward(q[..., :48], q[..., :48], q[..., :48])),
+        ("q has shape", lambda: gpu.forward(q[0, 0, 0, 0], q, q)),
+        ("(128, 128)", lambda: gpu.forward(half, half, half, kernel="hopper", blocks=(64, 64))),
+        ("multiples of 16", lambda: gpu.forward(*(wide[..., 1:65] for _ in "qkv"), kernel="hopper")),
+        ("count is given", lambda: gpu.backward(half, half, half, half, q[..., 0], half, kernel="hopper", count=True)),
         ("kernel is 'tensor'", lambda: gpu.forward(q, q, q, kernel="tensor")),
         ("q is a numpy.ndarray not on a GPU", lambda: forward(q.get(), q, q)),
         ("k is a list", lambda: forward(q, [1], q)),

@@ -11,6 +11,7 @@ struct Problem {
     int section;                         // heads whose row blocks take turns
     int wants_L;
     float c, sign;                       // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
+    Dropout dropout;
 };
 
 struct Tile {  // row block i of query head h of batch b; none: i < 0
@@ -166,7 +167,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // ------------------------------------------------------------------------------------------------------------- consumers
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <typename T, int d, int B_r, int B_c, bool causal, bool turns, bool lazy> struct Consumer {
+template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy> struct Consumer {
     typedef Memory<d, B_r, B_c> Sram;
     const Sram& sram;
     const Problem& p;
@@ -196,6 +197,24 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool turns, bool laz
                 if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
     }
 
+    // 0 for weights that dropout drops; the factor 1/(1 − p) waits for the end.
+    __device__ __forceinline__ void drop(int j) {
+        const Tile at = sram.row_block(q);
+        const int thread = thread_index(), lane = thread % 32, row = at.i * B_r + 64 * w + thread / 32 * 16 + lane / 4;
+#pragma unroll
+        for (int t = 0; t < B_c / 8; t += 4)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                Word words[4];  // [2a + b]: of row 8a below, column 8b, and in the lower half 8b + 16, further on
+                philox(words, row, j * B_c + 8 * t + lane % 4 * 2 + e, at.b * p.H + at.h, p.dropout.key_0, p.dropout.key_1);
+#pragma unroll
+                for (int of = 0; of < 4; ++of) {
+                    if (words[of] <= p.dropout.last) S_ij[t + of % 2][of / 2 * 2 + e] = 0.0f;
+                    if (words[of] << 16 <= p.dropout.last) S_ij[t + of % 2 + 2][of / 2 * 2 + e] = 0.0f;
+                }
+            }
+    }
+
     // S_ij, P̃_ij of the last tile.
     __device__ __forceinline__ void begin(int j, bool masked) {
         sram.K_j.wait_there(kv);
@@ -208,6 +227,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool turns, bool laz
         if (masked) mask(j);
         float alpha[2];
         softmax<B_c, lazy>(S_ij, m_i, l_i, alpha, p.c);
+        if (dropping) drop(j);
         if (j > 0) sram.K_j.wait_there(kv + 1);
         round_to_operands<T, B_c>(P_ij, S_ij);
     }
@@ -225,6 +245,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool turns, bool laz
         if (masked) mask(j);
         float alpha[2];
         const bool grown = softmax<B_c, lazy>(S_ij, m_i, l_i, alpha, p.c);
+        if (dropping) drop(j);
         settle(S_ij);
         if (j > 0) sram.K_j.wait_there(kv + 2);  // here, so that the exponentials stay above what waits for O_i
         finish<0>(O_i);
@@ -262,7 +283,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool turns, bool laz
                 L[query] = l == 0.0f ? -INFINITY : m_i[r] * p.c * 0.693147180559945f + logf(l);
                 L_writes.add(1, 1);
             }
-            const float factor = __fdividef(1.0f, nonzero(l));
+            const float factor = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(l));
 #pragma unroll
             for (int t = 0; t < d / 8; ++t)
                 *reinterpret_cast<Word*>(O_w + t / 8 * (64 * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4) =
@@ -322,7 +343,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool turns, bool laz
     }
 };
 
-template <typename T, int d, int B_r, int B_c, bool causal, bool turns, bool lazy>
+template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy>
 __global__ void __launch_bounds__((B_r / 64 + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
@@ -335,7 +356,7 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
     } else {
         take_registers<B_r == 192 ? 160 : 232>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<T, d, B_r, B_c, causal, turns, lazy> consumer(sram, p, w);
+        Consumer<T, d, B_r, B_c, causal, dropping, turns, lazy> consumer(sram, p, w);
         consumer.consume(shared, O, L, totals);
     }
 }

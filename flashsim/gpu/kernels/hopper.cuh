@@ -141,11 +141,14 @@ __device__ inline int thread_index() {
 
 // ------------------------------------------------------------------------------------------------------------- products
 
-// A tile as an operand: where it is, and how far apart its 8-row groups and its halves are. See PTX, "matrix descriptor".
-typedef unsigned long long Descriptor;
-__device__ inline Descriptor operand(Word tile, int half_bytes) {
-    return Descriptor((tile & 0x3FFFF) >> 4) | Descriptor(half_bytes >> 4) << 16 | Descriptor(1024 >> 4) << 32 | 1ull << 62;
-}
+// A tile as an operand: where it is and how far apart its halves are, in 16 bytes; the other word says that groups of 8 rows are
+// 1024 bytes apart, and the swizzle. See PTX, "matrix descriptor".
+struct Operand {
+    Word low;
+    __device__ Operand(Word tile, int half_bytes) : low((tile & 0x3FFFF) >> 4 | half_bytes >> 4 << 16) {}
+    __device__ Total at(int bytes) const { return Total(1u << 30 | 1024 >> 4) << 32 | (low + (bytes >> 4)); }
+};
+typedef Total Descriptor;
 
 // Accumulators: fp32, n/8 times 4 of them a thread.
 #define ASM_4(C, t) "+f"(C[t][0]), "+f"(C[t][1]), "+f"(C[t][2]), "+f"(C[t][3])
@@ -195,11 +198,12 @@ __device__ inline void commit() { asm volatile("wgmma.commit_group.sync.aligned;
 // Start S = Q Kᵀ: 64 rows of Q, `Q_rows` apart from half to half, and n rows of K.
 template <typename T, int d, int n>
 __device__ inline void start_scores(float (&S)[n / 8][4], Word Q, int Q_rows, Word K) {
+    const Operand Q_operand(Q, 0), K_operand(K, 0);
     registers_ready();
 #pragma unroll
     for (int x = 0; x < d; x += 16) {
         const int half = x / HALF, within = x % HALF * 2;
-        const Descriptor A = operand(Q + half * Q_rows * 128 + within, 0), B = operand(K + half * n * 128 + within, 0);
+        const Descriptor A = Q_operand.at(half * Q_rows * 128 + within), B = K_operand.at(half * n * 128 + within);
         x == 0 ? wgmma<T, n, false>(S, A, B) : wgmma<T, n, true>(S, A, B);
     }
     commit();
@@ -208,9 +212,10 @@ __device__ inline void start_scores(float (&S)[n / 8][4], Word Q, int Q_rows, Wo
 // Start O += P V: P in registers, n rows of V. P and O may not be touched until it has finished.
 template <typename T, int d, int n>
 __device__ inline void start_values(float (&O)[d / 8][4], const Word (&P)[n / 16][4], Word V) {
+    const Operand V_operand(V, n * 128);
     registers_ready();
 #pragma unroll
-    for (int x = 0; x < n; x += 16) wgmma<T, d>(O, P[x / 16], operand(V + x * 128, n * 128));
+    for (int x = 0; x < n; x += 16) wgmma<T, d>(O, P[x / 16], V_operand.at(x * 128));
     commit();
 }
 
