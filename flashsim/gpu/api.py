@@ -238,12 +238,12 @@ def _check_described(rung_name: str, described: tuple[tuple[Any, ...], ...]) -> 
         if name != "lse" and array.dtype != q.dtype:
             raise ValueError(f"{name} has dtype {array.dtype.name}; expected {q.dtype.name}, as q has")
     for name, array in arrays.items():
-        expected = {"q": q.shape, "k": (q.shape[0], *k.shape[1:3], q.shape[3]), "v": k.shape, "lse": q.shape[:3]}.get(
+        wanted = {"q": q.shape, "k": (q.shape[0], *k.shape[1:3], q.shape[3]), "v": k.shape, "lse": q.shape[:3]}.get(
             name, q.shape
         )
-        if array.shape != expected:
+        if array.shape != wanted:
             raise ValueError(
-                f"{name} has shape {array.shape}; expected {expected}, to go with q {q.shape} and k {k.shape}"
+                f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k {k.shape}"
             )
     d, heads, kv_heads = q.shape[3], q.shape[1], k.shape[1]
     if d not in rung.head_dims:

@@ -3,6 +3,18 @@
 // no spills, no stack
 #include "hopper.cuh"
 
+#ifndef STAGES_64
+#define STAGES_64 2
+#endif
+#ifndef EARLY
+#define EARLY 0
+#endif
+#ifndef NO_EXACT
+#define NO_EXACT 0
+#endif
+#ifndef NO_SETTLE
+#define NO_SETTLE 0
+#endif
 constexpr float LAZY = 8.0f;          // log₂ of how far P̃ may exceed 1
 constexpr float EXACT = 16777216.0f;  // from here on, m c has no fraction
 
@@ -48,42 +60,57 @@ template <bool turns, int consumers> struct Turn {
     }
 };
 
-// S becomes P̃ = 2^(c (S − m)), where m is row maximum enough, and ℓ grows; ℓ and O are to be multiplied by α. Returns whether
-// α is anything but 1 in some row of the warp.
+// What a thread knows of its two rows: m, near the maximum so far; m c, as it is subtracted; ℓ, of this lane's columns alone.
+struct Rows {
+    float m[2], shift[2], l[2];
+    bool exact;  // in some row of the warp |m c| is so large that S c − m c would round to anything: S − m is taken first
+
+    __device__ void init() {
+        m[0] = m[1] = -INFINITY, shift[0] = shift[1] = l[0] = l[1] = 0.0f, exact = false;
+    }
+};
+
+// S becomes P̃ = 2^(c (S − m)), and ℓ grows. Where a maximum has grown, by a factor above 2^8 if lazy, all rows of the warp get
+// their new m, and ℓ is multiplied by α, as O is to be. Returns whether this was so.
 template <int B_c, bool lazy>
-__device__ inline bool softmax(float (&S)[B_c / 8][4], float (&m)[2], float (&l)[2], float (&alpha)[2], float c) {
-    float m_new[2];
+__device__ __forceinline__ bool softmax(float (&S)[B_c / 8][4], Rows& rows, float (&alpha)[2], float c) {
+    float most[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float most = m[r];
+        most[r] = S[0][2 * r];
+        float other = S[0][2 * r + 1];  // two chains: they are latency
 #pragma unroll
-        for (int t = 0; t < B_c / 8; ++t) most = fmaxf(most, fmaxf(S[t][2 * r], S[t][2 * r + 1]));
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-        m_new[r] = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        for (int t = 1; t < B_c / 8; ++t) most[r] = fmaxf(most[r], S[t][2 * r]), other = fmaxf(other, S[t][2 * r + 1]);
+        most[r] = fmaxf(most[r], other);
     }
-    const bool grown = !lazy || __any_sync(~0u, (m_new[0] - m[0]) * c > LAZY || (m_new[1] - m[1]) * c > LAZY);
+    const float limit = lazy ? LAZY : 0.0f;
+    const bool grown = __any_sync(~0u, (most[0] - rows.m[0]) * c > limit || (most[1] - rows.m[1]) * c > limit);
     if (grown) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            alpha[r] = exp_2((m[r] - finite(m_new[r])) * c);
-            m[r] = m_new[r];
-            l[r] *= alpha[r];
+            float m = fmaxf(rows.m[r], most[r]);
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+            alpha[r] = exp_2((rows.m[r] - finite(m)) * c);
+            rows.m[r] = m;
+            rows.shift[r] = finite(m) * c;
+            rows.l[r] *= alpha[r];
         }
+        rows.exact = __any_sync(~0u, fmaxf(fabsf(rows.shift[0]), fabsf(rows.shift[1])) >= EXACT);
+        if (rows.exact) rows.shift[0] = rows.shift[1] = 0.0f;
     }
-    float shift[2] = {finite(m[0]) * c, finite(m[1]) * c};
-    if (__any_sync(~0u, fmaxf(fabsf(shift[0]), fabsf(shift[1])) >= EXACT)) {  // S c − m c would round to anything
+    if (rows.exact) {
 #pragma unroll
         for (int t = 0; t < B_c / 8; ++t)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) S[t][e] -= finite(m[e / 2]);
-        shift[0] = shift[1] = 0.0f;
+            for (int e = 0; e < 4; ++e) S[t][e] -= finite(rows.m[e / 2]);
     }
 #pragma unroll
     for (int t = 0; t < B_c / 8; ++t)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            S[t][e] = exp_2(fmaf(S[t][e], c, -shift[e / 2]));
-            l[e / 2] += S[t][e];
+            S[t][e] = exp_2(fmaf(S[t][e], c, -rows.shift[e / 2]));
+            rows.l[e / 2] += S[t][e];
         }
     return grown;
 }
@@ -99,7 +126,7 @@ template <int d> __device__ inline void rescale(float (&O)[d / 8][4], const floa
 
 // Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of
 template <int d, int B_r, int B_c> struct Memory {
-    static constexpr int consumers = B_r / 64, STAGES = 2, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
+    static constexpr int consumers = B_r / 64, STAGES = d == 64 ? STAGES_64 : 2, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
     static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES, END = O_AT + Q_BYTES;
     static constexpr int BYTES = END + (1 + 2 * STAGES) * 16 + 2 * sizeof(Tile);
     typedef Ring<1, Q_BYTES> RingQ;
@@ -167,7 +194,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // ------------------------------------------------------------------------------------------------------------- consumers
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy> struct Consumer {
+template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool ahead, bool turns, bool lazy> struct Consumer {
     typedef Memory<d, B_r, B_c> Sram;
     const Sram& sram;
     const Problem& p;
@@ -175,7 +202,8 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
     const Turn<turns, B_r / 64> turn;
     Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
 
-    float S_ij[B_c / 8][4], O_i[d / 8][4], m_i[2], l_i[2];  // ℓ_i: of this lane's columns alone
+    Rows rows;
+    float S_ij[B_c / 8][4], O_i[d / 8][4];
     Word P_ij[B_c / 16][4];
 
     __device__ __forceinline__ Consumer(const Sram& sram, const Problem& p, int w) : sram(sram), p(p), w(w), turn(w) {}
@@ -215,6 +243,28 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
             }
     }
 
+    // S_ij, P̃_ij, O_i of tile j, one after the other: other warpgroups use the tensor cores meanwhile.
+    template <bool masked> __device__ __forceinline__ void step(int j) {
+        sram.K_j.wait_there(kv);
+        turn.take();
+        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
+        turn.pass();
+        finish<0>(S_ij);
+        sram.K_j.free(kv).arrive_once_a_warp();
+        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
+        if (masked) mask(j);
+        float alpha[2];
+        const bool grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
+        if (dropping) drop(j);
+        if (grown) rescale<d>(O_i, alpha);
+        round_to_operands<T, B_c>(P_ij, S_ij);
+        sram.V_j.wait_there(kv);
+        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
+        finish<0>(O_i);
+        sram.V_j.free(kv).arrive_once_a_warp();
+        ++kv;
+    }
+
     // S_ij, P̃_ij of the last tile.
     __device__ __forceinline__ void begin(int j, bool masked) {
         sram.K_j.wait_there(kv);
@@ -226,7 +276,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
         if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
         if (masked) mask(j);
         float alpha[2];
-        softmax<B_c, lazy>(S_ij, m_i, l_i, alpha, p.c);
+        softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
         if (dropping) drop(j);
         if (j > 0) sram.K_j.wait_there(kv + 1);
         round_to_operands<T, B_c>(P_ij, S_ij);
@@ -236,17 +286,18 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
     template <bool masked> __device__ __forceinline__ void advance(int j) {
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
+        if (EARLY) turn.pass();
         sram.V_j.wait_there(kv);
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
-        turn.pass();
+        if (!EARLY) turn.pass();
         finish<1>(S_ij);
         sram.K_j.free(kv + 1).arrive_once_a_warp();
         if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
         if (masked) mask(j);
         float alpha[2];
-        const bool grown = softmax<B_c, lazy>(S_ij, m_i, l_i, alpha, p.c);
+        const bool grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
         if (dropping) drop(j);
-        settle(S_ij);
+        if (!NO_SETTLE) settle(S_ij);
         if (j > 0) sram.K_j.wait_there(kv + 2);  // here, so that the exponentials stay above what waits for O_i
         finish<0>(O_i);
         sram.V_j.free(kv).arrive_once_a_warp();
@@ -275,12 +326,12 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float l = l_i[r];
+            float l = rows.l[r];
             l += __shfl_xor_sync(~0u, l, 1);
             l += __shfl_xor_sync(~0u, l, 2);
             const int below = row + 8 * r, query = at.i * B_r + 64 * w + below;
             if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
-                L[query] = l == 0.0f ? -INFINITY : m_i[r] * p.c * 0.693147180559945f + logf(l);
+                L[query] = l == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l);
                 L_writes.add(1, 1);
             }
             const float factor = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(l));
@@ -322,11 +373,16 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
             for (int t = 0; t < d / 8; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
-#pragma unroll
-            for (int r = 0; r < 2; ++r) m_i[r] = -INFINITY, l_i[r] = 0.0f;
+            rows.init();
 
             int j = live_tiles<causal, B_r, B_c>(p, i) - 1;
-            if (j >= 0) {
+            if (!ahead) {
+                if (j < 0) sram.Q_i.free(q).arrive_once_a_warp();
+#pragma unroll 1
+                for (; j >= whole; --j) step<true>(j);
+#pragma unroll 1
+                for (; j >= 0; --j) step<false>(j);
+            } else if (j >= 0) {
                 begin(j, j >= whole);
                 --j;
 #pragma unroll 1
@@ -343,7 +399,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
     }
 };
 
-template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy>
+template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool ahead, bool turns, bool lazy>
 __global__ void __launch_bounds__((B_r / 64 + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
@@ -351,12 +407,12 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
     const Memory<d, B_r, B_c> sram(shared);
     sram.init();
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<B_r == 192 ? 32 : 40>();
+        keep_registers<B_r >= 192 ? 32 : 40>();
         if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, counter, p, totals);
     } else {
-        take_registers<B_r == 192 ? 160 : 232>();
+        take_registers<B_r == 256 ? 120 : B_r == 192 ? 160 : 232>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<T, d, B_r, B_c, causal, dropping, turns, lazy> consumer(sram, p, w);
+        Consumer<T, d, B_r, B_c, causal, dropping, ahead, turns, lazy> consumer(sram, p, w);
         consumer.consume(shared, O, L, totals);
     }
 }
