@@ -361,9 +361,11 @@ def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout
         "blocks": blocks,
     }
     model_with = {**asked, "mask": dense if "dense" in masked else None}
+    unwritten = {"R"} if rung.name == "hopper" else set()  # the seed comes with the call, and is not written
     o, lse, counted = gpu.forward(q, k, v, return_lse=True, count=True, **run_with)
     ours = (*sizes, blocks or chosen(sizes[5], dtype, "forward"))
-    assert moved(counted) == tally(MODEL[rung.name], ours, **model_with)
+    wanted = tally(MODEL[rung.name], ours, **model_with)
+    assert moved(counted) == {array: a for array, a in wanted.items() if array not in unwritten}
     if rung.backward and rung.name not in MMA:
         *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, **run_with)
         ours = (*sizes, blocks or chosen(sizes[5], "float32", "backward"))

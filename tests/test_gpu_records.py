@@ -15,7 +15,7 @@ import flashsim
 from flashsim import cli_bench
 from flashsim.cli import main
 from flashsim.gpu import benchmark, standard
-from flashsim.gpu.benchmark import LONGEST, Setting, settings
+from flashsim.gpu.benchmark import NAMES, Setting, settings
 from flashsim.gpu.compiling import MissingGPU, import_cupy
 from flashsim.gpu.validation import METRICS, Pass, _row, parse
 from flashsim.plots import figure_of
@@ -77,7 +77,7 @@ def test_flops_as_kernels_authors_count_them() -> None:
     assert Setting(1024, 64, direction="backward").flops == 2.5 * Setting(1024, 64).flops
     assert Setting(1024, 64, causal=True).flops == 4 * 16 * 16 * (1024 * 1025 / 2) * 64
     assert len(settings((128, 256), (64, 128))) == 2 * 2 * 2 * 2
-    assert set(LONGEST) <= set(LOOKS)
+    assert set(NAMES) == set(LOOKS)
 
 
 def benchmark_record() -> dict[str, Any]:
@@ -168,11 +168,13 @@ def test_the_papers_baseline_is_attention(causal: bool) -> None:
         (["--N", "0"], "--N is 0; expected at least 1"),
         (["--d", "64", "-1"], "--d is -1; expected at least 1"),
         (["--rounds", "0"], "--rounds is 0; expected at least 1"),
+        (["--heads", "0"], "--heads is 0; expected at least 1"),
+        (["--heads", "1", "2", "3"], "--heads is [1, 2, 3]; expected one number, or one for each of --d [64, 128]"),
         (["--batch", "-1"], "--batch is -1; expected at least 0"),
         (["--dropout", "2"], "dropout_p is 2.0; expected a number in [0, 1)"),
         (
             ["--only", "flash"],
-            "--only names 'flash'; expected of algorithm_1, algorithm_2, q_outer, tensor_core, standard,",
+            "--only names 'flash'; expected of algorithm_1, algorithm_2, q_outer, tensor_core, hopper, standard,",
         ),
         (["--json", "none/x.json"], "--json is none/x.json; expected a file in a folder that is there"),
     ],

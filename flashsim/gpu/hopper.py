@@ -44,11 +44,10 @@ class Tiles:
     B_c: int
     turns: bool
     lazy: bool
-    ahead: bool = True
 
     def function(self, dtype: str, d: int, causal: bool, dropout: bool) -> str:
         """Return the kernel's name for one case."""
-        switches = ", ".join(str(on).lower() for on in (causal, dropout, self.ahead, self.turns, self.lazy))
+        switches = ", ".join(str(on).lower() for on in (causal, dropout, self.turns, self.lazy))
         return f"hopper<{ELEMENTS[dtype]}, {d}, {self.B_r}, {self.B_c}, {switches}>"
 
     def shared_bytes(self, d: int) -> int:

@@ -3,18 +3,6 @@
 // no spills, no stack
 #include "hopper.cuh"
 
-#ifndef STAGES_64
-#define STAGES_64 2
-#endif
-#ifndef EARLY
-#define EARLY 0
-#endif
-#ifndef NO_EXACT
-#define NO_EXACT 0
-#endif
-#ifndef NO_SETTLE
-#define NO_SETTLE 0
-#endif
 constexpr float LAZY = 8.0f;          // log₂ of how far P̃ may exceed 1
 constexpr float EXACT = 16777216.0f;  // from here on, m c has no fraction
 
@@ -126,7 +114,7 @@ template <int d> __device__ inline void rescale(float (&O)[d / 8][4], const floa
 
 // Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of
 template <int d, int B_r, int B_c> struct Memory {
-    static constexpr int consumers = B_r / 64, STAGES = d == 64 ? STAGES_64 : 2, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
+    static constexpr int consumers = B_r / 64, STAGES = 2, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
     static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES, END = O_AT + Q_BYTES;
     static constexpr int BYTES = END + (1 + 2 * STAGES) * 16 + 2 * sizeof(Tile);
     typedef Ring<1, Q_BYTES> RingQ;
@@ -194,7 +182,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // ------------------------------------------------------------------------------------------------------------- consumers
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool ahead, bool turns, bool lazy> struct Consumer {
+template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy> struct Consumer {
     typedef Memory<d, B_r, B_c> Sram;
     const Sram& sram;
     const Problem& p;
@@ -243,28 +231,6 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
             }
     }
 
-    // S_ij, P̃_ij, O_i of tile j, one after the other: other warpgroups use the tensor cores meanwhile.
-    template <bool masked> __device__ __forceinline__ void step(int j) {
-        sram.K_j.wait_there(kv);
-        turn.take();
-        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
-        turn.pass();
-        finish<0>(S_ij);
-        sram.K_j.free(kv).arrive_once_a_warp();
-        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
-        if (masked) mask(j);
-        float alpha[2];
-        const bool grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
-        if (dropping) drop(j);
-        if (grown) rescale<d>(O_i, alpha);
-        round_to_operands<T, B_c>(P_ij, S_ij);
-        sram.V_j.wait_there(kv);
-        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
-        finish<0>(O_i);
-        sram.V_j.free(kv).arrive_once_a_warp();
-        ++kv;
-    }
-
     // S_ij, P̃_ij of the last tile.
     __device__ __forceinline__ void begin(int j, bool masked) {
         sram.K_j.wait_there(kv);
@@ -286,10 +252,9 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
     template <bool masked> __device__ __forceinline__ void advance(int j) {
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
-        if (EARLY) turn.pass();
         sram.V_j.wait_there(kv);
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
-        if (!EARLY) turn.pass();
+        turn.pass();
         finish<1>(S_ij);
         sram.K_j.free(kv + 1).arrive_once_a_warp();
         if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
@@ -297,7 +262,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
         float alpha[2];
         const bool grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
         if (dropping) drop(j);
-        if (!NO_SETTLE) settle(S_ij);
+        settle(S_ij);
         if (j > 0) sram.K_j.wait_there(kv + 2);  // here, so that the exponentials stay above what waits for O_i
         finish<0>(O_i);
         sram.V_j.free(kv).arrive_once_a_warp();
@@ -376,13 +341,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
             rows.init();
 
             int j = live_tiles<causal, B_r, B_c>(p, i) - 1;
-            if (!ahead) {
-                if (j < 0) sram.Q_i.free(q).arrive_once_a_warp();
-#pragma unroll 1
-                for (; j >= whole; --j) step<true>(j);
-#pragma unroll 1
-                for (; j >= 0; --j) step<false>(j);
-            } else if (j >= 0) {
+            if (j >= 0) {
                 begin(j, j >= whole);
                 --j;
 #pragma unroll 1
@@ -399,7 +358,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
     }
 };
 
-template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool ahead, bool turns, bool lazy>
+template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy>
 __global__ void __launch_bounds__((B_r / 64 + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
@@ -407,12 +366,12 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
     const Memory<d, B_r, B_c> sram(shared);
     sram.init();
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<B_r >= 192 ? 32 : 40>();
+        keep_registers<B_r == 192 ? 32 : 40>();
         if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, counter, p, totals);
     } else {
-        take_registers<B_r == 256 ? 120 : B_r == 192 ? 160 : 232>();
+        take_registers<B_r == 192 ? 160 : 232>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<T, d, B_r, B_c, causal, dropping, ahead, turns, lazy> consumer(sram, p, w);
+        Consumer<T, d, B_r, B_c, causal, dropping, turns, lazy> consumer(sram, p, w);
         consumer.consume(shared, O, L, totals);
     }
 }
