@@ -126,7 +126,7 @@ def print_results(record: Mapping[str, Any]) -> None:
         rate = {name: None if t["failed"] else t["tflops"] for name, t in found.items()}
         ours = rate.get("hopper") or rate.get("tensor_core")
         flash, *unfused = (rate.get(n) for n in ("torch_flash", "standard", "torch_unfused"))
-        others = [rate[name] for name in (*TORCH, FA4) if rate.get(name)]
+        others = [found[name]["tflops"] for name in (*TORCH, FA4) if rate.get(name)]
         table.add_row(
             f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}",
             *("–" if rate.get(name) is None else f"{rate[name]:.1f}" for name in names),

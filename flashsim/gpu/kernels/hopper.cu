@@ -262,8 +262,8 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
         float alpha[2];
         const bool grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
         if (dropping) drop(j);
-        settle(S_ij);
-        if (j > 0) sram.K_j.wait_there(kv + 2);  // here, so that the exponentials stay above what waits for O_i
+        if (rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
+        if (j > 0) sram.K_j.wait_there(kv + 2);
         finish<0>(O_i);
         sram.V_j.free(kv).arrive_once_a_warp();
         round_to_operands<T, B_c>(P_ij, S_ij);

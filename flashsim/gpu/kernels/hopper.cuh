@@ -227,9 +227,6 @@ template <int later> __device__ inline void finish(float (&C)[16][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %64;" : ASM_64(C, 0) : "n"(later) : "memory");
 }
 
-// C is computed here, not further down.
-__device__ inline void settle(float (&C)[16][4]) { asm volatile("" : ASM_64(C, 0)); }
-
 // P, rounded to T, as left operands.
 template <typename T> __device__ Word pack(float low, float high);
 template <> __device__ inline Word pack<__half>(float low, float high) {
