@@ -31,7 +31,7 @@ SHORT = 1024  # up to so many causal queries, smaller row blocks waste less than
 L2_PART = 0.8  # of the L2 that K and V of a section of heads may fill
 
 _PROBLEM = np.dtype(
-    [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "tiles", "section", "wants_L")]
+    [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L")]
     + [("c", "f4"), ("sign", "f4"), ("dropout", DROPOUT)]
 )
 
@@ -144,7 +144,7 @@ def _prepared(
     attributes = import_cupy().cuda.Device(device).attributes
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
-    problem["T_r"], problem["tiles"], problem["wants_L"] = T_r, row_blocks, wants_L
+    problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
     problem["section"] = section(4 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     problem["dropout"] = dropout(dropout_p, seed)

@@ -1,4 +1,63 @@
-// (header to come)
+// FlashAttention, forward, on Hopper's own instructions: wgmma and TMA (hopper.cuh); fp16 or bf16, sums in fp32.
+//
+// tensor_core.cu's loops and its lazy rescaling; what is new is who does what, and when.
+//
+//     S_ij = Q_i K_jᵀ
+//     where e^{τ (rowmax(MASK(S_ij)) − m_i)} > 2^8 in some row of a warp:
+//         m_i^new = max(m_i, rowmax(MASK(S_ij))),   ℓ_i, O_i ← e^{τ (m_i − m_i^new)} (ℓ_i, O_i),   m_i ← m_i^new
+//     P̃_ij = e^{τ (MASK(S_ij) − m_i)}
+//     ℓ_i ← ℓ_i + rowsum(P̃_ij),   O_i ← O_i + dropout(P̃_ij) V_j
+//     at the end:   O_i ← diag(ℓ_i)⁻¹ O_i,   L_i = τ m_i + log ℓ_i
+//
+// Roles. A block of threads is a producer, one thread of which starts all copies, and 2 or 3 consumers, warpgroups of 128
+// threads that have 64 rows of Q_i each. One block a multiprocessor, which takes row block after row block until none is left.
+//
+//     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + 2 K_j + 2 V_j + O_i
+//     128    128 × 128    2 × 232, 40                          32 + 64 + 64 + 32 = 192 KB
+//     64     192 × 128    3 × 160, 32                          24 + 32 + 32 + 24 = 112 KB
+//     64     128 × 128    2 × 232, 40     causal, N ≤ 1024, and with dropout: 16 + 32 + 32 + 16 = 96 KB
+//
+// A consumer's thread holds S_ij (64 registers), P̃_ij as operands (32), O_i (d/2).
+//
+// Order of events: time runs to the right, tiles from the last to the first, since only the last ones need masks.
+//
+//     producer        K_2, Q_i    K_1, V_2           K_0, V_1           V_0       next row block: K, Q as soon as there is room
+//     tensor cores    S_2         S_1   O += P̃_2 V_2   S_0   O += P̃_1 V_1   O += P̃_0 V_0
+//     registers           P̃_2           P̃_1                P̃_0                    O / ℓ ──> shared memory ──> TMA
+//
+// While a consumer's P̃ is computed the tensor cores have its last P̃ V to do and the other consumers' products. Each step and
+// what it bought, in TFLOP/s of one interleaved run (NVIDIA H200; H d = 2048, B N = 16384, fp16, full, and so below):
+// - The persistent grid: a block draws its next row block (atomicInc, which is 0 again after the last) before it has loaded
+//   this one, and its K, Q arrive while O_i is still summed and stored. Causally those with most tiles come first, across as
+//   many heads as have K and V in the L2 together.
+// - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
+//   different times. d = 64: 423 for 402 at N = 1024, 545 for 537 at 16384. d = 128: no gain, and none taken.
+// - Lazy rescaling. Without the threshold, wherever a maximum grows: d = 64 396, not 423; 515, not 545. With it no lane asks
+//   its neighbours for their maxima: a vote of the warp says whether it must.
+// - Exponentials above the wait for O_i, where they belong: the compiler moves them below, but not beyond a barrier in a loop
+//   (K's) and not if their sum is looked at. At d = 64 the kernel ran at 0.94 to 1.04 of cuDNN without, and 1.06 to 1.19 with.
+// - Two loops: masks are applied in the first only, and cost nothing in the second: ~385 instructions a warp and tile at d = 64.
+// - Short causal problems, d = 64: 128 rows, not 192, 304 for 283 at N = 1024.
+// - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
+//   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
+// - O_i leaves by TMA from shared memory of its own; rows past N_q are not stored, rows past N are loaded as zeros.
+//
+// HBM, in elements a head (flashsim.count("q_outer", …), to the element: the counting build sums up its copies): Q read once,
+// O and L written once, K and V once for each of the T_r row blocks, live tiles only. K and V come from the L2 but for once.
+//
+// Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS reaches 711. d = 128 comes to
+// 680 of these. At d = 64 a tile needs as many cycles for its exponentials as for its products, 16 a cycle and multiprocessor,
+// and 547 is what the two leave of each other.
+//
+//     TFLOP/s, full / causal    N = 1024     2048         4096         16384       NVIDIA H200, driver 580.159.04, NVRTC 13.0,
+//     d = 128                   581 / 463    629 / 556    660 / 616    680 / 663   2026-11-22; figures/gpu_hopper.json
+//       FlashAttention-4        494 / 369    576 / 478    623 / 573    659 / 652
+//       cuDNN 9.19              546 / 385    592 / 446    618 / 509    634 / 570
+//       tensor_core             303 / 243    313 / 270    315 / 288    323 / 299
+//     d = 64                    426 / 309    489 / 394    502 / 444    548 / 519
+//       FlashAttention-4        375 / 246    459 / 356    491 / 427    547 / 520
+//       cuDNN 9.19              403 / 325    429 / 366    442 / 395    461 / 433
+//       tensor_core             304 / 240    312 / 266    309 / 282    310 / 296
 //
 // no spills, no stack
 #include "hopper.cuh"
@@ -7,26 +66,28 @@ constexpr float LAZY = 8.0f;          // log₂ of how far P̃ may exceed 1
 constexpr float EXACT = 16777216.0f;  // from here on, m c has no fraction
 
 struct Problem {
-    int N_q, N_k, H, group, T_r, tiles;  // H query heads, `group` to a KV head; tiles: row blocks of all heads
-    int section;                         // heads whose row blocks take turns
+    int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
+    int section;                              // heads whose row blocks take turns
     int wants_L;
-    float c, sign;                       // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
+    float c, sign;  // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
     Dropout dropout;
 };
 
-struct Tile {  // row block i of query head h of batch b; none: i < 0
+struct RowBlock {  // the i-th of query head h of batch b; none: i < 0
     int i, h, b;
 };
 
 // Which row block comes n-th: sections of heads, in each the blocks that see the most keys first, of all its heads.
-__device__ inline Tile in_order(const Problem& p, int n) {
+__device__ inline RowBlock in_order(const Problem& p, int n) {
     const int whole = p.section * p.T_r, first = n / whole * p.section, within = n % whole;
-    const int heads = min(p.section, p.tiles / p.T_r - first), head = first + within % heads;
+    const int heads = min(p.section, p.row_blocks / p.T_r - first), head = first + within % heads;
     return {p.T_r - 1 - within / heads, head % p.H, head / p.H};
 }
 
 // Row r of the block sees the keys before min(N_k, edge + r).
-template <bool causal> __device__ inline int edge_of(const Problem& p, int top) { return causal ? p.N_k - p.N_q + top + 1 : p.N_k; }
+template <bool causal> __device__ inline int edge_of(const Problem& p, int top) {
+    return causal ? p.N_k - p.N_q + top + 1 : p.N_k;
+}
 
 template <bool causal, int B_r, int B_c> __device__ inline int live_tiles(const Problem& p, int i) {
     const int seen = causal ? min(p.N_k, max(0, edge_of<causal>(p, i * B_r) + B_r - 1)) : p.N_k;
@@ -58,8 +119,8 @@ struct Rows {
     }
 };
 
-// S becomes P̃ = 2^(c (S − m)), and ℓ grows. Where a maximum has grown, by a factor above 2^8 if lazy, all rows of the warp get
-// their new m, and ℓ is multiplied by α, as O is to be. Returns whether this was so.
+// S becomes P̃ = 2^(c (S − m)), and ℓ grows. Where some row's maximum has grown, if lazy by a factor above 2^8, all rows of the
+// warp get their new m, and ℓ is multiplied by α, as O is to be. Returns whether this was so.
 template <int B_c, bool lazy>
 __device__ __forceinline__ bool softmax(float (&S)[B_c / 8][4], Rows& rows, float (&alpha)[2], float c) {
     float most[2];
@@ -116,21 +177,21 @@ template <int d> __device__ inline void rescale(float (&O)[d / 8][4], const floa
 template <int d, int B_r, int B_c> struct Memory {
     static constexpr int consumers = B_r / 64, STAGES = 2, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
     static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES, END = O_AT + Q_BYTES;
-    static constexpr int BYTES = END + (1 + 2 * STAGES) * 16 + 2 * sizeof(Tile);
+    static constexpr int BYTES = END + (1 + 2 * STAGES) * 16 + 2 * sizeof(RowBlock);
     typedef Ring<1, Q_BYTES> RingQ;
     typedef Ring<STAGES, KV_BYTES> RingKV;
     RingQ Q_i;
     RingKV K_j, V_j;
-    Tile* row_blocks;
+    RowBlock* row_blocks;
 
     __device__ explicit Memory(char* shared) {
         const Word base = __cvta_generic_to_shared(shared);
         Q_i = {base, base + END};
         K_j = {base + K_AT, base + END + 16};
         V_j = {base + V_AT, base + END + 16 + STAGES * 16};
-        row_blocks = reinterpret_cast<Tile*>(shared + END + (1 + 2 * STAGES) * 16);
+        row_blocks = reinterpret_cast<RowBlock*>(shared + END + (1 + 2 * STAGES) * 16);
     }
-    __device__ Tile& row_block(Word q) const { return row_blocks[q % 2]; }  // there as long as anybody is at the q-th
+    __device__ RowBlock& row_block(Word q) const { return row_blocks[q % 2]; }  // there as long as anybody is at the q-th
     __device__ void init() const {
         if (threadIdx.x == 0) Q_i.init(4 * consumers), K_j.init(4 * consumers), V_j.init(4 * consumers);  // a warp each
         publish_barriers();
@@ -141,16 +202,16 @@ template <int d, int B_r, int B_c> struct Memory {
 
 // One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
 template <bool causal, int d, int B_r, int B_c>
-__device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
-                                        Word* counter, const Problem& p, Total* totals) {
+__device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const TensorMap& Q, const TensorMap& K,
+                                        const TensorMap& V, Word* counter, const Problem& p, Total* totals) {
     constexpr int Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
     Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
     int n = blockIdx.x;
     Word kv = 0, q = 0;
 #pragma unroll 1
-    for (; n < p.tiles; ++q) {
-        const Tile at = in_order(p, n);
-        n = gridDim.x + atomicInc(counter, p.tiles - 1);  // asked for early; as often as there are tiles, so 0 at the end
+    for (; n < p.row_blocks; ++q) {
+        const RowBlock at = in_order(p, n);
+        n = gridDim.x + atomicInc(counter, p.row_blocks - 1);  // asked for early; as often as there are tiles, so 0 at the end
         const int h_kv = at.h / p.group;
         const auto load_K = [&](int j, Word kv) {
             sram.K_j.wait_free(kv);
@@ -215,7 +276,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
 
     // 0 for weights that dropout drops; the factor 1/(1 − p) waits for the end.
     __device__ __forceinline__ void drop(int j) {
-        const Tile at = sram.row_block(q);
+        const RowBlock at = sram.row_block(q);
         const int thread = thread_index(), lane = thread % 32, row = at.i * B_r + 64 * w + thread / 32 * 16 + lane / 4;
 #pragma unroll
         for (int t = 0; t < B_c / 8; t += 4)
@@ -285,7 +346,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
     __device__ __forceinline__ void write(const TensorMap& O, float* L, char* O_w, Tally& O_writes, Tally& L_writes) {
         const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
-        const Tile at = sram.row_block(q);
+        const RowBlock at = sram.row_block(q);
         if (thread == 0) wait_stores_read();
         meet(TOGETHER + w, WARPGROUP);
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
@@ -315,10 +376,10 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
     }
 
     // A warpgroup's rows of Q_i times sign: scores of a negative τ, or of 0, by a positive c.
-    __device__ __forceinline__ void turn_sign(char* rows) const {
+    __device__ __forceinline__ void apply_sign(char* Q_w) const {
 #pragma unroll 1
         for (int of = thread_index(); of < d / HALF * 2048; of += WARPGROUP) {
-            Word& two = *reinterpret_cast<Word*>(rows + of / 2048 * (B_r * 128) + of % 2048 * 4);
+            Word& two = *reinterpret_cast<Word*>(Q_w + of / 2048 * (B_r * 128) + of % 2048 * 4);
             two = p.sign == 0.0f ? 0 : two ^ 0x80008000;
         }
         show_writes();
@@ -332,8 +393,9 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
             sram.Q_i.wait_there(q);
             const int i = sram.row_block(q).i;
             if (i < 0) break;
-            if (p.sign != 1.0f) turn_sign(shared + w * 64 * 128);
-            const int whole = (causal ? min(p.N_k, max(0, edge_of<causal>(p, i * B_r + 64 * w))) : p.N_k) / B_c;  // tiles that all rows see all of
+            if (p.sign != 1.0f) apply_sign(shared + w * 64 * 128);
+            const int seen_by_all = causal ? min(p.N_k, max(0, edge_of<causal>(p, i * B_r + 64 * w))) : p.N_k;
+            const int whole = seen_by_all / B_c;  // tiles without a mask
 #pragma unroll
             for (int t = 0; t < d / 8; ++t)
 #pragma unroll
