@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashsim.cli_shared import add_dropout, add_json, add_quiet, check_outputs, progress, whole, write_json
-from flashsim.gpu.benchmark import OURS, TORCH
+from flashsim.gpu.benchmark import NAMES
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
 EXAMPLES = (
     "flashsim bench --N 1024 4096 16384 --d 128\n"
     "flashsim bench --only tensor_core torch_flash --N 4096 --d 64 128 --json bench.json\n"
+    "flashsim bench --only hopper torch_cudnn fa4 --d 64 128 --heads 32 16 --direction forward --rounds 9\n"
     "flashsim bench --N 1024 --d 64 --dropout 0.1 --causal yes"
 )
 LENGTHS = [2**e for e in range(7, 17)]
@@ -30,10 +31,11 @@ def add_options(parser: Any) -> None:
         "--dtype", choices=["float16", "bfloat16", "float32"], default="float16", help="default: float16"
     )
     parser.add_argument("--batch", type=whole(0), default=0, metavar="B", help="default: for 16,384 tokens")
-    parser.add_argument("--heads", type=whole(), default=16, metavar="H", help="default: 16")
-    names = [*OURS, *TORCH]
     parser.add_argument(
-        "--only", nargs="+", choices=names, default=[], metavar="NAME", help=f"of {', '.join(names)}. Default: all"
+        "--heads", type=whole(), nargs="+", default=[16], metavar="H", help="or one for each --d. Default: 16"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=f"of {', '.join(NAMES)}. Default: all"
     )
     parser.add_argument("--rounds", type=whole(), default=7, help="medians over so many. Default: 7")
     add_json(parser)
@@ -45,10 +47,18 @@ def run(options: argparse.Namespace) -> int:
     from flashsim.gpu.benchmark import benchmark, machine, settings
 
     check_outputs(options)
+    if len(options.heads) not in (1, len(options.d)):
+        raise ValueError(f"--heads is {options.heads}; expected one number, or one for each of --d {options.d}")
     causal = {"no": [False], "yes": [True], "both": [False, True]}[options.causal]
     directions = ["forward", "backward"] if options.direction == "both" else [options.direction]
-    others = {"dtype": options.dtype, "B": options.batch, "H": options.heads, "dropout_p": options.dropout}
-    asked = settings(options.N, options.d, causal, directions, **others)
+    others = {"dtype": options.dtype, "B": options.batch, "dropout_p": options.dropout}
+    heads = dict(zip(options.d, options.heads * (len(options.d) if len(options.heads) == 1 else 1), strict=True))
+    asked = [
+        setting
+        for N in options.N
+        for d in options.d
+        for setting in settings([N], [d], causal, directions, H=heads[d], **others)
+    ]
     on = machine()
     with progress(options) as bar:
         task = bar.add_task("bench", total=len(asked))
@@ -71,7 +81,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def print_results(record: Mapping[str, Any]) -> None:
-    """Print TFLOP/s, a row for each setting, with tensor_core's ratios to PyTorch's FlashAttention-2 and to unfused attention."""
+    """Print TFLOP/s, a row for each setting, with our fastest kernel's ratios to PyTorch's and to unfused attention."""
+    from flashsim.gpu.benchmark import FA4, TORCH
     from flashsim.tables import console_for_tables, new_table
 
     console = console_for_tables()
@@ -80,15 +91,18 @@ def print_results(record: Mapping[str, Any]) -> None:
         f"{on['gpu']}, CuPy {on['cupy']}, PyTorch {on['torch']}; TFLOP/s, medians; backward counts 2.5 × forward\n"
     )
     names = list(dict.fromkeys(t["name"] for r in record["results"] for t in r["timings"]))
-    table = new_table("setting", *names, "ours ÷ FA-2", "× standard", "× PyTorch unfused")
+    table = new_table("setting", *names, "ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused")
     for r in record["results"]:
         found = {t["name"]: t for t in r["timings"]}
         rate = {name: None if t["failed"] else t["tflops"] for name, t in found.items()}
-        ours, flash, *unfused = (rate.get(n) for n in ("tensor_core", "torch_flash", "standard", "torch_unfused"))
+        ours = rate.get("hopper") or rate.get("tensor_core")
+        flash, *unfused = (rate.get(n) for n in ("torch_flash", "standard", "torch_unfused"))
+        others = [found[name]["tflops"] for name in (*TORCH, FA4) if rate.get(name)]
         table.add_row(
             f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}",
             *("–" if rate.get(name) is None else f"{rate[name]:.1f}" for name in names),
             f"{ours / flash:.2f}" if ours and flash else "–",
+            f"{ours / max(others):.2f}" if ours and others else "–",
             *(f"{ours / other:.1f}" if ours and other else "–" for other in unfused),
         )
     console.print(table)

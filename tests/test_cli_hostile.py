@@ -191,6 +191,7 @@ REFUSED = {  # command line: what is said
     "bench --rounds 0": "--rounds: got '0'",
     "bench --batch -1": "--batch: got '-1'; expected a whole number of at least 0",
     "bench --heads 0": "--heads: got '0'",
+    "bench --heads 1 2 3": "--heads is [1, 2, 3]; expected one number, or one for each of --d [64, 128]",
     "bench --dropout nan": "--dropout: got 'nan'",
     "bench --only fastest": "--only: invalid choice: 'fastest'",
     "bench --causal maybe": "--causal",

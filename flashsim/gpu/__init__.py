@@ -9,9 +9,9 @@ Kernels are in kernels/*.cu. CuPy is imported when one is first used: pip instal
 what is missing.
 """
 
-from flashsim.gpu.api import KERNELS, backward, forward, kernel
+from flashsim.gpu.api import KERNELS, Plan, backward, forward, kernel, plan
 from flashsim.gpu.compiling import CompileError, MissingGPU
 from flashsim.gpu.counters import Moved
 from flashsim.gpu.machine import info
 
-__all__ = ["KERNELS", "CompileError", "MissingGPU", "Moved", "backward", "forward", "info", "kernel"]
+__all__ = ["KERNELS", "CompileError", "MissingGPU", "Moved", "Plan", "backward", "forward", "info", "kernel", "plan"]

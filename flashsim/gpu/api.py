@@ -6,15 +6,18 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from flashsim.checking import check_blocks, check_flag, check_p, check_scale, check_seed
-from flashsim.gpu.compiling import current_device, import_cupy
+from flashsim.gpu.compiling import capability, current_device, import_cupy
 from flashsim.gpu.counters import Counters
 from flashsim.gpu.kernel import Kernel, Options
 
-KERNELS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "standard")
+KERNELS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "hopper", "standard")
+FASTEST = {"forward": ("hopper", "tensor_core", "q_outer"), "backward": ("tensor_core", "algorithm_2")}
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
+TAKES = {"causal": "causal", "mask": "masks", "dropout_p": "dropout", "blocks": "blocks", "count": "counts"}
 LONGEST = 2**31 - 2**12  # rows and columns are counted in 32 bits, of tiles that may reach beyond the end
 
 
@@ -26,12 +29,37 @@ def kernel(name: str) -> Kernel:
     return found
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What `forward` is to run: a rung's name, and why none that is faster."""
+
+    kernel: str
+    why: str
+
+
+def plan(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    direction: str = "forward",
+    causal: bool = False,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    blocks: tuple[int, int] | None = None,
+    count: bool = False,
+) -> Plan:
+    """Return which rung `forward`, or `backward`, takes for these arguments where `kernel` is None. Errors as in `forward`."""
+    with _taken({"q": q, "k": k, "v": v}, mask) as (arrays, _, _):
+        return _fastest(direction, arrays, _asked(causal, mask, check_p(dropout_p), blocks, count))
+
+
 def forward(
     q: Any,
     k: Any,
     v: Any,
     *,
-    kernel: str = "tensor_core",
+    kernel: str | None = None,
     causal: bool = False,
     scale: float | None = None,
     mask: Any = None,
@@ -48,7 +76,8 @@ def forward(
     KV head n. The last axis has stride 1, the others any. Inputs are not modified. bfloat16 in CuPy is ml_dtypes' type.
 
     kernel     "algorithm_1", "algorithm_2", "q_outer" (float32, float16, bfloat16; all compute in float32), "tensor_core",
-               or "standard": unfused, S and P in HBM
+               "hopper", or "standard": unfused, S and P in HBM. None: the fastest that takes the arguments on this GPU; `plan`
+               says which
     causal     key j is attended to if j ≤ i + N_k − N_q
     scale      None: 1/√d
     mask       booleans on the same GPU that broadcast to (B, H_q, N_q, N_k), True = attend. With `causal`, both must allow
@@ -60,16 +89,20 @@ def forward(
                each access to HBM. It waits for the kernel, and is slower
 
     Finite inputs give finite results as long as scaled scores, and sums of values, stay within float32. Masked keys and values
-    have no part in the result, be they NaN, in "algorithm_1", "algorithm_2" and "q_outer"; to "tensor_core" and "standard",
-    whose products are tensor cores' and cuBLAS's, 0 · NaN is NaN.
+    have no part in the result, be they NaN, in "algorithm_1", "algorithm_2" and "q_outer"; to "tensor_core", "hopper" and
+    "standard", whose products are tensor cores' and cuBLAS's, 0 · NaN is NaN.
 
     Returns O, or a tuple (O, lse), (O, moved), (O, lse, moved). Works on the current stream: CuPy's, or for tensors PyTorch's.
 
     Raises ValueError before anything is launched, for what the kernel does not take; `MissingGPU` where a GPU or a package
     is missing; `MemoryError` (CuPy's) where results do not fit.
     """
-    rung = _rung(kernel)
+    if kernel is not None:
+        _rung(kernel)
+    dropout_p = check_p(dropout_p)
     with _taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, hand_back):
+        asked = _asked(causal, masked, dropout_p, blocks, count)
+        rung = _rung(kernel or _fastest("forward", arrays, asked).kernel)
         _check_shapes(rung, arrays)
         options = _options(rung, arrays, causal, scale, masked, dropout_p, seed, blocks, count)
         cupy, taken = import_cupy(), arrays["q"]
@@ -90,7 +123,7 @@ def backward(
     lse: Any,
     do: Any,
     *,
-    kernel: str = "tensor_core",
+    kernel: str | None = None,
     causal: bool = False,
     scale: float | None = None,
     mask: Any = None,
@@ -105,10 +138,13 @@ def backward(
     Arrays as in `forward`; o and do (B, H_q, N_q, d), lse (B, H_q, N_q), float32. `deterministic` asks for the same bits in
     every run, of kernels that have the choice. With `count`, returns (dq, dk, dv, moved). Errors as in `forward`.
     """
-    rung = _rung(kernel)
-    if rung.backward is None:
+    if kernel is not None and _rung(kernel).backward is None:
         raise ValueError(f"kernel {kernel!r} has no backward pass")
+    dropout_p = check_p(dropout_p)
     with _taken({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, mask) as (arrays, masked, hand_back):
+        asked = _asked(causal, masked, dropout_p, blocks, count)
+        rung = _rung(kernel or _fastest("backward", arrays, asked).kernel)
+        assert rung.backward is not None
         _check_shapes(rung, arrays)
         options = _options(
             rung, arrays, causal, scale, masked, dropout_p, seed, blocks, count, deterministic, "backward"
@@ -130,8 +166,63 @@ def _rung(name: str) -> Kernel:
     return kernel(name)
 
 
+def _asked(causal: bool, mask: Any, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
+    """Return which of a Kernel's `TAKES` are asked for."""
+    return causal is True, mask is not None, dropout_p > 0, blocks is not None, count
+
+
+def _fastest(direction: str, arrays: dict[str, Any], asked: tuple[bool, ...]) -> Plan:
+    q = arrays["q"]
+    aligned = not any(
+        stride % 16 for name, x in arrays.items() if name != "lse" for stride in (x.data.ptr, *x.strides[:-1])
+    )
+    return _plan(direction, q.dtype, q.shape[-1] if q.ndim else 0, aligned, asked, capability(current_device()))
+
+
+@lru_cache(maxsize=1024)
+def _plan(direction: str, dtype: Any, d: int, aligned: bool, asked: tuple[bool, ...], capability: str) -> Plan:
+    """Return the first of FASTEST that takes what is asked, or the last."""
+    skipped: list[str] = []
+    for name in FASTEST[direction]:
+        rung = kernel(name)
+        lacks = [what for what, wanted in zip(TAKES, asked, strict=True) if wanted and not getattr(rung, TAKES[what])]
+        reason = (
+            f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
+            or f"does not take d = {d}" * (d not in rung.head_dims)
+            or (rung.why_not(capability, d) if rung.why_not else "")
+            or "needs rows that start at multiples of 16 bytes" * (rung.aligned and not aligned)
+            or f"does not take {' and '.join(lacks)}" * bool(lacks)
+        )
+        if not reason or name == FASTEST[direction][-1]:
+            break
+        skipped.append(f"{name}: {reason}")
+    return Plan(name, "; ".join(skipped) or "the fastest that there is")
+
+
 def _check_shapes(rung: Kernel, arrays: dict[str, Any]) -> None:
     """Raise ValueError for shapes, dtypes or strides that the kernel does not take."""
+    _check_described(rung.name, tuple((name, x.shape, x.strides, x.dtype) for name, x in arrays.items()))
+
+
+@dataclass(frozen=True)
+class _Described:
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.itemsize)
+
+
+@lru_cache(maxsize=1024)
+def _check_described(rung_name: str, described: tuple[tuple[Any, ...], ...]) -> None:
+    """Check them once: it takes a good part of the time of a small problem."""
+    rung, arrays = kernel(rung_name), {str(name): _Described(*rest) for name, *rest in described}
     q, k = arrays["q"], arrays["k"]
     for name, array in arrays.items():
         axes = 3 if name == "lse" else 4
@@ -146,12 +237,12 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Any]) -> None:
         if name != "lse" and array.dtype != q.dtype:
             raise ValueError(f"{name} has dtype {array.dtype.name}; expected {q.dtype.name}, as q has")
     for name, array in arrays.items():
-        expected = {"q": q.shape, "k": (q.shape[0], *k.shape[1:3], q.shape[3]), "v": k.shape, "lse": q.shape[:3]}.get(
+        wanted = {"q": q.shape, "k": (q.shape[0], *k.shape[1:3], q.shape[3]), "v": k.shape, "lse": q.shape[:3]}.get(
             name, q.shape
         )
-        if array.shape != expected:
+        if array.shape != wanted:
             raise ValueError(
-                f"{name} has shape {array.shape}; expected {expected}, to go with q {q.shape} and k {k.shape}"
+                f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k {k.shape}"
             )
     d, heads, kv_heads = q.shape[3], q.shape[1], k.shape[1]
     if d not in rung.head_dims:
@@ -191,22 +282,8 @@ def _options(
     for name, value in (("causal", causal), ("count", count), ("deterministic", deterministic)):
         check_flag(name, value)
     dropout_p, seed = check_p(dropout_p), check_seed(seed)
-    asked = {
-        "causal": causal,
-        "mask": mask is not None,
-        "dropout_p": dropout_p > 0,
-        "blocks": blocks is not None,
-        "count": count,
-    }
-    takes = {
-        "causal": rung.causal,
-        "mask": rung.masks,
-        "dropout_p": rung.dropout,
-        "blocks": rung.blocks,
-        "count": rung.counts,
-    }
-    for name, wanted in asked.items():
-        if wanted and not takes[name]:
+    for (name, takes), wanted in zip(TAKES.items(), _asked(causal, mask, dropout_p, blocks, count), strict=True):
+        if wanted and not getattr(rung, takes):
             raise ValueError(f"{name} is given; kernel {rung.name!r} does not take it")
     blocks = check_blocks(blocks)
     if mask is not None:

@@ -14,14 +14,18 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
 from typing import Any
 
 from flashsim.gpu.compiling import current_device, import_cupy
 
 OnSetting = Callable[[int, int, str], None]
-OURS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "standard")
+OURS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "hopper", "standard")
 TORCH = {"torch_unfused": "", "torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
 """Backends of PyTorch's scaled_dot_product_attention; "": attention written in PyTorch, the paper's baseline."""
+FA4 = "fa4"  # FlashAttention-4, of the package flash-attn-4, where it is installed
+NAMES = (*OURS, *TORCH, FA4)
 LONGEST = {
     "algorithm_1": 2048,
     "algorithm_2": 2048,
@@ -32,7 +36,7 @@ LONGEST = {
 }
 """Beyond these lengths a contestant is too slow, or its N × N matrices too large, to be worth the time."""
 TOKENS, HEADS = 16_384, 16
-LAUNCHES_MS, LEAST_ROUNDS = 15.0, 3
+LAUNCHES_MS, MOST_LAUNCHES, LEAST_ROUNDS = 30.0, 1000, 3
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def benchmark(
 ) -> list[dict[str, Any]]:
     """Return, by setting, what each contestant took, as plain data. A contestant that fails says why, and others go on.
 
-    `contestants`: of OURS and TORCH; none: all that the setting allows. Raises MissingGPU without a GPU.
+    `contestants`: of NAMES; none: all that the setting allows. Raises MissingGPU without a GPU.
     """
     results = []
     for done, setting in enumerate(asked):
@@ -114,15 +118,18 @@ def _measure(setting: Setting, contestants: Sequence[str], rounds: int) -> Itera
     cupy = import_cupy()
     calls: dict[str, Callable[[], Any]] = {}
     extra: dict[str, int] = {}
-    for name, call in _contestants(setting, contestants):
+    for name, make in _contestants(setting, contestants):
         try:
+            call = make()
             call()
             extra[name] = _extra_bytes(call)
             calls[name] = call
         except Exception as error:  # a contestant that cannot do this setting must not end the benchmark
             yield Timing(name, math.nan, math.nan, math.nan, math.nan, failed=f"{type(error).__name__}: {error}"[:300])
         cupy.cuda.runtime.deviceSynchronize()
-    launches = {name: max(1, min(200, int(LAUNCHES_MS / max(_time(call, 2), 1e-3)))) for name, call in calls.items()}
+    launches = {
+        name: max(1, min(MOST_LAUNCHES, int(LAUNCHES_MS / max(_time(call, 2), 1e-3)))) for name, call in calls.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(max(rounds, LEAST_ROUNDS)):
         for name, call in calls.items():
@@ -181,10 +188,9 @@ def _torch() -> Any:
     return torch if torch.cuda.is_available() else None
 
 
-def _contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    names = [
-        name for name in (*OURS, *TORCH) if (name in asked if asked else LONGEST.get(name, setting.N) >= setting.N)
-    ]
+def _contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
+    """Yield names, and what makes a call of each: that may fail too."""
+    names = [name for name in NAMES if (name in asked if asked else LONGEST.get(name, setting.N) >= setting.N)]
     if setting.direction == "backward":
         names = [name for name in names if name not in ("algorithm_1", "q_outer")]
     if setting.causal or setting.dropout_p:
@@ -192,9 +198,13 @@ def _contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, 
     torch = _torch()
     for name in names:
         if name in OURS:
-            yield name, _ours(name, setting)
-        elif torch is not None:
-            yield name, _torchs(TORCH[name], setting, torch)
+            yield name, partial(_ours, name, setting)
+        elif torch is None or (name == FA4 and _version("flash-attn-4") is None):
+            continue
+        elif name == FA4:
+            yield name, partial(_fa4, setting, torch)
+        else:
+            yield name, partial(_torchs, TORCH[name], setting, torch)
 
 
 def _arrays(setting: Setting, count: int) -> list[Any]:
@@ -233,6 +243,29 @@ def _torchs(backend: str, setting: Setting, torch: Any) -> Callable[[], Any]:
     return lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
 
 
+def _fa4(setting: Setting, torch: Any) -> Callable[[], Any]:
+    """Its arrays are (B, N, H, d); PyTorch's autograd has its backward pass."""
+    from flash_attn.cute import flash_attn_func
+
+    shape = setting.batch, setting.N, setting.H, setting.d
+    backward = setting.direction == "backward"
+    q, k, v = (
+        torch.randn(shape, device="cuda", dtype=getattr(torch, setting.dtype), requires_grad=backward) for _ in range(3)
+    )
+
+    def forward() -> Any:
+        found = flash_attn_func(q, k, v, causal=setting.causal)
+        return found[0] if isinstance(found, tuple) else found
+
+    if setting.dropout_p:
+        raise ValueError("FlashAttention-4 has no dropout")
+    if not backward:
+        return forward
+    o = forward()
+    do = torch.randn_like(o)
+    return lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+
+
 def _fused(backend: str, setting: Setting) -> Callable[..., Any]:
     """Return PyTorch's scaled_dot_product_attention, which is to use this backend."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -263,6 +296,13 @@ def _unfused(setting: Setting, torch: Any, device: str = "cuda") -> Callable[...
     return attention
 
 
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def machine() -> dict[str, Any]:
     """Return the GPU, its driver, and the packages' versions. Raises MissingGPU where there is none."""
     cupy = import_cupy()
@@ -276,4 +316,6 @@ def machine() -> dict[str, Any]:
         "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
         "cupy": cupy.__version__,
         "torch": None if torch is None else torch.__version__,
+        "cudnn": None if torch is None else torch.backends.cudnn.version(),
+        "flash_attn_4": _version("flash-attn-4"),
     }

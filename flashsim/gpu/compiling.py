@@ -109,10 +109,16 @@ def load(
 
 def architecture(device: int) -> str:
     """Return the architecture to compile for on a device: "sm_80", or "sm_90a", with the instructions that only it has."""
-    capability = str(import_cupy().cuda.Device(device).compute_capability)
-    if int(capability) < 80:
-        raise MissingGPU(f"GPU {device} has compute capability {capability}; expected 80 (Ampere) or later")
-    return f"sm_{capability}{'a' if int(capability) >= 90 else ''}"
+    found = capability(device)
+    if int(found) < 80:
+        raise MissingGPU(f"GPU {device} has compute capability {found}; expected 80 (Ampere) or later")
+    return f"sm_{found}{'a' if int(found) >= 90 else ''}"
+
+
+@cache
+def capability(device: int) -> str:
+    """Return a device's compute capability: "80", "90"."""
+    return str(import_cupy().cuda.Device(device).compute_capability)
 
 
 def current_device() -> int:

@@ -51,7 +51,9 @@ class Kernel:
     head_dims    widths d of Q, K and V that it takes
     causal, masks, dropout, gqa, blocks, counts  what else it takes
     variants     what the tests compile
+    aligned      whether rows must start at multiples of 16 bytes
     choose_blocks (d, dtype, direction) -> (B_r, B_c) that it takes by itself, or None where it has no such sizes
+    why_not      (capability, d) -> why a GPU of this compute capability, "90", cannot run it, or ""
     forward      (q, k, v, o, lse, options): fills o (B, H_q, N_q, d) and, unless None, lse (B, H_q, N_q), float32
     backward     (q, k, v, o, lse, do, dq, dk, dv, options): fills dq, dk, dv, shaped as q, k, v; or None
 
@@ -73,4 +75,6 @@ class Kernel:
     gqa: bool = True
     blocks: bool = False
     counts: bool = False
+    aligned: bool = False
     choose_blocks: Callable[[int, str, str], tuple[int, int]] | None = None
+    why_not: Callable[[str, int], str] | None = None

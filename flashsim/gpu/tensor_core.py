@@ -133,4 +133,5 @@ KERNEL = Kernel(
     forward=forward,
     backward=backward,
     dropout=True,
+    aligned=True,
 )

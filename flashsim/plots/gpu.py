@@ -32,11 +32,13 @@ LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "algorithm_2": ("Algorithm 2, 4", {"color": BLUE, "marker": "o"}),
     "q_outer": ("loops exchanged", {"color": ORANGE, "marker": "v"}),
     "tensor_core": ("tensor cores", {"color": VERMILLION, "marker": "s"}),
+    "hopper": ("wgmma and TMA", {"color": VERMILLION, "marker": "P"}),
     "standard": ("standard, CuPy", {"color": BLACK, "marker": "x", "linestyle": ":"}),
     "torch_unfused": ("PyTorch, unfused", {"color": GREY, "marker": "1", "linestyle": ":"}),
     "torch_math": ("PyTorch, math", {"color": GREY, "marker": "+", "linestyle": "-."}),
     "torch_flash": ("FlashAttention-2", {"color": GREEN, "marker": "D", "linestyle": "--"}),
     "torch_cudnn": ("cuDNN", {"color": PURPLE, "marker": "^", "linestyle": "--"}),
+    "fa4": ("FlashAttention-4", {"color": GREEN, "marker": "*", "linestyle": "-."}),
 }
 
 

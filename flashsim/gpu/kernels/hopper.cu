@@ -1,0 +1,439 @@
+// FlashAttention, forward, on Hopper's own instructions: wgmma and TMA (hopper.cuh); fp16 or bf16, sums in fp32.
+//
+// tensor_core.cu's loops and its lazy rescaling; what is new is who does what, and when.
+//
+//     S_ij = Q_i K_jᵀ
+//     where e^{τ (rowmax(MASK(S_ij)) − m_i)} > 2^8 in some row of a warp:
+//         m_i^new = max(m_i, rowmax(MASK(S_ij))),   ℓ_i, O_i ← e^{τ (m_i − m_i^new)} (ℓ_i, O_i),   m_i ← m_i^new
+//     P̃_ij = e^{τ (MASK(S_ij) − m_i)}
+//     ℓ_i ← ℓ_i + rowsum(P̃_ij),   O_i ← O_i + dropout(P̃_ij) V_j
+//     at the end:   O_i ← diag(ℓ_i)⁻¹ O_i,   L_i = τ m_i + log ℓ_i
+//
+// Roles. A block of threads is a producer, one thread of which starts all copies, and 2 or 3 consumers, warpgroups of 128
+// threads that have 64 rows of Q_i each. One block a multiprocessor, which takes row block after row block until none is left.
+//
+//     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + 2 K_j + 2 V_j + O_i
+//     128    128 × 128    2 × 232, 40                          32 + 64 + 64 + 32 = 192 KB
+//     64     192 × 128    3 × 160, 32                          24 + 32 + 32 + 24 = 112 KB
+//     64     128 × 128    2 × 232, 40     causal, N ≤ 1024, and with dropout: 16 + 32 + 32 + 16 = 96 KB
+//
+// A consumer's thread holds S_ij (64 registers), P̃_ij as operands (32), O_i (d/2).
+//
+// Order of events: time runs to the right, tiles from the last to the first, since only the last ones need masks.
+//
+//     producer        K_2, Q_i    K_1, V_2           K_0, V_1           V_0       next row block: K, Q as soon as there is room
+//     tensor cores    S_2         S_1   O += P̃_2 V_2   S_0   O += P̃_1 V_1   O += P̃_0 V_0
+//     registers           P̃_2           P̃_1                P̃_0                    O / ℓ ──> shared memory ──> TMA
+//
+// While a consumer's P̃ is computed the tensor cores have its last P̃ V to do and the other consumers' products. Each step and
+// what it bought, in TFLOP/s of one interleaved run (NVIDIA H200; H d = 2048, B N = 16384, fp16, full, and so below):
+// - The persistent grid: a block draws its next row block (atomicInc, which is 0 again after the last) before it has loaded
+//   this one, and its K, Q arrive while O_i is still summed and stored. Causally those with most tiles come first, across as
+//   many heads as have K and V in the L2 together.
+// - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
+//   different times. d = 64: 423 for 402 at N = 1024, 545 for 537 at 16384. d = 128: no gain, and none taken.
+// - Lazy rescaling. Without the threshold, wherever a maximum grows: d = 64 396, not 423; 515, not 545. With it no lane asks
+//   its neighbours for their maxima: a vote of the warp says whether it must.
+// - Exponentials above the wait for O_i, where they belong: the compiler moves them below, but not beyond a barrier in a loop
+//   (K's) and not if their sum is looked at. At d = 64 the kernel ran at 0.94 to 1.04 of cuDNN without, and 1.06 to 1.19 with.
+// - Two loops: masks are applied in the first only, and cost nothing in the second: ~385 instructions a warp and tile at d = 64.
+// - Short causal problems, d = 64: 128 rows, not 192, 304 for 283 at N = 1024.
+// - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
+//   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
+// - O_i leaves by TMA from shared memory of its own; rows past N_q are not stored, rows past N are loaded as zeros.
+//
+// HBM, in elements a head (flashsim.count("q_outer", …), to the element: the counting build sums up its copies): Q read once,
+// O and L written once, K and V once for each of the T_r row blocks, live tiles only. K and V come from the L2 but for once.
+//
+// Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS reaches 711. d = 128 comes to
+// 680 of these. At d = 64 a tile needs as many cycles for its exponentials as for its products, 16 a cycle and multiprocessor,
+// and 547 is what the two leave of each other.
+//
+//     TFLOP/s, full / causal    N = 1024     2048         4096         16384       NVIDIA H200, driver 580.159.04, NVRTC 13.0,
+//     d = 128                   581 / 463    629 / 556    660 / 616    680 / 663   2026-11-22; figures/gpu_hopper.json
+//       FlashAttention-4        494 / 369    576 / 478    623 / 573    659 / 652
+//       cuDNN 9.19              546 / 385    592 / 446    618 / 509    634 / 570
+//       tensor_core             303 / 243    313 / 270    315 / 288    323 / 299
+//     d = 64                    426 / 309    489 / 394    502 / 444    548 / 519
+//       FlashAttention-4        375 / 246    459 / 356    491 / 427    547 / 520
+//       cuDNN 9.19              403 / 325    429 / 366    442 / 395    461 / 433
+//       tensor_core             304 / 240    312 / 266    309 / 282    310 / 296
+//
+// no spills, no stack
+#include "hopper.cuh"
+
+constexpr float LAZY = 8.0f;          // log₂ of how far P̃ may exceed 1
+constexpr float EXACT = 16777216.0f;  // from here on, m c has no fraction
+
+struct Problem {
+    int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
+    int section;                              // heads whose row blocks take turns
+    int wants_L;
+    float c, sign;  // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
+    Dropout dropout;
+};
+
+struct RowBlock {  // the i-th of query head h of batch b; none: i < 0
+    int i, h, b;
+};
+
+// Which row block comes n-th: sections of heads, in each the blocks that see the most keys first, of all its heads.
+__device__ inline RowBlock in_order(const Problem& p, int n) {
+    const int whole = p.section * p.T_r, first = n / whole * p.section, within = n % whole;
+    const int heads = min(p.section, p.row_blocks / p.T_r - first), head = first + within % heads;
+    return {p.T_r - 1 - within / heads, head % p.H, head / p.H};
+}
+
+// Row r of the block sees the keys before min(N_k, edge + r).
+template <bool causal> __device__ inline int edge_of(const Problem& p, int top) {
+    return causal ? p.N_k - p.N_q + top + 1 : p.N_k;
+}
+
+template <bool causal, int B_r, int B_c> __device__ inline int live_tiles(const Problem& p, int i) {
+    const int seen = causal ? min(p.N_k, max(0, edge_of<causal>(p, i * B_r) + B_r - 1)) : p.N_k;
+    return (seen + B_c - 1) / B_c;
+}
+
+// Named barriers: 1 + w, when it is warpgroup w's turn; TOGETHER + w, all of warpgroup w.
+constexpr int TOGETHER = 8;
+template <bool turns, int consumers> struct Turn {
+    int mine, next;
+    __device__ explicit Turn(int w) : mine(1 + w), next(1 + (w + 1) % consumers) {
+        if (turns && w == consumers - 1) pass();
+    }
+    __device__ void take() const {
+        if (turns) meet(mine, 2 * WARPGROUP);
+    }
+    __device__ void pass() const {
+        if (turns) come(next, 2 * WARPGROUP);
+    }
+};
+
+// What a thread knows of its two rows: m, near the maximum so far; m c, as it is subtracted; ℓ, of this lane's columns alone.
+struct Rows {
+    float m[2], shift[2], l[2];
+    bool exact;  // in some row of the warp |m c| is so large that S c − m c would round to anything: S − m is taken first
+
+    __device__ void init() {
+        m[0] = m[1] = -INFINITY, shift[0] = shift[1] = l[0] = l[1] = 0.0f, exact = false;
+    }
+};
+
+// S becomes P̃ = 2^(c (S − m)), and ℓ grows. Where some row's maximum has grown, if lazy by a factor above 2^8, all rows of the
+// warp get their new m, and ℓ is multiplied by α, as O is to be. Returns whether this was so.
+template <int B_c, bool lazy>
+__device__ __forceinline__ bool softmax(float (&S)[B_c / 8][4], Rows& rows, float (&alpha)[2], float c) {
+    float most[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        most[r] = S[0][2 * r];
+        float other = S[0][2 * r + 1];  // two chains: they are latency
+#pragma unroll
+        for (int t = 1; t < B_c / 8; ++t) most[r] = fmaxf(most[r], S[t][2 * r]), other = fmaxf(other, S[t][2 * r + 1]);
+        most[r] = fmaxf(most[r], other);
+    }
+    const float limit = lazy ? LAZY : 0.0f;
+    const bool grown = __any_sync(~0u, (most[0] - rows.m[0]) * c > limit || (most[1] - rows.m[1]) * c > limit);
+    if (grown) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float m = fmaxf(rows.m[r], most[r]);
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+            m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+            alpha[r] = exp_2((rows.m[r] - finite(m)) * c);
+            rows.m[r] = m;
+            rows.shift[r] = finite(m) * c;
+            rows.l[r] *= alpha[r];
+        }
+        rows.exact = __any_sync(~0u, fmaxf(fabsf(rows.shift[0]), fabsf(rows.shift[1])) >= EXACT);
+        if (rows.exact) rows.shift[0] = rows.shift[1] = 0.0f;
+    }
+    if (rows.exact) {
+#pragma unroll
+        for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) S[t][e] -= finite(rows.m[e / 2]);
+    }
+#pragma unroll
+    for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            S[t][e] = exp_2(fmaf(S[t][e], c, -rows.shift[e / 2]));
+            rows.l[e / 2] += S[t][e];
+        }
+    return grown;
+}
+
+template <int d> __device__ inline void rescale(float (&O)[d / 8][4], const float (&alpha)[2]) {
+#pragma unroll
+    for (int t = 0; t < d / 8; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) O[t][e] *= alpha[e / 2];
+}
+
+// ------------------------------------------------------------------------------------------------------------- shared memory
+
+// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of
+template <int d, int B_r, int B_c> struct Memory {
+    static constexpr int consumers = B_r / 64, STAGES = 2, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
+    static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES, END = O_AT + Q_BYTES;
+    static constexpr int BYTES = END + (1 + 2 * STAGES) * 16 + 2 * sizeof(RowBlock);
+    typedef Ring<1, Q_BYTES> RingQ;
+    typedef Ring<STAGES, KV_BYTES> RingKV;
+    RingQ Q_i;
+    RingKV K_j, V_j;
+    RowBlock* row_blocks;
+
+    __device__ explicit Memory(char* shared) {
+        const Word base = __cvta_generic_to_shared(shared);
+        Q_i = {base, base + END};
+        K_j = {base + K_AT, base + END + 16};
+        V_j = {base + V_AT, base + END + 16 + STAGES * 16};
+        row_blocks = reinterpret_cast<RowBlock*>(shared + END + (1 + 2 * STAGES) * 16);
+    }
+    __device__ RowBlock& row_block(Word q) const { return row_blocks[q % 2]; }  // there as long as anybody is at the q-th
+    __device__ void init() const {
+        if (threadIdx.x == 0) Q_i.init(4 * consumers), K_j.init(4 * consumers), V_j.init(4 * consumers);  // a warp each
+        publish_barriers();
+    }
+};
+
+// -------------------------------------------------------------------------------------------------------------- producer
+
+// One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
+template <bool causal, int d, int B_r, int B_c>
+__device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const TensorMap& Q, const TensorMap& K,
+                                        const TensorMap& V, Word* counter, const Problem& p, Total* totals) {
+    constexpr int Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
+    Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
+    int n = blockIdx.x;
+    Word kv = 0, q = 0;
+#pragma unroll 1
+    for (; n < p.row_blocks; ++q) {
+        const RowBlock at = in_order(p, n);
+        n = gridDim.x + atomicInc(counter, p.row_blocks - 1);  // asked for early; as often as there are tiles, so 0 at the end
+        const int h_kv = at.h / p.group;
+        const auto load_K = [&](int j, Word kv) {
+            sram.K_j.wait_free(kv);
+            sram.K_j.there(kv).arrive_and_expect(KV_BYTES);
+            load(sram.K_j.tile(kv), K, j * B_c, h_kv, at.b, sram.K_j.there(kv));
+            K_reads.add(min(B_c, p.N_k - j * B_c), d);
+        };
+        int j = live_tiles<causal, B_r, B_c>(p, at.i) - 1;
+        if (j >= 0) load_K(j, kv);
+        sram.Q_i.wait_free(q);
+        sram.row_block(q) = at;
+        sram.Q_i.there(q).arrive_and_expect(Q_BYTES);
+        load(sram.Q_i.tile(q), Q, at.i * B_r, at.h, at.b, sram.Q_i.there(q));
+        Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
+#pragma unroll 1
+        for (; j >= 0; --j, ++kv) {
+            if (j > 0) load_K(j - 1, kv + 1);
+            sram.V_j.wait_free(kv);
+            sram.V_j.there(kv).arrive_and_expect(KV_BYTES);
+            load(sram.V_j.tile(kv), V, j * B_c, h_kv, at.b, sram.V_j.there(kv));
+            V_reads.add(min(B_c, p.N_k - j * B_c), d);
+        }
+    }
+    sram.Q_i.wait_free(q);
+    sram.row_block(q).i = -1;
+    sram.Q_i.there(q).arrive();
+}
+
+// ------------------------------------------------------------------------------------------------------------- consumers
+
+// A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
+template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy> struct Consumer {
+    typedef Memory<d, B_r, B_c> Sram;
+    const Sram& sram;
+    const Problem& p;
+    const int w;
+    const Turn<turns, B_r / 64> turn;
+    Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
+
+    Rows rows;
+    float S_ij[B_c / 8][4], O_i[d / 8][4];
+    Word P_ij[B_c / 16][4];
+
+    __device__ __forceinline__ Consumer(const Sram& sram, const Problem& p, int w) : sram(sram), p(p), w(w), turn(w) {}
+
+    __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tiles + w * 64 * 128; }
+
+    // −∞ for keys that a row does not see.
+    __device__ __forceinline__ void mask(int j) {
+        const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
+        const int edge = edge_of<causal>(p, sram.row_block(q).i * B_r);
+        int end[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            end[r] = (causal ? min(p.N_k, edge + row + 8 * r) : p.N_k) - j * B_c - lane % 4 * 2;
+#pragma unroll
+        for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+    }
+
+    // 0 for weights that dropout drops; the factor 1/(1 − p) waits for the end.
+    __device__ __forceinline__ void drop(int j) {
+        const RowBlock at = sram.row_block(q);
+        const int thread = thread_index(), lane = thread % 32, row = at.i * B_r + 64 * w + thread / 32 * 16 + lane / 4;
+#pragma unroll
+        for (int t = 0; t < B_c / 8; t += 4)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                Word words[4];  // [2a + b]: of row 8a below, column 8b, and in the lower half 8b + 16, further on
+                philox(words, row, j * B_c + 8 * t + lane % 4 * 2 + e, at.b * p.H + at.h, p.dropout.key_0, p.dropout.key_1);
+#pragma unroll
+                for (int of = 0; of < 4; ++of) {
+                    if (words[of] <= p.dropout.last) S_ij[t + of % 2][of / 2 * 2 + e] = 0.0f;
+                    if (words[of] << 16 <= p.dropout.last) S_ij[t + of % 2 + 2][of / 2 * 2 + e] = 0.0f;
+                }
+            }
+    }
+
+    // S_ij, P̃_ij of the last tile.
+    __device__ __forceinline__ void begin(int j, bool masked) {
+        sram.K_j.wait_there(kv);
+        turn.take();
+        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
+        turn.pass();
+        finish<0>(S_ij);
+        sram.K_j.free(kv).arrive_once_a_warp();
+        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
+        if (masked) mask(j);
+        float alpha[2];
+        softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
+        if (dropping) drop(j);
+        if (j > 0) sram.K_j.wait_there(kv + 1);
+        round_to_operands<T, B_c>(P_ij, S_ij);
+    }
+
+    // S_ij, P̃_ij of tile j while O_i of tile j + 1 is summed.
+    template <bool masked> __device__ __forceinline__ void advance(int j) {
+        turn.take();
+        start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
+        sram.V_j.wait_there(kv);
+        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
+        turn.pass();
+        finish<1>(S_ij);
+        sram.K_j.free(kv + 1).arrive_once_a_warp();
+        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
+        if (masked) mask(j);
+        float alpha[2];
+        const bool grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
+        if (dropping) drop(j);
+        if (rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
+        if (j > 0) sram.K_j.wait_there(kv + 2);
+        finish<0>(O_i);
+        sram.V_j.free(kv).arrive_once_a_warp();
+        round_to_operands<T, B_c>(P_ij, S_ij);
+        if (grown) rescale<d>(O_i, alpha);
+        ++kv;
+    }
+
+    // O_i of the first tile.
+    __device__ __forceinline__ void end() {
+        sram.V_j.wait_there(kv);
+        turn.take();
+        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
+        turn.pass();
+        finish<0>(O_i);
+        sram.V_j.free(kv).arrive_once_a_warp();
+        ++kv;
+    }
+
+    // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
+    __device__ __forceinline__ void write(const TensorMap& O, float* L, char* O_w, Tally& O_writes, Tally& L_writes) {
+        const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+        const RowBlock at = sram.row_block(q);
+        if (thread == 0) wait_stores_read();
+        meet(TOGETHER + w, WARPGROUP);
+        L += (Offset(at.b) * p.H + at.h) * p.N_q;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float l = rows.l[r];
+            l += __shfl_xor_sync(~0u, l, 1);
+            l += __shfl_xor_sync(~0u, l, 2);
+            const int below = row + 8 * r, query = at.i * B_r + 64 * w + below;
+            if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
+                L[query] = l == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l);
+                L_writes.add(1, 1);
+            }
+            const float factor = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(l));
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t)
+                *reinterpret_cast<Word*>(O_w + t / 8 * (64 * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4) =
+                    pack<T>(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+        }
+        show_writes();
+        meet(TOGETHER + w, WARPGROUP);
+        if (thread == 0) {
+            const int first = at.i * B_r + 64 * w;
+            store(O, first, at.h, at.b, __cvta_generic_to_shared(O_w));
+            O_writes.add(min(64, p.N_q - first), d);
+        }
+    }
+
+    // A warpgroup's rows of Q_i times sign: scores of a negative τ, or of 0, by a positive c.
+    __device__ __forceinline__ void apply_sign(char* Q_w) const {
+#pragma unroll 1
+        for (int of = thread_index(); of < d / HALF * 2048; of += WARPGROUP) {
+            Word& two = *reinterpret_cast<Word*>(Q_w + of / 2048 * (B_r * 128) + of % 2048 * 4);
+            two = p.sign == 0.0f ? 0 : two ^ 0x80008000;
+        }
+        show_writes();
+        meet(TOGETHER + w, WARPGROUP);
+    }
+
+    __device__ __forceinline__ void consume(char* shared, const TensorMap& O, float* L, Total* totals) {
+        Tally O_writes(totals + 7), L_writes(totals + 9);
+#pragma unroll 1
+        for (;; ++q) {
+            sram.Q_i.wait_there(q);
+            const int i = sram.row_block(q).i;
+            if (i < 0) break;
+            if (p.sign != 1.0f) apply_sign(shared + w * 64 * 128);
+            const int seen_by_all = causal ? min(p.N_k, max(0, edge_of<causal>(p, i * B_r + 64 * w))) : p.N_k;
+            const int whole = seen_by_all / B_c;  // tiles without a mask
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
+            rows.init();
+
+            int j = live_tiles<causal, B_r, B_c>(p, i) - 1;
+            if (j >= 0) {
+                begin(j, j >= whole);
+                --j;
+#pragma unroll 1
+                for (; j >= whole; --j) advance<true>(j);
+#pragma unroll 1
+                for (; j >= 0; --j) advance<false>(j);
+                end();
+            } else {
+                sram.Q_i.free(q).arrive_once_a_warp();
+            }
+            write(O, L, shared + Sram::O_AT + w * 64 * d * 2, O_writes, L_writes);
+        }
+        if (thread_index() == 0) wait_stores();
+    }
+};
+
+template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy>
+__global__ void __launch_bounds__((B_r / 64 + 1) * WARPGROUP, 1)
+hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
+       const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
+    extern __shared__ __align__(1024) char shared[];
+    const Memory<d, B_r, B_c> sram(shared);
+    sram.init();
+    if (threadIdx.x < WARPGROUP) {
+        keep_registers<B_r == 192 ? 32 : 40>();
+        if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, counter, p, totals);
+    } else {
+        take_registers<B_r == 192 ? 160 : 232>();
+        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
+        Consumer<T, d, B_r, B_c, causal, dropping, turns, lazy> consumer(sram, p, w);
+        consumer.consume(shared, O, L, totals);
+    }
+}

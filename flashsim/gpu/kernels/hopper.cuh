@@ -1,0 +1,253 @@
+// Hopper's instructions as operations on tiles: copies by the tensor memory accelerator (TMA), products by warpgroups (wgmma),
+// and the barriers between them. What a kernel says with these reads like the paper's lines; the PTX is here.
+//
+// A tile in shared memory: `rows` rows of d 16-bit elements, in d/64 halves of 64 columns, one after the other. A row of a half
+// is 128 bytes, and its 16-byte chunk c lies at place c ⊕ (row mod 8): TMA writes so, wgmma reads so, without bank conflicts.
+// Tiles start at multiples of 1024 bytes.
+//
+// Accumulators of a product of 64 rows × n columns, over the 128 threads of a warpgroup: C[t][e] of a thread is in row
+// 16·warp + lane/4 + 8·(e/2) and column 8t + 2·(lane mod 4) + e mod 2, as those of mma.sync are.
+#pragma once
+
+#include "common.cuh"
+
+constexpr int WARPGROUP = 128;
+constexpr int HALF = 64;  // columns of a half: 128 bytes
+
+// -------------------------------------------------------------------------------------------------------------- barriers
+
+// An mbarrier: it opens when all arrivals and all bytes that it expects have come, and closes again for the next round. Who
+// waits says which round's opening by its parity; at the start, waiting for parity 1 returns at once.
+struct Barrier {
+    Word at;
+
+    __device__ void expect_arrivals(int count) const {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+    }
+    __device__ void arrive() const { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
+    __device__ void arrive_once_a_warp() const {
+        asm volatile(
+            "{\n.reg .pred p;\n"
+            "elect.sync _|p, 0xffffffff;\n"
+            "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(at)
+            : "memory");
+    }
+    __device__ void arrive_and_expect(int bytes) const {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+    }
+    __device__ void wait(Word parity) const {
+        Word open;
+        do asm volatile(
+            "{\n.reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(open)
+            : "r"(at), "r"(parity)
+            : "memory");
+        while (!open);
+    }
+};
+
+// Make barriers known to TMA before anybody uses them.
+__device__ inline void publish_barriers() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncthreads();
+}
+
+// Named barriers: wait until `threads` have come, or come and go on.
+__device__ inline void meet(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+__device__ inline void come(int name, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
+
+// Let TMA and wgmma, the asynchronous proxy, see what this thread has written to shared memory.
+__device__ inline void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A ring of `stages` tiles of `bytes`, each with a barrier that opens when the tile is there and one for when it is free. `n`
+// counts the tiles that have gone through, from 0; `left` is how many arrivals free a tile.
+template <int stages, int bytes> struct Ring {
+    Word tiles, barriers;
+    static constexpr int BARRIER_BYTES = stages * 16;
+
+    __device__ Word tile(Word n) const { return tiles + n % stages * bytes; }
+    __device__ Barrier there(Word n) const { return {barriers + n % stages * 16}; }
+    __device__ Barrier free(Word n) const { return {barriers + n % stages * 16 + 8}; }
+    __device__ void init(int left) const {
+        for (int n = 0; n < stages; ++n) there(n).expect_arrivals(1), free(n).expect_arrivals(left);
+    }
+    __device__ void wait_there(Word n) const { there(n).wait(n / stages & 1); }
+    __device__ void wait_free(Word n) const { free(n).wait(~(n / stages) & 1); }
+};
+
+// --------------------------------------------------------------------------------------------------------------- copies
+
+// How an array in HBM is cut into tiles, made by the driver: coordinates are (column of 64, row, half, head, batch).
+struct alignas(64) TensorMap {
+    char opaque[128];
+};
+
+// Start copying rows `row` and below, as many as the map's tile has, of a head to shared memory; rows past the end become 0.
+__device__ inline void load(Word tile, const TensorMap& X, int row, int head, int batch, Barrier there) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %2, %4, %5}], "
+        "[%6];" ::"r"(tile),
+        "l"(&X), "r"(0), "r"(row), "r"(head), "r"(batch), "r"(there.at)
+        : "memory");
+}
+
+// Start copying a tile from shared memory, but for rows past the end.
+__device__ inline void store(const TensorMap& X, int row, int head, int batch, Word tile) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %1, %3, %4}], [%5];\n"
+        "cp.async.bulk.commit_group;" ::"l"(&X),
+        "r"(0), "r"(row), "r"(head), "r"(batch), "r"(tile)
+        : "memory");
+}
+// Wait until this thread's stores have read shared memory, or have written.
+__device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// What copies of one array move, in elements: in builds with -DCOUNT=1 summed up by the threads that start them.
+struct Tally {
+#if COUNT
+    Total* const total;
+    Total sum = 0;
+    __device__ explicit Tally(Total* total) : total(total) {}
+    __device__ ~Tally() {
+        if (sum) atomicAdd(total, sum);
+    }
+    Tally(const Tally&) = delete;  // a copy would count twice
+    __device__ void add(int rows, int columns) { sum += max(rows, 0) * columns; }
+#else
+    __device__ explicit Tally(Total*) {}
+    __device__ void add(int, int) {}
+#endif
+};
+
+// ---------------------------------------------------------------------------------------------------------------- roles
+
+// A warpgroup's registers a thread: given back by those who copy, taken by those who compute.
+template <int registers> __device__ inline void keep_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers> __device__ inline void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// threadIdx.x within its warpgroup, read anew, so that nothing which follows from it stays in registers for long.
+__device__ inline int thread_index() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread % WARPGROUP;
+}
+
+// ------------------------------------------------------------------------------------------------------------- products
+
+// A tile as an operand: where it is and how far apart its halves are, in 16 bytes; the other word says that groups of 8 rows are
+// 1024 bytes apart, and the swizzle. See PTX, "matrix descriptor".
+struct Operand {
+    Word low;
+    __device__ Operand(Word tile, int half_bytes) : low((tile & 0x3FFFF) >> 4 | half_bytes >> 4 << 16) {}
+    __device__ Total at(int bytes) const { return Total(1u << 30 | 1024 >> 4) << 32 | (low + (bytes >> 4)); }
+};
+typedef Total Descriptor;
+
+// Accumulators: fp32, n/8 times 4 of them a thread.
+#define ASM_4(C, t) "+f"(C[t][0]), "+f"(C[t][1]), "+f"(C[t][2]), "+f"(C[t][3])
+#define ASM_16(C, t) ASM_4(C, t), ASM_4(C, t + 1), ASM_4(C, t + 2), ASM_4(C, t + 3)
+#define ASM_32(C, t) ASM_16(C, t), ASM_16(C, t + 4)
+#define ASM_64(C, t) ASM_32(C, t), ASM_32(C, t + 8)
+#define LIST_32 \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define LIST_64                                                                                                          \
+    LIST_32                                                                                                              \
+    ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59," \
+    "%60,%61,%62,%63"
+
+// C = A Bᵀ, or C += A Bᵀ: 64 × n of 64 × 16 and n × 16 in shared memory. C += A B: 64 × n of A in registers, as a left operand
+// of mma.sync, and 16 × n in shared memory.
+template <typename T, int n, bool add> __device__ inline void wgmma(float (&C)[n / 8][4], Descriptor A, Descriptor B);
+template <typename T, int n> __device__ inline void wgmma(float (&C)[n / 8][4], const Word (&A)[4], Descriptor B);
+
+#define DEFINE_WGMMA(T, type, n, count, first, second, third, fourth, fifth)                                              \
+    template <> __device__ inline void wgmma<T, n, false>(float (&C)[n / 8][4], Descriptor A, Descriptor B) {             \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" LIST_##count "}, %" #first      \
+                     ", %" #second ", 0, 1, 1, 0, 0;"                                                                     \
+                     : ASM_##count(C, 0)                                                                                  \
+                     : "l"(A), "l"(B));                                                                                   \
+    }                                                                                                                     \
+    template <> __device__ inline void wgmma<T, n, true>(float (&C)[n / 8][4], Descriptor A, Descriptor B) {              \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" LIST_##count "}, %" #first      \
+                     ", %" #second ", 1, 1, 1, 0, 0;"                                                                     \
+                     : ASM_##count(C, 0)                                                                                  \
+                     : "l"(A), "l"(B));                                                                                   \
+    }                                                                                                                     \
+    template <> __device__ inline void wgmma<T, n>(float (&C)[n / 8][4], const Word(&A)[4], Descriptor B) {               \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" LIST_##count "}, {%" #first     \
+                     ", %" #second ", %" #third ", %" #fourth "}, %" #fifth ", 1, 1, 1, 1;"                               \
+                     : ASM_##count(C, 0)                                                                                  \
+                     : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B));                                               \
+    }
+DEFINE_WGMMA(__half, "f16", 64, 32, 32, 33, 34, 35, 36)
+DEFINE_WGMMA(__half, "f16", 128, 64, 64, 65, 66, 67, 68)
+DEFINE_WGMMA(__nv_bfloat16, "bf16", 64, 32, 32, 33, 34, 35, 36)
+DEFINE_WGMMA(__nv_bfloat16, "bf16", 128, 64, 64, 65, 66, 67, 68)
+
+// Before the first wgmma, and after registers that one is to use have been written.
+__device__ inline void registers_ready() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Start S = Q Kᵀ: 64 rows of Q, `Q_rows` apart from half to half, and n rows of K.
+template <typename T, int d, int n>
+__device__ inline void start_scores(float (&S)[n / 8][4], Word Q, int Q_rows, Word K) {
+    const Operand Q_operand(Q, 0), K_operand(K, 0);
+    registers_ready();
+#pragma unroll
+    for (int x = 0; x < d; x += 16) {
+        const int half = x / HALF, within = x % HALF * 2;
+        const Descriptor A = Q_operand.at(half * Q_rows * 128 + within), B = K_operand.at(half * n * 128 + within);
+        x == 0 ? wgmma<T, n, false>(S, A, B) : wgmma<T, n, true>(S, A, B);
+    }
+    commit();
+}
+
+// Start O += P V: P in registers, n rows of V. P and O may not be touched until it has finished.
+template <typename T, int d, int n>
+__device__ inline void start_values(float (&O)[d / 8][4], const Word (&P)[n / 16][4], Word V) {
+    const Operand V_operand(V, n * 128);
+    registers_ready();
+#pragma unroll
+    for (int x = 0; x < n; x += 16) wgmma<T, d>(O, P[x / 16], V_operand.at(x * 128));
+    commit();
+}
+
+// Wait until all but the `later` products started last have finished: C is there.
+template <int later> __device__ inline void finish(float (&C)[8][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %32;" : ASM_32(C, 0) : "n"(later) : "memory");
+}
+template <int later> __device__ inline void finish(float (&C)[16][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %64;" : ASM_64(C, 0) : "n"(later) : "memory");
+}
+
+// P, rounded to T, as left operands.
+template <typename T> __device__ Word pack(float low, float high);
+template <> __device__ inline Word pack<__half>(float low, float high) {
+    Word both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+template <> __device__ inline Word pack<__nv_bfloat16>(float low, float high) {
+    Word both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+template <typename T, int n> __device__ inline void round_to_operands(Word (&P)[n / 16][4], const float (&S)[n / 8][4]) {
+#pragma unroll
+    for (int t = 0; t < n / 8; ++t)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) P[t / 2][t % 2 * 2 + r] = pack<T>(S[t][2 * r], S[t][2 * r + 1]);
+}
+
+__device__ inline float exp_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
