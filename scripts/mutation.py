@@ -43,27 +43,35 @@ from cosmic_ray.plugins import get_operator
 from cosmic_ray.testing import run_tests
 from cosmic_ray.work_item import MutationSpec, TestOutcome
 
+from flashsim.files import write_whole
+
 Key = tuple[str, int, str, str]
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "figures/mutation.json"
 CORE = (
-    "memory.py", "masks.py", "dropout.py", "groups.py", "variant.py", "reference.py", "cache.py", "tune.py", "theory/*.py",
+    "memory.py", "masks.py", "band.py", "live.py",
+    "dropout.py", "groups.py", "variant.py", "reference.py", "cache.py", "tune.py", "theory/*.py",
     "algorithms/*.py",
 )  # fmt: skip
 LIKELY = {  # what is mutated, and the tests that are likely to notice: the first pattern that fits counts
     "memory.py": "memory algorithms trace cache theory",
-    "masks.py": "masks tree_masks",
+    "masks.py": "masks tree_masks band",
+    "band.py": "band",
+    "live.py": "band split_kv block_sparse",
     "dropout.py": "dropout",
     "groups.py": "gqa",
-    "variant.py": "api masks block_sparse dropout split_kv gqa",
+    "variant.py": "api own masks block_sparse dropout split_kv gqa",
     "reference.py": "reference_bounds reference",
     "cache.py": "cache",
     "tune.py": "tune",
     "theory/bounds.py": "theory small_cache block_sparse machines",
-    "theory/standard.py": "theory tree_masks -k standard",
-    "theory/q_outer.py": "split_kv q_outer theory tree_masks gqa -k q_outer or split_kv",
-    "theory/appendix_b.py": "theory tree_masks gqa -k rabe_staats or memory_efficient",
-    "theory/flash.py": "theory tree_masks gqa -k flash or block_sparse",
+    "theory/live.py": "band theory block_sparse",
+    "theory/*standard*": "theory tree_masks -k standard",
+    "theory/passes.py": "theory tree_masks -k standard",
+    "theory/q_outer*": "q_outer theory tree_masks gqa -k q_outer",
+    "theory/split_kv.py": "split_kv theory tree_masks gqa -k split_kv",
+    "theory/appendix_b*": "theory tree_masks gqa -k rabe_staats or memory_efficient",
+    "theory/algorithm_*": "theory tree_masks gqa -k flash or block_sparse",
     "theory/small_cache.py": "small_cache theory -k small_cache",
     "theory/*": "theory small_cache split_kv gqa",
     "algorithms/*q_outer*": "q_outer algorithms backward theory -k q_outer",
@@ -223,9 +231,7 @@ def _write(tried: list[dict[str, Any]], places: int, options: argparse.Namespace
         "not_tried_on_all_tests": len(tried) - killed - equivalent - survived,
         "mutants": tried,
     }
-    draft = RECORD.with_suffix(".part")
-    draft.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    draft.replace(RECORD)
+    write_whole(RECORD, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def _key(mutant: dict[str, Any]) -> Key:

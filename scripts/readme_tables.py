@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, backward_passes
+from flashsim.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTING = {"N": 2048, "d": 64, "causal": False, "dropout_p": 0.0}
@@ -24,7 +25,7 @@ def main() -> None:
     readme = ROOT / "README.md"
     before = readme.read_text(encoding="utf-8")
     after = written(before)
-    readme.write_text(after, encoding="utf-8")
+    write_whole(readme, after)
     print("README.md: " + ("unchanged" if after == before else "written"))
 
 
