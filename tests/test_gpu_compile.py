@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flashsim import cli, gpu
-from flashsim.gpu import compiling, machine
+from flashsim.gpu import api, compiling, hopper, machine
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
 from flashsim.gpu.kernel import Variant
 
@@ -151,6 +152,44 @@ def test_cubins_are_kept_until_a_source_changes(monkeypatch: pytest.MonkeyPatch,
         kept.write_bytes(b"cut off")
     assert forget_and_compile()[:4] == b"\x7fELF"
     assert len(made) == 4
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "d", "aligned", "asked", "wanted", "why"),
+    [
+        ("90", "float16", 128, True, (), "hopper", "the fastest that there is"),
+        ("80", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 80"),
+        ("100", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 100"),
+        ("90", "float16", 32, True, (), "tensor_core", "hopper: d is 32"),
+        ("90", "float16", 64, True, ("dropout_p", "causal", "count"), "hopper", "the fastest"),
+        ("90", "float16", 64, True, ("mask",), "q_outer", "tensor_core: does not take mask"),
+        ("90", "float16", 64, False, (), "q_outer", "needs rows that start at multiples of 16 bytes"),
+        ("90", "float32", 64, True, (), "q_outer", "hopper: does not take float32"),
+    ],
+)
+def test_the_plan_names_the_fastest_rung_and_why_no_faster_one(
+    capability: str, dtype: str, d: int, aligned: bool, asked: tuple[str, ...], wanted: str, why: str
+) -> None:
+    plan = api._plan("forward", np.dtype(dtype), d, aligned, tuple(what in asked for what in api.TAKES), capability)
+    assert plan.kernel == wanted
+    assert why in plan.why
+
+
+def test_hoppers_tiles() -> None:
+    assert [hopper.choose_tiles(64, causal, N).B_r for causal, N in ((True, 1024), (True, 1025), (False, 64))] == [
+        128,
+        192,
+        192,
+    ]
+    assert hopper.choose_tiles(64, False, 4096, dropout=True).B_r == 128
+    assert hopper.choose_tiles(64, False, 4096, blocks=(128, 128)).B_r == 128
+    with pytest.raises(ValueError, match=r"blocks is \(64, 64\); hopper takes \(128, 128\) where d = 128"):
+        hopper.choose_tiles(128, False, 4096, blocks=(64, 64))
+    most = 227 * 1024  # of a block's shared memory on Hopper
+    assert all(tiles.shared_bytes(d) <= most for d in hopper.TILES for tiles in hopper.TILES[d])
+    assert hopper.section(2**20, 50 * 2**20, 64) == 32
+    assert hopper.section(2**20, 50 * 2**20, 8) == 8
+    assert hopper.section(2**30, 50 * 2**20, 64) == 1
 
 
 def test_importing_flashsim_gpu_imports_no_cupy() -> None:

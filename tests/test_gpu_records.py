@@ -162,7 +162,7 @@ def test_the_papers_baseline_is_attention(causal: bool) -> None:
     assert not np.allclose(dropped(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["validate_hardware", "gpu_bench"])
+@pytest.mark.parametrize("name", ["validate_hardware", "gpu_bench", "gpu_hopper"])
 def test_records_name_machine_and_date(name: str) -> None:
     path = Path(__file__).parent.parent / "figures" / f"{name}.json"
     if not path.exists():
@@ -255,6 +255,23 @@ def test_readmes_ratios_are_the_recorded_ones() -> None:
         assert words.format(*speedup(name)) in said, name
     assert speedup("torch_unfused")[2] < 7.6
     assert speedup("torch_unfused")[0] > 7.6
+
+
+def test_readmes_words_on_hopper_are_the_recorded_ones() -> None:
+    said = " ".join(README.split())
+    ratios: dict[int, dict[tuple[int, bool], float]] = {64: {}, 128: {}}
+    for r in figure("gpu_hopper")["results"]:
+        rate = {t["name"]: t["tflops"] for t in r["timings"]}
+        ratios[r["d"]][r["N"], r["causal"]] = rate["hopper"] / max(rate["fa4"], rate["torch_cudnn"])
+    wide, narrow = ratios[128].values(), ratios[64].values()
+    assert (
+        f"it runs at {min(wide):.2f} to {max(wide):.2f} times the rate of the faster of FlashAttention-4 and cuDNN"
+        in said
+    )
+    assert f"and at {min(narrow):.2f} to {max(narrow):.2f} times where d = 64" in said
+    below = {case: ratio for of in ratios.values() for case, ratio in of.items() if ratio < 0.98}
+    assert set(below) == {(512, True), (1024, True)}
+    assert f"({below[512, True]:.2f} and {below[1024, True]:.2f})" in said
 
 
 def test_readmes_words_on_the_counters_are_the_recorded_ones() -> None:

@@ -56,7 +56,7 @@ class Tiles:
 
 
 WIDE, TALL = Tiles(128, 128, turns=False, lazy=True), Tiles(192, 128, turns=True, lazy=True)
-SMALL = Tiles(128, 128, turns=True, lazy=True)
+SMALL = Tiles(128, 128, turns=False, lazy=True)
 TILES = {128: (WIDE,), 64: (TALL, SMALL)}
 
 

@@ -26,18 +26,18 @@
 //     registers           P̃_2           P̃_1                P̃_0                    O / ℓ ──> shared memory ──> TMA
 //
 // While a consumer's P̃ is computed the tensor cores have its last P̃ V to do and the other consumers' products. Each step and
-// what it bought, in TFLOP/s of one interleaved run (NVIDIA H200; H d = 2048, B N = 16384, fp16, full, and so below):
+// what it bought, in TFLOP/s; numbers that are compared are of one interleaved run (d = 64 and full, if nothing else is said):
 // - The persistent grid: a block draws its next row block (atomicInc, which is 0 again after the last) before it has loaded
 //   this one, and its K, Q arrive while O_i is still summed and stored. Causally those with most tiles come first, across as
 //   many heads as have K and V in the L2 together.
 // - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
-//   different times. d = 64: 423 for 402 at N = 1024, 545 for 537 at 16384. d = 128: no gain, and none taken.
-// - Lazy rescaling. Without the threshold, wherever a maximum grows: d = 64 396, not 423; 515, not 545. With it no lane asks
+//   different times. Three consumers: 423 for 402 at N = 1024, 545 for 537 at 16384. Two have no use for them.
+// - Lazy rescaling. Without the threshold, wherever a maximum grows: 396, not 423; 515, not 545. With it no lane asks
 //   its neighbours for their maxima: a vote of the warp says whether it must.
 // - Exponentials above the wait for O_i, where they belong: the compiler moves them below, but not beyond a barrier in a loop
-//   (K's) and not if their sum is looked at. At d = 64 the kernel ran at 0.94 to 1.04 of cuDNN without, and 1.06 to 1.19 with.
+//   (K's) and not if their sum is looked at. Without, the kernel ran at 0.94 to 1.04 of cuDNN's rate, with, 1.06 to 1.19.
 // - Two loops: masks are applied in the first only, and cost nothing in the second: ~385 instructions a warp and tile at d = 64.
-// - Short causal problems, d = 64: 128 rows, not 192, 304 for 283 at N = 1024.
+// - Short causal problems, d = 64: 128 rows, not 192; causally 311 for 285 at N = 1024.
 // - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
 //   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
 // - O_i leaves by TMA from shared memory of its own; rows past N_q are not stored, rows past N are loaded as zeros.
@@ -45,19 +45,19 @@
 // HBM, in elements a head (flashsim.count("q_outer", …), to the element: the counting build sums up its copies): Q read once,
 // O and L written once, K and V once for each of the T_r row blocks, live tiles only. K and V come from the L2 but for once.
 //
-// Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS reaches 711. d = 128 comes to
-// 680 of these. At d = 64 a tile needs as many cycles for its exponentials as for its products, 16 a cycle and multiprocessor,
-// and 547 is what the two leave of each other.
+// Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711, and d = 128
+// comes to 683. At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
 //
-//     TFLOP/s, full / causal    N = 1024     2048         4096         16384       NVIDIA H200, driver 580.159.04, NVRTC 13.0,
-//     d = 128                   581 / 463    629 / 556    660 / 616    680 / 663   2026-11-22; figures/gpu_hopper.json
-//       FlashAttention-4        494 / 369    576 / 478    623 / 573    659 / 652
-//       cuDNN 9.19              546 / 385    592 / 446    618 / 509    634 / 570
-//       tensor_core             303 / 243    313 / 270    315 / 288    323 / 299
-//     d = 64                    426 / 309    489 / 394    502 / 444    548 / 519
-//       FlashAttention-4        375 / 246    459 / 356    491 / 427    547 / 520
-//       cuDNN 9.19              403 / 325    429 / 366    442 / 395    461 / 433
-//       tensor_core             304 / 240    312 / 266    309 / 282    310 / 296
+//     TFLOP/s, full / causal    N = 512      1024         2048         4096         16384
+//     d = 128                   525 / 343    593 / 470    641 / 569    660 / 624    683 / 678
+//       FlashAttention-4        403 / 258    506 / 381    584 / 495    637 / 573    666 / 662
+//       cuDNN 9.19              491 / 326    564 / 401    592 / 463    626 / 512    632 / 579
+//       tensor_core             294 / 213    309 / 251    322 / 277    327 / 288    326 / 307
+//     d = 64                    392 / 248    430 / 322    496 / 402    508 / 454    548 / 528
+//       FlashAttention-4        304 / 177    380 / 251    466 / 359    498 / 433    553 / 531
+//       cuDNN 9.19              370 / 263    414 / 332    437 / 369    453 / 403    460 / 435
+//       tensor_core             294 / 201    310 / 246    313 / 272    312 / 286    313 / 300
+//     NVIDIA H200, driver 580.159.04, NVRTC 13.0, 2026-11-22; fp16, H d = 2048, B N = 16384; figures/gpu_hopper.json
 //
 // no spills, no stack
 #include "hopper.cuh"
