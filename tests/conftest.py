@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-settings.register_profile("flashsim", deadline=None, max_examples=60, print_blob=True)
+settings.register_profile("flashsim", deadline=None, max_examples=30, print_blob=True)
 settings.register_profile(  # scripts/mutation.py's: what fails, fails every time, and need not be made small
     "mutants",
     settings.get_profile("flashsim"),

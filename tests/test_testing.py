@@ -100,13 +100,13 @@ def test_a_failure_says_what_where_and_how_to_see_it_again() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("kv_head_modulo", "H_kv"),
+        pytest.param("kv_head_modulo", "H_kv", marks=pytest.mark.slow),
         ("scale_twice", "scale"),
         ("D_omitted", "D"),
-        ("lse_times_ln_2", "base|ln 2"),
-        ("empty_row_nan", "masked"),
-        ("no_max_subtracted", "maximum"),
-        ("dropout_factor_p", "p"),
+        pytest.param("lse_times_ln_2", "base|ln 2", marks=pytest.mark.slow),
+        pytest.param("empty_row_nan", "masked", marks=pytest.mark.slow),
+        pytest.param("no_max_subtracted", "maximum", marks=pytest.mark.slow),
+        pytest.param("dropout_factor_p", "p", marks=pytest.mark.slow),
     ],
 )
 def test_the_likeliest_bug_is_named(name: str, says: str) -> None:
@@ -244,6 +244,7 @@ def plain(
     return O if spec.lse is None else (O, lse / np.log(2) if spec.lse == "base2" else lse)
 
 
+@pytest.mark.slow
 def test_wrong_declarations_are_noticed() -> None:
     made = Spec(masks=True, causal="bottom_right", lse="natural")
     for declared, check in [
@@ -258,6 +259,7 @@ def test_wrong_declarations_are_noticed() -> None:
         assert check in {failure.check for failure in report.failures}
 
 
+@pytest.mark.slow
 def test_a_strict_budget_tells_16_bit_sums_from_float32_ones() -> None:
     def sloppy(q: Any, k: Any, v: Any) -> Any:
         P = np.exp((q.astype(np.float32) @ k.astype(np.float32).swapaxes(-1, -2)) / np.sqrt(q.shape[-1]))
@@ -279,6 +281,7 @@ def test_a_strict_budget_tells_16_bit_sums_from_float32_ones() -> None:
 # ------------------------------------------------------------------------------------------------------------- the API
 
 
+@pytest.mark.slow
 def test_expected_failures_are_expected_and_only_they() -> None:
     leaky = next(mutant for mutant in ALL if mutant.name == "nan_in_masked_values").build()
     reasons = {"masked_kv_poison": "0·NaN", "backward_poison": "0·NaN"}
@@ -476,6 +479,7 @@ def test_lengths_lie_around_the_block() -> None:
     assert around(512) == [511, 512, 513, 768]
 
 
+@pytest.mark.slow
 def test_a_pool_of_shapes_keeps_its_bound_and_still_tells() -> None:
     for bound in (1, 2, 8, 30):
         spec = Spec(causal="bottom_right", gqa=True, lse="natural", max_shapes=bound)
@@ -590,3 +594,10 @@ def test_300_examples_on_a_numpy_kernel_are_tried_with_every_check() -> None:
     report = full(UNFUSED, max_examples=300)
     assert report.examples == 300
     assert min(tally.tried for tally in report.tallies.values()) >= 20
+
+
+def test_a_case_too_large_for_an_oracle_is_refused() -> None:
+    with pytest.raises(ValueError, match="N_q, N_k, d, d_v make an array of up to 4611686018427387904 elements"):
+        Case(N_q=2**31, N_k=2**31)
+    with pytest.raises(ValueError, match=r"expected at most 268,435,456"):
+        Case(N_k=2_147_483_648)

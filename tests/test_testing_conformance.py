@@ -16,7 +16,12 @@ EXAMPLES = int(os.environ.get("FLASHSIM_EXAMPLES", "10"))
 SLOW = {"memory_efficient": 0.25, "small_cache": 0.5}  # the share of them that it is given
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+QUICK = ("flash", "q_outer", "standard", "numpy_tiled")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in IMPLEMENTATIONS]
+)
 def test_a_correct_attention_passes(name: str) -> None:
     implementation = IMPLEMENTATIONS[name]
     if implementation.missing:

@@ -16,6 +16,7 @@ from flashsim.inputs import FLOATS, Array, float_dtype, largest, roundoff, small
 from flashsim.testing.regimes import MASKS, REGIMES, values
 from flashsim.testing.spec import Spec
 
+MOST_ELEMENTS = 2**28
 LENGTHS = ("B", "H_kv", "group", "N_q", "d")
 STRIDES = ("contiguous", "heads_last", "rows", "padded", "mixed", "columns")  # the simplest first
 Keep = Callable[..., Any]  # keep(shape, dropout_p, seed) -> booleans (B, H_q, N_q, N_k), True = kept
@@ -74,6 +75,13 @@ class Case:
         checked["block"] = tuple(check_count("Case: block", side) for side in self.block)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
+        longest = max(self.N_q, self.N_k)
+        elements = self.B * self.H_kv * self.group * longest * max(self.N_k, self.d, self.d_v or 0)
+        if elements > MOST_ELEMENTS:
+            raise ValueError(
+                f"Case: B, H_kv, group, N_q, N_k, d, d_v make an array of up to {shown(elements)} elements; "
+                f"expected at most {MOST_ELEMENTS:,}, as each is checked against a float64 oracle"
+            )
 
     def problem(self, spec: Spec) -> Problem:
         """Return the arrays that this case stands for. `spec` says how causal is aligned, and what to expect."""
