@@ -104,7 +104,7 @@ def add_inputs(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return 0. Raises ValueError for options that make no sense together."""
-    from flashsim.trace.saving import page_of
+    from flashsim.trace.saving import check_suffix, page_of
     from flashsim.trace.text import lines
 
     second = options.vs or options.bug
@@ -115,6 +115,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--open shows a page; expected -o FILE.html, got {output}")
     if not options.text:
         check_outputs(options, output)
+        check_suffix(output, "the comparison of two" if second else "")
     trace, versus = recorded(options)
     if options.text:
         print("\n".join(lines(trace)))

@@ -384,7 +384,7 @@ def test_a_moment_that_is_no_step_is_refused() -> None:
 
 
 def test_a_lesson_goes_with_a_page(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a lesson is in a page: expected \.html"):
+    with pytest.raises(ValueError, match=r"a lesson is a page: expected \.html"):
         short_trace().save(tmp_path / "x.json.gz", lesson=Lesson("x", "y"))
     assert not (tmp_path / "x.json.gz").exists()
 

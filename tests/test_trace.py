@@ -818,3 +818,21 @@ def test_step_refuses(
     assert main(["step", *arguments]) == 2
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_saved_is_refused_before_it_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flashsim.cli_step.recorded", lambda options: pytest.fail("recorded"))
+    assert main(["step", "-o", "x.txt"]) == 2
+    assert "x.txt has no suffix that says a trace's format" in capsys.readouterr().err
+    assert main(["step", "-o", "x.npz", "--vs", "q_outer"]) == 2
+    assert "the comparison of two is a page: expected .html" in capsys.readouterr().err
+
+
+def test_a_masked_or_ragged_dO_is_refused_by_name() -> None:
+    X = np.ones((4, 2))
+    with pytest.raises(ValueError, match="dO is a masked array"):
+        flashsim.trace("flash", X, X, X, dO=np.ma.masked_array(X, mask=X > 0))
+    with pytest.raises(ValueError, match=r"dO is \[\[1\], \[1, 2\]\]; expected an array"):
+        flashsim.trace("flash", X, X, X, dO=[[1], [1, 2]])

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.record import Algorithm
+from flashsim.checking import check_array
 from flashsim.inputs import check_inputs
 from flashsim.trace.lesson import Lesson, Moment
 from flashsim.trace.loading import LARGEST_FILE
@@ -53,7 +54,7 @@ class Tracing:
         from flashsim.api import backward, forward
 
         given = check_inputs(Q, K, V, check_finite=False)
-        Q, K, V, dO = given.Q, given.K, given.V, None if dO is None else np.asarray(dO)
+        Q, K, V, dO = given.Q, given.K, given.V, None if dO is None else check_array("dO", dO)
         if dO is not None and dO.shape != (*Q.shape[:-1], V.shape[-1]):
             raise ValueError(f"dO has shape {dO.shape}; expected that of O, {(*Q.shape[:-1], V.shape[-1])}")
         if head is not None:

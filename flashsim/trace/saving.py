@@ -35,22 +35,26 @@ LOGICAL_TIME = "logical time: one step of the algorithm = 1 µs; not performance
 
 def save(trace: Trace, path: str | Path, versus: Trace | None = None, lesson: Lesson | None = None) -> Path:
     """Write a trace in the format that the path's suffix says. Raises ValueError for one that it does not know."""
-    path = path_of(path)
-    if versus is not None and path.suffix != ".html":
-        raise ValueError(f"{path.name} holds one trace; the comparison of two is a page: expected .html")
-    if lesson is not None and path.suffix != ".html":
-        raise ValueError(f"{path.name} holds a trace; a lesson is in a page: expected .html")
+    path = check_suffix(path, "the comparison of two" if versus else "a lesson" if lesson else "")
     if path.name.endswith(".html"):
         return write_whole(path, as_html(trace, versus, lesson))
     if path.name.endswith(".perfetto.json"):
         return write_whole(path, json.dumps(as_perfetto(trace), ensure_ascii=False))
     if path.name.endswith(".json.gz"):
         return write_whole(path, _zipped(as_json(trace)))
-    if path.name.endswith(".npz"):
-        return write_whole(path, _as_npz(as_json(trace)))
-    raise ValueError(
-        f"{path.name} has no suffix that says a trace's format; expected .html, .json.gz, .npz or .perfetto.json"
-    )
+    return write_whole(path, _as_npz(as_json(trace)))
+
+
+def check_suffix(path: str | Path, only_as_a_page: str = "") -> Path:
+    """Return the path if its suffix says a trace's format: .html for what is `only_as_a_page`. Else raise ValueError."""
+    path = path_of(path)
+    if only_as_a_page and path.suffix != ".html":
+        raise ValueError(f"{path.name} holds one trace; {only_as_a_page} is a page: expected .html")
+    if not path.name.endswith((".html", ".json.gz", ".npz", ".perfetto.json")):
+        raise ValueError(
+            f"{path.name} has no suffix that says a trace's format; expected .html, .json.gz, .npz or .perfetto.json"
+        )
+    return path
 
 
 # ---------------------------------------------------------------------------------------------------------------- JSON
