@@ -11,11 +11,16 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, algorithm_1_flash_basic, backward_passes
+from flashsim.algorithms.own import PARTS as PARTS_OF_ONES_OWN
 from flashsim.cli import main
+from flashsim.reference import attention, error_bound, rounding
 from flashsim.testing.mutants import ALL
 from tests.implementations import IMPLEMENTATIONS
 
@@ -83,6 +88,37 @@ def test_the_debugging_walk_is_real(tmp_path: Path) -> None:
         found = printed.find(line, at)
         assert found >= 0, f"{line!r} not printed, in order, in:\n{done.stdout}{done.stderr}"
         at = found
+
+
+def test_an_algorithm_of_ones_own_does_what_is_said(tmp_path: Path) -> None:
+    (script,) = (block for block in blocks("python") if block.startswith("# mine.py"))
+    assert len(script.splitlines()) <= 25
+    scope: dict[str, Any] = {}
+    exec(script, scope)
+    mine = scope["two_sweeps"]
+    Q, K, V = (np.random.default_rng(n).normal(size=(50, 8)) for n in range(3))
+    run = flashsim.forward(mine, Q, K, V, M=500, sizing="fit")
+    assert run.sram.enforced
+    assert (abs(run.O - attention(Q, K, V)) <= error_bound(Q, K, V, **rounding(mine, run.blocks))).all()
+    assert flashsim.count(mine, N=50, d=8, M=500, sizing="fit", dtype="float64").hbm == run.hbm
+    assert flashsim.trace(mine, Q, K, V, M=500).save(tmp_path / "mine.html").exists()
+    assert ", ".join(PARTS_OF_ONES_OWN) == "tau, MASK, dropout, live"
+
+
+def test_a_mask_of_ones_own_needs_allows_alone() -> None:
+    class Dilated(flashsim.Mask):
+        """Every other key of the last nine."""
+
+        def allows(self, rows: Any, cols: Any, shape: Any, head: Any) -> Any:
+            apart = rows[:, None] - cols[None, :]
+            return (apart >= 0) & (apart < 9) & (apart % 2 == 0)
+
+    Q, K, V = (np.random.default_rng(n).normal(size=(30, 4)) for n in range(3))
+    apart = np.arange(30)[:, None] - np.arange(30)
+    whole = (apart >= 0) & (apart < 9) & (apart % 2 == 0)
+    for name in ("standard", "flash", "q_outer", "small_cache"):
+        run = flashsim.forward(name, Q, K, V, mask=Dilated(), M=200)
+        assert np.allclose(run.O, attention(Q, K, V, mask=whole), rtol=1e-12), name
 
 
 def test_every_algorithm_has_its_row() -> None:

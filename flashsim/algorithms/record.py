@@ -90,5 +90,5 @@ class Algorithm:
 
     @property
     def listing(self) -> str:
-        """The docstring of its file, which holds its listing."""
-        return sys.modules[self.run.__module__].__doc__ or ""
+        """The docstring of its file, which holds its listing; empty for what was made at a prompt, say."""
+        return getattr(sys.modules.get(self.run.__module__), "__doc__", None) or ""
