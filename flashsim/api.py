@@ -229,7 +229,7 @@ def forward(
              tell without data. Default: all tiles
     splits   for "split_kv": how many runs of blocks the keys are cut into; some may be empty. None: one for each block
     merge    for "split_kv": "sequence" or "tree"
-    gqa      how query heads that share a KV head run (seed 002, "GQA Handling in FlashAttention").
+    gqa      how query heads that share a KV head run ("FlashAttention: Theory and Practice", "GQA Handling in FlashAttention").
              "separate" (its option B): each on its own, streaming K and V of its KV head anew.
              "grouped" (option A): a group at once, as one problem of g·N_q queries whose row r is query r // g of the group's
              head r % g; B_r and `block_mask` count such rows. A tile of K and V that is loaded serves all rows on chip. So

@@ -205,7 +205,7 @@ def test_verify_prints_the_ledger(capsys: pytest.CaptureFixture[str]) -> None:
     assert {claim["source"] for claim in claims} == {
         *("Theorem 1", "Theorem 2", "Proposition 3", "Proposition 4", "Algorithms 2–5", "Theorem 5", "Equation 4"),
         *("Appendix B.4", "Appendix B.5", "Appendix D.1", "Saha and Ye (arXiv 2402.07443)"),
-        *("The chapter (seed 002)", "What is optimal"),
+        *("FlashAttention: Theory and Practice", "What is optimal"),
     }
     assert all(claim["holds"] and claim["tried"] and claim["measured"] for claim in claims)
 

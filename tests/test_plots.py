@@ -576,7 +576,9 @@ def test_every_figure_has_a_script() -> None:
 @pytest.mark.parametrize("name", SCRIPTS.values())
 def test_scripts_draw_what_is_in_figures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py", "-o", str(tmp_path / name)])
-    runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
+    assert ended.value.code == 0
     made = json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
     kept = json.loads((ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8"))
     assert made["command"] == f"python scripts/{name}.py -o {tmp_path / name}"

@@ -43,7 +43,7 @@ class Seen:
 
 
 def test_the_chapters_march_through_the_causal_matrix() -> None:
-    """n = 16, B_q = B_k = 4 (seed 002): "Processing order for Q tile 2"."""
+    """n = 16, B_q = B_k = 4 (the chapter): "Processing order for Q tile 2"."""
     Q, K, V, _ = inputs(16, 16, 4, 4)
     seen = Seen()
     flashsim.forward("q_outer", Q, K, V, blocks=(4, 4), M=200, causal=True, observers=[seen])

@@ -24,9 +24,9 @@
     20 end for
     21 Return O, L, R.
 
-The listing is ours; the steps are the chapter's (seed 002, "The Full Algorithm"). O, ℓ and m never leave the chip until a
-row block is done: they are divided by ℓ once, and O is written once, with one log-sum-exp a row for the backward pass. The
-price is K and V, which each of the T_r row blocks streams past; so B_r is the large size here. Causally, the tiles above
+The listing is ours; the steps are those of "FlashAttention: Theory and Practice", "The Full Algorithm". O, ℓ, m never leave
+the chip until a row block is done: they are divided by ℓ once, and O is written once, with a log-sum-exp a row. The price
+is K and V, which each of the T_r row blocks streams past; so B_r is the large size here. Causally, the tiles above
 the diagonal are not loaded, and only those on it are masked.
 """
 

@@ -26,10 +26,10 @@
     22 Merge the parts of each row block, divide by ℓ, and write O to HBM.
     23 Return O, R.
 
-The listing is ours; the steps are the chapter's (seed 002, "Decode Variant"), where a split is one tile. With one query
-there is one row block, and so nothing else to run at once. A part is not divided by its ℓ, so that merging is a weighted
-sum (split_kv_merge.py: in sequence, or as a tree). Parts are kept in the chip's precision. A split without a live tile
-leaves (0, 0, −∞), which changes nothing when merged.
+The listing is ours; the steps are those of "FlashAttention: Theory and Practice", "Decode Variant", where a split is one
+tile. With one query there is one row block, and so nothing else to run at once. A part is not divided by its ℓ, so that
+merging is a weighted sum (split_kv_merge.py). Parts are kept in the chip's precision. A split without a live tile leaves
+(0, 0, −∞), which changes nothing when merged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The chapter's systems (seed 002), by count: loops exchanged, decoding, grouped heads, trees, a third level, and the best."""
+"""The chapter's systems, by count: loops exchanged, decoding, grouped heads, trees, a third level, and the best.
+
+The chapter is "FlashAttention: Theory and Practice", of a book on inference.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from flashsim.tune import tune
 from flashsim.verify.claim import Claim
 from flashsim.verify.shared import accesses, in_range, within
 
-_CHAPTER = "The chapter (seed 002)"
+_CHAPTER = "FlashAttention: Theory and Practice"
 
 
 def loops_exchanged(full: bool) -> Claim:
