@@ -37,6 +37,7 @@ from flashsim.reference import (
     rounding,
 )
 from flashsim.trace.recording import tiles_of
+from flashsim.variant import attended
 
 from .cases import DTYPES, MASKS, Array, of_bound, room_for
 from .test_planted_bugs import swap
@@ -720,3 +721,17 @@ def test_bugs_are_caught(
     swap(function, before, after, monkeypatch)
     with np.errstate(all="ignore"):
         assert objections() >= by
+
+
+def test_the_mask_of_each_query_head_of_a_group_is_what_its_result_attends_to() -> None:
+    """A mask by head and a block mask of interleaved rows, as the reference needs them: `variant.attended`."""
+    rng = np.random.default_rng(0)
+    Q, K, V = rng.normal(size=(4, 9, 3)), rng.normal(size=(2, 7, 3)), rng.normal(size=(2, 7, 2))
+    skip = np.ones((6, 3), bool)  # 2 · 9 rows in blocks of 3, 7 keys in blocks of 3
+    skip[1, 0] = skip[2, 1] = skip[4, 2] = False
+    run = flashsim.forward(
+        "block_sparse", Q, K, V, mask=rng.random((4, 9, 7)) < 0.7, block_mask=skip, gqa="grouped", blocks=(3, 3), M=200
+    )
+    for head in range(4):
+        mask = attended(run.variant, run.blocks, Shape(9, 7, 3, 2), (head,), group=2)
+        assert np.allclose(run.O[head], attention(Q[head], K[head // 2], V[head // 2], mask=mask), rtol=1e-12)

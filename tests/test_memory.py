@@ -408,6 +408,13 @@ def test_after_an_error_in_a_turn_the_chip_holds_what_it_held_before(ignored: li
     assert ignored == []
 
 
+def test_when_counting_the_first_turn_that_is_taken_stands_for_its_like() -> None:
+    sram = SRAM(HBM(arithmetic=False), 100)
+    assert list(sram.loop(5, where=np.array([False, True, True, True, False]))) == [1]
+    assert list(sram.loop(5, where=np.array([False, False, True, False, True]))) == [2, 4]
+    assert list(sram.loop(5, where=np.array([False, False, False, False, True]))) == [4]
+
+
 def test_evictions_are_told_at_the_line_of_the_loop_that_ends() -> None:
     heard: list[Event] = []
     hbm = HBM()

@@ -44,14 +44,12 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
 
 
 def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
-    """The widest of lines 2 and 4 (panels of queries), 1 and 5 (of keys), and line 3: rows of P, dP and their sum."""
+    """Lines 2 and 4 (lines 1 and 5 hold no more: their blocks are no larger), or line 3: rows of P, dP and their sum."""
     n, k, M, width = p.N_q, p.N_k, p.M, max(p.d, p.d_v)
     B, b = blocks.B_r, blocks.B_c
-    panel, streamed = min(B, k), min(b, n)
-    queries, keys = (B + b) * width + B * b, (panel + streamed) * width + panel * streamed
     row = 2 * k + 1
     softmax = min(n, M // row) * row if row <= M else 2 * min(k, max((M - 1) // 2, 1)) + 1
-    return max(queries, keys, softmax, dropping_peak(p))
+    return max((B + b) * width + B * b, softmax, dropping_peak(p))
 
 
 FORM = Form(

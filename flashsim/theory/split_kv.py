@@ -41,10 +41,9 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
 
 
 def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
-    """FlashDecoding: a split, or merging."""
-    t = p.splits or blocks.T_c
-    alone = p.merge == "tree" and t == 1  # nothing to merge: a part is read and divided
-    return max(q_outer.peak(p, blocks, tiles), blocks.B_r * (p.d_v + 1 if alone else 2 * p.d_v + 5))
+    """FlashDecoding: a split, or merging; as a tree, one part is only read and divided, which takes no more than its split."""
+    alone = p.merge == "tree" and (p.splits or blocks.T_c) == 1
+    return max(q_outer.peak(p, blocks, tiles), 0 if alone else blocks.B_r * (2 * p.d_v + 5))
 
 
 FORM = Form(
