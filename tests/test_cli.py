@@ -112,7 +112,7 @@ def test_a_bfloat16_file_is_read_though_nothing_has_imported_its_type() -> None:
     from ml_dtypes import bfloat16
     from safetensors.numpy import save_file
 
-    given = {name: np.arange(6).reshape(3, 2).astype(bfloat16) / 4 for name in "qkv"}
+    given = {name: (np.arange(6).reshape(3, 2) / 4).astype(bfloat16) for name in "qkv"}
     save_file(given | {"other": np.ones(3, bfloat16)}, "mine.safetensors")
     ran = subprocess.run([sys.executable, "-c", BFLOAT16], capture_output=True, text=True, check=True)
     without, read = ran.stdout.splitlines()
