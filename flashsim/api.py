@@ -162,24 +162,24 @@ class Job:
                 )
                 traffic += hbm.traffic
                 peak = max(peak, sram.peak)
-                kept = [matrix.name for matrix in returned] + [name for name in self.algorithm.saves if name in hbm]
-                for name in kept:
+                names = [matrix.name for matrix in returned]
+                for name in (*names, *(name for name in self.algorithm.saves if name in hbm)):
                     results.setdefault(name, []).append(hbm.peek(name))
-                if (lse := self._lse(hbm)) is not None:
+                if (lse := self._lse(hbm, names)) is not None:
                     results.setdefault("lse", []).append(lse)
                 if self.on_head is not None:
                     self.on_head(number + 1, len(heads))
         return results, once_per_group(traffic, self.given.group), Occupancy(peak, self.M, self.enforced)
 
-    def _lse(self, hbm: HBM) -> Array | None:
+    def _lse(self, hbm: HBM, returned: Sequence[str]) -> Array | None:
         """Return a forward pass's log-sum-exp, (N_q, 1), from what it returned, or else left in HBM."""
         if self.algorithm.direction == "backward":
             return None
         if self.algorithm.lse is not None:
             return self.algorithm.lse(hbm, self.variant.merge)
-        if "L" in hbm:
+        if "L" in returned:
             return hbm.peek("L")
-        return hbm.peek("m") + log(hbm.peek("l")) if "l" in hbm and "m" in hbm else None
+        return hbm.peek("m") + log(hbm.peek("l")) if {"l", "m"} <= set(returned) else None
 
 
 def forward(
@@ -476,10 +476,10 @@ def _blocks(
             return False
         return True
 
-    chosen = policy(Problem(algorithm.name, shape, M, algorithm.line_1, algorithm.rows, fits))
-    if not isinstance(chosen, Blocks):
-        raise ValueError(f"sizing returned {shown(chosen)}; expected flashsim.Blocks")
-    return clipped(shape, check_count("sizing's B_r", chosen.B_r), check_count("sizing's B_c", chosen.B_c))
+    sizes = policy(Problem(algorithm.name, shape, M, algorithm.line_1, algorithm.rows, fits))
+    if not isinstance(sizes, Blocks):
+        raise ValueError(f"sizing returned {shown(sizes)}; expected flashsim.Blocks")
+    return clipped(shape, check_count("sizing's B_r", sizes.B_r), check_count("sizing's B_c", sizes.B_c))
 
 
 def _watched(observers: Sequence[Observer], *, trace: bool) -> tuple[Sequence[Observer], Recorder | None]:

@@ -111,6 +111,14 @@ def test_what_is_no_algorithm_is_refused() -> None:
         flashsim.forward(3, Q, K, V)  # type: ignore[arg-type]
 
 
+def test_a_log_sum_exp_is_taken_from_what_is_returned_and_not_from_what_has_its_name() -> None:
+    def keeps_L(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> Matrix:
+        hbm.full("L", (1, 1), 7.0, sram.dtype)
+        return two_sweeps(hbm, sram, Q, K, V, blocks)
+
+    assert flashsim.forward(keeps_L, Q, K, V, blocks=(4, 5), M=200).lse is None
+
+
 HEAD = """
 from flashsim.algorithms.notation import exp
 
