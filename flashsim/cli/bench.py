@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from flashsim.cli_shared import add_dropout, add_json, add_quiet, check_outputs, progress, whole, write_json
+from flashsim.cli.shared import add_dropout, add_json, add_quiet, check_outputs, progress, whole, write_json
 from flashsim.gpu.benchmark import NAMES
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
