@@ -26,6 +26,7 @@ from flashsim.inputs import Inputs
 from flashsim.masks import as_mask
 from flashsim.memory import HBM, SRAM
 from flashsim.observers import InductionInvariant
+from flashsim.qkv import QKV
 from flashsim.records import Shape
 from flashsim.reference import (
     attention,
@@ -36,7 +37,6 @@ from flashsim.reference import (
     group_bound,
     rounding,
 )
-from flashsim.qkv import QKV
 from flashsim.tracing.recording import tiles_of
 from flashsim.variant import attended
 
