@@ -36,7 +36,7 @@ def add_options(parser: Any) -> None:
     add_lengths(parser)
     add_M(parser, "Default: 100KB")
     parser.add_argument("--backward", action="store_true", help="tune the backward pass")
-    add_causal(parser, "; dead tiles are skipped")
+    add_causal(parser, "; empty tiles are skipped")
     add_dropout(parser)
     parser.add_argument(
         "--least",
