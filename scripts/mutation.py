@@ -116,6 +116,8 @@ def _copied(folder: str) -> None:
     with tarfile.open(fileobj=BytesIO(_git("archive", "HEAD"))) as archive:
         archive.extractall(home, filter="data")
     os.chdir(home)
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ |= {"PYTHONPATH": str(home), "OPENBLAS_NUM_THREADS": "1"}
     # a mutant may be as long as the original, and written in the same second
     compileall.compile_dir("flashsim", quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
