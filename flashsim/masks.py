@@ -10,6 +10,16 @@ All but `Dense` and `Tree` are implicit: positions decide, and nothing is read f
 blocks are loaded as they are needed, and counted, at one byte an element. A `Tree` lives there as a bitmask, one bit for
 each pair of nodes in words of 32 (source: "FlashAttention: Theory and Practice", its section on tree masking for
 speculative decoding); the words that a tile of S overlaps are loaded and counted, a word an element of 4 bytes.
+
+Words that are used throughout. A tile is a block of S, B_r × B_c, and a mask makes it one of three (FlexAttention's terms):
+
+    full     the mask allows every element: nothing to mask
+    partial  the mask allows some elements and forbids others
+    empty    the mask forbids every element: nothing to compute
+    live     not empty, as far as positions tell: what lives in HBM is not looked at for this
+    row      a row of S: one query of one query head
+    grouped  query heads that share a KV head run as one problem: their rows are interleaved (`flashsim.groups`)
+    folded   turns of a loop that cost the same are run once and counted as often as they occur (`flashsim.memory`)
 """
 
 from __future__ import annotations
@@ -60,11 +70,11 @@ class Mask(ABC):
         """Return (len(rows), len(cols)), True where query may attend to key. `Dense` and `Tree` allow everything here."""
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Return, for tiles [rows, row_ends) × [cols, col_ends), False where all is masked as far as positions tell."""
+        """Return, for tiles [rows, row_ends) × [cols, col_ends), whether each is live: False only where it is surely empty."""
         return np.ones(np.broadcast_shapes(rows.shape, cols.shape), bool)
 
-    def leaves_all(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Return, for the same tiles, True where positions surely allow every element. What lives in HBM is no matter."""
+    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+        """Return, for the same tiles, whether each is full as far as positions tell: True only where it surely is."""
         return np.zeros(np.broadcast_shapes(rows.shape, cols.shape), bool)
 
     def keys(self, shape: Shape, head: Head) -> int:
@@ -72,7 +82,7 @@ class Mask(ABC):
         return shape.N_k
 
     def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return what `live`, `leaves_all` and `keys` say, as one band; None where it is none: then tiles are looked at."""
+        """Return what `live`, `full` and `keys` say, as one band; None where it is none: then each tile is looked at."""
         return None
 
     def dense(self, head: Head) -> list[Bools]:
@@ -144,7 +154,7 @@ class SlidingWindow(Mask):
         shift = shape.N_k - shape.N_q
         return self._within(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift))
 
-    def leaves_all(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Compare the corners farthest from the window."""
         shift = shape.N_k - shape.N_q
         return self._within(col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift))
@@ -220,7 +230,7 @@ class KeyPadding(Mask):
         """Compare the tile's first key with the length."""
         return np.broadcast_to(cols < self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
 
-    def leaves_all(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Compare the tile's last key with the length."""
         return np.broadcast_to(col_ends <= self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
 
@@ -243,8 +253,8 @@ class Dense(Mask):
         return np.ones((len(rows), len(cols)), bool)
 
     def band(self, shape: Shape, head: Head) -> Band:
-        """Return all of S, each tile to be masked."""
-        return Band(None, None, shape.N_k, whole=False)
+        """Return all of S, each tile partial."""
+        return Band(None, None, shape.N_k, positional=False)
 
     @property
     def per_head(self) -> bool:
@@ -298,8 +308,8 @@ class Tree(Mask):
         return Causal().live(rows, row_ends, cols, col_ends, shape, head)
 
     def band(self, shape: Shape, head: Head) -> Band:
-        """Return the causal band, each tile to be masked."""
-        return Band(None, 0, shape.N_k, whole=False)
+        """Return the causal band, each tile partial."""
+        return Band(None, 0, shape.N_k, positional=False)
 
     @property
     def tree(self) -> Tree:
@@ -362,14 +372,14 @@ class Both(Mask):
         return self.a.allows(rows, cols, shape, head) & self.b.allows(rows, cols, shape, head)
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Return where both may be live."""
+        """Return where tiles may be live for both."""
         corners = (rows, row_ends, cols, col_ends, shape, head)
         return self.a.live(*corners) & self.b.live(*corners)
 
-    def leaves_all(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Return where both leave all."""
+    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+        """Return where tiles are full for both."""
         corners = (rows, row_ends, cols, col_ends, shape, head)
-        return self.a.leaves_all(*corners) & self.b.leaves_all(*corners)
+        return self.a.full(*corners) & self.b.full(*corners)
 
     def keys(self, shape: Shape, head: Head) -> int:
         """Return the lesser."""
@@ -497,15 +507,15 @@ class TileMask:
                 sram.store(S[i, j], S_masked_ij)  # line 2
 
 
-class EdgeTileMask(TileMask):
-    """MASK for algorithms that skip dead tiles: it leaves alone those of which positions allow all."""
+class PartialTileMask(TileMask):
+    """MASK for algorithms that skip empty tiles: it masks partial tiles, and full ones not."""
 
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
-        """Return S_ij itself, or with −∞ where the mask forbids: on an edge of the mask, or where it lives in HBM."""
+        """Return S_ij itself if the tile is full; else, or where the mask lives in HBM, with −∞ where it forbids."""
         if not self._tiles and self._words is None and not self._nothing:
             (rows, cols), top, left = S_ij.shape, i * self._B_r, j * self._B_c
             tops, bottoms, lefts, rights = (np.array([n]) for n in (top, top + rows, left, left + cols))
-            if self._mask.leaves_all(tops, bottoms, lefts, rights, self._shape, self._head)[0]:
+            if self._mask.full(tops, bottoms, lefts, rights, self._shape, self._head)[0]:
                 return S_ij
         return super().__call__(S_ij, i, j)
 

@@ -1,4 +1,4 @@
-"""What closed forms are written in: one head's problem, its tiles of S by shape, and which tiles a mask leaves alive."""
+"""What closed forms are written in: one head's problem, its tiles of S by shape, and which of them are live."""
 
 from __future__ import annotations
 
