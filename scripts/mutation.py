@@ -158,8 +158,10 @@ def described(spec: MutationSpec) -> Mutant | None:
     mutated = mutate_code(source, get_operator(spec.operator_name)(**spec.operator_args), spec.occurrence)
     if mutated is None or _meaning(mutated) in (None, _meaning(source)):
         return None
-    lines = zip(source.splitlines(), mutated.splitlines(), strict=False)
-    line, after = next((n, b.strip()) for n, (a, b) in enumerate(lines, 1) if a != b)
+    pairs = enumerate(zip(source.splitlines(), mutated.splitlines(), strict=False), 1)
+    line, after = next((number, new.strip()) for number, (old, new) in pairs if old != new)
+    if source.count("\n") != mutated.count("\n"):  # a decorator is gone: the others moved
+        line = spec.start_pos[0]
     before, which = _line(source, line)
     return {"file": str(spec.module_path), "line": line, "which": which, "before": before, "after": after}
 
