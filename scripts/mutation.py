@@ -101,6 +101,9 @@ def main() -> None:
             }
             for number, found in enumerate(as_completed(started), 1):
                 mutant = started[found]
+                if found.exception():
+                    print(f"{mutant['file']}:{mutant['line']}  {mutant['after']}: {found.exception()}")
+                    continue
                 mutant |= {"killed_by": found.result(), "commit": commit}
                 print(
                     f"{number:4} {mutant['file']}:{mutant['line']}  {mutant['after']}  {mutant['killed_by']}",
@@ -284,7 +287,7 @@ def _file(test: str) -> str:
 # --------------------------------------------------------------------------------------------------------------- tests
 
 
-@dataclass
+@dataclass(eq=False)
 class Watch:
     """A plugin of pytest: chooses tests and their order, limits their time, and notes how they end."""
 
