@@ -55,8 +55,8 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             ours, notes = isinstance(error, ValueError | MemoryModelError | MissingGPU), getattr(error, "__notes__", [])
             if not ours and not notes:
                 raise
-            what = error if ours else f"{type(error).__name__}: {error}"
-            _say(f"{program}: error: {what}" + "".join(f" ({note})" for note in notes))
+            said = error if ours else f"{type(error).__name__}: {error}"
+            _say(f"{program}: error: {said}" + "".join(f" ({note})" for note in notes))
             status = REFUSED
         return status
 

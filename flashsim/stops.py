@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashsim.algorithms import Algorithm
+from flashsim.planting import recompiled
 from flashsim.source import label_at
 
 Loops = tuple[tuple[str, int], ...]
@@ -87,10 +87,8 @@ def with_breakpoint(algorithm: Algorithm, stop: Stop, at: Mapping[str, int]) -> 
         body = getattr(node, "body", None)
         if isinstance(body, list):
             body[:] = [s for old in body for s in ([*call, old] if old.lineno == stop.line else [old])]
-    scope = dict(vars(sys.modules[algorithm.run.__module__]))
-    future = ast.parse("from __future__ import annotations").body
-    exec(compile(ast.Module([*future, function], []), stop.file, "exec", dont_inherit=True), scope)
-    return replace(algorithm, run=scope[function.name])
+    run = recompiled(inspect.unwrap(algorithm.run), ast.Module([function], []), stop.file)
+    return replace(algorithm, run=run)
 
 
 def condition(at: Mapping[str, int]) -> str | None:

@@ -124,7 +124,7 @@ def _spec(fn: Any, options: argparse.Namespace) -> Spec:
     from flashsim.testing import Spec
 
     asked = {name: getattr(options, name) for name in SPEC_OPTIONS}
-    said = {name: tuple(v) if isinstance(v, list) else v for name, v in asked.items() if v is not None}
+    said: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in asked.items() if v is not None}
     if options.spec:
         given, whose = load(options.spec), f"argument --spec: {options.spec}"
     elif options.wrap:

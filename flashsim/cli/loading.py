@@ -74,7 +74,8 @@ def _names(module: ModuleType) -> str:
 
 
 def _module(name: str) -> ModuleType:
-    return _run(name, Path.cwd(), lambda: importlib.import_module(name))
+    _run(name, Path.cwd(), lambda: importlib.import_module(name))
+    return sys.modules[name]
 
 
 def _file(path: Path) -> ModuleType:
@@ -100,17 +101,17 @@ def _file(path: Path) -> ModuleType:
     return module
 
 
-def _run(name: str, folder: Path, work: Callable[[], Any], file: str | None = None) -> Any:
+def _run(name: str, folder: Path, work: Callable[[], object], file: str = "") -> None:
     """Do what imports a module, with its folder among those where modules are looked for."""
     if "" not in sys.path and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
-        return work()
+        work()
     except (Exception, SystemExit) as error:
         raise ValueError(f"{_place(name, error, file)}: {type(error).__name__}: {_said(error)}") from error
 
 
-def _place(name: str, error: BaseException, file: str | None) -> str:
+def _place(name: str, error: BaseException, file: str) -> str:
     """Return the name of what could not be imported, and the line of its file at which it went wrong."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{name if error.filename == file else error.filename}, line {error.lineno}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import webbrowser
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,7 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
 
 def _trace(what: Any, given: tuple[Any, Any, Any], options: argparse.Namespace, bug: str | None = None) -> Any:
     import flashsim
-    from flashsim.tracing.bugs import planted
+    from flashsim.tracing.bugs import with_bug
 
     Q, K, V = given
     asked, direction = arguments(options, Q, K, V), "backward" if options.backward else "forward"
@@ -103,6 +102,5 @@ def _trace(what: Any, given: tuple[Any, Any, Any], options: argparse.Namespace, 
         del asked["block_mask"]
     if options.backward:
         asked["dO"] = gradient(options, Q, V)
-    with planted(algorithm.name, bug, direction) if bug else nullcontext(algorithm) as known:
-        trace = flashsim.trace(known, Q, K, V, **asked)
+    trace = flashsim.trace(with_bug(algorithm, bug, direction) if bug else algorithm, Q, K, V, **asked)
     return replace(trace, about=replace(trace.about, command=options.command_line))
