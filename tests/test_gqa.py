@@ -40,8 +40,7 @@ from flashsim.reference import (
 from flashsim.tracing.recording import tiles_of
 from flashsim.variant import attended
 
-from .cases import DTYPES, MASKS, Array, of_bound, room_for
-from .test_planted_bugs import swap
+from .cases import DTYPES, MASKS, Array, of_bound, room_for, swap
 
 SCHEDULES = ("separate", "grouped")
 DROPPING = [name for name, algorithm in FORWARD.items() if "dropout" in algorithm.parts]

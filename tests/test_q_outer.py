@@ -16,8 +16,7 @@ from flashsim.masks import Causal, KeyPadding, Mask, SlidingWindow
 from flashsim.memory import Event
 from flashsim.records import Blocks, Shape
 
-from .cases import Array, Case, full_cases, of_bound, room_for
-from .test_planted_bugs import swap
+from .cases import Array, Case, full_cases, of_bound, room_for, swap
 
 
 def inputs(*shape: int) -> tuple[Array, Array, Array, Array]:

@@ -25,8 +25,7 @@ from flashsim.records import Blocks, Shape
 from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
 from flashsim.theory.problem import live_tiles
 
-from .cases import DTYPES, Array, of_bound, room_for
-from .test_planted_bugs import swap
+from .cases import DTYPES, Array, of_bound, room_for, swap
 
 MASKED = [name for name, algorithm in FORWARD.items() if "MASK" in algorithm.parts]
 PASSES = [("forward", name) for name in MASKED] + [
