@@ -48,7 +48,7 @@ WORD = 32  # bits
 
 
 class Mask(ABC):
-    """A rule for which keys a query attends to."""
+    """A rule that says which keys a query attends to. A subclass needs `allows` alone; the others make counts smaller."""
 
     __array_ufunc__ = None  # so that `array & mask` asks the mask
 
@@ -150,12 +150,12 @@ class SlidingWindow(Mask):
         return self._within(offset, offset)
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the corners nearest to the window."""
+        """Compare the offsets j − p of the two corners that come nearest to the window."""
         shift = shape.N_k - shape.N_q
         return self._within(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift))
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the corners farthest from the window."""
+        """Compare the offsets j − p of the two corners that are farthest from the window."""
         shift = shape.N_k - shape.N_q
         return self._within(col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift))
 
@@ -304,7 +304,7 @@ class Tree(Mask):
         return np.ones((len(rows), len(cols)), bool)
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the corners nearest to the diagonal: no node attends to a later one."""
+        """Compare as causal masks do: no node attends to a later one."""
         return Causal().live(rows, row_ends, cols, col_ends, shape, head)
 
     def band(self, shape: Shape, head: Head) -> Band:
@@ -323,7 +323,7 @@ class Tree(Mask):
 
     @cached_property
     def words(self) -> Words:
-        """The bitmask, (N_q, ⌈N_q/32⌉)."""
+        """The bitmask, (N_q, ⌈N_q/32⌉) words."""
         return _packed(self.attends)
 
     def __repr__(self) -> str:
@@ -382,7 +382,7 @@ class Both(Mask):
         return self.a.full(*corners) & self.b.full(*corners)
 
     def keys(self, shape: Shape, head: Head) -> int:
-        """Return the lesser."""
+        """Return the smaller number."""
         return min(self.a.keys(shape, head), self.b.keys(shape, head))
 
     def band(self, shape: Shape, head: Head) -> Band | None:
@@ -401,7 +401,7 @@ class Both(Mask):
 
     @property
     def tree(self) -> Tree | None:
-        """The tree of either."""
+        """The tree of either one."""
         return self.b.tree if self.a.tree is None else self.a.tree
 
 
@@ -477,7 +477,7 @@ class TileMask:
         return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
 
     def _attends(self, words: Matrix, i: int, left: int, rows: int, cols: int) -> Any:
-        """Load the words that keys left … left + cols − 1 overlap in row block i; return their bits, True for the prefix."""
+        """Load the words with the bits of keys left … left + cols − 1, row block i; return the bits, True for the prefix."""
         prefix = self._prefix
         first, end = max(left, prefix), left + cols  # the tile's nodes, as keys
         attends = np.ones((rows, cols), bool)
