@@ -17,9 +17,10 @@ import numpy as np
 from flashsim.algorithms.group_sum import sum_over_group
 from flashsim.band import Band
 from flashsim.inputs import Array, Inputs, chip_dtype
-from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask, Tree
+from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask
 from flashsim.memory import HBM, SRAM, Observer
 from flashsim.records import Shape, Traffic
+from flashsim.tree_mask import Tree
 
 
 def interleave(a: Array, group: int) -> Array:

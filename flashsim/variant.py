@@ -19,11 +19,12 @@ from flashsim.dropout import NoDropout, TileDropout
 from flashsim.groups import grouped
 from flashsim.inputs import Array, chip_dtype
 from flashsim.live import CountedSplits, CountedTiles, LiveTiles, TileSplits
-from flashsim.masks import All, Head, Mask, PartialTileMask, TileMask
+from flashsim.masks import All, Head, Mask
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
 from flashsim.records import Blocks, Shape
 from flashsim.shape_only import ShapeOnly
 from flashsim.sizes import human_bytes
+from flashsim.tile_masks import PartialTileMask, TileMask
 
 Bools = NDArray[np.bool_]
 MOST_RUN_ONE_BY_ONE = 2**22

@@ -64,7 +64,7 @@ Place = tuple[str, str, int, int]  # file's name, line, which of the lines that 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "figures/mutation.json"
 CORE = (
-    "memory.py", "masks.py", "band.py", "live.py",
+    "memory.py", "masks.py", "tile_masks.py", "tree_mask.py", "band.py", "live.py",
     "dropout.py", "groups.py", "variant.py", "reference.py", "cache.py", "tune.py", "theory/*.py",
     "algorithms/*.py",
 )  # fmt: skip

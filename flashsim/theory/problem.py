@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flashsim.checking import check_count
-from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow, Tree
+from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow
 from flashsim.records import ArrayTraffic, Blocks, Role
 from flashsim.theory.live import Chosen, Every, Live
+from flashsim.tree_mask import Tree
 
 Arrays = dict[str, ArrayTraffic]
 
