@@ -45,6 +45,18 @@ def chosen(what: Any, direction: str) -> Algorithm:
     raise ValueError(f"unknown algorithm {shown(what)}; known: {known}")
 
 
+def forward_of(algorithm: Algorithm) -> Algorithm:
+    """Return the forward pass that a backward pass belongs to. Raises ValueError where only its name is known."""
+    if isinstance(algorithm.of, Algorithm):
+        return algorithm.of
+    if algorithm.forward_pass not in FORWARD:
+        raise ValueError(
+            f"{algorithm.name!r} is the backward pass of {algorithm.forward_pass!r}, which is not known; expected its record: "
+            "Algorithm(…, of=record)"
+        )
+    return FORWARD[algorithm.forward_pass]
+
+
 def algorithm_of(function: Callable[..., Any]) -> Algorithm:
     """Return a function's record. Raises ValueError where its parameters are not those of `chosen`."""
     name, file = getattr(function, "__name__", type(function).__name__), _file_of(function)
