@@ -14,12 +14,13 @@ from flashsim.blas import one_blas_thread
 from flashsim.checking import shown
 from flashsim.dropout import NoDropout, TileDropout
 from flashsim.inputs import Array, Inputs, chip_dtype
-from flashsim.masks import EdgeTileMask, Head, Mask, TileMask
+from flashsim.masks import Head, Mask
 from flashsim.matrices import kind_of
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
 from flashsim.records import Blocks, Traffic
 from flashsim.run.task import Plan
 from flashsim.shape_only import ShapeOnly
+from flashsim.tile_masks import PartialTileMask, TileMask
 
 OnHead = Callable[[int, int], None]
 MOST_RUN_ONE_BY_ONE = 2**22
@@ -81,7 +82,7 @@ def launch(
     edges = {"live", "splits"} & set(algorithm.parts)
     parts: dict[str, Callable[[], Any]] = {
         "tau": lambda: variant.tau,
-        "MASK": lambda: (EdgeTileMask if edges else TileMask)(variant.mask, hbm, sram, blocks, shape, head),
+        "MASK": lambda: (PartialTileMask if edges else TileMask)(variant.mask, hbm, sram, blocks, shape, head),
         "dropout": lambda: (
             TileDropout(variant.dropout_p, variant.seed, hbm, sram, blocks, number, variant.group)
             if variant.dropout_p

@@ -65,7 +65,7 @@ class Variant:
         return ArrayBlockMask(check_tiles(given, blocks, shape))
 
     def live(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> Live:
-        """Return the tiles that the mask leaves alive, or all; with their `band`, for counting by kind."""
+        """Return the live tiles, or all; with their `band`, for counting by kind."""
         if isinstance(self.mask, All) or not self.skips:
             return EveryTile()
         if band is None:

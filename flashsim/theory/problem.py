@@ -1,4 +1,4 @@
-"""What closed forms are written in: one head's problem, its tiles of S by shape, and which tiles a mask leaves alive."""
+"""What closed forms are written in: one head's problem, its tiles of S by shape, and which of them are live."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from math import prod
 from typing import Any
 
 from flashsim.checking import check_count
-from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow, Tree
+from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow
 from flashsim.matrices import KINDS, Kind
 from flashsim.records import ArrayTraffic, Blocks, Role
 from flashsim.theory.live import Chosen, Every, Live
+from flashsim.tree_mask import Tree
 
 Arrays = dict[str, ArrayTraffic]
 COLUMN = Kind("N_q", "1")
