@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal
 
 from flashsim.algorithms.blocks import paper_rows
@@ -103,6 +104,13 @@ class Algorithm:
         if self.direction == "backward" and "tau" not in self.parts:
             raise ValueError(f"{self.name!r} is a backward pass without the part 'tau'; expected it, as dQ = τ dS K")
 
+    def __reduce__(self) -> Any:
+        """Pickle a record that its module calls ALGORITHM by the module's name; another one by its fields."""
+        module = self.run.__module__
+        if getattr(sys.modules.get(module), "ALGORITHM", None) is self:
+            return _of_module, (module,)
+        return super().__reduce__()
+
     @property
     def forward_pass(self) -> str:
         """The name of the forward pass: this one's, or that which it comes after."""
@@ -118,3 +126,8 @@ class Algorithm:
     def listing(self) -> str:
         """The docstring of its file, which holds its listing; empty for what was made at a prompt, say."""
         return getattr(sys.modules.get(self.run.__module__), "__doc__", None) or ""
+
+
+def _of_module(name: str) -> Algorithm:
+    record: Algorithm = import_module(name).ALGORITHM
+    return record
