@@ -37,7 +37,7 @@ from flashsim.reference import (
     group_bound,
     rounding,
 )
-from flashsim.tracing.recording import tiles_of
+from flashsim.tracing.about import tiles_of
 from flashsim.variant import attended
 
 from .cases import DTYPES, MASKS, Array, of_bound, room_for

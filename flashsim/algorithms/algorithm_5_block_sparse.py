@@ -102,6 +102,7 @@ ALGORITHM = Algorithm(
     parts=(*PARTS, "block_mask"),
     returns=("O", "l", "m"),
     saves=("R",),
+    follows=("m", "l", "O"),
     line_1=block_sizes,
     loops=None,
     rounds=every_block,

@@ -84,6 +84,7 @@ ALGORITHM = Algorithm(
     run=rabe_staats,
     returns=("O", "l", "m"),
     saves=("R",),
+    follows=("m", "l", "O"),
     line_1=block_sizes,
     loops=None,
     rounds=lambda T_c: 2,  # as a part, and combined

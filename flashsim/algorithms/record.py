@@ -45,6 +45,8 @@ class Algorithm:
                    "MASK" and "dropout", it has neither
     returns        names of the matrices it returns, in order
     saves          names of the matrices, besides those it returns, that its backward pass needs
+    follows        what the step player follows from tile to tile, old → new, in the order shown: quantities of the rows or the
+                   keys on chip, in the paper's symbols. "m" is a running maximum, where rescaling is told
     of             for a backward pass, the forward pass that it belongs to, where that has another name
     line_1         (rows, d) -> (B_r, B_c)
     rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too small
@@ -71,6 +73,7 @@ class Algorithm:
     parts: tuple[str, ...] = PARTS
     returns: tuple[str, ...]
     saves: tuple[str, ...] = ()
+    follows: tuple[str, ...]
     of: str = ""
     line_1: Callable[[int, int], tuple[int, int]]
     rows: Callable[[int, int, int], int] = paper_rows

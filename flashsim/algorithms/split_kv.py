@@ -109,6 +109,7 @@ ALGORITHM = Algorithm(
     run=split_kv,
     parts=(*PARTS, "splits", "merge"),
     returns=("O",),
+    follows=("m", "l", "O"),
     line_1=line_2,
     loops=None,
     lse=lse,

@@ -12,8 +12,8 @@ from flashsim.cli import parse
 from flashsim.cli.step import recorded
 from flashsim.gallery.lessons import Page, pages
 from flashsim.tracing import Lesson, Trace
-from flashsim.tracing.lesson import typeset
-from flashsim.tracing.saving import policy
+from flashsim.tracing.typeset import typeset
+from flashsim.tracing.page import policy
 
 
 @dataclass(frozen=True)

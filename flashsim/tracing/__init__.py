@@ -16,10 +16,12 @@ import numpy as np
 from flashsim.algorithms.record import Algorithm
 from flashsim.checking import check_array
 from flashsim.inputs import check_inputs
+from flashsim.tracing.data import About, Counts, TraceEvent
 from flashsim.tracing.lesson import Lesson, Moment
 from flashsim.tracing.loading import load_trace
-from flashsim.tracing.recording import About, Counts, Recorder, Trace, TraceEvent
+from flashsim.tracing.recording import Recorder
 from flashsim.tracing.steps import Step
+from flashsim.tracing.traces import Trace
 
 __all__ = ["About", "Counts", "Lesson", "Moment", "Recorder", "Step", "Trace", "TraceEvent", "load_trace", "trace"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,15 @@ import numpy as np
 
 from flashsim import theory
 from flashsim.algorithms import Algorithm
+from flashsim.inputs import Array
 from flashsim.masks import All, Causal, Head
-from flashsim.memory import MemoryModelError
+from flashsim.matrices import SYMBOLS, kind_of
+from flashsim.memory import SRAM, MemoryModelError
 from flashsim.records import Blocks, Shape
-from flashsim.tracing.recording import About, Recorder, Trace, counts_of, listing_of, source_of, tiles_of
+from flashsim.tracing.data import STANDARD, About, Counts
+from flashsim.tracing.listing import listing_of, source_of
+from flashsim.tracing.recording import Recorder
+from flashsim.tracing.traces import Trace
 from flashsim.variant import Variant
 
 LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by tile
@@ -46,7 +52,8 @@ def traced(recorder: Recorder, launched: Launched) -> Trace:
         raise ValueError(f"the run has no head number {recorder.head}, counted from 0")
     shape, blocks = launched.shape, launched.blocks
     exact = _closed_form(launched.algorithm.name, launched, (blocks.B_r, blocks.B_c))
-    standard = _closed_form("standard", launched, None)
+    itself = launched.algorithm.name == STANDARD
+    standard = None if itself else _closed_form(STANDARD, launched, None)
     tiles = None
     if shape.N_q * shape.N_k <= LARGEST_MASK:
         tiles = tiles_of(launched.variant.mask.whole(shape, launched.head), blocks)
@@ -63,14 +70,38 @@ def traced(recorder: Recorder, launched: Launched) -> Trace:
         launched.stored.name,
         _options(launched),
         tiles,
-        counts_of(sram, None if exact is None else exact.hbm.by_array),
+        counts_of(sram, shape, None if exact is None else exact.hbm.by_array),
         None if exact is None else exact.sram.peak,
         None if standard is None else (standard.hbm.reads, standard.hbm.writes),
+        tuple((name, SYMBOLS.get(name, ("N_q", "d"))) for name in launched.algorithm.follows),
         listing_of(launched.algorithm.listing),
         source_of({event.site for event in recorder.events}),
         notes=recorder.notes,
     )
-    return recorder.trace(about)
+    return Trace(about, tuple(recorder.events))
+
+
+def counts_of(sram: SRAM, shape: Shape, exact: Mapping[str, Any] | None) -> tuple[Counts, ...]:
+    """Return what each array moved, and its closed form."""
+    found = []
+    for name, moved in sram.hbm.traffic.by_array.items():
+        formula = None
+        if exact is not None and name in exact:
+            formula = exact[name].reads, exact[name].writes
+        sizes = sram.hbm.matrix(name).shape
+        kind = kind_of(name, sizes, shape)
+        found.append(Counts(name, sizes, kind, moved.role, moved.itemsize, moved.reads, moved.writes, formula))
+    return tuple(found)
+
+
+def tiles_of(allowed: Array, blocks: Blocks) -> tuple[tuple[int, ...], ...]:
+    """Return what a whole mask, (N_q, N_k), leaves of each tile: 0 nothing, 1 all, 2 some."""
+
+    def kind(i: int, j: int) -> int:
+        tile = allowed[i * blocks.B_r : (i + 1) * blocks.B_r, j * blocks.B_c : (j + 1) * blocks.B_c]
+        return 1 if tile.all() else 2 if tile.any() else 0
+
+    return tuple(tuple(kind(i, j) for j in range(blocks.T_c)) for i in range(blocks.T_r))
 
 
 def _closed_form(name: str, launched: Launched, blocks: tuple[int, int] | None) -> theory.Exact | None:
