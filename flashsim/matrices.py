@@ -15,6 +15,8 @@ SYMBOLS = {
     "dO": ("N_q", "d_v"),
     **dict.fromkeys(("l", "m", "L", "D"), ("N_q", "1")),
     **dict.fromkeys(("S", "P", "Z", "P_dropped", "dP", "dS"), ("N_q", "N_k")),
+    "O_parts": ("N_q", "t d_v"),
+    **dict.fromkeys(("l_parts", "m_parts"), ("N_q", "t")),
     "R": ("1", "2"),
 }
 
@@ -26,4 +28,4 @@ def kind_of(name: str, sizes: tuple[int, int], shape: Shape) -> tuple[str, str]:
     """
     known = {"N_q": shape.N_q, "N_k": shape.N_k, "d": shape.d, "d_v": shape.d_v, "1": 1, "2": 2}
     rows, cols = SYMBOLS.get(name, ("N_q", "N_k"))
-    return rows if sizes[0] == known[rows] else "", cols if sizes[1] == known[cols] else ""
+    return rows if sizes[0] == known.get(rows) else "", cols if sizes[1] == known.get(cols) else ""
