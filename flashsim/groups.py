@@ -17,9 +17,10 @@ import numpy as np
 from flashsim.algorithms.group_sum import sum_over_group
 from flashsim.band import Band
 from flashsim.inputs import Array, Inputs, chip_dtype
-from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask, Tree
+from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask
 from flashsim.memory import HBM, SRAM, Observer
 from flashsim.records import Shape, Traffic
+from flashsim.tree_mask import Tree
 
 
 def interleave(a: Array, group: int) -> Array:
@@ -145,11 +146,11 @@ class GroupedMask(Mask):
         tops, ends = rows // self._group, (row_ends - 1) // self._group + 1
         return self._any(lambda at: self._mask.live(tops, ends, cols, col_ends, self._one(shape), at), head)
 
-    def leaves_all(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Ask likewise; all of a tile is left if it is for every head of the group."""
+    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+        """Ask likewise; a tile is full if it is for every head of the group."""
         tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
         heads = [self._member(head, member) for member in self._members]
-        every: Bools = np.all([self._mask.leaves_all(tops, ends, cols, col_ends, one, at) for at in heads], axis=0)
+        every: Bools = np.all([self._mask.full(tops, ends, cols, col_ends, one, at) for at in heads], axis=0)
         return every
 
     def _any(self, asked: Callable[[Head], Bools], head: Head) -> Bools:

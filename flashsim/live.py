@@ -19,7 +19,7 @@ Bools = NDArray[np.bool_]
 
 
 class LiveTiles:
-    """The tiles that a mask leaves alive, as far as positions tell: skip the others, and nothing changes but the counts."""
+    """The live tiles of a mask, as far as positions tell: skip the others, and nothing changes but the counts."""
 
     alike = None
     rows_alike = None

@@ -19,11 +19,12 @@ from flashsim.dropout import NoDropout, TileDropout
 from flashsim.groups import grouped
 from flashsim.inputs import Array, chip_dtype
 from flashsim.live import CountedSplits, CountedTiles, LiveTiles, TileSplits
-from flashsim.masks import All, EdgeTileMask, Head, Mask, TileMask
+from flashsim.masks import All, Head, Mask
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
 from flashsim.records import Blocks, Shape
 from flashsim.shape_only import ShapeOnly
 from flashsim.sizes import human_bytes
+from flashsim.tile_masks import PartialTileMask, TileMask
 
 Bools = NDArray[np.bool_]
 MOST_RUN_ONE_BY_ONE = 2**22
@@ -85,7 +86,7 @@ class Variant:
         return ArrayBlockMask(check_tiles(given, blocks, shape))
 
     def live(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> Live:
-        """Return the tiles that the mask leaves alive, or all; with their `band`, for counting by kind."""
+        """Return the live tiles, or all; with their `band`, for counting by kind."""
         if isinstance(self.mask, All) or not self.skips:
             return EveryTile()
         if band is None:
@@ -169,7 +170,7 @@ def launch(
     dropout: Dropout = NoDropout()
     if variant.dropout_p:
         dropout = TileDropout(variant.dropout_p, variant.seed, hbm, sram, blocks, head_number, variant.group)
-    mask_function = EdgeTileMask if {"live", "splits"} & set(algorithm.parts) else TileMask
+    mask_function = PartialTileMask if {"live", "splits"} & set(algorithm.parts) else TileMask
     parts: dict[str, Callable[[], Any]] = {
         "tau": lambda: variant.tau,
         "MASK": lambda: mask_function(variant.mask, hbm, sram, blocks, shape, head),

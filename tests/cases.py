@@ -8,12 +8,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from flashsim import Causal, Dense, KeyPadding, SlidingWindow
 from flashsim.algorithms import BACKWARD
 from flashsim.dropout import keep_mask
+from flashsim.planting import mutated
 
 Array = NDArray[Any]
 DTYPES = {
@@ -258,3 +260,8 @@ def of_bound(got: Array, want: Array, bound: Array) -> float:
         part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
     part = np.where(np.isnan(part), np.inf, part)
     return float(np.where(bound == np.inf, 0.0, part).max(initial=0.0))
+
+
+def swap(function: Any, before: str, after: str, patch: pytest.MonkeyPatch) -> None:
+    """Give a function, wherever it is known already, the code of its mutant."""
+    patch.setattr(function, "__code__", mutated(function, (before, after)).__code__)

@@ -180,14 +180,14 @@ def test_numbers_are_the_same_with_the_breakpoint_in(monkeypatch: pytest.MonkeyP
             made = flashsim.forward(algorithm.forward_pass, Q, K, V, **sizes)
             label = next(iter(command.labels(algorithm)))
             stop = command.find_stop(algorithm, label, {})
-            with command.with_breakpoint(known, algorithm, stop, {}):
-                assert known[algorithm.name].run is not algorithm.run
-                if known is FORWARD:
-                    again = flashsim.forward(algorithm.name, Q, K, V, **sizes)
-                    assert (again.O == made.O).all()
-                    assert again.hbm == made.hbm
-                else:
-                    assert np.isfinite(flashsim.backward(algorithm.name, made, dO).dQ).all()
+            stopping = command.with_breakpoint(algorithm, stop, {})
+            assert stopping.run is not algorithm.run
+            if known is FORWARD:
+                again = flashsim.forward(stopping, Q, K, V, **sizes)
+                assert (again.O == made.O).all()
+                assert again.hbm == made.hbm
+            else:
+                assert np.isfinite(flashsim.backward(stopping, made, dO).dQ).all()
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals

@@ -40,8 +40,7 @@ from flashsim.reference import (
 from flashsim.tracing.about import tiles_of
 from flashsim.variant import attended
 
-from .cases import DTYPES, MASKS, Array, of_bound, room_for
-from .test_planted_bugs import swap
+from .cases import DTYPES, MASKS, Array, of_bound, room_for, swap
 
 SCHEDULES = ("separate", "grouped")
 DROPPING = [name for name, algorithm in FORWARD.items() if "dropout" in algorithm.parts]
@@ -274,7 +273,7 @@ def test_a_grouped_mask_answers_as_each_heads_own_does(kind: str) -> None:
         a, b, c, d = (np.array([n]) for n in (top, min(top + 5, 9), left, min(left + 3, 5)))
         tile = want[top : top + 5, left : left + 3]
         assert together.live(a, b, c, d, rows, (0,))[0] or not tile.any()
-        assert tile.all() or not together.leaves_all(a, b, c, d, rows, (0,))[0] or mask.dense((0,))
+        assert tile.all() or not together.full(a, b, c, d, rows, (0,))[0] or mask.dense((0,))
     tree = together.tree
     if tree is not None and mask.tree is not None:
         assert np.array_equal(tree.attends, mask.tree.attends.repeat(3, axis=0))

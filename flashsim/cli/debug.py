@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import ast
 import bdb
+import inspect
 import io
 import linecache
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,7 @@ from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.cli import step
 from flashsim.files import what_is_there
 from flashsim.memory import Event, MemoryModelError
+from flashsim.planting import recompiled
 from flashsim.source import label_at
 
 SUMMARY = "Stop in the debugger at a line of an algorithm, in the tile asked for."
@@ -87,19 +88,18 @@ def run(options: argparse.Namespace) -> int:
     if commands is None and sys.stdin is None:
         raise ValueError("standard input is closed; give --commands FILE")
     passes = _pass(options, algorithm)
-    said = _rehearsed(passes, stop, at)
+    said = _rehearsed(passes, algorithm, stop, at)
     print(f"{algorithm.title}, {stop.label}{said}. The memories: p sram, p hbm")
     sys.stdout.flush()
     try:
         if hook:
-            with with_breakpoint(known, algorithm, stop, at):
-                passes()
+            passes(with_breakpoint(algorithm, stop, at))
         else:
             debugger = _debugger(stop, commands)
             refused = debugger.set_break(stop.file, stop.line, cond=_condition(at))
             if refused:
                 raise ValueError(f"pdb sets no breakpoint at {stop.file}:{stop.line}: {refused}")
-            if debugger.runcall(passes) is None:  # it was quit
+            if debugger.runcall(passes, algorithm) is None:  # it was quit
                 return 0
     except bdb.BdbQuit:  # a hook's own pdb was
         return 0
@@ -221,7 +221,7 @@ def _labels(found: Mapping[str, Any]) -> str:
 
 
 def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., object]:
-    """Return the pass to debug, which takes observers; before a backward pass, the forward pass has been run."""
+    """Return the pass to debug, of an algorithm, with observers; before a backward pass, the forward pass has been run."""
     import numpy as np
 
     import flashsim
@@ -229,21 +229,21 @@ def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., ob
     Q, K, V = step.operands(options)
     asked = step.arguments(options, Q, K, V)
 
-    def forward(observers: Any = ()) -> object:
-        return flashsim.forward(algorithm.name, Q, K, V, **asked, observers=observers)
+    def forward(algorithm: Algorithm, observers: Any = ()) -> object:
+        return flashsim.forward(algorithm, Q, K, V, **asked, observers=observers)
 
     if not options.backward:
         return forward
     made = flashsim.forward(algorithm.forward_pass, Q, K, V, **asked)
     dO = np.random.default_rng(options.seed).standard_normal(made.O.shape, np.float32).astype(made.O.dtype)
 
-    def backward(observers: Any = ()) -> object:
-        return flashsim.backward(algorithm.name, made, dO, observers=observers)
+    def backward(algorithm: Algorithm, observers: Any = ()) -> object:
+        return flashsim.backward(algorithm, made, dO, observers=observers)
 
     return backward
 
 
-def _rehearsed(passes: Callable[..., object], stop: Stop, at: Mapping[str, int]) -> str:
+def _rehearsed(passes: Callable[..., object], algorithm: Algorithm, stop: Stop, at: Mapping[str, int]) -> str:
     """Run once unwatched to see how many turns the loops around `stop` have, and say so.
 
     Raises ValueError for a turn that no loop has, or that is skipped. A run that breaks a rule of the memory is no reason
@@ -267,7 +267,7 @@ def _rehearsed(passes: Callable[..., object], stop: Stop, at: Mapping[str, int])
 
     broken: MemoryModelError | None = None
     try:
-        passes([watch])
+        passes(algorithm, [watch])
     except MemoryModelError as error:
         broken = error
     for variable, index in at.items():
@@ -340,11 +340,8 @@ def _condition(at: Mapping[str, int]) -> str | None:
     return " and ".join(f"{variable} == {index}" for variable, index in at.items()) or None
 
 
-@contextmanager
-def with_breakpoint(
-    known: dict[str, Algorithm], algorithm: Algorithm, stop: Stop, at: Mapping[str, int]
-) -> Iterator[None]:
-    """Have `known` hold the algorithm with a `breakpoint()` before the statement to stop at.
+def with_breakpoint(algorithm: Algorithm, stop: Stop, at: Mapping[str, int]) -> Algorithm:
+    """Return the algorithm with a `breakpoint()` before the statement to stop at.
 
     It stands on the line before, whichever that is: debuggers stop at the next line, and a line that goes on is not one.
     """
@@ -358,13 +355,5 @@ def with_breakpoint(
         body = getattr(node, "body", None)
         if isinstance(body, list):
             body[:] = [s for old in body for s in ([*call, old] if old.lineno == stop.line else [old])]
-    module = sys.modules[algorithm.run.__module__]
-    scope = dict(vars(module))
-    future = ast.parse("from __future__ import annotations").body
-    tree = ast.Module([*future, function], type_ignores=[])
-    exec(compile(tree, stop.file, "exec", dont_inherit=True), scope)
-    known[algorithm.name] = replace(algorithm, run=scope[function.name])
-    try:
-        yield
-    finally:
-        known[algorithm.name] = algorithm
+    run = recompiled(inspect.unwrap(algorithm.run), ast.Module([function], type_ignores=[]), stop.file)
+    return replace(algorithm, run=run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import webbrowser
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -194,7 +193,7 @@ def _trace(
     import numpy as np
 
     import flashsim
-    from flashsim.tracing.bugs import planted
+    from flashsim.tracing.bugs import with_bug
 
     asked = arguments(options, Q, K, V)
     direction = "backward" if options.backward else "forward"
@@ -204,6 +203,5 @@ def _trace(
     if options.backward:
         shape = Q.shape[0], V.shape[1]
         asked["dO"] = np.random.default_rng([options.seed, 1]).standard_normal(shape, np.float32).astype(Q.dtype)
-    with planted(name, bug, direction) if bug else nullcontext(name) as known:
-        trace = flashsim.trace(known, Q, K, V, **asked)
+    trace = flashsim.trace(with_bug(name, bug, direction) if bug else name, Q, K, V, **asked)
     return replace(trace, about=replace(trace.about, command=options.command_line))

@@ -36,7 +36,7 @@ def add_options(parser: Any) -> None:
     add_lengths(parser)
     add_M(parser, "Default: 100KB")
     parser.add_argument("--backward", action="store_true", help="tune the backward pass")
-    add_causal(parser, "; dead tiles are skipped")
+    add_causal(parser, "; empty tiles are skipped")
     add_dropout(parser)
     parser.add_argument(
         "--least",
@@ -51,13 +51,13 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return 0. Raises ValueError where nothing fits."""
-    from flashsim.tune import LOOPS, tune
+    from flashsim.tune import tune
 
     check_outputs(options)
     itemsize = float_dtype(options.dtype).itemsize
     direction = "backward" if options.backward else "forward"
     with progress(options) as bar:
-        task = bar.add_task("tune", total=len(LOOPS[direction]))
+        task = bar.add_task("tune", total=None)
         tuned = tune(
             N=options.N,
             N_q=options.N_q,
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
             causal=options.causal,
             dropout_p=options.dropout,
             least=options.least,
-            on_tried=lambda done, _: bar.update(task, completed=done),
+            on_tried=lambda done, of: bar.update(task, completed=done, total=of),
         )
     write_json(options.json, {"command": options.command_line, **as_json(tuned)})
     if options.json != "-":

@@ -67,7 +67,7 @@ class Exact:
 
 
 def exact(
-    name: str | Form,
+    name: Any,
     *,
     N: int | None = None,
     d: int,
@@ -91,7 +91,8 @@ def exact(
 ) -> Exact:
     """Return the exact counts of a run by formula. Arguments as in `flashsim.count`; unknown names raise ValueError.
 
-    For an algorithm of one's own, `name` is its `flashsim.theory.Form`.
+    For an algorithm of one's own, `name` is its `flashsim.theory.Form`, or the algorithm: its form is then looked for in
+    the file that defines it (`flashsim.theory.form_of`).
 
     With `causal`, key j is attended to if j ≤ i + N_k − N_q: aligned at the bottom right.
 

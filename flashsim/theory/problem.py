@@ -1,4 +1,4 @@
-"""What closed forms are written in: one head's problem, its tiles of S by shape, and which tiles a mask leaves alive."""
+"""What closed forms are written in: one head's problem, its tiles of S by shape, and which of them are live."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flashsim.checking import check_count
-from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow, Tree
+from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow
 from flashsim.records import ArrayTraffic, Blocks, Role
 from flashsim.theory.live import Chosen, Every, Live
+from flashsim.tree_mask import Tree
 
 Arrays = dict[str, ArrayTraffic]
 
