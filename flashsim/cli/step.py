@@ -145,9 +145,8 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
 
 def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Return Q (N_q, d), K (N_k, d), V (N_k, d_v): a head of --qkv, or random. Raises ValueError."""
-    import numpy as np
-
     from flashsim import qkv
+    from flashsim.tracing import sample
 
     if options.qkv:
         if options.n is not None or options.d is not None or options.n_k is not None:
@@ -158,11 +157,7 @@ def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
         return tuple(array.reshape(array.shape[-2:]) for array in (given.Q, given.K, given.V))  # type: ignore[return-value]
     if options.head is not None:
         raise ValueError("--head goes with --qkv")
-    n, d = options.n or N, options.d or D
-    keys = options.n_k or n
-    rng = np.random.default_rng(options.seed)
-    Q, K, V = (rng.standard_normal((rows, d), np.float32) for rows in (n, keys, keys))
-    return 2 * Q, K, V  # scores of standard deviation 2, so that maxima move
+    return sample.operands(options.n or N, options.d or D, options.n_k, options.seed)
 
 
 def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any) -> dict[str, Any]:
@@ -190,9 +185,8 @@ def _trace(
     options: argparse.Namespace,
     bug: str | None = None,
 ) -> Any:
-    import numpy as np
-
     import flashsim
+    from flashsim.tracing import sample
     from flashsim.tracing.bugs import with_bug
 
     asked = arguments(options, Q, K, V)
@@ -201,7 +195,6 @@ def _trace(
     if options.vs and before in FORWARD and "block_mask" not in FORWARD[before].parts:
         del asked["block_mask"]
     if options.backward:
-        shape = Q.shape[0], V.shape[1]
-        asked["dO"] = np.random.default_rng([options.seed, 1]).standard_normal(shape, np.float32).astype(Q.dtype)
+        asked["dO"] = sample.gradient(Q.shape[0], V.shape[1], options.seed).astype(Q.dtype)
     trace = flashsim.trace(with_bug(name, bug, direction) if bug else name, Q, K, V, **asked)
     return replace(trace, about=replace(trace.about, command=options.command_line))

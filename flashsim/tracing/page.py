@@ -54,13 +54,21 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
         )
     data = [_for_page(trace, left_out) for trace in traces]
     for one, trace, other in zip(data, traces, reversed(traces), strict=True):
-        if trace.about.algorithm != STANDARD == other.about.algorithm and trace.about.direction == other.about.direction:
-            one["about"]["standard"] = other.events[-1].reads, other.events[-1].writes  # as it is beside it, not as it might be
+        if (
+            trace.about.algorithm != STANDARD == other.about.algorithm
+            and trace.about.direction == other.about.direction
+        ):
+            one["about"]["standard"] = (
+                other.events[-1].reads,
+                other.events[-1].writes,
+            )  # as it is beside it, not as it might be
     parts = {
         "title": html.escape(title),
         "css": f"\n{read('typeset.css')}{read('player.css')}\n",
         "js": "\n" + "\n".join(read(f"{name}.js") for name in SCRIPTS) + "\n",
-        "typeset": "".join(f'<span data-text="{html.escape(text)}">{set_}</span>' for text, set_ in _set(traces).items()),
+        "typeset": "".join(
+            f'<span data-text="{html.escape(text)}">{set_}</span>' for text, set_ in _set(traces).items()
+        ),
         "trace": base64.b64encode(zipped(data)).decode("ascii"),
         "lesson": above,
     }

@@ -144,16 +144,16 @@ class _Follower:
         if turn != self._turn:
             self._turn = turn
             self.pairs = {name: (old if new is None else new, None) for name, (old, new) in self.pairs.items()}
-        name = self._followed(event)
-        if name is None:
+        followed = self._followed(event)
+        if followed is None:
             return 0, 0
-        old, new = self.pairs.get(name, (None, None))
+        old, new = self.pairs.get(followed, (None, None))
         known = old if new is None else new
         if event.kind == "load":
-            self.pairs[name] = event.value, None
+            self.pairs[followed] = event.value, None
             return 0, 0
-        self.pairs[name] = old, event.value
-        if name != MAXIMUM or event.value is None or known is None or known.shape != event.value.shape:
+        self.pairs[followed] = old, event.value
+        if followed != MAXIMUM or event.value is None or known is None or known.shape != event.value.shape:
             return 0, 0
         risen = event.value > known
         return int(risen.sum()), int((risen & (known > -np.inf)).sum())
