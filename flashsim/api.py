@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Problem, Sizing, clipped
 from flashsim.algorithms.notation import log
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import chosen, forward_of
 from flashsim.blas import one_blas_thread
 from flashsim.checking import (
     check_block_mask,
@@ -415,7 +415,7 @@ def count(
     stored = float_dtype(dtype)
     M = check_M(M, stored.itemsize)
     variant = _variant(None, causal, mask, dropout_p, 0, block_mask, splits, merge, shape, ())
-    variant.refuse_what(algorithm if direction == "forward" else chosen(algorithm.forward_pass, "forward"))
+    variant.refuse_what(algorithm if direction == "forward" else forward_of(algorithm))
     policy = _policy(sizing, blocks)
     rows, asked = shape, variant
     if together:

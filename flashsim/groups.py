@@ -32,7 +32,7 @@ def interleave(a: Array, group: int) -> Array:
 
 
 def by_head(a: Array, group: int) -> Array:
-    """Return (..., H_kv, g·N, w) as (..., H_q, N, w): what `interleave` undoes."""
+    """Return (..., H_kv, g·N, w) as (..., H_q, N, w): the inverse of `interleave`."""
     if group == 1:
         return a
     *leading, heads, rows, width = a.shape
@@ -46,7 +46,7 @@ def interleaved(given: Inputs) -> Inputs:
 
 
 def once_per_group(traffic: Traffic, group: int) -> Traffic:
-    """Return the query heads' traffic together, with K and V as large as they are: one for each KV head, not for each copy."""
+    """Return the traffic of all query heads; K and V take the room in HBM of one copy for each KV head."""
     if group == 1:
         return traffic
     shared = {name: replace(traffic.by_array[name], size=traffic.by_array[name].size // group) for name in ("K", "V")}
@@ -99,7 +99,7 @@ def grouped(mask: Mask, group: int, N_q: int) -> Mask:
 
 
 def _grouped_dense(mask: Dense, group: int, N_q: int) -> Dense:
-    """Return the array with each query head's rows in it: rows that differ are stored, and read, once for each head."""
+    """Return the array for the rows of groups. Where it has rows, each is stored, and read, once for each head."""
     array = mask.array
     if array.ndim > 2 and array.shape[-3] > 1:
         return Dense(interleave(np.broadcast_to(array, (*array.shape[:-2], N_q, array.shape[-1])), group))
@@ -111,7 +111,7 @@ def _grouped_dense(mask: Dense, group: int, N_q: int) -> Dense:
 class GroupedMask(Mask):
     """A mask by position, for the interleaved rows of a group: row r is position r // g of its query head r % g.
 
-    `head` is the KV head's index; what is asked of `mask` is asked for query heads, of their own shape.
+    `head` is the KV head's index; `mask` itself is asked about query heads, with the shape of one.
     """
 
     def __init__(self, mask: Mask, group: int) -> None:
@@ -125,7 +125,7 @@ class GroupedMask(Mask):
 
     @property
     def _members(self) -> range:
-        """One head of each group that differ."""
+        """The heads of a group to ask: one, if all have the same mask."""
         return range(self._group if self._mask.per_head else 1)
 
     def check(self, shape: Shape, leading: Head) -> None:

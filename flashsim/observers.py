@@ -18,12 +18,12 @@ from flashsim.source import line_of
 
 
 class InvariantBroken(AssertionError):
-    """After some outer step, m, ℓ or O is not that of the keys seen so far."""
+    """After some outer step, m, ℓ or O is not what it should be for the keys seen so far."""
 
 
 @dataclass(frozen=True)
 class InvariantStep:
-    """A checked outer step: its index j, the keys seen by then, and the worst error as a part of its bound."""
+    """A checked outer step: its index j, how many keys were seen by then, and the worst error, divided by its bound."""
 
     j: int
     keys: int

@@ -56,6 +56,17 @@ def label_at(site: Site) -> str | None:
     return found[1] if found else None
 
 
+def label_or_number_at(site: Site) -> str | None:
+    """Return the line's label, or None; in a file of the user's that has no labels, each line's own number is its label."""
+    file, line = site
+    return label_at(site) or (f"line {line}" if _unlabelled(file) else None)
+
+
+@cache
+def _unlabelled(file: str) -> bool:
+    return not file.startswith(PACKAGE) and not any(map(LABEL.search, linecache.getlines(file)))
+
+
 def line_of(site: Site, frame: FrameType | None) -> tuple[Site, str]:
     """Return which line of the algorithm `site` belongs to, and what it is called.
 

@@ -175,6 +175,7 @@ def _line(source: str, number: int) -> tuple[str, int]:
     return lines[-1], lines.count(lines[-1])
 
 
+@cache
 def _meaning(source: str) -> str | None:
     try:
         tree = ast.parse(source)
@@ -371,10 +372,11 @@ def _pytest(options: list[str], watch: Watch, writer: Connection, said: int) -> 
     for name in [name for name in sys.modules if name.partition(".")[0] == "flashsim"]:
         del sys.modules[name]
     sys.path.insert(0, str(Path.cwd()))
-    status = pytest.main([*PYTEST, *options], plugins=[watch])
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    writer.send(watch)
-    sys.exit(status)
+    try:
+        sys.exit(pytest.main([*PYTEST, *options], plugins=[watch]))
+    finally:  # a mutant may spoil pytest's end, too
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        writer.send(watch)
 
 
 # -------------------------------------------------------------------------------------------------------------- record

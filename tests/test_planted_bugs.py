@@ -43,7 +43,7 @@ from flashsim.reference import (
     score_reach,
 )
 
-from .cases import REGIMES, Case, of_bound, swap
+from .cases import REGIMES, Case, of_bound, swap, unnoticed
 from .test_algorithms import watching_locals
 
 Bugs = list[tuple[str, str, str, set[str]]]
@@ -85,14 +85,6 @@ LONG_ROWS: Bugs = [
     ("long rows: m not kept", "m_i = on_chip(m_i_new, over=m_i)", "pass", {"exact"}),
     ("long rows: no second maximum", "exp(S_ij - finite(m_i)) / nonzero", "exp(S_ij) / nonzero", {"exact"}),
 ]
-
-
-def unnoticed(by: set[str], objections: Iterator[str]) -> set[str]:
-    """Return those of the checks `by` that do not object, having run no more than it takes."""
-    left = set(by)
-    while left and (check := next(objections, None)) is not None:
-        left.discard(check)
-    return left
 
 
 def on_regimes(algorithm: Algorithm, M: int = 96) -> Iterator[str]:

@@ -21,8 +21,7 @@ from flashsim.planting import planted
 from flashsim.records import Blocks, Shape, Traffic
 from flashsim.reference import attention, error_bound, rounding
 
-from .cases import Array, Case, full_cases, of_bound, room_for, swap
-from .test_planted_bugs import unnoticed
+from .cases import Array, Case, full_cases, of_bound, room_for, swap, unnoticed
 
 
 def inputs(N_q: int, N_k: int, d: int, d_v: int, leading: tuple[int, ...] = ()) -> tuple[Array, Array, Array]:

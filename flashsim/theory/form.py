@@ -28,7 +28,7 @@ class Form:
     formulas         (reads, writes) of each array as text, in `SYMBOLS`, for no mask, no dropout, and all tiles
     plain            it has neither mask nor dropout
     skips            it takes a block mask
-    live             it skips what the mask forbids whole
+    live             it skips empty tiles
     splits           it splits the keys
     """
 

@@ -1,6 +1,6 @@
 """The loops exchanged.
 
-Tiles that the mask forbids whole are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
+Empty tiles are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
 of their columns (T_r·N_k). w = d + d_v.
 
     reads   Q: N_q·d   K: C·d   V: C·d_v

@@ -1,6 +1,6 @@
 """The loops exchanged, backward, dQ accumulated in HBM.
 
-Tiles that the mask forbids whole are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
+Empty tiles are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
 of their columns (T_r·N_k). w = d + d_v.
 
     reads   O: N_q·d_v   dO: N_q·d_v + A·d_v   K, V: N_k·w   Q: A·d   L, D: A each   dQ: A·d

@@ -1,6 +1,6 @@
 """The loops exchanged, backward in two passes.
 
-Tiles that the mask forbids whole are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
+Empty tiles are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
 of their columns (T_r·N_k). w = d + d_v.
 
     reads   O: N_q·d_v   dO: 2N_q·d_v + A·d_v   K: N_k·d + C·d   V: N_k·d_v + C·d_v   Q: A·d + N_q·d   L, D: A + N_q each

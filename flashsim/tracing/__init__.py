@@ -46,7 +46,7 @@ def trace(
 
     Raises ValueError as `forward` and `backward` do, and for several heads without `head`.
     """
-    from flashsim.algorithms.own import chosen
+    from flashsim.algorithms.own import chosen, forward_of
     from flashsim.api import backward, forward
 
     given = check_inputs(Q, K, V, check_finite=False)
@@ -62,7 +62,7 @@ def trace(
         found = forward(name, Q, K, V, trace=True, **options).trace
     else:
         algorithm = chosen(name, "backward")
-        found = backward(algorithm, forward(algorithm.forward_pass, Q, K, V, **options), dO, trace=True).trace
+        found = backward(algorithm, forward(forward_of(algorithm), Q, K, V, **options), dO, trace=True).trace
     assert found is not None
     return found
 

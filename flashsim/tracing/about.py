@@ -51,7 +51,7 @@ def traced(recorder: Recorder, launched: Launched) -> Trace:
     if sram is None:
         raise ValueError(f"the run has no head number {recorder.head}, counted from 0")
     shape, blocks = launched.shape, launched.blocks
-    exact = _closed_form(launched.algorithm.name, launched, (blocks.B_r, blocks.B_c))
+    exact = _closed_form(launched.algorithm, launched, (blocks.B_r, blocks.B_c))
     itself = launched.algorithm.name == STANDARD
     standard = None if itself else _closed_form(STANDARD, launched, None)
     tiles = None
@@ -104,10 +104,10 @@ def tiles_of(allowed: Array, blocks: Blocks) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(kind(i, j) for j in range(blocks.T_c)) for i in range(blocks.T_r))
 
 
-def _closed_form(name: str, launched: Launched, blocks: tuple[int, int] | None) -> theory.Exact | None:
+def _closed_form(what: str | Algorithm, launched: Launched, blocks: tuple[int, int] | None) -> theory.Exact | None:
     """Return the closed form of this launch, or of another algorithm on its problem; None where there is none."""
     shape, variant, group = launched.shape, launched.whole, launched.group
-    itself = name == launched.algorithm.name
+    itself = what is launched.algorithm
     if variant.mask.per_head:
         return None
     parts: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def _closed_form(name: str, launched: Launched, blocks: tuple[int, int] | None) 
         parts = {"block_mask": variant.block_mask, "splits": variant.splits, "merge": variant.merge}
     try:
         return theory.exact(
-            name,
+            what,
             direction=launched.direction,
             N_q=shape.N_q // group,
             N_k=shape.N_k,
