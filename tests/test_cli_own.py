@@ -144,7 +144,8 @@ REFUSED = {
     "count --N 4 --d 2 mine.py:two_sweeps --algorithm flash": "an algorithm is given twice: leave out NAME or --algorithm",
     "count --N 4 --d 2 typo.py:two_sweeps": "at line 17 of ",
     "tune --N 4 --d 2 --algorithm mine.py:two_sweeps --backward": "is a forward pass; expected a backward pass",
-    "step --algorithm mine.py:two_sweeps --bug no_rescale": "bug 'no_rescale' (O is not rescaled when the maximum rises) has no place in 'mine.py:two_sweeps', forward",
+    "step --algorithm mine.py:two_sweeps --bug no_rescale": "bug 'no_rescale' (O is not rescaled when the maximum rises) "
+    "has no place in 'mine.py:two_sweeps', forward",
     "step --vs mine:two_sweps": "mine has no 'two_sweps'",
     "debug --line 9": "an algorithm is missing: expected NAME, of standard, ",
     "debug mine.py:two_sweeps --line 99": "--line is '99', which labels nothing in two_sweeps; labels to stop at: line 9, ",
