@@ -52,6 +52,8 @@ class Algorithm:
                    "MASK" and "dropout", it has neither
     returns        names of the matrices it returns, in order
     saves          names of the matrices, besides those it returns, that its backward pass needs
+    follows        what the step player follows from tile to tile, old → new, in the order shown: quantities of the rows or the
+                   keys on chip, in the paper's symbols. "m" is a running maximum, where rescaling is told
     of             for a backward pass, the forward pass that it belongs to, where that has another name: its name, or record
     options        those that are this algorithm's only; a part of an option's name is that option's value
     matrices       kinds of matrices, by name, that `flashsim.matrices` does not know: what it saves for its backward pass, say
@@ -81,6 +83,7 @@ class Algorithm:
     parts: tuple[str, ...] = PARTS
     returns: tuple[str, ...]
     saves: tuple[str, ...] = ()
+    follows: tuple[str, ...]
     of: str | Algorithm = ""
     options: tuple[Option, ...] = ()
     matrices: Mapping[str, Kind] = field(default_factory=dict, hash=False)
