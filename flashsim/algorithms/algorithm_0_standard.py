@@ -81,6 +81,8 @@ ALGORITHM = Algorithm(
     saves=("P", "P_dropped", "Z"),
     line_1=line_1,
     loops="standard attention",
+    short="standard",
+    look=("vermillion", "s", "--"),
     stores_scores=True,
     lse=lse,
 )

@@ -73,5 +73,6 @@ ALGORITHM = Algorithm(
     returns=("O", "l", "m"),
     line_1=line_1,
     loops=None,
+    short="Algorithm 1",
     rounds=every_block,
 )

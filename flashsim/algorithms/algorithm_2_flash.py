@@ -99,6 +99,8 @@ ALGORITHM = Algorithm(
     saves=("R",),
     line_1=line_2,
     loops="K, V outermost",
+    short="FlashAttention",
+    look=("blue", "o", "-"),
     skips_as="block_sparse",
     rounds=every_block,
 )

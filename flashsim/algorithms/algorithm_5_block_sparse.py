@@ -104,5 +104,6 @@ ALGORITHM = Algorithm(
     saves=("R",),
     line_1=block_sizes,
     loops=None,
+    short="block-sparse",
     rounds=every_block,
 )

@@ -80,5 +80,7 @@ ALGORITHM = Algorithm(
     saves=("R",),
     line_1=block_sizes,
     loops=None,
+    short="closed form",
+    look=("green", "^", "-"),
     rounds_logs=logs_rounded,
 )

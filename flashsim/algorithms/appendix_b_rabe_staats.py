@@ -86,5 +86,7 @@ ALGORITHM = Algorithm(
     saves=("R",),
     line_1=block_sizes,
     loops=None,
+    short="Rabe & Staats",
+    look=("purple", "D", "-"),
     rounds=lambda T_c: 2,  # as a part, and combined
 )

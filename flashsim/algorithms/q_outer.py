@@ -97,4 +97,6 @@ ALGORITHM = Algorithm(
     saves=("R",),
     line_1=line_2,
     loops="Q outermost",
+    short="loops exchanged",
+    look=("orange", "v", "-"),
 )
