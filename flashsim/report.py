@@ -29,9 +29,9 @@ from flashsim.reference import (
     group_bound,
     rounding,
 )
+from flashsim.run.task import attended
 from flashsim.sizes import human_bytes
 from flashsim.tables import console_for_tables, new_table
-from flashsim.variant import attended
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,9 +133,7 @@ def _agrees(algorithm: Algorithm, run: Run, hbm: Traffic, sram: Occupancy, block
         direction=algorithm.direction,
         mask=variant.mask,
         dropout_p=variant.dropout_p,
-        block_mask=variant.block_mask,
-        splits=variant.splits,
-        merge=variant.merge,
+        **variant.options,
     )
     return (hbm, sram.peak, blocks) == (want.hbm, want.sram.peak, want.blocks)
 

@@ -62,11 +62,18 @@ def backward_of(forward: Algorithm) -> Algorithm:
 
 
 def forward_of(backward: Algorithm) -> Algorithm:
-    """Return the forward pass that a backward pass goes with: the user's record in the same file, or flashsim's."""
+    """Return the forward pass that a backward pass goes with: its record, flashsim's, or the user's record in the same file."""
+    if isinstance(backward.of, Algorithm):
+        return backward.of
     for found in _beside(backward):
         if found.direction == "forward" and found.name == backward.forward_pass:
             return found
-    return chosen(backward.forward_pass, "forward")
+    if backward.forward_pass not in FORWARD:
+        raise ValueError(
+            f"{backward.name!r} is the backward pass of {backward.forward_pass!r}, which is not known; expected its record: "
+            "Algorithm(…, of=record)"
+        )
+    return FORWARD[backward.forward_pass]
 
 
 def _beside(algorithm: Algorithm) -> list[Algorithm]:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from flashsim.records import Blocks
 from flashsim.theory.algorithm_2_flash import proportions
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Backward, dQ accumulated."""
     n, A = p.N_q, tiles.rows
     return {
@@ -36,7 +36,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Backward, dQ accumulated."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     tile = tiles.most(lambda r, c: 2 * c * w + r * (w + p.d) + squares * r * c + 2 * r + p.mask_tile(r, c))

@@ -15,7 +15,7 @@ from math import isqrt
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
 def square(rows: int, d: int) -> tuple[int, int]:
@@ -24,7 +24,7 @@ def square(rows: int, d: int) -> tuple[int, int]:
     return b, b
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Backward in two passes."""
     n, k, A, C = p.N_q, p.N_k, tiles.rows, tiles.columns
     return {
@@ -43,7 +43,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Backward in two passes."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     first = tiles.most(lambda r, c: 2 * c * w + r * w + squares * r * c + 2 * r + p.mask_tile(r, c))
