@@ -60,6 +60,9 @@ class Algorithm:
     line_1         (rows, d) -> (B_r, B_c)
     rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too small
     loops          its loop order in words, for `flashsim.tune`, which tries it; None: not tried
+    short          its name in pictures; "": `name`
+    look           the colour, marker and dashes of its curve in pictures of all algorithms; None: left out there, as it moves
+                   what another one does
     skips_as       the name of the algorithm that is this one with tiles left out, which `tune` counts where a mask forbids
                    whole tiles; "": itself, which leaves them out, or cannot
 
@@ -90,6 +93,8 @@ class Algorithm:
     line_1: Callable[[int, int], tuple[int, int]]
     rows: Callable[[int, int, int], int] = paper_rows
     loops: str | None
+    short: str = ""
+    look: tuple[str, str, str] | None = None
     skips_as: str = ""
     rescales: OfBlocks = every_block
     rounds: OfBlocks = once
