@@ -32,7 +32,7 @@ def two_sweeps(hbm, sram, Q, K, V, blocks):
         sram.store(O[i], O_i)
     return O
 '''
-FORM = '''
+FORM = """
 from flashsim.theory import Form
 
 
@@ -66,7 +66,7 @@ FORM = Form(
     },
     plain=True,
 )
-'''
+"""
 
 
 def module_of(text: str, file: Path) -> ModuleType:

@@ -151,7 +151,9 @@ def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "formed", module)
     by_form = tune(**options, algorithms=[module.two_sweeps]).by_loops["formed.py:two_sweeps"]
     assert (by_form.blocks, by_form.accesses, by_form.peak) == (found.blocks, found.accesses, found.peak)
-    wrong = module_of((TWO_SWEEPS + FORM).replace("2 * blocks.T_r * p.N_k", "blocks.T_r * p.N_k"), tmp_path / "wrong.py")
+    wrong = module_of(
+        (TWO_SWEEPS + FORM).replace("2 * blocks.T_r * p.N_k", "blocks.T_r * p.N_k"), tmp_path / "wrong.py"
+    )
     monkeypatch.setitem(sys.modules, "wrong", wrong)
     with pytest.raises(ValueError, match=r"'wrong.py:two_sweeps' makes .* accesses, .*; its closed form says"):
         tune(**options, algorithms=[wrong.two_sweeps])
