@@ -24,31 +24,24 @@ Words that are used throughout. A tile is a block of S, B_r × B_c, and a mask m
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.band import Band
-from flashsim.checking import broadcasts, check_array, check_booleans, check_count, check_flag, shown
-from flashsim.memory import HBM, SRAM, Matrix, Tile, pass_tiles
-from flashsim.records import Blocks, Shape
+from flashsim.checking import broadcasts, check_array, check_booleans, check_count, check_flag
+from flashsim.records import Shape
 
 Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
-Words = NDArray[np.uint32]
 Head = tuple[int, ...]
-WORD = 32  # bits
 
 
 class Mask(ABC):
-    """A rule for which keys a query attends to."""
+    """A rule that says which keys a query attends to. A subclass needs `allows` alone; the others make counts smaller."""
 
     __array_ufunc__ = None  # so that `array & mask` asks the mask
 
@@ -90,8 +83,8 @@ class Mask(ABC):
         return []
 
     @property
-    def tree(self) -> Tree | None:
-        """The tree whose bitmask must live in HBM, if any."""
+    def tree(self) -> Any:
+        """The `flashsim.Tree` whose bitmask must live in HBM, if any; else None."""
         return None
 
     @property
@@ -150,12 +143,12 @@ class SlidingWindow(Mask):
         return self._within(offset, offset)
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the corners nearest to the window."""
+        """Compare the offsets j − p of the two corners that come nearest to the window."""
         shift = shape.N_k - shape.N_q
         return self._within(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift))
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the corners farthest from the window."""
+        """Compare the offsets j − p of the two corners that are farthest from the window."""
         shift = shape.N_k - shape.N_q
         return self._within(col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift))
 
@@ -270,89 +263,6 @@ class Dense(Mask):
         return f"Dense(array of shape {self.array.shape})"
 
 
-class Tree(Mask):
-    """A tree of drafted tokens after a committed prefix: queries are the N_q nodes, and so are the last N_q keys.
-
-    A node attends to itself, its ancestors and the N_k − N_q keys of the prefix; not to siblings, nor to cousins. `parents`
-    has an entry for each node: the index of its parent, which comes before it, or −1 or None for a root, of which there may
-    be several. Other entries raise ValueError, as do N_q ≠ len(parents) and N_k < N_q in a run.
-
-    In HBM it is "tree", (N_q, ⌈N_q/32⌉) words: bit c mod 32 of word ⌊c/32⌋ in row r says whether node r attends to node c.
-    The prefix has no bits; positions tell. A mask may have one `Tree`.
-    """
-
-    def __init__(self, parents: Any) -> None:
-        entries = check_array("Tree's parents", parents).tolist() if isinstance(parents, np.ndarray) else parents
-        if not isinstance(entries, Iterable):
-            raise ValueError(f"Tree's parents is {shown(parents)}; expected one entry a node")
-        self.parents = tuple(_parent(node, entry) for node, entry in enumerate(entries))
-
-    def check(self, shape: Shape, leading: Head) -> None:
-        """Raise ValueError unless queries are the nodes, and there are keys for all of them."""
-        if shape.N_q != len(self.parents):
-            raise ValueError(f"Tree has {len(self.parents)} nodes; expected N_q = {shape.N_q}, a node for each query")
-        if shape.N_k < shape.N_q:
-            raise ValueError(f"N_k is {shape.N_k}; expected at least {shape.N_q}, as Tree's nodes are the last keys")
-
-    def paths(self) -> list[list[int]]:
-        """Return each root-to-leaf path as its nodes, in order of the leaves."""
-        inner = set(self.parents)
-        return [np.flatnonzero(self.attends[leaf]).tolist() for leaf in range(len(self.parents)) if leaf not in inner]
-
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Allow everything by position."""
-        return np.ones((len(rows), len(cols)), bool)
-
-    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the corners nearest to the diagonal: no node attends to a later one."""
-        return Causal().live(rows, row_ends, cols, col_ends, shape, head)
-
-    def band(self, shape: Shape, head: Head) -> Band:
-        """Return the causal band, each tile partial."""
-        return Band(None, 0, shape.N_k, positional=False)
-
-    @property
-    def tree(self) -> Tree:
-        """This."""
-        return self
-
-    @cached_property
-    def attends(self) -> Bools:
-        """Which node attends to which, (N_q, N_q)."""
-        return _ancestors(self.parents)
-
-    @cached_property
-    def words(self) -> Words:
-        """The bitmask, (N_q, ⌈N_q/32⌉)."""
-        return _packed(self.attends)
-
-    def __repr__(self) -> str:
-        return f"Tree({list(self.parents)})"
-
-
-def _parent(node: int, entry: Any) -> int:
-    """Return the parent as an index, −1 for a root. ValueError for what is neither."""
-    if entry is None:
-        return -1
-    if isinstance(entry, bool) or not isinstance(entry, int | np.integer) or not -1 <= entry < node:
-        earlier = f"the index of an earlier node (at most {node - 1}), or " if node else ""
-        raise ValueError(f"Tree's parents[{node}] is {shown(entry)}; expected {earlier}-1 or None for a root")
-    return int(entry)
-
-
-def _ancestors(parents: Sequence[int]) -> Bools:
-    attends = np.eye(len(parents), dtype=bool)
-    for node, parent in enumerate(parents):
-        if parent != -1:
-            attends[node] |= attends[parent]
-    return attends
-
-
-def _packed(attends: Bools) -> Words:
-    whole_words = np.pad(attends, ((0, 0), (0, -attends.shape[1] % WORD)))
-    return np.packbits(whole_words, axis=1, bitorder="little").view("<u4").astype(np.uint32)
-
-
 @dataclass(frozen=True)
 class Both(Mask):
     """What two masks both allow: `a & b`."""
@@ -382,7 +292,7 @@ class Both(Mask):
         return self.a.full(*corners) & self.b.full(*corners)
 
     def keys(self, shape: Shape, head: Head) -> int:
-        """Return the lesser."""
+        """Return the smaller number."""
         return min(self.a.keys(shape, head), self.b.keys(shape, head))
 
     def band(self, shape: Shape, head: Head) -> Band | None:
@@ -400,8 +310,8 @@ class Both(Mask):
         return self.a.dense(head) + self.b.dense(head)
 
     @property
-    def tree(self) -> Tree | None:
-        """The tree of either."""
+    def tree(self) -> Any:
+        """The tree of either one."""
         return self.b.tree if self.a.tree is None else self.a.tree
 
 
@@ -426,111 +336,3 @@ def _aligned(head: Head, axes: tuple[int, ...]) -> list[tuple[int, int]]:
 
 def _at_head(array: NDArray[Any], head: Head) -> Any:
     return array[tuple(i if n > 1 else 0 for i, n in _aligned(head, array.shape))]
-
-
-# ------------------------------------------------------------------------------------------------- as algorithms use it
-
-
-class TileMask:
-    """MASK, the function of Algorithm 2's line 11, for one head on one chip."""
-
-    def __init__(self, mask: Mask, hbm: HBM, sram: SRAM, blocks: Blocks, shape: Shape, head: Head) -> None:
-        self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
-        self._nothing, self._implicit = isinstance(mask, All), not isinstance(mask, All | Dense | Tree)
-        self._arrays = [
-            hbm.place(f"mask{number or ''}", array if hbm.arithmetic else _two(array.shape), np.bool_)
-            for number, array in enumerate(mask.dense(head))
-        ]
-        tree = mask.tree
-        self._prefix = shape.N_k - len(tree.parents) if tree else 0
-        self._tree = None
-        if tree is not None:
-            words = tree.words if hbm.arithmetic else (shape.N_q, -(-len(tree.parents) // WORD))
-            self._tree = hbm.place("tree", words, np.uint32)
-        self._divide(blocks.B_r, blocks.B_c)
-
-    def divided(self, blocks: Blocks) -> TileMask:
-        """Return the same mask for tiles of other sizes."""
-        other = copy(self)
-        other._divide(blocks.B_r, blocks.B_c)
-        return other
-
-    def _divide(self, B_r: int, B_c: int) -> None:
-        self._B_r, self._B_c = B_r, B_c
-        self._tiles = [a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1) for a in self._arrays]
-        self._words = None if self._tree is None else self._tree.divide(B_r, 1)
-
-    def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
-        """Return S_ij with −∞ where the mask forbids. Loads what of the mask lives in HBM: its block, its words."""
-        if self._nothing:
-            return S_ij
-        allowed: Any = True
-        for matrix in self._tiles:
-            down, across = matrix.blocks
-            allowed = self._sram.load(matrix[min(i, down - 1), min(j, across - 1)]) & allowed
-        if self._words is not None:
-            allowed = self._attends(self._words, i, j * self._B_c, *S_ij.shape) & allowed
-        if self._implicit and self._sram.hbm.arithmetic:
-            top, left = i * self._B_r, j * self._B_c
-            rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
-            allowed = self._mask.allows(rows, cols, self._shape, self._head) & allowed
-        return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
-
-    def _attends(self, words: Matrix, i: int, left: int, rows: int, cols: int) -> Any:
-        """Load the words that keys left … left + cols − 1 overlap in row block i; return their bits, True for the prefix."""
-        prefix = self._prefix
-        first, end = max(left, prefix), left + cols  # the tile's nodes, as keys
-        attends = np.ones((rows, cols), bool)
-        for w in range((first - prefix) // WORD, -(-(end - prefix) // WORD)):
-            word = self._sram.load(words[i, w])
-            if self._sram.hbm.arithmetic:
-                keys = np.arange(max(first, prefix + w * WORD), min(end, prefix + (w + 1) * WORD))
-                attends[:, keys - left] = word >> ((keys - prefix) % WORD).astype(np.uint32) & 1
-        return attends
-
-    def whole(self, sram: SRAM, S: Matrix) -> None:
-        """Mask S in HBM, tile by tile in place: a pass that reads and writes all of it. No pass if nothing is masked."""
-        if self._nothing:
-            return
-        held = 1 + len(self._arrays)
-        if self._tree is None:
-            rows, cols = pass_tiles(sram.capacity, S.shape[1], held)
-        else:
-            rows, cols = _pass_tiles_with_words(sram.capacity, S.shape[1], held, self._tree.shape[1])
-        self._divide(rows, cols)
-        S = S.divide(rows, cols)
-        down, across = S.blocks
-        for i in sram.loop(down):  # line 2
-            for j in sram.loop(across):  # line 2
-                S_ij = sram.load(S[i, j])  # line 2
-                S_masked_ij = sram.on_chip(self(S_ij, i, j), over=S_ij)  # line 2
-                sram.store(S[i, j], S_masked_ij)  # line 2
-
-
-class PartialTileMask(TileMask):
-    """MASK for algorithms that skip empty tiles: it masks partial tiles, and full ones not."""
-
-    def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
-        """Return S_ij itself if the tile is full; else, or where the mask lives in HBM, with −∞ where it forbids."""
-        if not self._tiles and self._words is None and not self._nothing:
-            (rows, cols), top, left = S_ij.shape, i * self._B_r, j * self._B_c
-            tops, bottoms, lefts, rights = (np.array([n]) for n in (top, top + rows, left, left + cols))
-            if self._mask.full(tops, bottoms, lefts, rights, self._shape, self._head)[0]:
-                return S_ij
-        return super().__call__(S_ij, i, j)
-
-
-def _pass_tiles_with_words(M: int, N_k: int, held: int, words: int) -> tuple[int, int]:
-    """Return `pass_tiles` where each row of a tile also holds the words that it overlaps: all of them, if it is whole.
-
-    A piece of c keys overlaps ⌊(c + 30)/32⌋ + 1 words at most, and fits if held·c + ⌊(c + 30)/32⌋ < M; or with room for all.
-    """
-    rows = M // (held * N_k + words)
-    if rows:
-        return rows, N_k
-    return 1, min(max((WORD * M - WORD + 1) // (WORD * held + 1), (M - words) // held, 1), N_k)
-
-
-def _two(shape: tuple[int, ...]) -> tuple[int, int]:
-    rows, cols = shape
-    return rows, cols

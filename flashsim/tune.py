@@ -106,7 +106,8 @@ class _Search:
             known = self.form if algorithm is self.algorithm else algorithm
             return theory.exact(known, **asdict(self.shape), **options, **sizes)
         if "blocks" in sizes:
-            sizes = {"sizing": Fixed(*sizes["blocks"], enforced=False)}
+            B_r, B_c = sizes["blocks"]
+            sizes = {"sizing": Fixed(B_r, B_c, enforced=False)}
         return count(algorithm, **asdict(self.shape), **options, **sizes)
 
     def choice(self, **sizes: Any) -> Choice:

@@ -9,10 +9,10 @@ one of the changes possible there, so that a `*`, which can become eleven other 
 the line and the seed: an edit elsewhere does not change what is drawn. Annotations are left out: nothing evaluates them.
 
 First the tests run once, unchanged, and coverage.py notes which of them executes which line. A mutant then meets the tests that
-execute its statement, the quickest first, up to the first that fails; and if none does, the other tests of their files, for
-which a fixture or a cache may have executed it. What is executed at import meets the tests that call the module's functions,
-then all. Hypothesis draws the same examples every time. A survivor's "reason" in the record says why no test can tell it from
-the original: written there by hand, it is kept. Without a reason, a test is missing.
+execute its statement, the quickest first, up to the first that fails. What is executed at import, or once for all tests, meets
+those that call the module's functions, then all others. Hypothesis draws the same examples every time. A survivor's "reason" in
+the record says why no test can tell it from the original: written there by hand, it is kept. Without a reason, a test is
+missing.
 
 Why Cosmic Ray and not mutmut: mutmut 3 writes all mutants of a function into its file, side by side, and chooses one while
 tests run. Tests that read the source (`test_labels_run_from_1_to_n_in_order`, for one) fail there before anything is changed.
@@ -64,7 +64,7 @@ Place = tuple[str, str, int, int]  # file's name, line, which of the lines that 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "figures/mutation.json"
 CORE = (
-    "memory.py", "masks.py", "band.py", "live.py",
+    "memory.py", "masks.py", "tile_masks.py", "tree_mask.py", "band.py", "live.py",
     "dropout.py", "groups.py", "variant.py", "reference.py", "cache.py", "tune.py", "theory/*.py",
     "algorithms/*.py",
 )  # fmt: skip
@@ -101,6 +101,9 @@ def main() -> None:
             }
             for number, found in enumerate(as_completed(started), 1):
                 mutant = started[found]
+                if found.exception():
+                    print(f"{mutant['file']}:{mutant['line']}  {mutant['after']}: {found.exception()}")
+                    continue
                 mutant |= {"killed_by": found.result(), "commit": commit}
                 print(
                     f"{number:4} {mutant['file']}:{mutant['line']}  {mutant['after']}  {mutant['killed_by']}",
@@ -158,8 +161,10 @@ def described(spec: MutationSpec) -> Mutant | None:
     mutated = mutate_code(source, get_operator(spec.operator_name)(**spec.operator_args), spec.occurrence)
     if mutated is None or _meaning(mutated) in (None, _meaning(source)):
         return None
-    lines = zip(source.splitlines(), mutated.splitlines(), strict=False)
-    line, after = next((n, b.strip()) for n, (a, b) in enumerate(lines, 1) if a != b)
+    pairs = enumerate(zip(source.splitlines(), mutated.splitlines(), strict=False), 1)
+    line, after = next((number, new.strip()) for number, (old, new) in pairs if old != new)
+    if source.count("\n") != mutated.count("\n"):  # a decorator is gone: the others moved
+        line = spec.start_pos[0]
     before, which = _line(source, line)
     return {"file": str(spec.module_path), "line": line, "which": which, "before": before, "after": after}
 
@@ -170,6 +175,7 @@ def _line(source: str, number: int) -> tuple[str, int]:
     return lines[-1], lines.count(lines[-1])
 
 
+@cache
 def _meaning(source: str) -> str | None:
     try:
         tree = ast.parse(source)
@@ -197,15 +203,14 @@ class Suite:
         return sorted(took, key=took.__getitem__)
 
     def that_execute(self, path: Path, lines: Iterable[int]) -> list[str]:
-        """Return the tests that execute one of the lines of a file, the quickest first."""
-        tests = _by_line(self.covered, str(path))
-        return self.quickest(test for line in lines for test in tests.get(line, ()))
+        """Return the tests that execute one of the lines of a file, the quickest first.
 
-
-@cache
-def _by_line(covered: CoverageData, path: str) -> dict[int, set[str]]:
-    contexts = covered.contexts_by_lineno(path)  # a test's name, and |setup, |run or |teardown
-    return {line: {name.rpartition("|")[0] for name in names} for line, names in contexts.items()}
+        What a fixture executed may have been for all tests of its file.
+        """
+        contexts = self.covered.contexts_by_lineno(str(path))
+        parts = {tuple(name.rpartition("|")[::2]) for line in lines for name in contexts.get(line, ())}
+        files = {_file(test) for test, part in parts if part == "setup"}
+        return self.quickest([*(test for test, _ in parts), *(test for test in self.seconds if _file(test) in files)])
 
 
 def run_all_tests(commit: str, jobs: int) -> None:
@@ -243,11 +248,7 @@ def batches(spec: MutationSpec, suite: Suite) -> Iterator[list[str]]:
     if at_import or not tests:
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         tests += suite.that_execute(path, (line for function in functions for line in _body(function)))
-        others = suite.quickest(suite.seconds)
-    else:
-        files = {_file(test) for test in tests}
-        others = suite.quickest(test for test in suite.seconds if _file(test) in files)
-    tests = list(dict.fromkeys([*tests, *others]))
+        tests = list(dict.fromkeys([*tests, *suite.quickest(suite.seconds)]))
     yield tests[:FIRST]
     yield tests[FIRST:]
 
@@ -282,7 +283,7 @@ def _file(test: str) -> str:
 # --------------------------------------------------------------------------------------------------------------- tests
 
 
-@dataclass
+@dataclass(eq=False)
 class Watch:
     """A plugin of pytest: chooses tests and their order, limits their time, and notes how they end."""
 
@@ -366,15 +367,16 @@ def _pytest(options: list[str], watch: Watch, writer: Connection, said: int) -> 
     os.dup2(said, 2)
     if watch.limits:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CPU, (LONGEST, LONGEST))
     for name in [name for name in sys.modules if name.partition(".")[0] == "flashsim"]:
         del sys.modules[name]
     sys.path.insert(0, str(Path.cwd()))
-    status = pytest.main([*PYTEST, *options], plugins=[watch])
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    writer.send(watch)
-    sys.exit(status)
+    try:
+        sys.exit(pytest.main([*PYTEST, *options], plugins=[watch]))
+    finally:  # a mutant may spoil pytest's end, too
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        writer.send(watch)
 
 
 # -------------------------------------------------------------------------------------------------------------- record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -265,3 +265,11 @@ def of_bound(got: Array, want: Array, bound: Array) -> float:
 def swap(function: Any, before: str, after: str, patch: pytest.MonkeyPatch) -> None:
     """Give a function, wherever it is known already, the code of its mutant."""
     patch.setattr(function, "__code__", mutated(function, (before, after)).__code__)
+
+
+def unnoticed(by: set[str], objections: Iterator[str]) -> set[str]:
+    """Return those of the checks `by` that do not object, having run no more than it takes."""
+    left = set(by)
+    while left and (check := next(objections, None)) is not None:
+        left.discard(check)
+    return left

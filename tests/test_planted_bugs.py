@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import dropout, masks, theory
+from flashsim import dropout, masks, theory, tile_masks
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, softmax_rows
 from flashsim.memory import MemoryModelError
 from flashsim.observers import InductionInvariant, InvariantBroken
@@ -43,7 +43,7 @@ from flashsim.reference import (
     score_reach,
 )
 
-from .cases import REGIMES, Case, of_bound, swap
+from .cases import REGIMES, Case, of_bound, swap, unnoticed
 from .test_algorithms import watching_locals
 
 Bugs = list[tuple[str, str, str, set[str]]]
@@ -85,14 +85,6 @@ LONG_ROWS: Bugs = [
     ("long rows: m not kept", "m_i = on_chip(m_i_new, over=m_i)", "pass", {"exact"}),
     ("long rows: no second maximum", "exp(S_ij - finite(m_i)) / nonzero", "exp(S_ij) / nonzero", {"exact"}),
 ]
-
-
-def unnoticed(by: set[str], objections: Iterator[str]) -> set[str]:
-    """Return those of the checks `by` that do not object, having run no more than it takes."""
-    left = set(by)
-    while left and (check := next(objections, None)) is not None:
-        left.discard(check)
-    return left
 
 
 def on_regimes(algorithm: Algorithm, M: int = 96) -> Iterator[str]:
@@ -338,15 +330,15 @@ PARTS = [
     ("window's right end left out", masks.SlidingWindow._within, "least <= self", "least < self", {"exact"}),
     ("window's left end left out", masks.SlidingWindow._within, "most >= -self", "most > -self", {"exact"}),
     ("padding one key too long", masks.KeyPadding.allows, "< self._length", "<= self._length", {"exact", "poison"}),
-    ("rows counted in columns' blocks", masks.TileMask.__call__, "i * self._B_r", "i * self._B_c", {"exact"}),
+    ("rows counted in columns' blocks", tile_masks.TileMask.__call__, "i * self._B_r", "i * self._B_c", {"exact"}),
     (
         "columns counted in rows' blocks",
-        masks.TileMask.__call__,
+        tile_masks.TileMask.__call__,
         "top, left = i * self._B_r, j * self._B_c",
         "top, left = i * self._B_r, j * self._B_r",
         {"exact"},
     ),
-    ("a finite number for −∞", masks.TileMask.__call__, "-math.inf", "-1e4", {"exact", "statistics"}),
+    ("a finite number for −∞", tile_masks.TileMask.__call__, "-math.inf", "-1e4", {"exact", "statistics"}),
     ("dropout by place in the tile", dropout.TileDropout._kept, "i * self._B_r, j * self._B_c", "0, 0", {"exact"}),
     ("not divided by 1 − p", dropout.TileDropout.__call__, "1 / (1 - self._p)", "1.0", {"exact"}),
     ("divided by p", dropout.TileDropout.__call__, "1 / (1 - self._p)", "1 / self._p", {"exact"}),

@@ -23,8 +23,8 @@ from flashsim.reference import attention, attention_with_statistics, error_bound
 from flashsim.verify import practice
 from flashsim.verify.shared import accesses
 
-from .cases import DTYPES, Case, full_cases, of_bound, room_for
-from .test_planted_bugs import VARIANTS, unnoticed
+from .cases import DTYPES, Case, full_cases, of_bound, room_for, unnoticed
+from .test_planted_bugs import VARIANTS
 
 # ------------------------------------------------------------------------------------------------------ counted by hand
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli.shared import add_json, add_quiet, check_outputs, progress, whole, write_json
+from flashsim.cli.outputs import check_outputs, finish, progress
+from flashsim.cli.shared import add, whole
 
 SUMMARY = "Check the paper's claims and print the ledger: claim, range tried, measurement, verdict."
 EXAMPLES = "flashsim verify\nflashsim verify --full --jobs 8 --json ledger.json"
@@ -17,15 +18,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "--jobs", type=whole(), metavar="N", help="claims to check at the same time. Default: one a core"
     )
-    add_json(parser, "ledger")
-    add_quiet(parser)
-
-
-def cores() -> int:
-    """Return how many cores this process may use."""
-    from joblib import cpu_count
-
-    return int(cpu_count())
+    add(parser, "--json", "--quiet")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,15 +27,21 @@ def run(options: argparse.Namespace) -> int:
 
     check_outputs(options)
     checks = verify.checks()
+    names = [check.__name__.replace("_", " ") for check in checks]
     with progress(options) as bar:
-        names = [check.__name__.replace("_", " ") for check in checks]
         task = bar.add_task(names[0], total=len(checks))
 
         def on_claim(left: list[int]) -> None:
             bar.update(task, completed=len(checks) - len(left), description=names[left[0]] if left else "")
 
         claims = verify.run(checks, options.full, jobs=options.jobs or cores(), on_claim=on_claim)
-    write_json(options.json, {"command": options.command_line, "claims": [claim.as_json() for claim in claims]})
-    if options.json != "-":
-        report.print_ledger(claims)
+    ledger = {"command": options.command_line, "claims": [claim.as_json() for claim in claims]}
+    finish(options, ledger, lambda: report.print_ledger(claims))
     return 0 if all(claim.holds for claim in claims) else 1
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    from joblib import cpu_count
+
+    return int(cpu_count())

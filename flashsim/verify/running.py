@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 from flashsim.blas import one_blas_thread
 from flashsim.verify.claim import Check, Claim
@@ -42,9 +43,10 @@ def _claims(checks: Sequence[Check], full: bool, jobs: int | None) -> Iterator[t
     except ValueError:  # a backend that returns all at the end
         yield from Parallel(**how)(work)
         return
-    with parallel:
+    with parallel, warnings.catch_warnings(), ExitStack() as stack:
+        warnings.filterwarnings("ignore", r"\d+ tasks which were still being processed")  # interrupted, as asked
         with _deaf_to_interrupts():
-            claims = parallel(work)
+            claims = stack.enter_context(closing(parallel(work)))
         yield from claims
 
 
