@@ -366,6 +366,11 @@ def test_theorems_2_and_5_for_flash_attention() -> None:
     holds("flash", "backward", theory.theorem_5_flash, theory.flash_backward_constants)
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_theorem_2_for_the_loops_exchanged(direction: str) -> None:
+    holds("q_outer", direction, theory.theorem_2_flash, lambda d: theory.q_outer_constants(d, direction))
+
+
 def test_theorems_2_and_5_for_standard_attention_with_small_m() -> None:
     def expected(N: int, d: int, M: int) -> float:
         return theory.theorem_5_flash(N, d, M) + theory.theorem_5_standard(N, d)
