@@ -20,7 +20,7 @@ Found = tuple[int, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Band:
-    """Keys j < `keys` with −left ≤ j − p ≤ right of the query at position p = i + N_k − N_q. A side of None has no limit.
+    """Keys j < `keys` with −left ≤ j − p ≤ right of the query at position p = i + N_k − N_q. A side that is None has no limit.
 
     `positional`: nothing but positions decides, so that a tile inside the band is full. Else every live tile is partial.
     """
@@ -39,7 +39,7 @@ class Band:
         )
 
     def kinds(self, blocks: Blocks, shape: Shape, group: int = 1) -> Mapping[Kind, Found]:
-        """Return the kinds of live tiles that occur. Of `group` interleaved heads, row r is at position r // group."""
+        """Return the kinds of live tiles that occur. Row r is at position r // `group`, of interleaved heads."""
         rows = _Rows(self, blocks, shape, group)
         before, last = (0, blocks.B_r, blocks.T_r - 1), (blocks.T_r - 1, shape.N_q - (blocks.T_r - 1) * blocks.B_r, 1)
         found: dict[Kind, Found] = {}
@@ -56,7 +56,7 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 
 class _Rows:
-    """Runs of row blocks: `number` of them from `first`, each `height` rows high."""
+    """Counts over `number` consecutive row blocks from `first` on, each of `height` rows."""
 
     def __init__(self, band: Band, blocks: Blocks, shape: Shape, group: int) -> None:
         far = shape.N_q + shape.N_k

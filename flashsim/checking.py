@@ -1,7 +1,7 @@
-"""What users hand in, checked: a function for each kind of argument, the same for every entry point.
+"""Checks of the arguments that users pass: a function for each kind of argument, the same for every entry point.
 
-Each returns the argument as the code behind it wants it (a Python int, a native array, a tuple), or raises ValueError, which
-names the argument, its value (shortened) and what was expected. Arrays of numbers are in `flashsim.inputs`.
+Each returns the argument in the form that the code behind it takes (a Python int, a native array, a tuple), or raises ValueError,
+which names the argument, its value (shortened) and what was expected. Arrays of numbers are in `flashsim.inputs`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ Head = tuple[int, ...]
 
 
 class Mask(ABC):
-    """A rule for which keys a query attends to."""
+    """A rule that says which keys a query attends to. A subclass needs `allows` alone; the others make counts smaller."""
 
     __array_ufunc__ = None  # so that `array & mask` asks the mask
 
@@ -143,12 +143,12 @@ class SlidingWindow(Mask):
         return self._within(offset, offset)
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the corners nearest to the window."""
+        """Compare the offsets j − p of the two corners that come nearest to the window."""
         shift = shape.N_k - shape.N_q
         return self._within(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift))
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the corners farthest from the window."""
+        """Compare the offsets j − p of the two corners that are farthest from the window."""
         shift = shape.N_k - shape.N_q
         return self._within(col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift))
 
@@ -292,7 +292,7 @@ class Both(Mask):
         return self.a.full(*corners) & self.b.full(*corners)
 
     def keys(self, shape: Shape, head: Head) -> int:
-        """Return the lesser."""
+        """Return the smaller number."""
         return min(self.a.keys(shape, head), self.b.keys(shape, head))
 
     def band(self, shape: Shape, head: Head) -> Band | None:
@@ -311,7 +311,7 @@ class Both(Mask):
 
     @property
     def tree(self) -> Any:
-        """The tree of either."""
+        """The tree of either one."""
         return self.b.tree if self.a.tree is None else self.a.tree
 
 

@@ -16,12 +16,12 @@ from flashsim.reference import attention_with_statistics, error_bound, score_rea
 
 
 class InvariantBroken(AssertionError):
-    """After some outer step, m, ℓ or O is not that of the keys seen so far."""
+    """After some outer step, m, ℓ or O is not what it should be for the keys seen so far."""
 
 
 @dataclass(frozen=True)
 class InvariantStep:
-    """A checked outer step: its index j, the keys seen by then, and the worst error as a part of its bound."""
+    """A checked outer step: its index j, how many keys were seen by then, and the worst error, divided by its bound."""
 
     j: int
     keys: int

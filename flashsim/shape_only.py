@@ -87,7 +87,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 class Ones:
-    """A tile of ones that takes no room and changes nothing: `P * ONES` is P itself. What do-nothing dropout gives."""
+    """A tile of ones that takes no room and changes nothing: `P * ONES` is P itself. It is Z where nothing is dropped."""
 
     __array_ufunc__ = None
 

@@ -10,6 +10,7 @@ import ast
 import linecache
 import re
 from functools import cache
+from pathlib import Path
 from types import FrameType
 
 Site = tuple[str, int]
@@ -46,6 +47,20 @@ def target_at(site: Site, default: str) -> str:
 
 
 def label_at(site: Site) -> str | None:
-    """Return what labels the source line in the paper's terms ("line 9", "equation 4", "combine"), or None."""
+    """Return what labels the source line in the paper's terms ("line 9", "equation 4", "combine"), or None.
+
+    In a file of the user's that has no labels, each line's own number is its label.
+    """
     found = LABEL.search(linecache.getline(*site))
-    return found[1] if found else None
+    if found:
+        return found[1]
+    filename, line = site
+    return f"line {line}" if _unlabelled(filename) else None
+
+
+@cache
+def _unlabelled(filename: str) -> bool:
+    return not filename.startswith(_OURS) and not any(map(LABEL.search, linecache.getlines(filename)))
+
+
+_OURS = str(Path(__file__).parent)

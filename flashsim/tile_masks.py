@@ -60,7 +60,7 @@ class TileMask:
         return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
 
     def _attends(self, words: Matrix, i: int, left: int, rows: int, cols: int) -> Any:
-        """Load the words that keys left … left + cols − 1 overlap in row block i; return their bits, True for the prefix."""
+        """Load the words with the bits of keys left … left + cols − 1, row block i; return the bits, True for the prefix."""
         prefix = self._prefix
         first, end = max(left, prefix), left + cols  # the tile's nodes, as keys
         attends = np.ones((rows, cols), bool)

@@ -55,7 +55,7 @@ class Tree(Mask):
         return np.ones((len(rows), len(cols)), bool)
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the corners nearest to the diagonal: no node attends to a later one."""
+        """Compare as causal masks do: no node attends to a later one."""
         return Causal().live(rows, row_ends, cols, col_ends, shape, head)
 
     def band(self, shape: Shape, head: Head) -> Band:
@@ -74,7 +74,7 @@ class Tree(Mask):
 
     @cached_property
     def words(self) -> Words:
-        """The bitmask, (N_q, ⌈N_q/32⌉)."""
+        """The bitmask, (N_q, ⌈N_q/32⌉) words."""
         return _packed(self.attends)
 
     def __repr__(self) -> str:

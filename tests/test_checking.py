@@ -12,7 +12,7 @@ import pytest
 import flashsim
 from flashsim import checking, theory
 from flashsim.checking import check_array, check_count, check_scale, shown
-from flashsim.theory.problem import Problem
+from flashsim.theory.problem import OneHead
 from flashsim.tune import tune
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
@@ -181,7 +181,7 @@ def test_sizes_of_any_integer_type_are_exact(size: Any) -> None:
         ("mask is a masked array", lambda: flashsim.Dense(np.ma.masked_array([True]))),
         ("Tree's parents is a masked array", lambda: flashsim.Tree(np.ma.masked_array([-1, 0]))),
         ("Fixed's B_r is 0", lambda: flashsim.Fixed(0, 1)),
-        ("N_q is -4", lambda: Problem(-4, 3, 3, 3, 9, 4, False, (), False)),
+        ("N_q is -4", lambda: OneHead(-4, 3, 3, 3, 9, 4, False, (), False)),
     ],
 )
 def test_what_is_no_run_is_checked_too(message: str, call: Callable[[], Any]) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from flashsim.cli import main
-from flashsim.cli.check import SPEC_OPTIONS, load
+from flashsim.cli.check import SPEC_OPTIONS
+from flashsim.cli.loading import load
 from flashsim.testing import CHECKS, Spec
 
 KERNELS = '''
@@ -153,7 +154,7 @@ def test_a_package_that_is_missing_is_said_so(
 def test_a_file_that_does_not_run_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     Path("broken.py").write_text("1 / 0\n", encoding="utf-8")
     assert main(["check", "broken.py:attention"]) == 2
-    assert "cannot run broken.py: ZeroDivisionError" in capsys.readouterr().err
+    assert "broken.py, line 1: ZeroDivisionError: division by zero" in capsys.readouterr().err
 
 
 def test_names_inside_names_are_found() -> None:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, api, groups, theory
+from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, groups, theory
 from flashsim.algorithms import BACKWARD, FORWARD, group_sum
 from flashsim.cli import main
 from flashsim.dropout import TileDropout, keep_mask
@@ -38,8 +38,9 @@ from flashsim.reference import (
     group_bound,
     rounding,
 )
+from flashsim.run import gather, sums
+from flashsim.run.task import attended
 from flashsim.tracing.recording import tiles_of
-from flashsim.variant import attended
 
 from .cases import DTYPES, MASKS, Array, of_bound, room_for, swap, unnoticed
 
@@ -702,12 +703,12 @@ PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
     ("a mean, not a sum", group_sum.sum_over_group, "sum_i + part_hi", "sum_i + part_hi / g", {"gradients, separate"}),
     ("last head left out", group_sum.sum_over_group, "sram.loop(g)", "sram.loop(g - 1)",
      {"gradients, separate", "counts backward, separate"}),
-    ("parts of neighbouring groups", api._summed, "a.reshape(-1, g, *a.shape[-2:])",
-     "a.reshape(g, -1, *a.shape[-2:]).swapaxes(0, 1)", {"gradients, separate"}),
-    ("K and V as large as their copies", groups.once_per_group, "// group", "", {"counts, separate"}),
-    ("parts not written", groups.with_parts, "replace(a, role=\"extra\")", "replace(a, role=\"extra\", writes=0)",
+    ("parts of neighbouring groups", sums.summed, "a.reshape(-1, task.given.group, *a.shape[-2:])",
+     "a.reshape(task.given.group, -1, *a.shape[-2:]).swapaxes(0, 1)", {"gradients, separate"}),
+    ("K and V as large as their copies", gather._once_per_group, "// plan.task.given.group", "", {"counts, separate"}),
+    ("parts not written", sums.with_parts, "replace(a, role=\"extra\")", "replace(a, role=\"extra\", writes=0)",
      {"counts backward, separate"}),
-    ("parts as large twice", groups.with_parts, "replace(a, size=0)", "a", {"counts backward, separate"}),
+    ("parts as large twice", sums.with_parts, "replace(a, size=0)", "a", {"counts backward, separate"}),
 ]  # fmt: skip
 
 

@@ -123,9 +123,9 @@ def test_what_is_refused() -> None:
         flashsim.forward("split_kv", Q, K, V, splits=0)
     with pytest.raises(ValueError, match="merge is 'mean'; expected 'sequence' or 'tree'"):
         flashsim.forward("split_kv", Q, K, V, merge="mean")
-    with pytest.raises(ValueError, match=r"'flash' .* does not split the keys; 'split_kv' does"):
+    with pytest.raises(ValueError, match=r"'flash' .*takes no option splits; 'split_kv' does"):
         flashsim.forward("flash", Q, K, V, splits=2)
-    with pytest.raises(ValueError, match="does not split the keys"):
+    with pytest.raises(ValueError, match="takes no option splits"):
         theory.exact("flash", N=8, d=2, splits=2)
     with pytest.raises(ValueError, match="has no backward pass here"):
         flashsim.count("split_kv", N=8, d=2, direction="backward")

@@ -459,7 +459,7 @@ def test_proposition_3_flash_stays_near_what_must_be_moved(direction: str) -> No
         ("direction is 'sideways'", "flash", {"direction": "sideways"}),
         ("neither mask nor dropout", "flash_basic", {"causal": True}),
         ("neither mask nor dropout", "flash_basic", {"dropout_p": 0.5}),
-        ("has no block mask", "flash", {"block_mask": "live"}),
+        ("takes no option block_mask", "flash", {"block_mask": "live"}),
         ("expected an array, a function", "block_sparse", {"block_mask": "alive"}),
         (r"expected \(T_r, T_c\)", "block_sparse", {"block_mask": np.ones((7, 9))}),
         ("no closed form for sizing", "flash", {"sizing": "huge"}),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli.shared import add_json, add_quiet, check_outputs, progress, write_json
+from flashsim.cli.outputs import check_outputs, finish, progress
+from flashsim.cli.shared import add
 
 SUMMARY = "Check the paper's claims and print the ledger: claim, range tried, measurement, verdict."
 EXAMPLES = "flashsim verify\nflashsim verify --full --json ledger.json"
@@ -14,8 +15,7 @@ EXAMPLES = "flashsim verify\nflashsim verify --full --json ledger.json"
 def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
     parser.add_argument("--full", action="store_true", help="sweep far wider ranges (minutes)")
-    add_json(parser, "ledger")
-    add_quiet(parser)
+    add(parser, "--json", "--quiet")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,7 +31,6 @@ def run(options: argparse.Namespace) -> int:
             bar.update(task, description=check.__name__.replace("_", " "))
             claims.append(check(options.full))
             bar.advance(task)
-    write_json(options.json, {"command": options.command_line, "claims": [claim.as_json() for claim in claims]})
-    if options.json != "-":
-        report.print_ledger(claims)
+    ledger = {"command": options.command_line, "claims": [claim.as_json() for claim in claims]}
+    finish(options, ledger, lambda: report.print_ledger(claims))
     return 0 if all(claim.holds for claim in claims) else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -36,6 +37,11 @@ class Chart:
     data: Callable[..., dict[str, Any]]
     plot: Callable[..., Axes | Sequence[Axes]]
     what: str
+
+    @property
+    def takes(self) -> dict[str, Any]:
+        """The arguments of `data`, with their defaults."""
+        return {name: given.default for name, given in inspect.signature(self.data).parameters.items()}
 
     def draw(self, data: dict[str, Any] | None = None) -> Figure:
         """Return the figure of `data`, by default of `data()`."""

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim import variant as launching
 from flashsim.inputs import Array
 from flashsim.memory import SRAM, Event
 from flashsim.records import Blocks, Shape
+from flashsim.run import launch as launching
 from flashsim.source import Site, label_at
 
 if TYPE_CHECKING:
