@@ -106,7 +106,7 @@ def exact(
     known = {name: each.options for name, each in forms()["forward"].items()}
     own = check_options(exact, options, repr(form.name), form.options, known)
 
-    rule = as_mask(mask, causal, shape, ())
+    rule = as_mask(mask, causal, shape, (), own)
     masked = not isinstance(rule, All)
     if form.plain and (masked or dropout_p):
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
