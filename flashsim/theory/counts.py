@@ -105,7 +105,7 @@ def exact(
     dropout_p, fixed = check_p(dropout_p), check_blocks(blocks)
     own = check_options(exact, options, repr(form.name), form, forms()["forward"])
 
-    rule = as_mask(mask, causal, shape, ())
+    rule = as_mask(mask, causal, shape, (), own)
     masked = not isinstance(rule, All)
     if form.plain and (masked or dropout_p):
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
