@@ -170,8 +170,8 @@ def test_what_a_record_lacks_is_told() -> None:
         flashsim.backward(BACK, run, rng.normal(size=run.O.shape))
     with pytest.raises(ValueError, match=r"the shape of q_sums is not known; .* matrices=\{'q_sums': Kind"):
         flashsim.count(replace(BACK, matrices={}), N=8, d=4, direction="backward")
-    with pytest.raises(ValueError, match="'back' is the backward pass of 'forth', which is not known"):
-        flashsim.trace(replace(BACK, of="forth"), Q[0], K[0], V[0], dO=np.ones((9, 3)))
+    with pytest.raises(ValueError, match="'back' is the backward pass of 'nosuch', which is not known"):
+        flashsim.trace(replace(BACK, of="nosuch"), Q[0], K[0], V[0], dO=np.ones((9, 3)))
     with pytest.raises(ValueError, match="'forth' has the part 'weight'; expected one of tau, MASK"):
         replace(FORTH, options=())
     with pytest.raises(ValueError, match="'back' is a backward pass without the part 'tau'"):
