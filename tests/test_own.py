@@ -157,6 +157,16 @@ def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices
     assert (traced.about.direction, "weight 3" in traced.about.options) == ("backward", True)
 
 
+def test_what_is_returned_besides_reaches_the_backward_pass_too() -> None:
+    def returning_it(hbm: HBM, *rest: Any) -> Any:
+        return *with_a_statistic(hbm, *rest), hbm.matrix("q_sums")
+
+    forth = replace(FORTH, run=returning_it, returns=("O", "l", "m", "q_sums"), saves=("R",))
+    run = flashsim.forward(forth, Q, K, V)
+    flashsim.backward(replace(BACK, of=forth), run, np.ones_like(run.O))
+    assert np.allclose(SEEN[-1], 2 * Q[1].sum(axis=1, keepdims=True))
+
+
 def test_what_a_record_lacks_is_told() -> None:
     for weight, said in ((0, "weight is 0; expected at least 1"), (None, "weight is None; expected a whole number")):
         with pytest.raises(ValueError, match=said):
