@@ -85,6 +85,8 @@ ALGORITHM = Algorithm(
     follows=("l", "O"),
     line_1=line_1,
     loops="standard attention",
+    short="standard",
+    look=("vermillion", "s", "--"),
     stores_scores=True,
     lse=lse,
 )

@@ -74,5 +74,6 @@ ALGORITHM = Algorithm(
     follows=("m", "l", "O"),
     line_1=line_1,
     loops=None,
+    short="Algorithm 1",
     rounds=every_block,
 )

@@ -100,6 +100,8 @@ ALGORITHM = Algorithm(
     follows=("m", "l", "O"),
     line_1=line_2,
     loops="K, V outermost",
+    short="FlashAttention",
+    look=("blue", "o", "-"),
     skips_as="block_sparse",
     rounds=every_block,
 )

@@ -115,5 +115,6 @@ ALGORITHM = Algorithm(
     follows=("m", "l", "O"),
     line_1=block_sizes,
     loops=None,
+    short="block-sparse",
     rounds=every_block,
 )

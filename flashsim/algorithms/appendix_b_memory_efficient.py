@@ -81,5 +81,7 @@ ALGORITHM = Algorithm(
     follows=("L", "O"),
     line_1=block_sizes,
     loops=None,
+    short="closed form",
+    look=("green", "^", "-"),
     rounds_logs=logs_rounded,
 )

@@ -93,5 +93,7 @@ ALGORITHM = Algorithm(
     },
     line_1=block_sizes,
     loops=None,
+    short="Rabe & Staats",
+    look=("purple", "D", "-"),
     rounds=lambda T_c: 2,  # as a part, and combined
 )

@@ -98,4 +98,6 @@ ALGORITHM = Algorithm(
     follows=("m", "l", "O", "L"),
     line_1=line_2,
     loops="Q outermost",
+    short="loops exchanged",
+    look=("orange", "v", "-"),
 )

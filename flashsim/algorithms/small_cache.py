@@ -130,4 +130,6 @@ ALGORITHM = Algorithm(
     line_1=line_2,
     rows=rows,
     loops="small cache",
+    short="small cache",
+    look=("black", "x", ":"),
 )

@@ -127,6 +127,7 @@ ALGORITHM = Algorithm(
     },
     line_1=line_2,
     loops=None,
+    short="FlashDecoding",
     lse=lse,
     rescales=lambda T_c: 2 * T_c,  # in the splits, and in merging them
 )
