@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import json
 import re
 import webbrowser
 from dataclasses import replace
-from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import main
 from flashsim.memory import Event
 from flashsim.observers import Ledger
-from flashsim.tracing import Recorder, Trace, data, page, recording, text
+from flashsim.tracing import Recorder, Trace, page, recording, text
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 from flashsim.tracing.listing import label_of, listing_of
 from flashsim.tracing.perfetto import as_perfetto
@@ -63,18 +61,6 @@ def same(a: Trace, b: Trace) -> bool:
         elif x.value.dtype != y.value.dtype or x.value.tobytes() != y.value.tobytes():
             return False
     return True
-
-
-def test_imports_go_one_way() -> None:
-    """Also those inside functions; a cycle raises graphlib.CycleError."""
-    folder, graph = Path(data.__file__).parent, {}
-    for path in folder.glob("*.py"):
-        nodes = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)]
-        wanted = {node.module for node in nodes if (node.module or "").startswith("flashsim.tracing")}
-        graph[path.stem] = {(name or "").partition("tracing")[2].lstrip(".") or "__init__" for name in wanted}
-    order = list(TopologicalSorter(graph).static_order())
-    assert set(order) == {path.stem for path in folder.glob("*.py")}
-    assert order.index("data") < order.index("steps") < order.index("page") < order.index("traces")
 
 
 # --------------------------------------------------------------------------------------------- it is what happened
