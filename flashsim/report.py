@@ -12,7 +12,7 @@ import numpy as np
 
 from flashsim import theory
 from flashsim.algorithms import Algorithm
-from flashsim.algorithms.own import backward_of, chosen
+from flashsim.algorithms.own import backward_of, chosen, forward_of
 from flashsim.api import Gradients, Run, Tally, backward, count, forward
 from flashsim.dropout import keep_mask
 from flashsim.groups import interleave
@@ -387,9 +387,11 @@ def _formulas(algorithm: Algorithm, arguments: Mapping[str, Any]) -> Mapping[str
     changed = arguments.get("gqa") == "grouped" or arguments.get("direction") == "backward"
     if _group(arguments) > 1 and changed:
         return {}
-    if arguments.get("splits") is not None or arguments.get("merge", "sequence") != "sequence":
+    if arguments.get("causal") or arguments.get("dropout_p"):
         return {}
-    if arguments.get("causal") or arguments.get("dropout_p") or arguments.get("block_mask") is not None:
+    if any(
+        not option.is_default(arguments.get(option.name, option.default)) for option in forward_of(algorithm).options
+    ):
         return {}
     return theory.formulas(algorithm, algorithm.direction)
 
