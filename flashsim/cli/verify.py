@@ -6,7 +6,8 @@ import argparse
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish, progress
-from flashsim.cli.shared import add, whole
+from flashsim.cli.shared import add
+from flashsim.cli.values import whole
 
 SUMMARY = "Check the paper's claims and print the ledger: claim, range tried, measurement, verdict."
 EXAMPLES = "flashsim verify\nflashsim verify --full --jobs 8 --json ledger.json"
