@@ -40,7 +40,7 @@ from flashsim.reference import (
 )
 from flashsim.run import gather, sums
 from flashsim.run.task import attended
-from flashsim.tracing.recording import tiles_of
+from flashsim.tracing.about import tiles_of
 
 from .cases import DTYPES, FEW, MASKS, Array, of_bound, room_for, swap, unnoticed
 

@@ -95,7 +95,7 @@ def _variant(
     """Return the variant. Raises ValueError for a mask, or dropout, that the algorithm does not have."""
     variant = Variant(
         check_scale(scale, shape.d),
-        as_mask(mask, causal, shape, leading),
+        as_mask(mask, causal, shape, leading, options),
         check_p(dropout_p),
         check_seed(seed),
         options,
