@@ -24,7 +24,6 @@ DEVICES = (
 
 
 def sdpa() -> Callable[..., Any]:
-
     found: Callable[..., Any] = torch.nn.functional.scaled_dot_product_attention
     return found
 
@@ -162,7 +161,6 @@ def test_writing_into_a_read_only_array_is_refused(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_keywords_reach_the_function(device: str) -> None:
-
     got: dict[str, Any] = {}
 
     def takes(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
@@ -186,7 +184,6 @@ def test_keywords_reach_the_function(device: str) -> None:
 
 
 def test_results_that_require_grad_are_detached() -> None:
-
     weight = torch.ones(8, requires_grad=True)
     q, k, v = inputs()
     assert same_bits(wrap(lambda q, k, v: q * weight, "torch")(q, k, v), q)
@@ -271,7 +268,6 @@ def test_sdpa_gets_strides_and_one_mask_of_four_axes(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_seed_repeats_dropout_and_leaves_the_generator(device: str) -> None:
-
     q, k, v = inputs(N_q=20, N_k=20)
     kernel = wrap(sdpa(), "torch", convention="sdpa", device=device)
     state = torch.get_rng_state()
