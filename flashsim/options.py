@@ -11,12 +11,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Option:
-    """An option `name=value`. `check` returns the value as a run takes it, or raises ValueError; `help` is a line on it."""
+    """An option `name=value`. `check` returns the value as a run takes it, or raises ValueError; `help` is a line on it.
+
+    A value that is a mask (`flashsim.Mask`) joins the run's mask. `examples` are values that the tests try.
+    """
 
     name: str
     default: Any
     check: Callable[[Any], Any]
     help: str = ""
+    examples: tuple[Any, ...] = ()
 
 
 def check_options(
