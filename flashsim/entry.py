@@ -16,7 +16,8 @@ import threading
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
 
 from flashsim.gpu.compiling import MissingGPU
 from flashsim.memory import MemoryModelError
@@ -59,6 +60,11 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             _say(f"{program}: error: {said}" + "".join(f" ({note})" for note in notes))
             status = REFUSED
         return status
+
+
+def run_script(main: Callable[[], int | None]) -> NoReturn:
+    """Run `main` as a script's whole work, as `guarded` does, and exit with its status."""
+    sys.exit(guarded(Path(sys.argv[0]).name, main))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from heapq import merge
 from math import isqrt
 from typing import Any
@@ -82,14 +82,6 @@ class _Search:
     shape: Shape
     options: Mapping[str, Any]
 
-    @cached_property
-    def form(self) -> theory.Form | None:
-        """The closed forms, if there are any."""
-        try:
-            return theory.form_of(self.algorithm, self.algorithm.direction)
-        except ValueError:
-            return None
-
     @property
     def counted(self) -> tuple[str | Algorithm, dict[str, Any]]:
         """What to count, and its options: Algorithm 2 skips as Algorithm 5 does, where there is what to skip."""
@@ -99,24 +91,17 @@ class _Search:
 
     def at(self, **sizes: Any) -> theory.Exact | Tally:
         """Return what it costs, whether it fits or not."""
-        return self._cost(*self.counted, **sizes)
-
-    def _cost(self, algorithm: str | Algorithm, options: Mapping[str, Any], **sizes: Any) -> theory.Exact | Tally:
-        if self.form is not None:
-            known = self.form if algorithm is self.algorithm else algorithm
-            return theory.exact(known, **asdict(self.shape), **options, **sizes)
-        if "blocks" in sizes:
-            B_r, B_c = sizes["blocks"]
-            sizes = {"sizing": Fixed(B_r, B_c, enforced=False)}
-        return count(algorithm, **asdict(self.shape), **options, **sizes)
+        algorithm, options = self.counted
+        return cost(algorithm, **asdict(self.shape), **options, **sizes)
 
     def choice(self, **sizes: Any) -> Choice:
-        cost, loops = self.at(**sizes), self.algorithm.loops or self.algorithm.title
-        return Choice(self.algorithm.name, loops, cost.blocks, cost.hbm.accesses, cost.sram.peak)
+        at, loops = self.at(**sizes), self.algorithm.loops or self.algorithm.title
+        return Choice(self.algorithm.name, loops, at.blocks, at.hbm.accesses, at.sram.peak)
 
     def fits(self, B_r: int, B_c: int) -> bool:
         """Say whether all tiles fit: the peak does not depend on which are skipped, but for masks that skip all."""
-        use = self._cost(self.algorithm, {**self.options, "causal": False}, blocks=(B_r, B_c)).sram
+        plain = {**self.options, "causal": False}
+        use = cost(self.algorithm, **asdict(self.shape), **plain, blocks=(B_r, B_c)).sram
         return use.peak <= use.capacity
 
     def _fits_beside(self, B_c: int, B_r: int) -> bool:
@@ -152,6 +137,21 @@ class _Search:
     def best(self, least: int) -> Choice | None:
         """Return the choice of fewest accesses among the candidates; None if there is none."""
         return min((self.choice(blocks=blocks) for blocks in {*self.candidates(least)}), key=_cost, default=None)
+
+
+def cost(algorithm: str | Algorithm, *, direction: str = "forward", **arguments: Any) -> theory.Exact | Tally:
+    """Return what a run costs, whether it fits M or not: by the closed form, or, where there is none, by running it on shapes.
+
+    Arguments as for `flashsim.count`.
+    """
+    try:
+        form = theory.form_of(algorithm, direction)
+    except ValueError:
+        if arguments.get("blocks") is not None:
+            B_r, B_c = arguments.pop("blocks")
+            arguments["sizing"] = Fixed(B_r, B_c, enforced=False)
+        return count(algorithm, direction=direction, **arguments)
+    return theory.exact(form, direction=direction, **arguments)
 
 
 def tune(
@@ -234,8 +234,7 @@ def sides(N: int, least: int = 1) -> Iterator[int]:
     while blocks >= 1:
         B = max(-(-N // blocks), least)
         yield B
-        blocks = -(-N // (B + 1)) if B < N else 0
-        blocks = min(blocks, -(-N // B) - 1) if B < N else 0
+        blocks = -(-N // B) - 1
 
 
 def _most(fits: Callable[[int], bool], least: int, most: int) -> int:

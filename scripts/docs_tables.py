@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, backward_passes
+from flashsim.entry import run_script
 from flashsim.files import write_whole
 from flashsim.gpu.rungs import ladder
 from flashsim.plots import FIGURES
@@ -100,4 +101,4 @@ TABLES: dict[str, dict[str, Callable[[], Iterator[tuple[str, ...]]]]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -25,7 +25,7 @@ from flashsim import Fixed, patterns
 from flashsim.algorithms import Algorithm
 from flashsim.tracing import Trace
 from flashsim.tracing.bugs import with_bug
-from flashsim.tracing.saving import as_json
+from flashsim.tracing.writing import as_json
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

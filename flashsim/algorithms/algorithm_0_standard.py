@@ -82,8 +82,11 @@ ALGORITHM = Algorithm(
     parts=("MASK", "dropout"),
     returns=("O",),
     saves=("P", "P_dropped", "Z"),
+    follows=("l", "O"),
     line_1=line_1,
     loops="standard attention",
+    short="standard",
+    look=("vermillion", "s", "--"),
     stores_scores=True,
     lse=lse,
 )

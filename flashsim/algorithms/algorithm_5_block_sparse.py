@@ -112,7 +112,9 @@ ALGORITHM = Algorithm(
     ),
     returns=("O", "l", "m"),
     saves=("R",),
+    follows=("m", "l", "O"),
     line_1=block_sizes,
     loops=None,
+    short="block-sparse",
     rounds=every_block,
 )

@@ -103,6 +103,7 @@ ALGORITHM = Algorithm(
     ),
     returns=("O", "L"),
     saves=("R",),
+    follows=("m", "l", "O", "L"),
     line_1=line_2,
     loops=None,
 )

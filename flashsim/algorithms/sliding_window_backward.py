@@ -103,6 +103,7 @@ ALGORITHM = Algorithm(
     operands=("Q", "K", "V", "O", "dO", "L"),
     parts=(*PARTS, "live"),
     returns=GRADIENTS,
+    follows=("D", *GRADIENTS),
     line_1=line_2,
     loops=None,
     rounds=every_block,
