@@ -46,8 +46,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> None:
 REFUSED = {  # command line: what is said
     # no command, or none that there is
     "": "COMMAND",
-    "fly": "invalid choice: 'fly'",
-    "'a\nb'": "invalid choice",
+    "fly": "there is no 'fly'",
+    "'a\nb'": "there is no 'a",
     "--N 3": "COMMAND",
     "run --no-such-option": "unrecognized arguments: --no-such-option",
     "run 'a\nb'": "unrecognized arguments: a b",
@@ -163,7 +163,7 @@ REFUSED = {  # command line: what is said
     "run --qkv good.npz --json good.npz": "--json: good.npz is the input",
     # plot
     "plot": "FIGURE",
-    "plot nothing": "invalid choice: 'nothing'",
+    "plot nothing": "there is no 'nothing'",
     "plot blocks --N 0": "--N: got '0'",
     "plot blocks --d -1": "--d: got '-1'",
     "plot blocks --M x": "--M",
@@ -171,7 +171,7 @@ REFUSED = {  # command line: what is said
     "plot roofline --M 100KB": "--M is for blocks",
     "plot theorem2 --N 64": "--N is for blocks, ",
     "plot theorem2 --dtype float32": "--dtype is for blocks, ",
-    "plot roofline --machine Z80": "--machine: invalid choice: 'Z80'",
+    "plot roofline --machine Z80": "--machine: there is no 'Z80'",
     "plot theorem2 -o kernels.py/x": "--output",
     "plot theorem2 --json nowhere/x": "--json",
     # tune
@@ -184,7 +184,7 @@ REFUSED = {  # command line: what is said
     "tune --d 4 --N 4 --json nowhere/x": "--json",
     # gpu, bench
     "gpu": "the following arguments are required",
-    "gpu warm": "invalid choice: 'warm'",
+    "gpu warm": "there is no 'warm'",
     "gpu info --json file": "--json",
     "bench --N 0": "--N: got '0'",
     "bench --d x": "--d: got 'x'",
@@ -193,7 +193,7 @@ REFUSED = {  # command line: what is said
     "bench --heads 0": "--heads: got '0'",
     "bench --heads 1 2 3": "--heads is [1, 2, 3]; expected one number, or one for each of --d [64, 128]",
     "bench --dropout nan": "--dropout: got 'nan'",
-    "bench --only fastest": "--only: invalid choice: 'fastest'",
+    "bench --only fastest": "--only: there is no 'fastest'",
     "bench --causal maybe": "--causal",
     "bench --json nowhere/x.json": "--json: nowhere/x.json cannot be written",
     # check
