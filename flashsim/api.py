@@ -182,8 +182,7 @@ def count(
 
 def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the algorithm's own options, checked."""
-    known = {name: each.options for name, each in FORWARD.items()}
-    return check_options(function, options, f"{algorithm.name!r} ({algorithm.title})", algorithm.options, known)
+    return check_options(function, options, f"{algorithm.name!r} ({algorithm.title})", algorithm, FORWARD)
 
 
 def _watching(trace: Any, observers: Any, on_head: Any) -> tuple[Recorder | None, tuple[Observer, ...], OnHead | None]:

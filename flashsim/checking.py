@@ -24,6 +24,7 @@ R = TypeVar("R")
 
 LARGEST = 2**63 - 1  # the longest axis that an array can have
 MOST_SPLITS = 2**16
+MOST_TILES = 2**28
 DIRECTIONS = ("forward", "backward")
 SCHEDULES = ("separate", "grouped")
 MERGES = ("sequence", "tree")
@@ -157,13 +158,11 @@ def check_shape(N: Any, d: Any, N_q: Any, N_k: Any, d_v: Any) -> Shape:
         N = check_count("N", N)
     if N is None and (N_q is None or N_k is None):
         raise ValueError("a length is missing: give N, or both N_q and N_k")
+    for name, given in (("N_q", N_q), ("N_k", N_k)):
+        if given is not None and check_count(name, given) != N and N is not None:
+            raise ValueError(f"{name} is {given}, and N is {N}; expected N alone, or N_q and N_k")
     d = check_count("d", d)
-    return Shape(
-        N if N_q is None else check_count("N_q", N_q),
-        N if N_k is None else check_count("N_k", N_k),
-        d,
-        d if d_v is None else check_count("d_v", d_v),
-    )
+    return Shape(int(N or N_q), int(N or N_k), d, d if d_v is None else check_count("d_v", d_v))
 
 
 def check_heads(heads: Any, kv_heads: Any) -> tuple[int, int]:
@@ -207,8 +206,13 @@ def check_block_mask(block_mask: Any) -> Any:
 
 
 def check_tiles(block_mask: Any, blocks: Blocks, shape: Shape) -> NDArray[np.bool_]:
-    """Return a block mask, an array or a function that returns one, as booleans (T_r, T_c)."""
-    T = (blocks.T_r, blocks.T_c)
+    """Return a block mask, an array or a function that returns one, as booleans (T_r, T_c), 2²⁸ of them at most."""
+    T, entries = (blocks.T_r, blocks.T_c), blocks.T_r * blocks.T_c
+    if callable(block_mask) and entries > MOST_TILES:
+        raise ValueError(
+            f"block_mask is a function, here of (T_r, T_c) = {T}: it would return {entries:,} entries; "
+            f"expected at most {MOST_TILES:,}. Take larger blocks"
+        )
     array = check_block_mask(block_mask(*T)) if callable(block_mask) else block_mask
     if not isinstance(array, np.ndarray):
         raise ValueError(f"block_mask returned {shown(array)}; expected an array of booleans")

@@ -25,6 +25,7 @@ Words that are used throughout. A tile is a block of S, B_r × B_c, and a mask m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +33,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.band import Band
-from flashsim.checking import broadcasts, check_array, check_booleans, check_count, check_flag
+from flashsim.checking import broadcasts, check_array, check_booleans, check_count, check_flag, shown
 from flashsim.records import Shape
 
 Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
 Head = tuple[int, ...]
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Mask(ABC):
@@ -131,6 +133,17 @@ class SlidingWindow(Mask):
 
     left: int
     right: int
+
+    @classmethod
+    def of(cls, window: Any) -> SlidingWindow | None:
+        """Return the mask of a pair (left, right); None for None. Raises ValueError for anything else."""
+        if window is None:
+            return None
+        try:
+            left, right = window
+        except (TypeError, ValueError):
+            raise ValueError(f"window is {shown(window)}; expected a pair (left, right), or None") from None
+        return cls(left, right)
 
     def __post_init__(self) -> None:
         """Raise ValueError for a side that is neither −1 nor a width."""
@@ -315,11 +328,13 @@ class Both(Mask):
         return self.b.tree if self.a.tree is None else self.a.tree
 
 
-def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head) -> Mask:
-    """Return the mask of `causal=` and `mask=` together, checked. Raises ValueError."""
+def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head, options: Mapping[str, Any] = NO_OPTIONS) -> Mask:
+    """Return the mask of `causal=`, `mask=` and those `options` that are masks, together, checked. Raises ValueError."""
     given: Mask = All() if mask is None else mask if isinstance(mask, Mask) else Dense(mask)
     if check_flag("causal", causal):
         given = Causal() if mask is None else Causal() & given
+    for value in options.values():
+        given = given & value if isinstance(value, Mask) else given
     given.check(shape, leading)
     return given
 

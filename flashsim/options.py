@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -27,32 +27,34 @@ class Option:
         return value is self.default or (isinstance(value, str) and value == self.default)
 
 
-def check_options(
-    function: Callable[..., Any],
-    given: Mapping[str, Any],
-    whose: str,
-    declared: Sequence[Option],
-    known: Mapping[str, Sequence[Option]],
-) -> dict[str, Any]:
-    """Return a value for each declared option: the given one, checked, or the default.
+class HasOptions(Protocol):
+    """An algorithm's record, or its form."""
 
-    `function` was called with `given` for the algorithm `whose`; `known` holds the options of all algorithms. Another
-    algorithm's option asks for nothing where it has its default. Else it is a ValueError, and an unknown name a TypeError.
+    @property
+    def options(self) -> Sequence[Option]:
+        """Its own options."""
+
+
+def check_options(
+    function: Callable[..., Any], given: Mapping[str, Any], whose: str, own: HasOptions, known: Mapping[str, HasOptions]
+) -> dict[str, Any]:
+    """Return a value for each of its own options: the given one, checked, or the default.
+
+    `function` was called with `given` for the algorithm `own`, which a message calls `whose`; `known` are all algorithms.
+    Another one's option asks for nothing where it has its default; else it is a ValueError. An unknown name is a TypeError.
     """
-    own = {option.name: option for option in declared}
-    values = {option.name: option.default for option in declared}
+    declared = {option.name: option for option in own.options}
+    values = {name: option.default for name, option in declared.items()}
     for name, value in given.items():
-        if name in own:
-            values[name] = own[name].check(value)
+        if name in declared:
+            values[name] = declared[name].check(value)
             continue
-        others = {who: option for who, options in known.items() for option in options if option.name == name}
+        others = {who: option for who, each in known.items() for option in each.options if option.name == name}
         if not others:
-            raise TypeError(_unknown(function, name, [*own, *(o.name for options in known.values() for o in options)]))
+            options = [option.name for each in (own, *known.values()) for option in each.options]
+            close = get_close_matches(name, [*signature(function).parameters, *options], 1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{function.__name__} takes no argument {name!r}{meant}")
         if not any(option.is_default(value) for option in others.values()):
             raise ValueError(f"{whose} takes no option {name}; {' or '.join(map(repr, others))} does")
     return values
-
-
-def _unknown(function: Callable[..., Any], name: str, options: Sequence[str]) -> str:
-    close = get_close_matches(name, [*signature(function).parameters, *options], 1)
-    return f"{function.__name__} takes no argument {name!r}" + f"; did you mean {close[0]!r}?" * bool(close)

@@ -350,7 +350,7 @@ def print_count(counted: Counted) -> None:
     one = f", one group of {_group(counted.arguments)} heads" if together else ", one head" if heads > 1 else ""
     lines = new_table("by line of the algorithm" + one, "array", "how often", "elements")
     for movement in counted.ledger.movements:
-        label = (movement.label or "").removeprefix("line ")
+        label = movement.label.removeprefix("line ")
         lines.add_row(f"{label}  {movement.kind}", movement.array, f"{movement.times:,}", f"{movement.elements:,}")
     console.print(lines)
 

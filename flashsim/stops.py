@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flashsim.algorithms import Algorithm
 from flashsim.planting import recompiled
-from flashsim.source import label_at
+from flashsim.source import label_or_number_at
 
 Loops = tuple[tuple[str, int], ...]
 
@@ -43,7 +43,7 @@ def find_stop(algorithm: Algorithm, line: str, at: Mapping[str, int]) -> Stop:
     label = next((label for label in (asked, f"line {asked}", f"equation {asked}") if label in found), None)
     if label is None:
         for number in range(function.lineno, (function.end_lineno or function.lineno) + 1):
-            if label_at((file, number)) in (asked, f"line {asked}"):
+            if label_or_number_at((file, number)) in (asked, f"line {asked}"):
                 text = linecache.getline(file, number).strip() or asked
                 raise ValueError(f"nothing runs at {text!r} of {function.name}; {_listed(found)}")
         raise ValueError(f"--line is {line!r}, which labels nothing in {function.name}; {_listed(found)}")
@@ -66,7 +66,7 @@ def labels(algorithm: Algorithm) -> dict[str, list[Stop]]:
     found: dict[str, list[Stop]] = {}
     for statement, loops in _statements(function.body, ()):
         last = statement.lineno if hasattr(statement, "body") else statement.end_lineno or statement.lineno
-        for label in {label_at((file, line)): None for line in range(statement.lineno, last + 1)}:
+        for label in {label_or_number_at((file, line)): None for line in range(statement.lineno, last + 1)}:
             if label:
                 found.setdefault(label, []).append(Stop(label, file, statement.lineno, loops))
     return found

@@ -234,8 +234,7 @@ def sides(N: int, least: int = 1) -> Iterator[int]:
     while blocks >= 1:
         B = max(-(-N // blocks), least)
         yield B
-        blocks = -(-N // (B + 1)) if B < N else 0
-        blocks = min(blocks, -(-N // B) - 1) if B < N else 0
+        blocks = -(-N // B) - 1
 
 
 def _most(fits: Callable[[int], bool], least: int, most: int) -> int:

@@ -2,7 +2,7 @@
 
     python scripts/gallery.py [-o FOLDER] [LESSON …]
 
-The lessons are in flashsim/gallery/lessons.py.
+The lessons are in flashsim/gallery/lessons/, one a file.
 """
 
 from __future__ import annotations

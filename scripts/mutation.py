@@ -220,10 +220,10 @@ def run_all_tests(commit: str, jobs: int) -> None:
         return
     kept.mkdir(parents=True, exist_ok=True)
     core = "".join(f"\n  {path}" for path in _core())
-    Path("coverage.ini").write_text(f"[run]\nrelative_files = true\ndata_file = {kept}/covered\ninclude ={core}\n")
-    covering = ["--cov", "--cov-config=coverage.ini", "--cov-context=test", "--cov-report="]
+    _save(kept / "coverage.ini", f"[run]\nrelative_files = true\ndata_file = {kept}/covered\ninclude ={core}\n")
+    covering = ["--cov", f"--cov-config={kept}/coverage.ini", "--cov-context=test", "--cov-report="]
     watch = run_tests([f"-n{jobs}", *covering], Watch({}, set()))
-    (kept / "seconds.json").write_text(json.dumps(watch.seconds))
+    _save(kept / "seconds.json", json.dumps(watch.seconds))
     print(f"{len(watch.seconds)} tests, of which {len(watch.failed)} fail unchanged: {watch.failed}")
 
 
@@ -414,9 +414,13 @@ def _write(tried: list[Mutant], places: int, options: argparse.Namespace) -> Non
         "commits": dict(Counter(mutant["commit"] for mutant in tried if "commit" in mutant)),
         "mutants": tried,
     }
-    partial = RECORD.with_suffix(".part")
-    partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(RECORD)
+    _save(RECORD, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+
+def _save(path: Path, text: str) -> None:
+    from flashsim.files import write_whole  # not before: the tests' processes load the copy's
+
+    write_whole(path, text)
 
 
 def _key(mutant: Mutant) -> Key:

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from flashsim.dropout import keep_mask
 from flashsim.planting import mutated
 
 Array = NDArray[Any]
+FEW = settings(max_examples=settings().max_examples // 3)  # for what is asked of each of many algorithms
 DTYPES = {
     "float64": np.dtype(np.float64),
     "float32": np.dtype(np.float32),

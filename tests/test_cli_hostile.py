@@ -33,6 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> None:
     Path("cut.npz").write_bytes(Path("good.npz").read_bytes()[:300])
     Path("junk.safetensors").write_bytes(b"\xff" * 40)
     Path("latin").write_bytes(b"p '\xe9'\n")
+    Path("__pycache__").mkdir()  # where what is imported is compiled, unless Python is told not to
     Path("folder").mkdir()
     Path("folder.png").mkdir()
     os.mkfifo("pipe.npz")

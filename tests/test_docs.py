@@ -17,7 +17,6 @@ import pytest
 
 import flashsim
 from flashsim import masks
-from flashsim.algorithms import FORWARD
 from flashsim.cli import main
 from flashsim.testing.mutants import ALL
 
@@ -213,8 +212,6 @@ def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
     subjects = kit["implementations"]
     assert set(subjects) == set(IMPLEMENTATIONS)
     assert all(subject["ok"] for subject in subjects.values())
-    assert f"[{len(subjects)} correct implementations]" in page
-    assert f"the {len(FORWARD)} algorithms of this project" in page
     assert f"with {kit['examples']:,} examples each" in page
     fewer = [name for name, subject in subjects.items() if subject["examples"] < kit["examples"]]
     assert set(fewer) == set(kit["fewer_examples"]) == {"jax_pallas", "triton"}

@@ -518,7 +518,10 @@ def test_texts_are_large_enough_inside_and_apart(
         assert_readable(figure_of(ax))
 
 
-@pytest.mark.parametrize("name", plots.FIGURES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("l2", "cache_size") else name for name in plots.FIGURES],
+)
 def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
     chart = plots.FIGURES[name]
     figure = chart.draw(json.loads(json.dumps(chart.data())))

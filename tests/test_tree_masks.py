@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
@@ -26,7 +26,7 @@ from flashsim.reference import attention, backward_rounding, error_bound, gradie
 from flashsim.theory.problem import live_tiles
 from flashsim.tile_masks import TileMask
 
-from .cases import DTYPES, Array, of_bound, room_for, swap, unnoticed
+from .cases import DTYPES, FEW, Array, of_bound, room_for, swap, unnoticed
 
 MASKED = [name for name, algorithm in FORWARD.items() if "MASK" in algorithm.parts]
 PASSES = [("forward", name) for name in MASKED] + [
@@ -228,14 +228,14 @@ def test_what_does_not_fit_the_problem_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", MASKED)
-@settings(max_examples=40)
+@FEW
 @given(draft=drafts())
 def test_every_algorithm_equals_the_oracle(name: str, draft: Draft) -> None:
     equals_the_oracle(name, draft, draft.tree, draft.oracle)
 
 
 @pytest.mark.parametrize("name", MASKED)
-@settings(max_examples=30)
+@FEW
 @given(draft=drafts(), other=st.sampled_from(("causal", "padding", "window", "dense", "all")))
 def test_it_combines_with_other_masks(name: str, draft: Draft, other: str) -> None:
     rng, shape = np.random.default_rng(draft.seed), Shape(draft.n, draft.N_k, 1, 1)
@@ -268,7 +268,7 @@ def equals_the_oracle(name: str, draft: Draft, mask: Mask, oracle: Array, dropou
 
 
 @pytest.mark.parametrize("name", MASKED)
-@settings(max_examples=25)
+@FEW
 @given(draft=drafts(dtypes=("float64", "float32")))
 def test_each_path_is_what_it_is_alone(name: str, draft: Draft) -> None:
     """A path's tokens after the prefix, causal, one by one: the same rows of O, and the same gradient of its last row."""
@@ -298,7 +298,7 @@ def test_each_path_is_what_it_is_alone(name: str, draft: Draft) -> None:
 
 
 @pytest.mark.parametrize("name", MASKED)
-@settings(max_examples=25)
+@FEW
 @given(draft=drafts(dtypes=("float64",)), poison=st.sampled_from((np.nan, np.inf)), where=st.sampled_from("KV"))
 def test_poison_in_a_node_reaches_its_descendants_alone(name: str, draft: Draft, poison: float, where: str) -> None:
     Q, K, V, dO = draft.inputs()
@@ -385,7 +385,6 @@ def options(draw: st.DrawFn, name: str, draft: Draft) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("direction", "name"), PASSES)
-@settings(max_examples=60)
 @given(draft=drafts(65), data=st.data())
 def test_counts_equal_theory(direction: str, name: str, draft: Draft, data: st.DataObject) -> None:
     drawn = {**data.draw(options(name, draft)), "direction": direction}
@@ -407,7 +406,7 @@ def test_counts_equal_theory(direction: str, name: str, draft: Draft, data: st.D
 
 
 @pytest.mark.parametrize("name", MASKED)
-@settings(max_examples=30)
+@FEW
 @given(draft=drafts(), data=st.data())
 def test_runs_equal_counts_and_theory(name: str, draft: Draft, data: st.DataObject) -> None:
     drawn = data.draw(options(name, draft))

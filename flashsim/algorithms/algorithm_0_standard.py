@@ -82,6 +82,7 @@ ALGORITHM = Algorithm(
     parts=("MASK", "dropout"),
     returns=("O",),
     saves=("P", "P_dropped", "Z"),
+    follows=("l", "O"),
     line_1=line_1,
     loops="standard attention",
     short="standard",

@@ -71,6 +71,7 @@ ALGORITHM = Algorithm(
     run=flash_basic,
     parts=(),
     returns=("O", "l", "m"),
+    follows=("m", "l", "O"),
     line_1=line_1,
     loops=None,
     short="Algorithm 1",

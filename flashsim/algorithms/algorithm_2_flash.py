@@ -97,6 +97,7 @@ ALGORITHM = Algorithm(
     run=flash,
     returns=("O", "l", "m"),
     saves=("R",),
+    follows=("m", "l", "O"),
     line_1=line_2,
     loops="K, V outermost",
     short="FlashAttention",

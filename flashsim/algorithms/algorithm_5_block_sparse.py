@@ -114,6 +114,7 @@ ALGORITHM = Algorithm(
     ),
     returns=("O", "l", "m"),
     saves=("R",),
+    follows=("m", "l", "O"),
     line_1=block_sizes,
     loops=None,
     short="block-sparse",

@@ -78,6 +78,7 @@ ALGORITHM = Algorithm(
     run=memory_efficient,
     returns=("O", "L"),
     saves=("R",),
+    follows=("L", "O"),
     line_1=block_sizes,
     loops=None,
     short="closed form",

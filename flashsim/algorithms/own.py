@@ -100,6 +100,7 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
         run=_Explained(function, file),
         parts=parts,
         returns=(),
+        follows=("m", "l", "O", "L"),
         line_1=lambda rows, d: (min(rows, d), rows),
         loops=None,
         rounds=every_block,

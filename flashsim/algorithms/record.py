@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal
 
 from flashsim.algorithms.blocks import paper_rows
@@ -51,6 +52,8 @@ class Algorithm:
                    "MASK" and "dropout", it has neither
     returns        names of the matrices it returns, in order
     saves          names of the matrices, besides those it returns, that its backward pass needs
+    follows        what the step player follows from tile to tile, old → new, in the order shown: quantities of the rows or the
+                   keys on chip, in the paper's symbols. "m" is a running maximum, where rescaling is told
     of             for a backward pass, the forward pass that it belongs to, where that has another name: its name, or record
     options        those that are this algorithm's only; a part of an option's name is that option's value
     matrices       kinds of matrices, by name, that `flashsim.matrices` does not know: what it saves for its backward pass, say
@@ -83,6 +86,7 @@ class Algorithm:
     parts: tuple[str, ...] = PARTS
     returns: tuple[str, ...]
     saves: tuple[str, ...] = ()
+    follows: tuple[str, ...]
     of: str | Algorithm = ""
     options: tuple[Option, ...] = ()
     matrices: Mapping[str, Kind] = field(default_factory=dict, hash=False)
@@ -108,6 +112,13 @@ class Algorithm:
         if self.direction == "backward" and "tau" not in self.parts:
             raise ValueError(f"{self.name!r} is a backward pass without the part 'tau'; expected it, as dQ = τ dS K")
 
+    def __reduce__(self) -> Any:
+        """Pickle a record that its module calls ALGORITHM by the module's name; another one by its fields."""
+        module = self.run.__module__
+        if getattr(sys.modules.get(module), "ALGORITHM", None) is self:
+            return _of_module, (module,)
+        return super().__reduce__()
+
     @property
     def forward_pass(self) -> str:
         """The name of the forward pass: this one's, or that which it comes after."""
@@ -123,3 +134,8 @@ class Algorithm:
     def listing(self) -> str:
         """The docstring of its file, which holds its listing; empty for what was made at a prompt, say."""
         return getattr(sys.modules.get(self.run.__module__), "__doc__", None) or ""
+
+
+def _of_module(name: str) -> Algorithm:
+    record: Algorithm = import_module(name).ALGORITHM
+    return record

@@ -42,6 +42,7 @@ from flashsim.algorithms.parts import Dropout, MaskFunction, Splits
 from flashsim.algorithms.record import PARTS, Algorithm
 from flashsim.algorithms.split_kv_merge import MERGES
 from flashsim.checking import check_merge, check_splits
+from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, Tile
 from flashsim.options import Option
 from flashsim.records import Blocks
@@ -120,6 +121,12 @@ ALGORITHM = Algorithm(
         Option("merge", "sequence", check_merge, "how the parts are merged. Default: sequence", {m: m for m in MERGES}),
     ),
     returns=("O",),
+    follows=("m", "l", "O"),
+    matrices={
+        "O_parts": Kind("N_q", "t d_v", "chip"),
+        "l_parts": Kind("N_q", "t", "chip"),
+        "m_parts": Kind("N_q", "t", "chip"),
+    },
     line_1=line_2,
     loops=None,
     short="FlashDecoding",

@@ -32,9 +32,8 @@ def add_inputs(parser: Any) -> None:
 
 def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Return Q (N_q, d), K (N_k, d), V (N_k, d_v): a head of --qkv, or random. Raises ValueError."""
-    import numpy as np
-
     from flashsim import qkv
+    from flashsim.tracing import sample
 
     if options.qkv:
         if options.n is not None or options.d is not None or options.n_k is not None:
@@ -45,19 +44,14 @@ def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
         return tuple(array.reshape(array.shape[-2:]) for array in (given.Q, given.K, given.V))  # type: ignore[return-value]
     if options.head is not None:
         raise ValueError("--head goes with --qkv")
-    n, d = options.n or N, options.d or D
-    keys = options.n_k or n
-    rng = np.random.default_rng(options.seed)
-    Q, K, V = (rng.standard_normal((rows, d), np.float32) for rows in (n, keys, keys))
-    return 2 * Q, K, V  # scores of standard deviation 2, so that maxima move
+    return sample.operands(options.n or N, options.d or D, options.n_k, options.seed)
 
 
 def gradient(options: argparse.Namespace, Q: Any, V: Any) -> Any:
     """Return a random dO (N_q, d_v)."""
-    import numpy as np
+    from flashsim.tracing import sample
 
-    rng = np.random.default_rng([options.seed, 1])
-    return rng.standard_normal((Q.shape[0], V.shape[1]), np.float32).astype(Q.dtype)
+    return sample.gradient(Q.shape[0], V.shape[1], options.seed).astype(Q.dtype)
 
 
 def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any) -> dict[str, Any]:

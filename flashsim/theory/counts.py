@@ -103,10 +103,9 @@ def exact(
     share, together = heads // kv_heads, check_gqa(gqa) == "grouped"
     group, problems = (share, kv_heads) if together else (1, heads)
     dropout_p, fixed = check_p(dropout_p), check_blocks(blocks)
-    known = {name: each.options for name, each in forms()["forward"].items()}
-    own = check_options(exact, options, repr(form.name), form.options, known)
+    own = check_options(exact, options, repr(form.name), form, forms()["forward"])
 
-    rule = as_mask(mask, causal, shape, ())
+    rule = as_mask(mask, causal, shape, (), own)
     masked = not isinstance(rule, All)
     if form.plain and (masked or dropout_p):
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from flashsim import theory
 from flashsim.algorithms.record import Algorithm
+from flashsim.inputs import Array
 from flashsim.masks import All, Causal
-from flashsim.memory import MemoryModelError
+from flashsim.matrices import symbols
+from flashsim.memory import SRAM, MemoryModelError
+from flashsim.records import Blocks, Shape
 from flashsim.run.task import Plan
-from flashsim.tracing.recording import About, Recorder, Trace, counts_of, listing_of, source_of, tiles_of
+from flashsim.tracing.data import STANDARD, About, Counts, Kind
+from flashsim.tracing.listing import listing_of, source_of
+from flashsim.tracing.recording import Recorder
+from flashsim.tracing.traces import Trace
 
 LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by tile
 
@@ -23,7 +30,8 @@ def traced(recorder: Recorder, plan: Plan) -> Trace:
         raise ValueError(f"the run has no head number {recorder.head}, counted from 0")
     shape, blocks, algorithm = plan.shape, plan.blocks, plan.task.algorithm
     exact = _closed_form(algorithm, plan, (blocks.B_r, blocks.B_c))
-    standard = _closed_form("standard", plan, None)
+    standard = None if algorithm.name == STANDARD else _closed_form(STANDARD, plan, None)
+    kinds = symbols(algorithm.matrices)
     tiles = None
     if shape.N_q * shape.N_k <= LARGEST_MASK:
         tiles = tiles_of(plan.variant.mask.whole(shape, (0,) * len(plan.leading)), blocks)
@@ -40,14 +48,50 @@ def traced(recorder: Recorder, plan: Plan) -> Trace:
         task.given.dtype.name,
         _options(plan),
         tiles,
-        counts_of(sram, None if exact is None else exact.hbm.by_array),
+        _counts(sram, kinds, shape, None if exact is None else exact.hbm.by_array),
         None if exact is None else exact.sram.peak,
         None if standard is None else (standard.hbm.reads, standard.hbm.writes),
+        tuple((name, kinds.get(name, ("N_q", "d"))) for name in algorithm.follows),
         listing_of(algorithm.listing),
         source_of({event.site for event in recorder.events}),
         notes=recorder.notes,
     )
-    return recorder.trace(about)
+    return Trace(about, tuple(recorder.events))
+
+
+def _counts(sram: SRAM, kinds: Mapping[str, Kind], shape: Shape, exact: Mapping[str, Any] | None) -> tuple[Counts, ...]:
+    """Return what each array moved, and its closed form."""
+    found = []
+    for name, moved in sram.hbm.traffic.by_array.items():
+        formula = None
+        if exact is not None and name in exact:
+            formula = exact[name].reads, exact[name].writes
+        sizes = sram.hbm.matrix(name).shape
+        kind = _fitting(kinds.get(name, ("N_q", "N_k")), sizes, shape)
+        found.append(Counts(name, sizes, kind, moved.role, moved.itemsize, moved.reads, moved.writes, formula))
+    return tuple(found)
+
+
+def _fitting(kind: Kind, sizes: tuple[int, int], shape: Shape) -> Kind:
+    """Return a kind, "" for the side that is not as long as it says: S of one block of rows is not of all queries.
+
+    One with a name that is not known, a mask's, has queries as rows, and keys as columns, where there are so many.
+    """
+    rows, cols = (
+        symbol if str(size) == symbol or getattr(shape, symbol, None) == size else ""
+        for symbol, size in zip(kind, sizes, strict=True)
+    )
+    return rows, cols
+
+
+def tiles_of(allowed: Array, blocks: Blocks) -> tuple[tuple[int, ...], ...]:
+    """Return what a whole mask, (N_q, N_k), leaves of each tile: 0 nothing, 1 all, 2 some."""
+
+    def kind(i: int, j: int) -> int:
+        tile = allowed[i * blocks.B_r : (i + 1) * blocks.B_r, j * blocks.B_c : (j + 1) * blocks.B_c]
+        return 1 if tile.all() else 2 if tile.any() else 0
+
+    return tuple(tuple(kind(i, j) for j in range(blocks.T_c)) for i in range(blocks.T_r))
 
 
 def _closed_form(what: str | Algorithm, plan: Plan, blocks: tuple[int, int] | None) -> theory.Exact | None:
