@@ -231,8 +231,8 @@ REFUSED = {  # command line: what is said
     "example online_softmax --json nowhere/x": "--json",
     # step
     "step --seed -5": "--seed: got '-5'; expected a whole number from 0 to 2**64 - 1",
-    "step --n 0": "--n: got '0'",
-    "step --n-k x": "--n-k: got 'x'",
+    "step --n 0": "--n/--N: got '0'",
+    "step --n-k x": "--n-k/--N_k: got 'x'",
     "step --d -1": "--d: got '-1'",
     "step --head 0": "--head goes with --qkv",
     "step --qkv good.npz": "expected one: give --head",
