@@ -14,12 +14,14 @@ class Option:
     """An option `name=value`. `check` returns the value as a run takes it, or raises ValueError; `help` is a line on it.
 
     `choices` are the values that have a name on the command line, by that name; without any, it takes whole numbers there.
+    A value that is a mask (`flashsim.Mask`) joins the run's mask. `examples` are values that the tests try.
     """
 
     name: str
     default: Any
     check: Callable[[Any], Any]
     help: str = ""
+    examples: tuple[Any, ...] = ()
     choices: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def is_default(self, value: Any) -> bool:

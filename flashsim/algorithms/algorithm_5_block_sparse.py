@@ -109,7 +109,7 @@ ALGORITHM = Algorithm(
             None,
             check_block_mask,
             "which tiles are computed; live: those that the mask does not forbid whole. Default: all",
-            {"butterfly": butterfly, "local": local, "strided": strided_by_root, "live": "live"},
+            choices={"butterfly": butterfly, "local": local, "strided": strided_by_root, "live": "live"},
         ),
     ),
     returns=("O", "l", "m"),

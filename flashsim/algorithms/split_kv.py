@@ -118,7 +118,13 @@ ALGORITHM = Algorithm(
         Option(
             "splits", None, check_splits, "how many runs of blocks the keys are cut into. Default: one for each block"
         ),
-        Option("merge", "sequence", check_merge, "how the parts are merged. Default: sequence", {m: m for m in MERGES}),
+        Option(
+            "merge",
+            "sequence",
+            check_merge,
+            "how the parts are merged. Default: sequence",
+            choices={m: m for m in MERGES},
+        ),
     ),
     returns=("O",),
     follows=("m", "l", "O"),

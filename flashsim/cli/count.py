@@ -37,7 +37,7 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0 unless theory says otherwise, then 1. Raises ValueError."""
-    from flashsim import report
+    from flashsim import comparison, report
 
     check_outputs(options)
     arguments = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype", "sizing")}
@@ -47,6 +47,6 @@ def run(options: argparse.Namespace) -> int:
     arguments["direction"] = "backward" if options.backward else "forward"
     arguments["dropout_p"] = options.dropout
     arguments |= declared_in(options)
-    counted = report.count_lines(algorithm_in(options, "flash_basic"), arguments)
-    finish(options, counted.as_json(), lambda: report.print_count(counted))
+    counted = comparison.count_lines(algorithm_in(options, "flash_basic"), arguments)
+    finish(options, report.count_numbers(counted), lambda: report.print_count(counted))
     return 1 if counted.agrees is False else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0 if counts equal theory and errors are within rounding, else 1. Raises ValueError."""
-    from flashsim import plots, qkv, report
+    from flashsim import comparison, plots, qkv, report
 
     if options.padded and options.qkv:
         raise ValueError("--padded goes with the bundled sample; for your own data give --mask FILE.npy")
@@ -70,10 +71,10 @@ def run(options: argparse.Namespace) -> int:
     asked = _asked(options)
     stem = figure_stem(options, "flashsim-run")
     with progress(options) as bar:
-        forwards, backwards = report.run_all(
+        forwards, backwards = comparison.run_all(
             given,
             options.algorithm or ["standard", "flash" if asked or options.backward else "flash_basic"],
-            bar,
+            lambda title, heads: _on_head(bar, title, heads),
             both_ways=options.backward,
             M=elements(options.M, given.Q.dtype.itemsize, None if options.qkv else SAMPLE_M),
             scale=options.scale,
@@ -95,6 +96,11 @@ def run(options: argparse.Namespace) -> int:
     if options.json != "-":
         print(f"Saved {', '.join(map(str, saved))}")
     return 0 if all(result.ok for results in (forwards, backwards) for result in results.values()) else 1
+
+
+def _on_head(bar: Any, title: str, heads: int) -> Callable[[int, int], None]:
+    task = bar.add_task(title, total=heads)
+    return lambda done, of: bar.update(task, completed=done, total=of)
 
 
 def _asked(options: argparse.Namespace) -> str:
