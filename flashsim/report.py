@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashsim import theory
 from flashsim.algorithms import Algorithm
+from flashsim.algorithms.own import forward_of
 from flashsim.qkv import QKV
 from flashsim.records import Traffic
 from flashsim.sizes import human_bytes
@@ -179,9 +180,11 @@ def _formulas(algorithm: Algorithm, arguments: Mapping[str, Any]) -> Mapping[str
     changed = arguments.get("gqa") == "grouped" or arguments.get("direction") == "backward"
     if _group(arguments) > 1 and changed:
         return {}
-    if arguments.get("splits") is not None or arguments.get("merge", "sequence") != "sequence":
+    if arguments.get("causal") or arguments.get("dropout_p"):
         return {}
-    if arguments.get("causal") or arguments.get("dropout_p") or arguments.get("block_mask") is not None:
+    if any(
+        not option.is_default(arguments.get(option.name, option.default)) for option in forward_of(algorithm).options
+    ):
         return {}
     return theory.formulas(algorithm, algorithm.direction)
 

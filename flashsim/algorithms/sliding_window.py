@@ -98,6 +98,7 @@ ALGORITHM = Algorithm(
             None,
             SlidingWindow.of,
             "(left, right): how many keys before and after its own position a query attends to; None: all",
+            examples=((0, 0), (3, 1), (5, -1), (-1, 4)),
         ),
     ),
     returns=("O", "L"),
