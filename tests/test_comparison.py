@@ -11,7 +11,7 @@ from flashsim.planting import planted
 from flashsim.qkv import QKV
 
 rng = np.random.default_rng(0)
-GIVEN = QKV(*(rng.normal(size=(9, 4)) for _ in range(3)), source="a test")
+GIVEN = QKV(rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), "a test")
 
 
 def compared(algorithm: Algorithm) -> comparison.Result:
