@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim import SlidingWindow, theory
+from flashsim.gallery import pages
 from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, rounding
 
 from .cases import Case, cases, of_bound, room_for
@@ -100,3 +101,12 @@ def test_a_skip_with_a_wrong_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(SlidingWindow, "live", late)
     wrong = flashsim.forward("sliding_window", Q, K, V, window=(3, 2), blocks=(3, 5), M=300)
     assert abs(wrong.O - right.O).max() > 0.01
+
+
+def test_the_lesson_s_numbers() -> None:
+    """16 queries in blocks of 2, window (4, 0): rows 2i and 2i + 1 reach keys 2i − 4 … 2i + 1, three blocks, or fewer above."""
+    page = pages()["sliding_window"]
+    (trace,) = page.traces()
+    text = page.teach(trace).text
+    assert "of 64 tiles 21 are visited, 3 in a row of tiles at most" in " ".join(text.split())
+    assert f"costs {(3 * 16 - 3) / 21:.2f} times" in " ".join(text.split())
