@@ -65,7 +65,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "figures/mutation.json"
 CORE = (
     "memory.py", "masks.py", "tile_masks.py", "tree_mask.py", "band.py", "live.py",
-    "dropout.py", "groups.py", "variant.py", "reference.py", "cache.py", "tune.py", "theory/*.py",
+    "dropout.py", "groups.py", "variant.py", "reference/*.py", "cache.py", "tune.py", "theory/*.py",
     "algorithms/*.py",
 )  # fmt: skip
 PYTEST = ["--tb=no", "-pno:cacheprovider", "--hypothesis-profile=mutants", "-Wignore:Module already imported"]

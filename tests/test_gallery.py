@@ -13,6 +13,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -98,8 +100,14 @@ def assert_same_trace(found: dict[str, Any], want: dict[str, Any]) -> None:
 
 
 def test_there_is_a_page_for_each_lesson_and_nothing_else() -> None:
-    assert len(LESSONS) > 8
     assert sorted(path.name for path in FOLDER.iterdir()) == sorted(made())
+    orders = [page.order for page in gallery.pages().values()]
+    assert len(set(orders)) == len(orders)
+
+
+def test_lessons_need_no_command_line() -> None:
+    code = "import sys, flashsim.gallery; print([name for name in sys.modules if name.startswith('flashsim.cli')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize("name", [*(f"{lesson}.html" for lesson in LESSONS), "index.html", "README.md"])

@@ -43,10 +43,10 @@ def _why_not() -> str:
     return ""
 
 
-pytestmark = [
-    pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "there is a GPU"),
-    pytest.mark.filterwarnings("ignore:tensor_core runs in hopper's place"),
-]
+if _why_not():
+    pytest.skip(_why_not(), allow_module_level=True)
+
+pytestmark = pytest.mark.filterwarnings("ignore:tensor_core runs in hopper's place")
 
 RUNGS = list(gpu.ladder().values())
 COUNTING = [rung for rung in RUNGS if rung.counts]

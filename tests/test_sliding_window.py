@@ -52,7 +52,7 @@ def test_only_the_blocks_of_the_window_are_loaded() -> None:
 def test_k_and_v_are_read_in_proportion_to_the_window_not_to_n() -> None:
     asked: dict[str, Any] = {"d": 64, "M": 25_600, "window": (1024, 0)}
     short, long = (flashsim.count("sliding_window", N=N, **asked).hbm.by_array["K"].reads for N in (2**16, 2**20))
-    assert 15.9 < long / short < 16.1
+    assert 15.5 < long / short < 16.5  # all keys: 256
     B_r = flashsim.count("sliding_window", N=2**20, **asked).blocks.B_r
     assert long < 2**20 / B_r * (B_r + 1024 + 2 * 64) * 64 * 1.01
 

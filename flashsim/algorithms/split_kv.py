@@ -115,8 +115,16 @@ ALGORITHM = Algorithm(
     run=split_kv,
     parts=(*PARTS, "splits", "merge"),
     options=(
-        Option("splits", None, check_splits, "how many runs of blocks the keys are cut into; None: one for each block"),
-        Option("merge", "sequence", check_merge, 'how the parts are merged: "sequence" or "tree"'),
+        Option(
+            "splits", None, check_splits, "how many runs of blocks the keys are cut into. Default: one for each block"
+        ),
+        Option(
+            "merge",
+            "sequence",
+            check_merge,
+            "how the parts are merged. Default: sequence",
+            choices={m: m for m in MERGES},
+        ),
     ),
     returns=("O",),
     follows=("m", "l", "O"),

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from flashsim.inputs import DEFAULT_SRAM_BYTES
 from flashsim.sizes import parse_size
+
+
+def meant(text: object, known: Iterable[object]) -> str:
+    """Say which of the known names is near."""
+    near = difflib.get_close_matches(str(text), list(map(str, known)), 1)
+    return f", perhaps you mean {near[0]!r}" if near else ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,6 +26,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ValueError."""
         raise ValueError(message)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = ", ".join(map(str, action.choices))
+            raise argparse.ArgumentError(
+                action, f"there is no {value!r}{meant(value, action.choices)}; expected one of {known}"
+            )
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stdout).write(message)  # argparse's hides that it cannot
