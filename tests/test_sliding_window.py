@@ -59,7 +59,7 @@ def test_k_and_v_are_read_in_proportion_to_the_window_not_to_n() -> None:
 
 def test_without_a_window_it_moves_what_q_outer_does_and_with_one_what_q_outer_does_under_the_mask() -> None:
     shape: dict[str, Any] = {"N_q": 30, "N_k": 41, "d": 4, "M": 300}
-    for window, mask in ((None, None), ((3, 1), SlidingWindow(3, 1))):
+    for window, mask in ((None, None), ((3, 1), SlidingWindow(3, 1)), (3, SlidingWindow(3, 0))):
         ours = flashsim.count("sliding_window", **shape, window=window)
         assert ours.hbm == flashsim.count("q_outer", **shape, mask=mask).hbm
 
@@ -78,8 +78,8 @@ def test_grouped_heads_keep_their_window() -> None:
 @pytest.mark.parametrize(
     ("window", "message"),
     [
-        (3, r"window is 3; expected a pair \(left, right\), or None"),
-        ((1, 2, 3), r"window is \(1, 2, 3\); expected a pair"),
+        (3.5, r"window is 3\.5; expected \(left, right\), a number, or None"),
+        ((1, 2, 3), r"window is \(1, 2, 3\); expected \(left, right\)"),
         ((-2, 0), "SlidingWindow's left is -2; expected at least -1"),
         ((0, 1.5), r"SlidingWindow's right is 1\.5; expected a whole number"),
     ],
