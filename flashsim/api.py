@@ -84,7 +84,7 @@ def forward(
     trace    record the first head's events as `run.trace`, to step through (`flashsim.trace`)
     options  those that the algorithm's record declares (`flashsim.algorithms.FORWARD[name].options`):
              "block_sparse" has block_mask: boolean (T_r, T_c), True = computed; or a function of (T_r, T_c) that returns it,
-             such as `flashsim.patterns.butterfly`; or "live": skip the tiles that the mask forbids whole, as far as positions
+             such as `flashsim.patterns.butterfly`; or "live": skip the empty tiles, as far as positions
              tell without data. Default: all tiles.
              "split_kv" has splits: how many runs of blocks the keys are cut into, some perhaps empty, by default one for
              each block; and merge: "sequence" or "tree"

@@ -262,8 +262,8 @@ def holds(name: str, link: Link) -> bool:
         "first maximum": lambda: is_start(trace, step),
         "maximum stays": lambda: is_still(trace, step),
         "tiles skipped": lambda: skips(trace, step),
-        "masked in part": lambda: tile_leaves(trace, step) == 2 and ("compute", "S_masked_ij") in events(trace, step),
-        "whole tile": lambda: tile_leaves(trace, step) == 1 and ("compute", "S_masked_ij") in events(trace, step),
+        "partial tile": lambda: tile_leaves(trace, step) == 2 and ("compute", "S_masked_ij") in events(trace, step),
+        "full tile": lambda: tile_leaves(trace, step) == 1 and ("compute", "S_masked_ij") in events(trace, step),
         "first difference": lambda: is_first_difference(name, step),
         "last step": lambda: step is trace.steps[-1],
     }

@@ -108,7 +108,7 @@ ALGORITHM = Algorithm(
             "block_mask",
             None,
             check_block_mask,
-            "which tiles are computed; live: those that the mask does not forbid whole. Default: all",
+            "which tiles are computed; live: those that are not empty. Default: all",
             choices={"butterfly": butterfly, "local": local, "strided": strided_by_root, "live": "live"},
         ),
     ),

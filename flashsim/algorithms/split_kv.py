@@ -12,7 +12,7 @@
     8      for each live tile j of split s do
     9        Load K_j, V_j from HBM to on-chip SRAM.
     10       S_ij = τ Q_i K_jᵀ.
-    11       S_ij^masked = MASK(S_ij), unless MASK leaves all of the tile.
+    11       S_ij^masked = MASK(S_ij), unless tile (i, j) is full.
     12       m_i^new = max(m_i, rowmax(S_ij^masked)).
     13       P̃_ij = exp(S_ij^masked − m_i^new).
     14       ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij).

@@ -28,7 +28,7 @@ Bools = NDArray[np.bool_]
 class AttentionVariant:
     """Scale τ, mask, dropout and the algorithm's own options by name, of a run, all checked.
 
-    Algorithms that skip what the mask forbids whole compute all tiles if not `skips`: block sizes are chosen for that.
+    Algorithms that skip empty tiles compute all tiles if not `skips`: block sizes are chosen for that.
     `group` is of how many query heads the rows are interleaved: mask and dropout are then for such rows (`flashsim.groups`).
     """
 
