@@ -326,14 +326,14 @@ def test_every_step_shows_its_counts_line_tile_and_occupancy(open_page: Opener, 
 def test_a_user_s_own_lines_are_shown_with_their_text(open_page: Opener) -> None:
     def mine(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
         O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
-        S = sram.on_chip(sram.load(Q) @ sram.load(K).T)
-        sram.store(O, sram.on_chip(S @ sram.load(V)))
+        S = sram.on_chip(sram.load(Q[0]) @ sram.load(K[0]).T)
+        sram.store(O[0], sram.on_chip(S @ sram.load(V[0])))
         return O
 
     Q, K, V = np.ones((3, 4, 2), np.float32)
     trace = flashsim.trace(mine, Q, K, V, blocks=(4, 4), M=200)
     page = open_page(trace)
-    line, text = mine.__code__.co_firstlineno + 2, "S = sram.on_chip(sram.load(Q) @ sram.load(K).T)"
+    line, text = mine.__code__.co_firstlineno + 2, "S = sram.on_chip(sram.load(Q[0]) @ sram.load(K[0]).T)"
     assert page.inner_text(".now") == f"line {line} of test_player.py {text} · load Q[0], K[0]"
     assert page.locator(".source .on").all_inner_texts() == [f"        {text}"]
     assert page.inner_text("#said").startswith(f"Step 0, line {line} of test_player.py: load Q[0], K[0].")
