@@ -27,11 +27,16 @@ from flashsim.reference import (
     gradient_bounds,
     gradients,
     group_bound,
+    of_bound,
     rounding,
 )
 from flashsim.run.task import attended
 
-Watch = Callable[[str, int], Callable[[int, int], None]]
+OnHead = Callable[[int, int], None]
+Watch = Callable[[str, int], OnHead]
+Compared = tuple[Array, Array, Array]
+"""Of one result: what was got, what naive attention says, and the bound."""
+
 ROWS_AT_ONCE = 1_024  # of the N_q × N_k score matrix that the naive reference forms
 LARGEST_GRADIENT = 2**25  # elements of that matrix up to which gradients are compared: its 20-odd copies fill 8 GB
 
@@ -134,8 +139,8 @@ def _has_form(algorithm: Algorithm) -> bool:
     return True
 
 
-def _forward_errors(algorithm: Algorithm, run: Run) -> Iterator[tuple[Array, Array]]:
-    """Yield (error, bound) of O, some rows of one head at a time."""
+def _forward_errors(algorithm: Algorithm, run: Run) -> Iterator[Compared]:
+    """Yield O, naive attention and the bound, some rows of one head at a time."""
     given, variant, shape = run.inputs, run.variant, run.inputs.shape
     for number, head in enumerate(np.ndindex(given.leading)):
         Q, K, V = given.Q[head], given.K[given.kv(head)], given.V[given.kv(head)]
@@ -148,12 +153,12 @@ def _forward_errors(algorithm: Algorithm, run: Run) -> Iterator[tuple[Array, Arr
                 "keep": None if keep is None else keep[rows],
                 "dropout_p": variant.dropout_p,
             }
-            error = np.abs(run.O[head][rows].astype(np.float64) - attention(Q[rows], K, V, **parts))
-            yield error, error_bound(Q[rows], K, V, **rounding(algorithm, run.blocks), **parts)
+            bound = error_bound(Q[rows], K, V, **rounding(algorithm, run.blocks), **parts)
+            yield run.O[head][rows], attention(Q[rows], K, V, **parts), bound
 
 
-def _backward_errors(back: Algorithm, run: Run, found: Gradients, dO: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield (error, bound) of dQ, dK and dV, one KV head with its query heads at a time."""
+def _backward_errors(back: Algorithm, run: Run, found: Gradients, dO: Array) -> Iterator[Compared]:
+    """Yield dQ, dK and dV, with what they should be and the bound, one KV head with its query heads at a time."""
     given, variant, shape, g = run.inputs, run.variant, run.inputs.shape, run.inputs.group
     if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
         return
@@ -171,10 +176,10 @@ def _backward_errors(back: Algorithm, run: Run, found: Gradients, dO: Array) -> 
         operands = Q, given.K[shared], given.V[shared], dO_h
         parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": variant.dropout_p}
         want, bound = gradients(*operands, **parts), gradient_bounds(*operands, **rounded, **parts)
-        yield np.abs(dQ.astype(np.float64) - want.dQ), bound.dQ
+        yield dQ, want.dQ, bound.dQ
         for got, exact, off in ((found.dK, want.dK, bound.dK), (found.dV, want.dV, bound.dV)):
             off = off[0] if len(exact) == 1 else group_bound(exact, off, stored=given.dtype)
-            yield np.abs(got[shared].astype(np.float64) - exact.sum(axis=0)), off
+            yield got[shared], exact.sum(axis=0), off
 
 
 def _whole_masks(run: Run, head: tuple[int, ...], number: int) -> tuple[Array | None, Array | None]:
@@ -183,13 +188,13 @@ def _whole_masks(run: Run, head: tuple[int, ...], number: int) -> tuple[Array | 
     return attended(variant, run.blocks, shape, head, run.inputs.group if run.gqa == "grouped" else 1), keep
 
 
-def _worst(errors: Iterable[tuple[Array, Array]]) -> tuple[float, float] | None:
-    """Return the largest error, plain and as a part of its bound; None if nothing was compared."""
+def _worst(compared: Iterable[Compared]) -> tuple[float, float] | None:
+    """Return the largest error, plain and as a part of its bound; None if nothing was compared. NaN is ∞."""
     worst: tuple[float, float] | None = None
-    for error, bound in errors:
-        of_bound = np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0), where=bound > 0)
+    for got, want, bound in compared:
+        plain = float(np.nan_to_num(np.abs(got.astype(np.float64) - want), nan=np.inf, posinf=np.inf).max())
         before = worst or (0.0, 0.0)
-        worst = max(before[0], float(error.max())), max(before[1], float(of_bound.max()))
+        worst = max(before[0], plain), max(before[1], of_bound(got, want, bound))
     return worst
 
 

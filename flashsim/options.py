@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any, Protocol
 
@@ -53,6 +52,8 @@ def check_options(
             continue
         others = {who: option for who, each in known.items() for option in each.options if option.name == name}
         if not others:
+            from difflib import get_close_matches
+
             options = [option.name for each in (own, *known.values()) for option in each.options]
             close = get_close_matches(name, [*signature(function).parameters, *options], 1)
             meant = f"; did you mean {close[0]!r}?" if close else ""

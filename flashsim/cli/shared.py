@@ -10,6 +10,7 @@ from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms import options as declared
 from flashsim.algorithms.own import chosen
 from flashsim.algorithms.record import Direction
+from flashsim.cli import values
 from flashsim.cli.loading import algorithm
 from flashsim.cli.values import head, output, probability, seed, size, whole
 from flashsim.inputs import FLOATS
@@ -66,9 +67,13 @@ def add_declared(parser: Any) -> None:
     """Add the options that only some algorithms have, from their records."""
     for name, whose in declared().items():
         option = whose[0][1]
-        reads: dict[str, Any] = (
-            {"choices": list(option.choices)} if option.choices else {"type": whole(), "metavar": "T"}
-        )
+        several = [len(example) for example in option.examples if isinstance(example, tuple)]
+        reads: dict[str, Any] = {
+            "type": values.declared(option.check),
+            "metavar": ",".join("N" * max(several, default=1)),
+        }
+        if option.choices:
+            reads = {"choices": list(option.choices)}
         help_ = f"for {', '.join(algorithm for algorithm, _ in whose)}: {option.help}"
         parser.add_argument(f"--{name.replace('_', '-')}", **reads, help=help_)
 

@@ -55,6 +55,24 @@ def whole(least: int = 1, most: int = 2**63 - 1) -> Callable[[str], int]:
     return read
 
 
+def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
+    """Return a reader of an option that an algorithm declares: a whole number, or several with commas between."""
+
+    def read(text: str) -> int | tuple[int, ...]:
+        try:
+            numbers = tuple(int(part) for part in text.split(","))
+        except ValueError:
+            raise _refused(text, "a whole number, or several with commas between") from None
+        value = numbers[0] if len(numbers) == 1 else numbers
+        try:
+            check(value)
+        except (ValueError, TypeError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return value
+
+    return read
+
+
 def seed(text: str) -> int:
     """Read a seed: 64 bits."""
     try:

@@ -16,6 +16,7 @@ from flashsim.reference.bounds import (
     error_bound,
     gradient_bounds,
     group_bound,
+    of_bound,
     rounding,
     score_reach,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "gradient_bounds",
     "gradients",
     "group_bound",
+    "of_bound",
     "rounding",
     "score_reach",
 ]

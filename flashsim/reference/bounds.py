@@ -250,6 +250,18 @@ def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike |
     return np.where(most + bound < largest(stored), bound, np.inf)
 
 
+def of_bound(got: Any, want: Any, bound: Any) -> float:
+    """Return the largest error as a part of its bound: at most 1 where all is well.
+
+    ∞ for NaN, and for an error where the bound is 0; 0 where the bound is ∞, which is for what may overflow, and for no element.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        error, bound = np.abs(np.asarray(got).astype(np.float64) - want), np.asarray(bound)
+        part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
+    part = np.where(bound == np.inf, 0.0, part)
+    return float(np.where(np.isnan(error) | np.isnan(part), np.inf, part).max(initial=0.0))
+
+
 class _Data:
     """What both bounds start from: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|, and the roundoffs, in float64."""
 
