@@ -136,9 +136,9 @@ class SlidingWindow(Mask):
 
     @classmethod
     def of(cls, window: Any) -> SlidingWindow | None:
-        """Return the mask of (left, right), or of `left` alone, with 0; None for None. Raises ValueError for anything else."""
-        if window is None:
-            return None
+        """Return the mask of (left, right), or of `left` alone, with 0; None, or a mask, as it is. Raises ValueError."""
+        if window is None or isinstance(window, cls):
+            return window
         try:
             left, right = (window, 0) if isinstance(window, int) else window
         except (TypeError, ValueError):

@@ -10,10 +10,9 @@ from flashsim.tracing.sample import operands
 
 
 def record() -> tuple[Trace, ...]:
-    """Record a window of four keys before the query's own."""
+    """Record what the command does: a window of four keys before the query's own."""
     Q, K, V = operands(16, 4)
-    trace = flashsim.trace("sliding_window", Q, K, V, window=(4, 0), blocks=(2, 2), M=64)
-    return (trace,)
+    return (flashsim.trace("sliding_window", Q, K, V, window=4, blocks=(2, 2), M=64),)
 
 
 def teach(trace: Trace) -> Lesson:
@@ -26,7 +25,7 @@ def teach(trace: Trace) -> Lesson:
     most = max(sum(i == row for row, _ in visited) for i in range(blocks.T_r))
     twice = flashsim.count(
         "sliding_window", N=2 * about.shape.N_q, d=about.shape.d, M=about.M, dtype=about.stored,
-        blocks=(blocks.B_r, blocks.B_c), window=(4, 0),
+        blocks=(blocks.B_r, blocks.B_c), window=4,
     )  # fmt: skip
     KV = sum(twice.hbm.by_array[name].reads for name in "KV") / moved(trace, "K", "V")
     masked = [s for s in trace.steps if s.label == "line 10" and s.tile is not None]
@@ -56,4 +55,10 @@ def teach(trace: Trace) -> Lesson:
     )
 
 
-PAGE = Page(order=55, about="A band of tiles: the keys of the window, and no others.", record=record, teach=teach)
+PAGE = Page(
+    order=55,
+    about="A band of tiles: the keys of the window, and no others.",
+    record=record,
+    command="flashsim step --algorithm sliding_window --n 16 --d 4 --blocks 2 2 --M 64 --window 4",
+    teach=teach,
+)
