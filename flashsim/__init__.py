@@ -8,7 +8,7 @@ from flashsim.api import Gradients, Run, Tally, backward, count, forward
 from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow, Tree
 from flashsim.memory import HBM, SRAM, MemoryModelError, NotOnChip, SramOverflow
 from flashsim.records import Blocks
-from flashsim.trace import trace
+from flashsim.tracing import load_trace, trace
 
 __version__ = "0.1.0"
 
@@ -35,6 +35,7 @@ __all__ = [
     "count",
     "dropout",
     "forward",
+    "load_trace",
     "patterns",
     "reference",
     "theory",

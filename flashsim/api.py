@@ -51,7 +51,7 @@ from flashsim.records import Blocks, Flops, Occupancy, Shape, Traffic
 from flashsim.variant import BlockMaskArgument, Variant, launch
 
 if TYPE_CHECKING:
-    from flashsim.trace import Recorder, Trace
+    from flashsim.tracing import Recorder, Trace
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 COLUMNS = ("l", "m", "lse")  # kept as (N, 1)
@@ -486,7 +486,7 @@ def _watched(observers: Sequence[Observer], *, trace: bool) -> tuple[Sequence[Ob
     """Return the observers, with a recorder among them if there is to be a trace."""
     if not check_flag("trace", trace):
         return observers, None
-    from flashsim.trace import Recorder
+    from flashsim.tracing import Recorder
 
     recorder = Recorder()
     return (*observers, recorder), recorder
@@ -496,7 +496,7 @@ def _recorded(recorder: Recorder | None, direction: str, job: Job, whole: Varian
     """Return the trace of a job's first head; `whole` is the variant before its rows were interleaved."""
     if recorder is None:
         return None
-    from flashsim.trace.about import Launched, traced
+    from flashsim.tracing.about import Launched, traced
 
     given, first = job.given, (0,) * len(job.given.leading)
     launched = Launched(

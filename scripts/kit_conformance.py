@@ -37,7 +37,7 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from flashsim.cli_shared import seed, whole  # noqa: E402
+from flashsim.cli.shared import seed, whole  # noqa: E402
 from flashsim.entry import guarded  # noqa: E402
 from flashsim.files import check_target, read_record, write_whole  # noqa: E402
 from flashsim.testing import check_attention  # noqa: E402

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from flashsim.cli import parse
-from flashsim.cli_step import recorded
+from flashsim.cli.step import recorded
 from flashsim.files import write_whole
-from flashsim.trace import Step
+from flashsim.tracing import Step
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "flashsim step --algorithm flash --n 12 --d 4 --blocks 3 4 --causal"

@@ -218,9 +218,10 @@ def test_verify_exits_by_its_verdict(capsys: pytest.CaptureFixture[str], monkeyp
 
 
 def test_every_figure_has_its_command() -> None:
-    from flashsim import cli_plot, plots
+    from flashsim import plots
+    from flashsim.cli import plot
 
-    assert list(cli_plot.FIGURES) == list(plots.FIGURES)
+    assert list(plot.FIGURES) == list(plots.FIGURES)
 
 
 def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:

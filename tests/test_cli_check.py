@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flashsim.cli import main
-from flashsim.cli_check import SPEC_OPTIONS, load
+from flashsim.cli.check import SPEC_OPTIONS, load
 from flashsim.testing import CHECKS, Spec
 
 KERNELS = '''

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import cli_debug
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.cli import debug as command
 from flashsim.cli import main
 
 COMMAND = [sys.executable, "-m", "flashsim", "debug"]
@@ -178,9 +178,9 @@ def test_numbers_are_the_same_with_the_breakpoint_in(monkeypatch: pytest.MonkeyP
     for known in (FORWARD, BACKWARD):
         for algorithm in known.values():
             made = flashsim.forward(algorithm.forward_pass, Q, K, V, **sizes)
-            label = next(iter(cli_debug.labels(algorithm)))
-            stop = cli_debug.find_stop(algorithm, label, {})
-            with cli_debug.with_breakpoint(known, algorithm, stop, {}):
+            label = next(iter(command.labels(algorithm)))
+            stop = command.find_stop(algorithm, label, {})
+            with command.with_breakpoint(known, algorithm, stop, {}):
                 assert known[algorithm.name].run is not algorithm.run
                 if known is FORWARD:
                     again = flashsim.forward(algorithm.name, Q, K, V, **sizes)
@@ -238,8 +238,8 @@ def test_breakpoints_that_are_off_and_commands_for_another_debugger_are_refused(
 @pytest.mark.parametrize("label", ["1", "equation 1"])
 def test_of_lines_that_share_a_label_the_first_in_the_loops_asked_for(label: str) -> None:
     algorithm = FORWARD["memory_efficient"]
-    at_once = cli_debug.find_stop(algorithm, label, {})
-    inside = cli_debug.find_stop(algorithm, label, {"j": 0})
+    at_once = command.find_stop(algorithm, label, {})
+    inside = command.find_stop(algorithm, label, {"j": 0})
     lines = Path(at_once.file).read_text(encoding="utf-8").splitlines()
     assert lines[at_once.line - 1].strip() == "for i in sram.loop(blocks.T_r):  # equation 1"
     assert lines[inside.line - 1].strip() == "k_j = sram.load(K[j])  # equation 1"

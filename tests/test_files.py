@@ -20,7 +20,7 @@ import pytest
 import flashsim
 from flashsim import files
 from flashsim.files import check_target, write_whole
-from flashsim.trace import Trace
+from flashsim.tracing import Trace
 
 ROOT = Path(flashsim.__file__).parents[1]
 

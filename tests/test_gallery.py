@@ -26,10 +26,10 @@ import pytest
 import flashsim
 from flashsim import examples, gallery, theory
 from flashsim.cli import main
-from flashsim.trace import Lesson, Moment, Step, Trace
-from flashsim.trace.lesson import typeset
-from flashsim.trace.loading import trace_of
-from flashsim.trace.saving import LARGEST_PAGE, MOST_STEPS
+from flashsim.tracing import Lesson, Moment, Step, Trace
+from flashsim.tracing.lesson import typeset
+from flashsim.tracing.loading import trace_of
+from flashsim.tracing.saving import LARGEST_PAGE, MOST_STEPS
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "figures" / "gallery"

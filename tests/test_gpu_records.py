@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import cli_bench
-from flashsim.cli import main
+from flashsim.cli import bench, main
 from flashsim.gpu import benchmark, standard
 from flashsim.gpu.benchmark import NAMES, Setting, settings
 from flashsim.gpu.compiling import MissingGPU, import_cupy
@@ -97,7 +96,7 @@ def benchmark_record() -> dict[str, Any]:
 
 
 def test_the_benchmarks_table(capsys: pytest.CaptureFixture[str]) -> None:
-    cli_bench.print_results(benchmark_record())
+    bench.print_results(benchmark_record())
     text = capsys.readouterr().out
     assert "0.97" in text  # 300 / 310
     assert "7.5" in text  # 300 / 40

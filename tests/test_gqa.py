@@ -26,6 +26,7 @@ from flashsim.inputs import Inputs
 from flashsim.masks import as_mask
 from flashsim.memory import HBM, SRAM
 from flashsim.observers import InductionInvariant
+from flashsim.qkv import QKV
 from flashsim.records import Shape
 from flashsim.reference import (
     attention,
@@ -36,7 +37,7 @@ from flashsim.reference import (
     group_bound,
     rounding,
 )
-from flashsim.trace.recording import tiles_of
+from flashsim.tracing.recording import tiles_of
 from flashsim.variant import attended
 
 from .cases import DTYPES, MASKS, Array, of_bound, room_for
@@ -614,7 +615,7 @@ def test_run_takes_heads_that_share(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_one_head_of_a_file_comes_with_its_kv_head() -> None:
     Q, K, V, _ = Shared(2, 3, 4, 5, 2, 2, "float32", 0, 4, 4).inputs()
-    given = flashsim.qkv.QKV(Q, K, V, "made up")
+    given = QKV(Q, K, V, "made up")
     for head in range(6):
         one = given.head(str(head))
         assert np.array_equal(one.Q, Q[head])

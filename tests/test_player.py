@@ -22,9 +22,9 @@ import pytest
 
 import flashsim
 from flashsim import Fixed, patterns
-from flashsim.trace import Trace
-from flashsim.trace.bugs import planted
-from flashsim.trace.saving import as_json
+from flashsim.tracing import Trace
+from flashsim.tracing.bugs import planted
+from flashsim.tracing.saving import as_json
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -155,7 +155,7 @@ def test_a_script_in_any_text_of_a_trace_is_shown_and_not_run(
     data["loops"] = [[[hostile(variable), index] for variable, index in around] for around in as_json(trace)["loops"]]
     path = tmp_path / "hostile.json.gz"
     path.write_bytes(gzip.compress(json.dumps(data).encode()))
-    loaded = flashsim.trace.load(path)
+    loaded = flashsim.load_trace(path)
     text = loaded.html(versus=replace(loaded, events=loaded.events[:-40]))
     page = open_page(loaded, text=text)
     assert PAYLOAD in page.inner_text("h1 >> nth=0")

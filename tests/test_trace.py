@@ -21,9 +21,9 @@ from flashsim import Fixed, patterns
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import main
 from flashsim.memory import Event
-from flashsim.trace import Recorder, Trace, recording, saving
-from flashsim.trace.bugs import BACKWARD_BUGS, BUGS, planted
-from flashsim.trace.recording import listing_of
+from flashsim.tracing import Recorder, Trace, recording, saving
+from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, planted
+from flashsim.tracing.recording import listing_of
 
 Array = NDArray[Any]
 
@@ -422,7 +422,7 @@ def test_a_head_s_gradients_are_traced_with_its_own_part() -> None:
 @pytest.mark.parametrize("name", ["flash", "standard", "q_outer_two_pass"])
 def test_a_file_brings_a_backward_trace_back(name: str, suffix: str, tmp_path: Path) -> None:
     trace = recorded_backward(name, causal=True, dropout_p=0.3)
-    back = flashsim.trace.load(trace.save(tmp_path / f"run.{suffix}"))
+    back = flashsim.load_trace(trace.save(tmp_path / f"run.{suffix}"))
     assert same(back, trace)
     for mine, read in zip(trace.steps, back.steps, strict=True):
         assert replace(mine, pairs={}) == replace(read, pairs={})
@@ -483,7 +483,7 @@ def test_a_head_of_operands_without_leading_axes_is_the_only_one() -> None:
 def test_a_file_brings_the_trace_back(name: str, suffix: str, tmp_path: Path) -> None:
     trace = recorded(name, causal=True, n_k=17)
     path = trace.save(tmp_path / f"run.{suffix}")
-    back = flashsim.trace.load(path)
+    back = flashsim.load_trace(path)
     assert same(back, trace)
     assert [replace(s, pairs={}) for s in back.steps] == [replace(s, pairs={}) for s in trace.steps]
     again = back.save(tmp_path / f"again.{suffix}")
@@ -495,7 +495,7 @@ def test_float64_and_bfloat16_values_survive(tmp_path: Path) -> None:
     for dtype in (np.float64, ml_dtypes.bfloat16):
         Q, K, V = (array.astype(dtype) for array in operands(7, 3))
         trace = flashsim.trace("flash", Q, K, V, M=48)
-        assert same(flashsim.trace.load(trace.save(tmp_path / "x.json.gz")), trace)
+        assert same(flashsim.load_trace(trace.save(tmp_path / "x.json.gz")), trace)
 
 
 @pytest.mark.parametrize("suffix", ["json.gz", "npz", "html", "perfetto.json"])
@@ -531,12 +531,12 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.json.gz"
         path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"{name}\.json\.gz cannot be read as a trace"):
-            flashsim.trace.load(path)
+            flashsim.load_trace(path)
     (tmp_path / "x.npz").write_bytes(b"PK not a zip")
     with pytest.raises(ValueError, match="cannot be read"):
-        flashsim.trace.load(tmp_path / "x.npz")
+        flashsim.load_trace(tmp_path / "x.npz")
     with pytest.raises(ValueError, match=r"expected \.json\.gz or \.npz"):
-        flashsim.trace.load(tmp_path / "run.html")
+        flashsim.load_trace(tmp_path / "run.html")
 
 
 def test_perfetto_has_a_slice_a_step_and_says_what_its_time_is() -> None:
@@ -729,7 +729,7 @@ def test_step_compares(tmp_path: Path) -> None:
 def test_step_shows_a_backward_pass(name: str, title: str, tmp_path: Path) -> None:
     out = tmp_path / "x.json.gz"
     assert main(["step", "--backward", "--algorithm", name, "--blocks", "3", "4", "-o", str(out)]) == 0
-    trace = flashsim.trace.load(out)
+    trace = flashsim.load_trace(out)
     assert trace.about.title == title
     assert trace.about.command.startswith("flashsim step --backward")
     assert all(array.exact == (array.reads, array.writes) for array in trace.about.arrays)
@@ -739,7 +739,7 @@ def test_step_s_gradient_is_random_by_the_seed(tmp_path: Path) -> None:
     def dO(*arguments: str) -> Array:
         out = tmp_path / "x.json.gz"
         assert main(["step", "--backward", *arguments, "-o", str(out)]) == 0
-        loads = [event for event in flashsim.trace.load(out).events if event.array == "dO"]
+        loads = [event for event in flashsim.load_trace(out).events if event.array == "dO"]
         return np.concatenate([event.value for event in loads[:4] if event.value is not None])
 
     assert np.array_equal(dO(), dO("--causal"))
@@ -780,7 +780,7 @@ def test_step_reads_a_head_of_a_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", q=Q, k=K, v=V)
     out = tmp_path / "run.json.gz"
     assert main(["step", "--qkv", str(tmp_path / "x.npz"), "--head", "3", "--M", "64", "-o", str(out)]) == 0
-    read, made = flashsim.trace.load(out), flashsim.trace("flash", Q[3], K[3], V[3], M=64)
+    read, made = flashsim.load_trace(out), flashsim.trace("flash", Q[3], K[3], V[3], M=64)
     assert same(replace(read, about=replace(read.about, command="")), made)
 
 
@@ -823,7 +823,7 @@ def test_step_refuses(
 def test_what_cannot_be_saved_is_refused_before_it_is_recorded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flashsim.cli_step.recorded", lambda options: pytest.fail("recorded"))
+    monkeypatch.setattr("flashsim.cli.step.recorded", lambda options: pytest.fail("recorded"))
     assert main(["step", "-o", "x.txt"]) == 2
     assert "x.txt has no suffix that says a trace's format" in capsys.readouterr().err
     assert main(["step", "-o", "x.npz", "--vs", "q_outer"]) == 2

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim.trace import Trace, text
+from flashsim.tracing import Trace, text
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def read(folder: Path, content: bytes, suffix: str, **options: Any) -> Trace:
     path = folder / f"hostile.{suffix}"
     path.write_bytes(content)
-    return flashsim.trace.load(path, **options)
+    return flashsim.load_trace(path, **options)
 
 
 def works_or_is_refused(folder: Path, content: bytes, suffix: str) -> None:
@@ -135,7 +135,7 @@ def test_a_trace_without_a_step_is_refused(good: dict[str, bytes], tmp_path: Pat
 
 
 def test_residents_cannot_multiply(good: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("flashsim.trace.loading"), "MOST_RESIDENTS", 1000)
+    monkeypatch.setattr(import_module("flashsim.tracing.loading"), "MOST_RESIDENTS", 1000)
     data = json.loads(gzip.decompress(good["json.gz"]))
     data["residents"] = [[n, 0, 1] for n in range(100)]  # 1, 2, …, 100 entries
     with pytest.raises(ValueError, match="residents has more than 1,000 entries"):
@@ -217,9 +217,9 @@ def test_a_damaged_json_gz_is_refused(good: dict[str, bytes], tmp_path: Path, na
 
 def test_what_is_not_there_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"none\.npz"):
-        flashsim.trace.load(tmp_path / "none.npz")
+        flashsim.load_trace(tmp_path / "none.npz")
     with pytest.raises(TypeError, match="path is 3"):
-        flashsim.trace.load(3)  # type: ignore[arg-type]
+        flashsim.load_trace(3)  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------------------------ bombs

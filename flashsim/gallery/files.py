@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashsim.cli import parse
-from flashsim.cli_step import recorded
+from flashsim.cli.step import recorded
 from flashsim.gallery.lessons import Page, pages
-from flashsim.trace import Lesson, Trace
-from flashsim.trace.lesson import typeset
-from flashsim.trace.saving import policy
+from flashsim.tracing import Lesson, Trace
+from flashsim.tracing.lesson import typeset
+from flashsim.tracing.saving import policy
 
 
 @dataclass(frozen=True)

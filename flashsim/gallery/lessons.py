@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import flashsim
 from flashsim import qkv
 from flashsim.gallery.looking import does, end, first, largest_rise, moved, output, pair, rescaled_rows, short, value
-from flashsim.trace import Lesson, Moment, Trace, TraceEvent
+from flashsim.tracing import Lesson, Moment, Trace, TraceEvent
 
 SAMPLE = Path(__file__).parents[1] / "data" / qkv.SAMPLE
 Teach = Callable[[Trace, Trace | None], Lesson]

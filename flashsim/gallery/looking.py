@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.trace import Moment, Step, Trace
+from flashsim.tracing import Moment, Step, Trace
 
 
 def first(trace: Trace, holds: Callable[[Step], bool], after: int = -1) -> Step:

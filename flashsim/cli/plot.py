@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from flashsim.cli_shared import (
+from flashsim.cli.shared import (
     add_json,
     add_quiet,
     add_stem,

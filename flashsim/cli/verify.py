@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli_shared import add_json, add_quiet, check_outputs, progress, write_json
+from flashsim.cli.shared import add_json, add_quiet, check_outputs, progress, write_json
 
 SUMMARY = "Check the paper's claims and print the ledger: claim, range tried, measurement, verdict."
 EXAMPLES = "flashsim verify\nflashsim verify --full --json ledger.json"

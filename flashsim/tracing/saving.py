@@ -1,4 +1,4 @@
-"""A trace as a file: the player's page, JSON, NumPy's .npz, and Perfetto's format. `flashsim.trace.loading` reads two of them.
+"""A trace as a file: the player's page, JSON, NumPy's .npz, and Perfetto's format. `flashsim.tracing.loading` reads two of them.
 
 The JSON is versioned: {"format": "flashsim trace", "version": 1, …}. Events are columns of equal length. What repeats, names,
 lines of source, sets of residents and values, is kept once and referred to by index. Values are one base64 string of
@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from flashsim.files import path_of, write_whole
-from flashsim.trace.lesson import Lesson
-from flashsim.trace.loading import COLUMNS, FORMAT, VERSION
-from flashsim.trace.recording import Resident, Trace, short
+from flashsim.tracing.lesson import Lesson
+from flashsim.tracing.loading import COLUMNS, FORMAT, VERSION
+from flashsim.tracing.recording import Resident, Trace, short
 
 LARGEST_PAGE = 2_000_000  # bytes
 MOST_STEPS = 2_000
@@ -198,7 +198,7 @@ def _for_page(trace: Trace, left_out: str = "") -> dict[str, Any]:
 
 
 def _page(traces: Sequence[dict[str, Any]], lesson: Lesson | None) -> str:
-    here = files("flashsim.trace")
+    here = files("flashsim.tracing")
     read: Callable[[str], str] = lambda name: (here / name).read_text(encoding="utf-8")  # noqa: E731
     title = " and ".join(t["about"]["title"] for t in traces) if lesson is None else lesson.title
     above = ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.cli_shared import (
+from flashsim.cli.shared import (
     BLOCK_MASKS,
     add_block_mask,
     add_blocks,
@@ -104,8 +104,8 @@ def add_inputs(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return 0. Raises ValueError for options that make no sense together."""
-    from flashsim.trace.saving import check_suffix, page_of
-    from flashsim.trace.text import lines
+    from flashsim.tracing.saving import check_suffix, page_of
+    from flashsim.tracing.text import lines
 
     second = options.vs or options.bug
     if options.text and (second or options.open or options.output):
@@ -193,7 +193,7 @@ def _trace(
     import numpy as np
 
     import flashsim
-    from flashsim.trace.bugs import planted
+    from flashsim.tracing.bugs import planted
 
     asked = arguments(options, Q, K, V)
     direction = "backward" if options.backward else "forward"

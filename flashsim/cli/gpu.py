@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli_shared import write_json
+from flashsim.cli.shared import write_json
 
 SUMMARY = "Say whether the GPU kernels can be compiled and run here, and what is missing."
 EXAMPLES = "flashsim gpu info\nflashsim gpu info --json -"

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.cli_shared import (
+from flashsim.cli.shared import (
     BLOCK_MASKS,
     add_block_mask,
     add_causal,

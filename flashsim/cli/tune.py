@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from flashsim.cli_shared import (
+from flashsim.cli.shared import (
     add_causal,
     add_dropout,
     add_json,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.trace.recording import Trace
-from flashsim.trace.saving import label_of
-from flashsim.trace.steps import Step
+from flashsim.tracing.recording import Trace
+from flashsim.tracing.saving import label_of
+from flashsim.tracing.steps import Step
 
 MOST_ROWS = 8  # of m, ℓ, D that are printed, and of a gradient's columns
 GRADIENTS = {"dQ": "rows", "dK": "cols", "dV": "cols"}

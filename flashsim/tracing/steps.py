@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flashsim.records import Blocks, Shape
 
 if TYPE_CHECKING:
-    from flashsim.trace.recording import Span, Trace, TraceEvent
+    from flashsim.tracing.recording import Span, Trace, TraceEvent
 
 DATA = ("init", "load", "compute", "store")
 BY_KEY = ("K", "V", "dK", "dV")

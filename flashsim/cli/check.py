@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashsim.cli_shared import add_json, add_quiet, add_seed, check_outputs, positive, progress, whole, write_json
+from flashsim.cli.shared import add_json, add_quiet, add_seed, check_outputs, positive, progress, whole, write_json
 from flashsim.inputs import FLOATS
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """A trace from a file, which may be damaged, or made to do harm: what comes of it is a trace that works, or a ValueError.
 
 What is unpacked is limited, nothing is unpickled, and every entry is checked: its type, its range, and that what it refers
-to is there. The format is described in `flashsim.trace.saving`.
+to is there. The format is described in `flashsim.tracing.saving`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from flashsim.checking import check_count
 from flashsim.files import path_of
-from flashsim.trace.recording import About, Resident, Trace, TraceEvent
-from flashsim.trace.steps import DATA, FOLLOWED
+from flashsim.tracing.recording import About, Resident, Trace, TraceEvent
+from flashsim.tracing.steps import DATA, FOLLOWED
 
 FORMAT, VERSION = "flashsim trace", 1
 LARGEST_FILE = 2**28
@@ -49,7 +49,7 @@ class _Refused(ValueError):
     """What flashsim says of a file, beside what a reader of a damaged one may raise."""
 
 
-def load(path: str | os.PathLike[str], max_bytes: int = LARGEST_FILE) -> Trace:
+def load_trace(path: str | os.PathLike[str], *, max_bytes: int = LARGEST_FILE) -> Trace:
     """Read a trace from the .json.gz or .npz file that `Trace.save` wrote.
 
     Raises ValueError, with the file's name and what is wrong, for any other file, for a newer version, and for one that
@@ -249,7 +249,7 @@ class _Kept:
 
 
 def trace_of(data: Mapping[str, Any], values: bytes) -> Trace:
-    """Return the trace that `flashsim.trace.saving.as_json` made this of, with the values' bytes. Raises ValueError."""
+    """Return the trace that `flashsim.tracing.saving.as_json` made this of, with the values' bytes. Raises ValueError."""
     about: About = _typed(data.get("about"), About, "about")
     _check_about(about)
     hints = get_type_hints(_Kept)

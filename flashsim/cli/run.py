@@ -8,7 +8,7 @@ from typing import Any
 
 import flashsim
 from flashsim.algorithms import FORWARD
-from flashsim.cli_shared import (
+from flashsim.cli.shared import (
     BLOCK_MASKS,
     add_block_mask,
     add_causal,

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from flashsim import cli_step
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.cli import step
 from flashsim.files import what_is_there
 from flashsim.memory import Event, MemoryModelError
 from flashsim.source import label_at
@@ -65,7 +65,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument(
         "--commands", type=Path, metavar="FILE", help="read pdb's commands from this file, and quit at its end"
     )
-    cli_step.add_inputs(parser)
+    step.add_inputs(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -226,8 +226,8 @@ def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., ob
 
     import flashsim
 
-    Q, K, V = cli_step.operands(options)
-    asked = cli_step.arguments(options, Q, K, V)
+    Q, K, V = step.operands(options)
+    asked = step.arguments(options, Q, K, V)
 
     def forward(observers: Any = ()) -> object:
         return flashsim.forward(algorithm.name, Q, K, V, **asked, observers=observers)

@@ -12,7 +12,7 @@ from flashsim.algorithms import Algorithm
 from flashsim.masks import All, Causal, Head
 from flashsim.memory import MemoryModelError
 from flashsim.records import Blocks, Shape
-from flashsim.trace.recording import About, Recorder, Trace, counts_of, listing_of, source_of, tiles_of
+from flashsim.tracing.recording import About, Recorder, Trace, counts_of, listing_of, source_of, tiles_of
 from flashsim.variant import Variant
 
 LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by tile

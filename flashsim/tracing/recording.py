@@ -3,7 +3,7 @@
     recorder = Recorder()
     flashsim.forward("flash", Q, K, V, observers=[recorder])       # or trace=True, or flashsim.trace("flash", Q, K, V)
 
-A trace is of one head. Its events are what the memory told, in order; its steps (`flashsim.trace.steps`) are what a person
+A trace is of one head. Its events are what the memory told, in order; its steps (`flashsim.tracing.steps`) are what a person
 steps through: one line of the paper's listing, in one turn of the loops around it.
 """
 
@@ -30,8 +30,8 @@ from flashsim.records import Blocks, Shape
 from flashsim.source import Site, label_at
 
 if TYPE_CHECKING:
-    from flashsim.trace.lesson import Lesson
-    from flashsim.trace.steps import Step
+    from flashsim.tracing.lesson import Lesson
+    from flashsim.tracing.steps import Step
 
 LARGEST_TILE = 4_096
 """Elements of a tile up to which its values are kept."""
@@ -142,7 +142,7 @@ class Trace:
     """A recorded run of one head: `events`, and `steps` to go through them.
 
     `save(path)` writes it in the format that the suffix says: .html, the player; .json.gz or .npz, which
-    `flashsim.trace.load` reads; .perfetto.json, for ui.perfetto.dev.
+    `flashsim.load_trace` reads; .perfetto.json, for ui.perfetto.dev.
     """
 
     about: About
@@ -151,7 +151,7 @@ class Trace:
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The run in steps of one line of the listing each."""
-        from flashsim.trace.steps import steps_of
+        from flashsim.tracing.steps import steps_of
 
         return steps_of(self)
 
@@ -165,13 +165,13 @@ class Trace:
 
         ValueError for a suffix that is none of .html, .json.gz, .npz, .perfetto.json.
         """
-        from flashsim.trace.saving import save
+        from flashsim.tracing.saving import save
 
         return save(self, path, versus, lesson)
 
     def html(self, *, versus: Trace | None = None, lesson: Lesson | None = None) -> str:
         """Return the player as one self-contained page. ValueError for a lesson on a step that there is not."""
-        from flashsim.trace.saving import as_html
+        from flashsim.tracing.saving import as_html
 
         return as_html(self, versus, lesson)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli_shared import add_json, check_outputs, write_json
+from flashsim.cli.shared import add_json, check_outputs, write_json
 
 SUMMARY = "Print a worked example, step by step: online softmax, online attention, tiles, and what rounding does."
 EXAMPLES = (

@@ -10,38 +10,17 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
 
 import flashsim
-from flashsim import (
-    cli_bench,
-    cli_check,
-    cli_count,
-    cli_debug,
-    cli_example,
-    cli_gpu,
-    cli_plot,
-    cli_run,
-    cli_step,
-    cli_tune,
-    cli_verify,
-)
-from flashsim.cli_shared import Parser
+from flashsim.cli.shared import Parser
 from flashsim.entry import guarded
 from flashsim.files import name_of
 
 COMMANDS: dict[str, ModuleType] = {
-    "run": cli_run,
-    "count": cli_count,
-    "plot": cli_plot,
-    "tune": cli_tune,
-    "gpu": cli_gpu,
-    "bench": cli_bench,
-    "check": cli_check,
-    "example": cli_example,
-    "step": cli_step,
-    "debug": cli_debug,
-    "verify": cli_verify,
+    name: import_module(f"flashsim.cli.{name}")
+    for name in ("run", "count", "plot", "tune", "gpu", "bench", "check", "example", "step", "debug", "verify")
 }
 
 
