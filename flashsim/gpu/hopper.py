@@ -6,7 +6,6 @@ a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import warnings
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from flashsim.gpu import tensor_core
 from flashsim.gpu.compiling import capability, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import DROPOUT, dropout
+from flashsim.gpu.tensor_maps import tensor_map
 
 FILE = "hopper.cu"
 ARRAYS = ("Q", "K", "V", "O", "L")
 ELEMENTS = tensor_core.ELEMENTS
 HEAD_DIMS = (64, 128)  # the kernel's; the rung takes tensor_core's
 ROWS = 64  # of Q_i that a warpgroup has; of the boxes in which O_i is stored
-COLUMNS = 64  # of a half of a tile: 128 bytes, the widest swizzle
 MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
 SHORT = 1024  # up to so many causal queries, smaller row blocks waste less than their loads cost
 L2_PART = 0.8  # of the L2 that K and V of a section of heads may fill
@@ -114,7 +113,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         device, tiles, dtype, q.shape[3], options.causal, options.dropout_p > 0, options.counters is not None
     )
     sides = (("q", q, tiles.B_r), ("k", k, tiles.B_c), ("v", v, tiles.B_c), ("o", o, ROWS))
-    maps = [_tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, rows) for name, x, rows in sides]
+    maps = [tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, rows) for name, x, rows in sides]
     L = np.uint64(0) if lse is None else lse
     totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
     threads = 128 * (tiles.B_r // ROWS + 1)
@@ -187,47 +186,6 @@ def _refuse(options: Options, why: str) -> None:
     for name, wanted in (("blocks", options.blocks), ("count", options.counters)):
         if wanted is not None:
             raise ValueError(f"{name} is given; tensor_core, which {why}, does not take it")
-
-
-# ----------------------------------------------------------------------------------------------------------- tensor maps
-
-
-@lru_cache(maxsize=4096)
-def _tensor_map(
-    name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int
-) -> Any:
-    """Return the driver's description of an array (B, H, N, d) in tiles of so many rows: struct TensorMap of hopper.cuh.
-
-    Its axes: column within a half, row, half, head, batch. Raises ValueError, with the array's name, where there is none.
-    """
-    B, H, N, d = shape
-    batch, head, row = (stride if n > 1 else 16 for stride, n in zip(strides[:3], shape[:3], strict=True))
-    memory = np.zeros(128 + 63, np.uint8)
-    found = memory[-memory.ctypes.data % 64 :][:128]
-    status = _encode()(
-        ctypes.c_void_p(found.ctypes.data),
-        {"float16": 6, "bfloat16": 9}[dtype],
-        5,
-        ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * 5)(COLUMNS, N, d // COLUMNS, H, B),
-        (ctypes.c_uint64 * 4)(row, 2 * COLUMNS, head, batch),
-        (ctypes.c_uint32 * 5)(COLUMNS, rows, d // COLUMNS, 1, 1),
-        (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
-        0,  # not interleaved
-        3,  # swizzled over 128 bytes
-        2,  # the L2 fetches 128 bytes
-        0,  # zeros out of bounds
-    )
-    if status:
-        raise ValueError(
-            f"{name} is at {pointer:#x} with strides {strides} bytes; expected multiples of 16, below 2^40, for hopper"
-        )
-    return np.void(found.tobytes())
-
-
-@cache
-def _encode() -> Any:
-    return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
 
 
 KERNEL = Kernel(

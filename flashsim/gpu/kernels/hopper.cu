@@ -62,10 +62,16 @@
 // no spills, no stack
 #include "hopper_softmax.cuh"
 
+// What is masked: nothing; keys after the query's own position; keys outside a window around it; besides, whole tiles, where
+// the live ones of each row block come as a list.
+enum Kind { FULL, CAUSAL, WINDOW, LISTED };
+
 struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
     int section;                              // heads whose row blocks take turns
     int wants_L;
+    int left, right;            // the window: keys from position − left to position + right
+    const int *starts, *tiles;  // row block i's live tiles: tiles[starts[i]] to before tiles[starts[i + 1]], ascending
     float c, sign;  // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
     Dropout dropout;
 };
@@ -81,15 +87,35 @@ __device__ inline RowBlock in_order(const Problem& p, int n) {
     return {p.T_r - 1 - within / heads, head % p.H, head / p.H};
 }
 
-// Row r of the block sees the keys before min(N_k, edge + r).
-template <bool causal> __device__ inline int edge_of(const Problem& p, int top) {
-    return causal ? p.N_k - p.N_q + top + 1 : p.N_k;
+// Row r of a block whose first query is `top` sees the keys before min(N_k, end_of + r), and in a window from begin_of + r on.
+template <Kind kind> __device__ inline int end_of(const Problem& p, int top) {
+    return kind == FULL ? p.N_k : p.N_k - p.N_q + top + (kind == CAUSAL ? 0 : p.right) + 1;
+}
+template <Kind kind> __device__ inline int begin_of(const Problem& p, int top) {
+    return kind <= CAUSAL ? 0 : p.N_k - p.N_q + top - p.left;
 }
 
-template <bool causal, int B_r, int B_c> __device__ inline int live_tiles(const Problem& p, int i) {
-    const int seen = causal ? min(p.N_k, max(0, edge_of<causal>(p, i * B_r) + B_r - 1)) : p.N_k;
-    return (seen + B_c - 1) / B_c;
+// Tiles `begin` to `end` − 1, of those that p.tiles lists, or of all.
+struct Range {
+    int begin, end;
+};
+
+// The tiles of which some of `rows` rows from `top` on see a key, and those of which all see all keys.
+template <Kind kind, int B_c> __device__ inline Range seen_by_some(const Problem& p, int top, int rows) {
+    const int end = kind == FULL ? p.N_k : min(p.N_k, max(0, end_of<kind>(p, top) + rows - 1));
+    return {max(0, begin_of<kind>(p, top)) / B_c, (end + B_c - 1) / B_c};
 }
+template <Kind kind, int B_c> __device__ inline Range seen_by_all(const Problem& p, int top, int rows) {
+    const int end = kind == FULL ? p.N_k : min(p.N_k, max(0, end_of<kind>(p, top)));
+    return {kind <= CAUSAL ? 0 : (max(0, begin_of<kind>(p, top) + rows - 1) + B_c - 1) / B_c, end / B_c};
+}
+
+// The live tiles of row block i; the n-th of all that are listed.
+template <Kind kind, int B_r, int B_c> __device__ inline Range live_tiles(const Problem& p, int i) {
+    if (kind == LISTED) return {__ldg(p.starts + i), __ldg(p.starts + i + 1)};
+    return seen_by_some<kind, B_c>(p, i * B_r, B_r);
+}
+template <Kind kind> __device__ inline int tile(const Problem& p, int n) { return kind == LISTED ? __ldg(p.tiles + n) : n; }
 
 // Named barriers: 1 + w, when it is warpgroup w's turn; TOGETHER + w, all of warpgroup w.
 constexpr int TOGETHER = 8;
@@ -108,12 +134,13 @@ template <bool turns, int consumers> struct Turn {
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of
+// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. For narrow windows 2 Q_i, 8 K_j, 8 V_j.
 template <int d, int B_r, int B_c> struct Memory {
-    static constexpr int consumers = B_r / 64, STAGES = 2, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
-    static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES, END = O_AT + Q_BYTES;
-    static constexpr int BYTES = END + (1 + 2 * STAGES) * 16 + 2 * sizeof(RowBlock);
-    typedef Ring<1, Q_BYTES> RingQ;
+    static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
+    static constexpr int Q_STAGES = B_c == 64 ? 2 : 1, STAGES = B_c == 64 ? 8 : 2;
+    static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
+    static constexpr int END = O_AT + Q_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES) * 16;
+    typedef Ring<Q_STAGES, Q_BYTES> RingQ;
     typedef Ring<STAGES, KV_BYTES> RingKV;
     RingQ Q_i;
     RingKV K_j, V_j;
@@ -122,11 +149,11 @@ template <int d, int B_r, int B_c> struct Memory {
     __device__ explicit Memory(char* shared) {
         const Word base = __cvta_generic_to_shared(shared);
         Q_i = {base, base + END};
-        K_j = {base + K_AT, base + END + 16};
-        V_j = {base + V_AT, base + END + 16 + STAGES * 16};
-        row_blocks = reinterpret_cast<RowBlock*>(shared + END + (1 + 2 * STAGES) * 16);
+        K_j = {base + K_AT, base + END + RingQ::BARRIER_BYTES};
+        V_j = {base + V_AT, base + END + RingQ::BARRIER_BYTES + RingKV::BARRIER_BYTES};
+        row_blocks = reinterpret_cast<RowBlock*>(shared + NUMBERS_AT);
     }
-    __device__ RowBlock& row_block(Word q) const { return row_blocks[q % 2]; }  // there as long as anybody is at the q-th
+    __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }  // as long as anybody is at the q-th
     __device__ void init() const {
         if (threadIdx.x == 0) Q_i.init(4 * consumers), K_j.init(4 * consumers), V_j.init(4 * consumers);  // a warp each
         publish_barriers();
@@ -136,7 +163,7 @@ template <int d, int B_r, int B_c> struct Memory {
 // -------------------------------------------------------------------------------------------------------------- producer
 
 // One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
-template <bool causal, int d, int B_r, int B_c>
+template <Kind kind, int d, int B_r, int B_c>
 __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const TensorMap& Q, const TensorMap& K,
                                         const TensorMap& V, Word* counter, const Problem& p, Total* totals) {
     constexpr int Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
@@ -154,20 +181,23 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
             load(sram.K_j.tile(kv), K, j * B_c, h_kv, at.b, sram.K_j.there(kv));
             K_reads.add(min(B_c, p.N_k - j * B_c), d);
         };
-        int j = live_tiles<causal, B_r, B_c>(p, at.i) - 1;
-        if (j >= 0) load_K(j, kv);
+        const Range live = live_tiles<kind, B_r, B_c>(p, at.i);
+        int t = live.end - 1, j = t >= live.begin ? tile<kind>(p, t) : 0;
+        if (t >= live.begin) load_K(j, kv);
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
         sram.Q_i.there(q).arrive_and_expect(Q_BYTES);
         load(sram.Q_i.tile(q), Q, at.i * B_r, at.h, at.b, sram.Q_i.there(q));
         Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
 #pragma unroll 1
-        for (; j >= 0; --j, ++kv) {
-            if (j > 0) load_K(j - 1, kv + 1);
+        for (; t >= live.begin; --t, ++kv) {
+            const int next = t > live.begin ? tile<kind>(p, t - 1) : 0;
+            if (t > live.begin) load_K(next, kv + 1);
             sram.V_j.wait_free(kv);
             sram.V_j.there(kv).arrive_and_expect(KV_BYTES);
             load(sram.V_j.tile(kv), V, j * B_c, h_kv, at.b, sram.V_j.there(kv));
             V_reads.add(min(B_c, p.N_k - j * B_c), d);
+            j = next;
         }
     }
     sram.Q_i.wait_free(q);
@@ -178,13 +208,14 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // ------------------------------------------------------------------------------------------------------------- consumers
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy> struct Consumer {
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy> struct Consumer {
     typedef Memory<d, B_r, B_c> Sram;
     const Sram& sram;
     const Problem& p;
     const int w;
     const Turn<turns, B_r / 64> turn;
     Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
+    Range whole;         // the tiles without a mask
 
     Rows rows;
     float S_ij[B_c / 8][4], O_i[d / 8][4];
@@ -192,21 +223,31 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
 
     __device__ __forceinline__ Consumer(const Sram& sram, const Problem& p, int w) : sram(sram), p(p), w(w), turn(w) {}
 
-    __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tiles + w * 64 * 128; }
+    __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * 128; }
 
-    // −∞ for keys that a row does not see.
+    // −∞ for keys that a row does not see: those after its last, and before its first.
     __device__ __forceinline__ void mask(int j) {
         const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
-        const int edge = edge_of<causal>(p, sram.row_block(q).i * B_r);
-        int end[2];
+        const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
+        if (j >= whole.end) {
+            int end[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-            end[r] = (causal ? min(p.N_k, edge + row + 8 * r) : p.N_k) - j * B_c - lane % 4 * 2;
+            for (int r = 0; r < 2; ++r)
+                end[r] = (kind == FULL ? p.N_k : min(p.N_k, end_of<kind>(p, top) + row + 8 * r)) - left;
 #pragma unroll
-        for (int t = 0; t < B_c / 8; ++t)
+            for (int t = 0; t < B_c / 8; ++t)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+                for (int e = 0; e < 4; ++e)
+                    if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+        }
+        if (kind >= WINDOW && j < whole.begin) {
+            const int begin = begin_of<kind>(p, top) + row - left;
+#pragma unroll
+            for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (8 * t + e % 2 < begin + e / 2 * 8) S_ij[t][e] = -INFINITY;
+        }
     }
 
     // 0 for weights that dropout drops; the factor 1/(1 − p) waits for the end.
@@ -228,24 +269,24 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
     }
 
     // S_ij, P̃_ij of the last tile.
-    __device__ __forceinline__ void begin(int j, bool masked) {
+    __device__ __forceinline__ void begin(int j, bool masked, bool last) {
         sram.K_j.wait_there(kv);
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
         turn.pass();
         finish<0>(S_ij);
         sram.K_j.free(kv).arrive_once_a_warp();
-        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
+        if (last) sram.Q_i.free(q).arrive_once_a_warp();
         if (masked) mask(j);
         float alpha[2];
         softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
         if (dropping) drop(j);
-        if (j > 0) sram.K_j.wait_there(kv + 1);
+        if (!last) sram.K_j.wait_there(kv + 1);
         round_to_operands<T, B_c>(P_ij, S_ij);
     }
 
     // S_ij, P̃_ij of tile j while O_i of tile j + 1 is summed.
-    template <bool masked> __device__ __forceinline__ void advance(int j) {
+    template <bool masked> __device__ __forceinline__ void advance(int j, bool last) {
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
         sram.V_j.wait_there(kv);
@@ -253,13 +294,13 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
         turn.pass();
         finish<1>(S_ij);
         sram.K_j.free(kv + 1).arrive_once_a_warp();
-        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
+        if (last) sram.Q_i.free(q).arrive_once_a_warp();
         if (masked) mask(j);
         float alpha[2];
         const bool grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
         if (dropping) drop(j);
         if (rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
-        if (j > 0) sram.K_j.wait_there(kv + 2);
+        if (!last) sram.K_j.wait_there(kv + 2);
         finish<0>(O_i);
         sram.V_j.free(kv).arrive_once_a_warp();
         round_to_operands<T, B_c>(P_ij, S_ij);
@@ -276,6 +317,17 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
         finish<0>(O_i);
         sram.V_j.free(kv).arrive_once_a_warp();
         ++kv;
+    }
+
+    // Let tiles go by of which this warpgroup's rows see nothing.
+    __device__ __forceinline__ void skip(int tiles) {
+#pragma unroll 1
+        for (; tiles > 0; --tiles, ++kv) {
+            sram.K_j.wait_there(kv);
+            sram.K_j.free(kv).arrive_once_a_warp();
+            sram.V_j.wait_there(kv);
+            sram.V_j.free(kv).arrive_once_a_warp();
+        }
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
@@ -328,26 +380,35 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
             sram.Q_i.wait_there(q);
             const int i = sram.row_block(q).i;
             if (i < 0) break;
-            if (p.sign != 1.0f) apply_sign(shared + w * 64 * 128);
-            const int seen_by_all = causal ? min(p.N_k, max(0, edge_of<causal>(p, i * B_r + 64 * w))) : p.N_k;
-            const int whole = seen_by_all / B_c;  // tiles without a mask
+            if (p.sign != 1.0f) apply_sign(shared + q % Sram::Q_STAGES * Sram::Q_BYTES + w * 64 * 128);
+            whole = seen_by_all<kind, B_c>(p, i * B_r + 64 * w, 64);
 #pragma unroll
             for (int t = 0; t < d / 8; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
             rows.init();
 
-            int j = live_tiles<causal, B_r, B_c>(p, i) - 1;
-            if (j >= 0) {
-                begin(j, j >= whole);
-                --j;
+            const Range live = live_tiles<kind, B_r, B_c>(p, i);
+            const Range mine = B_c == 64 ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live;
+            if (mine.begin < mine.end) {
+                if (B_c == 64) skip(live.end - mine.end);
+                int t = mine.end - 1, j = tile<kind>(p, t);
+                begin(j, j >= whole.end || j < whole.begin, t == mine.begin);
+                const auto next = [&] { return --t >= mine.begin ? j = tile<kind>(p, t) : (j = -1); };
+                next();
 #pragma unroll 1
-                for (; j >= whole; --j) advance<true>(j);
+                for (; j >= whole.end; next()) advance<true>(j, t == mine.begin);
 #pragma unroll 1
-                for (; j >= 0; --j) advance<false>(j);
+                for (; j >= whole.begin; next()) advance<false>(j, t == mine.begin);
+                if (kind >= WINDOW) {
+#pragma unroll 1
+                    for (; j >= 0; next()) advance<true>(j, t == mine.begin);
+                }
                 end();
+                if (B_c == 64) skip(mine.begin - live.begin);
             } else {
                 sram.Q_i.free(q).arrive_once_a_warp();
+                if (B_c == 64) skip(live.end - live.begin);
             }
             write(O, L, shared + Sram::O_AT + w * 64 * d * 2, O_writes, L_writes);
         }
@@ -355,7 +416,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
     }
 };
 
-template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy>
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy>
 __global__ void __launch_bounds__((B_r / 64 + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
@@ -363,12 +424,12 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
     const Memory<d, B_r, B_c> sram(shared);
     sram.init();
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<B_r == 192 ? 32 : 40>();
-        if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, counter, p, totals);
+        keep_registers<B_r == 128 ? 40 : 32>();
+        if (threadIdx.x == 0) produce<kind>(sram, Q, K, V, counter, p, totals);
     } else {
-        take_registers<B_r == 192 ? 160 : 232>();
+        take_registers<B_r == 256 ? 120 : B_r == 192 ? 160 : 232>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<T, d, B_r, B_c, causal, dropping, turns, lazy> consumer(sram, p, w);
+        Consumer<T, d, B_r, B_c, kind, dropping, turns, lazy> consumer(sram, p, w);
         consumer.consume(shared, O, L, totals);
     }
 }

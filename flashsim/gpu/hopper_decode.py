@@ -1,0 +1,164 @@
+"""Decoding on Hopper: launches kernels/hopper_decode.cu, and where heads are split, its second kernel, which merges.
+
+The kernel needs a GPU of compute capability 9.0, d of 64 or 128, and no more than 64 queries for a KV head: those of a group's
+heads, at all positions. Elsewhere this rung runs `hopper` in its place, with a RuntimeWarning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from flashsim.gpu import hopper, tensor_core
+from flashsim.gpu.compiling import capability, import_cupy, load
+from flashsim.gpu.kernel import Kernel, Options, Variant
+from flashsim.gpu.tensor_maps import tensor_map
+
+FILE = "hopper_decode.cu"
+ARRAYS = ("Q", "K", "V", "O", "L", "O_parts", "l_parts", "m_parts")
+ELEMENTS = tensor_core.ELEMENTS
+ROWS = 64  # of the tile of queries
+KEYS = {64: 128, 128: 64}  # B_c
+STAGES, THREADS, PLACES = 3, 160, 2  # the kernel's; blocks on a multiprocessor
+MERGING_THREADS = 256
+SHORT = 8  # tiles of a head that take no longer than the launch of a second kernel
+MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
+
+_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
+_PROBLEM = np.dtype(
+    [("Q", _STRIDES), ("tiles", "i8")]
+    + [(name, "i4") for name in ("N_q", "N_k", "H_kv", "group", "heads", "rows", "T_c", "causal", "wants_L")]
+    + [("c", "f4"), ("sign", "f4"), ("unused", "i4")]
+)
+
+
+def grid(heads: int, T_c: int, rows: int, places: int) -> int:
+    """Return how many blocks of threads are to share the tiles of so many heads, T_c each: `heads` if none is to be split."""
+    filled = heads / (places * -(-heads // places))
+    if T_c <= SHORT or filled >= (0.7 if rows > 32 else 0.95):
+        return heads
+    return min(places, heads * T_c)
+
+
+def parts(heads: int, T_c: int, blocks: int) -> list[int]:
+    """Return into how many parts each head is cut, for so many blocks."""
+    tiles = heads * T_c
+    ends = ((head * T_c + 1, (head + 1) * T_c) for head in range(heads))  # the first tile and the last, plus 1
+    return [(last * blocks - 1) // tiles - (first * blocks - 1) // tiles + 1 for first, last in ends]
+
+
+def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
+    """Return why queries and keys of these shapes are not for this rung, or ""."""
+    rows = q[1] // max(k[1], 1) * q[2]
+    return f"{rows:,} queries share a KV head, and the kernel takes {ROWS} at most" if rows > ROWS else ""
+
+
+def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
+    """Fill o and, unless None, lse. Raises ValueError for rows of q, k or v that do not start at multiples of 16 bytes."""
+    cupy = import_cupy()
+    device, d = cupy.cuda.runtime.getDevice(), q.shape[3]
+    reason = hopper.why_not(capability(device), d) or unsuited(q.shape, k.shape)
+    if reason:
+        warnings.warn(f"hopper runs in hopper_decode's place: {reason}", RuntimeWarning, stacklevel=3)
+        hopper.forward(q, k, v, o, lse, options)
+        return
+    dtype, counting = q.dtype.name, options.counters is not None
+    problem, blocks, places = _prepared(
+        device, q.shape, k.shape, q.strides, lse is not None, options.causal, options.scale
+    )
+    tensor_core.check_rows("q", q)
+    K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, KEYS[d]) for name, x in (("k", k), ("v", v)))
+    L = np.uint64(0) if lse is None else lse
+    totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
+    split, rows = places > 0, int(problem["rows"])
+    made = [cupy.empty((places if split else 0, rows, width), "float32") for width in (d, 1, 1)]
+    decode, merge = _ready(device, dtype, d, counting)
+    by_value = np.void(problem.tobytes())
+    decode(
+        (blocks,), (THREADS,), (q, K, V, o, L, *made, by_value, totals), shared_mem=shared_bytes(d)
+    )
+    if split:
+        warps = MERGING_THREADS // 32
+        grid_of_merge = -(-int(problem["heads"]) * rows // warps)
+        merge((grid_of_merge,), (MERGING_THREADS,), (o, L, *made, np.int32(blocks), by_value, totals))
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    device: int,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    strides: tuple[int, ...],
+    wants_L: bool,
+    causal: bool,
+    scale: float,
+) -> tuple[Any, int, int]:
+    """Return struct Problem, how many blocks of threads, and how many places for parts: 0 if no head is split."""
+    (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
+    heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS[d])
+    rows = group * N_q
+    if heads * rows >= MOST:
+        raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}")
+    places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
+    blocks = grid(heads, T_c, rows, places)
+    problem = np.zeros((), _PROBLEM)
+    problem["Q"] = tuple(stride // 2 for stride in strides[:3])
+    problem["tiles"], problem["N_q"], problem["N_k"], problem["H_kv"] = heads * T_c, N_q, N_k, H_kv
+    problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, T_c
+    problem["causal"], problem["wants_L"] = causal, wants_L
+    problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
+    return problem, blocks, 0 if blocks == heads else blocks + heads - 1
+
+
+def shared_bytes(d: int) -> int:
+    """Return the shared memory of Q, three K_j, three V_j, and six pairs of barriers."""
+    return 2 * d * (ROWS + 2 * STAGES * KEYS[d]) + 2 * STAGES * 16
+
+
+def functions(dtype: str, d: int) -> tuple[str, str]:
+    """Return the kernels' names for one case."""
+    return f"hopper_decode<{ELEMENTS[dtype]}, {d}, {KEYS[d]}>", f"merge<{ELEMENTS[dtype]}, {d}>"
+
+
+@cache
+def _ready(device: int, dtype: str, d: int, counting: bool) -> tuple[Any, Any]:
+    """Return both functions, loaded and allowed their shared memory, on `device`, the current one."""
+    names = functions(dtype, d)
+    loaded = load(FILE, names, {"COUNT": int(counting)})
+    loaded[names[0]].max_dynamic_shared_size_bytes = shared_bytes(d)
+    return loaded[names[0]], loaded[names[1]]
+
+
+def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
+    """Return (B_r, B_c), in rows of a group."""
+    return ROWS, KEYS.get(d, KEYS[64])
+
+
+KERNEL = Kernel(
+    name="hopper_decode",
+    about="few queries, a long cache: a group's queries in one tile, keys split over the machine; fp16 and bf16",
+    rung=6,
+    fastest_in=("forward",),
+    model="split_kv",
+    tensor_cores=True,
+    dtypes=tuple(ELEMENTS),
+    head_dims=tensor_core.HEAD_DIMS,
+    variants=tuple(
+        Variant(
+            FILE,
+            (("COUNT", count),),
+            tuple(function for d in hopper.HEAD_DIMS for function in functions(dtype, d)),
+            ("sm_90a",),
+        )
+        for dtype, count in (("float16", 0), ("bfloat16", 0), ("float16", 1))
+    ),
+    forward=forward,
+    counts=True,
+    aligned=True,
+    choose_blocks=choose_blocks,
+    why_not=hopper.why_not,
+    unsuited=unsuited,
+)
