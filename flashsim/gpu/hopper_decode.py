@@ -23,7 +23,7 @@ ELEMENTS = tensor_core.ELEMENTS
 ROWS = 64  # of the tile of queries
 KEYS = {64: 128, 128: 64}  # B_c
 STAGES, THREADS, PLACES = 3, 160, 2  # the kernel's; blocks on a multiprocessor
-MERGING_THREADS = 256
+MERGING = 256  # threads, of which 32 have a row
 SHORT = 8  # tiles of a head that take no longer than the launch of a second kernel
 MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
 
@@ -66,24 +66,18 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         hopper.forward(q, k, v, o, lse, options)
         return
     dtype, counting = q.dtype.name, options.counters is not None
-    problem, blocks, places = _prepared(
+    problem, blocks, queries, places = _prepared(
         device, q.shape, k.shape, q.strides, lse is not None, options.causal, options.scale
     )
     tensor_core.check_rows("q", q)
     K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, KEYS[d]) for name, x in (("k", k), ("v", v)))
     L = np.uint64(0) if lse is None else lse
     totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
-    split, rows = places > 0, int(problem["rows"])
-    made = [cupy.empty((places if split else 0, rows, width), "float32") for width in (d, 1, 1)]
+    made = [cupy.empty(places * width, "float32") if places else np.uint64(0) for width in (d, 1, 1)]
     decode, merge = _ready(device, dtype, d, counting)
-    by_value = np.void(problem.tobytes())
-    decode(
-        (blocks,), (THREADS,), (q, K, V, o, L, *made, by_value, totals), shared_mem=shared_bytes(d)
-    )
-    if split:
-        warps = MERGING_THREADS // 32
-        grid_of_merge = -(-int(problem["heads"]) * rows // warps)
-        merge((grid_of_merge,), (MERGING_THREADS,), (o, L, *made, np.int32(blocks), by_value, totals))
+    decode((blocks,), (THREADS,), (q, K, V, o, L, *made, problem, totals), shared_mem=shared_bytes(d))
+    if places:
+        merge((-(-32 * queries // MERGING),), (MERGING,), (o, L, *made, np.int32(blocks), problem, totals))
 
 
 @lru_cache(maxsize=1024)
@@ -95,8 +89,8 @@ def _prepared(
     wants_L: bool,
     causal: bool,
     scale: float,
-) -> tuple[Any, int, int]:
-    """Return struct Problem, how many blocks of threads, and how many places for parts: 0 if no head is split."""
+) -> tuple[Any, int, int, int]:
+    """Return struct Problem, how many blocks of threads and queries, and places for rows of parts: 0 if no head is split."""
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS[d])
     rows = group * N_q
@@ -110,7 +104,8 @@ def _prepared(
     problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, T_c
     problem["causal"], problem["wants_L"] = causal, wants_L
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    return problem, blocks, 0 if blocks == heads else blocks + heads - 1
+    places = 0 if blocks == heads else (blocks + heads - 1) * rows
+    return np.void(problem.tobytes()), blocks, heads * rows, places
 
 
 def shared_bytes(d: int) -> int:
@@ -134,7 +129,7 @@ def _ready(device: int, dtype: str, d: int, counting: bool) -> tuple[Any, Any]:
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
     """Return (B_r, B_c), in rows of a group."""
-    return ROWS, KEYS.get(d, KEYS[64])
+    return (ROWS, KEYS[d]) if d in KEYS else hopper.choose_blocks(d, dtype, direction)
 
 
 KERNEL = Kernel(

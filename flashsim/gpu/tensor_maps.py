@@ -12,9 +12,7 @@ COLUMNS = 64  # of a half of a tile: 128 bytes, the widest swizzle
 
 
 @lru_cache(maxsize=4096)
-def tensor_map(
-    name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int
-) -> Any:
+def tensor_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
     """Return the driver's description of an array (B, H, N, d) in tiles of so many rows, as kernels take it by value.
 
     Its axes: column within a half, row, half, head, batch. Raises ValueError, with the array's name, where there is none.
