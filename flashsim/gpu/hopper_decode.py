@@ -21,8 +21,8 @@ FILE = "hopper_decode.cu"
 ARRAYS = ("Q", "K", "V", "O", "L", "O_parts", "l_parts", "m_parts")
 ELEMENTS = tensor_core.ELEMENTS
 ROWS = 64  # of the tile of queries
-KEYS = {64: 128, 128: 64}  # B_c
-STAGES, THREADS, PLACES = 3, 160, 2  # the kernel's; blocks on a multiprocessor
+KEYS = 64  # B_c
+THREADS, PLACES = 160, 2  # the kernel's; blocks on a multiprocessor
 MERGING = 256  # threads, of which 32 have a row
 SHORT = 8  # tiles of a head that take no longer than the launch of a second kernel
 MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
@@ -70,7 +70,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         device, q.shape, k.shape, q.strides, lse is not None, options.causal, options.scale
     )
     tensor_core.check_rows("q", q)
-    K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, KEYS[d]) for name, x in (("k", k), ("v", v)))
+    K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, KEYS) for name, x in (("k", k), ("v", v)))
     L = np.uint64(0) if lse is None else lse
     totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
     made = [cupy.empty(places * width, "float32") if places else np.uint64(0) for width in (d, 1, 1)]
@@ -91,8 +91,8 @@ def _prepared(
     scale: float,
 ) -> tuple[Any, int, int, int]:
     """Return struct Problem, how many blocks of threads and queries, and places for rows of parts: 0 if no head is split."""
-    (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
-    heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS[d])
+    (B, H, N_q, _), (_, H_kv, N_k, _) = q, k
+    heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS)
     rows = group * N_q
     if heads * rows >= MOST:
         raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}")
@@ -109,13 +109,14 @@ def _prepared(
 
 
 def shared_bytes(d: int) -> int:
-    """Return the shared memory of Q, three K_j, three V_j, and six pairs of barriers."""
-    return 2 * d * (ROWS + 2 * STAGES * KEYS[d]) + 2 * STAGES * 16
+    """Return the shared memory of Q, of as many K_j and V_j as make 48 KB each, and of a pair of barriers for each."""
+    stages = 384 // d
+    return 2 * d * (ROWS + 2 * stages * KEYS) + 2 * stages * 16
 
 
 def functions(dtype: str, d: int) -> tuple[str, str]:
     """Return the kernels' names for one case."""
-    return f"hopper_decode<{ELEMENTS[dtype]}, {d}, {KEYS[d]}>", f"merge<{ELEMENTS[dtype]}, {d}>"
+    return f"hopper_decode<{ELEMENTS[dtype]}, {d}>", f"merge<{ELEMENTS[dtype]}, {d}>"
 
 
 @cache
@@ -129,7 +130,7 @@ def _ready(device: int, dtype: str, d: int, counting: bool) -> tuple[Any, Any]:
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
     """Return (B_r, B_c), in rows of a group."""
-    return (ROWS, KEYS[d]) if d in KEYS else hopper.choose_blocks(d, dtype, direction)
+    return (ROWS, KEYS) if d in hopper.HEAD_DIMS else hopper.choose_blocks(d, dtype, direction)
 
 
 KERNEL = Kernel(

@@ -17,9 +17,9 @@
 // if these fill the places that the machine has for blocks, 2 a multiprocessor, to 95%, or, of more than 32 rows, whose parts
 // are larger, to 70%; also if a head has no more tiles than a second launch takes time for. Else a block for each place.
 //
-//     d      B_r × B_c    shared memory: Q + 3 K_j + 3 V_j         registers: S_ij + P̃_ij + O_i of at most 168
-//     128    64 × 64      16 + 48 + 48 = 112 KB, 2 blocks          32 + 16 + 64
-//     64     64 × 128     8 + 48 + 48 = 104 KB, 2 blocks           64 + 32 + 32
+//     d      B_r × B_c    blocks a multiprocessor, shared memory of each        registers: S_ij + P̃_ij + O_i of at most 168
+//     128    64 × 64      2: Q + 3 K_j + 3 V_j = 16 + 48 + 48 = 112 KB          32 + 16 + 64
+//     64     64 × 64      2: Q + 6 K_j + 6 V_j = 8 + 48 + 48 = 104 KB           32 + 16 + 32
 //
 // Roles: one warpgroup computes, one warp more copies. Order of events; time runs to the right:
 //
@@ -41,7 +41,7 @@
 
 constexpr int ROWS = 64;  // of the tile of queries
 constexpr int THREADS = WARPGROUP + 32;
-constexpr int STAGES = 3;  // of K and of V
+constexpr int B_c = 64;
 
 struct Strides {
     Offset batch, head, row;
@@ -66,9 +66,9 @@ __device__ inline Offset place(const Problem& p, int head, int r) {
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q | K_j, K_{j+1}, K_{j+2} | V_j, V_{j+1}, V_{j+2} | barriers
-template <int d, int B_c> struct Memory {
-    static constexpr int Q_BYTES = ROWS * d * 2, KV_BYTES = B_c * d * 2, V_AT = Q_BYTES + STAGES * KV_BYTES;
+// Q | K_j, K_{j+1}, … | V_j, V_{j+1}, … | barriers
+template <int d> struct Memory {
+    static constexpr int STAGES = 384 / d, Q_BYTES = ROWS * d * 2, KV_BYTES = B_c * d * 2, V_AT = Q_BYTES + STAGES * KV_BYTES;
     static constexpr int END = V_AT + STAGES * KV_BYTES;
     typedef Ring<STAGES, KV_BYTES> RingKV;
     Word Q;
@@ -88,8 +88,8 @@ template <int d, int B_c> struct Memory {
 // -------------------------------------------------------------------------------------------------------------- producer
 
 // One thread starts all loads of K and V: K_j, V_j, K_{j+1}, …, head after head.
-template <int d, int B_c>
-__device__ __forceinline__ void produce(const Memory<d, B_c>& sram, const TensorMap& K, const TensorMap& V, const Problem& p,
+template <int d>
+__device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& K, const TensorMap& V, const Problem& p,
                                         Offset first, Offset end, Total* totals) {
     constexpr int BYTES = B_c * d * 2;
     Tally K_reads(totals + 2), V_reads(totals + 4);
@@ -112,8 +112,8 @@ __device__ __forceinline__ void produce(const Memory<d, B_c>& sram, const Tensor
 // ------------------------------------------------------------------------------------------------------------- consumer
 
 // The warpgroup that has all rows. A thread has two of them, row and row + 8, with three other lanes.
-template <typename T, int d, int B_c> struct Consumer {
-    const Memory<d, B_c>& sram;
+template <typename T, int d> struct Consumer {
+    const Memory<d>& sram;
     const Problem& p;
     const int lane, row;
     Word kv = 0;  // tiles of K and V so far
@@ -122,7 +122,7 @@ template <typename T, int d, int B_c> struct Consumer {
     float S_ij[B_c / 8][4], O_i[d / 8][4];
     Word P_ij[B_c / 16][4];
 
-    __device__ __forceinline__ Consumer(const Memory<d, B_c>& sram, const Problem& p)
+    __device__ __forceinline__ Consumer(const Memory<d>& sram, const Problem& p)
         : sram(sram), p(p), lane(threadIdx.x % 32), row(threadIdx.x / 32 * 16 + lane / 4) {}
 
     // Q's rows of this head, times sign, to shared memory, 16 bytes at a time; rows that there are not become 0.
@@ -269,18 +269,18 @@ template <typename T, int d, int B_c> struct Consumer {
     }
 };
 
-template <typename T, int d, int B_c>
+template <typename T, int d>
 __global__ void __launch_bounds__(THREADS, 2)
 hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V, T* O, float* L,
               float* O_parts, float* l_parts, float* m_parts, const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
-    const Memory<d, B_c> sram(shared);
+    const Memory<d> sram(shared);
     sram.init();
     const Offset first = first_tile(p, blockIdx.x, gridDim.x), end = first_tile(p, blockIdx.x + 1, gridDim.x);
     if (threadIdx.x == WARPGROUP) {
         produce(sram, K, V, p, first, end, totals);
     } else if (threadIdx.x < WARPGROUP) {
-        Consumer<T, d, B_c> consumer(sram, p);
+        Consumer<T, d> consumer(sram, p);
         consumer.consume(shared, Q, O, L, O_parts, l_parts, m_parts, first, end, totals);
     }
 }
