@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,8 @@ ELEMENTS = tensor_core.ELEMENTS
 ROWS = 64  # of the tile of queries
 KEYS = 64  # B_c
 THREADS, PLACES = 160, 2  # the kernel's; blocks on a multiprocessor
-MERGING = 256  # threads, of which 32 have a row
-SHORT = 8  # tiles of a head that take no longer than the launch of a second kernel
+WARPS, PARTS = 8, 4  # of a block that merges; parts that a warp has on their way together
+SHORT, LEAST = 8, 4  # tiles: of a head that is not worth a second kernel's launch; of a part
 MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
 
 _STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
@@ -40,7 +40,9 @@ def grid(heads: int, T_c: int, rows: int, places: int) -> int:
     filled = heads / (places * -(-heads // places))
     if T_c <= SHORT or filled >= (0.7 if rows > 32 else 0.95):
         return heads
-    return min(places, heads * T_c)
+    each = places // heads
+    wanted = heads * each if heads * each >= 0.95 * places else places
+    return max(heads, min(wanted, heads * (T_c // LEAST)))
 
 
 def parts(heads: int, T_c: int, blocks: int) -> list[int]:
@@ -66,18 +68,28 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         hopper.forward(q, k, v, o, lse, options)
         return
     dtype, counting = q.dtype.name, options.counters is not None
-    problem, blocks, queries, places = _prepared(
-        device, q.shape, k.shape, q.strides, lse is not None, options.causal, options.scale
-    )
+    asked = _prepared(device, q.shape, k.shape, q.strides, lse is not None, options.causal, options.scale)
     tensor_core.check_rows("q", q)
     K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, KEYS) for name, x in (("k", k), ("v", v)))
     L = np.uint64(0) if lse is None else lse
     totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
-    made = [cupy.empty(places * width, "float32") if places else np.uint64(0) for width in (d, 1, 1)]
+    made = [cupy.empty(asked.places * width, "float32") if asked.places else np.uint64(0) for width in (d, 1, 1)]
     decode, merge = _ready(device, dtype, d, counting)
-    decode((blocks,), (THREADS,), (q, K, V, o, L, *made, problem, totals), shared_mem=shared_bytes(d))
-    if places:
-        merge((-(-32 * queries // MERGING),), (MERGING,), (o, L, *made, np.int32(blocks), problem, totals))
+    given = (q, K, V, o, L, *made, asked.problem, totals)
+    decode((asked.blocks,), (THREADS,), given, shared_mem=shared_bytes(d))
+    if asked.places:
+        given = (o, L, *made, np.int32(asked.blocks), np.int32(asked.share), asked.problem, totals)
+        merge((asked.merging,), (32 * WARPS,), given)
+
+
+class _Prepared(NamedTuple):
+    """struct Problem, blocks of threads; if heads are split, places for rows of parts, warps that merge a row, their blocks."""
+
+    problem: Any
+    blocks: int
+    places: int = 0
+    share: int = 0
+    merging: int = 0
 
 
 @lru_cache(maxsize=1024)
@@ -89,8 +101,8 @@ def _prepared(
     wants_L: bool,
     causal: bool,
     scale: float,
-) -> tuple[Any, int, int, int]:
-    """Return struct Problem, how many blocks of threads and queries, and places for rows of parts: 0 if no head is split."""
+) -> _Prepared:
+    """Return what a launch for q and k of these shapes needs."""
     (B, H, N_q, _), (_, H_kv, N_k, _) = q, k
     heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS)
     rows = group * N_q
@@ -104,8 +116,11 @@ def _prepared(
     problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, T_c
     problem["causal"], problem["wants_L"] = causal, wants_L
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    places = 0 if blocks == heads else (blocks + heads - 1) * rows
-    return np.void(problem.tobytes()), blocks, heads * rows, places
+    by_value = np.void(problem.tobytes())
+    if blocks == heads:
+        return _Prepared(by_value, blocks)
+    share = next(share for share in (1, 2, 4, 8) if share == WARPS or -(-blocks // heads) <= PARTS * share)
+    return _Prepared(by_value, blocks, (blocks + heads - 1) * rows, share, -(-heads * rows * share // WARPS))
 
 
 def shared_bytes(d: int) -> int:

@@ -427,7 +427,7 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
         keep_registers<B_r == 128 ? 40 : 32>();
         if (threadIdx.x == 0) produce<kind>(sram, Q, K, V, counter, p, totals);
     } else {
-        take_registers<B_r == 256 ? 120 : B_r == 192 ? 160 : 232>();
+        take_registers<B_r == 256 ? 112 : B_r == 192 ? 160 : 232>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
         Consumer<T, d, B_r, B_c, kind, dropping, turns, lazy> consumer(sram, p, w);
         consumer.consume(shared, O, L, totals);

@@ -87,12 +87,23 @@ template <int d> struct Memory {
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
+// As `load`, of what nobody reads again: the L2 is to let go of it first.
+__device__ inline void load_once(Word tile, const TensorMap& X, int row, int head, int batch, Barrier there, Total policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
+        "%2, %4, %5}], [%6], %7;" ::"r"(tile),
+        "l"(&X), "r"(0), "r"(row), "r"(head), "r"(batch), "r"(there.at), "l"(policy)
+        : "memory");
+}
+
 // One thread starts all loads of K and V: K_j, V_j, K_{j+1}, …, head after head.
 template <int d>
 __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& K, const TensorMap& V, const Problem& p,
                                         Offset first, Offset end, Total* totals) {
     constexpr int BYTES = B_c * d * 2;
     Tally K_reads(totals + 2), V_reads(totals + 4);
+    Total policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     int head = int(first / p.T_c), j = int(first % p.T_c);
     Word kv = 0;
 #pragma unroll 1
@@ -100,10 +111,10 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
         const int h = head % p.H_kv, b = head / p.H_kv, keys = min(B_c, p.N_k - j * B_c);
         sram.K_j.wait_free(kv);
         sram.K_j.there(kv).arrive_and_expect(BYTES);
-        load(sram.K_j.tile(kv), K, j * B_c, h, b, sram.K_j.there(kv));
+        load_once(sram.K_j.tile(kv), K, j * B_c, h, b, sram.K_j.there(kv), policy);
         sram.V_j.wait_free(kv);
         sram.V_j.there(kv).arrive_and_expect(BYTES);
-        load(sram.V_j.tile(kv), V, j * B_c, h, b, sram.V_j.there(kv));
+        load_once(sram.V_j.tile(kv), V, j * B_c, h, b, sram.V_j.there(kv), policy);
         K_reads.add(keys, d), V_reads.add(keys, d);
         if (++j == p.T_c) j = 0, ++head;
     }
@@ -209,42 +220,62 @@ template <typename T, int d> struct Consumer {
         }
     }
 
-    // O_i ← diag(ℓ_i)⁻¹ O_i and L_i of a head that is not split.
-    __device__ __forceinline__ void write(T* O, float* L, int head, Tally& O_writes, Tally& L_writes) {
+    // O_i ← diag(ℓ_i)⁻¹ O_i and L_i of a head that is not split. By way of Q's place, so that whole rows leave together.
+    __device__ __forceinline__ void write(T* O, float* L, char* shared, int head, Tally& O_writes, Tally& L_writes) {
+        char* const mine = shared + threadIdx.x / 32 * 2048;  // 16 rows of Q
+        meet(1, WARPGROUP);                                   // nobody reads Q any more
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int below = row + 8 * r;
-            if (below >= p.rows) continue;
-            const Offset at = place(p, head, below);
+            const int below = lane / 4 + 8 * r;
             const float l = rows.l[r], factor = __fdividef(1.0f, nonzero(l));
-            if (p.wants_L && lane % 4 == 0) {
-                L[at] = l == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l);
+            if (p.wants_L && lane % 4 == 0 && row + 8 * r < p.rows) {
+                L[place(p, head, row + 8 * r)] = l == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l);
                 L_writes.add(1, 1);
             }
-            Word* const O_r = reinterpret_cast<Word*>(O + at * d) + lane % 4;
 #pragma unroll
-            for (int t = 0; t < d / 8; ++t) O_r[4 * t] = pack<T>(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
-            O_writes.add(1, d / 4);
+            for (int t = 0; t < d / 8; ++t)
+                *reinterpret_cast<Word*>(mine + t / 8 * (ROWS * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4) =
+                    pack<T>(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+        }
+        __syncwarp();
+#pragma unroll 4
+        for (int at = lane; at < 16 * (d / 8); at += 32) {
+            const int below = at / (d / 8), chunk = at % (d / 8), r = threadIdx.x / 32 * 16 + below;
+            if (r >= p.rows) continue;
+            const char* const eight = mine + chunk / 8 * (ROWS * 128) + below * 128 + ((chunk % 8 ^ below % 8) << 4);
+            *reinterpret_cast<uint4*>(O + place(p, head, r) * d + 8 * chunk) = *reinterpret_cast<const uint4*>(eight);
+            O_writes.add(1, 8);
         }
     }
 
-    // O_i, ℓ_i, m_i as one part of a head.
-    __device__ __forceinline__ void leave(float* O_parts, float* l_parts, float* m_parts, Offset part, Tally& O_writes,
-                                          Tally& l_writes, Tally& m_writes) {
+    // O_i, ℓ_i, m_i as one part of a head; 8 of a warp's 16 rows at a time, in fp32, have room where its rows of Q were.
+    __device__ __forceinline__ void leave(float* O_parts, float* l_parts, float* m_parts, char* shared, Offset part,
+                                          Tally& O_writes, Tally& l_writes, Tally& m_writes) {
+        char* const mine = shared + threadIdx.x / 32 * 2048;
+        meet(1, WARPGROUP);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int below = row + 8 * r;
-            if (below >= p.rows) continue;
-            const Offset at = part * p.rows + below;
             const float m = finite(rows.m[r]), factor = rows.exact ? 1.0f : exp_2(fmaf(-m, p.c, rows.shift[r]));  // m c rounded
-            if (lane % 4 == 0) {
-                l_parts[at] = rows.l[r] * factor, m_parts[at] = rows.m[r];
+            if (lane % 4 == 0 && row + 8 * r < p.rows) {
+                l_parts[part * p.rows + row + 8 * r] = rows.l[r] * factor, m_parts[part * p.rows + row + 8 * r] = rows.m[r];
                 l_writes.add(1, 1), m_writes.add(1, 1);
             }
-            float2* const O_r = reinterpret_cast<float2*>(O_parts + at * d) + lane % 4;
 #pragma unroll
-            for (int t = 0; t < d / 8; ++t) __stcg(O_r + 4 * t, make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor));
-            O_writes.add(1, d / 4);
+            for (int t = 0; t < d / 8; ++t) {
+                const int chunk = t % 8 * 2 + lane % 4 / 2;
+                *reinterpret_cast<float2*>(mine + t / 8 * (ROWS * 128) + lane / 4 * 256 + ((chunk ^ lane / 4 * 2) << 4) + lane % 2 * 8) =
+                    make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+            }
+            __syncwarp();
+#pragma unroll 4
+            for (int at = lane; at < 8 * (d / 4); at += 32) {
+                const int below = at / (d / 4), chunk = at % (d / 4), to = threadIdx.x / 32 * 16 + 8 * r + below;
+                if (to >= p.rows) continue;
+                const char* const four = mine + chunk / 16 * (ROWS * 128) + below * 256 + ((chunk % 16 ^ below * 2) << 4);
+                __stcg(reinterpret_cast<float4*>(O_parts + (part * p.rows + to) * d + 4 * chunk), *reinterpret_cast<const float4*>(four));
+                O_writes.add(1, 4);
+            }
+            __syncwarp();
         }
     }
 
@@ -261,9 +292,10 @@ template <typename T, int d> struct Consumer {
             attend(j, last, whole);
             sum_l();
             if (last - j == p.T_c)
-                write(O, L, head, O_writes, L_writes);
+                write(O, L, shared, head, O_writes, L_writes);
             else
-                leave(O_parts, l_parts, m_parts, Offset(blockIdx.x) + head, O_parts_writes, l_parts_writes, m_parts_writes);
+                leave(O_parts, l_parts, m_parts, shared, Offset(blockIdx.x) + head, O_parts_writes, l_parts_writes,
+                      m_parts_writes);
             tile += last - j;
         }
     }
@@ -287,57 +319,68 @@ hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_cons
 
 // ---------------------------------------------------------------------------------------------------------------- merging
 
-// The parts of a head that was cut among `blocks` blocks become O and L: a warp a row, a lane d/32 columns, 32 parts at a time.
+// What is known of a row from some of its parts: a lane has d/32 of its columns.
+template <int d> struct Part {
+    float m = -INFINITY, l = 0.0f, O[d / 32] = {};
+
+    __device__ void add(float m_s, float l_s, const float (&O_s)[d / 32], float c) {
+        const float m_new = fmaxf(m, m_s);
+        const float alpha = exp_2((m - finite(m_new)) * c), weight = exp_2((m_s - finite(m_new)) * c);
+        m = m_new, l = alpha * l + weight * l_s;
+#pragma unroll
+        for (int x = 0; x < d / 32; ++x) O[x] = alpha * O[x] + weight * O_s[x];
+    }
+};
+
+// The parts of heads that were cut among `blocks` blocks become O and L. `share` of the block's 8 warps have a row.
 template <typename T, int d>
 __global__ void __launch_bounds__(256)
-merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m_parts, int blocks,
+merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m_parts, int blocks, int share,
       const __grid_constant__ Problem p, Total* totals) {
+    __shared__ float shared[8][d + 2];
     Tally O_writes(totals + 7), L_writes(totals + 9);
     Tally O_parts_reads(totals + 10), l_parts_reads(totals + 12), m_parts_reads(totals + 14);
-    const int warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32, head = warp / p.rows;
-    if (head >= p.heads) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row = blockIdx.x * (8 / share) + warp / share, head = row / p.rows, r = row % p.rows;
     const Offset first = Offset(head) * p.T_c;
-    const int begin = block_of(p, first, blocks), end = block_of(p, first + p.T_c - 1, blocks) + 1, r = warp % p.rows;
-    if (end - begin == 1) return;  // written by the block that had all of it
-    float m = -INFINITY, l = 0.0f, O_r[d / 32] = {};
-    for (int s = begin; s < end; s += 32) {
-        const int parts = min(32, end - s);
-        const Offset at = (Offset(s) + head) * p.rows + r;  // of the first part; the others are p.rows apart
-        float m_s = -INFINITY, l_s = 0.0f;
-        if (lane < parts) {
-            m_s = __ldcg(m_parts + at + Offset(lane) * p.rows), l_s = __ldcg(l_parts + at + Offset(lane) * p.rows);
-            m_parts_reads.add(1, 1), l_parts_reads.add(1, 1);
-        }
-        float m_new = fmaxf(m, m_s);
-#pragma unroll
-        for (int apart = 16; apart; apart /= 2) m_new = fmaxf(m_new, __shfl_xor_sync(~0u, m_new, apart));
-        const float alpha = exp_2((m - finite(m_new)) * p.c), weight = exp_2((m_s - finite(m_new)) * p.c);
-        l = alpha * l + weight * l_s;  // of this lane's parts
-#pragma unroll
-        for (int x = 0; x < d / 32; ++x) O_r[x] *= alpha;
+    const int begin = block_of(p, first, blocks), end = block_of(p, first + p.T_c - 1, blocks) + 1;
+    const bool split = head < p.heads && end - begin > 1;  // others were written by the block that had all of it
+    Part<d> part;
 #pragma unroll 4
-        for (int part = 0; part < parts; ++part) {
-            const float2* const O_s = reinterpret_cast<const float2*>(O_parts + (at + Offset(part) * p.rows) * d) + lane;
-            const float weight_s = __shfl_sync(~0u, weight, part);
+    for (int s = begin + warp % share; s < end * split; s += share) {
+        const Offset at = (Offset(s) + head) * p.rows + r;
+        float O_s[d / 32];
+        const float m_s = __ldcg(m_parts + at), l_s = __ldcg(l_parts + at);
 #pragma unroll
-            for (int x = 0; x < d / 64; ++x) {
-                const float2 two = __ldcg(O_s + 32 * x);
-                O_r[2 * x] += weight_s * two.x, O_r[2 * x + 1] += weight_s * two.y;
-            }
-            O_parts_reads.add(1, d / 32);
+        for (int x = 0; x < d / 64; ++x) {
+            const float2 two = __ldcg(reinterpret_cast<const float2*>(O_parts + at * d) + lane + 32 * x);
+            O_s[2 * x] = two.x, O_s[2 * x + 1] = two.y;
         }
-        m = m_new;
+        part.add(m_s, l_s, O_s, p.c);
+        m_parts_reads.add(lane == 0, 1), l_parts_reads.add(lane == 0, 1), O_parts_reads.add(1, d / 32);
     }
+    if (share > 1) {
 #pragma unroll
-    for (int apart = 16; apart; apart /= 2) l += __shfl_xor_sync(~0u, l, apart);
+        for (int x = 0; x < d / 32; ++x) shared[warp][x * 32 + lane] = part.O[x];
+        shared[warp][d] = part.m, shared[warp][d + 1] = part.l;
+        __syncthreads();
+        if (warp % share) return;
+        for (int other = warp + 1; other < warp + share; ++other) {
+            float O_s[d / 32];
+#pragma unroll
+            for (int x = 0; x < d / 32; ++x) O_s[x] = shared[other][x * 32 + lane];
+            part.add(shared[other][d], shared[other][d + 1], O_s, p.c);
+        }
+    }
+    if (!split) return;
     const Offset at = place(p, head, r);
-    const float factor = 1.0f / nonzero(l);
+    const float factor = 1.0f / nonzero(part.l);
 #pragma unroll
     for (int x = 0; x < d / 64; ++x)
-        reinterpret_cast<Word*>(O + at * d)[lane + 32 * x] = pack<T>(O_r[2 * x] * factor, O_r[2 * x + 1] * factor);
+        reinterpret_cast<Word*>(O + at * d)[lane + 32 * x] = pack<T>(part.O[2 * x] * factor, part.O[2 * x + 1] * factor);
     O_writes.add(1, d / 32);
     if (p.wants_L && lane == 0) {
-        L[at] = l == 0.0f ? -INFINITY : m * p.c * 0.693147180559945f + logf(l);
+        L[at] = part.l == 0.0f ? -INFINITY : part.m * p.c * 0.693147180559945f + logf(part.l);
         L_writes.add(1, 1);
     }
 }
