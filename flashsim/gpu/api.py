@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from flashsim.checking import check_block_mask, check_blocks, check_flag, check_p, check_scale, check_seed, shown
+from flashsim.checking import check_blocks, check_flag, check_p, check_scale, check_seed
 from flashsim.gpu import rungs
 from flashsim.gpu.compiling import capability, current_device, import_cupy
 from flashsim.gpu.counters import Counters
 from flashsim.gpu.kernel import Kernel, Options
-from flashsim.masks import Causal, Mask
-from flashsim.records import Shape
+from flashsim.gpu.masking import Rule, as_array, rule_of
+from flashsim.masks import Mask
 
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
 TAKES = {
@@ -53,7 +53,7 @@ def plan(
 ) -> Plan:
     """Return which rung `forward`, or `backward`, takes for these arguments where `kernel` is None. Errors as in `forward`."""
     with _taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, _):
-        rule = _rule(arrays, causal, mask, masked, block_mask)
+        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, _host(block_mask))
         return _fastest(direction, arrays, _asked(rule, check_p(dropout_p), blocks, count))
 
 
@@ -108,7 +108,7 @@ def forward(
         rungs.kernel(kernel)
     dropout_p = check_p(dropout_p)
     with _taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, hand_back):
-        rule = _rule(arrays, causal, mask, masked, block_mask)
+        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, _host(block_mask))
         asked = _asked(rule, dropout_p, blocks, count)
         rung = rungs.kernel(kernel or _fastest("forward", arrays, asked).kernel)
         _check_shapes(rung, arrays)
@@ -150,7 +150,7 @@ def backward(
         raise ValueError(f"kernel {kernel!r} has no backward pass")
     dropout_p = check_p(dropout_p)
     with _taken({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, mask) as (arrays, masked, hand_back):
-        rule = _rule(arrays, causal, mask, masked, None)
+        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked)
         asked = _asked(rule, dropout_p, blocks, count)
         rung = rungs.kernel(kernel or _fastest("backward", arrays, asked).kernel)
         assert rung.backward is not None
@@ -169,38 +169,7 @@ def backward(
 # ---------------------------------------------------------------------------------------------------------------- checks
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """Which scores are computed, and which count: what Options has of it."""
-
-    causal: bool
-    mask: Any = None
-    window: tuple[int, int] | None = None
-    block_mask: Any = None
-
-
-def _rule(arrays: dict[str, Any], causal: bool, mask: Any, array: Any, block_mask: Any) -> _Rule:
-    """Return it, of `array`, the mask as CuPy's, if it is one. A window that ends at the query's own position is causal."""
-    check_flag("causal", causal)
-    if block_mask is not None and not callable(block_mask):
-        if isinstance(block_mask, str):
-            raise ValueError(f"block_mask is {block_mask!r}; expected an array, or a function of (T_r, T_c)")
-        on_gpu = hasattr(block_mask, "__dlpack_device__") and int(block_mask.__dlpack_device__()[0]) in CUDA
-        block_mask = check_block_mask(_cupy("block_mask", block_mask).get() if on_gpu else block_mask)
-    if not isinstance(mask, Mask):
-        return _Rule(causal, array, None, block_mask)
-    N_q, N_k = (arrays[name].shape[-2] if arrays[name].ndim == 4 else 1 for name in ("q", "k"))
-    shape = Shape(N_q, N_k, 1, 1)
-    band = (Causal() & mask if causal else mask).band(shape, ())
-    if band is None or not band.whole or band.keys != N_k:
-        raise ValueError(f"mask is {shown(mask)}; on a GPU expected an array, SlidingWindow or Causal")
-    if band.left is None and band.right in (None, 0):
-        return _Rule(band.right == 0, None, None, block_mask)
-    window = tuple(-1 if side is None else side for side in (band.left, band.right))
-    return _Rule(False, None, (window[0], window[1]), block_mask)
-
-
-def _asked(rule: _Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
+def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
     """Return which of a Kernel's `TAKES` are asked for."""
     masks = rule.mask is not None, rule.window is not None, rule.block_mask is not None
     return rule.causal, *masks, dropout_p > 0, blocks is not None, count
@@ -318,7 +287,7 @@ def _check_described(rung_name: str, described: tuple[tuple[Any, ...], ...]) -> 
 def _options(
     rung: Kernel,
     arrays: dict[str, Any],
-    rule: _Rule,
+    rule: Rule,
     scale: float | None,
     dropout_p: float,
     seed: int,
@@ -333,10 +302,12 @@ def _options(
     dropout_p, seed = check_p(dropout_p), check_seed(seed)
     for name, wanted in zip(TAKES, _asked(rule, dropout_p, blocks, count), strict=True):
         if wanted and not _takes(rung, name):
-            raise ValueError(f"{name} is given; kernel {rung.name!r} does not take it")
+            raise ValueError(
+                f"{'mask, a window,' if name == 'window' else name} is given; kernel {rung.name!r} does not take it"
+            )
     blocks, mask, window = check_blocks(blocks), rule.mask, rule.window
     if window is not None and not rung.windows:
-        mask, window = _as_array(window, q.shape[2], k.shape[2]), None
+        mask, window = as_array(window, q.shape[2], k.shape[2]), None
     if mask is not None:
         onto = (*q.shape[:3], k.shape[2])
         if mask.dtype.name != "bool":
@@ -360,14 +331,6 @@ def _options(
         deterministic,
         Counters() if count else None,
     )
-
-
-def _as_array(window: tuple[int, int], N_q: int, N_k: int) -> Any:
-    """Return a window as booleans (N_q, N_k) on the GPU."""
-    cupy = import_cupy()
-    offset = cupy.arange(N_k) - (cupy.arange(N_q)[:, None] + N_k - N_q)
-    left, right = (N_q + N_k if side == -1 else side for side in window)
-    return (offset >= -left) & (offset <= right)
 
 
 # ---------------------------------------------------------------------------------------------------------------- DLPack
@@ -426,6 +389,12 @@ class _Stream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.handle
+
+
+def _host(block_mask: Any) -> Any:
+    """Return a block mask, of a GPU's memory a copy in NumPy."""
+    kind = block_mask.__dlpack_device__()[0] if hasattr(block_mask, "__dlpack_device__") else None
+    return _cupy("block_mask", block_mask).get() if kind in CUDA else block_mask
 
 
 def _torch(array: Any) -> Any:
