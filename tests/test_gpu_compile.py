@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from flashsim import Causal, KeyPadding, SlidingWindow, cli, gpu
-from flashsim.gpu import api, compiling, hopper, hopper_decode, machine
+from flashsim.gpu import api, compiling, hopper, hopper_decode, hopper_window, machine
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
-from flashsim.gpu.kernel import Variant
+from flashsim.gpu.kernel import Options, Variant
 from flashsim.gpu.masking import Rule, rule_of
 
 LADDER = list(gpu.ladder())
@@ -223,14 +223,12 @@ def test_mask_objects_that_no_kernel_knows_are_refused() -> None:
 
 
 def test_hoppers_tiles() -> None:
-    asked = (("CAUSAL", 1024), ("CAUSAL", 1025), ("FULL", 64), ("LISTED", 4096))
-    assert [hopper.choose_tiles(64, kind, N).B_r for kind, N in asked] == [128, 192, 192, 128]
+    asked = (("CAUSAL", 4096), ("FULL", 4097), ("WINDOW", 9999), ("LISTED", 4096))
+    assert [hopper.choose_tiles(64, kind, N).B_r for kind, N in asked] == [256, 192, 256, 128]
     assert hopper.choose_tiles(64, "FULL", 4096, dropout=True).B_r == 128
-    assert hopper.choose_tiles(64, "FULL", 4096, blocks=(128, 128)).B_r == 128
-    windows = ((127, 0), (64, 64), (-1, 5), (4000, 0))
-    assert [hopper.choose_tiles(64, "WINDOW", 4096, window=window).B_r for window in windows] == [256, 256, 192, 192]
-    assert hopper.choose_tiles(64, "WINDOW", 4096, dropout=True, window=(127, 0)).B_r == 128
-    assert hopper.choose_tiles(128, "WINDOW", 4096, window=(127, 0)).B_r == 128
+    assert hopper.choose_tiles(64, "FULL", 4096, blocks=(192, 128)).B_r == 192
+    assert hopper.choose_tiles(64, "WINDOW", 4096, dropout=True).B_r == 128
+    assert hopper.choose_tiles(128, "WINDOW", 4096).B_r == 128
     with pytest.raises(
         ValueError, match=r"blocks is \(64, 64\); hopper takes \(128, 128\) where d = 128, with a window"
     ):
@@ -250,7 +248,10 @@ def test_hoppers_tiles() -> None:
         (192, 128, 64, 192),  # nearly, and their parts are large
         (64, 128, 8, 256),  # each in 4
         (8, 2048, 64, 264),  # each in 33
-        (48, 128, 8, 264),  # in 5 would leave places empty
+        (48, 128, 8, 240),  # each in 5
+        (100, 128, 8, 264),  # in 2 would leave places empty
+        (128, 64, 8, 128),  # one a multiprocessor
+        (128, 65, 8, 256),  # too long for that
         (1, 100, 8, 25),  # parts of 4 tiles
         (5, 8, 8, 5),  # not worth a second launch
     ],
@@ -263,6 +264,24 @@ def test_heads_are_split_where_they_do_not_fill_the_machine(heads: int, T_c: int
     met = {(b, tile // T_c) for b in range(blocks) for tile in of_block[b]}
     assert len(places) == len(met)  # b + head: no two parts in one place
     assert hopper_decode.parts(heads, T_c, blocks) == [sum(h == head for _, h in met) for head in range(heads)]
+
+
+def test_narrow_windows_have_a_kernel_of_their_own() -> None:
+    def takes(d: int, window: tuple[int, int], **asked: Any) -> bool:
+        return hopper_window.takes(d, Options(1.0, window=window, **asked))
+
+    assert takes(64, (127, 0))
+    assert takes(64, (255, 0), blocks=(1024, 64))
+    refused = (takes(128, (127, 0)), takes(64, (128, 128)), takes(64, (-1, 0)), takes(64, (9, 9), blocks=(128, 64)))
+    assert not any(refused)
+    assert not takes(64, (9, 9), dropout_p=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fours", "heads", "run"), [(32, 256, 32), (32, 1, 1), (32, 8, 2), (1, 5000, 1), (256, 132, 64)]
+)
+def test_runs_of_a_window_are_long_where_the_machine_is_full(fours: int, heads: int, run: int) -> None:
+    assert hopper_window.run_length(fours, heads, 132) == run
 
 
 def test_importing_flashsim_gpu_imports_no_cupy() -> None:

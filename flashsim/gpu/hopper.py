@@ -6,7 +6,6 @@ a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
 
 from __future__ import annotations
 
-import threading
 import warnings
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -15,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from flashsim.checking import check_tiles
-from flashsim.gpu import tensor_core
+from flashsim.gpu import hopper_window, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import DROPOUT, dropout
+from flashsim.gpu.launching import DROPOUT, counter, dropout
 from flashsim.gpu.tensor_maps import tensor_map
 from flashsim.masks import SlidingWindow
 from flashsim.records import Blocks, Shape
@@ -29,10 +28,9 @@ ELEMENTS = tensor_core.ELEMENTS
 HEAD_DIMS = (64, 128)  # the kernel's; the rung takes tensor_core's
 ROWS = 64  # of Q_i that a warpgroup has; of the boxes in which O_i is stored
 MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
-SHORT = 1024  # up to so many causal queries, smaller row blocks waste less than their loads cost
+SHORT = 4096  # keys: up to so many, smaller tiles pay
 L2_PART = 0.8  # of the L2 that K and V of a section of heads may fill
 
-NARROW_WINDOW = 256  # keys: of so many it is not the products that bind
 
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L", "left", "right")]
@@ -62,35 +60,26 @@ class Tiles:
 
 
 WIDE, TALL = Tiles(128, 128, turns=False, lazy=True), Tiles(192, 128, turns=True, lazy=True)
-SMALL, NARROW = Tiles(128, 128, turns=False, lazy=True), Tiles(256, 64, turns=False, lazy=True)
-TILES = {128: (WIDE,), 64: (TALL, SMALL, NARROW)}
+FINE, SMALL = Tiles(256, 64, turns=False, lazy=True), Tiles(128, 128, turns=False, lazy=True)
+TILES = {128: (WIDE,), 64: (TALL, FINE, SMALL)}
 KINDS = ("FULL", "CAUSAL", "WINDOW", "LISTED")  # of masks, as the kernel calls them
 
 
-def tiles_of(d: int, kind: str, dropout: bool) -> list[Tiles]:
+def tiles_of(d: int, kind: str, dropout: bool) -> tuple[Tiles, ...]:
     """Return what the kernel is compiled for. Philox needs registers, of which more than two consumers have too few."""
-    return [
-        tiles
-        for tiles in TILES[d]
-        if tiles.B_r == 128 or (not dropout and kind in (("WINDOW",) if tiles is NARROW else KINDS[:3]))
-    ]
+    if d == 128:
+        return (WIDE,)
+    if dropout or kind == "LISTED":
+        return (SMALL,)
+    return (FINE,) if kind == "WINDOW" else (TALL, FINE)
 
 
 @lru_cache(maxsize=1024)
-def choose_tiles(
-    d: int,
-    kind: str,
-    N_q: int,
-    dropout: bool = False,
-    blocks: tuple[int, int] | None = None,
-    window: tuple[int, int] | None = None,
-) -> Tiles:
+def choose_tiles(d: int, kind: str, N_k: int, dropout: bool = False, blocks: tuple[int, int] | None = None) -> Tiles:
     """Return what is fastest, or the tiles of these sizes; ValueError for sizes that the kernel is not compiled for."""
     choices = tiles_of(d, kind, dropout)
     if blocks is None:
-        narrow = window is not None and min(window) >= 0 and sum(window) < NARROW_WINDOW
-        wanted = NARROW if narrow else SMALL if kind == "CAUSAL" and N_q <= SHORT else choices[0]
-        return wanted if wanted in choices else choices[0]
+        return choices[-1 if N_k <= SHORT else 0]
     for tiles in choices:
         if (tiles.B_r, tiles.B_c) == blocks:
             return tiles
@@ -124,7 +113,10 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         return
     dtype, d, dropping = q.dtype.name, q.shape[3], options.dropout_p > 0
     kind = KINDS[3 if options.block_mask is not None else 2 if options.window else int(options.causal)]
-    tiles = choose_tiles(d, kind, q.shape[2], dropping, options.blocks, options.window)
+    if kind == "WINDOW" and hopper_window.takes(d, options):
+        hopper_window.forward(q, k, v, o, lse, options)
+        return
+    tiles = choose_tiles(d, kind, k.shape[2], dropping, options.blocks)
     window = options.window or (-1, 0 if options.causal else -1)
     listed = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2]) if kind == "LISTED" else None
     problem, blocks = _prepared(
@@ -146,7 +138,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     L = np.uint64(0) if lse is None else lse
     totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
     threads = 128 * (tiles.B_r // ROWS + 1)
-    arguments = (*maps, L, _counter(device), problem, totals)
+    arguments = (*maps, L, counter(device), problem, totals)
     kernel((blocks,), (threads,), arguments, shared_mem=tiles.shared_bytes(d))
 
 
@@ -220,18 +212,6 @@ def _ready(device: int, tiles: Tiles, dtype: str, d: int, kind: str, dropout: bo
     return kernel
 
 
-_counters: dict[tuple[int, ...], Any] = {}
-
-
-def _counter(device: int) -> Any:
-    """Return the word from which blocks of threads draw row blocks: 0 between launches, one for each stream."""
-    cupy = import_cupy()
-    key = device, cupy.cuda.get_current_stream().ptr, threading.get_ident()
-    if key not in _counters:
-        _counters[key] = cupy.zeros(1, "uint32")
-    return _counters[key]
-
-
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
     """Fill dq, dk, dv, by tensor_core's kernels: o and lse are the same. They take neither blocks nor count."""
     _refuse(options, "has the backward pass")
@@ -277,7 +257,8 @@ KERNEL = Kernel(
             ("bfloat16", 0, (False,)),
             ("float16", 1, (False,)),
         )
-    ),
+    )
+    + hopper_window.VARIANTS,
     forward=forward,
     backward=backward,
     windows=True,

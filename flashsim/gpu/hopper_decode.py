@@ -24,7 +24,12 @@ ROWS = 64  # of the tile of queries
 KEYS = 64  # B_c
 THREADS, PLACES = 160, 2  # the kernel's; blocks on a multiprocessor
 WARPS, PARTS = 8, 4  # of a block that merges; parts that a warp has on their way together
-SHORT, LEAST = 8, 4  # tiles: of a head that is not worth a second kernel's launch; of a part
+FILLED = 0.95  # is as good as all
+SHORT, MEDIUM = (
+    8,
+    64,
+)  # tiles of a head, up to which a second launch costs more than it saves: always, or if all have work
+LEAST = 4  # tiles of a part
 MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
 
 _STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
@@ -37,11 +42,13 @@ _PROBLEM = np.dtype(
 
 def grid(heads: int, T_c: int, rows: int, places: int) -> int:
     """Return how many blocks of threads are to share the tiles of so many heads, T_c each: `heads` if none is to be split."""
+    multiprocessors = places // PLACES
     filled = heads / (places * -(-heads // places))
-    if T_c <= SHORT or filled >= (0.7 if rows > 32 else 0.95):
+    one_each = FILLED * multiprocessors <= heads <= multiprocessors
+    if filled >= (0.7 if rows > 32 else FILLED) or (one_each and T_c <= MEDIUM) or T_c <= SHORT:
         return heads
-    each = places // heads
-    wanted = heads * each if heads * each >= 0.95 * places else places
+    alike = heads * (places // heads)
+    wanted = alike if alike >= 0.9 * places else places
     return max(heads, min(wanted, heads * (T_c // LEAST)))
 
 

@@ -134,7 +134,7 @@ template <bool turns, int consumers> struct Turn {
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. For narrow windows 2 Q_i, 8 K_j, 8 V_j.
+// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. With B_c = 64: 2 Q_i, 8 K_j, 8 V_j.
 template <int d, int B_r, int B_c> struct Memory {
     static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
     static constexpr int Q_STAGES = B_c == 64 ? 2 : 1, STAGES = B_c == 64 ? 8 : 2;

@@ -13,9 +13,11 @@
 // A block's part of a head goes to place b + head, which no other part has: where the next block begins, or the next head,
 // one of the two grows by one.
 //
-// The rule for splitting (hopper_decode.py, `grid`): as many blocks as there are heads, G = heads, so that nothing is split,
-// if these fill the places that the machine has for blocks, 2 a multiprocessor, to 95%, or, of more than 32 rows, whose parts
-// are larger, to 70%; also if a head has no more tiles than a second launch takes time for. Else a block for each place.
+// The rule for splitting (hopper_decode.py, `grid`). The machine has places for 2 blocks a multiprocessor. No head is split,
+// G = heads, where that fills the places to 95%, or, of more than 32 rows, whose parts are larger, to 70%; nor where there is a
+// head for each multiprocessor and it has 64 tiles at most, nor where it has 8. Else each is cut into as many equal parts as
+// there are places for, if that fills 90% of them; else the flat list is, into as many as there are places. 4 tiles make a part
+// at least.
 //
 //     d      B_r × B_c    blocks a multiprocessor, shared memory of each        registers: S_ij + P̃_ij + O_i of at most 168
 //     128    64 × 64      2: Q + 3 K_j + 3 V_j = 16 + 48 + 48 = 112 KB          32 + 16 + 64
