@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from flashsim import Causal, KeyPadding, SlidingWindow, cli, gpu
-from flashsim.gpu import api, compiling, hopper, hopper_decode, hopper_window, machine
+from flashsim.gpu import api, compiling, hopper, hopper_decode, machine
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
-from flashsim.gpu.kernel import Options, Variant
+from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
 
 LADDER = list(gpu.ladder())
@@ -264,24 +264,6 @@ def test_heads_are_split_where_they_do_not_fill_the_machine(heads: int, T_c: int
     met = {(b, tile // T_c) for b in range(blocks) for tile in of_block[b]}
     assert len(places) == len(met)  # b + head: no two parts in one place
     assert hopper_decode.parts(heads, T_c, blocks) == [sum(h == head for _, h in met) for head in range(heads)]
-
-
-def test_narrow_windows_have_a_kernel_of_their_own() -> None:
-    def takes(d: int, window: tuple[int, int], **asked: Any) -> bool:
-        return hopper_window.takes(d, Options(1.0, window=window, **asked))
-
-    assert takes(64, (127, 0))
-    assert takes(64, (255, 0), blocks=(1024, 64))
-    refused = (takes(128, (127, 0)), takes(64, (128, 128)), takes(64, (-1, 0)), takes(64, (9, 9), blocks=(128, 64)))
-    assert not any(refused)
-    assert not takes(64, (9, 9), dropout_p=0.1)
-
-
-@pytest.mark.parametrize(
-    ("fours", "heads", "run"), [(32, 256, 32), (32, 1, 1), (32, 8, 2), (1, 5000, 1), (256, 132, 64)]
-)
-def test_runs_of_a_window_are_long_where_the_machine_is_full(fours: int, heads: int, run: int) -> None:
-    assert hopper_window.run_length(fours, heads, 132) == run
 
 
 def test_importing_flashsim_gpu_imports_no_cupy() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.checking import check_tiles
-from flashsim.gpu import hopper_window, tensor_core
+from flashsim.gpu import tensor_core
 from flashsim.gpu.compiling import capability, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import DROPOUT, counter, dropout
@@ -113,9 +113,6 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         return
     dtype, d, dropping = q.dtype.name, q.shape[3], options.dropout_p > 0
     kind = KINDS[3 if options.block_mask is not None else 2 if options.window else int(options.causal)]
-    if kind == "WINDOW" and hopper_window.takes(d, options):
-        hopper_window.forward(q, k, v, o, lse, options)
-        return
     tiles = choose_tiles(d, kind, k.shape[2], dropping, options.blocks)
     window = options.window or (-1, 0 if options.causal else -1)
     listed = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2]) if kind == "LISTED" else None
@@ -257,8 +254,7 @@ KERNEL = Kernel(
             ("bfloat16", 0, (False,)),
             ("float16", 1, (False,)),
         )
-    )
-    + hopper_window.VARIANTS,
+    ),
     forward=forward,
     backward=backward,
     windows=True,

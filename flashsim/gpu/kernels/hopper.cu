@@ -137,7 +137,8 @@ template <bool turns, int consumers> struct Turn {
 // Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. With B_c = 64: 2 Q_i, 8 K_j, 8 V_j.
 template <int d, int B_r, int B_c> struct Memory {
     static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
-    static constexpr int Q_STAGES = B_c == 64 ? 2 : 1, STAGES = B_c == 64 ? 8 : 2;
+    static constexpr bool JOINT = B_c == 64;  // K_j and V_j come, and are free, together: K_j's barriers are V_j's
+    static constexpr int Q_STAGES = JOINT ? 2 : 1, STAGES = JOINT ? 8 : 2;
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
     static constexpr int END = O_AT + Q_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES) * 16;
     typedef Ring<Q_STAGES, Q_BYTES> RingQ;
@@ -150,14 +151,27 @@ template <int d, int B_r, int B_c> struct Memory {
         const Word base = __cvta_generic_to_shared(shared);
         Q_i = {base, base + END};
         K_j = {base + K_AT, base + END + RingQ::BARRIER_BYTES};
-        V_j = {base + V_AT, base + END + RingQ::BARRIER_BYTES + RingKV::BARRIER_BYTES};
+        V_j = {base + V_AT, base + END + RingQ::BARRIER_BYTES + (JOINT ? 0 : RingKV::BARRIER_BYTES)};
         row_blocks = reinterpret_cast<RowBlock*>(shared + NUMBERS_AT);
     }
     __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }  // as long as anybody is at the q-th
     __device__ void init() const {
-        if (threadIdx.x == 0) Q_i.init(4 * consumers), K_j.init(4 * consumers), V_j.init(4 * consumers);  // a warp each
+        if (threadIdx.x == 0) {
+            Q_i.init(4 * consumers), K_j.init(4 * consumers);  // a warp each
+            if (!JOINT) V_j.init(4 * consumers);
+        }
         publish_barriers();
     }
+
+    // What the consumers wait for and free.
+    __device__ __forceinline__ void wait_K(Word kv) const { K_j.wait_there(kv); }
+    __device__ __forceinline__ void wait_V(Word kv) const {
+        if (!JOINT) V_j.wait_there(kv);
+    }
+    __device__ __forceinline__ void free_K(Word kv) const {
+        if (!JOINT) K_j.free(kv).arrive_once_a_warp();
+    }
+    __device__ __forceinline__ void free_V(Word kv) const { V_j.free(kv).arrive_once_a_warp(); }
 };
 
 // -------------------------------------------------------------------------------------------------------------- producer
@@ -175,11 +189,20 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
         const RowBlock at = in_order(p, n);
         n = gridDim.x + atomicInc(counter, p.row_blocks - 1);  // asked for early; as often as there are tiles, so 0 at the end
         const int h_kv = at.h / p.group;
+        const auto load_V = [&](int j, Word kv) {
+            if (!sram.JOINT) {
+                sram.V_j.wait_free(kv);
+                sram.V_j.there(kv).arrive_and_expect(KV_BYTES);
+            }
+            load(sram.V_j.tile(kv), V, j * B_c, h_kv, at.b, sram.V_j.there(kv));
+            V_reads.add(min(B_c, p.N_k - j * B_c), d);
+        };
         const auto load_K = [&](int j, Word kv) {
             sram.K_j.wait_free(kv);
-            sram.K_j.there(kv).arrive_and_expect(KV_BYTES);
+            sram.K_j.there(kv).arrive_and_expect(sram.JOINT ? 2 * KV_BYTES : KV_BYTES);
             load(sram.K_j.tile(kv), K, j * B_c, h_kv, at.b, sram.K_j.there(kv));
             K_reads.add(min(B_c, p.N_k - j * B_c), d);
+            if (sram.JOINT) load_V(j, kv);
         };
         const Range live = live_tiles<kind, B_r, B_c>(p, at.i);
         int t = live.end - 1, j = t >= live.begin ? tile<kind>(p, t) : 0;
@@ -193,10 +216,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
         for (; t >= live.begin; --t, ++kv) {
             const int next = t > live.begin ? tile<kind>(p, t - 1) : 0;
             if (t > live.begin) load_K(next, kv + 1);
-            sram.V_j.wait_free(kv);
-            sram.V_j.there(kv).arrive_and_expect(KV_BYTES);
-            load(sram.V_j.tile(kv), V, j * B_c, h_kv, at.b, sram.V_j.there(kv));
-            V_reads.add(min(B_c, p.N_k - j * B_c), d);
+            if (!sram.JOINT) load_V(j, kv);
             j = next;
         }
     }
@@ -270,18 +290,18 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
 
     // S_ij, P̃_ij of the last tile.
     __device__ __forceinline__ void begin(int j, bool masked, bool last) {
-        sram.K_j.wait_there(kv);
+        sram.wait_K(kv);
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
         turn.pass();
         finish<0>(S_ij);
-        sram.K_j.free(kv).arrive_once_a_warp();
+        sram.free_K(kv);
         if (last) sram.Q_i.free(q).arrive_once_a_warp();
         if (masked) mask(j);
         float alpha[2];
         softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
         if (dropping) drop(j);
-        if (!last) sram.K_j.wait_there(kv + 1);
+        if (!last) sram.wait_K(kv + 1);
         round_to_operands<T, B_c>(P_ij, S_ij);
     }
 
@@ -289,20 +309,20 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     template <bool masked> __device__ __forceinline__ void advance(int j, bool last) {
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
-        sram.V_j.wait_there(kv);
+        sram.wait_V(kv);
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         turn.pass();
         finish<1>(S_ij);
-        sram.K_j.free(kv + 1).arrive_once_a_warp();
+        sram.free_K(kv + 1);
         if (last) sram.Q_i.free(q).arrive_once_a_warp();
         if (masked) mask(j);
         float alpha[2];
         const bool grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
         if (dropping) drop(j);
         if (rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
-        if (!last) sram.K_j.wait_there(kv + 2);
+        if (!last) sram.wait_K(kv + 2);
         finish<0>(O_i);
-        sram.V_j.free(kv).arrive_once_a_warp();
+        sram.free_V(kv);
         round_to_operands<T, B_c>(P_ij, S_ij);
         if (grown) rescale<d>(O_i, alpha);
         ++kv;
@@ -310,12 +330,12 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
 
     // O_i of the first tile.
     __device__ __forceinline__ void end() {
-        sram.V_j.wait_there(kv);
+        sram.wait_V(kv);
         turn.take();
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         turn.pass();
         finish<0>(O_i);
-        sram.V_j.free(kv).arrive_once_a_warp();
+        sram.free_V(kv);
         ++kv;
     }
 
@@ -323,10 +343,8 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     __device__ __forceinline__ void skip(int tiles) {
 #pragma unroll 1
         for (; tiles > 0; --tiles, ++kv) {
-            sram.K_j.wait_there(kv);
-            sram.K_j.free(kv).arrive_once_a_warp();
-            sram.V_j.wait_there(kv);
-            sram.V_j.free(kv).arrive_once_a_warp();
+            sram.wait_K(kv), sram.free_K(kv);
+            sram.wait_V(kv), sram.free_V(kv);
         }
     }
 
