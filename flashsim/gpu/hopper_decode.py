@@ -80,12 +80,14 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, KEYS) for name, x in (("k", k), ("v", v)))
     L = np.uint64(0) if lse is None else lse
     totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
-    made = [cupy.empty(asked.places * width, "float32") if asked.places else np.uint64(0) for width in (d, 1, 1)]
+    made = cupy.empty(asked.places * (d + 2), "float32") if asked.places else None
+    at = 0 if made is None else made.data.ptr
+    parts = [np.uint64(at + 4 * asked.places * n) for n in (0, d, d + 1)]  # O_parts, l_parts, m_parts
     decode, merge = _ready(device, dtype, d, counting)
-    given = (q, K, V, o, L, *made, asked.problem, totals)
+    given = (q, K, V, o, L, *parts, asked.problem, totals)
     decode((asked.blocks,), (THREADS,), given, shared_mem=shared_bytes(d))
-    if asked.places:
-        given = (o, L, *made, np.int32(asked.blocks), np.int32(asked.share), asked.problem, totals)
+    if made is not None:
+        given = (o, L, *parts, np.int32(asked.blocks), np.int32(asked.share), asked.problem, totals)
         merge((asked.merging,), (32 * WARPS,), given)
 
 

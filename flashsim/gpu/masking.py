@@ -34,7 +34,7 @@ def rule_of(q: Any, k: Any, causal: bool, mask: Any, array: Any, block_mask: Any
         return Rule(causal, array, None, block_mask)
     N_q, N_k = (X.shape[2] if X.ndim == 4 else 1 for X in (q, k))  # other shapes are refused later
     band = (Causal() & mask if causal else mask).band(Shape(N_q, N_k, 1, 1), ())
-    if band is None or not band.whole or band.keys != N_k:
+    if band is None or not band.positional or band.keys != N_k:
         raise ValueError(f"mask is {shown(mask)}; on a GPU expected an array, SlidingWindow or Causal")
     if band.left is None and band.right in (None, 0):
         return Rule(band.right == 0, None, None, block_mask)
