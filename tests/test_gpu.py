@@ -479,7 +479,7 @@ def test_the_plan_is_the_fastest_that_takes_the_arguments() -> None:
     wide = cupy.ones((1, 2, 70, 68), "float16")[..., :64]
     mask = cupy.ones((70, 70), bool)
     for X, asked, wanted, why in (
-        (half, {}, fast, "the fastest" if hopper else "capability"),
+        (half, {}, fast, "70 queries" if hopper else "capability"),
         (half, {"dropout_p": 0.5, "causal": True}, fast, ""),
         (half[:, :, :8], {}, "hopper_decode" if hopper else fast, "the fastest" if hopper else "capability"),
         (half, {"mask": flashsim.SlidingWindow(9, 0)}, "hopper" if hopper else "q_outer", ""),
@@ -523,7 +523,7 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
     bad: list[tuple[str, Callable[[], Any]]] = [
         ("d = 48", lambda: gpu.forward(q[..., :48], q[..., :48], q[..., :48])),
         ("q has shape", lambda: gpu.forward(q[0, 0, 0, 0], q, q)),
-        ("(128, 128)", lambda: gpu.forward(half, half, half, kernel="hopper", blocks=(64, 64))),
+        ("(192, 128)", lambda: gpu.forward(half, half, half, kernel="hopper", blocks=(64, 64))),
         ("multiples of 16", lambda: gpu.forward(*(wide[..., 1:65] for _ in "qkv"), kernel="hopper")),
         ("count is given", lambda: gpu.backward(half, half, half, half, q[..., 0], half, kernel="hopper", count=True)),
         ("kernel is 'tensor'", lambda: gpu.forward(q, q, q, kernel="tensor")),

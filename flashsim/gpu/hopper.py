@@ -1,4 +1,6 @@
-"""FlashAttention on Hopper's own instructions: launches kernels/hopper.cu; the backward pass is `tensor_core`'s.
+"""FlashAttention on Hopper's own instructions: launches kernels/hopper.cu, with windows and lists of live tiles.
+
+The backward pass is `tensor_core`'s.
 
 The kernel needs a GPU of compute capability 9.0 and d of 64 or 128. Elsewhere this rung runs `tensor_core` in its place, with
 a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.

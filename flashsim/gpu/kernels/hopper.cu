@@ -9,15 +9,16 @@
 //     ℓ_i ← ℓ_i + rowsum(P̃_ij),   O_i ← O_i + dropout(P̃_ij) V_j
 //     at the end:   O_i ← diag(ℓ_i)⁻¹ O_i,   L_i = τ m_i + log ℓ_i
 //
-// Roles. A block of threads is a producer, one thread of which starts all copies, and 2 or 3 consumers, warpgroups of 128
+// Roles. A block of threads is a producer, one thread of which starts all copies, and 2 to 4 consumers, warpgroups of 128
 // threads that have 64 rows of Q_i each. One block a multiprocessor, which takes row block after row block until none is left.
 //
-//     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + 2 K_j + 2 V_j + O_i
-//     128    128 × 128    2 × 232, 40                          32 + 64 + 64 + 32 = 192 KB
-//     64     192 × 128    3 × 160, 32                          24 + 32 + 32 + 24 = 112 KB
-//     64     128 × 128    2 × 232, 40     causal, N ≤ 1024, and with dropout: 16 + 32 + 32 + 16 = 96 KB
+//     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + K_j + V_j + O_i
+//     128    128 × 128    2 × 232, 40                          32 + 2·32 + 2·32 + 32 = 192 KB
+//     64     256 × 64     4 × 112, 32     N ≤ 4096, windows    2·32 + 8·8 + 8·8 + 32 = 224 KB
+//     64     192 × 128    3 × 160, 32     longer rows          24 + 2·16 + 2·16 + 24 = 112 KB
+//     64     128 × 128    2 × 232, 40     dropout, block masks 16 + 2·16 + 2·16 + 16 = 96 KB
 //
-// A consumer's thread holds S_ij (64 registers), P̃_ij as operands (32), O_i (d/2).
+// A consumer's thread holds S_ij (B_c/2 registers), P̃_ij as operands (B_c/4), O_i (d/2).
 //
 // Order of events: time runs to the right, tiles from the last to the first, since only the last ones need masks.
 //
@@ -31,32 +32,39 @@
 //   this one, and its K, Q arrive while O_i is still summed and stored. Causally those with most tiles come first, across as
 //   many heads as have K and V in the L2 together.
 // - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
-//   different times. Three consumers: 423 for 402 at N = 1024, 545 for 537 at 16384. Two have no use for them.
+//   different times. Three consumers: 423 for 402 at N = 1024, 545 for 537 at 16384. Two, or four, have no use for them.
 // - Lazy rescaling. Without the threshold, wherever a maximum grows: 396, not 423; 515, not 545. With it no lane asks
 //   its neighbours for their maxima: a vote of the warp says whether it must.
 // - Exponentials above the wait for O_i, where they belong: the compiler moves them below, but not beyond a barrier in a loop
 //   (K's) and not if their sum is looked at. Without, the kernel ran at 0.94 to 1.04 of cuDNN's rate, with, 1.06 to 1.19.
-// - Two loops: masks are applied in the first only, and cost nothing in the second: ~385 instructions a warp and tile at d = 64.
-// - Short causal problems, d = 64: 128 rows, not 192; causally 311 for 285 at N = 1024.
+// - Two loops, of a window three: masks are applied in the first only, and cost nothing in the second: ~385 instructions a warp and
+//   tile at d = 64, ~225 where tiles are half as wide.
+// - Four consumers with tiles half as wide, d = 64: more warpgroups that wait at different times, and a warpgroup passes by the
+//   tiles that its own 64 rows do not see: 466 for 412 at N = 1024, causally 368 for 300. From N = 8192 on, where a tile's
+//   fixed cost is all that counts, the wide tiles are ahead, 529 for 514 at 16384. K_j and V_j come together there: half the barriers.
+// - Masks (Kind): row blocks know their live tiles, from the window's edges or from a list, and nobody loads or waits for others.
+//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.83 of a copy's rate; FlashAttention-4's at 0.34. With a block mask
+//   of s of the tiles, d = 128, N = 16384, it takes 1.07 s of the time for s = 1/2, 1.13 s for 1/8.
 // - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
 //   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
 // - O_i leaves by TMA from shared memory of its own; rows past N_q are not stored, rows past N are loaded as zeros.
 //
 // HBM, in elements a head (flashsim.count("q_outer", …), to the element: the counting build sums up its copies): Q read once,
-// O and L written once, K and V once for each of the T_r row blocks, live tiles only. K and V come from the L2 but for once.
+// O and L written once, K and V once for each of the T_r row blocks, live tiles only. K and V come from the L2 but for once. The
+// list of live tiles is not counted.
 //
 // Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711, and d = 128
-// comes to 683. At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
+// comes to 684. At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
 //
 //     TFLOP/s, full / causal    N = 512      1024         2048         4096         16384
-//     d = 128                   525 / 343    593 / 470    641 / 569    660 / 624    683 / 678
-//       FlashAttention-4        403 / 258    506 / 381    584 / 495    637 / 573    666 / 662
-//       cuDNN 9.19              491 / 326    564 / 401    592 / 463    626 / 512    632 / 579
-//       tensor_core             294 / 213    309 / 251    322 / 277    327 / 288    326 / 307
-//     d = 64                    392 / 248    430 / 322    496 / 402    508 / 454    548 / 528
-//       FlashAttention-4        304 / 177    380 / 251    466 / 359    498 / 433    553 / 531
-//       cuDNN 9.19              370 / 263    414 / 332    437 / 369    453 / 403    460 / 435
-//       tensor_core             294 / 201    310 / 246    313 / 272    312 / 286    313 / 300
+//     d = 128                   514 / 338    589 / 456    646 / 553    661 / 623    684 / 677
+//       FlashAttention-4        394 / 248    495 / 358    566 / 466    611 / 551    653 / 636
+//       cuDNN 9.19              479 / 309    538 / 377    578 / 436    588 / 486    607 / 531
+//       tensor_core             282 / 200    306 / 238    317 / 266    322 / 288    323 / 304
+//     d = 64                    446 / 313    482 / 388    506 / 447    519 / 488    540 / 532
+//       FlashAttention-4        293 / 168    368 / 242    456 / 354    491 / 423    539 / 511
+//       cuDNN 9.19              358 / 251    395 / 311    422 / 361    435 / 394    445 / 420
+//       tensor_core             283 / 192    302 / 237    310 / 266    313 / 287    310 / 299
 //     NVIDIA H200, driver 580.159.04, NVRTC 13.0, 2026-11-22; fp16, H d = 2048, B N = 16384; figures/gpu_hopper.json
 //
 // no spills, no stack

@@ -38,6 +38,17 @@
 //
 // Roofline: HBM. A copy reaches 4.2 TB/s of the 4.8 that the H200 is said to have, reading alone 4.4 to 4.5.
 //
+//     GB/s of K and V, 1 / 8 queries    32 × 8192       8 × 8192        1 × 131072      sequences × keys; 64 heads, 8 of K and V
+//     hopper_decode                     4536 / 4421     4004 / 3674     4285 / 4068
+//       cuDNN 9.19                      4541 / 614      3933 / 670      4256 / 345
+//       FlashAttention-4                4494 / 4410     3004 / 2731     404 / 394
+//       a copy                          4187            4179            4182
+//     NVIDIA H200, driver 580.159.04, NVRTC 13.0, 2026-11-22; fp16, d = 128; figures/gpu_hopper_cases.json
+//
+// What the steps bought, in GB/s at 8 × 8192, 1 / 8 queries: cutting heads alike, 4 blocks each, not 264 through all 64: 3829 /
+// 2976 to 3890 / 3575. Rows leave whole, by way of shared memory, and several warps merge a row: 3783 / 2814 to those 3829 / 2976.
+// A second launch costs about 4 µs, and a part of 64 rows as much as 2 tiles.
+//
 // no spills, no stack
 #include "hopper_softmax.cuh"
 
