@@ -148,7 +148,7 @@ template <int registers> __device__ inline void take_registers() {
 
 // threadIdx.x within its warpgroup, read anew, so that nothing which follows from it stays in registers for long.
 __device__ inline int thread_index() {
-    int thread;
+    Word thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread % WARPGROUP;
 }

@@ -324,3 +324,62 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
         consumer.consume(dK, dV, totals);
     }
 }
+
+// ------------------------------------------------------------------------------------------------------ before and after
+
+constexpr int THREADS = 256;
+constexpr float LOG2_E = 1.44269504088896341f;
+
+// L_i log₂e and D_i of a row block, and zeros for dQ_i. Rows past N_q, and rows that see no key, get L = +∞, so P = 0 there.
+template <typename T, int d> __global__ void __launch_bounds__(THREADS)
+prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row, const float* L, const __grid_constant__ Problem p,
+        Total* totals) {
+    constexpr int B_r = ::B_r<d>, LANES = d / 8;  // lanes for a row, 16 bytes each
+    const int i = blockIdx.x % p.T_r, head = blockIdx.x / p.T_r, lane = threadIdx.x % LANES, end = min(B_r, p.N_q - i * B_r);
+    const Offset tile = p.tile(head, i), first = Offset(head) * p.N_q + i * B_r;
+    O += first * d + lane * 8;
+    dO += head / p.H * dO_batch + head % p.H * dO_head + i * B_r * dO_row + lane * 8;
+    for (int row = threadIdx.x / LANES; row < B_r; row += THREADS / LANES) {
+        float D = 0.0f;
+        if (row < end) {
+            const uint4 x = *reinterpret_cast<const uint4*>(O + row * d), y = *reinterpret_cast<const uint4*>(dO + row * dO_row);
+#pragma unroll
+            for (int e = 0; e < 8; ++e)
+                D = fmaf(to_float(reinterpret_cast<const T*>(&x)[e]), to_float(reinterpret_cast<const T*>(&y)[e]), D);
+        }
+#pragma unroll
+        for (int lanes = LANES / 2; lanes > 0; lanes /= 2) D += __shfl_xor_sync(~0u, D, lanes);
+        if (lane == 0) {
+            const float L_row = row < end ? L[first + row] : -INFINITY;
+            p.rows[tile * (2 * B_r) + row] = L_row == -INFINITY ? INFINITY : L_row * LOG2_E;
+            p.rows[tile * (2 * B_r) + B_r + row] = D;
+        }
+    }
+    float4* sums = reinterpret_cast<float4*>(p.sums + tile * (B_r * d));
+    for (int x = threadIdx.x; x < B_r * d / 4; x += THREADS) sums[x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (threadIdx.x < 2) p.turns[tile * 2 + threadIdx.x] = 0;
+    if (threadIdx.x == 0) {
+        Tally(totals).add(end, d);      // O, read
+        Tally(totals + 2).add(end, d);  // dO, read
+        Tally(totals + 4).add(end, 1), Tally(totals + 5).add(end, 1);  // L
+        Tally(totals + 7).add(end, 1);  // D
+        Tally(totals + 9).add(end, d);  // dQ
+    }
+}
+
+// dQ_i = τ times its sums, rounded; threads as the consumers' that summed them.
+template <typename T, int d> __global__ void __launch_bounds__(CONSUMERS * WARPGROUP)
+finish_dQ(T* dQ, const __grid_constant__ Problem p, Total* totals) {
+    constexpr int B_r = ::B_r<d>;
+    const int i = blockIdx.x % p.T_r, head = blockIdx.x / p.T_r, w = threadIdx.x / WARPGROUP, thread = thread_index(), lane = thread % 32;
+    const float4* sums = reinterpret_cast<const float4*>(p.sums + p.tile(head, i) * (B_r * d) + w * 4096) + thread;
+    const int row = i * B_r + (d == 64 ? 64 * w : 0) + thread / 32 * 16 + lane / 4;
+    dQ += (Offset(head) * p.N_q + row) * d + (d == 64 ? 0 : 64 * w) + lane % 4 * 2;
+#pragma unroll
+    for (int t = 0; t < 8; ++t) {
+        const float4 x = sums[t * WARPGROUP];
+        if (row < p.N_q) *reinterpret_cast<Word*>(dQ + 8 * t) = pack<T>(p.tau * x.x, p.tau * x.y);
+        if (row + 8 < p.N_q) *reinterpret_cast<Word*>(dQ + 8 * d + 8 * t) = pack<T>(p.tau * x.z, p.tau * x.w);
+    }
+    if (threadIdx.x == 0) Tally(totals).add(min(B_r, p.N_q - i * B_r), d), Tally(totals + 1).add(min(B_r, p.N_q - i * B_r), d);
+}
