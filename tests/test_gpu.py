@@ -5,7 +5,6 @@ Skipped, with the reason, where there is no GPU. What needs none is in test_gpu_
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -49,13 +48,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:tensor_core runs in hopper's place"),
 ]
 
-LADDER = [name for name in gpu.KERNELS if importlib.util.find_spec(f"flashsim.gpu.{name}")]
-RUNGS: list[Kernel] = [gpu.kernel(name) for name in LADDER]
+RUNGS = list(gpu.ladder().values())
 COUNTING = [rung for rung in RUNGS if rung.counts]
 BACKWARD = [rung for rung in RUNGS if rung.backward]
 DTYPES = ("float32", "float16", "bfloat16")
-MODEL = {"algorithm_1": "flash_basic", "algorithm_2": "flash", "q_outer": "q_outer", "hopper": "q_outer"}
-MMA = ("tensor_core", "hopper")  # rungs on tensor cores, whose P is rounded, and whose backward pass is the same
 GUARD = 512  # elements before and after what a kernel writes to
 
 SHAPES = {  # B, H_q, H_kv, N_q, N_k, d
@@ -178,7 +174,7 @@ def run(rung: Kernel, problem: Given, backward: bool = False, **asked: Any) -> R
 def model_blocks(rung: Kernel, problem: Given, direction: str) -> Blocks:
     d, N_q, N_k = problem.q.shape[-1], problem.q.shape[2], problem.k.shape[2]
     B_r, B_c = (64, 16)  # the narrowest that tensor_core takes
-    if rung.choose_blocks and not (rung.name in MMA and direction == "backward"):
+    if rung.choose_blocks and not (rung.tensor_cores and direction == "backward"):
         B_r, B_c = rung.choose_blocks(d, problem.q.dtype.name, direction)
     return Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c))
 
@@ -187,12 +183,8 @@ def bounded(rung: Kernel, problem: Given) -> dict[str, Any]:
     """What the bounds need to know of a rung."""
     return {
         "flushed": True,
-        "operands_stored": rung.name in MMA,
+        "operands_stored": rung.tensor_cores,
     }
-
-
-def model(rung: Kernel) -> str:
-    return {"algorithm_1": "flash", "algorithm_2": "flash", "standard": "standard"}.get(rung.name, "q_outer")
 
 
 def assert_near(
@@ -202,7 +194,7 @@ def assert_near(
     q, k, v = problem.q, problem.full(problem.k), problem.full(problem.v)
     data = {"mask": mask, "keep": keep, "dropout_p": p}
     O, l, m = attention_with_statistics(q, k, v, **data)
-    rounded = rounding(model(rung), model_blocks(rung, problem, "forward"))
+    rounded = rounding(rung.model, model_blocks(rung, problem, "forward"))
     bound = error_bound(q, k, v, **rounded, **bounded(rung, problem), **data)
     worst = np.max(np.abs(found.o - O) - bound)
     assert worst <= 0, f"O is off by {np.abs(found.o - O).max():.3g}, {worst:.3g} more than its bound"
@@ -214,9 +206,9 @@ def assert_near(
     assert np.allclose(found.lse[finite], lse[finite], rtol=loose, atol=10 * loose)
     if found.dq is None:
         return
-    once = rung.name in MMA  # dQ is summed in float32, and rounded once
+    once = rung.tensor_cores  # dQ is summed in float32, and rounded once
     backward = backward_rounding(
-        "q_outer_two_pass" if once else model(rung),
+        "q_outer_two_pass" if once else rung.model,
         model_blocks(rung, problem, "forward"),
         model_blocks(rung, problem, "backward"),
     )
@@ -364,12 +356,12 @@ def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout
     unwritten = {"R"} if rung.name == "hopper" else set()  # the seed comes with the call, and is not written
     o, lse, counted = gpu.forward(q, k, v, return_lse=True, count=True, **run_with)
     ours = (*sizes, blocks or chosen(sizes[5], dtype, "forward"))
-    wanted = tally(MODEL[rung.name], ours, **model_with)
+    wanted = tally(rung.model, ours, **model_with)
     assert moved(counted) == {array: a for array, a in wanted.items() if array not in unwritten}
-    if rung.backward and rung.name not in MMA:
+    if rung.backward and not rung.tensor_cores:
         *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, **run_with)
         ours = (*sizes, blocks or chosen(sizes[5], "float32", "backward"))
-        assert moved(counted) == tally(MODEL[rung.name], ours, "backward", **model_with)
+        assert moved(counted) == tally(rung.model, ours, "backward", **model_with)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -602,7 +594,7 @@ def test_the_kit_finds_nothing(rung: Kernel, dtype: str) -> None:
         masks=rung.masks,
         scale=True,
         head_dims=(64,),
-        strides="contiguous" if rung.name in MMA else "last_contiguous",
+        strides="contiguous" if rung.tensor_cores else "last_contiguous",
         stores={"algorithm_1": "output_per_block", "algorithm_2": "output_per_block", "standard": "scores"}.get(
             rung.name, "output"
         ),

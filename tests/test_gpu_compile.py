@@ -20,7 +20,7 @@ from flashsim.gpu import api, compiling, hopper, machine
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
 from flashsim.gpu.kernel import Variant
 
-LADDER = [name for name in gpu.KERNELS if importlib.util.find_spec(f"flashsim.gpu.{name}")]
+LADDER = list(gpu.ladder())
 VARIANTS = [variant for name in LADDER for variant in gpu.kernel(name).variants]
 PROMISE = "no spills, no stack"
 LISTED = {"algorithm_1.cu": 16, "algorithm_2.cu": 19, "algorithm_4.cu": 26, "q_outer.cu": 21}

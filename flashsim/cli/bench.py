@@ -83,6 +83,7 @@ def run(options: argparse.Namespace) -> int:
 def print_results(record: Mapping[str, Any]) -> None:
     """Print TFLOP/s, a row for each setting, with our fastest kernel's ratios to PyTorch's and to unfused attention."""
     from flashsim.gpu.benchmark import FA4, TORCH
+    from flashsim.gpu.rungs import ladder
     from flashsim.tables import console_for_tables, new_table
 
     console = console_for_tables()
@@ -95,7 +96,7 @@ def print_results(record: Mapping[str, Any]) -> None:
     for r in record["results"]:
         found = {t["name"]: t for t in r["timings"]}
         rate = {name: None if t["failed"] else t["tflops"] for name, t in found.items()}
-        ours = rate.get("hopper") or rate.get("tensor_core")
+        ours = next((rate[name] for name in reversed(ladder()) if rate.get(name)), None)
         flash, *unfused = (rate.get(n) for n in ("torch_flash", "standard", "torch_unfused"))
         others = [found[name]["tflops"] for name in (*TORCH, FA4) if rate.get(name)]
         table.add_row(

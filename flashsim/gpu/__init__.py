@@ -9,9 +9,10 @@ Kernels are in kernels/*.cu. CuPy is imported when one is first used: pip instal
 what is missing.
 """
 
-from flashsim.gpu.api import KERNELS, Plan, backward, forward, kernel, plan
+from flashsim.gpu.api import Plan, backward, forward, plan
 from flashsim.gpu.compiling import CompileError, MissingGPU
 from flashsim.gpu.counters import Moved
 from flashsim.gpu.machine import info
+from flashsim.gpu.rungs import kernel, ladder
 
-__all__ = ["KERNELS", "CompileError", "MissingGPU", "Moved", "Plan", "backward", "forward", "info", "kernel", "plan"]
+__all__ = ["CompileError", "MissingGPU", "Moved", "Plan", "backward", "forward", "info", "kernel", "ladder", "plan"]

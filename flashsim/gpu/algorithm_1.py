@@ -40,6 +40,10 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
 KERNEL = Kernel(
     name="algorithm_1",
     about="Algorithm 1 as printed, one block of threads per head",
+    rung=1,
+    fastest_in=(),
+    model="flash_basic",
+    longest=2048,
     dtypes=tuple(ELEMENTS),
     head_dims=HEAD_DIMS,
     variants=(

@@ -10,23 +10,14 @@ from functools import lru_cache
 from typing import Any
 
 from flashsim.checking import check_blocks, check_flag, check_p, check_scale, check_seed
+from flashsim.gpu import rungs
 from flashsim.gpu.compiling import capability, current_device, import_cupy
 from flashsim.gpu.counters import Counters
 from flashsim.gpu.kernel import Kernel, Options
 
-KERNELS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "hopper", "standard")
-FASTEST = {"forward": ("hopper", "tensor_core", "q_outer"), "backward": ("tensor_core", "algorithm_2")}
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
 TAKES = {"causal": "causal", "mask": "masks", "dropout_p": "dropout", "blocks": "blocks", "count": "counts"}
 LONGEST = 2**31 - 2**12  # rows and columns are counted in 32 bits, of tiles that may reach beyond the end
-
-
-def kernel(name: str) -> Kernel:
-    """Return a rung of the ladder, or ValueError."""
-    if name not in KERNELS:
-        raise ValueError(f"kernel is {name!r}; expected one of {', '.join(map(repr, KERNELS))}")
-    found: Kernel = importlib.import_module(f"flashsim.gpu.{name}").KERNEL
-    return found
 
 
 @dataclass(frozen=True)
@@ -98,11 +89,11 @@ def forward(
     is missing; `MemoryError` (CuPy's) where results do not fit.
     """
     if kernel is not None:
-        _rung(kernel)
+        rungs.kernel(kernel)
     dropout_p = check_p(dropout_p)
     with _taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, hand_back):
         asked = _asked(causal, masked, dropout_p, blocks, count)
-        rung = _rung(kernel or _fastest("forward", arrays, asked).kernel)
+        rung = rungs.kernel(kernel or _fastest("forward", arrays, asked).kernel)
         _check_shapes(rung, arrays)
         options = _options(rung, arrays, causal, scale, masked, dropout_p, seed, blocks, count)
         cupy, taken = import_cupy(), arrays["q"]
@@ -138,12 +129,12 @@ def backward(
     Arrays as in `forward`; o and do (B, H_q, N_q, d), lse (B, H_q, N_q), float32. `deterministic` asks for the same bits in
     every run, of kernels that have the choice. With `count`, returns (dq, dk, dv, moved). Errors as in `forward`.
     """
-    if kernel is not None and _rung(kernel).backward is None:
+    if kernel is not None and rungs.kernel(kernel).backward is None:
         raise ValueError(f"kernel {kernel!r} has no backward pass")
     dropout_p = check_p(dropout_p)
     with _taken({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, mask) as (arrays, masked, hand_back):
         asked = _asked(causal, masked, dropout_p, blocks, count)
-        rung = _rung(kernel or _fastest("backward", arrays, asked).kernel)
+        rung = rungs.kernel(kernel or _fastest("backward", arrays, asked).kernel)
         assert rung.backward is not None
         _check_shapes(rung, arrays)
         options = _options(
@@ -162,10 +153,6 @@ def backward(
 # ---------------------------------------------------------------------------------------------------------------- checks
 
 
-def _rung(name: str) -> Kernel:
-    return kernel(name)
-
-
 def _asked(causal: bool, mask: Any, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
     """Return which of a Kernel's `TAKES` are asked for."""
     return causal is True, mask is not None, dropout_p > 0, blocks is not None, count
@@ -181,10 +168,10 @@ def _fastest(direction: str, arrays: dict[str, Any], asked: tuple[bool, ...]) ->
 
 @lru_cache(maxsize=1024)
 def _plan(direction: str, dtype: Any, d: int, aligned: bool, asked: tuple[bool, ...], capability: str) -> Plan:
-    """Return the first of FASTEST that takes what is asked, or the last."""
+    """Return the fastest rung that takes what is asked, or the last."""
     skipped: list[str] = []
-    for name in FASTEST[direction]:
-        rung = kernel(name)
+    known = rungs.fastest(direction)
+    for rung in known:
         lacks = [what for what, wanted in zip(TAKES, asked, strict=True) if wanted and not getattr(rung, TAKES[what])]
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
@@ -193,10 +180,10 @@ def _plan(direction: str, dtype: Any, d: int, aligned: bool, asked: tuple[bool, 
             or "needs rows that start at multiples of 16 bytes" * (rung.aligned and not aligned)
             or f"does not take {' and '.join(lacks)}" * bool(lacks)
         )
-        if not reason or name == FASTEST[direction][-1]:
+        if not reason or rung is known[-1]:
             break
-        skipped.append(f"{name}: {reason}")
-    return Plan(name, "; ".join(skipped) or "the fastest that there is")
+        skipped.append(f"{rung.name}: {reason}")
+    return Plan(rung.name, "; ".join(skipped) or "the fastest that there is")
 
 
 def _check_shapes(rung: Kernel, arrays: dict[str, Any]) -> None:
@@ -222,7 +209,7 @@ class _Described:
 @lru_cache(maxsize=1024)
 def _check_described(rung_name: str, described: tuple[tuple[Any, ...], ...]) -> None:
     """Check them once: it takes a good part of the time of a small problem."""
-    rung, arrays = kernel(rung_name), {str(name): _Described(*rest) for name, *rest in described}
+    rung, arrays = rungs.kernel(rung_name), {str(name): _Described(*rest) for name, *rest in described}
     q, k = arrays["q"], arrays["k"]
     for name, array in arrays.items():
         axes = 3 if name == "lse" else 4

@@ -19,22 +19,16 @@ from importlib import metadata
 from typing import Any
 
 from flashsim.gpu.compiling import current_device, import_cupy
+from flashsim.gpu.kernel import Kernel
+from flashsim.gpu.rungs import ladder
 
 OnSetting = Callable[[int, int, str], None]
-OURS = ("algorithm_1", "algorithm_2", "q_outer", "tensor_core", "hopper", "standard")
 TORCH = {"torch_unfused": "", "torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
 """Backends of PyTorch's scaled_dot_product_attention; "": attention written in PyTorch, the paper's baseline."""
 FA4 = "fa4"  # FlashAttention-4, of the package flash-attn-4, where it is installed
-NAMES = (*OURS, *TORCH, FA4)
-LONGEST = {
-    "algorithm_1": 2048,
-    "algorithm_2": 2048,
-    "q_outer": 8192,
-    "standard": 16_384,
-    "torch_unfused": 16_384,
-    "torch_math": 16_384,
-}
-"""Beyond these lengths a contestant is too slow, or its N × N matrices too large, to be worth the time."""
+NAMES = (*ladder(), *TORCH, FA4)
+LONGEST = {"torch_unfused": 16_384, "torch_math": 16_384}
+"""Beyond these lengths the N × N matrices are too large to be worth the time. Our kernels' records have their own."""
 TOKENS, HEADS = 16_384, 16
 LAUNCHES_MS, MOST_LAUNCHES, LEAST_ROUNDS = 30.0, 1000, 3
 
@@ -190,21 +184,33 @@ def _torch() -> Any:
 
 def _contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
     """Yield names, and what makes a call of each: that may fail too."""
-    names = [name for name in NAMES if (name in asked if asked else LONGEST.get(name, setting.N) >= setting.N)]
-    if setting.direction == "backward":
-        names = [name for name in names if name not in ("algorithm_1", "q_outer")]
-    if setting.causal or setting.dropout_p:
-        names = [name for name in names if name != "algorithm_1"]  # it has neither
+    names = [name for name in NAMES if (name in asked if asked else _longest(name, setting.N) >= setting.N)]
     torch = _torch()
     for name in names:
-        if name in OURS:
-            yield name, partial(_ours, name, setting)
+        if name in ladder():
+            if _can(ladder()[name], setting):
+                yield name, partial(_ours, name, setting)
         elif torch is None or (name == FA4 and _version("flash-attn-4") is None):
             continue
         elif name == FA4:
             yield name, partial(_fa4, setting, torch)
         else:
             yield name, partial(_torchs, TORCH[name], setting, torch)
+
+
+def _longest(name: str, otherwise: int) -> int:
+    own = ladder()[name].longest if name in ladder() else LONGEST.get(name)
+    return otherwise if own is None else own
+
+
+def _can(rung: Kernel, setting: Setting) -> bool:
+    """Say whether a rung has what the setting asks for."""
+    lacks = (
+        setting.causal and not rung.causal,
+        setting.dropout_p and not rung.dropout,
+        setting.direction == "backward" and rung.backward is None,
+    )
+    return not any(lacks)
 
 
 def _arrays(setting: Setting, count: int) -> list[Any]:

@@ -233,6 +233,10 @@ def _encode() -> Any:
 KERNEL = Kernel(
     name="hopper",
     about="loops exchanged, Hopper's wgmma and TMA, a producer and consumers, persistent; fp16 and bf16",
+    rung=5,
+    fastest_in=("forward",),
+    model="q_outer",
+    tensor_cores=True,
     dtypes=tuple(ELEMENTS),
     head_dims=tensor_core.HEAD_DIMS,
     variants=tuple(

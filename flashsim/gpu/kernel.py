@@ -1,4 +1,4 @@
-"""What a rung of the ladder is: a `Kernel`, which each module of a rung exposes as KERNEL."""
+"""What a rung of the ladder is: a `Kernel`. Each rung's file ends in its record, KERNEL; `ladder` collects them."""
 
 from __future__ import annotations
 
@@ -42,11 +42,16 @@ class Variant:
     architectures: tuple[str, ...] = ("sm_80", "sm_90", "sm_90a")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Kernel:
     """A rung.
 
     name, about  as in `flashsim.gpu.forward(kernel=name)`, and a line on it
+    rung         its place on the ladder, from 0: the higher, the faster
+    fastest_in   the directions in which `flashsim.gpu.plan` may choose it
+    model        the algorithm of the simulator that it is: counts and bounds on rounding are that one's
+    tensor_cores whether its products are tensor cores' of its own, which round P̃ and dS to the inputs' type
+    longest      the N up to which a benchmark has it take part, if nobody asks for it by name; None: any
     dtypes       "float16", "bfloat16", "float32", of those that it takes
     head_dims    widths d of Q, K and V that it takes
     causal, masks, dropout, gqa, blocks, counts  what else it takes
@@ -64,11 +69,16 @@ class Kernel:
 
     name: str
     about: str
+    rung: int
+    fastest_in: tuple[str, ...]
+    model: str
     dtypes: tuple[str, ...]
     head_dims: tuple[int, ...]
     variants: tuple[Variant, ...]
     forward: Callable[..., None]
     backward: Callable[..., None] | None = None
+    tensor_cores: bool = False
+    longest: int | None = None
     causal: bool = True
     masks: bool = False
     dropout: bool = False

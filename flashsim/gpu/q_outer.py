@@ -51,6 +51,10 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
 KERNEL = Kernel(
     name="q_outer",
     about="loops exchanged, scalar: O stays on chip, a block of threads per row block",
+    rung=3,
+    fastest_in=("forward",),
+    model="q_outer",
+    longest=8192,
     dtypes=tuple(ELEMENTS),
     head_dims=HEAD_DIMS,
     variants=variants(FILE, "q_outer", TYPES, dims=[(d, *choose_blocks(d, "float32", "forward")) for d in HEAD_DIMS]),

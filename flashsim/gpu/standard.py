@@ -167,6 +167,10 @@ def _launch(function: str, q: Any, arguments: Sequence[Any], matrix: Any) -> Non
 KERNEL = Kernel(
     name="standard",
     about="unfused: S and P in HBM, cuBLAS and a kernel a pass",
+    rung=0,
+    fastest_in=(),
+    model="standard",
+    longest=16_384,
     dtypes=tuple(ELEMENTS),
     head_dims=HEAD_DIMS,
     variants=tuple(

@@ -1,0 +1,33 @@
+"""The ladder: every `KERNEL` of this folder, collected. Nothing else has to name a rung."""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from flashsim.checking import is_one_of, shown
+from flashsim.gpu.compiling import KERNELS as SOURCES
+from flashsim.gpu.kernel import Kernel
+
+
+@cache
+def ladder() -> dict[str, Kernel]:
+    """Return the rungs by name, from the lowest: the modules here that have a file of CUDA of their name, and a record."""
+    files = [file.name for file in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    modules = [import_module(f"flashsim.gpu.{name}") for name in files if (SOURCES / f"{name}.cu").exists()]
+    found = [module.KERNEL for module in modules if hasattr(module, "KERNEL")]
+    return {rung.name: rung for rung in sorted(found, key=lambda rung: rung.rung)}
+
+
+def kernel(name: str) -> Kernel:
+    """Return a rung of the ladder, or ValueError."""
+    if not is_one_of(name, ladder()):
+        raise ValueError(f"kernel is {shown(name)}; expected one of {', '.join(map(repr, ladder()))}")
+    return ladder()[name]
+
+
+def fastest(direction: str) -> list[Kernel]:
+    """Return the rungs that may be chosen in a direction, the fastest first."""
+    return [rung for rung in reversed(ladder().values()) if direction in rung.fastest_in]
