@@ -103,8 +103,14 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
     float S_ij[B_r / 8][4], dP_ij[B_r / 8][4], dQ_ij[8][4];
     Word P_ij[B_r / 16][4], dS_ij[B_r / 16][4];
 
-    __device__ __forceinline__ Word K_w() const { return sram.K_j.tile(0) + w * 64 * 128; }
-    __device__ __forceinline__ Word V_w() const { return sram.V_j.tile(0) + w * 64 * 128; }
+    // w, but the compiler must not compute what depends on it before the loop.
+    __device__ __forceinline__ int here() const {
+        int x = w;
+        asm volatile("" : "+r"(x));
+        return x;
+    }
+    __device__ __forceinline__ Word K_w() const { return sram.K_j.tile(0) + here() * 64 * 128; }
+    __device__ __forceinline__ Word V_w() const { return sram.V_j.tile(0) + here() * 64 * 128; }
 
     // P_ij
     __device__ __forceinline__ void softmax(Word n, int i, int head, bool masked) {
@@ -147,7 +153,9 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     Word words[4];  // [2a + r]: of query 8a further on, key 8r further on; in one of its halves
-                    philox(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, p.dropout.key_0, p.dropout.key_1);
+                    Word key_0 = p.dropout.key_0, key_1 = p.dropout.key_1;
+                    asm volatile("" : "+r"(key_0), "+r"(key_1));  // no sums of them are to be kept in registers
+                    philox(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, key_0, key_1);
 #pragma unroll
                     for (int of = 0; of < 4; ++of) {
                         float& P = S_ij[t + of / 2][of % 2 * 2 + e];
@@ -177,7 +185,7 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
         for (int t = 0; t < B_r / 16; ++t) store_operand<true>(to + t * 2048, dS_ij[t]);
     }
 
-    __device__ __forceinline__ void add_dQ(int head, int i, Tally& reads, Tally& writes) {
+    __device__ __forceinline__ void add_dQ(int head, int i, Total* totals) {
         const int thread = thread_index();
         float* sums = p.sums + p.tile(head, i) * (B_r * d) + w * 4096;
         Word* turn = p.turns + p.tile(head, i) * 2 + w;
@@ -208,8 +216,8 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
         for (int t = 0; t < 8; ++t) add_to(sums + (t * WARPGROUP + thread) * 4, dQ_ij[t]);
 #endif
         if (thread == 0) {
-            const int rows = d == 64 ? min(64, p.N_q - i * B_r - 64 * w) : min(64, p.N_q - i * B_r);
-            reads.add(rows, 64), writes.add(rows, 64);
+            const int rows = min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0));
+            Tally(totals + 12).add(rows, 64), Tally(totals + 13).add(rows, 64);
         }
         if (in_turn) {
             __threadfence();
@@ -219,7 +227,7 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
     }
 
     // 64 rows of dK_j or dV_j
-    __device__ __forceinline__ void write(const TensorMap& X, Word tile, const float (&C)[d / 8][4], float factor, Tally& writes) const {
+    __device__ __forceinline__ void write(const TensorMap& X, Word tile, const float (&C)[d / 8][4], float factor, Total* total) const {
         const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
         for (int t = 0; t < d / 8; t += 2) {
@@ -232,7 +240,7 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
         meet(TOGETHER + w, WARPGROUP);
         if (thread == 0) {
             store(X, j * B_c + 64 * w, h_kv, b, tile);
-            writes.add(min(64, p.N_k - j * B_c - 64 * w), d);
+            Tally(total).add(min(64, p.N_k - j * B_c - 64 * w), d);
         }
     }
 
@@ -253,19 +261,18 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
         start_values<T, d, B_r>(dK_j, dS_ij, sram.Q_i.tile(n));
         show_writes();
         meet(EVERYBODY, CONSUMERS * WARPGROUP);
-        start_product<T, B_c>(dQ_ij, sram.dS_ij(n) + (d == 64 ? w * 64 * 128 : 0), B_r,
-                              sram.K_j.tile(0) + (d == 64 ? 0 : w * B_c * 128));
+        start_product<T, B_c>(dQ_ij, sram.dS_ij(n) + (d == 64 ? here() * 64 * 128 : 0), B_r,
+                              sram.K_j.tile(0) + (d == 64 ? 0 : here() * B_c * 128));
         finish<1>();
         sram.dO_i.free(n).arrive_once_a_warp();
         sram.Q_i.free(n).arrive_once_a_warp();
     }
-    template <int later> __device__ __forceinline__ void finish_gradients(Word n, int i, int head, Tally& reads, Tally& writes) {
+    template <int later> __device__ __forceinline__ void finish_gradients(Word n, int i, int head, Total* totals) {
         finish<later>(dQ_ij);
-        add_dQ(head, i, reads, writes);
+        add_dQ(head, i, totals);
     }
 
     __device__ __forceinline__ void consume(const TensorMap& dK, const TensorMap& dV, Total* totals) {
-        Tally dQ_reads(totals + 12), dQ_writes(totals + 13), dK_writes(totals + 15), dV_writes(totals + 17);
 #pragma unroll
         for (int t = 0; t < d / 8; ++t)
 #pragma unroll
@@ -288,18 +295,18 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
             start_S(n + 1);
             const int i_now = i, head_now = head;
             if (++i == p.T_r) i = i_first, ++head;
-            finish_gradients<1>(n, i_now, head_now, dQ_reads, dQ_writes);
+            finish_gradients<1>(n, i_now, head_now, totals);
             start_dP(n + 1);
             softmax(n + 1, i, head, i < whole);
             finish<0>(dP_ij);
         }
         start_gradients(tiles - 1);
-        finish_gradients<0>(tiles - 1, i, head, dQ_reads, dQ_writes);
+        finish_gradients<0>(tiles - 1, i, head, totals);
         finish<0>(dK_j);
         finish<0>(dV_j);
         meet(EVERYBODY, CONSUMERS * WARPGROUP);
-        write(dV, sram.V_j.tile(0) + w * 64 * d * 2, dV_j, dropping ? p.dropout.keep_scale : 1.0f, dV_writes);
-        write(dK, sram.K_j.tile(0) + w * 64 * d * 2, dK_j, p.tau, dK_writes);
+        write(dV, sram.V_j.tile(0) + w * 64 * d * 2, dV_j, dropping ? p.dropout.keep_scale : 1.0f, totals + 17);
+        write(dK, sram.K_j.tile(0) + w * 64 * d * 2, dK_j, p.tau, totals + 15);
         if (thread_index() == 0) wait_stores();
     }
 };
@@ -315,7 +322,7 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
     const int of = blockIdx.x % p.T_c, h_kv = blockIdx.x / p.T_c % p.H_kv, b = blockIdx.x / p.T_c / p.H_kv;
     const int j = causal && in_turn ? p.T_c - 1 - of : of;
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<24>();
+        keep_registers<32>();
         if (threadIdx.x == 0) produce<causal, d>(sram, Q, K, V, dO, j, h_kv, b, p, totals);
     } else {
         take_registers<240>();

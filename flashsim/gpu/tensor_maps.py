@@ -1,0 +1,47 @@
+"""How an array in HBM is cut into tiles for the tensor memory accelerator: struct TensorMap of kernels/hopper.cuh."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+COLUMNS = 64  # of a half of a tile: 128 bytes, the widest swizzle
+
+
+@lru_cache(maxsize=4096)
+def tensor_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
+    """Return the driver's description of an array (B, H, N, d) in tiles of so many rows, as kernels take it by value.
+
+    Its axes: column within a half, row, half, head, batch. Raises ValueError, with the array's name, where there is none.
+    """
+    B, H, N, d = shape
+    batch, head, row = (stride if n > 1 else 16 for stride, n in zip(strides[:3], shape[:3], strict=True))
+    memory = np.zeros(128 + 63, np.uint8)
+    found = memory[-memory.ctypes.data % 64 :][:128]
+    status = _encode()(
+        ctypes.c_void_p(found.ctypes.data),
+        {"float16": 6, "bfloat16": 9}[dtype],
+        5,
+        ctypes.c_void_p(pointer),
+        (ctypes.c_uint64 * 5)(COLUMNS, N, d // COLUMNS, H, B),
+        (ctypes.c_uint64 * 4)(row, 2 * COLUMNS, head, batch),
+        (ctypes.c_uint32 * 5)(COLUMNS, rows, d // COLUMNS, 1, 1),
+        (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
+        0,  # not interleaved
+        3,  # swizzled over 128 bytes
+        2,  # the L2 fetches 128 bytes
+        0,  # zeros out of bounds
+    )
+    if status:
+        raise ValueError(
+            f"{name} is at {pointer:#x} with strides {strides} bytes; expected multiples of 16, below 2^40, for hopper"
+        )
+    return np.void(found.tobytes())
+
+
+@cache
+def _encode() -> Any:
+    return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
