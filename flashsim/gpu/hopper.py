@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.gpu import tensor_core
+from flashsim.gpu import hopper_backward, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import DROPOUT, dropout
@@ -178,9 +178,14 @@ def _counter(device: int) -> Any:
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Fill dq, dk, dv, by tensor_core's kernels: o and lse are the same. They take neither blocks nor count."""
-    _refuse(options, "has the backward pass")
-    tensor_core.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+    """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`."""
+    reason = why_not(capability(import_cupy().cuda.runtime.getDevice()), q.shape[3])
+    if reason:
+        _refuse(options, f"runs in hopper's place as {reason}")
+        warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
+        tensor_core.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+        return
+    hopper_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
 
 
 def _refuse(options: Options, why: str) -> None:
@@ -234,7 +239,7 @@ KERNEL = Kernel(
     name="hopper",
     about="loops exchanged, Hopper's wgmma and TMA, a producer and consumers, persistent; fp16 and bf16",
     rung=5,
-    fastest_in=("forward",),
+    fastest_in=("forward", "backward"),
     model="q_outer",
     tensor_cores=True,
     dtypes=tuple(ELEMENTS),
@@ -254,7 +259,8 @@ KERNEL = Kernel(
             ("sm_90a",),
         )
         for dtype, count in (("float16", 0), ("bfloat16", 0), ("float16", 1))
-    ),
+    )
+    + hopper_backward.VARIANTS,
     forward=forward,
     backward=backward,
     dropout=True,

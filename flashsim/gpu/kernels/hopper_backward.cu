@@ -1,6 +1,9 @@
 // no spills, no stack
 #include "hopper.cuh"
 
+#ifndef NOADD
+#define NOADD 0
+#endif
 #ifndef BULK
 #define BULK 0
 #endif
@@ -44,6 +47,7 @@ template <int d> struct Memory {
         dO_i = {base + dO_AT, base + END + 32 + STAGES * 16};
     }
     __device__ Word dS_ij(Word n) const { return base + dS_AT + n % 2 * dS_BYTES; }
+    __device__ Word sums(int w) const { return base + STAGING_AT + w * 16384; }
     __device__ Word rows(Word n) const { return base + ROWS_AT + n % STAGES * ROWS_BYTES; }
     __device__ void init() const {
         if (threadIdx.x == 0) K_j.init(1), V_j.init(1), Q_i.init(4 * CONSUMERS), dO_i.init(4 * CONSUMERS);
@@ -84,9 +88,45 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
         }
 }
 
-// ------------------------------------------------------------------------------------------------------------- consumers
+// ------------------------------------------------------------------------------------------------------------- adder
 
-constexpr int EVERYBODY = 1, TOGETHER = 2;  // named barriers: both consumers; TOGETHER + w, all of warpgroup w
+constexpr int EVERYBODY = 1, TOGETHER = 2, FULL = 4, EMPTY = 6;  // named barriers: both consumers; TOGETHER + w, all of warpgroup w
+
+template <bool causal, int d, bool in_turn>
+__device__ __forceinline__ void add_up(const Memory<d>& sram, int w, int j, int h_kv, int b, const Problem& p) {
+    constexpr int B_r = ::B_r<d>;
+    const int i_first = first_row_block<causal, d>(p, j * B_c);
+    const bool leader = threadIdx.x % 32 == 0;
+#pragma unroll 1
+    for (int h = h_kv * p.group; h < (h_kv + 1) * p.group; ++h)
+#pragma unroll 1
+        for (int i = i_first; i < p.T_r; ++i) {
+            come(EMPTY + w, WARPGROUP + 32);
+            const Offset tile = p.tile(b * p.H + h, i);
+            Word* turn = p.turns + tile * 2 + w;
+            if (in_turn && leader) {
+                const int last = causal ? min(p.T_c - 1, (min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c) : 0;
+                const Word mine = causal ? last - j : j;
+                Word now;
+                do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+                while (now != mine);
+            }
+            meet(FULL + w, WARPGROUP + 32);
+            if (leader) {
+                asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(p.sums + tile * (B_r * d) + w * 4096), "r"(sram.sums(w)), "r"(16384) : "memory");
+                if (in_turn) {
+                    wait_stores();
+                    asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(turn) : "memory");
+                } else {
+                    wait_stores_read();
+                }
+            }
+            __syncwarp();
+        }
+    if (leader) wait_stores();
+}
+
+// ------------------------------------------------------------------------------------------------------------- consumers
 
 // Two numbers of shared memory.
 __device__ inline void load_pair(float (&x)[2], Word from) {
@@ -189,7 +229,7 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
         const int thread = thread_index();
         float* sums = p.sums + p.tile(head, i) * (B_r * d) + w * 4096;
         Word* turn = p.turns + p.tile(head, i) * 2 + w;
-        if (in_turn) {
+        if (in_turn && !BULK) {
             const int last = causal ? min(p.T_c - 1, (min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c) : 0;
             const Word mine = causal ? last - j : j;
             if (thread == 0) {
@@ -200,26 +240,21 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
             meet(TOGETHER + w, WARPGROUP);
         }
 #if BULK
-        const Word staging = sram.base + Memory<d>::STAGING_AT + w * 16384;
-        if (thread == 0) wait_stores_read();
-        meet(TOGETHER + w, WARPGROUP);
+        meet(EMPTY + w, WARPGROUP + 32);
 #pragma unroll
         for (int t = 0; t < 8; ++t)
-            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(staging + (t * WARPGROUP + thread) * 16), "f"(dQ_ij[t][0]), "f"(dQ_ij[t][1]), "f"(dQ_ij[t][2]), "f"(dQ_ij[t][3]) : "memory");
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(sram.sums(w) + (t * WARPGROUP + thread) * 16), "f"(dQ_ij[t][0]), "f"(dQ_ij[t][1]), "f"(dQ_ij[t][2]), "f"(dQ_ij[t][3]) : "memory");
         show_writes();
-        meet(TOGETHER + w, WARPGROUP);
-        if (thread == 0)
-            asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(sums), "r"(staging), "r"(16384) : "memory");
-        if (in_turn && thread == 0) wait_stores();
+        come(FULL + w, WARPGROUP + 32);
 #else
 #pragma unroll
-        for (int t = 0; t < 8; ++t) add_to(sums + (t * WARPGROUP + thread) * 4, dQ_ij[t]);
+        for (int t = 0; t < (NOADD ? 1 : 8); ++t) add_to(sums + (t * WARPGROUP + thread) * 4, dQ_ij[t]);
 #endif
         if (thread == 0) {
             const int rows = min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0));
             Tally(totals + 12).add(rows, 64), Tally(totals + 13).add(rows, 64);
         }
-        if (in_turn) {
+        if (in_turn && !BULK) {
             __threadfence();
             meet(TOGETHER + w, WARPGROUP);
             if (thread == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(turn) : "memory");
@@ -324,6 +359,7 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
     if (threadIdx.x < WARPGROUP) {
         keep_registers<32>();
         if (threadIdx.x == 0) produce<causal, d>(sram, Q, K, V, dO, j, h_kv, b, p, totals);
+        if (BULK && threadIdx.x >= 32 && threadIdx.x < 96) add_up<causal, d, in_turn>(sram, threadIdx.x / 32 - 1, j, h_kv, b, p);
     } else {
         take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
