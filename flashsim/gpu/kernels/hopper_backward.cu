@@ -128,6 +128,12 @@ __device__ __forceinline__ void add_up(const Memory<d>& sram, int w, int j, int 
 
 // ------------------------------------------------------------------------------------------------------------- consumers
 
+// x, but the compiler must not compute what depends on it before the loop: it would keep dozens of registers.
+__device__ inline Word here(Word x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Two numbers of shared memory.
 __device__ inline void load_pair(float (&x)[2], Word from) {
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(from));
@@ -143,18 +149,12 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
     float S_ij[B_r / 8][4], dP_ij[B_r / 8][4], dQ_ij[8][4];
     Word P_ij[B_r / 16][4], dS_ij[B_r / 16][4];
 
-    // w, but the compiler must not compute what depends on it before the loop.
-    __device__ __forceinline__ int here() const {
-        int x = w;
-        asm volatile("" : "+r"(x));
-        return x;
-    }
-    __device__ __forceinline__ Word K_w() const { return sram.K_j.tile(0) + here() * 64 * 128; }
-    __device__ __forceinline__ Word V_w() const { return sram.V_j.tile(0) + here() * 64 * 128; }
+    __device__ __forceinline__ Word K_w() const { return sram.K_j.tile(0) + here(w) * 64 * 128; }
+    __device__ __forceinline__ Word V_w() const { return sram.V_j.tile(0) + here(w) * 64 * 128; }
 
     // P_ij
     __device__ __forceinline__ void softmax(Word n, int i, int head, bool masked) {
-        const int thread = thread_index(), lane = thread % 32, key = j * B_c + 64 * w + thread / 32 * 16 + lane / 4;
+        const int lane = thread_index() % 32, key = j * B_c + here(threadIdx.x - WARPGROUP) / 32 * 16 + lane / 4;
         const Word L_i = sram.rows(n) + lane % 4 * 8;
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t) {
@@ -193,9 +193,7 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     Word words[4];  // [2a + r]: of query 8a further on, key 8r further on; in one of its halves
-                    Word key_0 = p.dropout.key_0, key_1 = p.dropout.key_1;
-                    asm volatile("" : "+r"(key_0), "+r"(key_1));  // no sums of them are to be kept in registers
-                    philox(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, key_0, key_1);
+                    philox(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, here(p.dropout.key_0), here(p.dropout.key_1));
 #pragma unroll
                     for (int of = 0; of < 4; ++of) {
                         float& P = S_ij[t + of / 2][of % 2 * 2 + e];
@@ -296,8 +294,8 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
         start_values<T, d, B_r>(dK_j, dS_ij, sram.Q_i.tile(n));
         show_writes();
         meet(EVERYBODY, CONSUMERS * WARPGROUP);
-        start_product<T, B_c>(dQ_ij, sram.dS_ij(n) + (d == 64 ? here() * 64 * 128 : 0), B_r,
-                              sram.K_j.tile(0) + (d == 64 ? 0 : here() * B_c * 128));
+        start_product<T, B_c>(dQ_ij, sram.dS_ij(n) + (d == 64 ? here(w) * 64 * 128 : 0), B_r,
+                              sram.K_j.tile(0) + (d == 64 ? 0 : here(w) * B_c * 128));
         finish<1>();
         sram.dO_i.free(n).arrive_once_a_warp();
         sram.Q_i.free(n).arrive_once_a_warp();
@@ -319,7 +317,7 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
         const int whole = j * B_c + B_c > p.N_k ? p.T_r : causal ? (j * B_c + B_c - 1 - (p.N_k - p.N_q) + B_r - 1) / B_r : 0;
         sram.K_j.wait_there(0);
         sram.V_j.wait_there(0);
-        int i = i_first, head = b * p.H + h_kv * p.group;
+        int i = i_first, head = (b * p.H_kv + h_kv) * p.group;
         start_S(0);
         start_dP(0);
         softmax(0, i, head, i < whole);
@@ -329,7 +327,7 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
             start_gradients(n);
             start_S(n + 1);
             const int i_now = i, head_now = head;
-            if (++i == p.T_r) i = i_first, ++head;
+            if (++i == p.T_r) i = first_row_block<causal, d>(p, here(j) * B_c), ++head;
             finish_gradients<1>(n, i_now, head_now, totals);
             start_dP(n + 1);
             softmax(n + 1, i, head, i < whole);
@@ -357,7 +355,7 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
     const int of = blockIdx.x % p.T_c, h_kv = blockIdx.x / p.T_c % p.H_kv, b = blockIdx.x / p.T_c / p.H_kv;
     const int j = causal && in_turn ? p.T_c - 1 - of : of;
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<32>();
+        keep_registers<24>();
         if (threadIdx.x == 0) produce<causal, d>(sram, Q, K, V, dO, j, h_kv, b, p, totals);
         if (BULK && threadIdx.x >= 32 && threadIdx.x < 96) add_up<causal, d, in_turn>(sram, threadIdx.x / 32 - 1, j, h_kv, b, p);
     } else {
