@@ -4,8 +4,23 @@
 #ifndef NOADD
 #define NOADD 0
 #endif
-#ifndef BULK
-#define BULK 0
+#ifndef NOEXP
+#define NOEXP 0
+#endif
+#ifndef NOBAR
+#define NOBAR 0
+#endif
+#ifndef NODQ
+#define NODQ 0
+#endif
+#ifndef ORDER
+#define ORDER 0
+#endif
+#ifndef EARLY
+#define EARLY 0
+#endif
+#ifndef READ
+#define READ 1
 #endif
 
 constexpr int B_c = 128, CONSUMERS = B_c / 64;
@@ -34,7 +49,7 @@ template <int d> struct Memory {
     static constexpr int STAGES = 2, KV_BYTES = B_c * d * 2, Q_BYTES = B_r<d> * d * 2, dS_BYTES = B_r<d> * B_c * 2;
     static constexpr int ROWS_BYTES = B_r<d> * 8;
     static constexpr int V_AT = KV_BYTES, Q_AT = 2 * KV_BYTES, dO_AT = Q_AT + STAGES * Q_BYTES, dS_AT = dO_AT + STAGES * Q_BYTES;
-    static constexpr int STAGING_AT = dS_AT + 2 * dS_BYTES, ROWS_AT = STAGING_AT + BULK * 2 * 64 * 64 * 4, END = ROWS_AT + STAGES * ROWS_BYTES;
+    static constexpr int STAGING_AT = dS_AT + 2 * dS_BYTES, ROWS_AT = STAGING_AT + 2 * 64 * 64 * 4, END = ROWS_AT + STAGES * ROWS_BYTES;
     static constexpr int BYTES = END + (2 + 2 * STAGES) * 16;
     Ring<1, KV_BYTES> K_j, V_j;
     Ring<STAGES, Q_BYTES> Q_i, dO_i;
@@ -112,7 +127,7 @@ __device__ __forceinline__ void add_up(const Memory<d>& sram, int w, int j, int 
                 while (now != mine);
             }
             meet(FULL + w, WARPGROUP + 32);
-            if (leader) {
+            if (leader && !NOADD) {
                 asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(p.sums + tile * (B_r * d) + w * 4096), "r"(sram.sums(w)), "r"(16384) : "memory");
                 if (in_turn) {
                     wait_stores();
@@ -123,7 +138,7 @@ __device__ __forceinline__ void add_up(const Memory<d>& sram, int w, int j, int 
             }
             __syncwarp();
         }
-    if (leader) wait_stores();
+    if (leader) READ ? wait_stores_read() : wait_stores();
 }
 
 // ------------------------------------------------------------------------------------------------------------- consumers
@@ -161,7 +176,7 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
             float L[2];
             load_pair(L, L_i + t * 32);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) S_ij[t][e] = exp_2(fminf(fmaf(S_ij[t][e], p.c, -L[e % 2]), 0.0f));
+            for (int e = 0; e < 4; ++e) S_ij[t][e] = NOEXP ? S_ij[t][e] - L[e % 2] : exp_2(fminf(fmaf(S_ij[t][e], p.c, -L[e % 2]), 0.0f));
         }
         if (masked) {
             int first[2];
@@ -226,36 +241,15 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
     __device__ __forceinline__ void add_dQ(int head, int i, Total* totals) {
         const int thread = thread_index();
         float* sums = p.sums + p.tile(head, i) * (B_r * d) + w * 4096;
-        Word* turn = p.turns + p.tile(head, i) * 2 + w;
-        if (in_turn && !BULK) {
-            const int last = causal ? min(p.T_c - 1, (min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c) : 0;
-            const Word mine = causal ? last - j : j;
-            if (thread == 0) {
-                Word now;
-                do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-                while (now != mine);
-            }
-            meet(TOGETHER + w, WARPGROUP);
-        }
-#if BULK
         meet(EMPTY + w, WARPGROUP + 32);
 #pragma unroll
         for (int t = 0; t < 8; ++t)
             asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(sram.sums(w) + (t * WARPGROUP + thread) * 16), "f"(dQ_ij[t][0]), "f"(dQ_ij[t][1]), "f"(dQ_ij[t][2]), "f"(dQ_ij[t][3]) : "memory");
         show_writes();
         come(FULL + w, WARPGROUP + 32);
-#else
-#pragma unroll
-        for (int t = 0; t < (NOADD ? 1 : 8); ++t) add_to(sums + (t * WARPGROUP + thread) * 4, dQ_ij[t]);
-#endif
         if (thread == 0) {
             const int rows = min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0));
             Tally(totals + 12).add(rows, 64), Tally(totals + 13).add(rows, 64);
-        }
-        if (in_turn && !BULK) {
-            __threadfence();
-            meet(TOGETHER + w, WARPGROUP);
-            if (thread == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(turn) : "memory");
         }
     }
 
@@ -291,16 +285,27 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
         gradient(n);
         round_to_operands<T, B_r>(dS_ij, S_ij);
         share(n);
-        start_values<T, d, B_r>(dK_j, dS_ij, sram.Q_i.tile(n));
+        if (ORDER == 0) start_values<T, d, B_r>(dK_j, dS_ij, sram.Q_i.tile(n));
         show_writes();
-        meet(EVERYBODY, CONSUMERS * WARPGROUP);
-        start_product<T, B_c>(dQ_ij, sram.dS_ij(n) + (d == 64 ? here(w) * 64 * 128 : 0), B_r,
+        if (!NOBAR) meet(EVERYBODY, CONSUMERS * WARPGROUP);
+        if (!NODQ) start_product<T, B_c>(dQ_ij, sram.dS_ij(n) + (d == 64 ? here(w) * 64 * 128 : 0), B_r,
                               sram.K_j.tile(0) + (d == 64 ? 0 : here(w) * B_c * 128));
-        finish<1>();
-        sram.dO_i.free(n).arrive_once_a_warp();
-        sram.Q_i.free(n).arrive_once_a_warp();
+        else commit();
+        if (ORDER == 1) start_values<T, d, B_r>(dK_j, dS_ij, sram.Q_i.tile(n));
+        if (EARLY) {
+            finish<2>();
+            sram.dO_i.free(n).arrive_once_a_warp();
+        } else {
+            finish<1>();
+            sram.dO_i.free(n).arrive_once_a_warp();
+            sram.Q_i.free(n).arrive_once_a_warp();
+        }
     }
     template <int later> __device__ __forceinline__ void finish_gradients(Word n, int i, int head, Total* totals) {
+        if (EARLY) {
+            finish<later + 1>();
+            sram.Q_i.free(n).arrive_once_a_warp();
+        }
         finish<later>(dQ_ij);
         add_dQ(head, i, totals);
     }
@@ -340,7 +345,7 @@ template <typename T, int d, bool causal, bool dropping, bool in_turn> struct Co
         meet(EVERYBODY, CONSUMERS * WARPGROUP);
         write(dV, sram.V_j.tile(0) + w * 64 * d * 2, dV_j, dropping ? p.dropout.keep_scale : 1.0f, totals + 17);
         write(dK, sram.K_j.tile(0) + w * 64 * d * 2, dK_j, p.tau, totals + 15);
-        if (thread_index() == 0) wait_stores();
+        if (thread_index() == 0) READ ? wait_stores_read() : wait_stores();
     }
 };
 
@@ -357,7 +362,7 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
     if (threadIdx.x < WARPGROUP) {
         keep_registers<24>();
         if (threadIdx.x == 0) produce<causal, d>(sram, Q, K, V, dO, j, h_kv, b, p, totals);
-        if (BULK && threadIdx.x >= 32 && threadIdx.x < 96) add_up<causal, d, in_turn>(sram, threadIdx.x / 32 - 1, j, h_kv, b, p);
+        if (threadIdx.x >= 32 && threadIdx.x < 96) add_up<causal, d, in_turn>(sram, threadIdx.x / 32 - 1, j, h_kv, b, p);
     } else {
         take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
