@@ -50,7 +50,7 @@ def functions(dtype: str, d: int, causal: bool, drops: bool, deterministic: bool
     """Return the kernels for one case, in the order in which they are launched."""
     T = f"{ELEMENTS[dtype]}, {d}"
     switches = ", ".join(str(on).lower() for on in (causal, drops, deterministic))
-    return f"prepare<{T}>", f"hopper_backward<{T}, {switches}>", f"finish_dQ<{T}>"
+    return f"prepare<{T}>", f"hopper_backward<{T}, {switches}>", f"round_dQ<{T}>"
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
@@ -84,10 +84,10 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
         options.deterministic,
         counters is not None,
     )
-    prepare, main, finish = kernels
+    prepare, main, round_dQ = kernels
     prepare((grids[0],), (PREPARES,), (o, do, batch, head, row, lse, given, totals[0]))
     main((grids[1],), (SUMS,), (*maps, given, totals[1]), shared_mem=shared_bytes(d))
-    finish((grids[2],), (ROUNDS,), (dq, given, totals[2]))
+    round_dQ((grids[2],), (ROUNDS,), (dq, given, totals[2]))
 
 
 @lru_cache(maxsize=1024)

@@ -108,11 +108,31 @@ __device__ inline void load(Word to, const void* from, int bytes, Barrier there)
                  : "memory");
 }
 
-// Add four numbers to sums in HBM, one by one, in whatever order threads come.
-__device__ inline void add_to(float* sums, const float (&x)[4]) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(sums), "f"(x[0]), "f"(x[1]), "f"(x[2]),
-                 "f"(x[3])
-                 : "memory");
+// Start adding so many bytes of fp32 numbers to as many in HBM.
+__device__ inline void add_to(float* sums, Word from, int bytes) {
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+        "cp.async.bulk.commit_group;" ::"l"(sums),
+        "r"(from), "r"(bytes)
+        : "memory");
+}
+
+// Two numbers of shared memory, and four to it.
+__device__ inline void load_pair(float (&x)[2], Word from) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(from));
+}
+__device__ inline void store_four(Word to, const float (&x)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+
+// A counter in HBM: wait until it has come to `turn`; step it on after all that this thread has written.
+__device__ inline void wait_until(const Word* counter, Word turn) {
+    Word now;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    while (now != turn);
+}
+__device__ inline void step(Word* counter) {
+    asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
 // Wait until this thread's stores have read shared memory, or have written.
