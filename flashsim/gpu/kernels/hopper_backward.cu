@@ -52,6 +52,18 @@ template <int d> struct Memory {
     }
 };
 
+// How many rows a thread has moved, in builds that count.
+struct Rows {
+#if COUNT
+    Word sum = 0;
+    __device__ void add(int rows) { sum += max(rows, 0); }
+    __device__ void times(int columns, Total* total) const { atomicAdd(total, Total(sum) * columns); }
+#else
+    __device__ void add(int) {}
+    __device__ void times(int, Total*) const {}
+#endif
+};
+
 // Named barriers: all consumers; TOGETHER + w, all of warpgroup w; the last two, warpgroup w and the warp that adds its dQ_i.
 constexpr int CONSUMING = 1, TOGETHER = 2, FULL = 4, EMPTY = 6, HANDING_OVER = WARPGROUP + 32;
 
@@ -68,23 +80,23 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
         Tally(reads).add(min(B_c, p.N_k - at.j * B_c), d);
     };
     load_keys(sram.K_j, K, totals + 2);
+    Rows moved;
     Word n = 0;
 #pragma unroll 1
     for (int h = at.h * p.group; h < (at.h + 1) * p.group; ++h)
 #pragma unroll 1
         for (int i = first_row_block<causal, d>(p, at.j * B_c); i < p.T_r; ++i, ++n) {
-            const int rows = min(B_r, p.N_q - i * B_r);
             sram.Q_i.wait_free(n);
             sram.Q_i.there(n).arrive_and_expect(Q_BYTES + ROWS_BYTES);
             load(sram.Q_i.tile(n), Q, i * B_r, h, at.b, sram.Q_i.there(n));
             load(sram.L_i(n), p.rows + p.row_block(at.b * p.H + h, i) * (2 * B_r), ROWS_BYTES, sram.Q_i.there(n));
-            Tally(totals).add(rows, d), Tally(totals + 8).add(rows, 1), Tally(totals + 10).add(rows, 1);
+            moved.add(min(B_r, p.N_q - i * B_r));
             if (n == 0) load_keys(sram.V_j, V, totals + 4);
             sram.dO_i.wait_free(n);
             sram.dO_i.there(n).arrive_and_expect(Q_BYTES);
             load(sram.dO_i.tile(n), dO, i * B_r, h, at.b, sram.dO_i.there(n));
-            Tally(totals + 6).add(rows, d);
         }
+    moved.times(d, totals), moved.times(d, totals + 6), moved.times(1, totals + 8), moved.times(1, totals + 10);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- adders
@@ -94,6 +106,7 @@ template <bool causal, int d, bool in_turn>
 __device__ __forceinline__ void add(const Memory<d>& sram, int w, const KeyBlock& at, const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>;
     const bool leader = threadIdx.x % 32 == 0;
+    Rows added;
 #pragma unroll 1
     for (int h = at.h * p.group; h < (at.h + 1) * p.group; ++h)
 #pragma unroll 1
@@ -107,8 +120,7 @@ __device__ __forceinline__ void add(const Memory<d>& sram, int w, const KeyBlock
                     wait_until(p.turns + half, causal ? last - at.j : at.j);
                 }
                 add_to(p.sums + half * 4096, sram.dQ_i(w), 64 * 64 * 4);
-                const int rows = min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0));
-                Tally(totals + 12).add(rows, 64), Tally(totals + 13).add(rows, 64);
+                added.add(min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0)));
                 if (in_turn) {
                     wait_stores();
                     step(p.turns + half);
@@ -118,6 +130,7 @@ __device__ __forceinline__ void add(const Memory<d>& sram, int w, const KeyBlock
             }
             __syncwarp();
         }
+    if (leader) added.times(64, totals + 12), added.times(64, totals + 13);
 }
 
 // ------------------------------------------------------------------------------------------------------------- consumers
@@ -151,7 +164,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
     }
 
     // P_ij = e^{MASK(S_ij) − L_i}, at most 1 however S_ij and L_i are rounded. Its sign becomes minus where dropout drops it.
-    __device__ __forceinline__ void softmax(Word n, bool masked) {
+    __device__ __forceinline__ void softmax(Word n) {
         const int lane = thread_index() % 32, key = j * B_c + here(threadIdx.x - WARPGROUP) / 32 * 16 + lane / 4;
         const Word L_i = sram.L_i(n) + lane % 4 * 8;
         float L[B_r / 8][2];
@@ -162,7 +175,8 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
         for (int t = 0; t < B_r / 8; ++t)
 #pragma unroll
             for (int e = 0; e < 4; ++e) S_ij[t][e] = exp_2(fminf(fmaf(S_ij[t][e], p.c, -L[t][e % 2]), 0.0f));
-        if (masked) mask(key, lane);
+        const int after = (here(j) + 1) * B_c;  // this key block
+        if (after > p.N_k || (causal && after - 1 - (p.N_k - p.N_q) > i * B_r)) mask(key, lane);
         if (dropping) drop(key, lane);
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t)
@@ -192,7 +206,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 Word words[4];  // [2a + r]: of the query 8a further on and key + 8r, in the half that bit 4 of key says
-                philox(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, here(p.dropout.key_0), here(p.dropout.key_1));
+                philox<d == 64 ? 1 : 10>(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, here(p.dropout.key_0), here(p.dropout.key_1));
 #pragma unroll
                 for (int of = 0; of < 4; ++of) {
                     float& P = S_ij[t + of / 2][of % 2 * 2 + e];
@@ -278,13 +292,11 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
             for (int e = 0; e < 4; ++e) dK_j[t][e] = dV_j[t][e] = 0.0f;
         i = first_row_block<causal, d>(p, j * B_c);
         const int last = (p.T_r - i) * p.group - 1;
-        // Row blocks before this one have a mask.
-        const int whole = j * B_c + B_c > p.N_k ? p.T_r : causal ? (j * B_c + B_c - 1 - (p.N_k - p.N_q) + B_r - 1) / B_r : 0;
         sram.K_j.wait_there(0);
         start_S(0);
         sram.V_j.wait_there(0);
         start_dP(0);
-        softmax(0, i < whole);
+        softmax(0);
         finish<0>(dP_ij);
 #pragma unroll 1
         for (Word n = 0; n < last; ++n) {
@@ -294,7 +306,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
             start_dP(n + 1);
             hand_over_dQ();
             next();
-            softmax(n + 1, i < whole);
+            softmax(n + 1);
             finish<0>(dP_ij);
         }
         start_gradients(last);
