@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from flashsim import dropout, patterns, reference, theory
 from flashsim.algorithms.blocks import Fit, Fixed, Paper
-from flashsim.api import Gradients, Run, Tally, backward, count, forward
-from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow, Tree
+from flashsim.api import Gradients, Run, Tally, backward, count, forward, trace
+from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow
 from flashsim.memory import HBM, SRAM, MemoryModelError, NotOnChip, SramOverflow
 from flashsim.records import Blocks
-from flashsim.tracing import load_trace, trace
+from flashsim.tracing import load_trace
+from flashsim.tree_mask import Tree
 
 __version__ = "0.1.0"
 

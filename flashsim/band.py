@@ -1,8 +1,8 @@
-"""What positions allow, as a band of S, and how many of its tiles are alive, by kind, without looking at each.
+"""What positions allow, as a band of S, and how many of its tiles are live, by kind, without looking at each.
 
-A tile's cost in a run depends on its kind alone: whether it is of the last row of tiles, whether of the last column (these may
-be ragged), and whether the mask changes it. Tiles of a row that are alive lie side by side, and so do those that the mask
-leaves whole; where they begin and end is, row by row, the floor of a straight line. So the counts are sums of such floors.
+A tile's cost in a run depends on its kind alone: whether it is in the last row of tiles, whether in the last column (these may
+be ragged), and whether it is partial. The live tiles of a row lie side by side, and so do the full ones; where they begin and
+end is, row by row, the floor of a straight line. So the counts are sums of such floors.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from dataclasses import dataclass
 from flashsim.records import Blocks, Shape
 
 Kind = tuple[bool, bool, bool]
-"""(of the last row, of the last column, masked)."""
+"""(in the last row, in the last column, partial)."""
 Found = tuple[int, tuple[int, int]]
 """How many, and (i, j) of one of them."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """Keys j < `keys` with −left ≤ j − p ≤ right of the query at position p = i + N_k − N_q. A side of None has no limit.
+    """Keys j < `keys` with −left ≤ j − p ≤ right of the query at position p = i + N_k − N_q. A side that is None has no limit.
 
-    `whole`: nothing but positions has a say, so that a tile inside the band is left as it is.
+    `positional`: nothing but positions decides, so that a tile inside the band is full. Else every live tile is partial.
     """
 
     left: int | None
     right: int | None
     keys: int
-    whole: bool = True
+    positional: bool = True
 
     def __and__(self, other: Band) -> Band:
         return Band(
             _least(self.left, other.left),
             _least(self.right, other.right),
             min(self.keys, other.keys),
-            self.whole and other.whole,
+            self.positional and other.positional,
         )
 
     def kinds(self, blocks: Blocks, shape: Shape, group: int = 1) -> Mapping[Kind, Found]:
-        """Return the kinds of live tiles that occur. Of `group` interleaved heads, row r is at position r // group."""
+        """Return the kinds of live tiles that occur. Row r is at position r // `group`, of interleaved heads."""
         rows = _Rows(self, blocks, shape, group)
-        full, last = (0, blocks.B_r, blocks.T_r - 1), (blocks.T_r - 1, shape.N_q - (blocks.T_r - 1) * blocks.B_r, 1)
+        before, last = (0, blocks.B_r, blocks.T_r - 1), (blocks.T_r - 1, shape.N_q - (blocks.T_r - 1) * blocks.B_r, 1)
         found: dict[Kind, Found] = {}
-        for is_last, (first, height, number) in ((False, full), (True, last)):
-            for (in_last, masked), count in rows.counts(first, height, number).items():
+        for is_last, (first, height, number) in ((False, before), (True, last)):
+            for (in_last, partial), count in rows.counts(first, height, number).items():
                 if count:
-                    at = rows.one(first, height, number, in_last, masked)
-                    found[is_last, in_last, masked] = count, at
+                    at = rows.one(first, height, number, in_last, partial)
+                    found[is_last, in_last, partial] = count, at
         return found
 
 
@@ -56,7 +56,7 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 
 class _Rows:
-    """Runs of row blocks: `number` of them from `first`, each `height` rows high."""
+    """Counts over `number` consecutive row blocks from `first` on, each of `height` rows."""
 
     def __init__(self, band: Band, blocks: Blocks, shape: Shape, group: int) -> None:
         far = shape.N_q + shape.N_k
@@ -65,32 +65,32 @@ class _Rows:
         self._shift = shape.N_k - shape.N_q // group
 
     def counts(self, first: int, height: int, number: int) -> dict[tuple[bool, bool], int]:
-        """Return how many live tiles there are, by (of the last column, masked)."""
+        """Return how many live tiles there are, by (in the last column, partial)."""
         T_c = self._blocks.T_c
         (begin, end), (all_begin, all_end) = (
             self._live(first, height, number, T_c - 1),
             self._live(first, height, number, T_c),
         )
-        whole_begin, whole_end = self._whole(first, height, number)
-        live, whole = end - begin, whole_end - whole_begin
-        last, whole_last = all_end - all_begin - live, self._whole_last(first, height, number)
+        full_begin, full_end = self._full(first, height, number)
+        live, full = end - begin, full_end - full_begin
+        last, full_last = all_end - all_begin - live, self._full_last(first, height, number)
         return {
-            (False, True): live - whole,
-            (False, False): whole,
-            (True, True): last - whole_last,
-            (True, False): whole_last,
+            (False, True): live - full,
+            (False, False): full,
+            (True, True): last - full_last,
+            (True, False): full_last,
         }
 
-    def one(self, first: int, height: int, number: int, in_last: bool, masked: bool) -> tuple[int, int]:
+    def one(self, first: int, height: int, number: int, in_last: bool, partial: bool) -> tuple[int, int]:
         """Return the first row block that has such a tile, and its column."""
-        i = first + _first(lambda n: self.counts(first, height, n)[in_last, masked] > 0, number) - 1
+        i = first + _first(lambda n: self.counts(first, height, n)[in_last, partial] > 0, number) - 1
         if in_last:
             return i, self._blocks.T_c - 1
         begin, _ = self._live(i, height, 1, self._blocks.T_c - 1)
-        whole_begin, whole_end = self._whole(i, height, 1)
-        if not masked:
-            return i, whole_begin
-        return i, begin if whole_begin == whole_end or begin < whole_begin else whole_end
+        full_begin, full_end = self._full(i, height, 1)
+        if not partial:
+            return i, full_begin
+        return i, begin if full_begin == full_end or begin < full_begin else full_end
 
     def _live(self, first: int, height: int, number: int, columns: int) -> tuple[int, int]:
         """Return Σ over the row blocks of where live tiles begin, and of where they end, among so many columns.
@@ -105,23 +105,23 @@ class _Rows:
         end = _clipped_sum(B_r, top + height - 1 + (shift + self._right + B_c) * g, g * B_c, number, columns)
         return begin, end
 
-    def _whole(self, first: int, height: int, number: int) -> tuple[int, int]:
-        """Return the same of tiles in the band from corner to corner, the last column's left out.
+    def _full(self, first: int, height: int, number: int) -> tuple[int, int]:
+        """Return the same of full tiles, those of the last column left out.
 
         B_c keys must fit between last + shift − left and first + shift + right: in all row blocks, or in none.
         """
         top, g, B_r, B_c = first * self._blocks.B_r, self._g, self._blocks.B_r, self._blocks.B_c
         left, right, shift = self._left, self._right, self._shift
         columns = min(self._blocks.T_c - 1, self._band.keys // B_c)
-        if not self._band.whole or left + right + 2 - (height - 1) // g <= B_c:
+        if not self._band.positional or left + right + 2 - (height - 1) // g <= B_c:
             return 0, 0
         begin = _clipped_sum(B_r, top + height - 1 + (shift - left + B_c - 1) * g, g * B_c, number, columns)
         end = _clipped_sum(B_r, top + (shift + right + 1) * g, g * B_c, number, columns)
         return begin, end
 
-    def _whole_last(self, first: int, height: int, number: int) -> int:
-        """Return how many of the row blocks have all of the last column's tile in the band."""
-        if not self._band.whole or self._band.keys < self._N_k:
+    def _full_last(self, first: int, height: int, number: int) -> int:
+        """Return how many of the row blocks have a full tile in the last column."""
+        if not self._band.positional or self._band.keys < self._N_k:
             return 0
         top, g, B_r, shift = first * self._blocks.B_r, self._g, self._blocks.B_r, self._shift
         least = self._N_k - shift - self._right - 1  # what the first row's position must be

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _Counted:
-    """How many are inside, and the limit that the first of them set."""
+    """Counts the callers that are inside `one_blas_thread`, and keeps the limit that the first of them set."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -39,7 +39,7 @@ class _Counted:
             self.limit = None
 
     def forked(self) -> None:
-        """In a child process only the thread that forked goes on: the others leave, and so does whoever held the lock."""
+        """In a child process only the thread that forked goes on. So the others leave, and the lock is made new."""
         self.lock = threading.Lock()
         with self.lock:
             self.inside = getattr(self.of_thread, "inside", 0)
@@ -53,9 +53,10 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to one thread. What was before holds again when the last leaves that is inside, in whichever thread.
+    """Limit BLAS to one thread. When the last caller that is inside leaves, in any thread, the number is again what it was.
 
-    The number is the process's: whoever came in second would find the first one's limit, and restore that.
+    There is one number for the process. So callers are counted: a second caller would otherwise find the first one's limit, and
+    later restore that.
     """
     _counted.enter()
     try:
@@ -65,7 +66,7 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def _give_up_control() -> None:
-    """Let any thread set limits: since threadpoolctl 3.8, the first that set one keeps all others from doing so."""
+    """Let any thread set limits: since threadpoolctl 3.8, only the first thread that set one may set others."""
     for library in _blas().lib_controllers:
         if hasattr(library, "clear_controlling_thread"):
             library.clear_controlling_thread(force=True)

@@ -9,17 +9,17 @@ goes on to DRAM. So the model's "HBM accesses" are SM↔L2 traffic, and the miss
     l2.accesses, l2.dram_reads, l2.dram_writes, l2.by_array["O"]
 
 It is fully associative and replaces the least recently used line. A line is `line` consecutive elements of one matrix
-in row-major order (32: a GPU's 128 bytes, in float32), so that passes which cut a matrix into different blocks still share
-what they touch. A matrix starts on a line of its own, and its last line counts as whole against the size.
+in row-major order (32: a GPU's 128 bytes, in float32), so that passes which divide a matrix into different blocks still share
+lines. A matrix starts on a line of its own, and its last line takes up the room of a full one.
 
-Policy: write back, write allocate. A line is given its place whole but filled element by element: reading fetches only the
-elements that are asked for and not yet there, writing fetches nothing, and a line that leaves writes back what was written
+Policy: write back, write allocate. A line takes its room at once, but is filled element by element: a read fetches only the
+elements that are asked for and not yet there, a write fetches nothing, and a line that is replaced writes back what was written
 in it. So a cache too small for one line passes every access on, no more and no less, and one that holds everything lets
 only the compulsory traffic through: the first read of each input element, and one write of each element that was written.
 (A GPU's L2 fetches sectors of 32 bytes, and writes with byte masks.)
 
-Heads run one after another here, each with arrays of its own, and what earlier heads left in the cache ages out. A GPU runs
-about as many heads at once as it has SMs, and they share the L2: one head then has about an SM's share, l2 / sms.
+Heads run one after another here, each with arrays of its own, and what earlier heads left in the cache is replaced in time. A GPU
+runs about as many heads at once as it has SMs, and they share the L2: one head then has about an SM's share, l2 / sms.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CacheTraffic:
 
 
 class _Line:
-    """A resident line: which of its elements it holds and which were written, a bit each, and whose traffic it is."""
+    """A resident line: which of its elements it holds, which were written (one bit each), and whose traffic it counts for."""
 
     __slots__ = ("dirty", "held", "traffic")
 
@@ -75,11 +75,11 @@ class _Line:
 class L2:
     """A fully associative LRU cache of `size` elements in lines of `line`, write back, write allocate. An observer.
 
-    `by_array` is traffic by array name, heads added up. Call `flush` at the end of a run; until then `dram_writes` lacks
-    what is still dirty. Passing one cache to several runs keeps its contents, and counts up.
+    `by_array` is the traffic by array name, all heads together. Call `flush` at the end of a run; until then `dram_writes` lacks
+    what is still dirty. One cache may be passed to several runs: it keeps its contents, and its counts add up.
 
-    Needs the order of accesses, so a run with numbers (`forward`, `backward`): `count` runs equal turns once, and is
-    refused with ValueError.
+    It needs every access, in order, and so a run with numbers (`forward`, `backward`). `count`, which folds equal turns into one,
+    is refused with ValueError.
     """
 
     def __init__(self, size: int, *, line: int = 32) -> None:
@@ -118,7 +118,7 @@ class L2:
                 self.access(array, start + row * width, cols, write)
 
     def access(self, array: str, start: int, elements: int, write: bool) -> None:
-        """Read or write `elements` from the address `start` (in elements) on; `array` is whom it is counted for."""
+        """Read or write `elements` from the address `start` (in elements) on, and count them for `array`."""
         line, lines, capacity = self.line, self._lines, self.capacity
         traffic = self.by_array.setdefault(array, CacheTraffic())
         if write:
@@ -191,7 +191,7 @@ class L2:
         return self.total.dram_accesses
 
     def dram_bytes(self, hbm: Traffic) -> int:
-        """Return DRAM traffic in bytes, each array at its item size, which `hbm`, a run's accesses, tells."""
+        """Return DRAM traffic in bytes, each array at its item size. `hbm` is the run's traffic, which knows the sizes."""
         return sum(moved.dram_accesses * hbm.by_array[array].itemsize for array, moved in self.by_array.items())
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""What users hand in, checked: a function for each kind of argument, the same for every entry point.
+"""Checks of the arguments that users pass: a function for each kind of argument, the same for every entry point.
 
-Each returns the argument as the code behind it wants it (a Python int, a native array, a tuple), or raises ValueError, which
-names the argument, its value (shortened) and what was expected. Arrays of numbers are in `flashsim.inputs`.
+Each returns the argument in the form that the code behind it takes (a Python int, a native array, a tuple), or raises ValueError,
+which names the argument, its value (shortened) and what was expected. Arrays of numbers are in `flashsim.inputs`.
 """
 
 from __future__ import annotations
@@ -157,13 +157,11 @@ def check_shape(N: Any, d: Any, N_q: Any, N_k: Any, d_v: Any) -> Shape:
         N = check_count("N", N)
     if N is None and (N_q is None or N_k is None):
         raise ValueError("a length is missing: give N, or both N_q and N_k")
+    for name, given in (("N_q", N_q), ("N_k", N_k)):
+        if given is not None and check_count(name, given) != N and N is not None:
+            raise ValueError(f"{name} is {given}, and N is {N}; expected N alone, or N_q and N_k")
     d = check_count("d", d)
-    return Shape(
-        N if N_q is None else check_count("N_q", N_q),
-        N if N_k is None else check_count("N_k", N_k),
-        d,
-        d if d_v is None else check_count("d_v", d_v),
-    )
+    return Shape(int(N or N_q), int(N or N_k), d, d if d_v is None else check_count("d_v", d_v))
 
 
 def check_heads(heads: Any, kv_heads: Any) -> tuple[int, int]:

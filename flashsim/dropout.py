@@ -1,12 +1,12 @@
 """Dropout whose mask is a pure function of position: Philox4x32-10, key = seed, counter = the element's coordinates.
 
-J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. An element's
-fate depends on (seed, row, column, head) alone: not on tiles, loop order or device. So no N × N mask need be kept; the
-backward pass makes the same one again from R, the two words of the seed.
+J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Whether an
+element is dropped depends on (seed, row, column, head) alone: not on tiles, loop order or device. So no N × N mask has to be
+kept: the backward pass makes the same one again from R, the two words of the seed.
 
-A call of the generator gives eight half words, for rows r and r + 8 and columns c, c + 8, c + 16 and c + 24: of what tensor
-cores compute a thread has all eight elements, be it of S or of Sᵀ. A half word, as a fraction of 2¹⁶, is compared with p; so
-the probability of being dropped is p, rounded up to a multiple of 2⁻¹⁶.
+One call of the generator gives eight half words, for rows r and r + 8 and columns c, c + 8, c + 16 and c + 24. A tensor core
+gives one thread all eight of these elements, of S as well as of Sᵀ. An element is dropped if its half word is less than p · 2¹⁶;
+so the probability of that is p, rounded up to a multiple of 2⁻¹⁶.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ def keep(words: tuple[int, int], p: float, rows: Any, cols: Any, head: Any) -> N
 
 
 def threshold(p: float) -> int:
-    """Return p · 2¹⁶, rounded up: the half words below it are of elements that are dropped."""
+    """Return p · 2¹⁶, rounded up: an element is dropped if its half word is below it."""
     return math.ceil(p * 2**16)
 
 
 def keep_mask(seed: int, p: float, n_q: int, n_k: int, head: int = 0) -> NDArray[np.bool_]:
-    """Return the dropout mask of one head, (n_q, n_k), True = kept, with probability 1 − p, p rounded up to 2⁻¹⁶'s multiples.
+    """Return the dropout mask of one head, (n_q, n_k), True = kept, with probability 1 − p.
 
-    `head` counts the query heads over all leading axes. Raises ValueError for p outside [0, 1) or a seed outside 64 bits.
+    p is rounded up to a multiple of 2⁻¹⁶. `head` counts the query heads over all leading axes. Raises ValueError for p outside
+    [0, 1) or a seed outside 64 bits.
     """
     n_q, n_k, head = check_count("n_q", n_q), check_count("n_k", n_k), check_count("head", head, 0, 2**32 - 1)
     return keep(seed_words(check_seed(seed)), check_p(p), np.arange(n_q), np.arange(n_k), head)
@@ -114,7 +115,7 @@ class NoDropout:
 class TileDropout:
     """Dropout for one head on one chip. Z_ij is 1/(1 − p) where an element is kept and 0 where it is dropped.
 
-    With `group` = g > 1, for one group of query heads, `head` being the number of their KV head: row r is query r // g of
+    With `group` = g > 1 it is for one group of query heads, and `head` is the number of their KV head: row r is query r // g of
     query head g·head + r % g.
     """
 

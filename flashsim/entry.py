@@ -16,7 +16,8 @@ import threading
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
 
 from flashsim.gpu.compiling import MissingGPU
 from flashsim.memory import MemoryModelError
@@ -27,7 +28,8 @@ REFUSED, INTERRUPTED, READER_GONE = 2, 130, 141
 def guarded(program: str, work: Callable[[], int | None]) -> int:
     """Return the exit status of `work`, which returns 0, 1 or None, and raises for all else: that is said in one line on stderr.
 
-    An exception that is none of ours is a bug, and keeps its traceback.
+    An exception that is none of ours is a bug, and keeps its traceback; but not if it has a note of which line of the user's
+    own function it is from (`flashsim.algorithms.own`).
     """
     with _streams(), _interrupts():
         try:
@@ -50,10 +52,19 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             what = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror or error
             _say(f"{program}: error: {what}")
             status = REFUSED
-        except (ValueError, MemoryModelError, MissingGPU) as error:
-            _say(f"{program}: error: {error}")
+        except Exception as error:
+            ours, notes = isinstance(error, ValueError | MemoryModelError | MissingGPU), getattr(error, "__notes__", [])
+            if not ours and not notes:
+                raise
+            said = error if ours else f"{type(error).__name__}: {error}"
+            _say(f"{program}: error: {said}" + "".join(f" ({note})" for note in notes))
             status = REFUSED
         return status
+
+
+def run_script(main: Callable[[], int | None]) -> NoReturn:
+    """Run `main` as a script's whole work, as `guarded` does, and exit with its status."""
+    sys.exit(guarded(Path(sys.argv[0]).name, main))
 
 
 @contextmanager

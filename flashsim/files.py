@@ -1,6 +1,6 @@
-"""Writing files whole or not at all.
+"""Writing a file completely, or not at all.
 
-What is interrupted, or runs out of room, leaves the file that was there before, or none.
+If writing is interrupted, or the disk is full, the file that was there before stays; where there was none, there is none.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 
 def path_of(path: str | os.PathLike[str]) -> Path:
-    """Return a path as a `Path`. Raises TypeError for what is none."""
+    """Return a path as a `Path`. Raises TypeError for what is not a path."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path is {path!r}; expected a str or a pathlib.Path")
     return Path(path)
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Return the path if a file can be written there: to ask before the work of which the file is to tell.
+    """Return the path if a file can be written there. To be asked before the work whose result goes there.
 
     Raises OSError for one in a folder that is not there, for a folder, and for a file that may not be written.
     """
@@ -39,19 +39,19 @@ def check_target(path: str | os.PathLike[str]) -> Path:
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
-    r"""Return a path as text that UTF-8 can hold: a byte of the name that is no UTF-8 as \xff."""
+    r"""Return a path as text in UTF-8; a byte of the name that is not valid there is written as \xff."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def what_is_there(path: Path) -> str:
-    """Say, for a message, what a path is that is no regular file."""
+    """Say, for a message, what stands at a path where there is no regular file."""
     if path.is_dir():
         return "a folder"
     return "a pipe or a device" if path.exists() else "not there"
 
 
 def read_record(path: Path, *needs: str) -> dict[str, Any]:
-    """Return what a JSON file says. Raises ValueError for one that is no JSON object with the entries `needs`."""
+    """Return what a JSON file holds. Raises ValueError unless it is a JSON object with the entries `needs`."""
     if not path.is_file():
         raise ValueError(f"{path} is {what_is_there(path)}; expected a JSON file")
     try:
@@ -69,8 +69,9 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     """Write a file, text as UTF-8, and return its path; if anything goes wrong, the file stays as it was.
 
     The content goes to a new file in the same folder, which then takes the name. A file that was there keeps its mode, and a
-    link still points at it. A pipe or a device, such as /dev/stdout, is written to as it is; and so, with no such promise, is
-    a file in a folder that takes no new ones. Raises OSError as `check_target` does, and for what fails on the way.
+    link still points at it. A pipe or a device, such as /dev/stdout, is written to directly. So is a
+    file in a folder that takes no new ones: then an error loses the old content. Raises OSError as `check_target` does, or where
+    writing fails.
     """
     path = check_target(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
@@ -106,7 +107,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
 
 
 def _end_of_links(path: Path) -> Path:
-    """Return what a chain of links ends at, as far as it is one of names: /dev/stdout ends at /proc/self/fd/1."""
+    """Follow a chain of links to its end, but not into /proc: /dev/stdout ends at /proc/self/fd/1."""
     for _ in range(40):
         if _is_stream(path) or not path.is_symlink():
             break
@@ -115,6 +116,6 @@ def _end_of_links(path: Path) -> Path:
 
 
 def _is_stream(path: Path) -> bool:
-    """Say whether a name is an open file's, whatever that is: such a name is not to be given to another file."""
+    """Say whether a name stands for an open file, as /dev/stdout does. Such a name must not be given to another file."""
     folder = path.parent.resolve()
     return folder.parts[1:2] == ("proc",) or folder in (Path("/dev"), Path("/dev/fd"))

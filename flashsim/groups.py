@@ -7,19 +7,17 @@ run on that as they are; a mask and dropout must know that rows are no longer po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.group_sum import sum_over_group
 from flashsim.band import Band
-from flashsim.inputs import Array, Inputs, chip_dtype
-from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask, Tree
-from flashsim.memory import HBM, SRAM, Observer
-from flashsim.records import Shape, Traffic
+from flashsim.inputs import Array
+from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask
+from flashsim.records import Shape
+from flashsim.tree_mask import Tree
 
 
 def interleave(a: Array, group: int) -> Array:
@@ -31,56 +29,12 @@ def interleave(a: Array, group: int) -> Array:
 
 
 def by_head(a: Array, group: int) -> Array:
-    """Return (..., H_kv, g·N, w) as (..., H_q, N, w): what `interleave` undoes."""
+    """Return (..., H_kv, g·N, w) as (..., H_q, N, w): the inverse of `interleave`."""
     if group == 1:
         return a
     *leading, heads, rows, width = a.shape
     split = a.reshape(*leading, heads, rows // group, group, width).swapaxes(-3, -2)
     return split.reshape(*leading, heads * group, rows // group, width)
-
-
-def interleaved(given: Inputs) -> Inputs:
-    """Return the same attention as one problem for each KV head."""
-    return Inputs(interleave(given.Q, given.group), given.K, given.V)
-
-
-def once_per_group(traffic: Traffic, group: int) -> Traffic:
-    """Return the query heads' traffic together, with K and V as large as they are: one for each KV head, not for each copy."""
-    if group == 1:
-        return traffic
-    shared = {name: replace(traffic.by_array[name], size=traffic.by_array[name].size // group) for name in ("K", "V")}
-    return Traffic({**traffic.by_array, **shared})
-
-
-def launch_sum(
-    shape: Shape,
-    group: int,
-    M: int,
-    enforced: bool,
-    stored: np.dtype[Any],
-    parts: Mapping[str, Array] | None = None,
-    observers: Sequence[Observer] = (),
-) -> tuple[HBM, SRAM]:
-    """Sum one group's dK and dV. `parts` are (g, N_k, d) and (g, N_k, d_v) by name; None counts on shapes alone."""
-    hbm = HBM(arithmetic=parts is not None)
-    sram = SRAM(hbm, M, enforced=enforced, dtype=chip_dtype(stored), observers=observers)
-    placed = []
-    for name, width in (("dK", shape.d), ("dV", shape.d_v)):
-        values = (group, shape.N_k * width) if parts is None else parts[name].reshape(group, -1)
-        placed.append(hbm.place(f"{name}_parts", values, stored))
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        sum_over_group(hbm, sram, *placed)
-    return hbm, sram
-
-
-def with_parts(heads: Traffic, summing: Traffic) -> Traffic:
-    """Return the traffic of heads that write dK and dV as parts, and of the passes that sum those up."""
-    named = {"dK": "dK_parts", "dV": "dV_parts"}
-    written = {
-        named.get(name, name): replace(a, role="extra") if name in named else a for name, a in heads.by_array.items()
-    }
-    read = {name: replace(a, size=0) if name in written else a for name, a in summing.by_array.items()}
-    return Traffic(written) + Traffic(read)
 
 
 # --------------------------------------------------------------------------------------------------------------- masks
@@ -98,7 +52,7 @@ def grouped(mask: Mask, group: int, N_q: int) -> Mask:
 
 
 def _grouped_dense(mask: Dense, group: int, N_q: int) -> Dense:
-    """Return the array with each query head's rows in it: rows that differ are stored, and read, once for each head."""
+    """Return the array for the rows of groups. Where it has rows, each is stored, and read, once for each head."""
     array = mask.array
     if array.ndim > 2 and array.shape[-3] > 1:
         return Dense(interleave(np.broadcast_to(array, (*array.shape[:-2], N_q, array.shape[-1])), group))
@@ -110,7 +64,7 @@ def _grouped_dense(mask: Dense, group: int, N_q: int) -> Dense:
 class GroupedMask(Mask):
     """A mask by position, for the interleaved rows of a group: row r is position r // g of its query head r % g.
 
-    `head` is the KV head's index; what is asked of `mask` is asked for query heads, of their own shape.
+    `head` is the KV head's index; `mask` itself is asked about query heads, with the shape of one.
     """
 
     def __init__(self, mask: Mask, group: int) -> None:
@@ -124,7 +78,7 @@ class GroupedMask(Mask):
 
     @property
     def _members(self) -> range:
-        """One head of each group that differ."""
+        """The heads of a group to ask: one, if all have the same mask."""
         return range(self._group if self._mask.per_head else 1)
 
     def check(self, shape: Shape, leading: Head) -> None:
@@ -145,11 +99,11 @@ class GroupedMask(Mask):
         tops, ends = rows // self._group, (row_ends - 1) // self._group + 1
         return self._any(lambda at: self._mask.live(tops, ends, cols, col_ends, self._one(shape), at), head)
 
-    def leaves_all(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Ask likewise; all of a tile is left if it is for every head of the group."""
+    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
+        """Ask likewise; a tile is full if it is for every head of the group."""
         tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
         heads = [self._member(head, member) for member in self._members]
-        every: Bools = np.all([self._mask.leaves_all(tops, ends, cols, col_ends, one, at) for at in heads], axis=0)
+        every: Bools = np.all([self._mask.full(tops, ends, cols, col_ends, one, at) for at in heads], axis=0)
         return every
 
     def _any(self, asked: Callable[[Head], Bools], head: Head) -> Bools:

@@ -1,4 +1,4 @@
-"""What users hand in: Q, K, V checked, with errors that name the argument, the value and what was expected."""
+"""Checks of the arrays that users pass, Q, K, V, dO. Errors name the argument, its value and what was expected."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def float_dtype(dtype: DTypeLike | str) -> np.dtype[Any]:
 
 
 def float_name(dtype: Any) -> str:
-    """Return the name of one of the supported dtypes, or ValueError. NumPy's default, float64, must be named too."""
+    """Return the name of one of the supported dtypes, or ValueError. None, NumPy's word for float64, is refused."""
     if isinstance(dtype, str) and dtype in FLOATS:
         return dtype
     try:
@@ -235,7 +235,7 @@ def check_backward_range(
 
 
 def check_range(inputs: Inputs, scale: float, dropout_p: float, stored: np.dtype[Any] | None) -> None:
-    """Refuse finite inputs so large that a score or a weighted sum could overflow, which would end in NaN.
+    """Refuse finite inputs so large that a score or a weighted sum could overflow, which would give NaN.
 
     Scores, and every partial sum on the way to one, are at most |scale|·|q|·|k| (Cauchy–Schwarz); partial sums of P̃V at
     most N_k·max|v|. `stored` is the type S is written to HBM in, for the algorithms that do. Raises ValueError.

@@ -1,4 +1,4 @@
-"""Which tiles a run computes: by looking at each, for runs; and by kind, for counting on shapes alone."""
+"""Which tiles a run computes. Runs look at each tile; counting on shapes alone looks at kinds of tiles (`flashsim.band`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Bools = NDArray[np.bool_]
 
 
 class LiveTiles:
-    """The tiles that a mask leaves alive, as far as positions tell: skip the others, and nothing changes but the counts."""
+    """The live tiles of a mask, as far as positions tell: skip the others, and nothing changes but the counts."""
 
     alike = None
     rows_alike = None
@@ -76,10 +76,11 @@ def _share(keys: int, blocks: Blocks, number: int) -> int:
 
 
 class CountedTiles:
-    """The live tiles of a band, of each kind one. The row of that one stands for other rows, and their tiles of the kind are its.
+    """The live tiles of a band, counted by one tile of each kind.
 
-    So a loop over rows runs few of them, which together stand for all; a loop over a row's tiles runs those that are of a
-    kind, each as often as it occurs in all rows that its row stands for: on average, so perhaps a fraction. Likewise columns.
+    The row of that tile is run, and stands for other rows; the tile stands for all live tiles of its kind. So a loop over rows
+    runs few of them, which together stand for all. A loop over a row's tiles runs the kinds' tiles that are in it, each as often
+    as the kind occurs, divided by how many rows its row stands for: an average, which may be a fraction. Columns likewise.
     """
 
     def __init__(self, band: Band, blocks: Blocks, shape: Shape, group: int) -> None:
@@ -107,7 +108,7 @@ class CountedTiles:
 
 
 class CountedSplits:
-    """The same for the keys in splits, `number` of them: a split with a tile to run stands for others."""
+    """The same where the keys are cut into `number` splits: a split with a tile to run stands for others."""
 
     def __init__(self, band: Band, blocks: Blocks, shape: Shape, group: int, number: int | None) -> None:
         self.number = blocks.T_c if number is None else number
@@ -131,7 +132,7 @@ class CountedSplits:
 
 
 def _standing(turns: int, run: Iterable[int]) -> Kinds:
-    """Return turns to run: those, and the last, perhaps ragged one, for themselves; the first of them for all others, too."""
+    """Return the turns to run, with how many turns each stands for: the last for itself, the first for all others."""
     last, others = turns - 1, sorted({*run} - {turns - 1}) or [0] * (turns > 1)
     times = dict.fromkeys(others, 1)
     if others:

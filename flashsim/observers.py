@@ -6,6 +6,7 @@ flashsim.forward("flash_basic", Q, K, V, observers=[steps])     # raises Invaria
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,15 +14,16 @@ import numpy as np
 from flashsim.inputs import Array, roundoff
 from flashsim.memory import Event
 from flashsim.reference import attention_with_statistics, error_bound, score_reach
+from flashsim.source import line_of
 
 
 class InvariantBroken(AssertionError):
-    """After some outer step, m, ℓ or O is not that of the keys seen so far."""
+    """After some outer step, m, ℓ or O is not what it should be for the keys seen so far."""
 
 
 @dataclass(frozen=True)
 class InvariantStep:
-    """A checked outer step: its index j, the keys seen by then, and the worst error as a part of its bound."""
+    """A checked outer step: its index j, how many keys were seen by then, and the worst error, divided by its bound."""
 
     j: int
     keys: int
@@ -78,9 +80,12 @@ class InductionInvariant:
 
 @dataclass(frozen=True)
 class Movement:
-    """One load, store or initialisation in the source: the paper's line, the array, how often, how many elements in all."""
+    """One load, store or initialisation in the source: its line, the array, how often, how many elements in all.
 
-    label: str | None
+    `label` is the paper's line, "line 9", or "line 12 of mine.py" where nothing labels it.
+    """
+
+    label: str
     kind: str
     array: str
     times: int
@@ -89,16 +94,16 @@ class Movement:
 
 @dataclass
 class Ledger:
-    """Sums every load, store and initialisation by the paper's line, and keeps what was resident when SRAM was fullest."""
+    """Sums every load, store and initialisation by line, and keeps what was resident when SRAM was fullest."""
 
     at_peak: dict[str, int] = field(default_factory=dict)
-    _sums: dict[tuple[str | None, str, str], list[int]] = field(default_factory=dict)
+    _sums: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
     _fullest: int = 0
 
     def __call__(self, event: Event) -> None:
         """Follow one event."""
         if event.kind in ("init", "load", "store"):
-            key = event.label, event.kind, event.name.partition("[")[0]
+            key = line_of(event.site, sys._getframe(1))[1], event.kind, event.name.partition("[")[0]
             sums = self._sums.setdefault(key, [0, 0])
             sums[0] += event.times
             sums[1] += event.elements * event.times

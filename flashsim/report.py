@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashsim import theory
-from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms import Algorithm
+from flashsim.algorithms.own import backward_of, chosen
 from flashsim.api import Gradients, Run, Tally, backward, count, forward
 from flashsim.dropout import keep_mask
 from flashsim.groups import interleave
@@ -28,9 +29,9 @@ from flashsim.reference import (
     group_bound,
     rounding,
 )
+from flashsim.run.task import attended
 from flashsim.sizes import human_bytes
 from flashsim.tables import console_for_tables, new_table
-from flashsim.variant import attended
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,29 +69,28 @@ class Result:
 
 
 def run_all(
-    given: QKV, names: Sequence[str], progress: Progress, *, both_ways: bool, **options: Any
+    given: QKV, algorithms: Sequence[Any], progress: Progress, *, both_ways: bool, **options: Any
 ) -> tuple[dict[str, Result], dict[str, Result]]:
-    """Run each algorithm forward, and backward for a random dO if `both_ways`; return the results of each direction."""
+    """Run each algorithm forward, and backward for a random dO if `both_ways`; return the results of each direction, by name."""
     forwards, backwards = {}, {}
-    for name in names:
-        if both_ways and name not in BACKWARD:
-            raise ValueError(f"{name!r} has no backward pass here; these have: {', '.join(map(repr, BACKWARD))}")
-        on_head = _progress_bar(progress, FORWARD[name].title, given.heads)
+    for what in algorithms:
+        algorithm = chosen(what, "forward")
+        name, back = algorithm.name, backward_of(algorithm) if both_ways else None
+        on_head = _progress_bar(progress, algorithm.title, given.heads)
         start = time.perf_counter()
-        run = forward(name, given.Q, given.K, given.V, **options, on_head=on_head)
+        run = forward(algorithm, given.Q, given.K, given.V, **options, on_head=on_head)
         seconds = time.perf_counter() - start
-        errors = _worst(_forward_errors(run))
-        forwards[name] = _result(FORWARD[name].title, run, run.hbm, run.sram, run.blocks, errors, "forward", seconds)
-        if not both_ways:
+        errors = _worst(_forward_errors(algorithm, run))
+        forwards[name] = _result(algorithm, run, run.hbm, run.sram, run.blocks, errors, seconds)
+        if back is None:
             continue
         dO = np.random.default_rng(0).standard_normal(run.O.shape).astype(run.O.dtype)
-        on_head = _progress_bar(progress, BACKWARD[name].title, given.heads)
+        on_head = _progress_bar(progress, back.title, given.heads)
         start = time.perf_counter()
-        found = backward(name, run, dO, on_head=on_head)
+        found = backward(back, run, dO, on_head=on_head)
         seconds = time.perf_counter() - start
         errors = _worst(_backward_errors(run, found, dO))
-        title = BACKWARD[name].title
-        backwards[name] = _result(title, run, found.hbm, found.sram, found.blocks, errors, "backward", seconds)
+        backwards[name] = _result(back, run, found.hbm, found.sram, found.blocks, errors, seconds)
     return forwards, backwards
 
 
@@ -100,26 +100,26 @@ def _progress_bar(progress: Progress, title: str, heads: int) -> Callable[[int, 
 
 
 def _result(
-    title: str,
+    algorithm: Algorithm,
     run: Run,
     hbm: Traffic,
     sram: Occupancy,
     blocks: Blocks,
     errors: tuple[float, float] | None,
-    direction: str,
     seconds: float,
 ) -> Result:
     worst, of_bound = errors or (None, None)
-    return Result(title, hbm, sram, blocks, worst, of_bound, _agrees(run, hbm, sram, blocks, direction), seconds)
+    agrees = _agrees(algorithm, run, hbm, sram, blocks)
+    return Result(algorithm.title, hbm, sram, blocks, worst, of_bound, agrees, seconds)
 
 
-def _agrees(run: Run, hbm: Traffic, sram: Occupancy, blocks: Blocks, direction: str) -> bool | None:
-    """Whether theory says the same; None where heads have masks of their own, which the closed forms do not add up."""
-    if run.variant.mask.per_head:
+def _agrees(algorithm: Algorithm, run: Run, hbm: Traffic, sram: Occupancy, blocks: Blocks) -> bool | None:
+    """Whether theory says the same; None where it says nothing: of an algorithm without a form, and of masks by head."""
+    if run.variant.mask.per_head or not _has_form(algorithm):
         return None
     shape, variant = run.inputs.shape, run.variant
     want = theory.exact(
-        run.algorithm,
+        algorithm,
         N_q=shape.N_q,
         N_k=shape.N_k,
         d=shape.d,
@@ -130,17 +130,23 @@ def _agrees(run: Run, hbm: Traffic, sram: Occupancy, blocks: Blocks, direction: 
         gqa=run.gqa,
         dtype=run.inputs.dtype.name,
         blocks=(blocks.B_r, blocks.B_c),
-        direction=direction,
+        direction=algorithm.direction,
         mask=variant.mask,
         dropout_p=variant.dropout_p,
-        block_mask=variant.block_mask,
-        splits=variant.splits,
-        merge=variant.merge,
+        **variant.options,
     )
     return (hbm, sram.peak, blocks) == (want.hbm, want.sram.peak, want.blocks)
 
 
-def _forward_errors(run: Run) -> Iterator[tuple[Array, Array]]:
+def _has_form(algorithm: Algorithm) -> bool:
+    try:
+        theory.form_of(algorithm, algorithm.direction)
+    except ValueError:
+        return False
+    return True
+
+
+def _forward_errors(algorithm: Algorithm, run: Run) -> Iterator[tuple[Array, Array]]:
     """Yield (error, bound) of O, some rows of one head at a time."""
     given, variant, shape = run.inputs, run.variant, run.inputs.shape
     for number, head in enumerate(np.ndindex(given.leading)):
@@ -155,7 +161,7 @@ def _forward_errors(run: Run) -> Iterator[tuple[Array, Array]]:
                 "dropout_p": variant.dropout_p,
             }
             error = np.abs(run.O[head][rows].astype(np.float64) - attention(Q[rows], K, V, **parts))
-            yield error, error_bound(Q[rows], K, V, **rounding(run.algorithm, run.blocks), **parts)
+            yield error, error_bound(Q[rows], K, V, **rounding(algorithm, run.blocks), **parts)
 
 
 def _backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[tuple[Array, Array]]:
@@ -268,7 +274,7 @@ _RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("bytes", lambda r: human_bytes(r.hbm.bytes)),
     (
         "equal to the closed form",
-        lambda r: {True: "yes, by array", False: "NO", None: "masks differ by head"}[r.equals_theory],
+        lambda r: {True: "yes, by array", False: "NO", None: "no closed form"}[r.equals_theory],
     ),
     ("blocks B_r × B_c", lambda r: f"{r.blocks.B_r} × {r.blocks.B_c}"),
     ("blocks T_r × T_c", lambda r: f"{r.blocks.T_r} × {r.blocks.T_c}"),
@@ -294,12 +300,13 @@ def _accesses(traffic: Traffic, array: str) -> str:
 
 @dataclass(frozen=True)
 class Counted:
-    """A tally with its line-by-line ledger, and whether the closed form agrees."""
+    """A tally with its line-by-line ledger, and whether the closed form agrees: None where there is none."""
 
+    algorithm: Algorithm
     tally: Tally
     ledger: Ledger
     arguments: Mapping[str, Any]
-    agrees: bool
+    agrees: bool | None
 
     def as_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -316,13 +323,15 @@ class Counted:
         }
 
 
-def count_lines(name: str, arguments: Mapping[str, Any]) -> Counted:
+def count_lines(what: Any, arguments: Mapping[str, Any]) -> Counted:
     """Count a run and keep which line moved what. Arguments as for `flashsim.count`."""
-    ledger = Ledger()
-    tally = count(name, **arguments, observers=[ledger])
-    want = theory.exact(name, **arguments)
-    agrees = (tally.hbm, tally.sram, tally.blocks) == (want.hbm, want.sram, want.blocks)
-    return Counted(tally, ledger, arguments, agrees)
+    algorithm, ledger = chosen(what, arguments["direction"]), Ledger()
+    tally = count(algorithm, **arguments, observers=[ledger])
+    agrees = None
+    if _has_form(algorithm):
+        want = theory.exact(algorithm, **arguments)
+        agrees = (tally.hbm, tally.sram, tally.blocks) == (want.hbm, want.sram, want.blocks)
+    return Counted(algorithm, tally, ledger, arguments, agrees)
 
 
 def print_count(counted: Counted) -> None:
@@ -330,8 +339,7 @@ def print_count(counted: Counted) -> None:
     console, tally = console_for_tables(), counted.tally
     itemsize = theory.BYTES[counted.arguments["dtype"]]
     blocks, heads = tally.blocks, counted.arguments["heads"]
-    passes = BACKWARD if counted.arguments.get("direction") == "backward" else FORWARD
-    console.print(passes[tally.algorithm].title)
+    console.print(counted.algorithm.title)
     console.print(
         f"M = {tally.sram.capacity:,} elements ({human_bytes(tally.sram.capacity * itemsize)} of "
         f"{counted.arguments['dtype']}): M counts elements, so that line 1's ⌈M/4d⌉ is a number of rows"
@@ -342,14 +350,14 @@ def print_count(counted: Counted) -> None:
     one = f", one group of {_group(counted.arguments)} heads" if together else ", one head" if heads > 1 else ""
     lines = new_table("by line of the algorithm" + one, "array", "how often", "elements")
     for movement in counted.ledger.movements:
-        label = (movement.label or "").removeprefix("line ")
+        label = movement.label.removeprefix("line ")
         lines.add_row(f"{label}  {movement.kind}", movement.array, f"{movement.times:,}", f"{movement.elements:,}")
     console.print(lines)
 
     arrays = new_table(
         "by array" + (f", {heads:,} heads" if heads > 1 else ""), "reads", "writes", "reads =", "writes ="
     )
-    formulas = _formulas(tally.algorithm, counted.arguments)
+    formulas = {} if counted.agrees is None else _formulas(counted.algorithm, counted.arguments)
     for array, traffic in tally.hbm.by_array.items():
         reads, writes = (_pretty(formula) for formula in formulas.get(array, ("0", "0")))
         arrays.add_row(array, f"{traffic.reads:,}", f"{traffic.writes:,}", reads, writes)
@@ -359,7 +367,9 @@ def print_count(counted: Counted) -> None:
     console.print(arrays)
     console.print(
         f"{tally.hbm.accesses:,} accesses, {human_bytes(tally.hbm.bytes)}; "
-        + ("equal to the closed form" if counted.agrees else "NOT EQUAL TO THE CLOSED FORM")
+        + {True: "equal to the closed form", False: "NOT EQUAL TO THE CLOSED FORM", None: "no closed form"}[
+            counted.agrees
+        ]
     )
 
     held = " + ".join(f"{name} {elements:,}" for name, elements in counted.ledger.at_peak.items())
@@ -369,7 +379,7 @@ def print_count(counted: Counted) -> None:
     console.print(f"  = {held}")
 
 
-def _formulas(name: str, arguments: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
+def _formulas(algorithm: Algorithm, arguments: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
     """Return each array's (reads, writes) as text, where they are the plain ones: no mask, no dropout, no tile skipped.
 
     Nor for query heads that share a KV head, where that changes them: grouped, N_q is g·N_q; else, backward adds a sum.
@@ -381,7 +391,7 @@ def _formulas(name: str, arguments: Mapping[str, Any]) -> Mapping[str, tuple[str
         return {}
     if arguments.get("causal") or arguments.get("dropout_p") or arguments.get("block_mask") is not None:
         return {}
-    return theory.formulas(name, arguments.get("direction", "forward"))
+    return theory.formulas(algorithm, algorithm.direction)
 
 
 def _group(arguments: Mapping[str, Any]) -> int:

@@ -7,6 +7,7 @@ agree, and reports each operation's FLOPs to the memory it lives on.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,7 +63,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             shape = _matmul_shape(*shapes)
             self._counter.count_flops(matmul=2 * math.prod(shape) * shapes[0][-1])
         else:
-            shape = np.broadcast_shapes(*shapes)
+            shape = _broadcast(*shapes)
             self._counter.count_flops(other=math.prod(shape))
         if out is None:
             return ShapeOnly(shape, self._counter)
@@ -77,7 +78,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             return ShapeOnly(self.shape, self._counter)
         if function is np.where:
             shapes = [x.shape if isinstance(x, ShapeOnly) else np.shape(x) for x in args]
-            shape = np.broadcast_shapes(*shapes)
+            shape = _broadcast(*shapes)
             self._counter.count_flops(other=math.prod(shape))
             return ShapeOnly(shape, self._counter)
         return NotImplemented
@@ -87,7 +88,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 class Ones:
-    """A tile of ones that takes no room and changes nothing: `P * ONES` is P itself. What do-nothing dropout gives."""
+    """A tile of ones that takes no room and changes nothing: `P * ONES` is P itself. It is Z where nothing is dropped."""
 
     __array_ufunc__ = None
 
@@ -101,6 +102,9 @@ class Ones:
 
 
 ONES: Any = Ones()
+
+
+_broadcast = lru_cache(4096)(np.broadcast_shapes)
 
 
 def _matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 import re
 from functools import cache
+from pathlib import Path
 from types import FrameType
 
 Site = tuple[str, int]
 """(file name, line number) of a call."""
 
 LABEL = re.compile(r"#\s*(line \d+|equation \d+|summarise|combine|recompute|differentiate)")
+
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
+ALGORITHMS = f"{PACKAGE}algorithms{os.sep}"
 
 
 def site_of(frame: FrameType) -> Site:
@@ -49,3 +54,45 @@ def label_at(site: Site) -> str | None:
     """Return what labels the source line in the paper's terms ("line 9", "equation 4", "combine"), or None."""
     found = LABEL.search(linecache.getline(*site))
     return found[1] if found else None
+
+
+def label_or_number_at(site: Site) -> str | None:
+    """Return the line's label, or None; in a file of the user's that has no labels, each line's own number is its label."""
+    file, line = site
+    return label_at(site) or (f"line {line}" if _unlabelled(file) else None)
+
+
+@cache
+def _unlabelled(file: str) -> bool:
+    return not file.startswith(PACKAGE) and not any(map(LABEL.search, linecache.getlines(file)))
+
+
+def line_of(site: Site, frame: FrameType | None) -> tuple[Site, str]:
+    """Return which line of the algorithm `site` belongs to, and what it is called.
+
+    That is its label; or, for what MASK or dropout did, the label of the algorithm's line that called them. Where there is
+    none, as in a user's own function, the algorithm's line is called "line 12 of mine.py". `frame` is one that `site`'s frame
+    has called, where all that is around it can be seen.
+    """
+    label = label_at(site)
+    if label is not None:
+        return site, label
+    own = site if _of_an_algorithm(site[0]) else None
+    inside = False
+    while frame is not None:
+        at = site_of(frame)
+        if _of_an_algorithm(at[0]):
+            label, inside = label_at(at), True
+            if label is not None:
+                return at, label
+            own = own or at
+        elif inside:  # what launched the algorithm
+            break
+        frame = frame.f_back
+    file, line = own or site
+    return (file, line), f"line {line} of {Path(file).name}"
+
+
+def _of_an_algorithm(file: str) -> bool:
+    """Say whether a file holds an algorithm: one of the package's, or a user's."""
+    return file.startswith(ALGORITHMS) or not file.startswith(PACKAGE)

@@ -7,14 +7,14 @@ In the model nothing but traffic costs: the best tiles are those that re-read le
 tile is often a single row, which no matrix unit likes; `tune(..., least=16)` asks for tiles of at least that on each side.
 
 Accesses depend on the blocks by T_r and T_c alone (and by which tiles are live), so the search tries every T_c with the most
-rows that fit, and every T_r with the most columns, by the closed forms of `theory`; the winner is then counted by running
-it on shapes, M enforced.
+rows that fit, and every T_r with the most columns, by the closed forms of `theory`, or, for an algorithm of one's own that
+has none, by running it on shapes; the winner is then run so, M enforced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from heapq import merge
 from math import isqrt
@@ -23,26 +23,13 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from flashsim import theory
-from flashsim.api import count
+from flashsim.algorithms import PASSES, Algorithm
+from flashsim.algorithms.blocks import Fixed
+from flashsim.algorithms.own import chosen
+from flashsim.api import Tally, count
 from flashsim.checking import check_callback, check_count, check_direction, check_flag, check_p, check_shape
 from flashsim.inputs import check_M, float_dtype
 from flashsim.records import Blocks, Shape
-
-LOOPS = {
-    "forward": {
-        "standard": "standard attention",
-        "flash": "K, V outermost",
-        "q_outer": "Q outermost",
-        "small_cache": "small cache",
-    },
-    "backward": {
-        "standard": "standard attention",
-        "flash": "K, V outermost, Algorithm 4",
-        "q_outer": "K, V outermost, L and D",
-        "q_outer_two_pass": "two passes",
-    },
-}
-"""What is tried, by direction: name -> its loop order in words."""
 
 MOST_TRIED = 2**22
 OnTried = Callable[[int, int], None]
@@ -89,33 +76,33 @@ class Tuned:
 
 @dataclass(frozen=True)
 class _Search:
-    """The closed forms of one algorithm at one problem, by blocks."""
+    """What one algorithm costs at one problem, by blocks."""
 
-    name: str
-    loops: str
+    algorithm: Algorithm
     shape: Shape
     options: Mapping[str, Any]
 
     @property
-    def counted(self) -> tuple[str, dict[str, Any]]:
-        """The name to count under, and its options: Algorithm 2 skips as Algorithm 5 does, where there is what to skip."""
-        if self.name == "flash" and self.options["causal"]:
-            return "block_sparse", {**self.options, "block_mask": "live"}
-        return self.name, dict(self.options)
+    def counted(self) -> tuple[str | Algorithm, dict[str, Any]]:
+        """What to count, and its options: Algorithm 2 skips as Algorithm 5 does, where there is what to skip."""
+        if self.algorithm.skips_as and self.options["causal"]:
+            return self.algorithm.skips_as, {**self.options, "block_mask": "live"}
+        return self.algorithm, dict(self.options)
 
-    def at(self, **sizes: Any) -> theory.Exact:
-        name, options = self.counted
-        return theory.exact(name, **_lengths(self.shape), **options, **sizes)
+    def at(self, **sizes: Any) -> theory.Exact | Tally:
+        """Return what it costs, whether it fits or not."""
+        algorithm, options = self.counted
+        return cost(algorithm, **asdict(self.shape), **options, **sizes)
 
     def choice(self, **sizes: Any) -> Choice:
-        exact = self.at(**sizes)
-        return Choice(self.name, self.loops, exact.blocks, exact.accesses, exact.sram.peak)
+        at, loops = self.at(**sizes), self.algorithm.loops or self.algorithm.title
+        return Choice(self.algorithm.name, loops, at.blocks, at.hbm.accesses, at.sram.peak)
 
     def fits(self, B_r: int, B_c: int) -> bool:
         """Say whether all tiles fit: the peak does not depend on which are skipped, but for masks that skip all."""
         plain = {**self.options, "causal": False}
-        exact = theory.exact(self.name, **_lengths(self.shape), **plain, blocks=(B_r, B_c))
-        return exact.sram.peak <= exact.sram.capacity
+        use = cost(self.algorithm, **asdict(self.shape), **plain, blocks=(B_r, B_c)).sram
+        return use.peak <= use.capacity
 
     def _fits_beside(self, B_c: int, B_r: int) -> bool:
         return self.fits(B_r, B_c)
@@ -152,6 +139,21 @@ class _Search:
         return min((self.choice(blocks=blocks) for blocks in {*self.candidates(least)}), key=_cost, default=None)
 
 
+def cost(algorithm: str | Algorithm, *, direction: str = "forward", **arguments: Any) -> theory.Exact | Tally:
+    """Return what a run costs, whether it fits M or not: by the closed form, or, where there is none, by running it on shapes.
+
+    Arguments as for `flashsim.count`.
+    """
+    try:
+        form = theory.form_of(algorithm, direction)
+    except ValueError:
+        if arguments.get("blocks") is not None:
+            B_r, B_c = arguments.pop("blocks")
+            arguments["sizing"] = Fixed(B_r, B_c, enforced=False)
+        return count(algorithm, direction=direction, **arguments)
+    return theory.exact(form, direction=direction, **arguments)
+
+
 def tune(
     *,
     N: int | None = None,
@@ -165,16 +167,19 @@ def tune(
     causal: bool = False,
     dropout_p: float = 0.0,
     least: int = 1,
+    algorithms: Iterable[str | Algorithm | Callable[..., Any]] = (),
     on_tried: OnTried | None = None,
 ) -> Tuned:
     """Find the loop order and (B_r, B_c) of fewest accesses whose peak is at most M elements, for one head.
 
     Arguments as for `flashsim.count`; `causal` is aligned at the bottom right, and tiles that it forbids whole are skipped.
-    `least` is the fewest rows and columns of a tile (clipped to the lengths). `on_tried` is called with (algorithms done,
+    `least` is the fewest rows and columns of a tile (clipped to the lengths). `algorithms` are tried besides those whose
+    records name their loops: names, records, or functions of one's own. `on_tried` is called with (algorithms done,
     algorithms in all). Of equally few accesses, the fewest tiles win, then the lowest peak.
 
     No block sizes at all move less than those found; but where `causal` skips tiles, that is so only with `least` of 1 and for
-    one sweep ("q_outer_two_pass" makes two): otherwise, of those that were tried.
+    one sweep ("q_outer_two_pass" makes two): otherwise, of those that were tried. That of an algorithm of one's own the peak
+    grows with the blocks is taken for granted.
 
     Raises ValueError for arguments that make no sense, where not even tiles of `least` × `least` fit, or where more than 2²²
     block sizes would have to be tried.
@@ -184,10 +189,10 @@ def tune(
     shape, least = check_shape(N, d, N_q, N_k, d_v), check_count("least", least)
     stored = float_dtype(dtype)
     M = check_M(M, stored.itemsize)
-    tried = sum(min(2 * isqrt(N), M) + causal * min(N, M) for N in (shape.N_q, shape.N_k))
-    if tried > MOST_TRIED:
+    sizes = sum(min(2 * isqrt(N), M) + causal * min(N, M) for N in (shape.N_q, shape.N_k))
+    if sizes > MOST_TRIED:
         raise ValueError(
-            f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,} and M = {M:,} leave up to {tried:,} block sizes to try, for hours; "
+            f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,} and M = {M:,} leave up to {sizes:,} block sizes to try, for hours; "
             f"expected at most {MOST_TRIED:,}. Take a smaller M or shorter lengths, or flashsim.count a few block sizes"
         )
     options: dict[str, Any] = {
@@ -195,16 +200,17 @@ def tune(
     }  # fmt: skip
     found: dict[str, Choice] = {}
     paper: dict[str, Choice] = {}
-    for done, (name, loops) in enumerate(LOOPS[direction].items()):
-        search = _Search(name, loops, shape, options)
+    tried = _tried(direction, algorithms)
+    for done, algorithm in enumerate(tried):
+        search = _Search(algorithm, shape, options)
         best = search.best(least)
         if best is not None:
             _confirm(search, best)
-            found[name] = best
-        if max(shape.d, shape.d_v) <= M or name == "small_cache":
-            paper[name] = search.choice(sizing="paper")
+            found[algorithm.name] = best
+        if _has_rows(algorithm, M, shape):
+            paper[algorithm.name] = search.choice(sizing="paper")
         if on_tried is not None:
-            on_tried(done + 1, len(LOOPS[direction]))
+            on_tried(done + 1, len(tried))
     if not found:
         raise ValueError(
             f"M = {M:,} elements is too small: no algorithm here fits it with tiles of {least} × {least} at d = {shape.d}"
@@ -213,11 +219,12 @@ def tune(
     return Tuned(shape, M, direction, causal, compulsory, found, paper)
 
 
-def best_of(name: str, *, N: int, d: int, M: int, direction: str = "forward") -> Choice | None:
+def best_of(
+    name: str | Algorithm | Callable[..., Any], *, N: int, d: int, M: int, direction: str = "forward"
+) -> Choice | None:
     """Return one algorithm's choice of fewest accesses that fits M, at N_q = N_k = N and d_v = d; None if nothing fits."""
     options = {"M": M, "dtype": "float32", "direction": direction, "causal": False, "dropout_p": 0.0}
-    search = _Search(name, LOOPS[direction].get(name, name), Shape(N, N, d, d), options)
-    return search.best(1)
+    return _Search(chosen(name, direction), Shape(N, N, d, d), options).best(1)
 
 
 def sides(N: int, least: int = 1) -> Iterator[int]:
@@ -227,8 +234,7 @@ def sides(N: int, least: int = 1) -> Iterator[int]:
     while blocks >= 1:
         B = max(-(-N // blocks), least)
         yield B
-        blocks = -(-N // (B + 1)) if B < N else 0
-        blocks = min(blocks, -(-N // B) - 1) if B < N else 0
+        blocks = -(-N // B) - 1
 
 
 def _most(fits: Callable[[int], bool], least: int, most: int) -> int:
@@ -253,15 +259,29 @@ def _cost(choice: Choice) -> tuple[int, int, int]:
     return choice.accesses, choice.tiles, choice.peak
 
 
-def _lengths(shape: Shape) -> dict[str, Any]:
-    return {"N_q": shape.N_q, "N_k": shape.N_k, "d": shape.d, "d_v": shape.d_v}
+def _tried(direction: str, algorithms: Iterable[str | Algorithm | Callable[..., Any]]) -> list[Algorithm]:
+    """Return the algorithms with loops of this direction, and those given."""
+    known = PASSES["forward" if direction == "forward" else "backward"]
+    tried = {name: algorithm for name, algorithm in known.items() if algorithm.loops}
+    tried |= {algorithm.name: algorithm for algorithm in (chosen(given, direction) for given in algorithms)}
+    return list(tried.values())
+
+
+def _has_rows(algorithm: Algorithm, M: int, shape: Shape) -> bool:
+    try:
+        algorithm.rows(M, shape.d, shape.d_v)
+    except ValueError:
+        return False
+    return True
 
 
 def _confirm(search: _Search, choice: Choice) -> None:
     """Count the choice by running it on shapes, M enforced: SramOverflow if it did not fit."""
-    name, options = search.counted
-    tally = count(name, **_lengths(search.shape), **options, blocks=(choice.blocks.B_r, choice.blocks.B_c))
+    algorithm, options = search.counted
+    blocks = choice.blocks.B_r, choice.blocks.B_c
+    tally = count(algorithm, **asdict(search.shape), **options, blocks=blocks)
     if (tally.hbm.accesses, tally.sram.peak) != (choice.accesses, choice.peak):
-        raise AssertionError(
-            f"{choice}: a run counts {tally.hbm.accesses:,} accesses and a peak of {tally.sram.peak:,}"
+        raise ValueError(
+            f"in blocks of {blocks[0]} × {blocks[1]}, {choice.algorithm!r} makes {tally.hbm.accesses:,} accesses, with a peak "
+            f"of {tally.sram.peak:,}; its closed form says {choice.accesses:,} and {choice.peak:,}"
         )

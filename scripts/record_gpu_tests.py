@@ -15,6 +15,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+from flashsim.entry import run_script
 from flashsim.files import write_whole
 from flashsim.gpu.benchmark import machine
 
@@ -63,4 +64,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -17,6 +17,7 @@ import numpy as np
 
 from flashsim.cli import parse
 from flashsim.cli.step import recorded
+from flashsim.entry import run_script
 from flashsim.files import write_whole
 from flashsim.tracing import Step
 
@@ -50,6 +51,11 @@ def photograph() -> None:
     print(f"figures/step.png: step {step.number}, {step.label}")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Photograph: there are no options."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     photograph()
+
+
+if __name__ == "__main__":
+    run_script(main)

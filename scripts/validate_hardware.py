@@ -13,7 +13,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from flashsim.entry import guarded
+from flashsim.entry import run_script
 from flashsim.files import check_target, read_record, write_whole
 from flashsim.plots.gpu import plot_validation
 from flashsim.plots.saving import figure_of, save
@@ -56,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("validate_hardware.py", main))
+    run_script(main)

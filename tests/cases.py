@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from flashsim import Causal, Dense, KeyPadding, SlidingWindow
 from flashsim.algorithms import BACKWARD
 from flashsim.dropout import keep_mask
+from flashsim.planting import mutated
 
 Array = NDArray[Any]
+FEW = settings(max_examples=settings().max_examples // 3)  # for what is asked of each of many algorithms
 DTYPES = {
     "float64": np.dtype(np.float64),
     "float32": np.dtype(np.float32),
@@ -258,3 +262,16 @@ def of_bound(got: Array, want: Array, bound: Array) -> float:
         part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
     part = np.where(np.isnan(part), np.inf, part)
     return float(np.where(bound == np.inf, 0.0, part).max(initial=0.0))
+
+
+def swap(function: Any, before: str, after: str, patch: pytest.MonkeyPatch) -> None:
+    """Give a function, wherever it is known already, the code of its mutant."""
+    patch.setattr(function, "__code__", mutated(function, (before, after)).__code__)
+
+
+def unnoticed(by: set[str], objections: Iterator[str]) -> set[str]:
+    """Return those of the checks `by` that do not object, having run no more than it takes."""
+    left = set(by)
+    while left and (check := next(objections, None)) is not None:
+        left.discard(check)
+    return left

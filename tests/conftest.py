@@ -17,6 +17,7 @@ settings.register_profile(  # scripts/mutation.py's: what fails, fails every tim
     database=None,
     phases=(Phase.explicit, Phase.generate),
 )
+settings.register_profile("wide", settings.get_profile("flashsim"), max_examples=300)  # .ci/run's, for searches
 settings.load_profile("flashsim")
 
 FUZZ_EXAMPLES = 100

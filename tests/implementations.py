@@ -71,8 +71,6 @@ class Implementation:
 
 # ------------------------------------------------------------------------------------------------- this package's own
 
-# The others round O after every block of keys.
-STORES = {"standard": "scores", "memory_efficient": "output", "small_cache": "output"}
 RECOMBINED = (
     "Appendix B.5 forms dP − D by way of a block's own D_j, and loses what is small against D_j: with dropout D can be, "
     "where the heaviest keys are dropped. `reference.gradient_bounds` allows for that (recombined=True), a Spec cannot say it"
@@ -80,8 +78,10 @@ RECOMBINED = (
 
 
 def _own(name: str) -> Subject:
-    keeps_logs = not {"l", "L"}.isdisjoint(FORWARD[name].returns)
-    plain = name == "flash_basic"  # it takes neither masks nor dropout, and has no backward pass
+    algorithm = FORWARD[name]
+    keeps_logs = not {"l", "L"}.isdisjoint(algorithm.returns)
+    plain = "MASK" not in algorithm.parts
+    stores = "scores" if algorithm.stores_scores else "output_per_block" if algorithm.rounds(2) == 2 else "output"
     spec = Spec(
         dtypes=("float32", "float16", "bfloat16", "float64"),
         block=BLOCKS[name],
@@ -91,14 +91,14 @@ def _own(name: str) -> Subject:
         masks=not plain,
         scale=True,
         d_v=True,
-        stores=STORES.get(name, "output_per_block"),
+        stores=stores,
     )
     return Subject(
         _named(name, partial(_own_forward, name)),
         spec,
         partial(_own_backward, name) if name in BACKWARD else None,
         None if plain else _keep,
-        {"dropout_gradients": RECOMBINED} if name == "rabe_staats" else {},
+        {"dropout_gradients": RECOMBINED} if name in BACKWARD and BACKWARD[name].recombines else {},
     )
 
 

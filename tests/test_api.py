@@ -207,7 +207,7 @@ def test_block_masks(block_mask: Any, message: str) -> None:
 def test_only_block_sparse_has_a_block_mask(name: str) -> None:
     for block_mask in ("live", np.ones((2, 1), bool), patterns.butterfly):
         bad(
-            rf"'{name}'.* has no block mask; 'block_sparse' \(Algorithm 5\) has",
+            rf"'{name}'.* takes no option block_mask; 'block_sparse' does",
             X,
             X,
             X,

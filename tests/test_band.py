@@ -37,14 +37,14 @@ def drawn(rng: random.Random) -> tuple[Mask, Shape, Blocks, int]:
 
 
 def looked_at(mask: Mask, shape: Shape, blocks: Blocks) -> dict[tuple[bool, bool, bool], list[tuple[int, int]]]:
-    """Return the live tiles of each kind, (last row, last column, masked), as the mask says of each."""
+    """Return the live tiles of each kind, (last row, last column, partial), as the mask says of each."""
     rows, cols = np.arange(blocks.T_r)[:, None] * blocks.B_r, np.arange(blocks.T_c)[None, :] * blocks.B_c
     row_ends, col_ends = np.minimum(rows + blocks.B_r, shape.N_q), np.minimum(cols + blocks.B_c, shape.N_k)
     live = mask.live(rows, row_ends, cols, np.minimum(col_ends, mask.keys(shape, ())), shape, ())
-    whole = mask.leaves_all(rows, row_ends, cols, col_ends, shape, ())
+    full = mask.full(rows, row_ends, cols, col_ends, shape, ())
     found: dict[tuple[bool, bool, bool], list[tuple[int, int]]] = {}
     for i, j in np.argwhere(live).tolist():
-        kind = (i == blocks.T_r - 1, j == blocks.T_c - 1, not whole[i, j] or bool(mask.dense(())))
+        kind = (i == blocks.T_r - 1, j == blocks.T_c - 1, not full[i, j] or bool(mask.dense(())))
         found.setdefault(kind, []).append((i, j))
     return found
 
@@ -85,7 +85,7 @@ def test_rows_and_columns_to_run_stand_for_all() -> None:
 
 
 def test_bands_meet_in_the_lesser() -> None:
-    assert Band(None, 3, 9) & Band(2, None, 7, whole=False) == Band(2, 3, 7, whole=False)
+    assert Band(None, 3, 9) & Band(2, None, 7, positional=False) == Band(2, 3, 7, positional=False)
     assert Band(5, 3, 9) & Band(2, 4, 9) == Band(2, 3, 9)
 
 

@@ -193,11 +193,11 @@ class Finder(L2):
 
 @pytest.mark.parametrize("case", RUNS)
 @pytest.mark.parametrize("name", FORWARD)
-@pytest.mark.parametrize("M", [40, 97, 400])
+@pytest.mark.parametrize("M", [40, 400])
 def test_blocks_are_found_where_they_lie(name: str, case: str, M: int) -> None:
     if case != "plain" and "MASK" not in FORWARD[name].parts:
         pytest.skip("has neither mask nor dropout")
-    for N_q, N_k in ((10, 10), (13, 22), (31, 9), (1, 16)):
+    for N_q, N_k in ((13, 22), (31, 9)):
         finder = Finder(0)
         run_both_ways(name, finder, arguments(case, N_q, N_k), (N_q, N_k, 3, 4), M)
         assert finder.checked > 5

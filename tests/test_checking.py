@@ -11,8 +11,10 @@ import pytest
 
 import flashsim
 from flashsim import checking, theory
+from flashsim.algorithms import FORWARD
+from flashsim.algorithms.own import chosen
 from flashsim.checking import check_array, check_count, check_scale, shown
-from flashsim.theory.problem import Problem
+from flashsim.theory.problem import OneHead
 from flashsim.tune import tune
 
 X = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
@@ -52,6 +54,8 @@ CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
     ("N is 64.5; expected a whole number", SIZED, {"N": 64.5}),
     ("N_k is True; expected a whole number", SIZED, {"N_k": True}),
     (r"d is 10{5,}\.\.\.0+; expected at most 9,223,372,036,854,775,807", SIZED, {"d": HUGE}),
+    ("N_q is 7, and N is 6; expected N alone, or N_q and N_k", SIZED, {"N_q": 7}),
+    ("N_k is 7, and N is 6; expected N alone, or N_q and N_k", SIZED, {"N_q": 6, "N_k": 7}),
     ("d_v is 0; expected at least 1", SIZED, {"d_v": 0}),
     ("a length is missing", SIZED, {"N": None, "N_q": 3}),
     ("M is 0; expected at least 1", (*SIZED, *RUNS, backward), {"M": 0}),
@@ -107,6 +111,9 @@ CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
     ("trace is 3; expected True or False", (forward, backward), {"trace": 3}),
     ("check_finite is 'no'; expected True or False", (forward, backward), {"check_finite": "no"}),
     (r"\[\]", (*COUNTED, *RUNS), {"name": []}),
+    ("'flash'.* takes no option splits; 'split_kv' does", (*COUNTED, *RUNS), {"splits": 3}),
+    ("'flash'.* takes no option block_mask; 'block_sparse' does", (*COUNTED, *RUNS), {"block_mask": np.ones((2, 1))}),
+    ("'split_kv'.* takes no option block_mask", (*COUNTED, *RUNS), {"name": "split_kv", "block_mask": "live"}),
 ]
 
 
@@ -154,6 +161,31 @@ def test_sizes_of_any_integer_type_are_exact(size: Any) -> None:
     np.testing.assert_array_equal(forward(mask=window).O, forward(mask=causal).O)
 
 
+@pytest.mark.parametrize("call", [*RUNS, *COUNTED])
+def test_an_argument_that_there_is_not_is_told_with_the_nearest_that_there_is(call: Callable[..., Any]) -> None:
+    name = "forward" if call in RUNS else call.__name__
+    for given, meant in (("caual", "; did you mean 'causal'?"), ("split", "; did you mean 'splits'?"), ("zzz", "$")):
+        with pytest.raises(
+            TypeError, match=f"{name} takes no argument '{given}'{re.escape(meant) if meant != '$' else '$'}"
+        ):
+            call(**{given: True})
+
+
+def test_an_option_of_another_algorithm_may_be_left_at_its_default() -> None:
+    asked: dict[str, Any] = {"splits": None, "merge": "sequence", "block_mask": None}
+    assert count(**asked) == count()
+    assert exact(**asked) == exact()
+    assert np.array_equal(forward(**asked).O, forward().O)
+
+
+def test_a_record_and_its_form_have_the_same_options() -> None:
+    for form in (form for each in theory.forms.forms().values() for form in each.values()):
+        record = FORWARD[chosen(form.name, form.direction).forward_pass]
+        assert [(o.name, o.default, o.check) for o in form.options] == [
+            (o.name, o.default, o.check) for o in record.options
+        ]
+
+
 @pytest.mark.parametrize(
     ("message", "call"),
     [
@@ -181,7 +213,7 @@ def test_sizes_of_any_integer_type_are_exact(size: Any) -> None:
         ("mask is a masked array", lambda: flashsim.Dense(np.ma.masked_array([True]))),
         ("Tree's parents is a masked array", lambda: flashsim.Tree(np.ma.masked_array([-1, 0]))),
         ("Fixed's B_r is 0", lambda: flashsim.Fixed(0, 1)),
-        ("N_q is -4", lambda: Problem(-4, 3, 3, 3, 9, 4, False, (), False)),
+        ("N_q is -4", lambda: OneHead(-4, 3, 3, 3, 9, 4, False, (), False)),
     ],
 )
 def test_what_is_no_run_is_checked_too(message: str, call: Callable[[], Any]) -> None:

@@ -217,13 +217,6 @@ def test_verify_exits_by_its_verdict(capsys: pytest.CaptureFixture[str], monkeyp
     assert "FAILS  Theorem 2: FlashAttention: 12/5 ≤ accesses" in capsys.readouterr().out
 
 
-def test_every_figure_has_its_command() -> None:
-    from flashsim import plots
-    from flashsim.cli import plot
-
-    assert list(plot.FIGURES) == list(plots.FIGURES)
-
-
 def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", "blocks", "--N", "96", "--d", "8", "--M", "1024", "-o", "pictures/blocks"]) == 0
     assert "Saved pictures/blocks.png, pictures/blocks.svg, pictures/blocks.json" in capsys.readouterr().out

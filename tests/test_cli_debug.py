@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import flashsim
+from flashsim import stops
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.cli import debug as command
 from flashsim.cli import main
 
 COMMAND = [sys.executable, "-m", "flashsim", "debug"]
@@ -178,16 +178,15 @@ def test_numbers_are_the_same_with_the_breakpoint_in(monkeypatch: pytest.MonkeyP
     for known in (FORWARD, BACKWARD):
         for algorithm in known.values():
             made = flashsim.forward(algorithm.forward_pass, Q, K, V, **sizes)
-            label = next(iter(command.labels(algorithm)))
-            stop = command.find_stop(algorithm, label, {})
-            with command.with_breakpoint(known, algorithm, stop, {}):
-                assert known[algorithm.name].run is not algorithm.run
-                if known is FORWARD:
-                    again = flashsim.forward(algorithm.name, Q, K, V, **sizes)
-                    assert (again.O == made.O).all()
-                    assert again.hbm == made.hbm
-                else:
-                    assert np.isfinite(flashsim.backward(algorithm.name, made, dO).dQ).all()
+            label = next(iter(stops.labels(algorithm)))
+            stopping = stops.with_breakpoint(algorithm, stops.find_stop(algorithm, label, {}), {})
+            assert stopping.run is not algorithm.run
+            if known is FORWARD:
+                again = flashsim.forward(stopping, Q, K, V, **sizes)
+                assert (again.O == made.O).all()
+                assert again.hbm == made.hbm
+            else:
+                assert np.isfinite(flashsim.backward(stopping, made, dO).dQ).all()
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
@@ -209,7 +208,7 @@ def test_numbers_are_the_same_with_the_breakpoint_in(monkeypatch: pytest.MonkeyP
         ("flash_basic --line 12 --at j=-1", "--at is 'j=-1'; expected"),
         ("flash_basic --line 12 --at j=1,j=2", "gives j twice"),
         ("q_outer --line 9 --causal --at i=0,j=2", "line 9 is never run at i = 0, j = 2, which is skipped"),
-        ("q_outer_two_pass --line 3", "'q_outer_two_pass' has no forward pass"),
+        ("q_outer_two_pass --line 3", "'q_outer_two_pass' is a backward pass only, of 'q_outer'"),
         ("small_cache --line 3 --backward", "'small_cache' has no backward pass"),
         ("flash_basic --line 12 --causal", "has no mask"),
     ],
@@ -238,8 +237,8 @@ def test_breakpoints_that_are_off_and_commands_for_another_debugger_are_refused(
 @pytest.mark.parametrize("label", ["1", "equation 1"])
 def test_of_lines_that_share_a_label_the_first_in_the_loops_asked_for(label: str) -> None:
     algorithm = FORWARD["memory_efficient"]
-    at_once = command.find_stop(algorithm, label, {})
-    inside = command.find_stop(algorithm, label, {"j": 0})
+    at_once = stops.find_stop(algorithm, label, {})
+    inside = stops.find_stop(algorithm, label, {"j": 0})
     lines = Path(at_once.file).read_text(encoding="utf-8").splitlines()
     assert lines[at_once.line - 1].strip() == "for i in sram.loop(blocks.T_r):  # equation 1"
     assert lines[inside.line - 1].strip() == "k_j = sram.load(K[j])  # equation 1"

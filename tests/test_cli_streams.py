@@ -20,7 +20,7 @@ import pytest
 
 import flashsim
 from flashsim import plots, report, testing, verify
-from flashsim.cli import COMMANDS, main, shared
+from flashsim.cli import COMMANDS, main, outputs
 from flashsim.entry import guarded
 
 COUNT = ("count", "--N", "64", "--d", "8")
@@ -259,7 +259,7 @@ def test_targets_are_checked_before_the_work(
 
 
 def test_what_is_not_finite_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    shared.write_json("-", {"a": [float("nan"), (float("inf"), np.float64("-inf"))], "b": {"c": 1.5}})
+    outputs.write_json("-", {"a": [float("nan"), (float("inf"), np.float64("-inf"))], "b": {"c": 1.5}})
     assert json.loads(capsys.readouterr().out) == {"a": [None, [None, None]], "b": {"c": 1.5}}
 
 

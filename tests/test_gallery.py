@@ -27,9 +27,9 @@ import flashsim
 from flashsim import examples, gallery, theory
 from flashsim.cli import main
 from flashsim.tracing import Lesson, Moment, Step, Trace
-from flashsim.tracing.lesson import typeset
 from flashsim.tracing.loading import trace_of
-from flashsim.tracing.saving import LARGEST_PAGE, MOST_STEPS
+from flashsim.tracing.page import LARGEST_PAGE, MOST_STEPS
+from flashsim.tracing.typeset import typeset
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "figures" / "gallery"

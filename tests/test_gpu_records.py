@@ -200,7 +200,7 @@ def test_with_cupy_and_no_gpu_the_command_says_so_too(
     assert capsys.readouterr().err == "flashsim bench: error: no GPU: none here\n"
 
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "gpu.md").read_text(encoding="utf-8")
 
 
 def figure(name: str) -> dict[str, Any]:
@@ -216,18 +216,18 @@ def timings(N: int, d: int, causal: bool, direction: str, dropout_p: float = 0.0
     return {t["name"]: t for t in found["timings"] if not t["failed"]}
 
 
-def test_readmes_ladder_is_the_recorded_one() -> None:
+def test_the_pages_ladder_is_the_recorded_one() -> None:
     forward, backward = (timings(2048, 64, False, direction) for direction in ("forward", "backward"))
     for name, timing in forward.items():
-        (row,) = (line for line in README.splitlines() if line.startswith(f"| `{name}` | ") and line.count("|") == 6)
+        (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| `{name}` | ") and line.count("|") == 6)
         back = f"{backward[name]['tflops']:.1f}" if name in backward else "–"
         assert row.endswith(f"| {timing['tflops']:.1f} | {back} |"), name
     slowdown = forward["tensor_core"]["tflops"] / forward["algorithm_1"]["tflops"]
-    assert f"is a factor of {slowdown:.0f} forward" in README
+    assert f"is a factor of {slowdown:.0f} forward" in PAGE
 
 
-def test_readmes_ratios_are_the_recorded_ones() -> None:
-    said = " ".join(README.split())
+def test_the_pages_ratios_are_the_recorded_ones() -> None:
+    said = " ".join(PAGE.split())
     for direction, words in (("forward", "times FlashAttention-2's rate forward"), ("backward", "times backward")):
         ratios = [
             found["tensor_core"]["tflops"] / found["torch_flash"]["tflops"]
@@ -256,8 +256,8 @@ def test_readmes_ratios_are_the_recorded_ones() -> None:
     assert speedup("torch_unfused")[0] > 7.6
 
 
-def test_readmes_words_on_hopper_are_the_recorded_ones() -> None:
-    said = " ".join(README.split())
+def test_the_pages_words_on_hopper_are_the_recorded_ones() -> None:
+    said = " ".join(PAGE.split())
     ratios: dict[int, dict[tuple[int, bool], float]] = {64: {}, 128: {}}
     for r in figure("gpu_hopper")["results"]:
         rate = {t["name"]: t["tflops"] for t in r["timings"]}
@@ -273,16 +273,16 @@ def test_readmes_words_on_hopper_are_the_recorded_ones() -> None:
     assert f"({below[512, True]:.2f} and {below[1024, True]:.2f})" in said
 
 
-def test_readmes_words_on_the_counters_are_the_recorded_ones() -> None:
+def test_the_pages_words_on_the_counters_are_the_recorded_ones() -> None:
     rows = figure("validate_hardware")["data"]["rows"]
     assert all(row["agrees"] is not False for row in rows)
     assert max(row["error"] for row in rows if row["level"] == "DRAM") < 0.002
     total = [(row["measured_reads"] + row["measured_writes"]) / 1e9 for row in rows if row["group"] == "algorithm_1"]
-    assert f"falls from {total[0]:.1f} to {total[-1]:.1f} GB" in README
+    assert f"falls from {total[0]:.1f} to {total[-1]:.1f} GB" in PAGE
     tests = figure("gpu_tests")
     assert not tests["failure"]
     assert not tests["error"]
-    assert f"{tests['passed']} passed, {len(tests['skipped'])} skipped" in README
+    assert f"{tests['passed']} passed, {len(tests['skipped'])} skipped" in PAGE
 
 
 def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:

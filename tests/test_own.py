@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,10 @@ from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
 from flashsim.algorithms.own import algorithm_of, chosen
+from flashsim.checking import check_count
+from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError
+from flashsim.options import Option
 from flashsim.records import Blocks
 from flashsim.reference import attention, error_bound, rounding
 
@@ -87,6 +91,103 @@ def test_a_record_goes_where_its_name_does() -> None:
     assert chosen(mine, "forward") is mine
     with pytest.raises(ValueError, match="'my backward' is a backward pass; expected a forward pass"):
         flashsim.forward(back, Q, K, V)
+
+
+def with_a_statistic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, *parts: Any) -> Any:
+    """Algorithm 2, which keeps each row's sum of Q besides, `weight` times."""
+    *parts_of_flash, weight = parts
+    q_sums = hbm.empty("q_sums", (Q.shape[0], 1), sram.dtype)
+    for i in sram.loop(len(Q)):
+        Q_i = sram.load(Q[i])
+        q_i = sram.on_chip(weight * rowsum(Q_i))
+        sram.store(q_sums[i], q_i)
+    return FORWARD["flash"].run(hbm, sram, Q, K, V, blocks, *parts_of_flash)
+
+
+SEEN: list[Any] = []
+
+
+def and_its_gradients(
+    hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, O: Matrix, dO: Matrix, l: Matrix, m: Matrix, q_sums: Matrix,
+    blocks: Blocks, *parts: Any
+) -> Any:  # fmt: skip
+    q_0 = sram.load(q_sums[0])
+    SEEN.append(np.array(q_0) if hbm.arithmetic else q_0.shape)
+    return BACKWARD["flash"].run(hbm, sram, Q, K, V, O, dO, l, m, blocks, *parts)
+
+
+def whole_number(value: Any) -> int:
+    return check_count("weight", value)
+
+
+FORTH = replace(
+    FORWARD["flash"],
+    name="forth",
+    run=with_a_statistic,
+    parts=("tau", "MASK", "dropout", "weight"),
+    options=(Option("weight", 2, whole_number, "by what row sums are multiplied"),),
+    matrices={"q_sums": Kind("N_q", "1", "chip")},
+    saves=("R", "q_sums"),
+)
+BACK = replace(
+    BACKWARD["flash"],
+    name="back",
+    of=FORTH,
+    run=and_its_gradients,
+    operands=(*BACKWARD["flash"].operands, "q_sums"),
+    matrices=FORTH.matrices,
+)
+
+
+@pytest.mark.parametrize("gqa", ["separate", "grouped"])
+def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices(gqa: str) -> None:
+    asked: dict[str, Any] = {"causal": True, "gqa": gqa, "M": 200, "blocks": (3, 4)}
+    run = flashsim.forward(FORTH, np.concatenate([Q, Q]), K, V, weight=5, **asked)
+    theirs = flashsim.forward("flash", np.concatenate([Q, Q]), K, V, **asked)
+    dO = rng.normal(size=run.O.shape)
+    mine, want = flashsim.backward(BACK, run, dO), flashsim.backward("flash", theirs, dO)
+    assert all(np.array_equal(getattr(mine, name), getattr(want, name)) for name in ("dQ", "dK", "dV"))
+    sums = Q.sum(axis=-1, keepdims=True)  # of heads 2 and 3; grouped, their rows take turns
+    assert np.allclose(SEEN[-1], 5 * (sums[1] if gqa == "separate" else np.stack(sums, axis=1).reshape(-1, 1)))
+    sizes: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "heads": 4, "kv_heads": 2, "dtype": "float64"}
+    back = flashsim.count(BACK, **sizes, **asked, weight=5, direction="backward")
+    assert back.hbm == mine.hbm
+    assert flashsim.count(FORTH, **sizes, **asked, weight=5).hbm == run.hbm
+    traced = flashsim.trace(BACK, Q, K, V, dO=dO[:2], head=1, blocks=(3, 4), M=200, weight=3)
+    assert (traced.about.direction, "weight 3" in traced.about.options) == ("backward", True)
+
+
+def test_what_a_record_lacks_is_told() -> None:
+    for weight, said in ((0, "weight is 0; expected at least 1"), (None, "weight is None; expected a whole number")):
+        with pytest.raises(ValueError, match=said):
+            flashsim.forward(FORTH, Q, K, V, weight=weight)
+    with pytest.raises(TypeError, match="forward takes no argument 'wieght'; did you mean 'weight'"):
+        flashsim.forward(FORTH, Q, K, V, wieght=2)
+    with pytest.raises(TypeError, match="forward takes no argument 'weight'"):
+        flashsim.forward("flash", Q, K, V, weight=2)
+    run = flashsim.forward(replace(FORTH, saves=("R",)), Q, K, V)
+    with pytest.raises(MemoryModelError, match=r"'back' .* takes q_sums, which 'forth' neither returned nor saved"):
+        flashsim.backward(BACK, run, rng.normal(size=run.O.shape))
+    with pytest.raises(ValueError, match=r"the shape of q_sums is not known; .* matrices=\{'q_sums': Kind"):
+        flashsim.count(replace(BACK, matrices={}), N=8, d=4, direction="backward")
+    with pytest.raises(ValueError, match="'back' is the backward pass of 'forth', which is not known"):
+        flashsim.trace(replace(BACK, of="forth"), Q[0], K[0], V[0], dO=np.ones((9, 3)))
+    with pytest.raises(ValueError, match="'forth' has the part 'weight'; expected one of tau, MASK"):
+        replace(FORTH, options=())
+    with pytest.raises(ValueError, match="'back' is a backward pass without the part 'tau'"):
+        replace(BACK, parts=("MASK", "dropout"))
+
+
+def test_a_record_says_where_its_function_stands() -> None:
+    code = two_sweeps.__code__
+    assert algorithm_of(two_sweeps).site == (__file__, code.co_firstlineno)
+    assert FORTH.site == (__file__, with_a_statistic.__code__.co_firstlineno)
+
+
+def test_a_run_can_be_pickled() -> None:
+    run = pickle.loads(pickle.dumps(flashsim.forward("split_kv", Q, K, V, splits=2)))
+    assert run.plan.task.algorithm is FORWARD["split_kv"]
+    assert run.O.shape == (2, 9, 3)
 
 
 def test_a_form_of_ones_own_equals_the_count() -> None:

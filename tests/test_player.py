@@ -22,9 +22,10 @@ import pytest
 
 import flashsim
 from flashsim import Fixed, patterns
+from flashsim.algorithms import Algorithm
 from flashsim.tracing import Trace
-from flashsim.tracing.bugs import planted
-from flashsim.tracing.saving import as_json
+from flashsim.tracing.bugs import with_bug
+from flashsim.tracing.writing import as_json
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -34,13 +35,15 @@ DESK, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}
 Opener = Callable[..., Any]
 
 
-def recorded(name: str = "flash", n: int = 12, d: int = 4, blocks: tuple[int, int] = (3, 4), **options: Any) -> Trace:
+def recorded(
+    name: str | Algorithm = "flash", n: int = 12, d: int = 4, blocks: tuple[int, int] = (3, 4), **options: Any
+) -> Trace:
     rng = np.random.default_rng(0)
     Q, K, V = (rng.standard_normal((n, d)).astype(np.float32) * 2 for _ in range(3))
     return flashsim.trace(name, Q, K, V, sizing=Fixed(*blocks, enforced=False), M=4 * d * max(blocks), **options)
 
 
-def recorded_backward(name: str = "flash", n: int = 12, d: int = 4, **options: Any) -> Trace:
+def recorded_backward(name: str | Algorithm = "flash", n: int = 12, d: int = 4, **options: Any) -> Trace:
     dO = np.random.default_rng(1).standard_normal((n, d)).astype(np.float32)
     return recorded(name, n, d, dO=dO, **options)
 
@@ -629,8 +632,7 @@ def test_by_tile_the_second_run_has_made_the_same(open_page: Opener) -> None:
 def test_a_run_and_its_bug_are_at_the_same_line(open_page: Opener, bug: str, direction: str) -> None:
     record = recorded if direction == "forward" else recorded_backward
     right = record()
-    with planted("flash", bug, direction) as known:
-        wrong = record(known)
+    wrong = record(with_bug("flash", bug, direction))
     places = {(s.label, s.loops): s.number for s in wrong.steps}
     page = open_page(right, versus=wrong)
     missing = 0
@@ -650,8 +652,7 @@ def test_a_run_and_its_bug_are_at_the_same_line(open_page: Opener, bug: str, dir
 
 def test_values_that_differ_are_marked(open_page: Opener) -> None:
     right = recorded_backward()
-    with planted("flash", "overwrite", "backward") as known:
-        wrong = recorded_backward(known)
+    wrong = recorded_backward(with_bug("flash", "overwrite", "backward"))
     page = open_page(right, versus=wrong)
     page.click("#next-difference")
     at = right.steps[step(page)]
@@ -683,8 +684,7 @@ def test_two_runs_are_seen_without_scrolling(open_page: Opener, direction: str, 
     """Matrix, SRAM, the whole HBM table and the current line of both, at 1280×720, even with a title of two lines."""
     record = recorded if direction == "forward" else recorded_backward
     bug = "no_rescale" if direction == "forward" else "overwrite"
-    with planted("flash", bug, direction) as known:
-        wrong = record(known, causal=True)
+    wrong = record(with_bug("flash", bug, direction), causal=True)
     for second in (wrong, record("q_outer", causal=True), record("standard", causal=True)):
         page = open_page(record(causal=True), versus=second, at="#t=46", color_scheme=scheme)
         fold = page.locator("#transport").bounding_box()["y"]
@@ -697,8 +697,7 @@ def test_two_runs_are_seen_without_scrolling(open_page: Opener, direction: str, 
 
 def test_a_planted_bug_s_first_difference_is_found(open_page: Opener) -> None:
     right = recorded()
-    with planted("flash", "no_rescale") as known:
-        wrong = recorded(known)
+    wrong = recorded(with_bug("flash", "no_rescale"))
     page = open_page(right, versus=wrong)
     changed = page.locator(".source:visible .changed").all_inner_texts()
     assert [text.strip() for text in changed] == ["l_i * exp(m_i - finite(m_i_new)) * O_i", "l_i * O_i"]

@@ -25,6 +25,10 @@ from matplotlib.text import Text
 
 import flashsim
 from flashsim import plots, theory
+from flashsim.algorithms import FORWARD
+from flashsim.plots.style import compared, looks
+from flashsim.tune import best_of
+from tests.own import two_sweeps
 
 ROOT = Path(__file__).parent.parent
 N, D = 1024, 64
@@ -514,7 +518,10 @@ def test_texts_are_large_enough_inside_and_apart(
         assert_readable(figure_of(ax))
 
 
-@pytest.mark.parametrize("name", plots.FIGURES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("l2", "cache_size") else name for name in plots.FIGURES],
+)
 def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
     chart = plots.FIGURES[name]
     figure = chart.draw(json.loads(json.dumps(chart.data())))
@@ -550,6 +557,53 @@ def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:
     pixels = imread(tmp_path / "a" / "v1.2.png")
     assert pixels.shape[:2] == (680, 700)
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 100
+
+
+def test_every_algorithm_has_a_look_of_its_own() -> None:
+    found = looks([*FORWARD, "mine.py:f", "mine.py:g"])
+    assert found["flash"] == looks(["flash"])["flash"]
+    assert found["mine.py:f"].label == "mine.py:f"
+    drawn = looks([*compared(), "mine.py:f", "mine.py:g"]).values()
+    assert len({(look.colour, look.marker) for look in drawn}) == len({look.label for look in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("pareto", {"N": 16, "d": 2, "M": 100}),
+        ("cache_size", {"N": 16, "d": 2}),
+        ("blocks", {"N": 16, "d": 4, "backward": False}),
+        ("arrays", {}),
+        ("theorem2", {}),
+    ],
+)
+def test_ones_own_algorithm_is_drawn_too(name: str, size: dict[str, Any], tmp_path: Path) -> None:
+    chart, mine = plots.FIGURES[name], two_sweeps(tmp_path / "mine.py")
+    data = json.loads(json.dumps(chart.data(**size, algorithms=[mine])))
+    axes = chart.draw(data).axes
+    own = "mine.py:two_sweeps"
+
+    def counted(**shape: Any) -> int:
+        return flashsim.count(mine, **shape).hbm.accesses
+
+    match name:
+        case "pareto":
+            assert xy(axes[0], f"{own} frontier") == [
+                (peak, moved) for _, _, peak, moved in data["algorithms"][own]["frontier"]
+            ]
+            B_r, B_c, _, moved = data["algorithms"][own]["best"]
+            assert moved == counted(**size, blocks=(B_r, B_c))
+        case "cache_size":
+            assert xy(axes[0], own)[-1][1] == best_of(mine, N=16, d=2, M=data["M"][-1]).accesses  # type: ignore[union-attr]
+        case "blocks":
+            assert xy(axes[0], own)[-1] == (16, counted(N=16, d=4, M=10**6, blocks=(4, 16)))
+        case "arrays":
+            moved = counted(N=N, d=D, M=51_200)
+            assert f"{own}: {moved:,}" in [text.get_text() for text in axes[0].texts]
+            assert own not in data["directions"]["backward"]
+        case "theorem2":
+            assert xy(axes[0], own)[0] == (2048, counted(N=2048, d=64, M=51_200))
+            assert round(data["panels"]["M"]["fits"][own]["slope"]) == -1
 
 
 SCRIPTS = {

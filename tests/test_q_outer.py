@@ -16,8 +16,7 @@ from flashsim.masks import Causal, KeyPadding, Mask, SlidingWindow
 from flashsim.memory import Event
 from flashsim.records import Blocks, Shape
 
-from .cases import Array, Case, full_cases, of_bound, room_for
-from .test_planted_bugs import swap
+from .cases import Array, Case, full_cases, of_bound, room_for, swap
 
 
 def inputs(*shape: int) -> tuple[Array, Array, Array, Array]:
@@ -160,7 +159,7 @@ def test_what_is_counted_at_a_hundred_thousand_tokens() -> None:
 
 
 @given(data=st.data())
-def test_tiles_that_the_mask_leaves_whole_are_those_where_positions_allow_all(data: st.DataObject) -> None:
+def test_full_tiles_are_those_where_positions_allow_all(data: st.DataObject) -> None:
     N_q, N_k, B_r, B_c = (data.draw(st.integers(1, 20)) for _ in range(4))
     length, left, right = data.draw(st.integers(0, N_k)), data.draw(st.integers(-1, 9)), data.draw(st.integers(-1, 9))
     masks = (
@@ -175,8 +174,8 @@ def test_tiles_that_the_mask_leaves_whole_are_those_where_positions_allow_all(da
     for top, left_end in itertools.product(range(0, N_q, B_r), range(0, N_k, B_c)):
         bottom, right_end = min(top + B_r, N_q), min(left_end + B_c, N_k)
         rows, row_ends, cols, col_ends = (np.array([n]) for n in (top, bottom, left_end, right_end))
-        left_all = mask.leaves_all(rows, row_ends, cols, col_ends, shape, ())
-        assert bool(left_all[0]) == bool(allowed[top:bottom, left_end:right_end].all())
+        full = mask.full(rows, row_ends, cols, col_ends, shape, ())
+        assert bool(full[0]) == bool(allowed[top:bottom, left_end:right_end].all())
 
 
 def test_folding_counts_the_flops_of_masked_tiles_alone() -> None:
@@ -206,14 +205,14 @@ def test_flops_are_those_of_a_run_tile_by_tile(monkeypatch: pytest.MonkeyPatch) 
         assert (one.hbm, one.sram, one.flops) == (other.hbm, other.sram, other.flops)
 
 
-def taken_for_whole(N_q: int, N_k: int, B_r: int, B_c: int) -> list[bool]:
-    """Return, for each tile of a causal mask, whether the mask is wrong on whether it leaves all of it."""
+def taken_for_full(N_q: int, N_k: int, B_r: int, B_c: int) -> list[bool]:
+    """Return, for each tile of a causal mask, whether the mask is wrong on whether it is full."""
     shape, found = Shape(N_q, N_k, 1, 1), []
     allowed = Causal().whole(shape, ())
     for top, left in itertools.product(range(0, N_q, B_r), range(0, N_k, B_c)):
         bottom, right = min(top + B_r, N_q), min(left + B_c, N_k)
         rows, row_ends, cols, col_ends = (np.array([n]) for n in (top, bottom, left, right))
-        said = Causal().leaves_all(rows, row_ends, cols, col_ends, shape, ())[0]
+        said = Causal().full(rows, row_ends, cols, col_ends, shape, ())[0]
         found.append(bool(said) != bool(allowed[top:bottom, left:right].all()))
     return found
 
@@ -222,16 +221,16 @@ def taken_for_whole(N_q: int, N_k: int, B_r: int, B_c: int) -> list[bool]:
     "after",
     ["col_ends - (rows + shift), cols", "cols - (rows + shift), cols", "cols - (row_ends - 1 + shift), cols"],
 )
-def test_a_tile_that_is_wrongly_taken_for_whole_or_not_is_noticed(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not any(taken_for_whole(13, 22, 3, 5))
-    swap(SlidingWindow.leaves_all, "col_ends - 1 - (rows + shift), cols", after, monkeypatch)
-    assert any(taken_for_whole(13, 22, 3, 5))
+def test_a_tile_that_is_wrongly_taken_for_full_or_not_is_noticed(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(taken_for_full(13, 22, 3, 5))
+    swap(SlidingWindow.full, "col_ends - 1 - (rows + shift), cols", after, monkeypatch)
+    assert any(taken_for_full(13, 22, 3, 5))
 
 
-def test_a_diagonal_tile_that_is_taken_for_whole_makes_o_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diagonal_tile_that_is_taken_for_full_makes_o_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     Q, K, V, _ = inputs(13, 22, 4, 3)
     right = flashsim.forward("q_outer", Q, K, V, M=300, blocks=(3, 5), causal=True).O
-    swap(SlidingWindow.leaves_all, "col_ends - 1 - (rows + shift), cols", "cols - (rows + shift), cols", monkeypatch)
+    swap(SlidingWindow.full, "col_ends - 1 - (rows + shift), cols", "cols - (rows + shift), cols", monkeypatch)
     wrong = flashsim.forward("q_outer", Q, K, V, M=300, blocks=(3, 5), causal=True).O
     assert abs(wrong - right).max() > 0.01
 

@@ -111,7 +111,7 @@ def test_a_failure_says_what_where_and_how_to_see_it_again() -> None:
 )
 def test_the_likeliest_bug_is_named(name: str, says: str) -> None:
     mutant = next(mutant for mutant in ALL if mutant.name == name)
-    failures = full(mutant.build(), max_examples=40, on_fail="return").failures
+    failures = full(mutant.build(), max_examples=20, on_fail="return").failures
     suspicions = [suspicion for failure in failures[:3] for suspicion in failure.suspicions]
     assert any(re.search(says, suspicion.says) for suspicion in suspicions), suspicions
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
@@ -21,7 +21,7 @@ from flashsim.records import Blocks, Shape
 from flashsim.theory.live import Every, points
 from flashsim.theory.problem import Tiles, dense_shapes, live_tiles
 
-from .cases import DTYPES
+from .cases import DTYPES, FEW
 
 SKIP_BY_THEMSELVES = ("q_outer", "q_outer_two_pass", "split_kv")
 PASSES = [("forward", name) for name in FORWARD] + [("backward", name) for name in BACKWARD]
@@ -112,7 +112,6 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
 
 
 @pytest.mark.parametrize(("direction", "name"), PASSES)
-@settings(max_examples=300)
 @given(data=st.data())
 def test_count_equals_theory(direction: str, name: str, data: st.DataObject) -> None:
     drawn = data.draw(options(name, direction))
@@ -138,7 +137,7 @@ def test_count_equals_theory(direction: str, name: str, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("name", FORWARD)
-@settings(max_examples=80)
+@FEW
 @given(data=st.data())
 def test_runs_equal_theory(name: str, data: st.DataObject) -> None:
     drawn = data.draw(options(name, "forward", real=True))
@@ -175,7 +174,6 @@ def live_by_looking(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) 
     return np.array([[row[:, j * blocks.B_c : (j + 1) * blocks.B_c].any() for j in range(blocks.T_c)] for row in rows])
 
 
-@settings(max_examples=300)
 @given(data=st.data())
 def test_live_tiles_are_those_with_a_position_that_all_masks_allow(data: st.DataObject) -> None:
     """In any run of columns, for interleaved rows of a group too."""
@@ -366,6 +364,11 @@ def test_theorems_2_and_5_for_flash_attention() -> None:
     holds("flash", "backward", theory.theorem_5_flash, theory.flash_backward_constants)
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_theorem_2_for_the_loops_exchanged(direction: str) -> None:
+    holds("q_outer", direction, theory.theorem_2_flash, lambda d: theory.q_outer_constants(d, direction))
+
+
 def test_theorems_2_and_5_for_standard_attention_with_small_m() -> None:
     def expected(N: int, d: int, M: int) -> float:
         return theory.theorem_5_flash(N, d, M) + theory.theorem_5_standard(N, d)
@@ -454,7 +457,7 @@ def test_proposition_3_flash_stays_near_what_must_be_moved(direction: str) -> No
         ("direction is 'sideways'", "flash", {"direction": "sideways"}),
         ("neither mask nor dropout", "flash_basic", {"causal": True}),
         ("neither mask nor dropout", "flash_basic", {"dropout_p": 0.5}),
-        ("has no block mask", "flash", {"block_mask": "live"}),
+        ("takes no option block_mask", "flash", {"block_mask": "live"}),
         ("expected an array, a function", "block_sparse", {"block_mask": "alive"}),
         (r"expected \(T_r, T_c\)", "block_sparse", {"block_mask": np.ones((7, 9))}),
         ("no closed form for sizing", "flash", {"sizing": "huge"}),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +14,15 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim import plots, theory
+from flashsim.algorithms import PASSES
 from flashsim.cli import main
 from flashsim.memory import SramOverflow
 from flashsim.records import Blocks
-from flashsim.tune import LOOPS, best_of, sides, tune
+from flashsim.tune import best_of, sides, tune
+from tests.own import FORM, TWO_SWEEPS, module_of, two_sweeps
 
 
-def by_trying_all(name: str, least: int, options: dict[str, Any]) -> int | None:
+def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
     """Run every pair of block sizes on shapes, M enforced, and return the fewest accesses."""
     found = []
     if name == "flash" and options["causal"]:
@@ -48,7 +52,8 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
     options: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": data.draw(st.integers(5, 250))}
     options |= {"causal": data.draw(st.booleans()), "direction": data.draw(st.sampled_from(("forward", "backward")))}
     options["dropout_p"], least = data.draw(st.sampled_from((0.0, 0.5))), data.draw(st.integers(1, 4))
-    every = {name: by_trying_all(name, least, options) for name in LOOPS[options["direction"]]}
+    tried = [name for name, algorithm in PASSES[options["direction"]].items() if algorithm.loops]
+    every = {name: by_trying_all(name, least, options) for name in tried}
     want = {name: accesses for name, accesses in every.items() if accesses is not None}
     if not want:
         with pytest.raises(ValueError, match="is too small: no algorithm here fits it"):
@@ -130,6 +135,28 @@ def test_paper_sizes_are_absent_where_m_is_below_d() -> None:
 def test_what_is_refused(message: str, asked: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=message):
         tune(**{"N": 8, "d": 4, **asked})
+
+
+def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a form by running it, with one by the form: the same is found, and no block sizes move less."""
+    mine = two_sweeps(tmp_path / "mine.py")
+    options: dict[str, Any] = {"N_q": 9, "N_k": 7, "d": 3, "d_v": 2, "M": 60}
+    tuned = tune(**options, algorithms=[mine, "rabe_staats"])
+    found = tuned.by_loops["mine.py:two_sweeps"]
+    assert found.accesses == by_trying_all(mine, 1, {**options, "causal": False})
+    assert found.loops == "two_sweeps"
+    assert list(tuned.by_loops) == ["standard", "flash", "q_outer", "small_cache", "mine.py:two_sweeps", "rabe_staats"]
+    assert best_of(mine, N=8, d=2, M=50) == tune(N=8, d=2, M=50, algorithms=[mine]).by_loops["mine.py:two_sweeps"]
+    module = module_of(TWO_SWEEPS + FORM, tmp_path / "formed.py")
+    monkeypatch.setitem(sys.modules, "formed", module)
+    by_form = tune(**options, algorithms=[module.two_sweeps]).by_loops["formed.py:two_sweeps"]
+    assert (by_form.blocks, by_form.accesses, by_form.peak) == (found.blocks, found.accesses, found.peak)
+    wrong = module_of(
+        (TWO_SWEEPS + FORM).replace("2 * blocks.T_r * p.N_k", "blocks.T_r * p.N_k"), tmp_path / "wrong.py"
+    )
+    monkeypatch.setitem(sys.modules, "wrong", wrong)
+    with pytest.raises(ValueError, match=r"'wrong.py:two_sweeps' makes .* accesses, .*; its closed form says"):
+        tune(**options, algorithms=[wrong.two_sweeps])
 
 
 def test_progress_is_told() -> None:

@@ -16,6 +16,9 @@ and between lines 2 and 3. P^dropped and the dropout mask Z are then kept in HBM
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from flashsim.algorithms.notation import logsumexp, product
@@ -65,7 +68,7 @@ def standard(
     return (O,)  # line 4
 
 
-def lse(hbm: HBM, merge: str) -> Tile:
+def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
     """Return the log-sum-exp of the rows of S, which is masked where it lies."""
     S = hbm.peek("S")
     return logsumexp(S.astype(np.result_type(S.dtype, np.float32)))
@@ -79,8 +82,11 @@ ALGORITHM = Algorithm(
     parts=("MASK", "dropout"),
     returns=("O",),
     saves=("P", "P_dropped", "Z"),
+    follows=("l", "O"),
     line_1=line_1,
     loops="standard attention",
+    short="standard",
+    look=("vermillion", "s", "--"),
     stores_scores=True,
     lse=lse,
 )

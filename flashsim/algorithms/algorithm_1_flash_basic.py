@@ -71,7 +71,9 @@ ALGORITHM = Algorithm(
     run=flash_basic,
     parts=(),
     returns=("O", "l", "m"),
+    follows=("m", "l", "O"),
     line_1=line_1,
     loops=None,
+    short="Algorithm 1",
     rounds=every_block,
 )

@@ -97,8 +97,11 @@ ALGORITHM = Algorithm(
     run=flash,
     returns=("O", "l", "m"),
     saves=("R",),
+    follows=("m", "l", "O"),
     line_1=line_2,
     loops="K, V outermost",
+    short="FlashAttention",
+    look=("blue", "o", "-"),
     skips_as="block_sparse",
     rounds=every_block,
 )

@@ -96,6 +96,7 @@ ALGORITHM = Algorithm(
     operands=("Q", "K", "V", "dO", "P", "P_dropped"),
     parts=("tau", "dropout"),
     returns=GRADIENTS,
+    follows=("D", *GRADIENTS),
     line_1=line_1,
     loops="standard attention",
 )

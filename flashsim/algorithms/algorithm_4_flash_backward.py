@@ -105,6 +105,7 @@ ALGORITHM = Algorithm(
     run=flash_backward,
     operands=("Q", "K", "V", "O", "dO", "l", "m"),
     returns=GRADIENTS,
+    follows=("D", *GRADIENTS),
     line_1=line_2,
     loops="K, V outermost, Algorithm 4",
     skips_as="block_sparse",

@@ -32,7 +32,9 @@ from __future__ import annotations
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
 from flashsim.algorithms.record import PARTS, Algorithm, every_block
+from flashsim.checking import check_block_mask
 from flashsim.memory import HBM, SRAM, Matrix
+from flashsim.options import Option
 from flashsim.records import Blocks
 
 
@@ -100,9 +102,19 @@ ALGORITHM = Algorithm(
     title="Algorithm 5, block-sparse FlashAttention",
     run=block_sparse,
     parts=(*PARTS, "block_mask"),
+    options=(
+        Option(
+            "block_mask",
+            None,
+            check_block_mask,
+            'the tiles to compute: booleans (T_r, T_c), a function, "live"; None: all',
+        ),
+    ),
     returns=("O", "l", "m"),
     saves=("R",),
+    follows=("m", "l", "O"),
     line_1=block_sizes,
     loops=None,
+    short="block-sparse",
     rounds=every_block,
 )

@@ -107,6 +107,7 @@ ALGORITHM = Algorithm(
     operands=("Q", "K", "V", "O", "dO", "l", "m"),
     parts=(*PARTS, "block_mask"),
     returns=GRADIENTS,
+    follows=("D", *GRADIENTS),
     line_1=line_2,
     loops=None,
     rounds=every_block,

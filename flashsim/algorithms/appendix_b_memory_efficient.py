@@ -78,7 +78,10 @@ ALGORITHM = Algorithm(
     run=memory_efficient,
     returns=("O", "L"),
     saves=("R",),
+    follows=("L", "O"),
     line_1=block_sizes,
     loops=None,
+    short="closed form",
+    look=("green", "^", "-"),
     rounds_logs=logs_rounded,
 )

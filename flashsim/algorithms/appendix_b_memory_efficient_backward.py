@@ -109,6 +109,7 @@ ALGORITHM = Algorithm(
     run=memory_efficient_backward,
     operands=("Q", "K", "V", "O", "dO", "L"),
     returns=GRADIENTS,
+    follows=("D", *GRADIENTS),
     line_1=block_sizes,
     loops=None,
     rounds_logs=logs_rounded,

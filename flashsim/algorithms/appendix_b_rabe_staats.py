@@ -11,6 +11,7 @@ from __future__ import annotations
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
+from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -84,7 +85,15 @@ ALGORITHM = Algorithm(
     run=rabe_staats,
     returns=("O", "l", "m"),
     saves=("R",),
+    follows=("m", "l", "O"),
+    matrices={
+        "O_parts": Kind("N_q", "T_c d_v"),
+        "l_parts": Kind("N_q", "T_c", "chip"),
+        "m_parts": Kind("N_q", "T_c", "chip"),
+    },
     line_1=block_sizes,
     loops=None,
+    short="Rabe & Staats",
+    look=("purple", "D", "-"),
     rounds=lambda T_c: 2,  # as a part, and combined
 )

@@ -81,6 +81,7 @@ ALGORITHM = Algorithm(
     run=rabe_staats_backward,
     operands=("Q", "K", "V", "O", "dO", "l", "m"),
     returns=GRADIENTS,
+    follows=GRADIENTS,
     line_1=block_sizes,
     loops=None,
     rounds=every_block,

@@ -26,7 +26,7 @@ def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
 
 
 @dataclass(frozen=True)
-class Problem:
+class SizingProblem:
     """What a policy decides on.
 
     `line_1(rows, d)` gives the algorithm's (B_r, B_c) for a stationary block of `rows` rows;
@@ -67,7 +67,7 @@ class Sizing(Protocol):
     def enforced(self) -> bool:
         """Whether exceeding M raises `SramOverflow`; otherwise the peak is only reported."""
 
-    def __call__(self, problem: Problem) -> Blocks:
+    def __call__(self, problem: SizingProblem) -> Blocks:
         """Return the blocks to run with."""
 
 
@@ -80,7 +80,7 @@ class Paper:
 
     enforced: bool = False
 
-    def __call__(self, problem: Problem) -> Blocks:
+    def __call__(self, problem: SizingProblem) -> Blocks:
         """Return line 1's blocks."""
         return problem.blocks(problem.rows(problem.M, problem.shape.d, problem.shape.d_v))
 
@@ -91,7 +91,7 @@ class Fit:
 
     enforced: bool = True
 
-    def __call__(self, problem: Problem) -> Blocks:
+    def __call__(self, problem: SizingProblem) -> Blocks:
         """Return the largest blocks that fit."""
         fits, M = problem.fits, problem.M
         if not fits(problem.blocks(1), M):
@@ -117,7 +117,7 @@ class Fixed:
         check_count("Fixed's B_r", self.B_r)
         check_count("Fixed's B_c", self.B_c)
 
-    def __call__(self, problem: Problem) -> Blocks:
+    def __call__(self, problem: SizingProblem) -> Blocks:
         """Return the given blocks."""
         return clipped(problem.shape, self.B_r, self.B_c)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from traceback import walk_tb
@@ -45,6 +46,41 @@ def chosen(what: Any, direction: str) -> Algorithm:
     raise ValueError(f"unknown algorithm {shown(what)}; known: {known}")
 
 
+def backward_of(forward: Algorithm) -> Algorithm:
+    """Return the backward pass that goes with a forward pass: flashsim's, or the user's record in the same file.
+
+    Raises ValueError where there is none.
+    """
+    if forward.name in FORWARD:
+        return chosen(forward.name, "backward")
+    for found in _beside(forward):
+        if found.direction == "backward" and found.forward_pass == forward.name:
+            return found
+    raise ValueError(
+        f"{forward.name!r} has no backward pass: its file holds no Algorithm of={forward.name!r} that is one"
+    )
+
+
+def forward_of(backward: Algorithm) -> Algorithm:
+    """Return the forward pass that a backward pass goes with: its record, flashsim's, or the user's record in the same file."""
+    if isinstance(backward.of, Algorithm):
+        return backward.of
+    for found in _beside(backward):
+        if found.direction == "forward" and found.name == backward.forward_pass:
+            return found
+    if backward.forward_pass not in FORWARD:
+        raise ValueError(
+            f"{backward.name!r} is the backward pass of {backward.forward_pass!r}, which is not known; expected its record: "
+            "Algorithm(…, of=record)"
+        )
+    return FORWARD[backward.forward_pass]
+
+
+def _beside(algorithm: Algorithm) -> list[Algorithm]:
+    module = sys.modules.get(inspect.unwrap(algorithm.run).__module__)
+    return [found for found in vars(module).values() if isinstance(found, Algorithm)] if module else []
+
+
 def algorithm_of(function: Callable[..., Any]) -> Algorithm:
     """Return a function's record. Raises ValueError where its parameters are not those of `chosen`."""
     name, file = getattr(function, "__name__", type(function).__name__), _file_of(function)
@@ -62,6 +98,7 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
         run=_Explained(function, file),
         parts=parts,
         returns=(),
+        follows=("m", "l", "O", "L"),
         line_1=lambda rows, d: (min(rows, d), rows),
         loops=None,
         rounds=every_block,

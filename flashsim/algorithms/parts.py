@@ -66,7 +66,7 @@ class BlockMask(Protocol):
 
 
 class Live(BlockMask, Protocol):
-    """The tiles that MASK leaves something of, by row and by column."""
+    """The live tiles (`flashsim.masks` says what that means), by row and by column."""
 
     def row(self, i: int) -> Which:
         """Return the live tiles (i, j) of row i, (T_c,)."""
@@ -117,5 +117,5 @@ class ArrayBlockMask:
 
     @property
     def alike(self) -> list[Any]:
-        """How many full tiles a column has, and whether its last, perhaps ragged one is computed."""
+        """How many tiles of a column are computed above its last, perhaps ragged one, and whether that one is."""
         return list(zip(self._array[:-1].sum(axis=0).tolist(), self._array[-1].tolist(), strict=True))

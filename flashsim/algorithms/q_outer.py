@@ -95,6 +95,9 @@ ALGORITHM = Algorithm(
     parts=(*PARTS, "live"),
     returns=("O", "L"),
     saves=("R",),
+    follows=("m", "l", "O", "L"),
     line_1=line_2,
     loops="Q outermost",
+    short="loops exchanged",
+    look=("orange", "v", "-"),
 )

@@ -114,6 +114,7 @@ ALGORITHM = Algorithm(
     operands=("Q", "K", "V", "O", "dO", "L"),
     parts=(*PARTS, "live"),
     returns=GRADIENTS,
+    follows=("D", *GRADIENTS),
     line_1=line_2,
     loops="K, V outermost, L and D",
     rounds=every_block,

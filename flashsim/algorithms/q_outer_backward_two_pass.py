@@ -132,6 +132,7 @@ ALGORITHM = Algorithm(
     operands=("Q", "K", "V", "O", "dO", "L"),
     parts=(*PARTS, "live"),
     returns=GRADIENTS,
+    follows=("D", *GRADIENTS),
     line_1=line_2,
     loops="two passes",
     rounds_logs=lambda T_c: 2,

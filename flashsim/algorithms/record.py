@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Literal
 
 from flashsim.algorithms.blocks import paper_rows
+from flashsim.matrices import Kind
 from flashsim.memory import HBM, Matrix, Tile
+from flashsim.options import Option
+from flashsim.source import Site
 
 Direction = Literal["forward", "backward"]
 OPERANDS = ("Q", "K", "V")
 PARTS = ("tau", "MASK", "dropout")
+SERVICES = (*PARTS, "block_mask", "live", "splits")
+"""Parts that any algorithm may ask for."""
 GRADIENTS = ("dQ", "dK", "dV")
 OfBlocks = Callable[[int], int]
 """Of T_c, how many blocks of keys there are."""
@@ -45,10 +52,17 @@ class Algorithm:
                    "MASK" and "dropout", it has neither
     returns        names of the matrices it returns, in order
     saves          names of the matrices, besides those it returns, that its backward pass needs
-    of             for a backward pass, the forward pass that it belongs to, where that has another name
+    follows        what the step player follows from tile to tile, old → new, in the order shown: quantities of the rows or the
+                   keys on chip, in the paper's symbols. "m" is a running maximum, where rescaling is told
+    of             for a backward pass, the forward pass that it belongs to, where that has another name: its name, or record
+    options        those that are this algorithm's only; a part of an option's name is that option's value
+    matrices       kinds of matrices, by name, that `flashsim.matrices` does not know: what it saves for its backward pass, say
     line_1         (rows, d) -> (B_r, B_c)
     rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too small
     loops          its loop order in words, for `flashsim.tune`, which tries it; None: not tried
+    short          its name in pictures; "": `name`
+    look           the colour, marker and dashes of its curve in pictures of all algorithms; None: left out there, as it moves
+                   what another one does
     skips_as       the name of the algorithm that is this one with tiles left out, which `tune` counts where a mask forbids
                    whole tiles; "": itself, which leaves them out, or cannot
 
@@ -60,7 +74,8 @@ class Algorithm:
     stores_scores  whether S and P are written to HBM, in the inputs' type: S must not overflow there
     recombines     whether dS is summed up by way of a block's own D (Appendix B.5)
 
-    lse            (hbm, merge) -> the rows' log-sum-exp, (N_q, 1), of what a run left in HBM; None where it returns L, or ℓ and m
+    lse            (hbm, options) -> the rows' log-sum-exp, (N_q, 1), of what a run left in HBM; None where it returns L, or ℓ
+                   and m
     """
 
     name: str
@@ -71,24 +86,56 @@ class Algorithm:
     parts: tuple[str, ...] = PARTS
     returns: tuple[str, ...]
     saves: tuple[str, ...] = ()
-    of: str = ""
+    follows: tuple[str, ...]
+    of: str | Algorithm = ""
+    options: tuple[Option, ...] = ()
+    matrices: Mapping[str, Kind] = field(default_factory=dict, hash=False)
     line_1: Callable[[int, int], tuple[int, int]]
     rows: Callable[[int, int, int], int] = paper_rows
     loops: str | None
+    short: str = ""
+    look: tuple[str, str, str] | None = None
     skips_as: str = ""
     rescales: OfBlocks = every_block
     rounds: OfBlocks = once
     rounds_logs: OfBlocks = never
     stores_scores: bool = False
     recombines: bool = False
-    lse: Callable[[HBM, str], Tile] | None = None
+    lse: Callable[[HBM, Mapping[str, Any]], Tile] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a part that there is not, and for a backward pass without τ, which dQ = τ dS K takes."""
+        known = (*SERVICES, *(option.name for option in self.options))
+        for part in self.parts:
+            if part not in known and self.direction == "forward":
+                raise ValueError(f"{self.name!r} has the part {part!r}; expected one of {', '.join(known)}")
+        if self.direction == "backward" and "tau" not in self.parts:
+            raise ValueError(f"{self.name!r} is a backward pass without the part 'tau'; expected it, as dQ = τ dS K")
+
+    def __reduce__(self) -> Any:
+        """Pickle a record that its module calls ALGORITHM by the module's name; another one by its fields."""
+        module = self.run.__module__
+        if getattr(sys.modules.get(module), "ALGORITHM", None) is self:
+            return _of_module, (module,)
+        return super().__reduce__()
 
     @property
     def forward_pass(self) -> str:
         """The name of the forward pass: this one's, or that which it comes after."""
-        return self.of or self.name
+        return self.of.name if isinstance(self.of, Algorithm) else self.of or self.name
+
+    @property
+    def site(self) -> Site | None:
+        """The file and the first line of its function; None for what is no function in Python."""
+        code = getattr(inspect.unwrap(self.run), "__code__", None)
+        return None if code is None else (code.co_filename, code.co_firstlineno)
 
     @property
     def listing(self) -> str:
         """The docstring of its file, which holds its listing; empty for what was made at a prompt, say."""
         return getattr(sys.modules.get(self.run.__module__), "__doc__", None) or ""
+
+
+def _of_module(name: str) -> Algorithm:
+    record: Algorithm = import_module(name).ALGORITHM
+    return record

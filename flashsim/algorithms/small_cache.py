@@ -126,7 +126,10 @@ ALGORITHM = Algorithm(
     title="Saha and Ye, small cache",
     run=small_cache,
     returns=("O", "L"),
+    follows=("m", "l", "L"),
     line_1=line_2,
     rows=rows,
     loops="small cache",
+    short="small cache",
+    look=("black", "x", ":"),
 )

@@ -34,11 +34,17 @@ merging is a weighted sum (split_kv_merge.py). Parts are kept in the chip's prec
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from flashsim.algorithms.notation import exp, finite, log, logsumexp, maximum, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction, Splits
 from flashsim.algorithms.record import PARTS, Algorithm
-from flashsim.algorithms.split_kv_merge import Merge
+from flashsim.algorithms.split_kv_merge import MERGES
+from flashsim.checking import check_merge, check_splits
+from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, Tile
+from flashsim.options import Option
 from flashsim.records import Blocks
 
 
@@ -58,7 +64,7 @@ def split_kv(
     MASK: MaskFunction,
     dropout: Dropout,
     splits: Splits,
-    merge: Merge,
+    merge: str,
 ) -> tuple[Matrix]:
     """Run on Q (N_q, d), K (N_k, d), V (N_k, d_v); return O (N_q, d_v), in HBM."""
     on_chip = sram.on_chip
@@ -92,14 +98,14 @@ def split_kv(
             sram.store(m_parts[i, s], m_i)  # line 19
         # line 20: end for
     # line 21: end for
-    merge(sram, O_parts, l_parts, m_parts, O)  # line 22
+    MERGES[merge](sram, O_parts, l_parts, m_parts, O)  # line 22
     return (O,)  # line 23
 
 
-def lse(hbm: HBM, merge: str) -> Tile:
+def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
     """Return the log-sum-exp of the parts' ℓ and m; merged as a tree, the first part has become the whole."""
     L_parts = hbm.peek("m_parts") + log(hbm.peek("l_parts"))
-    return L_parts[:, :1] if merge == "tree" else logsumexp(L_parts)
+    return L_parts[:, :1] if options["merge"] == "tree" else logsumexp(L_parts)
 
 
 ALGORITHM = Algorithm(
@@ -108,9 +114,20 @@ ALGORITHM = Algorithm(
     title="FlashDecoding",
     run=split_kv,
     parts=(*PARTS, "splits", "merge"),
+    options=(
+        Option("splits", None, check_splits, "how many runs of blocks the keys are cut into; None: one for each block"),
+        Option("merge", "sequence", check_merge, 'how the parts are merged: "sequence" or "tree"'),
+    ),
     returns=("O",),
+    follows=("m", "l", "O"),
+    matrices={
+        "O_parts": Kind("N_q", "t d_v", "chip"),
+        "l_parts": Kind("N_q", "t", "chip"),
+        "m_parts": Kind("N_q", "t", "chip"),
+    },
     line_1=line_2,
     loops=None,
+    short="FlashDecoding",
     lse=lse,
     rescales=lambda T_c: 2 * T_c,  # in the splits, and in merging them
 )

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 
 import flashsim
-from flashsim.cli.shared import Parser
+from flashsim.cli.values import Parser
 from flashsim.entry import guarded
 from flashsim.files import name_of
 
@@ -39,13 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command, with its `name` and `command_line`. Raises ValueError."""
-    options = build_parser().parse_args(arguments)
-    options.command_line = shlex.join(["flashsim", *map(name_of, arguments)])
-    return options
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
     parser = Parser(
         prog="flashsim",
         description="FlashAttention on a simulated HBM and SRAM: real numbers, executed counts, an enforced capacity.",
@@ -62,5 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(name=name)
-        command.add_options(added)
-    return parser
+        if name in arguments[:1]:  # others need not know theirs
+            command.add_options(added)
+    options = parser.parse_args(arguments)
+    options.command_line = shlex.join(["flashsim", *map(name_of, arguments)])
+    return options

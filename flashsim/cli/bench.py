@@ -7,7 +7,9 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from flashsim.cli.shared import add_dropout, add_json, add_quiet, check_outputs, progress, whole, write_json
+from flashsim.cli.outputs import check_outputs, finish, progress
+from flashsim.cli.shared import add
+from flashsim.cli.values import whole
 from flashsim.gpu.benchmark import NAMES
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
@@ -26,7 +28,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--d", type=whole(), nargs="+", default=[64, 128], help="head dimensions. Default: 64 128")
     parser.add_argument("--causal", choices=["no", "yes", "both"], default="both", help="default: both")
     parser.add_argument("--direction", choices=["forward", "backward", "both"], default="both", help="default: both")
-    add_dropout(parser)
+    add(parser, "--dropout")
     parser.add_argument(
         "--dtype", choices=["float16", "bfloat16", "float32"], default="float16", help="default: float16"
     )
@@ -38,8 +40,7 @@ def add_options(parser: Any) -> None:
         "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=f"of {', '.join(NAMES)}. Default: all"
     )
     parser.add_argument("--rounds", type=whole(), default=7, help="medians over so many. Default: 7")
-    add_json(parser)
-    add_quiet(parser)
+    add(parser, "--json", "--quiet")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,9 +75,7 @@ def run(options: argparse.Namespace) -> int:
         "machine": on,
         "results": results,
     }
-    write_json(options.json, record)
-    if options.json != "-":
-        print_results(record)
+    finish(options, record, lambda: print_results(record))
     return 0
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli.shared import add_json, check_outputs, write_json
+from flashsim.cli.outputs import check_outputs, finish
+from flashsim.cli.shared import add
 
 SUMMARY = "Print a worked example, step by step: online softmax, online attention, tiles, and what rounding does."
 EXAMPLES = (
@@ -20,7 +21,7 @@ def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
     parser.add_argument("example", nargs="?", metavar="NAME", help="which. Default: list them, a line each")
     parser.add_argument("--list", action="store_true", help="list the examples, and run none")
-    add_json(parser, "steps")
+    add(parser, "--json")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,9 +41,7 @@ def run(options: argparse.Namespace) -> int:
     example = examples.EXAMPLES[options.example]
     steps = example.compute()
     about = {"example": options.example, "about": example.about, "where": example.where}
-    write_json(options.json, {"command": options.command_line, **about, "steps": examples.as_json(steps)})
-    if options.json != "-":
-        print("\n".join(example.lines(steps)))
-        print("\nThe same step in flashsim:")
-        print("\n".join(paragraph(example.where, "  ")))
+    record = {"command": options.command_line, **about, "steps": examples.as_json(steps)}
+    shown = [*example.lines(steps), "", "The same step in flashsim:", *paragraph(example.where, "  ")]
+    finish(options, record, lambda: print("\n".join(shown)))
     return 0

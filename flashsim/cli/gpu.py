@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli.shared import write_json
+from flashsim.cli.outputs import finish
 
 SUMMARY = "Say whether the GPU kernels can be compiled and run here, and what is missing."
 EXAMPLES = "flashsim gpu info\nflashsim gpu info --json -"
@@ -22,16 +22,14 @@ def run(options: argparse.Namespace) -> int:
     from flashsim.gpu.machine import info
 
     known = info()
-    if options.json:
-        write_json(options.json, {"ready": known.ready, "found": known.found, "missing": known.missing})
-        return 0 if known.ready else 1
+    finish(options, {"ready": known.ready, "found": known.found, "missing": known.missing}, lambda: show(known))
+    return 0 if known.ready else 1
+
+
+def show(known: Any) -> None:
+    """Print what was found and what is missing."""
     for name, what in known.found.items():
         print(f"{name:<8}{what}")
-    for what in known.missing:
-        print(what)
-    print(
-        "Kernels run here."
-        if known.ready
-        else "Kernels cannot run here. Everything else of flashsim works without a GPU."
-    )
-    return 0 if known.ready else 1
+    print(*known.missing, sep="\n", end="\n" if known.missing else "")
+    end = "run here." if known.ready else "cannot run here. Everything else of flashsim works without a GPU."
+    print(f"Kernels {end}")

@@ -7,33 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import flashsim
-from flashsim.algorithms import FORWARD
-from flashsim.cli.shared import (
-    BLOCK_MASKS,
-    add_block_mask,
-    add_causal,
-    add_dropout,
-    add_gqa,
-    add_json,
-    add_qkv,
-    add_quiet,
-    add_seed,
-    add_sizing,
-    add_splits,
-    add_stem,
-    check_outputs,
-    elements,
-    finite,
-    progress,
-    stem_files,
-    write_json,
-)
-from flashsim.inputs import FLOATS, float_dtype
+from flashsim.cli.outputs import figure_stem, finish, progress
+from flashsim.cli.shared import BLOCK_MASKS, NAMES, add
+from flashsim.cli.values import elements, finite
+from flashsim.inputs import float_dtype
 
 SUMMARY = "Run attention on real Q, K, V (bundled, or your own) and compare what each algorithm moves."
 EXAMPLES = (
     "flashsim run\n"
     "flashsim run --qkv mine.npz --head 3 --M 100KB\n"
+    "flashsim run --algorithm standard mine.py:attention\n"
     "flashsim run --padded --dropout 0.1 --backward --algorithm standard flash rabe_staats\n"
     "flashsim run --qkv q.npy k.npy v.npy --algorithm flash_basic --json -"
 )
@@ -42,38 +25,30 @@ SAMPLE_M = 4_096
 
 def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
-    add_qkv(
-        parser,
+    qkv = (
         "a .npz or .safetensors file with arrays q, k, v; a .npy file that stacks them; or three .npy files. "
-        "Shapes (N, d) or (..., N, d); q may have a multiple of the heads of k and v. Default: the bundled real sample",
-        "run this head only: an index into the leading axes. Default: all",
+        "Shapes (N, d) or (..., N, d); q may have a multiple of the heads of k and v. Default: the bundled real sample"
     )
-    parser.add_argument(
-        "--algorithm",
-        nargs="+",
-        choices=list(FORWARD),
-        metavar="NAME",
-        help=f"of {', '.join(FORWARD)}. Default: standard and flash_basic, or flash where a mask, dropout or backward is asked",
-    )
-    parser.add_argument("--backward", action="store_true", help="run the backward pass too, for a random dO")
-    add_causal(parser)
-    add_dropout(parser)
-    add_block_mask(parser)
-    add_seed(parser, "dropout")
+    add(parser, "--qkv", help=qkv)
+    add(parser, "--head", help="run this head only: an index into the leading axes. Default: all")
+    default = "standard and flash_basic, or flash where a mask, dropout or backward is asked"
+    add(parser, "--algorithm", nargs="+", help=f"{NAMES}. Default: {default}")
+    add(parser, "--backward", help="run the backward pass too, for a random dO")
+    add(parser, "--causal", "--dropout", "--block-mask")
+    add(parser, "--seed", help="of dropout. Default: 0")
     parser.add_argument(
         "--mask", type=Path, metavar="FILE", help="a .npy file: booleans (..., N_q, N_k), True = attend"
     )
     parser.add_argument("--padded", action="store_true", help="the bundled sample with its padding and padding mask")
-    parser.add_argument(
-        "--dtype", choices=FLOATS, help="convert the inputs first. Default: as they are (sample: float32)"
+    add(parser, "--dtype", default=None, help="convert the inputs first. Default: as they are (sample: float32)")
+    sample = (
+        f"elements, or bytes of the dtype (100KB). Default: 100KB; for the small bundled sample {SAMPLE_M} elements"
     )
-    add_sizing(parser, f"Default: 100KB; for the small bundled sample {SAMPLE_M} elements")
-    add_gqa(parser)
-    add_splits(parser)
+    add(parser, "--M", help=f"SRAM size: {sample}")
+    add(parser, "--sizing", "--blocks", "--gqa", "--splits", "--merge")
     parser.add_argument("--scale", type=finite, help="softmax scale τ. Default: 1/√d")
-    add_stem(parser, "flashsim-run")
-    add_json(parser)
-    add_quiet(parser)
+    add(parser, "--output", help="save STEM.png, .svg, .json. Default: flashsim-run")
+    add(parser, "--json", "--quiet")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -92,8 +67,7 @@ def run(options: argparse.Namespace) -> int:
     if options.padded:
         mask = flashsim.KeyPadding(int(qkv.sample_mask().sum()))
     asked = _asked(options)
-    stem = options.output or Path("flashsim-run")
-    check_outputs(options, *stem_files(stem))
+    stem = figure_stem(options, "flashsim-run")
     with progress(options) as bar:
         forwards, backwards = report.run_all(
             given,
@@ -114,10 +88,9 @@ def run(options: argparse.Namespace) -> int:
             merge=options.merge,
         )
     numbers = report.run_numbers(given, forwards, backwards)
-    write_json(options.json, numbers)
-    if options.json != "-":
-        schedule = "query heads grouped" if options.gqa == "grouped" else ""
-        report.print_run(given, forwards, backwards, ", ".join(filter(None, (asked, schedule))))
+    schedule = "query heads grouped" if options.gqa == "grouped" else ""
+    what = ", ".join(filter(None, (asked, schedule)))
+    finish(options, numbers, lambda: report.print_run(given, forwards, backwards, what))
     figure = plots.run_figure(forwards, M=next(iter(forwards.values())).sram.capacity, **given.shape)
     saved = plots.save(figure, stem, numbers, options.command_line)
     if options.json != "-":

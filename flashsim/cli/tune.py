@@ -6,19 +6,9 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from flashsim.cli.shared import (
-    add_causal,
-    add_dropout,
-    add_json,
-    add_lengths,
-    add_M,
-    add_quiet,
-    check_outputs,
-    elements,
-    progress,
-    whole,
-    write_json,
-)
+from flashsim.cli.outputs import check_outputs, finish, progress
+from flashsim.cli.shared import LENGTHS, NAMES, add
+from flashsim.cli.values import elements, whole
 from flashsim.inputs import float_dtype
 from flashsim.sizes import human_bytes
 
@@ -27,17 +17,18 @@ EXAMPLES = (
     "flashsim tune --N 1024 --d 64\n"
     "flashsim tune --N 4096 --d 128 --M 228KB --dtype float16 --causal --least 16\n"
     "flashsim tune --N 1024 --d 64 --M 2000\n"
-    "flashsim tune --N 1024 --d 64 --backward --json -"
+    "flashsim tune --N 1024 --d 64 --backward --json -\n"
+    "flashsim tune --N 1024 --d 64 --algorithm rabe_staats mine.py:attention"
 )
 
 
 def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
-    add_lengths(parser)
-    add_M(parser, "Default: 100KB")
-    parser.add_argument("--backward", action="store_true", help="tune the backward pass")
-    add_causal(parser, "; dead tiles are skipped")
-    add_dropout(parser)
+    add(parser, *LENGTHS, "--M")
+    add(parser, "--algorithm", nargs="+", default=[], help=f"try these too: {NAMES}")
+    add(parser, "--backward", help="tune the backward pass")
+    add(parser, "--causal", help="query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped")
+    add(parser, "--dropout")
     parser.add_argument(
         "--least",
         type=whole(),
@@ -45,19 +36,18 @@ def add_options(parser: Any) -> None:
         metavar="B",
         help="fewest rows and columns of a tile: in the model one row is as good as many, on a matrix unit 16. Default: 1",
     )
-    add_json(parser)
-    add_quiet(parser)
+    add(parser, "--json", "--quiet")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return 0. Raises ValueError where nothing fits."""
-    from flashsim.tune import LOOPS, tune
+    from flashsim.tune import tune
 
     check_outputs(options)
     itemsize = float_dtype(options.dtype).itemsize
     direction = "backward" if options.backward else "forward"
     with progress(options) as bar:
-        task = bar.add_task("tune", total=len(LOOPS[direction]))
+        task = bar.add_task("tune", total=None)
         tuned = tune(
             N=options.N,
             N_q=options.N_q,
@@ -70,26 +60,12 @@ def run(options: argparse.Namespace) -> int:
             causal=options.causal,
             dropout_p=options.dropout,
             least=options.least,
-            on_tried=lambda done, _: bar.update(task, completed=done),
+            algorithms=options.algorithm,
+            on_tried=lambda done, of: bar.update(task, completed=done, total=of),
         )
-    write_json(options.json, {"command": options.command_line, **as_json(tuned)})
-    if options.json != "-":
-        print_tuned(tuned, itemsize, options.dtype)
+    numbers = {"command": options.command_line, **asdict(tuned)}
+    finish(options, numbers, lambda: print_tuned(tuned, itemsize, options.dtype))
     return 0
-
-
-def as_json(tuned: Any) -> dict[str, Any]:
-    """Return what was found as plain data."""
-    return {
-        "shape": asdict(tuned.shape),
-        "M": tuned.M,
-        "direction": tuned.direction,
-        "causal": tuned.causal,
-        "compulsory": tuned.compulsory,
-        "best": asdict(tuned.best),
-        "by_loops": {name: asdict(choice) for name, choice in tuned.by_loops.items()},
-        "paper": {name: asdict(choice) for name, choice in tuned.paper.items()},
-    }
 
 
 def print_tuned(tuned: Any, itemsize: int, dtype: str) -> None:

@@ -1,4 +1,4 @@
-"""Worked examples, step by step: those of a book chapter on FlashAttention's practice, and its two statements that are wrong.
+"""Worked examples, step by step: those of a book chapter on FlashAttention in practice, and two of its statements that are wrong.
 
     EXAMPLES[name].compute()    the steps, as dataclasses of numbers and arrays
     EXAMPLES[name].lines(steps) the same as text
@@ -6,7 +6,7 @@
 
 Nothing is written down beforehand: each number is computed from the example's inputs, at full precision, and rounded only
 to be shown. The chapter is "FlashAttention: Theory and Practice"; its m is the paper's m, its s the paper's ℓ, its o not
-yet divided by s. `slips` lists numbers that the chapter prints otherwise, and why.
+yet divided by s. `slips` lists the numbers that the chapter prints wrongly, and why.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ EXAMPLES: dict[str, Example] = {
 
 
 def as_json(steps: Any) -> Any:
-    """Return dataclasses, arrays and numbers as what JSON can hold."""
+    """Return dataclasses, arrays and numbers as plain data that JSON can hold."""
     if is_dataclass(steps):
         names = [field.name for field in fields(steps)]
         names += [name for name, held in vars(type(steps)).items() if isinstance(held, property)]

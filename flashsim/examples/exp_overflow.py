@@ -121,7 +121,7 @@ def _edge(dtype: DTypeLike, guess: Any, outward: float, holds: Any) -> tuple[flo
 
 
 def compute() -> ExpOverflow:
-    """Take each exponential that the chapter names, in float32 and float64."""
+    """Compute each exponential that the chapter names, in float32 and float64."""
     claims = tuple(Claim(x, said, claimed, exp(x, np.float32), exp(x, np.float64)) for x, said, claimed in CLAIMS)
     both = tuple(limits(dtype) for dtype in (np.float32, np.float64))
     scores = np.array(SCORES, np.float32)

@@ -29,7 +29,7 @@ M = 65_536  # room for any of these tiles
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two ways to compute one attention: in how many elements their bits differ, by how much, and how much may be."""
+    """Two ways to compute one attention: in how many elements their bits differ, by how much, and that divided by its bound."""
 
     dtype: str
     one: str
@@ -53,7 +53,7 @@ class NotBitForBit:
 
 
 def bits_differ(one: Array, other: Array) -> int:
-    """Return in how many elements two arrays of one dtype differ, bit by bit."""
+    """Return in how many elements two arrays of one dtype differ in any bit."""
     words = np.dtype(f"u{one.itemsize}")
     return int((np.ascontiguousarray(one).view(words) != np.ascontiguousarray(other).view(words)).sum())
 

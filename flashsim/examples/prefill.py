@@ -1,4 +1,4 @@
-"""Causal prefill in tiles: for each tile of queries, the tiles of keys and values stream by; m, s and O stay, by row.
+"""Causal prefill in tiles: for each tile of queries, all tiles of keys and values are loaded in turn; its m, s and O stay.
 
 In flashsim: Algorithm 2, lines 10 to 15, with its two loops exchanged, so that O is written once. The mask is line 11. The
 tile that is skipped is Algorithm 5's line 8 with block_mask="live".
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """One tile of the scores: before and after scaling and masking, and its rows' updates. Nothing of it if skipped."""
+    """One tile of the scores: before and after scaling and masking, and its rows' updates. Empty arrays if it was skipped."""
 
     queries: range
     keys: range
@@ -113,7 +113,7 @@ def update(query: int, m_old: Any, s_old: Any, O_old: Array, S: Array, V_tile: A
 
 
 def is_skipped(queries: range, keys: range) -> bool:
-    """Whether even the tile's first key comes after its last query, so that causal masks the tile whole."""
+    """Whether even the tile's first key comes after its last query, so that the tile is empty under a causal mask."""
     return keys.start > queries[-1]
 
 

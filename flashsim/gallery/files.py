@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import html
-import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from flashsim.cli import parse
-from flashsim.cli.step import recorded
-from flashsim.gallery.lessons import Page, pages
-from flashsim.tracing import Lesson, Trace
-from flashsim.tracing.lesson import typeset
-from flashsim.tracing.saving import policy
+from flashsim.gallery.lessons import pages
+from flashsim.gallery.page import Page
+from flashsim.tracing import Lesson
+from flashsim.tracing.page import policy, read
+from flashsim.tracing.typeset import typeset
 
 
 @dataclass(frozen=True)
@@ -31,21 +28,12 @@ class Made:
         return f"{len(self.html.encode('utf-8')) / 1000:,.0f} kB"
 
 
-def traces(page: Page) -> tuple[Trace, Trace | None]:
-    """Run what makes a page's trace, and the one beside it."""
-    if page.is_command:
-        return recorded(parse(shlex.split(page.made_by)[1:]))
-    scope: dict[str, Any] = {}
-    exec(page.made_by, scope)
-    return scope["trace"], None
-
-
 def make(name: str, page: Page) -> Made:
     """Make a lesson and its page."""
-    trace, versus = traces(page)
-    lesson = page.teach(trace, versus)
-    lesson = Lesson(lesson.title, lesson.text, tuple(sorted(lesson.moments, key=lambda moment: moment.step)))
-    return Made(name, page, lesson, trace.html(versus=versus, lesson=lesson))
+    traces = page.traces()
+    lesson = page.teach(*traces)
+    lesson = replace(lesson, moments=tuple(sorted(lesson.moments, key=lambda moment: moment.step)))
+    return Made(name, page, lesson, traces[0].html(versus=traces[1] if len(traces) > 1 else None, lesson=lesson))
 
 
 STYLE = """
@@ -64,10 +52,6 @@ article > .about { margin: 2px 0 8px; color: var(--faint); }
 ul, ol { margin: 8px 0; padding-left: 1.4em; } li { margin: 3px 0; } nav { margin: 16px 0 24px; } ul a { white-space: nowrap; }
 pre { overflow-x: auto; margin: 6px 0 0; padding: 8px 10px; border: 1px solid var(--rule); border-radius: 4px;
   font: 13px/1.45 ui-monospace, monospace; } summary { cursor: pointer; }
-i { font-family: "STIX Two Text", "Cambria", "Times New Roman", "Liberation Serif", serif; font-size: 1.06em; }
-.symbol { white-space: nowrap; } sub, sup { font-size: .72em; line-height: 0; }
-.ss { display: inline-flex; flex-direction: column; vertical-align: middle; font-size: .7em; line-height: 1.1; }
-.ss sub, .ss sup { font-size: 1em; line-height: 1.1; vertical-align: baseline; }
 """
 INTRODUCTION = (
     "Each page plays a recorded run of one algorithm: line by line, forwards and backwards, with all numbers. ← and → step, "
@@ -78,7 +62,7 @@ INTRODUCTION = (
 
 def index(made: list[Made]) -> str:
     """Return the index as a page without scripts."""
-    articles = "\n".join(map(_article, made))
+    articles, style = "\n".join(map(_article, made)), STYLE + read("typeset.css")
     contents = "\n".join(
         f'<li><a href="#{m.name}">{html.escape(m.lesson.title)}</a><br><span class="faint">{typeset(m.page.about)}</span></li>'
         for m in made
@@ -87,11 +71,11 @@ def index(made: list[Made]) -> str:
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy(STYLE)}">
+<meta http-equiv="Content-Security-Policy" content="{policy(style)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>FlashAttention, step by step: lessons</title>
-<style>{STYLE}</style>
+<style>{style}</style>
 </head>
 <body>
 <header>
@@ -127,9 +111,9 @@ def _article(made: Made) -> str:
 def readme(made: list[Made]) -> str:
     """Return the same as Markdown, for a code host, which shows no HTML."""
     rows = "\n".join(f"| [{m.lesson.title}]({m.name}.html) | {m.page.about} | {m.size} |" for m in made)
-    commands = "\n".join(f"{m.page.made_by} -o {m.name}.html" for m in made if m.page.is_command)
+    commands = "\n".join(f"{m.page.command} -o {m.name}.html" for m in made if m.page.command)
     python = "\n```\n\n```python\n".join(
-        f'{m.page.made_by}\ntrace.save("{m.name}.html")' for m in made if not m.page.is_command
+        f'{m.page.made_by}\ntrace.save("{m.name}.html")' for m in made if not m.page.command
     )
     return f"""# Lessons
 

@@ -18,12 +18,12 @@ def first(trace: Trace, holds: Callable[[Step], bool], after: int = -1) -> Step:
 
 def does(trace: Trace, kind: str, array: str) -> Callable[[Step], bool]:
     """Return what says of a step whether it loads, or stores, a block of this array."""
-    return lambda step: any(e.kind == kind and e.array == array for e in trace.events[step.first : step.last + 1])
+    return lambda step: any(e.kind == kind and e.array == array for e in trace.of(step))
 
 
 def value(trace: Trace, step: Step, name: str) -> NDArray[Any]:
     """Return the values of the tile `name` that a step computes, loads or stores."""
-    found = next(e.value for e in trace.events[step.first : step.last + 1] if e.name == name)
+    found = next(e.value for e in trace.of(step) if e.name == name)
     assert found is not None
     return found
 
@@ -58,9 +58,14 @@ def rescaled_rows(trace: Trace) -> set[int]:
     return rows
 
 
+def see(step: Step, event: str, words: str) -> Moment:
+    """Return the moment of a step."""
+    return Moment(step.number, event, words)
+
+
 def end(trace: Trace, words: str) -> Moment:
     """Return the moment of the last step."""
-    return Moment(len(trace.steps) - 1, "last step", words)
+    return see(trace.steps[-1], "last step", words)
 
 
 def largest_rise(trace: Trace) -> tuple[Step, int, float, float]:

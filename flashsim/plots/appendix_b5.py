@@ -18,11 +18,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from flashsim.api import count
-from flashsim.plots.style import BLACK, BLUE, GREY, PURPLE, SKY, column_figure, dress, styled
+from flashsim.plots.style import BLACK, GREY, column_figure, dress, looks, styled
 
 _SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "M": 51_200, "dtype": "float16"}
-_NAMES = {"flash": "FlashAttention", "rabe_staats": "Rabe & Staats", "memory_efficient": "closed form"}
-_COLOURS = {"flash": BLUE, "rabe_staats": PURPLE, "memory_efficient": SKY}
+_LOOKS = looks(("flash", "rabe_staats", "memory_efficient"))
 _MEASURES = {
     "forward accesses": "1. HBM accesses, forward (elements)",
     "backward accesses": "1. HBM accesses, backward (elements)",
@@ -37,7 +36,7 @@ def appendix_b5_data() -> dict[str, Any]:
     `products` is how many products of 2N²d the backward pass computes.
     """
     forward, backward = (
-        {name: count(name, **_SHAPE, direction=way) for name in _NAMES} for way in ("forward", "backward")
+        {name: count(name, **_SHAPE, direction=way) for name in _LOOKS} for way in ("forward", "backward")
     )
     N, d = _SHAPE["N"], _SHAPE["d"]
     matmul = {name: tally.flops.matmul for name, tally in backward.items()}
@@ -47,7 +46,7 @@ def appendix_b5_data() -> dict[str, Any]:
         "measures": {
             "forward accesses": {name: tally.hbm.accesses for name, tally in forward.items()},
             "backward accesses": {name: tally.hbm.accesses for name, tally in backward.items()},
-            "extra": {name: forward[name].hbm.extra + backward[name].hbm.extra for name in _NAMES},
+            "extra": {name: forward[name].hbm.extra + backward[name].hbm.extra for name in _LOOKS},
             "backward matmul": matmul,
         },
         "products": {name: flops / (2 * N * N * d) for name, flops in matmul.items()},
@@ -71,14 +70,12 @@ def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None =
         ax.text(-0.4, y, title, transform=ax.get_yaxis_transform(), va="center", weight="bold")
         y += 1
         ax.plot([1, 1], [y - 0.4, y + 2.4], color=GREY, linestyle=(0, (1, 1.5)), linewidth=1)
-        for name, label in _NAMES.items():
+        for name, look in _LOOKS.items():
             ratio = counts[name] / counts["flash"]
-            ax.plot(
-                [ratio], [y], "o", color=_COLOURS[name], mec=BLACK, mew=0.6, ms=6, gid=f"{measure} {name}", zorder=3
-            )
+            ax.plot([ratio], [y], "o", color=look.colour, mec=BLACK, mew=0.6, ms=6, gid=f"{measure} {name}", zorder=3)
             times = "" if name == "flash" else f"  ({_times(ratio)})"
             ax.annotate(f"{counts[name]:,}{times}", (ratio, y), (6, 0), textcoords="offset points", va="center")
-            ticks.append((y, label))
+            ticks.append((y, look.label))
             y += 1
         y += 0.4
     ax.set_yticks([at for at, _ in ticks], [label for _, label in ticks])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,15 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocato
 
 from flashsim import theory
 from flashsim.algorithms.blocks import Fixed, Paper, Sizing
+from flashsim.algorithms.own import chosen
 from flashsim.api import Run, Tally, count, forward
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
-from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, VERMILLION, column_figure, dress, styled
+from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, column_figure, dress, looks, styled
+from flashsim.tune import cost
 
 LARGEST_RUN = 2048  # the longest N run with numbers; above it, shapes alone
+(_STANDARD,) = looks(["standard"]).values()
 CURVE = 2000  # the most points the closed form's curve has
 
 
@@ -31,6 +34,7 @@ def blocks_data(
     N_q: int | None = None,
     d_v: int | None = None,
     backward: bool = True,
+    algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Return Algorithm 1's HBM accesses by column block size B_c, B_r = min(B_c, d), and what to compare them with.
 
@@ -43,6 +47,8 @@ def blocks_data(
 
     With `backward`, the entry "backward" says the same of Algorithm 4, counted on shapes alone: `curve` instead of
     `theory` and `simulator`, and for `floor` Q, K, V, O, dO read once and dQ, dK, dV written, 8Nd.
+
+    `algorithms`: others, one's own too, counted forward in the simulator's blocks; by name in `others`.
     """
     stored = float_dtype(dtype)
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored.itemsize)
@@ -54,9 +60,9 @@ def blocks_data(
 
     first = min(16, max(N // 8, 1))
     powers = [2**e for e in range(N.bit_length())]
-    chosen = sorted({B_c for power in powers for B_c in (power, power * 3 // 2) if first <= B_c <= N} | {N})
+    chosen_sizes = sorted({B_c for power in powers for B_c in (power, power * 3 // 2) if first <= B_c <= N} | {N})
     spread = np.geomspace(first, N, CURVE) if N > CURVE else range(first, N + 1)
-    every = sorted({int(B_c) for B_c in spread} | set(chosen))
+    every = sorted({int(B_c) for B_c in spread} | set(chosen_sizes))
     exact = [exact_at(B_c) for B_c in every]
     fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: exact_at(B_c).sram.peak)  # the peak grows with B_c
     as_run = max(N, N_q) <= LARGEST_RUN
@@ -91,6 +97,13 @@ def blocks_data(
             "floor": 2 * (N_q * d + N * (d + d_v) + N_q * d_v),
         }
 
+    def other(what: Any) -> tuple[str, dict[str, Any]]:
+        algorithm = chosen(what, "forward")
+        costs = [cost(algorithm, **shape, M=M, blocks=(min(B_c, d), B_c)) for B_c in chosen_sizes]
+        return algorithm.name, {
+            "B_c": chosen_sizes, "accesses": [c.hbm.accesses for c in costs], "peak": [c.sram.peak for c in costs]
+        }  # fmt: skip
+
     return {
         "N": N,
         **shape,
@@ -102,12 +115,13 @@ def blocks_data(
             "peak": [e.sram.peak for e in exact],
         },
         "simulator_ran_on": "numbers" if as_run else "shapes",
-        "simulator": [simulate("flash_basic", exact_at(B_c).sram.peak, (min(B_c, d), B_c)) for B_c in chosen],
+        "simulator": [simulate("flash_basic", exact_at(B_c).sram.peak, (min(B_c, d), B_c)) for B_c in chosen_sizes],
         "paper": simulate("flash_basic", M),
         "standard": simulate("standard", M),
         "largest_that_fits": fitting if fitting >= every[0] else None,
         "floor": N_q * d + N * (d + d_v) + N_q * d_v,
         **({"backward": all_backward()} if backward else {}),
+        **({"others": dict(map(other, algorithms))} if algorithms else {}),
     }
 
 
@@ -150,6 +164,9 @@ def plot_blocks(
     ran = "simulated run" if data["simulator_ran_on"] == "numbers" else "simulator's count"
     at, accesses = [p["B_c"] for p in points], [p["accesses"] for p in points]
     ax.plot(at, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator", label=ran)
+    for name, look in looks(data.get("others", {})).items():
+        moved = data["others"][name]
+        ax.plot(moved["B_c"], moved["accesses"], **look.line, gid=name, label=look.label)
     B_c = data["paper"]["B_c"]
     label: str | None = f"⌈M/4d⌉ = {B_c:,}" if B_c < N else f"⌈M/4d⌉ ≥ N = {N:,}"
     for direction, numbers in passes.items():
@@ -177,7 +194,7 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], N: int, flo
     if limit is not None and limit != N:
         dotted = (0, (1, 1.5))
         ax.plot([limit, limit], [floor, top], color=BLACK, linestyle=dotted, linewidth=1, gid=_gid("limit", direction))
-    ax.axhline(numbers["standard"]["accesses"], color=VERMILLION, linestyle="--", gid=_gid("standard", direction))
+    ax.axhline(numbers["standard"]["accesses"], color=_STANDARD.colour, linestyle="--", gid=_gid("standard", direction))
     if direction == "forward":
         ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")
     curve, label = numbers["curve"], which + ("closed form" if direction == "forward" else "counted")
@@ -191,7 +208,9 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
     ax.text(left, floor / 1.06, "read Q, K, V, write O once" + ": 4Nd" * (floor == 4 * N * d), color=GREY, va="top")
     for direction, numbers in passes.items():
         label = f"standard, {direction}" if both else "standard\nattention"
-        ax.text(N * 1.07, numbers["standard"]["accesses"] * 1.06, label, color=VERMILLION, ha="right", va="bottom")
+        ax.text(
+            N * 1.07, numbers["standard"]["accesses"] * 1.06, label, color=_STANDARD.colour, ha="right", va="bottom"
+        )
     if any(numbers["largest_that_fits"] != N for numbers in passes.values()):
         what = within if both else f"does not fit\n{within}"
         ax.text(N * 1.07, standard / 1.12, what, ha="right", va="top")

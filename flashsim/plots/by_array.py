@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from matplotlib.axes import Axes
@@ -10,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms.own import backward_of, chosen
 from flashsim.api import count
 from flashsim.patterns import butterfly
 from flashsim.plots.blocks import plot_blocks
@@ -26,6 +29,7 @@ from flashsim.plots.style import (
     YELLOW,
     column_figure,
     dress,
+    looks,
     styled,
     tint,
 )
@@ -40,14 +44,6 @@ _WRITTEN = "//////"
 _LONG = 10  # a bar is cut that is this many times longer than the shortest
 _MOST_NAMED = 8  # so many arrays of a bar have their numbers below it
 _SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "M": 51_200, "dtype": "float16"}
-_NAMES = {
-    "standard": "standard",
-    "flash": "FlashAttention",
-    "q_outer": "loops exchanged",
-    "block_sparse": "block-sparse, butterfly",
-    "rabe_staats": "Rabe & Staats",
-    "memory_efficient": "closed form (B.1, B.2)",
-}
 _ROOM = 0.05  # the share of the x axis from which a part has room for its name
 _PLATE = {"boxstyle": "round,pad=0.12", "facecolor": "white", "linewidth": 0}
 
@@ -81,29 +77,23 @@ def plot_run(run_by_name: Mapping[str, Counted], ax: Axes | None = None) -> Axes
     return ax
 
 
-def arrays_data() -> dict[str, Any]:
+def arrays_data(*, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
     """Return reads and writes (elements, one head) of each array, by direction and algorithm, at GPT-2's head shape.
 
-    "block_sparse" has the butterfly pattern. No mask, no dropout.
+    Of all algorithms that have a backward pass by their own name, and of those given, one's own too; a backward pass is
+    counted where there is one. "block_sparse" has the butterfly pattern. No mask, no dropout.
     """
-    return {
-        **_SHAPE,
-        "block_mask": "butterfly",
-        "directions": {
-            direction: {
-                name: _numbers(
-                    count(
-                        name,
-                        **_SHAPE,
-                        direction=direction,
-                        block_mask=butterfly if name == "block_sparse" else None,
-                    )
-                )
-                for name in _NAMES
-            }
-            for direction in ("forward", "backward")
-        },
-    }
+    directions: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
+    for what in (*(name for name in FORWARD if name in BACKWARD), *algorithms):
+        forward = chosen(what, "forward")
+        passes = [forward]
+        with suppress(ValueError):
+            passes.append(backward_of(forward))
+        for one in passes:
+            mask = butterfly if "block_mask" in forward.parts else None
+            tally = count(one, **_SHAPE, direction=one.direction, block_mask=mask)
+            directions[one.direction][forward.name] = _numbers(tally)
+    return {**_SHAPE, "block_mask": "butterfly", "directions": directions}
 
 
 @styled
@@ -115,14 +105,15 @@ def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
     """
     data = arrays_data() if data is None else data
     if ax is None:
-        figure = Figure(figsize=(2.1 * COLUMN, 0.7 + 0.88 * len(_NAMES)), layout="constrained")
+        figure = Figure(figsize=(2.1 * COLUMN, 0.7 + 0.88 * len(data["directions"]["forward"])), layout="constrained")
         ax = list(figure.subplots(1, 2))
     for panel, (direction, bars) in zip(ax, data["directions"].items(), strict=True):
         dress(panel)
         totals = [_total(by_array) for by_array in bars.values()]
         most = max(total for total in totals if total <= _LONG * min(totals))
-        for row, (name, by_array) in enumerate(bars.items()):
-            _draw_bar(panel, row, _NAMES[name], by_array, most)
+        for row, (name, look) in enumerate(looks(bars).items()):
+            sparse = ", butterfly" if name in FORWARD and "block_mask" in FORWARD[name].parts else ""
+            _draw_bar(panel, row, look.label + sparse, bars[name], most)
         _finish(panel, len(bars), most)
         panel.set_xlabel(
             f"HBM accesses (elements), {direction}\nN = {data['N']:,}, d = {data['d']}, M = {data['M']:,}, one head"

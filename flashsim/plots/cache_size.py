@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from flashsim import theory
+from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
-from flashsim.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, column_figure, dress, styled
+from flashsim.plots.style import GREY, column_figure, compared, dress, looks, styled
 from flashsim.tune import best_of
 
-SERIES = ("standard", "flash", "q_outer", "small_cache", "rabe_staats", "memory_efficient")
 
-
-def cache_size_data(*, N: int = 1024, d: int = 64) -> dict[str, Any]:
+def cache_size_data(*, N: int = 1024, d: int = 64, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
     """Return forward HBM accesses (elements, one head) against M, powers of two from 8 to 4Nd, by algorithm.
 
     Each algorithm takes, at each M, its blocks of fewest accesses that truly fit (None: not even a row does).
     `bound` is Saha and Ye's min(N²d²/M, N²d/√M), the order of what any exact algorithm moves, without its constant; `floor`
-    is 4Nd, inputs read once and the output written.
+    is 4Nd, inputs read once and the output written. `algorithms`: others to count, one's own too.
     """
     N, d = check_count("N", N), check_count("d", d)
     rooms = [2**e for e in range(3, (4 * N * d).bit_length())]
-    series: dict[str, list[int | None]] = {name: [] for name in SERIES}
-    for M in rooms:
-        for name in SERIES:
-            choice = best_of(name, N=N, d=d, M=M)
-            series[name].append(choice.accesses if choice else None)
+    series = {}
+    for algorithm in (chosen(what, "forward") for what in (*compared(), *algorithms)):
+        choices = (best_of(algorithm, N=N, d=d, M=M) for M in rooms)
+        series[algorithm.name] = [choice.accesses if choice else None for choice in choices]
     return {
         "N": N,
         "d": d,
@@ -39,22 +37,6 @@ def cache_size_data(*, N: int = 1024, d: int = 64) -> dict[str, Any]:
         "bound": [min(theory.theorem_2_flash(N, d, M), theory.theorem_saha_ye(N, d, M)) for M in rooms],
         "floor": theory.compulsory(N, N, d, d),
     }
-
-
-_SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
-    "small_cache": ("small cache", {"color": VERMILLION, "marker": "s", "linestyle": "--"}),
-    "standard": ("standard", {"color": BLACK, "marker": "x", "linestyle": ":"}),
-    "flash": ("FlashAttention", {"color": BLUE, "marker": "o"}),
-    "rabe_staats": (
-        "Rabe & Staats",
-        {"color": PURPLE, "marker": "D", "linestyle": "none", "markersize": 5, "mfc": "none"},
-    ),
-    "memory_efficient": (
-        "closed form",
-        {"color": GREEN, "marker": "^", "linestyle": "none", "markersize": 7, "mfc": "none"},
-    ),
-    "q_outer": ("loops exchanged", {"color": ORANGE, "marker": "v"}),
-}
 
 
 @styled
@@ -69,9 +51,16 @@ def plot_cache_size(data: Mapping[str, Any] | None = None, *, ax: Axes | None = 
     ax.set_xscale("log")
     ax.set_yscale("log")
     N, d, rooms = data["N"], data["d"], data["M"]
-    for name, (label, look) in _SHOWN.items():
-        points = [(M, moved) for M, moved in zip(rooms, data["series"][name], strict=True) if moved is not None]
-        ax.plot(*zip(*points, strict=True), label=label, gid=name, **{"markersize": 3, **look})
+    drawn: list[list[int | None]] = []
+    for name, look in looks(data["series"]).items():
+        moved = data["series"][name]
+        points = [(M, accesses) for M, accesses in zip(rooms, moved, strict=True) if accesses is not None]
+        alike = sum(_alike(moved, other) for other in drawn)
+        style = {"markersize": 3 + 2 * alike} | ({"linestyle": "none"} if alike else {})
+        ax.plot(
+            *zip(*points, strict=True), label=look.label, gid=name, **{**look.line, "markerfacecolor": "none", **style}
+        )
+        drawn.append(moved)
     bound = [max(order, data["floor"]) for order in data["bound"]]
     ax.plot(rooms, bound, color=GREY, linestyle="-.", linewidth=0.9, label="order of the bound", gid="bound")
     bottom = data["floor"] / 2
@@ -88,6 +77,11 @@ def plot_cache_size(data: Mapping[str, Any] | None = None, *, ax: Axes | None = 
     ax.set_xlabel(f"SRAM size M (elements); N = {N:,}, d = {d}")
     ax.set_ylabel("HBM accesses (elements)")
     return ax
+
+
+def _alike(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
+    """Say whether two curves lie on one another, within 5% where both are: then one is drawn as markers around the other's."""
+    return all(abs(a - b) < 0.05 * b for a, b in zip(one, other, strict=True) if a and b)
 
 
 def _point(data: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flashsim.entry import guarded
+from flashsim.entry import run_script
 from flashsim.files import name_of
 from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
 from flashsim.plots.blocks import blocks_data, plot_blocks
@@ -36,6 +37,11 @@ class Chart:
     data: Callable[..., dict[str, Any]]
     plot: Callable[..., Axes | Sequence[Axes]]
     what: str
+
+    @property
+    def takes(self) -> dict[str, Any]:
+        """The arguments of `data`, with their defaults."""
+        return {name: given.default for name, given in inspect.signature(self.data).parameters.items()}
 
     def draw(self, data: dict[str, Any] | None = None) -> Figure:
         """Return the figure of `data`, by default of `data()`."""
@@ -72,4 +78,4 @@ def write_figure(name: str, script: str, description: str | None) -> None:
         command = shlex.join(["python", f"scripts/{path.name}", *map(name_of, sys.argv[1:])])
         print(*save(FIGURES[name].draw(data), output, data, command), sep="\n")
 
-    sys.exit(guarded(path.name, work))
+    run_script(work)

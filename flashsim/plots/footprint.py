@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
 
 from flashsim.api import count
-from flashsim.plots.style import BLACK, BLUE, GREY, PURPLE, SKY, VERMILLION, column_figure, dress, styled
+from flashsim.plots.style import BLACK, GREY, column_figure, dress, looks, styled
 from flashsim.records import ArrayTraffic
 
 LIMIT = 40 * 10**9  # bytes: an A100's 40 GB
 _SHAPE: dict[str, Any] = {"d": 64, "M": 51_200, "dtype": "float16", "heads": 1024}
-_NAMES = ("standard", "rabe_staats", "memory_efficient", "flash")
+_LOOKS = looks(("standard", "rabe_staats", "memory_efficient", "flash"))
 _LENGTHS = [2**e for e in range(7, 24)]
 
 
@@ -33,10 +33,10 @@ def memory_data() -> dict[str, Any]:
         "limit": LIMIT,
         "N": _LENGTHS,
         "arrays": {
-            name: [array for array, held in _held(name, _LENGTHS[0]).items() if held.role == "extra"] for name in _NAMES
+            name: [array for array, held in _held(name, _LENGTHS[0]).items() if held.role == "extra"] for name in _LOOKS
         },
-        "extra": {name: [_extra(name, N) for N in _LENGTHS] for name in _NAMES},
-        "crosses": {name: _last(partial(_extra, name)) for name in _NAMES},
+        "extra": {name: [_extra(name, N) for N in _LENGTHS] for name in _LOOKS},
+        "crosses": {name: _last(partial(_extra, name)) for name in _LOOKS},
         "inputs_outputs": {
             "arrays": [array for array, held in given.items() if held.role != "extra"],
             "bytes": [_given(N) for N in _LENGTHS],
@@ -75,14 +75,6 @@ def _last(need: Any) -> int:
     return low
 
 
-_STYLES: dict[str, dict[str, Any]] = {
-    "standard": {"color": VERMILLION, "marker": "s"},
-    "rabe_staats": {"color": PURPLE, "marker": "^"},
-    "memory_efficient": {"color": SKY, "linewidth": 3.5},
-    "flash": {"color": BLUE, "marker": "o", "markerfacecolor": "white"},
-}
-
-
 @styled
 def plot_memory(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
     """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB.
@@ -101,10 +93,13 @@ def plot_memory(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None
     ax.axhline(limit, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid="limit")
     shown = [(n, held) for n, held in zip(N, given["bytes"], strict=True) if held <= 4 * limit]
     ax.plot(*zip(*shown, strict=True), color=GREY, linestyle="-.", linewidth=1, gid="inputs and outputs")
-    for name, style in _STYLES.items():
-        ax.plot(N, data["extra"][name], **style, gid=name)
+    for name, look in _LOOKS.items():
+        below = (
+            {"linewidth": 3.5, "marker": None} if name == "memory_efficient" else {}
+        )  # what FlashAttention's line covers
+        ax.plot(N, data["extra"][name], **{**look.line, **below}, gid=name)
         crosses = data["crosses"][name]
-        ax.plot([crosses], [limit], "D", color=style["color"], mec=BLACK, ms=6, gid=f"{name} crosses", zorder=5)
+        ax.plot([crosses], [limit], "D", color=look.colour, mec=BLACK, ms=6, gid=f"{name} crosses", zorder=5)
     return _label(ax, data)
 
 
@@ -117,7 +112,7 @@ def _label(ax: Axes, data: Mapping[str, Any]) -> Axes:
         "flash": ("FlashAttention: ℓ, m\n(closed form: L, D)", at[-1] * 1.25, 1e6, "right", "bottom"),
     }
     for name, (label, x, y, side, edge) in labels.items():
-        words, colour = f"{label}\nup to N = {crosses[name]:,}", _STYLES[name]["color"]
+        words, colour = f"{label}\nup to N = {crosses[name]:,}", _LOOKS[name].colour
         ax.text(x, y, words, color=colour, ha=side, va=edge, multialignment="left")
     given = data["inputs_outputs"]["crosses"]
     ax.text(given * 1.15, limit / 1.4, "Q, K, V, O,\ngradients", color=GREY, va="top")

@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from flashsim.api import forward
 from flashsim.cache import L2
 from flashsim.machines import MACHINES
-from flashsim.plots.style import BLUE, GREY, VERMILLION, column_figure, dress, styled
+from flashsim.plots.style import GREY, column_figure, dress, looks, styled
 
 _SHAPE = {"N": 1024, "d": 64, "M": 51_200}
 _DTYPE = "float16"
@@ -45,10 +45,6 @@ def l2_data() -> dict[str, Any]:
     return {**_SHAPE, "line": d, "sizes": _SIZES, "per_sm": {"dtype": _DTYPE, **shares}, "curves": curves}
 
 
-_LOOK = {"standard": (VERMILLION, "--", "s"), "flash": (BLUE, "-", "o")}
-_NAMES = {"standard": "standard", "flash": "FlashAttention"}
-
-
 @styled
 def plot_l2(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
     """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each (dotted).
@@ -61,13 +57,13 @@ def plot_l2(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) ->
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     sizes, curves = data["sizes"], data["curves"]
-    for name, curve in curves.items():
-        colour, dashes, marker = _LOOK[name]
+    for name, look in looks(curves).items():
+        curve, colour = curves[name], look.colour
         dram = [r + w for r, w in zip(curve["dram_reads"], curve["dram_writes"], strict=True)]
-        ax.plot(sizes, dram, color=colour, linestyle=dashes, marker=marker, mfc="white", gid=name)
+        ax.plot(sizes, dram, **look.line, gid=name)
         floor = sum(curve["compulsory"].values())
         ax.axhline(floor, color=colour, linestyle=":", linewidth=1, gid=f"{name} compulsory")
-        ax.annotate(_NAMES[name], (sizes[0], dram[0]), (4, 5), textcoords="offset points", color=colour)
+        ax.annotate(look.label, (sizes[0], dram[0]), (4, 5), textcoords="offset points", color=colour)
     _say_floors(ax, data)
     shares = {machine: share for machine, share in data["per_sm"].items() if machine != "dtype"}
     for machine, share in shares.items():
@@ -98,15 +94,15 @@ def plot_l2(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) ->
 def _say_floors(ax: Axes, data: Mapping[str, Any]) -> None:
     N, d = data["N"], data["d"]
     forms = {4 * N * d + 2 * N: "4Nd + 2N", 4 * N * d + 2 * N * N: "4Nd + 2N²"}
-    for name, curve in data["curves"].items():
-        floor = sum(curve["compulsory"].values())
+    for name, look in looks(data["curves"]).items():
+        floor = sum(data["curves"][name]["compulsory"].values())
         text = f"compulsory: {forms[floor]}" if floor in forms else f"compulsory: {floor:,}"
         ax.annotate(
             text,
             (data["sizes"][-1], floor),
             (0, -3),
             textcoords="offset points",
-            color=_LOOK[name][0],
+            color=look.colour,
             ha="right",
             va="top",
         )

@@ -2,47 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from flashsim import theory
+from flashsim.algorithms import FORWARD
+from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
-from flashsim.plots.style import BLACK, BLUE, GREY, VERMILLION, column_figure, dress, styled
-from flashsim.tune import sides
+from flashsim.plots.style import BLACK, GREY, column_figure, dress, looks, styled
+from flashsim.tune import cost, sides
 
 LOOPS = ("flash", "q_outer")
 
 
-def pareto_data(*, N: int = 1024, d: int = 64, M: int | None = None, dtype: str = "float32") -> dict[str, Any]:
+def pareto_data(
+    *, N: int = 1024, d: int = 64, M: int | None = None, dtype: str = "float32", algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:
     """Return peaks and accesses (elements, one head, forward) of K/V-outer and Q-outer loops over all block sizes.
 
     By algorithm: `points`, (B_r, B_c, peak, accesses) of blocks 1, 2, 3, 4, 6, 8, 12, … and N; `frontier`, of all block
     sizes, those that no other undercuts in both; `paper`, line 1's blocks for M; `best`, the fewest accesses with a peak of
-    at most M (None: nothing fits). `floor`: 4Nd, inputs read once and the output written.
+    at most M (None: nothing fits). `floor`: 4Nd, inputs read once and the output written. `algorithms`: others
+    to count, one's own too.
     """
     stored = float_dtype(dtype)
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, stored.itemsize)
 
-    def at(name: str, **sizes: Any) -> list[int]:
-        exact = theory.exact(name, N=N, d=d, M=M, dtype=dtype, **sizes)
-        return [exact.blocks.B_r, exact.blocks.B_c, exact.sram.peak, exact.accesses]
+    def at(algorithm: Any, **sizes: Any) -> list[int]:
+        moved = cost(algorithm, N=N, d=d, M=M, dtype=dtype, **sizes)
+        return [moved.blocks.B_r, moved.blocks.B_c, moved.sram.peak, moved.hbm.accesses]
 
     few = sorted({size for e in range(N.bit_length()) for size in (2**e, 3 * 2**e // 2) if 1 <= size <= N} | {N})
-    algorithms = {}
-    for name in LOOPS:
-        frontier = _frontier(at(name, blocks=(B_r, B_c)) for B_r in sides(N) for B_c in sides(N))
+    drawn = {}
+    for algorithm in (chosen(what, "forward") for what in (*LOOPS, *algorithms)):
+        frontier = _frontier(at(algorithm, blocks=(B_r, B_c)) for B_r in sides(N) for B_c in sides(N))
         fitting = [point for point in frontier if point[2] <= M]
-        algorithms[name] = {
-            "points": [at(name, blocks=(B_r, B_c)) for B_r in few for B_c in few],
+        drawn[algorithm.name] = {
+            "points": [at(algorithm, blocks=(B_r, B_c)) for B_r in few for B_c in few],
             "frontier": frontier,
-            "paper": at(name, sizing="paper"),
+            "paper": at(algorithm, sizing="paper"),
             "best": fitting[-1] if fitting else None,
         }
-    return {"N": N, "d": d, "M": M, "dtype": dtype, "floor": theory.compulsory(N, N, d, d), "algorithms": algorithms}
+    return {"N": N, "d": d, "M": M, "dtype": dtype, "floor": theory.compulsory(N, N, d, d), "algorithms": drawn}
 
 
 def _frontier(points: Iterable[list[int]]) -> list[list[int]]:
@@ -52,9 +57,6 @@ def _frontier(points: Iterable[list[int]]) -> list[list[int]]:
         if not kept or point[3] < kept[-1][3]:
             kept.append(point)
     return kept
-
-
-_SHOWN = {"flash": (BLUE, "o", "K, V outermost (the paper)"), "q_outer": (VERMILLION, "s", "Q outermost")}
 
 
 @styled
@@ -68,8 +70,9 @@ def plot_pareto(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None
     dress(ax)
     ax.set_xscale("log")
     ax.set_yscale("log")
-    for name, (colour, marker, label) in _SHOWN.items():
-        drawn = data["algorithms"][name]
+    for name, look in looks(data["algorithms"]).items():
+        drawn, colour, marker = data["algorithms"][name], look.colour, look.marker
+        label = (FORWARD[name].loops if name in FORWARD else None) or look.label
         ax.plot(
             *_columns(drawn["points"]), linestyle="none", marker=marker, markersize=1.8, color=colour, alpha=0.25, mew=0
         )

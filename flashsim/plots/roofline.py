@@ -9,15 +9,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
-from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms import BACKWARD, PASSES
+from flashsim.algorithms.record import Direction
 from flashsim.api import backward, forward
 from flashsim.cache import L2
 from flashsim.checking import is_one_of, shown
 from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
-from flashsim.plots.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, column_figure, dress, styled
+from flashsim.plots.style import BLACK, GREY, column_figure, compared, dress, looks, styled
 
 _THROUGH_L2 = ("standard", "flash")
-_TABLES = {"forward": FORWARD, "backward": BACKWARD}
 
 
 def roofline_data(*, machine: str = "A100-40GB", N: int = 1024, d: int = 64, dtype: str = "float16") -> dict[str, Any]:
@@ -32,7 +32,7 @@ def roofline_data(*, machine: str = "A100-40GB", N: int = 1024, d: int = 64, dty
         raise ValueError(f"unknown machine {shown(machine)}; known: {', '.join(MACHINES)}")
     on = MACHINES[machine]
     directions: dict[str, Any] = {}
-    for direction, table in _TABLES.items():
+    for direction, table in PASSES.items():
         counted = {name: predict(on, name, N=N, d=d, dtype=dtype, direction=direction) for name in table}
         directions[direction] = {
             "algorithms": {name: _numbers(line) for name, line in counted.items()},
@@ -72,12 +72,12 @@ def _numbers(line: Roofline) -> dict[str, Any]:
     }
 
 
-def _dram_bytes(on: Machine, N: int, d: int, dtype: str) -> dict[str, dict[str, int]]:
+def _dram_bytes(on: Machine, N: int, d: int, dtype: str) -> dict[str, dict[Direction, int]]:
     """Return DRAM traffic through an SM's share of the L2, by algorithm and direction."""
     zeros = np.zeros((N, d), dtype)
     moved = {}
     for name in _THROUGH_L2:
-        caches = {direction: L2(on.l2_share(dtype)) for direction in _TABLES}
+        caches = {direction: L2(on.l2_share(dtype)) for direction in PASSES}
         run = forward(name, zeros, zeros, zeros, M=on.M(dtype), observers=[caches["forward"]])
         gradients = backward(name, run, zeros, observers=[caches["backward"]])
         for l2 in caches.values():
@@ -87,13 +87,6 @@ def _dram_bytes(on: Machine, N: int, d: int, dtype: str) -> dict[str, dict[str, 
     return moved
 
 
-_SHOWN = {
-    "standard": (VERMILLION, "s", "standard"),
-    "flash": (BLUE, "o", "FlashAttention"),
-    "q_outer": (ORANGE, "v", "loops exchanged"),
-    "rabe_staats": (PURPLE, "D", "Rabe & Staats"),
-    "memory_efficient": (GREEN, "^", "closed form"),
-}
 _CHAPTER = {"prefill": "tile of 32 × 32", "decode": "decode"}
 _APART = 1.05  # points nearer than this factor are not drawn twice
 
@@ -103,7 +96,7 @@ def plot_roofline(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] |
     """Draw the roof, FLOP/s against FLOP/byte, log-log, and the algorithms under it: forward, and backward.
 
     Filled: every HBM access reaches DRAM. Hollow, where that is elsewhere: through an SM's share of the L2. The legend has
-    intensities. Black: the book chapter's tiles. Rabe and Staats are drawn where they differ from FlashAttention.
+    intensities. Black: the book chapter's tiles. What hardly differs from FlashAttention is left out.
 
     `data`: what `roofline_data` returned. `ax`: two axes; None: a new column of two.
     """
@@ -144,12 +137,12 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
             at = data["chapter"][name]
             look: dict[str, Any] = {"color": BLACK, "marker": "*" if name == "prefill" else "x", "markersize": 7}
             _mark(ax, at, name, label=f"{label}: {at['intensity']:.3g}", **look)
-    for name, (colour, marker, label) in _SHOWN.items():
-        look, text = {"color": colour, "marker": marker}, f"{label}: {plain[name]['intensity']:.3g}"
+    for name, one in looks(name for name in compared() if name in BACKWARD).items():
+        look, text = {"color": one.colour, "marker": one.marker}, f"{one.label}: {plain[name]['intensity']:.3g}"
         if name in cached and _apart(cached[name], plain[name]):
             text += f" → {cached[name]['intensity']:.3g}"
             _mark(ax, cached[name], f"{name} through L2", mfc="white", **look)
-        if name != "rabe_staats" or _apart(plain[name], plain["flash"]):
+        if name == "flash" or _apart(plain[name], plain["flash"]):
             _mark(ax, plain[name], name, label=text, **look)
     title = f"FLOP/byte → with L2\n(ridge {ridge:.3g})"
     ax.legend(loc="lower right", title=title, alignment="left", numpoints=1, handlelength=1)

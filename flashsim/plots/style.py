@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from flashsim.algorithms import FORWARD
 
 COLUMN = 3.5  # inches: one column of a two-column page
 
@@ -17,6 +20,44 @@ BLACK, GREY = "#000000", "#666666"
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 BY_DIRECTION = {"forward": BLUE, "backward": GREEN}
+NAMED = {"black": BLACK, "orange": ORANGE, "green": GREEN, "blue": BLUE, "vermillion": VERMILLION, "purple": PURPLE}
+SPARE = ((SKY, "P", "-."), (GREY, "X", "-."), (YELLOW, "p", "-."))  # for algorithms whose record gives no look
+
+
+@dataclass(frozen=True)
+class Look:
+    """How an algorithm is drawn, everywhere."""
+
+    label: str
+    colour: str
+    marker: str
+    dashes: str
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Arguments of `Axes.plot` for a line with markers, hollow ones."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, "markerfacecolor": "white"}
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """Return the look of each algorithm: what its record says; one that is not known, or says nothing, has one of its own."""
+    found: dict[str, Look] = {}
+    spare = 0
+    for name in names:
+        record = FORWARD.get(name)
+        if record is not None and record.look is not None:
+            colour, *shape = record.look
+            look = (NAMED[colour], *shape)
+        else:
+            look = SPARE[spare % len(SPARE)]
+            spare += 1
+        found[name] = Look(record.short if record is not None and record.short else name, *look)
+    return found
+
+
+def compared() -> list[str]:
+    """Return the names of the forward passes that pictures of all algorithms show: those with a look."""
+    return [name for name, record in FORWARD.items() if record.look is not None]
 
 
 def tint(colour: str) -> str:

@@ -14,8 +14,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from flashsim import theory
+from flashsim.algorithms import Algorithm
+from flashsim.algorithms.own import chosen
 from flashsim.api import count
-from flashsim.plots.style import BLACK, BLUE, GREY, SKY, VERMILLION, column_figure, dress, styled
+from flashsim.plots.style import BLACK, BLUE, GREY, SKY, column_figure, dress, looks, styled
 
 _FIXED = {"N": 16_384, "d": 64, "M": 51_200}
 _RANGES = {
@@ -49,15 +51,15 @@ _THEOREMS = {
 }
 
 
-def theorem2_data() -> dict[str, Any]:
+def theorem2_data(*, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
     """Return HBM accesses (elements) of one head against N, d and M, the others fixed, and their log-log fits.
 
     By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and `standard` as counted
     by the simulator, and of `proof`, the standard attention that reads each operand once. `band` is N²d²/M times
     `theory.flash_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by least squares in log10; `residual`
-    is the greatest |log10 accesses − fit|.
+    is the greatest |log10 accesses − fit|. `algorithms`: others to count, one's own too; their names are `others`.
     """
-    return _data(2)
+    return _data(2, algorithms)
 
 
 def theorem5_data() -> dict[str, Any]:
@@ -68,24 +70,30 @@ def theorem5_data() -> dict[str, Any]:
     return _data(5)
 
 
-def _data(number: int) -> dict[str, Any]:
+def _data(number: int, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
     theorem = _THEOREMS[number]
-    panels = {variable: _panel(variable, theorem) for variable in "NdM"}
+    others = [chosen(what, theorem.direction) for what in algorithms]
+    panels = {variable: _panel(variable, theorem, others) for variable in "NdM"}
     return {"theorem": number, "direction": theorem.direction, "sizing": "paper", "panels": panels}
 
 
-def _panel(variable: str, theorem: _Theorem) -> dict[str, Any]:
+def _panel(variable: str, theorem: _Theorem, others: Sequence[Algorithm]) -> dict[str, Any]:
     values = _RANGES[variable]
     at = [{**_FIXED, variable: value} for value in values]
-    series = {
-        theorem.flash: [count(theorem.flash, **x, direction=theorem.direction).hbm.accesses for x in at],
-        "standard": [count("standard", **x, direction=theorem.direction).hbm.accesses for x in at],
-        "proof": [sum(theorem.proof(x["N"], x["d"])) for x in at],
+    named: dict[str, str | Algorithm] = {
+        theorem.flash: theorem.flash,
+        "standard": "standard",
+        **{other.name: other for other in others},
     }
+    series = {
+        name: [count(what, **x, direction=theorem.direction).hbm.accesses for x in at] for name, what in named.items()
+    }
+    series["proof"] = [sum(theorem.proof(x["N"], x["d"])) for x in at]
     return {
         "fixed": {name: value for name, value in _FIXED.items() if name != variable},
         "values": values,
         **series,
+        **({"others": [other.name for other in others]} if others else {}),
         "band": [[c * theory.theorem_2_flash(**x) for c in theorem.constants(x["d"])] for x in at],
         "fits": {name: _fit(values, accesses) for name, accesses in series.items()},
     }
@@ -99,16 +107,8 @@ def _fit(x: Sequence[int], y: Sequence[int]) -> dict[str, float]:
     return dict(zip(("slope", "intercept", "residual"), rounded, strict=True))
 
 
-_FLASH: tuple[str, dict[str, Any]] = (
-    "FlashAttention",
-    {"color": BLUE, "marker": "o", "linestyle": "-", "markerfacecolor": "white"},
-)
-_SERIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "standard": ("standard, as run", {"color": VERMILLION, "marker": "s", "linestyle": "--"}),
-    "proof": ("standard, in the proof", {"color": BLACK, "marker": "x", "linestyle": ":"}),
-    "flash_basic": _FLASH,
-    "flash": _FLASH,
-}
+_STANDARD, _FLASH = looks(("standard", "flash")).values()
+_PROOF: dict[str, Any] = {"color": BLACK, "marker": "x", "linestyle": ":"}
 _TITLES = {
     "N": "Both grow as N²; FlashAttention stays below",
     "d": "FlashAttention grows as d²; standard, past √M",
@@ -152,8 +152,14 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     low, high = zip(*panel["band"], strict=True)
     ax.fill_between(values, low, high, facecolor=SKY, alpha=0.3, linewidth=0, gid="band")
     handles = []
-    for name in ("standard", "proof", theorem.flash):
-        label, style = _SERIES[name]
+    others = {name: (look.label, look.line) for name, look in looks(panel.get("others", ())).items()}
+    series = {
+        "standard": ("standard, as run", _STANDARD.line),
+        "proof": ("standard, in the proof", _PROOF),
+        theorem.flash: (_FLASH.label, _FLASH.line),
+        **others,
+    }
+    for name, (label, style) in series.items():
         slope, intercept, residual = (panel["fits"][name][k] for k in ("slope", "intercept", "residual"))
         fitted = f"slope {slope:.2f}, residual {residual:.3f}" if residual < _POWER else "bends, no one slope"
         handles.append(Line2D([], [], **style, label=f"{label}: {fitted}".replace("-", "−")))

@@ -30,7 +30,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from flashsim.api import Tally, count
 from flashsim.memory import Event
-from flashsim.plots.style import BLACK, BLUE, VERMILLION, column_figure, dress, styled
+from flashsim.plots.style import BLACK, column_figure, dress, looks, styled
 
 PAPER: dict[str, Any] = {
     "source": "FlashAttention, arXiv:2205.14135, Figure 2 (left): GPT-2 medium, forward + backward, measured on an A100",
@@ -42,6 +42,7 @@ _VARIANT: dict[str, Any] = {"causal": True, "dropout_p": 0.1}
 _KB = (100, 192, 512)  # the default, an A100's SM, and 4Nd elements: every operand of every pass is read once
 _WAYS = ("forward", "backward")
 
+_LOOKS = looks(("standard", "flash"))
 _PASSES = {
     "Q, K → S": "QKᵀ",
     "S → S": "mask",
@@ -93,7 +94,7 @@ def traffic_data() -> dict[str, Any]:
         **_VARIANT,
         "paper": PAPER,
         "product_flops": 2 * N * N * d * heads,
-        "model": {name: _model(name) for name in ("standard", "flash")},
+        "model": {name: _model(name) for name in _LOOKS},
     }
 
 
@@ -150,8 +151,6 @@ def _passes(name: str, way: str) -> list[dict[str, Any]]:
     return rows
 
 
-_COLOURS = {"standard": VERMILLION, "flash": BLUE}
-_NAMES = {"standard": "standard", "flash": "FlashAttention"}
 _WRITTEN = "//////"
 _KEYS = (("read", ""), ("written", _WRITTEN))
 _EDGE: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.5}
@@ -211,13 +210,13 @@ class _Rows:
 def _draw_bytes(ax: Axes, data: Mapping[str, Any]) -> None:
     rows, paper = _Rows(ax), data["paper"]
     for name, model in data["model"].items():
-        rows.heading(_NAMES[name], _COLOURS[name])
+        rows.heading(_LOOKS[name].label, _LOOKS[name].colour)
         for at in model["by_M"]:
             text = f"{at['bytes'] / 1e9:.3g}" + ("  all read once" if at is model["by_M"][-1] else "")
-            rows.bar(f"M = {at['KB']} KB", {f"{name} {at['KB']}": at["bytes"]}, text, _COLOURS[name])
+            rows.bar(f"M = {at['KB']} KB", {f"{name} {at['KB']}": at["bytes"]}, text, _LOOKS[name].colour)
         measured = paper[name]["GB"]
         rows.bar("paper", {f"{name} paper": measured * 1e9}, f"{measured}  A100, measured", "white")
-    standard, flash = (data["model"][name]["by_M"] for name in _NAMES)
+    standard, flash = (data["model"][name]["by_M"] for name in _LOOKS)
     less = [a["bytes"] / b["bytes"] for a, b in zip(standard, flash, strict=True)]
     in_paper = paper["standard"]["GB"] / paper["flash"]["GB"]
     title = f"{less[0]:.1f}× to {less[-1]:.1f}× less HBM traffic (paper: {in_paper:.1f}×)"
@@ -227,11 +226,11 @@ def _draw_bytes(ax: Axes, data: Mapping[str, Any]) -> None:
 def _draw_flops(ax: Axes, data: Mapping[str, Any]) -> None:
     rows, paper = _Rows(ax), data["paper"]
     for name, model in data["model"].items():
-        rows.heading(_NAMES[name], _COLOURS[name])
+        rows.heading(_LOOKS[name].label, _LOOKS[name].colour)
         flops, printed = model["flops"]["total"], paper[name]["GFLOPs"]
-        rows.bar("model", {f"{name} flops": flops}, f"{flops / 1e9:.3g}", _COLOURS[name])
+        rows.bar("model", {f"{name} flops": flops}, f"{flops / 1e9:.3g}", _LOOKS[name].colour)
         rows.bar("paper", {f"{name} paper flops": printed * 1e9}, f"{printed}  not for as many heads", "white")
-    standard, flash = (data["model"][name]["flops"]["total"] for name in _NAMES)
+    standard, flash = (data["model"][name]["flops"]["total"] for name in _LOOKS)
     in_paper = paper["flash"]["GFLOPs"] / paper["standard"]["GFLOPs"]
     title = f"{flash / standard:.2f}× the FLOPs (paper: {in_paper:.2f}×)"
     rows.finish(1250e9, f"GFLOPs, {data['heads']:,} heads, forward + backward", title)
@@ -246,10 +245,10 @@ def _draw_passes(ax: Axes, data: Mapping[str, Any]) -> None:
             above = f"standard, {direction}" if name == "standard" else "FlashAttention, forward and backward"
             if above != heading:
                 heading = above
-                rows.heading(heading, _COLOURS[name])
+                rows.heading(heading, _LOOKS[name].colour)
             gid = f"{name} {direction} {one['pass']}"
             parts = {f"{gid} reads": reads, f"{gid} writes": writes}
-            rows.bar(one["pass"], parts, f"{reads / 1e9:.2f} + {writes / 1e9:.2f}", _COLOURS[name])
+            rows.bar(one["pass"], parts, f"{reads / 1e9:.2f} + {writes / 1e9:.2f}", _LOOKS[name].colour)
     N, d, heads = (data[k] for k in ("N", "d", "heads"))
     total = data["model"]["standard"]["by_M"][0]["bytes"] / 1e9
     shape = f"N = {N:,}, d = {d}, {heads:,} heads, {data['dtype']}"

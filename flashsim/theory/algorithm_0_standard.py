@@ -17,7 +17,7 @@ from __future__ import annotations
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.passes import dropping_peak, masking_tiles
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:
@@ -25,7 +25,7 @@ def proportions(rows: int, d: int) -> tuple[int, int]:
     return rows, min(rows, d)
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Algorithm 0."""
     square, dropped = p.N_q * p.N_k, int(p.dropout) * p.N_q * p.N_k
     masking = square if p.masked else 0
@@ -45,7 +45,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Line 1's or 3's panel, block and tile of S; rows of S with m and ℓ; S with the mask; P with Z."""
     B_r, B_c, n, k = blocks.B_r, blocks.B_c, p.N_q, p.N_k
     product = (B_r + B_c) * max(p.d, p.d_v) + B_r * B_c

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:
@@ -23,7 +23,7 @@ def proportions(rows: int, d: int) -> tuple[int, int]:
     return min(rows, d), rows
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Algorithms 1, 2, 5."""
     n, A = p.N_q, tiles.rows
     return {
@@ -38,7 +38,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Algorithms 1, 2, 5."""
     w = p.d + p.d_v
     return max(blocks.B_c * w, tiles.most(lambda r, c: (r + c) * w + r * c + 6 * r + p.mask_tile(r, c)))

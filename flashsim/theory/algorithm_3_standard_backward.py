@@ -19,10 +19,10 @@ from flashsim.records import Blocks
 from flashsim.theory.algorithm_0_standard import proportions
 from flashsim.theory.form import Form
 from flashsim.theory.passes import dropping_peak
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Algorithm 3. A mask costs nothing: it is in P."""
     n, k, square, dropped = p.N_q, p.N_k, p.N_q * p.N_k, int(p.dropout) * p.N_q * p.N_k
     U_c = -(-k // blocks.B_r)
@@ -43,7 +43,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Lines 2 and 4 (lines 1 and 5 hold no more: their blocks are no larger), or line 3: rows of P, dP and their sum."""
     n, k, M, width = p.N_q, p.N_k, p.M, max(p.d, p.d_v)
     B, b = blocks.B_r, blocks.B_c

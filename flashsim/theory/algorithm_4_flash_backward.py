@@ -17,10 +17,10 @@ from __future__ import annotations
 from flashsim.records import Blocks
 from flashsim.theory.algorithm_2_flash import proportions
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Algorithm 4, and 5's backward pass."""
     A, key, value = tiles.rows, p.N_k * p.d, p.N_k * p.d_v
     return {
@@ -39,7 +39,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Algorithm 4, and 5's backward pass."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     tile = tiles.most(lambda r, c: 2 * (r + c) * w + squares * r * c + 3 * r + p.mask_tile(r, c))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
 def one_by_one(rows: int, d: int) -> tuple[int, int]:
@@ -17,7 +17,7 @@ def one_by_one(rows: int, d: int) -> tuple[int, int]:
     return 1, rows
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Equations 1 and 2."""
     n, k, T_r = p.N_q, p.N_k, blocks.T_r
     return {
@@ -31,7 +31,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Equation 2; equation 1 holds less."""
     return tiles.most(lambda r, c: (r + c) * (p.d + p.d_v) + r * c + r + p.mask_tile(r, c))
 

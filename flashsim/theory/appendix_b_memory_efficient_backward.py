@@ -13,10 +13,10 @@ from __future__ import annotations
 from flashsim.records import Blocks
 from flashsim.theory.appendix_b_memory_efficient import one_by_one
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Equations 3 to 6."""
     n, k, d, d_v = p.N_q, p.N_k, p.d, p.d_v
     by_key, by_query = _by_key(p, blocks), _by_query(p, blocks)
@@ -36,7 +36,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """The widest of equations 3 to 6."""
     w, t = p.d + p.d_v, min(blocks.B_c, p.N_q)
     third = _by_key(p, blocks).most(lambda t, _: (t + 1) * w + 2 * t + p.mask_tile(t, 1))
@@ -46,12 +46,12 @@ def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
     return p.R + max(third, fourth, fifth, sixth)
 
 
-def _by_key(p: Problem, blocks: Blocks) -> Tiles:
+def _by_key(p: OneHead, blocks: Blocks) -> Tiles:
     """Equations 3 and 6: a key, and t queries at a time."""
     return p.tiles(min(blocks.B_c, p.N_q), 1)
 
 
-def _by_query(p: Problem, blocks: Blocks) -> Tiles:
+def _by_query(p: OneHead, blocks: Blocks) -> Tiles:
     """Equation 5: a query, and B_c keys at a time."""
     return p.tiles(1, blocks.B_c)
 

@@ -14,10 +14,10 @@ from dataclasses import replace
 from flashsim.records import Blocks
 from flashsim.theory.algorithm_2_flash import proportions
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Summarise, and combine."""
     n, k, A = p.N_q, p.N_k, blocks.T_c * p.N_q
     arrays = {
@@ -36,7 +36,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     return arrays
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Summarise, or combine."""
     w = p.d + p.d_v
     summarise = tiles.most(lambda r, c: (r + c) * w + r * c + 2 * r + p.mask_tile(r, c))

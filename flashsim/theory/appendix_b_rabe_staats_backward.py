@@ -10,10 +10,10 @@ from flashsim.records import Blocks
 from flashsim.theory import algorithm_4_flash_backward as flash
 from flashsim.theory.algorithm_2_flash import proportions
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Algorithm 4's, but dK and dV are only written once."""
     arrays = flash.traffic(p, blocks, tiles)
     return {
@@ -23,7 +23,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Algorithm 4's, less its D_i, plus O_ij and five columns."""
     return flash.peak(p, blocks, tiles) + blocks.B_r * (p.d_v + 4)
 

@@ -8,26 +8,24 @@ from typing import Any
 from numpy.typing import DTypeLike
 
 from flashsim.checking import (
-    check_block_mask,
     check_blocks,
     check_gqa,
     check_heads,
-    check_merge,
     check_p,
     check_shape,
-    check_splits,
     is_one_of,
     shown,
 )
 from flashsim.inputs import check_M, float_name
 from flashsim.masks import All, as_mask
+from flashsim.options import check_options
 from flashsim.records import Blocks, Occupancy, Traffic
 from flashsim.theory import groups
 from flashsim.theory.bounds import matmul_flops
 from flashsim.theory.form import Form
-from flashsim.theory.forms import form_of
+from flashsim.theory.forms import form_of, forms
 from flashsim.theory.live import chosen
-from flashsim.theory.problem import Problem, ceil_div, dense_shapes, has_tree, live_tiles
+from flashsim.theory.problem import OneHead, ceil_div, dense_shapes, has_tree, live_tiles
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -67,7 +65,7 @@ class Exact:
 
 
 def exact(
-    name: str | Form,
+    name: Any,
     *,
     N: int | None = None,
     d: int,
@@ -84,14 +82,13 @@ def exact(
     causal: bool = False,
     mask: Any = None,
     dropout_p: float = 0.0,
-    block_mask: Any = None,
-    splits: int | None = None,
-    merge: str = "sequence",
     gqa: str = "separate",
+    **options: Any,
 ) -> Exact:
     """Return the exact counts of a run by formula. Arguments as in `flashsim.count`; unknown names raise ValueError.
 
-    For an algorithm of one's own, `name` is its `flashsim.theory.Form`.
+    For an algorithm of one's own, `name` is its `flashsim.theory.Form`, or the algorithm: its form is then looked for in
+    the file that defines it (`flashsim.theory.form_of`).
 
     With `causal`, key j is attended to if j ≤ i + N_k − N_q: aligned at the bottom right.
 
@@ -105,22 +102,18 @@ def exact(
     heads, kv_heads = check_heads(heads, kv_heads)
     share, together = heads // kv_heads, check_gqa(gqa) == "grouped"
     group, problems = (share, kv_heads) if together else (1, heads)
-    dropout_p, block_mask = check_p(dropout_p), check_block_mask(block_mask)
-    splits, merge, fixed = check_splits(splits), check_merge(merge), check_blocks(blocks)
+    dropout_p, fixed = check_p(dropout_p), check_blocks(blocks)
+    own = check_options(exact, options, repr(form.name), form, forms()["forward"])
 
-    rule = as_mask(mask, causal, shape, ())
+    rule = as_mask(mask, causal, shape, (), own)
     masked = not isinstance(rule, All)
     if form.plain and (masked or dropout_p):
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
-    if block_mask is not None and not form.skips:
-        raise ValueError(f"{form.name!r} has no block mask; 'block_sparse' (Algorithm 5) has")
-    if not form.splits and (splits is not None or merge != "sequence"):
-        raise ValueError(f"{form.name!r} does not split the keys; 'split_kv' does")
 
     n, dense = group * n, dense_shapes(rule, group)
-    p = Problem(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), has_tree(rule), splits, merge, group)
+    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), has_tree(rule), own, group)
     sizes = _sizes(form, p, sizing, fixed)
-    skipping = "live" if form.live else block_mask
+    skipping = "live" if form.live else own.get("block_mask")
     tiles = p.tiles(
         sizes.B_r, sizes.B_c, chosen(skipping, live_tiles(rule, n, k, sizes, group), sizes, replace(shape, N_q=n))
     )
@@ -140,7 +133,7 @@ def exact(
     )
 
 
-def _sizes(form: Form, p: Problem, sizing: str, blocks: tuple[int, int] | None) -> Blocks:
+def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) -> Blocks:
     """Return line 1's blocks. Where d_v ≠ d, its bound d on B_r is ⌈(d + d_v)/2⌉."""
     width = ceil_div(p.d + p.d_v, 2)
 
@@ -168,6 +161,6 @@ def _sizes(form: Form, p: Problem, sizing: str, blocks: tuple[int, int] | None) 
     return of(rows)
 
 
-def _clipped(p: Problem, B_r: int, B_c: int) -> Blocks:
+def _clipped(p: OneHead, B_r: int, B_c: int) -> Blocks:
     B_r, B_c = min(B_r, p.N_q), min(B_c, p.N_k)
     return Blocks(B_r, B_c, ceil_div(p.N_q, B_r), ceil_div(p.N_k, B_c))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from flashsim.options import Option
 from flashsim.records import Blocks
-from flashsim.theory.problem import Arrays, Problem, Tiles, ceil_div
+from flashsim.theory.problem import Arrays, OneHead, Tiles, ceil_div
 
 
 def paper_rows(M: int, d: int, d_v: int) -> int:
@@ -27,21 +28,19 @@ class Form:
     extra            elements in HBM besides inputs and outputs, as text, in `EXTRA_SYMBOLS` (`flashsim.theory.formulas`)
     formulas         (reads, writes) of each array as text, in `SYMBOLS`, for no mask, no dropout, and all tiles
     plain            it has neither mask nor dropout
-    skips            it takes a block mask
+    options          the algorithm's own, as its record declares them
     live             it skips what the mask forbids whole
-    splits           it splits the keys
     """
 
     name: str
     direction: str
     proportions: Callable[[int, int], tuple[int, int]]
     rows: Callable[[int, int, int], int] = paper_rows
-    traffic: Callable[[Problem, Blocks, Tiles], Arrays]
-    peak: Callable[[Problem, Blocks, Tiles], int]
+    traffic: Callable[[OneHead, Blocks, Tiles], Arrays]
+    peak: Callable[[OneHead, Blocks, Tiles], int]
     products: tuple[int, int]
     extra: str
     formulas: Mapping[str, tuple[str, str]]
     plain: bool = False
-    skips: bool = False
+    options: tuple[Option, ...] = ()
     live: bool = False
-    splits: bool = False

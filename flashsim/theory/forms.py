@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
+import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from flashsim.checking import check_direction, is_one_of, shown
 from flashsim.theory.form import Form
@@ -22,11 +25,25 @@ def forms() -> dict[str, dict[str, Form]]:
     return found
 
 
-def form_of(name: str | Form, direction: str) -> Form:
-    """Return the form of that name, or that form. Raises ValueError for an unknown name or direction."""
-    if isinstance(name, Form):
-        return name
+def form_of(what: Any, direction: str) -> Form:
+    """Return the form of that name, or that form; or, of a user's own algorithm, the form that stands in its file.
+
+    That is the `Form` among the names of the module that defines the function, if it has the function's name (or the
+    record's) and direction. Raises ValueError where there is none, and for an unknown direction.
+    """
+    if isinstance(what, Form):
+        return what
     known = forms()[check_direction(direction)]
-    if not is_one_of(name, known):
+    beside = None if isinstance(what, str) else _beside(what, direction)
+    name = getattr(what, "name", what)
+    if beside is None and not is_one_of(name, known):
         raise ValueError(f"no closed form for {shown(name)}, {direction}; known: {', '.join(map(repr, known))}")
-    return known[name]
+    return known[name] if beside is None else beside
+
+
+def _beside(algorithm: Any, direction: str) -> Form | None:
+    function = inspect.unwrap(getattr(algorithm, "run", algorithm))
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    names = (getattr(algorithm, "name", ""), getattr(function, "__name__", ""))
+    forms_there = [value for value in vars(module).values() if isinstance(value, Form)] if module else []
+    return next((form for form in forms_there if form.name in names and form.direction == direction), None)

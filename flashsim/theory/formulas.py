@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from flashsim.checking import check_record, checked
 from flashsim.records import Blocks
@@ -32,8 +33,8 @@ EXTRA_SYMBOLS = {
 }
 
 
-def formulas(name: str, direction: str = "forward") -> Mapping[str, tuple[str, str]]:
-    """Return (reads, writes) of each array as text, `SYMBOLS` explained there. Raises ValueError for an unknown name."""
+def formulas(name: Any, direction: str = "forward") -> Mapping[str, tuple[str, str]]:
+    """Return (reads, writes) of each array as text, in `SYMBOLS`. `name`, and errors, as in `form_of`."""
     return form_of(name, direction).formulas
 
 

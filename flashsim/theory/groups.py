@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flashsim.theory.problem import Arrays, Problem
+from flashsim.theory.problem import Arrays, OneHead
 
 
 def shared(arrays: Arrays, group: int, kv_heads: int) -> Arrays:
@@ -21,7 +21,7 @@ def shared(arrays: Arrays, group: int, kv_heads: int) -> Arrays:
     return heads | {name: replace(heads[name], size=arrays[name].size * kv_heads) for name in ("K", "V")}
 
 
-def summed(arrays: Arrays, p: Problem, group: int, kv_heads: int) -> Arrays:
+def summed(arrays: Arrays, p: OneHead, group: int, kv_heads: int) -> Arrays:
     """Return all heads' arrays of a backward pass, with dK and dV as parts and as the sums of those."""
     entries: Arrays = {}
     for name, array in arrays.items():
@@ -34,6 +34,6 @@ def summed(arrays: Arrays, p: Problem, group: int, kv_heads: int) -> Arrays:
     return entries
 
 
-def sum_peak(p: Problem) -> int:
+def sum_peak(p: OneHead) -> int:
     """Return what the pass that sums holds."""
     return 2 * min(max(p.M // 2, 1), p.N_k * max(p.d, p.d_v))

@@ -1,4 +1,4 @@
-"""Which tiles of S a run computes, counted column by column, full row blocks apart from the last, perhaps ragged one.
+"""Which tiles of S a run computes, counted column by column; the last row block, which may be ragged, apart from the others.
 
 A mask's windows together are one, −left ≤ δ ≤ right, of δ = j − i − (N_k − N_q), and its paddings one, j < length. In column
 block b ≤ j < e, e clipped to the length, a row block is live if it has a position from b − right to e − 1 + left, less the
@@ -25,7 +25,7 @@ class Chosen(Protocol):
     """The tiles to compute."""
 
     def in_columns(self, first: int, end: int) -> tuple[int, int]:
-        """Return how many are in columns first … end − 1: of full row blocks, and of the last."""
+        """Return how many are in columns first … end − 1: of the row blocks before the last, and of the last."""
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from flashsim.theory.problem import Problem, Tiles, ceil_div
+from flashsim.theory.problem import OneHead, Tiles, ceil_div
 
 
-def dropping_peak(p: Problem) -> int:
+def dropping_peak(p: OneHead) -> int:
     """Two tiles of a pass over all of P (or dP) and Z."""
     return _tiles(p, 2).most(lambda r, c: 2 * r * c) if p.dropout else 0
 
 
-def masking_tiles(p: Problem) -> Tiles:
+def masking_tiles(p: OneHead) -> Tiles:
     """The tiles of the pass that masks S, which hold their blocks of masks, and their words of a tree's bitmask.
 
     A whole row has all words; a piece of c keys has ⌈(c − 1)/32⌉ + 1 at most, and is the longest that surely fits.
@@ -28,7 +28,7 @@ def masking_tiles(p: Problem) -> Tiles:
     return p.tiles(1, max(fit, 1))
 
 
-def _tiles(p: Problem, held: int) -> Tiles:
+def _tiles(p: OneHead, held: int) -> Tiles:
     """The tiles of an element-wise pass that holds so many at a time: whole rows, as many as M allows, or pieces of one."""
     rows = p.M // (held * p.N_k)
     if rows >= 1:

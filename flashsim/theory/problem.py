@@ -1,16 +1,21 @@
-"""What closed forms are written in: one head's problem, its tiles of S by shape, and which tiles a mask leaves alive."""
+"""What closed forms are written in: one head's problem, its tiles of S by shape, and which of them are live."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
 
 from flashsim.checking import check_count
-from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow, Tree
+from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.matrices import KINDS, Kind
 from flashsim.records import ArrayTraffic, Blocks, Role
 from flashsim.theory.live import Chosen, Every, Live
+from flashsim.tree_mask import Tree
 
 Arrays = dict[str, ArrayTraffic]
+COLUMN = Kind("N_q", "1")
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,12 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Problem:
+class OneHead:
     """One head: lengths, widths, M; itemsizes of what is stored as the inputs are and of statistics; mask and dropout.
 
     `dense` holds the shapes of the mask arrays that live in HBM, each (1 or N_q, 1 or N_k); `tree` says whether the mask has
-    a tree, whose bitmask does. `splits` and `merge` are FlashDecoding's, None: a split for each block of keys. N_q counts the
-    rows of all heads where those of `group` query heads are interleaved.
+    a tree, whose bitmask does. `options` are the algorithm's own, by name. N_q counts the rows of all heads where those of
+    `group` query heads are interleaved.
     """
 
     N_q: int
@@ -96,8 +101,7 @@ class Problem:
     dense: tuple[tuple[int, int], ...]
     dropout: bool
     tree: bool = False
-    splits: int | None = None
-    merge: str = "sequence"
+    options: Mapping[str, Any] = field(default_factory=dict)
     group: int = 1
 
     def __post_init__(self) -> None:
@@ -111,16 +115,14 @@ class Problem:
         return max(self.stored, 4)
 
     def size(self, name: str) -> int:
-        """Return the elements of Q, K, V, O, S, of their gradients, or of a column such as ℓ."""
-        widths = {"Q": self.d, "K": self.d, "V": self.d_v, "O": self.d_v, "S": self.N_k, "P": self.N_k}
-        name = name.removeprefix("d").removesuffix("_dropped")
-        rows = self.N_k if name in ("K", "V") else self.N_q
-        return rows * widths.get(name, self.N_k if name == "Z" else 1)
+        """Return the elements of a matrix (`flashsim.matrices`); of an unknown one, those of a column."""
+        return prod(KINDS.get(name, COLUMN).shape(self))
 
     def array(self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0) -> Arrays:
         """Return one array's entry: elements read, and written after and (`init`) by initialisation."""
-        width = {"R": 4, "Z": 1, "l": self.chip, "m": self.chip, "L": self.chip, "D": self.chip}.get(name, self.stored)
-        return {name: ArrayTraffic(reads, init + writes, init, self.size(name), width, role)}
+        itemsizes = {"inputs": self.stored, "chip": self.chip, "bits": 1, "words": 4}
+        itemsize = itemsizes[KINDS.get(name, COLUMN).type]
+        return {name: ArrayTraffic(reads, init + writes, init, self.size(name), itemsize, role)}
 
     @property
     def tree_words(self) -> int:

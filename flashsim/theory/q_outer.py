@@ -1,6 +1,6 @@
 """The loops exchanged.
 
-Tiles that the mask forbids whole are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
+Empty tiles are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
 of their columns (T_r·N_k). w = d + d_v.
 
     reads   Q: N_q·d   K: C·d   V: C·d_v
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:
@@ -20,7 +20,7 @@ def proportions(rows: int, d: int) -> tuple[int, int]:
     return rows, min(rows, d)
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Forward."""
     return {
         **p.array("Q", "input", reads=p.N_q * p.d),
@@ -33,7 +33,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Forward."""
     w = p.d + p.d_v
     return max(blocks.B_r * (w + 2), tiles.most(lambda r, c: (r + c) * w + r * c + 3 * r + p.mask_tile(r, c)))

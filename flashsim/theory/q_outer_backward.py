@@ -1,6 +1,6 @@
 """The loops exchanged, backward, dQ accumulated in HBM.
 
-Tiles that the mask forbids whole are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
+Empty tiles are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
 of their columns (T_r·N_k). w = d + d_v.
 
     reads   O: N_q·d_v   dO: N_q·d_v + A·d_v   K, V: N_k·w   Q: A·d   L, D: A each   dQ: A·d
@@ -14,10 +14,10 @@ from __future__ import annotations
 from flashsim.records import Blocks
 from flashsim.theory.algorithm_2_flash import proportions
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Backward, dQ accumulated."""
     n, A = p.N_q, tiles.rows
     return {
@@ -36,7 +36,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Backward, dQ accumulated."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     tile = tiles.most(lambda r, c: 2 * c * w + r * (w + p.d) + squares * r * c + 2 * r + p.mask_tile(r, c))

@@ -1,6 +1,6 @@
 """The loops exchanged, backward in two passes.
 
-Tiles that the mask forbids whole are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
+Empty tiles are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
 of their columns (T_r·N_k). w = d + d_v.
 
     reads   O: N_q·d_v   dO: 2N_q·d_v + A·d_v   K: N_k·d + C·d   V: N_k·d_v + C·d_v   Q: A·d + N_q·d   L, D: A + N_q each
@@ -15,7 +15,7 @@ from math import isqrt
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
 def square(rows: int, d: int) -> tuple[int, int]:
@@ -24,7 +24,7 @@ def square(rows: int, d: int) -> tuple[int, int]:
     return b, b
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """Backward in two passes."""
     n, k, A, C = p.N_q, p.N_k, tiles.rows, tiles.columns
     return {
@@ -43,7 +43,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Backward in two passes."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     first = tiles.most(lambda r, c: 2 * c * w + r * w + squares * r * c + 2 * r + p.mask_tile(r, c))

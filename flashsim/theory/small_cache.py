@@ -17,7 +17,7 @@ from math import isqrt
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles, ceil_div
+from flashsim.theory.problem import Arrays, OneHead, Tiles, ceil_div
 
 
 def rows(M: int, d: int, d_v: int) -> int:
@@ -30,7 +30,7 @@ def proportions(rows: int, d: int) -> tuple[int, int]:
     return rows, rows
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """S by tiles; then O by tiles."""
     n, k, T_v = p.N_q, p.N_k, ceil_div(p.d_v, blocks.B_c)
     strip = p.array("S", "extra", reads=T_v * n * k, writes=n * k)
@@ -46,7 +46,7 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """A tile of S with its statistics, and what it is made of or masked by."""
     B_r, B_c = blocks.B_r, blocks.B_c
     return max(B_r * B_c + 3 * B_r + B_c, tiles.most(lambda r, c: r * c + 3 * r + p.mask_tile(r, c)))

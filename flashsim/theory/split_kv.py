@@ -1,6 +1,6 @@
 """FlashDecoding, with t splits.
 
-Tiles that the mask forbids whole are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
+Empty tiles are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
 of their columns (T_r·N_k). w = d + d_v.
 
     reads   Q: t·N_q·d   K: C·d   V: C·d_v
@@ -15,16 +15,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flashsim.checking import check_merge, check_splits
+from flashsim.options import Option
 from flashsim.records import Blocks
 from flashsim.theory import q_outer
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, Problem, Tiles
+from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
-def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
+def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     """FlashDecoding."""
-    n, t = p.N_q, p.splits or blocks.T_c
-    merges = 0 if p.merge == "sequence" else t - 1
+    n, t = p.N_q, p.options["splits"] or blocks.T_c
+    merges = 0 if p.options["merge"] == "sequence" else t - 1
     arrays = {
         **p.array("Q", "input", reads=t * n * p.d),
         **p.array("K", "input", reads=tiles.columns * p.d),
@@ -34,15 +36,15 @@ def traffic(p: Problem, blocks: Blocks, tiles: Tiles) -> Arrays:
         **p.array("O", "output", writes=n * p.d_v),
     }
     for name, width in (("O_parts", p.d_v), ("l_parts", 1), ("m_parts", 1)):
-        last = t if p.merge == "sequence" else int(name != "m_parts")
+        last = t if p.options["merge"] == "sequence" else int(name != "m_parts")
         part = p.array(name, "extra", reads=(2 * merges + last) * n * width, writes=(t + merges) * n * width)
         arrays[name] = replace(part[name], size=t * n * width, itemsize=p.chip)
     return arrays
 
 
-def peak(p: Problem, blocks: Blocks, tiles: Tiles) -> int:
+def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """FlashDecoding: a split, or merging; as a tree, one part is only read and divided, which takes no more than its split."""
-    alone = p.merge == "tree" and (p.splits or blocks.T_c) == 1
+    alone = p.options["merge"] == "tree" and (p.options["splits"] or blocks.T_c) == 1
     return max(q_outer.peak(p, blocks, tiles), 0 if alone else blocks.B_r * (2 * p.d_v + 5))
 
 
@@ -53,7 +55,7 @@ FORM = Form(
     traffic=traffic,
     peak=peak,
     live=True,
-    splits=True,
+    options=(Option("splits", None, check_splits), Option("merge", "sequence", check_merge)),
     products=(1, 1),
     extra="T_c * N_q * (d_v + 2) + R",
     formulas={

@@ -2,118 +2,137 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from flashsim import theory
-from flashsim.algorithms import Algorithm
-from flashsim.masks import All, Causal, Head
-from flashsim.memory import MemoryModelError
+from flashsim.algorithms.record import Algorithm
+from flashsim.inputs import Array
+from flashsim.masks import All, Causal
+from flashsim.matrices import symbols
+from flashsim.memory import SRAM, MemoryModelError
 from flashsim.records import Blocks, Shape
-from flashsim.tracing.recording import About, Recorder, Trace, counts_of, listing_of, source_of, tiles_of
-from flashsim.variant import Variant
+from flashsim.run.task import Plan
+from flashsim.tracing.data import STANDARD, About, Counts, Kind
+from flashsim.tracing.listing import listing_of, source_of
+from flashsim.tracing.recording import Recorder
+from flashsim.tracing.traces import Trace
 
 LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by tile
 
 
-@dataclass(frozen=True)
-class Launched:
-    """One launch, as `flashsim.variant.launch` was asked for it; `direction` is "forward" or "backward".
-
-    `shape` and `variant` are of the rows that ran, interleaved ones of `group` heads where there are such; `whole` is the
-    variant before that.
-    """
-
-    algorithm: Algorithm
-    direction: str
-    shape: Shape
-    variant: Variant
-    whole: Variant
-    blocks: Blocks
-    M: int
-    enforced: bool
-    stored: np.dtype[Any]
-    group: int
-    head: Head
-
-
-def traced(recorder: Recorder, launched: Launched) -> Trace:
-    """Return what the recorder recorded, with what there is to say of the run. Raises ValueError if it saw no such head."""
-    sram = recorder.sram
+def traced(recorder: Recorder, plan: Plan) -> Trace:
+    """Return what the recorder recorded of a run's first problem, with what there is to say of it. ValueError if it saw none."""
+    sram, task = recorder.sram, plan.task
     if sram is None:
         raise ValueError(f"the run has no head number {recorder.head}, counted from 0")
-    shape, blocks = launched.shape, launched.blocks
-    exact = _closed_form(launched.algorithm.name, launched, (blocks.B_r, blocks.B_c))
-    standard = _closed_form("standard", launched, None)
+    shape, blocks, algorithm = plan.shape, plan.blocks, plan.task.algorithm
+    exact = _closed_form(algorithm, plan, (blocks.B_r, blocks.B_c))
+    standard = None if algorithm.name == STANDARD else _closed_form(STANDARD, plan, None)
+    kinds = symbols(algorithm.matrices)
     tiles = None
     if shape.N_q * shape.N_k <= LARGEST_MASK:
-        tiles = tiles_of(launched.variant.mask.whole(shape, launched.head), blocks)
+        tiles = tiles_of(plan.variant.mask.whole(shape, (0,) * len(plan.leading)), blocks)
     about = About(
-        launched.algorithm.name,
-        launched.algorithm.title,
-        launched.direction,
+        algorithm.name,
+        algorithm.title,
+        algorithm.direction,
         shape,
         blocks,
-        launched.M,
-        launched.enforced,
+        task.M,
+        task.sizing.enforced,
         sram.peak,
         sram.dtype.name,
-        launched.stored.name,
-        _options(launched),
+        task.given.dtype.name,
+        _options(plan),
         tiles,
-        counts_of(sram, None if exact is None else exact.hbm.by_array),
+        _counts(sram, kinds, shape, None if exact is None else exact.hbm.by_array),
         None if exact is None else exact.sram.peak,
         None if standard is None else (standard.hbm.reads, standard.hbm.writes),
-        listing_of(launched.algorithm.listing),
+        tuple((name, kinds.get(name, ("N_q", "d"))) for name in algorithm.follows),
+        listing_of(algorithm.listing),
         source_of({event.site for event in recorder.events}),
         notes=recorder.notes,
     )
-    return recorder.trace(about)
+    return Trace(about, tuple(recorder.events))
 
 
-def _closed_form(name: str, launched: Launched, blocks: tuple[int, int] | None) -> theory.Exact | None:
-    """Return the closed form of this launch, or of another algorithm on its problem; None where there is none."""
-    shape, variant, group = launched.shape, launched.whole, launched.group
-    itself = name == launched.algorithm.name
+def _counts(sram: SRAM, kinds: Mapping[str, Kind], shape: Shape, exact: Mapping[str, Any] | None) -> tuple[Counts, ...]:
+    """Return what each array moved, and its closed form."""
+    found = []
+    for name, moved in sram.hbm.traffic.by_array.items():
+        formula = None
+        if exact is not None and name in exact:
+            formula = exact[name].reads, exact[name].writes
+        sizes = sram.hbm.matrix(name).shape
+        kind = _fitting(kinds.get(name, ("N_q", "N_k")), sizes, shape)
+        found.append(Counts(name, sizes, kind, moved.role, moved.itemsize, moved.reads, moved.writes, formula))
+    return tuple(found)
+
+
+def _fitting(kind: Kind, sizes: tuple[int, int], shape: Shape) -> Kind:
+    """Return a kind, "" for the side that is not as long as it says: S of one block of rows is not of all queries.
+
+    One with a name that is not known, a mask's, has queries as rows, and keys as columns, where there are so many.
+    """
+    rows, cols = (
+        symbol if str(size) == symbol or getattr(shape, symbol, None) == size else ""
+        for symbol, size in zip(kind, sizes, strict=True)
+    )
+    return rows, cols
+
+
+def tiles_of(allowed: Array, blocks: Blocks) -> tuple[tuple[int, ...], ...]:
+    """Return what a whole mask, (N_q, N_k), leaves of each tile: 0 nothing, 1 all, 2 some."""
+
+    def kind(i: int, j: int) -> int:
+        tile = allowed[i * blocks.B_r : (i + 1) * blocks.B_r, j * blocks.B_c : (j + 1) * blocks.B_c]
+        return 1 if tile.all() else 2 if tile.any() else 0
+
+    return tuple(tuple(kind(i, j) for j in range(blocks.T_c)) for i in range(blocks.T_r))
+
+
+def _closed_form(what: str | Algorithm, plan: Plan, blocks: tuple[int, int] | None) -> theory.Exact | None:
+    """Return the closed form of one problem of a plan, or of another algorithm on it; None where there is none."""
+    shape, task, group = plan.shape, plan.task, plan.group
+    variant = task.variant
     if variant.mask.per_head:
         return None
-    parts: dict[str, Any] = {}
-    if itself:
-        parts = {"block_mask": variant.block_mask, "splits": variant.splits, "merge": variant.merge}
     try:
         return theory.exact(
-            name,
-            direction=launched.direction,
+            what,
+            direction=task.algorithm.direction,
             N_q=shape.N_q // group,
             N_k=shape.N_k,
             d=shape.d,
             d_v=shape.d_v,
-            M=launched.M,
+            M=task.M,
             heads=group,
             kv_heads=1,
             gqa="grouped" if group > 1 else "separate",
-            dtype=launched.stored.name,
+            dtype=task.given.dtype.name,
             blocks=blocks,
             mask=variant.mask,
             dropout_p=variant.dropout_p,
-            **parts,
+            **(variant.options if what is task.algorithm else {}),
         )
-    except (ValueError, MemoryModelError):
+    except (ValueError, TypeError, MemoryModelError):
         return None
 
 
-def _options(launched: Launched) -> str:
+def _options(plan: Plan) -> str:
     """Say what was asked for besides plain attention."""
-    variant = launched.whole
-    block_mask = variant.block_mask
-    named = block_mask if isinstance(block_mask, str) else getattr(block_mask, "__name__", "an array")
+    variant, defaults = plan.task.variant, {option.name: option.default for option in plan.task.algorithm.options}
     said = {
         "causal" if isinstance(variant.mask, Causal) else repr(variant.mask): not isinstance(variant.mask, All),
         f"dropout {variant.dropout_p:g}": variant.dropout_p,
-        f"block mask {named}": block_mask is not None,
-        f"{variant.splits} splits": variant.splits,
-        f"{launched.group} query heads grouped": launched.group > 1,
+        **{f"{name} {_named(value)}": value is not defaults.get(name) for name, value in variant.options.items()},
+        f"{plan.group} query heads grouped": plan.group > 1,
     }
     return ", ".join(words for words, is_so in said.items() if is_so)
+
+
+def _named(value: Any) -> str:
+    return "an array" if isinstance(value, np.ndarray) else str(getattr(value, "__name__", value))

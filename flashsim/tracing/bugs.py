@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import linecache
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms import Algorithm
+from flashsim.algorithms.own import chosen
+from flashsim.planting import Change, planted
 
 
 @dataclass(frozen=True)
@@ -18,7 +16,7 @@ class Bug:
     """What is wrong, and the change that makes it so: the first of `changes` whose text an algorithm has once."""
 
     what: str
-    changes: Sequence[tuple[str, str]]
+    changes: Sequence[Change]
 
 
 BUGS = {
@@ -53,34 +51,19 @@ BACKWARD_BUGS = {
 }
 
 
-@contextmanager
-def planted(name: str, bug: str, direction: str = "forward") -> Iterator[str]:
-    """Have the algorithm `name` with `bug` among the known ones, under the name that is yielded.
+def with_bug(name: str | Algorithm | Callable[..., Any], bug: str, direction: str = "forward") -> Algorithm:
+    """Return the algorithm with the bug of that name in it. `direction` says whether it is a forward or a backward pass.
 
-    `direction` says whether it is the forward pass of that name, or the backward pass. ValueError for a bug that is not
-    known there, or that this algorithm's text has no place for, and for an algorithm that has no such pass.
+    ValueError for a bug that is not known there, or that this algorithm's text has no place for, and for an algorithm that
+    has no such pass.
     """
-    known_bugs, passes = (BUGS, FORWARD) if direction == "forward" else (BACKWARD_BUGS, BACKWARD)
-    if bug not in known_bugs:
-        raise ValueError(f"unknown bug {bug!r} of a {direction} pass; known: {', '.join(known_bugs)}")
-    if name not in passes:
-        raise ValueError(f"{name!r} has no {direction} pass; these have: {', '.join(map(repr, passes))}")
-    algorithm = passes[name]
-    module = sys.modules[algorithm.run.__module__]
-    source = inspect.getsource(module)
-    change = next((change for change in known_bugs[bug].changes if source.count(change[0]) == 1), None)
-    if change is None:
-        raise ValueError(f"bug {bug!r} ({known_bugs[bug].what}) has no place in {name!r}, {direction}")
-    file = f"flashsim/algorithms/{module.__name__.rpartition('.')[2]} with {bug}.py"
-    text = source.replace(*change)
-    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    scope: dict[str, Any] = {"__name__": module.__name__}
-    exec(compile(text, file, "exec"), scope)
-    known = f"{name} with {bug}"
-    run = scope[algorithm.run.__name__]
-    title = f"{algorithm.title}: {known_bugs[bug].what}"
-    passes[known] = replace(algorithm, title=title, run=run)
-    try:
-        yield known
-    finally:
-        del passes[known]
+    known = BUGS if direction == "forward" else BACKWARD_BUGS
+    if bug not in known:
+        raise ValueError(f"unknown bug {bug!r} of a {direction} pass; known: {', '.join(known)}")
+    algorithm, what = chosen(name, direction), known[bug].what
+    for change in known[bug].changes:
+        try:
+            return planted(algorithm, change, what=what, name=bug)
+        except ValueError:
+            continue
+    raise ValueError(f"bug {bug!r} ({what}) has no place in {algorithm.name!r}, {direction}")

@@ -1,4 +1,4 @@
-// The player's third part: the step that is shown, and all that changes it.
+// The step that is shown, and all that changes it.
 
 const NONE = { rescale: "No row that has a maximum gets a larger one in this run: nothing is rescaled.", max: "No row's maximum rises in this run." };
 const NO_MAXIMUM = "A backward pass has no running maximum: it takes the forward pass's row statistics.";
@@ -17,7 +17,6 @@ class Player {
     find("#views").classList.toggle("two", runs.length > 1);
     this.sparks = new Sparks(runs, find("#sparks"));
     this.difference = this.pair ? this.pair.firstDifference() : -1;
-    if (this.pair) for (const n of [0, 1]) this.views[n].beside(runs[1 - n]);
     if (runs.length > 1 && runs[0].about.algorithm === runs[1].about.algorithm) markChanges(...this.views);
     this.setLesson();
     this.setControls();
@@ -238,9 +237,9 @@ class Player {
 
 /** A step in words: its line, the turns of its loops, and the tile where these do not say it; what it does. */
 function spoken(view, aside) {
-  const { run, t } = view, { label, loops, done } = view.words(t), around = Object.fromEntries(run.loopsAt(t)), tile = run.steps.tile[t];
-  const where = [`Step ${t}`, label, loops, tile && (around.i !== tile[0] || around.j !== tile[1]) ? `tile ${tile.join(", ")}` : ""].filter(Boolean).join(", ");
-  const what = done.map(({ verb, names }) => `${verb} ${names.join(", ")}`).join("; "), rises = run.steps.rescaled[t];
+  const { run, t } = view, { label, loops, done } = view.words(t), around = Object.fromEntries(loops), tile = run.steps.tile[t];
+  const where = [`Step ${t}`, label, ...loops.map(([name, index]) => `${name} = ${index}`), tile && (around.i !== tile[0] || around.j !== tile[1]) ? `tile ${tile.join(", ")}` : ""].filter(Boolean).join(", ");
+  const what = done.map(({ verb, events }) => `${verb} ${events.map((event) => run.plainName(event)).join(", ")}`).join("; "), rises = run.steps.rescaled[t];
   return `${where}: ${aside ? `${aside}; ` : ""}${what}.${rises ? ` ${rescaled(rises)}.` : ""} SRAM ${run.occupancy[t]} of ${run.about.M}.`;
 }
 

@@ -1,7 +1,7 @@
 """A trace from a file, which may be damaged, or made to do harm: what comes of it is a trace that works, or a ValueError.
 
 What is unpacked is limited, nothing is unpickled, and every entry is checked: its type, its range, and that what it refers
-to is there. The format is described in `flashsim.tracing.saving`.
+to is there. The format is described in `flashsim.tracing.writing`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from itertools import accumulate
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from itertools import accumulate, chain
 from pathlib import Path
 from reprlib import repr as shown
 from types import UnionType
@@ -28,21 +28,19 @@ from numpy.typing import NDArray
 
 from flashsim.checking import check_count
 from flashsim.files import path_of
-from flashsim.tracing.recording import About, Resident, Trace, TraceEvent
-from flashsim.tracing.steps import DATA, FOLLOWED
+from flashsim.tracing.data import DATA, KINDS, About, Resident, TraceEvent
+from flashsim.tracing.traces import Trace
+from flashsim.tracing.writing import COLUMNS, FORMAT, VERSION
 
-FORMAT, VERSION = "flashsim trace", 1
 LARGEST_FILE = 2**28
 """Bytes of a file, unpacked, up to which it is read: more than the largest trace that flashsim records."""
 MOST_RESIDENTS = 2**24
 """Entries of all sets of residents, which a file tells by their differences."""
 
-KINDS = (*DATA, "evict", "enter", "turn", "turn end", "leave")
-COLUMNS = ("kind", "name", "elements", "loops", "place", "where", "resident", "value")
 LARGEST_SIZE = 2**53  # elements: up to it, numbers are exact in a page too
 LARGEST_NUMBER = 2**1000  # of anything: M may be as good as infinite
 BLOCK = re.compile(r"([^\[\]]+)(?:\[[0-9]{1,18}(?:, [0-9]{1,18})?\])?")
-LINE = re.compile(r"(?!line )|line [0-9]{1,18}\Z")
+LINE = re.compile(r"(?!line )|line [0-9]{1,18}( of .*)?\Z", re.DOTALL)
 
 
 class _Refused(ValueError):
@@ -134,11 +132,12 @@ def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
     found = {name: _array(name, member) for name, member in members.items()}
     data = _parsed(found["header"].tobytes())
     kinds = _typed(data.pop("kinds", None), tuple[str, ...], "kinds")
-    data["events"] = {name: found[name].tolist() for name in COLUMNS}
-    data["events"]["kind"] = [kinds[at] for at in _indices(data["events"]["kind"], len(kinds), "events.kind")]
+    events = data["events"] = {name: found[name].tolist() for name in COLUMNS}
+    _check_whole(events["kind"], "events.kind", len(kinds))
+    events["kind"] = [kinds[at] for at in events["kind"]]
     if found["where"].ndim != 2:
         raise ValueError(f"its array 'where' is {shown(found['where'].shape)}; expected four numbers for each event")
-    data["events"]["where"] = [None if at == [-1] * 4 else at for at in data["events"]["where"]]
+    events["where"] = [None if at == [-1] * 4 else at for at in events["where"]]
     return data, found["values"].tobytes()
 
 
@@ -220,17 +219,30 @@ def _record(value: Any, kind: type[Any], where: str) -> Any:
     return kind(**{name: _typed(one, hints[name], f"{where}.{name}") for name, one in value.items()})
 
 
-def _indices(column: Any, end: int, where: str, first: int = 0) -> list[int]:
-    """Return a column of numbers from `first` up to, and without, `end`."""
-    if not isinstance(column, list):
+def _check_whole(column: Any, where: str, end: int, first: int = 0) -> None:
+    """Check a column of numbers from `first` up to, and without, `end`: all at once, and one by one where one is wrong."""
+    if type(column) is not list:
         raise ValueError(f"{where} is {shown(column)}; expected a list")
-    if not (all(type(n) is int for n in column) and (not column or (first <= min(column) and max(column) < end))):
+    if column and (set(map(type, column)) != {int} or min(column) < first or max(column) >= end):
         at = next(at for at, n in enumerate(column) if type(n) is not int or not first <= n < end)
         raise ValueError(f"{where}[{at}] is {shown(column[at])}; expected a whole number from {first} to {end - 1:,}")
-    return column
 
 
-def _one_of(value: Any, known: Sequence[str], where: str) -> None:
+def _check_lists(rows: Any, where: str, end: int, length: int | None = None) -> None:
+    """Check a list of lists of numbers from 0 up to, and without, `end`, each of this length."""
+    if type(rows) is not list:
+        raise ValueError(f"{where} is {shown(rows)}; expected a list")
+    for n, row in enumerate(rows):
+        if type(row) is not list or len(row) != (length or len(row)):
+            raise ValueError(f"{where}[{n}] is {shown(row)}; expected a list{f' of {length}' if length else ''}")
+    try:
+        _check_whole([*chain.from_iterable(rows)], where, end)
+    except ValueError:
+        for n, row in enumerate(rows):
+            _check_whole(row, f"{where}[{n}]", end)
+
+
+def _one_of(value: Any, known: Iterable[str], where: str) -> None:
     if value not in known:
         raise ValueError(f"{where} is {shown(value)}; expected one of {', '.join(known)}")
 
@@ -238,59 +250,52 @@ def _one_of(value: Any, known: Sequence[str], where: str) -> None:
 # ------------------------------------------------------------------------------------------------------------ the trace
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """What events refer to."""
-
-    names: tuple[str, ...]
-    places: tuple[tuple[str, int, str | None], ...]
-    loops: tuple[tuple[tuple[str, int], ...], ...]
-    shapes: tuple[tuple[int, int], ...]
-
-
 def trace_of(data: Mapping[str, Any], values: bytes) -> Trace:
-    """Return the trace that `flashsim.tracing.saving.as_json` made this of, with the values' bytes. Raises ValueError."""
+    """Return the trace that `flashsim.tracing.writing.as_json` made this of, with the values' bytes. Raises ValueError."""
     about: About = _typed(data.get("about"), About, "about")
     _check_about(about)
-    hints = get_type_hints(_Kept)
-    kept = _Kept(**{name: _typed(data.get(name), hints[name], name) for name in hints})
-    for n, (_, _, label) in enumerate(kept.places):
-        if label is not None and not LINE.match(label):
+    names: tuple[str, ...] = _typed(data.get("names"), tuple[str, ...], "names")
+    places = _typed(data.get("places"), tuple[tuple[str, int, str], ...], "places")
+    for n, (_, _, label) in enumerate(places):
+        if not LINE.match(label):
             raise ValueError(f"places[{n}] has label {shown(label)}; expected a line's number after 'line'")
-    residents = _residents(data.get("residents"), kept.names)
-    columns = _columns(data.get("events"), about, kept, len(residents))
-    tiles = _tiles(values, kept.shapes, np.dtype(about.dtype))
-    moved = list(zip(columns["kind"], columns["elements"], strict=True))
-    reads = accumulate(elements if kind == "load" else 0 for kind, elements in moved)
-    writes = accumulate(elements if kind in ("store", "init") else 0 for kind, elements in moved)
+    loops = _typed(data.get("loops"), tuple[tuple[tuple[str, int], ...], ...], "loops")
+    residents = _residents(data.get("residents"), names)
     in_use = [sum(elements for _, elements in held) for held in residents]
-    events = []
-    for kind, name, elements, loops, place, where, resident, value, read, written in zip(
-        *(columns[column] for column in COLUMNS), reads, writes, strict=True
-    ):
-        file, line, label = kept.places[place]
-        events.append(
+    tiles = [*_tiles(values, data.get("shapes"), np.dtype(about.dtype)), None]  # the last for −1
+    ends = {"name": len(names), "elements": LARGEST_SIZE, "loops": len(loops), "place": len(places)}
+    events = _columns(data.get("events"), {**ends, "resident": len(residents), "value": len(tiles) - 1})
+    blocks = _check_blocks(about, names, events)
+    kinds, sizes = events["kind"], events["elements"]
+    reads = accumulate(n if kind == "load" else 0 for kind, n in zip(kinds, sizes, strict=True))
+    writes = accumulate(n if kind in ("store", "init") else 0 for kind, n in zip(kinds, sizes, strict=True))
+    rows = zip(*(events[column] for column in COLUMNS if column != "where"), blocks, reads, writes, strict=True)
+    sites, labels = [(file, line) for file, line, _ in places], [label for _, _, label in places]
+    return Trace(
+        about,
+        tuple(
             TraceEvent(
                 kind,
-                kept.names[name],
-                elements,
-                kept.loops[loops],
-                (file, line),
-                label,
-                where and ((where[0], where[1]), (where[2], where[3])),
+                names[name],
+                size,
+                loops[around],
+                sites[place],
+                labels[place],
+                where,
                 in_use[resident],
                 residents[resident],
                 read,
                 written,
-                None if value < 0 else tiles[value],
+                tiles[value],
             )
-        )
-    return Trace(about, tuple(events))
+            for kind, name, size, around, place, resident, value, where, read, written in rows
+        ),
+    )
 
 
 def _check_about(about: About) -> None:
     _one_of(about.dtype, ("float32", "float64"), "about.dtype")
-    _one_of(about.direction, tuple(FOLLOWED), "about.direction")
+    _one_of(about.direction, ("forward", "backward"), "about.direction")
     shape, blocks = about.shape, about.blocks
     sizes = {"about.M": about.M, "about.shape.N_q": shape.N_q, "about.shape.N_k": shape.N_k}
     sizes |= {"about.shape.d": shape.d, "about.blocks.B_r": blocks.B_r, "about.blocks.B_c": blocks.B_c}
@@ -305,70 +310,81 @@ def _check_about(about: About) -> None:
             raise ValueError(f"about.tiles is of another size; expected {shown(want[0])} × {shown(want[1])}")
         if any(tile > 2 for row in about.tiles for tile in row):
             raise ValueError("about.tiles holds what is none of 0, 1, 2")
-    names = [array.name for array in about.arrays]
-    if len(set(names)) != len(names):
-        raise ValueError("about.arrays has two arrays of one name")
+    for where, found in (
+        ("arrays", [array.name for array in about.arrays]),
+        ("follows", [n for n, _ in about.follows]),
+    ):
+        if len(set(found)) != len(found):
+            raise ValueError(f"about.{where} has two {where} of one name")
 
 
 def _residents(deltas: Any, names: tuple[str, ...]) -> list[Resident]:
     """Return the sets of residents, each told as how many it has in common with the one before it, and what follows."""
-    if not isinstance(deltas, list):
-        raise ValueError(f"residents is {shown(deltas)}; expected a list")
+    _check_lists(deltas, "residents", LARGEST_SIZE)
+    arrived = [delta[1::2] for delta in deltas]
+    _check_lists(arrived, "residents", len(names))
     found: list[Resident] = []
+    before: Resident = ()
     total = 0
-    for n, delta in enumerate(deltas):
-        where, before = f"residents[{n}]", found[-1] if found else ()
-        same, *rest = _indices(delta, LARGEST_SIZE, where) or [len(before) + 1]
-        if same > len(before) or len(rest) % 2:
-            raise ValueError(f"{where} is {shown(delta)}; expected at most {len(before)}, then pairs")
-        arrived = zip(_indices(rest[::2], len(names), where), rest[1::2], strict=True)
-        found.append((*before[:same], *((names[name], elements) for name, elements in arrived)))
-        total += len(found[-1])
+    for n, (delta, at) in enumerate(zip(deltas, arrived, strict=True)):
+        if not len(delta) % 2 or delta[0] > len(before):
+            raise ValueError(f"residents[{n}] is {shown(delta)}; expected at most {len(before)}, then pairs")
+        before = before[: delta[0]] + tuple(zip(map(names.__getitem__, at), delta[2::2], strict=True))
+        found.append(before)
+        total += len(before)
         if total > MOST_RESIDENTS:
             raise ValueError(f"residents has more than {MOST_RESIDENTS:,} entries in all")
     return found
 
 
-def _columns(events: Any, about: About, kept: _Kept, residents: int) -> dict[str, list[Any]]:
-    """Return the columns of events, each as long as the others, with all that they refer to there."""
+def _columns(events: Any, ends: Mapping[str, int]) -> dict[str, list[Any]]:
+    """Return the columns of events, each as long as the others, with all that they refer to there: up to `ends`."""
     if not isinstance(events, dict) or any(not isinstance(events.get(name), list) for name in COLUMNS):
         raise ValueError(f"events is {shown(events)}; expected the lists {', '.join(COLUMNS)}")
     columns = {name: events[name] for name in COLUMNS}
+    kinds = columns["kind"]
     for name, column in columns.items():
-        if len(column) != len(columns["kind"]):
-            raise ValueError(
-                f"events.{name} has {len(column):,} entries; expected {len(columns['kind']):,}, as kind has"
-            )
-    for n, kind in enumerate(columns["kind"]):
-        if kind not in KINDS:
+        if len(column) != len(kinds):
+            raise ValueError(f"events.{name} has {len(column):,} entries; expected {len(kinds):,}, as kind has")
+    if set(map(type, kinds)) != {str} or set(kinds) - set(KINDS):
+        for n, kind in enumerate(kinds):
             _one_of(kind, KINDS, f"events.kind[{n}]")
-    if not any(kind in DATA for kind in columns["kind"]):
+    if not set(kinds) & set(DATA):
         raise ValueError("events has no step: expected a load, a store or a result")
-    ends = {"name": len(kept.names), "elements": LARGEST_SIZE, "loops": len(kept.loops)}
-    ends |= {"place": len(kept.places), "resident": residents}
     for name, end in ends.items():
-        _indices(columns[name], end, f"events.{name}")
-    _indices(columns["value"], len(kept.shapes), "events.value", first=-1)
-    shapes = {array.name: array.shape for array in about.arrays}
-    in_memory = [kind in ("init", "load", "store") for kind in columns["kind"]]
-    for name in {name for name, moves in zip(columns["name"], in_memory, strict=True) if moves}:
-        block = BLOCK.fullmatch(kept.names[name])
-        if block is None or block[1] not in shapes:
-            raise ValueError(f"names[{name}] is {shown(kept.names[name])}; expected a block of {', '.join(shapes)}")
-    for n, where in enumerate(columns["where"]):
-        if where is not None:
-            top, bottom, left, right = _typed(where, tuple[int, int, int, int], f"events.where[{n}]")
-            rows, cols = shapes.get(kept.names[columns["name"][n]].partition("[")[0], (0, 0))
-            if not (top <= bottom <= rows and left <= right <= cols):
-                raise ValueError(f"events.where[{n}] is {shown(where)}; expected a part of {rows} × {cols}")
+        _check_whole(columns[name], f"events.{name}", end, first=-1 if name == "value" else 0)
     return columns
 
 
-def _tiles(values: bytes, shapes: Sequence[tuple[int, int]], dtype: np.dtype[Any]) -> list[NDArray[Any]]:
+def _check_blocks(about: About, names: tuple[str, ...], events: Mapping[str, list[Any]]) -> list[Any]:
+    """Check that what is loaded and stored are blocks of the arrays. Return where each is, as a `TraceEvent` says it."""
+    shapes = {array.name: array.shape for array in about.arrays}
+    for name in {
+        name for name, kind in zip(events["name"], events["kind"], strict=True) if kind in ("init", "load", "store")
+    }:
+        block = BLOCK.fullmatch(names[name])
+        if block is None or block[1] not in shapes:
+            raise ValueError(f"names[{name}] is {shown(names[name])}; expected a block of {', '.join(shapes)}")
+    where = events["where"]
+    given = [n for n, at in enumerate(where) if at is not None]
+    _check_lists([[0] * 4 if at is None else at for at in where], "events.where", LARGEST_SIZE, 4)
+    most = [[min(n, LARGEST_SIZE) for n in shapes.get(name.partition("[")[0], (0, 0))] for name in names]
+    at = np.array([where[n] for n in given], np.int64).reshape(-1, 2, 2)
+    sizes = np.array(most, np.int64).reshape(-1, 2)[[events["name"][n] for n in given]]
+    outside = (at[..., 0] > at[..., 1]) | (at[..., 1] > sizes)
+    if outside.any():
+        n = int(outside.any(axis=1).argmax())
+        rows, cols = sizes[n]
+        raise ValueError(f"events.where[{given[n]}] is {shown(where[given[n]])}; expected a part of {rows} × {cols}")
+    return [at and ((at[0], at[1]), (at[2], at[3])) for at in where]
+
+
+def _tiles(values: bytes, shapes: Any, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
     """Cut the values into tiles."""
+    _check_lists(shapes, "shapes", LARGEST_NUMBER, 2)
     for n, shape in enumerate(shapes):
         if 0 in shape:
-            raise ValueError(f"shapes[{n}] is {shown(list(shape))}; expected at least 1 × 1")
+            raise ValueError(f"shapes[{n}] is {shown(shape)}; expected at least 1 × 1")
     ends = list(accumulate(rows * cols for rows, cols in shapes))
     expected = (ends[-1] if ends else 0) * dtype.itemsize
     if len(values) != expected:

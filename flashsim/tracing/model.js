@@ -1,6 +1,5 @@
 "use strict";
-// The player's first part: one or two recorded runs, made ready when the page opens, so that going to any step takes the same
-// time; and which step of the second goes with a step of the first.
+// A recorded run, made ready when the page opens, so that going to any step takes the same time.
 
 const find = (selector, root = document) => root.querySelector(selector);
 const clamp = (n, low, high) => Math.max(low, Math.min(high, n));
@@ -28,11 +27,10 @@ class Recorded {
     this.findVisits();
     this.moves = this.steps.moved.map((rows, t) => rows > 0 && this.steps.tile[t] !== null);
     this.backward = this.about.direction === "backward";
-    this.lineOf = new Map(this.about.listing.map((line, n) => [labelOf(line), n]));
+    this.beside = ["N_q", "N_k"].map((side) => this.about.arrays.filter(({ kind: [rows, cols] }) => rows === side && cols.startsWith("d")).map(({ name }) => name));
   }
 
   place(t) { return this.places[this.events.place[this.steps.first[t]]]; }
-  lastPlace(t) { return this.places[this.events.place[this.steps.last[t]]]; }
   loopsAt(t) { return this.loops[this.events.loops[this.steps.first[t]]]; }
   eventsAt(t) {
     const found = [];
@@ -41,10 +39,12 @@ class Recorded {
   }
   resident(t) { return this.held[this.events.resident[this.steps.last[t]]]; }
   nameOf(event) { return this.names[this.events.name[event]]; }
-  pair(name, t) {
-    const columns = this.steps.pairs[name];
-    return columns ? [this.tiles[columns[0][t]], this.tiles[columns[1][t]]] : [undefined, undefined];
-  }
+  plainName(event) { return this.plain[this.events.name[event]]; }
+  quantityOf(event) { return this.quantities[this.events.name[event]]; }
+  /** A followed quantity before this tile and now. */
+  pair(name, t) { return this.steps.pairs[name].map((column) => this.tiles[column[t]]); }
+  /** Whether a block of this array is on chip. */
+  onChip(array, t) { return this.resident(t).some(([name]) => this.quantities[name] === array && !this.names[name].endsWith("_ij")); }
 
   /** Reads and writes so far at the end of each step, by array; and how full SRAM is. */
   sumCounters() {
@@ -119,113 +119,13 @@ function decodeTiles({ values, shapes, about }) {
   return shapes.map(([rows, cols]) => ({ rows, cols, data: flat.subarray(start, (start += rows * cols)) }));
 }
 
-function decodeResidents({ residents, names }) {
+/** The sets of residents as [index of its name, elements]. */
+function decodeResidents({ residents }) {
   const held = [];
   for (const [same, ...entries] of residents) {
     const now = held.length ? held[held.length - 1].slice(0, same) : [];
-    for (let n = 0; n < entries.length; n += 2) now.push([names[entries[n]], entries[n + 1]]);
+    for (let n = 0; n < entries.length; n += 2) now.push([entries[n], entries[n + 1]]);
     held.push(now);
   }
   return held;
-}
-
-/** "line 9" for a line of the listing that begins with 9, "equation 4" for (4). */
-function labelOf(line) {
-  const first = line.trim().split(/\s/)[0];
-  return first.startsWith("(") ? `equation ${first.slice(1, -1)}` : `line ${first}`;
-}
-
-// ------------------------------------------------------------------------------------------------ two runs in step
-
-/** A result's quantity, whatever the line that makes it calls it: O for O_i_new, P for P_tilde_ij, dQ for dq_i. */
-function quantity(name) {
-  const base = name.replace(/^log_/, "").split(/[_[]/)[0];
-  return { o: "O", dq: "dQ", dk: "dK", dv: "dV" }[base] ?? base;
-}
-
-/**
- * Which step of `right` shows what step t of `left` does: `to[t]`. In runs of one algorithm it is the same line in the same
- * turn of the loops; else, within the same tile, the step that has made the same quantity. What `right` has no step for is
- * `missing`, and there, as between tiles, it stays where it is.
- */
-class Alignment {
-  constructor(left, right) {
-    this.left = left, this.right = right;
-    this.to = new Int32Array(left.length), this.missing = new Uint8Array(left.length);
-    this.sameLines = left.about.algorithm === right.about.algorithm && left.about.direction === right.about.direction && String(Object.values(left.about.blocks)) === String(Object.values(right.about.blocks));
-    this.refused = this.refusal();
-    if (this.sameLines) this.byLine();
-    else if (!this.refused) this.byTile();
-    this.to[left.length - 1] = right.length - 1; // at the end, both are
-  }
-
-  refusal() {
-    const [a, b] = [this.left, this.right].map((run) => run.about.shape);
-    if (a.N_q !== b.N_q || a.N_k !== b.N_k) return "The two runs are of different sizes: they have no tiles in common.";
-    return [this.left, this.right].every((run) => run.tileStarts.length) ? "" : "One of the runs does not go by tiles.";
-  }
-
-  byLine() {
-    const keys = (run) => {
-      const seen = new Map();
-      return Array.from({ length: run.length }, (_, t) => {
-        const line = `${run.place(t)[2]}|${run.loopsAt(t)}`, n = seen.get(line) ?? 0;
-        return seen.set(line, n + 1), `${line}|${n}`;
-      });
-    };
-    const at = new Map(keys(this.right).map((key, t) => [key, t]));
-    let held = 0;
-    keys(this.left).forEach((key, t) => {
-      if (at.has(key)) held = at.get(key);
-      else this.missing[t] = 1;
-      this.to[t] = held;
-    });
-  }
-
-  byTile() {
-    const { left, right, to } = this, places = new Map(); // where right has got to, by tile
-    let held = 0;
-    for (let t = 0; t < left.length; t++) {
-      if (left.reaches[t]) {
-        const query = left.steps.rows[t][0], key = left.steps.cols[t][0], tile = `${query},${key}`;
-        const mine = left.visitsOf(query, key), its = right.visitsOf(query, key);
-        if (!its.length) this.missing[t] = 1;
-        else {
-          const nth = mine.findIndex(([start, end]) => start <= t && t <= end), paired = mine.length === its.length;
-          const visits = paired ? [its[nth]] : its, last = visits[visits.length - 1][1];
-          const from = (paired ? t === mine[nth][0] : !places.has(tile)) ? visits[0][0] : places.get(tile);
-          const ends = t === mine[nth][1] && (paired || nth === mine.length - 1);
-          held = ends ? last : Math.max(from, this.made(t, visits) ?? from);
-          places.set(tile, held);
-        }
-      }
-      to[t] = held;
-    }
-  }
-
-  /** The last step of these visits of right's that makes what left makes in step t: by its name, or else by its quantity. */
-  made(t, visits) {
-    const { left, right } = this, results = (run, at) => run.eventsAt(at).filter((event) => run.events.kind[event] === "compute").map((event) => run.nameOf(event));
-    const wanted = results(left, t).at(-1);
-    if (!wanted) return null;
-    let like = null, same = null;
-    for (const [start, end] of visits)
-      for (let u = start; u <= end; u++)
-        for (const name of results(right, u)) {
-          if (name === wanted) same = u;
-          if (quantity(name) === quantity(wanted)) like = u;
-        }
-    return same ?? like;
-  }
-
-  /** The first step of left's whose results differ from right's, for runs of one algorithm; −1 if there is none. */
-  firstDifference() {
-    if (!this.sameLines) return -1;
-    for (let t = 0; t < this.left.length; t++) {
-      if (this.missing[t]) return t;
-      const [x, y] = [[this.left, t], [this.right, this.to[t]]].map(([run, at]) => run.tiles[run.events.value[run.steps.last[at]]]);
-      if (x && y && (x.data.length !== y.data.length || x.data.some((value, n) => !Object.is(value, y.data[n])))) return t;
-    }
-    return this.left.length === this.right.length ? -1 : this.left.length - 1;
-  }
 }

@@ -1,4 +1,4 @@
-"""A trace in steps: one line of the paper's listing, in one turn of the loops around it.
+"""A recorded run in steps: one line of the paper's listing, in one turn of the loops around it.
 
 A line that both loads and computes, as standard attention's have it, makes two steps: one up to the last load, one after.
 What a turn of a loop evicts at its end is gone from the next step on.
@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.records import Blocks, Shape
+from flashsim.tracing.data import DATA, MAXIMUM, About, Span, TraceEvent
 
-if TYPE_CHECKING:
-    from flashsim.tracing.recording import Span, Trace, TraceEvent
-
-DATA = ("init", "load", "compute", "store")
-BY_KEY = ("K", "V", "dK", "dV")
-BY_SCORE = ("S", "P", "Z", "P_dropped", "dP", "dS")
-FOLLOWED = {"forward": ("m", "l", "L", "O"), "backward": ("D", "dQ", "dK", "dV")}
-"""Quantities of a block of rows, or of keys, that are carried from tile to tile, each shown as old → new."""
-
-RESULT = re.compile(r"(?:log_)?([A-Za-z]+)(?:_tilde)?_[ij](?:_|$)")
+FOLLOWED = re.compile(r"(?:log_)?[A-Za-z]+(?:_tilde)?_[ij](?:_.*)?")
+ROW_OF = {"o": "O", "dq": "dQ", "dk": "dK", "dv": "dV"}
 Pair = tuple[NDArray[Any] | None, NDArray[Any] | None]
 
 
@@ -35,13 +28,13 @@ class Step:
 
     number        from 0
     first, last   indices of its first and last event in the trace; between them there are no loop events
-    label         the paper's line: "line 9"; None where nothing labels the source
+    label         its line: "line 9" of the paper; "line 12 of mine.py" where nothing labels it
     loops         (variable, index) of the loops around, outermost first
     turn          the number of the loop turn it is in, counted over all loops
     rows, cols    which queries and keys the blocks on chip are of; None: of none, or of all
     tile          (i, j) in blocks, where rows and cols are a tile's
-    pairs         m, ℓ, L, O of the row block; of a backward pass D, dQ, and dK, dV of the key block: (before this tile, as
-                  far as it is known now)
+    pairs         what the algorithm's record follows, of the rows or keys on chip: (before this tile, as far as it is known
+                  now)
     moved         rows whose maximum this step raised
     rescaled      those of them that had one before, so that what is summed so far must be scaled down
     """
@@ -49,7 +42,7 @@ class Step:
     number: int
     first: int
     last: int
-    label: str | None
+    label: str
     loops: tuple[tuple[str, int], ...]
     turn: int
     rows: Span | None
@@ -60,35 +53,45 @@ class Step:
     rescaled: int
 
 
-def steps_of(trace: Trace) -> tuple[Step, ...]:
-    """Cut a trace into steps."""
-    events = trace.events
-    follower = _Follower(trace.about.shape, trace.about.blocks, trace.about.direction)
-    steps = []
+@dataclass(frozen=True)
+class Recording:
+    """A recorded run of one head: `events`, and `steps` to go through them."""
+
+    about: About
+    events: tuple[TraceEvent, ...] = field(repr=False)
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The run in steps of one line of the listing each."""
+        return tuple(_steps(self.about, self.events))
+
+    @property
+    def has_values(self) -> bool:
+        """Whether tiles' values were kept."""
+        return any(event.value is not None for event in self.events)
+
+    def of(self, step: Step) -> tuple[TraceEvent, ...]:
+        """Return a step's events."""
+        return self.events[step.first : step.last + 1]
+
+
+def quantity(name: str) -> str:
+    """Return what a block or a tile is of, whatever its line calls it: O for O_i_new and o_i, P for P_tilde_ij, K for K[0]."""
+    base = re.split(r"[_\[]", name.removeprefix("log_"))[0]
+    return ROW_OF.get(base, base)
+
+
+def _steps(about: About, events: tuple[TraceEvent, ...]) -> Iterator[Step]:
+    """Cut a run into steps."""
+    follower = _Follower(about)
     for number, (first, last, turn) in enumerate(_spans(events)):
         moved = rescaled = 0
         for event in events[first : last + 1]:
             rise = follower.follow(event, turn)
             moved, rescaled = moved + rise[0], rescaled + rise[1]
         rows, cols = follower.region(events[last])
-        event = events[first]
-        steps.append(
-            Step(
-                number,
-                first,
-                last,
-                event.label,
-                event.loops,
-                turn,
-                rows,
-                cols,
-                follower.tile(rows, cols),
-                dict(follower.pairs),
-                moved,
-                rescaled,
-            )
-        )
-    return tuple(steps)
+        event, tile, pairs = events[first], follower.tile(rows, cols), dict(follower.pairs)
+        yield Step(number, first, last, event.label, event.loops, turn, rows, cols, tile, pairs, moved, rescaled)
 
 
 def _spans(events: tuple[TraceEvent, ...]) -> Iterator[tuple[int, int, int]]:
@@ -109,16 +112,16 @@ def _spans(events: tuple[TraceEvent, ...]) -> Iterator[tuple[int, int, int]]:
 
 def _begins(first: TraceEvent, previous: TraceEvent, event: TraceEvent) -> bool:
     """Say whether an event begins a new step: another line, or the same one, done with loading."""
-    if event.label != first.label or (event.label is None and event.site != first.site):
-        return True
-    return previous.kind == "load" and event.kind != "load"
+    return event.label != first.label or (previous.kind == "load" and event.kind != "load")
 
 
 class _Follower:
     """What is on chip, and what became of the followed quantities of its rows and keys, as events go by."""
 
-    def __init__(self, shape: Shape, blocks: Blocks, direction: str) -> None:
-        self._shape, self._blocks, self._followed = shape, blocks, FOLLOWED[direction]
+    def __init__(self, about: About) -> None:
+        self._shape, self._blocks = about.shape, about.blocks
+        self._kinds = {array.name: array.kind for array in about.arrays}
+        self._by_key = {name: kind[0] == "N_k" for name, kind in about.follows}
         self._where: dict[str, tuple[Span, Span]] = {}
         self.pairs: dict[str, Pair] = {}
         self._turn = 0
@@ -134,23 +137,23 @@ class _Follower:
             self.pairs.clear()
         rows, cols = self.region(event)
         for name in list(self.pairs):
-            before, now = (self._cols, cols) if name in BY_KEY else (self._rows, rows)
+            before, now = (self._cols, cols) if self._by_key[name] else (self._rows, rows)
             if before is not None and now != before:
                 del self.pairs[name]
         self._rows, self._cols = rows, cols
         if turn != self._turn:
             self._turn = turn
             self.pairs = {name: (old if new is None else new, None) for name, (old, new) in self.pairs.items()}
-        quantity = self._quantity(event)
-        if quantity is None:
+        followed = self._followed(event)
+        if followed is None:
             return 0, 0
-        old, new = self.pairs.get(quantity, (None, None))
+        old, new = self.pairs.get(followed, (None, None))
         known = old if new is None else new
         if event.kind == "load":
-            self.pairs[quantity] = event.value, None
+            self.pairs[followed] = event.value, None
             return 0, 0
-        self.pairs[quantity] = old, event.value
-        if quantity != "m" or event.value is None or known is None or known.shape != event.value.shape:
+        self.pairs[followed] = old, event.value
+        if followed != MAXIMUM or event.value is None or known is None or known.shape != event.value.shape:
             return 0, 0
         risen = event.value > known
         return int(risen.sum()), int((risen & (known > -np.inf)).sum())
@@ -162,14 +165,12 @@ class _Follower:
         for name in (*(name for name, _ in event.resident), *stored):
             if name not in self._where:
                 continue
-            down, across = self._where[name]
-            array = name.partition("[")[0]
-            if array in BY_KEY:
-                cols = down
-            elif array in BY_SCORE or array.startswith("mask"):
-                rows, cols = down, across
-            elif array not in ("R", "tree"):
-                rows = down
+            kinds = self._kinds.get(name.partition("[")[0], ("", ""))
+            for span, kind in zip(self._where[name], kinds, strict=True):
+                if kind == "N_q":
+                    rows = span
+                elif kind == "N_k":
+                    cols = span
         return rows, cols
 
     def tile(self, rows: Span | None, cols: Span | None) -> tuple[int, int] | None:
@@ -184,12 +185,12 @@ class _Follower:
         )
         return (i, j) if (rows, cols) == want else None
 
-    def _quantity(self, event: TraceEvent) -> str | None:
+    def _followed(self, event: TraceEvent) -> str | None:
         """Return which followed quantity a load or a result is: "m" for m[0], m_i and m_i_new; None for m_tilde_ij."""
         if event.kind == "load":
-            return event.array if event.array in self._followed else None
-        found = RESULT.match(event.name) if event.kind == "compute" else None
-        if found is None:
+            name = event.name.partition("[")[0]
+        elif event.kind == "compute" and FOLLOWED.fullmatch(event.name):
+            name = quantity(event.name)
+        else:
             return None
-        base = {"o": "O", "dq": "dQ", "dk": "dK", "dv": "dV"}.get(found[1], found[1])  # a row of it
-        return base if base in self._followed else None
+        return name if name in self._by_key else None

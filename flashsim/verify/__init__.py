@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from flashsim.verify import appendices, chapter, practice, propositions, theorem_5, theorems_1_2
 from flashsim.verify.claim import Check, Claim
+from flashsim.verify.running import run
 
-__all__ = ["Check", "Claim", "checks"]
+__all__ = ["Check", "Claim", "checks", "run"]
 
 
 def checks() -> list[Check]:

@@ -14,9 +14,10 @@ from flashsim import theory
 from flashsim.api import count, forward
 from flashsim.cache import L2
 from flashsim.machines import kv_tile
-from flashsim.masks import KeyPadding, Tree
+from flashsim.masks import KeyPadding
 from flashsim.records import Traffic
 from flashsim.reference import attention, error_bound, rounding
+from flashsim.tree_mask import Tree
 from flashsim.tune import tune
 from flashsim.verify.claim import Claim
 from flashsim.verify.shared import accesses, in_range, within

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from flashsim.inputs import Array
+from flashsim.planting import Change, changed, execute
 from flashsim.testing.mutants import split, tiled, unfused
 from flashsim.testing.spec import Spec
 
@@ -69,7 +70,7 @@ class Mutant:
     bug: str
     threads: tuple[str, ...]
     base: str
-    changes: tuple[tuple[str, str], ...]
+    changes: tuple[Change, ...]
     part: str = "forward"
     spec: Spec = SPEC
 
@@ -89,13 +90,6 @@ def source(base: str) -> tuple[str, str]:
 
 def _build(mutant: Mutant) -> Implementation:
     filename, text = source(mutant.base)
-    for before, _ in mutant.changes:
-        if text.count(before) != 1:
-            raise ValueError(
-                f"{mutant.name}: {before!r} occurs {text.count(before)} times in {filename}; expected once"
-            )
-    for before, after in mutant.changes:
-        text = text.replace(before, after)
     module = ModuleType(f"{__package__}.{mutant.name}")
-    exec(compile(text, filename, "exec"), module.__dict__)
+    execute(changed(text, mutant.changes, f"{filename}, for {mutant.name}"), filename, module.__dict__)
     return Implementation(mutant.name, module.forward, module.backward, module.keep, mutant.spec)

@@ -1,0 +1,124 @@
+"""What users bring in files of their own, FILE.py:NAME: algorithms for most commands, kernels for `flashsim check`.
+
+Errors are one line that names the file, and the line of it where the error is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from traceback import walk_tb
+from types import ModuleType
+from typing import Any
+
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.algorithms.own import algorithm_of
+
+KNOWN = tuple(dict.fromkeys([*FORWARD, *BACKWARD]))
+
+
+def algorithm(text: str) -> str | Algorithm:
+    """Read an algorithm, for argparse: a name of flashsim's, or FILE.py:NAME, a function or a record of one's own."""
+    if text in KNOWN:
+        return text
+    try:
+        if ":" not in text and not text.endswith(".py"):
+            near = difflib.get_close_matches(text, KNOWN, 1)
+            meant = f", perhaps you mean {near[0]!r}" if near else ""
+            raise ValueError(
+                f"there is no algorithm {text!r}{meant}; there are {', '.join(KNOWN)}; yours is FILE.py:NAME"
+            )
+        found = load(text, "FILE.py:NAME, such as mine.py:attention")
+        if isinstance(found, Algorithm):
+            return found
+        if not callable(found) or isinstance(found, type):
+            raise ValueError(f"{text} is of type {type(found).__name__}; expected a function, or a flashsim Algorithm")
+        return algorithm_of(found)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention") -> Any:
+    """Return what "file.py:name" or "module:name" says; what lies in the working directory, or beside the file, is found too.
+
+    Raises ValueError where that cannot be had; `form` is what was expected.
+    """
+    module_name, colon, name = where.rpartition(":")
+    if not colon or not module_name or not name:
+        raise ValueError(f"{where!r} is not of the form {form}")
+    module = _file(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
+    found = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ValueError(f"{module_name} has no {name!r}{_names(module)}") from None
+        except Exception as error:
+            raise ValueError(f"cannot get {name!r} of {module_name}: {type(error).__name__}: {error}") from error
+    return found
+
+
+def _names(module: ModuleType) -> str:
+    """Say which functions and classes a module defines."""
+    defined = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
+    ]
+    return f"; it defines {', '.join(defined[:12])}" if defined else ""
+
+
+def _module(name: str) -> ModuleType:
+    _run(name, Path.cwd(), lambda: importlib.import_module(name))
+    return sys.modules[name]
+
+
+def _file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    file = path.resolve()
+    name = file.stem
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    if known is not None:  # another module has that name, and keeps it
+        name = f"{name} ({file.parent})"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None, "its name ends in .py"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        _run(str(path), file.parent, lambda: spec.loader.exec_module(module), str(file))  # type: ignore[union-attr]
+    except ValueError:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _run(name: str, folder: Path, work: Callable[[], object], file: str = "") -> None:
+    """Do what imports a module, with its folder among those where modules are looked for."""
+    if "" not in sys.path and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        work()
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{_place(name, error, file)}: {type(error).__name__}: {_said(error)}") from error
+
+
+def _place(name: str, error: BaseException, file: str) -> str:
+    """Return the name of what could not be imported, and the line of its file at which it went wrong."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{name if error.filename == file else error.filename}, line {error.lineno}"
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    inside = [line for where, line in frames if where == file]
+    return f"{name}, line {inside[-1]}" if inside else f"cannot import {name}"
+
+
+def _said(error: BaseException) -> str:
+    return f"{error.msg}: {(error.text or '').strip()}" if isinstance(error, SyntaxError) else str(error)

@@ -1,0 +1,95 @@
+"""Where results go: JSON, figures, the terminal; whether they can be written is asked before the work."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashsim.files import check_target, write_whole
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
+    """Ask before the work whether its results can be written: to --json, and to `outputs`, the files of --output.
+
+    Raises ValueError that names the option; also for a file that is the input, and for one that both would write.
+    """
+    inputs = [*(getattr(options, "qkv", None) or ()), *filter(None, [getattr(options, "mask", None)])]
+    targets = [("-o/--output", path) for path in outputs]
+    if getattr(options, "json", None) not in (None, "-"):
+        if any(_same(options.json, path) for path in outputs):
+            raise ValueError(f"argument --json: {options.json} is what -o writes too")
+        targets.append(("--json", Path(options.json)))
+    for option, path in targets:
+        try:
+            check_target(path)
+        except OSError as error:
+            raise ValueError(f"argument {option}: {error.strerror or error}") from None
+        if any(_same(path, file) for file in inputs):
+            raise ValueError(f"argument {option}: {path} is the input")
+
+
+def figure_stem(options: argparse.Namespace, default: str) -> Path:
+    """Return the stem of a figure's files, -o's or `default`, in a folder that is there; checked as by `check_outputs`."""
+    stem = options.output or Path(default)
+    try:
+        stem.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"argument -o/--output: there can be no folder {stem.parent}: {error.strerror}") from None
+    check_outputs(options, *(stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".json")))
+    return stem
+
+
+def finish(options: argparse.Namespace, numbers: Mapping[str, Any], show: Callable[[], object]) -> None:
+    """Write the numbers where --json says; and show them to a reader, unless stdout has the JSON."""
+    write_json(options.json, numbers)
+    if options.json != "-":
+        show()
+
+
+def _same(one: str | Path, other: str | Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def write_json(target: str | None, data: Mapping[str, Any]) -> None:
+    """Write data as JSON to a file, or to stdout for "-"; for None, nothing."""
+    if target is None:
+        return
+    utf_8 = target != "-" or (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    text = json.dumps(_plain(data), indent=2, ensure_ascii=not utf_8, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        write_whole(target, text)
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON's kinds of things: None for what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def progress(options: argparse.Namespace) -> Iterator[Progress]:
+    """Show progress on stderr where a person is watching it; nothing with --quiet or in a pipe."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from flashsim.tables import console
+
+    shown = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    off = options.quiet or not shown.is_terminal
+    with Progress(*columns, console=shown, transient=True, disable=off) as bar:
+        yield bar

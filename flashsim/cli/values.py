@@ -1,0 +1,116 @@
+"""How what is typed is read: one function for each kind of value, for argparse; what makes no sense is refused."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flashsim.inputs import DEFAULT_SRAM_BYTES
+from flashsim.sizes import parse_size
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, which raises ValueError where that would print how it is used, and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ValueError."""
+        raise ValueError(message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stdout).write(message)  # argparse's hides that it cannot
+
+
+def whole(least: int = 1, most: int = 2**63 - 1) -> Callable[[str], int]:
+    """Return a reader of whole numbers from `least` to `most`."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:  # of too many digits, too
+            number = most + 1 if text.strip().isdecimal() else least - 1
+        if number < least:
+            raise _refused(text, f"a whole number of at least {least}")
+        if number > most:
+            raise _refused(text, f"a whole number of at most 2**{(most + 1).bit_length() - 1} - 1")
+        return number
+
+    return read
+
+
+def seed(text: str) -> int:
+    """Read a seed: 64 bits."""
+    try:
+        return whole(0, 2**64 - 1)(text)
+    except argparse.ArgumentTypeError:
+        raise _refused(text, "a whole number from 0 to 2**64 - 1") from None
+
+
+def probability(text: str) -> float:
+    """Read a dropout probability."""
+    return _number(text, lambda p: 0 <= p < 1, "a number p with 0 ≤ p < 1")
+
+
+def finite(text: str) -> float:
+    """Read a finite number."""
+    return _number(text, math.isfinite, "a finite number")
+
+
+def positive(text: str) -> float:
+    """Read a finite number above 0."""
+    return _number(text, lambda x: 0 < x < math.inf, "a finite number above 0")
+
+
+def size(text: str) -> str:
+    """Read a size, such as 25600 or 100KB, which stays text until the dtype is known."""
+    try:
+        parse_size(text, 1)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def head(text: str) -> str:
+    """Read an index into the leading axes, such as 3 or 0,3, which stays text."""
+    try:
+        for part in text.split(","):
+            int(part)
+    except ValueError:
+        raise _refused(text, "an index such as 3, or 0,3 for axes of batch and head") from None
+    return text
+
+
+def output(text: str) -> Path:
+    """Read the name of a file to be written."""
+    path = Path(text)
+    if path.name in ("", ".."):
+        raise argparse.ArgumentTypeError(f"{text!r} names no file")
+    return path
+
+
+def _number(text: str, fits: Callable[[float], bool], expected: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not fits(number):
+        raise _refused(text, expected)
+    return number
+
+
+def _refused(text: str, expected: str) -> argparse.ArgumentTypeError:
+    short = text if len(text) <= 40 else f"{text[:40]}…"
+    return argparse.ArgumentTypeError(f"got {short!r}; expected {expected}")
+
+
+def elements(M: str | None, itemsize: int, default: int | None = None) -> int:
+    """Return --M in elements of a dtype of that item size; without it `default`, by default 100 KB."""
+    if M is None:
+        return DEFAULT_SRAM_BYTES // itemsize if default is None else default
+    try:
+        return parse_size(M, itemsize)
+    except ValueError as error:
+        raise ValueError(f"argument --M: {error}") from None

@@ -1,0 +1,69 @@
+"""P is computed again; dK and dV stay, dQ comes and goes."""
+
+from __future__ import annotations
+
+import flashsim
+from flashsim.gallery.looking import does, end, first, moved, see, short, value
+from flashsim.gallery.page import Page
+from flashsim.tracing import Lesson, Trace
+from flashsim.tracing.sample import gradient, operands
+
+
+def record() -> tuple[Trace, ...]:
+    """Record what the command does."""
+    Q, K, V = operands(6, 2)
+    return (flashsim.trace("flash", Q, K, V, dO=gradient(6, 2), blocks=(2, 3), M=64),)
+
+
+def teach(trace: Trace) -> Lesson:
+    """Say what there is to see."""
+    about = trace.about
+    T_r, T_c = about.blocks.T_r, about.blocks.T_c
+    zero = first(trace, lambda s: s.label == "line 8")
+    P = first(trace, lambda s: s.label == "line 13")
+    dV = first(trace, lambda s: s.label == "line 16")
+    D = first(trace, lambda s: s.label == "line 19")
+    dQ = first(trace, does(trace, "store", "dQ"))
+    again = first(trace, lambda s: does(trace, "load", "dQ")(s) and s.loops[0] == ("j", 1))
+    done = first(trace, does(trace, "store", "dK"))
+    rows = value(trace, P, "P_ij").sum(axis=1)
+    assert about.standard is not None
+    text = f"""
+        The forward pass kept neither S nor P. Algorithm 4 computes P again, tile by tile, from Q, K and the rows’ m and
+        ℓ: line 13 divides by the final ℓ at once, so no maximum moves here and nothing is rescaled. (A row’s P in one
+        tile does not sum to 1; over all {T_c} tiles of the row it does.)
+
+        Watch who stays and who travels. dK and dV of a block of keys stay on chip and gather from all {T_r} blocks of
+        rows; after line 5’s zeros they are written once. dQ of a block of rows gets a part from every block of keys, so
+        it is loaded and stored {T_c} times. Line 19’s D, one number a row, stands for a sum over all of the row of P ∘
+        dP: it is why a tile is enough.
+        """
+    return Lesson(
+        "Backward",
+        text,
+        (
+            see(zero, "line 8", "dK and dV of the first block of keys begin at 0, on chip."),
+            see(
+                P, "line 13", f"P, computed again: in this tile its rows sum to {', '.join(map(short, rows.tolist()))}."
+            ),
+            see(dV, "line 16", "dV grows by what the first rows give it."),
+            see(
+                D,
+                "line 19",
+                f"D = {', '.join(short(x) for x in value(trace, D, 'D_i').ravel().tolist())}: one number for each row.",
+            ),
+            see(dQ, "write dQ", "dQ’s first part goes to HBM: more is to come."),
+            see(done, "write dK", "The block of keys has met all rows: its dK and dV are complete, and written once."),
+            see(again, "read dQ", "The second block of keys: dQ comes back for its next part."),
+            end(trace, f"{moved(trace):,} accesses; standard attention’s backward pass makes {sum(about.standard):,}."),
+        ),
+    )
+
+
+PAGE = Page(
+    order=60,
+    about="P computed again; dK and dV gather on chip, dQ comes and goes.",
+    record=record,
+    command="flashsim step --backward --algorithm flash --n 6 --d 2 --blocks 2 3 --M 64",
+    teach=teach,
+)

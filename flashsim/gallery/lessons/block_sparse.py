@@ -1,0 +1,77 @@
+"""Tiles that the block mask leaves out cost nothing but K and V."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import flashsim
+from flashsim import patterns
+from flashsim.gallery.looking import does, end, first, largest_rise, moved, see, short
+from flashsim.gallery.page import Page
+from flashsim.tracing import Lesson, Trace
+from flashsim.tracing.sample import operands
+
+
+def record() -> tuple[Trace, ...]:
+    """Record what the command does."""
+    Q, K, V = operands(16, 2)
+    return (flashsim.trace("block_sparse", Q, K, V, blocks=(2, 2), M=32, block_mask=patterns.butterfly),)
+
+
+def teach(trace: Trace) -> Lesson:
+    """Say what there is to see."""
+    about = trace.about
+    blocks = about.blocks
+    order = [(s, s.tile) for s in trace.steps if s.tile is not None and s.label == "line 9"]
+    jump, gap = next(
+        (after, b[0] - a[0] - 1) for (_, a), (after, b) in pairwise(order) if a[1] == b[1] and b[0] - a[0] > 1
+    )
+    every = blocks.T_r * blocks.T_c
+    dense = flashsim.count(
+        "flash", N=about.shape.N_q, d=about.shape.d, blocks=(blocks.B_r, blocks.B_c), M=about.M, dtype=about.stored
+    )
+    second = first(trace, lambda s: does(trace, "load", "K")(s) and s.loops[0] == ("j", 1))
+    rise, row, old, new = largest_rise(trace)
+    kept = moved(trace) - moved(trace, "K", "V")
+    text = f"""
+        Algorithm 5 is FlashAttention with one question before each tile (line 8): does it count? The butterfly mask
+        here keeps {len(order)} of {every} tiles, s = {len(order) / every:g}: those on the diagonal and those whose
+        indices i and j differ in one bit. Watch the walk jump over the crossed tiles: for them no Q, O, ℓ or m is
+        loaded and nothing is computed.
+
+        {moved(trace):,} accesses are made, and {dense.hbm.accesses:,} with all tiles. That is not s times as many, as
+        some do not depend on the mask: K and V are loaded once ({moved(trace, "K", "V")}), and O, ℓ, m are initialized.
+        Rows are rescaled as ever; what is skipped does not count in their sums, so this is another function than dense
+        attention, not a faster way to it.
+        """
+    assert kept > 0
+    return Lesson(
+        "Block-sparse",
+        text,
+        (
+            see(
+                jump,
+                "tiles skipped",
+                f"From tile row {jump.tile[0] - gap - 1 if jump.tile else 0} to {jump.tile[0] if jump.tile else 0}: "
+                f"{gap} {'tile is' if gap == 1 else 'tiles are'} jumped over.",
+            ),
+            see(second, "read K", "The next column of tiles: K and V are loaded whatever the mask says."),
+            see(
+                rise, "rescale", f"Row {row}’s maximum rises from {short(old)} to {short(new)}, the largest rise here."
+            ),
+            end(
+                trace,
+                f"{len(order)} tiles done, {every - len(order)} skipped; "
+                f"{moved(trace):,} accesses, {dense.hbm.accesses:,} with all tiles.",
+            ),
+        ),
+    )
+
+
+PAGE = Page(
+    order=70,
+    about="A block mask says which tiles count; the others are jumped over.",
+    record=record,
+    command="flashsim step --algorithm block_sparse --n 16 --d 2 --blocks 2 2 --M 32 --block-mask butterfly",
+    teach=teach,
+)

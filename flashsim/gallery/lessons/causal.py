@@ -1,0 +1,68 @@
+"""What the mask forbids is not loaded."""
+
+from __future__ import annotations
+
+import flashsim
+from flashsim.gallery.looking import end, first, moved, see
+from flashsim.gallery.page import Page
+from flashsim.tracing import Lesson, Trace
+from flashsim.tracing.sample import operands
+
+
+def record() -> tuple[Trace, ...]:
+    """Record what the command does."""
+    Q, K, V = operands(12, 4)
+    return (flashsim.trace("q_outer", Q, K, V, blocks=(3, 3), M=72, causal=True),)
+
+
+def teach(trace: Trace) -> Lesson:
+    """Say what there is to see."""
+    about = trace.about
+    blocks, tiles = about.blocks, about.tiles
+    assert tiles is not None
+    visited = {s.tile for s in trace.steps if s.tile is not None}
+    every, partly = blocks.T_r * blocks.T_c, sum(kind == 2 for row in tiles for kind in row)
+    plain = flashsim.count(
+        "q_outer", N=about.shape.N_q, d=about.shape.d, blocks=(blocks.B_r, blocks.B_c), M=about.M, dtype=about.stored
+    )
+    edge = first(trace, lambda s: s.label == "line 10" and s.tile is not None and tiles[s.tile[0]][s.tile[1]] == 2)
+    skip = first(trace, lambda s: s.label == "line 18")
+    whole = first(trace, lambda s: s.label == "line 10" and s.tile is not None and tiles[s.tile[0]][s.tile[1]] == 1)
+    KV = sum(plain.hbm.by_array[name].reads for name in "KV")
+    text = f"""
+        Under a causal mask query i attends to keys up to i, and the tiles above the diagonal are forbidden as a whole.
+        With the rows outermost they can simply be left out: of {every} tiles {len(visited)} are visited, and the
+        {every - len(visited)} crossed ones are never loaded. K and V cost {moved(trace, "K", "V")} accesses; without
+        the mask they would cost {KV}. For long sequences that nears half.
+
+        Watch each row of tiles end at the diagonal. Only there, in {partly} tiles, the mask does anything: line 10 puts
+        −∞ above the diagonal. Tiles below it are whole, and line 10 leaves them as they are. (Algorithm 2 as printed
+        visits all tiles, with `--algorithm flash`.)
+        """
+    return Lesson(
+        "Causal skipping",
+        text,
+        (
+            see(edge, "masked in part", "A tile on the diagonal: line 10 puts −∞ where the key is after the query."),
+            see(
+                skip,
+                "tiles skipped",
+                f"Row block 0 is done after one tile: the {blocks.T_c - 1} to its right are skipped.",
+            ),
+            see(whole, "whole tile", "Below the diagonal: everything is allowed, and nothing is masked."),
+            end(
+                trace,
+                f"{len(visited)} tiles done, {every - len(visited)} skipped; "
+                f"{moved(trace):,} accesses of {plain.hbm.accesses:,} without a mask.",
+            ),
+        ),
+    )
+
+
+PAGE = Page(
+    order=50,
+    about="Tiles above the diagonal are not loaded.",
+    record=record,
+    command="flashsim step --algorithm q_outer --n 12 --d 4 --blocks 3 3 --M 72 --causal",
+    teach=teach,
+)

@@ -1,0 +1,68 @@
+"""One query, keys in splits, and their merging."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import flashsim
+from flashsim.gallery.looking import does, end, first, moved, pair, see, short
+from flashsim.gallery.page import Page
+from flashsim.tracing import Lesson, Trace
+from flashsim.tracing.sample import operands
+
+
+def record() -> tuple[Trace, ...]:
+    """Record what the command does."""
+    Q, K, V = operands(1, 4, 16)
+    return (flashsim.trace("split_kv", Q, K, V, sizing=flashsim.Fixed(1, 4, enforced=False), M=64),)
+
+
+def teach(trace: Trace) -> Lesson:
+    """Say what there is to see."""
+    splits = 1 + max(dict(s.loops).get("s", 0) for s in trace.steps)
+    load, store = first(trace, does(trace, "load", "K")), first(trace, does(trace, "store", "O_parts"))
+    anew = first(trace, lambda s: s.moved > 0, store.number)
+    merge = first(trace, does(trace, "load", "O_parts"))
+    rise = first(trace, lambda s: s.rescaled > 0)
+    parts = moved(trace, "O_parts", "l_parts", "m_parts")
+    maxima = [float(pair(s, "m")[1].item()) for s in trace.steps if s.moved and s.label == "line 12"]
+    (old,), (new,) = (x[0] for x in pair(rise, "m"))
+    text = f"""
+        To decode one token is one query against all keys so far: one row of tiles, walked one after another, with
+        nothing to do at once. FlashDecoding cuts the keys into splits instead, {splits} here. Each split is attended to
+        as if it were alone, with a maximum of its own that starts at −∞, and leaves a part, (O, ℓ, m), in HBM. On a GPU
+        the splits run at once; the page plays them one after another.
+
+        Watch the maxima: {", ".join(map(short, maxima))}. No split is rescaled, as each is one tile. That comes when
+        the parts are merged (line 22): a part with a larger maximum scales down what was merged before it, just as a
+        tile would. K and V are read once, {moved(trace, "K", "V")} of {moved(trace):,} accesses; the parts cost
+        {parts}.
+        """
+    return Lesson(
+        "Decoding: one query, many keys",
+        text,
+        (
+            see(load, "read K", "The first split’s keys and values."),
+            see(store, "write O_parts", "Its part, not yet divided by ℓ, is written."),
+            see(
+                anew, "first maximum", f"The second split starts at −∞ again, and knows nothing of {short(maxima[0])}."
+            ),
+            see(merge, "read O_parts", "Merging: the first part comes back."),
+            see(
+                rise,
+                "rescale",
+                f"The part of split {dict(rise.loops)['s']} has the largest maximum: from {short(old)} to {short(new)}, "
+                f"what was merged counts for {short(float(np.exp(old - new)))}.",
+            ),
+            end(trace, "O is divided by ℓ and written."),
+        ),
+    )
+
+
+PAGE = Page(
+    order=80,
+    about="FlashDecoding: keys in splits, each attended to alone, then merged.",
+    record=record,
+    command="flashsim step --algorithm split_kv --n 1 --n-k 16 --d 4 --blocks 1 4",
+    teach=teach,
+)

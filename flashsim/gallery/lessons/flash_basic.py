@@ -1,0 +1,75 @@
+"""S never leaves the chip; O, ℓ and m come and go instead."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import flashsim
+from flashsim.gallery.looking import does, end, first, largest_rise, moved, see, short
+from flashsim.gallery.page import Page
+from flashsim.tracing import Lesson, Trace
+from flashsim.tracing.sample import operands
+
+
+def record() -> tuple[Trace, ...]:
+    """Record what the command does."""
+    Q, K, V = operands(12, 4)
+    return (flashsim.trace("flash_basic", Q, K, V, M=64),)
+
+
+def teach(trace: Trace) -> Lesson:
+    """Say what there is to see."""
+    about = trace.about
+    begun = first(trace, does(trace, "init", "O"))
+    over = first(trace, lambda s: s.label == "line 9")
+    used = trace.events[over.last].occupancy
+    start = first(trace, lambda s: s.moved > 0)
+    again = first(trace, lambda s: does(trace, "load", "O")(s) and s.loops[0] == ("j", 1))
+    rise, row, old, new = largest_rise(trace)
+    assert about.standard is not None
+    O = moved(trace, "O", "l", "m")
+    text = f"""
+        Algorithm 1 goes through the score matrix tile by tile, and no tile leaves the chip: there is no S and no P in
+        the table of HBM accesses. The price is that each block of O, with its ℓ and m, is loaded, improved and stored
+        again for each of the {about.blocks.T_c} blocks of keys: {O} of {moved(trace):,} accesses. Standard attention
+        makes {sum(about.standard):,} here.
+
+        Watch the tiles fill column by column. From the second column on, rows come back with a maximum, and where a
+        tile has a larger score the row is rescaled: row {row} by the most, as its maximum
+        rises by {short(new - old)}. In SRAM’s bar, red stripes say that line 1’s block sizes leave no room for the tile
+        of S: K_j, V_j, Q_i and O_i fill M, and the paper does not count the rest.
+        """
+    return Lesson(
+        "Algorithm 1: FlashAttention",
+        text,
+        (
+            see(begun, "initialize O", "O = 0, ℓ = 0, m = −∞, in HBM: an answer for no keys at all."),
+            see(
+                over,
+                "over M",
+                f"S_ij is made, and {used} elements are on a chip for {about.M}: {used - about.M} too many.",
+            ),
+            see(start, "first maximum", "The first rows get a maximum; the factor is 0, as there was none before."),
+            see(again, "read O", "The second block of keys: the first rows’ O, ℓ and m come back."),
+            see(
+                rise,
+                "rescale",
+                f"Row {row}’s maximum rises from {short(old)} to {short(new)}: its old ℓ and O "
+                f"count for {short(np.exp(old - new))} of what they did.",
+            ),
+            end(
+                trace,
+                f"O is whole. {moved(trace):,} accesses, equal to the closed form; "
+                f"standard attention’s are {sum(about.standard):,}.",
+            ),
+        ),
+    )
+
+
+PAGE = Page(
+    order=30,
+    about="The score matrix tile by tile, on chip; O, ℓ and m come and go.",
+    record=record,
+    command="flashsim step --algorithm flash_basic --n 12 --d 4 --M 64",
+    teach=teach,
+)

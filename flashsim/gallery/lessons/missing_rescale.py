@@ -1,0 +1,86 @@
+"""What comes out when O is not scaled down."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import flashsim
+from flashsim.gallery.looking import end, first, output, pair, rescaled_rows, see, short
+from flashsim.gallery.page import Page
+from flashsim.tracing import Lesson, Trace, TraceEvent
+from flashsim.tracing.bugs import with_bug
+from flashsim.tracing.sample import operands
+
+
+def record() -> tuple[Trace, ...]:
+    """Record what the command does: the algorithm, and the same with the bug."""
+    Q, K, V = operands(8, 2)
+    algorithms = "flash_basic", with_bug("flash_basic", "no_rescale")
+    return tuple(flashsim.trace(algorithm, Q, K, V, blocks=(4, 2), M=60) for algorithm in algorithms)
+
+
+def teach(right: Trace, wrong: Trace) -> Lesson:
+    """Say what there is to see."""
+    error = np.abs(output(right) - output(wrong)).max(axis=1)
+    worst = int(error.argmax())
+    rows = len(error)
+    bad = {int(row) for row in np.flatnonzero(error > 1e-3 * np.abs(output(right)).max())}
+    assert bad == rescaled_rows(right)
+    rise = first(right, lambda s: s.rescaled > 0)
+    differs = next(
+        s
+        for s, other in zip(right.steps, wrong.steps, strict=True)
+        if not _same(right.events[s.last], wrong.events[other.last])
+    )
+    sound = ", ".join(map(str, sorted(set(range(rows)) - bad)))
+    assert right.about.arrays == wrong.about.arrays
+    assert np.array_equal(output(right, "l"), output(wrong, "l"))
+    old_O, new_O = pair(differs, "O")
+    other_O = pair(wrong.steps[differs.number], "O")[1]
+    assert differs.rows is not None
+    row = int(np.abs(new_O - other_O).max(axis=1).argmax())
+    text = f"""
+        The first run is Algorithm 1; the second is the same with e^{{m_i − m_i^new}} left out of line 12, underlined in
+        the Python. The wrong run moves the same elements, fills the same SRAM, and gives no error and no NaN: only
+        values tell. They are further down, at m, ℓ, O.
+
+        The two are equal until a maximum rises, and from there on those rows of O keep too much of what came first. At
+        the end {len(bad)} of {rows} rows are wrong, row {worst} by {short(float(error[worst]))}. Right are the rows
+        whose maximum never rose ({sound}). So a test in which every row has its maximum in the first block passes with
+        this bug in. And ℓ, which line 11 still rescales, is right everywhere.
+        """
+    return Lesson(
+        "A missing rescale",
+        text,
+        (
+            see(
+                rise,
+                "rescale",
+                f"Maxima rise for the first time, in {rise.rescaled} rows; line 11 rescales ℓ in both runs, which still agree.",
+            ),
+            see(
+                differs,
+                "first difference",
+                f"Line 12: row {differs.rows[0] + row} of O begins with {short(float(new_O[row, 0]))} in the first run, and with "
+                f"{short(float(other_O[row, 0]))} in the second, where what it was before, "
+                f"{short(float(old_O[row, 0]))}, weighs too much.",
+            ),
+            end(right, f"The same counts; {len(bad)} of {rows} rows of O are wrong."),
+        ),
+    )
+
+
+def _same(event: TraceEvent, other: TraceEvent) -> bool:
+    mine, theirs = event.value, other.value
+    if mine is None or theirs is None:
+        return mine is theirs
+    return np.array_equal(mine, theirs)
+
+
+PAGE = Page(
+    order=90,
+    about="The correct run beside one that forgets a factor.",
+    record=record,
+    command="flashsim step --algorithm flash_basic --n 8 --d 2 --blocks 4 2 --M 60 --bug no_rescale",
+    teach=teach,
+)

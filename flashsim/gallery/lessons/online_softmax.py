@@ -1,0 +1,81 @@
+"""One query, four scores, one in each tile."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flashsim.gallery.looking import first, output, pair, see, short, value
+from flashsim.gallery.page import Page
+from flashsim.tracing import Lesson, Trace
+
+
+def record() -> tuple[Trace, ...]:
+    """Record one query and four keys, in tiles of one score each."""
+    import numpy as np
+
+    import flashsim
+
+    Q, K, V = (np.array(columns, np.float32).T for columns in ([[1]], [[2, 5, 1, 4]], [[10, 20, 30, 40]]))
+    trace = flashsim.trace("q_outer", Q, K, V, scale=1.0, blocks=(1, 1), M=12)
+    return (trace,)
+
+
+def teach(trace: Trace) -> Lesson:
+    """Say what there is to see."""
+    scores = [value(trace, s, "S_ij").item() for s in trace.steps if s.label == "line 9"]
+    start = first(trace, lambda s: s.moved > 0)
+    rise = first(trace, lambda s: s.rescaled > 0)
+    total = first(trace, lambda s: s.label == "line 13", rise.number)
+    still = first(trace, lambda s: s.label == "line 11" and not s.moved)
+    divided = first(trace, lambda s: s.label == "line 18")
+    (old,), (new,) = (x[0] for x in pair(rise, "m"))
+    before, after = (x.item() for x in pair(total, "l"))
+    last = [s for s in trace.steps if s.label == "line 13"][-1]
+    l_end = pair(last, "l")[1].item()
+    O_end = output(trace).item()
+    written = ", ".join(map(short, scores))
+    text = f"""
+        The softmax of a row seems to need two passes: one for the largest score m, one for the sum ℓ of e^{{S − m}}.
+        Online softmax takes one. It keeps the largest score so far and the sum so far, and when a larger score comes,
+        what was summed before is multiplied by e^{{m − m^new}}, as if the new maximum had been known from the start.
+
+        Here one query meets the scores {written}, one in each tile. Watch m, ℓ, O, old → new, and the factor beside m.
+        It is 1 in every tile but one: there m rises from {short(old)} to {short(new)}, and what ℓ and O were is
+        multiplied by e^{{{short(old - new)}}} = {short(np.exp(old - new))}. At the end ℓ = {short(l_end)} is the sum of
+        e^{{S − {short(max(scores))}}} over all of them. `flashsim example online_softmax` prints the same numbers.
+        """
+    return Lesson(
+        "Online softmax",
+        text,
+        (
+            see(start, "first maximum", f"m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet."),
+            see(
+                rise,
+                "rescale",
+                f"m rises from {short(old)} to {short(new)}; the factor is e^{{{short(old - new)}}} = "
+                f"{short(np.exp(old - new))}.",
+            ),
+            see(
+                total,
+                "line 13",
+                f"ℓ = {short(np.exp(old - new))} · {short(before)} + 1 = {short(after)}: the old sum shrinks, "
+                "and the new score is added.",
+            ),
+            see(
+                still,
+                "maximum stays",
+                f"{short(scores[dict(still.loops)['j']])} is less than {short(new)}: the factor is 1.",
+            ),
+            see(
+                divided, "line 18", f"Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted."
+            ),
+        ),
+    )
+
+
+PAGE = Page(
+    order=10,
+    about="One pass over a row’s scores, with a running maximum and a running sum.",
+    record=record,
+    teach=teach,
+)

@@ -1,0 +1,58 @@
+"""Three passes, with S and P through HBM between them."""
+
+from __future__ import annotations
+
+import flashsim
+from flashsim.gallery.looking import does, end, first, moved, see
+from flashsim.gallery.page import Page
+from flashsim.tracing import Lesson, Trace
+from flashsim.tracing.sample import operands
+
+
+def record() -> tuple[Trace, ...]:
+    """Record what the command does."""
+    Q, K, V = operands(12, 4)
+    return (flashsim.trace("standard", Q, K, V, M=64),)
+
+
+def teach(trace: Trace) -> Lesson:
+    """Say what there is to see."""
+    N_q, N_k = trace.about.shape.N_q, trace.about.shape.N_k
+    written = [first(trace, does(trace, "store", name)) for name in ("S", "P")]
+    read = [first(trace, does(trace, "load", name)) for name in ("S", "P")]
+    sums, both = moved(trace), moved(trace, "S", "P")
+    K = trace.about.arrays[1]
+    text = f"""
+        Standard attention is three passes: S = QKᵀ, P = softmax(S), O = PV. Between them the N × N matrices S and P go
+        to HBM and come back. Watch the table of HBM accesses: S is written, {N_q * N_k} elements, then read; P is
+        written, then read. Together they make {both:,} of the {sums:,} accesses, {both / sums:.0%}: they are N × N
+        where Q, K, V and O are N × d. A tile of the grid is visited once in each pass, so it is “done in part” until
+        the last one has been there.
+
+        The rows of K are loaded again for each block of rows of Q, {K.reads // (K.shape[0] * K.shape[1])} times in all:
+        products too large for the chip cost that, and standard attention as it is counted here pays it.
+        """
+    return Lesson(
+        "Algorithm 0: standard attention",
+        text,
+        (
+            see(written[0], "write S", "The first tile of S leaves for HBM."),
+            see(
+                read[0],
+                "read S",
+                f"The second pass begins: row block by row block, all {N_q * N_k} elements of S come back.",
+            ),
+            see(written[1], "write P", "The rows’ softmax leaves for HBM."),
+            see(read[1], "read P", "The third pass begins: P comes back, to be multiplied by V."),
+            end(trace, f"{both:,} of {sums:,} accesses were to S and P."),
+        ),
+    )
+
+
+PAGE = Page(
+    order=20,
+    about="Three passes, with the N × N matrices S and P in HBM.",
+    record=record,
+    command="flashsim step --algorithm standard --n 12 --d 4 --M 64",
+    teach=teach,
+)

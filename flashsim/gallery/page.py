@@ -1,0 +1,47 @@
+"""What a lesson's file ends with: how its trace is made, and what there is to say of it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from textwrap import dedent
+
+from flashsim.tracing import Lesson, Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A lesson to be.
+
+    order    where it stands among the others, which are read in order of these numbers
+    about    what it is about, in a line
+    record   makes its traces: one, or two that are shown side by side
+    command  the command that makes the same; without one, the page shows the Python of `record`
+    teach    of the traces, the text with its moments
+    """
+
+    order: int
+    about: str
+    record: Callable[[], tuple[Trace, ...]]
+    command: str = ""
+    teach: Callable[..., Lesson]
+
+    @property
+    def made_by(self) -> str:
+        """The command, or the lines of Python that make `trace`."""
+        return self.command or body_of(self.record)
+
+    def traces(self) -> tuple[Trace, ...]:
+        """Return the traces, with the command in them."""
+        return tuple(replace(t, about=replace(t.about, command=self.command)) for t in self.record())
+
+
+def body_of(function: Callable[..., object]) -> str:
+    """Return a function's lines, but for its head, its docstring and its last statement, which returns."""
+    source = dedent(inspect.getsource(function))
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.FunctionDef)
+    docstring, last = tree.body[0], tree.body[-1]
+    return dedent("\n".join(source.splitlines()[docstring.end_lineno : last.lineno - 1])).strip()

@@ -1,0 +1,52 @@
+"""Options that one algorithm has and others lack: each is declared where the algorithm is, and checked for all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from inspect import signature
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option `name=value`. `check` returns the value as a run takes it, or raises ValueError; `help` is a line on it."""
+
+    name: str
+    default: Any
+    check: Callable[[Any], Any]
+    help: str = ""
+
+
+class HasOptions(Protocol):
+    """An algorithm's record, or its form."""
+
+    @property
+    def options(self) -> Sequence[Option]:
+        """Its own options."""
+
+
+def check_options(
+    function: Callable[..., Any], given: Mapping[str, Any], whose: str, own: HasOptions, known: Mapping[str, HasOptions]
+) -> dict[str, Any]:
+    """Return a value for each of its own options: the given one, checked, or the default.
+
+    `function` was called with `given` for the algorithm `own`, which a message calls `whose`; `known` are all algorithms.
+    Another one's option asks for nothing where it has its default; else it is a ValueError. An unknown name is a TypeError.
+    """
+    declared = {option.name: option for option in own.options}
+    values = {name: option.default for name, option in declared.items()}
+    for name, value in given.items():
+        if name in declared:
+            values[name] = declared[name].check(value)
+            continue
+        others = {who: option for who, each in known.items() for option in each.options if option.name == name}
+        if not others:
+            options = [option.name for each in (own, *known.values()) for option in each.options]
+            close = get_close_matches(name, [*signature(function).parameters, *options], 1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"{function.__name__} takes no argument {name!r}{meant}")
+        if not any(value is o.default or (isinstance(value, str) and value == o.default) for o in others.values()):
+            raise ValueError(f"{whose} takes no option {name}; {' or '.join(map(repr, others))} does")
+    return values

@@ -1,0 +1,119 @@
+"""The first step: what users hand in becomes a `Task`, or a ValueError that names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing
+from flashsim.algorithms.record import OPERANDS, Algorithm
+from flashsim.checking import (
+    check_blocks,
+    check_flag,
+    check_gqa,
+    check_p,
+    check_scale,
+    check_seed,
+    is_one_of,
+    shown,
+)
+from flashsim.inputs import check_backward_range, check_dO, check_inputs, check_M, check_range
+from flashsim.masks import All, Head, as_mask
+from flashsim.memory import MemoryModelError
+from flashsim.records import Shape
+from flashsim.run.results import Run
+from flashsim.run.task import Lengths, Task, Variant
+
+SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
+
+
+def forward_task(
+    algorithm: Algorithm, Q: Any, K: Any, V: Any, M: Any, policy: Sizing, gqa: Any, check_finite: Any, **variant: Any
+) -> Task:
+    """Return the task of a forward pass, on copies of Q, K, V. `variant` is what `_variant` takes."""
+    gqa, check_finite = check_gqa(gqa), check_flag("check_finite", check_finite)
+    given = check_inputs(Q, K, V, check_finite=check_finite)
+    asked = _variant(algorithm, given.shape, given.leading, **variant)
+    M = check_M(M, given.dtype.itemsize)
+    if check_finite:
+        check_range(given, asked.tau, asked.dropout_p, given.dtype if algorithm.stores_scores else None)
+    return Task(algorithm, given.copy(), asked, M, policy, gqa, check_finite)
+
+
+def backward_task(algorithm: Algorithm, run: Any, dO: Any, M: Any, sizing: Any, blocks: Any, check_finite: Any) -> Task:
+    """Return the task of a run's backward pass."""
+    if not isinstance(run, Run):
+        raise ValueError(
+            f"run is a {type(run).__name__}; expected what flashsim.forward({algorithm.forward_pass!r}, …) returned"
+        )
+    if run.algorithm != algorithm.forward_pass:
+        raise ValueError(
+            f"run was made by {run.algorithm!r}; its backward pass is backward({run.algorithm!r}, …), if any"
+        )
+    check_finite = check_flag("check_finite", check_finite)
+    task, variant, given = run.plan.task, run.variant, run.inputs
+    gradient = check_dO(dO, run.O, check_finite=check_finite)
+    M = task.M if M is None else check_M(M, given.dtype.itemsize)
+    if check_finite:
+        stored = given.dtype if "P" in algorithm.operands else None
+        check_backward_range(given, run.O, gradient, variant.tau, variant.dropout_p, stored)
+    chosen = sizing is not None or blocks is not None
+    policy = check_sizing("paper" if sizing is None else sizing, blocks) if chosen else task.sizing
+    if "block_mask" in algorithm.parts:
+        if chosen:
+            raise ValueError(
+                f"{algorithm.name!r} keeps the forward pass's blocks, on which its mask is; leave sizing and blocks out"
+            )
+        policy = Fixed(run.blocks.B_r, run.blocks.B_c, policy.enforced)
+    columns = {name: a[..., None] for name, a in (("l", run.l), ("m", run.m), ("L", run.lse)) if a is not None}
+    more = {**columns, "O": run.O, "dO": gradient}
+    asked = replace(
+        task, algorithm=algorithm, M=M, sizing=policy, check_finite=check_finite, more=more, saved=run.saved
+    )
+    missing = [name for name in asked.needs if name not in {*OPERANDS, *more, *run.saved}]
+    if missing:
+        raise MemoryModelError(
+            f"{algorithm.name!r} ({algorithm.title}) takes {', '.join(missing)}, which {run.algorithm!r} neither returned "
+            "nor saved; expected it among `returns` or `saves` of that record"
+        )
+    return asked
+
+
+def count_task(
+    algorithm: Algorithm, of: Algorithm, given: Lengths, M: Any, policy: Sizing, gqa: Any, **variant: Any
+) -> Task:
+    """Return the task of one pass on shapes alone. `of` is the forward pass's record; `variant` is what `_variant` takes."""
+    asked = _variant(of, given.shape, (), scale=None, seed=0, **variant)
+    return Task(algorithm, given, asked, check_M(M, given.dtype.itemsize), policy, check_gqa(gqa), False)
+
+
+def _variant(
+    algorithm: Algorithm, shape: Shape, leading: Head, *,
+    scale: Any, causal: Any, mask: Any, dropout_p: Any, seed: Any, options: Mapping[str, Any],
+) -> Variant:  # fmt: skip
+    """Return the variant. Raises ValueError for a mask, or dropout, that the algorithm does not have."""
+    variant = Variant(
+        check_scale(scale, shape.d),
+        as_mask(mask, causal, shape, leading, options),
+        check_p(dropout_p),
+        check_seed(seed),
+        options,
+    )
+    for part, said, asked in (
+        ("MASK", "mask", not isinstance(variant.mask, All)),
+        ("dropout", "dropout", variant.dropout_p),
+    ):
+        if asked and part not in algorithm.parts:
+            raise ValueError(f"{algorithm.name!r} ({algorithm.title}) has no {said}; 'flash' (Algorithm 2) has")
+    return variant
+
+
+def check_sizing(sizing: Any, blocks: Any) -> Sizing:
+    """Return the policy that chooses the blocks: `sizing`, by name or as an object, or `blocks` where they are given."""
+    policy = SIZINGS[sizing] if is_one_of(sizing, SIZINGS) else sizing
+    if isinstance(policy, str) or not callable(policy):
+        raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}, or a policy object")
+    check_flag("sizing.enforced", getattr(policy, "enforced", None))
+    given = check_blocks(blocks)
+    return policy if given is None else Fixed(*given)

@@ -1,0 +1,99 @@
+"""The last step: what the problems left is stacked over heads, refused where it overflows, and returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from flashsim.groups import by_head
+from flashsim.inputs import Array, Inputs, largest
+from flashsim.matrices import KINDS
+from flashsim.memory import HBM, SRAM, MemoryModelError, Observer
+from flashsim.records import Occupancy, Traffic
+from flashsim.run.launch import Outcome
+from flashsim.run.results import Gradients, Run, Tally
+from flashsim.run.sums import NAMES, launch_sum, summed, with_parts
+from flashsim.run.task import Plan
+
+
+def gather_run(plan: Plan, outcome: Outcome) -> Run:
+    """Return the finished forward pass."""
+    task, matrices = plan.task, outcome.matrices
+    found = {name: _stacked(plan, name, matrices[name]) for name in ("O", "l", "m", "lse") if name in matrices}
+    if task.check_finite and not task.algorithm.returns and np.isnan(found["O"]).any():
+        raise MemoryModelError(
+            f"{task.algorithm.name!r} returned an O with NaN in it: rows never stored, or made of what was evicted"
+        )
+    saved = {name: matrices[name] for name in task.algorithm.saves if name in matrices}
+    return Run(
+        algorithm=task.algorithm.name, O=found["O"], l=found.get("l"), m=found.get("m"), lse=found.get("lse"),
+        hbm=_once_per_group(plan, outcome.traffic), sram=_use(plan, outcome.peak), blocks=plan.blocks, plan=plan,
+        scale=task.variant.tau, gqa=task.gqa, inputs=cast(Inputs, task.given), variant=task.variant, saved=saved,
+    )  # fmt: skip
+
+
+def gather_gradients(plan: Plan, outcome: Outcome, observers: Sequence[Observer]) -> Gradients:
+    """Return the finished backward pass; dK and dV of query heads that ran each on its own are summed first."""
+    matrices, traffic, peak = outcome.matrices, _once_per_group(plan, outcome.traffic), outcome.peak
+    dQ = _stacked(plan, "dQ", matrices["dQ"])
+    if plan.parts:
+        parts = {name: _stacked(plan, name, matrices[name], f"{name}_parts") for name in NAMES}
+        summing, moved, most = summed(plan.task, parts, observers)
+        traffic, peak = with_parts(traffic, moved), max(peak, most)
+        for name, array in summing.items():
+            _refuse_overflow(plan, name, array)
+    else:
+        summing = {name: _stacked(plan, name, matrices[name]) for name in NAMES}
+    return Gradients(
+        algorithm=plan.task.algorithm.name, dQ=dQ, dK=summing["dK"], dV=summing["dV"],
+        hbm=traffic, sram=_use(plan, peak), blocks=plan.blocks, plan=plan,
+    )  # fmt: skip
+
+
+def gather_tally(plan: Plan, heads: int, hbm: HBM, sram: SRAM, observers: Sequence[Observer]) -> Tally:
+    """Return what `heads` query heads cost, of one problem's launch on shapes alone."""
+    task, problems = plan.task, heads // plan.group
+    traffic, flops, peak = _once_per_group(plan, hbm.traffic.times(problems)), sram.flops.times(problems), sram.peak
+    if plan.parts and task.algorithm.direction == "backward":
+        hbm, sram = launch_sum(task, observers=observers)
+        groups = heads // task.given.group
+        traffic, flops = with_parts(traffic, hbm.traffic.times(groups)), flops + sram.flops.times(groups)
+        peak = max(peak, sram.peak)
+    return Tally(task.algorithm.name, traffic, _use(plan, peak), plan.blocks, flops)
+
+
+def _use(plan: Plan, peak: int) -> Occupancy:
+    return Occupancy(peak, plan.task.M, plan.task.sizing.enforced)
+
+
+def _once_per_group(plan: Plan, traffic: Traffic) -> Traffic:
+    """Return the query heads' traffic together, with K and V as large as they are: one for each KV head, not for each copy."""
+    if not plan.parts:
+        return traffic
+    by_array = traffic.by_array
+    shared = {name: replace(by_array[name], size=by_array[name].size // plan.task.given.group) for name in ("K", "V")}
+    return Traffic({**by_array, **shared})
+
+
+def _stacked(plan: Plan, name: str, matrices: Sequence[Array], said: str = "") -> Array:
+    """Stack a matrix over the problems, their interleaved heads taken apart; a column (N, 1) becomes a vector.
+
+    Raises ValueError where finite input overflowed the type that a result is stored in.
+    """
+    stacked = np.stack(matrices)
+    stacked = stacked.reshape(*plan.leading, *stacked.shape[1:])
+    if KINDS[name].rows == "N_q":
+        stacked = by_head(stacked, plan.group)
+    _refuse_overflow(plan, said or name, stacked)
+    return stacked[..., 0] if KINDS[name].columns == "1" else stacked
+
+
+def _refuse_overflow(plan: Plan, name: str, array: Array) -> None:
+    if plan.task.check_finite and array.dtype.itemsize == 2 and np.isinf(array).any():
+        raise ValueError(
+            f"{name} overflows {array.dtype}, which ends at {largest(array.dtype):.3g}. "
+            f"Scale {'dO' if name.startswith('d') else 'V'} down, or use a wider dtype"
+        )

@@ -1,0 +1,148 @@
+"""The third step: run the algorithm on each problem of a plan, with an HBM and an SRAM of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flashsim.algorithms.notation import log
+from flashsim.algorithms.own import RETURNS
+from flashsim.blas import one_blas_thread
+from flashsim.checking import shown
+from flashsim.dropout import NoDropout, TileDropout
+from flashsim.inputs import Array, Inputs, chip_dtype
+from flashsim.masks import Head, Mask
+from flashsim.matrices import kind_of
+from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
+from flashsim.records import Blocks, Traffic
+from flashsim.run.task import Plan
+from flashsim.shape_only import ShapeOnly
+from flashsim.tile_masks import PartialTileMask, TileMask
+
+OnHead = Callable[[int, int], None]
+MOST_RUN_ONE_BY_ONE = 2**22
+
+
+@dataclass
+class Outcome:
+    """What all launches of a plan left: matrices by name, one for each problem; elements moved; the highest peak."""
+
+    matrices: dict[str, list[Array]] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+    peak: int = 0
+
+
+def launch_all(plan: Plan, observers: Sequence[Observer], on_head: OnHead | None) -> Outcome:
+    """Launch every problem, one after another. `on_head` is called with (problems done, problems in all)."""
+    outcome, problems = Outcome(), list(np.ndindex(plan.leading))
+    with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for number, head in enumerate(problems):
+            hbm, sram, returned = launch(plan, head, number, observers)
+            outcome.traffic += hbm.traffic
+            outcome.peak = max(outcome.peak, sram.peak)
+            for name, matrix in _kept(plan, hbm, returned):
+                outcome.matrices.setdefault(name, []).append(matrix)
+            if on_head is not None:
+                on_head(number + 1, len(problems))
+    return outcome
+
+
+def _kept(plan: Plan, hbm: HBM, returned: Sequence[Matrix]) -> Iterator[tuple[str, Array]]:
+    """Yield what a launch returned and saved, and a forward pass's log-sum-exp, (N_q, 1)."""
+    algorithm = plan.task.algorithm
+    results = {matrix.name: hbm.peek(matrix.name) for matrix in returned}
+    yield from results.items()
+    yield from ((name, hbm.peek(name)) for name in algorithm.saves if name in hbm)
+    if algorithm.direction == "backward":
+        return
+    if algorithm.lse is not None:
+        yield "lse", algorithm.lse(hbm, plan.variant.options)
+    elif "L" in results:
+        yield "lse", results["L"]
+    elif "l" in results:
+        yield "lse", results["m"] + log(results["l"])
+
+
+def launch(
+    plan: Plan, head: Head = (), number: int = 0, observers: Sequence[Observer] = ()
+) -> tuple[HBM, SRAM, tuple[Matrix, ...]]:
+    """Run the problem at `head`, the `number`th; return its memory, and the matrices that the algorithm returned."""
+    task, algorithm, variant, shape, blocks = plan.task, plan.task.algorithm, plan.variant, plan.shape, plan.blocks
+    hbm = HBM(arithmetic=isinstance(task.given, Inputs))
+    band = variant.band(shape, head)
+    counted = None if hbm.arithmetic else band
+    if not hbm.arithmetic and band is None:
+        _refuse_too_many(variant.mask, blocks)
+    chip = chip_dtype(task.given.dtype)
+    sram = SRAM(hbm, task.M, enforced=task.sizing.enforced, dtype=chip, observers=observers, fold=band is not None)
+    placed = _placed(plan, hbm, head, number)
+    edges = {"live", "splits"} & set(algorithm.parts)
+    parts: dict[str, Callable[[], Any]] = {
+        "tau": lambda: variant.tau,
+        "MASK": lambda: (PartialTileMask if edges else TileMask)(variant.mask, hbm, sram, blocks, shape, head),
+        "dropout": lambda: (
+            TileDropout(variant.dropout_p, variant.seed, hbm, sram, blocks, number, variant.group)
+            if variant.dropout_p
+            else NoDropout()
+        ),
+        "block_mask": lambda: variant.blocks_for(blocks, shape, head, counted),
+        "live": lambda: variant.live(blocks, shape, head, counted),
+        "splits": lambda: variant.splits_of(blocks, shape, head, counted),
+    }
+    given = (parts[part]() if part in parts else variant.options[part] for part in algorithm.parts)
+    result = algorithm.run(hbm, sram, *placed, blocks, *given)
+    return hbm, sram, _returned(plan, result)
+
+
+def _placed(plan: Plan, hbm: HBM, head: Head, number: int) -> list[Matrix]:
+    """Put in HBM what the algorithm finds there; return its operands. Without τ among its parts, Q is scaled here."""
+    task, algorithm, tau = plan.task, plan.task.algorithm, plan.variant.tau
+    placed: dict[str, Matrix] = {}
+    for name in task.needs:
+        kind = kind_of(name, algorithm.matrices)
+        values = plan.operand(name, head, number) if hbm.arithmetic else kind.shape(plan.shape)
+        if name == "Q" and hbm.arithmetic and "tau" not in algorithm.parts:
+            values = np.multiply(values, tau, dtype=chip_dtype(task.given.dtype))
+        placed[name] = hbm.place(name, values, kind.dtype(task.given.dtype))
+    return [placed[name if name in placed else "P"] for name in algorithm.operands]  # P_dropped is P without dropout
+
+
+def _returned(plan: Plan, result: Any) -> tuple[Matrix, ...]:
+    """Return the matrices that an algorithm returned. Raises MemoryModelError where they are not those of its record."""
+    algorithm = plan.task.algorithm
+    found = result if isinstance(result, tuple) else (result,)
+    names = tuple(matrix.name if isinstance(matrix, Matrix) else None for matrix in found)
+    expected = (algorithm.returns,) if algorithm.returns else RETURNS
+    if names not in expected:
+        said = ", ".join(map(_named, found))
+        raise MemoryModelError(
+            f"{algorithm.name!r} ({algorithm.title}) returned {f'({said})' if isinstance(result, tuple) else said}; "
+            f"expected {' or '.join('(' + ', '.join(names) + ')' for names in expected)}, matrices in HBM"
+        )
+    for matrix in found:
+        if matrix.shape != (shape := kind_of(matrix.name, algorithm.matrices).shape(plan.shape)):
+            raise MemoryModelError(
+                f"{algorithm.name!r} ({algorithm.title}) returned {matrix.name} of shape {matrix.shape}; expected {shape}"
+            )
+    return found
+
+
+def _named(value: Any) -> str:
+    """Return a name for what an algorithm returned."""
+    if isinstance(value, np.ndarray | ShapeOnly):
+        return "an array"
+    return str(getattr(value, "name", value))
+
+
+def _refuse_too_many(mask: Mask, blocks: Blocks) -> None:
+    """Raise ValueError where tiles of one shape cost unequal amounts, so that each is run, and that would take too long."""
+    tiles = blocks.T_r * blocks.T_c
+    if tiles > MOST_RUN_ONE_BY_ONE:
+        raise ValueError(
+            f"mask is {shown(mask)}: its tiles are counted one by one, and here are "
+            f"T_r × T_c = {blocks.T_r:,} × {blocks.T_c:,} of them, which takes about {tiles * 1e-4 / 3600:,.1f} hours; "
+            f"expected at most {MOST_RUN_ONE_BY_ONE:,} tiles. Take larger blocks, or flashsim.theory.exact"
+        )

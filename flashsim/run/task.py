@@ -1,0 +1,181 @@
+"""What the steps of a run hand on: a `Task`, what is asked, checked; and its `Plan`, the problems that it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.algorithms.blocks import Sizing
+from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live, Splits
+from flashsim.algorithms.record import Algorithm
+from flashsim.band import Band
+from flashsim.checking import check_tiles
+from flashsim.groups import grouped, interleave
+from flashsim.inputs import Array, Inputs
+from flashsim.live import CountedSplits, CountedTiles, LiveTiles, TileSplits
+from flashsim.masks import All, Head, Mask
+from flashsim.matrices import kind_of
+from flashsim.records import Blocks, Shape
+from flashsim.sizes import human_bytes
+
+Bools = NDArray[np.bool_]
+MOST_IN_A_BLOCK_MASK = 2**28
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Scale τ, mask, dropout and the algorithm's own options by name, of a run, all checked.
+
+    Algorithms that skip what the mask forbids whole compute all tiles if not `skips`: block sizes are chosen for that.
+    `group` is of how many query heads the rows are interleaved: mask and dropout are then for such rows (`flashsim.groups`).
+    """
+
+    tau: float
+    mask: Mask
+    dropout_p: float
+    seed: int
+    options: Mapping[str, Any]
+    skips: bool = True
+    group: int = 1
+
+    def for_groups(self, group: int, N_q: int) -> Variant:
+        """Return the same for the interleaved rows of groups of query heads, N_q rows each."""
+        return replace(self, mask=grouped(self.mask, group, N_q), group=group)
+
+    def blocks_for(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> BlockMask:
+        """Return the block mask for these blocks. Raises ValueError if it does not match T_r × T_c, or that is too much.
+
+        With the mask's `band`, live tiles are for counting by kind.
+        """
+        given = self.options.get("block_mask")
+        if given is None or not self.skips:
+            return EveryTile()
+        if isinstance(given, str):  # "live"
+            return self.live(blocks, shape, head, band)
+        entries = blocks.T_r * blocks.T_c
+        if callable(given) and entries > MOST_IN_A_BLOCK_MASK:
+            raise ValueError(
+                f"block_mask is a function, here of (T_r, T_c) = {(blocks.T_r, blocks.T_c)}: it would return {entries:,} "
+                f"entries, {human_bytes(entries)} or more; expected at most {MOST_IN_A_BLOCK_MASK:,}. Take larger blocks"
+            )
+        return ArrayBlockMask(check_tiles(given, blocks, shape))
+
+    def live(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> Live:
+        """Return the live tiles, or all; with their `band`, for counting by kind."""
+        if isinstance(self.mask, All) or not self.skips:
+            return EveryTile()
+        if band is None:
+            return LiveTiles(self.mask, blocks, shape, head)
+        return CountedTiles(band, blocks, shape, self.group)
+
+    def splits_of(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> Splits:
+        """Return the splits of the keys; with the band of live tiles, for counting by kind."""
+        number = self.options.get("splits")
+        if band is None:
+            return TileSplits(self.live(blocks, shape, head), self.mask, blocks, shape, head, number)
+        return CountedSplits(band, blocks, shape, self.group, number)
+
+    def band(self, shape: Shape, head: Head) -> Band | None:
+        """Return the band of the tiles to compute; None where it is none, or where equal tiles cost unequal amounts."""
+        if not self.mask.folds:
+            return None
+        return (self.mask if self.skips else All()).band(shape, head)
+
+
+def attended(variant: Variant, blocks: Blocks, shape: Shape, head: Head, group: int = 1) -> Bools | None:
+    """Return the whole (N_q, N_k) mask of one query head, block mask included, for the reference; None if it attends to all.
+
+    `variant` is the run's as it was asked for; with `group` > 1, blocks are of interleaved rows of that many heads.
+    """
+    block_mask = variant.options.get("block_mask")
+    if isinstance(variant.mask, All) and block_mask is None:
+        return None
+    whole = variant.mask.whole(shape, head)
+    if block_mask is None:
+        return whole
+    shared, member = ((*head[:-1], head[-1] // group), head[-1] % group) if head else (head, 0)
+    rows = replace(shape, N_q=group * shape.N_q)
+    columns = variant.for_groups(group, shape.N_q).blocks_for(blocks, rows, shared)
+    all_rows = np.ones(blocks.T_r, bool)
+    tiles = np.stack([all_rows & columns.column(j) for j in range(blocks.T_c)], axis=1)
+    spread = tiles.repeat(blocks.B_r, axis=0)[: rows.N_q].repeat(blocks.B_c, axis=1)[:, : shape.N_k]
+    mine: Bools = whole & spread[member::group]
+    return mine
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What `Inputs` say of themselves, where there are none: to count on shapes alone."""
+
+    shape: Shape
+    group: int
+    dtype: np.dtype[Any]
+    leading: Head = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One pass over all heads, as it was asked for.
+
+    given  Q, K, V, or their lengths alone
+    more   what a backward pass is given besides, (..., H_q, N, width), by name
+    saved  what the forward pass left for it, by name: a matrix for each of its problems
+    """
+
+    algorithm: Algorithm
+    given: Inputs | Lengths
+    variant: Variant
+    M: int
+    sizing: Sizing
+    gqa: str
+    check_finite: bool
+    more: Mapping[str, Array] = field(default_factory=dict)
+    saved: Mapping[str, Sequence[Array]] = field(default_factory=dict)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The matrices in HBM at the beginning. Dropout's are P_dropped and Z for Algorithm 3, R for other backward passes."""
+        operands = self.algorithm.operands
+        if not self.variant.dropout_p:
+            return tuple(name for name in operands if name != "P_dropped")
+        if self.algorithm.direction == "forward":
+            return operands
+        return (*operands, "Z" if "P" in operands else "R")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The problems to run, alike but in their numbers: a query head each, or `group` of them with their rows interleaved.
+
+    `shape` and `variant` are one problem's; `leading` counts the problems.
+    """
+
+    task: Task
+    group: int
+    shape: Shape
+    variant: Variant
+    leading: Head
+    blocks: Blocks
+
+    @property
+    def parts(self) -> bool:
+        """Whether query heads that share a KV head run each on its own, and so have dK and dV in parts."""
+        return self.task.given.group > 1 and self.group == 1
+
+    def operand(self, name: str, head: Head, number: int) -> Array:
+        """Return a matrix of the problem at `head`, the `number`th: of query heads, or of the KV head that they share."""
+        task, given = self.task, cast(Inputs, self.task.given)
+        if name in task.saved:
+            return task.saved[name][number]
+        array: Any = task.more[name] if name in task.more else getattr(given, name)
+        by_key = kind_of(name, task.algorithm.matrices).rows == "N_k"
+        if self.group > 1 and not by_key:
+            array, head = (
+                interleave(array[head[:-1]][self.group * head[-1] : self.group * (head[-1] + 1)], self.group),
+                (0,),
+            )
+        return cast(Array, array[given.kv(head) if by_key and self.parts else head])

@@ -1,0 +1,119 @@
+"""MASK, as the algorithms use it: a mask applied to one tile of S on chip; what of it lives in HBM is loaded and counted."""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from flashsim.masks import All, Dense, Head, Mask
+from flashsim.memory import HBM, SRAM, Matrix, Tile, pass_tiles
+from flashsim.records import Blocks, Shape
+from flashsim.tree_mask import WORD, Tree
+
+
+class TileMask:
+    """MASK, the function of Algorithm 2's line 11, for one head on one chip."""
+
+    def __init__(self, mask: Mask, hbm: HBM, sram: SRAM, blocks: Blocks, shape: Shape, head: Head) -> None:
+        self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
+        self._nothing, self._implicit = isinstance(mask, All), not isinstance(mask, All | Dense | Tree)
+        self._arrays = [
+            hbm.place(f"mask{number or ''}", array if hbm.arithmetic else _two(array.shape), np.bool_)
+            for number, array in enumerate(mask.dense(head))
+        ]
+        tree = mask.tree
+        self._prefix = shape.N_k - len(tree.parents) if tree else 0
+        self._tree = None
+        if tree is not None:
+            words = tree.words if hbm.arithmetic else (shape.N_q, -(-len(tree.parents) // WORD))
+            self._tree = hbm.place("tree", words, np.uint32)
+        self._divide(blocks.B_r, blocks.B_c)
+
+    def divided(self, blocks: Blocks) -> TileMask:
+        """Return the same mask for tiles of other sizes."""
+        other = copy(self)
+        other._divide(blocks.B_r, blocks.B_c)
+        return other
+
+    def _divide(self, B_r: int, B_c: int) -> None:
+        self._B_r, self._B_c = B_r, B_c
+        self._tiles = [a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1) for a in self._arrays]
+        self._words = None if self._tree is None else self._tree.divide(B_r, 1)
+
+    def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
+        """Return S_ij with −∞ where the mask forbids. Loads what of the mask lives in HBM: its block, its words."""
+        if self._nothing:
+            return S_ij
+        allowed: Any = True
+        for matrix in self._tiles:
+            down, across = matrix.blocks
+            allowed = self._sram.load(matrix[min(i, down - 1), min(j, across - 1)]) & allowed
+        if self._words is not None:
+            allowed = self._attends(self._words, i, j * self._B_c, *S_ij.shape) & allowed
+        if self._implicit and self._sram.hbm.arithmetic:
+            top, left = i * self._B_r, j * self._B_c
+            rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
+            allowed = self._mask.allows(rows, cols, self._shape, self._head) & allowed
+        return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
+
+    def _attends(self, words: Matrix, i: int, left: int, rows: int, cols: int) -> Any:
+        """Load the words with the bits of keys left … left + cols − 1, row block i; return the bits, True for the prefix."""
+        prefix = self._prefix
+        first, end = max(left, prefix), left + cols  # the tile's nodes, as keys
+        attends = np.ones((rows, cols), bool)
+        for w in range((first - prefix) // WORD, -(-(end - prefix) // WORD)):
+            word = self._sram.load(words[i, w])
+            if self._sram.hbm.arithmetic:
+                keys = np.arange(max(first, prefix + w * WORD), min(end, prefix + (w + 1) * WORD))
+                attends[:, keys - left] = word >> ((keys - prefix) % WORD).astype(np.uint32) & 1
+        return attends
+
+    def whole(self, sram: SRAM, S: Matrix) -> None:
+        """Mask S in HBM, tile by tile in place: a pass that reads and writes all of it. No pass if nothing is masked."""
+        if self._nothing:
+            return
+        held = 1 + len(self._arrays)
+        if self._tree is None:
+            rows, cols = pass_tiles(sram.capacity, S.shape[1], held)
+        else:
+            rows, cols = _pass_tiles_with_words(sram.capacity, S.shape[1], held, self._tree.shape[1])
+        self._divide(rows, cols)
+        S = S.divide(rows, cols)
+        down, across = S.blocks
+        for i in sram.loop(down):  # line 2
+            for j in sram.loop(across):  # line 2
+                S_ij = sram.load(S[i, j])  # line 2
+                S_masked_ij = sram.on_chip(self(S_ij, i, j), over=S_ij)  # line 2
+                sram.store(S[i, j], S_masked_ij)  # line 2
+
+
+class PartialTileMask(TileMask):
+    """MASK for algorithms that skip empty tiles: it masks partial tiles, and full ones not."""
+
+    def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
+        """Return S_ij itself if the tile is full; else, or where the mask lives in HBM, with −∞ where it forbids."""
+        if not self._tiles and self._words is None and not self._nothing:
+            (rows, cols), top, left = S_ij.shape, i * self._B_r, j * self._B_c
+            tops, bottoms, lefts, rights = (np.array([n]) for n in (top, top + rows, left, left + cols))
+            if self._mask.full(tops, bottoms, lefts, rights, self._shape, self._head)[0]:
+                return S_ij
+        return super().__call__(S_ij, i, j)
+
+
+def _pass_tiles_with_words(M: int, N_k: int, held: int, words: int) -> tuple[int, int]:
+    """Return `pass_tiles` where each row of a tile also holds the words that it overlaps: all of them, if it is whole.
+
+    A piece of c keys overlaps ⌊(c + 30)/32⌋ + 1 words at most, and fits if held·c + ⌊(c + 30)/32⌋ < M; or with room for all.
+    """
+    rows = M // (held * N_k + words)
+    if rows:
+        return rows, N_k
+    return 1, min(max((WORD * M - WORD + 1) // (WORD * held + 1), (M - words) // held, 1), N_k)
+
+
+def _two(shape: tuple[int, ...]) -> tuple[int, int]:
+    rows, cols = shape
+    return rows, cols

@@ -1,0 +1,67 @@
+// What the page is built of: elements, numbers, and names set as mathematics.
+
+const SVG_DASH = [4, 3];
+const grouped = new Intl.NumberFormat("en-US");
+const count = (n) => (n < 1000 ? String(n) : grouped.format(n));
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** Content as a list of nodes and texts, without what is empty. */
+const listed = (content) => content.flat(Infinity).filter((part) => part !== null && part !== undefined && part !== "");
+
+/** Fills an element. Text stays text: nothing that a trace says is ever read as HTML, and the page's policy forbids it. */
+const fill = (box, ...content) => box.replaceChildren(...listed(content));
+
+/** A new element with attributes, but for empty ones, and content. */
+function make(tag, attributes = {}, ...content) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) if (value !== "") made.setAttribute(name, value);
+  made.append(...listed(content));
+  return made;
+}
+
+const cell = (attributes, ...content) => make("td", attributes, ...content);
+const head = (attributes, ...content) => make("th", { scope: "col", ...attributes }, ...content);
+const small = (...content) => make("p", { class: "about" }, ...content);
+const why = (...content) => make("span", { class: "why" }, ...content);
+const table = (name, top, body) => make("table", { "aria-label": name }, top && make("thead", {}, make("tr", {}, top)), make("tbody", {}, body));
+const commas = (parts) => parts.map((part, n) => [n ? ", " : "", part]);
+
+const typesetTexts = new Map([...find("#typeset").content.children].map((set) => [set.dataset.text, set]));
+
+/** A phrase, a line of the listing or a name of the program as it is set in print; K[0] as K, set, and [0]. */
+function typeset(text) {
+  const set = typesetTexts.get(text), at = text.indexOf("[");
+  if (!set && at >= 0) return [typeset(text.slice(0, at)), text.slice(at)];
+  return set ? [...set.cloneNode(true).childNodes] : [text];
+}
+
+let allDigits = false, single = true; // whether values are shown in full, and whether they are float32
+
+/** The fewest digits that say which number it is. */
+function exactly(x) {
+  if (!Number.isFinite(x)) return number(x);
+  let digits = 6, text = String(x);
+  if (single && text.length > 8) do text = String(Number(x.toPrecision(digits))); while (Math.fround(Number(text)) !== x && digits++ < 9);
+  return text.replace("-", "−");
+}
+
+function number(x) {
+  if (x === Infinity) return "∞";
+  if (x === -Infinity) return "−∞";
+  if (Number.isNaN(x)) return "NaN";
+  if (x === 0) return "0";
+  if (allDigits) return exactly(x);
+  const size = Math.abs(x);
+  const text = size >= 1e5 || size < 1e-4 ? x.toExponential(2) : x.toFixed(size >= 1000 ? 1 : size >= 100 ? 2 : size >= 10 ? 3 : 4);
+  return text.replace("-", "−");
+}
+
+function showTip(text, x, y) {
+  const tip = find("#tip");
+  tip.textContent = text, tip.hidden = false;
+  const left = Math.min(x + 14, window.innerWidth - tip.offsetWidth - 6);
+  tip.style.left = `${Math.max(4, left)}px`;
+  tip.style.top = `${y + 18 + tip.offsetHeight > window.innerHeight ? y - tip.offsetHeight - 10 : y + 16}px`;
+}
+
+function hideTip() { find("#tip").hidden = true; }

@@ -1,0 +1,147 @@
+"""The player's page: a trace, or two, with the script that plays them, in one file that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from flashsim.tracing.data import MAXIMUM, STANDARD
+from flashsim.tracing.lesson import Lesson
+from flashsim.tracing.listing import label_of
+from flashsim.tracing.steps import Recording, quantity
+from flashsim.tracing.typeset import named, plain, typeset
+from flashsim.tracing.writing import as_json, zipped
+
+LARGEST_PAGE = 2_000_000  # bytes
+MOST_STEPS = 2_000
+SCRIPTS = ("model", "alignment", "elements", "grid", "sparks", "memory", "values", "view", "controls")
+PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAXIMUM} − {MAXIMUM}_new}}")
+
+
+def page_of(trace: Recording, versus: Recording | None = None, lesson: Lesson | None = None) -> tuple[str, str]:
+    """Return the page, and why values were left out of it; "" if none were.
+
+    ValueError for a lesson with a moment after the last step.
+    """
+    traces = [trace] if versus is None else [trace, versus]
+    steps = max(len(t.steps) for t in traces)
+    if lesson is not None and not all(0 <= moment.step < steps for moment in lesson.moments):
+        raise ValueError(f"lesson has moments {[m.step for m in lesson.moments]}; expected steps from 0 to {steps - 1}")
+    page = _page(traces, lesson)
+    if steps > MOST_STEPS:
+        reason = f"{steps:,} steps are more than {MOST_STEPS:,}"
+    elif len(page) > LARGEST_PAGE:
+        reason = f"with them this page would take {len(page) / 1e6:.1f} MB, more than {LARGEST_PAGE / 1e6:.0f}"
+    else:
+        return page, ""
+    note = f"Values of tiles are left out: {reason}. Counters are complete."
+    return _page(traces, lesson, note), note
+
+
+def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = "") -> str:
+    title = " and ".join(trace.about.title for trace in traces) if lesson is None else lesson.title
+    above = ""
+    if lesson is not None:
+        above = (
+            '<section aria-label="Lesson">'
+            f'<details id="lesson" open><summary>{html.escape(title)}</summary>\n{lesson.html()}\n</details>'
+            "</section>\n"
+        )
+    data = [_for_page(trace, left_out) for trace in traces]
+    for one, trace, other in zip(data, traces, reversed(traces), strict=True):
+        if (
+            trace.about.algorithm != STANDARD == other.about.algorithm
+            and trace.about.direction == other.about.direction
+        ):
+            one["about"]["standard"] = (
+                other.events[-1].reads,
+                other.events[-1].writes,
+            )  # as it is beside it, not as it might be
+    parts = {
+        "title": html.escape(title),
+        "css": f"\n{read('typeset.css')}{read('player.css')}\n",
+        "js": "\n" + "\n".join(read(f"{name}.js") for name in SCRIPTS) + "\n",
+        "typeset": "".join(
+            f'<span data-text="{html.escape(text)}">{set_}</span>' for text, set_ in _set(traces).items()
+        ),
+        "trace": base64.b64encode(zipped(data)).decode("ascii"),
+        "lesson": above,
+    }
+    parts["policy"] = policy(parts["css"], parts["js"])
+    return re.sub(
+        r"\{\{(\w+)\}\}", lambda found: parts[found[1]], read("page.html")
+    )  # in one pass: a title may hold {{js}}
+
+
+def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
+    """Return the trace's JSON with what the page does not work out itself: steps, and what names are called."""
+    data = as_json(trace, values=not left_out)
+    at = {id(event.value): number for event, number in zip(trace.events, data["events"]["value"], strict=True)}
+    steps = trace.steps
+
+    def values(name: str, which: int) -> list[int]:
+        return [at.get(id(s.pairs[name][which]), -1) if name in s.pairs and not left_out else -1 for s in steps]
+
+    data["steps"] = {
+        "first": [s.first for s in steps],
+        "last": [s.last for s in steps],
+        "turn": [s.turn for s in steps],
+        "rows": [s.rows for s in steps],
+        "cols": [s.cols for s in steps],
+        "tile": [s.tile for s in steps],
+        "moved": [s.moved for s in steps],
+        "rescaled": [s.rescaled for s in steps],
+        "pairs": {name: [values(name, 0), values(name, 1)] for name, _ in trace.about.follows},
+    }
+    data["maximum"] = MAXIMUM
+    data["quantities"] = [quantity(name) for name in data["names"]]
+    data["plain"] = [plain(name) for name in data["names"]]
+    data["follows"] = [
+        {"name": name, "plain": plain(name), "byKey": rows == "N_k", "narrow": cols == "1"}
+        for name, (rows, cols) in trace.about.follows
+    ]
+    data["listing"] = [[label_of(line), *_indented(line)] for line in trace.about.listing]
+    if left_out:
+        data["about"]["notes"] = [*data["about"]["notes"], left_out]
+    return data
+
+
+def _indented(line: str) -> tuple[str, int, str]:
+    """Return a line of the listing as its number, how far it is indented, and its text."""
+    mark, space, text = re.fullmatch(r"(\(?\d+\)?|)(\s*)(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
+    return mark, max(0, len(mark + space) - 3), text
+
+
+def _set(traces: Iterable[Recording]) -> dict[str, str]:
+    """Return, as HTML, all that the page shows as mathematics."""
+    found = {phrase: typeset(phrase) for phrase in PHRASES}
+    for trace in traces:
+        found |= {text: typeset(text) for line in trace.about.listing for *_, text in [_indented(line)]}
+        found |= {variable: typeset(variable) for event in trace.events for variable, _ in event.loops}
+        names = {event.name for event in trace.events} | {name for name, _ in trace.about.follows}
+        names |= {array.name for array in trace.about.arrays}
+        found |= {name: named(name) for name in sorted({name.partition("[")[0] for name in names})}
+    return found
+
+
+def read(name: str) -> str:
+    """Return a file of this package: a part of the page."""
+    return (files("flashsim.tracing") / name).read_text(encoding="utf-8")
+
+
+def policy(css: str, js: str | None = None) -> str:
+    """Return a page's Content-Security-Policy: it runs this script, uses these styles, and loads, sends and embeds nothing.
+
+    Not even its own script can make HTML of a text: `innerHTML` is refused by browsers that know trusted types.
+    """
+    hashed = {"style-src": css} if js is None else {"script-src": js, "style-src": css}
+    rules = [
+        f"{kind} 'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for kind, text in hashed.items()
+    ]
+    rules += ["base-uri 'none'", "form-action 'none'", "require-trusted-types-for 'script'", "trusted-types 'none'"]
+    return "; ".join(["default-src 'none'", *rules])

@@ -1,0 +1,68 @@
+"""`Trace`: a recorded run, with all that can be made of it."""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashsim.files import path_of, write_whole
+from flashsim.tracing.lesson import Lesson
+from flashsim.tracing.page import page_of
+from flashsim.tracing.perfetto import as_perfetto
+from flashsim.tracing.steps import Recording
+from flashsim.tracing.writing import as_json, as_npz, zipped
+
+
+@dataclass(frozen=True)
+class Trace(Recording):
+    """A recorded run of one head: `events`, and `steps` to go through them.
+
+    `save(path)` writes it in the format that the suffix says: .html, the player; .json.gz or .npz, which
+    `flashsim.load_trace` reads; .perfetto.json, for ui.perfetto.dev.
+    """
+
+    def save(self, path: str | Path, *, versus: Trace | None = None, lesson: Lesson | None = None) -> Path:
+        """Write the trace; return the path. `versus` is a second trace for the page's compare mode, `lesson` its text.
+
+        ValueError for a suffix that is none of .html, .json.gz, .npz, .perfetto.json.
+        """
+        path = check_suffix(path, "the comparison of two" if versus else "a lesson" if lesson else "")
+        if path.name.endswith(".html"):
+            return write_whole(path, self.html(versus=versus, lesson=lesson))
+        if path.name.endswith(".perfetto.json"):
+            return write_whole(path, json.dumps(as_perfetto(self), ensure_ascii=False))
+        return write_whole(path, zipped(as_json(self)) if path.name.endswith(".json.gz") else as_npz(as_json(self)))
+
+    def html(self, *, versus: Trace | None = None, lesson: Lesson | None = None) -> str:
+        """Return the player as one self-contained page. It drops values where there are more than it can take.
+
+        ValueError for a lesson on a step that there is not.
+        """
+        return page_of(self, versus, lesson)[0]
+
+    def _repr_html_(self) -> str:
+        """Return the player in a frame that may run its script and nothing else: no forms, no navigation, no origin.
+
+        A notebook that is not trusted drops the frame, and shows the words in it.
+        """
+        page = html.escape(self.html(), quote=True)
+        title = html.escape(f"Step player: {self.about.title}", quote=True)
+        return (
+            f'<iframe sandbox="allow-scripts" srcdoc="{page}" title="{title}" '
+            f'style="width:100%;height:720px;border:1px solid #8888">{title}. It needs its script: '
+            "run this cell, or trust the notebook.</iframe>"
+        )
+
+
+def check_suffix(path: str | Path, only_as_a_page: str = "") -> Path:
+    """Return the path if its suffix says a trace's format: .html for what is `only_as_a_page`. Else raise ValueError."""
+    path = path_of(path)
+    if only_as_a_page and path.suffix != ".html":
+        raise ValueError(f"{path.name} holds one trace; {only_as_a_page} is a page: expected .html")
+    if not path.name.endswith((".html", ".json.gz", ".npz", ".perfetto.json")):
+        raise ValueError(
+            f"{path.name} has no suffix that says a trace's format; expected .html, .json.gz, .npz or .perfetto.json"
+        )
+    return path

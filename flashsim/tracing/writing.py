@@ -1,0 +1,107 @@
+"""A trace as a file that `flashsim.load_trace` reads again: JSON, gzipped, or NumPy's .npz.
+
+The JSON is versioned: {"format": "flashsim trace", "version": 2, …}. Events are columns of equal length. What repeats, names,
+lines of source, sets of residents and values, is kept once and referred to by index. Values are one base64 string of
+little-endian floats of the chip's dtype, and `shapes` cuts it into tiles.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+from collections.abc import Hashable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from flashsim.tracing.data import Resident
+from flashsim.tracing.listing import short
+from flashsim.tracing.steps import Recording
+
+FORMAT, VERSION = "flashsim trace", 2
+COLUMNS = ("kind", "name", "elements", "loops", "place", "where", "resident", "value")
+
+
+class _Index:
+    """Things that repeat, each kept once."""
+
+    def __init__(self) -> None:
+        self.things: list[Any] = []
+        self._at: dict[Hashable, int] = {}
+
+    def of(self, thing: Any, key: Hashable = None) -> int:
+        """Return the thing's index; −1 for None. `key` is what makes two the same, by default the thing itself."""
+        if thing is None:
+            return -1
+        at = self._at.setdefault(thing if key is None else key, len(self.things))
+        if at == len(self.things):
+            self.things.append(thing)
+        return at
+
+
+def as_json(trace: Recording, *, values: bool = True) -> dict[str, Any]:
+    """Return the trace as what JSON can hold."""
+    names, places, loops, residents, tiles = (_Index() for _ in range(5))
+    columns: dict[str, list[Any]] = {
+        "kind": [event.kind for event in trace.events],
+        "name": [names.of(event.name) for event in trace.events],
+        "elements": [event.elements for event in trace.events],
+        "loops": [loops.of(event.loops) for event in trace.events],
+        "place": [places.of((*event.site, event.label)) for event in trace.events],
+        "where": [event.where and [*event.where[0], *event.where[1]] for event in trace.events],
+        "resident": [residents.of(event.resident) for event in trace.events],
+        "value": [tiles.of(event.value if values else None, id(event.value)) for event in trace.events],
+    }
+    data = b"".join(np.asarray(tile, np.dtype(trace.about.dtype).newbyteorder("<")).tobytes() for tile in tiles.things)
+    previous: Resident = ()
+    deltas = []
+    for held in residents.things:
+        deltas.append(_delta(previous, held, names))
+        previous = held
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "about": asdict(trace.about),
+        "names": names.things,
+        "places": [[short(file), line, label] for file, line, label in places.things],
+        "loops": loops.things,
+        "residents": deltas,
+        "events": columns,
+        "shapes": [list(tile.shape) for tile in tiles.things],
+        "values": base64.b64encode(data).decode("ascii"),
+    }
+
+
+def _delta(previous: Resident, held: Resident, names: _Index) -> list[int]:
+    """Return held as [how many of the previous set's first entries are the same, name, elements, name, elements, …]."""
+    same = 0
+    while same < min(len(previous), len(held)) and previous[same] == held[same]:
+        same += 1
+    return [same, *(number for name, elements in held[same:] for number in (names.of(name), elements))]
+
+
+def zipped(data: Any) -> bytes:
+    """Return JSON, gzipped: the same bytes for the same trace, as no time is written into it."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return gzip.compress(text.encode("utf-8"), mtime=0)
+
+
+def as_npz(data: dict[str, Any]) -> bytes:
+    """Return what `as_json` returned as an .npz file: columns of numbers as arrays, all else as JSON in the array `header`."""
+    events = dict(data["events"])
+    kinds = sorted(set(events["kind"]))
+    arrays: dict[str, Any] = {
+        name: np.array(events.pop(name), np.int64) for name in COLUMNS if name not in ("kind", "where")
+    }
+    arrays["kind"] = np.array([kinds.index(kind) for kind in events.pop("kind")], np.int64)
+    arrays["where"] = np.array([at or [-1] * 4 for at in events.pop("where")], np.int64).reshape(-1, 4)
+    dtype = np.dtype(data["about"]["dtype"])
+    header = {key: value for key, value in data.items() if key not in ("events", "values")} | {"kinds": kinds}
+    values = np.frombuffer(base64.b64decode(data["values"]), dtype.newbyteorder("<"))
+    text = json.dumps(header, ensure_ascii=False).encode("utf-8")
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, header=np.frombuffer(text, np.uint8), values=values, **arrays)
+    return buffer.getvalue()

@@ -1,0 +1,34 @@
+"""The pages that people read, README and docs/, as tests take them apart."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def said(name: str) -> str:
+    """Return the words of a page, the ends of lines no matter."""
+    return " ".join(text_of(ROOT / name).split())
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return a page's blocks of code in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
+
+
+def links(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)]+)\)", text)
+
+
+def table(page: str, name: str) -> list[list[str]]:
+    """Return the cells of a table between markers, its head left out."""
+    inside = text_of(ROOT / page).partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in inside.splitlines()[2:]]

@@ -1,0 +1,179 @@
+"""An algorithm of one's own, FILE.py:NAME, goes wherever a name goes on the command line; what is wrong with it is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flashsim.cli import main
+from tests.own import FORM, TWO_SWEEPS
+
+SMALL = ("--n", "11", "--d", "3", "--blocks", "2", "4")  # T_r = 6, T_c = 3
+FILES = {
+    "mine.py": TWO_SWEEPS,
+    "formed.py": TWO_SWEEPS + FORM,
+    "wrong.py": (TWO_SWEEPS + FORM).replace("2 * blocks.T_r", "3 * blocks.T_r"),
+    "other.py": TWO_SWEEPS.replace("/ l_i)", "/ l_i / 2)"),
+    "typo.py": TWO_SWEEPS.replace("rowmax(S_ij)", "rowmx(S_ij)"),
+    "unloaded.py": TWO_SWEEPS.replace("sram.load(K[j]).T", "K[j].T"),
+    "syntax.py": "import numpy\n\ndef f(hbm, sram, Q, K, V, blocks)\n    return Q\n",
+    "needs.py": "import numpy\n\nimport no_such_package\n",
+    "helped.py": "import helper\nf = helper.two_sweeps\n",
+    "helper.py": TWO_SWEEPS,
+    "plain.py": "def attention(q, k, v):\n    return q\n\nN = 3\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, text in FILES.items():
+        Path(name).write_text(text, encoding="utf-8")
+    yield
+    for name in {Path(file).stem for file in FILES} - before:
+        sys.modules.pop(name, None)
+
+
+def said(capsys: pytest.CaptureFixture[str], *command: str, status: int = 0) -> str:
+    assert main(command) == status
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def test_run_compares_with_naive_attention_and_with_the_form(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = rng.normal(size=(3, 24, 4)).astype(np.float32)
+    np.savez("small.npz", q=q, k=k, v=v)
+    files = ("mine.py", "formed.py", "wrong.py", "other.py")
+    command = ("run", "--qkv", "small.npz", "--M", "256", "--algorithm", "flash_basic")
+    out = said(capsys, *command, *(f"{file}:two_sweeps" for file in files), status=1)
+    (row,) = re.findall(r"equal to the closed form +(.+)", out)
+    assert re.split(" {2,}", row) == ["yes, by array", "no closed form", "yes, by array", "NO", "no closed form"]
+    assert out.count("TOO LARGE") == 1  # other.py's
+    numbers = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"]["algorithms"]
+    assert list(numbers) == ["flash_basic", *(f"{file}:two_sweeps" for file in files)]
+    assert (
+        0
+        < numbers["mine.py:two_sweeps"]["error_of_rounding_bound"]
+        < 1
+        < numbers["other.py:two_sweeps"]["error_of_rounding_bound"]
+    )
+    assert [numbers[f"{file}:two_sweeps"]["equals_theory"] for file in files] == [None, True, False, None]
+
+
+def test_count_is_by_array_and_by_line_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    size = ("--N", "64", "--d", "8", "--M", "4KB", "--blocks", "16", "16")
+    out = said(capsys, "count", "mine.py:two_sweeps", *size)
+    line = next(n for n, text in enumerate(TWO_SWEEPS.splitlines(), 1) if "sram.load(K[j], V[j])" in text)
+    assert re.search(rf"^{line}  load +V +16 +2,048$", out, re.MULTILINE)
+    assert " accesses, 28 KB; no closed form" in out
+    assert out == said(capsys, "count", "--algorithm", "mine.py:two_sweeps", *size)
+    out = said(capsys, "count", "formed.py:two_sweeps", *size)
+    assert "equal to the closed form" in out
+    assert "2·T_r·N_k·d" in out
+    assert "NOT EQUAL TO THE CLOSED FORM" in said(capsys, "count", "wrong.py:two_sweeps", *size, status=1)
+
+
+def test_tune_tries_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(
+        capsys, "tune", "--N", "16", "--d", "2", "--M", "100", "--algorithm", "mine.py:two_sweeps", "rabe_staats"
+    )
+    assert re.search(r"two_sweeps +mine.py:two_sweeps", out)
+    assert re.search(r"Appendix B.5, Rabe and Staats +rabe_staats", out)
+
+
+def test_step_makes_a_page_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "step", "--algorithm", "formed.py:two_sweeps", "--vs", "flash_basic", "--n", "4", "--d", "2")
+    assert "two_sweeps and Algorithm 1" in Path("flashsim-step.html").read_text(encoding="utf-8")
+    text = said(capsys, "step", "--algorithm", "mine.py:two_sweeps", *SMALL, "--text")
+    assert "step 0 · line 13 · i = 0" in text
+
+
+def test_debug_stops_at_a_line_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    line = next(n for n, text in enumerate(TWO_SWEEPS.splitlines(), 1) if "O_i = on_chip(" in text)
+    command = ["debug", "--algorithm", "mine.py:two_sweeps", "--stop", str(line), "--at", "i=2,j=1", *SMALL]
+    done = subprocess.run(
+        [sys.executable, "-m", "flashsim", *command],
+        input="p 'at', i, j, K_j.shape\nq\n",
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert f"two_sweeps, line {line}, i = 2 of 0…5, j = 1 of 0…2. The memories" in done.stdout
+    assert f"mine.py({line})two_sweeps()\n-> O_i = on_chip(O_i + on_chip" in done.stdout
+    assert "('at', 2, 1, (4, 3))" in done.stdout
+
+
+def test_debug_with_another_hook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = []
+    monkeypatch.setattr(sys, "breakpointhook", lambda: seen.append(sys._getframe(1).f_locals["i"]))
+    assert "ran to its end" in said(capsys, "debug", "mine.py:two_sweeps", "--line", "24", *SMALL)
+    assert seen == [*range(6)]
+
+
+def test_a_plot_draws_it(capsys: pytest.CaptureFixture[str]) -> None:
+    size = ("--N", "16", "--d", "2", "--M", "100")
+    out = said(capsys, "plot", "pareto", *size, "--algorithm", "mine.py:two_sweeps", "--json", "-")
+    assert list(json.loads(out)["algorithms"]) == ["flash", "q_outer", "mine.py:two_sweeps"]
+
+
+REFUSED = {
+    "run --algorithm mine.py": "'mine.py' is not of the form FILE.py:NAME, such as mine.py:attention",
+    "run --algorithm flsh": "there is no algorithm 'flsh', perhaps you mean 'flash'; there are standard, ",
+    "run --algorithm nowhere.py:f": "there is no file nowhere.py",
+    "run --algorithm mine.py:two_sweps": "mine.py has no 'two_sweps'; it defines two_sweeps",
+    "run --algorithm syntax.py:f": "syntax.py, line 3: SyntaxError: expected ':': def f(hbm, sram, Q, K, V, blocks)",
+    "run --algorithm needs.py:f": "needs.py, line 3: ModuleNotFoundError: No module named 'no_such_package'",
+    "run --algorithm plain.py:N": "plain.py:N is of type int; expected a function, or a flashsim Algorithm",
+    "run --algorithm plain.py:attention": "attention takes (q, k, v); expected f(hbm, sram, Q, K, V, blocks)",
+    "run --algorithm mine.py:two_sweeps --causal": "'mine.py:two_sweeps' (two_sweeps) has no mask",
+    "run --algorithm mine.py:two_sweeps --blocks 99 99 --M 99": "does not fit in SRAM",
+    "run --algorithm mine.py:two_sweeps --backward": "'mine.py:two_sweeps' has no backward pass",
+    "run --algorithm typo.py:two_sweeps": "NameError: name 'rowmx' is not defined (at line 17 of ",
+    "run --algorithm unloaded.py:two_sweeps": "is in HBM. Bring a block on chip first",
+    "count --N 4 --d 2 mine.py:nothing": "mine.py has no 'nothing'",
+    "count --N 4 --d 2 mine.py:two_sweeps --algorithm flash": "an algorithm is given twice: leave out NAME or --algorithm",
+    "count --N 4 --d 2 typo.py:two_sweeps": "at line 17 of ",
+    "tune --N 4 --d 2 --algorithm mine.py:two_sweeps --backward": "is a forward pass; expected a backward pass",
+    "step --algorithm mine.py:two_sweeps --bug no_rescale": "has no place in 'mine.py:two_sweeps', forward",
+    "step --vs mine:two_sweps": "mine has no 'two_sweps'",
+    "debug --line 9": "an algorithm is missing: expected NAME, of standard, ",
+    "debug mine.py:two_sweeps --line 99": "--line is '99', which labels nothing in two_sweeps; labels to stop at: line 9, ",
+    "debug mine.py:two_sweeps --line 24 --at j=0": "line 24 of two_sweeps is in no loop over j: the loops around it are over i",
+    "plot theorem5 --algorithm mine.py:two_sweeps": "--algorithm is for ",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_is_wrong_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(os.listdir())
+    assert main(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"flashsim {command.split()[0]}: error: ")
+    assert err.count("\n") == 1
+    assert REFUSED[command] in err
+    assert set(os.listdir()) - {"__pycache__"} == before
+
+
+def test_files_that_need_files_beside_them_and_names_of_pythons_own(capsys: pytest.CaptureFixture[str]) -> None:
+    size = ("--N", "8", "--d", "2", "--json", "-")
+    want = json.loads(said(capsys, "count", "mine.py:two_sweeps", *size))["accesses"]
+    assert json.loads(said(capsys, "count", "helped.py:f", *size))["accesses"] == want
+    import random
+
+    Path("random.py").write_text(TWO_SWEEPS, encoding="utf-8")
+    assert json.loads(said(capsys, "count", "random.py:two_sweeps", *size))["accesses"] == want
+    assert sys.modules["random"] is random

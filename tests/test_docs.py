@@ -1,0 +1,218 @@
+"""What README and docs/ show is what happens: code runs, output is real, links lead somewhere, numbers are the recorded ones."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashsim
+from flashsim import masks
+from flashsim.cli import main
+from flashsim.testing.mutants import ALL
+
+from .implementations import IMPLEMENTATIONS
+from .pages import PAGES, README, ROOT, blocks, links, said, text_of
+
+COMMANDS = [pytest.param(page, block, id=block.splitlines()[0]) for page in PAGES for block in blocks(page, "console")]
+
+
+def matches(shown: str, line: str) -> bool:
+    """Whether an output line is as shown, where … stands for anything."""
+    return re.fullmatch(re.escape(shown).replace("…", ".*"), line.rstrip()) is not None
+
+
+@pytest.mark.parametrize(("page", "block"), COMMANDS)
+def test_commands_print_what_is_shown(
+    page: Path, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command, *shown = block.splitlines()
+    assert command.startswith("$ flashsim ")
+    assert main(shlex.split(command.removeprefix("$ flashsim "))) == (1 if "FAILS" in block else 0)
+    printed = capsys.readouterr().out.rstrip().splitlines()
+    at = 0
+    for line, wanted in enumerate(shown):
+        if wanted == "…":  # any lines
+            following = shown[line + 1]
+            at = next(i for i in range(at, len(printed)) if matches(following, printed[i]))
+        else:
+            assert matches(wanted, printed[at])
+            at += 1
+    assert at == len(printed)
+
+
+def sessions(page: Path) -> list[str]:
+    return [block for block in blocks(page, "python") if block.startswith(">>>")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if sessions(page)], ids=lambda page: page.name)
+def test_python_sessions_print_what_is_shown(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of a page are one session, in a folder that has README's mine.py."""
+    (mine,) = (block for block in blocks(README, "python") if block.startswith("# mine.py"))
+    (tmp_path / "mine.py").write_text(mine, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    test = doctest.DocTestParser().get_doctest("".join(sessions(page)), {}, page.name, str(page), 0)
+    result = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL).run(test)
+    assert result.failed == 0, capsys.readouterr().out
+    sys.modules.pop("mine", None)
+
+
+def test_the_overflow_that_is_shown_is_the_message() -> None:
+    text = text_of(ROOT / "docs" / "use.md")
+    (overflow,) = re.findall(r"^flashsim\.memory\.SramOverflow: (.*)$", text, re.MULTILINE)
+    with pytest.raises(flashsim.SramOverflow, match=re.escape(overflow)):
+        exec(re.findall(r">>> (.*blocks=\(64, 100\)\))", text)[0], {"flashsim": flashsim})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_other_python_is_at_least_python(page: Path) -> None:
+    for block in blocks(page, "python"):
+        if not block.startswith(">>>"):
+            ast.parse(block)
+
+
+def in_order(shown: list[str], printed: str) -> None:
+    at = 0
+    for line in shown:
+        found = re.search(re.escape(line).replace("…", ".*"), printed[at:])
+        assert found, f"{line!r} not printed, in order, in:\n{printed}"
+        at += found.end()
+
+
+def session(block: str) -> tuple[list[str], list[str]]:
+    """Return what a debugging session types, and what it shows."""
+    lines = block.splitlines()[1:]
+    typed = [line.removeprefix("(Pdb) ") for line in lines if line.startswith("(Pdb) ")]
+    return typed, [line for line in lines if not line.startswith("(Pdb)")]
+
+
+def test_the_debugging_walk_is_real(tmp_path: Path) -> None:
+    debug = ROOT / "docs" / "debug.md"
+    (script,) = (block for block in blocks(debug, "python") if block.startswith("# walk.py"))
+    (walk,) = blocks(debug, "pdb")
+    (tmp_path / "walk.py").write_text(script, encoding="utf-8")
+    typed, shown = session(walk)
+    done = subprocess.run(
+        [sys.executable, "-m", "pdb", "walk.py"],
+        input="\n".join([*typed, "q", ""]),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    in_order(shown, done.stdout.replace("(Pdb) ", ""))
+
+
+def test_debugging_at_a_tile_is_real(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = blocks(ROOT / "docs" / "debug.md", "text")
+    typed, shown = session(block)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join([*typed, "q", ""])))
+    assert main(shlex.split(block.splitlines()[0].removeprefix("$ flashsim "))) == 0
+    in_order(shown, capsys.readouterr().out.replace("(Pdb) ", ""))
+
+
+# --------------------------------------------------------------------------------------------------------------- links
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as a code host links to them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(re.sub(r"^```.*?^```$|`[^`\n]*`", "", text_of(page), flags=re.M | re.S)):
+        if not link.startswith("https://"):
+            file, _, anchor = link.partition("#")
+            target = (page.parent / file).resolve() if file else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_the_index_has_every_page_by_its_question() -> None:
+    index = ROOT / "docs" / "README.md"
+    pages = {page.name: text_of(page).splitlines()[0].removeprefix("# ") for page in (ROOT / "docs").glob("*.md")}
+    del pages[index.name]
+    assert {
+        link: question for question, link in re.findall(r"^\| (.*\?) \| \[.*\]\((.*)\) \|$", text_of(index), re.M)
+    } == pages
+    assert {Path(link).name for link in links(text_of(README)) if link.startswith("docs/")} == set(pages)
+
+
+# -------------------------------------------------------------------------------------------------- numbers and words
+
+
+def test_words_are_defined_as_in_the_code() -> None:
+    """flashsim/masks.py has them for who reads the code."""
+    in_code = dict(re.findall(r"^    (\w+) +(.*)$", (masks.__doc__ or "").partition("Words")[2], re.MULTILINE))
+    on_page = dict(re.findall(r"^\* \*\*(\w+)\*\*: (.*)\.$", text_of(ROOT / "docs" / "words.md"), re.MULTILINE))
+    for word in ("full", "partial", "empty"):
+        assert in_code[word] == on_page[word]
+    assert {"live", "row", "grouped", "folded"} <= in_code.keys()
+
+
+def record(name: str) -> Any:
+    return json.loads((ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_speeds_are_the_benchmarked_ones() -> None:
+    measured = re.findall(
+        r"^\| [^|]+ \| ([\d.]+) \| [≤≥] [\d.]+ \|$", text_of(ROOT / "docs" / "speed.md"), re.MULTILINE
+    )
+    values = [row["value"] for row in record("bench_cpu")["rows"] if "interpret=True" not in row["what"]]
+    order = [*values[:5], values[6], values[5]]  # the page puts Triton first
+    assert len(measured) == len(order)
+    for number, value in zip(measured, order, strict=True):
+        digits = len(number.partition(".")[2])
+        assert number == f"{value:.{digits}f}"
+
+
+def test_numbers_about_real_data_are_the_measured_ones() -> None:
+    statistics, page = record("qkv_statistics")["statistics"], said("docs/real-data.md")
+    first, gaussian = statistics["layer 0"], statistics["gaussian"]
+    assert f"from −{-first['score_min']:.0f} to +{first['score_max']:.0f}" in page
+    assert f"by up to {first['by_key_block']['32']['largest_rise']:.0f} from one block of 32 keys" in page
+    assert f"within ±{max(-gaussian['score_min'], gaussian['score_max']) + 0.05:.1f}" in page
+    assert f"jump by at most {gaussian['by_key_block']['32']['largest_rise']:.1f}" in page
+    layers = [statistics[f"layer {n}"] for n in range(6)]
+    assert f"All but one of the {sum(layer['rows'] for layer in layers):,} row maxima are positive" in page
+    assert sum(layer["rows_with_negative_max"] for layer in layers) == 1
+    shares = [round(100 * layer["rows_with_max_at_first_token"] / layer["rows"]) for layer in layers]
+    assert f"in {shares[0]}% of rows in layer 0 and in {', '.join(map(str, shares[1:-1]))} and {shares[-1]}% in" in page
+    rising = gaussian["by_key_block"]["32"]["mean_rising_blocks"]
+    assert all(layer["by_key_block"]["32"]["mean_rising_blocks"] < rising for layer in layers[1:])
+
+
+def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
+    data, page = record("kit_matrix")["data"], said("docs/kernels.md")
+    late = [row["name"] for row in data["mutants"] if row["written"] == "after"]
+    assert {row["name"] for row in data["mutants"]} == {mutant.name for mutant in ALL}
+    assert len(ALL) == data["caught_with_every_seed"]
+    assert f"[{len(ALL)} small attentions]" in page
+    assert f"shape notices {data['caught_by_the_textbook_test']}." in page
+    assert f"{len(late)} of them were written after" in page
+    assert f"the kit noticed {len(late) - len(data['missed_when_frozen'])} of these" in page
+
+    kit = record("kit_conformance")
+    subjects = kit["implementations"]
+    assert set(subjects) == set(IMPLEMENTATIONS)
+    assert all(subject["ok"] for subject in subjects.values())
+    assert f"with {kit['examples']:,} examples each" in page
+    fewer = [name for name, subject in subjects.items() if subject["examples"] < kit["examples"]]
+    assert set(fewer) == set(kit["fewer_examples"]) == {"jax_pallas", "triton"}
+    assert {subjects[name]["examples"] for name in fewer} == {200}

@@ -1,0 +1,59 @@
+"""The house: what imports what, and what is said in one place only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import flashsim
+
+ROOT = Path(flashsim.__file__).parent
+MODULES = {
+    ".".join(("flashsim", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in ROOT.rglob("*.py")
+}
+
+
+def nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node, but those under `if TYPE_CHECKING`, which never run."""
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            yield node
+            yield from nodes(node)
+
+
+def imported(source: str) -> set[str]:
+    """The modules of flashsim that a source imports, in functions too. A name of a package is its submodule, if it has one."""
+    found = set()
+    for node in nodes(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else str(node.module) for name in names}
+    return found & MODULES.keys()
+
+
+def cycles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Sets of modules that reach each other."""
+    reached = {name: set(to) for name, to in graph.items()}
+    for middle in graph:
+        for name, to in reached.items():
+            if middle in to:
+                reached[name] = to | reached[middle]
+    return {frozenset(b for b in graph if b in reached[a] and a in reached[b]) for a in graph} - {frozenset()}
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert cycles({name: imported(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}) <= REMAIN
+
+
+REMAIN = {frozenset(f"flashsim.tracing.{file}" for file in ("loading", "recording", "saving"))}
+
+
+def test_a_cycle_is_found() -> None:
+    lazy = "def f():\n    from flashsim.masks import All\n\nif TYPE_CHECKING:\n    import flashsim.api\n"
+    assert imported(lazy) == {"flashsim.masks"}
+    assert imported("from flashsim import theory, forward") == {"flashsim.theory", "flashsim"}
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d", "a"}}) == {frozenset("bc"), frozenset("d")}

@@ -1,0 +1,105 @@
+"""`flashsim verify --jobs`: claims over processes, the same as in one, in order; Ctrl-C ends it at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flashsim import verify
+from flashsim.cli import main
+from flashsim.verify import appendices, chapter, theorem_5, theorems_1_2
+
+CHECKS = [
+    theorems_1_2.theorem_2_exponents,
+    appendices.equation_4,  # sums of floats: they, too, are the same
+    theorem_5.theorem_5_standard,
+    appendices.no_dropout_mask_kept,
+    chapter.tree_masks,
+]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[verify.Claim]:
+    return verify.run(CHECKS)
+
+
+def test_claims_over_processes_are_the_same_and_in_order(alone: list[verify.Claim]) -> None:
+    told: list[list[int]] = []
+    assert verify.run(CHECKS, jobs=2, on_claim=told.append) == alone
+    assert [len(left) for left in told] == [4, 3, 2, 1, 0]
+    assert all(left == sorted(left) for left in told)
+    assert [claim.source for claim in alone] == [
+        "Theorem 2",
+        "Equation 4",
+        "Theorem 5",
+        "Appendix B.4",
+        alone[-1].source,
+    ]
+
+
+def test_a_backend_that_yields_nothing_before_the_end_serves_too(alone: list[verify.Claim]) -> None:
+    from joblib import parallel_config
+
+    with parallel_config(backend="multiprocessing", n_jobs=2):
+        assert verify.run(CHECKS[:2], jobs=None) == alone[:2]
+
+
+def test_one_job_needs_no_joblib() -> None:
+    code = (
+        "import sys; from flashsim import verify; from flashsim.verify.chapter import tree_masks\n"
+        "assert verify.run([tree_masks])[0].holds and 'joblib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_check_that_fails_in_a_process_says_so_here() -> None:
+    with pytest.raises(TypeError, match="unsupported operand"):
+        verify.run([appendices.equation_4, _broken], jobs=2)
+
+
+def _broken(full: bool) -> verify.Claim:
+    raise TypeError("unsupported operand")
+
+
+def test_verify_writes_the_same_ledger(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(verify, "checks", lambda: CHECKS)
+    said = []
+    for jobs in ("1", "2"):
+        assert main(["verify", "--jobs", jobs, "--json", "ledger.json"]) == 0
+        said.append((capsys.readouterr(), json.loads(Path("ledger.json").read_text(encoding="utf-8"))["claims"]))
+    assert said[0] == said[1]
+    assert main(["verify", "--jobs", "0"]) == 2
+    assert "--jobs: got '0'; expected a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_processes_at_once() -> None:
+    """A terminal sends it to all processes of a command, be they but starting: the first says so, in one line."""
+    command = [sys.executable, "-m", "flashsim", "verify", "--full", "--jobs", "2"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        while len(_children(running.pid)) < 4:  # joblib's two helpers, and two that work
+            time.sleep(0.02)
+        workers = _children(running.pid)
+        begun = time.monotonic()
+        os.killpg(running.pid, signal.SIGINT)
+        out, err = running.communicate(timeout=30)
+        took = time.monotonic() - begun
+    assert (running.returncode, out, err) == (130, "", "interrupted\n")
+    assert took < 10  # of seconds on a busy machine; half a second on a quiet one
+    end = time.monotonic() + 5
+    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def _children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in found.read_text().split()] if found.exists() else []
