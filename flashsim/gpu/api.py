@@ -158,6 +158,11 @@ def _asked(causal: bool, mask: Any, dropout_p: float, blocks: Any, count: bool) 
     return causal is True, mask is not None, dropout_p > 0, blocks is not None, count
 
 
+def _takes(rung: Kernel, what: str, direction: str) -> bool:
+    """Say whether a kernel takes one of `TAKES`."""
+    return getattr(rung, TAKES[what]) and not (direction == "backward" and what in rung.forward_only)
+
+
 def _fastest(direction: str, arrays: dict[str, Any], asked: tuple[bool, ...]) -> Plan:
     q = arrays["q"]
     aligned = not any(
@@ -172,7 +177,9 @@ def _plan(direction: str, dtype: Any, d: int, aligned: bool, asked: tuple[bool, 
     skipped: list[str] = []
     known = rungs.fastest(direction)
     for rung in known:
-        lacks = [what for what, wanted in zip(TAKES, asked, strict=True) if wanted and not getattr(rung, TAKES[what])]
+        lacks = [
+            what for what, wanted in zip(TAKES, asked, strict=True) if wanted and not _takes(rung, what, direction)
+        ]
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
             or f"does not take d = {d}" * (d not in rung.head_dims)
@@ -269,8 +276,8 @@ def _options(
     for name, value in (("causal", causal), ("count", count), ("deterministic", deterministic)):
         check_flag(name, value)
     dropout_p, seed = check_p(dropout_p), check_seed(seed)
-    for (name, takes), wanted in zip(TAKES.items(), _asked(causal, mask, dropout_p, blocks, count), strict=True):
-        if wanted and not getattr(rung, takes):
+    for name, wanted in zip(TAKES, _asked(causal, mask, dropout_p, blocks, count), strict=True):
+        if wanted and not _takes(rung, name, direction):
             raise ValueError(f"{name} is given; kernel {rung.name!r} does not take it")
     blocks = check_blocks(blocks)
     if mask is not None:

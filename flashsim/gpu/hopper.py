@@ -1,4 +1,4 @@
-"""FlashAttention on Hopper's own instructions: launches kernels/hopper.cu; the backward pass is `tensor_core`'s.
+"""FlashAttention on Hopper's own instructions: launches kernels/hopper.cu; the backward pass is `hopper_backward`'s.
 
 The kernel needs a GPU of compute capability 9.0 and d of 64 or 128. Elsewhere this rung runs `tensor_core` in its place, with
 a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
@@ -76,9 +76,11 @@ def choose_tiles(d: int, causal: bool, N_q: int, dropout: bool = False, blocks: 
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c) of all but short causal problems."""
+    """Return (B_r, B_c), forward of all but short causal problems."""
     if d not in TILES:
         return tensor_core.block_sizes(d)
+    if direction == "backward":
+        return hopper_backward.choose_blocks(d)
     return TILES[d][0].B_r, TILES[d][0].B_c
 
 
@@ -266,6 +268,7 @@ KERNEL = Kernel(
     dropout=True,
     blocks=True,
     counts=True,
+    forward_only=("blocks",),
     aligned=True,
     choose_blocks=choose_blocks,
     why_not=why_not,
