@@ -248,10 +248,11 @@ def test_results_lie_within_rounding_of_the_reference(
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.dropout], ids=by_name)
-def test_dropout_lies_within_rounding_of_the_reference(rung: Kernel, dtype: str, causal: bool) -> None:
-    shape = (1, 2, 2, 129, 150, 64)
+def test_dropout_lies_within_rounding_of_the_reference(rung: Kernel, dtype: str, d: int, causal: bool) -> None:
+    shape = (1, 2, 2, 129, 150, d)
     skip_unless(rung, dtype, shape, causal)
     problem = given(shape, dtype)
     p, seed = 0.3, 2**40 + 5

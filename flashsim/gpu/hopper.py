@@ -180,14 +180,19 @@ def _counter(device: int) -> Any:
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`."""
+    """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`.
+
+    With dropout at d = 64 `tensor_core` is the faster one, and runs, unless it is asked to count, which it cannot.
+    """
     reason = why_not(capability(import_cupy().cuda.runtime.getDevice()), q.shape[3])
     if reason:
         _refuse(options, f"runs in hopper's place as {reason}")
         warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
         tensor_core.backward(q, k, v, o, lse, do, dq, dk, dv, options)
         return
-    hopper_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+    slower = options.dropout_p > 0 and q.shape[3] == 64 and options.counters is None
+    of = tensor_core if slower else hopper_backward
+    of.backward(q, k, v, o, lse, do, dq, dk, dv, options)
 
 
 def _refuse(options: Options, why: str) -> None:

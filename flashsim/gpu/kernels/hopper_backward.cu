@@ -1,3 +1,78 @@
+// FlashAttention, backward, on Hopper's own instructions: wgmma and TMA (hopper.cuh); fp16 or bf16, sums in fp32.
+//
+// tensor_core_backward.cu's mathematics: S_ij = Q_i K_jᵀ is computed again, and with the forward pass's L
+//
+//     P_ij = e^{min(τ MASK(S_ij) − L_i, 0)},   dV_j = Σ_i dropout(P_ij)ᵀ dO_i,   dP_ij = dropout(dO_i V_jᵀ),
+//     D_i = rowsum(dO_i ∘ O_i),   dS_ij = P_ij ∘ (dP_ij − D_i),   dK_j = τ Σ_i dS_ijᵀ Q_i,   dQ_i = τ Σ_j dS_ij K_j.
+//
+// Three kernels. `prepare` writes L log₂e, D and zeros for dQ; `hopper_backward` has a block of threads for 128 keys, through
+// which all row blocks that see them pass, of all heads of the group; `round_dQ` rounds dQ, summed in fp32.
+//
+// Roles. A producer, one thread of which starts all loads; two consumers, warpgroups that have 64 keys each; for each of them a
+// warp that adds its half of dQ_i to HBM. The 504 registers of their three threads are all that a block of 384 threads gets.
+//
+//     d      B_r × B_c   registers   shared memory: K_j V_j | 2 Q_i | 2 dO_i | 2 dS_ij | dQ_i | 2 L_i, D_i
+//     128    64 × 128    2 × 240, 24                64    | 32    | 32     | 32      | 32   | 1      = 193 KB
+//     64     128 × 128   2 × 240, 24                32    | 32    | 32     | 64      | 32   | 2      = 194 KB
+//
+// S_ij and dP_ij are computed transposed: 64 keys of a consumer by B_r queries. Their accumulators, rounded, are then the left
+// operands P_ijᵀ and dS_ijᵀ of dV_j += P_ijᵀ dO_i and dK_j += dS_ijᵀ Q_i, and never leave the registers. Only dQ_i, a sum over
+// all keys, needs dS_ij in shared memory: each consumer computes half of it, of all 128 keys. A thread's registers:
+//
+//     d = 128    dK_j 64 + dV_j 64 + S_ij 32 + dP_ij 32 + P_ij 16 = 208    dQ_i 32 and dS_ij 16 in the places of those that
+//     d = 64     dK_j 32 + dV_j 32 + S_ij 64 + dP_ij 64 + P_ij 32 = 224    are no longer needed
+//
+// Order of events, of either consumer: time runs to the right.
+//
+//     tensor cores    dV_j += P_i dO_i      dK_j += dS_i Q_i       dQ_i = dS_i K_j    S_{i+1}              dP_{i+1}
+//     registers       dS_i ──> shared       both consumers meet                       dQ_i ──> shared      P_{i+1}
+//     HBM                                                                                       dQ_i added by TMA
+//
+// Each step's reason:
+// - Whatever the registers are busy with, a product is under way that does not need it. S_{i+1} is started behind dQ_i, before
+//   dQ_i is waited for; dP_{i+1} once dQ_i has left its registers, into which it goes.
+// - A loop's end must find no product under way, or ptxas runs all of them one by one. The place for it is before dV_j:
+//   P_{i+1} takes longer than dP_{i+1}.
+// - dQ_i is added by one instruction (cp.reduce.async.bulk) for 16 KB, in the order of the accumulators, so nothing is sorted.
+//   The threads' own additions (red.v4) took 2 to 7% longer, and where they had to be in turn half as long again.
+// - In turn (deterministic): a counter for each half row block says who comes next. Of a full problem that is the next key block;
+//   causally the one before, since the last starts at the diagonal. Only the adding warp waits, and a consumer's next dQ_i.
+// - The fence that shows dQ_i's writes to TMA waits for them; it stands behind the start of dP_{i+1}, not before it.
+// - Query heads of a group add to one dK_j, dV_j in one block: no additions in HBM there.
+// - L_i and D_i of a transposed tile belong to its columns: a thread reads those of its queries from shared memory, L_i's while
+//   S_i is under way.
+// - P ≤ 1 however large scores are and however they and L_i are rounded. Rows past N_q, and rows that see no key, have L = +∞.
+// - Only tiles on the causal edge, or past N_k, test positions. Those above the edge are skipped.
+//
+// HBM, in elements a head (flashsim.count("q_outer", direction="backward", …), to the element: the counting build sums up its
+// copies): Q, dO, L, D read once for each of the T_c key blocks, live tiles only, and dQ read and written as often; K and V read,
+// dK and dV written once; O, dO read, D and dQ's zeros written by `prepare`. Besides, not in the simulator's: L is copied, since
+// copies start at multiples of 16 bytes, and `round_dQ` reads dQ's sums and writes dQ. DRAM sees what is compulsory.
+//
+// Roofline. Tensor cores: as hopper.cu's. The shared memory's 128 bytes a cycle would do for 0.87 (d = 128) and 0.91 (d = 64) of
+// their rate. At d = 64 P_ij's exponentials take 1024 cycles of a tile's 2560, of which dP_{i+1} hides 512.
+//
+// Measured, five products counted (2.5 times the forward pass), `prepare` and `round_dQ` included; medians of 9 interleaved rounds;
+// fp16, H d = 2048, B N = 16384; TFLOP/s, full / causal:
+//
+//                             N = 1024     4096         8192         16384
+//     d = 128                 385 / 270    517 / 451    547 /  –     567 / 551
+//       deterministic         315 / 251    436 / 417    490 /  –     524 / 494
+//       FlashAttention-4      461 / 348    570 / 519    599 /  –     617 / 609
+//       cuDNN 9.19            425 / 304    523 / 449    529 /  –     534 / 512
+//       tensor_core           222 / 176    252 / 227    256 /  –     256 / 257
+//     d = 64                  345 / 248    453 / 403     –  / 452    485 / 482
+//       deterministic         283 / 238    379 / 393     –  / 440    484 / 463
+//       FlashAttention-4      417 / 311    512 / 461     –  / 498    529 / 530
+//       cuDNN 9.19            351 / 245    424 / 358     –  / 380    424 / 405
+//       tensor_core           236 / 195    267 / 238     –  / 251    271 / 261
+//     NVIDIA H200, driver 580.159.04, NVRTC 13.0, PyTorch 2.11.0, flash-attn-4 4.0.0b36, 2026-11-22
+//
+// So 0.87 to 0.92 of FlashAttention-4 from N = 4096 on, 0.78 to 0.83 at 1024; 1.00 to 1.19 of cuDNN from 4096 on. Alone, at 1.76
+// GHz and N = 4096, the tensor cores are busy 63% of the time (ncu); without exponentials the kernel would be 13% faster.
+// With dropout, N = 2048, d = 128: 354 / 285, tensor_core 251 / 212, FlashAttention-2 249 / 194; d = 64: 183 / 159, tensor_core
+// 225 / 192: the words of one call of Philox are spread over two warps here, so both make the call, and tensor_core runs there.
+//
 // no spills, no stack
 #include "hopper.cuh"
 
@@ -54,8 +129,8 @@ template <int d> struct Memory {
 
 // How many rows a thread has moved, in builds that count.
 struct Rows {
+    Word sum;
 #if COUNT
-    Word sum = 0;
     __device__ void add(int rows) { sum += max(rows, 0); }
     __device__ void times(int columns, Total* total) const { atomicAdd(total, Total(sum) * columns); }
 #else
@@ -80,7 +155,6 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
         Tally(reads).add(min(B_c, p.N_k - at.j * B_c), d);
     };
     load_keys(sram.K_j, K, totals + 2);
-    Rows moved;
     Word n = 0;
 #pragma unroll 1
     for (int h = at.h * p.group; h < (at.h + 1) * p.group; ++h)
@@ -90,12 +164,12 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
             sram.Q_i.there(n).arrive_and_expect(Q_BYTES + ROWS_BYTES);
             load(sram.Q_i.tile(n), Q, i * B_r, h, at.b, sram.Q_i.there(n));
             load(sram.L_i(n), p.rows + p.row_block(at.b * p.H + h, i) * (2 * B_r), ROWS_BYTES, sram.Q_i.there(n));
-            moved.add(min(B_r, p.N_q - i * B_r));
             if (n == 0) load_keys(sram.V_j, V, totals + 4);
             sram.dO_i.wait_free(n);
             sram.dO_i.there(n).arrive_and_expect(Q_BYTES);
             load(sram.dO_i.tile(n), dO, i * B_r, h, at.b, sram.dO_i.there(n));
         }
+    const Rows moved{n * B_r - p.group * (p.T_r * B_r - p.N_q)};  // of n tiles, but for rows past the end
     moved.times(d, totals), moved.times(d, totals + 6), moved.times(1, totals + 8), moved.times(1, totals + 10);
 }
 
@@ -103,21 +177,21 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
 
 // A warp adds to HBM what warpgroup w has of dQ_i. In turn: after as many other blocks as see row block i and come before.
 template <bool causal, int d, bool in_turn>
-__device__ __forceinline__ void add(const Memory<d>& sram, int w, const KeyBlock& at, const Problem& p, Total* totals) {
+__device__ __forceinline__ void add(const Memory<d>& sram, int w, int j, int kv_head, const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>;
     const bool leader = threadIdx.x % 32 == 0;
-    Rows added;
+    Rows added{0};
 #pragma unroll 1
-    for (int h = at.h * p.group; h < (at.h + 1) * p.group; ++h)
+    for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head)
 #pragma unroll 1
-        for (int i = first_row_block<causal, d>(p, at.j * B_c); i < p.T_r; ++i) {
+        for (int i = first_row_block<causal, d>(p, j * B_c); i < p.T_r; ++i) {
             come(EMPTY + w, HANDING_OVER);
-            const Offset half = p.row_block(at.b * p.H + h, i) * 2 + w;
+            const Offset half = p.row_block(head, i) * 2 + w;
             meet(FULL + w, HANDING_OVER);
             if (leader) {
                 if (in_turn) {
                     const int last = (min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c;  // that sees row block i
-                    wait_until(p.turns + half, causal ? last - at.j : at.j);
+                    wait_until(p.turns + half, causal ? last - j : j);
                 }
                 add_to(p.sums + half * 4096, sram.dQ_i(w), 64 * 64 * 4);
                 added.add(min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0)));
@@ -206,7 +280,9 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 Word words[4];  // [2a + r]: of the query 8a further on and key + 8r, in the half that bit 4 of key says
-                philox<d == 64 ? 1 : 10>(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, here(p.dropout.key_0), here(p.dropout.key_1));
+                // 10 rounds at once would take too many registers where d = 64.
+                const Word key_0 = here(p.dropout.key_0), key_1 = here(p.dropout.key_1);
+                philox<d == 64 ? 1 : 10>(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, key_0, key_1);
 #pragma unroll
                 for (int of = 0; of < 4; ++of) {
                     float& P = S_ij[t + of / 2][of % 2 * 2 + e];
@@ -336,7 +412,7 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
         keep_registers<24>();
         const int warp = threadIdx.x / 32;
         if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, dO, at, p, totals);
-        if (warp == 1 || warp == 2) add<causal, d, in_turn>(sram, warp - 1, at, p, totals);
+        if (warp == 1 || warp == 2) add<causal, d, in_turn>(sram, warp - 1, at.j, head, p, totals);
     } else {
         take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
