@@ -16,7 +16,7 @@
 //     64     128 × 128   2 × 240, 24                32    | 32    | 32     | 64      | 32   | 2      = 194 KB
 //
 // S_ij and dP_ij are computed transposed: 64 keys of a consumer by B_r queries. Their accumulators, rounded, are then the left
-// operands P_ijᵀ and dS_ijᵀ of dV_j += P_ijᵀ dO_i and dK_j += dS_ijᵀ Q_i, and never leave the registers. Only dQ_i, a sum over
+// operands P_ijᵀ and dS_ijᵀ of dV_j += P_ijᵀ dO_i and dK_j += dS_ijᵀ Q_i, and stay in registers. Only dQ_i, a sum over
 // all keys, needs dS_ij in shared memory: each consumer computes half of it, of all 128 keys. A thread's registers:
 //
 //     d = 128    dK_j 64 + dV_j 64 + S_ij 32 + dP_ij 32 + P_ij 16 = 208    dQ_i 32 and dS_ij 16 in the places of those that
@@ -127,14 +127,12 @@ template <int d> struct Memory {
     }
 };
 
-// How many rows a thread has moved, in builds that count.
+// How many rows a thread has moved: what builds that count add to totals.
 struct Rows {
-    Word sum;
+    Word rows;
 #if COUNT
-    __device__ void add(int rows) { sum += max(rows, 0); }
-    __device__ void times(int columns, Total* total) const { atomicAdd(total, Total(sum) * columns); }
+    __device__ void times(int columns, Total* total) const { atomicAdd(total, Total(rows) * columns); }
 #else
-    __device__ void add(int) {}
     __device__ void times(int, Total*) const {}
 #endif
 };
@@ -180,7 +178,6 @@ template <bool causal, int d, bool in_turn>
 __device__ __forceinline__ void add(const Memory<d>& sram, int w, int j, int kv_head, const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>;
     const bool leader = threadIdx.x % 32 == 0;
-    Rows added{0};
 #pragma unroll 1
     for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head)
 #pragma unroll 1
@@ -190,21 +187,17 @@ __device__ __forceinline__ void add(const Memory<d>& sram, int w, int j, int kv_
             meet(FULL + w, HANDING_OVER);
             if (leader) {
                 if (in_turn) {
-                    const int last = (min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c;  // that sees row block i
+                    const int last = Word(min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c;  // that row block i sees
                     wait_until(p.turns + half, causal ? last - j : j);
                 }
                 add_to(p.sums + half * 4096, sram.dQ_i(w), 64 * 64 * 4);
-                added.add(min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0)));
-                if (in_turn) {
-                    wait_stores();
-                    step(p.turns + half);
-                } else {
-                    wait_stores_read();
-                }
+                in_turn ? wait_stores() : wait_stores_read();
+                if (in_turn) step(p.turns + half);
+                const Rows added{Word(max(0, min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0))))};
+                added.times(64, totals + 12), added.times(64, totals + 13);
             }
             __syncwarp();
         }
-    if (leader) added.times(64, totals + 12), added.times(64, totals + 13);
 }
 
 // ------------------------------------------------------------------------------------------------------------- consumers
