@@ -272,9 +272,9 @@ def test_a_user_s_lines_have_their_numbers_and_their_text() -> None:
         O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(blocks.B_r)
         Q = Q.divide(blocks.B_r)
         for i in sram.loop(blocks.T_r):
-            S_ij = sram.on_chip(sram.load(Q[i]) @ sram.load(K).T)
+            S_ij = sram.on_chip(sram.load(Q[i]) @ sram.load(K[0]).T)
             masked = sram.on_chip(MASK(S_ij, i, 0))
-            sram.store(O[i], sram.on_chip(masked @ sram.load(V)))
+            sram.store(O[i], sram.on_chip(masked @ sram.load(V[0])))
         return O
 
     first = mine.__code__.co_firstlineno
