@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import flashsim
 from flashsim import gpu
 from flashsim.dropout import keep_mask
-from flashsim.gpu import hopper
+from flashsim.gpu import hopper, hopper_backward
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.launching import launch
 from flashsim.inputs import float_dtype
@@ -260,10 +260,11 @@ def test_results_lie_within_rounding_of_the_reference(
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rung", [rung for rung in RUNGS if rung.dropout], ids=by_name)
-def test_dropout_lies_within_rounding_of_the_reference(rung: Kernel, dtype: str, causal: bool) -> None:
-    shape = (1, 2, 2, 129, 150, 64)
+def test_dropout_lies_within_rounding_of_the_reference(rung: Kernel, dtype: str, d: int, causal: bool) -> None:
+    shape = (1, 2, 2, 129, 150, d)
     skip_unless(rung, dtype, shape, causal)
     problem = given(shape, dtype)
     p, seed = 0.3, 2**40 + 5
@@ -380,6 +381,43 @@ def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout
         assert moved(counted) == tally(rung.model, ours, "backward", **model_with)
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    "shape", [(1, 2, 2, 256, 256, 64), (2, 1, 1, 300, 700, 128), (1, 3, 3, 500, 130, 64), (1, 4, 2, 200, 333, 128)]
+)
+def test_hoppers_backward_pass_counts(shape: tuple[int, ...], causal: bool) -> None:
+    """As q_outer's, but that L is copied and dQ's sums are rounded, and that a group of heads has its K_j, V_j loaded once."""
+    import cupy
+
+    B, H, H_kv, N_q, N_k, d = shape
+    problem = given(shape, "float16")
+    q, k, v, do = (cupy.asarray(X) for X in (problem.q, problem.k, problem.v, problem.do))
+    asked: dict[str, Any] = {"kernel": "hopper", "causal": causal}
+    o, lse = gpu.forward(q, k, v, return_lse=True, **asked)
+    *_, counted = gpu.backward(q, k, v, o, lse, do, count=True, deterministic=True, **asked)
+    wanted = tally("q_outer", (*shape, hopper_backward.choose_blocks(d)), "backward", causal=causal)
+    rows, keys = B * H * N_q, B * H_kv * N_k * d
+    wanted |= {"K": (keys, 0), "V": (keys, 0), "dK": (0, keys), "dV": (0, keys)}
+    wanted["L"] = wanted["L"][0] + rows, rows
+    wanted["dQ"] = wanted["dQ"][0] + rows * d, wanted["dQ"][1] + rows * d
+    assert moved(counted) == {name: a for name, a in wanted.items() if "parts" not in name}
+
+
+@pytest.mark.parametrize("scale", [1e6, -1e6, 0.0])
+@pytest.mark.parametrize("rung", BACKWARD, ids=by_name)
+def test_gradients_of_huge_scores_are_finite(rung: Kernel, scale: float) -> None:
+    """P = e^(S − L) would not be at most 1 where S and L are so large that their rounding exceeds 1."""
+    if rung.name == "standard":
+        pytest.skip("it divides by ℓ, and has no L")
+    problem = given((1, 1, 1, 130, 130, 64), rung.dtypes[-1])
+    problem.q[...] = np.abs(problem.q)
+    problem.k[...] = 1 + np.abs(problem.k) / 2**20  # all keys alike: the maximum is many keys'
+    found = run(rung, problem, backward=True, scale=scale)
+    assert found.dv is not None
+    weights = np.abs(problem.do).astype(np.float64).sum(axis=2, keepdims=True)
+    assert (np.abs(found.dv) <= 1.01 * weights + 1e-3).all()  # P ≤ 1
+
+
 @pytest.mark.parametrize("B_c", [16, 32, 64, 128, 256])
 def test_algorithm_1_counts_at_every_block_size_of_figure_2(B_c: int) -> None:
     import cupy
@@ -494,7 +532,8 @@ def test_the_plan_is_the_fastest_that_takes_the_arguments() -> None:
         assert found.kernel == wanted
         assert why in found.why
         assert (gpu.forward(X, X, X, **asked) == gpu.forward(X, X, X, kernel=wanted, **asked)).all()
-    assert gpu.plan(half, half, half, direction="backward").kernel == "tensor_core"
+    assert gpu.plan(half, half, half, direction="backward").kernel == fast
+    assert gpu.plan(half, half, half, direction="backward", blocks=(64, 64)).kernel == "algorithm_2"
 
 
 def test_torch_tensors_go_in_and_come_back() -> None:
@@ -527,7 +566,10 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
         ("q has shape", lambda: gpu.forward(q[0, 0, 0, 0], q, q)),
         ("(192, 128)", lambda: gpu.forward(half, half, half, kernel="hopper", blocks=(64, 64))),
         ("multiples of 16", lambda: gpu.forward(*(wide[..., 1:65] for _ in "qkv"), kernel="hopper")),
-        ("count is given", lambda: gpu.backward(half, half, half, half, q[..., 0], half, kernel="hopper", count=True)),
+        (
+            "blocks is given",
+            lambda: gpu.backward(half, half, half, half, q[..., 0], half, kernel="hopper", blocks=(128, 128)),
+        ),
         ("kernel is 'tensor'", lambda: gpu.forward(q, q, q, kernel="tensor")),
         ("q is a numpy.ndarray not on a GPU", lambda: forward(q.get(), q, q)),
         ("k is a list", lambda: forward(q, [1], q)),

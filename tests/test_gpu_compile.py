@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from flashsim import Causal, KeyPadding, SlidingWindow, cli, gpu
-from flashsim.gpu import api, compiling, hopper, hopper_decode, machine
+from flashsim.gpu import api, compiling, hopper, hopper_backward, hopper_decode, machine
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
 from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
@@ -222,6 +222,31 @@ def test_mask_objects_that_no_kernel_knows_are_refused() -> None:
         rule_of(q, q, 1, None, None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("capability", "d", "asked", "wanted", "why"),
+    [
+        ("90", 128, (), "hopper", "the fastest that there is"),
+        ("90", 64, ("causal", "dropout_p", "count"), "hopper", "the fastest"),
+        ("90", 64, ("blocks",), "algorithm_2", "hopper: does not take blocks; tensor_core: does not take blocks"),
+        ("90", 32, (), "tensor_core", "hopper: d is 32"),
+        ("80", 128, (), "tensor_core", "hopper: the GPU has compute capability 80"),
+        ("80", 128, ("count",), "algorithm_2", "tensor_core: does not take count"),
+    ],
+)
+def test_the_plan_of_a_backward_pass(capability: str, d: int, asked: tuple[str, ...], wanted: str, why: str) -> None:
+    plan = api._plan(
+        "backward",
+        np.dtype("float16"),
+        (2, 4, 512, d),
+        (2, 4, 512, d),
+        True,
+        tuple(what in asked for what in api.TAKES),
+        capability,
+    )
+    assert plan.kernel == wanted
+    assert why in plan.why
+
+
 def test_hoppers_tiles() -> None:
     asked = (("CAUSAL", 4096), ("FULL", 4097), ("WINDOW", 9999), ("LISTED", 4096))
     assert [hopper.choose_tiles(64, kind, N).B_r for kind, N in asked] == [256, 192, 256, 128]
@@ -235,6 +260,7 @@ def test_hoppers_tiles() -> None:
         hopper.choose_tiles(128, "WINDOW", 4096, blocks=(64, 64))
     most = 227 * 1024  # of a block's shared memory on Hopper
     assert all(tiles.shared_bytes(d) <= most for d in hopper.TILES for tiles in hopper.TILES[d])
+    assert all(hopper_backward.shared_bytes(d) <= most for d in hopper_backward.HEAD_DIMS)
     assert hopper.section(2**20, 50 * 2**20, 64) == 32
     assert hopper.section(2**20, 50 * 2**20, 8) == 8
     assert hopper.section(2**30, 50 * 2**20, 64) == 1

@@ -175,9 +175,10 @@ def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[bool
     return rule.causal, *masks, dropout_p > 0, blocks is not None, count
 
 
-def _takes(rung: Kernel, what: str) -> bool:
-    """Say whether a kernel takes one of `TAKES`. A window it may get as a mask."""
-    return bool(getattr(rung, TAKES[what])) or (what == "window" and rung.masks)
+def _takes(rung: Kernel, what: str, direction: str) -> bool:
+    """Say whether a kernel takes one of `TAKES` in a direction. A window it may get as a mask."""
+    takes = getattr(rung, TAKES[what]) and not (direction == "backward" and what in rung.forward_only)
+    return bool(takes) or (what == "window" and rung.masks)
 
 
 def _fastest(direction: str, arrays: dict[str, Any], asked: tuple[bool, ...]) -> Plan:
@@ -203,7 +204,9 @@ def _plan(
     d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
     known = rungs.fastest(direction)
     for rung in known:
-        lacks = [what for what, wanted in zip(TAKES, asked, strict=True) if wanted and not _takes(rung, what)]
+        lacks = [
+            what for what, wanted in zip(TAKES, asked, strict=True) if wanted and not _takes(rung, what, direction)
+        ]
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
             or f"does not take d = {d}" * (d not in rung.head_dims)
@@ -301,7 +304,7 @@ def _options(
         check_flag(name, value)
     dropout_p, seed = check_p(dropout_p), check_seed(seed)
     for name, wanted in zip(TAKES, _asked(rule, dropout_p, blocks, count), strict=True):
-        if wanted and not _takes(rung, name):
+        if wanted and not _takes(rung, name, direction):
             raise ValueError(
                 f"{'mask, a window,' if name == 'window' else name} is given; kernel {rung.name!r} does not take it"
             )

@@ -1,6 +1,6 @@
 """FlashAttention on Hopper's own instructions: launches kernels/hopper.cu, with windows and lists of live tiles.
 
-The backward pass is `tensor_core`'s.
+The backward pass is `hopper_backward`'s.
 
 The kernel needs a GPU of compute capability 9.0 and d of 64 or 128. Elsewhere this rung runs `tensor_core` in its place, with
 a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.checking import check_tiles
-from flashsim.gpu import tensor_core
+from flashsim.gpu import hopper_backward, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import DROPOUT, counter, dropout
@@ -91,9 +91,11 @@ def choose_tiles(d: int, kind: str, N_k: int, dropout: bool = False, blocks: tup
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c) of all but short causal problems."""
+    """Return (B_r, B_c), forward of all but short causal problems."""
     if d not in TILES:
         return tensor_core.block_sizes(d)
+    if direction == "backward":
+        return hopper_backward.choose_blocks(d)
     return TILES[d][0].B_r, TILES[d][0].B_c
 
 
@@ -212,9 +214,19 @@ def _ready(device: int, tiles: Tiles, dtype: str, d: int, kind: str, dropout: bo
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Fill dq, dk, dv, by tensor_core's kernels: o and lse are the same. They take neither blocks nor count."""
-    _refuse(options, "has the backward pass")
-    tensor_core.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+    """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`.
+
+    With dropout at d = 64 `tensor_core` is the faster one, and runs, unless it is asked to count, which it cannot.
+    """
+    reason = why_not(capability(import_cupy().cuda.runtime.getDevice()), q.shape[3])
+    if reason:
+        _refuse(options, f"runs in hopper's place as {reason}")
+        warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
+        tensor_core.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+        return
+    slower = options.dropout_p > 0 and q.shape[3] == 64 and options.counters is None
+    of = tensor_core if slower else hopper_backward
+    of.backward(q, k, v, o, lse, do, dq, dk, dv, options)
 
 
 def _refuse(options: Options, why: str) -> None:
@@ -233,7 +245,7 @@ KERNEL = Kernel(
     name="hopper",
     about="loops exchanged, Hopper's wgmma and TMA, a producer and consumers, persistent; fp16 and bf16",
     rung=5,
-    fastest_in=("forward",),
+    fastest_in=("forward", "backward"),
     model="q_outer",
     tensor_cores=True,
     dtypes=tuple(ELEMENTS),
@@ -256,7 +268,8 @@ KERNEL = Kernel(
             ("bfloat16", 0, (False,)),
             ("float16", 1, (False,)),
         )
-    ),
+    )
+    + hopper_backward.VARIANTS,
     forward=forward,
     backward=backward,
     windows=True,
@@ -264,6 +277,7 @@ KERNEL = Kernel(
     dropout=True,
     blocks=True,
     counts=True,
+    forward_only=("blocks", "window", "block_mask"),
     aligned=True,
     choose_blocks=choose_blocks,
     why_not=why_not,

@@ -59,6 +59,7 @@ class Kernel:
     dtypes       "float16", "bfloat16", "float32", of those that it takes
     head_dims    widths d of Q, K and V that it takes
     causal, masks, windows, block_masks, dropout, gqa, blocks, counts  what else it takes
+    forward_only what of these the backward pass does not take, by the names of `flashsim.gpu.forward`'s parameters
     variants     what the tests compile
     aligned      whether rows must start at multiples of 16 bytes
     choose_blocks (d, dtype, direction) -> (B_r, B_c) that it takes by itself, or None where it has no such sizes
@@ -92,6 +93,7 @@ class Kernel:
     gqa: bool = True
     blocks: bool = False
     counts: bool = False
+    forward_only: tuple[str, ...] = ()
     aligned: bool = False
     choose_blocks: Callable[[int, str, str], tuple[int, int]] | None = None
     why_not: Callable[[str, int], str] | None = None

@@ -92,7 +92,7 @@ algorithm_4(const T* q, const T* k, const T* v, const T* o, const T* dO_, const 
             P_ij.each([&](float& s, int r, int c) {
                 const bool inside = r < queries && c < keys;
                 s = inside && MASK.allows(top + r, left + c) ? p.tau * s : -INFINITY;  // line 12
-                s = expf(s - finite(m_i[r])) / nonzero(l_i[r]);  // line 13
+                s = expf(fminf(s - finite(m_i[r]), 0.0f)) / nonzero(l_i[r]);  // line 13
                 const float Z = dropout.Z(top + r, left + c);  // line 14
                 P_dropped_ij(r, c) = s * Z;  // line 15
             });

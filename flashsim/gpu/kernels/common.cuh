@@ -70,10 +70,11 @@ template <typename T> struct Hbm {
 
 // ------------------------------------------------------------------------------------------------------------ dropout
 
-// Philox4x32-10: of the counter (row, column, head, 0), the four output words.
+// Philox4x32-10: of the counter (row, column, head, 0), the four output words. Rounds that are not unrolled take few registers.
+template <int unrolled = 10>
 __device__ inline void philox(Word (&c)[4], Word row, Word column, Word head, Word key_0, Word key_1) {
     c[0] = row, c[1] = column, c[2] = head, c[3] = 0;
-#pragma unroll
+#pragma unroll unrolled
     for (int round = 0; round < 10; ++round) {
         const Total product_0 = Total(0xD2511F53u) * c[0], product_1 = Total(0xCD9E8D57u) * c[2];
         c[0] = Word(product_1 >> 32) ^ c[1] ^ key_0;

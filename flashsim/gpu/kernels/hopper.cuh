@@ -101,6 +101,40 @@ __device__ inline void store(const TensorMap& X, int row, int head, int batch, W
         "r"(0), "r"(row), "r"(head), "r"(batch), "r"(tile)
         : "memory");
 }
+// Start copying so many bytes in a row, a multiple of 16.
+__device__ inline void load(Word to, const void* from, int bytes, Barrier there) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(there.at)
+                 : "memory");
+}
+
+// Start adding so many bytes of fp32 numbers to as many in HBM.
+__device__ inline void add_to(float* sums, Word from, int bytes) {
+    asm volatile(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+        "cp.async.bulk.commit_group;" ::"l"(sums),
+        "r"(from), "r"(bytes)
+        : "memory");
+}
+
+// Two numbers of shared memory, and four to it.
+__device__ inline void load_pair(float (&x)[2], Word from) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(from));
+}
+__device__ inline void store_four(Word to, const float (&x)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+
+// A counter in HBM: wait until it has come to `turn`; step it on after all that this thread has written.
+__device__ inline void wait_until(const Word* counter, Word turn) {
+    Word now;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+    while (now != turn);
+}
+__device__ inline void step(Word* counter) {
+    asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
 // Wait until this thread's stores have read shared memory, or have written.
 __device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
@@ -155,6 +189,10 @@ typedef Total Descriptor;
 #define ASM_16(C, t) ASM_4(C, t), ASM_4(C, t + 1), ASM_4(C, t + 2), ASM_4(C, t + 3)
 #define ASM_32(C, t) ASM_16(C, t), ASM_16(C, t + 4)
 #define ASM_64(C, t) ASM_32(C, t), ASM_32(C, t + 8)
+#define NEW_4(C, t) "=f"(C[t][0]), "=f"(C[t][1]), "=f"(C[t][2]), "=f"(C[t][3])
+#define NEW_16(C, t) NEW_4(C, t), NEW_4(C, t + 1), NEW_4(C, t + 2), NEW_4(C, t + 3)
+#define NEW_32(C, t) NEW_16(C, t), NEW_16(C, t + 4)
+#define NEW_64(C, t) NEW_32(C, t), NEW_32(C, t + 8)
 #define LIST_32 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define LIST_64                                                                                                          \
@@ -167,11 +205,26 @@ typedef Total Descriptor;
 template <typename T, int n, bool add> __device__ inline void wgmma(float (&C)[n / 8][4], Descriptor A, Descriptor B);
 template <typename T, int n> __device__ inline void wgmma(float (&C)[n / 8][4], const Word (&A)[4], Descriptor B);
 
+// C = A B, or C += A B: 64 × 16 and 16 × n, both in shared memory.
+template <typename T, int n, bool add> __device__ inline void wgmma_straight(float (&C)[n / 8][4], Descriptor A, Descriptor B);
+
+#define DEFINE_WGMMA_STRAIGHT(T, type, n, count, first, second, plus, add, LIST)                                              \
+    template <> __device__ inline void wgmma_straight<T, n, plus>(float (&C)[n / 8][4], Descriptor A, Descriptor B) {   \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" LIST_##count "}, %" #first    \
+                     ", %" #second ", " #add ", 1, 1, 0, 1;"                                                            \
+                     : LIST##count(C, 0)                                                                                \
+                     : "l"(A), "l"(B));                                                                                 \
+    }
+DEFINE_WGMMA_STRAIGHT(__half, "f16", 64, 32, 32, 33, false, 0, NEW_)
+DEFINE_WGMMA_STRAIGHT(__half, "f16", 64, 32, 32, 33, true, 1, ASM_)
+DEFINE_WGMMA_STRAIGHT(__nv_bfloat16, "bf16", 64, 32, 32, 33, false, 0, NEW_)
+DEFINE_WGMMA_STRAIGHT(__nv_bfloat16, "bf16", 64, 32, 32, 33, true, 1, ASM_)
+
 #define DEFINE_WGMMA(T, type, n, count, first, second, third, fourth, fifth)                                              \
     template <> __device__ inline void wgmma<T, n, false>(float (&C)[n / 8][4], Descriptor A, Descriptor B) {             \
         asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" LIST_##count "}, %" #first      \
                      ", %" #second ", 0, 1, 1, 0, 0;"                                                                     \
-                     : ASM_##count(C, 0)                                                                                  \
+                     : NEW_##count(C, 0)                                                                                  \
                      : "l"(A), "l"(B));                                                                                   \
     }                                                                                                                     \
     template <> __device__ inline void wgmma<T, n, true>(float (&C)[n / 8][4], Descriptor A, Descriptor B) {              \
@@ -219,7 +272,21 @@ __device__ inline void start_values(float (&O)[d / 8][4], const Word (&P)[n / 16
     commit();
 }
 
-// Wait until all but the `later` products started last have finished: C is there.
+// Start C = A B: 64 × 64, of 64 rows of A, `A_rows` apart from half to half, and as many rows of B as A has columns.
+template <typename T, int n>
+__device__ inline void start_product(float (&C)[8][4], Word A, int A_rows, Word B) {
+    const Operand A_operand(A, 0), B_operand(B, 0);
+    registers_ready();
+#pragma unroll
+    for (int x = 0; x < n; x += 16) {
+        const Descriptor left = A_operand.at(x / HALF * A_rows * 128 + x % HALF * 2), right = B_operand.at(x * 128);
+        x == 0 ? wgmma_straight<T, 64, false>(C, left, right) : wgmma_straight<T, 64, true>(C, left, right);
+    }
+    commit();
+}
+
+// Wait until all but the `later` products started last have finished; with C, it is what is waited for.
+template <int later> __device__ inline void finish() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(later) : "memory"); }
 template <int later> __device__ inline void finish(float (&C)[8][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %32;" : ASM_32(C, 0) : "n"(later) : "memory");
 }
@@ -239,6 +306,19 @@ template <> __device__ inline Word pack<__nv_bfloat16>(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
     return both;
 }
+// Write 16 × 16 elements, a left operand of this warp's, to a tile: rows 128 bytes apart, each lane giving the address of one,
+// lanes 0 to 7 of the top left 8 × 8, then bottom left, top right, bottom right. Transposed: the address of a column.
+template <bool transposed> __device__ inline void store_operand(Word row, const Word (&A)[4]) {
+    if (transposed)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(A[0]), "r"(A[1]),
+                     "r"(A[2]), "r"(A[3])
+                     : "memory");
+    else
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(A[0]), "r"(A[1]),
+                     "r"(A[2]), "r"(A[3])
+                     : "memory");
+}
+
 template <typename T, int n> __device__ inline void round_to_operands(Word (&P)[n / 16][4], const float (&S)[n / 8][4]) {
 #pragma unroll
     for (int t = 0; t < n / 8; ++t)

@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
 #pragma unroll
             for (int m = 0; m < M; ++m)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) S[m][n][e] = Z_ij(m, n, e, exp_2(fmaf(S[m][n][e], p.tau_2, -L[e & 1])));
+                for (int e = 0; e < 4; ++e) S[m][n][e] = Z_ij(m, n, e, exp_2(fminf(fmaf(S[m][n][e], p.tau_2, -L[e & 1]), 0.0f)));
         }
         if (first_key + B_c > p.N_k || (p.causal && first_key + B_c - 1 > first_query - p.N_q + p.N_k)) {
 #pragma unroll
@@ -554,7 +554,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__
                 for (int e = 0; e < 4; ++e) {
                     const int query = first_query + own + m * 16 + lane / 4 + e / 2 * 8;
                     const int key = first_key + n * 8 + lane % 4 * 2 + (e & 1);
-                    float P = exp_2(fmaf(S[m][n][e], p.tau_2, -L[m][e / 2]));
+                    float P = exp_2(fminf(fmaf(S[m][n][e], p.tau_2, -L[m][e / 2]), 0.0f));
                     if (edge && !p.live(query, key)) P = 0.0f;
                     S[m][n][e] = dS_of(Z_ij(m, n, e, P), dP[m][n][e], D[m][e / 2], p);
                 }

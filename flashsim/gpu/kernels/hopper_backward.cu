@@ -1,0 +1,476 @@
+// FlashAttention, backward, on Hopper's own instructions: wgmma and TMA (hopper.cuh); fp16 or bf16, sums in fp32.
+//
+// tensor_core_backward.cu's mathematics: S_ij = Q_i K_jᵀ is computed again, and with the forward pass's L
+//
+//     P_ij = e^{min(τ MASK(S_ij) − L_i, 0)},   dV_j = Σ_i dropout(P_ij)ᵀ dO_i,   dP_ij = dropout(dO_i V_jᵀ),
+//     D_i = rowsum(dO_i ∘ O_i),   dS_ij = P_ij ∘ (dP_ij − D_i),   dK_j = τ Σ_i dS_ijᵀ Q_i,   dQ_i = τ Σ_j dS_ij K_j.
+//
+// Three kernels. `prepare` writes L log₂e, D and zeros for dQ; `hopper_backward` has a block of threads for 128 keys, through
+// which all row blocks that see them pass, of all heads of the group; `round_dQ` rounds dQ, summed in fp32.
+//
+// Roles. A producer, one thread of which starts all loads; two consumers, warpgroups that have 64 keys each; for each of them a
+// warp that adds its half of dQ_i to HBM. The 504 registers of their three threads are all that a block of 384 threads gets.
+//
+//     d      B_r × B_c   registers   shared memory: K_j V_j | 2 Q_i | 2 dO_i | 2 dS_ij | dQ_i | 2 L_i, D_i
+//     128    64 × 128    2 × 240, 24                64    | 32    | 32     | 32      | 32   | 1      = 193 KB
+//     64     128 × 128   2 × 240, 24                32    | 32    | 32     | 64      | 32   | 2      = 194 KB
+//
+// S_ij and dP_ij are computed transposed: 64 keys of a consumer by B_r queries. Their accumulators, rounded, are then the left
+// operands P_ijᵀ and dS_ijᵀ of dV_j += P_ijᵀ dO_i and dK_j += dS_ijᵀ Q_i, and stay in registers. Only dQ_i, a sum over
+// all keys, needs dS_ij in shared memory: each consumer computes half of it, of all 128 keys. A thread's registers:
+//
+//     d = 128    dK_j 64 + dV_j 64 + S_ij 32 + dP_ij 32 + P_ij 16 = 208    dQ_i 32 and dS_ij 16 in the places of those that
+//     d = 64     dK_j 32 + dV_j 32 + S_ij 64 + dP_ij 64 + P_ij 32 = 224    are no longer needed
+//
+// Order of events, of either consumer: time runs to the right.
+//
+//     tensor cores    dV_j += P_i dO_i      dK_j += dS_i Q_i       dQ_i = dS_i K_j    S_{i+1}              dP_{i+1}
+//     registers       dS_i ──> shared       both consumers meet                       dQ_i ──> shared      P_{i+1}
+//     HBM                                                                                       dQ_i added by TMA
+//
+// Each step's reason:
+// - Whatever the registers are busy with, a product is under way that does not need it. S_{i+1} is started behind dQ_i, before
+//   dQ_i is waited for; dP_{i+1} once dQ_i has left its registers, into which it goes.
+// - A loop's end must find no product under way, or ptxas runs all of them one by one. The place for it is before dV_j:
+//   P_{i+1} takes longer than dP_{i+1}.
+// - dQ_i is added by one instruction (cp.reduce.async.bulk) for 16 KB, in the order of the accumulators, so nothing is sorted.
+//   The threads' own additions (red.v4) took 2 to 7% longer, and where they had to be in turn half as long again.
+// - In turn (deterministic): a counter for each half row block says who comes next. Of a full problem that is the next key block;
+//   causally the one before, since the last starts at the diagonal. Only the adding warp waits, and a consumer's next dQ_i.
+// - The fence that shows dQ_i's writes to TMA waits for them; it stands behind the start of dP_{i+1}, not before it.
+// - Query heads of a group add to one dK_j, dV_j in one block: no additions in HBM there.
+// - L_i and D_i of a transposed tile belong to its columns: a thread reads those of its queries from shared memory, L_i's while
+//   S_i is under way.
+// - P ≤ 1 however large scores are and however they and L_i are rounded. Rows past N_q, and rows that see no key, have L = +∞.
+// - Only tiles on the causal edge, or past N_k, test positions. Those above the edge are skipped.
+//
+// HBM, in elements a head (flashsim.count("q_outer", direction="backward", …), to the element: the counting build sums up its
+// copies): Q, dO, L, D read once for each of the T_c key blocks, live tiles only, and dQ read and written as often; K and V read,
+// dK and dV written once; O, dO read, D and dQ's zeros written by `prepare`. Besides, not in the simulator's: L is copied, since
+// copies start at multiples of 16 bytes, and `round_dQ` reads dQ's sums and writes dQ. DRAM sees what is compulsory.
+//
+// Roofline. Tensor cores: as hopper.cu's. The shared memory's 128 bytes a cycle would do for 0.87 (d = 128) and 0.91 (d = 64) of
+// their rate. At d = 64 P_ij's exponentials take 1024 cycles of a tile's 2560, of which dP_{i+1} hides 512.
+//
+// Measured, five products counted (2.5 times the forward pass), `prepare` and `round_dQ` included; medians of 9 interleaved rounds;
+// fp16, H d = 2048, B N = 16384; TFLOP/s, full / causal:
+//
+//                             N = 1024     4096         8192         16384
+//     d = 128                 385 / 270    517 / 451    547 /  –     567 / 551
+//       deterministic         315 / 251    436 / 417    490 /  –     524 / 494
+//       FlashAttention-4      461 / 348    570 / 519    599 /  –     617 / 609
+//       cuDNN 9.19            425 / 304    523 / 449    529 /  –     534 / 512
+//       tensor_core           222 / 176    252 / 227    256 /  –     256 / 257
+//     d = 64                  345 / 248    453 / 403     –  / 452    485 / 482
+//       deterministic         283 / 238    379 / 393     –  / 440    484 / 463
+//       FlashAttention-4      417 / 311    512 / 461     –  / 498    529 / 530
+//       cuDNN 9.19            351 / 245    424 / 358     –  / 380    424 / 405
+//       tensor_core           236 / 195    267 / 238     –  / 251    271 / 261
+//     NVIDIA H200, driver 580.159.04, NVRTC 13.0, PyTorch 2.11.0, flash-attn-4 4.0.0b36, 2026-11-22
+//
+// So 0.87 to 0.92 of FlashAttention-4 from N = 4096 on, 0.78 to 0.83 at 1024; 1.00 to 1.19 of cuDNN from 4096 on. Alone, at 1.76
+// GHz and N = 4096, the tensor cores are busy 63% of the time (ncu); without exponentials the kernel would be 13% faster.
+// With dropout, N = 2048, d = 128: 354 / 285, tensor_core 251 / 212, FlashAttention-2 249 / 194; d = 64: 183 / 159, tensor_core
+// 225 / 192: the words of one call of Philox are spread over two warps here, so both make the call, and tensor_core runs there.
+//
+// no spills, no stack
+#include "hopper.cuh"
+
+constexpr int B_c = 128, CONSUMERS = B_c / 64;
+template <int d> constexpr int B_r = d == 64 ? 128 : 64;
+
+struct Problem {
+    int N_q, N_k, H, H_kv, group, T_r, T_c;  // H query heads, `group` to each of H_kv KV heads
+    float tau, c;                            // τ and τ log₂e, at most finite
+    Dropout dropout;
+    float *rows, *sums;  // L_i log₂e and D_i, row block after row block; dQ_i, in the order of accumulators
+    Word* turns;         // how many blocks have added to each half of dQ_i
+
+    __device__ Offset row_block(int head, int i) const { return Offset(head) * T_r + i; }
+};
+
+struct KeyBlock {  // the j-th of KV head h of batch b
+    int j, h, b;
+};
+
+// The first row block that sees key `key`.
+template <bool causal, int d> __device__ inline int first_row_block(const Problem& p, int key) {
+    return causal ? max(key - (p.N_k - p.N_q), 0) / B_r<d> : 0;
+}
+
+// ------------------------------------------------------------------------------------------------------------- shared memory
+
+// K_j | V_j | Q_i, Q_{i+1} | dO_i, dO_{i+1} | dS_ij, dS_{i+1,j} | dQ_i, on its way | L_i, D_i, L_{i+1}, D_{i+1} | barriers
+template <int d> struct Memory {
+    static constexpr int STAGES = 2, KV_BYTES = B_c * d * 2, Q_BYTES = B_r<d> * d * 2, ROWS_BYTES = B_r<d> * 2 * 4;
+    static constexpr int dS_BYTES = B_r<d> * B_c * 2, HALF_dQ_BYTES = 64 * 64 * 4;
+    static constexpr int V_AT = KV_BYTES, Q_AT = V_AT + KV_BYTES, dO_AT = Q_AT + STAGES * Q_BYTES;
+    static constexpr int dS_AT = dO_AT + STAGES * Q_BYTES, dQ_AT = dS_AT + 2 * dS_BYTES, ROWS_AT = dQ_AT + 2 * HALF_dQ_BYTES;
+    static constexpr int END = ROWS_AT + STAGES * ROWS_BYTES;
+    Word base;
+    Ring<1, KV_BYTES> K_j, V_j;
+    Ring<STAGES, Q_BYTES> Q_i, dO_i;
+
+    __device__ explicit Memory(Word base) : base(base) {
+        K_j = {base, base + END};
+        V_j = {base + V_AT, base + END + 16};
+        Q_i = {base + Q_AT, base + END + 32};
+        dO_i = {base + dO_AT, base + END + 32 + STAGES * 16};
+    }
+    __device__ Word dS_ij(Word n) const { return base + dS_AT + n % 2 * dS_BYTES; }
+    __device__ Word dQ_i(int w) const { return base + dQ_AT + w * HALF_dQ_BYTES; }
+    __device__ Word L_i(Word n) const { return base + ROWS_AT + n % STAGES * ROWS_BYTES; }
+    __device__ Word D_i(Word n) const { return L_i(n) + ROWS_BYTES / 2; }
+    __device__ void init() const {
+        if (threadIdx.x == 0) K_j.init(1), V_j.init(1), Q_i.init(4 * CONSUMERS), dO_i.init(4 * CONSUMERS);  // a warp each
+        publish_barriers();
+    }
+};
+
+// How many rows a thread has moved: what builds that count add to totals.
+struct Rows {
+    Word rows;
+#if COUNT
+    __device__ void times(int columns, Total* total) const { atomicAdd(total, Total(rows) * columns); }
+#else
+    __device__ void times(int, Total*) const {}
+#endif
+};
+
+// Named barriers: all consumers; TOGETHER + w, all of warpgroup w; the last two, warpgroup w and the warp that adds its dQ_i.
+constexpr int CONSUMING = 1, TOGETHER = 2, FULL = 4, EMPTY = 6, HANDING_OVER = WARPGROUP + 32;
+
+// -------------------------------------------------------------------------------------------------------------- producer
+
+// One thread starts all loads: K_j, the first Q_i, V_j, dO_i, and then the row blocks that see K_j, of head after head.
+template <bool causal, int d>
+__device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
+                                        const TensorMap& dO, const KeyBlock& at, const Problem& p, Total* totals) {
+    constexpr int B_r = ::B_r<d>, Q_BYTES = B_r * d * 2, ROWS_BYTES = B_r * 8;
+    const auto load_keys = [&](const Ring<1, B_c * d * 2>& ring, const TensorMap& X, Total* reads) {
+        ring.there(0).arrive_and_expect(B_c * d * 2);
+        load(ring.tile(0), X, at.j * B_c, at.h, at.b, ring.there(0));
+        Tally(reads).add(min(B_c, p.N_k - at.j * B_c), d);
+    };
+    load_keys(sram.K_j, K, totals + 2);
+    Word n = 0;
+#pragma unroll 1
+    for (int h = at.h * p.group; h < (at.h + 1) * p.group; ++h)
+#pragma unroll 1
+        for (int i = first_row_block<causal, d>(p, at.j * B_c); i < p.T_r; ++i, ++n) {
+            sram.Q_i.wait_free(n);
+            sram.Q_i.there(n).arrive_and_expect(Q_BYTES + ROWS_BYTES);
+            load(sram.Q_i.tile(n), Q, i * B_r, h, at.b, sram.Q_i.there(n));
+            load(sram.L_i(n), p.rows + p.row_block(at.b * p.H + h, i) * (2 * B_r), ROWS_BYTES, sram.Q_i.there(n));
+            if (n == 0) load_keys(sram.V_j, V, totals + 4);
+            sram.dO_i.wait_free(n);
+            sram.dO_i.there(n).arrive_and_expect(Q_BYTES);
+            load(sram.dO_i.tile(n), dO, i * B_r, h, at.b, sram.dO_i.there(n));
+        }
+    const Rows moved{n * B_r - p.group * (p.T_r * B_r - p.N_q)};  // of n tiles, but for rows past the end
+    moved.times(d, totals), moved.times(d, totals + 6), moved.times(1, totals + 8), moved.times(1, totals + 10);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- adders
+
+// A warp adds to HBM what warpgroup w has of dQ_i. In turn: after as many other blocks as see row block i and come before.
+template <bool causal, int d, bool in_turn>
+__device__ __forceinline__ void add(const Memory<d>& sram, int w, int j, int kv_head, const Problem& p, Total* totals) {
+    constexpr int B_r = ::B_r<d>;
+    const bool leader = threadIdx.x % 32 == 0;
+#pragma unroll 1
+    for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head)
+#pragma unroll 1
+        for (int i = first_row_block<causal, d>(p, j * B_c); i < p.T_r; ++i) {
+            come(EMPTY + w, HANDING_OVER);
+            const Offset half = p.row_block(head, i) * 2 + w;
+            meet(FULL + w, HANDING_OVER);
+            if (leader) {
+                if (in_turn) {
+                    const int last = Word(min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c;  // that row block i sees
+                    wait_until(p.turns + half, causal ? last - j : j);
+                }
+                add_to(p.sums + half * 4096, sram.dQ_i(w), 64 * 64 * 4);
+                in_turn ? wait_stores() : wait_stores_read();
+                if (in_turn) step(p.turns + half);
+                const Rows added{Word(max(0, min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0))))};
+                added.times(64, totals + 12), added.times(64, totals + 13);
+            }
+            __syncwarp();
+        }
+}
+
+// ------------------------------------------------------------------------------------------------------------- consumers
+
+// x, but the compiler must not compute what depends on it before the loop: it would keep dozens of registers.
+__device__ inline Word here(Word x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// A warpgroup, which has keys 64w to 64w + 63 of K_j and V_j: rows of the transposed S_ij, P_ij, dP_ij, dS_ij. A thread has two
+// keys, key and key + 8; element [t][e] is of query 8t + 2 (lane mod 4) + e mod 2, and key + 8 (e / 2).
+template <typename T, int d, bool causal, bool dropping> struct Consumer {
+    static constexpr int B_r = ::B_r<d>;
+    const Memory<d>& sram;
+    const Problem& p;
+    const int w, j;
+    int head, i;  // query head, over the batch, and row block
+
+    float dK_j[d / 8][4], dV_j[d / 8][4];
+    float S_ij[B_r / 8][4], dP_ij[B_r / 8][4], dQ_i[8][4];  // dQ_i: 64 queries by 64 columns of it, of all keys of the block
+    Word P_ij[B_r / 16][4], dS_ij[B_r / 16][4];
+
+    __device__ __forceinline__ void start_S(Word n) {
+        sram.Q_i.wait_there(n);
+        start_scores<T, d, B_r>(S_ij, sram.K_j.tile(0) + here(w) * (64 * 128), B_c, sram.Q_i.tile(n));
+    }
+    __device__ __forceinline__ void start_dP(Word n) {
+        sram.dO_i.wait_there(n);
+        start_scores<T, d, B_r>(dP_ij, sram.V_j.tile(0) + here(w) * (64 * 128), B_c, sram.dO_i.tile(n));
+    }
+
+    // P_ij = e^{MASK(S_ij) − L_i}, at most 1 however S_ij and L_i are rounded. Its sign becomes minus where dropout drops it.
+    __device__ __forceinline__ void softmax(Word n) {
+        const int lane = thread_index() % 32, key = j * B_c + here(threadIdx.x - WARPGROUP) / 32 * 16 + lane / 4;
+        const Word L_i = sram.L_i(n) + lane % 4 * 8;
+        float L[B_r / 8][2];
+#pragma unroll
+        for (int t = 0; t < B_r / 8; ++t) load_pair(L[t], L_i + t * 32);
+        finish<1>(S_ij);
+#pragma unroll
+        for (int t = 0; t < B_r / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) S_ij[t][e] = exp_2(fminf(fmaf(S_ij[t][e], p.c, -L[t][e % 2]), 0.0f));
+        const int after = (here(j) + 1) * B_c;  // this key block
+        if (after > p.N_k || (causal && after - 1 - (p.N_k - p.N_q) > i * B_r)) mask(key, lane);
+        if (dropping) drop(key, lane);
+#pragma unroll
+        for (int t = 0; t < B_r / 8; ++t)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float x = S_ij[t][2 * r], y = S_ij[t][2 * r + 1];
+                P_ij[t / 2][t % 2 * 2 + r] = dropping ? pack<T>(fmaxf(x, 0.0f), fmaxf(y, 0.0f)) : pack<T>(x, y);
+            }
+    }
+    __device__ __forceinline__ void mask(int key, int lane) {
+        int first[2];  // query, from here on, that sees the key
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            first[r] = causal ? key + 8 * r - (p.N_k - p.N_q) - i * B_r - lane % 4 * 2 : 0;
+            if (key + 8 * r >= p.N_k) first[r] = B_r;
+        }
+#pragma unroll
+        for (int t = 0; t < B_r / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (8 * t + e % 2 < first[e / 2]) S_ij[t][e] = 0.0f;
+    }
+    // A call of Philox serves four of a thread's elements, and four of another warp's, whose keys are 16 further on.
+    __device__ __forceinline__ void drop(int key, int lane) {
+#pragma unroll
+        for (int t = 0; t < B_r / 8; t += 2)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                Word words[4];  // [2a + r]: of the query 8a further on and key + 8r, in the half that bit 4 of key says
+                // 10 rounds at once would take too many registers where d = 64.
+                const Word key_0 = here(p.dropout.key_0), key_1 = here(p.dropout.key_1);
+                philox<d == 64 ? 1 : 10>(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, key_0, key_1);
+#pragma unroll
+                for (int of = 0; of < 4; ++of) {
+                    float& P = S_ij[t + of / 2][of % 2 * 2 + e];
+                    P = words[of] << (key & 16) <= p.dropout.last ? -P : P;
+                }
+            }
+    }
+
+    // dS_ij = P_ij ∘ (dP_ij − D_i), rounded, as an operand, and in shared memory, where a query has a row.
+    __device__ __forceinline__ void softmax_gradient(Word n) {
+        const int thread = thread_index(), lane = thread % 32, chunk = thread / 32 * 2 + lane / 8 % 2;
+#pragma unroll
+        for (int t = 0; t < B_r / 8; ++t) {
+            float D[2];
+            load_pair(D, sram.D_i(n) + lane % 4 * 8 + t * 32);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float P = S_ij[t][e], dP = dP_ij[t][e];
+                S_ij[t][e] =
+                    dropping ? fabsf(P) * ((P > 0.0f ? p.dropout.keep_scale * dP : 0.0f) - D[e % 2]) : P * (dP - D[e % 2]);
+            }
+        }
+        round_to_operands<T, B_r>(dS_ij, S_ij);
+        const Word to = sram.dS_ij(n) + w * (B_r * 128) + (lane / 16 * 8 + lane % 8) * 128 + ((chunk ^ lane % 8) << 4);
+#pragma unroll
+        for (int t = 0; t < B_r / 16; ++t) store_operand<true>(to + t * 2048, dS_ij[t]);
+    }
+
+    // dV_j, dK_j and dQ_i of row block i; the first two are waited for.
+    __device__ __forceinline__ void start_gradients(Word n) {
+        start_values<T, d, B_r>(dV_j, P_ij, sram.dO_i.tile(n));
+        softmax_gradient(n);
+        start_values<T, d, B_r>(dK_j, dS_ij, sram.Q_i.tile(n));
+        show_writes();
+        meet(CONSUMING, CONSUMERS * WARPGROUP);
+        const Word rows = d == 64 ? here(w) * (64 * 128) : 0, columns = d == 64 ? 0 : here(w) * (B_c * 128);
+        start_product<T, B_c>(dQ_i, sram.dS_ij(n) + rows, B_r, sram.K_j.tile(0) + columns);
+        finish<1>();
+        sram.dO_i.free(n).arrive_once_a_warp();
+        sram.Q_i.free(n).arrive_once_a_warp();
+    }
+
+    // dQ_i to shared memory, from where another warp adds it to HBM.
+    template <int later> __device__ __forceinline__ void write_dQ() {
+        meet(EMPTY + w, HANDING_OVER);
+        finish<later>(dQ_i);
+        const Word to = sram.dQ_i(w) + thread_index() * 16;
+#pragma unroll
+        for (int t = 0; t < 8; ++t) store_four(to + t * (WARPGROUP * 16), dQ_i[t]);
+    }
+    __device__ __forceinline__ void hand_over_dQ() {
+        show_writes();
+        come(FULL + w, HANDING_OVER);
+    }
+
+    __device__ __forceinline__ void next() {
+        if (++i == p.T_r) i = first_row_block<causal, d>(p, here(j) * B_c), ++head;
+    }
+
+    // 64 rows of dK_j or dV_j.
+    __device__ __forceinline__ void write(const TensorMap& X, Word tile, const float (&C)[d / 8][4], float factor, Total* writes) {
+        const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane % 16, key = j * B_c + 64 * w;
+#pragma unroll
+        for (int t = 0; t < d / 8; t += 2) {
+            Word both[4];
+#pragma unroll
+            for (int r = 0; r < 4; ++r)
+                both[r] = pack<T>(C[t + r / 2][r % 2 * 2] * factor, C[t + r / 2][r % 2 * 2 + 1] * factor);
+            store_operand<false>(tile + t / 8 * (64 * 128) + row * 128 + ((t % 8 + lane / 16 ^ lane % 8) << 4), both);
+        }
+        show_writes();
+        meet(TOGETHER + w, WARPGROUP);
+        if (thread == 0) {
+            store(X, key, head % p.H / p.group, head / p.H, tile);
+            Tally(writes).add(min(64, p.N_k - key), d);
+        }
+    }
+
+    __device__ __forceinline__ void consume(const TensorMap& dK, const TensorMap& dV, Total* totals) {
+#pragma unroll
+        for (int t = 0; t < d / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) dK_j[t][e] = dV_j[t][e] = 0.0f;
+        i = first_row_block<causal, d>(p, j * B_c);
+        const int last = (p.T_r - i) * p.group - 1;
+        sram.K_j.wait_there(0);
+        start_S(0);
+        sram.V_j.wait_there(0);
+        start_dP(0);
+        softmax(0);
+        finish<0>(dP_ij);
+#pragma unroll 1
+        for (Word n = 0; n < last; ++n) {
+            start_gradients(n);
+            start_S(n + 1);
+            write_dQ<1>();
+            start_dP(n + 1);
+            hand_over_dQ();
+            next();
+            softmax(n + 1);
+            finish<0>(dP_ij);
+        }
+        start_gradients(last);
+        write_dQ<0>();
+        hand_over_dQ();
+        finish<0>(dK_j);
+        finish<0>(dV_j);
+        meet(CONSUMING, CONSUMERS * WARPGROUP);  // K_j and V_j have been read: their place serves dK_j and dV_j
+        write(dV, sram.V_j.tile(0) + w * (64 * d * 2), dV_j, dropping ? p.dropout.keep_scale : 1.0f, totals + 17);
+        write(dK, sram.K_j.tile(0) + w * (64 * d * 2), dK_j, p.tau, totals + 15);
+        if (thread_index() == 0) wait_stores_read();
+    }
+};
+
+template <typename T, int d, bool causal, bool dropping, bool in_turn>
+__global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
+hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
+                const __grid_constant__ TensorMap dO, const __grid_constant__ TensorMap dK, const __grid_constant__ TensorMap dV,
+                const __grid_constant__ Problem p, Total* totals) {
+    extern __shared__ __align__(1024) char shared[];
+    const Memory<d> sram(__cvta_generic_to_shared(shared));
+    sram.init();
+    // A head's key blocks follow each other, those that are seen most first; in turn, those that add first.
+    const int j = blockIdx.x % p.T_c, head = blockIdx.x / p.T_c;
+    const KeyBlock at = {causal && in_turn ? p.T_c - 1 - j : j, head % p.H_kv, head / p.H_kv};
+    if (threadIdx.x < WARPGROUP) {
+        keep_registers<24>();
+        const int warp = threadIdx.x / 32;
+        if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, dO, at, p, totals);
+        if (warp == 1 || warp == 2) add<causal, d, in_turn>(sram, warp - 1, at.j, head, p, totals);
+    } else {
+        take_registers<240>();
+        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
+        Consumer<T, d, causal, dropping> consumer{sram, p, w, at.j, head * p.group};
+        consumer.consume(dK, dV, totals);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------ before and after
+
+constexpr int THREADS = 256;
+constexpr float LOG2_E = 1.44269504088896341f;
+
+// L_i log₂e and D_i of a row block, and zeros for dQ_i. Rows past N_q, and rows that see no key, get L = +∞, so P = 0 there.
+template <typename T, int d>
+__global__ void __launch_bounds__(THREADS)
+prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row, const float* L, const __grid_constant__ Problem p,
+        Total* totals) {
+    constexpr int B_r = ::B_r<d>, LANES = d / 8;  // lanes for a row, 16 bytes each
+    const int i = blockIdx.x % p.T_r, head = blockIdx.x / p.T_r, lane = threadIdx.x % LANES, end = min(B_r, p.N_q - i * B_r);
+    const Offset at = p.row_block(head, i), first = Offset(head) * p.N_q + i * B_r;
+    O += first * d + lane * 8;
+    dO += head / p.H * dO_batch + head % p.H * dO_head + i * B_r * dO_row + lane * 8;
+    for (int row = threadIdx.x / LANES; row < B_r; row += THREADS / LANES) {
+        float D = 0.0f;
+        if (row < end) {
+            const uint4 x = *reinterpret_cast<const uint4*>(O + row * d), y = *reinterpret_cast<const uint4*>(dO + row * dO_row);
+#pragma unroll
+            for (int e = 0; e < 8; ++e)
+                D = fmaf(to_float(reinterpret_cast<const T*>(&x)[e]), to_float(reinterpret_cast<const T*>(&y)[e]), D);
+        }
+#pragma unroll
+        for (int lanes = LANES / 2; lanes > 0; lanes /= 2) D += __shfl_xor_sync(~0u, D, lanes);
+        if (lane == 0) {
+            const float L_row = row < end ? L[first + row] : -INFINITY;
+            p.rows[at * (2 * B_r) + row] = L_row == -INFINITY ? INFINITY : L_row * LOG2_E;
+            p.rows[at * (2 * B_r) + B_r + row] = D;
+        }
+    }
+    float4* sums = reinterpret_cast<float4*>(p.sums + at * (B_r * d));
+    for (int x = threadIdx.x; x < B_r * d / 4; x += THREADS) sums[x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (threadIdx.x < 2) p.turns[at * 2 + threadIdx.x] = 0;
+    if (threadIdx.x == 0) {
+        Tally(totals).add(end, d), Tally(totals + 2).add(end, d);      // O, dO read
+        Tally(totals + 4).add(end, 1), Tally(totals + 5).add(end, 1);  // L read and, times log₂e, written
+        Tally(totals + 7).add(end, 1), Tally(totals + 9).add(end, d);  // D, dQ written
+    }
+}
+
+// dQ_i = τ times its sums, rounded; threads as the consumers that summed them.
+template <typename T, int d>
+__global__ void __launch_bounds__(CONSUMERS* WARPGROUP) round_dQ(T* dQ, const __grid_constant__ Problem p, Total* totals) {
+    constexpr int B_r = ::B_r<d>;
+    const int i = blockIdx.x % p.T_r, head = blockIdx.x / p.T_r, w = threadIdx.x / WARPGROUP;
+    const int thread = thread_index(), lane = thread % 32, row = i * B_r + (d == 64 ? 64 * w : 0) + thread / 32 * 16 + lane / 4;
+    const float4* sums = reinterpret_cast<const float4*>(p.sums + (p.row_block(head, i) * 2 + w) * 4096) + thread;
+    dQ += (Offset(head) * p.N_q + row) * d + (d == 64 ? 0 : 64 * w) + lane % 4 * 2;
+#pragma unroll
+    for (int t = 0; t < 8; ++t) {
+        const float4 x = sums[t * WARPGROUP];
+        if (row < p.N_q) *reinterpret_cast<Word*>(dQ + 8 * t) = pack<T>(p.tau * x.x, p.tau * x.y);
+        if (row + 8 < p.N_q) *reinterpret_cast<Word*>(dQ + 8 * d + 8 * t) = pack<T>(p.tau * x.z, p.tau * x.w);
+    }
+    if (threadIdx.x == 0) {
+        const int rows = min(B_r, p.N_q - i * B_r);
+        Tally(totals).add(rows, d), Tally(totals + 1).add(rows, d);
+    }
+}
