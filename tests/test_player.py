@@ -336,7 +336,7 @@ def test_a_user_s_own_lines_are_shown_with_their_text(open_page: Opener) -> None
     line, text = mine.__code__.co_firstlineno + 2, "S = sram.on_chip(sram.load(Q[0]) @ sram.load(K[0]).T)"
     assert page.inner_text(".now") == f"line {line} of test_player.py {text} · load Q[0], K[0]"
     assert page.locator(".source .on").all_inner_texts() == [f"        {text}"]
-    assert page.inner_text("#said").startswith(f"Step 0, line {line} of test_player.py: load Q[0], K[0].")
+    assert page.inner_text("#said").startswith(f"Step 0, line {line} of test_player.py, tile 0, 0: load Q[0], K[0].")
 
 
 @pytest.mark.parametrize("record", [recorded, recorded_backward])

@@ -128,7 +128,10 @@ def _options(plan: Plan) -> str:
     said = {
         "causal" if isinstance(variant.mask, Causal) else repr(variant.mask): not isinstance(variant.mask, All),
         f"dropout {variant.dropout_p:g}": variant.dropout_p,
-        **{f"{name} {_named(value)}": value is not defaults.get(name) for name, value in variant.options.items()},
+        **{
+            f"{name} {_named(value)}": value is not defaults.get(name) and repr(value) != repr(variant.mask)
+            for name, value in variant.options.items()
+        },
         f"{plan.group} query heads grouped": plan.group > 1,
     }
     return ", ".join(words for words, is_so in said.items() if is_so)
