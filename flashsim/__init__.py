@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from flashsim import dropout, patterns, reference, theory
 from flashsim.algorithms.blocks import Fit, Fixed, Paper
 from flashsim.api import Gradients, Run, Tally, backward, count, forward, trace
 from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow
 from flashsim.memory import HBM, SRAM, MemoryModelError, NotOnChip, SramOverflow
 from flashsim.records import Blocks
-from flashsim.tracing import load_trace
 from flashsim.tree_mask import Tree
+
+if TYPE_CHECKING:
+    from flashsim.tracing import load_trace
 
 __version__ = "0.1.0"
 
@@ -42,3 +46,12 @@ __all__ = [
     "theory",
     "trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what traces are read with when it is asked for: `import flashsim` is quicker without."""
+    if name != "load_trace":
+        raise AttributeError(f"module 'flashsim' has no attribute {name!r}")
+    from flashsim.tracing import load_trace
+
+    return load_trace

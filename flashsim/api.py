@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -24,8 +24,11 @@ from flashsim.run.results import Run as Run
 from flashsim.run.results import Tally as Tally
 from flashsim.run.schedule import schedule
 from flashsim.run.task import Lengths
-from flashsim.tracing import Recorder, Trace
-from flashsim.tracing.about import traced
+
+if TYPE_CHECKING:
+    from flashsim.tracing import Recorder, Trace
+
+F = TypeVar("F", Run, Gradients)
 
 
 def forward(
@@ -81,7 +84,7 @@ def forward(
     trace    record the first head's events as `run.trace`, to step through (`flashsim.trace`)
     options  those that the algorithm's record declares (`flashsim.algorithms.FORWARD[name].options`):
              "block_sparse" has block_mask: boolean (T_r, T_c), True = computed; or a function of (T_r, T_c) that returns it,
-             such as `flashsim.patterns.butterfly`; or "live": skip the tiles that the mask forbids whole, as far as positions
+             such as `flashsim.patterns.butterfly`; or "live": skip the empty tiles, as far as positions
              tell without data. Default: all tiles.
              "split_kv" has splits: how many runs of blocks the keys are cut into, some perhaps empty, by default one for
              each block; and merge: "sequence" or "tree"
@@ -97,7 +100,7 @@ def forward(
     recorder, observers, on_head = _watching(trace, observers, on_head)
     plan = schedule(task)
     run = gather_run(plan, launch_all(plan, observers, on_head))
-    return run if recorder is None else replace(run, trace=traced(recorder, plan))
+    return _with_trace(run, recorder)
 
 
 def backward(
@@ -135,7 +138,7 @@ def backward(
     recorder, observers, on_head = _watching(trace, observers, on_head)
     plan = schedule(task)
     found = gather_gradients(plan, launch_all(plan, observers, on_head), observers)
-    return found if recorder is None else replace(found, trace=traced(recorder, plan))
+    return _with_trace(found, recorder)
 
 
 def count(
@@ -187,9 +190,21 @@ def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[st
 
 def _watching(trace: Any, observers: Any, on_head: Any) -> tuple[Recorder | None, tuple[Observer, ...], OnHead | None]:
     """Return a recorder if there is to be a trace, the observers with it, and `on_head`, checked."""
-    recorder = Recorder() if check_flag("trace", trace) else None
-    several = check_observers(observers)
-    return recorder, several if recorder is None else (*several, recorder), check_callback("on_head", on_head)
+    several, on_head = check_observers(observers), check_callback("on_head", on_head)
+    if not check_flag("trace", trace):
+        return None, several, on_head
+    from flashsim.tracing import Recorder
+
+    recorder = Recorder()
+    return recorder, (*several, recorder), on_head
+
+
+def _with_trace(finished: F, recorder: Recorder | None) -> F:
+    if recorder is None:
+        return finished
+    from flashsim.tracing.about import traced
+
+    return replace(finished, trace=traced(recorder, finished.plan))
 
 
 def trace(

@@ -24,6 +24,7 @@ R = TypeVar("R")
 
 LARGEST = 2**63 - 1  # the longest axis that an array can have
 MOST_SPLITS = 2**16
+MOST_TILES = 2**28
 DIRECTIONS = ("forward", "backward")
 SCHEDULES = ("separate", "grouped")
 MERGES = ("sequence", "tree")
@@ -205,8 +206,13 @@ def check_block_mask(block_mask: Any) -> Any:
 
 
 def check_tiles(block_mask: Any, blocks: Blocks, shape: Shape) -> NDArray[np.bool_]:
-    """Return a block mask, an array or a function that returns one, as booleans (T_r, T_c)."""
-    T = (blocks.T_r, blocks.T_c)
+    """Return a block mask, an array or a function that returns one, as booleans (T_r, T_c), 2²⁸ of them at most."""
+    T, entries = (blocks.T_r, blocks.T_c), blocks.T_r * blocks.T_c
+    if callable(block_mask) and entries > MOST_TILES:
+        raise ValueError(
+            f"block_mask is a function, here of (T_r, T_c) = {T}: it would return {entries:,} entries; "
+            f"expected at most {MOST_TILES:,}. Take larger blocks"
+        )
     array = check_block_mask(block_mask(*T)) if callable(block_mask) else block_mask
     if not isinstance(array, np.ndarray):
         raise ValueError(f"block_mask returned {shown(array)}; expected an array of booleans")

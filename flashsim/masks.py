@@ -136,13 +136,13 @@ class SlidingWindow(Mask):
 
     @classmethod
     def of(cls, window: Any) -> SlidingWindow | None:
-        """Return the mask of a pair (left, right); None for None. Raises ValueError for anything else."""
-        if window is None:
-            return None
+        """Return the mask of (left, right), or of `left` alone, with 0; None, or a mask, as it is. Raises ValueError."""
+        if window is None or isinstance(window, cls):
+            return window
         try:
-            left, right = window
+            left, right = (window, 0) if isinstance(window, int) else window
         except (TypeError, ValueError):
-            raise ValueError(f"window is {shown(window)}; expected a pair (left, right), or None") from None
+            raise ValueError(f"window is {shown(window)}; expected (left, right), a number, or None") from None
         return cls(left, right)
 
     def __post_init__(self) -> None:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option `name=value`. `check` returns the value as a run takes it, or raises ValueError; `help` is a line on it."""
+    """An option `name=value`. `check` returns the value as a run takes it, or raises ValueError; `help` is a line on it.
+
+    `choices` are the values that have a name on the command line, by that name; without any, it takes whole numbers there.
+    A value that is a mask (`flashsim.Mask`) joins the run's mask. `examples` are values that the tests try.
+    """
 
     name: str
     default: Any
     check: Callable[[Any], Any]
     help: str = ""
+    examples: tuple[Any, ...] = ()
+    choices: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def is_default(self, value: Any) -> bool:
+        """Whether the value asks for nothing."""
+        return value is self.default or (isinstance(value, str) and value == self.default)
 
 
 class HasOptions(Protocol):
@@ -43,10 +52,12 @@ def check_options(
             continue
         others = {who: option for who, each in known.items() for option in each.options if option.name == name}
         if not others:
+            from difflib import get_close_matches
+
             options = [option.name for each in (own, *known.values()) for option in each.options]
             close = get_close_matches(name, [*signature(function).parameters, *options], 1)
             meant = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"{function.__name__} takes no argument {name!r}{meant}")
-        if not any(value is o.default or (isinstance(value, str) and value == o.default) for o in others.values()):
+        if not any(option.is_default(value) for option in others.values()):
             raise ValueError(f"{whose} takes no option {name}; {' or '.join(map(repr, others))} does")
     return values

@@ -44,3 +44,8 @@ def strided(T_r: int, T_c: int, stride: int) -> Bools:
     i, j = _grid(T_r, T_c)
     chosen: Bools = (i == j) | (j % check_count("stride", stride) == 0)
     return chosen
+
+
+def strided_by_root(T_r: int, T_c: int) -> Bools:
+    """Return `strided` with a stride of about √T_c."""
+    return strided(T_r, T_c, max(round(T_c**0.5), 1))

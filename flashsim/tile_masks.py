@@ -94,8 +94,8 @@ class PartialTileMask(TileMask):
     """MASK for algorithms that skip empty tiles: it masks partial tiles, and full ones not."""
 
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
-        """Return S_ij itself if the tile is full; else, or where the mask lives in HBM, with −∞ where it forbids."""
-        if not self._tiles and self._words is None and not self._nothing:
+        """Return S_ij itself if positions tell that the tile is full; else with −∞ where the mask forbids."""
+        if self._implicit:
             (rows, cols), top, left = S_ij.shape, i * self._B_r, j * self._B_c
             tops, bottoms, lefts, rights = (np.array([n]) for n in (top, top + rows, left, left + cols))
             if self._mask.full(tops, bottoms, lefts, rights, self._shape, self._head)[0]:

@@ -172,7 +172,7 @@ def tune(
 ) -> Tuned:
     """Find the loop order and (B_r, B_c) of fewest accesses whose peak is at most M elements, for one head.
 
-    Arguments as for `flashsim.count`; `causal` is aligned at the bottom right, and tiles that it forbids whole are skipped.
+    Arguments as for `flashsim.count`; `causal` is aligned at the bottom right, and empty tiles are skipped.
     `least` is the fewest rows and columns of a tile (clipped to the lengths). `algorithms` are tried besides those whose
     records name their loops: names, records, or functions of one's own. `on_tried` is called with (algorithms done,
     algorithms in all). Of equally few accesses, the fewest tiles win, then the lowest peak.

@@ -64,9 +64,8 @@ Place = tuple[str, str, int, int]  # file's name, line, which of the lines that 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "figures/mutation.json"
 CORE = (
-    "memory.py", "masks.py", "tile_masks.py", "tree_mask.py", "band.py", "live.py",
-    "dropout.py", "groups.py", "variant.py", "reference.py", "cache.py", "tune.py", "theory/*.py",
-    "algorithms/*.py",
+    "memory.py", "matrices.py", "masks.py", "tile_masks.py", "tree_mask.py", "band.py", "live.py", "dropout.py", "groups.py",
+    "cache.py", "tune.py", "reference/*.py", "run/*.py", "theory/*.py", "algorithms/*.py",
 )  # fmt: skip
 PYTEST = ["--tb=no", "-pno:cacheprovider", "--hypothesis-profile=mutants", "-Wignore:Module already imported"]
 WARM = ("hypothesis.extra.numpy", "ml_dtypes", "matplotlib.figure", "matplotlib.backends.backend_agg", "rich.console")
@@ -152,7 +151,9 @@ def places_and_mutants(sample: int, seed: int) -> tuple[int, list[tuple[Mutation
 
 def _core() -> Iterator[Path]:
     for pattern in CORE:
-        yield from sorted(Path("flashsim").glob(pattern))
+        if not (found := sorted(Path("flashsim").glob(pattern))):
+            sys.exit(f"there is no flashsim/{pattern}")
+        yield from found
 
 
 def described(spec: MutationSpec) -> Mutant | None:
@@ -363,6 +364,7 @@ def run_tests(options: list[str], watch: Watch) -> Watch:
 
 def _pytest(options: list[str], watch: Watch, writer: Connection, said: int) -> None:
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     os.dup2(said, 1)
     os.dup2(said, 2)
     if watch.limits:

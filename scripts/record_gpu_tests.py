@@ -36,6 +36,7 @@ def main() -> int:
             "pytest",
             "-q",
             "tests/test_gpu.py",
+            "tests/test_gpu_hopper.py",
             f"--junitxml={log}",
             "-p",
             "no:cacheprovider",

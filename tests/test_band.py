@@ -11,6 +11,7 @@ import pytest
 
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, groups, theory
+from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.band import Band, floor_sum
 from flashsim.live import CountedTiles
 from flashsim.masks import All, Mask
@@ -102,13 +103,11 @@ def test_a_turn_for_a_part_of_a_turn_is_refused() -> None:
         list(sram.loop(3, where=Kinds({0: Fraction(1, 2)})))
 
 
+EVERY = [*FORWARD.values(), *BACKWARD.values()]
 SKIPPING: list[tuple[str, dict[str, Any]]] = [
-    ("q_outer", {}),
-    ("split_kv", {}),
     ("split_kv", {"splits": 7, "merge": "tree"}),
     ("block_sparse", {"block_mask": "live"}),
-    ("q_outer", {"direction": "backward"}),
-    ("q_outer_two_pass", {"direction": "backward"}),
+    *((a.name, {"direction": a.direction}) for a in EVERY if {"live", "splits"} & {*a.parts}),
 ]
 
 

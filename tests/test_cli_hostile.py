@@ -47,8 +47,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> None:
 REFUSED = {  # command line: what is said
     # no command, or none that there is
     "": "COMMAND",
-    "fly": "invalid choice: 'fly'",
-    "'a\nb'": "invalid choice",
+    "fly": "there is no 'fly'",
+    "'a\nb'": "there is no 'a",
     "--N 3": "COMMAND",
     "run --no-such-option": "unrecognized arguments: --no-such-option",
     "run 'a\nb'": "unrecognized arguments: a b",
@@ -82,8 +82,10 @@ REFUSED = {  # command line: what is said
     "count flash --d 4 --N 4 --block-mask butterfly": "takes no option block_mask",
     "count block_sparse --d 4 --N 4 --block-mask stripes": "--block-mask",
     "count flash --d 4 --N 4 --splits 2": "takes no option splits",
-    "count split_kv --d 4 --N 4 --splits 0": "--splits: got '0'",
-    f"count split_kv --d 4 --N 4 --splits {HUGE}": "--splits: got '9223372036854775808'; expected a whole number of at most",
+    "count split_kv --d 4 --N 4 --splits 0": "--splits: splits is 0; expected at least 1",
+    f"count split_kv --d 4 --N 4 --splits {HUGE}": "--splits: splits is 9223372036854775808; expected at most",
+    "count split_kv --d 4 --N 4 --splits many": "--splits: got 'many'; expected a whole number",
+    "count sliding_window --d 4 --N 4 --window 1,2,3": "--window: window is (1, 2, 3)",
     "count split_kv --d 4 --N 4 --merge zigzag": "--merge",
     "count small_cache --d 4 --N 4 --backward": "no backward pass",
     "count q_outer_two_pass --d 4 --N 4": "is a backward pass only",
@@ -164,7 +166,7 @@ REFUSED = {  # command line: what is said
     "run --qkv good.npz --json good.npz": "--json: good.npz is the input",
     # plot
     "plot": "FIGURE",
-    "plot nothing": "invalid choice: 'nothing'",
+    "plot nothing": "there is no 'nothing'",
     "plot blocks --N 0": "--N: got '0'",
     "plot blocks --d -1": "--d: got '-1'",
     "plot blocks --M x": "--M",
@@ -172,7 +174,7 @@ REFUSED = {  # command line: what is said
     "plot roofline --M 100KB": "--M is for blocks",
     "plot theorem2 --N 64": "--N is for blocks, ",
     "plot theorem2 --dtype float32": "--dtype is for blocks, ",
-    "plot roofline --machine Z80": "--machine: invalid choice: 'Z80'",
+    "plot roofline --machine Z80": "--machine: there is no 'Z80'",
     "plot theorem2 -o kernels.py/x": "--output",
     "plot theorem2 --json nowhere/x": "--json",
     # tune
@@ -185,7 +187,7 @@ REFUSED = {  # command line: what is said
     "tune --d 4 --N 4 --json nowhere/x": "--json",
     # gpu, bench
     "gpu": "the following arguments are required",
-    "gpu warm": "invalid choice: 'warm'",
+    "gpu warm": "there is no 'warm'",
     "gpu info --json file": "--json",
     "bench --N 0": "--N: got '0'",
     "bench --d x": "--d: got 'x'",
@@ -194,7 +196,7 @@ REFUSED = {  # command line: what is said
     "bench --heads 0": "--heads: got '0'",
     "bench --heads 1 2 3": "--heads is [1, 2, 3]; expected one number, or one for each of --d [64, 128]",
     "bench --dropout nan": "--dropout: got 'nan'",
-    "bench --only fastest": "--only: invalid choice: 'fastest'",
+    "bench --only fastest": "--only: there is no 'fastest'",
     "bench --causal maybe": "--causal",
     "bench --json nowhere/x.json": "--json: nowhere/x.json cannot be written",
     # check
@@ -231,8 +233,8 @@ REFUSED = {  # command line: what is said
     "example online_softmax --json nowhere/x": "--json",
     # step
     "step --seed -5": "--seed: got '-5'; expected a whole number from 0 to 2**64 - 1",
-    "step --n 0": "--n: got '0'",
-    "step --n-k x": "--n-k: got 'x'",
+    "step --n 0": "--n/--N: got '0'",
+    "step --n-k x": "--n-k/--N_k: got 'x'",
     "step --d -1": "--d: got '-1'",
     "step --head 0": "--head goes with --qkv",
     "step --qkv good.npz": "expected one: give --head",

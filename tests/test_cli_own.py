@@ -76,7 +76,7 @@ def test_count_is_by_array_and_by_line_of_the_file(capsys: pytest.CaptureFixture
     size = ("--N", "64", "--d", "8", "--M", "4KB", "--blocks", "16", "16")
     out = said(capsys, "count", "mine.py:two_sweeps", *size)
     line = next(n for n, text in enumerate(TWO_SWEEPS.splitlines(), 1) if "sram.load(K[j], V[j])" in text)
-    assert re.search(rf"^{line}  load +V +16 +2,048$", out, re.MULTILINE)
+    assert re.search(rf"^{line} of mine.py  load +V +16 +2,048$", out, re.MULTILINE)
     assert " accesses, 28 KB; no closed form" in out
     assert out == said(capsys, "count", "--algorithm", "mine.py:two_sweeps", *size)
     out = said(capsys, "count", "formed.py:two_sweeps", *size)
@@ -97,7 +97,7 @@ def test_step_makes_a_page_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     said(capsys, "step", "--algorithm", "formed.py:two_sweeps", "--vs", "flash_basic", "--n", "4", "--d", "2")
     assert "two_sweeps and Algorithm 1" in Path("flashsim-step.html").read_text(encoding="utf-8")
     text = said(capsys, "step", "--algorithm", "mine.py:two_sweeps", *SMALL, "--text")
-    assert "step 0 · line 13 · i = 0" in text
+    assert "step 0 · line 13 of mine.py · i = 0\n    Q_i = sram.load(Q[i])" in text
 
 
 def test_debug_stops_at_a_line_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +149,7 @@ REFUSED = {
     "tune --N 4 --d 2 --algorithm mine.py:two_sweeps --backward": "is a forward pass; expected a backward pass",
     "step --algorithm mine.py:two_sweeps --bug no_rescale": "has no place in 'mine.py:two_sweeps', forward",
     "step --vs mine:two_sweps": "mine has no 'two_sweps'",
-    "debug --line 9": "an algorithm is missing: expected NAME, of standard, ",
+    "debug --line 9": "an algorithm is missing: expected NAME, one of standard, ",
     "debug mine.py:two_sweeps --line 99": "--line is '99', which labels nothing in two_sweeps; labels to stop at: line 9, ",
     "debug mine.py:two_sweeps --line 24 --at j=0": "line 24 of two_sweeps is in no loop over j: the loops around it are over i",
     "plot theorem5 --algorithm mine.py:two_sweeps": "--algorithm is for ",

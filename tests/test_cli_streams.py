@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import plots, report, testing, verify
+from flashsim import comparison, plots, testing, verify
 from flashsim.cli import COMMANDS, main, outputs
 from flashsim.entry import guarded
 
@@ -167,7 +167,7 @@ def test_what_is_too_large_is_said_so(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(report, "count_lines", fail)
+    monkeypatch.setattr(comparison, "count_lines", fail)
     assert main(COUNT) == 2
     out, err = capsys.readouterr()
     assert not out
@@ -179,7 +179,7 @@ def test_what_is_too_large_is_said_so(
     ("command", "where", "name"),
     [
         (("run", "--json", "numbers.json"), plots, "save"),
-        (("run", "--json", "numbers.json"), report, "run_all"),
+        (("run", "--json", "numbers.json"), comparison, "run_all"),
         (("plot", "arrays", "--json", "numbers.json"), plots, "save"),
         (("verify", "--json", "numbers.json"), verify, "checks"),
         (("check", "flashsim.testing.mutants:D_omitted", "--json", "numbers.json"), testing, "check_attention"),
@@ -245,7 +245,12 @@ def test_targets_are_checked_before_the_work(
     def work(*_: object, **__: object) -> None:
         raise AssertionError("it has worked first")
 
-    for where, name in ((report, "run_all"), (verify, "checks"), (testing, "check_attention"), (plots, "run_figure")):
+    for where, name in (
+        (comparison, "run_all"),
+        (verify, "checks"),
+        (testing, "check_attention"),
+        (plots, "run_figure"),
+    ):
         monkeypatch.setattr(where, name, work)
     for command in (
         "run --json none/x",

@@ -18,6 +18,7 @@ import pytest
 import flashsim
 from flashsim import masks
 from flashsim.cli import main
+from flashsim.testing import CHECKS
 from flashsim.testing.mutants import ALL
 
 from .implementations import IMPLEMENTATIONS
@@ -203,6 +204,7 @@ def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
     late = [row["name"] for row in data["mutants"] if row["written"] == "after"]
     assert {row["name"] for row in data["mutants"]} == {mutant.name for mutant in ALL}
     assert len(ALL) == data["caught_with_every_seed"]
+    assert all(any(row["failed"].get(check) for row in data["mutants"]) for check in CHECKS), "a check that never fails"
     assert f"[{len(ALL)} small attentions]" in page
     assert f"shape notices {data['caught_by_the_textbook_test']}." in page
     assert f"{len(late)} of them were written after" in page

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim import cli, gpu
-from flashsim.gpu import api, compiling, hopper, hopper_backward, machine
+from flashsim import Causal, KeyPadding, SlidingWindow, cli, gpu
+from flashsim.gpu import api, compiling, hopper, hopper_backward, hopper_decode, machine
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
 from flashsim.gpu.kernel import Variant
+from flashsim.gpu.masking import Rule, rule_of
 
 LADDER = list(gpu.ladder())
 VARIANTS = [variant for name in LADDER for variant in gpu.kernel(name).variants]
@@ -157,12 +158,14 @@ def test_cubins_are_kept_until_a_source_changes(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(
     ("capability", "dtype", "d", "aligned", "asked", "wanted", "why"),
     [
-        ("90", "float16", 128, True, (), "hopper", "the fastest that there is"),
+        ("90", "float16", 128, True, (), "hopper", "hopper_decode: 280 queries share a KV head"),
         ("80", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 80"),
         ("100", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 100"),
         ("90", "float16", 32, True, (), "tensor_core", "hopper: d is 32"),
-        ("90", "float16", 64, True, ("dropout_p", "causal", "count"), "hopper", "the fastest"),
+        ("90", "float16", 64, True, ("dropout_p", "causal", "count"), "hopper", "280 queries"),
         ("90", "float16", 64, True, ("mask",), "q_outer", "tensor_core: does not take mask"),
+        ("90", "float16", 64, True, ("window", "block_mask"), "hopper", ""),
+        ("80", "float16", 64, True, ("window",), "q_outer", "tensor_core: does not take window"),
         ("90", "float16", 64, False, (), "q_outer", "needs rows that start at multiples of 16 bytes"),
         ("90", "float32", 64, True, (), "q_outer", "hopper: does not take float32"),
     ],
@@ -170,9 +173,53 @@ def test_cubins_are_kept_until_a_source_changes(monkeypatch: pytest.MonkeyPatch,
 def test_the_plan_names_the_fastest_rung_and_why_no_faster_one(
     capability: str, dtype: str, d: int, aligned: bool, asked: tuple[str, ...], wanted: str, why: str
 ) -> None:
-    plan = api._plan("forward", np.dtype(dtype), d, aligned, tuple(what in asked for what in api.TAKES), capability)
+    shapes = (2, 8, 70, d), (2, 2, 4096, d)
+    plan = api._plan(
+        "forward", np.dtype(dtype), *shapes, aligned, tuple(what in asked for what in api.TAKES), capability
+    )
     assert plan.kernel == wanted
     assert why in plan.why
+
+
+def test_few_queries_go_to_the_rung_for_decoding() -> None:
+    def plan(H: int, N_q: int, *asked: str) -> api.Plan:
+        wanted = tuple(what in asked for what in api.TAKES)
+        return api._plan("forward", np.dtype("float16"), (2, H, N_q, 128), (2, 2, 9, 128), True, wanted, "90")
+
+    assert plan(8, 16, "causal", "count") == api.Plan("hopper_decode", "the fastest that there is")
+    assert plan(8, 17).kernel == "hopper"
+    assert "hopper_decode: does not take dropout_p" in plan(8, 16, "dropout_p").why
+    assert "hopper_decode: does not take window" in plan(8, 16, "window").why
+
+
+@pytest.mark.parametrize(
+    ("mask", "causal", "wanted"),
+    [
+        (SlidingWindow(127, 0), False, Rule(False, window=(127, 0))),
+        (SlidingWindow(127, 5), True, Rule(False, window=(127, 0))),
+        (SlidingWindow(-1, 5), False, Rule(False, window=(-1, 5))),
+        (SlidingWindow(-1, 5), True, Rule(True)),
+        (SlidingWindow(-1, -1), False, Rule(False)),
+        (Causal(), False, Rule(True)),
+        (Causal() & SlidingWindow(3, -1), False, Rule(False, window=(3, 0))),
+        (None, True, Rule(True)),
+    ],
+)
+def test_mask_objects_become_what_kernels_know(mask: Any, causal: bool, wanted: Rule) -> None:
+    q, k = np.zeros((1, 1, 50, 64)), np.zeros((1, 1, 70, 64))
+    assert rule_of(q, k, causal, mask, None) == wanted
+
+
+def test_mask_objects_that_no_kernel_knows_are_refused() -> None:
+    q = np.zeros((1, 1, 50, 64))
+    with pytest.raises(
+        ValueError, match=r"mask is KeyPadding\(30\); on a GPU expected an array, SlidingWindow or Causal"
+    ):
+        rule_of(q, q, False, KeyPadding(30), None)
+    with pytest.raises(ValueError, match=r"block_mask is 'live'; expected an array, or a function"):
+        rule_of(q, q, False, None, None, "live")
+    with pytest.raises(ValueError, match="causal is 1"):
+        rule_of(q, q, 1, None, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -187,27 +234,62 @@ def test_the_plan_names_the_fastest_rung_and_why_no_faster_one(
     ],
 )
 def test_the_plan_of_a_backward_pass(capability: str, d: int, asked: tuple[str, ...], wanted: str, why: str) -> None:
-    plan = api._plan("backward", np.dtype("float16"), d, True, tuple(what in asked for what in api.TAKES), capability)
+    plan = api._plan(
+        "backward",
+        np.dtype("float16"),
+        (2, 4, 512, d),
+        (2, 4, 512, d),
+        True,
+        tuple(what in asked for what in api.TAKES),
+        capability,
+    )
     assert plan.kernel == wanted
     assert why in plan.why
 
 
 def test_hoppers_tiles() -> None:
-    assert [hopper.choose_tiles(64, causal, N).B_r for causal, N in ((True, 1024), (True, 1025), (False, 64))] == [
-        128,
-        192,
-        192,
-    ]
-    assert hopper.choose_tiles(64, False, 4096, dropout=True).B_r == 128
-    assert hopper.choose_tiles(64, False, 4096, blocks=(128, 128)).B_r == 128
-    with pytest.raises(ValueError, match=r"blocks is \(64, 64\); hopper takes \(128, 128\) where d = 128"):
-        hopper.choose_tiles(128, False, 4096, blocks=(64, 64))
+    asked = (("CAUSAL", 4096), ("FULL", 4097), ("WINDOW", 9999), ("LISTED", 4096))
+    assert [hopper.choose_tiles(64, kind, N).B_r for kind, N in asked] == [256, 192, 256, 128]
+    assert hopper.choose_tiles(64, "FULL", 4096, dropout=True).B_r == 128
+    assert hopper.choose_tiles(64, "FULL", 4096, blocks=(192, 128)).B_r == 192
+    assert hopper.choose_tiles(64, "WINDOW", 4096, dropout=True).B_r == 128
+    assert hopper.choose_tiles(128, "WINDOW", 4096).B_r == 128
+    with pytest.raises(
+        ValueError, match=r"blocks is \(64, 64\); hopper takes \(128, 128\) where d = 128, with a window"
+    ):
+        hopper.choose_tiles(128, "WINDOW", 4096, blocks=(64, 64))
     most = 227 * 1024  # of a block's shared memory on Hopper
     assert all(tiles.shared_bytes(d) <= most for d in hopper.TILES for tiles in hopper.TILES[d])
     assert all(hopper_backward.shared_bytes(d) <= most for d in hopper_backward.HEAD_DIMS)
     assert hopper.section(2**20, 50 * 2**20, 64) == 32
     assert hopper.section(2**20, 50 * 2**20, 8) == 8
     assert hopper.section(2**30, 50 * 2**20, 64) == 1
+
+
+@pytest.mark.parametrize(
+    ("heads", "T_c", "rows", "blocks"),
+    [
+        (256, 128, 8, 256),  # they fill 264 places
+        (192, 128, 8, 264),  # they do not
+        (192, 128, 64, 192),  # nearly, and their parts are large
+        (64, 128, 8, 256),  # each in 4
+        (8, 2048, 64, 264),  # each in 33
+        (48, 128, 8, 240),  # each in 5
+        (100, 128, 8, 264),  # in 2 would leave places empty
+        (128, 64, 8, 128),  # one a multiprocessor
+        (128, 65, 8, 256),  # too long for that
+        (1, 100, 8, 25),  # parts of 4 tiles
+        (5, 8, 8, 5),  # not worth a second launch
+    ],
+)
+def test_heads_are_split_where_they_do_not_fill_the_machine(heads: int, T_c: int, rows: int, blocks: int) -> None:
+    assert hopper_decode.grid(heads, T_c, rows, 264) == blocks
+    tiles = heads * T_c
+    of_block = [range(b * tiles // blocks, (b + 1) * tiles // blocks) for b in range(blocks)]
+    places = {(b + tile // T_c): (b, tile // T_c) for b in range(blocks) for tile in of_block[b]}
+    met = {(b, tile // T_c) for b in range(blocks) for tile in of_block[b]}
+    assert len(places) == len(met)  # b + head: no two parts in one place
+    assert hopper_decode.parts(heads, T_c, blocks) == [sum(h == head for _, h in met) for head in range(heads)]
 
 
 def test_importing_flashsim_gpu_imports_no_cupy() -> None:

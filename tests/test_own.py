@@ -157,6 +157,16 @@ def test_a_record_brings_its_backward_pass_its_options_and_its_kinds_of_matrices
     assert (traced.about.direction, "weight 3" in traced.about.options) == ("backward", True)
 
 
+def test_what_is_returned_besides_reaches_the_backward_pass_too() -> None:
+    def returning_it(hbm: HBM, *rest: Any) -> Any:
+        return *with_a_statistic(hbm, *rest), hbm.matrix("q_sums")
+
+    forth = replace(FORTH, run=returning_it, returns=("O", "l", "m", "q_sums"), saves=("R",))
+    run = flashsim.forward(forth, Q, K, V)
+    flashsim.backward(replace(BACK, of=forth), run, np.ones_like(run.O))
+    assert np.allclose(SEEN[-1], 2 * Q[1].sum(axis=1, keepdims=True))
+
+
 def test_what_a_record_lacks_is_told() -> None:
     for weight, said in ((0, "weight is 0; expected at least 1"), (None, "weight is None; expected a whole number")):
         with pytest.raises(ValueError, match=said):
@@ -170,8 +180,8 @@ def test_what_a_record_lacks_is_told() -> None:
         flashsim.backward(BACK, run, rng.normal(size=run.O.shape))
     with pytest.raises(ValueError, match=r"the shape of q_sums is not known; .* matrices=\{'q_sums': Kind"):
         flashsim.count(replace(BACK, matrices={}), N=8, d=4, direction="backward")
-    with pytest.raises(ValueError, match="'back' is the backward pass of 'forth', which is not known"):
-        flashsim.trace(replace(BACK, of="forth"), Q[0], K[0], V[0], dO=np.ones((9, 3)))
+    with pytest.raises(ValueError, match="'back' is the backward pass of 'nosuch', which is not known"):
+        flashsim.trace(replace(BACK, of="nosuch"), Q[0], K[0], V[0], dO=np.ones((9, 3)))
     with pytest.raises(ValueError, match="'forth' has the part 'weight'; expected one of tau, MASK"):
         replace(FORTH, options=())
     with pytest.raises(ValueError, match="'back' is a backward pass without the part 'tau'"):

@@ -23,7 +23,7 @@ from flashsim.theory.problem import Tiles, dense_shapes, live_tiles
 
 from .cases import DTYPES, FEW
 
-SKIP_BY_THEMSELVES = ("q_outer", "q_outer_two_pass", "split_kv")
+PASSES_BY_NAME = {"forward": FORWARD, "backward": BACKWARD}
 PASSES = [("forward", name) for name in FORWARD] + [("backward", name) for name in BACKWARD]
 
 
@@ -64,7 +64,7 @@ def masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
 
 
 def dense_parts(mask: Mask | None) -> Mask:
-    """What is left of a mask of which no tile can be dead as far as positions tell."""
+    """What is left of a mask of which every tile is live, as far as positions tell."""
     if isinstance(mask, Both):
         return dense_parts(mask.a) & dense_parts(mask.b)
     return mask if isinstance(mask, Dense) else All()
@@ -81,7 +81,8 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
     drawn["dtype"] = draw(st.sampled_from(sorted(DTYPES)))
     if not real:
         drawn["heads"] = draw(st.integers(1, 3))
-    if name != "flash_basic":
+    algorithm = PASSES_BY_NAME[direction][name]
+    if "MASK" in algorithm.parts:
         drawn["mask"], drawn["causal"] = draw(masks(N_q, N_k)), draw(st.booleans())
         drawn["dropout_p"] = draw(st.sampled_from((0.0, 0.0, 0.25)))
     match draw(st.sampled_from(("paper", "paper" if real else "fit", "blocks"))):
@@ -90,7 +91,10 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
             drawn["M"] += 10_000 * draw(st.booleans())
         case sizing:
             drawn["sizing"] = sizing
-    if name == "block_sparse":
+    own = {option.name: (option.default, *option.examples) for option in FORWARD[algorithm.forward_pass].options}
+    for option in own:
+        drawn[option] = draw(st.sampled_from(own[option]))
+    if "block_mask" in own:
         seed, density = draw(st.integers(0, 99)), draw(st.sampled_from((0.0, 0.1, 0.5, 1.0)))
 
         def scattered(T_r: int, T_c: int) -> Any:
@@ -102,7 +106,7 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
         kinds: list[Any] = [None, scattered, corner, patterns.butterfly]
         kinds.append("live")
         drawn["block_mask"] = draw(st.sampled_from(kinds))
-    if name == "split_kv":
+    if "splits" in own:
         drawn["splits"] = draw(st.one_of(st.none(), st.integers(1, most + 5)))
         drawn["merge"] = draw(st.sampled_from(("sequence", "tree")))
     return drawn
@@ -125,8 +129,11 @@ def test_count_equals_theory(direction: str, name: str, data: st.DataObject) -> 
     except ValueError:  # "fit": not even blocks of one row
         assert drawn["sizing"] == "fit"
         every_tile = {**drawn, "block_mask": None}
-        if name in SKIP_BY_THEMSELVES:
+        algorithm = PASSES_BY_NAME[direction][name]
+        if {"live", "splits"} & {*algorithm.parts}:
             every_tile |= {"mask": dense_parts(drawn["mask"]), "causal": False}
+        own = FORWARD[algorithm.forward_pass].options
+        every_tile |= {option.name: None for option in own if isinstance(option.check(drawn[option.name]), Mask)}
         whole = theory.exact(name, **every_tile)
         assert whole.sram.peak > whole.sram.capacity
         assert whole.blocks.B_r == whole.blocks.B_c == 1
@@ -145,9 +152,9 @@ def test_runs_equal_theory(name: str, data: st.DataObject) -> None:
     N_q, N_k, d, d_v = (drawn[key] for key in ("N_q", "N_k", "d", "d_v"))
     shapes = (2, N_q, d), (2, N_k, d), (2, N_k, d_v), (2, N_q, d_v)
     Q, K, V, dO = (rng.normal(size=shape).astype(DTYPES[drawn["dtype"]]) for shape in shapes)
-    asked = ("M", "sizing", "blocks", "causal", "mask", "dropout_p", "block_mask", "splits", "merge")
+    asked = drawn.keys() - {"N_q", "N_k", "d", "d_v", "dtype", "direction"}
     try:
-        run = flashsim.forward(name, Q, K, V, **{key: drawn[key] for key in asked if key in drawn})
+        run = flashsim.forward(name, Q, K, V, **{key: drawn[key] for key in asked})
         same(run, theory.exact(name, heads=2, **drawn))
         for back in backward_passes(name):
             gradients = flashsim.backward(back, run, dO)
@@ -328,7 +335,7 @@ def test_formulas_evaluate_to_the_counts(direction: str, name: str, data: st.Dat
 @given(data=st.data())
 def test_extra_memory_and_products(direction: str, name: str, data: st.DataObject) -> None:
     N_q, N_k, d, d_v, M = (data.draw(st.integers(low, 60)) for low in (1, 1, 1, 1, 60))
-    dropout = name != "flash_basic" and data.draw(st.booleans())
+    dropout = "dropout" in PASSES_BY_NAME[direction][name].parts and data.draw(st.booleans())
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
     tally = flashsim.count(name, **shape, M=M, direction=direction, dropout_p=0.5 * dropout)
     T_c = tally.blocks.T_c

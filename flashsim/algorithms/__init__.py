@@ -11,6 +11,7 @@ from importlib import import_module
 from flashsim.algorithms.record import GRADIENTS as GRADIENTS
 from flashsim.algorithms.record import Algorithm as Algorithm
 from flashsim.algorithms.record import Direction
+from flashsim.options import Option
 
 FORWARD: dict[str, Algorithm] = {}
 BACKWARD: dict[str, Algorithm] = {}
@@ -25,3 +26,12 @@ for _file in pkgutil.iter_modules(__path__):
 def backward_passes(name: str) -> list[str]:
     """Return the names of the backward passes of a forward pass; none if it has none."""
     return [a.name for a in BACKWARD.values() if a.forward_pass == name]
+
+
+def options() -> dict[str, list[tuple[str, Option]]]:
+    """Return the options that algorithms declare: name -> (algorithm, option) of each that has it."""
+    found: dict[str, list[tuple[str, Option]]] = {}
+    for algorithm in FORWARD.values():
+        for option in algorithm.options:
+            found.setdefault(option.name, []).append((algorithm.name, option))
+    return found

@@ -35,6 +35,7 @@ from flashsim.algorithms.record import PARTS, Algorithm, every_block
 from flashsim.checking import check_block_mask
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.options import Option
+from flashsim.patterns import butterfly, local, strided_by_root
 from flashsim.records import Blocks
 
 
@@ -107,7 +108,8 @@ ALGORITHM = Algorithm(
             "block_mask",
             None,
             check_block_mask,
-            'the tiles to compute: booleans (T_r, T_c), a function, "live"; None: all',
+            "which tiles are computed; live: those that are not empty. Default: all",
+            choices={"butterfly": butterfly, "local": local, "strided": strided_by_root, "live": "live"},
         ),
     ),
     returns=("O", "l", "m"),

@@ -62,7 +62,9 @@ def backward_of(forward: Algorithm) -> Algorithm:
 
 
 def forward_of(backward: Algorithm) -> Algorithm:
-    """Return the forward pass that a backward pass goes with: its record, flashsim's, or the user's record in the same file."""
+    """Return the forward pass that a pass goes with: itself, its record, flashsim's, or the user's record in the same file."""
+    if backward.direction == "forward":
+        return backward
     if isinstance(backward.of, Algorithm):
         return backward.of
     for found in _beside(backward):

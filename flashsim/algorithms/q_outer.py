@@ -1,7 +1,7 @@
 """FlashAttention with the loops exchanged, forward: the order of FlashAttention-2, and of the chapter's prefill.
 
     Require: Q, K, V in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking function MASK, dropout
-             probability p_drop, and which tiles of S are live: MASK leaves something of them.
+             probability p_drop, and which tiles of S are live: not empty.
     1  Initialize the pseudo-random number generator state R and save it to HBM.
     2  Set block sizes B_r = ⌈M/4d⌉, B_c = min(⌈M/4d⌉, d).
     3  Divide Q, O, L into T_r blocks of B_r rows, K and V into T_c blocks of B_c rows.
@@ -11,7 +11,7 @@
     7    for 1 ≤ j ≤ T_c, where tile (i, j) is live, do
     8      Load K_j, V_j from HBM to on-chip SRAM.
     9      S_ij = τ Q_i K_jᵀ.
-    10     S_ij^masked = MASK(S_ij), unless MASK leaves all of the tile.
+    10     S_ij^masked = MASK(S_ij), unless tile (i, j) is full.
     11     m_i^new = max(m_i, rowmax(S_ij^masked)).
     12     P̃_ij = exp(S_ij^masked − m_i^new).
     13     ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij).

@@ -16,7 +16,7 @@
     12   for 1 ≤ i ≤ T_r, where tile (i, j) is live, do
     13     Load Q_i, dO_i, L_i, D_i from HBM to on-chip SRAM.
     14     S_ij = τ Q_i K_jᵀ.
-    15     S_ij^masked = MASK(S_ij), unless MASK leaves all of the tile.
+    15     S_ij^masked = MASK(S_ij), unless tile (i, j) is full.
     16     P_ij = exp(S_ij^masked − L_i).
     17     Z_ij: the forward pass's dropout mask. P_ij^dropped = P_ij ∘ Z_ij.
     18     dṼ_j ← dṼ_j + (P_ij^dropped)ᵀ dO_i.

@@ -97,7 +97,9 @@ ALGORITHM = Algorithm(
             "window",
             None,
             SlidingWindow.of,
-            "(left, right): how many keys before and after its own position a query attends to; None: all",
+            "left,right, or left alone: how many keys before and after its own position a query attends to, -1: all. "
+            "Default: all",
+            examples=((0, 0), (3, 1), (5, -1), (-1, 4)),
         ),
     ),
     returns=("O", "L"),

@@ -12,7 +12,7 @@
     8      for each live tile j of split s do
     9        Load K_j, V_j from HBM to on-chip SRAM.
     10       S_ij = τ Q_i K_jᵀ.
-    11       S_ij^masked = MASK(S_ij), unless MASK leaves all of the tile.
+    11       S_ij^masked = MASK(S_ij), unless tile (i, j) is full.
     12       m_i^new = max(m_i, rowmax(S_ij^masked)).
     13       P̃_ij = exp(S_ij^masked − m_i^new).
     14       ℓ_i ← e^{m_i − m_i^new} ℓ_i + rowsum(P̃_ij).
@@ -115,8 +115,16 @@ ALGORITHM = Algorithm(
     run=split_kv,
     parts=(*PARTS, "splits", "merge"),
     options=(
-        Option("splits", None, check_splits, "how many runs of blocks the keys are cut into; None: one for each block"),
-        Option("merge", "sequence", check_merge, 'how the parts are merged: "sequence" or "tree"'),
+        Option(
+            "splits", None, check_splits, "how many runs of blocks the keys are cut into. Default: one for each block"
+        ),
+        Option(
+            "merge",
+            "sequence",
+            check_merge,
+            "how the parts are merged. Default: sequence",
+            choices={m: m for m in MERGES},
+        ),
     ),
     returns=("O",),
     follows=("m", "l", "O"),

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 
 import flashsim
-from flashsim.cli.values import Parser
+from flashsim.cli.values import Parser, meant
 from flashsim.entry import guarded
 from flashsim.files import name_of
 
@@ -45,6 +45,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         epilog="`flashsim COMMAND --help` shows a command's options and examples.",
     )
     parser.add_argument("--version", action="version", version=f"flashsim {flashsim.__version__}")
+    flags: list[str] = []
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         added = commands.add_parser(
@@ -57,6 +58,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         added.set_defaults(name=name)
         if name in arguments[:1]:  # others need not know theirs
             command.add_options(added)
-    options = parser.parse_args(arguments)
+            flags = [flag for action in added._actions for flag in action.option_strings]
+    options, extra = parser.parse_known_args(arguments)
+    if extra:
+        raise ValueError(f"unrecognized arguments: {' '.join(extra)}{meant(extra[0], flags)}")
     options.command_line = shlex.join(["flashsim", *map(name_of, arguments)])
     return options

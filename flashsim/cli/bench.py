@@ -26,20 +26,34 @@ def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
     parser.add_argument("--N", type=whole(), nargs="+", default=LENGTHS, help="sequence lengths. Default: 128 … 65536")
     parser.add_argument("--d", type=whole(), nargs="+", default=[64, 128], help="head dimensions. Default: 64 128")
-    parser.add_argument("--causal", choices=["no", "yes", "both"], default="both", help="default: both")
-    parser.add_argument("--direction", choices=["forward", "backward", "both"], default="both", help="default: both")
+    parser.add_argument("--causal", choices=["no", "yes", "both"], default="both", help="a causal mask? Default: both")
+    parser.add_argument(
+        "--direction", choices=["forward", "backward", "both"], default="both", help="which pass. Default: both"
+    )
     add(parser, "--dropout")
     parser.add_argument(
-        "--dtype", choices=["float16", "bfloat16", "float32"], default="float16", help="default: float16"
-    )
-    parser.add_argument("--batch", type=whole(0), default=0, metavar="B", help="default: for 16,384 tokens")
-    parser.add_argument(
-        "--heads", type=whole(), nargs="+", default=[16], metavar="H", help="or one for each --d. Default: 16"
+        "--dtype", choices=["float16", "bfloat16", "float32"], default="float16", help="of the inputs. Default: float16"
     )
     parser.add_argument(
-        "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=f"of {', '.join(NAMES)}. Default: all"
+        "--batch", type=whole(0), default=0, metavar="B", help="sequences at once. Default: for 16,384 tokens"
     )
-    parser.add_argument("--rounds", type=whole(), default=7, help="medians over so many. Default: 7")
+    parser.add_argument(
+        "--heads",
+        type=whole(),
+        nargs="+",
+        default=[16],
+        metavar="H",
+        help="query heads, or a number for each --d. Default: 16",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=NAMES,
+        default=[],
+        metavar="NAME",
+        help=f"time these alone: {', '.join(NAMES)}. Default: all",
+    )
+    parser.add_argument("--rounds", type=whole(), default=7, help="time each so often; medians are told. Default: 7")
     add(parser, "--json", "--quiet")
 
 

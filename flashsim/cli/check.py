@@ -53,7 +53,7 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
 
 def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
-    own = "the kernel: a module's, or a file's (my_kernels.py:attention)"
+    own = "your kernel: a function of a module, or of a file (my_kernels.py:attention)"
     parser.add_argument("function", nargs="?", metavar=WHERE, help=own)
     parser.add_argument("--list", action="store_true", help="list the checks, and check nothing")
     parser.add_argument("--examples", type=whole(), default=300, metavar="N", help="cases to draw. Default: 300")

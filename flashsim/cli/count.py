@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish
-from flashsim.cli.shared import BLOCK_MASKS, LENGTHS, add, add_algorithm, algorithm_in
+from flashsim.cli.shared import LENGTHS, add, add_algorithm, add_declared, algorithm_in, declared_in
 from flashsim.cli.values import elements, whole
 from flashsim.inputs import float_dtype
 
@@ -29,23 +29,24 @@ def add_options(parser: Any) -> None:
     add(parser, *LENGTHS)
     parser.add_argument("--heads", type=whole(), default=1, metavar="H", help="batch × query heads; the counts add up")
     parser.add_argument("--kv-heads", type=whole(), metavar="H", help="batch × KV heads, where query heads share them")
-    add(parser, "--gqa", "--splits", "--merge")
+    add(parser, "--gqa")
     add(parser, "--backward", help="count the backward pass")
-    add(parser, "--causal", "--dropout", "--block-mask", "--M", "--sizing", "--blocks", "--json")
+    add(parser, "--causal", "--dropout", "--M", "--sizing", "--blocks", "--json")
+    add_declared(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0 unless theory says otherwise, then 1. Raises ValueError."""
-    from flashsim import report
+    from flashsim import comparison, report
 
     check_outputs(options)
     arguments = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype", "sizing")}
-    arguments |= {name: getattr(options, name) for name in ("heads", "kv_heads", "gqa", "causal", "splits", "merge")}
+    arguments |= {name: getattr(options, name) for name in ("heads", "kv_heads", "gqa", "causal")}
     arguments["M"] = elements(options.M, float_dtype(options.dtype).itemsize)
     arguments["blocks"] = None if options.blocks is None else tuple(options.blocks)
     arguments["direction"] = "backward" if options.backward else "forward"
     arguments["dropout_p"] = options.dropout
-    arguments["block_mask"] = BLOCK_MASKS.get(options.block_mask)
-    counted = report.count_lines(algorithm_in(options, "flash_basic"), arguments)
-    finish(options, counted.as_json(), lambda: report.print_count(counted))
+    arguments |= declared_in(options)
+    counted = comparison.count_lines(algorithm_in(options, "flash_basic"), arguments)
+    finish(options, report.count_numbers(counted), lambda: report.print_count(counted))
     return 1 if counted.agrees is False else 0

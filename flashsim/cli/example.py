@@ -19,7 +19,7 @@ EXAMPLES = (
 
 def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
-    parser.add_argument("example", nargs="?", metavar="NAME", help="which. Default: list them, a line each")
+    parser.add_argument("example", nargs="?", metavar="NAME", help="which example. Default: list them, a line each")
     parser.add_argument("--list", action="store_true", help="list the examples, and run none")
     add(parser, "--json")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli.shared import BLOCK_MASKS, add
+from flashsim.cli.shared import add, add_declared, declared_in
 from flashsim.cli.values import elements, whole
 
 N, D = 12, 4
@@ -13,15 +13,20 @@ N, D = 12, 4
 
 def add_inputs(parser: Any) -> None:
     """Add the options that say what a run is of."""
-    parser.add_argument("--n", type=whole(), help=f"sequence length of random Q, K, V. Default: {N}")
-    parser.add_argument("--n-k", type=whole(), metavar="N", help="number of keys, where it differs from the queries'")
+    parser.add_argument(
+        "--n", "--N", type=whole(), metavar="N", help=f"sequence length of random Q, K, V. Default: {N}"
+    )
+    parser.add_argument(
+        "--n-k", "--N_k", type=whole(), metavar="N", help="number of keys, where it differs from the queries'"
+    )
     add(parser, "--d", required=False, help=f"head dimension of random Q, K, V. Default: {D}")
     add(parser, "--qkv", help="run on these Q, K, V, as in `flashsim run`")
     add(parser, "--head", help="the head of --qkv, an index into the leading axes")
-    add(parser, "--blocks", help="block sizes. Default: line 1's for M")
+    add(parser, "--blocks", help="block sizes. Default: those of line 1 for M")
     default = "for which line 1 takes blocks as large as --blocks, or a quarter of the keys"
     add(parser, "--M", help=f"SRAM size: elements, or bytes (2KB); with --blocks, enforced. Default: one {default}")
-    add(parser, "--causal", "--dropout", "--block-mask")
+    add(parser, "--causal", "--dropout")
+    add_declared(parser)
     add(parser, "--seed", help="of random operands, and of dropout. Default: 0")
 
 
@@ -62,5 +67,4 @@ def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any) -> dict[str, 
     else:
         asked["M"] = 2 * width * max(-(-K.shape[0] // 4), 1)
     asked["M"] = elements(options.M, Q.dtype.itemsize, asked["M"])
-    asked["block_mask"] = BLOCK_MASKS.get(options.block_mask)
-    return asked
+    return asked | declared_in(options)

@@ -6,7 +6,6 @@ Errors are one line that names the file, and the line of it where the error is.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms.own import algorithm_of
+from flashsim.cli.values import meant
 
 KNOWN = tuple(dict.fromkeys([*FORWARD, *BACKWARD]))
 
@@ -28,11 +28,8 @@ def algorithm(text: str) -> str | Algorithm:
         return text
     try:
         if ":" not in text and not text.endswith(".py"):
-            near = difflib.get_close_matches(text, KNOWN, 1)
-            meant = f", perhaps you mean {near[0]!r}" if near else ""
-            raise ValueError(
-                f"there is no algorithm {text!r}{meant}; there are {', '.join(KNOWN)}; yours is FILE.py:NAME"
-            )
+            known = f"there are {', '.join(KNOWN)}; yours is FILE.py:NAME"
+            raise ValueError(f"there is no algorithm {text!r}{meant(text, KNOWN)}; {known}")
         found = load(text, "FILE.py:NAME, such as mine.py:attention")
         if isinstance(found, Algorithm):
             return found

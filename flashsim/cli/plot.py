@@ -32,9 +32,12 @@ def add_options(parser: Any) -> None:
         "figure",
         choices=list(FIGURES),
         metavar="FIGURE",
-        help="; ".join(f"{name}: {chart.what}" for name, chart in FIGURES.items()),
+        help="one of those below",
     )
-    add(parser, "--algorithm", nargs="+", help=f"drawn too, {of('algorithms')}: {NAMES}")
+    width = max(map(len, FIGURES))
+    listed = "".join(f"  {name:{width}}  {chart.what}\n" for name, chart in FIGURES.items())
+    parser.epilog = f"figures:\n{listed}\n{parser.epilog}"
+    add(parser, "--algorithm", nargs="+", help=f"{of('algorithms')}: draw these too: {NAMES}")
     add(parser, "--N", help=f"{of('N')}: sequence length. Default: 1024")
     add(parser, "--d", required=False, help=f"{of('d')}: head dimension. Default: 64")
     add(parser, "--dtype", default=None, help=f"{of('dtype')}. Default: float16; for pareto float32")

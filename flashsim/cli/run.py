@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import flashsim
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import BLOCK_MASKS, NAMES, add
+from flashsim.cli.shared import NAMES, add, add_declared, declared_in
 from flashsim.cli.values import elements, finite
 from flashsim.inputs import float_dtype
 
@@ -32,9 +33,9 @@ def add_options(parser: Any) -> None:
     add(parser, "--qkv", help=qkv)
     add(parser, "--head", help="run this head only: an index into the leading axes. Default: all")
     default = "standard and flash_basic, or flash where a mask, dropout or backward is asked"
-    add(parser, "--algorithm", nargs="+", help=f"{NAMES}. Default: {default}")
+    add(parser, "--algorithm", nargs="+", help=f"which to compare: {NAMES}. Default: {default}")
     add(parser, "--backward", help="run the backward pass too, for a random dO")
-    add(parser, "--causal", "--dropout", "--block-mask")
+    add(parser, "--causal", "--dropout")
     add(parser, "--seed", help="of dropout. Default: 0")
     parser.add_argument(
         "--mask", type=Path, metavar="FILE", help="a .npy file: booleans (..., N_q, N_k), True = attend"
@@ -45,7 +46,8 @@ def add_options(parser: Any) -> None:
         f"elements, or bytes of the dtype (100KB). Default: 100KB; for the small bundled sample {SAMPLE_M} elements"
     )
     add(parser, "--M", help=f"SRAM size: {sample}")
-    add(parser, "--sizing", "--blocks", "--gqa", "--splits", "--merge")
+    add(parser, "--sizing", "--blocks", "--gqa")
+    add_declared(parser)
     parser.add_argument("--scale", type=finite, help="softmax scale τ. Default: 1/√d")
     add(parser, "--output", help="save STEM.png, .svg, .json. Default: flashsim-run")
     add(parser, "--json", "--quiet")
@@ -53,7 +55,7 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0 if counts equal theory and errors are within rounding, else 1. Raises ValueError."""
-    from flashsim import plots, qkv, report
+    from flashsim import comparison, plots, qkv, report
 
     if options.padded and options.qkv:
         raise ValueError("--padded goes with the bundled sample; for your own data give --mask FILE.npy")
@@ -69,10 +71,10 @@ def run(options: argparse.Namespace) -> int:
     asked = _asked(options)
     stem = figure_stem(options, "flashsim-run")
     with progress(options) as bar:
-        forwards, backwards = report.run_all(
+        forwards, backwards = comparison.run_all(
             given,
             options.algorithm or ["standard", "flash" if asked or options.backward else "flash_basic"],
-            bar,
+            lambda title, heads: _on_head(bar, title, heads),
             both_ways=options.backward,
             M=elements(options.M, given.Q.dtype.itemsize, None if options.qkv else SAMPLE_M),
             scale=options.scale,
@@ -83,9 +85,7 @@ def run(options: argparse.Namespace) -> int:
             dropout_p=options.dropout,
             seed=options.seed,
             gqa=options.gqa,
-            block_mask=BLOCK_MASKS.get(options.block_mask),
-            splits=options.splits,
-            merge=options.merge,
+            **declared_in(options),
         )
     numbers = report.run_numbers(given, forwards, backwards)
     schedule = "query heads grouped" if options.gqa == "grouped" else ""
@@ -98,6 +98,11 @@ def run(options: argparse.Namespace) -> int:
     return 0 if all(result.ok for results in (forwards, backwards) for result in results.values()) else 1
 
 
+def _on_head(bar: Any, title: str, heads: int) -> Callable[[int, int], None]:
+    task = bar.add_task(title, total=heads)
+    return lambda done, of: bar.update(task, completed=done, total=of)
+
+
 def _asked(options: argparse.Namespace) -> str:
     """Say what is asked besides plain attention."""
     said = {
@@ -105,6 +110,6 @@ def _asked(options: argparse.Namespace) -> str:
         "keys padded": options.padded,
         f"mask {options.mask}": options.mask,
         f"dropout {options.dropout:g}": options.dropout,
-        f"block mask {options.block_mask}": options.block_mask,
+        **{f"{name.replace('_', ' ')} {getattr(options, name)}": True for name in declared_in(options)},
     }
     return ", ".join(words for words, is_asked in said.items() if is_asked)

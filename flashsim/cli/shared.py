@@ -6,40 +6,31 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from flashsim import patterns
-from flashsim.algorithms import Algorithm
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.algorithms import options as declared
 from flashsim.algorithms.own import chosen
 from flashsim.algorithms.record import Direction
-from flashsim.cli.loading import KNOWN, algorithm
+from flashsim.cli import values
+from flashsim.cli.loading import algorithm
 from flashsim.cli.values import head, output, probability, seed, size, whole
 from flashsim.inputs import FLOATS
 
-BLOCK_MASKS: dict[str, Any] = {
-    "butterfly": patterns.butterfly,
-    "local": patterns.local,
-    "strided": lambda T_r, T_c: patterns.strided(T_r, T_c, max(round(T_c**0.5), 1)),
-    "live": "live",
-}
-NAMES = f"of {', '.join(KNOWN)}; or FILE.py:NAME, yours"
+NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
+BOTH = f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "--algorithm": {"type": algorithm, "metavar": "NAME", "help": NAMES},
     "--backward": {"action": "store_true"},
     "--blocks": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "block sizes; M enforced"},
-    "--block-mask": {
-        "choices": list(BLOCK_MASKS),
-        "help": "for block_sparse: which tiles are computed; live: those that the mask does not forbid whole. Default: all",
-    },
-    "--causal": {"action": "store_true", "help": "query i attends to keys j ≤ i + N_k − N_q (bottom right)"},
+    "--causal": {"action": "store_true", "help": "causal: query i attends to keys j ≤ i + N_k − N_q"},
     "--d": {"type": whole(), "required": True, "help": "head dimension"},
     "--d_v": {"type": whole(), "metavar": "D", "help": "width of V, where it differs from d"},
     "--dropout": {"type": probability, "default": 0.0, "metavar": "P", "help": "drop weights with this probability"},
-    "--dtype": {"choices": FLOATS, "default": "float32", "help": "for bytes. Default: float32"},
+    "--dtype": {"choices": FLOATS, "default": "float32", "help": "of Q, K, V: an item's bytes. Default: float32"},
     "--gqa": {
         "choices": ["separate", "grouped"],
         "default": "separate",
-        "help": "query heads that share a KV head run separate, each streaming it, or grouped, as one problem. "
-        "Default: separate",
+        "help": "how query heads that share a KV head run: each on its own, or as one problem. Default: separate",
     },
     "--head": {"type": head, "metavar": "I[,J…]", "help": "an index into the leading axes"},
     "--json": {"metavar": "FILE", "help": "write the numbers as JSON (- for stdout, and nothing else there)"},
@@ -48,10 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "metavar": "SIZE",
         "help": "SRAM size: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024). Default: 100KB",
     },
-    "--merge": {
-        "choices": ["sequence", "tree"], "default": "sequence", "help": "for split_kv. Default: sequence"
-    },
-    "--N": {"type": whole(), "help": "sequence length"},
+    "--N": {"type": whole(), "dest": "N", "help": "sequence length"},
     "--N_k": {"type": whole(), "metavar": "N", "help": "number of keys"},
     "--N_q": {"type": whole(), "metavar": "N", "help": "number of queries, where it differs from the keys'"},
     "--qkv": {"nargs": "+", "type": Path, "metavar": "FILE"},
@@ -63,24 +51,42 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "paper: line 1's blocks, M only reported against; fit: the largest blocks that fit, M enforced",
     },
     "--vs": {"type": algorithm, "metavar": "NAME"},
-    "--splits": {
-        "type": whole(), "metavar": "T", "help": "for split_kv: cut the keys in so many. Default: by block"
-    },
     "--output": {"type": output, "metavar": "STEM", "help": "save STEM.png, .svg, .json"},
 }  # fmt: skip
-SHORT = {"--output": ["-o"]}
+ALIASES = {"--output": ["-o"], "--N": ["--n"]}
 LENGTHS = ("--N", "--N_q", "--N_k", "--d", "--d_v", "--dtype")
 
 
 def add(parser: Any, *names: str, **changed: Any) -> None:
     """Add options of `OPTIONS` to a parser, in this order; `changed`, for one of them, is what is different here."""
     for name in names:
-        parser.add_argument(*SHORT.get(name, ()), name, **{**OPTIONS[name], **changed})
+        parser.add_argument(*ALIASES.get(name, ()), name, **{**OPTIONS[name], **changed})
+
+
+def add_declared(parser: Any) -> None:
+    """Add the options that only some algorithms have, from their records."""
+    for name, whose in declared().items():
+        option = whose[0][1]
+        several = [len(example) for example in option.examples if isinstance(example, tuple)]
+        reads: dict[str, Any] = {
+            "type": values.declared(option.check),
+            "metavar": ",".join("N" * max(several, default=1)),
+        }
+        if option.choices:
+            reads = {"choices": list(option.choices)}
+        help_ = f"for {', '.join(algorithm for algorithm, _ in whose)}: {option.help}"
+        parser.add_argument(f"--{name.replace('_', '-')}", **reads, help=help_)
+
+
+def declared_in(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of those that were given."""
+    given = {name: (getattr(options, name), whose[0][1].choices) for name, whose in declared().items()}
+    return {name: choices.get(value, value) for name, (value, choices) in given.items() if value is not None}
 
 
 def add_algorithm(parser: Any, default: str = "") -> None:
     """Add the algorithm, as NAME or --algorithm NAME."""
-    said = f"{NAMES}." + (f" Default: {default}" if default else "")
+    said = f"{BOTH}." + (f" Default: {default}" if default else "")
     parser.add_argument("named", nargs="?", type=algorithm, metavar="NAME", help=f"the algorithm: {said}")
     add(parser, "--algorithm", help="the same")
 
@@ -93,5 +99,5 @@ def algorithm_in(options: argparse.Namespace, default: str = "") -> Algorithm:
         raise ValueError("an algorithm is given twice: leave out NAME or --algorithm")
     what = named or options.algorithm or default
     if not what:
-        raise ValueError(f"an algorithm is missing: expected NAME, {NAMES}")
+        raise ValueError(f"an algorithm is missing: expected NAME, one of {NAMES}")
     return chosen(what, direction)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashsim.algorithms import FORWARD
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import chosen, forward_of
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands
 from flashsim.cli.outputs import check_outputs
-from flashsim.cli.shared import NAMES, add
+from flashsim.cli.shared import BOTH, add, declared_in
 from flashsim.files import write_whole
+from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 
 SUMMARY = "Record a run and write a page that plays it: line by line, forwards and backwards."
 EXAMPLES = (
@@ -32,16 +32,12 @@ EXAMPLES = (
 
 def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
-    add(parser, "--algorithm", default="flash", help=f"{NAMES}. Default: flash")
-    add(parser, "--backward", help="its backward pass, for a random dO; the forward pass before it is not shown")
+    add(parser, "--algorithm", default="flash", help=f"which to play: {BOTH}. Default: flash")
+    add(parser, "--backward", help="play its backward pass, for a random dO; the forward pass before it is not shown")
     other = parser.add_mutually_exclusive_group()
     add(other, "--vs", help="a second algorithm, shown beside the first at the same tile")
-    other.add_argument(
-        "--bug",
-        metavar="NAME",
-        help="the same with a planted bug beside it: no_rescale, max_reset, no_mask, last_block; with --backward: no_D, "
-        "no_tau, overwrite, no_mask, last_block",
-    )
+    bugs = f"{', '.join(BUGS)}; with --backward: {', '.join(BACKWARD_BUGS)}"
+    other.add_argument("--bug", metavar="NAME", help=f"the same with a planted bug beside it: {bugs}")
     add_inputs(parser)
     parser.add_argument("--text", action="store_true", help="print the steps in the terminal, and write no file")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
@@ -93,14 +89,13 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
 
 def _trace(what: Any, given: tuple[Any, Any, Any], options: argparse.Namespace, bug: str | None = None) -> Any:
     import flashsim
-    from flashsim.tracing.bugs import with_bug
 
     Q, K, V = given
     asked, direction = arguments(options, Q, K, V), "backward" if options.backward else "forward"
     algorithm = chosen(what, direction)
-    before = FORWARD.get(algorithm.forward_pass, algorithm)
-    if options.vs and "block_mask" not in before.parts:
-        del asked["block_mask"]
+    if options.vs:  # what only one of the two takes is for that one
+        whose = {option.name for option in forward_of(algorithm).options}
+        asked = {name: value for name, value in asked.items() if name in whose or name not in declared_in(options)}
     if options.backward:
         asked["dO"] = gradient(options, Q, V)
     trace = flashsim.trace(with_bug(algorithm, bug, direction) if bug else algorithm, Q, K, V, **asked)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish, progress
-from flashsim.cli.shared import LENGTHS, NAMES, add
+from flashsim.cli.shared import BOTH, LENGTHS, add
 from flashsim.cli.values import elements, whole
 from flashsim.inputs import float_dtype
 from flashsim.sizes import human_bytes
@@ -25,9 +25,9 @@ EXAMPLES = (
 def add_options(parser: Any) -> None:
     """Add the command's options to its parser."""
     add(parser, *LENGTHS, "--M")
-    add(parser, "--algorithm", nargs="+", default=[], help=f"try these too: {NAMES}")
+    add(parser, "--algorithm", nargs="+", default=[], help=f"try these too: {BOTH}")
     add(parser, "--backward", help="tune the backward pass")
-    add(parser, "--causal", help="query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped")
+    add(parser, "--causal", help="causal: query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped")
     add(parser, "--dropout")
     parser.add_argument(
         "--least",

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from flashsim.inputs import DEFAULT_SRAM_BYTES
 from flashsim.sizes import parse_size
+
+
+def meant(text: object, known: Iterable[object]) -> str:
+    """Say which of the known names is near."""
+    near = difflib.get_close_matches(str(text), list(map(str, known)), 1)
+    return f", perhaps you mean {near[0]!r}" if near else ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -19,6 +26,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ValueError."""
         raise ValueError(message)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = ", ".join(map(str, action.choices))
+            raise argparse.ArgumentError(
+                action, f"there is no {value!r}{meant(value, action.choices)}; expected one of {known}"
+            )
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stdout).write(message)  # argparse's hides that it cannot
@@ -37,6 +51,24 @@ def whole(least: int = 1, most: int = 2**63 - 1) -> Callable[[str], int]:
         if number > most:
             raise _refused(text, f"a whole number of at most 2**{(most + 1).bit_length() - 1} - 1")
         return number
+
+    return read
+
+
+def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
+    """Return a reader of an option that an algorithm declares: a whole number, or several with commas between."""
+
+    def read(text: str) -> int | tuple[int, ...]:
+        try:
+            numbers = tuple(int(part) for part in text.split(","))
+        except ValueError:
+            raise _refused(text, "a whole number, or several with commas between") from None
+        value = numbers[0] if len(numbers) == 1 else numbers
+        try:
+            check(value)
+        except (ValueError, TypeError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return value
 
     return read
 

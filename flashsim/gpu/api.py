@@ -14,9 +14,19 @@ from flashsim.gpu import rungs
 from flashsim.gpu.compiling import capability, current_device, import_cupy
 from flashsim.gpu.counters import Counters
 from flashsim.gpu.kernel import Kernel, Options
+from flashsim.gpu.masking import Rule, as_array, rule_of
+from flashsim.masks import Mask
 
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
-TAKES = {"causal": "causal", "mask": "masks", "dropout_p": "dropout", "blocks": "blocks", "count": "counts"}
+TAKES = {
+    "causal": "causal",
+    "mask": "masks",
+    "window": "windows",
+    "block_mask": "block_masks",
+    "dropout_p": "dropout",
+    "blocks": "blocks",
+    "count": "counts",
+}
 LONGEST = 2**31 - 2**12  # rows and columns are counted in 32 bits, of tiles that may reach beyond the end
 
 
@@ -36,13 +46,15 @@ def plan(
     direction: str = "forward",
     causal: bool = False,
     mask: Any = None,
+    block_mask: Any = None,
     dropout_p: float = 0.0,
     blocks: tuple[int, int] | None = None,
     count: bool = False,
 ) -> Plan:
     """Return which rung `forward`, or `backward`, takes for these arguments where `kernel` is None. Errors as in `forward`."""
-    with _taken({"q": q, "k": k, "v": v}, mask) as (arrays, _, _):
-        return _fastest(direction, arrays, _asked(causal, mask, check_p(dropout_p), blocks, count))
+    with _taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, _):
+        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, _host(block_mask))
+        return _fastest(direction, arrays, _asked(rule, check_p(dropout_p), blocks, count))
 
 
 def forward(
@@ -54,6 +66,7 @@ def forward(
     causal: bool = False,
     scale: float | None = None,
     mask: Any = None,
+    block_mask: Any = None,
     dropout_p: float = 0.0,
     seed: int = 0,
     blocks: tuple[int, int] | None = None,
@@ -67,11 +80,14 @@ def forward(
     KV head n. The last axis has stride 1, the others any. Inputs are not modified. bfloat16 in CuPy is ml_dtypes' type.
 
     kernel     "algorithm_1", "algorithm_2", "q_outer" (float32, float16, bfloat16; all compute in float32), "tensor_core",
-               "hopper", or "standard": unfused, S and P in HBM. None: the fastest that takes the arguments on this GPU; `plan`
-               says which
+               "hopper", "hopper_decode", or "standard": unfused, S and P in HBM. None: the fastest that takes the arguments
+               on this GPU; `plan` says which
     causal     key j is attended to if j ≤ i + N_k − N_q
     scale      None: 1/√d
-    mask       booleans on the same GPU that broadcast to (B, H_q, N_q, N_k), True = attend. With `causal`, both must allow
+    mask       booleans on the same GPU that broadcast to (B, H_q, N_q, N_k), True = attend; or `flashsim.SlidingWindow`,
+               whose dead tiles "hopper" skips, and of which kernels that take masks get an array. With `causal`, both must allow
+    block_mask (T_r, T_c) booleans, True = computed, or a function of (T_r, T_c) that returns them, as in `flashsim.patterns`:
+               "hopper" computes these tiles alone, of (B_r, B_c) = (128, 128)
     dropout_p, seed  the mask is `flashsim.dropout.keep_mask`, bit for bit
     blocks     (B_r, B_c), for kernels that are compiled for any; None: the kernel's own
     return_lse return also log Σ exp(scaled scores), (B, H_q, N_q), float32: −∞ for a query whose every key is masked,
@@ -92,10 +108,11 @@ def forward(
         rungs.kernel(kernel)
     dropout_p = check_p(dropout_p)
     with _taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, hand_back):
-        asked = _asked(causal, masked, dropout_p, blocks, count)
+        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, _host(block_mask))
+        asked = _asked(rule, dropout_p, blocks, count)
         rung = rungs.kernel(kernel or _fastest("forward", arrays, asked).kernel)
         _check_shapes(rung, arrays)
-        options = _options(rung, arrays, causal, scale, masked, dropout_p, seed, blocks, count)
+        options = _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count)
         cupy, taken = import_cupy(), arrays["q"]
         o = cupy.empty(taken.shape, taken.dtype)
         lse = cupy.empty(taken.shape[:3], "float32") if return_lse else None
@@ -133,13 +150,12 @@ def backward(
         raise ValueError(f"kernel {kernel!r} has no backward pass")
     dropout_p = check_p(dropout_p)
     with _taken({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, mask) as (arrays, masked, hand_back):
-        asked = _asked(causal, masked, dropout_p, blocks, count)
+        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked)
+        asked = _asked(rule, dropout_p, blocks, count)
         rung = rungs.kernel(kernel or _fastest("backward", arrays, asked).kernel)
         assert rung.backward is not None
         _check_shapes(rung, arrays)
-        options = _options(
-            rung, arrays, causal, scale, masked, dropout_p, seed, blocks, count, deterministic, "backward"
-        )
+        options = _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count, deterministic, "backward")
         cupy = import_cupy()
         arrays["o"], arrays["lse"] = (cupy.ascontiguousarray(arrays[name]) for name in ("o", "lse"))
         gradients = [cupy.empty(arrays[name].shape, arrays[name].dtype) for name in ("q", "k", "v")]
@@ -153,14 +169,16 @@ def backward(
 # ---------------------------------------------------------------------------------------------------------------- checks
 
 
-def _asked(causal: bool, mask: Any, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
+def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
     """Return which of a Kernel's `TAKES` are asked for."""
-    return causal is True, mask is not None, dropout_p > 0, blocks is not None, count
+    masks = rule.mask is not None, rule.window is not None, rule.block_mask is not None
+    return rule.causal, *masks, dropout_p > 0, blocks is not None, count
 
 
 def _takes(rung: Kernel, what: str, direction: str) -> bool:
-    """Say whether a kernel takes one of `TAKES`."""
-    return getattr(rung, TAKES[what]) and not (direction == "backward" and what in rung.forward_only)
+    """Say whether a kernel takes one of `TAKES` in a direction. A window it may get as a mask."""
+    takes = getattr(rung, TAKES[what]) and not (direction == "backward" and what in rung.forward_only)
+    return bool(takes) or (what == "window" and rung.masks)
 
 
 def _fastest(direction: str, arrays: dict[str, Any], asked: tuple[bool, ...]) -> Plan:
@@ -168,13 +186,22 @@ def _fastest(direction: str, arrays: dict[str, Any], asked: tuple[bool, ...]) ->
     aligned = not any(
         stride % 16 for name, x in arrays.items() if name != "lse" for stride in (x.data.ptr, *x.strides[:-1])
     )
-    return _plan(direction, q.dtype, q.shape[-1] if q.ndim else 0, aligned, asked, capability(current_device()))
+    return _plan(direction, q.dtype, q.shape, arrays["k"].shape, aligned, asked, capability(current_device()))
 
 
 @lru_cache(maxsize=1024)
-def _plan(direction: str, dtype: Any, d: int, aligned: bool, asked: tuple[bool, ...], capability: str) -> Plan:
-    """Return the fastest rung that takes what is asked, or the last."""
+def _plan(
+    direction: str,
+    dtype: Any,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    aligned: bool,
+    asked: tuple[bool, ...],
+    capability: str,
+) -> Plan:
+    """Return the fastest rung that takes what is asked, for q and k of these shapes, or the last."""
     skipped: list[str] = []
+    d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
     known = rungs.fastest(direction)
     for rung in known:
         lacks = [
@@ -184,6 +211,7 @@ def _plan(direction: str, dtype: Any, d: int, aligned: bool, asked: tuple[bool, 
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
             or f"does not take d = {d}" * (d not in rung.head_dims)
             or (rung.why_not(capability, d) if rung.why_not else "")
+            or (rung.unsuited(q, k) if rung.unsuited and shapes_known else "")
             or "needs rows that start at multiples of 16 bytes" * (rung.aligned and not aligned)
             or f"does not take {' and '.join(lacks)}" * bool(lacks)
         )
@@ -262,9 +290,8 @@ def _check_described(rung_name: str, described: tuple[tuple[Any, ...], ...]) -> 
 def _options(
     rung: Kernel,
     arrays: dict[str, Any],
-    causal: bool,
+    rule: Rule,
     scale: float | None,
-    mask: Any,
     dropout_p: float,
     seed: int,
     blocks: tuple[int, int] | None,
@@ -273,13 +300,17 @@ def _options(
     direction: str = "forward",
 ) -> Options:
     q, k = arrays["q"], arrays["k"]
-    for name, value in (("causal", causal), ("count", count), ("deterministic", deterministic)):
+    for name, value in (("count", count), ("deterministic", deterministic)):
         check_flag(name, value)
     dropout_p, seed = check_p(dropout_p), check_seed(seed)
-    for name, wanted in zip(TAKES, _asked(causal, mask, dropout_p, blocks, count), strict=True):
+    for name, wanted in zip(TAKES, _asked(rule, dropout_p, blocks, count), strict=True):
         if wanted and not _takes(rung, name, direction):
-            raise ValueError(f"{name} is given; kernel {rung.name!r} does not take it")
-    blocks = check_blocks(blocks)
+            raise ValueError(
+                f"{'mask, a window,' if name == 'window' else name} is given; kernel {rung.name!r} does not take it"
+            )
+    blocks, mask, window = check_blocks(blocks), rule.mask, rule.window
+    if window is not None and not rung.windows:
+        mask, window = as_array(window, q.shape[2], k.shape[2]), None
     if mask is not None:
         onto = (*q.shape[:3], k.shape[2])
         if mask.dtype.name != "bool":
@@ -291,7 +322,18 @@ def _options(
                 f"mask has shape {mask.shape}; expected one that broadcasts to (B, H_q, N_q, N_k) = {onto}"
             ) from None
     tau = check_scale(scale, q.shape[3])
-    return Options(tau, causal, dropout_p, seed, mask, blocks, deterministic, Counters() if count else None)
+    return Options(
+        tau,
+        rule.causal,
+        dropout_p,
+        seed,
+        mask,
+        window,
+        rule.block_mask,
+        blocks,
+        deterministic,
+        Counters() if count else None,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- DLPack
@@ -302,7 +344,7 @@ def _taken(given: dict[str, Any], mask: Any) -> Iterator[tuple[dict[str, Any], A
     """Within their device, and PyTorch's stream for tensors: the arrays as CuPy's, the mask, and how to hand results back."""
     cupy = import_cupy()
     current_device()
-    everything = given if mask is None else {**given, "mask": mask}
+    everything = given if mask is None or isinstance(mask, Mask) else {**given, "mask": mask}
     devices = {name: _device(name, array) for name, array in everything.items()}
     first = next(iter(devices.values()))
     for name, device in devices.items():
@@ -350,6 +392,12 @@ class _Stream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.handle
+
+
+def _host(block_mask: Any) -> Any:
+    """Return a block mask, of a GPU's memory a copy in NumPy."""
+    kind = block_mask.__dlpack_device__()[0] if hasattr(block_mask, "__dlpack_device__") else None
+    return _cupy("block_mask", block_mask).get() if kind in CUDA else block_mask
 
 
 def _torch(array: Any) -> Any:

@@ -205,7 +205,9 @@ def _longest(name: str, otherwise: int) -> int:
 
 def _can(rung: Kernel, setting: Setting) -> bool:
     """Say whether a rung has what the setting asks for."""
+    shape = setting.batch, setting.H, setting.N, setting.d
     lacks = (
+        rung.unsuited and rung.unsuited(shape, shape),
         setting.causal and not rung.causal,
         setting.dropout_p and not rung.dropout,
         setting.direction == "backward" and rung.backward is None,

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -134,6 +135,9 @@ def current_device() -> int:
 
 def import_cupy() -> Any:
     """Return the module cupy, or `MissingGPU` that says what to install."""
+    loaded = sys.modules.get("cupy")
+    if loaded is not None:  # a call asks several times
+        return loaded
     try:
         return importlib.import_module("cupy")
     except ImportError as error:

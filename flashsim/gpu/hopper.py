@@ -1,4 +1,6 @@
-"""FlashAttention on Hopper's own instructions: launches kernels/hopper.cu; the backward pass is `hopper_backward`'s.
+"""FlashAttention on Hopper's own instructions: launches kernels/hopper.cu, with windows and lists of live tiles.
+
+The backward pass is `hopper_backward`'s.
 
 The kernel needs a GPU of compute capability 9.0 and d of 64 or 128. Elsewhere this rung runs `tensor_core` in its place, with
 a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
@@ -6,8 +8,6 @@ a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
 
 from __future__ import annotations
 
-import ctypes
-import threading
 import warnings
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -15,24 +15,28 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.checking import check_tiles
 from flashsim.gpu import hopper_backward, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import DROPOUT, dropout
+from flashsim.gpu.launching import DROPOUT, counter, dropout
+from flashsim.gpu.tensor_maps import tensor_map
+from flashsim.masks import SlidingWindow
+from flashsim.records import Blocks, Shape
 
 FILE = "hopper.cu"
 ARRAYS = ("Q", "K", "V", "O", "L")
 ELEMENTS = tensor_core.ELEMENTS
 HEAD_DIMS = (64, 128)  # the kernel's; the rung takes tensor_core's
 ROWS = 64  # of Q_i that a warpgroup has; of the boxes in which O_i is stored
-COLUMNS = 64  # of a half of a tile: 128 bytes, the widest swizzle
 MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
-SHORT = 1024  # up to so many causal queries, smaller row blocks waste less than their loads cost
+SHORT = 4096  # keys: up to so many, smaller tiles pay
 L2_PART = 0.8  # of the L2 that K and V of a section of heads may fill
 
+
 _PROBLEM = np.dtype(
-    [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L")]
-    + [("c", "f4"), ("sign", "f4"), ("dropout", DROPOUT)]
+    [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L", "left", "right")]
+    + [("starts", "u8"), ("tiles", "u8"), ("c", "f4"), ("sign", "f4"), ("dropout", DROPOUT)]
 )
 
 
@@ -45,34 +49,45 @@ class Tiles:
     turns: bool
     lazy: bool
 
-    def function(self, dtype: str, d: int, causal: bool, dropout: bool) -> str:
+    def function(self, dtype: str, d: int, kind: str, dropout: bool) -> str:
         """Return the kernel's name for one case."""
-        switches = ", ".join(str(on).lower() for on in (causal, dropout, self.turns, self.lazy))
-        return f"hopper<{ELEMENTS[dtype]}, {d}, {self.B_r}, {self.B_c}, {switches}>"
+        switches = ", ".join(str(on).lower() for on in (dropout, self.turns, self.lazy))
+        return f"hopper<{ELEMENTS[dtype]}, {d}, {self.B_r}, {self.B_c}, {kind}, {switches}>"
 
     def shared_bytes(self, d: int) -> int:
-        """Return the shared memory of Q_i, two K_j, two V_j, O_i, five pairs of barriers, and two row blocks' numbers."""
-        return 2 * d * (2 * self.B_r + 4 * self.B_c) + 5 * 16 + 2 * 12
+        """Return the shared memory of Q_i, K_j, V_j, O_i, each tile's pair of barriers, and the row blocks' numbers."""
+        Q_stages, stages = (2, 8) if self.B_c == 64 else (1, 2)
+        tiles = 2 * d * ((Q_stages + 1) * self.B_r + 2 * stages * self.B_c)
+        return tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * 12
 
 
 WIDE, TALL = Tiles(128, 128, turns=False, lazy=True), Tiles(192, 128, turns=True, lazy=True)
-SMALL = Tiles(128, 128, turns=False, lazy=True)
-TILES = {128: (WIDE,), 64: (TALL, SMALL)}
+FINE, SMALL = Tiles(256, 64, turns=False, lazy=True), Tiles(128, 128, turns=False, lazy=True)
+TILES = {128: (WIDE,), 64: (TALL, FINE, SMALL)}
+KINDS = ("FULL", "CAUSAL", "WINDOW", "LISTED")  # of masks, as the kernel calls them
 
 
-def choose_tiles(d: int, causal: bool, N_q: int, dropout: bool = False, blocks: tuple[int, int] | None = None) -> Tiles:
-    """Return what is fastest, or the tiles of these sizes; ValueError for sizes that the kernel is not compiled for.
+def tiles_of(d: int, kind: str, dropout: bool) -> tuple[Tiles, ...]:
+    """Return what the kernel is compiled for. Philox needs registers, of which more than two consumers have too few."""
+    if d == 128:
+        return (WIDE,)
+    if dropout or kind == "LISTED":
+        return (SMALL,)
+    return (FINE,) if kind == "WINDOW" else (TALL, FINE)
 
-    Philox needs registers, of which three consumers have too few.
-    """
-    choices = [tiles for tiles in TILES[d] if not (dropout and tiles.B_r == 192)]
+
+@lru_cache(maxsize=1024)
+def choose_tiles(d: int, kind: str, N_k: int, dropout: bool = False, blocks: tuple[int, int] | None = None) -> Tiles:
+    """Return what is fastest, or the tiles of these sizes; ValueError for sizes that the kernel is not compiled for."""
+    choices = tiles_of(d, kind, dropout)
     if blocks is None:
-        return choices[-1] if causal and N_q <= SHORT else choices[0]
+        return choices[-1 if N_k <= SHORT else 0]
     for tiles in choices:
         if (tiles.B_r, tiles.B_c) == blocks:
             return tiles
     known = " or ".join(f"({tiles.B_r}, {tiles.B_c})" for tiles in choices)
-    raise ValueError(f"blocks is {blocks}; hopper takes {known} where d = {d}{' and with dropout' if dropout else ''}")
+    of = {"WINDOW": ", with a window", "LISTED": ", with a block mask"}.get(kind, "") + ", with dropout" * dropout
+    raise ValueError(f"blocks is {blocks}; hopper takes {known} where d = {d}{of}")
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
@@ -100,45 +115,50 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
         tensor_core.forward(q, k, v, o, lse, options)
         return
-    dtype = q.dtype.name
-    tiles, problem, blocks = _prepared(
+    dtype, d, dropping = q.dtype.name, q.shape[3], options.dropout_p > 0
+    kind = KINDS[3 if options.block_mask is not None else 2 if options.window else int(options.causal)]
+    tiles = choose_tiles(d, kind, k.shape[2], dropping, options.blocks)
+    window = options.window or (-1, 0 if options.causal else -1)
+    listed = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2]) if kind == "LISTED" else None
+    problem, blocks = _prepared(
         device,
+        tiles,
         q.shape,
         k.shape,
         lse is not None,
-        options.causal,
+        kind,
+        window,
         options.scale,
         options.dropout_p,
         options.seed,
-        options.blocks,
+        listed and (listed[0].data.ptr, listed[1].data.ptr),
     )
-    kernel = _ready(
-        device, tiles, dtype, q.shape[3], options.causal, options.dropout_p > 0, options.counters is not None
-    )
+    kernel = _ready(device, tiles, dtype, d, kind, dropping, options.counters is not None)
     sides = (("q", q, tiles.B_r), ("k", k, tiles.B_c), ("v", v, tiles.B_c), ("o", o, ROWS))
-    maps = [_tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, rows) for name, x, rows in sides]
+    maps = [tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, rows) for name, x, rows in sides]
     L = np.uint64(0) if lse is None else lse
     totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
     threads = 128 * (tiles.B_r // ROWS + 1)
-    arguments = (*maps, L, _counter(device), problem, totals)
-    kernel((blocks,), (threads,), arguments, shared_mem=tiles.shared_bytes(q.shape[3]))
+    arguments = (*maps, L, counter(device), problem, totals)
+    kernel((blocks,), (threads,), arguments, shared_mem=tiles.shared_bytes(d))
 
 
 @lru_cache(maxsize=1024)
 def _prepared(
     device: int,
+    tiles: Tiles,
     q: tuple[int, ...],
     k: tuple[int, ...],
     wants_L: bool,
-    causal: bool,
+    kind: str,
+    window: tuple[int, int],
     scale: float,
     dropout_p: float,
     seed: int,
-    blocks: tuple[int, int] | None,
-) -> tuple[Tiles, Any, int]:
-    """Return the tiles, struct Problem, and how many blocks of threads, for q and k of these shapes."""
+    listed: tuple[int, int] | None,
+) -> tuple[Any, int]:
+    """Return struct Problem, and how many blocks of threads, for q and k of these shapes, and lists at these pointers."""
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
-    tiles = choose_tiles(d, causal, N_q, dropout_p > 0, blocks)
     T_r = -(-N_q // tiles.B_r)
     row_blocks = B * H * T_r
     if row_blocks >= MOST:
@@ -147,10 +167,36 @@ def _prepared(
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
-    problem["section"] = section(4 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
+    problem["section"] = section(4 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if kind == "CAUSAL" else 1
+    problem["left"], problem["right"] = (
+        most if side == -1 else min(side, most) for side, most in zip(window, (N_k - 1, N_q - 1), strict=True)
+    )
+    problem["starts"], problem["tiles"] = listed or (0, 0)
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     problem["dropout"] = dropout(dropout_p, seed)
-    return tiles, np.void(problem.tobytes()), min(attributes["MultiProcessorCount"], row_blocks)
+    return np.void(problem.tobytes()), min(attributes["MultiProcessorCount"], row_blocks)
+
+
+def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:
+    """Return where each row block's live tiles start in their list, and the list: arrays on the GPU."""
+    blocks = Blocks(tiles.B_r, tiles.B_c, -(-N_q // tiles.B_r), -(-N_k // tiles.B_c))
+    shape = Shape(N_q, N_k, 1, 1)
+    computed = check_tiles(block_mask, blocks, shape)
+    return _on_gpu(device, np.packbits(computed).tobytes(), blocks, shape, window)
+
+
+@lru_cache(maxsize=64)
+def _on_gpu(device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tuple[int, int]) -> tuple[Any, Any]:
+    T = blocks.T_r, blocks.T_c
+    computed = np.unpackbits(np.frombuffer(bits, np.uint8), count=T[0] * T[1]).reshape(T).astype(bool)
+    rows, columns = np.arange(T[0])[:, None] * blocks.B_r, np.arange(T[1]) * blocks.B_c
+    ends = np.minimum(rows + blocks.B_r, shape.N_q), np.minimum(columns + blocks.B_c, shape.N_k)
+    computed &= SlidingWindow(*window).live(rows, ends[0], columns, ends[1], shape, ())
+    starts = np.concatenate([[0], computed.sum(axis=1).cumsum()])
+    cupy = import_cupy()
+    found = cupy.asarray(starts, "int32"), cupy.asarray(np.nonzero(computed)[1], "int32")
+    cupy.cuda.get_current_stream().synchronize()  # other streams may use them next
+    return found
 
 
 def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
@@ -159,24 +205,12 @@ def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
 
 
 @cache
-def _ready(device: int, tiles: Tiles, dtype: str, d: int, causal: bool, dropout: bool, counting: bool) -> Any:
+def _ready(device: int, tiles: Tiles, dtype: str, d: int, kind: str, dropout: bool, counting: bool) -> Any:
     """Return a function, loaded and allowed its shared memory, on `device`, the current one."""
-    name = tiles.function(dtype, d, causal, dropout)
+    name = tiles.function(dtype, d, kind, dropout)
     kernel = load(FILE, (name,), {"COUNT": int(counting)})[name]
     kernel.max_dynamic_shared_size_bytes = tiles.shared_bytes(d)
     return kernel
-
-
-_counters: dict[tuple[int, ...], Any] = {}
-
-
-def _counter(device: int) -> Any:
-    """Return the word from which blocks of threads draw row blocks: 0 between launches, one for each stream."""
-    cupy = import_cupy()
-    key = device, cupy.cuda.get_current_stream().ptr, threading.get_ident()
-    if key not in _counters:
-        _counters[key] = cupy.zeros(1, "uint32")
-    return _counters[key]
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
@@ -196,50 +230,15 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
 
 
 def _refuse(options: Options, why: str) -> None:
-    for name, wanted in (("blocks", options.blocks), ("count", options.counters)):
+    given = {
+        "blocks": options.blocks,
+        "count": options.counters,
+        "window": options.window,
+        "block_mask": options.block_mask,
+    }
+    for name, wanted in given.items():
         if wanted is not None:
             raise ValueError(f"{name} is given; tensor_core, which {why}, does not take it")
-
-
-# ----------------------------------------------------------------------------------------------------------- tensor maps
-
-
-@lru_cache(maxsize=4096)
-def _tensor_map(
-    name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int
-) -> Any:
-    """Return the driver's description of an array (B, H, N, d) in tiles of so many rows: struct TensorMap of hopper.cuh.
-
-    Its axes: column within a half, row, half, head, batch. Raises ValueError, with the array's name, where there is none.
-    """
-    B, H, N, d = shape
-    batch, head, row = (stride if n > 1 else 16 for stride, n in zip(strides[:3], shape[:3], strict=True))
-    memory = np.zeros(128 + 63, np.uint8)
-    found = memory[-memory.ctypes.data % 64 :][:128]
-    status = _encode()(
-        ctypes.c_void_p(found.ctypes.data),
-        {"float16": 6, "bfloat16": 9}[dtype],
-        5,
-        ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * 5)(COLUMNS, N, d // COLUMNS, H, B),
-        (ctypes.c_uint64 * 4)(row, 2 * COLUMNS, head, batch),
-        (ctypes.c_uint32 * 5)(COLUMNS, rows, d // COLUMNS, 1, 1),
-        (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
-        0,  # not interleaved
-        3,  # swizzled over 128 bytes
-        2,  # the L2 fetches 128 bytes
-        0,  # zeros out of bounds
-    )
-    if status:
-        raise ValueError(
-            f"{name} is at {pointer:#x} with strides {strides} bytes; expected multiples of 16, below 2^40, for hopper"
-        )
-    return np.void(found.tobytes())
-
-
-@cache
-def _encode() -> Any:
-    return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
 
 
 KERNEL = Kernel(
@@ -256,24 +255,29 @@ KERNEL = Kernel(
             FILE,
             (("COUNT", count),),
             tuple(
-                tiles.function(dtype, d, causal, dropout)
+                tiles.function(dtype, d, kind, dropout)
                 for d in HEAD_DIMS
-                for tiles in TILES[d]
-                for causal in (False, True)
-                for dropout in (False, True)
-                if not (dropout and tiles.B_r == 192)
+                for kind in KINDS
+                for dropout in dropouts
+                for tiles in tiles_of(d, kind, dropout)
             ),
             ("sm_90a",),
         )
-        for dtype, count in (("float16", 0), ("bfloat16", 0), ("float16", 1))
+        for dtype, count, dropouts in (
+            ("float16", 0, (False, True)),
+            ("bfloat16", 0, (False,)),
+            ("float16", 1, (False,)),
+        )
     )
     + hopper_backward.VARIANTS,
     forward=forward,
     backward=backward,
+    windows=True,
+    block_masks=True,
     dropout=True,
     blocks=True,
     counts=True,
-    forward_only=("blocks",),
+    forward_only=("blocks", "window", "block_mask"),
     aligned=True,
     choose_blocks=choose_blocks,
     why_not=why_not,

@@ -17,6 +17,8 @@ class Options:
     causal     key j is attended to if j ≤ i + N_k − N_q
     dropout_p, seed  as in `flashsim.forward`
     mask       None, or booleans (B, H_q, N_q, N_k), True = attend, with any strides: 0 along axes that broadcast
+    window     None, or (left, right) of a `flashsim.SlidingWindow`; then `causal` is False
+    block_mask None, or booleans (T_r, T_c) in NumPy, True = computed, or a function of (T_r, T_c) that returns them
     blocks     (B_r, B_c), or None: the kernel's own
     deterministic  the same bits in every run, where the kernel can choose
     counters   where a counting build adds what it moves, or None: not counted
@@ -27,6 +29,8 @@ class Options:
     dropout_p: float = 0.0
     seed: int = 0
     mask: Any = None
+    window: tuple[int, int] | None = None
+    block_mask: Any = None
     blocks: tuple[int, int] | None = None
     deterministic: bool = False
     counters: Counters | None = None
@@ -54,12 +58,13 @@ class Kernel:
     longest      the N up to which a benchmark has it take part, if nobody asks for it by name; None: any
     dtypes       "float16", "bfloat16", "float32", of those that it takes
     head_dims    widths d of Q, K and V that it takes
-    causal, masks, dropout, gqa, blocks, counts  what else it takes
+    causal, masks, windows, block_masks, dropout, gqa, blocks, counts  what else it takes
     forward_only what of these the backward pass does not take, by the names of `flashsim.gpu.forward`'s parameters
     variants     what the tests compile
     aligned      whether rows must start at multiples of 16 bytes
     choose_blocks (d, dtype, direction) -> (B_r, B_c) that it takes by itself, or None where it has no such sizes
     why_not      (capability, d) -> why a GPU of this compute capability, "90", cannot run it, or ""
+    unsuited     (q's shape, k's) -> why arrays of these shapes are not for it, or ""
     forward      (q, k, v, o, lse, options): fills o (B, H_q, N_q, d) and, unless None, lse (B, H_q, N_q), float32
     backward     (q, k, v, o, lse, do, dq, dk, dv, options): fills dq, dk, dv, shaped as q, k, v; or None
 
@@ -82,6 +87,8 @@ class Kernel:
     longest: int | None = None
     causal: bool = True
     masks: bool = False
+    windows: bool = False
+    block_masks: bool = False
     dropout: bool = False
     gqa: bool = True
     blocks: bool = False
@@ -90,3 +97,4 @@ class Kernel:
     aligned: bool = False
     choose_blocks: Callable[[int, str, str], tuple[int, int]] | None = None
     why_not: Callable[[str, int], str] | None = None
+    unsuited: Callable[[tuple[int, ...], tuple[int, ...]], str] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,6 +112,18 @@ def variants(
         return Variant(file, (("COUNT", count),), tuple(names), ARCHITECTURES if every else SCALAR_ARCHITECTURES)
 
     return (*(compiled(T, 0, T == "float") for T in ELEMENTS.values()), compiled("float", 1, False))
+
+
+_counters: dict[tuple[int, ...], Any] = {}
+
+
+def counter(device: int) -> Any:
+    """Return the word from which blocks of threads draw what to do next: 0 between launches, one for each stream."""
+    cupy = import_cupy()
+    key = device, cupy.cuda.get_current_stream().ptr, threading.get_ident()
+    if key not in _counters:
+        _counters[key] = cupy.zeros(1, "uint32")
+    return _counters[key]
 
 
 def state(heads: int, seed: int | None) -> Any:

@@ -28,6 +28,7 @@ from flashsim.plots.style import (
     VERMILLION,
     YELLOW,
     column_figure,
+    compared,
     dress,
     looks,
     styled,
@@ -80,11 +81,11 @@ def plot_run(run_by_name: Mapping[str, Counted], ax: Axes | None = None) -> Axes
 def arrays_data(*, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
     """Return reads and writes (elements, one head) of each array, by direction and algorithm, at GPT-2's head shape.
 
-    Of all algorithms that have a backward pass by their own name, and of those given, one's own too; a backward pass is
-    counted where there is one. "block_sparse" has the butterfly pattern. No mask, no dropout.
+    Of the algorithms that pictures compare and that have a backward pass by their own name, of "block_sparse" with the
+    butterfly pattern, and of those given, one's own too, with their backward pass if there is one. No mask, no dropout.
     """
     directions: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
-    for what in (*(name for name in FORWARD if name in BACKWARD), *algorithms):
+    for what in (*(name for name in compared() if name in BACKWARD), "block_sparse", *algorithms):
         forward = chosen(what, "forward")
         passes = [forward]
         with suppress(ValueError):

@@ -23,7 +23,7 @@ from flashsim.masks import All, Head, as_mask
 from flashsim.memory import MemoryModelError
 from flashsim.records import Shape
 from flashsim.run.results import Run
-from flashsim.run.task import Lengths, Task, Variant
+from flashsim.run.task import AttentionVariant, Lengths, Task
 
 SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 
@@ -91,9 +91,9 @@ def count_task(
 def _variant(
     algorithm: Algorithm, shape: Shape, leading: Head, *,
     scale: Any, causal: Any, mask: Any, dropout_p: Any, seed: Any, options: Mapping[str, Any],
-) -> Variant:  # fmt: skip
+) -> AttentionVariant:  # fmt: skip
     """Return the variant. Raises ValueError for a mask, or dropout, that the algorithm does not have."""
-    variant = Variant(
+    variant = AttentionVariant(
         check_scale(scale, shape.d),
         as_mask(mask, causal, shape, leading, options),
         check_p(dropout_p),

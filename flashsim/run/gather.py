@@ -27,7 +27,7 @@ def gather_run(plan: Plan, outcome: Outcome) -> Run:
         raise MemoryModelError(
             f"{task.algorithm.name!r} returned an O with NaN in it: rows never stored, or made of what was evicted"
         )
-    saved = {name: matrices[name] for name in task.algorithm.saves if name in matrices}
+    saved = {name: each for name, each in matrices.items() if name not in {*found, "L"}}
     return Run(
         algorithm=task.algorithm.name, O=found["O"], l=found.get("l"), m=found.get("m"), lse=found.get("lse"),
         hbm=_once_per_group(plan, outcome.traffic), sram=_use(plan, outcome.peak), blocks=plan.blocks, plan=plan,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from flashsim.inputs import Array, Inputs
 from flashsim.records import Blocks, Flops, Occupancy, Traffic
-from flashsim.run.task import Plan, Variant
+from flashsim.run.task import AttentionVariant, Plan
 
 if TYPE_CHECKING:
     from flashsim.tracing import Trace
@@ -65,7 +65,7 @@ class Run(Finished):
     scale: float
     gqa: str
     inputs: Inputs = field(repr=False)
-    variant: Variant = field(repr=False)
+    variant: AttentionVariant = field(repr=False)
     saved: Mapping[str, Sequence[Array]] = field(repr=False)
 
 

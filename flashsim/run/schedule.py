@@ -9,7 +9,7 @@ from flashsim.checking import check_count, shown
 from flashsim.memory import SramOverflow
 from flashsim.records import Blocks
 from flashsim.run.launch import launch
-from flashsim.run.task import Lengths, Plan, Task, Variant
+from flashsim.run.task import AttentionVariant, Lengths, Plan, Task
 
 
 def schedule(task: Task) -> Plan:
@@ -20,7 +20,7 @@ def schedule(task: Task) -> Plan:
         g, leading = given.group, (*leading[:-1], leading[-1] // given.group) if leading else leading
         variant, shape = variant.for_groups(g, shape.N_q), replace(shape, N_q=g * shape.N_q)
 
-    def plan(task: Task, blocks: Blocks, variant: Variant = variant) -> Plan:
+    def plan(task: Task, blocks: Blocks, variant: AttentionVariant = variant) -> Plan:
         return Plan(task, g, shape, variant, leading, blocks)
 
     def fits(blocks: Blocks, M: int) -> bool:

@@ -20,17 +20,15 @@ from flashsim.live import CountedSplits, CountedTiles, LiveTiles, TileSplits
 from flashsim.masks import All, Head, Mask
 from flashsim.matrices import kind_of
 from flashsim.records import Blocks, Shape
-from flashsim.sizes import human_bytes
 
 Bools = NDArray[np.bool_]
-MOST_IN_A_BLOCK_MASK = 2**28
 
 
 @dataclass(frozen=True)
-class Variant:
+class AttentionVariant:
     """Scale τ, mask, dropout and the algorithm's own options by name, of a run, all checked.
 
-    Algorithms that skip what the mask forbids whole compute all tiles if not `skips`: block sizes are chosen for that.
+    Algorithms that skip empty tiles compute all tiles if not `skips`: block sizes are chosen for that.
     `group` is of how many query heads the rows are interleaved: mask and dropout are then for such rows (`flashsim.groups`).
     """
 
@@ -42,7 +40,7 @@ class Variant:
     skips: bool = True
     group: int = 1
 
-    def for_groups(self, group: int, N_q: int) -> Variant:
+    def for_groups(self, group: int, N_q: int) -> AttentionVariant:
         """Return the same for the interleaved rows of groups of query heads, N_q rows each."""
         return replace(self, mask=grouped(self.mask, group, N_q), group=group)
 
@@ -56,12 +54,6 @@ class Variant:
             return EveryTile()
         if isinstance(given, str):  # "live"
             return self.live(blocks, shape, head, band)
-        entries = blocks.T_r * blocks.T_c
-        if callable(given) and entries > MOST_IN_A_BLOCK_MASK:
-            raise ValueError(
-                f"block_mask is a function, here of (T_r, T_c) = {(blocks.T_r, blocks.T_c)}: it would return {entries:,} "
-                f"entries, {human_bytes(entries)} or more; expected at most {MOST_IN_A_BLOCK_MASK:,}. Take larger blocks"
-            )
         return ArrayBlockMask(check_tiles(given, blocks, shape))
 
     def live(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> Live:
@@ -86,7 +78,7 @@ class Variant:
         return (self.mask if self.skips else All()).band(shape, head)
 
 
-def attended(variant: Variant, blocks: Blocks, shape: Shape, head: Head, group: int = 1) -> Bools | None:
+def attended(variant: AttentionVariant, blocks: Blocks, shape: Shape, head: Head, group: int = 1) -> Bools | None:
     """Return the whole (N_q, N_k) mask of one query head, block mask included, for the reference; None if it attends to all.
 
     `variant` is the run's as it was asked for; with `group` > 1, blocks are of interleaved rows of that many heads.
@@ -128,7 +120,7 @@ class Task:
 
     algorithm: Algorithm
     given: Inputs | Lengths
-    variant: Variant
+    variant: AttentionVariant
     M: int
     sizing: Sizing
     gqa: str
@@ -157,7 +149,7 @@ class Plan:
     task: Task
     group: int
     shape: Shape
-    variant: Variant
+    variant: AttentionVariant
     leading: Head
     blocks: Blocks
 

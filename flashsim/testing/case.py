@@ -128,7 +128,7 @@ class Solution(NamedTuple):
     lse_budget: Array
 
 
-class Gradients(NamedTuple):
+class ExactGradients(NamedTuple):
     """Exact dq, dk, dv, and budgets, each shaped as q, k, v."""
 
     exact: tuple[Array, Array, Array]
@@ -294,11 +294,11 @@ class Problem:
         shape = (*self.q.shape[:3], self.v.shape[-1])
         return np.asarray((self.dO_size * rng.normal(size=shape)).astype(self.q.dtype))
 
-    def gradients(self, keep: Array | None = None) -> Gradients:
+    def gradients(self, keep: Array | None = None) -> ExactGradients:
         """Return the exact gradients of Σ dO ∘ O and their budgets, those of shared KV heads summed over their group."""
         if self.score_shape[-1] == 0:
             zeros = tuple(np.zeros(a.shape) for a in (self.q, self.k, self.v))
-            return Gradients(zeros, zeros)  # type: ignore[arg-type]
+            return ExactGradients(zeros, zeros)  # type: ignore[arg-type]
         q, k, v = self.heads
         chip, stored = self.spec.chip(self.q.dtype.name), float_dtype(self.q.dtype)
         how: dict[str, Any] = {"scale": self.tau, "mask": self.allowed, "keep": keep, "dropout_p": self.dropout_p}
@@ -316,7 +316,7 @@ class Problem:
         dk, dv = (self._over_groups(a) for a in exact[1:])
         more = [self.spec.C * u * self._over_groups(np.abs(a)) for a in exact[1:]]
         dk_budget, dv_budget = (self._over_groups(a) + b for a, b in zip(budgets[1:], more, strict=True))
-        return Gradients((exact.dQ, dk, dv), (budgets.dQ, dk_budget, dv_budget))
+        return ExactGradients((exact.dQ, dk, dv), (budgets.dQ, dk_budget, dv_budget))
 
     def dropped(self, keep: Array) -> tuple[Array, Array]:
         """Return O under dropout with that keep mask, and its budget."""

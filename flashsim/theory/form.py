@@ -29,7 +29,7 @@ class Form:
     formulas         (reads, writes) of each array as text, in `SYMBOLS`, for no mask, no dropout, and all tiles
     plain            it has neither mask nor dropout
     options          the algorithm's own, as its record declares them
-    live             it skips what the mask forbids whole
+    live             it skips empty tiles
     """
 
     name: str

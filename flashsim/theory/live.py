@@ -87,8 +87,8 @@ class Live(Chosen):
         return full, both - full
 
 
-def chosen(block_mask: Any, live: Live | None, blocks: Blocks, shape: Shape, most: int = 2**28) -> Chosen | None:
-    """Return the computed tiles; None: all. ValueError if they do not match, or where a function would return over `most`.
+def chosen(block_mask: Any, live: Live | None, blocks: Blocks, shape: Shape) -> Chosen | None:
+    """Return the computed tiles; None: all. Raises ValueError as `check_tiles` does.
 
     `block_mask` is as `check_block_mask` returns it. `live`, for "live", is None where all tiles are.
     """
@@ -96,12 +96,6 @@ def chosen(block_mask: Any, live: Live | None, blocks: Blocks, shape: Shape, mos
         return None
     if isinstance(block_mask, str):  # "live"
         return live
-    tiles = blocks.T_r * blocks.T_c
-    if callable(block_mask) and tiles > most:
-        raise ValueError(
-            f"block_mask is a function, here of (T_r, T_c) = {(blocks.T_r, blocks.T_c)}: it would return {tiles:,} entries; "
-            f"expected at most {most:,}. Take larger blocks"
-        )
     return Listed(check_tiles(block_mask, blocks, shape))
 
 

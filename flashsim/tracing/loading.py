@@ -269,28 +269,19 @@ def trace_of(data: Mapping[str, Any], values: bytes) -> Trace:
     kinds, sizes = events["kind"], events["elements"]
     reads = accumulate(n if kind == "load" else 0 for kind, n in zip(kinds, sizes, strict=True))
     writes = accumulate(n if kind in ("store", "init") else 0 for kind, n in zip(kinds, sizes, strict=True))
-    rows = zip(*(events[column] for column in COLUMNS if column != "where"), blocks, reads, writes, strict=True)
     sites, labels = [(file, line) for file, line, _ in places], [label for _, _, label in places]
-    return Trace(
-        about,
-        tuple(
-            TraceEvent(
-                kind,
-                names[name],
-                size,
-                loops[around],
-                sites[place],
-                labels[place],
-                where,
-                in_use[resident],
-                residents[resident],
-                read,
-                written,
-                tiles[value],
-            )
-            for kind, name, size, around, place, resident, value, where, read, written in rows
-        ),
+    things = {
+        "name": (names,),
+        "loops": (loops,),
+        "place": (sites, labels),
+        "resident": (in_use, residents),
+        "value": (tiles,),
+    }
+    name, around, site, label, used, held, value = (
+        map(thing.__getitem__, events[column]) for column, kept in things.items() for thing in kept
     )
+    columns = (kinds, name, sizes, around, site, label, blocks, used, held, reads, writes, value)
+    return Trace(about, tuple(map(TraceEvent._make, zip(*columns, strict=True))))
 
 
 def _check_about(about: About) -> None:

@@ -16,7 +16,7 @@ from flashsim.cache import L2
 from flashsim.machines import kv_tile
 from flashsim.masks import KeyPadding
 from flashsim.records import Traffic
-from flashsim.reference import attention, error_bound, rounding
+from flashsim.reference import attention, error_bound, of_bound, rounding
 from flashsim.tree_mask import Tree
 from flashsim.tune import tune
 from flashsim.verify.claim import Claim
@@ -66,8 +66,7 @@ def flash_decoding(full: bool) -> Claim:
             run = forward("split_kv", Q, K, V, **asked)
             whole = np.arange(n)[None] < length
             bound = error_bound(Q, K, V, mask=whole, **rounding("split_kv", run.blocks))
-            error = np.abs(run.O - attention(Q, K, V, mask=whole))
-            worst = max(worst, float(np.max(np.where(error > 0, error / np.maximum(bound, 1e-300), 0.0))))
+            worst = max(worst, of_bound(run.O, attention(Q, K, V, mask=whole), bound))
             runs += 1
         t = -(-n // B_c)
         plain = count("split_kv", N_q=1, N_k=n, d=8, M=2000, blocks=(1, B_c)).hbm
@@ -126,7 +125,7 @@ def tree_masks(full: bool) -> Claim:
             alone = forward("flash", Q[path], K[keys], V[keys], causal=True, M=2000, blocks=(4, 7))
             allowed = np.tri(len(path), len(keys), prefix, dtype=bool)
             bound = 2 * error_bound(Q[path], K[keys], V[keys], mask=allowed, steps=-(-(prefix + n) // 7))
-            worst = max(worst, float(np.max(np.abs(run.O[path] - alone.O) / bound)))
+            worst = max(worst, of_bound(run.O[path], alone.O, bound))
             paths += 1
     shape: dict[str, Any] = {"N": 256, "d": 64, "M": 25_600, "blocks": (64, 64)}
     bits = count("flash", **shape, mask=Tree([-1, *range(255)])).hbm.by_array["tree"]

@@ -73,3 +73,9 @@ def within(source: str, claim: str, tried: str, ratios: Sequence[tuple[float, fl
     holds = all(c_1 <= ratio <= c_2 for ratio, c_1, c_2 in ratios)
     data = {"cases": len(ratios), "least": low, "most": high}
     return Claim(source, claim, tried, f"ratio from {low:.2f} to {high:.2f}", holds, data)
+
+
+def none_differs(source: str, claim: str, tried: str, unequal: Sequence[str], data: Mapping[str, int]) -> Claim:
+    """Return the claim that nothing is `unequal`, which names what is."""
+    measured = f"{len(unequal)} differ" + (f", first {unequal[0]}" if unequal else "")
+    return Claim(source, claim, tried, measured, not unequal, {**data, "unequal": list(unequal[:10])})

@@ -25,31 +25,31 @@ def teach(trace: Trace) -> Lesson:
     plain = flashsim.count(
         "q_outer", N=about.shape.N_q, d=about.shape.d, blocks=(blocks.B_r, blocks.B_c), M=about.M, dtype=about.stored
     )
-    edge = first(trace, lambda s: s.label == "line 10" and s.tile is not None and tiles[s.tile[0]][s.tile[1]] == 2)
+    partial = first(trace, lambda s: s.label == "line 10" and s.tile is not None and tiles[s.tile[0]][s.tile[1]] == 2)
     skip = first(trace, lambda s: s.label == "line 18")
-    whole = first(trace, lambda s: s.label == "line 10" and s.tile is not None and tiles[s.tile[0]][s.tile[1]] == 1)
+    full = first(trace, lambda s: s.label == "line 10" and s.tile is not None and tiles[s.tile[0]][s.tile[1]] == 1)
     KV = sum(plain.hbm.by_array[name].reads for name in "KV")
     text = f"""
-        Under a causal mask query i attends to keys up to i, and the tiles above the diagonal are forbidden as a whole.
+        Under a causal mask query i attends to keys up to i, and the tiles above the diagonal are empty.
         With the rows outermost they can simply be left out: of {every} tiles {len(visited)} are visited, and the
         {every - len(visited)} crossed ones are never loaded. K and V cost {moved(trace, "K", "V")} accesses; without
         the mask they would cost {KV}. For long sequences that nears half.
 
         Watch each row of tiles end at the diagonal. Only there, in {partly} tiles, the mask does anything: line 10 puts
-        −∞ above the diagonal. Tiles below it are whole, and line 10 leaves them as they are. (Algorithm 2 as printed
+        −∞ above the diagonal. Tiles below it are full, and line 10 leaves them as they are. (Algorithm 2 as printed
         visits all tiles, with `--algorithm flash`.)
         """
     return Lesson(
         "Causal skipping",
         text,
         (
-            see(edge, "masked in part", "A tile on the diagonal: line 10 puts −∞ where the key is after the query."),
+            see(partial, "partial tile", "A tile on the diagonal: line 10 puts −∞ where the key is after the query."),
             see(
                 skip,
                 "tiles skipped",
                 f"Row block 0 is done after one tile: the {blocks.T_c - 1} to its right are skipped.",
             ),
-            see(whole, "whole tile", "Below the diagonal: everything is allowed, and nothing is masked."),
+            see(full, "full tile", "Below the diagonal: everything is allowed, and nothing is masked."),
             end(
                 trace,
                 f"{len(visited)} tiles done, {every - len(visited)} skipped; "

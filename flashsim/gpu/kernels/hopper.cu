@@ -9,15 +9,16 @@
 //     ℓ_i ← ℓ_i + rowsum(P̃_ij),   O_i ← O_i + dropout(P̃_ij) V_j
 //     at the end:   O_i ← diag(ℓ_i)⁻¹ O_i,   L_i = τ m_i + log ℓ_i
 //
-// Roles. A block of threads is a producer, one thread of which starts all copies, and 2 or 3 consumers, warpgroups of 128
+// Roles. A block of threads is a producer, one thread of which starts all copies, and 2 to 4 consumers, warpgroups of 128
 // threads that have 64 rows of Q_i each. One block a multiprocessor, which takes row block after row block until none is left.
 //
-//     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + 2 K_j + 2 V_j + O_i
-//     128    128 × 128    2 × 232, 40                          32 + 64 + 64 + 32 = 192 KB
-//     64     192 × 128    3 × 160, 32                          24 + 32 + 32 + 24 = 112 KB
-//     64     128 × 128    2 × 232, 40     causal, N ≤ 1024, and with dropout: 16 + 32 + 32 + 16 = 96 KB
+//     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + K_j + V_j + O_i
+//     128    128 × 128    2 × 232, 40                          32 + 2·32 + 2·32 + 32 = 192 KB
+//     64     256 × 64     4 × 112, 32     N ≤ 4096, windows    2·32 + 8·8 + 8·8 + 32 = 224 KB
+//     64     192 × 128    3 × 160, 32     longer rows          24 + 2·16 + 2·16 + 24 = 112 KB
+//     64     128 × 128    2 × 232, 40     dropout, block masks 16 + 2·16 + 2·16 + 16 = 96 KB
 //
-// A consumer's thread holds S_ij (64 registers), P̃_ij as operands (32), O_i (d/2).
+// A consumer's thread holds S_ij (B_c/2 registers), P̃_ij as operands (B_c/4), O_i (d/2).
 //
 // Order of events: time runs to the right, tiles from the last to the first, since only the last ones need masks.
 //
@@ -31,44 +32,54 @@
 //   this one, and its K, Q arrive while O_i is still summed and stored. Causally those with most tiles come first, across as
 //   many heads as have K and V in the L2 together.
 // - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
-//   different times. Three consumers: 423 for 402 at N = 1024, 545 for 537 at 16384. Two have no use for them.
+//   different times. Three consumers: 423 for 402 at N = 1024, 545 for 537 at 16384. Two, or four, have no use for them.
 // - Lazy rescaling. Without the threshold, wherever a maximum grows: 396, not 423; 515, not 545. With it no lane asks
 //   its neighbours for their maxima: a vote of the warp says whether it must.
 // - Exponentials above the wait for O_i, where they belong: the compiler moves them below, but not beyond a barrier in a loop
 //   (K's) and not if their sum is looked at. Without, the kernel ran at 0.94 to 1.04 of cuDNN's rate, with, 1.06 to 1.19.
-// - Two loops: masks are applied in the first only, and cost nothing in the second: ~385 instructions a warp and tile at d = 64.
-// - Short causal problems, d = 64: 128 rows, not 192; causally 311 for 285 at N = 1024.
+// - Two loops, of a window three: masks are applied in the first only, and cost nothing in the second: ~385 instructions a warp and
+//   tile at d = 64, ~225 where tiles are half as wide.
+// - Four consumers with tiles half as wide, d = 64: more warpgroups that wait at different times, and a warpgroup passes by the
+//   tiles that its own 64 rows do not see: 466 for 412 at N = 1024, causally 368 for 300. From N = 8192 on, where a tile's
+//   fixed cost is all that counts, the wide tiles are ahead, 529 for 514 at 16384. K_j and V_j come together there: half the barriers.
+// - Masks (Kind): row blocks know their live tiles, from the window's edges or from a list, and nobody loads or waits for others.
+//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.83 of a copy's rate; FlashAttention-4's at 0.34. With a block mask
+//   of s of the tiles, d = 128, N = 16384, it takes 1.07 s of the time for s = 1/2, 1.13 s for 1/8.
 // - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
 //   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
 // - O_i leaves by TMA from shared memory of its own; rows past N_q are not stored, rows past N are loaded as zeros.
 //
 // HBM, in elements a head (flashsim.count("q_outer", …), to the element: the counting build sums up its copies): Q read once,
-// O and L written once, K and V once for each of the T_r row blocks, live tiles only. K and V come from the L2 but for once.
+// O and L written once, K and V once for each of the T_r row blocks, live tiles only. K and V come from the L2 but for once. The
+// list of live tiles is not counted.
 //
 // Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711, and d = 128
-// comes to 683. At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
+// comes to 684. At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
 //
 //     TFLOP/s, full / causal    N = 512      1024         2048         4096         16384
-//     d = 128                   525 / 343    593 / 470    641 / 569    660 / 624    683 / 678
-//       FlashAttention-4        403 / 258    506 / 381    584 / 495    637 / 573    666 / 662
-//       cuDNN 9.19              491 / 326    564 / 401    592 / 463    626 / 512    632 / 579
-//       tensor_core             294 / 213    309 / 251    322 / 277    327 / 288    326 / 307
-//     d = 64                    392 / 248    430 / 322    496 / 402    508 / 454    548 / 528
-//       FlashAttention-4        304 / 177    380 / 251    466 / 359    498 / 433    553 / 531
-//       cuDNN 9.19              370 / 263    414 / 332    437 / 369    453 / 403    460 / 435
-//       tensor_core             294 / 201    310 / 246    313 / 272    312 / 286    313 / 300
+//     d = 128                   514 / 338    589 / 456    646 / 553    661 / 623    684 / 677
+//       FlashAttention-4        394 / 248    495 / 358    566 / 466    611 / 551    653 / 636
+//       cuDNN 9.19              479 / 309    538 / 377    578 / 436    588 / 486    607 / 531
+//       tensor_core             282 / 200    306 / 238    317 / 266    322 / 288    323 / 304
+//     d = 64                    446 / 313    482 / 388    506 / 447    519 / 488    540 / 532
+//       FlashAttention-4        293 / 168    368 / 242    456 / 354    491 / 423    539 / 511
+//       cuDNN 9.19              358 / 251    395 / 311    422 / 361    435 / 394    445 / 420
+//       tensor_core             283 / 192    302 / 237    310 / 266    313 / 287    310 / 299
 //     NVIDIA H200, driver 580.159.04, NVRTC 13.0, 2026-11-22; fp16, H d = 2048, B N = 16384; figures/gpu_hopper.json
 //
 // no spills, no stack
-#include "hopper.cuh"
+#include "hopper_softmax.cuh"
 
-constexpr float LAZY = 8.0f;          // log₂ of how far P̃ may exceed 1
-constexpr float EXACT = 16777216.0f;  // from here on, m c has no fraction
+// What is masked: nothing; keys after the query's own position; keys outside a window around it; besides, whole tiles, where
+// the live ones of each row block come as a list.
+enum Kind { FULL, CAUSAL, WINDOW, LISTED };
 
 struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
     int section;                              // heads whose row blocks take turns
     int wants_L;
+    int left, right;            // the window: keys from position − left to position + right
+    const int *starts, *tiles;  // row block i's live tiles: tiles[starts[i]] to before tiles[starts[i + 1]], ascending
     float c, sign;  // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
     Dropout dropout;
 };
@@ -84,15 +95,35 @@ __device__ inline RowBlock in_order(const Problem& p, int n) {
     return {p.T_r - 1 - within / heads, head % p.H, head / p.H};
 }
 
-// Row r of the block sees the keys before min(N_k, edge + r).
-template <bool causal> __device__ inline int edge_of(const Problem& p, int top) {
-    return causal ? p.N_k - p.N_q + top + 1 : p.N_k;
+// Row r of a block whose first query is `top` sees the keys before min(N_k, end_of + r), and in a window from begin_of + r on.
+template <Kind kind> __device__ inline int end_of(const Problem& p, int top) {
+    return kind == FULL ? p.N_k : p.N_k - p.N_q + top + (kind == CAUSAL ? 0 : p.right) + 1;
+}
+template <Kind kind> __device__ inline int begin_of(const Problem& p, int top) {
+    return kind <= CAUSAL ? 0 : p.N_k - p.N_q + top - p.left;
 }
 
-template <bool causal, int B_r, int B_c> __device__ inline int live_tiles(const Problem& p, int i) {
-    const int seen = causal ? min(p.N_k, max(0, edge_of<causal>(p, i * B_r) + B_r - 1)) : p.N_k;
-    return (seen + B_c - 1) / B_c;
+// Tiles `begin` to `end` − 1, of those that p.tiles lists, or of all.
+struct Range {
+    int begin, end;
+};
+
+// The tiles of which some of `rows` rows from `top` on see a key, and those of which all see all keys.
+template <Kind kind, int B_c> __device__ inline Range seen_by_some(const Problem& p, int top, int rows) {
+    const int end = kind == FULL ? p.N_k : min(p.N_k, max(0, end_of<kind>(p, top) + rows - 1));
+    return {max(0, begin_of<kind>(p, top)) / B_c, (end + B_c - 1) / B_c};
 }
+template <Kind kind, int B_c> __device__ inline Range seen_by_all(const Problem& p, int top, int rows) {
+    const int end = kind == FULL ? p.N_k : min(p.N_k, max(0, end_of<kind>(p, top)));
+    return {kind <= CAUSAL ? 0 : (max(0, begin_of<kind>(p, top) + rows - 1) + B_c - 1) / B_c, end / B_c};
+}
+
+// The live tiles of row block i; the n-th of all that are listed.
+template <Kind kind, int B_r, int B_c> __device__ inline Range live_tiles(const Problem& p, int i) {
+    if (kind == LISTED) return {__ldg(p.starts + i), __ldg(p.starts + i + 1)};
+    return seen_by_some<kind, B_c>(p, i * B_r, B_r);
+}
+template <Kind kind> __device__ inline int tile(const Problem& p, int n) { return kind == LISTED ? __ldg(p.tiles + n) : n; }
 
 // Named barriers: 1 + w, when it is warpgroup w's turn; TOGETHER + w, all of warpgroup w.
 constexpr int TOGETHER = 8;
@@ -109,76 +140,16 @@ template <bool turns, int consumers> struct Turn {
     }
 };
 
-// What a thread knows of its two rows: m, near the maximum so far; m c, as it is subtracted; ℓ, of this lane's columns alone.
-struct Rows {
-    float m[2], shift[2], l[2];
-    bool exact;  // in some row of the warp |m c| is so large that S c − m c would round to anything: S − m is taken first
-
-    __device__ void init() {
-        m[0] = m[1] = -INFINITY, shift[0] = shift[1] = l[0] = l[1] = 0.0f, exact = false;
-    }
-};
-
-// S becomes P̃ = 2^(c (S − m)), and ℓ grows. Where some row's maximum has grown, if lazy by a factor above 2^8, all rows of the
-// warp get their new m, and ℓ is multiplied by α, as O is to be. Returns whether this was so.
-template <int B_c, bool lazy>
-__device__ __forceinline__ bool softmax(float (&S)[B_c / 8][4], Rows& rows, float (&alpha)[2], float c) {
-    float most[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        most[r] = S[0][2 * r];
-        float other = S[0][2 * r + 1];  // two chains: they are latency
-#pragma unroll
-        for (int t = 1; t < B_c / 8; ++t) most[r] = fmaxf(most[r], S[t][2 * r]), other = fmaxf(other, S[t][2 * r + 1]);
-        most[r] = fmaxf(most[r], other);
-    }
-    const float limit = lazy ? LAZY : 0.0f;
-    const bool grown = __any_sync(~0u, (most[0] - rows.m[0]) * c > limit || (most[1] - rows.m[1]) * c > limit);
-    if (grown) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float m = fmaxf(rows.m[r], most[r]);
-            m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-            m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-            alpha[r] = exp_2((rows.m[r] - finite(m)) * c);
-            rows.m[r] = m;
-            rows.shift[r] = finite(m) * c;
-            rows.l[r] *= alpha[r];
-        }
-        rows.exact = __any_sync(~0u, fmaxf(fabsf(rows.shift[0]), fabsf(rows.shift[1])) >= EXACT);
-        if (rows.exact) rows.shift[0] = rows.shift[1] = 0.0f;
-    }
-    if (rows.exact) {
-#pragma unroll
-        for (int t = 0; t < B_c / 8; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) S[t][e] -= finite(rows.m[e / 2]);
-    }
-#pragma unroll
-    for (int t = 0; t < B_c / 8; ++t)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            S[t][e] = exp_2(fmaf(S[t][e], c, -rows.shift[e / 2]));
-            rows.l[e / 2] += S[t][e];
-        }
-    return grown;
-}
-
-template <int d> __device__ inline void rescale(float (&O)[d / 8][4], const float (&alpha)[2]) {
-#pragma unroll
-    for (int t = 0; t < d / 8; ++t)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) O[t][e] *= alpha[e / 2];
-}
-
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of
+// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. With B_c = 64: 2 Q_i, 8 K_j, 8 V_j.
 template <int d, int B_r, int B_c> struct Memory {
-    static constexpr int consumers = B_r / 64, STAGES = 2, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
-    static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES, END = O_AT + Q_BYTES;
-    static constexpr int BYTES = END + (1 + 2 * STAGES) * 16 + 2 * sizeof(RowBlock);
-    typedef Ring<1, Q_BYTES> RingQ;
+    static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
+    static constexpr bool JOINT = B_c == 64;  // K_j and V_j come, and are free, together: K_j's barriers are V_j's
+    static constexpr int Q_STAGES = JOINT ? 2 : 1, STAGES = JOINT ? 8 : 2;
+    static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
+    static constexpr int END = O_AT + Q_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES) * 16;
+    typedef Ring<Q_STAGES, Q_BYTES> RingQ;
     typedef Ring<STAGES, KV_BYTES> RingKV;
     RingQ Q_i;
     RingKV K_j, V_j;
@@ -187,21 +158,34 @@ template <int d, int B_r, int B_c> struct Memory {
     __device__ explicit Memory(char* shared) {
         const Word base = __cvta_generic_to_shared(shared);
         Q_i = {base, base + END};
-        K_j = {base + K_AT, base + END + 16};
-        V_j = {base + V_AT, base + END + 16 + STAGES * 16};
-        row_blocks = reinterpret_cast<RowBlock*>(shared + END + (1 + 2 * STAGES) * 16);
+        K_j = {base + K_AT, base + END + RingQ::BARRIER_BYTES};
+        V_j = {base + V_AT, base + END + RingQ::BARRIER_BYTES + (JOINT ? 0 : RingKV::BARRIER_BYTES)};
+        row_blocks = reinterpret_cast<RowBlock*>(shared + NUMBERS_AT);
     }
-    __device__ RowBlock& row_block(Word q) const { return row_blocks[q % 2]; }  // there as long as anybody is at the q-th
+    __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }  // as long as anybody is at the q-th
     __device__ void init() const {
-        if (threadIdx.x == 0) Q_i.init(4 * consumers), K_j.init(4 * consumers), V_j.init(4 * consumers);  // a warp each
+        if (threadIdx.x == 0) {
+            Q_i.init(4 * consumers), K_j.init(4 * consumers);  // a warp each
+            if (!JOINT) V_j.init(4 * consumers);
+        }
         publish_barriers();
     }
+
+    // What the consumers wait for and free.
+    __device__ __forceinline__ void wait_K(Word kv) const { K_j.wait_there(kv); }
+    __device__ __forceinline__ void wait_V(Word kv) const {
+        if (!JOINT) V_j.wait_there(kv);
+    }
+    __device__ __forceinline__ void free_K(Word kv) const {
+        if (!JOINT) K_j.free(kv).arrive_once_a_warp();
+    }
+    __device__ __forceinline__ void free_V(Word kv) const { V_j.free(kv).arrive_once_a_warp(); }
 };
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
 // One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
-template <bool causal, int d, int B_r, int B_c>
+template <Kind kind, int d, int B_r, int B_c>
 __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const TensorMap& Q, const TensorMap& K,
                                         const TensorMap& V, Word* counter, const Problem& p, Total* totals) {
     constexpr int Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
@@ -213,26 +197,35 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
         const RowBlock at = in_order(p, n);
         n = gridDim.x + atomicInc(counter, p.row_blocks - 1);  // asked for early; as often as there are tiles, so 0 at the end
         const int h_kv = at.h / p.group;
+        const auto load_V = [&](int j, Word kv) {
+            if (!sram.JOINT) {
+                sram.V_j.wait_free(kv);
+                sram.V_j.there(kv).arrive_and_expect(KV_BYTES);
+            }
+            load(sram.V_j.tile(kv), V, j * B_c, h_kv, at.b, sram.V_j.there(kv));
+            V_reads.add(min(B_c, p.N_k - j * B_c), d);
+        };
         const auto load_K = [&](int j, Word kv) {
             sram.K_j.wait_free(kv);
-            sram.K_j.there(kv).arrive_and_expect(KV_BYTES);
+            sram.K_j.there(kv).arrive_and_expect(sram.JOINT ? 2 * KV_BYTES : KV_BYTES);
             load(sram.K_j.tile(kv), K, j * B_c, h_kv, at.b, sram.K_j.there(kv));
             K_reads.add(min(B_c, p.N_k - j * B_c), d);
+            if (sram.JOINT) load_V(j, kv);
         };
-        int j = live_tiles<causal, B_r, B_c>(p, at.i) - 1;
-        if (j >= 0) load_K(j, kv);
+        const Range live = live_tiles<kind, B_r, B_c>(p, at.i);
+        int t = live.end - 1, j = t >= live.begin ? tile<kind>(p, t) : 0;
+        if (t >= live.begin) load_K(j, kv);
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
         sram.Q_i.there(q).arrive_and_expect(Q_BYTES);
         load(sram.Q_i.tile(q), Q, at.i * B_r, at.h, at.b, sram.Q_i.there(q));
         Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
 #pragma unroll 1
-        for (; j >= 0; --j, ++kv) {
-            if (j > 0) load_K(j - 1, kv + 1);
-            sram.V_j.wait_free(kv);
-            sram.V_j.there(kv).arrive_and_expect(KV_BYTES);
-            load(sram.V_j.tile(kv), V, j * B_c, h_kv, at.b, sram.V_j.there(kv));
-            V_reads.add(min(B_c, p.N_k - j * B_c), d);
+        for (; t >= live.begin; --t, ++kv) {
+            const int next = t > live.begin ? tile<kind>(p, t - 1) : 0;
+            if (t > live.begin) load_K(next, kv + 1);
+            if (!sram.JOINT) load_V(j, kv);
+            j = next;
         }
     }
     sram.Q_i.wait_free(q);
@@ -243,13 +236,14 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // ------------------------------------------------------------------------------------------------------------- consumers
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy> struct Consumer {
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy> struct Consumer {
     typedef Memory<d, B_r, B_c> Sram;
     const Sram& sram;
     const Problem& p;
     const int w;
     const Turn<turns, B_r / 64> turn;
     Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
+    Range whole;         // the tiles without a mask
 
     Rows rows;
     float S_ij[B_c / 8][4], O_i[d / 8][4];
@@ -257,21 +251,31 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
 
     __device__ __forceinline__ Consumer(const Sram& sram, const Problem& p, int w) : sram(sram), p(p), w(w), turn(w) {}
 
-    __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tiles + w * 64 * 128; }
+    __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * 128; }
 
-    // −∞ for keys that a row does not see.
+    // −∞ for keys that a row does not see: those after its last, and before its first.
     __device__ __forceinline__ void mask(int j) {
         const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
-        const int edge = edge_of<causal>(p, sram.row_block(q).i * B_r);
-        int end[2];
+        const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
+        if (j >= whole.end) {
+            int end[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-            end[r] = (causal ? min(p.N_k, edge + row + 8 * r) : p.N_k) - j * B_c - lane % 4 * 2;
+            for (int r = 0; r < 2; ++r)
+                end[r] = (kind == FULL ? p.N_k : min(p.N_k, end_of<kind>(p, top) + row + 8 * r)) - left;
 #pragma unroll
-        for (int t = 0; t < B_c / 8; ++t)
+            for (int t = 0; t < B_c / 8; ++t)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+                for (int e = 0; e < 4; ++e)
+                    if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+        }
+        if (kind >= WINDOW && j < whole.begin) {
+            const int begin = begin_of<kind>(p, top) + row - left;
+#pragma unroll
+            for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (8 * t + e % 2 < begin + e / 2 * 8) S_ij[t][e] = -INFINITY;
+        }
     }
 
     // 0 for weights that dropout drops; the factor 1/(1 − p) waits for the end.
@@ -293,40 +297,40 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
     }
 
     // S_ij, P̃_ij of the last tile.
-    __device__ __forceinline__ void begin(int j, bool masked) {
-        sram.K_j.wait_there(kv);
+    __device__ __forceinline__ void begin(int j, bool masked, bool last) {
+        sram.wait_K(kv);
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
         turn.pass();
         finish<0>(S_ij);
-        sram.K_j.free(kv).arrive_once_a_warp();
-        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
+        sram.free_K(kv);
+        if (last) sram.Q_i.free(q).arrive_once_a_warp();
         if (masked) mask(j);
         float alpha[2];
         softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
         if (dropping) drop(j);
-        if (j > 0) sram.K_j.wait_there(kv + 1);
+        if (!last) sram.wait_K(kv + 1);
         round_to_operands<T, B_c>(P_ij, S_ij);
     }
 
     // S_ij, P̃_ij of tile j while O_i of tile j + 1 is summed.
-    template <bool masked> __device__ __forceinline__ void advance(int j) {
+    template <bool masked> __device__ __forceinline__ void advance(int j, bool last) {
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
-        sram.V_j.wait_there(kv);
+        sram.wait_V(kv);
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         turn.pass();
         finish<1>(S_ij);
-        sram.K_j.free(kv + 1).arrive_once_a_warp();
-        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
+        sram.free_K(kv + 1);
+        if (last) sram.Q_i.free(q).arrive_once_a_warp();
         if (masked) mask(j);
         float alpha[2];
         const bool grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
         if (dropping) drop(j);
         if (rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
-        if (j > 0) sram.K_j.wait_there(kv + 2);
+        if (!last) sram.wait_K(kv + 2);
         finish<0>(O_i);
-        sram.V_j.free(kv).arrive_once_a_warp();
+        sram.free_V(kv);
         round_to_operands<T, B_c>(P_ij, S_ij);
         if (grown) rescale<d>(O_i, alpha);
         ++kv;
@@ -334,13 +338,22 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
 
     // O_i of the first tile.
     __device__ __forceinline__ void end() {
-        sram.V_j.wait_there(kv);
+        sram.wait_V(kv);
         turn.take();
         start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
         turn.pass();
         finish<0>(O_i);
-        sram.V_j.free(kv).arrive_once_a_warp();
+        sram.free_V(kv);
         ++kv;
+    }
+
+    // Let tiles go by of which this warpgroup's rows see nothing.
+    __device__ __forceinline__ void skip(int tiles) {
+#pragma unroll 1
+        for (; tiles > 0; --tiles, ++kv) {
+            sram.wait_K(kv), sram.free_K(kv);
+            sram.wait_V(kv), sram.free_V(kv);
+        }
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
@@ -393,26 +406,35 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
             sram.Q_i.wait_there(q);
             const int i = sram.row_block(q).i;
             if (i < 0) break;
-            if (p.sign != 1.0f) apply_sign(shared + w * 64 * 128);
-            const int seen_by_all = causal ? min(p.N_k, max(0, edge_of<causal>(p, i * B_r + 64 * w))) : p.N_k;
-            const int whole = seen_by_all / B_c;  // tiles without a mask
+            if (p.sign != 1.0f) apply_sign(shared + q % Sram::Q_STAGES * Sram::Q_BYTES + w * 64 * 128);
+            whole = seen_by_all<kind, B_c>(p, i * B_r + 64 * w, 64);
 #pragma unroll
             for (int t = 0; t < d / 8; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
             rows.init();
 
-            int j = live_tiles<causal, B_r, B_c>(p, i) - 1;
-            if (j >= 0) {
-                begin(j, j >= whole);
-                --j;
+            const Range live = live_tiles<kind, B_r, B_c>(p, i);
+            const Range mine = B_c == 64 ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live;
+            if (mine.begin < mine.end) {
+                if (B_c == 64) skip(live.end - mine.end);
+                int t = mine.end - 1, j = tile<kind>(p, t);
+                begin(j, j >= whole.end || j < whole.begin, t == mine.begin);
+                const auto next = [&] { return --t >= mine.begin ? j = tile<kind>(p, t) : (j = -1); };
+                next();
 #pragma unroll 1
-                for (; j >= whole; --j) advance<true>(j);
+                for (; j >= whole.end; next()) advance<true>(j, t == mine.begin);
 #pragma unroll 1
-                for (; j >= 0; --j) advance<false>(j);
+                for (; j >= whole.begin; next()) advance<false>(j, t == mine.begin);
+                if (kind >= WINDOW) {
+#pragma unroll 1
+                    for (; j >= 0; next()) advance<true>(j, t == mine.begin);
+                }
                 end();
+                if (B_c == 64) skip(mine.begin - live.begin);
             } else {
                 sram.Q_i.free(q).arrive_once_a_warp();
+                if (B_c == 64) skip(live.end - live.begin);
             }
             write(O, L, shared + Sram::O_AT + w * 64 * d * 2, O_writes, L_writes);
         }
@@ -420,7 +442,7 @@ template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool 
     }
 };
 
-template <typename T, int d, int B_r, int B_c, bool causal, bool dropping, bool turns, bool lazy>
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy>
 __global__ void __launch_bounds__((B_r / 64 + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
@@ -428,12 +450,12 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
     const Memory<d, B_r, B_c> sram(shared);
     sram.init();
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<B_r == 192 ? 32 : 40>();
-        if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, counter, p, totals);
+        keep_registers<B_r == 128 ? 40 : 32>();
+        if (threadIdx.x == 0) produce<kind>(sram, Q, K, V, counter, p, totals);
     } else {
-        take_registers<B_r == 192 ? 160 : 232>();
+        take_registers<B_r == 256 ? 112 : B_r == 192 ? 160 : 232>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<T, d, B_r, B_c, causal, dropping, turns, lazy> consumer(sram, p, w);
+        Consumer<T, d, B_r, B_c, kind, dropping, turns, lazy> consumer(sram, p, w);
         consumer.consume(shared, O, L, totals);
     }
 }

@@ -54,58 +54,13 @@
 // FlashAttention-2. A call of Philox serves eight elements that one lane has; S_ij holds fewer keys for it, for registers.
 //
 // no spills, no stack
-#include "common.cuh"
+#include "mma.cuh"
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS, TILES_DOWN = 2;  // 16-row tiles that a warp has one below the other
 constexpr int WARP_ROWS = 16 * TILES_DOWN, B_r = WARP_ROWS * WARPS;
 constexpr float LAZY = 8.0f;  // log₂ of how far P̃ may exceed 1
 
-struct Strides {
-    Offset batch, head, row;  // in elements; rows start at multiples of 16 bytes
-};
-
-// ------------------------------------------------------------------------------------------------------- instructions
-
-typedef Word Fragment[4];  // 16×16 elements over a warp: a left operand, or two right operands side by side
-
-// C += A B: 16×8 += 16×16 16×8. A lane has of C rows lane/4 and lane/4 + 8, columns 2 (lane mod 4) and the next of each.
-template <typename T> __device__ inline void mma(float (&C)[4], const Fragment& A, Word B_0, Word B_1);
-template <> __device__ inline void mma<__half>(float (&C)[4], const Fragment& A, Word B_0, Word B_1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(C[0]), "+f"(C[1]), "+f"(C[2]), "+f"(C[3])
-        : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B_0), "r"(B_1));
-}
-template <> __device__ inline void mma<__nv_bfloat16>(float (&C)[4], const Fragment& A, Word B_0, Word B_1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(C[0]), "+f"(C[1]), "+f"(C[2]), "+f"(C[3])
-        : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B_0), "r"(B_1));
-}
-
-// Two neighbours, rounded, in one register.
-template <typename T> __device__ inline Word pack(float low, float high);
-template <> __device__ inline Word pack<__half>(float low, float high) {
-    Word both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-template <> __device__ inline Word pack<__nv_bfloat16>(float low, float high) {
-    Word both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
-__device__ inline void ldmatrix(Fragment& x, Word address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-}
-__device__ inline void ldmatrix_transposed(Fragment& x, Word address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(address)
-                 : "memory");
-}
+// ------------------------------------------------------------------------------------------------------------- copies
 
 // Copy 16 bytes to shared memory, or, reading nothing, 16 bytes of zeros.
 __device__ inline void copy_16(Word to, const void* from, bool there) {
@@ -113,25 +68,11 @@ __device__ inline void copy_16(Word to, const void* from, bool there) {
 }
 __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-__device__ inline float exp_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // threadIdx.x, read anew, so that the compiler keeps nothing that follows from it in registers that it needs.
 __device__ inline int thread_index() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
-}
-
-// ------------------------------------------------------------------------------------------------- tiles, rows of 2d bytes
-
-// Where 16-byte chunk `chunk` of row `row` lies. Eight rows at one chunk fall into eight different 16-byte columns of the
-// banks. To add 2c to the chunk, for a whole c, is ⊕ 32c, and to add 8r to the row is + 16rd.
-template <int d> __device__ inline Word swizzled(int row, int chunk) {
-    return row * (2 * d) + ((chunk ^ (d == 32 ? row >> 1 & 3 : row & 7)) << 4);
 }
 
 // Start copying `rows` rows, those from `left` on as zeros.
@@ -141,7 +82,7 @@ __device__ inline void copy_tile(int thread, Word tile, const T* X, Offset strid
     static_assert(rows % step == 0 && step % 8 == 0, "whole steps, each the same to the swizzle");
     const int row = thread / chunks, chunk = thread % chunks;
     const T* from = X + row * stride + chunk * 8;
-    const Word to = tile + swizzled<d>(row, chunk);
+    const Word to = tile + swizzled<2 * d>(row, chunk);
     left -= row;
 #pragma unroll
     for (int r = 0; r < rows; r += step) {
@@ -208,25 +149,9 @@ tensor_core(const T* Q, const T* K, const T* V, T* O, float* L, Strides q, Strid
         }
 
         // S_ij = Q_i K_jᵀ
-        float S_ij[TILES_DOWN][B_c / 8][4] = {};
-        const Word Q_lane = Q_i + swizzled<d>(first + lane % 16, lane / 16);
-        const Word K_lane = K_j + buffer + swizzled<d>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-#pragma unroll
-        for (int x = 0; x < d / 16; ++x) {
-            Fragment Q_ix[TILES_DOWN];
-#pragma unroll
-            for (int t = 0; t < TILES_DOWN; ++t) ldmatrix(Q_ix[t], (Q_lane ^ x * 32) + t * 16 * d * 2);
-#pragma unroll
-            for (int n = 0; n < B_c / 16; ++n) {
-                Fragment K_nx;
-                ldmatrix(K_nx, (K_lane ^ x * 32) + n * 16 * d * 2);
-#pragma unroll
-                for (int t = 0; t < TILES_DOWN; ++t) {
-                    mma<T>(S_ij[t][2 * n], Q_ix[t], K_nx[0], K_nx[1]);
-                    mma<T>(S_ij[t][2 * n + 1], Q_ix[t], K_nx[2], K_nx[3]);
-                }
-            }
-        }
+        float S_ij[TILES_DOWN][B_c / 8][4];
+        const Word down = lane_offset<2 * d>(lane, true), right = lane_offset<2 * d>(lane, false);
+        product<T, d>(S_ij, Q_i + first * (2 * d) + down, K_j + buffer + right);
 
         // MASK, where the warp's first row does not see all of the tile
         const int keys = N_k - j * B_c, seen = causal ? edge + first - j * B_c : keys;
@@ -303,26 +228,14 @@ tensor_core(const T* Q, const T* K, const T* V, T* O, float* L, Strides q, Strid
         }
 
         // O_i += P̃_ij V_j
-        const Word V_lane = V_j + buffer + swizzled<d>(lane % 16, lane / 16);
+        Word rounded[TILES_DOWN][B_c / 8][2];
 #pragma unroll
-        for (int n = 0; n < B_c / 16; ++n) {
-            Fragment P_in[TILES_DOWN];
+        for (int t = 0; t < TILES_DOWN; ++t)
 #pragma unroll
-            for (int t = 0; t < TILES_DOWN; ++t)
+            for (int n = 0; n < B_c / 8; ++n)
 #pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    P_in[t][e] = pack<T>(S_ij[t][2 * n + e / 2][e % 2 * 2], S_ij[t][2 * n + e / 2][e % 2 * 2 + 1]);
-#pragma unroll
-            for (int x = 0; x < d / 16; ++x) {
-                Fragment V_nx;
-                ldmatrix_transposed(V_nx, (V_lane ^ x * 32) + n * 16 * d * 2);
-#pragma unroll
-                for (int t = 0; t < TILES_DOWN; ++t) {
-                    mma<T>(O_i[t][2 * x], P_in[t], V_nx[0], V_nx[1]);
-                    mma<T>(O_i[t][2 * x + 1], P_in[t], V_nx[2], V_nx[3]);
-                }
-            }
-        }
+                for (int r = 0; r < 2; ++r) rounded[t][n][r] = pack<T>(S_ij[t][n][2 * r], S_ij[t][n][2 * r + 1]);
+        add_product<T, d>(O_i, rounded, V_j + buffer + down);
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i. A warp writes where Q_i had the rows that it alone has read.
@@ -343,7 +256,7 @@ tensor_core(const T* Q, const T* K, const T* V, T* O, float* L, Strides q, Strid
             const float factor = __fdividef(dropping ? dropout.keep_scale : 1.0f, nonzero(l));
 #pragma unroll
             for (int n = 0; n < d / 8; ++n)
-                *reinterpret_cast<Word*>(shared + swizzled<d>(row, n) + lane % 4 * 4) =
+                *reinterpret_cast<Word*>(shared + swizzled<2 * d>(row, n) + lane % 4 * 4) =
                     pack<T>(O_i[t][n][2 * r] * factor, O_i[t][n][2 * r + 1] * factor);
         }
     __syncwarp();
@@ -351,7 +264,7 @@ tensor_core(const T* Q, const T* K, const T* V, T* O, float* L, Strides q, Strid
 #pragma unroll
     for (int r = 0; r < WARP_ROWS; r += step) {
         const int row = first + r + lane / chunks, chunk = lane % chunks;
-        const uint4 o = *reinterpret_cast<const uint4*>(shared + swizzled<d>(row, chunk));
+        const uint4 o = *reinterpret_cast<const uint4*>(shared + swizzled<2 * d>(row, chunk));
         if (top + row < N_q) *reinterpret_cast<uint4*>(O + (rows + top + row) * d + chunk * 8) = o;
     }
 }

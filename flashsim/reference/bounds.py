@@ -1,19 +1,10 @@
-"""Naive softmax attention and its gradients in plain NumPy: the oracle of every test, and how far rounding may lead.
-
-`attention` forms the whole N_q × N_k matrix, subtracts each row's maximum before the exponential (so no finite score
-overflows), and divides once. `gradients` differentiates that, by Algorithm 3's formulas. In float64 their own error
-against exact arithmetic on the given numbers is within the bounds given here for chip=float64, stored=float64.
-
-Masks and dropout are arrays here: `mask` is boolean, True = attend, `keep` is boolean, True = the weight is kept, and
-divided by 1 − dropout_p. Both broadcast to (..., N_q, N_k). A query whose every key is masked has O = 0, l = 0, m = −∞ and
-gradients 0. What is masked is never read: NaN in a masked key or value stays there.
-"""
+"""How far rounding may lead from the oracle, element by element, derived from the data's own condition."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -32,118 +23,7 @@ from flashsim.inputs import (
     smallest_step,
 )
 from flashsim.records import Blocks
-
-
-class Attention(NamedTuple):
-    """O (..., N_q, d_v) and the softmax statistics l, m (..., N_q)."""
-
-    O: Array
-    l: Array
-    m: Array
-
-
-class Three(NamedTuple):
-    """dQ, dK, dV, or a bound for each, shaped as Q, K, V."""
-
-    dQ: Array
-    dK: Array
-    dV: Array
-
-
-def attention(
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    scale: float | None = None,
-    dtype: DTypeLike = np.float64,
-    mask: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0.0,
-) -> Array:
-    """Return dropout(softmax(MASK(scale · QKᵀ))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d."""
-    return attention_with_statistics(Q, K, V, scale=scale, dtype=dtype, mask=mask, keep=keep, dropout_p=dropout_p).O
-
-
-def attention_with_statistics(
-    Q: Any,
-    K: Any,
-    V: Any,
-    *,
-    scale: float | None = None,
-    dtype: DTypeLike = np.float64,
-    mask: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0.0,
-) -> Attention:
-    """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for S = MASK(scale · QKᵀ)."""
-    check_p(dropout_p)
-    stored = float_dtype(dtype)
-    Q, K, V = (a.astype(stored) for a in check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep))
-    P, l, m = _softmax(Q, K, _tau(scale, Q), mask)
-    P_dropped = P if keep is None else P * _Z(keep, dropout_p, P.dtype)
-    return Attention(_weighted(P_dropped, V) / np.where(l == 0, 1, l), l[..., 0], m[..., 0])
-
-
-def gradients(
-    Q: Any,
-    K: Any,
-    V: Any,
-    dO: Any,
-    *,
-    scale: float | None = None,
-    mask: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0.0,
-) -> Three:
-    """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
-    check_p(dropout_p)
-    Q, K, V, dO = (a.astype(np.float64) for a in check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep))
-    tau = _tau(scale, Q)
-    P, l, _ = _softmax(Q, K, tau, mask)
-    P = P / np.where(l == 0, 1, l)
-    Z: Any = 1.0 if keep is None else _Z(keep, dropout_p, P.dtype)
-    with np.errstate(invalid="ignore"):
-        dP = np.where(P == 0, 0.0, (dO @ V.swapaxes(-1, -2)) * Z)  # P = 0: masked, or as good as
-        D = (P * dP).sum(axis=-1, keepdims=True)
-        dS = np.where(P == 0, 0.0, P * (dP - D))
-    dS_T, P_dropped_T = dS.swapaxes(-1, -2), (P * Z).swapaxes(-1, -2)
-    return Three(tau * _weighted(dS, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO))
-
-
-def _tau(scale: float | None, Q: Array) -> Array:
-    return np.asarray(check_scale(scale, Q.shape[-1]), Q.dtype)
-
-
-def _softmax(Q: Array, K: Array, tau: Array, mask: Any) -> tuple[Array, Array, Array]:
-    """Return exp(S − m), not yet divided, with its row sums l and row maxima m as columns."""
-    with np.errstate(invalid="ignore"):
-        S = (tau * Q) @ K.swapaxes(-1, -2)
-        if mask is not None:
-            S = np.where(mask, S, np.asarray(-np.inf, S.dtype))
-        m = S.max(axis=-1, keepdims=True)
-        P = np.exp(S - np.where(m == -np.inf, 0, m))
-    return P, P.sum(axis=-1, keepdims=True), m
-
-
-def _Z(keep: Any, dropout_p: float, dtype: DTypeLike) -> Array:
-    return np.where(keep, 1 / (1 - dropout_p), 0.0).astype(dtype)
-
-
-def _weighted(W: Array, X: Array) -> Array:
-    """Return W @ X, where a weight of 0 lets nothing through, be X there NaN or ∞."""
-    bad = ~np.isfinite(X)
-    if not bad.any():
-        return np.asarray(W @ X)
-    result = W @ np.where(bad, 0, X)
-    for k in np.flatnonzero(bad.any(axis=(*range(X.ndim - 2), -1))):
-        weights, values = W[..., k, None], np.where(bad, X, 0)[..., k, None, :]
-        with np.errstate(invalid="ignore"):
-            result = result + np.where(weights != 0, weights * values, 0)
-    return np.asarray(result)
-
-
-# ------------------------------------------------------------------------------------------- how far rounding may lead
+from flashsim.reference.oracle import Three, Z_of, softmax, tau_of
 
 
 class Rounding(TypedDict):
@@ -370,6 +250,18 @@ def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike |
     return np.where(most + bound < largest(stored), bound, np.inf)
 
 
+def of_bound(got: Any, want: Any, bound: Any) -> float:
+    """Return the largest error as a part of its bound: at most 1 where all is well.
+
+    ∞ for NaN, and for an error where the bound is 0; 0 where the bound is ∞, which is for what may overflow, and for no element.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        error, bound = np.abs(np.asarray(got).astype(np.float64) - want), np.asarray(bound)
+        part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
+    part = np.where(bound == np.inf, 0.0, part)
+    return float(np.where(np.isnan(error) | np.isnan(part), np.inf, part).max(initial=0.0))
+
+
 class _Data:
     """What both bounds start from: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|, and the roundoffs, in float64."""
 
@@ -394,13 +286,13 @@ class _Data:
         self.least = smallest_normal(chip) if flushed else smallest_step(chip)
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
-        self.tau = float(_tau(scale, self.Q))
+        self.tau = float(tau_of(scale, self.Q))
         self.reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask)
-        P, l, _ = _softmax(self.Q, self.K, np.asarray(self.tau), mask)
+        P, l, _ = softmax(self.Q, self.K, np.asarray(self.tau), mask)
         self.any_key = l > 0
         self.P = P / np.where(self.any_key, l, 1)
         self.allowed = np.broadcast_to(True if mask is None else np.asarray(mask), P.shape)
-        self.Z = np.ones_like(P) if keep is None else np.broadcast_to(_Z(keep, dropout_p, np.float64), P.shape)
+        self.Z = np.ones_like(P) if keep is None else np.broadcast_to(Z_of(keep, dropout_p, np.float64), P.shape)
         self.mass = (self.P * self.Z) @ np.abs(self.V)
         self.dropped = keep is not None
 

@@ -1,0 +1,64 @@
+"""Only the keys of the window are loaded."""
+
+from __future__ import annotations
+
+import flashsim
+from flashsim.gallery.looking import end, first, moved, see
+from flashsim.gallery.page import Page
+from flashsim.tracing import Lesson, Trace
+from flashsim.tracing.sample import operands
+
+
+def record() -> tuple[Trace, ...]:
+    """Record what the command does: a window of four keys before the query's own."""
+    Q, K, V = operands(16, 4)
+    return (flashsim.trace("sliding_window", Q, K, V, window=4, blocks=(2, 2), M=64),)
+
+
+def teach(trace: Trace) -> Lesson:
+    """Say what there is to see."""
+    about = trace.about
+    blocks, tiles = about.blocks, about.tiles
+    assert tiles is not None
+    visited = {s.tile for s in trace.steps if s.tile is not None}
+    every = blocks.T_r * blocks.T_c
+    most = max(sum(i == row for row, _ in visited) for i in range(blocks.T_r))
+    twice = flashsim.count(
+        "sliding_window", N=2 * about.shape.N_q, d=about.shape.d, M=about.M, dtype=about.stored,
+        blocks=(blocks.B_r, blocks.B_c), window=4,
+    )  # fmt: skip
+    KV = sum(twice.hbm.by_array[name].reads for name in "KV") / moved(trace, "K", "V")
+    masked = [s for s in trace.steps if s.label == "line 10" and s.tile is not None]
+    full, partial = (next(s for s in masked if s.tile and tiles[s.tile[0]][s.tile[1]] == kind) for kind in (1, 2))
+    skip = first(trace, lambda s: s.label == "line 16")
+    text = f"""
+        Each query attends to its own key and the four before it. A row block visits only the blocks of keys that its
+        windows reach: of {every} tiles {len(visited)} are visited, {most} in a row of tiles at most, however long the
+        sequence is. Twice the length costs {KV:.2f} times the accesses to K and V here; with all keys it would be 4 times.
+
+        Watch the band of tiles go down the diagonal. Tiles on its two sides are partial: line 10 puts −∞ where a key is
+        outside of the window. Tiles inside are full, and left as they are.
+        """
+    return Lesson(
+        "Sliding window",
+        text,
+        (
+            see(partial, "partial tile", "A tile on the side of the band: line 10 puts −∞ outside of the window."),
+            see(
+                skip,
+                "tiles skipped",
+                f"Row block 0 is done after one tile: the {blocks.T_c - 1} to its right are skipped.",
+            ),
+            see(full, "full tile", "A tile inside the band: every key is in every query's window."),
+            end(trace, f"{len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,} accesses."),
+        ),
+    )
+
+
+PAGE = Page(
+    order=55,
+    about="A band of tiles: the keys of the window, and no others.",
+    record=record,
+    command="flashsim step --algorithm sliding_window --n 16 --d 4 --blocks 2 2 --M 64 --window 4",
+    teach=teach,
+)

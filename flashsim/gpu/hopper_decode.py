@@ -1,0 +1,184 @@
+"""Decoding on Hopper: launches kernels/hopper_decode.cu, and where heads are split, its second kernel, which merges.
+
+The kernel needs a GPU of compute capability 9.0, d of 64 or 128, and no more than 64 queries for a KV head: those of a group's
+heads, at all positions. Elsewhere this rung runs `hopper` in its place, with a RuntimeWarning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flashsim.gpu import hopper, tensor_core
+from flashsim.gpu.compiling import capability, import_cupy, load
+from flashsim.gpu.kernel import Kernel, Options, Variant
+from flashsim.gpu.tensor_maps import tensor_map
+
+FILE = "hopper_decode.cu"
+ARRAYS = ("Q", "K", "V", "O", "L", "O_parts", "l_parts", "m_parts")
+ELEMENTS = tensor_core.ELEMENTS
+ROWS = 64  # of the tile of queries
+KEYS = 64  # B_c
+THREADS, PLACES = 160, 2  # the kernel's; blocks on a multiprocessor
+WARPS, PARTS = 8, 4  # of a block that merges; parts that a warp has on their way together
+FILLED = 0.95  # is as good as all
+SHORT, MEDIUM = (
+    8,
+    64,
+)  # tiles of a head, up to which a second launch costs more than it saves: always, or if all have work
+LEAST = 4  # tiles of a part
+MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
+
+_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
+_PROBLEM = np.dtype(
+    [("Q", _STRIDES), ("tiles", "i8")]
+    + [(name, "i4") for name in ("N_q", "N_k", "H_kv", "group", "heads", "rows", "T_c", "causal", "wants_L")]
+    + [("c", "f4"), ("sign", "f4"), ("unused", "i4")]
+)
+
+
+def grid(heads: int, T_c: int, rows: int, places: int) -> int:
+    """Return how many blocks of threads are to share the tiles of so many heads, T_c each: `heads` if none is to be split."""
+    multiprocessors = places // PLACES
+    filled = heads / (places * -(-heads // places))
+    one_each = FILLED * multiprocessors <= heads <= multiprocessors
+    if filled >= (0.7 if rows > 32 else FILLED) or (one_each and T_c <= MEDIUM) or T_c <= SHORT:
+        return heads
+    alike = heads * (places // heads)
+    wanted = alike if alike >= 0.9 * places else places
+    return max(heads, min(wanted, heads * (T_c // LEAST)))
+
+
+def parts(heads: int, T_c: int, blocks: int) -> list[int]:
+    """Return into how many parts each head is cut, for so many blocks."""
+    tiles = heads * T_c
+    ends = ((head * T_c + 1, (head + 1) * T_c) for head in range(heads))  # the first tile and the last, plus 1
+    return [(last * blocks - 1) // tiles - (first * blocks - 1) // tiles + 1 for first, last in ends]
+
+
+def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
+    """Return why queries and keys of these shapes are not for this rung, or ""."""
+    rows = q[1] // max(k[1], 1) * q[2]
+    return f"{rows:,} queries share a KV head, and the kernel takes {ROWS} at most" if rows > ROWS else ""
+
+
+def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
+    """Fill o and, unless None, lse. Raises ValueError for rows of q, k or v that do not start at multiples of 16 bytes."""
+    cupy = import_cupy()
+    device, d = cupy.cuda.runtime.getDevice(), q.shape[3]
+    reason = hopper.why_not(capability(device), d) or unsuited(q.shape, k.shape)
+    if reason:
+        warnings.warn(f"hopper runs in hopper_decode's place: {reason}", RuntimeWarning, stacklevel=3)
+        hopper.forward(q, k, v, o, lse, options)
+        return
+    dtype, counting = q.dtype.name, options.counters is not None
+    asked = _prepared(device, q.shape, k.shape, q.strides, lse is not None, options.causal, options.scale)
+    tensor_core.check_rows("q", q)
+    K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, KEYS) for name, x in (("k", k), ("v", v)))
+    L = np.uint64(0) if lse is None else lse
+    totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
+    made = cupy.empty(asked.places * (d + 2), "float32") if asked.places else None
+    at = 0 if made is None else made.data.ptr
+    parts = [np.uint64(at + 4 * asked.places * n) for n in (0, d, d + 1)]  # O_parts, l_parts, m_parts
+    decode, merge = _ready(device, dtype, d, counting)
+    given = (q, K, V, o, L, *parts, asked.problem, totals)
+    decode((asked.blocks,), (THREADS,), given, shared_mem=shared_bytes(d))
+    if made is not None:
+        given = (o, L, *parts, np.int32(asked.blocks), np.int32(asked.share), asked.problem, totals)
+        merge((asked.merging,), (32 * WARPS,), given)
+
+
+class _Prepared(NamedTuple):
+    """struct Problem, blocks of threads; if heads are split, places for rows of parts, warps that merge a row, their blocks."""
+
+    problem: Any
+    blocks: int
+    places: int = 0
+    share: int = 0
+    merging: int = 0
+
+
+@lru_cache(maxsize=1024)
+def _prepared(
+    device: int,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    strides: tuple[int, ...],
+    wants_L: bool,
+    causal: bool,
+    scale: float,
+) -> _Prepared:
+    """Return what a launch for q and k of these shapes needs."""
+    (B, H, N_q, _), (_, H_kv, N_k, _) = q, k
+    heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS)
+    rows = group * N_q
+    if heads * rows >= MOST:
+        raise ValueError(f"q has shape {q}: {heads * rows:,} queries; hopper_decode takes fewer than {MOST:,}")
+    places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
+    blocks = grid(heads, T_c, rows, places)
+    problem = np.zeros((), _PROBLEM)
+    problem["Q"] = tuple(stride // 2 for stride in strides[:3])
+    problem["tiles"], problem["N_q"], problem["N_k"], problem["H_kv"] = heads * T_c, N_q, N_k, H_kv
+    problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, T_c
+    problem["causal"], problem["wants_L"] = causal, wants_L
+    problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
+    by_value = np.void(problem.tobytes())
+    if blocks == heads:
+        return _Prepared(by_value, blocks)
+    share = next(share for share in (1, 2, 4, 8) if share == WARPS or -(-blocks // heads) <= PARTS * share)
+    return _Prepared(by_value, blocks, (blocks + heads - 1) * rows, share, -(-heads * rows * share // WARPS))
+
+
+def shared_bytes(d: int) -> int:
+    """Return the shared memory of Q, of as many K_j and V_j as make 48 KB each, and of a pair of barriers for each."""
+    stages = 384 // d
+    return 2 * d * (ROWS + 2 * stages * KEYS) + 2 * stages * 16
+
+
+def functions(dtype: str, d: int) -> tuple[str, str]:
+    """Return the kernels' names for one case."""
+    return f"hopper_decode<{ELEMENTS[dtype]}, {d}>", f"merge<{ELEMENTS[dtype]}, {d}>"
+
+
+@cache
+def _ready(device: int, dtype: str, d: int, counting: bool) -> tuple[Any, Any]:
+    """Return both functions, loaded and allowed their shared memory, on `device`, the current one."""
+    names = functions(dtype, d)
+    loaded = load(FILE, names, {"COUNT": int(counting)})
+    loaded[names[0]].max_dynamic_shared_size_bytes = shared_bytes(d)
+    return loaded[names[0]], loaded[names[1]]
+
+
+def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
+    """Return (B_r, B_c), in rows of a group."""
+    return (ROWS, KEYS) if d in hopper.HEAD_DIMS else hopper.choose_blocks(d, dtype, direction)
+
+
+KERNEL = Kernel(
+    name="hopper_decode",
+    about="few queries, a long cache: a group's queries in one tile, keys split over the machine; fp16 and bf16",
+    rung=6,
+    fastest_in=("forward",),
+    model="split_kv",
+    tensor_cores=True,
+    dtypes=tuple(ELEMENTS),
+    head_dims=tensor_core.HEAD_DIMS,
+    variants=tuple(
+        Variant(
+            FILE,
+            (("COUNT", count),),
+            tuple(function for d in hopper.HEAD_DIMS for function in functions(dtype, d)),
+            ("sm_90a",),
+        )
+        for dtype, count in (("float16", 0), ("bfloat16", 0), ("float16", 1))
+    ),
+    forward=forward,
+    counts=True,
+    aligned=True,
+    choose_blocks=choose_blocks,
+    why_not=hopper.why_not,
+    unsuited=unsuited,
+)

@@ -1,0 +1,399 @@
+// Decoding on Hopper: few queries, a long cache of keys and values (FlashDecoding); fp16 or bf16, sums in fp32.
+//
+// What binds is HBM's bandwidth, for K and V are read once and each element is used for a few queries only. So all queries
+// that share a KV head, those of the group's heads and of several positions, are the rows of one tile: row r is query r / group
+// of the group's head r mod group, 64 rows at most; fewer are filled up with zeros. The steps are those of hopper.cu.
+//
+// Flat list of tiles. KV heads, one after the other, have T_c tiles of B_c keys each, T in all; of G blocks of threads the b-th
+// takes tiles ⌊bT/G⌋ to ⌊(b+1)T/G⌋ − 1. A head whose tiles all fall to one block is done when that block is. Others are cut:
+// each block leaves its part (O, ℓ, m), neither divided nor rounded, and a second kernel merges a head's parts:
+//
+//     m = max_s m_s,   ℓ = Σ_s 2^(c (m_s − m)) ℓ_s,   O = diag(ℓ)⁻¹ Σ_s 2^(c (m_s − m)) O_s
+//
+// A block's part of a head goes to place b + head, which no other part has: where the next block begins, or the next head,
+// one of the two grows by one.
+//
+// The rule for splitting (hopper_decode.py, `grid`). The machine has places for 2 blocks a multiprocessor. No head is split,
+// G = heads, where that fills the places to 95%, or, of more than 32 rows, whose parts are larger, to 70%; nor where there is a
+// head for each multiprocessor and it has 64 tiles at most, nor where it has 8. Else each is cut into as many equal parts as
+// there are places for, if that fills 90% of them; else the flat list is, into as many as there are places. 4 tiles make a part
+// at least.
+//
+//     d      B_r × B_c    blocks a multiprocessor, shared memory of each        registers: S_ij + P̃_ij + O_i of at most 168
+//     128    64 × 64      2: Q + 3 K_j + 3 V_j = 16 + 48 + 48 = 112 KB          32 + 16 + 64
+//     64     64 × 64      2: Q + 6 K_j + 6 V_j = 8 + 48 + 48 = 104 KB           32 + 16 + 32
+//
+// Roles: one warpgroup computes, one warp more copies. Order of events; time runs to the right:
+//
+//     producer        K_0, V_0   K_1, V_1   K_2, V_2   K_3 as soon as there is room, across heads
+//     tensor cores    S_0                     O += P̃_0 V_0, S_1                 O += P̃_1 V_1, S_2
+//     registers             P̃_0 = 2^(…)                          P̃_1 = 2^(…)
+//
+// Nothing overlaps within a block: the two blocks of a multiprocessor do each other's waiting. 64 KB a multiprocessor on their
+// way from HBM keep it busy; here are up to 192.
+//
+// HBM, in elements (`flashsim.count`, to the element, by the counting build): of a head that is not split, as "q_outer" with the
+// heads of a group together: Q, O, L, K and V once. Of one in t parts, as "split_kv" with splits = t: Q once a part, parts
+// written and read once.
+//
+// Roofline: HBM. A copy reaches 4.2 TB/s of the 4.8 that the H200 is said to have, reading alone 4.4 to 4.5.
+//
+//     GB/s of K and V, 1 / 8 queries    32 × 8192       8 × 8192        1 × 131072      sequences × keys; 64 heads, 8 of K and V
+//     hopper_decode                     4536 / 4421     4004 / 3674     4285 / 4068
+//       cuDNN 9.19                      4541 / 614      3933 / 670      4256 / 345
+//       FlashAttention-4                4494 / 4410     3004 / 2731     404 / 394
+//       a copy                          4187            4179            4182
+//     NVIDIA H200, driver 580.159.04, NVRTC 13.0, 2026-11-22; fp16, d = 128; figures/gpu_hopper_cases.json
+//
+// What the steps bought, in GB/s at 8 × 8192, 1 / 8 queries: cutting heads alike, 4 blocks each, not 264 through all 64: 3829 /
+// 2976 to 3890 / 3575. Rows leave whole, by way of shared memory, and several warps merge a row: 3783 / 2814 to those 3829 / 2976.
+// A second launch costs about 4 µs, and a part of 64 rows as much as 2 tiles.
+//
+// no spills, no stack
+#include "hopper_softmax.cuh"
+
+constexpr int ROWS = 64;  // of the tile of queries
+constexpr int THREADS = WARPGROUP + 32;
+constexpr int B_c = 64;
+
+struct Strides {
+    Offset batch, head, row;
+};
+
+struct Problem {
+    Strides Q;
+    Offset tiles;                   // T
+    int N_q, N_k, H_kv, group, heads;  // KV heads, of one of the batch and of all
+    int rows, T_c, causal, wants_L;    // rows = group · N_q
+    float c, sign;                     // as in hopper.cu
+};
+
+// The first tile of a block, and which block has a tile.
+__device__ inline Offset first_tile(const Problem& p, int block, int blocks) { return p.tiles * block / blocks; }
+__device__ inline int block_of(const Problem& p, Offset tile, int blocks) { return int(((tile + 1) * blocks - 1) / p.tiles); }
+
+// Where row r of a KV head is in an array (B, H, N_q, …) without gaps.
+__device__ inline Offset place(const Problem& p, int head, int r) {
+    return (Offset(head) * p.group + r % p.group) * p.N_q + r / p.group;
+}
+
+// ------------------------------------------------------------------------------------------------------------- shared memory
+
+// Q | K_j, K_{j+1}, … | V_j, V_{j+1}, … | barriers
+template <int d> struct Memory {
+    static constexpr int STAGES = 384 / d, Q_BYTES = ROWS * d * 2, KV_BYTES = B_c * d * 2, V_AT = Q_BYTES + STAGES * KV_BYTES;
+    static constexpr int END = V_AT + STAGES * KV_BYTES;
+    typedef Ring<STAGES, KV_BYTES> RingKV;
+    Word Q;
+    RingKV K_j, V_j;
+
+    __device__ explicit Memory(char* shared) {
+        Q = __cvta_generic_to_shared(shared);
+        K_j = {Q + Q_BYTES, Q + END};
+        V_j = {Q + V_AT, Q + END + RingKV::BARRIER_BYTES};
+    }
+    __device__ void init() const {
+        if (threadIdx.x == 0) K_j.init(4), V_j.init(4);  // a warp each
+        publish_barriers();
+    }
+};
+
+// -------------------------------------------------------------------------------------------------------------- producer
+
+// As `load`, of what nobody reads again: the L2 is to let go of it first.
+__device__ inline void load_once(Word tile, const TensorMap& X, int row, int head, int batch, Barrier there, Total policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, "
+        "%2, %4, %5}], [%6], %7;" ::"r"(tile),
+        "l"(&X), "r"(0), "r"(row), "r"(head), "r"(batch), "r"(there.at), "l"(policy)
+        : "memory");
+}
+
+// One thread starts all loads of K and V: K_j, V_j, K_{j+1}, …, head after head.
+template <int d>
+__device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& K, const TensorMap& V, const Problem& p,
+                                        Offset first, Offset end, Total* totals) {
+    constexpr int BYTES = B_c * d * 2;
+    Tally K_reads(totals + 2), V_reads(totals + 4);
+    Total policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    int head = int(first / p.T_c), j = int(first % p.T_c);
+    Word kv = 0;
+#pragma unroll 1
+    for (Offset tile = first; tile < end; ++tile, ++kv) {
+        const int h = head % p.H_kv, b = head / p.H_kv, keys = min(B_c, p.N_k - j * B_c);
+        sram.K_j.wait_free(kv);
+        sram.K_j.there(kv).arrive_and_expect(BYTES);
+        load_once(sram.K_j.tile(kv), K, j * B_c, h, b, sram.K_j.there(kv), policy);
+        sram.V_j.wait_free(kv);
+        sram.V_j.there(kv).arrive_and_expect(BYTES);
+        load_once(sram.V_j.tile(kv), V, j * B_c, h, b, sram.V_j.there(kv), policy);
+        K_reads.add(keys, d), V_reads.add(keys, d);
+        if (++j == p.T_c) j = 0, ++head;
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------- consumer
+
+// The warpgroup that has all rows. A thread has two of them, row and row + 8, with three other lanes.
+template <typename T, int d> struct Consumer {
+    const Memory<d>& sram;
+    const Problem& p;
+    const int lane, row;
+    Word kv = 0;  // tiles of K and V so far
+
+    Rows rows;
+    float S_ij[B_c / 8][4], O_i[d / 8][4];
+    Word P_ij[B_c / 16][4];
+
+    __device__ __forceinline__ Consumer(const Memory<d>& sram, const Problem& p)
+        : sram(sram), p(p), lane(threadIdx.x % 32), row(threadIdx.x / 32 * 16 + lane / 4) {}
+
+    // Q's rows of this head, times sign, to shared memory, 16 bytes at a time; rows that there are not become 0.
+    __device__ __forceinline__ void load_Q(const T* Q, char* shared, int head, Tally& Q_reads) const {
+        Q += head / p.H_kv * p.Q.batch + head % p.H_kv * p.group * p.Q.head;
+        meet(1, WARPGROUP);  // all warps are done with the head before
+#pragma unroll 4
+        for (int at = threadIdx.x; at < ROWS * (d / 8); at += WARPGROUP) {
+            const int r = at / (d / 8), chunk = at % (d / 8), half = chunk / 8;
+            uint4 eight = {0, 0, 0, 0};
+            if (r < p.rows && p.sign != 0.0f) {
+                eight = __ldcg(reinterpret_cast<const uint4*>(Q + r % p.group * p.Q.head + r / p.group * p.Q.row + 8 * chunk));
+                const Word flip = p.sign < 0.0f ? 0x80008000 : 0;
+                eight.x ^= flip, eight.y ^= flip, eight.z ^= flip, eight.w ^= flip;
+            }
+            Q_reads.add(r < p.rows, 8);
+            *reinterpret_cast<uint4*>(shared + half * (ROWS * 128) + r * 128 + ((chunk % 8 ^ r % 8) << 4)) = eight;
+        }
+        show_writes();
+        meet(1, WARPGROUP);
+    }
+
+    // −∞ for keys that a row does not see.
+    __device__ __forceinline__ void mask(int j) {
+        int end[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int sees = p.causal ? min(p.N_k, p.N_k - p.N_q + (row + 8 * r) / p.group + 1) : p.N_k;
+            end[r] = sees - j * B_c - lane % 4 * 2;
+        }
+#pragma unroll
+        for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+    }
+
+    // S_ij becomes P̃_ij, and O_i is multiplied by α where a maximum has grown.
+    __device__ __forceinline__ void weigh(int j, int whole) {
+        if (j >= whole) mask(j);
+        float alpha[2];
+        const bool grown = softmax<B_c, true>(S_ij, rows, alpha, p.c);
+        round_to_operands<T, B_c>(P_ij, S_ij);
+        if (grown) rescale<d>(O_i, alpha);
+    }
+
+    // O_i, ℓ_i, m_i of tiles begin to end − 1 of a head.
+    __device__ __forceinline__ void attend(int begin, int end, int whole) {
+#pragma unroll
+        for (int t = 0; t < d / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
+        rows.init();
+        sram.K_j.wait_there(kv);
+        start_scores<T, d, B_c>(S_ij, sram.Q, ROWS, sram.K_j.tile(kv));
+        finish<0>(S_ij);
+        sram.K_j.free(kv).arrive_once_a_warp();
+#pragma unroll 1
+        for (int j = begin; j < end - 1; ++j, ++kv) {
+            weigh(j, whole);
+            sram.V_j.wait_there(kv);
+            start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
+            sram.K_j.wait_there(kv + 1);
+            start_scores<T, d, B_c>(S_ij, sram.Q, ROWS, sram.K_j.tile(kv + 1));
+            finish<1>(O_i);
+            sram.V_j.free(kv).arrive_once_a_warp();
+            finish<0>(S_ij);
+            sram.K_j.free(kv + 1).arrive_once_a_warp();
+        }
+        weigh(end - 1, whole);
+        sram.V_j.wait_there(kv);
+        start_values<T, d, B_c>(O_i, P_ij, sram.V_j.tile(kv));
+        finish<0>(O_i);
+        sram.V_j.free(kv).arrive_once_a_warp();
+        ++kv;
+    }
+
+    // Sums over a row's four lanes.
+    __device__ __forceinline__ void sum_l() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            rows.l[r] += __shfl_xor_sync(~0u, rows.l[r], 1);
+            rows.l[r] += __shfl_xor_sync(~0u, rows.l[r], 2);
+        }
+    }
+
+    // O_i ← diag(ℓ_i)⁻¹ O_i and L_i of a head that is not split. By way of Q's place, so that whole rows leave together.
+    __device__ __forceinline__ void write(T* O, float* L, char* shared, int head, Tally& O_writes, Tally& L_writes) {
+        char* const mine = shared + threadIdx.x / 32 * 2048;  // 16 rows of Q
+        meet(1, WARPGROUP);                                   // nobody reads Q any more
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int below = lane / 4 + 8 * r;
+            const float l = rows.l[r], factor = __fdividef(1.0f, nonzero(l));
+            if (p.wants_L && lane % 4 == 0 && row + 8 * r < p.rows) {
+                L[place(p, head, row + 8 * r)] = l == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l);
+                L_writes.add(1, 1);
+            }
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t)
+                *reinterpret_cast<Word*>(mine + t / 8 * (ROWS * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4) =
+                    pack<T>(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+        }
+        __syncwarp();
+#pragma unroll 4
+        for (int at = lane; at < 16 * (d / 8); at += 32) {
+            const int below = at / (d / 8), chunk = at % (d / 8), r = threadIdx.x / 32 * 16 + below;
+            if (r >= p.rows) continue;
+            const char* const eight = mine + chunk / 8 * (ROWS * 128) + below * 128 + ((chunk % 8 ^ below % 8) << 4);
+            *reinterpret_cast<uint4*>(O + place(p, head, r) * d + 8 * chunk) = *reinterpret_cast<const uint4*>(eight);
+            O_writes.add(1, 8);
+        }
+    }
+
+    // O_i, ℓ_i, m_i as one part of a head; 8 of a warp's 16 rows at a time, in fp32, have room where its rows of Q were.
+    __device__ __forceinline__ void leave(float* O_parts, float* l_parts, float* m_parts, char* shared, Offset part,
+                                          Tally& O_writes, Tally& l_writes, Tally& m_writes) {
+        char* const mine = shared + threadIdx.x / 32 * 2048;
+        meet(1, WARPGROUP);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float m = finite(rows.m[r]), factor = rows.exact ? 1.0f : exp_2(fmaf(-m, p.c, rows.shift[r]));  // m c rounded
+            if (lane % 4 == 0 && row + 8 * r < p.rows) {
+                l_parts[part * p.rows + row + 8 * r] = rows.l[r] * factor, m_parts[part * p.rows + row + 8 * r] = rows.m[r];
+                l_writes.add(1, 1), m_writes.add(1, 1);
+            }
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t) {
+                const int chunk = t % 8 * 2 + lane % 4 / 2;
+                *reinterpret_cast<float2*>(mine + t / 8 * (ROWS * 128) + lane / 4 * 256 + ((chunk ^ lane / 4 * 2) << 4) + lane % 2 * 8) =
+                    make_float2(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+            }
+            __syncwarp();
+#pragma unroll 4
+            for (int at = lane; at < 8 * (d / 4); at += 32) {
+                const int below = at / (d / 4), chunk = at % (d / 4), to = threadIdx.x / 32 * 16 + 8 * r + below;
+                if (to >= p.rows) continue;
+                const char* const four = mine + chunk / 16 * (ROWS * 128) + below * 256 + ((chunk % 16 ^ below * 2) << 4);
+                __stcg(reinterpret_cast<float4*>(O_parts + (part * p.rows + to) * d + 4 * chunk), *reinterpret_cast<const float4*>(four));
+                O_writes.add(1, 4);
+            }
+            __syncwarp();
+        }
+    }
+
+    __device__ __forceinline__ void consume(char* shared, const T* Q, T* O, float* L, float* O_parts, float* l_parts,
+                                            float* m_parts, Offset first, Offset end, Total* totals) {
+        Tally Q_reads(totals), O_writes(totals + 7), L_writes(totals + 9);
+        Tally O_parts_writes(totals + 11), l_parts_writes(totals + 13), m_parts_writes(totals + 15);
+        const int seen_by_all = p.causal ? min(p.N_k, max(0, p.N_k - p.N_q + 1)) : p.N_k, whole = seen_by_all / B_c;
+        int head = int(first / p.T_c), j = int(first % p.T_c);
+#pragma unroll 1
+        for (Offset tile = first; tile < end; ++head, j = 0) {
+            const int last = int(min(Offset(p.T_c), j + (end - tile)));
+            load_Q(Q, shared, head, Q_reads);
+            attend(j, last, whole);
+            sum_l();
+            if (last - j == p.T_c)
+                write(O, L, shared, head, O_writes, L_writes);
+            else
+                leave(O_parts, l_parts, m_parts, shared, Offset(blockIdx.x) + head, O_parts_writes, l_parts_writes,
+                      m_parts_writes);
+            tile += last - j;
+        }
+    }
+};
+
+template <typename T, int d>
+__global__ void __launch_bounds__(THREADS, 2)
+hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V, T* O, float* L,
+              float* O_parts, float* l_parts, float* m_parts, const __grid_constant__ Problem p, Total* totals) {
+    extern __shared__ __align__(1024) char shared[];
+    const Memory<d> sram(shared);
+    sram.init();
+    const Offset first = first_tile(p, blockIdx.x, gridDim.x), end = first_tile(p, blockIdx.x + 1, gridDim.x);
+    if (threadIdx.x == WARPGROUP) {
+        produce(sram, K, V, p, first, end, totals);
+    } else if (threadIdx.x < WARPGROUP) {
+        Consumer<T, d> consumer(sram, p);
+        consumer.consume(shared, Q, O, L, O_parts, l_parts, m_parts, first, end, totals);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------- merging
+
+// What is known of a row from some of its parts: a lane has d/32 of its columns.
+template <int d> struct Part {
+    float m = -INFINITY, l = 0.0f, O[d / 32] = {};
+
+    __device__ void add(float m_s, float l_s, const float (&O_s)[d / 32], float c) {
+        const float m_new = fmaxf(m, m_s);
+        const float alpha = exp_2((m - finite(m_new)) * c), weight = exp_2((m_s - finite(m_new)) * c);
+        m = m_new, l = alpha * l + weight * l_s;
+#pragma unroll
+        for (int x = 0; x < d / 32; ++x) O[x] = alpha * O[x] + weight * O_s[x];
+    }
+};
+
+// The parts of heads that were cut among `blocks` blocks become O and L. `share` of the block's 8 warps have a row.
+template <typename T, int d>
+__global__ void __launch_bounds__(256)
+merge(T* O, float* L, const float* O_parts, const float* l_parts, const float* m_parts, int blocks, int share,
+      const __grid_constant__ Problem p, Total* totals) {
+    __shared__ float shared[8][d + 2];
+    Tally O_writes(totals + 7), L_writes(totals + 9);
+    Tally O_parts_reads(totals + 10), l_parts_reads(totals + 12), m_parts_reads(totals + 14);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int row = blockIdx.x * (8 / share) + warp / share, head = row / p.rows, r = row % p.rows;
+    const Offset first = Offset(head) * p.T_c;
+    const int begin = block_of(p, first, blocks), end = block_of(p, first + p.T_c - 1, blocks) + 1;
+    const bool split = head < p.heads && end - begin > 1;  // others were written by the block that had all of it
+    Part<d> part;
+#pragma unroll 4
+    for (int s = begin + warp % share; s < end * split; s += share) {
+        const Offset at = (Offset(s) + head) * p.rows + r;
+        float O_s[d / 32];
+        const float m_s = __ldcg(m_parts + at), l_s = __ldcg(l_parts + at);
+#pragma unroll
+        for (int x = 0; x < d / 64; ++x) {
+            const float2 two = __ldcg(reinterpret_cast<const float2*>(O_parts + at * d) + lane + 32 * x);
+            O_s[2 * x] = two.x, O_s[2 * x + 1] = two.y;
+        }
+        part.add(m_s, l_s, O_s, p.c);
+        m_parts_reads.add(lane == 0, 1), l_parts_reads.add(lane == 0, 1), O_parts_reads.add(1, d / 32);
+    }
+    if (share > 1) {
+#pragma unroll
+        for (int x = 0; x < d / 32; ++x) shared[warp][x * 32 + lane] = part.O[x];
+        shared[warp][d] = part.m, shared[warp][d + 1] = part.l;
+        __syncthreads();
+        if (warp % share) return;
+        for (int other = warp + 1; other < warp + share; ++other) {
+            float O_s[d / 32];
+#pragma unroll
+            for (int x = 0; x < d / 32; ++x) O_s[x] = shared[other][x * 32 + lane];
+            part.add(shared[other][d], shared[other][d + 1], O_s, p.c);
+        }
+    }
+    if (!split) return;
+    const Offset at = place(p, head, r);
+    const float factor = 1.0f / nonzero(part.l);
+#pragma unroll
+    for (int x = 0; x < d / 64; ++x)
+        reinterpret_cast<Word*>(O + at * d)[lane + 32 * x] = pack<T>(part.O[2 * x] * factor, part.O[2 * x + 1] * factor);
+    O_writes.add(1, d / 32);
+    if (p.wants_L && lane == 0) {
+        L[at] = part.l == 0.0f ? -INFINITY : part.m * p.c * 0.693147180559945f + logf(part.l);
+        L_writes.add(1, 1);
+    }
+}

@@ -1,0 +1,132 @@
+// Tiles on tensor cores by mma.sync: read from shared memory as operands, and multiplied. For sm_80 and later.
+//
+//     product(S_ij, Q_i, K_j)            S_ij = Q_i K_jᵀ         of tiles in shared memory
+//     add_product(O_i, P_ij, V_j)        O_i += P_ij V_j         P_ij in registers, rounded pairwise: rounded[m][n]
+//
+// A warp multiplies 16×16 by 16×8 at a time and has of each 16×8 of accumulators, C[m][n][4], rows lane/4 and lane/4 + 8,
+// columns 2 (lane mod 4) and the next of each. They are, rounded, a left operand: what one product gave is the next one's.
+//
+// Tiles lie in shared memory in rows of d elements, 16-byte chunk c of row r at place c ⊕ (r mod 8): ldmatrix, straight or
+// transposed, and the copies meet no bank conflict, and no padding is spent.
+#pragma once
+#include "common.cuh"
+
+struct Strides {
+    Offset batch, head, row;  // in elements; rows start at multiples of 16 bytes
+};
+
+// ------------------------------------------------------------------------------------------------------- instructions
+
+typedef Word Fragment[4];  // 16×16 elements over a warp: a left operand, or two right operands side by side
+
+// C += A B: 16×8 += 16×16 16×8.
+template <typename T> __device__ inline void mma(float (&C)[4], const Fragment& A, Word B_0, Word B_1);
+template <> __device__ inline void mma<__half>(float (&C)[4], const Fragment& A, Word B_0, Word B_1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(C[0]), "+f"(C[1]), "+f"(C[2]), "+f"(C[3])
+        : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B_0), "r"(B_1));
+}
+template <> __device__ inline void mma<__nv_bfloat16>(float (&C)[4], const Fragment& A, Word B_0, Word B_1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(C[0]), "+f"(C[1]), "+f"(C[2]), "+f"(C[3])
+        : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B_0), "r"(B_1));
+}
+
+// Two neighbours, rounded, in one register.
+template <typename T> __device__ inline Word pack(float low, float high);
+template <> __device__ inline Word pack<__half>(float low, float high) {
+    Word both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+template <> __device__ inline Word pack<__nv_bfloat16>(float low, float high) {
+    Word both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+__device__ inline void ldmatrix(Fragment& x, Word address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+__device__ inline void ldmatrix_transposed(Fragment& x, Word address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ inline float exp_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// ------------------------------------------------------------------------------------------------ tiles in shared memory
+
+// Where 16-byte chunk `chunk` of row `row` lies in a tile whose rows are `pitch` bytes. Eight rows at one chunk fall into
+// eight different 16-byte columns of the banks. To add 2c to the chunk, for a whole c, is ⊕ 32c; to add 8r to the row is
+// + 8r·pitch.
+template <int pitch> __device__ inline Word swizzled(int row, int chunk) {
+    return row * pitch + ((chunk ^ (pitch == 64 ? row >> 1 & 3 : row & 7)) << 4);
+}
+
+// What a lane adds to a tile's address for ldmatrix to read 16×16 elements. `down`: matrices 0 1 2 3 are top left, bottom
+// left, top right, bottom right (a left operand; transposed, two right ones); else top left, top right, bottom left, bottom
+// right (two right operands; transposed, a left one).
+template <int pitch> __device__ inline Word lane_offset(int lane, bool down) {
+    return down ? swizzled<pitch>(lane % 16, lane / 16) : swizzled<pitch>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+// The address of the 16×16 elements at (row, column), multiples of 16, given tile + lane_offset. Tiles are 1024-byte aligned.
+template <int pitch> __device__ inline Word at(Word tile_and_lane, int row, int column) {
+    return (tile_and_lane ^ (column * 2)) + row * pitch;
+}
+
+// ------------------------------------------------------------------------------------------------------------ products
+
+// C = A Bᵀ over the tiles' d columns: 16 M rows of A, 8 N of B. A and B are addresses with their lane's offset.
+template <typename T, int d, int M, int N> __device__ inline void product(float (&C)[M][N][4], Word A, Word B) {
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) C[m][n][e] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < d; k += 16) {
+        Fragment a[M];
+#pragma unroll
+        for (int m = 0; m < M; ++m) ldmatrix(a[m], at<2 * d>(A, 16 * m, k));
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            Fragment b;
+            ldmatrix(b, at<2 * d>(B, 8 * n, k));
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                mma<T>(C[m][n], a[m], b[0], b[1]);
+                mma<T>(C[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+// C += A B, with A rounded accumulators, 16 M × 8 N, in registers; B has 8 N rows, and its columns start at its address.
+template <typename T, int d, int M, int N, int W>
+__device__ inline void add_product(float (&C)[M][W][4], const Word (&A)[M][N][2], Word B) {
+#pragma unroll
+    for (int k = 0; k < N; k += 2)
+#pragma unroll
+        for (int n = 0; n < W; n += 2) {
+            Fragment b;
+            ldmatrix_transposed(b, at<2 * d>(B, 8 * k, 8 * n));
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                const Fragment a = {A[m][k][0], A[m][k][1], A[m][k + 1][0], A[m][k + 1][1]};
+                mma<T>(C[m][n], a, b[0], b[1]);
+                mma<T>(C[m][n + 1], a, b[2], b[3]);
+            }
+        }
+}

@@ -1,0 +1,50 @@
+"""Which scores are computed, and which count: of what `forward` is asked for, what kernels know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flashsim.checking import check_block_mask, check_flag, shown
+from flashsim.gpu.compiling import import_cupy
+from flashsim.masks import Causal, Mask
+from flashsim.records import Shape
+
+
+@dataclass(frozen=True)
+class Rule:
+    """As in `Options`: at most one of `causal` and `window`."""
+
+    causal: bool
+    mask: Any = None
+    window: tuple[int, int] | None = None
+    block_mask: Any = None
+
+
+def rule_of(q: Any, k: Any, causal: bool, mask: Any, array: Any, block_mask: Any = None) -> Rule:
+    """Return the rule of a mask object or, where `mask` is one, of `array`, with `causal` and a block mask.
+
+    A window that is open to the left and ends at the query's own position is causal. Raises ValueError.
+    """
+    check_flag("causal", causal)
+    if isinstance(block_mask, str):
+        raise ValueError(f"block_mask is {block_mask!r}; expected an array, or a function of (T_r, T_c)")
+    block_mask = check_block_mask(block_mask)
+    if not isinstance(mask, Mask):
+        return Rule(causal, array, None, block_mask)
+    N_q, N_k = (X.shape[2] if X.ndim == 4 else 1 for X in (q, k))  # other shapes are refused later
+    band = (Causal() & mask if causal else mask).band(Shape(N_q, N_k, 1, 1), ())
+    if band is None or not band.positional or band.keys != N_k:
+        raise ValueError(f"mask is {shown(mask)}; on a GPU expected an array, SlidingWindow or Causal")
+    if band.left is None and band.right in (None, 0):
+        return Rule(band.right == 0, None, None, block_mask)
+    left, right = (-1 if side is None else side for side in (band.left, band.right))
+    return Rule(False, None, (left, right), block_mask)
+
+
+def as_array(window: tuple[int, int], N_q: int, N_k: int) -> Any:
+    """Return a window as booleans (N_q, N_k) on the GPU."""
+    cupy = import_cupy()
+    offset = cupy.arange(N_k) - (cupy.arange(N_q)[:, None] + N_k - N_q)
+    left, right = (N_q + N_k if side == -1 else side for side in window)
+    return (offset >= -left) & (offset <= right)

@@ -1,0 +1,40 @@
+"""Naive softmax attention and its gradients in plain NumPy: the oracle of every test, and how far rounding may lead.
+
+`attention` forms the whole N_q × N_k matrix, subtracts each row's maximum before the exponential (so no finite score
+overflows), and divides once. `gradients` differentiates that, by Algorithm 3's formulas. In float64 their own error
+against exact arithmetic on the given numbers is within the bounds given here for chip=float64, stored=float64.
+
+Masks and dropout are arrays here: `mask` is boolean, True = attend, `keep` is boolean, True = the weight is kept, and
+divided by 1 − dropout_p. Both broadcast to (..., N_q, N_k). A query whose every key is masked has O = 0, l = 0, m = −∞ and
+gradients 0. What is masked is never read: NaN in a masked key or value stays there.
+"""
+
+from flashsim.reference.bounds import (
+    BackwardRounding,
+    Rounding,
+    backward_rounding,
+    error_bound,
+    gradient_bounds,
+    group_bound,
+    of_bound,
+    rounding,
+    score_reach,
+)
+from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, gradients
+
+__all__ = [
+    "Attention",
+    "BackwardRounding",
+    "Rounding",
+    "Three",
+    "attention",
+    "attention_with_statistics",
+    "backward_rounding",
+    "error_bound",
+    "gradient_bounds",
+    "gradients",
+    "group_bound",
+    "of_bound",
+    "rounding",
+    "score_reach",
+]

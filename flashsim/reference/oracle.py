@@ -1,0 +1,122 @@
+"""The oracle: naive attention and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from flashsim.checking import check_p, check_scale
+from flashsim.inputs import Array, check_attention, float_dtype
+
+
+class Attention(NamedTuple):
+    """O (..., N_q, d_v) and the softmax statistics l, m (..., N_q)."""
+
+    O: Array
+    l: Array
+    m: Array
+
+
+class Three(NamedTuple):
+    """dQ, dK, dV, or a bound for each, shaped as Q, K, V."""
+
+    dQ: Array
+    dK: Array
+    dV: Array
+
+
+def attention(
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    scale: float | None = None,
+    dtype: DTypeLike = np.float64,
+    mask: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+) -> Array:
+    """Return dropout(softmax(MASK(scale · QKᵀ))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d."""
+    return attention_with_statistics(Q, K, V, scale=scale, dtype=dtype, mask=mask, keep=keep, dropout_p=dropout_p).O
+
+
+def attention_with_statistics(
+    Q: Any,
+    K: Any,
+    V: Any,
+    *,
+    scale: float | None = None,
+    dtype: DTypeLike = np.float64,
+    mask: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+) -> Attention:
+    """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for S = MASK(scale · QKᵀ)."""
+    check_p(dropout_p)
+    stored = float_dtype(dtype)
+    Q, K, V = (a.astype(stored) for a in check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep))
+    P, l, m = softmax(Q, K, tau_of(scale, Q), mask)
+    P_dropped = P if keep is None else P * Z_of(keep, dropout_p, P.dtype)
+    return Attention(_weighted(P_dropped, V) / np.where(l == 0, 1, l), l[..., 0], m[..., 0])
+
+
+def gradients(
+    Q: Any,
+    K: Any,
+    V: Any,
+    dO: Any,
+    *,
+    scale: float | None = None,
+    mask: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+) -> Three:
+    """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
+    check_p(dropout_p)
+    Q, K, V, dO = (a.astype(np.float64) for a in check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep))
+    tau = tau_of(scale, Q)
+    P, l, _ = softmax(Q, K, tau, mask)
+    P = P / np.where(l == 0, 1, l)
+    Z: Any = 1.0 if keep is None else Z_of(keep, dropout_p, P.dtype)
+    with np.errstate(invalid="ignore"):
+        dP = np.where(P == 0, 0.0, (dO @ V.swapaxes(-1, -2)) * Z)  # P = 0: masked, or as good as
+        D = (P * dP).sum(axis=-1, keepdims=True)
+        dS = np.where(P == 0, 0.0, P * (dP - D))
+    dS_T, P_dropped_T = dS.swapaxes(-1, -2), (P * Z).swapaxes(-1, -2)
+    return Three(tau * _weighted(dS, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO))
+
+
+def tau_of(scale: float | None, Q: Array) -> Array:
+    """Return the scale, 1/√d where it is None, in Q's dtype."""
+    return np.asarray(check_scale(scale, Q.shape[-1]), Q.dtype)
+
+
+def softmax(Q: Array, K: Array, tau: Array, mask: Any) -> tuple[Array, Array, Array]:
+    """Return exp(S − m), not yet divided, with its row sums l and row maxima m as columns."""
+    with np.errstate(invalid="ignore"):
+        S = (tau * Q) @ K.swapaxes(-1, -2)
+        if mask is not None:
+            S = np.where(mask, S, np.asarray(-np.inf, S.dtype))
+        m = S.max(axis=-1, keepdims=True)
+        P = np.exp(S - np.where(m == -np.inf, 0, m))
+    return P, P.sum(axis=-1, keepdims=True), m
+
+
+def Z_of(keep: Any, dropout_p: float, dtype: DTypeLike) -> Array:
+    """Return what weights are multiplied by: 1/(1 − p) where they are kept, else 0."""
+    return np.where(keep, 1 / (1 - dropout_p), 0.0).astype(dtype)
+
+
+def _weighted(W: Array, X: Array) -> Array:
+    """Return W @ X, where a weight of 0 lets nothing through, be X there NaN or ∞."""
+    bad = ~np.isfinite(X)
+    if not bad.any():
+        return np.asarray(W @ X)
+    result = W @ np.where(bad, 0, X)
+    for k in np.flatnonzero(bad.any(axis=(*range(X.ndim - 2), -1))):
+        weights, values = W[..., k, None], np.where(bad, X, 0)[..., k, None, :]
+        with np.errstate(invalid="ignore"):
+            result = result + np.where(weights != 0, weights * values, 0)
+    return np.asarray(result)

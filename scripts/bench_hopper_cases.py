@@ -1,0 +1,177 @@
+"""Time decoding, sliding windows and block-sparse attention on Hopper, beside cuDNN and FlashAttention-4 where PyTorch has them.
+
+python scripts/bench_hopper_cases.py                    # on a machine with a GPU: figures/gpu_hopper_cases.json
+
+All take turns in one run; what is kept are medians of 9 rounds of 30 ms. A call of a case is replayed as a graph, as programs
+that decode do it: what is timed is the GPU. Rates are of bytes that must move: K and V in decoding, Q, K, V, O with a window.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import flashsim
+from flashsim import gpu, patterns
+from flashsim.entry import run_script
+from flashsim.files import check_target, write_whole
+from flashsim.gpu.benchmark import machine
+from flashsim.gpu.compiling import import_cupy
+
+Calls = dict[str, Callable[[], Any]]
+DECODED = [
+    (32, 8192, 1),
+    (32, 8192, 8),
+    (8, 8192, 1),
+    (8, 8192, 8),
+    (1, 131_072, 1),
+    (1, 131_072, 8),
+]  # sequences, KV, queries
+WINDOWS = [(127, 0), (64, 63), (255, 0)]
+ROUNDS, ROUND_MS = 9, 30.0
+
+
+def main() -> int:
+    """Measure, print, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, default=Path("figures/gpu_hopper_cases.json"))
+    options = parser.parse_args()
+    check_target(options.output)
+    record: dict[str, Any] = {
+        "command": shlex.join(["python", "scripts/bench_hopper_cases.py", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "results": [],
+    }
+    for case in cases():
+        print(json.dumps(case), flush=True)
+        record["results"].append(case)
+        write_whole(options.output, json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    """Yield each case: its name, what must move, and everybody's ms."""
+    cupy = import_cupy()
+    large = normal(1, 1, 2**22, 128)
+    other = cupy.empty_like(large)
+    copy = {"copy": lambda: cupy.copyto(other, large)}
+    copied = 2 * large.nbytes
+    for B, N_k, N_q in DECODED:
+        q, k, v = normal(B, 64, N_q, 128), normal(B, 8, N_k, 128), normal(B, 8, N_k, 128)
+        ms = race({**copy, "hopper_decode": captured(q, k, v), **peers(q, k, v)})
+        assert gpu.plan(q, k, v).kernel == "hopper_decode"
+        sizes = {"sequences": B, "N_k": N_k, "N_q": N_q, "H_q": 64, "H_kv": 8, "d": 128}
+        yield {"case": "decode", **sizes, "bytes": k.nbytes + v.nbytes, "copied": copied, "ms": ms}
+    q, k, v = (normal(2, 128, 8192, 64) for _ in range(3))
+    for window in WINDOWS:
+        mask = flashsim.SlidingWindow(*window)
+        ms = race({**copy, "hopper": captured(q, k, v, mask=mask), **peers(q, k, v, window)})
+        yield {
+            "case": "window",
+            "window": window,
+            "N": 8192,
+            "heads": 256,
+            "d": 64,
+            "bytes": 4 * q.nbytes,
+            "copied": copied,
+            "ms": ms,
+        }
+    for d, H in ((64, 32), (128, 16)):
+        q, k, v = (normal(1, H, 16_384, d) for _ in range(3))
+        tables = {s: np.random.default_rng(0).random((128, 128)) < s for s in (0.5, 0.25, 0.125, 0.0625)}
+        shares = {f"s = {s}": table for s, table in tables.items()} | {"butterfly": patterns.butterfly(128, 128)}
+        ms = race({"dense": captured(q, k, v), **{s: captured(q, k, v, block_mask=t) for s, t in shares.items()}})
+        live = {"dense": 1.0, **{s: float(table.mean()) for s, table in shares.items()}}
+        yield {"case": "block-sparse", "N": 16_384, "heads": H, "d": d, "live": live, "ms": ms}
+
+
+def normal(*shape: int) -> Any:
+    """Return float16 random numbers, others each time."""
+    cupy = import_cupy()
+    return cupy.random.standard_normal(shape, dtype=cupy.float32).astype("float16")
+
+
+def captured(*arrays: Any, **asked: Any) -> Callable[[], Any]:
+    """Return a call of `gpu.forward` as a graph to replay."""
+    cupy = import_cupy()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        gpu.forward(*arrays, **asked)  # compiles, and fills the pool of memory
+        stream.synchronize()
+        stream.begin_capture()
+        kept = gpu.forward(*arrays, **asked)
+        graph = stream.end_capture()
+    return lambda: graph.launch(cupy.cuda.get_current_stream()) or kept
+
+
+def peers(q: Any, k: Any, v: Any, window: tuple[int, int] | None = None) -> Calls:
+    """Return cuDNN's call, without a window, and FlashAttention-4's, as graphs; none without PyTorch, or that fails."""
+    try:
+        import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention
+    except ImportError:
+        return {}
+    tensors = [torch.from_dlpack(X) for X in (q, k, v)]
+
+    def cudnn() -> Any:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return scaled_dot_product_attention(*tensors, enable_gqa=True)
+
+    calls: Calls = {} if window else {"torch_cudnn": cudnn}
+    try:
+        from flash_attn.cute import flash_attn_func
+
+        theirs = [X.transpose(1, 2).contiguous() for X in tensors]
+        calls["fa4"] = lambda: flash_attn_func(*theirs, **({"window_size": window} if window else {}))
+    except ImportError:
+        pass
+    graphs: Calls = {}
+    for name, call in calls.items():
+        try:
+            for _ in range(3):
+                call()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                call()
+            graphs[name] = graph.replay
+        except Exception as error:  # a contestant that cannot do this must not end the run
+            print(f"{name}: {type(error).__name__}: {error}"[:200], file=sys.stderr)
+    return graphs
+
+
+def race(calls: Calls) -> dict[str, float]:
+    """Return the median ms of each."""
+    launches = {name: max(3, int(ROUND_MS / milliseconds(call, 3))) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            times[name].append(milliseconds(call, launches[name]))
+    return {name: round(statistics.median(found), 5) for name, found in times.items()}
+
+
+def milliseconds(call: Callable[[], Any], launches: int) -> float:
+    """Return the time of one call, of so many between two events."""
+    cupy = import_cupy()
+    start, end = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    for _ in range(launches):
+        call()
+    end.record()
+    end.synchronize()
+    return float(cupy.cuda.get_elapsed_time(start, end)) / launches
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,65 @@
+"""Runs beside naive attention and theory: what is off is said, and NaN is no small error."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flashsim import comparison, reference
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.planting import planted
+from flashsim.qkv import QKV
+
+rng = np.random.default_rng(0)
+GIVEN = QKV(rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), "a test")
+
+
+def compared(algorithm: Algorithm) -> comparison.Result:
+    with np.errstate(all="ignore"):
+        forwards, _ = comparison.run_all(GIVEN, [algorithm], lambda *_: lambda *_: None, both_ways=False, M=100)
+    return forwards[algorithm.name]
+
+
+def test_a_right_run_is_ok_and_watched() -> None:
+    told = []
+
+    def watch(title: str, heads: int) -> comparison.OnHead:
+        return lambda done, of: told.append((title, heads, done, of))
+
+    for results in comparison.run_all(GIVEN, ["flash"], watch, both_ways=True, M=100):
+        assert results["flash"].ok
+        assert results["flash"].equals_theory
+        assert 0 < (results["flash"].error_of_bound or 0) < 1
+    assert told == [(FORWARD["flash"].title, 1, 1, 1), (BACKWARD["flash"].title, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("factor", ["float('nan')", "float('inf')", "1.001"])
+def test_a_wrong_result_is_not_ok(factor: str) -> None:
+    result = compared(planted(FORWARD["flash"], ("/ nonzero(l_i_new)", f"/ nonzero(l_i_new) * {factor}")))
+    assert result.equals_theory is not None
+    assert not result.ok
+
+
+def test_a_wrong_count_is_not_ok() -> None:
+    result = compared(
+        planted(FORWARD["flash"], ("sram.store(m[i], m_i_new)", "sram.store(m[i], m_i_new); sram.store(m[i], m_i_new)"))
+    )
+    assert result.equals_theory is False
+    assert not result.ok
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "bound", "part"),
+    [
+        ([1.0, 2.0], [1.0, 2.5], [0.1, 1.0], 0.5),
+        ([1.0], [1.0], [0.0], 0.0),
+        ([1.0], [1.5], [0.0], np.inf),
+        ([np.nan], [1.0], [1.0], np.inf),
+        ([np.nan], [1.0], [np.inf], np.inf),
+        ([np.inf], [1.0], [1.0], np.inf),
+        ([np.inf], [1.0], [np.inf], 0.0),
+        ([], [], [], 0.0),
+    ],
+)
+def test_the_part_of_its_bound_that_an_error_is(got: object, want: object, bound: object, part: float) -> None:
+    assert reference.of_bound(got, want, bound) == part

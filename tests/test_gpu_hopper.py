@@ -1,0 +1,127 @@
+"""What only the rungs on Hopper's own instructions do: decoding, windows, lists of tiles, on a GPU of compute capability 90."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import gpu
+from flashsim.dropout import keep_mask
+from flashsim.gpu import hopper, hopper_decode
+from flashsim.gpu.compiling import capability, current_device, import_cupy
+from flashsim.records import Shape
+from tests.test_gpu import assert_near, given, moved, on_gpu, run, tally
+
+
+def _why_not() -> str:
+    try:
+        found = capability(current_device())
+    except gpu.MissingGPU as error:
+        return str(error)
+    return "" if found == "90" else f"the GPU has compute capability {found}, not 90"
+
+
+pytestmark = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "there is a Hopper")
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("shape", [(1, 2, 1, 1000, 777, 64), (2, 2, 2, 300, 900, 64), (1, 1, 1, 700, 130, 64)])
+def test_hopper_counts_whatever_its_tiles(shape: tuple[int, ...], causal: bool) -> None:
+
+    problem = given(shape, "bfloat16")
+    q, k, v = on_gpu(problem)
+    for blocks in ((192, 128), (256, 64)):
+        asked: dict[str, Any] = {"kernel": "hopper", "causal": causal, "blocks": blocks}
+        o, counted = gpu.forward(q, k, v, count=True, **asked)
+        assert moved(counted) | {"L": (0, 0)} == tally("q_outer", (*shape, blocks), causal=causal) | {"L": (0, 0)}
+        assert (o == gpu.forward(q, k, v, **asked)).all()  # counting changes no bit
+
+
+WINDOWS = [(127, 0), (0, 0), (64, 64), (300, 5), (-1, 20), (400, -1)]
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("shape", [(1, 2, 1, 1000, 1000, 64), (1, 2, 2, 300, 777, 128), (2, 1, 1, 777, 300, 64)])
+def test_windows_lie_within_rounding_and_skip_dead_tiles(
+    shape: tuple[int, ...], window: tuple[int, int], dropout_p: float
+) -> None:
+    B, H, _, N_q, N_k, d = shape
+    problem, mask = given(shape, "float16"), flashsim.SlidingWindow(*window)
+    allowed = mask.whole(Shape(N_q, N_k, d, d), ())
+    keep = np.stack([keep_mask(7, dropout_p, N_q, N_k, head) for head in range(B * H)]).reshape(B, H, N_q, N_k)
+    rung = gpu.kernel("hopper")
+    found = run(rung, problem, window=window, dropout_p=dropout_p, seed=7)
+    assert_near(rung, problem, found, allowed, keep if dropout_p else None, dropout_p)
+    tiles = hopper.choose_tiles(d, "WINDOW", N_k, dropout_p > 0)
+    _, counted = gpu.forward(*on_gpu(problem), mask=mask, dropout_p=dropout_p, count=True, kernel="hopper")
+    wanted = tally("q_outer", (*shape, (tiles.B_r, tiles.B_c)), mask=mask)
+    assert moved(counted) | {"L": (0, 0)} == wanted | {"L": (0, 0)}
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", [64, 128])
+def test_block_masks_lie_within_rounding_and_skip_dead_tiles(d: int, causal: bool) -> None:
+    shape = (1, 2, 1, 1000, 1300, d)
+    problem = given(shape, "bfloat16")
+    table = np.random.default_rng(1).random((8, 11)) < 0.4
+    table[3] = False  # rows without a tile
+    spread = table.repeat(128, axis=0)[:1000].repeat(128, axis=1)[:, :1300]
+    rung = gpu.kernel("hopper")
+    found = run(rung, problem, block_mask=table, causal=causal)
+    assert_near(rung, problem, found, spread & problem.causal if causal else spread)
+    _, counted = gpu.forward(*on_gpu(problem), block_mask=table, causal=causal, count=True)
+    live = table.copy()
+    if causal:
+        live &= np.arange(11) * 128 <= np.minimum(np.arange(8) * 128 + 127, 999)[:, None] + 300
+    columns = int((live * np.minimum(128, 1300 - np.arange(11) * 128)).sum())  # of K and V, as Algorithm 5 skips tiles
+    assert moved(counted)["K"] == moved(counted)["V"] == (2 * columns * d, 0)
+    butterfly = gpu.forward(*on_gpu(problem), block_mask=flashsim.patterns.butterfly, kernel="hopper")
+    assert (butterfly == gpu.forward(*on_gpu(problem), block_mask=flashsim.patterns.butterfly(8, 11))).all()
+
+
+def test_a_window_is_an_array_to_kernels_that_take_masks() -> None:
+    problem = given((2, 2, 1, 70, 90, 64), "float32")
+    mask = flashsim.SlidingWindow(20, 3)
+    found = gpu.forward(*on_gpu(problem), mask=mask, kernel="q_outer")
+    allowed = import_cupy().asarray(mask.whole(Shape(70, 90, 64, 64), ()))
+    assert (found == gpu.forward(*on_gpu(problem), mask=allowed, kernel="q_outer")).all()
+
+
+DECODED = {  # B, H_q, H_kv, N_q, N_k, d
+    "one": (1, 1, 1, 1, 1, 64),
+    "a split head": (1, 8, 1, 1, 5000, 128),
+    "alike": (2, 16, 4, 2, 4096, 64),
+    "unlike": (3, 24, 3, 8, 3001, 128),
+    "full": (40, 8, 8, 1, 700, 128),
+    "64 rows": (1, 64, 8, 8, 9000, 128),
+    "more queries": (1, 4, 1, 16, 9, 64),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", DECODED.values(), ids=DECODED)
+def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
+    shape: tuple[int, ...], dtype: str, causal: bool
+) -> None:
+    B, H_q, H_kv, N_q, N_k, d = shape
+    problem, rung = given(shape, dtype, outliers=True), gpu.kernel("hopper_decode")
+    found = run(rung, problem, causal=causal)
+    assert_near(rung, problem, found, problem.causal if causal else None)
+    *_, counted = gpu.forward(*on_gpu(problem), causal=causal, kernel="hopper_decode", return_lse=True, count=True)
+    group, T_c = H_q // H_kv, -(-N_k // 64)
+    places = 2 * import_cupy().cuda.Device().attributes["MultiProcessorCount"]
+    reads, writes = Counter[str](), Counter[str]()
+    for t in hopper_decode.parts(B * H_kv, T_c, hopper_decode.grid(B * H_kv, T_c, group * N_q, places)):
+        one = (1, group, 1, N_q, N_k, d, (64, 64))
+        split: dict[str, Any] = {"splits": t} if t > 1 else {}
+        for array, (read, written) in tally("split_kv" if t > 1 else "q_outer", one, gqa="grouped", **split).items():
+            reads[array] += read
+            writes[array] += written
+    writes["L"] = B * H_q * N_q  # which split_kv does not make
+    assert moved(counted) == {a: (reads[a], writes[a]) for a in (*reads, "L") if reads[a] or writes[a]}

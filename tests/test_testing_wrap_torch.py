@@ -1,0 +1,356 @@
+"""Attentions on torch's tensors, wrapped for NumPy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsim.inputs import Array, float_dtype
+from flashsim.reference import attention, attention_with_statistics, gradients
+from flashsim.testing.wrapping import wrap
+
+from .wrapping import DTYPES, SDPA_CASES, backwards, close, grouped, in_a_record, inputs, layouts, problem, same_bits
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+DEVICES = (
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device")),
+)
+
+
+def sdpa() -> Callable[..., Any]:
+    found: Callable[..., Any] = torch.nn.functional.scaled_dot_product_attention
+    return found
+
+
+def backend(name: str | None) -> Any:
+    if name is None:
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(getattr(SDPBackend, name))
+
+
+# -------------------------------------------------------------------------------------------------------------- torch
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", layouts("float32"))
+def test_torch_gets_and_gives_the_very_bits_and_strides(device: str, dtype: str, layout: str) -> None:
+    array = layouts(dtype)[layout]
+    seen: list[Any] = []
+
+    def first(q: Any, k: Any, v: Any) -> Any:
+        seen.append((str(q.dtype), q.device.type, q.shape, q.stride(), q.data_ptr()))
+        return q.clone()
+
+    found = wrap(first, "torch", device=device)(array, array, array)
+    kind, on, shape, stride, address = seen[0]
+    assert (kind, on, shape) == (f"torch.{dtype}", device, array.shape)
+    if array.size:
+        used = [i for i, n in enumerate(array.shape) if n > 1]
+        assert [stride[i] * array.itemsize for i in used] == [array.strides[i] for i in used]
+        assert (address == array.ctypes.data) == (device == "cpu" and array.flags.writeable and array.flags.aligned)
+    assert same_bits(found, array)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_sixteen_bit_pattern_survives(dtype: str) -> None:
+    patterns = np.arange(2**16, dtype=np.uint16)
+    array = np.tile(patterns, 4).view(float_dtype(dtype)).reshape(1, 1, 4, -1)
+    assert same_bits(wrap(lambda q, k, v: q.clone(), "torch")(array, array, array), array)
+    assert same_bits(wrap(lambda q, k, v: q.mT, "torch")(array, array, array), array.swapaxes(-1, -2))
+
+
+@pytest.mark.parametrize("change", [backwards, in_a_record])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_torch_cannot_read_in_place_is_copied_and_written_back(
+    change: Callable[[Array], Array], dtype: str
+) -> None:
+    def writes(q: Any, k: Any, v: Any) -> Any:
+        result = q.clone()
+        q[..., 0] = 5
+        return result
+
+    array = change(inputs(dtype=dtype)[0])
+    before = array.copy()
+    assert same_bits(wrap(writes, "torch")(array, array, array), before)
+    assert (array[..., 0] == 5).all()
+    assert same_bits(array[..., 1:], before[..., 1:])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["contiguous", "transposed", "every second", "offset"])
+def test_a_function_that_changes_its_inputs_is_seen(device: str, dtype: str, name: str) -> None:
+    def scales(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        k[..., 1:2] = 3
+        mask[..., 0] = False
+        return q.clone()
+
+    array = layouts(dtype)[name]
+    before, mask = array.copy(), np.ones((4, 4), bool)
+    wrap(scales, "torch", device=device)(array.copy(), array, array.copy(), mask=mask)
+    assert (array[..., 1] == 3).all()
+    assert same_bits(array[..., 2:], before[..., 2:])
+    assert not mask[:, 0].any()
+    assert mask[:, 1:].all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_gaps_between_elements_are_there_too(device: str) -> None:
+    """A function that reads or writes past a row's end meets the caller's memory."""
+    whole = np.zeros((1, 1, 4, 8), np.float32)
+    part, poison = whole[..., :4], whole[..., 4:]
+    poison[:] = np.nan
+
+    def reaches_over(q: Any, k: Any, v: Any) -> Any:
+        wide = k.as_strided((1, 1, 3, 8), k.stride())
+        result = wide.isnan().sum().reshape(1).float()
+        wide[..., -1] = 7
+        return result
+
+    assert wrap(reaches_over, "torch", device=device)(part.copy(), part, part.copy()) == 12
+    assert (whole[0, 0, :3, -1] == 7).all()
+    assert np.isnan(whole[0, 0, :, 4:7]).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("read_only", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_copy_has_what_is_around_the_array(device: str, read_only: bool, dtype: str) -> None:
+    if device == "cpu" and not read_only:
+        pytest.skip("torch works on the caller's memory, and begins at the array")
+
+    def looks_around(q: Any, k: Any, v: Any) -> Any:
+        ahead = k.as_strided((1,), (1,), k.storage_offset() - 1)
+        behind = k.as_strided((1,), (1,), k.storage_offset() + k.numel())
+        result = ahead.clone(), behind.clone()
+        if not read_only:
+            behind += 2
+        return result
+
+    memory = np.arange(40).astype(float_dtype(dtype))
+    array = memory[5:29].reshape(1, 2, 3, 4)
+    array.flags.writeable = not read_only
+    ahead, behind = wrap(looks_around, "torch", device=device)(array.copy(), array, array.copy())
+    assert (ahead, behind) == (4, 29)
+    assert memory[29] == (29 if read_only else 31)
+    assert (memory[:29] == np.arange(29)).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_writing_into_a_read_only_array_is_refused(device: str) -> None:
+    def writes(q: Any, k: Any, v: Any) -> Any:
+        v.zero_()
+        return q
+
+    q, k, v = inputs()
+    v.flags.writeable = False
+    before = v.copy()
+    with pytest.raises(ValueError, match="writes wrote into v, which is read-only"):
+        wrap(writes, "torch", device=device)(q, k, v)
+    assert same_bits(v, before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_keywords_reach_the_function(device: str) -> None:
+    got: dict[str, Any] = {}
+
+    def takes(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+        got.update(keywords)
+        return q, k.float().sum(-1), [v][0]
+
+    q, k, v = inputs()
+    mask = np.broadcast_to(np.arange(7) < 3, (5, 7))
+    result = wrap(takes, "torch", device=device)(
+        q, k, v, causal=np.True_, scale=np.float64(0.5), mask=mask, dropout_p=0.1, seed=3
+    )
+    assert isinstance(result, tuple)
+    assert [type(a) for a in result] == [np.ndarray] * 3
+    assert got["causal"] is True
+    assert type(got["scale"]) is float
+    assert (got["scale"], got["dropout_p"], got["seed"]) == (0.5, 0.1, 3)
+    assert got["mask"].dtype == torch.bool
+    assert got["mask"].device.type == device
+    assert got["mask"].stride() == (0, 1)
+    assert (got["mask"].cpu().numpy() == mask).all()
+
+
+def test_results_that_require_grad_are_detached() -> None:
+    weight = torch.ones(8, requires_grad=True)
+    q, k, v = inputs()
+    assert same_bits(wrap(lambda q, k, v: q * weight, "torch")(q, k, v), q)
+
+
+def test_what_torch_does_not_have_is_refused() -> None:
+    q, k, v = inputs()
+    with pytest.raises(ValueError, match="k has dtype complex64; expected one that torch has"):
+        wrap(lambda q, k, v: q, "torch")(q, k.astype(np.complex64), v)
+    with pytest.raises(ValueError, match="<lambda> returned an object of type int; expected a torch array"):
+        wrap(lambda q, k, v: 3, "torch")(q, k, v)
+
+
+# ---------------------------------------------------------------------------------------------- torch: conventions
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", [None, "MATH", "FLASH_ATTENTION"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", SDPA_CASES)
+def test_sdpa_against_the_reference(device: str, name: str | None, dtype: str, case: str) -> None:
+    if name == "FLASH_ATTENTION" and (device == "cuda" or case in ("d_v", "no keys")):
+        pytest.skip("this backend does not take it, or not in every version")
+    if name is None and device == "cuda" and dtype != "float32":
+        pytest.skip("cuDNN, which torch may choose, differs: empty rows are not 0, a scale ≤ 0 gives NaN")
+    (q, k, v), keywords, mask = problem(SDPA_CASES[case], dtype)
+    kernel = wrap(sdpa(), "torch", convention="sdpa", device=device)
+    with backend(name):
+        found = kernel(q, k, v, **keywords)
+    if k.shape[2]:
+        K, V = (grouped(a, q.shape[1]) for a in (k, v))
+        expected = attention(q, K, V, scale=keywords.get("scale"), mask=mask)
+    else:
+        expected = np.zeros((*q.shape[:3], v.shape[3]))
+    assert found.dtype == q.dtype
+    close(found, expected, {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[dtype])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", [None, "MATH", "FLASH_ATTENTION"])
+@pytest.mark.parametrize("case", [name for name in SDPA_CASES if name != "no keys"])
+def test_sdpa_gradients_against_the_reference(device: str, name: str | None, case: str) -> None:
+    if name == "FLASH_ATTENTION" and (device == "cuda" or case == "d_v"):
+        pytest.skip("this backend does not take it")
+    (q, k, v), keywords, mask = problem(SDPA_CASES[case], "float32")
+    do = np.random.default_rng(2).standard_normal((*q.shape[:3], v.shape[3])).astype(np.float32)
+    untouched = [a.copy() for a in (q, k, v, do)]
+    with backend(name):
+        dq, dk, dv = wrap(sdpa(), "torch", convention="sdpa", device=device).backward(q, k, v, do, **keywords)
+    K, V = (grouped(a, q.shape[1]) for a in (k, v))
+    expected = gradients(q, K, V, do, scale=keywords.get("scale"), mask=mask)
+    close(dq, expected.dQ)
+    for found, whole, a in ((dk, expected.dK, k), (dv, expected.dV, v)):
+        close(found, whole.reshape(a.shape[0], a.shape[1], -1, *a.shape[2:]).sum(axis=2))
+    assert all(same_bits(a, b) for a, b in zip((q, k, v, do), untouched, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sdpa_gets_strides_and_one_mask_of_four_axes(device: str) -> None:
+    got: dict[str, Any] = {}
+
+    def records(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
+        got.update(keywords, strides=(q.stride(), k.stride(), v.stride()))
+        return sdpa()(q, k, v, **keywords)
+
+    q, k, v = (a.swapaxes(1, 2).copy().swapaxes(1, 2) for a in inputs())
+    kernel = wrap(records, "torch", convention="sdpa", device=device)
+    kernel(q, k, v)
+    assert got == {"strides": tuple(tuple(s // 4 for s in a.strides) for a in (q, k, v))}
+    kernel(q, k, v, causal=True, scale=2.0)
+    assert (got.pop("is_causal"), got.pop("scale")) == (True, 2.0)
+    kernel(q, k, v, causal=True, mask=np.ones(7, bool))
+    assert "is_causal" not in got
+    assert (got.pop("attn_mask").cpu().numpy() == np.tri(5, 7, dtype=bool)[None, None]).all()
+    kernel(q, k, v, mask=np.ones((2, 1, 1, 7), bool))
+    assert got["attn_mask"].shape == (2, 1, 1, 7)
+    kernel(q, k[:, :1], v[:, :1])
+    assert got["enable_gqa"] is True
+    with pytest.raises(TypeError, match="window"):
+        kernel(q, k, v, window=3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_seed_repeats_dropout_and_leaves_the_generator(device: str) -> None:
+    q, k, v = inputs(N_q=20, N_k=20)
+    kernel = wrap(sdpa(), "torch", convention="sdpa", device=device)
+    state = torch.get_rng_state()
+    once, again, other = (kernel(q, k, v, dropout_p=0.5, seed=seed) for seed in (1, 1, 2))
+    assert (torch.get_rng_state() == state).all()
+    assert same_bits(once, again)
+    assert not same_bits(once, other)
+    assert not same_bits(once, kernel(q, k, v))
+
+
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Do what flash_attn's function of that name documents, in plain torch."""
+    q, k, v = (a.transpose(1, 2).float() for a in (q, k, v))
+    k, v = (a.repeat_interleave(q.shape[1] // a.shape[1], dim=1) for a in (k, v))
+    N_q, N_k = q.shape[2], k.shape[2]
+    S = q @ k.mT * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+    if causal:
+        S = S.masked_fill(~S.new_ones(N_q, N_k).bool().tril(N_k - N_q), float("-inf"))
+    lse = S.logsumexp(-1)
+    empty = lse == float("-inf")
+    P = (S - lse.masked_fill(empty, 0)[..., None]).exp()
+    O = (P @ v).transpose(1, 2).contiguous().half()
+    return (O, lse.masked_fill(empty, float("inf")), None) if return_attn_probs else O
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("N_q", "N_k"), [(5, 7), (7, 5), (1, 4), (6, 6)])
+def test_flash_attn_against_the_reference(device: str, N_q: int, N_k: int, causal: bool, scale: float | None) -> None:
+    q, k, v = inputs(H_q=4, N_q=N_q, N_k=N_k, dtype="float16")
+    keywords: dict[str, Any] = {"causal": True} if causal else {}
+    if scale is not None:
+        keywords["scale"] = scale
+    mask = np.tri(N_q, N_k, N_k - N_q, dtype=bool) if causal else None
+    expected = attention_with_statistics(q, grouped(k, 4), grouped(v, 4), scale=scale, mask=mask)
+    turned = [a.swapaxes(1, 2) for a in (q, k, v)]
+    kernel = wrap(flash_attn_func, "torch", convention="flash_attn", device=device)
+    O = kernel(*turned, **keywords)
+    assert O.shape == turned[0].shape
+    close(O.swapaxes(1, 2), expected.O, 2e-3)
+
+    with_lse = wrap(
+        functools.partial(flash_attn_func, return_attn_probs=True), "torch", convention="flash_attn", device=device
+    )
+    again, lse = with_lse(*turned, **keywords)
+    assert same_bits(again, O)
+    empty = expected.l == 0
+    assert (lse[empty] == np.inf).all()
+    close(lse[~empty], expected.m[~empty] + np.log(expected.l[~empty]))
+
+    do = np.random.default_rng(2).standard_normal(q.shape).astype(np.float16)
+    exact = gradients(q, grouped(k, 4), grouped(v, 4), do, scale=scale, mask=mask)
+    dq, dk, dv = with_lse.backward(*turned, do.swapaxes(1, 2), **keywords)
+    close(dq.swapaxes(1, 2), exact.dQ, 1e-2)
+    close(dk.swapaxes(1, 2), exact.dK.reshape(2, 2, 2, N_k, 8).sum(axis=2), 1e-2)
+    close(dv.swapaxes(1, 2), exact.dV.reshape(2, 2, 2, N_k, 8).sum(axis=2), 1e-2)
+    assert repr(with_lse) == "<flash_attn_func on torch, wrapped for NumPy>"
+
+
+def test_flash_attn_takes_no_masks() -> None:
+    q, k, v = (a.swapaxes(1, 2) for a in inputs(dtype="float16"))
+    with pytest.raises(ValueError, match="mask is given; expected none, which flash_attn does not take"):
+        wrap(flash_attn_func, "torch", convention="flash_attn")(q, k, v, mask=np.ones((5, 7), bool))
+
+
+def test_backward_needs_a_graph_and_knows_what_does_not_matter() -> None:
+    q, k, v = inputs(N_k=5)
+    with pytest.raises(ValueError, match="does not require grad"):
+        wrap(lambda q, k, v: q.detach(), "torch").backward(q, k, v, q)
+    dq, dk, dv = wrap(lambda q, k, v: (2 * q, k), "torch").backward(q, k, v, q)
+    assert same_bits(dq, 2 * q)
+    assert not dk.any()
+    assert not dv.any()
