@@ -554,9 +554,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__
                 for (int e = 0; e < 4; ++e) {
                     const int query = first_query + own + m * 16 + lane / 4 + e / 2 * 8;
                     const int key = first_key + n * 8 + lane % 4 * 2 + (e & 1);
-                    const float x = fmaf(S[m][n][e], p.tau_2, -L[m][e / 2]);
-                    // P ≤ 1, but with dropout at d = 64, where no register is left for it.
-                    float P = exp_2(DROPOUT && d == 64 ? x : fminf(x, 0.0f));
+                    float P = exp_2(fminf(fmaf(S[m][n][e], p.tau_2, -L[m][e / 2]), 0.0f));
                     if (edge && !p.live(query, key)) P = 0.0f;
                     S[m][n][e] = dS_of(Z_ij(m, n, e, P), dP[m][n][e], D[m][e / 2], p);
                 }
