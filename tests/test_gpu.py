@@ -403,7 +403,7 @@ def test_hoppers_backward_pass_counts(shape: tuple[int, ...], causal: bool) -> N
     assert moved(counted) == {name: a for name, a in wanted.items() if "parts" not in name}
 
 
-@pytest.mark.parametrize("scale", [1e6, -1e6, 0.0])
+@pytest.mark.parametrize("scale", [1e9, -1e9, 0.0])
 @pytest.mark.parametrize("rung", BACKWARD, ids=by_name)
 def test_gradients_of_huge_scores_are_finite(rung: Kernel, scale: float) -> None:
     """P = e^(S − L) would not be at most 1 where S and L are so large that their rounding exceeds 1."""
