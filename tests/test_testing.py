@@ -601,3 +601,8 @@ def test_a_case_too_large_for_an_oracle_is_refused() -> None:
         Case(N_q=2**31, N_k=2**31)
     with pytest.raises(ValueError, match=r"expected at most 268,435,456"):
         Case(N_k=2_147_483_648)
+
+
+def test_a_spec_bounds_its_whole_numbers() -> None:
+    with pytest.raises(ValueError, match="Spec: max_shapes is 1.*; expected a positive whole number of at most"):
+        Spec(max_shapes=10**5000)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.checking import check_number, is_one_of, shown
+from flashsim.checking import LARGEST, check_number, is_one_of, shown
 from flashsim.inputs import FLOATS, chip_dtype, float_dtype
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -90,7 +90,7 @@ class Spec:
         if self.head_dims is not None:
             object.__setattr__(self, "head_dims", _whole("head_dims", self.head_dims, WIDEST_HEAD))
         if self.max_shapes is not None:
-            (most,) = _whole("max_shapes", self.max_shapes, math.inf, count=1)
+            (most,) = _whole("max_shapes", self.max_shapes, LARGEST, count=1)
             object.__setattr__(self, "max_shapes", most)
         C = check_number("Spec: C", self.C, "a positive number", lambda C: 0 < C < math.inf)
         object.__setattr__(self, "C", C)
@@ -129,7 +129,7 @@ def _dtypes(given: Any) -> tuple[str, ...]:
 
 def _whole(name: str, given: Any, most: float, count: int | None = None) -> tuple[int, ...]:
     what = {None: "positive whole numbers", 1: "a positive whole number"}.get(count, f"{count} positive whole numbers")
-    what += "" if most == math.inf else f" of at most {most:,}"
+    what += f" of at most {most:,}"
     values = tuple(given) if isinstance(given, Iterable) and getattr(given, "ndim", True) else (given,)
     good = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and 0 < n <= most for n in values)
     if not good or not values or (count is not None and len(values) != count):

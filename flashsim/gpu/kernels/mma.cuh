@@ -1,7 +1,7 @@
 // Tiles on tensor cores by mma.sync: read from shared memory as operands, and multiplied. For sm_80 and later.
 //
 //     product(S_ij, Q_i, K_j)            S_ij = Q_i K_jᵀ         of tiles in shared memory
-//     add_product(O_i, P_ij, V_j)        O_i += P_ij V_j         P_ij in registers, rounded pairwise: rounded[m][n]
+//     add_product(O_i, P_ij, V_j)        O_i += P_ij V_j         P_ij in registers, rounded pairwise
 //
 // A warp multiplies 16×16 by 16×8 at a time and has of each 16×8 of accumulators, C[m][n][4], rows lane/4 and lane/4 + 8,
 // columns 2 (lane mod 4) and the next of each. They are, rounded, a left operand: what one product gave is the next one's.
@@ -113,20 +113,25 @@ template <typename T, int d, int M, int N> __device__ inline void product(float 
     }
 }
 
-// C += A B, with A rounded accumulators, 16 M × 8 N, in registers; B has 8 N rows, and its columns start at its address.
+// C += A B, with A accumulators, which are rounded to T here.
 template <typename T, int d, int M, int N, int W>
-__device__ inline void add_product(float (&C)[M][W][4], const Word (&A)[M][N][2], Word B) {
+__device__ inline void add_product(float (&C)[M][W][4], const float (&A)[M][N][4], Word B) {
 #pragma unroll
-    for (int k = 0; k < N; k += 2)
+    for (int k = 0; k < N; k += 2) {
+        Fragment a[M];
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) a[m][e] = pack<T>(A[m][k + e / 2][e % 2 * 2], A[m][k + e / 2][e % 2 * 2 + 1]);
 #pragma unroll
         for (int n = 0; n < W; n += 2) {
             Fragment b;
             ldmatrix_transposed(b, at<2 * d>(B, 8 * k, 8 * n));
 #pragma unroll
             for (int m = 0; m < M; ++m) {
-                const Fragment a = {A[m][k][0], A[m][k][1], A[m][k + 1][0], A[m][k + 1][1]};
-                mma<T>(C[m][n], a, b[0], b[1]);
-                mma<T>(C[m][n + 1], a, b[2], b[3]);
+                mma<T>(C[m][n], a[m], b[0], b[1]);
+                mma<T>(C[m][n + 1], a[m], b[2], b[3]);
             }
         }
+    }
 }

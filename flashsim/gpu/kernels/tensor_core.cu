@@ -150,8 +150,8 @@ tensor_core(const T* Q, const T* K, const T* V, T* O, float* L, Strides q, Strid
 
         // S_ij = Q_i K_jᵀ
         float S_ij[TILES_DOWN][B_c / 8][4];
-        const Word down = lane_offset<2 * d>(lane, true), right = lane_offset<2 * d>(lane, false);
-        product<T, d>(S_ij, Q_i + first * (2 * d) + down, K_j + buffer + right);
+        const Word Q_lane = Q_i + swizzled<2 * d>(first + lane % 16, lane / 16);
+        product<T, d>(S_ij, Q_lane, K_j + buffer + lane_offset<2 * d>(lane, false));
 
         // MASK, where the warp's first row does not see all of the tile
         const int keys = N_k - j * B_c, seen = causal ? edge + first - j * B_c : keys;
@@ -228,14 +228,7 @@ tensor_core(const T* Q, const T* K, const T* V, T* O, float* L, Strides q, Strid
         }
 
         // O_i += P̃_ij V_j
-        Word rounded[TILES_DOWN][B_c / 8][2];
-#pragma unroll
-        for (int t = 0; t < TILES_DOWN; ++t)
-#pragma unroll
-            for (int n = 0; n < B_c / 8; ++n)
-#pragma unroll
-                for (int r = 0; r < 2; ++r) rounded[t][n][r] = pack<T>(S_ij[t][n][2 * r], S_ij[t][n][2 * r + 1]);
-        add_product<T, d>(O_i, rounded, V_j + buffer + down);
+        add_product<T, d>(O_i, S_ij, V_j + buffer + lane_offset<2 * d>(lane, true));
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i. A warp writes where Q_i had the rows that it alone has read.
