@@ -127,7 +127,7 @@ def _dtypes(given: Any) -> tuple[str, ...]:
     return names
 
 
-def _whole(name: str, given: Any, most: float, count: int | None = None) -> tuple[int, ...]:
+def _whole(name: str, given: Any, most: int, count: int | None = None) -> tuple[int, ...]:
     what = {None: "positive whole numbers", 1: "a positive whole number"}.get(count, f"{count} positive whole numbers")
     what += f" of at most {most:,}"
     values = tuple(given) if isinstance(given, Iterable) and getattr(given, "ndim", True) else (given,)
