@@ -604,5 +604,5 @@ def test_a_case_too_large_for_an_oracle_is_refused() -> None:
 
 
 def test_a_spec_bounds_its_whole_numbers() -> None:
-    with pytest.raises(ValueError, match="Spec: max_shapes is .*; expected a positive whole number of at most"):
+    with pytest.raises(ValueError, match=r"Spec: max_shapes is .*; expected a positive whole number of at most"):
         Spec(max_shapes=10**5000)

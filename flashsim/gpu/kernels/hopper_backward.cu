@@ -68,7 +68,7 @@
 //       tensor_core           236 / 195    267 / 238     –  / 251    271 / 261
 //     NVIDIA H200, driver 580.159.04, NVRTC 13.0, PyTorch 2.11.0, flash-attn-4 4.0.0b36, 2026-11-22
 //
-// So 0.87 to 0.92 of FlashAttention-4 from N = 4096 on, 0.78 to 0.83 at 1024; 1.00 to 1.19 of cuDNN from 4096 on. Alone, at 1.76
+// So 0.87 to 0.92 of FlashAttention-4 from N = 4096 on, 0.75 to 0.84 at 1024; 0.99 to 1.19 of cuDNN from 4096 on. Alone, at 1.76
 // GHz and N = 4096, the tensor cores are busy 63% of the time (ncu); without exponentials the kernel would be 13% faster.
 // With dropout, N = 2048, d = 128: 354 / 285, tensor_core 251 / 212, FlashAttention-2 249 / 194; d = 64: 183 / 159, tensor_core
 // 225 / 192: the words of one call of Philox are spread over two warps here, so both make the call, and tensor_core runs there.
