@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +19,32 @@ HUGE = str(2**63)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def files(tmp_path_factory: pytest.TempPathFactory) -> None:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Make a folder of files to be refused, and work in it."""
-    os.chdir(tmp_path_factory.mktemp("hostile"))
-    rng = np.random.default_rng(0)
-    good: dict[str, Any] = {name: rng.normal(size=(2, 6, 4)).astype(np.float32) for name in "qkv"}
-    np.savez("good.npz", **good)
-    np.savez("ints.npz", **{name: a.astype(int) for name, a in good.items()})
-    np.save("mask.npy", np.ones((5, 5), bool))
-    np.save("floats.npy", np.ones((6, 6)))
-    np.savez("masks.npz", a=np.ones(2, bool), b=np.ones(2, bool))
-    Path("junk.npz").write_bytes(b"junk, and no archive")
-    Path("junk.npy").write_bytes(b"junk, and no array")
-    Path("pickled.npz").write_bytes(b"\x80\x04N.")
-    Path("cut.npz").write_bytes(Path("good.npz").read_bytes()[:300])
-    Path("junk.safetensors").write_bytes(b"\xff" * 40)
-    Path("latin").write_bytes(b"p '\xe9'\n")
-    Path("__pycache__").mkdir()  # where what is imported is compiled, unless Python is told not to
-    Path("folder").mkdir()
-    Path("folder.png").mkdir()
-    os.mkfifo("pipe.npz")
-    Path("quits.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
-    Path("broken.py").write_text("1 / 0\n", encoding="utf-8")
-    Path("kernels.py").write_text(
-        "import os\nenviron = os.environ\ndef attention(q, k, v): return q\n", encoding="utf-8"
-    )
+    with chdir(tmp_path_factory.mktemp("hostile")):
+        rng = np.random.default_rng(0)
+        good: dict[str, Any] = {name: rng.normal(size=(2, 6, 4)).astype(np.float32) for name in "qkv"}
+        np.savez("good.npz", **good)
+        np.savez("ints.npz", **{name: a.astype(int) for name, a in good.items()})
+        np.save("mask.npy", np.ones((5, 5), bool))
+        np.save("floats.npy", np.ones((6, 6)))
+        np.savez("masks.npz", a=np.ones(2, bool), b=np.ones(2, bool))
+        Path("junk.npz").write_bytes(b"junk, and no archive")
+        Path("junk.npy").write_bytes(b"junk, and no array")
+        Path("pickled.npz").write_bytes(b"\x80\x04N.")
+        Path("cut.npz").write_bytes(Path("good.npz").read_bytes()[:300])
+        Path("junk.safetensors").write_bytes(b"\xff" * 40)
+        Path("latin").write_bytes(b"p '\xe9'\n")
+        Path("__pycache__").mkdir()  # where what is imported is compiled, unless Python is told not to
+        Path("folder").mkdir()
+        Path("folder.png").mkdir()
+        os.mkfifo("pipe.npz")
+        Path("quits.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
+        Path("broken.py").write_text("1 / 0\n", encoding="utf-8")
+        Path("kernels.py").write_text(
+            "import os\nenviron = os.environ\ndef attention(q, k, v): return q\n", encoding="utf-8"
+        )
+        yield
 
 
 REFUSED = {  # command line: what is said
