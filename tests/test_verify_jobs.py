@@ -68,7 +68,10 @@ def _broken(full: bool) -> verify.Claim:
     raise TypeError("unsupported operand")
 
 
-def test_verify_writes_the_same_ledger(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_writes_the_same_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(verify, "checks", lambda: CHECKS)
     said = []
     for jobs in ("1", "2"):
