@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -44,25 +43,11 @@ def _claims(checks: Sequence[Check], full: bool, jobs: int | None) -> Iterator[t
     except ValueError:  # a backend that returns all at the end
         yield from Parallel(**how)(work)
         return
-    with _quiet_manager(), parallel, warnings.catch_warnings(), ExitStack() as stack:
+    with parallel, warnings.catch_warnings(), ExitStack() as stack:
         warnings.filterwarnings("ignore", r"\d+ tasks which were still being processed")  # interrupted, as asked
         with _deaf_to_interrupts():
             claims = stack.enter_context(closing(parallel(work)))
         yield from claims
-
-
-@contextmanager
-def _quiet_manager() -> Iterator[None]:
-    """Have the thread by which joblib manages its processes say nothing when it is interrupted amid its work."""
-    before = threading.excepthook
-
-    def hook(raised: threading.ExceptHookArgs) -> None:
-        if getattr(raised.thread, "name", "") != "ExecutorManagerThread":
-            before(raised)
-
-    threading.excepthook = hook
-    yield
-    threading.excepthook = before  # not where it ends by an exception: the thread may fail later
 
 
 @contextmanager
