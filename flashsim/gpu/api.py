@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,11 +10,10 @@ from flashsim.checking import check_blocks, check_flag, check_p, check_scale, ch
 from flashsim.gpu import rungs
 from flashsim.gpu.compiling import capability, current_device, import_cupy
 from flashsim.gpu.counters import Counters
+from flashsim.gpu.dlpack import host, taken
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.masking import Rule, as_array, rule_of
-from flashsim.masks import Mask
 
-CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
 TAKES = {
     "causal": "causal",
     "mask": "masks",
@@ -52,8 +48,8 @@ def plan(
     count: bool = False,
 ) -> Plan:
     """Return which rung `forward`, or `backward`, takes for these arguments where `kernel` is None. Errors as in `forward`."""
-    with _taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, _):
-        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, _host(block_mask))
+    with taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, _):
+        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
         return _fastest(direction, arrays, _asked(rule, check_p(dropout_p), blocks, count))
 
 
@@ -107,15 +103,15 @@ def forward(
     if kernel is not None:
         rungs.kernel(kernel)
     dropout_p = check_p(dropout_p)
-    with _taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, hand_back):
-        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, _host(block_mask))
+    with taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, hand_back):
+        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
         asked = _asked(rule, dropout_p, blocks, count)
         rung = rungs.kernel(kernel or _fastest("forward", arrays, asked).kernel)
         _check_shapes(rung, arrays)
         options = _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count)
-        cupy, taken = import_cupy(), arrays["q"]
-        o = cupy.empty(taken.shape, taken.dtype)
-        lse = cupy.empty(taken.shape[:3], "float32") if return_lse else None
+        cupy, first = import_cupy(), arrays["q"]
+        o = cupy.empty(first.shape, first.dtype)
+        lse = cupy.empty(first.shape[:3], "float32") if return_lse else None
         rung.forward(*arrays.values(), o, lse, options)
         results = [hand_back(o)] + ([hand_back(lse)] if return_lse else [])
         if options.counters is not None:
@@ -149,7 +145,7 @@ def backward(
     if kernel is not None and rungs.kernel(kernel).backward is None:
         raise ValueError(f"kernel {kernel!r} has no backward pass")
     dropout_p = check_p(dropout_p)
-    with _taken({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, mask) as (arrays, masked, hand_back):
+    with taken({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, mask) as (arrays, masked, hand_back):
         rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked)
         asked = _asked(rule, dropout_p, blocks, count)
         rung = rungs.kernel(kernel or _fastest("backward", arrays, asked).kernel)
@@ -334,71 +330,3 @@ def _options(
         deterministic,
         Counters() if count else None,
     )
-
-
-# ---------------------------------------------------------------------------------------------------------------- DLPack
-
-
-@contextmanager
-def _taken(given: dict[str, Any], mask: Any) -> Iterator[tuple[dict[str, Any], Any, Callable[[Any], Any]]]:
-    """Within their device, and PyTorch's stream for tensors: the arrays as CuPy's, the mask, and how to hand results back."""
-    cupy = import_cupy()
-    current_device()
-    everything = given if mask is None or isinstance(mask, Mask) else {**given, "mask": mask}
-    devices = {name: _device(name, array) for name, array in everything.items()}
-    first = next(iter(devices.values()))
-    for name, device in devices.items():
-        if device != first:
-            raise ValueError(f"{name} is on GPU {device}; expected {first}, where {next(iter(devices))} is")
-    torch = _torch(next(iter(given.values())))
-    with cupy.cuda.Device(first):
-        if torch is None:
-            arrays = {name: _cupy(name, array) for name, array in everything.items()}
-            yield {name: arrays[name] for name in given}, arrays.get("mask"), lambda array: array
-        else:
-            with cupy.cuda.Stream.from_external(_Stream(torch.cuda.current_stream(first).cuda_stream)):
-                arrays = {name: _cupy(name, array) for name, array in everything.items()}
-                yield {name: arrays[name] for name in given}, arrays.get("mask"), torch.from_dlpack
-
-
-def _device(name: str, array: Any) -> int:
-    if not hasattr(array, "__dlpack_device__") or not hasattr(array, "__dlpack__"):
-        raise ValueError(f"{name} is a {type(array).__name__}; expected a CuPy array, or one with DLPack, on a GPU")
-    kind, number = array.__dlpack_device__()
-    if int(kind) not in CUDA:
-        raise ValueError(
-            f"{name} is a {type(array).__module__}.{type(array).__name__} not on a GPU; expected one on a GPU"
-        )
-    return int(number)
-
-
-def _cupy(name: str, array: Any) -> Any:
-    cupy = import_cupy()
-    if isinstance(array, cupy.ndarray):
-        return array
-    if getattr(array, "requires_grad", False):
-        array = array.detach()
-    try:
-        return cupy.from_dlpack(array)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{name} cannot be taken by DLPack: {error}") from None
-
-
-@dataclass(frozen=True)
-class _Stream:
-    """A stream of PyTorch's, by the CUDA stream protocol, which its older versions lack."""
-
-    handle: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
-
-
-def _host(block_mask: Any) -> Any:
-    """Return a block mask, of a GPU's memory a copy in NumPy."""
-    kind = block_mask.__dlpack_device__()[0] if hasattr(block_mask, "__dlpack_device__") else None
-    return _cupy("block_mask", block_mask).get() if kind in CUDA else block_mask
-
-
-def _torch(array: Any) -> Any:
-    return importlib.import_module("torch") if type(array).__module__.split(".")[0] == "torch" else None
