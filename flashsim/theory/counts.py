@@ -25,7 +25,7 @@ from flashsim.theory.bounds import matmul_flops
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of, forms
 from flashsim.theory.live import chosen
-from flashsim.theory.problem import OneHead, ceil_div, dense_shapes, has_tree, live_tiles
+from flashsim.theory.problem import OneHead, ceil_div, dense_shapes, live_tiles
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -111,12 +111,11 @@ def exact(
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
 
     n, dense = group * n, dense_shapes(rule, group)
-    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), has_tree(rule), own, group)
+    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), rule.tree is not None, own, group)
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else own.get("block_mask")
-    tiles = p.tiles(
-        sizes.B_r, sizes.B_c, chosen(skipping, live_tiles(rule, n, k, sizes, group), sizes, replace(shape, N_q=n))
-    )
+    live = live_tiles(rule, n, k, sizes, group) if isinstance(skipping, str) else None
+    tiles = p.tiles(sizes.B_r, sizes.B_c, chosen(skipping, live, sizes, replace(shape, N_q=n)))
     arrays, peak = form.traffic(p, sizes, tiles), form.peak(p, sizes, tiles)
     traffic = Traffic(arrays).times(problems)
     if share > 1 and not together:
