@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 from flashsim.checking import check_count
@@ -16,6 +15,7 @@ from flashsim.tree_mask import Tree
 
 Arrays = dict[str, ArrayTraffic]
 COLUMN = Kind("N_q", "1")
+ITEMSIZES: Mapping[str, int] = {"bits": 1, "words": 4}
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,19 @@ class Tiles:
         """
         T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
         last_r, last_c = N_q - (T_r - 1) * B_r, N_k - (T_c - 1) * B_c
+        if (
+            chosen is None and not nodes
+        ):  # the bulk, the last column, the last row, the corner; those of equal shape together
+            kinds: dict[tuple[int, int, int], int] = {}
+            for kind, count in (
+                ((B_r, B_c, 0), (T_r - 1) * (T_c - 1)),
+                ((last_r, B_c, 0), T_c - 1),
+                ((B_r, last_c, 0), T_r - 1),
+                ((last_r, last_c, 0), 1),
+            ):
+                if count:
+                    kinds[kind] = kinds.get(kind, 0) + count
+            return cls(kinds)
         chosen = Every(T_r) if chosen is None else chosen
         runs = [(0, T_c - 1, 0), (T_c - 1, T_c, 0)]  # columns, and their words
         if nodes:
@@ -44,7 +57,7 @@ class Tiles:
             for j in range(first, T_c):
                 a, b = max(j * B_c - (N_k - nodes), 0), min((j + 1) * B_c, N_k) - (N_k - nodes) - 1
                 runs.append((j, j + 1, b // 32 - a // 32 + 1))
-        kinds: dict[tuple[int, int, int], int] = {}
+        kinds = {}
         for begin, end, words in runs:
             for rows, count in zip((B_r, last_r), chosen.in_columns(begin, end), strict=True):
                 if count:
@@ -116,12 +129,13 @@ class OneHead:
 
     def size(self, name: str) -> int:
         """Return the elements of a matrix (`flashsim.matrices`); of an unknown one, those of a column."""
-        return prod(KINDS.get(name, COLUMN).shape(self))
+        rows, columns = KINDS.get(name, COLUMN).shape(self)
+        return rows * columns
 
     def array(self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0) -> Arrays:
         """Return one array's entry: elements read, and written after and (`init`) by initialisation."""
-        itemsizes = {"inputs": self.stored, "chip": self.chip, "bits": 1, "words": 4}
-        itemsize = itemsizes[KINDS.get(name, COLUMN).type]
+        type_ = KINDS.get(name, COLUMN).type
+        itemsize = self.stored if type_ == "inputs" else self.chip if type_ == "chip" else ITEMSIZES[type_]
         return {name: ArrayTraffic(reads, init + writes, init, self.size(name), itemsize, role)}
 
     @property
