@@ -19,6 +19,7 @@ from flashsim.plots.roofline import plot_roofline, roofline_data
 from flashsim.plots.saving import figure_of, save
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data
 from flashsim.plots.style import column_figure
+from flashsim.plots.sweep import plot_sweep, sweep_data
 from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
 from flashsim.plots.traffic import plot_traffic, traffic_data
 
@@ -44,6 +45,7 @@ __all__ = [
     "plot_roofline",
     "plot_run",
     "plot_sparsity",
+    "plot_sweep",
     "plot_theorem2",
     "plot_theorem5",
     "plot_traffic",
@@ -51,6 +53,7 @@ __all__ = [
     "run_figure",
     "save",
     "sparsity_data",
+    "sweep_data",
     "theorem2_data",
     "theorem5_data",
     "traffic_data",

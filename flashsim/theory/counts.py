@@ -26,7 +26,7 @@ from flashsim.theory.bounds import products_flops
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of, forms
 from flashsim.theory.live import Chosen, Listed
-from flashsim.theory.problem import OneHead, ceil_div, dense_shapes, has_tree, live_tiles
+from flashsim.theory.problem import NoClosedForm, OneHead, ceil_div, dense_shapes, has_tree, live_tiles
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -153,7 +153,7 @@ def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) 
         return form.peak(p, sizes, p.tiles(sizes.B_r, sizes.B_c)) <= p.M
 
     if not is_one_of(sizing, ("paper", "fit")):
-        raise ValueError(f"no closed form for sizing {shown(sizing)}; known: 'paper', 'fit', or blocks=(B_r, B_c)")
+        raise NoClosedForm(f"no closed form for sizing {shown(sizing)}; known: 'paper', 'fit', or blocks=(B_r, B_c)")
     if blocks is not None:
         return _clipped(p, *blocks)
     if sizing == "paper":

@@ -13,6 +13,11 @@ from flashsim.records import ArrayTraffic, Blocks, Role
 from flashsim.theory.live import Chosen, Every, Live
 from flashsim.tree_mask import Tree
 
+
+class NoClosedForm(ValueError):
+    """Theory has no closed form for an algorithm, a mask or a sizing; it may be that it can be counted."""
+
+
 Arrays = dict[str, ArrayTraffic]
 COLUMN = Kind("N_q", "1")
 ITEMSIZES: Mapping[str, int] = {"bits": 1, "words": 4}
@@ -188,11 +193,11 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def parts_of(mask: Mask) -> list[Mask]:
-    """Return the masks that `&` combined. ValueError for one that theory does not know."""
+    """Return the masks that `&` combined. NoClosedForm for one that theory does not know."""
     if isinstance(mask, Both):
         return parts_of(mask.a) + parts_of(mask.b)
     if not isinstance(mask, All | SlidingWindow | KeyPadding | Dense | Tree):
-        raise ValueError(f"no closed form for a mask of type {type(mask).__name__}")
+        raise NoClosedForm(f"no closed form for a mask of type {type(mask).__name__}")
     return [mask]
 
 
