@@ -13,9 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow
+import flashsim
+from flashsim import Causal, Dense, KeyPadding, SlidingWindow, theory
 from flashsim.algorithms import BACKWARD
 from flashsim.dropout import keep_mask
+from flashsim.memory import SramOverflow
 from flashsim.planting import mutated
 
 Array = NDArray[Any]
@@ -262,6 +264,32 @@ def of_bound(got: Array, want: Array, bound: Array) -> float:
         part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
     part = np.where(np.isnan(part), np.inf, part)
     return float(np.where(bound == np.inf, 0.0, part).max(initial=0.0))
+
+
+def same(got: flashsim.Tally | flashsim.Run | flashsim.Gradients, want: flashsim.Tally | theory.Exact) -> None:
+    """Ask for the same accesses, array by array, the same peak on chip, and the same blocks."""
+    assert got.hbm.by_array == want.hbm.by_array
+    assert (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
+
+
+def count_equals_theory(name: str, drawn: dict[str, Any], every_tile: dict[str, Any]) -> None:
+    """Ask the same of both. `every_tile`: the same with every tile live, by which "fit" chooses blocks."""
+    want = theory.exact(name, **drawn)
+    try:
+        tally = flashsim.count(name, **drawn)
+    except SramOverflow:
+        assert want.sram.enforced
+        assert want.sram.peak > want.sram.capacity
+        return
+    except ValueError:  # "fit": not even blocks of one row
+        assert drawn["sizing"] == "fit"
+        whole = theory.exact(name, **every_tile)
+        assert whole.sram.peak > whole.sram.capacity
+        assert whole.blocks.B_r == whole.blocks.B_c == 1
+        return
+    same(tally, want)
+    assert tally.flops.matmul == want.matmul
+    assert not want.sram.enforced or want.sram.peak <= want.sram.capacity
 
 
 def swap(function: Any, before: str, after: str, patch: pytest.MonkeyPatch) -> None:
