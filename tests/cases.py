@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import flashsim
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow, theory
-from flashsim.algorithms import BACKWARD
+from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, theory
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.dropout import keep_mask
+from flashsim.masks import All, Both, Mask
 from flashsim.memory import SramOverflow
 from flashsim.planting import mutated
 
@@ -272,18 +273,30 @@ def same(got: flashsim.Tally | flashsim.Run | flashsim.Gradients, want: flashsim
     assert (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
 
 
-def count_equals_theory(name: str, drawn: dict[str, Any], every_tile: dict[str, Any]) -> None:
-    """Ask the same of both. `every_tile`: the same with every tile live, by which "fit" chooses blocks."""
-    want = theory.exact(name, **drawn)
+def _dense_parts(mask: Mask | None) -> Mask:
+    """What is left of a mask of which every tile is live, as far as positions tell."""
+    if isinstance(mask, Both):
+        return _dense_parts(mask.a) & _dense_parts(mask.b)
+    return mask if isinstance(mask, Dense | Tree) else All()
+
+
+def count_equals_theory(algorithm: Algorithm, drawn: dict[str, Any]) -> None:
+    """Ask the same of both."""
+    want = theory.exact(algorithm.name, **drawn)
     try:
-        tally = flashsim.count(name, **drawn)
+        tally = flashsim.count(algorithm.name, **drawn)
     except SramOverflow:
         assert want.sram.enforced
         assert want.sram.peak > want.sram.capacity
         return
     except ValueError:  # "fit": not even blocks of one row
         assert drawn["sizing"] == "fit"
-        whole = theory.exact(name, **every_tile)
+        every_tile = {**drawn, "block_mask": None}
+        if {"live", "splits"} & {*algorithm.parts}:
+            every_tile |= {"mask": _dense_parts(drawn["mask"]), "causal": False}
+        own = [option for option in FORWARD[algorithm.forward_pass].options if option.name in drawn]
+        every_tile |= {option.name: None for option in own if isinstance(option.check(drawn[option.name]), Mask)}
+        whole = theory.exact(algorithm.name, **every_tile)
         assert whole.sram.peak > whole.sram.capacity
         assert whole.blocks.B_r == whole.blocks.B_c == 1
         return

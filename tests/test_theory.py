@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import patterns, theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
-from flashsim.masks import All, Both, Causal, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import All, Causal, Dense, KeyPadding, Mask, SlidingWindow
 from flashsim.memory import SramOverflow
 from flashsim.records import Blocks, Shape
 from flashsim.theory.live import Every, points
@@ -53,13 +53,6 @@ def masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
     for _ in range(count - 1):
         mask = mask & one()
     return mask
-
-
-def dense_parts(mask: Mask | None) -> Mask:
-    """What is left of a mask of which every tile is live, as far as positions tell."""
-    if isinstance(mask, Both):
-        return dense_parts(mask.a) & dense_parts(mask.b)
-    return mask if isinstance(mask, Dense) else All()
 
 
 @st.composite
@@ -111,13 +104,7 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
 @given(data=st.data())
 def test_count_equals_theory(direction: str, name: str, data: st.DataObject) -> None:
     drawn = data.draw(options(name, direction))
-    every_tile = {**drawn, "block_mask": None}
-    algorithm = PASSES_BY_NAME[direction][name]
-    if {"live", "splits"} & {*algorithm.parts}:
-        every_tile |= {"mask": dense_parts(drawn["mask"]), "causal": False}
-    own = FORWARD[algorithm.forward_pass].options
-    every_tile |= {option.name: None for option in own if isinstance(option.check(drawn[option.name]), Mask)}
-    count_equals_theory(name, drawn, every_tile)
+    count_equals_theory(PASSES_BY_NAME[direction][name], drawn)
 
 
 @pytest.mark.parametrize("name", FORWARD)
