@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from flashsim.algorithms import FORWARD, Algorithm
 from flashsim.algorithms.blocks import Sizing
@@ -24,6 +23,7 @@ from flashsim.run.results import Run as Run
 from flashsim.run.results import Tally as Tally
 from flashsim.run.schedule import schedule
 from flashsim.run.task import Lengths
+from flashsim.sizes import Size
 
 if TYPE_CHECKING:
     from flashsim.tracing import Recorder, Trace
@@ -37,7 +37,7 @@ def forward(
     K: Any,
     V: Any,
     *,
-    M: int | None = None,
+    M: Size | None = None,
     scale: float | None = None,
     sizing: str | Sizing = "paper",
     blocks: tuple[int, int] | None = None,
@@ -108,7 +108,7 @@ def backward(
     run: Run,
     dO: Any,
     *,
-    M: int | None = None,
+    M: Size | None = None,
     sizing: str | Sizing | None = None,
     blocks: tuple[int, int] | None = None,
     check_finite: bool = True,
@@ -146,13 +146,13 @@ def count(
     *,
     N: int | None = None,
     d: int,
-    M: int | None = None,
+    M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
     d_v: int | None = None,
     heads: int = 1,
     kv_heads: int | None = None,
-    dtype: DTypeLike = "float32",
+    dtype: Any = "float32",
     direction: str = "forward",
     sizing: str | Sizing = "paper",
     blocks: tuple[int, int] | None = None,

@@ -67,7 +67,6 @@ def test_mixed_dtypes_name_both() -> None:
 
 def test_lists_are_taken() -> None:
     assert flashsim.forward("flash_basic", [[1.0]], [[2.0]], [[3.0]]).O.tolist() == [[3.0]]
-    bad("Q has dtype int64", [[1]], [[2.0]], [[3.0]])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -86,9 +85,9 @@ def test_check_finite_can_be_turned_off() -> None:
     assert np.isfinite(O[:, 0]).all()
 
 
-@pytest.mark.parametrize("M", [0, -5, 2.5, True, "100KB"])
+@pytest.mark.parametrize("M", [0, -5, 2.5, True, [100]])
 def test_m_must_be_a_whole_number_of_elements(M: Any) -> None:
-    bad(rf"M is {M!r}; expected (a whole number|at least 1)", X, X, X, M=M)
+    bad(rf"M is {re.escape(repr(M))}; expected (a whole number|at least 1)", X, X, X, M=M)
 
 
 def test_m_below_the_least_possible_says_the_least() -> None:

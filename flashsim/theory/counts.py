@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from numpy.typing import DTypeLike
-
 from flashsim.checking import (
     check_blocks,
     check_gqa,
@@ -20,6 +18,7 @@ from flashsim.inputs import check_M, float_name
 from flashsim.masks import All, as_mask
 from flashsim.options import check_options
 from flashsim.records import Blocks, Occupancy, Traffic
+from flashsim.sizes import Size
 from flashsim.theory import groups
 from flashsim.theory.bounds import matmul_flops
 from flashsim.theory.form import Form
@@ -69,13 +68,13 @@ def exact(
     *,
     N: int | None = None,
     d: int,
-    M: int | None = None,
+    M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
     d_v: int | None = None,
     heads: int = 1,
     kv_heads: int | None = None,
-    dtype: DTypeLike = "float32",
+    dtype: Any = "float32",
     sizing: str = "paper",
     blocks: tuple[int, int] | None = None,
     direction: str = "forward",
