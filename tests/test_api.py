@@ -304,7 +304,17 @@ def test_standard_attention_refuses_scores_that_overflow_what_s_is_kept_in() -> 
 
 def test_importing_flashsim_is_quick_to_do() -> None:
     """Plotting, tables and optional packages are only imported when used."""
-    heavy = ("matplotlib", "rich", "ml_dtypes", "safetensors", "threadpoolctl", "cupy", "torch")
+    heavy: tuple[str, ...] = (
+        "matplotlib",
+        "rich",
+        "ml_dtypes",
+        "safetensors",
+        "threadpoolctl",
+        "cupy",
+        "torch",
+        "hypothesis",
+    )
+    heavy += tuple(f"flashsim.{name}" for name in ("cache", "machines", "observers", "plots", "testing", "tune"))
     code = f"import sys, flashsim; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
