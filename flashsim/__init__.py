@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 from flashsim import dropout, patterns, reference, theory
 from flashsim.algorithms.blocks import Fit, Fixed, Paper
 from flashsim.api import Gradients, Run, Tally, backward, count, forward, trace
-from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import Causal, Dense, Mask, SlidingWindow
 from flashsim.memory import HBM, SRAM, MemoryModelError, NotOnChip, SramOverflow
+from flashsim.paddings import KeyPadding, QueryPadding
 from flashsim.records import Blocks
 from flashsim.tree_mask import Tree
 
@@ -55,6 +56,7 @@ __all__ = [
     "MemoryModelError",
     "NotOnChip",
     "Paper",
+    "QueryPadding",
     "Run",
     "SlidingWindow",
     "SramOverflow",

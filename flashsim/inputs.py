@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from flashsim.checking import broadcasts, check_array, check_booleans, check_count, shown
 from flashsim.dlpack import bfloat16
+from flashsim.layouts import HEADS_FIRST, turned
 from flashsim.records import Shape
 from flashsim.sizes import parse_size
 
@@ -119,8 +120,11 @@ def _finfo(dtype: DTypeLike) -> Any:
     return np.finfo(np.dtype(dtype))
 
 
-def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool) -> Inputs:
-    """Return the inputs as arrays, or ValueError. Lists of numbers have the type of those that are arrays, else float64."""
+def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HEADS_FIRST) -> Inputs:
+    """Return the inputs as arrays, heads first, or ValueError.
+
+    Lists of numbers have the type of those that are arrays, else float64.
+    """
     arrays = {name: check_array(name, given) for name, given in (("Q", Q), ("K", K), ("V", V))}
     listed = {name for name, given in (("Q", Q), ("K", K), ("V", V)) if _is_listed(given)}
     types = [a.dtype for name, a in arrays.items() if name not in listed] or [np.dtype(np.float64)]
@@ -132,6 +136,7 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool) -> Inputs:
             raise ValueError(f"{name} has shape {a.shape}; expected (..., N, d), at least two axes")
         if 0 in a.shape:
             raise ValueError(f"{name} has shape {a.shape}; every axis must be at least 1")
+    arrays = {name: turned(name, a, layout) for name, a in arrays.items()}
     given = Inputs(arrays["Q"], arrays["K"], arrays["V"])
     for name in ("K", "V"):
         a = arrays[name]
@@ -182,9 +187,9 @@ def _check_finite(name: str, a: Array) -> None:
         )
 
 
-def check_dO(dO: Any, O: Array, *, check_finite: bool) -> Array:
-    """Return the output gradient as an array of O's shape and dtype, or ValueError."""
-    gradient = check_array("dO", dO)
+def check_dO(dO: Any, O: Array, *, check_finite: bool, layout: str = HEADS_FIRST) -> Array:
+    """Return the output gradient as an array of O's shape, heads first, and dtype, or ValueError."""
+    gradient = turned("dO", check_array("dO", dO), layout)
     if gradient.shape != O.shape:
         raise ValueError(f"dO has shape {gradient.shape}; expected that of O, {O.shape}")
     if _is_listed(dO):

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from flashsim.inputs import Array, Inputs
+from flashsim.layouts import HEADS_FIRST
 from flashsim.records import Blocks, Flops, Occupancy, Traffic
 from flashsim.run.task import AttentionVariant, Plan
 
@@ -84,11 +85,12 @@ class Finished(Costs):
 class Run(Finished):
     """A finished forward pass: the result, and what it cost.
 
-    O     (..., H_q, N_q, d_v), in the inputs' dtype
+    O     (..., H_q, N_q, d_v), in the inputs' dtype; with layout="BNHD", (..., N_q, H_q, d_v). All else is heads first
     l, m  (..., H_q, N_q), softmax statistics of the scaled scores in the chip's dtype; None where the algorithm keeps none
     lse   (..., H_q, N_q), the scaled scores' log-sum-exp, m + log ℓ; where an algorithm returns neither it nor ℓ and m, it is
           made of what the run left in HBM, uncounted. −∞ for a row without a key. None for a function that returns O alone
     hbm, sram, blocks, plan, trace  as in `Finished`
+    layout  of O, as in `forward`
     gqa   the schedule of query heads that share a KV head, as in `forward`
     inputs, variant, saved  what the backward pass needs: copies, independent of the caller's arrays
     """
@@ -102,6 +104,7 @@ class Run(Finished):
     inputs: Inputs
     variant: AttentionVariant
     saved: Mapping[str, Sequence[Array]]
+    layout: str = HEADS_FIRST
 
     def _shapes(self) -> dict[str, str]:
         return {"O": f"{self.O.shape} {self.O.dtype}"}

@@ -7,6 +7,7 @@ from typing import Any
 
 from flashsim.checking import (
     check_blocks,
+    check_flag,
     check_gqa,
     check_heads,
     check_p,
@@ -77,6 +78,7 @@ def exact(
     dtype: Any = "float32",
     sizing: str = "paper",
     blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None,
     direction: str = "forward",
     causal: bool = False,
     mask: Any = None,
@@ -126,7 +128,9 @@ def exact(
     return Exact(
         form.name,
         traffic,
-        Occupancy(peak, M, fixed is not None or sizing == "fit"),
+        Occupancy(
+            peak, M, (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+        ),
         sizes,
         problems * matmul_flops(n, k, d, shape.d_v, name=form, direction=direction, area=tiles.area),
     )

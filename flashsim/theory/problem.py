@@ -8,8 +8,9 @@ from math import prod
 from typing import Any
 
 from flashsim.checking import check_count
-from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import All, Both, Dense, Mask, SlidingWindow
 from flashsim.matrices import KINDS, Kind
+from flashsim.paddings import KeyPadding, QueryPadding
 from flashsim.records import ArrayTraffic, Blocks, Role
 from flashsim.theory.live import Chosen, Every, Live
 from flashsim.tree_mask import Tree
@@ -177,7 +178,7 @@ def parts_of(mask: Mask) -> list[Mask]:
     """Return the masks that `&` combined. ValueError for one that theory does not know."""
     if isinstance(mask, Both):
         return parts_of(mask.a) + parts_of(mask.b)
-    if not isinstance(mask, All | SlidingWindow | KeyPadding | Dense | Tree):
+    if not isinstance(mask, All | SlidingWindow | KeyPadding | QueryPadding | Dense | Tree):
         raise ValueError(f"no closed form for a mask of type {type(mask).__name__}")
     return [mask]
 
@@ -201,11 +202,19 @@ def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -
     """
     parts = parts_of(mask)
     windows = [part for part in parts if isinstance(part, SlidingWindow)]
-    paddings = [part for part in parts if isinstance(part, KeyPadding)]
-    if not windows and not paddings and not has_tree(mask):
+    lengths = {
+        kind: [int(part.lengths) for part in parts if isinstance(part, kind)] for kind in (KeyPadding, QueryPadding)
+    }
+    if not windows and not any(lengths.values()) and not has_tree(mask):
         return None
-    left = min((window.left for window in windows if window.left != -1), default=N_q + N_k)
-    right = min((window.right for window in windows if window.right != -1), default=N_q + N_k)
+    shift = N_k - N_q // group
+    moves = [0 if window.offset is None else int(window.offset) - shift for window in windows]
+    far = N_q + N_k
+    left = min((window.left - by for window, by in zip(windows, moves, strict=True) if window.left != -1), default=far)
+    right = min(
+        (window.right + by for window, by in zip(windows, moves, strict=True) if window.right != -1), default=far
+    )
     right = min(right, 0) if has_tree(mask) else right
-    length = min((int(part.lengths) for part in paddings), default=N_k)
-    return Live(N_q, N_k, blocks, left, right, length, group)
+    keys = min(lengths[KeyPadding], default=N_k) if left + right >= 0 else 0
+    rows = group * min(lengths[QueryPadding], default=N_q // group)
+    return Live(N_q, N_k, blocks, left, right, keys, group, rows)
