@@ -541,6 +541,11 @@ def test_a_peak_that_is_the_sum_s() -> None:
     assert flashsim.count("flash", gqa="grouped", **asked).sram.peak < 100
 
 
+def test_the_sum_holds_two_elements_where_half_of_m_is_one() -> None:
+    asked: dict[str, Any] = {"N": 2, "d": 1, "M": 3, "heads": 2, "kv_heads": 1, "direction": "backward"}
+    assert flashsim.count("standard", **asked).sram.peak == 3 == theory.exact("standard", **asked).sram.peak
+
+
 def test_progress_is_told_by_problem() -> None:
     Q, K, V, _ = Shared(2, 3, 4, 4, 2, 2, "float32", 0, 2, 2).inputs()
     told: list[tuple[int, int]] = []

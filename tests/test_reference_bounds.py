@@ -35,7 +35,7 @@ DROPPED = {"keep": np.ones((N_q, N_k), bool), "dropout_p": 0.75}
 ASKED: list[dict[str, Any]] = [
     {}, {"steps": 3}, {"steps": 3, "stores": 2}, {"scores_stored": True}, {"operands_stored": True}, {"flushed": True},
     {"logs_rounded": 2}, DROPPED, {**DROPPED, "scores_stored": True}, {**DROPPED, "operands_stored": True, "C": 3.0},
-    {"scale": -2.0, "steps": 2},
+    {"scale": -2.0, "steps": 2}, {"C": 0.5},
 ]  # fmt: skip
 
 
@@ -133,3 +133,16 @@ def test_the_sum_of_a_group_is_bounded_as_said(chip: Any, u: float) -> None:
     assert np.allclose(got, want, rtol=1e-14, atol=0)
     assert group_bound(parts, bounds, stored=np.float32, axis=0) == 1.75 + 2 * 2 * 2.0**-24 * 8.75 + 2.0**-149
     assert group_bound(30000 * parts, bounds, stored=np.float16, axis=0) == np.inf
+
+
+@pytest.mark.parametrize("C", [0.0, -1.0, math.inf, math.nan])
+def test_what_c_cannot_be_is_refused(C: float) -> None:
+    for bound in (error_bound, lambda *QKV, C: gradient_bounds(*QKV, V[:1].repeat(N_q, 0), C=C)):
+        with pytest.raises(ValueError, match=r"C is .*; expected a number above 0"):
+            bound(Q, K, V, C=C)
+
+
+def test_a_row_without_a_key_has_no_error() -> None:
+    bound = error_bound(Q, K, V, **{**PLAIN, **NARROW}, mask=np.array([[True] * N_k] * (N_q - 1) + [[False] * N_k]))
+    assert np.all(bound[-1] == 0)
+    assert np.all(bound[:-1] > 2.0**-12)
