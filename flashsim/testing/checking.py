@@ -86,9 +86,8 @@ def check_attention(
         _failure(kernel, name, found, names, max_examples, seed, shrunk=number < SHRUNK)
         for number, name in enumerate(failing[:1] if on_fail == "raise" else failing)
     ]
-    report = Report(
-        kernel.name, repr(spec), found.examples, seed, found.tallies, found.left_out, failures, expected, missed, undeclared(kernel)
-    )  # fmt: skip
+    counted = (kernel.name, repr(spec), found.examples, seed, found.tallies, found.left_out)
+    report = Report(*counted, failures, expected, missed, undeclared(kernel))
     if on_fail == "raise" and (failures or missed):
         said = [report.missed(), *(f"{failure.message}\n\n{report.table()}" for failure in failures[:1])]
         raise AttentionCheckFailed("\n\n".join(filter(None, said)), report)

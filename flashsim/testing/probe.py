@@ -32,7 +32,14 @@ FIELDS = {"causal": "causal", "mask": "masks", "scale": "scale"}  # of a spec, b
 PACKAGES = {"ensor": "torch", "torch": "torch", "jax": "jax", "cupy": "cupy"}  # by a word of an error
 WIDTHS = (16, 32, 64, 128, 256)  # that kernels are often made for
 FITS = "a call with it is right"
-WITHOUT: dict[str, Any] = {"causal": None, "masks": False, "scale": False, "gqa": False, "d_v": False, "zero_keys": False}
+WITHOUT: dict[str, Any] = {
+    "causal": None,
+    "masks": False,
+    "scale": False,
+    "gqa": False,
+    "d_v": False,
+    "zero_keys": False,
+}
 FIRST = {"causal": "bottom_right", "masks": True, "scale": True, "gqa": True, "d_v": True}
 
 
@@ -208,7 +215,9 @@ def _of_features(kernel: Kernel, case: Case) -> Iterator[Mismatch]:
     for strides, needed in (("mixed", "contiguous"), ("columns", "last_contiguous")):
         refused = spec.strides == "any" or (spec.strides == "last_contiguous" and strides == "mixed")
         if refused and (broken := _both_broken(kernel, replace(case, strides=strides))):
-            yield Mismatch(f"It does not take arrays that are not {needed.replace('_', ' ')}: it {broken}", {"strides": needed})
+            yield Mismatch(
+                f"It does not take arrays that are not {needed.replace('_', ' ')}: it {broken}", {"strides": needed}
+            )
             break
     if kernel.back is not None and (broken := _backward_broken(kernel, case)):
         yield Mismatch(f"Its backward function fails: it {broken}", {"backward": None})
@@ -287,14 +296,17 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
                 raise ValueError(f"{Kernel(fn, spec).name}: {found[0].says}")
             changes, notes["dtypes"] = (dict(found[0].changes) if found else {}), "no plain call gave the right numbers"
         spec = replace(spec, **changes)
-        notes |= {name: "found by trying" for name in changes}
+        notes |= dict.fromkeys(changes, "found by trying")
     case = plain(spec)
     more = tuple(d for d in FLOATS if d not in spec.dtypes and _there(d) and _fits(fn, spec, replace(case, dtype=d)))
     if more and "dtypes" not in given:
         spec, notes["dtypes"] = replace(spec, dtypes=(*spec.dtypes, *more)), "each was tried"
     if spec.head_dims is not None and "head_dims" not in given:
         dims = tuple(d for d in WIDTHS if _fits(fn, replace(spec, head_dims=(d,))))
-        spec, notes["head_dims"] = replace(spec, head_dims=dims), f"of {', '.join(map(str, WIDTHS))} and 8 these were right"
+        spec, notes["head_dims"] = (
+            replace(spec, head_dims=dims),
+            f"of {', '.join(map(str, WIDTHS))} and 8 these were right",
+        )
     for name in FIRST:
         if name not in given:
             spec, note = _with_feature(fn, spec, name)
@@ -328,7 +340,10 @@ def _with_feature(fn: Callable[..., Any], spec: Spec, name: str) -> tuple[Spec, 
     if keyword in named:
         return replace(spec, **{name: FIRST[name]}), f"it has the parameter {keyword}, but a call with it is wrong"
     other = next((alias for alias in ALIASES.get(keyword, ()) if alias in named), "")
-    return spec, f"not checked: the kit's name for {other} is {keyword}; wrap it in a function that takes that" if other else ""
+    return (
+        spec,
+        f"not checked: the kit's name for {other} is {keyword}; wrap it in a function that takes that" if other else "",
+    )
 
 
 def _case_with(spec: Spec, name: str) -> Case | None:
@@ -350,7 +365,6 @@ def _with_empty_rows(fn: Callable[..., Any], spec: Spec) -> tuple[Spec, str]:
         if _empty(fn, replace(spec, empty_rows=value), case):
             return replace(spec, empty_rows=value), "" if value == "zero" else "what a fully masked row gave"
     return replace(spec, empty_rows="undefined"), "a fully masked row gave neither 0, nor NaN, nor the values' mean"
-
 
 
 def _empty(fn: Callable[..., Any], spec: Spec, case: Case) -> bool:

@@ -131,7 +131,9 @@ class Report:
             parts += [self.table(), tail]
         if self.undeclared and self.tallies:
             options = ", ".join(self.undeclared)
-            parts.append("\n".join(_wrapped(f"Not checked, as the spec does not declare them: its parameters {options}.")))
+            parts.append(
+                "\n".join(_wrapped(f"Not checked, as the spec does not declare them: its parameters {options}."))
+            )
         parts += self._failures()
         if self.unexpected_passes:
             parts.append(f"Expected to fail, and passed: {', '.join(self.unexpected_passes)}")
@@ -143,7 +145,9 @@ class Report:
         if simplest is None:
             return []
         others = [failure for failure in self.failures if failure is not simplest]
-        lines = [_shortened(f"  {failure.check}: {_what_differs(failure.finding).splitlines()[0]}") for failure in others]
+        lines = [
+            _shortened(f"  {failure.check}: {_what_differs(failure.finding).splitlines()[0]}") for failure in others
+        ]
         more = ["The others, in brief; --check NAME shows one whole:", *lines] if others else []
         return [simplest.message, "\n".join(more)]
 
@@ -192,9 +196,7 @@ def _finite(value: float) -> float | str:
 # ----------------------------------------------------------------------------------------------------------- in words
 
 
-def describe(
-    kernel: Kernel, finding: Finding, found: Survey, suspicions: Sequence[Suspicion], how: str
-) -> str:
+def describe(kernel: Kernel, finding: Finding, found: Survey, suspicions: Sequence[Suspicion], how: str) -> str:
     """Return the message of a failure. `how` says how its case was come by."""
     check, tally = CHECKS[finding.check], found.tallies[finding.check]
     parts = [
