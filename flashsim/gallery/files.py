@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from flashsim import playground
 from flashsim.gallery.lessons import pages
 from flashsim.gallery.page import Page
 from flashsim.gallery.thumbnail import thumbnail
@@ -121,6 +122,7 @@ def index(made: list[Made]) -> str:
 <ol>
 {contents}
 </ol>
+<p>Then try sizes of your own in the <a href="playground.html">playground</a>: sliders for N, d, M and block sizes.</p>
 </nav>
 <main>
 {articles}
@@ -162,6 +164,8 @@ repository and open `figures/gallery/index.html` in a browser (from 2023 or late
 |--:|---|---|--:|--:|
 {rows}
 
+[The playground](playground.html) has sliders for N, d, M and block sizes (`flashsim playground` writes it).
+
 `python scripts/gallery.py` makes them all. Without their texts, these commands make the same pages; `--open` in place of
 `-o …` opens them:
 
@@ -184,6 +188,6 @@ def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
     for one in made:
         yield f"{one.name}.html", one.html
     if not names:
-        pass
+        yield "playground.html", playground.page()
         yield "index.html", index(made)
         yield "README.md", readme(made)
