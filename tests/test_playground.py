@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import random
 import shutil
 from collections.abc import Iterator
@@ -42,10 +41,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 COUNTED = """(settings) => settings.map(([name, direction, ...sizes]) => {
-  const form = FORMS.find((one) => one.name === name && one.direction === direction), [N, d, M, B_r, B_c] = sizes.map(BigInt);
-  const { arrays, peak } = count(form, { N, d, M, B_r, B_c }), fit = lineOne(form, { N, d, M }, true), paper = lineOne(form, { N, d, M }, false);
-  return [Object.fromEntries(arrays.map(([array, ...moved]) => [array, moved.map(String)])), String(peak), ...[fit, paper].map(({ B_r, B_c }) => [B_r, B_c].map(String))];
+  const form = FORMS.find((one) => one.name === name && one.direction === direction);
+  const [N, d, M, B_r, B_c] = sizes.map(BigInt), { arrays, peak } = count(form, { N, d, M, B_r, B_c });
+  const moved = Object.fromEntries(arrays.map(([array, ...counts]) => [array, counts.map(String)]));
+  const blocks = [true, false].map((fit) => lineOne(form, { N, d, M }, fit));
+  return [moved, String(peak), ...blocks.map(({ B_r, B_c }) => [B_r, B_c].map(String))];
 })"""
+UNNAMED = """[...document.querySelectorAll('button, input, select, canvas, section')]
+  .filter((e) => !(e.ariaLabel || e.labels?.length || e.innerText.trim())).length"""
 
 
 def test_it_says_what_theory_says_at_a_thousand_settings(page: Any) -> None:
@@ -68,21 +71,11 @@ def test_it_says_what_theory_says_at_a_thousand_settings(page: Any) -> None:
         assert int(peak) == exact.sram.peak
         wanted = theory.exact(name, **sizes, sizing="paper").blocks
         assert [int(size) for size in paper] == [wanted.B_r, wanted.B_c]
-        if N < 2000 and fit is not None:
+        if N < 2000:
             wanted = theory.exact(name, **sizes, sizing="fit").blocks
             assert [int(size) for size in fit] == [wanted.B_r, wanted.B_c], (name, sizes)
         largest = max(largest, exact.accesses)
     assert largest > 2**60
-
-
-def test_a_wrong_formula_would_be_seen(page: Any) -> None:
-    """The comparison above is with numbers that a change of one sign changes."""
-    script = page.evaluate("String(FORMS[0].peak)")
-    assert "6n * r" in script
-    exact = theory.exact("flash", N=100, d=8, M=1000, blocks=(7, 9))
-    assert page.evaluate(
-        "String(FORMS[0].peak(problemOf(100n, 8n, 1000n), blocksOf(problemOf(100n, 8n, 1000n), 7n, 9n), tilesOf(problemOf(100n, 8n, 1000n), 7n, 9n)))"
-    ) == str(exact.sram.peak)
 
 
 def test_sliders_and_numbers_redraw_at_once(page: Any) -> None:
@@ -118,8 +111,7 @@ def test_it_fits(page: Any, width: int, scheme: str) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     page.emulate_media(color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    unnamed = "[...document.querySelectorAll('button, input, select, canvas, section')].filter((e) => !(e.ariaLabel || e.labels?.length || e.innerText.trim())).length"
-    assert page.evaluate(unnamed) == 0
+    assert page.evaluate(UNNAMED) == 0
     small = "[...document.querySelectorAll('button, input, select')].filter((e) => e.offsetHeight < 24).length"
     assert page.evaluate(small) == 0
 
@@ -133,7 +125,6 @@ def test_what_is_not_translated_is_refused() -> None:
     with pytest.raises(TypeError, match=r"N_q / 2 is not translated"):
         expression("N_q / 2", "s")
     assert expression("(T_c + 1) * N_q", "s") == "((s.T_c + 1n) * s.N_q)"
-    assert ast.parse("N_q") is not None
 
 
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.resources import files as files_of
 
 from flashsim import playground
 from flashsim.gallery.lessons import pages
@@ -69,24 +70,6 @@ def placed(made: list[Made], names: list[str]) -> list[Made]:
     return found
 
 
-STYLE = """
-:root { --ground: #fbfbf9; --panel: #fff; --ink: #1c1d21; --faint: #5d616b; --rule: #d5d7dc; --link: #2563b0; --done: #cfe3f7; --mark: #ffe9a8; --current: #b3261e; }
-@media (prefers-color-scheme: dark) {
-  :root { --ground: #15171b; --panel: #1d2026; --ink: #e8e9ec; --faint: #a2a7b2; --rule: #3a3f49; --link: #7fb2ee; --done: #274463; --mark: #5a4a14; --current: #ff8a80; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 20px 16px 48px; max-width: 46em; background: var(--ground); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
-h1 { font-size: 26px; line-height: 1.2; margin: 0 0 8px; }
-h2 { font-size: 19px; line-height: 1.3; margin: 0; } p { margin: 8px 0; }
-a { color: var(--link); } .faint { color: var(--faint); font-size: 14px; }
-article { margin: 18px 0; padding: 14px 16px; background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; }
-article > .about { margin: 2px 0 8px; color: var(--faint); }
-nav ol { list-style: none; padding: 0; } nav li { display: flex; gap: 14px; align-items: center; margin: 8px 0; min-height: 40px; }
-nav svg { flex: none; } ul, ol { margin: 8px 0; padding-left: 1.4em; } li { margin: 3px 0; } nav { margin: 16px 0 24px; } ul a { white-space: nowrap; }
-pre { overflow-x: auto; margin: 6px 0 0; padding: 8px 10px; border: 1px solid var(--rule); border-radius: 4px;
-  font: 13px/1.45 ui-monospace, monospace; } summary { cursor: pointer; }
-"""
 INTRODUCTION = (
     "Each page plays a recorded run of one algorithm: line by line, forwards and backwards, with all numbers. ← and → step, "
     "↑ and ↓ go tile by tile, space plays; now and then a page asks what will happen. Read them in order. The pages need no "
@@ -97,12 +80,11 @@ INTRODUCTION = (
 
 def index(made: list[Made]) -> str:
     """Return the index as a page without scripts."""
-    articles, style = "\n".join(map(_article, made)), STYLE + read("typeset.css")
-    contents = "\n".join(
-        f'<li>{m.picture}<span>{n}. <a href="{m.name}.html">{html.escape(m.lesson.title)}</a>, about {m.lesson.minutes} min<br>'
-        f'<span class="faint">{typeset(m.page.about)} <a href="#{m.name}">What to look for</a></span></span></li>'
-        for n, m in enumerate(made, 1)
+    articles, style = (
+        "\n".join(map(_article, made)),
+        (files_of("flashsim.gallery") / "index.css").read_text(encoding="utf-8") + read("typeset.css"),
     )
+    contents = "\n".join(_entry(number, one) for number, one in enumerate(made, 1))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -122,7 +104,7 @@ def index(made: list[Made]) -> str:
 <ol>
 {contents}
 </ol>
-<p>Then try sizes of your own in the <a href="playground.html">playground</a>: sliders for N, d, M and block sizes.</p>
+<p>Then try sizes of your own in the <a href="playground.html">playground</a>, with sliders.</p>
 </nav>
 <main>
 {articles}
@@ -133,6 +115,14 @@ Made by <code>python scripts/gallery.py</code>. Counts are in elements; blocks c
 </body>
 </html>
 """
+
+
+def _entry(number: int, made: Made) -> str:
+    title = (
+        f'{number}. <a href="{made.name}.html">{html.escape(made.lesson.title)}</a>, about {made.lesson.minutes} min'
+    )
+    about = f'{typeset(made.page.about)} <a href="#{made.name}">What to look for</a>'
+    return f'<li>{made.picture}<span>{title}<br><span class="faint">{about}</span></span></li>'
 
 
 def _article(made: Made) -> str:

@@ -22,7 +22,8 @@ def thumbnail(trace: Trace, at: Step) -> str:
         for j in range(blocks.T_c)
     ]
     height = blocks.T_r * tall
-    return f'<svg width="{SIDE + 2}" height="{height + 2:g}" viewBox="-1 -1 {SIDE + 2} {height + 2:g}" aria-hidden="true">{"".join(tiles)}</svg>'
+    size = f'width="{SIDE + 2}" height="{height + 2:g}" viewBox="-1 -1 {SIDE + 2} {height + 2:g}"'
+    return f'<svg {size} aria-hidden="true">{"".join(tiles)}</svg>'
 
 
 def _fate(visits: list[int] | None, current: bool, now: int) -> str:

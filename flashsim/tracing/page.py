@@ -44,8 +44,8 @@ def page_of(trace: Recording, versus: Recording | None = None, lesson: Lesson | 
     """
     traces = [trace] if versus is None else [trace, versus]
     steps = max(len(t.steps) for t in traces)
-    if lesson is not None and not all(0 <= at.step < steps for at in (*lesson.moments, *lesson.stops)):
-        asked = [at.step for at in (*lesson.moments, *lesson.stops)]
+    asked = [] if lesson is None else [*(m.step for m in lesson.moments), *(stop.step for stop in lesson.stops)]
+    if not all(0 <= step < steps for step in asked):
         raise ValueError(f"lesson has moments and stops {asked}; expected steps from 0 to {steps - 1}")
     page = _page(traces, lesson)
     if steps > MOST_STEPS:

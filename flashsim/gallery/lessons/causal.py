@@ -59,7 +59,8 @@ def teach(trace: Trace) -> Lesson:
         stops=(
             Stop(
                 skip.number,
-                f"The first block of queries has met its own keys. How many of the {blocks.T_c - 1} tiles to the right does it need?",
+                "The first block of queries has met its own keys. "
+                f"How many of the {blocks.T_c - 1} tiles to the right does it need?",
                 ("none", "one", "all"),
                 {1: "none", 2: "one", blocks.T_c: "all"}[sum(i == 0 for i, _ in visited)],
                 "Their keys come after all of its queries, so the mask forbids them whole: they are not even loaded.",
