@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flashsim import dropout, patterns, reference, theory
@@ -50,6 +51,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what traces are read with when it is asked for: `import flashsim` is quicker without."""
+    if name == "sweep":
+        return import_module("flashsim.sweeping").sweep
     if name != "load_trace":
         raise AttributeError(f"module 'flashsim' has no attribute {name!r}")
     from flashsim.tracing import load_trace

@@ -1,5 +1,5 @@
-"""The command line: `flashsim run`, `count`, `plot`, `tune`, `gpu`, `bench`, `check`, `example`, `step`, `playground`, `debug`,
-`verify`.
+"""The command line: `flashsim run`, `count`, `plot`, `sweep`, `tune`, `gpu`, `bench`, `check`, `example`, `step`,
+`playground`, `debug`, `verify`.
 
 Each command is a module: SUMMARY, EXAMPLES, add_options(parser), and run(options), which returns 0, or 1 where a claim or
 a check failed. Results go to stdout, progress and errors to stderr. `flashsim.entry` says what each exit status means.
@@ -25,6 +25,7 @@ COMMANDS: dict[str, ModuleType] = {
         "run",
         "count",
         "plot",
+        "sweep",
         "tune",
         "gpu",
         "bench",

@@ -110,7 +110,8 @@ def index(made: list[Made]) -> str:
 {articles}
 </main>
 <footer class="faint">
-Made by <code>python scripts/gallery.py</code>. Counts are in elements; blocks count from 1, as in the paper; rows and steps from 0.
+Made by <code>python scripts/gallery.py</code>. Counts are in elements. Blocks count from 1, as in the paper; rows and steps
+from 0.
 </footer>
 </body>
 </html>

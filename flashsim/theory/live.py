@@ -10,13 +10,12 @@ the points of a lattice under a line. Of N_q rows that are `group` interleaved h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.checking import check_tiles
-from flashsim.records import Blocks, Shape
+from flashsim.records import Blocks
 
 Bools = NDArray[np.bool_]
 
@@ -85,18 +84,6 @@ class Live(Chosen):
         ends = B_c * g, (first * B_c + width - shift + self.left) * g + B_r - 1, B_r, end - first
         full, both = (_clipped(*ends, most) - _clipped(*begins, most) for most in (T_r - 1, T_r))
         return full, both - full
-
-
-def chosen(block_mask: Any, live: Live | None, blocks: Blocks, shape: Shape) -> Chosen | None:
-    """Return the computed tiles; None: all. Raises ValueError as `check_tiles` does.
-
-    `block_mask` is as `check_block_mask` returns it. `live`, for "live", is None where all tiles are.
-    """
-    if block_mask is None:
-        return None
-    if isinstance(block_mask, str):  # "live"
-        return live
-    return Listed(check_tiles(block_mask, blocks, shape))
 
 
 def _clipped(a: int, b: int, m: int, n: int, most: int) -> int:
