@@ -12,5 +12,17 @@ from flashsim.plots.catalogue import FIGURES, write_figure
 from flashsim.plots.chart import Chart
 from flashsim.plots.saving import figure_of, save
 from flashsim.plots.style import column_figure
+from flashsim.plots.sweep import plot_sweep, sweep_data
 
-__all__ = ["FIGURES", "Chart", "column_figure", "figure_of", "plot_run", "run_figure", "save", "write_figure"]
+__all__ = [
+    "FIGURES",
+    "Chart",
+    "column_figure",
+    "figure_of",
+    "plot_run",
+    "plot_sweep",
+    "run_figure",
+    "save",
+    "sweep_data",
+    "write_figure",
+]
