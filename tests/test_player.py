@@ -826,10 +826,11 @@ def test_words_say_what_the_score_matrix_shows(open_page: Opener) -> None:
     at = next(s for s in trace.steps if s.tile == (2, 1))
     page = open_page(trace, at=f"#t={at.number}")
     assert page.locator(".told").text_content() == (
-        "Tiles by row and column. Row 0: 0 done and masked in part, 1 to 3 skipped and masked. "
-        "Row 1: 0 done, 1 done and masked in part, 2 to 3 skipped and masked. "
-        "Row 2: 0 done, 1 current, 2 ahead and masked in part, 3 skipped and masked. "
-        "Row 3: 0 to 2 ahead, 3 ahead and masked in part. On chip: Q, O of row 2; K, V of column 1."
+        "Tiles by row and column. Row 1: 1 done and partial, 2 to 4 skipped and empty. "
+        "Row 2: 1 done, 2 done and partial, 3 to 4 skipped and empty. "
+        "Row 3: 1 done, 2 current, 3 ahead and partial, 4 skipped and empty. "
+        "Row 4: 1 to 3 ahead, 4 ahead and partial. On chip: Q, O of row 3; K, V of column 2. "
+        "In SRAM: Q_3 16, O_i 16, ℓ_i 4, m_i 4, K_2 16, V_2 16."
     )
     press(page, "Home")
     assert "On chip: " in (page.locator(".told").text_content() or "")
