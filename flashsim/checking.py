@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeGuard, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.dlpack import as_array
 from flashsim.records import Blocks, Shape
 
 P = ParamSpec("P")
@@ -42,11 +43,14 @@ def shown(value: object) -> str:
 
 
 def check_array(name: str, value: Any) -> NDArray[Any]:
-    """Return an array in the machine's byte order. Masked arrays are refused: their masks would be ignored."""
+    """Return an array in the machine's byte order, of lists or of another library's array (`flashsim.dlpack`).
+
+    Masked arrays are refused: their masks would be ignored.
+    """
     if _is_masked(value):
         raise ValueError(f"{name} is a masked array (numpy.ma), whose mask would be ignored; expected a plain array")
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except Exception as error:  # ragged lists; or whatever an object's __array__ raises
         raise ValueError(f"{name} is {shown(value)}; expected an array: {error}") from error
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
@@ -73,6 +77,8 @@ def broadcasts(shape: tuple[int, ...], onto: tuple[int, ...]) -> bool:
 
 def check_count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
     """Return a whole number from `least` to `most` as a Python int."""
+    if type(value) is int and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(f"{name} is {shown(value)}; expected a whole number")
     if value < least:
@@ -200,7 +206,9 @@ def check_block_mask(block_mask: Any) -> Any:
         expected = 'an array, a function of (T_r, T_c), or "live"'
         raise ValueError(f"block_mask is {shown(block_mask)}; expected {expected}")
     array = check_array("block_mask", block_mask)
-    if array.dtype.kind not in "buif" or not np.isin(array, (0, 1)).all():
+    if array.dtype == bool:
+        return array.copy()
+    if array.dtype.kind not in "uif" or not np.isin(array, (0, 1)).all():
         raise ValueError(f"block_mask is {shown(block_mask)}; expected booleans, or zeros and ones")
     return array.astype(bool)
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,10 @@ settings.load_profile("flashsim")
 
 FUZZ_EXAMPLES = 100
 DESK, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}  # viewports
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # as in a shell's background job; processes started here inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
