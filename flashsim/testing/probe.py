@@ -40,7 +40,7 @@ WITHOUT: dict[str, Any] = {
     "d_v": False,
     "zero_keys": False,
 }
-FIRST = {"causal": "bottom_right", "masks": True, "scale": True, "gqa": True, "d_v": True}
+FIRST: dict[str, Any] = {"causal": "bottom_right", "masks": True, "scale": True, "gqa": True, "d_v": True}
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,8 @@ def _all_strides(fn: Callable[..., Any], spec: Spec) -> bool:
 
 def _with_feature(fn: Callable[..., Any], spec: Spec, name: str) -> tuple[Spec, str]:
     """Return the spec with a feature declared, if a call with it fits or its parameter is there, and how that was found."""
-    for value in ("bottom_right", "top_left") if name == "causal" else (True,):
+    values: tuple[Any, ...] = ("bottom_right", "top_left") if name == "causal" else (True,)
+    for value in values:
         there = replace(spec, **{name: value})
         if (case := _case_with(there, name)) is None:
             return spec, ""
