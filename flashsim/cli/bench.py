@@ -160,7 +160,7 @@ def print_results(record: Mapping[str, Any]) -> None:
     """Print TFLOP/s, a row for each setting, with our fastest kernel's ratios to PyTorch's and to unfused attention."""
     from flashsim.gpu.benchmark import FA4, TORCH
     from flashsim.gpu.rungs import ladder
-    from flashsim.tables import console_for_tables, new_table
+    from flashsim.tables import console_for_tables, new_table, print_table
 
     console = console_for_tables()
     on = record["machine"]
@@ -182,7 +182,7 @@ def print_results(record: Mapping[str, Any]) -> None:
             f"{ours / max(others):.2f}" if ours and others else "–",
             *(f"{ours / other:.1f}" if ours and other else "–" for other in unfused),
         )
-    console.print(table)
+    print_table(console, table)
     failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}
     for name, why in sorted(failed):
         console.print(f"{name} failed: {why}")
