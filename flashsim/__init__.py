@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from flashsim import plots as plots
     from flashsim import testing as testing
     from flashsim import tune as tune
+    from flashsim.sweeping import sweep as sweep
     from flashsim.tracing import load_trace
 
 __version__ = "0.1.0"
@@ -77,6 +78,7 @@ __all__ = [
 LATER = {
     **{name: f"flashsim.{name}" for name in ("cache", "machines", "observers", "plots", "testing", "tune")},
     "load_trace": "flashsim.tracing",
+    "sweep": "flashsim.sweeping",
 }
 """What is imported when it is asked for, and from where: `import flashsim` is quicker without."""
 

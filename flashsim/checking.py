@@ -77,6 +77,8 @@ def broadcasts(shape: tuple[int, ...], onto: tuple[int, ...]) -> bool:
 
 def check_count(name: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
     """Return a whole number from `least` to `most` as a Python int."""
+    if type(value) is int and least <= value <= most:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(f"{name} is {shown(value)}; expected a whole number")
     if value < least:
@@ -204,7 +206,9 @@ def check_block_mask(block_mask: Any) -> Any:
         expected = 'an array, a function of (T_r, T_c), or "live"'
         raise ValueError(f"block_mask is {shown(block_mask)}; expected {expected}")
     array = check_array("block_mask", block_mask)
-    if array.dtype.kind not in "buif" or not np.isin(array, (0, 1)).all():
+    if array.dtype == bool:
+        return array.copy()
+    if array.dtype.kind not in "uif" or not np.isin(array, (0, 1)).all():
         raise ValueError(f"block_mask is {shown(block_mask)}; expected booleans, or zeros and ones")
     return array.astype(bool)
 

@@ -107,6 +107,8 @@ class Traffic:
 
     def times(self, heads: int) -> Traffic:
         """Return the same traffic repeated for `heads` heads: each head runs on its own, counts add up."""
+        if heads == 1:
+            return self
         return Traffic({name: a.times(heads) for name, a in self.by_array.items()})
 
     def __str__(self) -> str:

@@ -49,7 +49,10 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
     """Return a count as plain data."""
     return {
         "algorithm": counted.tally.algorithm,
-        "arguments": {key: getattr(value, "__name__", value) for key, value in counted.arguments.items()},
+        "arguments": {
+            key: repr(value) if key == "mask" else getattr(value, "__name__", value)
+            for key, value in counted.arguments.items()
+        },
         **traffic_numbers(counted.tally.hbm),
         "sram": asdict(counted.tally.sram),
         "resident_at_peak": counted.ledger.at_peak,
@@ -180,7 +183,7 @@ def _formulas(algorithm: Algorithm, arguments: Mapping[str, Any]) -> Mapping[str
     changed = arguments.get("gqa") == "grouped" or arguments.get("direction") == "backward"
     if _group(arguments) > 1 and changed:
         return {}
-    if arguments.get("causal") or arguments.get("dropout_p"):
+    if arguments.get("causal") or arguments.get("mask") or arguments.get("dropout_p"):
         return {}
     if any(
         not option.is_default(arguments.get(option.name, option.default)) for option in forward_of(algorithm).options

@@ -10,13 +10,12 @@ that are `group` interleaved heads', ⌊row/group⌋ is the position.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.checking import check_tiles
-from flashsim.records import Blocks, Shape
+from flashsim.records import Blocks
 
 Bools = NDArray[np.bool_]
 
@@ -91,18 +90,6 @@ class Live(Chosen):
         most_of = (min(most, live_blocks) for most in (T_r - 1, T_r))
         full, both = (_clipped(*ends, most) - _clipped(*begins, most) for most in most_of)
         return full, both - full
-
-
-def chosen(block_mask: Any, live: Live | None, blocks: Blocks, shape: Shape) -> Chosen | None:
-    """Return the computed tiles; None: all. Raises ValueError as `check_tiles` does.
-
-    `block_mask` is as `check_block_mask` returns it. `live`, for "live", is None where all tiles are.
-    """
-    if block_mask is None:
-        return None
-    if isinstance(block_mask, str):  # "live"
-        return live
-    return Listed(check_tiles(block_mask, blocks, shape))
 
 
 def _clipped(a: int, b: int, m: int, n: int, most: int) -> int:
