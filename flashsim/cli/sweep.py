@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from flashsim.algorithms import options as declared
@@ -29,7 +30,7 @@ EXAMPLES = (
 )
 MANY = "one or many: 64 128, 128:4096:128 (steps of 128), 128:65536:x2 (times 2)"
 BOTH = {"no": [False], "yes": [True], "both": [False, True]}
-SHOWN = 20
+SHOWN, WIDTH = 20, 80
 
 
 def add_options(parser: Any) -> None:
@@ -135,9 +136,9 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
     def show() -> None:
         if options.csv == "-":
             return
-        print(f"{found.summary}\n\n{found.as_text(SHOWN)}")
-        for sentence in sentences(found):
-            print(sentence)
+        for line in (found.summary, *sentences(found)):
+            print(*wrap(line, WIDTH, subsequent_indent="    "), sep="\n")
+        print(f"\n{found.as_text(SHOWN, WIDTH)}")
         if saved:
             print(f"\nSaved {', '.join(map(str, saved))}")
 

@@ -18,9 +18,10 @@ from flashsim.checking import shown
 from flashsim.exporting import to_json, to_pandas
 from flashsim.files import write_whole
 from flashsim.sweeping.answers import where_fewer
+from flashsim.sweeping.columns import meaning
 from flashsim.sweeping.outcomes import Outcome
 from flashsim.sweeping.points import Point
-from flashsim.sweeping.rows import Row, arguments_of, columns_of, meaning, row_of
+from flashsim.sweeping.rows import Row, arguments_of, columns_of, row_of
 from flashsim.sweeping.showing import as_html, as_text
 
 if TYPE_CHECKING:

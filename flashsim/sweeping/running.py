@@ -17,7 +17,7 @@ CHECKED_TILES = 2**12  # of a point whose tiles a count may look at one by one
 OnPoints = Callable[[int, int], None]
 
 
-class Disagreement(AssertionError):
+class Disagreement(RuntimeError):
     """A closed form and a count of the same point differ."""
 
 
@@ -56,7 +56,8 @@ def sweep(
 
     points     a table: a DataFrame, a dictionary of columns, or a list of dictionaries, with the names of arguments ("algorithm"
                and "label", any text, too). Each of its rows is taken with every combination of the other arguments. What is
-               empty there (None, NaN) is left to its default
+               empty there (None, NaN) is left to its default, and columns of what a sweep found are passed over: so a sweep,
+               its DataFrame and its CSV are tables
     check      how many points to count as well, by running the algorithm on shapes: a sample, spread over algorithms and
                directions, that `seed` draws
     jobs       processes; None: as many as `joblib.parallel_config` says, whose backend may be a Dask or a Ray cluster
