@@ -82,12 +82,7 @@ def forward(
     observers  called with every memory event (`flashsim.memory.Event`)
     on_head  called after each head with (heads done, heads in all)
     trace    record the first head's events as `run.trace`, to step through (`flashsim.trace`)
-    options  those that the algorithm's record declares (`flashsim.algorithms.FORWARD[name].options`):
-             "block_sparse" has block_mask: boolean (T_r, T_c), True = computed; or a function of (T_r, T_c) that returns it,
-             such as `flashsim.patterns.butterfly`; or "live": skip the empty tiles, as far as positions
-             tell without data. Default: all tiles.
-             "split_kv" has splits: how many runs of blocks the keys are cut into, some perhaps empty, by default one for
-             each block; and merge: "sequence" or "tree"
+    options  the algorithm's own, which its record declares (`flashsim.algorithms.FORWARD[name].options`) and its file explains
 
     Raises ValueError for arguments that make no sense, TypeError for unknown ones, `SramOverflow` where an enforced M is
     exceeded.

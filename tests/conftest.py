@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
@@ -21,6 +23,10 @@ settings.register_profile("wide", settings.get_profile("flashsim"), max_examples
 settings.load_profile("flashsim")
 
 FUZZ_EXAMPLES = 100
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # as in a shell's background job; processes started here inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import patterns, theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
+from flashsim.band import Band
 from flashsim.masks import All, Both, Causal, Dense, KeyPadding, Mask, SlidingWindow
 from flashsim.memory import SramOverflow
 from flashsim.records import Blocks, Shape
 from flashsim.theory.live import Every, points
-from flashsim.theory.problem import Tiles, dense_shapes, live_tiles
+from flashsim.theory.problem import Tiles, live_tiles
 
 from .cases import DTYPES, FEW
 
@@ -476,17 +477,48 @@ def test_what_theory_does_not_know_is_refused(message: str, name: str, arguments
         theory.exact(name, N=8, d=2, M=16, **arguments)
 
 
+class FirstHalf(Mask):
+    """A mask of one's own."""
+
+    def allows(self, rows: Any, cols: Any, shape: Shape, head: Any) -> Any:
+        return np.broadcast_to(cols < shape.N_k // 2, (len(rows), len(cols)))
+
+
+class FirstHalfBand(FirstHalf):
+    """The same, which says what it allows as a band."""
+
+    def live(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape, head: Any) -> Any:
+        return np.broadcast_to(cols < shape.N_k // 2, np.broadcast_shapes(rows.shape, cols.shape))
+
+    def band(self, shape: Shape, head: Any) -> Band:
+        return Band(None, None, shape.N_k // 2)
+
+
+@pytest.mark.parametrize("gqa", ["separate", "grouped"])
+def test_a_mask_that_is_a_band_needs_nothing_of_theory(gqa: str) -> None:
+    mask, allowed = FirstHalfBand() & Causal(), np.tri(23, dtype=bool) & (np.arange(23) < 11)
+    drawn: dict[str, Any] = {"N": 23, "d": 2, "M": 10_000, "blocks": (2, 5), "block_mask": "live", "heads": 4}
+    exact = theory.exact("block_sparse", **drawn, kv_heads=2, gqa=gqa, mask=mask)
+    same(flashsim.count("block_sparse", **drawn, kv_heads=2, gqa=gqa, mask=mask), exact)
+    if gqa == "separate":
+        live = [(i, j) for i in range(0, 23, 2) for j in range(0, 23, 5) if allowed[i : i + 2, j : j + 5].any()]
+        assert exact.hbm.by_array["m"].reads == 4 * sum(min(2, 23 - i) for i, _ in live)
+
+
+def test_where_no_tile_is_skipped_a_mask_need_not_be_a_band() -> None:
+    drawn: dict[str, Any] = {
+        "N": 23,
+        "d": 2,
+        "M": 10_000,
+        "blocks": (2, 5),
+        "mask": FirstHalf() & np.tri(23, dtype=bool),
+    }
+    same(flashsim.count("flash", **drawn), theory.exact("flash", **drawn))
+
+
 def test_missing_lengths_and_foreign_masks() -> None:
-    class Foreign(Causal):
-        pass
-
-    class Unknown(Mask):
-        def allows(self, rows: Any, cols: Any, shape: Shape, head: Any) -> Any:
-            return np.ones((len(rows), len(cols)), bool)
-
     with pytest.raises(ValueError, match="a length is missing"):
         theory.exact("flash", N_q=8, d=2)
-    with pytest.raises(ValueError, match="no closed form for a mask of type Unknown"):
-        theory.exact("flash", N=8, d=2, mask=Unknown())
-    assert dense_shapes(Foreign()) == ()
+    with pytest.raises(ValueError, match="no closed form for a mask of type FirstHalf: its band is None"):
+        theory.exact("block_sparse", N=8, d=2, mask=FirstHalf(), block_mask="live")
     assert Tiles({}).most(lambda r, c: r) == 0

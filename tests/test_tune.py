@@ -185,7 +185,7 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_frontier_is_of_all_block_sizes() -> None:
-    data = plots.pareto_data(N=24, d=4, M=300)
+    data = plots.FIGURES["pareto"].data(N=24, d=4, M=300)
     for name, drawn in data["algorithms"].items():
         every = [
             (exact.sram.peak, exact.accesses)
@@ -204,7 +204,7 @@ def test_the_frontier_is_of_all_block_sizes() -> None:
 
 def test_the_bound_is_below_what_everything_moves() -> None:
     """Its order, with constant 1, and 4Nd: no counted algorithm is under either."""
-    data = plots.cache_size_data(N=256, d=16)
+    data = plots.FIGURES["cache_size"].data(N=256, d=16)
     assert data["M"][0] == 8
     assert data["M"][-1] <= 4 * 256 * 16
     for name, moved in data["series"].items():

@@ -244,6 +244,8 @@ def _refuse(options: Options, why: str) -> None:
 KERNEL = Kernel(
     name="hopper",
     about="loops exchanged, Hopper's wgmma and TMA, a producer and consumers, persistent; fp16 and bf16",
+    short="wgmma and TMA",
+    look=("vermillion", "P", "-"),
     rung=5,
     fastest_in=("forward", "backward"),
     model="q_outer",

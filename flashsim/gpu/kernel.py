@@ -51,6 +51,7 @@ class Kernel:
     """A rung.
 
     name, about  as in `flashsim.gpu.forward(kernel=name)`, and a line on it
+    short, look  its name in pictures, and the colour, marker and dashes of its curve there
     rung         its place on the ladder, from 0: the higher, the faster
     fastest_in   the directions in which `flashsim.gpu.plan` may choose it
     model        the algorithm of the simulator that it is: counts and bounds on rounding are that one's
@@ -75,6 +76,8 @@ class Kernel:
 
     name: str
     about: str
+    short: str
+    look: tuple[str, str, str]
     rung: int
     fastest_in: tuple[str, ...]
     model: str

@@ -16,6 +16,7 @@ from flashsim.algorithms.own import backward_of, chosen
 from flashsim.api import count
 from flashsim.patterns import butterfly
 from flashsim.plots.blocks import plot_blocks
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import (
     BLACK,
     BLUE,
@@ -216,3 +217,6 @@ def _point(run_by_name: Mapping[str, Counted]) -> str:
         return f"{names[-1]} makes as many HBM accesses"
     more, ratio = ("more", last / first) if last > first else ("fewer", first / last)
     return f"{names[-1]} makes {ratio:.3g}× {more} HBM accesses"
+
+
+FIGURE = Chart("arrays", arrays_data, plot_arrays, "accesses by array, every algorithm, forward and backward")

@@ -11,36 +11,33 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator
 
+from flashsim.gpu.rungs import ladder
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import (
     BLACK,
     BLUE,
     GREEN,
     GREY,
+    NAMED,
     ORANGE,
-    PURPLE,
-    SKY,
     VERMILLION,
+    Look,
     column_figure,
     dress,
     styled,
     tint,
 )
 
-LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "algorithm_1": ("Algorithm 1", {"color": SKY, "marker": "o"}),
-    "algorithm_2": ("Algorithm 2, 4", {"color": BLUE, "marker": "o"}),
-    "q_outer": ("loops exchanged", {"color": ORANGE, "marker": "v"}),
-    "tensor_core": ("tensor cores", {"color": VERMILLION, "marker": "s"}),
-    "hopper": ("wgmma and TMA", {"color": VERMILLION, "marker": "P"}),
-    "hopper_decode": ("wgmma and TMA, decoding", {"color": VERMILLION, "marker": "X"}),
-    "standard": ("standard, CuPy", {"color": BLACK, "marker": "x", "linestyle": ":"}),
-    "torch_unfused": ("PyTorch, unfused", {"color": GREY, "marker": "1", "linestyle": ":"}),
-    "torch_math": ("PyTorch, math", {"color": GREY, "marker": "+", "linestyle": "-."}),
-    "torch_flash": ("FlashAttention-2", {"color": GREEN, "marker": "D", "linestyle": "--"}),
-    "torch_cudnn": ("cuDNN", {"color": PURPLE, "marker": "^", "linestyle": "--"}),
-    "fa4": ("FlashAttention-4", {"color": GREEN, "marker": "*", "linestyle": "-."}),
+_PEERS = {
+    "torch_unfused": ("PyTorch, unfused", ("grey", "1", ":")),
+    "torch_math": ("PyTorch, math", ("grey", "+", "-.")),
+    "torch_flash": ("FlashAttention-2", ("green", "D", "--")),
+    "torch_cudnn": ("cuDNN", ("purple", "^", "--")),
+    "fa4": ("FlashAttention-4", ("green", "*", "-.")),
 }
+_DRAWN = {name: (rung.short, rung.look) for name, rung in ladder().items()} | _PEERS
+LOOKS = {name: Look(label, NAMED[colour], *shape) for name, (label, (colour, *shape)) in _DRAWN.items()}
+"""How each contestant is drawn, in the order of the ladder."""
 
 
 @styled
@@ -141,12 +138,14 @@ def plot_times(record: Mapping[str, Any], *, d: int = 128, ax: Sequence[Axes] | 
             for r in record["results"]
             if (r["d"], r["direction"], r["causal"]) == (d, direction, causal) and not r["dropout_p"]
         ]
-        for name, (label, look) in LOOKS.items():
+        for name, look in LOOKS.items():
             points = [
                 (r["N"], t["tflops"]) for r in chosen for t in r["timings"] if t["name"] == name and not t["failed"]
             ]
             if points:
-                panel.plot(*zip(*points, strict=True), label=label, gid=f"{direction} {causal} {name}", **look)
+                panel.plot(
+                    *zip(*points, strict=True), label=look.label, gid=f"{direction} {causal} {name}", **look.line
+                )
         panel.set_ylim(0, None)
         panel.set_title(f"{direction}{', causal' if causal else ''}")
         panel.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
@@ -170,10 +169,10 @@ def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = No
             for t in r["timings"]:
                 if not t["failed"]:
                     times.setdefault(t["name"], {}).setdefault(r["N"], {})[r["direction"]] = t["median"] / r["B"]
-    for name, (label, look) in LOOKS.items():
+    for name, look in LOOKS.items():
         points = [(N, sum(both.values())) for N, both in sorted(times.get(name, {}).items()) if len(both) == 2]
         if points:
-            ax.plot(*zip(*points, strict=True), label=label, gid=name, **look)
+            ax.plot(*zip(*points, strict=True), label=look.label, gid=name, **look.line)
     ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
     ax.yaxis.set_major_locator(LogLocator(10))
@@ -190,7 +189,7 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
     dress(ax)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    for name, (label, look) in LOOKS.items():
+    for name, look in LOOKS.items():
         points = [
             (r["N"], t["extra_bytes"] / r["B"])
             for r in record["results"]
@@ -199,7 +198,7 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
             if t["name"] == name and t["extra_bytes"]
         ]
         if points:
-            ax.plot(*zip(*points, strict=True), label=label, gid=name, **look)
+            ax.plot(*zip(*points, strict=True), label=look.label, gid=name, **look.line)
     ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
     ax.yaxis.set_major_formatter(EngFormatter("B", sep=""))
@@ -225,7 +224,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     names = [name for name in LOOKS if name in ms["forward"] and name in ms["backward"]]
     total = {name: ms["forward"][name] + ms["backward"][name] for name in names}
     for row, name in enumerate(names):
-        colour = tint(LOOKS[name][1]["color"])
+        colour = tint(LOOKS[name].colour)
         forward = ms["forward"][name]
         ax.barh(row, forward, color=colour, edgecolor=BLACK, linewidth=0.6)
         ax.barh(
@@ -239,7 +238,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         )
         said = f" {total[name]:.1f} ms, {total['torch_unfused'] / total[name]:.1f}×"
         ax.text(total[name], row, said, va="center", fontsize=8)
-    ax.set_yticks(range(len(names)), [LOOKS[name][0] for name in names])
+    ax.set_yticks(range(len(names)), [LOOKS[name].label for name in names])
     ax.invert_yaxis()
     ax.set_xlim(0, 1.5 * max(total.values()))
     one = results["forward"]

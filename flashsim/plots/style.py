@@ -20,7 +20,8 @@ BLACK, GREY = "#000000", "#666666"
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 BY_DIRECTION = {"forward": BLUE, "backward": GREEN}
-NAMED = {"black": BLACK, "orange": ORANGE, "green": GREEN, "blue": BLUE, "vermillion": VERMILLION, "purple": PURPLE}
+NAMED = {"black": BLACK, "grey": GREY, "orange": ORANGE, "sky": SKY, "green": GREEN, "blue": BLUE, "vermillion": VERMILLION,
+         "purple": PURPLE}  # fmt: skip
 SPARE = ((SKY, "P", "-."), (GREY, "X", "-."), (YELLOW, "p", "-."))  # for algorithms whose record gives no look
 
 

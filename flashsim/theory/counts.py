@@ -26,7 +26,7 @@ from flashsim.theory.bounds import products_flops
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of, forms
 from flashsim.theory.live import Chosen, Listed
-from flashsim.theory.problem import NoClosedForm, OneHead, ceil_div, dense_shapes, has_tree, live_tiles
+from flashsim.theory.problem import NoClosedForm, OneHead, ceil_div, dense_shapes, live_tiles
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -112,7 +112,7 @@ def exact(
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
 
     n, dense = group * n, dense_shapes(rule, group)
-    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), has_tree(rule), own, group)
+    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), rule.tree is not None, own, group)
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else own.get("block_mask")
     tiles = p.tiles(sizes.B_r, sizes.B_c, _chosen(skipping, rule, p, sizes))

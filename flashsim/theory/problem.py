@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashsim.checking import check_count
-from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import Mask
 from flashsim.matrices import KINDS, Kind
-from flashsim.records import ArrayTraffic, Blocks, Role
+from flashsim.records import ArrayTraffic, Blocks, Role, Shape
 from flashsim.theory.live import Chosen, Every, Live
-from flashsim.tree_mask import Tree
 
 
 class NoClosedForm(ValueError):
@@ -192,39 +191,21 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def parts_of(mask: Mask) -> list[Mask]:
-    """Return the masks that `&` combined. NoClosedForm for one that theory does not know."""
-    if isinstance(mask, Both):
-        return parts_of(mask.a) + parts_of(mask.b)
-    if not isinstance(mask, All | SlidingWindow | KeyPadding | Dense | Tree):
-        raise NoClosedForm(f"no closed form for a mask of type {type(mask).__name__}")
-    return [mask]
-
-
 def dense_shapes(mask: Mask, group: int = 1) -> tuple[tuple[int, int], ...]:
     """Return the shapes of the mask arrays in HBM, as (rows, columns). Rows, if there are several, are those of all heads."""
-    arrays = [part.array for part in parts_of(mask) if isinstance(part, Dense)]
-    shapes = [(1, 1, *array.shape) for array in arrays]
-    return tuple((shape[-2] * (group if shape[-2] > 1 else 1), shape[-1]) for shape in shapes)
-
-
-def has_tree(mask: Mask) -> bool:
-    """Return whether a tree's bitmask is in HBM."""
-    return any(isinstance(part, Tree) for part in parts_of(mask))
+    shapes = [array.shape for array in mask.dense(())]
+    return tuple((rows * (group if rows > 1 else 1), columns) for rows, columns in shapes)
 
 
 def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -> Live | None:
-    """Return the tiles with an element that every positional mask allows; None: all are. `Dense` arrays do not count.
+    """Return the tiles with an element that positions allow; None: all are. NoClosedForm for a mask that is no band.
 
-    Of a `Tree` only this does: a node attends to none after it, so that δ ≤ 0 as in a causal window.
+    What is allowed is what the mask's band says; which tiles that makes live, and how many, is derived here anew.
     """
-    parts = parts_of(mask)
-    windows = [part for part in parts if isinstance(part, SlidingWindow)]
-    paddings = [part for part in parts if isinstance(part, KeyPadding)]
-    if not windows and not paddings and not has_tree(mask):
+    band = mask.band(Shape(N_q // group, N_k, 1, 1), ())
+    if band is None:
+        raise NoClosedForm(f"no closed form for a mask of type {type(mask).__name__}: its band is None")
+    if band.left is None and band.right is None and band.keys == N_k:
         return None
-    left = min((window.left for window in windows if window.left != -1), default=N_q + N_k)
-    right = min((window.right for window in windows if window.right != -1), default=N_q + N_k)
-    right = min(right, 0) if has_tree(mask) else right
-    length = min((int(part.lengths) for part in paddings), default=N_k)
-    return Live(N_q, N_k, blocks, left, right, length, group)
+    left, right = (N_q + N_k if side is None else side for side in (band.left, band.right))
+    return Live(N_q, N_k, blocks, left, right, band.keys, group)
