@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flashsim.checking import check_callback, check_count
-from flashsim.sweeping.processes import in_any_order
 from flashsim.sweeping.outcomes import Outcome, by_count, outcomes
 from flashsim.sweeping.points import Point, points_of
+from flashsim.sweeping.processes import in_any_order
 from flashsim.sweeping.result import Entry, Sweep
 
 AT_ONCE = 500  # points of one piece of work
