@@ -24,7 +24,7 @@ import flashsim
 from flashsim import gpu, patterns
 from flashsim.entry import run_script
 from flashsim.files import check_target, write_whole
-from flashsim.gpu.benchmark import machine
+from flashsim.gpu.benchmark import in_turns, machine
 from flashsim.gpu.compiling import import_cupy
 
 Calls = dict[str, Callable[[], Any]]
@@ -37,7 +37,7 @@ DECODED = [
     (1, 131_072, 8),
 ]  # sequences, KV, queries
 WINDOWS = [(127, 0), (64, 63), (255, 0)]
-ROUNDS, ROUND_MS = 9, 30.0
+ROUNDS = 9
 
 
 def main() -> int:
@@ -153,24 +153,7 @@ def peers(q: Any, k: Any, v: Any, window: tuple[int, int] | None = None) -> Call
 
 def race(calls: Calls) -> dict[str, float]:
     """Return the median ms of each."""
-    launches = {name: max(3, int(ROUND_MS / milliseconds(call, 3))) for name, call in calls.items()}
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            times[name].append(milliseconds(call, launches[name]))
-    return {name: round(statistics.median(found), 5) for name, found in times.items()}
-
-
-def milliseconds(call: Callable[[], Any], launches: int) -> float:
-    """Return the time of one call, of so many between two events."""
-    cupy = import_cupy()
-    start, end = cupy.cuda.Event(), cupy.cuda.Event()
-    start.record()
-    for _ in range(launches):
-        call()
-    end.record()
-    end.synchronize()
-    return float(cupy.cuda.get_elapsed_time(start, end)) / launches
+    return {name: round(statistics.median(found), 5) for name, found in in_turns(calls, ROUNDS).items()}
 
 
 if __name__ == "__main__":

@@ -13,9 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow
-from flashsim.algorithms import BACKWARD
+import flashsim
+from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, theory
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.dropout import keep_mask
+from flashsim.masks import All, Both, Mask
+from flashsim.memory import SramOverflow
 from flashsim.planting import mutated
 
 Array = NDArray[Any]
@@ -262,6 +265,44 @@ def of_bound(got: Array, want: Array, bound: Array) -> float:
         part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
     part = np.where(np.isnan(part), np.inf, part)
     return float(np.where(bound == np.inf, 0.0, part).max(initial=0.0))
+
+
+def same(got: flashsim.Tally | flashsim.Run | flashsim.Gradients, want: flashsim.Tally | theory.Exact) -> None:
+    """Ask for the same accesses, array by array, the same peak on chip, and the same blocks."""
+    assert got.hbm.by_array == want.hbm.by_array
+    assert (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
+
+
+def _dense_parts(mask: Mask | None) -> Mask:
+    """What is left of a mask of which every tile is live, as far as positions tell."""
+    if isinstance(mask, Both):
+        return _dense_parts(mask.a) & _dense_parts(mask.b)
+    return mask if isinstance(mask, Dense | Tree) else All()
+
+
+def count_equals_theory(algorithm: Algorithm, drawn: dict[str, Any]) -> None:
+    """Ask the same of both."""
+    want = theory.exact(algorithm.name, **drawn)
+    try:
+        tally = flashsim.count(algorithm.name, **drawn)
+    except SramOverflow:
+        assert want.sram.enforced
+        assert want.sram.peak > want.sram.capacity
+        return
+    except ValueError:  # "fit": not even blocks of one row
+        assert drawn["sizing"] == "fit"
+        every_tile = {**drawn, "block_mask": None}
+        if {"live", "splits"} & {*algorithm.parts}:
+            every_tile |= {"mask": _dense_parts(drawn["mask"]), "causal": False}
+        own = [option for option in FORWARD[algorithm.forward_pass].options if option.name in drawn]
+        every_tile |= {option.name: None for option in own if isinstance(option.check(drawn[option.name]), Mask)}
+        whole = theory.exact(algorithm.name, **every_tile)
+        assert whole.sram.peak > whole.sram.capacity
+        assert whole.blocks.B_r == whole.blocks.B_c == 1
+        return
+    same(tally, want)
+    assert tally.flops.matmul == want.matmul
+    assert not want.sram.enforced or want.sram.peak <= want.sram.capacity
 
 
 def swap(function: Any, before: str, after: str, patch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ from flashsim.run import gather, sums
 from flashsim.run.task import attended
 from flashsim.tracing.about import tiles_of
 
-from .cases import DTYPES, FEW, MASKS, Array, of_bound, room_for, swap, unnoticed
+from .cases import DTYPES, FEW, MASKS, Array, of_bound, room_for, same, swap, unnoticed
 
 SCHEDULES = ("separate", "grouped")
 DROPPING = [name for name, algorithm in FORWARD.items() if "dropout" in algorithm.parts]
@@ -377,14 +377,6 @@ def test_the_induction_holds_for_groups() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ what they count
-
-
-def same(got: Any, want: Any) -> None:
-    assert got.hbm.by_array.keys() == want.hbm.by_array.keys()
-    for array in want.hbm.by_array:
-        assert got.hbm.by_array[array] == want.hbm.by_array[array], array
-    assert got.sram == want.sram
-    assert got.blocks == want.blocks
 
 
 @pytest.mark.parametrize("gqa", SCHEDULES)

@@ -16,24 +16,16 @@ import flashsim
 from flashsim import patterns, theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
 from flashsim.band import Band
-from flashsim.masks import All, Both, Causal, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import All, Causal, Dense, KeyPadding, Mask, SlidingWindow
 from flashsim.memory import SramOverflow
 from flashsim.records import Blocks, Shape
 from flashsim.theory.live import Every, points
 from flashsim.theory.problem import Tiles, live_tiles
 
-from .cases import DTYPES, FEW
+from .cases import DTYPES, FEW, count_equals_theory, same
 
 PASSES_BY_NAME = {"forward": FORWARD, "backward": BACKWARD}
 PASSES = [("forward", name) for name in FORWARD] + [("backward", name) for name in BACKWARD]
-
-
-def same(got: flashsim.Tally | flashsim.Run | flashsim.Gradients, want: theory.Exact) -> None:
-    for array in {*got.hbm.by_array, *want.hbm.by_array}:
-        assert got.hbm.by_array.get(array) == want.hbm.by_array.get(array), array
-    assert got.hbm == want.hbm
-    assert got.sram == want.sram
-    assert got.blocks == want.blocks
 
 
 # ------------------------------------------------------------------------------------------------- what is drawn
@@ -62,13 +54,6 @@ def masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
     for _ in range(count - 1):
         mask = mask & one()
     return mask
-
-
-def dense_parts(mask: Mask | None) -> Mask:
-    """What is left of a mask of which every tile is live, as far as positions tell."""
-    if isinstance(mask, Both):
-        return dense_parts(mask.a) & dense_parts(mask.b)
-    return mask if isinstance(mask, Dense) else All()
 
 
 @st.composite
@@ -120,28 +105,7 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
 @given(data=st.data())
 def test_count_equals_theory(direction: str, name: str, data: st.DataObject) -> None:
     drawn = data.draw(options(name, direction))
-    want = theory.exact(name, **drawn)
-    try:
-        tally = flashsim.count(name, **drawn)
-    except SramOverflow:
-        assert want.sram.enforced
-        assert want.sram.peak > want.sram.capacity
-        return
-    except ValueError:  # "fit": not even blocks of one row
-        assert drawn["sizing"] == "fit"
-        every_tile = {**drawn, "block_mask": None}
-        algorithm = PASSES_BY_NAME[direction][name]
-        if {"live", "splits"} & {*algorithm.parts}:
-            every_tile |= {"mask": dense_parts(drawn["mask"]), "causal": False}
-        own = FORWARD[algorithm.forward_pass].options
-        every_tile |= {option.name: None for option in own if isinstance(option.check(drawn[option.name]), Mask)}
-        whole = theory.exact(name, **every_tile)
-        assert whole.sram.peak > whole.sram.capacity
-        assert whole.blocks.B_r == whole.blocks.B_c == 1
-        return
-    same(tally, want)
-    assert tally.flops.matmul == want.matmul
-    assert not want.sram.enforced or want.sram.peak <= want.sram.capacity
+    count_equals_theory(PASSES_BY_NAME[direction][name], drawn)
 
 
 @pytest.mark.parametrize("name", FORWARD)

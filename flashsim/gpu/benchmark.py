@@ -121,18 +121,23 @@ def _measure(setting: Setting, contestants: Sequence[str], rounds: int) -> Itera
         except Exception as error:  # a contestant that cannot do this setting must not end the benchmark
             yield Timing(name, math.nan, math.nan, math.nan, math.nan, failed=f"{type(error).__name__}: {error}"[:300])
         cupy.cuda.runtime.deviceSynchronize()
-    launches = {
-        name: max(1, min(MOST_LAUNCHES, int(LAUNCHES_MS / max(_time(call, 2), 1e-3)))) for name, call in calls.items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(max(rounds, LEAST_ROUNDS)):
-        for name, call in calls.items():
-            times[name].append(_time(call, launches[name]))
-    for name, measured in times.items():
+    for name, measured in in_turns(calls, max(rounds, LEAST_ROUNDS)).items():
         median = statistics.median(measured)
         yield Timing(name, median, min(measured), max(measured), setting.flops / median / 1e9, extra[name])
     del calls
     _free()
+
+
+def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Return the ms of a call of each, round by round: the mean of as many as fill 30 ms, but at most 1,000."""
+    launches = {
+        name: max(1, min(MOST_LAUNCHES, int(LAUNCHES_MS / max(_time(call, 2), 1e-3)))) for name, call in calls.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(_time(call, launches[name]))
+    return times
 
 
 def _time(call: Callable[[], Any], launches: int) -> float:
