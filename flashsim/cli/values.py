@@ -135,7 +135,7 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 def several_sizes(text: str) -> list[int | str]:
     """Read a size, or a range of sizes: elements as numbers; bytes as text, until the dtype is known."""
     parts = text.split(":")
-    sizes = [part for part in parts if part[:1] != "x"]
+    sizes = [part for at, part in enumerate(parts) if at < 2 or part[:1] != "x"]
     in_bytes = [size(part).strip()[-1:].upper() == "B" for part in sizes]
     if any(in_bytes) != all(in_bytes):
         raise _refused(text, "sizes that are all elements, or all bytes")

@@ -9,6 +9,7 @@ import numpy as np
 
 from flashsim import theory
 from flashsim.checking import check_shape, shown
+from flashsim.inputs import check_M, float_name
 from flashsim.records import Blocks, Shape, Traffic
 from flashsim.sweeping.columns import ARGUMENTS, FOUND, OF_ARRAYS
 from flashsim.sweeping.outcomes import Outcome
@@ -61,7 +62,7 @@ def _asked(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
         "N_k": given.get("N_k") if shape is None else shape.N_k,
         "d": given.get("d"),
         "d_v": given.get("d_v") if shape is None else shape.d_v,
-        "M": given.get("M") if outcome.sram is None else outcome.sram.capacity,
+        "M": _M(given) if outcome.sram is None else outcome.sram.capacity,
         "heads": heads,
         "kv_heads": heads if given.get("kv_heads") is None else given["kv_heads"],
         "gqa": given.get("gqa", "separate"),
@@ -154,6 +155,14 @@ def _blocks(given: Any, found: Blocks | None) -> Row:
         return {"B_r": found.B_r, "B_c": found.B_c, "T_r": found.T_r, "T_c": found.T_c}
     pair = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
     return {"B_r": pair[0], "B_c": pair[1]}
+
+
+def _M(given: Mapping[str, Any]) -> Any:
+    """Return M in elements, or, if it is no size, as it was given."""
+    try:
+        return check_M(given.get("M"), theory.BYTES[float_name(given.get("dtype", "float32"))])
+    except ValueError:
+        return plain(given.get("M"))
 
 
 def _shape(given: Mapping[str, Any]) -> Shape | None:
