@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeGuard, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.dlpack import as_array
 from flashsim.records import Blocks, Shape
 
 P = ParamSpec("P")
@@ -42,11 +43,14 @@ def shown(value: object) -> str:
 
 
 def check_array(name: str, value: Any) -> NDArray[Any]:
-    """Return an array in the machine's byte order. Masked arrays are refused: their masks would be ignored."""
+    """Return an array in the machine's byte order, of lists or of another library's array (`flashsim.dlpack`).
+
+    Masked arrays are refused: their masks would be ignored.
+    """
     if _is_masked(value):
         raise ValueError(f"{name} is a masked array (numpy.ma), whose mask would be ignored; expected a plain array")
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except Exception as error:  # ragged lists; or whatever an object's __array__ raises
         raise ValueError(f"{name} is {shown(value)}; expected an array: {error}") from error
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -20,8 +20,6 @@ from heapq import merge
 from math import isqrt
 from typing import Any
 
-from numpy.typing import DTypeLike
-
 from flashsim import theory
 from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.blocks import Fixed
@@ -30,6 +28,7 @@ from flashsim.api import Tally, count
 from flashsim.checking import check_callback, check_count, check_direction, check_flag, check_p, check_shape
 from flashsim.inputs import check_M, float_dtype
 from flashsim.records import Blocks, Shape
+from flashsim.sizes import Size
 
 MOST_TRIED = 2**22
 OnTried = Callable[[int, int], None]
@@ -158,11 +157,11 @@ def tune(
     *,
     N: int | None = None,
     d: int,
-    M: int | None = None,
+    M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
     d_v: int | None = None,
-    dtype: DTypeLike = "float32",
+    dtype: Any = "float32",
     direction: str = "forward",
     causal: bool = False,
     dropout_p: float = 0.0,

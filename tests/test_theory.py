@@ -16,8 +16,9 @@ import flashsim
 from flashsim import patterns, theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
 from flashsim.band import Band
-from flashsim.masks import All, Causal, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import All, Causal, Dense, Mask, SlidingWindow
 from flashsim.memory import SramOverflow
+from flashsim.paddings import KeyPadding, QueryPadding
 from flashsim.records import Blocks, Shape
 from flashsim.theory.live import Every, points
 from flashsim.theory.problem import Tiles, live_tiles
@@ -36,13 +37,16 @@ def masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
     """None, or up to three masks of any kind, combined."""
 
     def one() -> Mask:
-        match draw(st.sampled_from(("causal", "window", "padding", "dense"))):
+        offset = draw(st.none() | st.integers(-N_q - 2, N_k + 2))
+        match draw(st.sampled_from(("causal", "window", "padding", "queries", "dense"))):
             case "causal":
-                return Causal()
+                return Causal(offset)
             case "window":
-                return SlidingWindow(draw(st.integers(-1, N_k)), draw(st.integers(-1, N_q)))
+                return SlidingWindow(draw(st.integers(-1, N_k)), draw(st.integers(-1, N_q)), offset)
             case "padding":
                 return KeyPadding(draw(st.integers(0, N_k)))
+            case "queries":
+                return QueryPadding(draw(st.integers(0, N_q)))
             case _:
                 shape = draw(st.sampled_from([(N_q, N_k), (1, N_k), (N_q, 1), (1, 1), (N_k,), (1,), ()]))
                 return Dense(np.random.default_rng(0).random(shape) < 0.7)

@@ -20,7 +20,6 @@ from flashsim.plots.chart import Chart
 from flashsim.plots.style import (
     BLACK,
     BLUE,
-    COLUMN,
     GREEN,
     GREY,
     ORANGE,
@@ -107,7 +106,7 @@ def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
     """
     data = arrays_data() if data is None else data
     if ax is None:
-        figure = Figure(figsize=(2.1 * COLUMN, 0.7 + 0.88 * len(data["directions"]["forward"])), layout="constrained")
+        figure = column_figure(0.7 + 0.88 * len(data["directions"]["forward"]), 2.1)
         ax = list(figure.subplots(1, 2))
     for panel, (direction, bars) in zip(ax, data["directions"].items(), strict=True):
         dress(panel)
@@ -147,7 +146,7 @@ def run_figure(run_by_name: Mapping[str, Counted], **shape: Any) -> Figure:
 
     `shape` is passed on to `plot_blocks`: N, N_q, d, d_v, dtype, M.
     """
-    figure = Figure(figsize=(2.1 * COLUMN, 3.5), layout="constrained")
+    figure = column_figure(3.5, 2.1)
     by_array, by_block = figure.subplots(1, 2)
     plot_run(run_by_name, ax=by_array)
     plot_blocks(**shape, backward=False, ax=by_block)

@@ -187,7 +187,10 @@ def _called(fn: Callable[..., Any], arrays: list[Array], options: dict[str, Any]
 
 def _raised(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"raised {type(error).__name__}: {error} (at {where.filename}:{where.lineno})"
+    place = (
+        "" if where.filename == __file__ else f" (at {where.filename}:{where.lineno})"
+    )  # the call itself is no place
+    return f"raised {type(error).__name__}: {error}{place}"
 
 
 def _array(name: str, given: Any, shape: tuple[int, ...]) -> Array:

@@ -29,8 +29,9 @@ class Wrapped:
     **keywords)` returns (dq, dk, dv), by torch's autograd or jax.vjp through O; it is missing where there is neither.
     """
 
-    def __init__(self, fn: Callable[..., Any], bridge: Bridge, convention: str | None) -> None:
+    def __init__(self, fn: Callable[..., Any], bridge: Bridge, convention: str | None, device: Any = None) -> None:
         self.fn = fn
+        self.device = device
         self.convention = convention
         self.__name__ = str(getattr(getattr(fn, "func", fn), "__name__", fn))  # .func: of a functools.partial
         self.__qualname__ = self.__name__
@@ -99,6 +100,12 @@ class Wrapped:
         if self.convention is not None and layout != defaults["layout"]:
             raise ValueError(f"layout is {layout!r}; expected {defaults['layout']!r}, that of {self.convention}")
         return Spec(**(defaults | overrides))
+
+    def code(self) -> str:
+        """Return Python that wraps the function again, where that has its own name."""
+        said = {"convention": self.convention, "device": self.device}
+        more = "".join(f", {name}={value!r}" for name, value in said.items() if value is not None)
+        return f"wrap({self.__name__}, {self._bridge.package!r}{more})"
 
     def __repr__(self) -> str:
         return f"<{self.__name__} on {self._bridge.package}, wrapped for NumPy>"
@@ -183,7 +190,7 @@ def wrap(fn: Callable[..., Any], xp: str, *, convention: str | None = None, devi
         )
     if convention is not None and xp != "torch":
         raise ValueError(f"xp is {xp!r}; expected 'torch', which convention {convention!r} is of")
-    return Wrapped(fn, BRIDGES[xp](device), convention)
+    return Wrapped(fn, BRIDGES[xp](device), convention, device)
 
 
 # ----------------------------------------------------------------------------------------------------- conventions

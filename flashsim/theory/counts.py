@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import DTypeLike
-
 from flashsim.checking import (
     check_blocks,
+    check_flag,
     check_gqa,
     check_heads,
     check_p,
@@ -21,6 +20,7 @@ from flashsim.inputs import check_M, float_name
 from flashsim.masks import All, Mask, as_mask
 from flashsim.options import check_options
 from flashsim.records import Blocks, Occupancy, Shape, Traffic
+from flashsim.sizes import Size
 from flashsim.theory import groups
 from flashsim.theory.bounds import products_flops
 from flashsim.theory.form import Form
@@ -70,15 +70,16 @@ def exact(
     *,
     N: int | None = None,
     d: int,
-    M: int | None = None,
+    M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
     d_v: int | None = None,
     heads: int = 1,
     kv_heads: int | None = None,
-    dtype: DTypeLike = "float32",
+    dtype: Any = "float32",
     sizing: str = "paper",
     blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None,
     direction: str = "forward",
     causal: bool = False,
     mask: Any = None,
@@ -126,7 +127,9 @@ def exact(
     return Exact(
         form.name,
         traffic,
-        Occupancy(peak, M, fixed is not None or sizing == "fit"),
+        Occupancy(
+            peak, M, (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+        ),
         sizes,
         problems * products_flops(form, tiles.area, d, shape.d_v),
     )
