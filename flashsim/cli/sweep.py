@@ -6,8 +6,10 @@ import argparse
 import csv
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from flashsim.algorithms import options as declared
@@ -17,6 +19,7 @@ from flashsim.cli.outputs import check_outputs, figure_stem, finish, progress
 from flashsim.cli.shared import NAMES, add
 from flashsim.cli.values import seed, whole
 from flashsim.files import write_whole
+from flashsim.jobs import in_any_order
 
 SUMMARY = "Sweep: what algorithms move at every combination of many values, as a table, CSV, JSON, a picture."
 EXAMPLES = (
@@ -29,7 +32,7 @@ EXAMPLES = (
 )
 MANY = "one or many: 64 128, 128:4096:128 (steps of 128), 128:65536:x2 (times 2)"
 BOTH = {"no": [False], "yes": [True], "both": [False, True]}
-SHOWN = 20
+SHOWN, WIDTH = 20, 80
 
 
 def add_options(parser: Any) -> None:
@@ -89,25 +92,28 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0, or 1 where no point could be counted, or a closed form and a count differ. Raises ValueError."""
-    from flashsim.sweeping import Disagreement, sweep
+    from flashsim.sweeping.running import Disagreement, swept
 
     if options.csv == "-" == options.json:
         raise ValueError("--csv - and --json - both want stdout; give one of them a file")
     for name in ("x", "y", "by"):
         if getattr(options, name) is not None and options.output is None:
             raise ValueError(f"--{name} is for -o, which draws the rows: give -o STEM")
+    algorithms = [*options.named, *options.algorithm]
+    if options.jobs > 1 and not all(isinstance(each, str) for each in algorithms):
+        raise ValueError("argument --jobs: an algorithm of your own is swept in one process; leave --jobs out")
     stem = None if options.output is None else figure_stem(options, "")
     check_outputs(options)
     with progress(options) as bar:
         task = bar.add_task("sweep", total=None)
         try:
-            found = sweep(
-                [*options.named, *options.algorithm] or "flash",
-                **_arguments(options),
-                points=None if options.points is None else _table(options.points),
+            found = swept(
+                algorithms or "flash",
+                _arguments(options),
+                None if options.points is None else _table(options.points),
+                partial(in_any_order, jobs=options.jobs),
                 check=options.check,
                 seed=options.seed,
-                jobs=options.jobs,
                 on_points=lambda done, of: bar.update(task, completed=done, total=of),
             )
         except TypeError as error:
@@ -120,7 +126,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
     """Write the rows where they are wanted, and print them for a reader."""
-    from flashsim import plots
     from flashsim.sweeping.answers import sentences
 
     saved: list[Path] = []
@@ -129,15 +134,17 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
     elif options.csv is not None:
         saved.append(write_whole(options.csv, found.to_csv()))
     if stem is not None and len(found.ok):
+        from flashsim import plots
+
         data = plots.sweep_data(found, x=options.x, y=options.y or "accesses", by=options.by)
         saved += plots.save(plots.figure_of(plots.plot_sweep(data)), stem, data, options.command_line)
 
     def show() -> None:
         if options.csv == "-":
             return
-        print(f"{found.summary}\n\n{found.as_text(SHOWN)}")
-        for sentence in sentences(found):
-            print(sentence)
+        for line in (found.summary, *sentences(found)):
+            print(*wrap(line, WIDTH, subsequent_indent="    "), sep="\n")
+        print(f"\n{found.as_text(SHOWN, WIDTH)}")
         if saved:
             print(f"\nSaved {', '.join(map(str, saved))}")
 
