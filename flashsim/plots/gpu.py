@@ -33,6 +33,7 @@ LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "q_outer": ("loops exchanged", {"color": ORANGE, "marker": "v"}),
     "tensor_core": ("tensor cores", {"color": VERMILLION, "marker": "s"}),
     "hopper": ("wgmma and TMA", {"color": VERMILLION, "marker": "P"}),
+    "hopper_fp8": ("wgmma and TMA, 8 bits", {"color": VERMILLION, "marker": "p"}),
     "hopper_decode": ("wgmma and TMA, decoding", {"color": VERMILLION, "marker": "X"}),
     "standard": ("standard, CuPy", {"color": BLACK, "marker": "x", "linestyle": ":"}),
     "torch_unfused": ("PyTorch, unfused", {"color": GREY, "marker": "1", "linestyle": ":"}),
