@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish, progress
