@@ -49,7 +49,10 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
     """Return a count as plain data."""
     return {
         "algorithm": counted.tally.algorithm,
-        "arguments": {key: getattr(value, "__name__", value) for key, value in counted.arguments.items()},
+        "arguments": {
+            key: repr(value) if key == "mask" else getattr(value, "__name__", value)
+            for key, value in counted.arguments.items()
+        },
         **traffic_numbers(counted.tally.hbm),
         "sram": asdict(counted.tally.sram),
         "resident_at_peak": counted.ledger.at_peak,

@@ -8,7 +8,7 @@ from typing import Any
 
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import forward_of
-from flashsim.cli.shared import add, add_declared, declared_in
+from flashsim.cli.shared import add, add_declared, causal_in, declared_in
 from flashsim.cli.values import elements
 
 N, D = 12, 4
@@ -23,7 +23,7 @@ def add_inputs(parser: Any) -> None:
     add(parser, "--head", help="the head of --qkv, an index into the leading axes")
     add(parser, "--blocks", help="block sizes. Default: as --sizing says for --M; without --M, a quarter of the keys")
     add(parser, "--M", help="SRAM size: elements (96), or bytes of the dtype (2KB). Default: what these blocks need")
-    add(parser, "--sizing", "--causal", "--dropout")
+    add(parser, "--sizing", "--causal", "--offset", "--dropout")
     add_declared(parser)
     add(parser, "--seed", help="of random operands, and of dropout. Default: 0")
 
@@ -60,7 +60,7 @@ def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: S
     """
     import flashsim
 
-    asked: dict[str, Any] = {"causal": options.causal, "dropout_p": options.dropout, "seed": options.seed}
+    asked: dict[str, Any] = {**causal_in(options), "dropout_p": options.dropout, "seed": options.seed}
     asked |= declared_in(options)
     rows = max(options.blocks) if options.blocks else max(-(-K.shape[0] // 4), 1)
     on_paper = 2 * (Q.shape[1] + V.shape[1]) * rows  # of which a block of `rows` rows is line 1's

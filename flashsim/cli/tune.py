@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish, progress
-from flashsim.cli.shared import BOTH, LENGTHS, add
+from flashsim.cli.shared import BOTH, LENGTHS, add, causal_in
 from flashsim.cli.values import elements, whole
 from flashsim.inputs import float_dtype
 from flashsim.sizes import human_bytes
@@ -29,7 +29,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--algorithm", nargs="+", default=[], help=f"try these too: {BOTH}")
     add(parser, "--backward", help="tune the backward pass")
     add(parser, "--causal", help="causal: query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped")
-    add(parser, "--dropout")
+    add(parser, "--offset", "--dropout")
     parser.add_argument(
         "--least",
         type=whole(),
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
             M=elements(options.M, itemsize),
             dtype=options.dtype,
             direction=direction,
-            causal=options.causal,
+            **causal_in(options),
             dropout_p=options.dropout,
             least=options.least,
             algorithms=options.algorithm,
@@ -76,7 +76,7 @@ def print_tuned(tuned: Any, itemsize: int, dtype: str) -> None:
     console, shape, M = console_for_tables(), tuned.shape, tuned.M
     lengths = f"N = {shape.N_q:,}" if shape.N_q == shape.N_k else f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}"
     widths = f"d = {shape.d}" if shape.d == shape.d_v else f"d = {shape.d}, d_v = {shape.d_v}"
-    causal = ", causal" if tuned.causal else ""
+    causal = ", causal" if tuned.causal else f", {tuned.mask}" if tuned.mask else ""
     console.print(f"One head, {tuned.direction}, {lengths}, {widths}{causal}")
     console.print(f"SRAM of M = {M:,} elements ({human_bytes(M * itemsize)} of {dtype})")
     once = (
