@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish
-from flashsim.cli.shared import LENGTHS, add, add_algorithm, add_declared, algorithm_in, causal_in, declared_in
+from flashsim.cli.shared import LENGTHS, SIZINGS, add, add_algorithm, add_declared, algorithm_in, causal_in, declared_in
 from flashsim.cli.values import elements, whole
 from flashsim.inputs import float_dtype
 
@@ -32,10 +32,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--gqa")
     add(parser, "--backward", help="count the backward pass")
     add(parser, "--causal", "--offset", "--dropout", "--M")
-    sizing = (
-        "paper: line 1's blocks, which may need more than M; fit: the largest of their shape that fit. Default: paper"
-    )
-    add(parser, "--sizing", default="paper", help=sizing)
+    add(parser, "--sizing", default="paper", help=f"{SIZINGS}. Default: paper")
     add(parser, "--blocks", "--json")
     add_declared(parser)
 

@@ -19,6 +19,8 @@ from flashsim.masks import Causal
 NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
 BOTH = f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"
 
+SIZINGS = "fit: the largest blocks of line 1's shape that fit M; paper: line 1's own, which may need more"
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--algorithm": {"type": algorithm, "metavar": "NAME", "help": NAMES},
     "--backward": {"action": "store_true"},
@@ -26,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--causal": {"action": "store_true", "help": "causal: query i attends to keys j ≤ i + N_k − N_q"},
     "--d": {"type": whole(), "required": True, "help": "head dimension"},
     "--d-v": {"type": whole(), "metavar": "D", "help": "width of V, where it differs from d"},
-    "--dropout": {"type": probability, "default": 0.0, "metavar": "P", "help": "drop weights with this probability"},
+    "--dropout": {"type": probability, "default": 0.0, "metavar": "P", "help": "drop weights with this probability. Default: 0"},
     "--dtype": {"choices": FLOATS, "default": "float32", "help": "of Q, K, V. Default: float32"},
     "--gqa": {
         "choices": ["separate", "grouped"],
@@ -49,8 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--sizing": {
         "choices": ["fit", "paper"],
         "default": "fit",
-        "help": "fit: the largest blocks of line 1's shape that fit M; paper: line 1's own, which may need more. "
-        "Default: fit",
+        "help": f"{SIZINGS}. Default: fit",
     },
     "--vs": {"type": algorithm, "metavar": "NAME"},
     "--offset": {
