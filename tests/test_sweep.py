@@ -23,7 +23,7 @@ from flashsim.sweeping.columns import meaning
 from flashsim.sweeping.outcomes import Outcome
 from tests.own import two_sweeps
 
-SMALL = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}
+SMALL: dict[str, Any] = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}
 
 
 def keys(sweep: Sweep, *names: str) -> list[tuple[Any, ...]]:

@@ -692,22 +692,8 @@ def test_a_bug_is_planted_in_a_backward_pass(bug: str) -> None:
 
 def test_step_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.html"
-    arguments = [
-        "step",
-        "--algorithm",
-        "flash",
-        "--n",
-        "12",
-        "--d",
-        "4",
-        "--blocks",
-        "3",
-        "4",
-        "--causal",
-        "-o",
-        str(path),
-    ]
-    assert main(arguments) == 0
+    arguments = ["step", "--algorithm", "flash", "--n", "12", "--d", "4", "--blocks", "3", "4", "--causal"]
+    assert main([*arguments, "-o", str(path)]) == 0
     assert "100 steps" in capsys.readouterr().out
     (data,) = in_page(path.read_text(encoding="utf-8"))
     assert data["about"]["command"].startswith("flashsim step --algorithm flash")
