@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flashsim.inputs import DEFAULT_SRAM_BYTES
+from flashsim.masks import MOST_OFFSET
 from flashsim.sizes import parse_size
 
 MOST = 2**20  # numbers of a range
@@ -55,6 +56,17 @@ def whole(least: int = 1, most: int = 2**63 - 1) -> Callable[[str], int]:
         return number
 
     return read
+
+
+def offset(text: str) -> int:
+    """Read a position, which may be before the first key."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise _refused(text, "a whole number") from None
+    if abs(number) > MOST_OFFSET:
+        raise _refused(text, f"a whole number from -{MOST_OFFSET} to {MOST_OFFSET}")
+    return number
 
 
 def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:

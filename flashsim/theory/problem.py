@@ -205,8 +205,8 @@ def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -
     band = mask.band(Shape(N_q // group, N_k, 1, 1), ())
     if band is None:
         raise NoClosedForm(f"no closed form for a mask of type {type(mask).__name__}: its band is None")
-    if (band.left, band.right, band.keys, band.queries) == (None, None, N_k, None):
+    queries = N_q if band.queries is None else group * band.queries
+    if band.left is None and band.right is None and (band.keys, queries) == (N_k, N_q):
         return None
     left, right = (N_q + N_k if side is None else side for side in (band.left, band.right))
-    rows = N_q if band.queries is None else group * band.queries
-    return Live(N_q, N_k, blocks, left, right, 0 if band.is_empty else band.keys, group, rows)
+    return Live(N_q, N_k, blocks, left, right, band.keys if left + right >= 0 else 0, group, queries)
