@@ -7,6 +7,7 @@ which names the argument, its value (shortened) and what was expected. Arrays of
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection
 from fractions import Fraction
 from functools import wraps
@@ -59,7 +60,8 @@ def check_array(name: str, value: Any) -> NDArray[Any]:
 def _is_masked(value: Any, deep: int = 8) -> bool:
     if isinstance(value, list | tuple) and deep:
         return any(_is_masked(inner, deep - 1) for inner in value)
-    return isinstance(value, np.ma.MaskedArray)
+    ma = sys.modules.get("numpy.ma")  # NumPy imports it where it is named; who has a masked array has it
+    return ma is not None and isinstance(value, ma.MaskedArray)
 
 
 def check_booleans(name: str, value: Any) -> NDArray[np.bool_]:

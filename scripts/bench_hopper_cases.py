@@ -1,6 +1,6 @@
 """Time on Hopper what `flashsim bench` does not, beside cuDNN and FlashAttention where PyTorch has them.
 
-Decoding, sliding windows, block-sparse attention; and the backward pass, deterministic or not, and with dropout.
+Decoding, sliding windows, block-sparse attention; the backward pass, deterministic or not, and with dropout; 8 bits.
 
 python scripts/bench_hopper_cases.py                    # on a machine with a GPU: figures/gpu_hopper_cases.json
 python scripts/bench_hopper_cases.py --only backward -o figures/gpu_hopper_backward.json
@@ -34,6 +34,7 @@ from flashsim.gpu import hopper_backward
 from flashsim.gpu.benchmark import Setting, arrays, contestants, interleaved, machine
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Options
+from flashsim.reference import attention
 
 Calls = dict[str, Callable[[], Any]]
 DECODED = [
@@ -129,6 +130,37 @@ def backward() -> Iterator[dict[str, Any]]:
         yield {"case": "backward", **sizes, "B": setting.batch, "ms": ms, "tflops": tflops}
 
 
+def eight_bits() -> Iterator[dict[str, Any]]:
+    """Yield cases as `backward`, forward, and relative errors: the kernel's, beside that of rounding its inputs to e4m3."""
+    for N in (1024, 4096, 16_384):
+        for causal in (False, True):
+            setting = Setting(N, 128, causal)
+            makers = dict(contestants(setting, ["hopper_fp8", "hopper", "torch_cudnn", "fa4"]))
+            ms = race({name: make() for name, make in makers.items()})
+            tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
+            yield {
+                "case": "fp8",
+                "N": N,
+                "d": 128,
+                "causal": causal,
+                "B": setting.batch,
+                "H": 16,
+                "ms": ms,
+                "tflops": tflops,
+            }
+    given = [normal(1, 4, 2048, 128) for _ in range(3)]
+    rounded = [gpu.to_fp8(x) for x in given]
+    exact, wanted = (attention(*(x.get().astype(np.float64) for x in arrays)) for arrays in (given, rounded))
+    found = {"hopper": (given, exact), "hopper_fp8": (rounded, wanted)}
+    errors = {name: off(gpu.forward(*asked, kernel=name).get(), of) for name, (asked, of) in found.items()}
+    yield {"case": "fp8 errors", "N": 2048, "d": 128, "of inputs": off(wanted, exact), **errors}
+
+
+def off(found: Any, wanted: Any) -> float:
+    """Return ‖found − wanted‖ / ‖wanted‖."""
+    return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
+
+
 def copying() -> tuple[int, Calls]:
     """Return how many bytes a copy of 1 GB reads and writes, and its call."""
     cupy = import_cupy()
@@ -203,6 +235,7 @@ CASES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "window": windows,
     "block-sparse": block_sparse,
     "backward": backward,
+    "fp8": eight_bits,
 }
 
 

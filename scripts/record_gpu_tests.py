@@ -38,6 +38,7 @@ def main() -> int:
             "-q",
             "tests/test_gpu.py",
             "tests/test_gpu_hopper.py",
+            "tests/test_gpu_fp8.py",
             f"--junitxml={log}",
             "-p",
             "no:cacheprovider",

@@ -135,22 +135,22 @@ def print_ladder(record: Mapping[str, Any]) -> None:
     console, setting, on = console_for_tables(), record["setting"], record["machine"]
     console.print(
         f"{on['gpu']}; forward, N = {setting['N']:,}, d = {setting['d']}{', causal' if setting['causal'] else ''}, "
-        f"B = {setting['B']}, H = {setting['H']}, {setting['dtype']}; medians; traffic is reads + writes\n"
+        f"B = {setting['B']}, H = {setting['H']}, {setting['dtype']}; medians. Traffic, reads and writes: elements simulated, "
+        "and counted by the kernel; bytes between L2 and multiprocessors, and of DRAM\n"
     )
-    table = new_table("step", "ms", "TFLOP/s", "simulated, elements", "counted", "L2 ↔ SM, GB", "DRAM, GB")
+    table = new_table("step", "ms", "TFLOP/s", "elements", "counted", "L2 GB", "DRAM GB")
     for step in record["steps"]:
         if step["failed"]:
             table.add_row(step["name"], step["failed"], *"–––––")
             continue
         elements = [sum(step[key].values()) if key in step else None for key in ("simulated", "counted")]
-        same = " ==" if elements[0] == elements[1] else ""
         seen = step.get("seen")
         table.add_row(
             step["name"],
             f"{step['median']:.3f}",
             f"{step['tflops']:.1f}",
             "–" if elements[0] is None else f"{elements[0]:,}",
-            "–" if elements[1] is None else f"{elements[1]:,}{same}",
+            "–" if elements[1] is None else "==" if elements[0] == elements[1] else f"{elements[1]:,}",
             *(f"{(seen[f'{at}_reads'] + seen[f'{at}_writes']) / 1e9:.3f}" if seen else "–" for at in ("l2", "dram")),
         )
     console.print(table)
@@ -160,7 +160,7 @@ def print_results(record: Mapping[str, Any]) -> None:
     """Print TFLOP/s, a row for each setting, with our fastest kernel's ratios to PyTorch's and to unfused attention."""
     from flashsim.gpu.benchmark import FA4, TORCH
     from flashsim.gpu.rungs import ladder
-    from flashsim.tables import console_for_tables, new_table
+    from flashsim.tables import console_for_tables, new_table, print_table
 
     console = console_for_tables()
     on = record["machine"]
@@ -182,7 +182,7 @@ def print_results(record: Mapping[str, Any]) -> None:
             f"{ours / max(others):.2f}" if ours and others else "–",
             *(f"{ours / other:.1f}" if ours and other else "–" for other in unfused),
         )
-    console.print(table)
+    print_table(console, table)
     failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}
     for name, why in sorted(failed):
         console.print(f"{name} failed: {why}")

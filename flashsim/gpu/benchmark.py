@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
+from flashsim.gpu import hopper_fp8
 from flashsim.gpu.compiling import current_device, import_cupy
 from flashsim.gpu.kernel import Kernel
 from flashsim.gpu.rungs import ladder
@@ -131,14 +133,18 @@ def race(setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rou
 
 
 def interleaved(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Return the ms of each call, a number a round: all take turns, each with as many launches as take 30 ms."""
+    """Return the ms of each call, a number a round: all take turns, each with as many launches as take 30 ms.
+
+    Rounds have orders of their own: who comes after one that draws little power would clock higher each time.
+    """
     launches = {
         name: max(1, min(MOST_LAUNCHES, int(LAUNCHES_MS / max(_time(call, 2), 1e-3)))) for name, call in calls.items()
     }
     times: dict[str, list[float]] = {name: [] for name in calls}
+    shuffled = random.Random(0)
     for _ in range(max(rounds, LEAST_ROUNDS)):
-        for name, call in calls.items():
-            times[name].append(_time(call, launches[name]))
+        for name in shuffled.sample(list(calls), len(calls)):
+            times[name].append(_time(calls[name], launches[name]))
     return times
 
 
@@ -210,6 +216,11 @@ def _longest(name: str, otherwise: int) -> int:
     return otherwise if own is None else own
 
 
+def dtype_of(rung: Kernel, setting: Setting) -> str:
+    """Return the setting's dtype, or the one that a rung takes in its place: 8 bits."""
+    return rung.dtypes[0] if rung.output else setting.dtype
+
+
 def _can(rung: Kernel, setting: Setting) -> bool:
     """Say whether a rung has what the setting asks for."""
     shape = setting.batch, setting.H, setting.N, setting.d
@@ -218,22 +229,26 @@ def _can(rung: Kernel, setting: Setting) -> bool:
         setting.causal and not rung.causal,
         setting.dropout_p and not rung.dropout,
         setting.direction == "backward" and rung.backward is None,
+        rung.output and setting.d not in rung.head_dims,
     )
     return not any(lacks)
 
 
-def arrays(setting: Setting, count: int) -> list[Any]:
-    """Return so many arrays of normal random numbers, shaped as a setting's q."""
+def arrays(setting: Setting, count: int, dtype: str = "") -> list[Any]:
+    """Return so many arrays of normal random numbers, shaped as a setting's q, of its dtype or another."""
     cupy = import_cupy()
-    random = cupy.random.default_rng(0)
+    rng = cupy.random.default_rng(0)
     shape = setting.batch, setting.H, setting.N, setting.d
-    return [random.standard_normal(shape, dtype=cupy.float32).astype(setting.dtype) for _ in range(count)]
+    made = (rng.standard_normal(shape, dtype=cupy.float32) for _ in range(count))
+    if dtype == hopper_fp8.NAME:
+        return [hopper_fp8.to_fp8(x) for x in made]
+    return [x.astype(dtype or setting.dtype) for x in made]
 
 
 def _ours(name: str, setting: Setting) -> Call:
     from flashsim import gpu
 
-    q, k, v, do = arrays(setting, 4)
+    q, k, v, do = arrays(setting, 4, dtype_of(ladder()[name], setting))
     options: dict[str, Any] = {"kernel": name, "causal": setting.causal, "dropout_p": setting.dropout_p, "seed": 1}
     if setting.direction == "forward":
         return lambda: gpu.forward(q, k, v, **options)

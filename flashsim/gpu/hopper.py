@@ -97,7 +97,7 @@ def choose_tiles(d: int, kind: str, N_k: int, dropout: bool = False, blocks: tup
 def steps(d: int) -> dict[str, Tiles]:
     """Return the kernel for long rows without its ideas, and with one more each time; what `forward` takes is among them."""
     tiles = replace(TILES[d][0], turns=False, lazy=False, persistent=False)
-    found = {"wgmma, TMA, a producer": tiles}
+    found = {"plain": tiles}
     for idea in ("persistent", "lazy", "turns"):
         tiles = replace(tiles, **{idea: True})
         found[f"+ {idea}"] = tiles

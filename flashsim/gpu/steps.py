@@ -19,7 +19,7 @@ from typing import Any
 
 from flashsim.api import count
 from flashsim.gpu import hopper, tensor_core
-from flashsim.gpu.benchmark import FA4, TORCH, Call, Setting, arrays, contestants, race
+from flashsim.gpu.benchmark import FA4, TORCH, Call, Setting, arrays, contestants, dtype_of, race
 from flashsim.gpu.compiling import capability, current_device, import_cupy
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.profiling import profiled, run_marked
@@ -42,7 +42,7 @@ class Step:
         """Return what runs it on random arrays; counting, with the build that counts, which only whole rungs have."""
         from flashsim import gpu
 
-        q, k, v = arrays(setting, 3)
+        q, k, v = arrays(setting, 3, dtype_of(self.rung, setting))
         tiles = self.tiles
         if tiles is None:
             asked: dict[str, Any] = {"kernel": self.rung.name, "causal": setting.causal, "return_lse": True}
@@ -61,14 +61,15 @@ def steps(setting: Setting) -> Iterator[Step]:
     """Yield what takes part, from the lowest rung up."""
     for rung in ladder().values():
         shape = setting.batch, setting.H, setting.N, setting.d
-        if (setting.causal and not rung.causal) or (rung.unsuited and rung.unsuited(shape, shape)):
+        lacks = setting.causal and not rung.causal, setting.d not in rung.head_dims
+        if any(lacks) or (rung.unsuited and rung.unsuited(shape, shape)):
             continue
         if rung.name != "hopper":
             chosen = rung.choose_blocks and rung.choose_blocks(setting.d, setting.dtype, "forward")
             yield Step(rung.name, rung, tensor_core.block_sizes(setting.d) if rung.name == "tensor_core" else chosen)
         elif not hopper.why_not(capability(current_device()), setting.d):
             for name, tiles in hopper.steps(setting.d).items():
-                yield Step(f"hopper: {name}", rung, (tiles.B_r, tiles.B_c), tiles)
+                yield Step(f"hopper, {name}", rung, (tiles.B_r, tiles.B_c), tiles)
             tiles = hopper.choose_tiles(setting.d, hopper.kind_of(Options(1.0, setting.causal)), setting.N)
             yield Step("hopper", rung, (tiles.B_r, tiles.B_c))
 

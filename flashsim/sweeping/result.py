@@ -18,9 +18,10 @@ from flashsim.checking import shown
 from flashsim.exporting import to_json, to_pandas
 from flashsim.files import write_whole
 from flashsim.sweeping.answers import where_fewer
+from flashsim.sweeping.columns import meaning
 from flashsim.sweeping.outcomes import Outcome
 from flashsim.sweeping.points import Point
-from flashsim.sweeping.rows import Row, arguments_of, columns_of, meaning, row_of
+from flashsim.sweeping.rows import Row, arguments_of, columns_of, row_of
 from flashsim.sweeping.showing import as_html, as_text
 
 if TYPE_CHECKING:
@@ -116,8 +117,9 @@ class Sweep(Sequence[Row]):
             return column
         whole = [name for name in self.columns if isinstance(column, str) and name.startswith(f"{column}_")]
         if not whole:
-            near = get_close_matches(str(column), self.columns, 1)
-            meant = f", perhaps you mean {near[0]!r}" if near else ""
+            short = {name.rpartition("_")[0]: name for name in self.columns if "_" in name}
+            near = get_close_matches(str(column), [*self.columns, *short], 1)
+            meant = f", perhaps you mean {short.get(near[0], near[0])!r}" if near else ""
             raise ValueError(f"there is no column {shown(column)}{meant}; there are {', '.join(self.columns)}")
         return whole[0]
 
