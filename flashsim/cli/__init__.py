@@ -1,4 +1,4 @@
-"""The command line: `flashsim run`, `count`, `plot`, `tune`, `gpu`, `bench`, `check`, `example`, `step`, `debug`, `verify`.
+"""The command line: `flashsim run`, `count` and the others of `COMMANDS`.
 
 Each command is a module: SUMMARY, EXAMPLES, add_options(parser), and run(options), which returns 0, or 1 where a claim or
 a check failed. Results go to stdout, progress and errors to stderr. `flashsim.entry` says what each exit status means.
@@ -20,7 +20,20 @@ from flashsim.files import name_of
 
 COMMANDS: dict[str, ModuleType] = {
     name: import_module(f"flashsim.cli.{name}")
-    for name in ("run", "count", "plot", "tune", "gpu", "bench", "check", "example", "step", "debug", "verify")
+    for name in (
+        "run",
+        "count",
+        "plot",
+        "tune",
+        "gpu",
+        "bench",
+        "check",
+        "example",
+        "exercise",
+        "step",
+        "debug",
+        "verify",
+    )
 }
 
 
