@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 
 import numpy as np
 
@@ -115,10 +116,16 @@ class GroupedMask(Mask):
         """Return the most of any head of the group."""
         return max(self._mask.keys(self._one(shape), self._member(head, member)) for member in self._members)
 
+    def queries(self, shape: Shape, head: Head) -> int:
+        """Return the most of any head of the group, as rows."""
+        one = self._one(shape)
+        return self._group * max(self._mask.queries(one, self._member(head, member)) for member in self._members)
+
     def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return the band of the head that attends to the most keys: in positions, not rows."""
+        """Return the band that has those of all heads of the group in it: in positions, not rows."""
         bands = [self._mask.band(self._one(shape), self._member(head, member)) for member in self._members]
-        return max((band for band in bands if band is not None), key=lambda band: band.keys, default=None)
+        known = [band for band in bands if band is not None]
+        return reduce(or_, known) if len(known) == len(bands) else None
 
     @property
     def per_head(self) -> bool:

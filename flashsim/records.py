@@ -5,9 +5,11 @@ Every count is an exact integer number of elements. Bytes are derived, array by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+from flashsim.notebook import table
 
 Role = Literal["input", "output", "extra"]
 
@@ -60,7 +62,7 @@ class ArrayTraffic:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Traffic:
     """HBM accesses of a whole run: totals, and `by_array["K"]` for each named array."""
 
@@ -105,6 +107,8 @@ class Traffic:
 
     def times(self, heads: int) -> Traffic:
         """Return the same traffic repeated for `heads` heads: each head runs on its own, counts add up."""
+        if heads == 1:
+            return self
         return Traffic({name: a.times(heads) for name, a in self.by_array.items()})
 
     def __str__(self) -> str:
@@ -112,6 +116,20 @@ class Traffic:
         rows += [f"{name:<8}{a.reads:>16,}{a.writes:>16,}" for name, a in self.by_array.items()]
         rows.append(f"{'total':<8}{self.reads:>16,}{self.writes:>16,}   accesses {self.accesses:,}")
         return "\n".join(rows)
+
+    def __repr__(self) -> str:
+        by_array = ", ".join(f"{name} {a.accesses:,}" for name, a in self.by_array.items())
+        return f"Traffic({self.accesses:,} accesses, {self.reads:,} of them reads: {by_array})"
+
+    def _repr_html_(self) -> str:
+        """Return a table, as Jupyter shows it."""
+        return self.table("HBM accesses, in elements")
+
+    def table(self, caption: str, notes: Sequence[str] = ()) -> str:
+        """Return a table in HTML, a row for each array, with lines of text below."""
+        rows = [(name, a.reads, a.writes, a.accesses, a.bytes) for name, a in self.by_array.items()]
+        total = ("total", self.reads, self.writes, self.accesses, self.bytes)
+        return table(caption, ("array", "reads", "writes", "accesses", "bytes"), [*rows, total], notes)
 
 
 @dataclass(frozen=True)
@@ -121,6 +139,15 @@ class Occupancy:
     peak: int
     capacity: int
     enforced: bool
+
+    @property
+    def over(self) -> int:
+        """By how many elements the peak exceeds M; 0 where it does not."""
+        return max(self.peak - self.capacity, 0)
+
+    def __str__(self) -> str:
+        excess = f", {self.over:,} over" if self.over else " of"
+        return f"SRAM peak {self.peak:,}{excess} M = {self.capacity:,}"
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,6 @@ sys.path.insert(0, str(ROOT))
 from flashsim.cli.values import seed, whole  # noqa: E402
 from flashsim.entry import run_script  # noqa: E402
 from flashsim.files import check_target, read_record, write_whole  # noqa: E402
-from flashsim.testing import check_attention  # noqa: E402
 from tests.implementations import IMPLEMENTATIONS  # noqa: E402
 
 Record = dict[str, Any]
@@ -90,17 +89,7 @@ def work(name: str, examples: int, seed: int) -> None:
 
     subject = IMPLEMENTATIONS[name].build()
     start = time.perf_counter()
-    report = check_attention(
-        subject.fn,
-        subject.spec,
-        backward=subject.backward,
-        dropout=subject.keep,
-        expected_failures=subject.expected_failures,
-        max_examples=examples,
-        seed=seed,
-        on_fail="return",
-        progress=report_progress,
-    )
+    report = subject.check(max_examples=examples, seed=seed, progress=report_progress)
     found = {
         "seconds": round(time.perf_counter() - start, 1),
         "tried": sum(tally.tried for tally in report.tallies.values()),

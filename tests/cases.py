@@ -13,9 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow
-from flashsim.algorithms import BACKWARD
+import flashsim
+from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
+from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.dropout import keep_mask
+from flashsim.masks import All, Both, Mask
+from flashsim.memory import SramOverflow
 from flashsim.planting import mutated
 
 Array = NDArray[Any]
@@ -136,6 +139,31 @@ def _causal_and_padding(rng: np.random.Generator, n: int, k: int) -> Masked:
     return Causal() & KeyPadding(keys), _causal(n, k) & _first(n, k, keys)
 
 
+def _offset_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    """Causal, query 0 at a position of its own: top-left and beyond either end included."""
+    offset = (0, k - n, int(rng.integers(-n - 2, k + 3)))[rng.integers(3)]
+    return Causal(offset=offset), np.array([[j <= i + offset for j in range(k)] for i in range(n)])
+
+
+def _offset_window_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    left, right, offset = (int(side) for side in rng.integers((0, 0, -n - 2), (6, 6, k + 3)))
+    return SlidingWindow(left, right, offset=offset), _window(n, k, left - offset + k - n, right + offset - k + n)
+
+
+def _query_padding_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    rows = int(rng.integers(0, n + 1))
+    return QueryPadding(rows), _first(k, n, rows).T
+
+
+def _packed_entry(rng: np.random.Generator, n: int, k: int) -> Masked:
+    """One entry of a padded batch: queries and keys of lengths of their own, causal from the end of both."""
+    rows, keys, left = int(rng.integers(0, n + 1)), int(rng.integers(0, k + 1)), int(rng.integers(-1, 7))
+    mask = QueryPadding(rows) & SlidingWindow(left, -1) & Causal(offset=keys - rows) & KeyPadding(keys)
+    within = _window(n, k, n + k if left == -1 else left, n + k)
+    causal = np.array([[j <= i + keys - rows for j in range(k)] for i in range(n)])
+    return mask, _first(k, n, rows).T & within & causal & _first(n, k, keys)
+
+
 def _all_together(rng: np.random.Generator, n: int, k: int) -> Masked:
     left, right, keys = (int(side) for side in rng.integers((2, 0, k // 2), (9, 6, k + 1)))
     a, b = _dense(rng, n, k, 0.9), _dense(rng, 1, k, 0.9)
@@ -158,6 +186,10 @@ MASKS: dict[str, Callable[[np.random.Generator, int, int], Masked]] = {
     "first keys": _first_keys_masked,
     "causal & padding": _causal_and_padding,
     "all together": _all_together,
+    "causal, offset": _offset_mask,
+    "window, offset": _offset_window_mask,
+    "query padding": _query_padding_mask,
+    "packed entry": _packed_entry,
 }
 DROPOUTS = (0.0, 0.3, 0.9)
 
@@ -262,6 +294,44 @@ def of_bound(got: Array, want: Array, bound: Array) -> float:
         part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
     part = np.where(np.isnan(part), np.inf, part)
     return float(np.where(bound == np.inf, 0.0, part).max(initial=0.0))
+
+
+def same(got: flashsim.Tally | flashsim.Run | flashsim.Gradients, want: flashsim.Tally | theory.Exact) -> None:
+    """Ask for the same accesses, array by array, the same peak on chip, and the same blocks."""
+    assert got.hbm.by_array == want.hbm.by_array
+    assert (got.hbm, got.sram, got.blocks) == (want.hbm, want.sram, want.blocks)
+
+
+def _dense_parts(mask: Mask | None) -> Mask:
+    """What is left of a mask of which every tile is live, as far as positions tell."""
+    if isinstance(mask, Both):
+        return _dense_parts(mask.a) & _dense_parts(mask.b)
+    return mask if isinstance(mask, Dense | Tree) else All()
+
+
+def count_equals_theory(algorithm: Algorithm, drawn: dict[str, Any]) -> None:
+    """Ask the same of both."""
+    want = theory.exact(algorithm.name, **drawn)
+    try:
+        tally = flashsim.count(algorithm.name, **drawn)
+    except SramOverflow:
+        assert want.sram.enforced
+        assert want.sram.peak > want.sram.capacity
+        return
+    except ValueError:  # "fit": not even blocks of one row
+        assert drawn["sizing"] == "fit"
+        every_tile = {**drawn, "block_mask": None}
+        if {"live", "splits"} & {*algorithm.parts}:
+            every_tile |= {"mask": _dense_parts(drawn["mask"]), "causal": False}
+        own = [option for option in FORWARD[algorithm.forward_pass].options if option.name in drawn]
+        every_tile |= {option.name: None for option in own if isinstance(option.check(drawn[option.name]), Mask)}
+        whole = theory.exact(algorithm.name, **every_tile)
+        assert whole.sram.peak > whole.sram.capacity
+        assert whole.blocks.B_r == whole.blocks.B_c == 1
+        return
+    same(tally, want)
+    assert tally.flops.matmul == want.matmul
+    assert not want.sram.enforced or want.sram.peak <= want.sram.capacity
 
 
 def swap(function: Any, before: str, after: str, patch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.dropout import keep_mask
 from flashsim.inputs import Array
-from flashsim.testing import Spec, wrap
+from flashsim.testing import Report, Spec, check_attention, wrap
 from flashsim.testing.mutants import BASES
 
 if TYPE_CHECKING:
@@ -47,6 +47,18 @@ class Subject:
     backward: Callable[..., Any] | None = None
     keep: Callable[..., Any] | None = None
     expected_failures: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, **options: Any) -> Report:
+        """Check it. Expected failures may be too rare to be seen in few examples."""
+        return check_attention(
+            self.fn,
+            self.spec,
+            backward=self.backward,
+            dropout=self.keep,
+            expected_failures=self.expected_failures,
+            on_fail="return",
+            **options,
+        )
 
 
 @dataclass(frozen=True)

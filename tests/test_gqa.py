@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, groups, theory
+from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, groups, theory
 from flashsim.algorithms import BACKWARD, FORWARD, group_sum
 from flashsim.cli import main
 from flashsim.dropout import TileDropout, keep_mask
@@ -42,7 +42,7 @@ from flashsim.run import gather, sums
 from flashsim.run.task import attended
 from flashsim.tracing.about import tiles_of
 
-from .cases import DTYPES, FEW, MASKS, Array, of_bound, room_for, swap, unnoticed
+from .cases import DTYPES, FEW, MASKS, Array, of_bound, room_for, same, swap, unnoticed
 
 SCHEDULES = ("separate", "grouped")
 DROPPING = [name for name, algorithm in FORWARD.items() if "dropout" in algorithm.parts]
@@ -68,6 +68,14 @@ def _window_and_padded(rng: np.random.Generator, heads: int, n: int, k: int) -> 
     return padding & SlidingWindow(2, -1), allowed & ~np.tri(n, k, k - n - 3, dtype=bool)
 
 
+def _offsets(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+    """Heads with offsets and lengths of their own, and a window that some offsets move away from it."""
+    offsets, rows = rng.integers(-n - 1, k + 2, size=heads), rng.integers(0, n + 1, size=heads)
+    i, j = np.arange(n)[:, None], np.arange(k)
+    allowed = (j <= i + offsets[:, None, None]) & (i < rows[:, None, None]) & (j >= i + k - n - 4)
+    return Causal(offset=offsets) & SlidingWindow(4, -1) & QueryPadding(rows), allowed
+
+
 def _arrays(rows: bool, cols: bool) -> Callable[[np.random.Generator, int, int, int], Masked]:
     def make(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
         array = rng.random((heads, n if rows else 1, k if cols else 1)) < 0.7
@@ -88,6 +96,7 @@ def _tree(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
 
 
 PER_HEAD: dict[str, Callable[[np.random.Generator, int, int, int], Masked]] = {
+    "offset per head": _offsets,
     "padding by head": _padded,
     "causal & padding by head": _causal_and_padded,
     "window & padding by head": _window_and_padded,
@@ -377,14 +386,6 @@ def test_the_induction_holds_for_groups() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ what they count
-
-
-def same(got: Any, want: Any) -> None:
-    assert got.hbm.by_array.keys() == want.hbm.by_array.keys()
-    for array in want.hbm.by_array:
-        assert got.hbm.by_array[array] == want.hbm.by_array[array], array
-    assert got.sram == want.sram
-    assert got.blocks == want.blocks
 
 
 @pytest.mark.parametrize("gqa", SCHEDULES)

@@ -6,7 +6,6 @@ import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
+from flashsim.algorithms.notation import rowsum
 from flashsim.algorithms.own import algorithm_of, chosen
 from flashsim.checking import check_count
 from flashsim.matrices import Kind
@@ -24,36 +23,16 @@ from flashsim.options import Option
 from flashsim.records import Blocks
 from flashsim.reference import attention, error_bound, rounding
 
+from .own import FORM, TWO_SWEEPS, module_of
+from .two_sweeps import two_sweeps
+
 rng = np.random.default_rng(0)
 Q, K, V = rng.normal(size=(2, 9, 4)), rng.normal(size=(2, 11, 4)), rng.normal(size=(2, 11, 3))
 
 
-def two_sweeps(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> Matrix:
-    """Sweep the keys twice: for ℓ and m, then for O, which is never rescaled."""
-    on_chip = sram.on_chip
-    O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(blocks.B_r)
-    Q, K, V = Q.divide(blocks.B_r), K.divide(blocks.B_c), V.divide(blocks.B_c)
-    for i in sram.loop(blocks.T_r):
-        Q_i = sram.load(Q[i])
-        m_i, l_i = sram.full((Q_i.shape[0], 1), -np.inf), sram.full((Q_i.shape[0], 1), 0.0)
-        for j in sram.loop(blocks.T_c):
-            K_j = sram.load(K[j])
-            S_ij = on_chip(Q_i @ K_j.T)
-            m_new = on_chip(maximum(m_i, rowmax(S_ij)))
-            l_i = on_chip(exp(m_i - m_new) * l_i + rowsum(exp(S_ij - m_new)), over=l_i)
-            m_i = on_chip(m_new, over=m_i)
-        O_i = sram.full((Q_i.shape[0], V.shape[1]), 0.0)
-        for j in sram.loop(blocks.T_c):
-            K_j, V_j = sram.load(K[j], V[j])
-            P_ij = on_chip(exp(Q_i @ K_j.T - m_i) / l_i)
-            O_i = on_chip(O_i + P_ij @ V_j, over=O_i)
-        sram.store(O[i], O_i)
-    return O
-
-
 def test_a_function_is_run_counted_bounded_and_traced() -> None:
     run = flashsim.forward(two_sweeps, Q, K, V, blocks=(4, 5), M=200)
-    assert run.algorithm == "test_own.py:two_sweeps"
+    assert run.algorithm == "two_sweeps.py:two_sweeps"
     bound = error_bound(Q, K, V, **rounding(two_sweeps, run.blocks))
     assert (np.abs(run.O - attention(Q, K, V)) <= bound).all()
     assert run.l is run.m is run.lse is None
@@ -61,8 +40,8 @@ def test_a_function_is_run_counted_bounded_and_traced() -> None:
     assert (tally.hbm, tally.sram) == (run.hbm, run.sram)
     assert run.hbm.by_array["K"].reads == 2 * 2 * 3 * 11 * 4  # heads, sweeps, T_r, N_k, d
     traced = flashsim.trace(two_sweeps, Q, K, V, head=1, blocks=(4, 5), M=200)
-    assert traced.about.title == "Sweep the keys twice: for ℓ and m, then for O, which is never rescaled"
-    assert any("P_ij = on_chip" in line for _, _, lines in traced.about.source for line in lines)
+    assert traced.about.title == "two_sweeps"
+    assert any("O_i = on_chip(O_i" in line for _, _, lines in traced.about.source for line in lines)
     with pytest.raises(flashsim.SramOverflow, match="too many"):
         flashsim.forward(two_sweeps, Q, K, V, blocks=(4, 5), M=50)
 
@@ -71,10 +50,15 @@ def test_a_function_may_take_parts() -> None:
     def masked(
         hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks, tau: float, MASK: Any, dropout: Any
     ) -> tuple[Matrix, ...]:
+        """Algorithm 2: with a mask.
+
+        And with dropout.
+        """
         return FORWARD["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout)
 
     asked: dict[str, Any] = {"causal": True, "dropout_p": 0.2, "M": 100}
     assert np.array_equal(flashsim.forward(masked, Q, K, V, **asked).O, flashsim.forward("flash", Q, K, V, **asked).O)
+    assert flashsim.trace(masked, Q, K, V, head=0, **asked).about.title == "Algorithm 2: with a mask"
     with pytest.raises(ValueError, match="has no mask"):
         flashsim.forward(two_sweeps, Q, K, V, causal=True)
 
@@ -190,7 +174,7 @@ def test_what_a_record_lacks_is_told() -> None:
 
 def test_a_record_says_where_its_function_stands() -> None:
     code = two_sweeps.__code__
-    assert algorithm_of(two_sweeps).site == (__file__, code.co_firstlineno)
+    assert algorithm_of(two_sweeps).site == (code.co_filename, code.co_firstlineno)
     assert FORTH.site == (__file__, with_a_statistic.__code__.co_firstlineno)
 
 
@@ -200,17 +184,8 @@ def test_a_run_can_be_pickled() -> None:
     assert run.O.shape == (2, 9, 3)
 
 
-def test_a_form_of_ones_own_equals_the_count() -> None:
-    def traffic(p: Any, blocks: Blocks, tiles: Any) -> Any:
-        return {
-            **p.array("Q", "input", reads=p.N_q * p.d),
-            **p.array("K", "input", reads=2 * blocks.T_r * p.N_k * p.d),
-            **p.array("V", "input", reads=blocks.T_r * p.N_k * p.d_v),
-            **p.array("O", "output", writes=p.N_q * p.d_v),
-        }
-
-    q_outer = theory.form_of("memory_efficient", "forward")
-    form = replace(q_outer, name="two_sweeps", traffic=traffic, plain=True)
+def test_a_form_of_ones_own_equals_the_count(tmp_path: Path) -> None:
+    form = module_of(TWO_SWEEPS + FORM, tmp_path / "formed.py").FORM
     asked: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "blocks": (4, 5)}
     assert theory.exact(form, **asked).hbm == flashsim.count(two_sweeps, **asked).hbm
 
@@ -223,9 +198,9 @@ def test_what_is_no_algorithm_is_refused() -> None:
 
 
 def test_a_log_sum_exp_is_taken_from_what_is_returned_and_not_from_what_has_its_name() -> None:
-    def keeps_L(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> Matrix:
+    def keeps_L(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> Any:
         hbm.full("L", (1, 1), 7.0, sram.dtype)
-        return two_sweeps(hbm, sram, Q, K, V, blocks)
+        return two_sweeps(hbm, sram, Q, K, V, blocks)  # type: ignore[no-untyped-call]
 
     assert flashsim.forward(keeps_L, Q, K, V, blocks=(4, 5), M=200).lse is None
 
@@ -263,7 +238,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize(("line", "said"), MISTAKES.values(), ids=list(MISTAKES))
 def test_a_beginners_mistake_is_told_at_its_line(line: str, said: str, tmp_path: Path) -> None:
-    mine = written(tmp_path, HEAD + f"        {line}\n    return O\n")
+    mine = module_of(HEAD + f"        {line}\n    return O\n", tmp_path / "mine.py").mine
     with pytest.raises(Exception, match=re.escape(said)) as caught:
         flashsim.forward(mine, Q, K, V, blocks=(4, 5), M=200)
     assert caught.value.__notes__ == [f"at line 10 of {tmp_path / 'mine.py'}: {line}"]
@@ -282,13 +257,6 @@ def test_a_beginners_mistake_is_told_at_its_line(line: str, said: str, tmp_path:
     ],
 )
 def test_what_comes_back_is_checked(end: str, said: str, tmp_path: Path) -> None:
+    mine = module_of(HEAD + end, tmp_path / "mine.py").mine
     with pytest.raises(MemoryModelError, match=re.escape(said)):
-        flashsim.forward(written(tmp_path, HEAD + end), Q, K, V, blocks=(4, 5), M=200)
-
-
-def written(folder: Path, text: str) -> Any:
-    file = folder / "mine.py"
-    file.write_text(text, encoding="utf-8")
-    module = ModuleType("mine")
-    exec(compile(text, str(file), "exec"), module.__dict__)
-    return module.mine
+        flashsim.forward(mine, Q, K, V, blocks=(4, 5), M=200)

@@ -26,12 +26,20 @@ from matplotlib.text import Text
 import flashsim
 from flashsim import plots, theory
 from flashsim.algorithms import FORWARD
+from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
+from flashsim.plots.blocks import blocks_data, plot_blocks
+from flashsim.plots.by_array import arrays_data, plot_arrays
+from flashsim.plots.footprint import memory_data, plot_memory
+from flashsim.plots.sparsity import plot_sparsity, sparsity_data
 from flashsim.plots.style import compared, looks
+from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
+from flashsim.plots.traffic import plot_traffic, traffic_data
 from flashsim.tune import best_of
 from tests.own import two_sweeps
 
 ROOT = Path(__file__).parent.parent
 N, D = 1024, 64
+LENGTH = 512  # of the sequences below that blocks of every size cut up
 
 
 def line(ax: Axes, gid: str) -> Line2D:
@@ -103,18 +111,18 @@ def test_importing_flashsim_imports_no_matplotlib() -> None:
 
 @pytest.fixture(scope="module")
 def blocks() -> Axes:
-    return plots.plot_blocks(N=N, d=D)
+    return plot_blocks(N=LENGTH, d=D)
 
 
 def exact(B_c: int, dtype: str = "float16") -> theory.Exact:
-    return theory.exact("flash_basic", N=N, d=D, dtype=dtype, blocks=(min(B_c, D), B_c))
+    return theory.exact("flash_basic", N=LENGTH, d=D, dtype=dtype, blocks=(min(B_c, D), B_c))
 
 
 def test_blocks_axes(blocks: Axes) -> None:
     assert (blocks.get_xscale(), blocks.get_yscale()) == ("log", "log")
     assert blocks.get_ylabel() == "HBM accesses (elements)"
     assert "$B_c$" in blocks.get_xlabel()
-    assert "N = 1,024, d = 64, float16" in blocks.get_xlabel()
+    assert "N = 512, d = 64, float16" in blocks.get_xlabel()
     assert "until SRAM is full" in blocks.get_title(loc="left")
     draw(figure_of(blocks))
     (in_bytes,) = blocks.child_axes
@@ -124,63 +132,64 @@ def test_blocks_axes(blocks: Axes) -> None:
 
 def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) -> None:
     curve = xy(blocks, "theory")
-    assert curve == [(B_c, exact(B_c).accesses) for B_c in range(16, N + 1)]
+    assert curve == [(B_c, exact(B_c).accesses) for B_c in range(16, LENGTH + 1)]
     points = xy(blocks, "simulator")
-    assert {2**e for e in range(4, 11)} <= {x for x, _ in points}
+    assert {2**e for e in range(4, 10)} <= {x for x, _ in points}
     assert set(points) <= set(curve)
-    assert xy(blocks, "paper") == [(200, theory.exact("flash_basic", N=N, d=D, M=51_200).accesses)]
+    assert xy(blocks, "paper") == [(200, theory.exact("flash_basic", N=LENGTH, d=D, M=51_200).accesses)]
     assert set(xy(blocks, "paper")) <= set(curve)
 
 
 def test_blocks_horizontal_lines(blocks: Axes) -> None:
-    standard = theory.exact("standard", N=N, d=D, M=51_200).accesses
+    standard = theory.exact("standard", N=LENGTH, d=D, M=51_200).accesses
     assert {y for _, y in xy(blocks, "standard")} == {standard}
-    assert {y for _, y in xy(blocks, "floor")} == {4 * N * D}
+    assert {y for _, y in xy(blocks, "floor")} == {4 * LENGTH * D}
 
 
 def test_blocks_limit_is_where_theory_stops_fitting(blocks: Axes) -> None:
     (limit,) = {int(x) for x, _ in xy(blocks, "limit")}
     assert exact(limit).sram.peak <= 51_200 < exact(limit + 1).sram.peak
-    flashsim.count("flash_basic", N=N, d=D, M=51_200, blocks=(D, limit))
+    flashsim.count("flash_basic", N=LENGTH, d=D, M=51_200, blocks=(D, limit))
     with pytest.raises(flashsim.SramOverflow):
-        flashsim.count("flash_basic", N=N, d=D, M=51_200, blocks=(D, limit + 1))
+        flashsim.count("flash_basic", N=LENGTH, d=D, M=51_200, blocks=(D, limit + 1))
     (outline,) = area(blocks, "does not fit").get_paths()
     assert outline.get_extents().x0 == limit
     assert outline.get_extents().x1 == pytest.approx(blocks.get_xlim()[1])
 
 
 def test_blocks_where_everything_and_where_nothing_fits() -> None:
-    roomy = plots.plot_blocks(N=128, d=16, M=10**6)
+    roomy = plot_blocks(N=32, d=16, M=10**6)
     assert not [x for x in roomy.collections if x.get_gid() == "does not fit"]
-    assert "⌈M/4d⌉ ≥ N = 128" in legend_texts(roomy)
-    tight = plots.plot_blocks(N=128, d=16, M=20)
-    assert plots.blocks_data(N=128, d=16, M=20)["largest_that_fits"] is None
+    assert "⌈M/4d⌉ ≥ N = 32" in legend_texts(roomy)
+    tight = plot_blocks(N=32, d=16, M=20)
+    assert blocks_data(N=32, d=16, M=20)["largest_that_fits"] is None
     assert area(tight, "does not fit").get_paths()[0].get_extents().x0 == pytest.approx(tight.get_xlim()[0])
     assert not [x for x in tight.get_lines() if x.get_gid() in {"limit", "paper"}]
 
 
 def test_blocks_bytes_are_exact_for_32_bit_inputs_and_above_the_axis_for_16() -> None:
-    single, half = (plots.blocks_data(N=256, d=32, dtype=dtype) for dtype in ("float32", "float16"))
+    single, half = (blocks_data(N=64, d=8, dtype=dtype) for dtype in ("float32", "float16"))
     assert all(p["bytes"] == 4 * p["accesses"] for p in single["simulator"])
     assert all(p["bytes"] > 2 * p["accesses"] for p in half["simulator"])
-    (in_bytes,) = plots.plot_blocks(N=256, d=32, dtype="float32").child_axes
+    (in_bytes,) = plot_blocks(N=64, d=8, dtype="float32").child_axes
     assert in_bytes.get_ylabel() == "at 4 bytes each"
 
 
 def test_blocks_backward_curve_is_the_specs_closed_form(blocks: Axes) -> None:
+    N = LENGTH
     for B_c, accesses in xy(blocks, "backward theory"):
         T_c = -(-N // int(B_c))
         assert accesses == 2 * N * D + T_c * (4 * N * D + 2 * N) + 3 * N * D + T_c * N * D + 2 * N * D
     assert [x for x, _ in xy(blocks, "backward theory")] == [x for x, _ in xy(blocks, "theory")]
     assert set(xy(blocks, "backward paper")) <= set(xy(blocks, "backward theory"))
-    standard = flashsim.count("standard", N=N, d=D, M=51_200, direction="backward").hbm.accesses
+    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, direction="backward").hbm.accesses
     assert {y for _, y in xy(blocks, "backward standard")} == {standard}
-    assert plots.blocks_data()["backward"]["floor"] == 8 * N * D
+    assert blocks_data(N=64, d=8)["backward"]["floor"] == 8 * 64 * 8
 
 
 def test_blocks_backward_limit_is_where_a_run_stops_fitting(blocks: Axes) -> None:
     (limit,) = {int(x) for x, _ in xy(blocks, "backward limit")}
-    at: dict[str, Any] = {"N": N, "d": D, "M": 51_200, "direction": "backward"}
+    at: dict[str, Any] = {"N": LENGTH, "d": D, "M": 51_200, "direction": "backward"}
     flashsim.count("flash", **at, blocks=(D, limit))
     with pytest.raises(flashsim.SramOverflow):
         flashsim.count("flash", **at, blocks=(D, limit + 1))
@@ -193,7 +202,7 @@ def test_blocks_of_any_small_size() -> None:
     ax = Figure().subplots()
     for N_k in range(1, 21):
         ax.clear()
-        plots.plot_blocks(N_q=21 - N_k, N=N_k, d=3, backward=False, ax=ax)
+        plot_blocks(N_q=21 - N_k, N=N_k, d=3, backward=False, ax=ax)
         sizes = [x for x, _ in xy(ax, "theory")]
         assert sizes == list(range(max(N_k // 8, 1), N_k + 1))
         assert {B_c for B_c in (1, 2, 4, 8, 16) if sizes[0] <= B_c <= N_k} <= {x for x, _ in xy(ax, "simulator")}
@@ -203,32 +212,32 @@ def test_blocks_of_any_small_size() -> None:
 
 
 def test_blocks_forward_alone() -> None:
-    ax = plots.plot_blocks(N=128, d=16, backward=False)
+    ax = plot_blocks(N=128, d=16, backward=False)
     assert not [x for x in ax.get_lines() if str(x.get_gid()).startswith("backward")]
-    assert "backward" not in plots.blocks_data(N=128, d=16, backward=False)
+    assert "backward" not in blocks_data(N=128, d=16, backward=False)
 
 
 def test_long_sequences_are_counted_on_shapes() -> None:
-    data = plots.blocks_data(N=4096, d=64)
+    data = blocks_data(N=2049, d=16, backward=False)
     assert data["simulator_ran_on"] == "shapes"
     assert {p["B_c"]: p["accesses"] for p in data["simulator"]}.items() <= dict(
         zip(data["theory"]["B_c"], data["theory"]["accesses"], strict=True)
     ).items()
-    assert plots.blocks_data(N=64, d=8)["simulator_ran_on"] == "numbers"
+    assert blocks_data(N=64, d=8)["simulator_ran_on"] == "numbers"
 
 
 def test_blocks_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match="int8"):
-        plots.blocks_data(dtype="int8")
+        blocks_data(dtype="int8")
     with pytest.raises(ValueError, match="N"):
-        plots.blocks_data(N=0)
+        blocks_data(N=0)
 
 
 # -------------------------------------------------------------------------------------------------------- Theorem 2
 
 
 def test_theorem2_slopes() -> None:
-    data = plots.theorem2_data()["panels"]
+    data = theorem2_data()["panels"]
     for variable, expected in (("N", 2), ("d", 2), ("M", -1)):
         fit = data[variable]["fits"]["flash_basic"]
         assert fit["slope"] == pytest.approx(expected, abs=0.04)
@@ -241,7 +250,7 @@ def test_theorem2_slopes() -> None:
 
 
 def test_theorem2_draws_the_counts_within_their_band() -> None:
-    axes = plots.plot_theorem2()
+    axes = plot_theorem2()
     fixed = {"N": 16_384, "d": 64, "M": 51_200}
     for ax, variable in zip(axes, "NdM", strict=True):
         assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
@@ -269,7 +278,7 @@ def test_theorem2_draws_the_counts_within_their_band() -> None:
 
 
 def test_theorem5_slopes() -> None:
-    data = plots.theorem5_data()["panels"]
+    data = theorem5_data()["panels"]
     for variable, expected in (("N", 2), ("d", 2), ("M", -1)):
         fit = data[variable]["fits"]["flash"]
         assert fit["slope"] == pytest.approx(expected, abs=0.04)
@@ -280,7 +289,7 @@ def test_theorem5_slopes() -> None:
 
 
 def test_theorem5_draws_the_counts_within_their_band() -> None:
-    axes = plots.plot_theorem5()
+    axes = plot_theorem5()
     fixed = {"N": 16_384, "d": 64, "M": 51_200}
     for ax, variable in zip(axes, "NdM", strict=True):
         assert ax.get_ylabel() == "backward\nHBM accesses (elements)"
@@ -307,8 +316,8 @@ def widths(ax: Axes) -> dict[str, float]:
 
 
 def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
-    data = plots.traffic_data()
-    by_bytes, by_flops, by_pass = plots.plot_traffic(data)
+    data = traffic_data()
+    by_bytes, by_flops, by_pass = plot_traffic(data)
     run: dict[str, Any] = {"N": 1024, "d": 64, "heads": 1024, "dtype": "float16", "causal": True, "dropout_p": 0.1}
     drawn = widths(by_bytes)
     for name, gigabytes in (("standard", 40.3), ("flash", 4.4)):
@@ -335,7 +344,7 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
 
 
 def test_traffic_passes_are_algorithms_0_and_3() -> None:
-    data = plots.traffic_data()["model"]
+    data = traffic_data()["model"]
     assert [one["pass"] for one in data["standard"]["passes"]] == [
         *("QKᵀ", "mask", "softmax", "dropout", "PV"),
         *("dV", "dP", "dropout", "softmax", "dQ", "dK"),
@@ -356,8 +365,8 @@ def test_traffic_passes_are_algorithms_0_and_3() -> None:
 
 
 def test_sparsity_counts_lie_on_the_line_from_the_floor_to_flash() -> None:
-    data = plots.sparsity_data()
-    ax = plots.plot_sparsity(data)
+    data = sparsity_data()
+    ax = plot_sparsity(data)
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
     length, d = data["N"], data["d"]
     floors = {"forward": 3 * length * d + 2 * length, "backward": 7 * length * d}
@@ -377,8 +386,8 @@ def test_sparsity_counts_lie_on_the_line_from_the_floor_to_flash() -> None:
 
 
 def test_memory_is_linear_or_quadratic_and_crosses_40_GB_where_it_says() -> None:
-    data = plots.memory_data()
-    ax = plots.plot_memory(data)
+    data = memory_data()
+    ax = plot_memory(data)
     heads, d = data["heads"], data["d"]
     B_c = -(-data["M"] // (4 * d))
 
@@ -407,8 +416,8 @@ def test_memory_is_linear_or_quadratic_and_crosses_40_GB_where_it_says() -> None
 
 
 def test_appendix_b5_draws_ratios_and_prints_counts() -> None:
-    data = plots.appendix_b5_data()
-    ax = plots.plot_appendix_b5(data)
+    data = appendix_b5_data()
+    ax = plot_appendix_b5(data)
     texts = {text.get_text().split("  ")[0] for text in ax.texts}
     for measure, counts in data["measures"].items():
         for name, counted in counts.items():
@@ -431,8 +440,8 @@ def test_appendix_b5_draws_ratios_and_prints_counts() -> None:
 
 
 def test_arrays_draws_every_read_and_write_of_every_algorithm() -> None:
-    data = plots.arrays_data()
-    for ax, (direction, bars) in zip(plots.plot_arrays(data), data["directions"].items(), strict=True):
+    data = arrays_data()
+    for ax, (direction, bars) in zip(plot_arrays(data), data["directions"].items(), strict=True):
         drawn = widths(ax)
         for (name, by_array), text in zip(bars.items(), bar_titles(ax), strict=True):
             pattern = flashsim.patterns.butterfly if name == "block_sparse" else None
@@ -494,17 +503,17 @@ def test_run_takes_runs_one_or_equal_ones_and_refuses_none() -> None:
 def test_given_axes_are_returned_and_settings_kept(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:
     before = dict(matplotlib.rcParams)
     axes = list(Figure(figsize=(40, 3)).subplots(1, 16))
-    assert plots.plot_blocks(N=128, d=16, ax=axes[0]) is axes[0]
+    assert plot_blocks(N=32, d=8, ax=axes[0]) is axes[0]
     given = axes[1:4]
-    assert plots.plot_theorem2(ax=given) is given
+    assert plot_theorem2(ax=given) is given
     assert plots.plot_run(tallies, ax=axes[4]) is axes[4]
-    assert plots.plot_sparsity(ax=axes[5]) is axes[5]
-    assert plots.plot_memory(ax=axes[6]) is axes[6]
-    assert plots.plot_appendix_b5(ax=axes[7]) is axes[7]
+    assert plot_sparsity(ax=axes[5]) is axes[5]
+    assert plot_memory(ax=axes[6]) is axes[6]
+    assert plot_appendix_b5(ax=axes[7]) is axes[7]
     for draw_on, given in (
-        (plots.plot_theorem5, axes[8:11]),
-        (plots.plot_traffic, axes[11:14]),
-        (plots.plot_arrays, axes[14:]),
+        (plot_theorem5, axes[8:11]),
+        (plot_traffic, axes[11:14]),
+        (plot_arrays, axes[14:]),
     ):
         assert draw_on(ax=given) is given
     assert dict(matplotlib.rcParams) == before
@@ -513,7 +522,7 @@ def test_given_axes_are_returned_and_settings_kept(tallies: dict[str, flashsim.R
 def test_texts_are_large_enough_inside_and_apart(
     blocks: Axes, tallies: dict[str, flashsim.Run | flashsim.Tally]
 ) -> None:
-    for ax in (blocks, plots.plot_theorem2()[0], plots.plot_run(tallies)):
+    for ax in (blocks, plot_theorem2()[0], plots.plot_run(tallies)):
         assert figure_of(ax).get_figwidth() == 3.5
         assert_readable(figure_of(ax))
 
@@ -533,15 +542,15 @@ def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [{"N": 4096, "d": 128, "M": 116_736}, {"N": 300, "d": 32, "M": 4096}])
 def test_blocks_is_readable_at_other_shapes(shape: dict[str, Any]) -> None:
-    assert_readable(figure_of(plots.plot_blocks(**shape)))
+    assert_readable(figure_of(plot_blocks(**shape)))
 
 
 def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:
-    data = plots.blocks_data(N=256, d=32)
+    data = blocks_data(N=64, d=8)
     contents = []
     for folder in ("a", "b"):
         figure = plots.column_figure(3.4)
-        plots.plot_blocks(N=256, d=32, ax=figure.subplots())
+        plot_blocks(N=64, d=8, ax=figure.subplots())
         files = plots.save(figure, tmp_path / folder / "v1.2", data, "python here.py")
         assert [path.name for path in files] == ["v1.2.png", "v1.2.svg", "v1.2.json"]
         contents.append([path.read_bytes() for path in files])

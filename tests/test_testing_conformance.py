@@ -9,7 +9,6 @@ import os
 
 import pytest
 
-from flashsim.testing import check_attention
 from tests.implementations import IMPLEMENTATIONS
 
 EXAMPLES = int(os.environ.get("FLASHSIM_EXAMPLES", "10"))
@@ -27,16 +26,7 @@ def test_a_correct_attention_passes(name: str) -> None:
     if implementation.missing:
         pytest.skip(implementation.missing)
     share = implementation.share * (SLOW.get(name, 1.0) if EXAMPLES < 100 else 1.0)
-    subject = implementation.build()
-    report = check_attention(
-        subject.fn,
-        subject.spec,
-        backward=subject.backward,
-        dropout=subject.keep,
-        expected_failures=subject.expected_failures,
-        max_examples=max(10, round(share * EXAMPLES)),
-        on_fail="return",  # an expected failure may be too rare to be seen in so few examples
-    )
+    report = implementation.build().check(max_examples=max(10, round(share * EXAMPLES)))
     assert not report.failures, str(report)
     assert sum(tally.tried for tally in report.tallies.values()) > report.examples
 

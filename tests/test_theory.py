@@ -15,24 +15,18 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import patterns, theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
-from flashsim.masks import All, Both, Causal, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.band import Band
+from flashsim.masks import All, Causal, Dense, Mask, SlidingWindow
 from flashsim.memory import SramOverflow
+from flashsim.paddings import KeyPadding, QueryPadding
 from flashsim.records import Blocks, Shape
 from flashsim.theory.live import Every, points
-from flashsim.theory.problem import Tiles, dense_shapes, live_tiles
+from flashsim.theory.problem import Tiles, live_tiles
 
-from .cases import DTYPES, FEW
+from .cases import DTYPES, FEW, count_equals_theory, same
 
 PASSES_BY_NAME = {"forward": FORWARD, "backward": BACKWARD}
 PASSES = [("forward", name) for name in FORWARD] + [("backward", name) for name in BACKWARD]
-
-
-def same(got: flashsim.Tally | flashsim.Run | flashsim.Gradients, want: theory.Exact) -> None:
-    for array in {*got.hbm.by_array, *want.hbm.by_array}:
-        assert got.hbm.by_array.get(array) == want.hbm.by_array.get(array), array
-    assert got.hbm == want.hbm
-    assert got.sram == want.sram
-    assert got.blocks == want.blocks
 
 
 # ------------------------------------------------------------------------------------------------- what is drawn
@@ -43,13 +37,16 @@ def masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
     """None, or up to three masks of any kind, combined."""
 
     def one() -> Mask:
-        match draw(st.sampled_from(("causal", "window", "padding", "dense"))):
+        offset = draw(st.none() | st.integers(-N_q - 2, N_k + 2))
+        match draw(st.sampled_from(("causal", "window", "padding", "queries", "dense"))):
             case "causal":
-                return Causal()
+                return Causal(offset)
             case "window":
-                return SlidingWindow(draw(st.integers(-1, N_k)), draw(st.integers(-1, N_q)))
+                return SlidingWindow(draw(st.integers(-1, N_k)), draw(st.integers(-1, N_q)), offset)
             case "padding":
                 return KeyPadding(draw(st.integers(0, N_k)))
+            case "queries":
+                return QueryPadding(draw(st.integers(0, N_q)))
             case _:
                 shape = draw(st.sampled_from([(N_q, N_k), (1, N_k), (N_q, 1), (1, 1), (N_k,), (1,), ()]))
                 return Dense(np.random.default_rng(0).random(shape) < 0.7)
@@ -61,13 +58,6 @@ def masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
     for _ in range(count - 1):
         mask = mask & one()
     return mask
-
-
-def dense_parts(mask: Mask | None) -> Mask:
-    """What is left of a mask of which every tile is live, as far as positions tell."""
-    if isinstance(mask, Both):
-        return dense_parts(mask.a) & dense_parts(mask.b)
-    return mask if isinstance(mask, Dense) else All()
 
 
 @st.composite
@@ -119,28 +109,7 @@ def options(draw: st.DrawFn, name: str, direction: str, *, real: bool = False) -
 @given(data=st.data())
 def test_count_equals_theory(direction: str, name: str, data: st.DataObject) -> None:
     drawn = data.draw(options(name, direction))
-    want = theory.exact(name, **drawn)
-    try:
-        tally = flashsim.count(name, **drawn)
-    except SramOverflow:
-        assert want.sram.enforced
-        assert want.sram.peak > want.sram.capacity
-        return
-    except ValueError:  # "fit": not even blocks of one row
-        assert drawn["sizing"] == "fit"
-        every_tile = {**drawn, "block_mask": None}
-        algorithm = PASSES_BY_NAME[direction][name]
-        if {"live", "splits"} & {*algorithm.parts}:
-            every_tile |= {"mask": dense_parts(drawn["mask"]), "causal": False}
-        own = FORWARD[algorithm.forward_pass].options
-        every_tile |= {option.name: None for option in own if isinstance(option.check(drawn[option.name]), Mask)}
-        whole = theory.exact(name, **every_tile)
-        assert whole.sram.peak > whole.sram.capacity
-        assert whole.blocks.B_r == whole.blocks.B_c == 1
-        return
-    same(tally, want)
-    assert tally.flops.matmul == want.matmul
-    assert not want.sram.enforced or want.sram.peak <= want.sram.capacity
+    count_equals_theory(PASSES_BY_NAME[direction][name], drawn)
 
 
 @pytest.mark.parametrize("name", FORWARD)
@@ -476,17 +445,48 @@ def test_what_theory_does_not_know_is_refused(message: str, name: str, arguments
         theory.exact(name, N=8, d=2, M=16, **arguments)
 
 
+class FirstHalf(Mask):
+    """A mask of one's own."""
+
+    def allows(self, rows: Any, cols: Any, shape: Shape, head: Any) -> Any:
+        return np.broadcast_to(cols < shape.N_k // 2, (len(rows), len(cols)))
+
+
+class FirstHalfBand(FirstHalf):
+    """The same, which says what it allows as a band."""
+
+    def live(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape, head: Any) -> Any:
+        return np.broadcast_to(cols < shape.N_k // 2, np.broadcast_shapes(rows.shape, cols.shape))
+
+    def band(self, shape: Shape, head: Any) -> Band:
+        return Band(None, None, shape.N_k // 2)
+
+
+@pytest.mark.parametrize("gqa", ["separate", "grouped"])
+def test_a_mask_that_is_a_band_needs_nothing_of_theory(gqa: str) -> None:
+    mask, allowed = FirstHalfBand() & Causal(), np.tri(23, dtype=bool) & (np.arange(23) < 11)
+    drawn: dict[str, Any] = {"N": 23, "d": 2, "M": 10_000, "blocks": (2, 5), "block_mask": "live", "heads": 4}
+    exact = theory.exact("block_sparse", **drawn, kv_heads=2, gqa=gqa, mask=mask)
+    same(flashsim.count("block_sparse", **drawn, kv_heads=2, gqa=gqa, mask=mask), exact)
+    if gqa == "separate":
+        live = [(i, j) for i in range(0, 23, 2) for j in range(0, 23, 5) if allowed[i : i + 2, j : j + 5].any()]
+        assert exact.hbm.by_array["m"].reads == 4 * sum(min(2, 23 - i) for i, _ in live)
+
+
+def test_where_no_tile_is_skipped_a_mask_need_not_be_a_band() -> None:
+    drawn: dict[str, Any] = {
+        "N": 23,
+        "d": 2,
+        "M": 10_000,
+        "blocks": (2, 5),
+        "mask": FirstHalf() & np.tri(23, dtype=bool),
+    }
+    same(flashsim.count("flash", **drawn), theory.exact("flash", **drawn))
+
+
 def test_missing_lengths_and_foreign_masks() -> None:
-    class Foreign(Causal):
-        pass
-
-    class Unknown(Mask):
-        def allows(self, rows: Any, cols: Any, shape: Shape, head: Any) -> Any:
-            return np.ones((len(rows), len(cols)), bool)
-
     with pytest.raises(ValueError, match="a length is missing"):
         theory.exact("flash", N_q=8, d=2)
-    with pytest.raises(ValueError, match="no closed form for a mask of type Unknown"):
-        theory.exact("flash", N=8, d=2, mask=Unknown())
-    assert dense_shapes(Foreign()) == ()
+    with pytest.raises(ValueError, match="no closed form for a mask of type FirstHalf: its band is None"):
+        theory.exact("block_sparse", N=8, d=2, mask=FirstHalf(), block_mask="live")
     assert Tiles({}).most(lambda r, c: r) == 0

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, theory, tile_masks, tree_mask
-from flashsim.algorithms import FORWARD, backward_passes
+from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
 from flashsim.masks import Mask
 from flashsim.memory import HBM, SRAM, MemoryModelError, SramOverflow, pass_tiles
 from flashsim.records import Blocks, Shape
@@ -26,7 +26,7 @@ from flashsim.reference import attention, backward_rounding, error_bound, gradie
 from flashsim.theory.problem import live_tiles
 from flashsim.tile_masks import TileMask
 
-from .cases import DTYPES, FEW, Array, of_bound, room_for, swap, unnoticed
+from .cases import DTYPES, FEW, Array, count_equals_theory, of_bound, room_for, same, swap, unnoticed
 
 MASKED = [name for name, algorithm in FORWARD.items() if "MASK" in algorithm.parts]
 PASSES = [("forward", name) for name in MASKED] + [
@@ -344,12 +344,6 @@ def test_heads_share_it(name: str) -> None:
 # ------------------------------------------------------------------------------------------------- counts
 
 
-def same(got: flashsim.Tally | flashsim.Run | flashsim.Gradients, want: theory.Exact) -> None:
-    for array in {*got.hbm.by_array, *want.hbm.by_array}:
-        assert got.hbm.by_array.get(array) == want.hbm.by_array.get(array), array
-    assert (got.sram, got.blocks) == (want.sram, want.blocks)
-
-
 @st.composite
 def options(draw: st.DrawFn, name: str, draft: Draft) -> dict[str, Any]:
     """Arguments of `count` and `exact`."""
@@ -388,21 +382,7 @@ def options(draw: st.DrawFn, name: str, draft: Draft) -> dict[str, Any]:
 @given(draft=drafts(65), data=st.data())
 def test_counts_equal_theory(direction: str, name: str, draft: Draft, data: st.DataObject) -> None:
     drawn = {**data.draw(options(name, draft)), "direction": direction}
-    want = theory.exact(name, **drawn)
-    try:
-        tally = flashsim.count(name, **drawn)
-    except SramOverflow:
-        assert want.sram.enforced
-        assert want.sram.peak > want.sram.capacity
-        return
-    except ValueError:  # "fit": not even blocks of one row
-        assert drawn["sizing"] == "fit"
-        whole = theory.exact(name, **{**drawn, "block_mask": None})
-        assert whole.sram.peak > whole.sram.capacity
-        assert whole.blocks.B_r == whole.blocks.B_c == 1
-        return
-    same(tally, want)
-    assert tally.flops.matmul == want.matmul
+    count_equals_theory((FORWARD if direction == "forward" else BACKWARD)[name], drawn)
 
 
 @pytest.mark.parametrize("name", MASKED)

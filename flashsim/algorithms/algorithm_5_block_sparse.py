@@ -25,6 +25,9 @@
 
 Algorithm 2 with a skip. The paper's Require line also lists dO and writes ⌈M/4D⌉; both are slips. Rows all of whose tiles
 are skipped keep O = 0, ℓ = 0, m = −∞.
+
+The option `block_mask` is a boolean array (T_r, T_c), True = computed; or a function of (T_r, T_c) that returns one, such as
+`flashsim.patterns.butterfly`; or "live": skip the tiles that are empty, as far as positions tell. Default: all tiles.
 """
 
 from __future__ import annotations

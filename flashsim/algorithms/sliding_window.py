@@ -25,6 +25,8 @@ The listing is ours; the window is that of Longformer (I. Beltagy, M. E. Peters,
 `window_size`. Query i is at position p = i + N_k − N_q. A row block reaches B_r + w_left + w_right keys, so it loads that many
 and less than 2B_c more: K and V are read about (B_r + w_left + w_right)/B_r times, whatever N is. Without a window this is
 `q_outer`.
+
+The option `window` is (left, right), or `left` alone, with right = 0; −1: no limit on that side. Default: no window.
 """
 
 from __future__ import annotations

@@ -30,6 +30,9 @@ The listing is ours; the steps are those of "FlashAttention: Theory and Practice
 tile. With one query there is one row block, and so nothing else to run at once. A part is not divided by its ℓ, so that
 merging is a weighted sum (split_kv_merge.py). Parts are kept in the chip's precision. A split without a live tile leaves
 (0, 0, −∞), which changes nothing when merged.
+
+Options: `splits`, how many runs of blocks the keys are cut into, some perhaps empty, by default one for each block; `merge`,
+"sequence" (the default) or "tree".
 """
 
 from __future__ import annotations

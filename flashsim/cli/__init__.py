@@ -24,6 +24,7 @@ COMMANDS: dict[str, ModuleType] = {
         "run",
         "count",
         "plot",
+        "sweep",
         "tune",
         "gpu",
         "bench",
@@ -31,6 +32,7 @@ COMMANDS: dict[str, ModuleType] = {
         "example",
         "exercise",
         "step",
+        "playground",
         "debug",
         "verify",
     )

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish
-from flashsim.cli.shared import LENGTHS, add, add_algorithm, add_declared, algorithm_in, declared_in
+from flashsim.cli.shared import LENGTHS, add, add_algorithm, add_declared, algorithm_in, causal_in, declared_in
 from flashsim.cli.values import elements, whole
 from flashsim.inputs import float_dtype
 
@@ -31,7 +31,7 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--kv-heads", type=whole(), metavar="H", help="batch × KV heads, where query heads share them")
     add(parser, "--gqa")
     add(parser, "--backward", help="count the backward pass")
-    add(parser, "--causal", "--dropout", "--M", "--sizing", "--blocks", "--json")
+    add(parser, "--causal", "--offset", "--dropout", "--M", "--sizing", "--blocks", "--json")
     add_declared(parser)
 
 
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
     check_outputs(options)
     arguments = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype", "sizing")}
-    arguments |= {name: getattr(options, name) for name in ("heads", "kv_heads", "gqa", "causal")}
+    arguments |= {name: getattr(options, name) for name in ("heads", "kv_heads", "gqa")} | causal_in(options)
     arguments["M"] = elements(options.M, float_dtype(options.dtype).itemsize)
     arguments["blocks"] = None if options.blocks is None else tuple(options.blocks)
     arguments["direction"] = "backward" if options.backward else "forward"

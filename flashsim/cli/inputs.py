@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli.shared import add, add_declared, declared_in
+from flashsim.cli.shared import add, add_declared, causal_in, declared_in
 from flashsim.cli.values import elements, whole
 
 N, D = 12, 4
@@ -25,7 +25,7 @@ def add_inputs(parser: Any) -> None:
     add(parser, "--blocks", help="block sizes. Default: those of line 1 for M")
     default = "for which line 1 takes blocks as large as --blocks, or a quarter of the keys"
     add(parser, "--M", help=f"SRAM size: elements, or bytes (2KB); with --blocks, enforced. Default: one {default}")
-    add(parser, "--causal", "--dropout")
+    add(parser, "--causal", "--offset", "--dropout")
     add_declared(parser)
     add(parser, "--seed", help="of random operands, and of dropout. Default: 0")
 
@@ -59,7 +59,7 @@ def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any) -> dict[str, 
     import flashsim
 
     width = Q.shape[1] + V.shape[1]
-    asked: dict[str, Any] = {"causal": options.causal, "dropout_p": options.dropout, "seed": options.seed}
+    asked: dict[str, Any] = {**causal_in(options), "dropout_p": options.dropout, "seed": options.seed}
     if options.blocks:
         B_r, B_c = options.blocks
         asked["M"] = 2 * width * max(B_r, B_c)

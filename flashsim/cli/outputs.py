@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashsim.exporting import plain
 from flashsim.files import check_target, write_whole
 
 if TYPE_CHECKING:
@@ -19,16 +19,23 @@ if TYPE_CHECKING:
 
 
 def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
-    """Ask before the work whether its results can be written: to --json, and to `outputs`, the files of --output.
+    """Ask before the work whether its results can be written: to --json, --csv, and to `outputs`, the files of --output.
 
     Raises ValueError that names the option; also for a file that is the input, and for one that both would write.
     """
-    inputs = [*(getattr(options, "qkv", None) or ()), *filter(None, [getattr(options, "mask", None)])]
+    inputs = [
+        *(getattr(options, "qkv", None) or ()),
+        *filter(None, [getattr(options, "mask", None), getattr(options, "points", None)]),
+    ]
     targets = [("-o/--output", path) for path in outputs]
     if getattr(options, "json", None) not in (None, "-"):
         if any(_same(options.json, path) for path in outputs):
             raise ValueError(f"argument --json: {options.json} is what -o writes too")
         targets.append(("--json", Path(options.json)))
+    if getattr(options, "csv", None) not in (None, "-"):
+        if any(_same(options.csv, path) for _, path in targets):
+            raise ValueError(f"argument --csv: {options.csv} is what another option writes too")
+        targets.append(("--csv", Path(options.csv)))
     for option, path in targets:
         try:
             check_target(path)
@@ -65,20 +72,11 @@ def write_json(target: str | None, data: Mapping[str, Any]) -> None:
     if target is None:
         return
     utf_8 = target != "-" or (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    text = json.dumps(_plain(data), indent=2, ensure_ascii=not utf_8, allow_nan=False) + "\n"
+    text = json.dumps(plain(data), indent=2, ensure_ascii=not utf_8, allow_nan=False) + "\n"
     if target == "-":
         sys.stdout.write(text)
     else:
         write_whole(target, text)
-
-
-def _plain(value: Any) -> Any:
-    """Return JSON's kinds of things: None for what is not finite."""
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import flashsim
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import NAMES, add, add_declared, declared_in
+from flashsim.cli.shared import NAMES, add, add_declared, causal_in, declared_in
 from flashsim.cli.values import elements, finite
 from flashsim.inputs import float_dtype
 
@@ -35,7 +35,7 @@ def add_options(parser: Any) -> None:
     default = "standard and flash_basic, or flash where a mask, dropout or backward is asked"
     add(parser, "--algorithm", nargs="+", help=f"which to compare: {NAMES}. Default: {default}")
     add(parser, "--backward", help="run the backward pass too, for a random dO")
-    add(parser, "--causal", "--dropout")
+    add(parser, "--causal", "--offset", "--dropout")
     add(parser, "--seed", help="of dropout. Default: 0")
     parser.add_argument(
         "--mask", type=Path, metavar="FILE", help="a .npy file: booleans (..., N_q, N_k), True = attend"
@@ -68,6 +68,9 @@ def run(options: argparse.Namespace) -> int:
     mask: Any = qkv.load_mask(options.mask) if options.mask else None
     if options.padded:
         mask = flashsim.KeyPadding(int(qkv.sample_mask().sum()))
+    rule = causal_in(options)
+    if "mask" in rule and mask is not None:
+        rule = {"mask": rule["mask"] & mask}
     asked = _asked(options)
     stem = figure_stem(options, "flashsim-run")
     with progress(options) as bar:
@@ -80,8 +83,7 @@ def run(options: argparse.Namespace) -> int:
             scale=options.scale,
             sizing=options.sizing,
             blocks=None if options.blocks is None else tuple(options.blocks),
-            causal=options.causal,
-            mask=mask,
+            **{"mask": mask, **rule},
             dropout_p=options.dropout,
             seed=options.seed,
             gqa=options.gqa,
@@ -106,7 +108,7 @@ def _on_head(bar: Any, title: str, heads: int) -> Callable[[int, int], None]:
 def _asked(options: argparse.Namespace) -> str:
     """Say what is asked besides plain attention."""
     said = {
-        "causal": options.causal,
+        "causal" if options.offset is None else f"causal from {options.offset}": options.causal,
         "keys padded": options.padded,
         f"mask {options.mask}": options.mask,
         f"dropout {options.dropout:g}": options.dropout,

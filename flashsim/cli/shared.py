@@ -12,8 +12,9 @@ from flashsim.algorithms.own import chosen
 from flashsim.algorithms.record import Direction
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
-from flashsim.cli.values import head, output, probability, seed, size, whole
+from flashsim.cli.values import head, offset, output, probability, seed, size, whole
 from flashsim.inputs import FLOATS
+from flashsim.masks import Causal
 
 NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
 BOTH = f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"
@@ -51,6 +52,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "paper: line 1's blocks, M only reported against; fit: the largest blocks that fit, M enforced",
     },
     "--vs": {"type": algorithm, "metavar": "NAME"},
+    "--offset": {
+        "type": offset,
+        "metavar": "N",
+        "help": "with --causal: query i attends to keys j ≤ i + N; 0: aligned at the top left. Default: N_k − N_q",
+    },
     "--output": {"type": output, "metavar": "STEM", "help": "save STEM.png, .svg, .json"},
 }  # fmt: skip
 ALIASES = {"--output": ["-o"], "--N": ["--n"]}
@@ -82,6 +88,15 @@ def declared_in(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of those that were given."""
     given = {name: (getattr(options, name), whose[0][1].choices) for name, whose in declared().items()}
     return {name: choices.get(value, value) for name, (value, choices) in given.items() if value is not None}
+
+
+def causal_in(options: argparse.Namespace) -> dict[str, Any]:
+    """Return `causal`, or `mask` where --offset moves it. Raises ValueError for --offset alone."""
+    if options.offset is None:
+        return {"causal": options.causal}
+    if not options.causal:
+        raise ValueError("--offset goes with --causal")
+    return {"mask": Causal(offset=options.offset)}
 
 
 def add_algorithm(parser: Any, default: str = "") -> None:

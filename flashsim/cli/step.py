@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ EXAMPLES = (
     "flashsim step --backward --algorithm flash --open\n"
     "flashsim step --backward --algorithm q_outer --vs q_outer_two_pass\n"
     "flashsim step --n 8 --d 2 --blocks 4 4 --text | less\n"
+    "flashsim step --gif 20:40 -o tile.gif\n"
     "flashsim step --n 64 --d 16 -o run.perfetto.json"
 )
 
@@ -40,6 +42,12 @@ def add_options(parser: Any) -> None:
     other.add_argument("--bug", metavar="NAME", help=f"the same with a planted bug beside it: {bugs}")
     add_inputs(parser)
     parser.add_argument("--text", action="store_true", help="print the steps in the terminal, and write no file")
+    parser.add_argument(
+        "--gif",
+        metavar="A:B",
+        type=_range,
+        help="write steps A to B as an animated GIF, flashsim-step.gif or -o FILE.gif",
+    )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     kinds = "the page, FILE.html; or the trace, .json.gz or .npz; or .perfetto.json"
     add(parser, "--output", metavar="FILE", help=f"{kinds}. Default: flashsim-step.html")
@@ -54,6 +62,8 @@ def run(options: argparse.Namespace) -> int:
     second = options.vs or options.bug
     if options.text and (second or options.open or options.output):
         raise ValueError("--text prints one run; leave out --vs, --bug, --open and --output")
+    if options.gif:
+        return _film(options)
     output = options.output or Path("flashsim-step.html")
     if options.open and output.suffix != ".html":
         raise ValueError(f"--open shows a page; expected -o FILE.html, got {output}")
@@ -75,6 +85,32 @@ def run(options: argparse.Namespace) -> int:
         print(f"{note} All values: -o FILE.json.gz or .npz; fewer steps: larger --blocks.")
     if options.open:
         webbrowser.open(output.resolve().as_uri())
+    return 0
+
+
+def _range(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text, re.ASCII)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps; write A:B, as in 20:40")
+    return int(found[1]), int(found[2])
+
+
+def _film(options: argparse.Namespace) -> int:
+    """Write the steps that --gif names."""
+    from flashsim.tracing.film import film
+
+    output = options.output or Path("flashsim-step.gif")
+    if options.vs or options.bug or options.open or options.text:
+        raise ValueError("--gif shows one run, in a file; leave out --vs, --bug, --open and --text")
+    if output.suffix != ".gif":
+        raise ValueError(f"--gif writes a GIF; expected -o FILE.gif, got {output}")
+    check_outputs(options, output)
+    first, last = options.gif
+    try:
+        film(recorded(options)[0], first, last, output)
+    except ValueError as error:
+        raise ValueError(f"argument --gif: {error}") from None
+    print(f"Saved {output} ({output.stat().st_size / 1000:,.0f} kB, {last - first + 1} steps)")
     return 0
 
 

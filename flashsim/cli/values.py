@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flashsim.inputs import DEFAULT_SRAM_BYTES
+from flashsim.masks import MOST_OFFSET
 from flashsim.sizes import parse_size
+
+MOST = 2**20  # numbers of a range
 
 
 def meant(text: object, known: Iterable[object]) -> str:
@@ -53,6 +56,17 @@ def whole(least: int = 1, most: int = 2**63 - 1) -> Callable[[str], int]:
         return number
 
     return read
+
+
+def offset(text: str) -> int:
+    """Read a position, which may be before the first key."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise _refused(text, "a whole number") from None
+    if abs(number) > MOST_OFFSET:
+        raise _refused(text, f"a whole number from -{MOST_OFFSET} to {MOST_OFFSET}")
+    return number
 
 
 def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
@@ -103,6 +117,44 @@ def size(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return a reader of a value, or of a range of whole numbers, START:STOP:STEP or START:STOP:xFACTOR, as a list."""
+
+    def read_all(text: str) -> list[Any]:
+        if ":" not in text:
+            return [read(text)]
+        parts = text.split(":")
+        if len(parts) != 3:
+            raise _refused(text, "START:STOP:STEP, as 128:4096:128, or START:STOP:xFACTOR, as 128:4096:x2")
+        start, stop = read(parts[0]), read(parts[1])
+        if stop < start:
+            raise _refused(text, f"a range from {start} up")
+        if parts[2][:1] != "x":
+            numbers: Any = range(start, stop + 1, whole()(parts[2]))
+        else:
+            factor = _number(parts[2][1:], lambda x: 1 < x < math.inf, "a factor above 1, as in 128:4096:x2")
+            exponents = range(int(math.log(stop / start) / math.log(factor) + 1e-9) + 1)
+            numbers = dict.fromkeys(round(start * factor**exponent) for exponent in exponents)
+        if len(numbers) > MOST:
+            raise _refused(text, f"at most {MOST:,} numbers")
+        return [read(str(number)) for number in numbers]
+
+    return read_all
+
+
+def several_sizes(text: str) -> list[int | str]:
+    """Read a size, or a range of sizes: elements as numbers; bytes as text, until the dtype is known."""
+    parts = text.split(":")
+    sizes = [part for at, part in enumerate(parts) if at < 2 or part[:1] != "x"]
+    in_bytes = [size(part).strip()[-1:].upper() == "B" for part in sizes]
+    if any(in_bytes) != all(in_bytes):
+        raise _refused(text, "sizes that are all elements, or all bytes")
+    if len(parts) == 1:
+        return [text] if all(in_bytes) else [parse_size(text, 1)]
+    numbers = several(whole())(":".join(str(parse_size(part, 1)) if part in sizes else part for part in parts))
+    return [f"{number}B" if all(in_bytes) else number for number in numbers]
 
 
 def head(text: str) -> str:

@@ -5,22 +5,37 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.resources import files as files_of
 
+from flashsim import playground
 from flashsim.gallery.lessons import pages
 from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson
+from flashsim.gallery.thumbnail import thumbnail
+from flashsim.tracing import Lesson, Place, Trace
 from flashsim.tracing.page import policy, read
 from flashsim.tracing.typeset import typeset
 
 
 @dataclass(frozen=True)
 class Made:
-    """A lesson as it is: its name, the page in the gallery and how it was made."""
+    """A lesson as it is: its name, the page in the gallery, and what is shown there."""
 
     name: str
     page: Page
     lesson: Lesson
-    html: str
+    traces: tuple[Trace, ...]
+
+    @cached_property
+    def html(self) -> str:
+        """The page."""
+        return self.traces[0].html(versus=self.traces[1] if len(self.traces) > 1 else None, lesson=self.lesson)
+
+    @property
+    def picture(self) -> str:
+        """A small picture, at the moment in the middle."""
+        moments = self.lesson.moments
+        return thumbnail(self.traces[0], self.traces[0].steps[moments[len(moments) // 2].step])
 
     @property
     def size(self) -> str:
@@ -29,44 +44,47 @@ class Made:
 
 
 def make(name: str, page: Page) -> Made:
-    """Make a lesson and its page."""
+    """Make a lesson."""
     traces = page.traces()
     lesson = page.teach(*traces)
-    lesson = replace(lesson, moments=tuple(sorted(lesson.moments, key=lambda moment: moment.step)))
-    return Made(name, page, lesson, traces[0].html(versus=traces[1] if len(traces) > 1 else None, lesson=lesson))
+    lesson = replace(
+        lesson,
+        moments=tuple(sorted(lesson.moments, key=lambda moment: moment.step)),
+        stops=tuple(sorted(lesson.stops, key=lambda stop: stop.step)),
+    )
+    return Made(name, page, lesson, traces)
 
 
-STYLE = """
-:root { --ground: #fbfbf9; --panel: #fff; --ink: #1c1d21; --faint: #5d616b; --rule: #d5d7dc; --link: #2563b0; }
-@media (prefers-color-scheme: dark) {
-  :root { --ground: #15171b; --panel: #1d2026; --ink: #e8e9ec; --faint: #a2a7b2; --rule: #3a3f49; --link: #7fb2ee; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 20px 16px 48px; max-width: 46em; background: var(--ground); color: var(--ink);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
-h1 { font-size: 26px; line-height: 1.2; margin: 0 0 8px; }
-h2 { font-size: 19px; line-height: 1.3; margin: 0; } p { margin: 8px 0; }
-a { color: var(--link); } .faint { color: var(--faint); font-size: 14px; }
-article { margin: 18px 0; padding: 14px 16px; background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; }
-article > .about { margin: 2px 0 8px; color: var(--faint); }
-ul, ol { margin: 8px 0; padding-left: 1.4em; } li { margin: 3px 0; } nav { margin: 16px 0 24px; } ul a { white-space: nowrap; }
-pre { overflow-x: auto; margin: 6px 0 0; padding: 8px 10px; border: 1px solid var(--rule); border-radius: 4px;
-  font: 13px/1.45 ui-monospace, monospace; } summary { cursor: pointer; }
-"""
+def placed(made: list[Made], names: list[str]) -> list[Made]:
+    """Return the lessons with their places among all, which `names` has in order."""
+    titles = {name: page.title for name, page in pages().items()}
+
+    def way(at: int) -> tuple[str, str] | None:
+        return (f"{names[at]}.html", titles[names[at]]) if 0 <= at < len(names) else None
+
+    found = []
+    for one in made:
+        at = names.index(one.name)
+        place = Place(at + 1, len(names), one.lesson.minutes, way(at - 1), way(at + 1))
+        found.append(replace(one, lesson=replace(one.lesson, place=place)))
+    return found
+
+
 INTRODUCTION = (
     "Each page plays a recorded run of one algorithm: line by line, forwards and backwards, with all numbers. ← and → step, "
-    "↑ and ↓ go tile by tile, space plays. The pages need no network and load nothing. The links below each text open a page "
-    "at a step."
+    "↑ and ↓ go tile by tile, space plays; now and then a page asks what will happen. Read them in order. The pages need no "
+    "network and load nothing. The links below each text open a page at a step; `&panel=tiles` after it shows the picture "
+    "alone, as a slide."
 )
 
 
 def index(made: list[Made]) -> str:
     """Return the index as a page without scripts."""
-    articles, style = "\n".join(map(_article, made)), STYLE + read("typeset.css")
-    contents = "\n".join(
-        f'<li><a href="#{m.name}">{html.escape(m.lesson.title)}</a><br><span class="faint">{typeset(m.page.about)}</span></li>'
-        for m in made
+    articles, style = (
+        "\n".join(map(_article, made)),
+        (files_of("flashsim.gallery") / "index.css").read_text(encoding="utf-8") + read("typeset.css"),
     )
+    contents = "\n".join(_entry(number, one) for number, one in enumerate(made, 1))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -86,16 +104,26 @@ def index(made: list[Made]) -> str:
 <ol>
 {contents}
 </ol>
+<p>Then try sizes of your own in the <a href="playground.html">playground</a>, with sliders.</p>
 </nav>
 <main>
 {articles}
 </main>
 <footer class="faint">
-Made by <code>python scripts/gallery.py</code>. Counts are in elements; blocks, rows and steps count from 0.
+Made by <code>python scripts/gallery.py</code>. Counts are in elements. Blocks count from 1, as in the paper; rows and steps
+from 0.
 </footer>
 </body>
 </html>
 """
+
+
+def _entry(number: int, made: Made) -> str:
+    title = (
+        f'{number}. <a href="{made.name}.html">{html.escape(made.lesson.title)}</a>, about {made.lesson.minutes} min'
+    )
+    about = f'{typeset(made.page.about)} <a href="#{made.name}">What to look for</a>'
+    return f'<li>{made.picture}<span>{title}<br><span class="faint">{about}</span></span></li>'
 
 
 def _article(made: Made) -> str:
@@ -110,7 +138,10 @@ def _article(made: Made) -> str:
 
 def readme(made: list[Made]) -> str:
     """Return the same as Markdown, for a code host, which shows no HTML."""
-    rows = "\n".join(f"| [{m.lesson.title}]({m.name}.html) | {m.page.about} | {m.size} |" for m in made)
+    rows = "\n".join(
+        f"| {n} | [{m.lesson.title}]({m.name}.html) | {m.page.about} | {m.lesson.minutes} min | {m.size} |"
+        for n, m in enumerate(made, 1)
+    )
     commands = "\n".join(f"{m.page.command} -o {m.name}.html" for m in made if m.page.command)
     python = "\n```\n\n```python\n".join(
         f'{m.page.made_by}\ntrace.save("{m.name}.html")' for m in made if not m.page.command
@@ -120,9 +151,11 @@ def readme(made: list[Made]) -> str:
 Pages that play a recorded run, each with a text on what to look for. A code host shows their source; to see them, clone the
 repository and open `figures/gallery/index.html` in a browser (from 2023 or later). They need no network.
 
-| lesson | what it shows | size |
-|---|---|--:|
+| | lesson | what it shows | takes | size |
+|--:|---|---|--:|--:|
 {rows}
+
+[The playground](playground.html) has sliders for N, d, M and block sizes (`flashsim playground` writes it).
 
 `python scripts/gallery.py` makes them all. Without their texts, these commands make the same pages; `--open` in place of
 `-o …` opens them:
@@ -141,11 +174,11 @@ and this Python the others:
 
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
     """Yield (file name, content) of the lessons with these names, or of all of them and the index."""
-    made = []
-    for name, page in pages().items():
-        if not names or name in names:
-            made.append(make(name, page))
-            yield f"{name}.html", made[-1].html
+    known = list(pages())
+    made = placed([make(name, page) for name, page in pages().items() if not names or name in names], known)
+    for one in made:
+        yield f"{one.name}.html", one.html
     if not names:
+        yield "playground.html", playground.page()
         yield "index.html", index(made)
         yield "README.md", readme(made)

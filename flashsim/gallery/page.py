@@ -15,6 +15,7 @@ from flashsim.tracing import Lesson, Trace
 class Page:
     """A lesson to be.
 
+    title    its title
     order    where it stands among the others, which are read in order of these numbers
     about    what it is about, in a line
     record   makes its traces: one, or two that are shown side by side
@@ -22,6 +23,7 @@ class Page:
     teach    of the traces, the text with its moments
     """
 
+    title: str
     order: int
     about: str
     record: Callable[[], tuple[Trace, ...]]

@@ -40,6 +40,8 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
 KERNEL = Kernel(
     name="algorithm_1",
     about="Algorithm 1 as printed, one block of threads per head",
+    short="Algorithm 1",
+    look=("sky", "o", "-"),
     rung=1,
     fastest_in=(),
     model="flash_basic",

@@ -105,6 +105,8 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
 KERNEL = Kernel(
     name="algorithm_2",
     about="Algorithm 2 as printed: mask and dropout; Algorithm 4 backward",
+    short="Algorithm 2, 4",
+    look=("blue", "o", "-"),
     rung=2,
     fastest_in=("backward",),
     model="flash",

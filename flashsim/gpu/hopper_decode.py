@@ -160,6 +160,8 @@ def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
 KERNEL = Kernel(
     name="hopper_decode",
     about="few queries, a long cache: a group's queries in one tile, keys split over the machine; fp16 and bf16",
+    short="wgmma and TMA, decoding",
+    look=("vermillion", "X", "-"),
     rung=6,
     fastest_in=("forward",),
     model="split_kv",

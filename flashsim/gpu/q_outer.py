@@ -51,6 +51,8 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
 KERNEL = Kernel(
     name="q_outer",
     about="loops exchanged, scalar: O stays on chip, a block of threads per row block",
+    short="loops exchanged",
+    look=("orange", "v", "-"),
     rung=3,
     fastest_in=("forward",),
     model="q_outer",

@@ -167,6 +167,8 @@ def _launch(function: str, q: Any, arguments: Sequence[Any], matrix: Any) -> Non
 KERNEL = Kernel(
     name="standard",
     about="unfused: S and P in HBM, cuBLAS and a kernel a pass",
+    short="standard, CuPy",
+    look=("black", "x", ":"),
     rung=0,
     fastest_in=(),
     model="standard",

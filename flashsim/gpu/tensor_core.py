@@ -114,6 +114,8 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
 KERNEL = Kernel(
     name="tensor_core",
     about="loops exchanged, tensor cores: mma.sync, cp.async, swizzled shared memory; fp16 and bf16",
+    short="tensor cores",
+    look=("vermillion", "s", "-"),
     rung=4,
     fastest_in=("forward", "backward"),
     model="q_outer",

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from flashsim.api import count
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, GREY, column_figure, dress, looks, styled
 
 _SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "M": 51_200, "dtype": "float16"}
@@ -93,3 +94,8 @@ def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None =
 
 def _times(ratio: float) -> str:
     return f"{ratio:.3g}×"
+
+
+FIGURE = Chart(
+    "appendix_b5", appendix_b5_data, plot_appendix_b5, "Appendix B.5: FlashAttention and Rabe & Staats compared"
+)

@@ -17,6 +17,7 @@ from flashsim.algorithms.own import chosen
 from flashsim.api import Run, Tally, count, forward
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, column_figure, dress, looks, styled
 from flashsim.tune import cost
 
@@ -257,3 +258,6 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
     ax.set_title(
         "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""), x=-0.28 if N >= 128 else -0.23
     )
+
+
+FIGURE = Chart("blocks", blocks_data, plot_blocks, "Figure 2 (middle): HBM accesses against block size, both passes")

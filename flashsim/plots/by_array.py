@@ -16,10 +16,10 @@ from flashsim.algorithms.own import backward_of, chosen
 from flashsim.api import count
 from flashsim.patterns import butterfly
 from flashsim.plots.blocks import plot_blocks
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import (
     BLACK,
     BLUE,
-    COLUMN,
     GREEN,
     GREY,
     ORANGE,
@@ -106,7 +106,7 @@ def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
     """
     data = arrays_data() if data is None else data
     if ax is None:
-        figure = Figure(figsize=(2.1 * COLUMN, 0.7 + 0.88 * len(data["directions"]["forward"])), layout="constrained")
+        figure = column_figure(0.7 + 0.88 * len(data["directions"]["forward"]), 2.1)
         ax = list(figure.subplots(1, 2))
     for panel, (direction, bars) in zip(ax, data["directions"].items(), strict=True):
         dress(panel)
@@ -146,7 +146,7 @@ def run_figure(run_by_name: Mapping[str, Counted], **shape: Any) -> Figure:
 
     `shape` is passed on to `plot_blocks`: N, N_q, d, d_v, dtype, M.
     """
-    figure = Figure(figsize=(2.1 * COLUMN, 3.5), layout="constrained")
+    figure = column_figure(3.5, 2.1)
     by_array, by_block = figure.subplots(1, 2)
     plot_run(run_by_name, ax=by_array)
     plot_blocks(**shape, backward=False, ax=by_block)
@@ -216,3 +216,6 @@ def _point(run_by_name: Mapping[str, Counted]) -> str:
         return f"{names[-1]} makes as many HBM accesses"
     more, ratio = ("more", last / first) if last > first else ("fewer", first / last)
     return f"{names[-1]} makes {ratio:.3g}× {more} HBM accesses"
+
+
+FIGURE = Chart("arrays", arrays_data, plot_arrays, "accesses by array, every algorithm, forward and backward")

@@ -12,6 +12,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 from flashsim import theory
 from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import GREY, column_figure, compared, dress, looks, styled
 from flashsim.tune import best_of
 
@@ -96,3 +97,8 @@ def _point(data: Mapping[str, Any]) -> str:
         return "HBM accesses against M"
     ratio = series["flash"][at] / series["small_cache"][at]
     return f"Left of M = d², FlashAttention is not optimal:\nat M = {near:,} it moves {ratio:.1f} × as much as it need"
+
+
+FIGURE = Chart(
+    "cache_size", cache_size_data, plot_cache_size, "accesses against M, and where FlashAttention is not optimal"
+)

@@ -1,68 +1,25 @@
-"""Every figure by name, for the command line and the scripts."""
+"""Every figure by name, for the command line and the scripts: the `Chart`s of this folder, collected."""
 
 from __future__ import annotations
 
 import argparse
-import inspect
+import pkgutil
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from flashsim.entry import run_script
 from flashsim.files import name_of
-from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
-from flashsim.plots.blocks import blocks_data, plot_blocks
-from flashsim.plots.by_array import arrays_data, plot_arrays
-from flashsim.plots.cache_size import cache_size_data, plot_cache_size
-from flashsim.plots.footprint import memory_data, plot_memory
-from flashsim.plots.l2 import l2_data, plot_l2
-from flashsim.plots.pareto import pareto_data, plot_pareto
-from flashsim.plots.roofline import plot_roofline, roofline_data
-from flashsim.plots.saving import figure_of, save
-from flashsim.plots.sparsity import plot_sparsity, sparsity_data
-from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
-from flashsim.plots.traffic import plot_traffic, traffic_data
+from flashsim.plots.chart import Chart
+from flashsim.plots.saving import save
 
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure: `data()` counts, `plot(data)` draws on a new figure and returns the axes, `what` says what it shows."""
-
-    data: Callable[..., dict[str, Any]]
-    plot: Callable[..., Axes | Sequence[Axes]]
-    what: str
-
-    @property
-    def takes(self) -> dict[str, Any]:
-        """The arguments of `data`, with their defaults."""
-        return {name: given.default for name, given in inspect.signature(self.data).parameters.items()}
-
-    def draw(self, data: dict[str, Any] | None = None) -> Figure:
-        """Return the figure of `data`, by default of `data()`."""
-        return figure_of(self.plot(self.data() if data is None else data))
-
-
+_FILES = [file.name for file in pkgutil.iter_modules([str(Path(__file__).parent)]) if file.name != "catalogue"]
 FIGURES: dict[str, Chart] = {
-    "blocks": Chart(blocks_data, plot_blocks, "Figure 2 (middle): HBM accesses against block size, both passes"),
-    "theorem2": Chart(theorem2_data, plot_theorem2, "Theorem 2: accesses against N, d, M, with fitted exponents"),
-    "theorem5": Chart(theorem5_data, plot_theorem5, "Theorem 5: the same for the backward pass"),
-    "traffic": Chart(traffic_data, plot_traffic, "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass"),
-    "sparsity": Chart(sparsity_data, plot_sparsity, "Figure 2 (right), Proposition 4: accesses against sparsity"),
-    "memory": Chart(memory_data, plot_memory, "Figure 3 (right): extra memory against N, and where 40 GB end"),
-    "arrays": Chart(arrays_data, plot_arrays, "accesses by array, every algorithm, forward and backward"),
-    "appendix_b5": Chart(appendix_b5_data, plot_appendix_b5, "Appendix B.5: FlashAttention and Rabe & Staats compared"),
-    "roofline": Chart(roofline_data, plot_roofline, "the roofline of an A100: intensity, and what binds"),
-    "l2": Chart(l2_data, plot_l2, "a third level: DRAM traffic against the size of an L2"),
-    "pareto": Chart(pareto_data, plot_pareto, "accesses against occupancy: every block size, both loop orders"),
-    "cache_size": Chart(
-        cache_size_data, plot_cache_size, "accesses against M, and where FlashAttention is not optimal"
-    ),
+    found.name: found
+    for file in _FILES
+    for found in vars(import_module(f"flashsim.plots.{file}")).values()
+    if isinstance(found, Chart)
 }
 
 

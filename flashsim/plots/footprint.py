@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
 
 from flashsim.api import count
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, GREY, column_figure, dress, looks, styled
 from flashsim.records import ArrayTraffic
 
@@ -126,3 +127,6 @@ def _label(ax: Axes, data: Mapping[str, Any]) -> Axes:
     ax.set_ylabel("extra HBM, forward + backward")
     ax.set_title("FlashAttention's extra memory is linear in N", x=-0.2)
     return ax
+
+
+FIGURE = Chart("memory", memory_data, plot_memory, "Figure 3 (right): extra memory against N, and where 40 GB end")

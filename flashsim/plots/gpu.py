@@ -5,42 +5,39 @@ Unlike the other figures these need a run on a GPU first; the records are kept i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator
 
+from flashsim.gpu.rungs import ladder
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import (
     BLACK,
     BLUE,
     GREEN,
     GREY,
+    NAMED,
     ORANGE,
-    PURPLE,
-    SKY,
     VERMILLION,
+    Look,
     column_figure,
     dress,
     styled,
     tint,
 )
 
-LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "algorithm_1": ("Algorithm 1", {"color": SKY, "marker": "o"}),
-    "algorithm_2": ("Algorithm 2, 4", {"color": BLUE, "marker": "o"}),
-    "q_outer": ("loops exchanged", {"color": ORANGE, "marker": "v"}),
-    "tensor_core": ("tensor cores", {"color": VERMILLION, "marker": "s"}),
-    "hopper": ("wgmma and TMA", {"color": VERMILLION, "marker": "P"}),
-    "hopper_decode": ("wgmma and TMA, decoding", {"color": VERMILLION, "marker": "X"}),
-    "standard": ("standard, CuPy", {"color": BLACK, "marker": "x", "linestyle": ":"}),
-    "torch_unfused": ("PyTorch, unfused", {"color": GREY, "marker": "1", "linestyle": ":"}),
-    "torch_math": ("PyTorch, math", {"color": GREY, "marker": "+", "linestyle": "-."}),
-    "torch_flash": ("FlashAttention-2", {"color": GREEN, "marker": "D", "linestyle": "--"}),
-    "torch_cudnn": ("cuDNN", {"color": PURPLE, "marker": "^", "linestyle": "--"}),
-    "fa4": ("FlashAttention-4", {"color": GREEN, "marker": "*", "linestyle": "-."}),
+_PEERS = {
+    "torch_unfused": ("PyTorch, unfused", ("grey", "1", ":")),
+    "torch_math": ("PyTorch, math", ("grey", "+", "-.")),
+    "torch_flash": ("FlashAttention-2", ("green", "D", "--")),
+    "torch_cudnn": ("cuDNN", ("purple", "^", "--")),
+    "fa4": ("FlashAttention-4", ("green", "*", "-.")),
 }
+_DRAWN = {name: (rung.short, rung.look) for name, rung in ladder().items()} | _PEERS
+LOOKS = {name: Look(label, NAMED[colour], *shape) for name, (label, (colour, *shape)) in _DRAWN.items()}
+"""How each contestant is drawn, in the order of the ladder."""
 
 
 @styled
@@ -141,12 +138,14 @@ def plot_times(record: Mapping[str, Any], *, d: int = 128, ax: Sequence[Axes] | 
             for r in record["results"]
             if (r["d"], r["direction"], r["causal"]) == (d, direction, causal) and not r["dropout_p"]
         ]
-        for name, (label, look) in LOOKS.items():
+        for name, look in LOOKS.items():
             points = [
                 (r["N"], t["tflops"]) for r in chosen for t in r["timings"] if t["name"] == name and not t["failed"]
             ]
             if points:
-                panel.plot(*zip(*points, strict=True), label=label, gid=f"{direction} {causal} {name}", **look)
+                panel.plot(
+                    *zip(*points, strict=True), label=look.label, gid=f"{direction} {causal} {name}", **look.line
+                )
         panel.set_ylim(0, None)
         panel.set_title(f"{direction}{', causal' if causal else ''}")
         panel.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
@@ -170,10 +169,10 @@ def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = No
             for t in r["timings"]:
                 if not t["failed"]:
                     times.setdefault(t["name"], {}).setdefault(r["N"], {})[r["direction"]] = t["median"] / r["B"]
-    for name, (label, look) in LOOKS.items():
+    for name, look in LOOKS.items():
         points = [(N, sum(both.values())) for N, both in sorted(times.get(name, {}).items()) if len(both) == 2]
         if points:
-            ax.plot(*zip(*points, strict=True), label=label, gid=name, **look)
+            ax.plot(*zip(*points, strict=True), label=look.label, gid=name, **look.line)
     ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
     ax.yaxis.set_major_locator(LogLocator(10))
@@ -190,7 +189,7 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
     dress(ax)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    for name, (label, look) in LOOKS.items():
+    for name, look in LOOKS.items():
         points = [
             (r["N"], t["extra_bytes"] / r["B"])
             for r in record["results"]
@@ -199,7 +198,7 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
             if t["name"] == name and t["extra_bytes"]
         ]
         if points:
-            ax.plot(*zip(*points, strict=True), label=label, gid=name, **look)
+            ax.plot(*zip(*points, strict=True), label=look.label, gid=name, **look.line)
     ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
     ax.yaxis.set_major_formatter(EngFormatter("B", sep=""))
@@ -225,7 +224,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     names = [name for name in LOOKS if name in ms["forward"] and name in ms["backward"]]
     total = {name: ms["forward"][name] + ms["backward"][name] for name in names}
     for row, name in enumerate(names):
-        colour = tint(LOOKS[name][1]["color"])
+        colour = tint(LOOKS[name].colour)
         forward = ms["forward"][name]
         ax.barh(row, forward, color=colour, edgecolor=BLACK, linewidth=0.6)
         ax.barh(
@@ -239,7 +238,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         )
         said = f" {total[name]:.1f} ms, {total['torch_unfused'] / total[name]:.1f}×"
         ax.text(total[name], row, said, va="center", fontsize=8)
-    ax.set_yticks(range(len(names)), [LOOKS[name][0] for name in names])
+    ax.set_yticks(range(len(names)), [LOOKS[name].label for name in names])
     ax.invert_yaxis()
     ax.set_xlim(0, 1.5 * max(total.values()))
     one = results["forward"]
@@ -250,4 +249,58 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         f"GPT-2 medium, as in Figure 1 (right):\ncausal, dropout {one['dropout_p']}, {record['machine']['gpu']}",
         x=-0.42,
     )
+    return ax
+
+
+@styled
+def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw a step a row, peers last: its rate; and what it moves, by the model and by the hardware's counters, log.
+
+    `record`: what `flashsim bench --ladder --json` wrote. `ax`: two axes with the same rows; None: new ones, side by side.
+    """
+    steps = [step for step in record["steps"] if not step["failed"]]
+    if ax is None:
+        figure = column_figure(0.8 + 0.24 * len(steps))
+        figure.set_figwidth(2 * figure.get_figwidth())
+        ax = list(figure.subplots(1, 2, sharey=True))
+    rates, moved = ax
+    places = range(len(steps))
+    for panel in ax:
+        dress(panel)
+    colours = [BLACK if "simulated" not in s else VERMILLION if s["name"].startswith("hopper") else BLUE for s in steps]
+    rates.barh(places, [s["tflops"] for s in steps], color=[tint(colour) for colour in colours])
+    for place, step in zip(places, steps, strict=True):
+        rates.text(step["tflops"], place, f" {step['tflops']:.0f}", va="center")
+    labels = [LOOKS[s["name"]].label if "simulated" not in s else s["name"] for s in steps]
+    rates.set_yticks(list(places), labels)
+    rates.invert_yaxis()
+    rates.set_xlim(0, 1.15 * max(s["tflops"] for s in steps))
+    rates.set_xlabel("TFLOP/s")
+    setting = record["setting"]
+    rates.set_title(
+        f"{record['machine']['gpu']}: forward, N = {setting['N']:,}, d = {setting['d']}"
+        f"{', causal' if setting['causal'] else ''}, {setting['dtype']}"
+    )
+    width = 4 if setting["dtype"] == "float32" else 2
+    own = [(place, step) for place, step in zip(places, steps, strict=True) if "simulated" in step]
+    kinds: dict[str, tuple[dict[str, Any], Callable[[Any], float]]] = {
+        f"simulated accesses × {width} bytes": (
+            {"marker": "s", "mfc": "none", "color": BLACK},
+            lambda step: width * sum(step["simulated"].values()),
+        ),
+        "L2 ↔ multiprocessors": (
+            {"marker": "o", "color": ORANGE},
+            lambda step: step["seen"]["l2_reads"] + step["seen"]["l2_writes"],
+        ),
+        "DRAM": ({"marker": "D", "color": BLUE}, lambda step: step["seen"]["dram_reads"] + step["seen"]["dram_writes"]),
+    }
+    for name, (look, of) in kinds.items():
+        moved.plot(
+            [of(step) for _, step in own], [place for place, _ in own], linestyle="none", label=name, gid=name, **look
+        )
+    moved.set_xscale("log")
+    moved.xaxis.set_major_formatter(EngFormatter("B", sep=""))
+    moved.set_xlabel("reads + writes")
+    moved.set_title("traffic")
+    figure_of(ax).legend(*moved.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return ax

@@ -12,6 +12,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from flashsim.api import forward
 from flashsim.cache import L2
 from flashsim.machines import MACHINES
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import GREY, column_figure, dress, looks, styled
 
 _SHAPE = {"N": 1024, "d": 64, "M": 51_200}
@@ -106,3 +107,6 @@ def _say_floors(ax: Axes, data: Mapping[str, Any]) -> None:
             ha="right",
             va="top",
         )
+
+
+FIGURE = Chart("l2", l2_data, plot_l2, "a third level: DRAM traffic against the size of an L2")

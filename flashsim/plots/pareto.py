@@ -13,6 +13,7 @@ from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, GREY, column_figure, dress, looks, styled
 from flashsim.tune import cost, sides
 
@@ -106,3 +107,6 @@ def plot_pareto(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None
 
 def _columns(points: list[list[int]]) -> tuple[list[int], list[int]]:
     return [point[2] for point in points], [point[3] for point in points]
+
+
+FIGURE = Chart("pareto", pareto_data, plot_pareto, "accesses against occupancy: every block size, both loop orders")

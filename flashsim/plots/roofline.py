@@ -15,6 +15,7 @@ from flashsim.api import backward, forward
 from flashsim.cache import L2
 from flashsim.checking import is_one_of, shown
 from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, GREY, column_figure, compared, dress, looks, styled
 
 _THROUGH_L2 = ("standard", "flash")
@@ -165,3 +166,6 @@ def _apart(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
 
 def _mark(ax: Axes, at: Mapping[str, float], gid: str, **look: Any) -> None:
     ax.plot(at["intensity"], at["reached"], linestyle="none", gid=gid, **look)
+
+
+FIGURE = Chart("roofline", roofline_data, plot_roofline, "the roofline of an A100: intensity, and what binds")

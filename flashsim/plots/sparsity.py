@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from flashsim import patterns
 from flashsim.api import count
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import BY_DIRECTION, GREY, column_figure, dress, styled
 
 SEED = 2205_14135
@@ -131,3 +132,6 @@ def plot_sparsity(data: Mapping[str, Any] | None = None, *, ax: Axes | None = No
     ax.set_ylabel("HBM accesses (elements)")
     ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=-0.2)
     return ax
+
+
+FIGURE = Chart("sparsity", sparsity_data, plot_sparsity, "Figure 2 (right), Proposition 4: accesses against sparsity")

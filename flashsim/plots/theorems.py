@@ -17,6 +17,7 @@ from flashsim import theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
 from flashsim.api import count
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, BLUE, GREY, SKY, column_figure, dress, looks, styled
 
 _FIXED = {"N": 16_384, "d": 64, "M": 51_200}
@@ -184,3 +185,9 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
         handles=handles, loc="lower left", bbox_to_anchor=(-0.2, 1), handlelength=2.6, title=heading, alignment="left"
     )
     ax.set_title(_TITLES[variable], x=-0.2, pad=50 if heading else 38)
+
+
+THEOREM_2 = Chart(
+    "theorem2", theorem2_data, plot_theorem2, "Theorem 2: accesses against N, d, M, with fitted exponents"
+)
+THEOREM_5 = Chart("theorem5", theorem5_data, plot_theorem5, "Theorem 5: the same for the backward pass")

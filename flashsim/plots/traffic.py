@@ -30,6 +30,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from flashsim.api import Tally, count
 from flashsim.memory import Event
+from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, column_figure, dress, looks, styled
 
 PAPER: dict[str, Any] = {
@@ -256,3 +257,6 @@ def _draw_passes(ax: Axes, data: Mapping[str, Any]) -> None:
     rows.finish(8.8e9, xlabel, f"Where standard attention's {total:.1f} GB go", pad=18)
     keys = [Patch(facecolor="white", label=label, hatch=hatch, **_EDGE) for label, hatch in _KEYS]
     ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(-0.3, 1.01), ncols=2, borderaxespad=0)
+
+
+FIGURE = Chart("traffic", traffic_data, plot_traffic, "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.algorithms import Algorithm
-from flashsim.algorithms.own import chosen
+from flashsim.algorithms.own import chosen, forward_of
 from flashsim.checking import check_count, check_number, check_p, check_record, check_scale
 from flashsim.inputs import (
     Array,
@@ -58,7 +58,7 @@ def backward_rounding(name: str | Algorithm, blocks: Blocks, backward_blocks: Bl
     """
     algorithm = chosen(name, "backward")
     return BackwardRounding(
-        **_rounding(chosen(algorithm.forward_pass, "forward"), algorithm, check_record(blocks)),
+        **_rounding(forward_of(algorithm), algorithm, check_record(blocks)),
         dQ_stores=algorithm.rounds((blocks if backward_blocks is None else check_record(backward_blocks)).T_c),
         recombined=algorithm.recombines,
     )

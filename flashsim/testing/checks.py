@@ -16,7 +16,7 @@ import numpy as np
 
 from flashsim.inputs import Array
 from flashsim.testing.case import Case, Problem
-from flashsim.testing.kernel import Kernel, Output, strides_of
+from flashsim.testing.kernel import Kernel, Output, memory_of, strides_of
 
 
 class Comparison(NamedTuple):
@@ -92,16 +92,8 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def _needs_nothing(kernel: Kernel) -> str:
-    return ""
-
-
-def _as_it_is(case: Case, kernel: Kernel) -> Case | None:
-    return case
-
-
 def check(
-    needs: Needs = _needs_nothing, fit: Fit = _as_it_is
+    needs: Needs = lambda kernel: "", fit: Fit = lambda case, kernel: case
 ) -> Callable[[Callable[[Trial], Comparisons]], Callable[[Trial], Comparisons]]:
     """Register a function as the check of that name."""
 
@@ -116,16 +108,11 @@ def _all_of(*needs: Needs) -> Needs:
     return lambda kernel: next((why for why in (need(kernel) for need in needs) if why), "")
 
 
-def _lse(kernel: Kernel) -> str:
-    return "" if kernel.spec.lse else "the spec declares no lse"
+def _declares(name: str) -> Needs:
+    return lambda kernel: "" if getattr(kernel.spec, name) else f"the spec declares no {name}"
 
 
-def _masks(kernel: Kernel) -> str:
-    return "" if kernel.spec.masks else "the spec declares no masks"
-
-
-def _causal(kernel: Kernel) -> str:
-    return "" if kernel.spec.causal else "the spec declares no causal"
+_lse, _masks, _causal = map(_declares, ("lse", "masks", "causal"))
 
 
 def _cross(kernel: Kernel) -> str:
@@ -221,7 +208,7 @@ def masked_kv_poison(t: Trial) -> Comparisons:
         yield Comparison("lse with poisoned keys", got.lse, want.lse, want.lse_budget, live, poisoned)
 
 
-@check(needs=_all_of(_masks, _cross), fit=_as_it_is)
+@check(needs=_all_of(_masks, _cross))
 def appended_masked_keys(t: Trial) -> Comparisons:
     """More keys, all of them masked, change nothing."""
     problem, rng = t.problem, t.rng
@@ -360,7 +347,7 @@ def _grouped(case: Case, kernel: Kernel) -> Case | None:
     return case if case.group > 1 else replace(case, group=2 + case.seed % 2)
 
 
-@check(needs=lambda kernel: "" if kernel.spec.gqa else "the spec declares no gqa", fit=_grouped)
+@check(needs=_declares("gqa"), fit=_grouped)
 def grouped_heads(t: Trial) -> Comparisons:
     """Query heads that share a KV head do as if each had a copy of it."""
     problem = t.problem
@@ -371,7 +358,7 @@ def grouped_heads(t: Trial) -> Comparisons:
     )
 
 
-@check(needs=lambda kernel: "" if kernel.spec.scale else "the spec declares no scale")
+@check(needs=_declares("scale"))
 def scale_equivalence(t: Trial) -> Comparisons:
     """Twice the scale does what queries twice as large do; the default scale is 1/√d."""
     problem = t.problem
@@ -413,7 +400,7 @@ def strides(t: Trial) -> Comparisons:
 def inputs_unmodified(t: Trial) -> Comparisons:
     """No input is written to, nor memory around it."""
     arrays = t.kernel.lay(t.problem, t.case.strides)
-    before = [_memory(a).copy() for a in arrays]
+    before = [memory_of(a).copy() for a in arrays]
     mask = None if t.problem.mask is None else t.problem.mask.copy()
     t.kernel.forward_on(arrays, t.problem if mask is None else t.problem.but(mask=mask), copies=False)
     for name, a, was in zip("qkv", arrays, before, strict=True):
@@ -422,21 +409,14 @@ def inputs_unmodified(t: Trial) -> Comparisons:
         yield Comparison("mask afterwards", mask.astype(float), t.problem.mask.astype(float), 0.0)
     if t.kernel.back:
         arrays = t.kernel.lay_with_dO(t.problem, t.case.strides)
-        before = [_memory(a).copy() for a in arrays]
+        before = [memory_of(a).copy() for a in arrays]
         t.kernel.backward_on(arrays, t.problem)
         for name, a, was in zip(("q", "k", "v", "do"), arrays, before, strict=True):
             yield _unchanged(f"{name}, by the backward function,", a, was)
 
 
-def _memory(a: Array) -> Array:
-    """Return the whole of the memory that `a` is a part of."""
-    while isinstance(a.base, np.ndarray):
-        a = a.base
-    return a
-
-
 def _unchanged(name: str, a: Array, was: Array) -> Comparison:
-    return Comparison(f"memory of {name} afterwards", _memory(a).astype(np.float64), was.astype(np.float64), 0.0)
+    return Comparison(f"memory of {name} afterwards", memory_of(a).astype(np.float64), was.astype(np.float64), 0.0)
 
 
 @check(needs=lambda kernel: "" if kernel.spec.deterministic else "the spec declares it not deterministic")

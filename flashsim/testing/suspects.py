@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,18 +215,9 @@ def suspects(spec: Spec) -> list[Suspect]:
         for value in [()] if family.over is None else family.over(spec):
             given = value if isinstance(value, tuple) else (value,)
             says = family.says.format(*given, there=there, here=here)
-            found.append(Suspect(name, says, family.threads, _bound(family.answers, given)))
+            answers = partial(lambda own, given, question: own(question, *given), family.answers, given)
+            found.append(Suspect(name, says, family.threads, answers))
     return found
-
-
-def _bound(answers: Callable[..., list[Arrays]], given: tuple[Any, ...]) -> Callable[[Question], list[Arrays]]:
-    return lambda question: answers(question, *given)
-
-
-def _register(
-    says: str, threads: Sequence[str], over: Over | None, name: str, answers: Callable[..., list[Arrays]]
-) -> None:
-    _FAMILIES[name] = _Family(says, tuple(threads), answers, over)
 
 
 def reads(says: str, *threads: str, over: Over | None = None) -> Callable[[Any], Any]:
@@ -244,7 +235,7 @@ def reads(says: str, *threads: str, over: Over | None = None) -> Callable[[Any],
             inherited = (None, right)  # both passes wrong; or the backward pass alone
             return [question.backward(Backward(wrong, question, of).done()) for of in inherited]
 
-        _register(says, threads, over, change.__name__, answers)
+        _FAMILIES[change.__name__] = _Family(says, threads, answers, over)
         return change
 
     return register
@@ -258,7 +249,7 @@ def computes(says: str, *threads: str, over: Over | None = None, literally: bool
             answer = None if question.aspect == "gradients" else compute(question, *given)
             return [] if answer is None else question.forward(answer, literally)
 
-        _register(says, threads, over, compute.__name__, answers)
+        _FAMILIES[compute.__name__] = _Family(says, threads, answers, over)
         return compute
 
     return register
@@ -272,7 +263,7 @@ def derives(says: str, *threads: str, over: Over | None = None) -> Callable[[Any
             three = derive(Backward(question.reading, question), *given) if question.aspect == "gradients" else None
             return [] if three is None else [question.backward(three)]
 
-        _register(says, threads, over, derive.__name__, answers)
+        _FAMILIES[derive.__name__] = _Family(says, threads, answers, over)
         return derive
 
     return register
@@ -281,12 +272,11 @@ def derives(says: str, *threads: str, over: Over | None = None) -> Callable[[Any
 Changes = dict[str, Any] | None
 
 
-def _key_blocks(spec: Spec) -> list[int]:
-    return list(dict.fromkeys((spec.block[1], 4, 8, 16, 32, 64, 128)))
+def _blocks(axis: int, spec: Spec) -> list[int]:
+    return list(dict.fromkeys((spec.block[axis], 4, 8, 16, 32, 64, 128)))
 
 
-def _query_blocks(spec: Spec) -> list[int]:
-    return list(dict.fromkeys((spec.block[0], 4, 8, 16, 32, 64, 128)))
+_query_blocks, _key_blocks = partial(_blocks, 0), partial(_blocks, 1)
 
 
 def _tiles(spec: Spec) -> list[tuple[int, int]]:
@@ -415,13 +405,10 @@ def tail_dropped(q: Question, r: Reading, block: int) -> Changes:
     return {"allowed": r.allowed & (np.arange(N_k) < N_k // block * block)}
 
 
-def _tails(spec: Spec) -> list[tuple[int, str]]:
-    return [(b, where) for b in _key_blocks(spec) for where in ("", " if there is no mask", " unless masked")]
-
-
 @reads("Where N_k is not a multiple of {0}, the zeros that fill up the last block of keys take part in the softmax{1}.",
        "jax-ml/jax#27224", "NVIDIA/cutlass#2428",
-       over=lambda spec: _tails(spec))  # fmt: skip
+       over=lambda spec: [(b, where) for b in _key_blocks(spec)
+                          for where in ("", " if there is no mask", " unless masked")])  # fmt: skip
 def tail_unmasked(q: Question, r: Reading, block: int, says: str) -> Changes:
     N_k, more = r.k.shape[2], -r.k.shape[2] % block
     if more == 0 or (says == " if there is no mask" and q.problem.mask is not None):
@@ -463,11 +450,8 @@ def loop_ends_at_first_row(q: Question, r: Reading, B_r: int, B_c: int) -> Chang
     return {"allowed": r.allowed & (np.arange(N_k)[None, :] < -(-ends // B_c) * B_c)}
 
 
-def _narrow(spec: Spec) -> list[str]:
-    return ["TF32", "float16"] + (["bfloat16"] if "bfloat16" in spec.dtypes else [])
-
-
-@reads("float32 inputs are rounded to {0} on their way into the products.", over=_narrow)
+@reads("float32 inputs are rounded to {0} on their way into the products.",
+       over=lambda spec: ["TF32", "float16"] + ["bfloat16"] * ("bfloat16" in spec.dtypes))  # fmt: skip
 def inputs_rounded(q: Question, r: Reading, narrow: str) -> Changes:
     if q.problem.q.dtype != np.float32:
         return None
@@ -521,10 +505,10 @@ def _parts(q: Question) -> tuple[Array, Array, Array, Array | Any]:
     return r.S.astype(q.chip), r.m.astype(q.chip), r.V.astype(q.chip), Z
 
 
-def _with_maximum(q: Question, m: Array) -> Answer:
-    """Return the answer with other numbers subtracted from each row's scores than its maximum."""
-    S, _, V, Z = _parts(q)
-    P = np.exp(S - m)
+def _with_maximum(q: Question, m: Array, S: Array | None = None) -> Answer:
+    """Return the answer with other numbers subtracted from each row's scores than its maximum, or of other scores."""
+    right, _, V, Z = _parts(q)
+    P = np.exp((right if S is None else S) - m)
     l = P.sum(axis=-1, keepdims=True)
     return Answer((P * Z) @ V / l, (m + np.log(l))[..., 0], l)
 
@@ -533,12 +517,8 @@ def _with_maximum(q: Question, m: Array) -> Answer:
           "flashinfer-ai/flashinfer#4267", "TransformerLensOrg/TransformerLens#318",
           over=lambda spec: [-1e30, -1e9, -1e4, -1e5, -65504.0, float(np.finfo(np.float32).min)])  # fmt: skip
 def sentinel(q: Question, low: float) -> Answer:
-    S, _, V, Z = _parts(q)
-    S = np.where(q.reading.allowed, S, np.asarray(low, S.dtype))
-    m = S.max(axis=-1, keepdims=True, initial=-np.inf)
-    P = np.exp(S - m)
-    l = P.sum(axis=-1, keepdims=True)
-    return Answer((P * Z) @ V / l, (m + np.log(l))[..., 0], l)
+    S = np.where(q.reading.allowed, _parts(q)[0], np.asarray(low, q.chip))
+    return _with_maximum(q, S.max(axis=-1, keepdims=True, initial=-np.inf), S)
 
 
 @computes("The row maximum is not subtracted before the exponential, which overflows, or vanishes.",
@@ -815,32 +795,28 @@ def short_K_not_cleared(b: Backward, block: int) -> Arrays | None:
     return None if b.problem.causal or dk.shape[2] % block == 0 else (dq + np.nan, dk, dv)
 
 
-def _dropping(b: Backward) -> bool:
-    return b.problem.dropout_p > 0
-
-
 @derives(
     "Dropout: dS is computed from the weights after dropout, as P_dropped ∘ (dP − D).", "aws-neuron/nki-samples#81"
 )
 def dS_from_dropped(b: Backward) -> Arrays | None:
-    return b.done(dS=b.P * b.Z * (b.dP - b.D)) if _dropping(b) else None
+    return b.done(dS=b.P * b.Z * (b.dP - b.D)) if b.problem.dropout_p else None
 
 
 @derives("Dropout: dv is computed from the weights before dropout.", "aws-neuron/nki-samples#81")
 def dv_from_undropped(b: Backward) -> Arrays | None:
-    return b.done(weights=b.P) if _dropping(b) else None
+    return b.done(weights=b.P) if b.problem.dropout_p else None
 
 
 @derives("Dropout: dP, the gradient of the weights, does not pass through dropout.", "aws-neuron/nki-samples#81")
 def dP_undropped(b: Backward) -> Arrays | None:
-    return b.done(dS=b.P * (b.undropped - b.D)) if _dropping(b) else None
+    return b.done(dS=b.P * (b.undropped - b.D)) if b.problem.dropout_p else None
 
 
 @derives("Dropout: 1/(1 − p) is missing in dv.", "NVIDIA/apex#816")
 def dv_undivided(b: Backward) -> Arrays | None:
-    return b.done(weights=b.P * b.keep) if _dropping(b) else None
+    return b.done(weights=b.P * b.keep) if b.problem.dropout_p else None
 
 
 @derives("Dropout: 1/(1 − p) is missing in dP, the gradient of the weights.", "NVIDIA/apex#816")
 def dP_undivided(b: Backward) -> Arrays | None:
-    return b.done(dS=b.P * (b.undropped * b.keep - b.D)) if _dropping(b) else None
+    return b.done(dS=b.P * (b.undropped * b.keep - b.D)) if b.problem.dropout_p else None

@@ -6,12 +6,13 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from flashsim.checking import is_one_of, shown
 from flashsim.inputs import Array, float_dtype
+from flashsim.testing.kernel import memory_of
 from flashsim.testing.spec import Spec
 
 INSTALL = {
@@ -19,7 +20,6 @@ INSTALL = {
     "jax": "pip install jax",
     "cupy": "pip install cupy-cuda12x (or the build for your CUDA; see https://docs.cupy.dev/en/stable/install.html)",
 }
-CONVENTIONS = ("sdpa", "flash_attn")
 INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}  # an element's bits
 
 
@@ -136,11 +136,11 @@ class Wrapped:
         return inputs, plain | {name: one.native for name, one in more.items()}, [*sent.values(), *more.values()]
 
     def _call(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-        if self.convention == "sdpa":
-            return _call_sdpa(self.fn, q, k, v, **keywords)
-        if self.convention == "flash_attn":
-            return _call_flash_attn(self.fn, q, k, v, **keywords)
-        return self.fn(q, k, v, **keywords)
+        if self.convention is None:
+            return self.fn(q, k, v, **keywords)
+        with _seeded(keywords.pop("seed", None), q.device):
+            result = self.fn(q, k, v, **CONVENTIONS[self.convention](q, k, **keywords))
+        return tuple(result[:2]) if self.convention == "flash_attn" and isinstance(result, tuple | list) else result
 
     def _results(self, result: Any) -> Any:
         several = isinstance(result, tuple | list)
@@ -197,58 +197,34 @@ def wrap(fn: Callable[..., Any], xp: str, *, convention: str | None = None, devi
 # ----------------------------------------------------------------------------------------------------- conventions
 
 
-def _call_sdpa(
-    fn: Callable[..., Any],
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    mask: Any = None,
-    dropout_p: float = 0.0,
-    seed: int | None = None,
-) -> Any:
-    keywords: dict[str, Any] = {}
+def _sdpa(
+    q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0
+) -> dict[str, Any]:
+    """Return what torch.nn.functional.scaled_dot_product_attention is given besides q, k, v."""
+    keywords: dict[str, Any] = {"scale": scale} if scale is not None else {}
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]  # its flash backend takes masks of 2 or 4 axes
         keywords["attn_mask"] = mask & mask.new_ones(q.shape[-2], k.shape[-2]).tril() if causal else mask
     elif causal:
         keywords["is_causal"] = True
-    if scale is not None:
-        keywords["scale"] = scale
     if dropout_p:
         keywords["dropout_p"] = dropout_p
     if q.shape[1] != k.shape[1]:
         keywords["enable_gqa"] = True
-    with _seeded(seed, q.device):
-        return fn(q, k, v, **keywords)
+    return keywords
 
 
-def _call_flash_attn(
-    fn: Callable[..., Any],
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    mask: Any = None,
-    dropout_p: float = 0.0,
-    seed: int | None = None,
-) -> Any:
+def _flash_attn(
+    q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0
+) -> dict[str, Any]:
+    """Return what flash_attn_func is given besides q, k, v."""
     if mask is not None:
         raise ValueError("mask is given; expected none, which flash_attn does not take")
-    keywords: dict[str, Any] = {}
-    if causal:
-        keywords["causal"] = True
-    if scale is not None:
-        keywords["softmax_scale"] = scale
-    if dropout_p:
-        keywords["dropout_p"] = dropout_p
-    with _seeded(seed, q.device):
-        result = fn(q, k, v, **keywords)
-    return tuple(result[:2]) if isinstance(result, tuple | list) else result
+    keywords: dict[str, Any] = {"softmax_scale": scale} if scale is not None else {}
+    return keywords | {name: value for name, value in (("causal", causal), ("dropout_p", dropout_p)) if value}
+
+
+CONVENTIONS: dict[str, Callable[..., dict[str, Any]]] = {"sdpa": _sdpa, "flash_attn": _flash_attn}
 
 
 @contextmanager
@@ -306,34 +282,31 @@ class Lent:
     writeable: bool
 
 
-class Bridge(Protocol):
-    """To the arrays of one package."""
+class Bridge:
+    """To the arrays of one package. One that can differentiate has `gradients` too."""
 
     package: str
+    gradients: Callable[[Callable[..., Any], tuple[Any, ...], Any], tuple[Any, ...]]  # of Σ do ∘ output(*inputs)
 
     def use(self) -> AbstractContextManager[Any]:
         """The context in which everything runs."""
-        ...
+        return nullcontext()
 
     def send(self, name: str, array: Array) -> Sent:
         """Return the package's array of what `array` holds."""
-        ...
+        raise NotImplementedError
 
     def is_array(self, result: Any) -> bool:
         """Whether it is an array of the package."""
-        ...
+        raise NotImplementedError
 
     def receive(self, result: Any) -> Array:
         """Return a NumPy array of the package's array."""
-        ...
-
-    def gradients(self, output: Callable[..., Any], inputs: tuple[Any, ...], do: Any) -> tuple[Any, ...]:
-        """Return Σ do ∘ output(*inputs)'s derivatives by the inputs. Missing where the package cannot."""
-        ...
+        raise NotImplementedError
 
 
-class TorchBridge:
-    """To torch tensors."""
+class _Torch(Bridge):
+    """To torch tensors: on the same memory where torch can have it, else of the same strides on a copy."""
 
     package = "torch"
 
@@ -341,12 +314,7 @@ class TorchBridge:
         self.torch = _import("torch")
         self.device = self.torch.device("cpu" if device is None else device)
 
-    def use(self) -> AbstractContextManager[Any]:
-        """Nothing to enter."""
-        return nullcontext()
-
     def send(self, name: str, array: Array) -> Sent:
-        """Return a tensor on the same memory where torch can have it, else of the same strides on a copy."""
         torch, dtype = self.torch, self._dtype(name, array)
         if self.device.type == "cpu" and _as_it_is(array) and array.flags.writeable:
             return Sent(name, torch.from_dlpack(_bits(array)).view(dtype))
@@ -356,24 +324,22 @@ class TorchBridge:
         return Sent(name, native, lent, lambda: there.cpu().numpy())
 
     def is_array(self, result: Any) -> bool:
-        """Whether it is a tensor."""
         return bool(self.torch.is_tensor(result))
 
     def receive(self, result: Any) -> Array:
-        """Return a NumPy array on the tensor's memory, or on a copy if it is on another device."""
         tensor = result.detach().cpu()
         if tensor.dtype == self.torch.bfloat16:
             return np.asarray(tensor.view(self.torch.int16).numpy().view(float_dtype("bfloat16")))
         return np.asarray(tensor.numpy())
 
     def gradients(self, output: Callable[..., Any], inputs: tuple[Any, ...], do: Any) -> tuple[Any, ...]:
-        """Return the derivatives by autograd; 0 for an input that the output does not depend on."""
         torch = self.torch
         with torch.enable_grad():
             leaves = tuple(a.requires_grad_() for a in inputs)
             out = output(*leaves)
             if not out.requires_grad:
                 raise ValueError("the output does not require grad; expected a function that autograd can go through")
+            # None for an input that the output does not depend on
             found = torch.autograd.grad(out, leaves, do, allow_unused=True)
         return tuple(torch.zeros_like(a) if g is None else g for a, g in zip(leaves, found, strict=True))
 
@@ -384,8 +350,8 @@ class TorchBridge:
         return found
 
 
-class CupyBridge:
-    """To CuPy arrays. There is no `gradients`."""
+class _Cupy(Bridge):
+    """To CuPy arrays, copies of the same strides. There is no `gradients`."""
 
     package = "cupy"
 
@@ -394,14 +360,12 @@ class CupyBridge:
         self.device = device
 
     def use(self) -> AbstractContextManager[Any]:
-        """Everything runs on the device."""
         context: AbstractContextManager[Any] = (
             nullcontext() if self.device is None else self.cupy.cuda.Device(self.device)
         )
         return context
 
     def send(self, name: str, array: Array) -> Sent:
-        """Return a copy of the same strides."""
         lent = _lend(array)
         there = self.cupy.asarray(lent.before.ravel())
         try:
@@ -416,16 +380,14 @@ class CupyBridge:
         return Sent(name, native, lent, lambda: self.cupy.asnumpy(there))
 
     def is_array(self, result: Any) -> bool:
-        """Whether it is a CuPy array."""
         return isinstance(result, self.cupy.ndarray)
 
     def receive(self, result: Any) -> Array:
-        """Return a copy."""
         return np.asarray(self.cupy.asnumpy(result))
 
 
-class JaxBridge:
-    """To JAX arrays."""
+class _Jax(Bridge):
+    """To JAX arrays, contiguous copies."""
 
     package = "jax"
 
@@ -433,12 +395,7 @@ class JaxBridge:
         self.jax = _import("jax")
         self.device = self.jax.devices(device)[0] if isinstance(device, str) else device
 
-    def use(self) -> AbstractContextManager[Any]:
-        """Nothing to enter."""
-        return nullcontext()
-
     def send(self, name: str, array: Array) -> Sent:
-        """Return a contiguous copy."""
         if array.dtype.itemsize == 8 and not self.jax.config.jax_enable_x64:
             raise ValueError(
                 f"{name} has dtype {array.dtype}, which JAX would make one of 32 bits; "
@@ -447,20 +404,17 @@ class JaxBridge:
         return Sent(name, self.jax.device_put(self.jax.numpy.array(array, copy=True), self.device))
 
     def is_array(self, result: Any) -> bool:
-        """Whether it is a JAX array."""
         return isinstance(result, self.jax.Array)
 
     def receive(self, result: Any) -> Array:
-        """Return a copy."""
         return np.array(result)
 
     def gradients(self, output: Callable[..., Any], inputs: tuple[Any, ...], do: Any) -> tuple[Any, ...]:
-        """Return the derivatives by jax.vjp."""
         _, pull_back = self.jax.vjp(output, *inputs)
         return tuple(pull_back(do))
 
 
-BRIDGES: dict[str, Callable[[Any], Any]] = {"torch": TorchBridge, "cupy": CupyBridge, "jax": JaxBridge}
+BRIDGES: dict[str, Callable[[Any], Any]] = {"torch": _Torch, "cupy": _Cupy, "jax": _Jax}
 
 
 def _import(package: str) -> Any:
@@ -502,9 +456,7 @@ def _lend(array: Array) -> Lent:
 
 def _surroundings(bits: Array) -> tuple[Array, int]:
     """Return the whole array that `bits` is a view of, as a row, and where in it `bits` begins."""
-    owner = bits
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
+    owner = memory_of(bits)
     reach = bits.itemsize + sum((n - 1) * s for n, s in zip(bits.shape, bits.strides, strict=True))
     row = np.lib.stride_tricks.as_strided(bits, (reach // bits.itemsize,), (bits.itemsize,))
     if not owner.flags.forc or owner.dtype.hasobject:

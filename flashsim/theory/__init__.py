@@ -36,12 +36,14 @@ from flashsim.theory.counts import BYTES, Exact, exact
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of
 from flashsim.theory.formulas import SYMBOLS, formulas, symbols
+from flashsim.theory.problem import NoClosedForm
 
 __all__ = [
     "BYTES",
     "SYMBOLS",
     "Exact",
     "Form",
+    "NoClosedForm",
     "block_sparse_constants",
     "compulsory",
     "exact",

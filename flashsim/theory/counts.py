@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-
-from numpy.typing import DTypeLike
 
 from flashsim.checking import (
     check_blocks,
+    check_flag,
     check_gqa,
     check_heads,
     check_p,
     check_shape,
+    check_tiles,
     is_one_of,
     shown,
 )
 from flashsim.inputs import check_M, float_name
-from flashsim.masks import All, as_mask
+from flashsim.masks import All, Mask, as_mask
 from flashsim.options import check_options
-from flashsim.records import Blocks, Occupancy, Traffic
+from flashsim.records import Blocks, Occupancy, Shape, Traffic
+from flashsim.sizes import Size
 from flashsim.theory import groups
-from flashsim.theory.bounds import matmul_flops
+from flashsim.theory.bounds import products_flops
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of, forms
-from flashsim.theory.live import chosen
-from flashsim.theory.problem import OneHead, ceil_div, dense_shapes, has_tree, live_tiles
+from flashsim.theory.live import Chosen, Listed
+from flashsim.theory.problem import NoClosedForm, OneHead, ceil_div, dense_shapes, live_tiles
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -69,15 +70,16 @@ def exact(
     *,
     N: int | None = None,
     d: int,
-    M: int | None = None,
+    M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
     d_v: int | None = None,
     heads: int = 1,
     kv_heads: int | None = None,
-    dtype: DTypeLike = "float32",
+    dtype: Any = "float32",
     sizing: str = "paper",
     blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None,
     direction: str = "forward",
     causal: bool = False,
     mask: Any = None,
@@ -111,12 +113,10 @@ def exact(
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
 
     n, dense = group * n, dense_shapes(rule, group)
-    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), has_tree(rule), own, group)
+    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), rule.tree is not None, own, group)
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else own.get("block_mask")
-    tiles = p.tiles(
-        sizes.B_r, sizes.B_c, chosen(skipping, live_tiles(rule, n, k, sizes, group), sizes, replace(shape, N_q=n))
-    )
+    tiles = p.tiles(sizes.B_r, sizes.B_c, _chosen(skipping, rule, p, sizes))
     arrays, peak = form.traffic(p, sizes, tiles), form.peak(p, sizes, tiles)
     traffic = Traffic(arrays).times(problems)
     if share > 1 and not together:
@@ -127,10 +127,21 @@ def exact(
     return Exact(
         form.name,
         traffic,
-        Occupancy(peak, M, fixed is not None or sizing == "fit"),
+        Occupancy(
+            peak, M, (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+        ),
         sizes,
-        problems * matmul_flops(n, k, d, shape.d_v, name=form, direction=direction, area=tiles.area),
+        problems * products_flops(form, tiles.area, d, shape.d_v),
     )
+
+
+def _chosen(skipping: Any, rule: Mask, p: OneHead, sizes: Blocks) -> Chosen | None:
+    """Return the computed tiles, where some may not be; None: all. Raises ValueError as `check_tiles` does."""
+    if skipping is None:
+        return None
+    if isinstance(skipping, str):  # "live"
+        return live_tiles(rule, p.N_q, p.N_k, sizes, p.group)
+    return Listed(check_tiles(skipping, sizes, Shape(p.N_q, p.N_k, p.d, p.d_v)))
 
 
 def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) -> Blocks:
@@ -145,13 +156,15 @@ def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) 
         return form.peak(p, sizes, p.tiles(sizes.B_r, sizes.B_c)) <= p.M
 
     if not is_one_of(sizing, ("paper", "fit")):
-        raise ValueError(f"no closed form for sizing {shown(sizing)}; known: 'paper', 'fit', or blocks=(B_r, B_c)")
+        raise NoClosedForm(f"no closed form for sizing {shown(sizing)}; known: 'paper', 'fit', or blocks=(B_r, B_c)")
     if blocks is not None:
         return _clipped(p, *blocks)
     if sizing == "paper":
         return of(form.rows(p.M, p.d, p.d_v))
     low, rows, longest = 0, 1, max(p.N_q, p.N_k)
-    while fits(1) and rows < longest and fits(rows + 1):
+    if not fits(1):
+        return of(1)
+    while rows < longest and fits(rows + 1):
         low, rows = rows, 2 * rows
     while (
         rows - low > 1

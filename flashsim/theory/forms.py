@@ -12,6 +12,7 @@ from typing import Any
 
 from flashsim.checking import check_direction, is_one_of, shown
 from flashsim.theory.form import Form
+from flashsim.theory.problem import NoClosedForm
 
 
 @cache
@@ -29,7 +30,7 @@ def form_of(what: Any, direction: str) -> Form:
     """Return the form of that name, or that form; or, of a user's own algorithm, the form that stands in its file.
 
     That is the `Form` among the names of the module that defines the function, if it has the function's name (or the
-    record's) and direction. Raises ValueError where there is none, and for an unknown direction.
+    record's) and direction. Raises NoClosedForm, a ValueError, where there is none, and ValueError for an unknown direction.
     """
     if isinstance(what, Form):
         return what
@@ -37,7 +38,7 @@ def form_of(what: Any, direction: str) -> Form:
     beside = None if isinstance(what, str) else _beside(what, direction)
     name = getattr(what, "name", what)
     if beside is None and not is_one_of(name, known):
-        raise ValueError(f"no closed form for {shown(name)}, {direction}; known: {', '.join(map(repr, known))}")
+        raise NoClosedForm(f"no closed form for {shown(name)}, {direction}; known: {', '.join(map(repr, known))}")
     return known[name] if beside is None else beside
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 from flashsim.checking import check_count
-from flashsim.masks import All, Both, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import Mask
 from flashsim.matrices import KINDS, Kind
-from flashsim.records import ArrayTraffic, Blocks, Role
+from flashsim.records import ArrayTraffic, Blocks, Role, Shape
 from flashsim.theory.live import Chosen, Every, Live
-from flashsim.tree_mask import Tree
+
+
+class NoClosedForm(ValueError):
+    """Theory has no closed form for an algorithm, a mask or a sizing; it may be that it can be counted."""
+
 
 Arrays = dict[str, ArrayTraffic]
 COLUMN = Kind("N_q", "1")
+ITEMSIZES: Mapping[str, int] = {"bits": 1, "words": 4}
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,19 @@ class Tiles:
         """
         T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
         last_r, last_c = N_q - (T_r - 1) * B_r, N_k - (T_c - 1) * B_c
+        if (
+            chosen is None and not nodes
+        ):  # the bulk, the last column, the last row, the corner; those of equal shape together
+            kinds: dict[tuple[int, int, int], int] = {}
+            for kind, count in (
+                ((B_r, B_c, 0), (T_r - 1) * (T_c - 1)),
+                ((last_r, B_c, 0), T_c - 1),
+                ((B_r, last_c, 0), T_r - 1),
+                ((last_r, last_c, 0), 1),
+            ):
+                if count:
+                    kinds[kind] = kinds.get(kind, 0) + count
+            return cls(kinds)
         chosen = Every(T_r) if chosen is None else chosen
         runs = [(0, T_c - 1, 0), (T_c - 1, T_c, 0)]  # columns, and their words
         if nodes:
@@ -44,7 +61,7 @@ class Tiles:
             for j in range(first, T_c):
                 a, b = max(j * B_c - (N_k - nodes), 0), min((j + 1) * B_c, N_k) - (N_k - nodes) - 1
                 runs.append((j, j + 1, b // 32 - a // 32 + 1))
-        kinds: dict[tuple[int, int, int], int] = {}
+        kinds = {}
         for begin, end, words in runs:
             for rows, count in zip((B_r, last_r), chosen.in_columns(begin, end), strict=True):
                 if count:
@@ -116,12 +133,13 @@ class OneHead:
 
     def size(self, name: str) -> int:
         """Return the elements of a matrix (`flashsim.matrices`); of an unknown one, those of a column."""
-        return prod(KINDS.get(name, COLUMN).shape(self))
+        rows, columns = KINDS.get(name, COLUMN).shape(self)
+        return rows * columns
 
     def array(self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0) -> Arrays:
         """Return one array's entry: elements read, and written after and (`init`) by initialisation."""
-        itemsizes = {"inputs": self.stored, "chip": self.chip, "bits": 1, "words": 4}
-        itemsize = itemsizes[KINDS.get(name, COLUMN).type]
+        type_ = KINDS.get(name, COLUMN).type
+        itemsize = self.stored if type_ == "inputs" else self.chip if type_ == "chip" else ITEMSIZES[type_]
         return {name: ArrayTraffic(reads, init + writes, init, self.size(name), itemsize, role)}
 
     @property
@@ -173,39 +191,22 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def parts_of(mask: Mask) -> list[Mask]:
-    """Return the masks that `&` combined. ValueError for one that theory does not know."""
-    if isinstance(mask, Both):
-        return parts_of(mask.a) + parts_of(mask.b)
-    if not isinstance(mask, All | SlidingWindow | KeyPadding | Dense | Tree):
-        raise ValueError(f"no closed form for a mask of type {type(mask).__name__}")
-    return [mask]
-
-
 def dense_shapes(mask: Mask, group: int = 1) -> tuple[tuple[int, int], ...]:
     """Return the shapes of the mask arrays in HBM, as (rows, columns). Rows, if there are several, are those of all heads."""
-    arrays = [part.array for part in parts_of(mask) if isinstance(part, Dense)]
-    shapes = [(1, 1, *array.shape) for array in arrays]
-    return tuple((shape[-2] * (group if shape[-2] > 1 else 1), shape[-1]) for shape in shapes)
-
-
-def has_tree(mask: Mask) -> bool:
-    """Return whether a tree's bitmask is in HBM."""
-    return any(isinstance(part, Tree) for part in parts_of(mask))
+    shapes = [array.shape for array in mask.dense(())]
+    return tuple((rows * (group if rows > 1 else 1), columns) for rows, columns in shapes)
 
 
 def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -> Live | None:
-    """Return the tiles with an element that every positional mask allows; None: all are. `Dense` arrays do not count.
+    """Return the tiles with an element that positions allow; None: all are. NoClosedForm for a mask that is no band.
 
-    Of a `Tree` only this does: a node attends to none after it, so that δ ≤ 0 as in a causal window.
+    What is allowed is what the mask's band says; which tiles that makes live, and how many, is derived here anew.
     """
-    parts = parts_of(mask)
-    windows = [part for part in parts if isinstance(part, SlidingWindow)]
-    paddings = [part for part in parts if isinstance(part, KeyPadding)]
-    if not windows and not paddings and not has_tree(mask):
+    band = mask.band(Shape(N_q // group, N_k, 1, 1), ())
+    if band is None:
+        raise NoClosedForm(f"no closed form for a mask of type {type(mask).__name__}: its band is None")
+    queries = N_q if band.queries is None else group * band.queries
+    if band.left is None and band.right is None and (band.keys, queries) == (N_k, N_q):
         return None
-    left = min((window.left for window in windows if window.left != -1), default=N_q + N_k)
-    right = min((window.right for window in windows if window.right != -1), default=N_q + N_k)
-    right = min(right, 0) if has_tree(mask) else right
-    length = min((int(part.lengths) for part in paddings), default=N_k)
-    return Live(N_q, N_k, blocks, left, right, length, group)
+    left, right = (N_q + N_k if side is None else side for side in (band.left, band.right))
+    return Live(N_q, N_k, blocks, left, right, band.keys if left + right >= 0 else 0, group, queries)

@@ -9,10 +9,22 @@ flashsim.load_trace("run.json.gz")
 from __future__ import annotations
 
 from flashsim.tracing.data import About, Counts, TraceEvent
-from flashsim.tracing.lesson import Lesson, Moment
+from flashsim.tracing.lesson import Lesson, Moment, Place, Stop
 from flashsim.tracing.loading import load_trace
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.steps import Step
 from flashsim.tracing.traces import Trace
 
-__all__ = ["About", "Counts", "Lesson", "Moment", "Recorder", "Step", "Trace", "TraceEvent", "load_trace"]
+__all__ = [
+    "About",
+    "Counts",
+    "Lesson",
+    "Moment",
+    "Place",
+    "Recorder",
+    "Step",
+    "Stop",
+    "Trace",
+    "TraceEvent",
+    "load_trace",
+]

@@ -15,22 +15,42 @@ class Player {
     this.pair = runs.length > 1 ? new Alignment(...runs) : null;
     this.views = runs.map((run, n) => this.addView(run, runs.length > 1 ? ["First run", "Second run"][n] : ""));
     find("#views").classList.toggle("two", runs.length > 1);
+    this.showRun(0), this.slide(this.linked().panel, false);
     this.sparks = new Sparks(runs, find("#sparks"));
     this.difference = this.pair ? this.pair.firstDifference() : -1;
     if (runs.length > 1 && runs[0].about.algorithm === runs[1].about.algorithm) markChanges(...this.views);
     this.setLesson();
     this.setControls();
-    this.follow(!this.pair || this.pair.refused || /&by=time/.test(location.hash) ? "time" : "tile");
-    this.go(this.linked() ?? 0);
+    this.follow(!this.pair || this.pair.refused || this.linked().by === "time" ? "time" : "tile");
+    this.go(this.linked().t ?? 0);
   }
 
-  /** A lesson's moments: [step, its entry in the list]. Who comes by a link to a step is shown the step. */
+  /** A lesson's moments, [step, its entry in the list], and its stops. Who comes by a link to a step is shown the step. */
   setLesson() {
     const lesson = find("#lesson");
     this.moments = [...document.querySelectorAll("#lesson .moments a")].map((link) => [Number(link.hash.slice(3)), link.parentElement]);
+    this.stops = [...document.querySelectorAll("template.stop")].map((stop) => [Number(stop.dataset.step), stop.content]);
     if (!lesson) return;
-    lesson.open = this.linked() === null;
+    lesson.open = this.linked().t === null;
     find("#moment").hidden = find("#next-moment").hidden = !this.moments.length;
+  }
+
+  /** Goes on to step t, unless a stop lies on the way: then that asks first. Each asks once. */
+  onTo(t) {
+    const n = this.stops.findIndex(([at]) => this.t < at && at <= t);
+    if (n < 0) return this.go(t);
+    const [[at, asks]] = this.stops.splice(n, 1), dialog = find("#stop"), because = find("#stop-because"), on = find("#stop-on"), [question, ...answers] = asks.cloneNode(true).children;
+    if (this.playing) this.play(false);
+    fill(find("#stop-asks"), ...question.childNodes), fill(because), fill(find("#stop-choices"), answers.slice(0, -1)), (on.textContent = "skip");
+    for (const choice of answers.slice(0, -1)) choice.onclick = () => {
+      const right = "right" in choice.dataset;
+      choice.classList.add(right ? "right" : "wrong");
+      fill(because, make("b", {}, right ? "Yes. " : "No. "), ...answers.at(-1).cloneNode(true).childNodes), (on.textContent = "show");
+      if (right) on.focus();
+    };
+    dialog.onclose = () => this.go(at);
+    on.onclick = () => dialog.close();
+    dialog.showModal();
   }
 
   /** Says at a moment what there is to see, and marks it in the list. */
@@ -49,12 +69,14 @@ class Player {
   }
 
   setControls() {
-    const press = { first: () => this.go(0), last: () => this.go(this.length - 1), back: () => this.move(-1), forward: () => this.move(1), "tile-back": () => this.tile(-1), "tile-on": () => this.tile(1), play: () => this.play(!this.playing), "next-hbm": () => this.next("hbm"), "next-rescale": () => this.next("rescale"), "next-max": () => this.next("max"), "next-difference": () => this.go(this.difference), "next-moment": () => this.next("moment") };
+    const press = { first: () => this.go(0), last: () => this.go(this.length - 1), back: () => this.move(-1), forward: () => this.move(1), "tile-back": () => this.tile(-1), "tile-on": () => this.tile(1), play: () => this.play(!this.playing), "next-hbm": () => this.next("hbm"), "next-rescale": () => this.next("rescale"), "next-max": () => this.next("max"), "next-difference": () => this.go(this.difference), leave: () => this.slide(""), "next-moment": () => this.next("moment") };
     for (const [id, act] of Object.entries(press)) find(`#${id}`).onclick = act;
     const scrub = find("#scrub");
     scrub.oninput = () => this.go(Number(scrub.value));
     find("#next-difference").hidden = this.difference < 0;
     find("#in-step").hidden = !this.pair;
+    find("#which").hidden = !this.pair;
+    for (const n of [0, 1]) find(`#run-${n}`).onclick = () => this.showRun(n);
     for (const by of ["tile", "time"]) find(`#by-${by}`).onclick = () => this.choose(by);
     if (this.pair?.refused) find("#by-tile").title = this.pair.refused;
     for (const what of Object.keys(NONE)) {
@@ -62,11 +84,34 @@ class Player {
       else find(`#next-${what}`).title = NONE[what] = this.runs.every((run) => run.backward) ? NO_MAXIMUM : NONE[what];
     }
     document.addEventListener("keydown", (event) => this.key(event));
-    window.addEventListener("hashchange", () => this.go(this.linked() ?? this.t));
+    window.addEventListener("hashchange", () => { this.slide(this.linked().panel, false), this.go(this.linked().t ?? this.t); });
     window.addEventListener("resize", () => this.redraw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) find("#speed").value = "2";
     this.setPointer();
+  }
+
+  /** Where there is room for one run only, this is the one. */
+  showRun(n) {
+    find("#views").dataset.run = n;
+    for (const one of [0, 1]) find(`#run-${one}`).setAttribute("aria-pressed", String(one === n));
+  }
+
+  /** Shows one panel alone, "tiles", "code", "values" or "memory", as a slide; "" is all of them. */
+  slide(panel, said = true) {
+    const known = ["tiles", "code", "values", "memory"].includes(panel) ? panel : "";
+    if ((document.body.dataset.panel ?? "") === known) return;
+    if (known) document.body.dataset.panel = known;
+    else delete document.body.dataset.panel;
+    find("#leave").hidden = !known;
+    if (said) this.link(), this.redraw();
+    if (said && known) this.say("One panel. Escape shows all.");
+  }
+
+  /** Has the formulas say this row's numbers, until another step. */
+  chooseRow(row) {
+    this.row = row;
+    for (const view of this.views) view.showFormula(view.t), view.grid.draw(1);
   }
 
   /** Has the second run follow the first by "tile", or by "time". */
@@ -104,7 +149,7 @@ class Player {
     if (this.by === "time") return t >= this.runs[n].length ? "ended" : "";
     if (n === 0 || !this.pair.missing[t]) return "";
     const tile = this.runs[0].steps.tile[t], skips = tile && !this.runs[1].visitsOf(this.runs[0].steps.rows[t][0], this.runs[0].steps.cols[t][0]).length;
-    return skips ? `tile (${tile.join(", ")}) is skipped here` : "no such step here";
+    return skips ? `tile (${tile.map((n) => n + 1).join(", ")}) is skipped here` : "no such step here";
   }
 
   setPointer() {
@@ -119,9 +164,10 @@ class Player {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
-    if (event.key === "Escape") return hideTip();
+    if (find("#stop").open) return;
+    if (event.key === "Escape") return hideTip(), this.slide("");
     const ways = { ArrowLeft: [-60, 0], ArrowRight: [60, 0], ArrowUp: [0, -60], ArrowDown: [0, 60] };
-    if (event.shiftKey && ways[event.key] && event.target.matches(".scroll, .listing, .source")) return event.preventDefault(), event.target.scrollBy(...ways[event.key]);
+    if (event.shiftKey && ways[event.key] && event.target.matches(".scroll, .listing, .source, .formula")) return event.preventDefault(), event.target.scrollBy(...ways[event.key]);
     const press = { ArrowLeft: () => this.move(-1), ArrowRight: () => this.move(1), ArrowUp: () => this.tile(-1), ArrowDown: () => this.tile(1), Home: () => this.go(0), End: () => this.go(this.length - 1), " ": () => this.play(!this.playing) };
     if (event.key === " " && ["BUTTON", "SUMMARY"].includes(event.target.tagName)) return; // the button's own
     if (!press[event.key]) return;
@@ -129,7 +175,7 @@ class Player {
     press[event.key]();
   }
 
-  move(steps) { this.go(this.t + steps); }
+  move(steps) { this.onTo(this.t + steps); }
 
   /** To the next or previous tile's first step, in the first run. */
   tile(direction) {
@@ -141,7 +187,7 @@ class Player {
   next(what) {
     const t = this.findNext(what);
     if (t === null) this.say(NONE[what] ?? "There is none after this step.");
-    else this.go(t);
+    else this.onTo(t);
   }
 
   findNext(what) {
@@ -161,6 +207,8 @@ class Player {
   sameTile(run, t) { return this.t < run.length && run.steps.turn[t] === run.steps.turn[this.t]; }
 
   go(t) {
+    if (clamp(t, 0, this.length - 1) !== this.t) delete this.row;
+    if (t > 0 && this.t === 0 && find("#lesson")) find("#lesson").open = false; // whoever opens it again keeps it
     this.t = clamp(t, 0, this.length - 1);
     const steps = this.stepsAt(this.t);
     this.views.forEach((view, n) => view.show(steps[n], this.aside(n, this.t)));
@@ -198,13 +246,14 @@ class Player {
   link() {
     clearTimeout(this.linking);
     this.linking = setTimeout(() => {
-      try { history.replaceState(null, "", `#t=${this.t}${this.pair && this.by === "time" ? "&by=time" : ""}`); } catch { /* a frame without an address */ }
+      try { history.replaceState(null, "", `#t=${this.t}${this.pair && this.by === "time" ? "&by=time" : ""}${document.body.dataset.panel ? `&panel=${document.body.dataset.panel}` : ""}`); } catch { /* a frame without an address */ }
     }, 200);
   }
 
+  /** What the address asks for: #t=30&by=time&panel=tiles. */
   linked() {
-    const found = location.hash.match(/^#t=(\d+)(&by=(time|tile))?$/);
-    return found ? Number(found[1]) : null;
+    const asked = new URLSearchParams(location.hash.slice(1)), t = asked.get("t");
+    return { t: /^\d+$/.test(t ?? "") ? Number(t) : null, by: asked.get("by"), panel: asked.get("panel") ?? "" };
   }
 
   play(on) {
@@ -222,7 +271,8 @@ class Player {
     const speed = Number(find("#speed").value);
     if (speed !== this.speed) this.speed = speed, (this.started = now), (this.from = this.t);
     const t = this.from + Math.max(0, Math.floor(((now - this.started) / 1000) * speed));
-    if (t !== this.t) this.go(t);
+    if (t !== this.t) this.onTo(Math.min(t, this.length - 1));
+    if (!this.playing) return;
     if (this.t >= this.length - 1) this.play(false);
     else requestAnimationFrame((later) => this.tick(later));
   }
@@ -238,8 +288,8 @@ class Player {
 /** A step in words: its line, the turns of its loops, and the tile where these do not say it; what it does. */
 function spoken(view, aside) {
   const { run, t } = view, { label, loops, done } = view.words(t), around = Object.fromEntries(loops), tile = run.steps.tile[t];
-  const where = [`Step ${t}`, label, ...loops.map(([name, index]) => `${name} = ${index}`), tile && (around.i !== tile[0] || around.j !== tile[1]) ? `tile ${tile.join(", ")}` : ""].filter(Boolean).join(", ");
-  const what = done.map(({ verb, events }) => `${verb} ${events.map((event) => run.plainName(event)).join(", ")}`).join("; "), rises = run.steps.rescaled[t];
+  const where = [`Step ${t}`, label, ...loops.map(([name, index, turns]) => `${name} = ${index + 1} of ${turns}`), tile && (around.i !== tile[0] || around.j !== tile[1]) ? `tile ${tile.map((n) => n + 1).join(", ")}` : ""].filter(Boolean).join(", ");
+  const what = done.map(({ verb, events }) => `${verb} ${events.map((event) => counted(run.plainName(event))).join(", ")}`).join("; "), rises = run.steps.rescaled[t];
   return `${where}: ${aside ? `${aside}; ` : ""}${what}.${rises ? ` ${rescaled(rises)}.` : ""} SRAM ${run.occupancy[t]} of ${run.about.M}.`;
 }
 

@@ -28,11 +28,20 @@ const commas = (parts) => parts.map((part, n) => [n ? ", " : "", part]);
 
 const typesetTexts = new Map([...find("#typeset").content.children].map((set) => [set.dataset.text, set]));
 
-/** A phrase, a line of the listing or a name of the program as it is set in print; K[0] as K, set, and [0]. */
+/** A phrase, a line of the listing or a name of the program as it is set in print; K[0] as the paper's K_1. */
 function typeset(text) {
-  const set = typesetTexts.get(text), at = text.indexOf("[");
-  if (!set && at >= 0) return [typeset(text.slice(0, at)), text.slice(at)];
+  const set = typesetTexts.get(text), at = text.indexOf("["), index = fromOne(text.slice(at));
+  if (!set && at >= 0) return [...typeset(text.slice(0, at)), index ? make("sub", {}, index) : text.slice(at)];
   return set ? [...set.cloneNode(true).childNodes] : [text];
+}
+
+/** The program's "[0,2]" as the paper counts: "1,3"; "" for what is no index. */
+const fromOne = (index) => (/^\[\d+(, ?\d+)*\]$/.test(index) ? index.slice(1, -1).split(",").map((n) => Number(n) + 1).join(", ") : "");
+
+/** A block's name in plain text, as the paper counts: K_1 for K[0]. */
+function counted(name) {
+  const at = name.indexOf("["), index = at < 0 ? "" : fromOne(name.slice(at));
+  return index ? `${name.slice(0, at)}_${index}` : name;
 }
 
 let allDigits = false, single = true; // whether values are shown in full, and whether they are float32

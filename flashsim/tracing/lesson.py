@@ -1,4 +1,4 @@
-"""What a page says above its player: what the run shows, and which of its steps to look at."""
+"""What a page says above its player: what the run shows, which of its steps to look at, and what it asks on the way."""
 
 from __future__ import annotations
 
@@ -18,15 +18,44 @@ class Moment:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """A question that is asked before a step is shown: what to guess, the answers to choose from, which is right, and why."""
+
+    step: int
+    asks: str
+    choices: tuple[str, ...]
+    right: str
+    because: str
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a right answer that cannot be chosen."""
+        if self.right not in self.choices:
+            raise ValueError(f"right is {self.right!r}; expected one of the choices, {', '.join(self.choices)}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a lesson stands among others: its number, of how many, its minutes, and (file, title) before and after it."""
+
+    number: int
+    of: int
+    minutes: int
+    before: tuple[str, str] | None
+    after: tuple[str, str] | None
+
+
+@dataclass(frozen=True)
 class Lesson:
     """A title, a text of paragraphs, with an empty line between them, and moments in order of their steps.
 
-    In the text and in the moments' words symbols are set as in the listing: S_ij, m_i^new, e^{−3}. `code` is set as code.
+    In all texts symbols are set as in the listing: S_ij, m_i^new, e^{−3}. `code` is set as code.
     """
 
     title: str
     text: str
     moments: tuple[Moment, ...] = ()
+    stops: tuple[Stop, ...] = ()
+    place: Place | None = None
 
     def html(self, page: str = "") -> str:
         """Return paragraphs and links as HTML; the links are to `page`, by default the one they are in."""
@@ -37,3 +66,39 @@ class Lesson:
             for moment in self.moments
         )
         return f'{paragraphs}\n<ul class="moments">\n{links}\n</ul>' if links else paragraphs
+
+    @property
+    def minutes(self) -> int:
+        """About how long it takes: two words a second, half a minute for each moment and each question."""
+        words = len(self.text.split()) + sum(len(moment.words.split()) for moment in self.moments)
+        return round(words / 120 + 0.5 * (len(self.moments) + len(self.stops))) or 1
+
+    @property
+    def way(self) -> str:
+        """The links to the lessons before and after, as HTML; "" for one that stands alone."""
+        if self.place is None:
+            return ""
+        name = '<span class="long">{}</span>'
+        ways = ((self.place.before, "prev", f"← {name}", "Previous"), (self.place.after, "next", f"{name} →", "Next"))
+        links = [
+            f'<a href="{html.escape(to[0])}" rel="{rel}" aria-label="{which} lesson: {html.escape(to[1])}">'
+            f"{text.format(html.escape(to[1]))}</a>"
+            for to, rel, text, which in ways
+            if to is not None
+        ]
+        minutes = name.format(f", about {self.place.minutes} min")
+        place = f"Lesson {self.place.number} of {self.place.of}{minutes}"
+        return f'<nav aria-label="Lessons"><a href="index.html">{place}</a>{"".join(links)}</nav>'
+
+    @property
+    def questions(self) -> str:
+        """The stops, as templates that the page's script takes up."""
+        return "\n".join(
+            f'<template class="stop" data-step="{stop.step}"><p>{typeset(stop.asks)}</p>'
+            + "".join(
+                f"<button{' data-right' if choice == stop.right else ''}>{typeset(choice)}</button>"
+                for choice in stop.choices
+            )
+            + f"<p>{typeset(stop.because)}</p></template>"
+            for stop in self.stops
+        )

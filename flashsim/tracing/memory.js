@@ -1,4 +1,4 @@
-// What is in SRAM, and what moved between it and HBM, by array, beside the closed form.
+// What moved between HBM and SRAM, by array, beside the predicted total; and how full SRAM is.
 
 class Memory {
   constructor(run, root) {
@@ -13,10 +13,10 @@ class Memory {
   }
 
   setTable(box) {
-    const form = this.hasForm ? "closed form" : "at the end";
-    const formHead = (what) => head({ "data-tip": `${what} of the whole run${this.hasForm ? ", from a formula" : ""}` }, form);
+    const form = this.hasForm ? ["predicted", make("br"), "total"] : ["at the", make("br"), "end"];
+    const formHead = (what) => head({ "data-tip": `${what} of the whole run${this.hasForm ? ", by a formula (a closed form)" : ""}` }, form.map((part) => part.cloneNode?.() ?? part));
     const soFar = (what) => head({}, what, make("br"), "so far");
-    fill(box.tHead, make("tr", {}, head({}, "array"), head({}, "this step"), soFar("reads"), formHead("reads"), soFar("writes"), formHead("writes")));
+    fill(box.tHead, make("tr", {}, head({}, "array"), head({}, "this", make("br"), "step"), soFar("reads"), formHead("reads"), soFar("writes"), formHead("writes")));
     this.rows = [...this.run.arrays.map(typeset), "total"].map((name, n) => {
       const cells = this.expected[n].flatMap((form) => [cell(), cell({}, count(form))]);
       return make("tr", { class: n === this.run.arrays.length ? "sum" : "" }, make("th", { scope: "row" }, name), cell(), cells);
@@ -25,7 +25,7 @@ class Memory {
   }
 
   show(t) {
-    this.showSram(t);
+    this.showPeak(t);
     const { run } = this, at = (sums, t) => (t < 0 ? 0 : sums[t]), all = [0, 0, 0, 0];
     run.arrays.forEach((_, a) => {
       const now = [run.reads[a][t], run.writes[a][t]], step = [now[0] - at(run.reads[a], t - 1), now[1] - at(run.writes[a], t - 1)];
@@ -43,37 +43,20 @@ class Memory {
     cells[1].textContent = step, cells[2].textContent = count(reads), cells[4].textContent = count(writes);
   }
 
-  showSram(t) {
-    const { run, root } = this, { M, peak } = run.about, most = Math.max(M, peak), held = run.resident(t), used = run.occupancy[t];
-    const percent = (n) => `${(100 * n) / most}%`;
-    fill(find(".bar", root), held.map(([name, size]) => {
-      const loaded = run.names[name].includes("["), tip = `${run.plain[name]}: ${count(size)} elements, ${loaded ? "loaded" : "made on chip"}`;
-      const block = make("span", { class: loaded ? "" : "made", "data-tip": tip }, inBar(run.names[name]));
-      block.style.width = percent(size);
-      return block;
-    }));
-    find(".bar", root).setAttribute("aria-label", `On chip: ${held.map(([name, size]) => `${run.plain[name]} ${size}`).join(", ") || "nothing"}`);
-    find(".line", root).style.left = `calc(${percent(M)} - 2px)`;
-    const over = find(".over", root);
-    over.hidden = used <= M;
-    over.style.left = percent(M), over.style.width = percent(Math.max(used - M, 0));
-    find(".fill", root).textContent = `${count(used)} of M = ${count(M)} elements in use`;
+  showPeak(t) {
+    const { run } = this, { M, peak } = run.about, used = run.occupancy[t];
     const cause = this.paperSizes && !run.backward ? "line 1's sizes leave no room for ℓ, m and S" : "these blocks leave no room for a tile";
-    const excess = used > M ? make("span", { class: "bad", "data-tip": cause }, `${count(used - M)} more than M`, why(`: ${cause}`), ". ") : "";
-    fill(find(".scale", root), excess, "peak", why(" of the run"), ` ${count(peak)}, ${Math.round((100 * peak) / M)}% of `, typeset("M"), " (dashed", why(" line"), ")");
+    fill(find(".scale", this.root), used > M ? make("span", { class: "bad" }, `${count(used - M)} elements more than M: ${cause}. `) : "", `In SRAM at most ${count(peak)} of `, typeset("M"), ` = ${count(M)}, ${Math.round((100 * peak) / M)}%.`);
   }
 
   showVersus(t, sofar) {
     const { run, standard } = this, all = this.expected.at(-1)[0] + this.expected.at(-1)[1];
-    const met = t < run.length - 1 || !this.hasForm ? "" : this.equalsForm(t) ? " They equal the closed form." : [" ", make("span", { class: "bad" }, "They differ from the closed form.")];
-    const beside = standard === null ? "" : ` Standard attention${run.backward ? "'s backward pass" : ""} makes ${count(standard)}, ${(standard / all).toFixed(2)} times this run's ${count(all)}.`;
-    fill(find(".versus", this.root), `${count(sofar)} accesses so far.`, met, beside);
+    const met = t < run.length - 1 || !this.hasForm ? "" : this.equalsForm(t) ? `All ${count(sofar)} equal the prediction. ` : [make("span", { class: "bad" }, "They differ from the prediction."), " "];
+    const beside = standard === null ? "" : `Standard attention${run.backward ? "'s backward pass" : ""} makes ${count(standard)}, ${(standard / all).toFixed(2)} times this run's ${count(all)}${run.about.wins ? `${run.about.wins}` : ""}.`;
+    fill(find(".versus", this.root), met, beside);
   }
 
   equalsForm(t) {
     return this.run.arrays.every((_, a) => this.run.reads[a][t] === this.expected[a][0] && this.run.writes[a][t] === this.expected[a][1]);
   }
 }
-
-/** A name in SRAM's bar. What is too wide is not shown: of K[0] the index first, then all. */
-const inBar = (name) => name.split(/(?=\[)/).map((part) => make("span", {}, typeset(part)));

@@ -27,7 +27,7 @@ class Recorded {
     this.findVisits();
     this.moves = this.steps.moved.map((rows, t) => rows > 0 && this.steps.tile[t] !== null);
     this.backward = this.about.direction === "backward";
-    this.beside = ["N_q", "N_k"].map((side) => this.about.arrays.filter(({ kind: [rows, cols] }) => rows === side && cols.startsWith("d")).map(({ name }) => name));
+    this.findPlaces();
   }
 
   place(t) { return this.places[this.events.place[this.steps.first[t]]]; }
@@ -41,6 +41,30 @@ class Recorded {
   nameOf(event) { return this.names[this.events.name[event]]; }
   plainName(event) { return this.plain[this.events.name[event]]; }
   quantityOf(event) { return this.quantities[this.events.name[event]]; }
+  /** Where HBM's picture has an array: beside the rows, above the columns, in the matrix (S, P), or apart. And its blocks' values. */
+  findPlaces() {
+    const side = ({ kind: [rows, cols] }) => (cols === "N_k" ? (rows === "N_q" ? 2 : 3) : rows === "N_q" ? 0 : rows === "N_k" ? 1 : 3);
+    this.beside = [0, 1, 2, 3].map((at) => this.about.arrays.filter((array) => side(array) === at).map(({ name }) => name));
+    this.sideOf = new Map(this.beside.flatMap((names, at) => names.map((name) => [name, at])));
+    this.valued = this.names.map(() => []); // of each name, the events with a value
+    this.most = new Map(); // of each quantity, the largest finite value
+    this.events.value.forEach((value, event) => {
+      if (value < 0) return;
+      this.valued[this.events.name[event]].push(event);
+      const of = this.quantityOf(event);
+      let most = this.most.get(of) ?? 0;
+      for (const x of this.tiles[value].data) if (Number.isFinite(x) && Math.abs(x) > most) most = Math.abs(x);
+      this.most.set(of, most);
+    });
+  }
+  /** What the block or tile of this name holds after step t; undefined where that is not known. */
+  valueAt(t, name) { return this.tiles[this.events.value[this.valued[name].findLast((event) => event <= this.steps.last[t])]]; }
+  /** Rows and columns of a resident: its value's; or, without values, about a square. */
+  shapeOf(t, [name, size]) {
+    const tile = this.valueAt(t, name);
+    return tile && tile.data.length === size ? [tile.rows, tile.cols] : [Math.ceil(size / Math.ceil(Math.sqrt(size))), Math.ceil(Math.sqrt(size))];
+  }
+
   /** A followed quantity before this tile and now. */
   pair(name, t) { return this.steps.pairs[name].map((column) => this.tiles[column[t]]); }
   /** Whether a block of this array is on chip. */

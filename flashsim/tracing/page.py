@@ -10,16 +10,30 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
+from flashsim import theory
 from flashsim.tracing.data import MAXIMUM, STANDARD
 from flashsim.tracing.lesson import Lesson
 from flashsim.tracing.listing import label_of
+from flashsim.tracing.spelled import spelled
 from flashsim.tracing.steps import Recording, quantity
 from flashsim.tracing.typeset import named, plain, typeset
 from flashsim.tracing.writing import as_json, zipped
 
 LARGEST_PAGE = 2_000_000  # bytes
 MOST_STEPS = 2_000
-SCRIPTS = ("model", "alignment", "elements", "grid", "sparks", "memory", "values", "view", "controls")
+SCRIPTS = (
+    "model",
+    "alignment",
+    "elements",
+    "pens",
+    "formula",
+    "stage",
+    "sparks",
+    "memory",
+    "values",
+    "view",
+    "controls",
+)
 PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAXIMUM} − {MAXIMUM}_new}}")
 
 
@@ -30,8 +44,9 @@ def page_of(trace: Recording, versus: Recording | None = None, lesson: Lesson | 
     """
     traces = [trace] if versus is None else [trace, versus]
     steps = max(len(t.steps) for t in traces)
-    if lesson is not None and not all(0 <= moment.step < steps for moment in lesson.moments):
-        raise ValueError(f"lesson has moments {[m.step for m in lesson.moments]}; expected steps from 0 to {steps - 1}")
+    asked = [] if lesson is None else [*(m.step for m in lesson.moments), *(stop.step for stop in lesson.stops)]
+    if not all(0 <= step < steps for step in asked):
+        raise ValueError(f"lesson has moments and stops {asked}; expected steps from 0 to {steps - 1}")
     page = _page(traces, lesson)
     if steps > MOST_STEPS:
         reason = f"{steps:,} steps are more than {MOST_STEPS:,}"
@@ -48,9 +63,9 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
     above = ""
     if lesson is not None:
         above = (
-            '<section aria-label="Lesson">'
+            f'<section aria-label="Lesson">{lesson.way}'
             f'<details id="lesson" open><summary>{html.escape(title)}</summary>\n{lesson.html()}\n</details>'
-            "</section>\n"
+            f"{lesson.questions}</section>\n"
         )
     data = [_for_page(trace, left_out) for trace in traces]
     for one, trace, other in zip(data, traces, reversed(traces), strict=True):
@@ -98,6 +113,9 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
         "rescaled": [s.rescaled for s in steps],
         "pairs": {name: [values(name, 0), values(name, 1)] for name, _ in trace.about.follows},
     }
+    data["about"]["wins"] = _wins(trace)
+    data["turns"] = _turns(trace)
+    data["spelled"] = [] if left_out else list(spelled(trace.about.source))
     data["maximum"] = MAXIMUM
     data["quantities"] = [quantity(name) for name in data["names"]]
     data["plain"] = [plain(name) for name in data["names"]]
@@ -109,6 +127,36 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
     if left_out:
         data["about"]["notes"] = [*data["about"]["notes"], left_out]
     return data
+
+
+def _wins(trace: Recording) -> str:
+    """Say what standard attention makes at sizes like a GPU's, and, where this run saves nothing, why; "" if there is no form."""
+    about, N, d, M = trace.about, 1024, 64, 25_600
+    if about.standard is None or any(array.exact is None for array in about.arrays):
+        return ""
+    try:
+        mine, its = (
+            theory.exact(name, N=N, d=d, M=M, sizing="fit", direction=about.direction).accesses
+            for name in (about.algorithm, STANDARD)
+        )
+    except ValueError:
+        return ""
+    small = (
+        f": with M = {about.M:,} blocks are small, and travel often"
+        if trace.events[-1].reads + trace.events[-1].writes >= sum(about.standard)
+        else ""
+    )
+    return f"{small}; at N = {N:,}, d = {d}, M = {M:,} it is {its / mine:.1f} times"
+
+
+def _turns(trace: Recording) -> dict[str, dict[str, int]]:
+    """Return, of each line, how many turns the loops around it have."""
+    found: dict[str, dict[str, int]] = {}
+    for event in trace.events:
+        around = found.setdefault(event.label, {})
+        for variable, index in event.loops:
+            around[variable] = max(around.get(variable, 0), index + 1)
+    return found
 
 
 def _indented(line: str) -> tuple[str, int, str]:

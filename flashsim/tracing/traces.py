@@ -15,7 +15,7 @@ from flashsim.tracing.steps import Recording
 from flashsim.tracing.writing import as_json, as_npz, zipped
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace(Recording):
     """A recorded run of one head: `events`, and `steps` to go through them.
 
@@ -42,15 +42,21 @@ class Trace(Recording):
         """
         return page_of(self, versus, lesson)[0]
 
+    def __repr__(self) -> str:
+        about = self.about
+        return (
+            f"Trace({about.algorithm!r}, {about.direction}: {len(self.events):,} events, {about.shape}, {about.blocks})"
+        )
+
     def _repr_html_(self) -> str:
-        """Return the player in a frame that may run its script and nothing else: no forms, no navigation, no origin.
+        """Return the player in a frame that may run its script and save pictures: no forms, no navigation, no origin.
 
         A notebook that is not trusted drops the frame, and shows the words in it.
         """
         page = html.escape(self.html(), quote=True)
         title = html.escape(f"Step player: {self.about.title}", quote=True)
         return (
-            f'<iframe sandbox="allow-scripts" srcdoc="{page}" title="{title}" '
+            f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{page}" title="{title}" '
             f'style="width:100%;height:720px;border:1px solid #8888">{title}. It needs its script: '
             "run this cell, or trust the notebook.</iframe>"
         )

@@ -9,7 +9,7 @@ class Values {
     this.narrow = run.follows.filter((one) => one.narrow), this.wide = run.follows.filter((one) => !one.narrow);
     this.twoSided = run.follows.some((one) => one.byKey); // blocks of rows and of keys, each with a table of its own
     const of = (byKey) => commas(run.follows.filter((one) => one.byKey === byKey).map(({ name }) => typeset(name)));
-    fill(find(".carried", root), of(false), " of these rows", this.twoSided ? [", ", of(true), " of these keys"] : "", ": old → new");
+    fill(find(".carried", root), of(false), this.twoSided ? [" of these rows, ", of(true), " of these keys"] : "", ": old above new");
     find(".digits", root).onclick = () => player.toggleDigits();
   }
 
@@ -24,31 +24,32 @@ class Values {
 
   none(what) { return small(this.run.tiles.length ? `No ${what} on chip in this step.` : "Values were left out."); }
 
-  /** What is carried of the row block, before this tile and now, row by row, with the factor of the rescaling. */
+  /** What is carried of the row block, row by row: before this tile, and below it now, with the factor of the rescaling. */
   showRows(t, box) {
-    const { run } = this, columns = this.narrow.map((one) => [one, ...run.pair(one.name, t)]).filter(([, old, now]) => old ?? now);
-    const blocks = this.wide.flatMap(({ name }) => run.pair(name, t).map((tile, n) => [name, n ? "new" : "old", tile])).filter(([, , tile]) => tile);
-    const rows = (columns[0]?.[1] ?? columns[0]?.[2] ?? blocks[0]?.[2])?.rows ?? 0;
+    const { run } = this, known = [...this.narrow, ...this.wide].map((one) => [one, ...run.pair(one.name, t)]).filter(([, old, now]) => old ?? now);
+    const rows = (known[0]?.[1] ?? known[0]?.[2])?.rows ?? 0;
     if (!rows) return fill(box, this.none("row statistics"));
     const first = run.steps.rows[t]?.[0] ?? null, top = [head({}, "row")], body = [];
-    for (const [{ name }] of columns) {
-      top.push(head({}, typeset(name)));
+    for (const [{ name, narrow }, old, now] of known) {
+      top.push(narrow ? head({}, typeset(name)) : wideHead(old ?? now, "", typeset(name), clipped(old ?? now, OF_BLOCK)));
       if (name === run.maximum) top.push(head({}, typeset(`e^{${name} − ${name}_new}`)));
     }
-    for (const [name, age, tile] of blocks) top.push(wideHead(tile, "", typeset(name), ` ${age}${clipped(tile, OF_BLOCK)}`));
     for (let r = 0; r < Math.min(rows, MOST_ROWS); r++) {
-      const cells = columns.flatMap(([one, old, now]) => this.columnCells(one, old?.data[r], now?.data[r], rowName(first, r)));
-      for (const [name, , tile] of blocks) if (r < tile.rows) cells.push(tileCells(tile, r, name, first, OF_BLOCK, true));
-      body.push(make("tr", {}, make("th", { scope: "row" }, first === null ? "" : String(first + r)), cells));
+      const [before, after] = ["old", "new"].map((age, n) => known.flatMap(([one, ...ages]) => this.rowCells(one, ages, n, r, first, age)));
+      body.push(make("tr", { class: "old" }, make("th", { scope: "rowgroup", rowspan: 2 }, first === null ? "" : String(first + r)), before), make("tr", { class: "new" }, after));
     }
     fill(box, table("Old and new of these rows", top, body), rows > MOST_ROWS ? small(`the first ${MOST_ROWS} of ${rows} rows`) : "");
+    const risen = run.steps.rescaled[t] && rows > 4 ? find(".new .rises", box) : null;
+    if (risen && risen.offsetTop + risen.offsetHeight > box.clientHeight) box.scrollTop = risen.offsetTop - box.clientHeight / 2;
   }
 
-  columnCells({ name, plain }, from, to, row) {
-    const known = [from, to].filter((x) => x !== undefined), maximum = name === this.run.maximum, rises = maximum && to > from;
-    const shown = (from === undefined ? "→ " : "") + known.map(number).join(" → ");
-    const cells = [cell({ class: rises ? "rises" : "", "data-tip": `${plain}, row ${row}: ${known.map(exactly).join(" → ")}` }, `${shown}${rises ? " ↑" : ""}`)];
-    if (maximum) cells.push(cell({ class: "factor" }, known.length < 2 ? "" : number(factor(from, to))));
+  /** One row's cells of one quantity, old (n = 0) or new (n = 1). */
+  rowCells({ name, plain, narrow }, ages, n, r, first, age) {
+    const tile = ages[n], maximum = name === this.run.maximum, [from, to] = ages.map((one) => one?.data[r]);
+    if (!narrow) return tile && r < tile.rows ? tileCells(tile, r, `${plain} ${age}`, first, OF_BLOCK, true) : [cell({ colspan: Math.min((ages[0] ?? ages[1]).cols, OF_BLOCK) }, "\u00a0")];
+    const rises = maximum && to > from, x = tile?.data[r], all = ages.filter(Boolean).map((one) => exactly(one.data[r])).join(" → ");
+    const cells = [cell({ class: rises ? "rises" : "", "data-tip": `${plain}, row ${rowName(first, r)}: ${all}` }, x === undefined ? "\u00a0" : number(x), rises && n ? " ↑" : "")];
+    if (maximum && !n) cells.push(cell({ class: "factor", rowspan: 2 }, from === undefined || to === undefined ? "" : number(factor(from, to))));
     return cells;
   }
 

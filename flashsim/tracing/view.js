@@ -10,8 +10,12 @@ class View {
     if (which) this.tellApart();
     this.setListing();
     this.setSource();
-    this.grid = new Grid(run, find(".grid", root), find(".legend", root));
+    this.grid = new Stage(run, find(".grid", root), find(".legend", root));
     this.parts = [this.grid, new Memory(run, root), new Values(run, root)];
+    const resized = new ResizeObserver(() => { if (this.t !== undefined) places.clear(), this.light(this.t); });
+    for (const box of [".listing", ".source"]) resized.observe(find(box, root));
+    for (const kind of ["svg", "png"]) find(`.save-${kind}`, root).onclick = () => this.grid.save(kind);
+    find(".slide", root).onclick = () => player.slide("tiles");
     for (const [button, shown] of [[".show-listing", "listing"], [".show-source", "source"]])
       find(button, root).onclick = () => this.showCode(shown);
     for (const box of [find(".listing", root), find(".source", root)]) box.onscroll = () => places.get(box)?.set("scroll", box.scrollTop);
@@ -85,16 +89,36 @@ class View {
       done.at(-1).events.push(event);
     }
     const text = this.lines.has(label) ? "" : this.sourceLines.get(`${file}:${line}`)?.textContent.trim() ?? "";
-    return { label, text, loops: run.loopsAt(t), done };
+    const turns = run.turns[label] ?? {}, loops = run.loopsAt(t).map(([variable, index]) => [variable, index, turns[variable] ?? index + 1]);
+    return { label, text, loops, done };
   }
 
   showNow(aside) {
     const { run, t } = this, { label, text, loops, done } = this.words(t);
     const own = run.alone ? null : make("span", { class: "own" }, aside && [make("b", {}, aside), " · "], `its step ${t} of ${run.length - 1}`);
-    const around = loops.map(([variable, index], n) => [n ? ", " : " · ", typeset(variable), ` = ${index}`]);
+    const around = loops.map(([variable, index, turns], n) => [n ? ", " : " · ", typeset(variable), ` = ${index + 1} of ${turns}`]);
     const what = done.map(({ verb, events }, n) => [n ? "; " : "", `${verb} `, commas(events.map((event) => typeset(run.nameOf(event))))]);
     const rises = run.steps.rescaled[t];
     fill(find(".now", this.root), make("b", {}, label), text && [" ", make("code", {}, text)], around, " · ", what, rises ? [" ", make("b", {}, rescaled(rises))] : "", own);
+    this.showFormula(t);
+  }
+
+  /** The formulas of the step with the numbers of one row; of loads and stores, what they move. */
+  showFormula(t) {
+    const { run } = this, events = run.eventsAt(t), rows = run.steps.rows[t], row = player?.row ?? this.risingRow(t);
+    const lines = events.map((event) => run.events.kind[event] === "compute" ? spellOut(run, event, row, 0) : null).filter(Boolean);
+    const moved = { load: "HBM → SRAM", store: "SRAM → HBM", init: "written to HBM" }, sums = new Map();
+    for (const event of events) if (moved[run.events.kind[event]]) sums.set(run.events.kind[event], [...(sums.get(run.events.kind[event]) ?? []), run.events.elements[event]]);
+    const travels = [...sums].map(([kind, sizes]) => make("p", {}, `${moved[kind]}: ${sizes.length > 1 ? `${sizes.map(count).join(" + ")} = ` : ""}${count(sizes.reduce((a, b) => a + b, 0))} elements`));
+    const tall = Math.max(1, ...events.map((event) => run.tiles[run.events.value[event]]?.rows ?? 1)), button = make("button", { class: "row", title: "Another row of the block" }, `row ${rowName(rows && rows[1] - rows[0] === tall ? rows[0] : null, row)}`);
+    button.onclick = () => { player.chooseRow((row + 1) % tall), find(".row", this.root)?.focus(); };
+    fill(find(".formula", this.root), travels, lines.length ? make("div", { class: "spelled" }, tall > 1 ? button : "", make("div", {}, lines.map((line) => make("p", {}, line)))) : "");
+  }
+
+  /** The first row of the block whose maximum rises in this step; else the first. */
+  risingRow(t) {
+    const [old, now] = this.run.steps.pairs[this.run.maximum] ? this.run.pair(this.run.maximum, t) : [];
+    return old && now && this.run.steps.moved[t] ? Math.max(0, now.data.findIndex((x, n) => x > old.data[n])) : 0;
   }
 
   light(t) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import flashsim
 from flashsim.gallery.looking import does, end, first, moved, see, short, value
 from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Trace
+from flashsim.tracing import Lesson, Stop, Trace
 from flashsim.tracing.sample import gradient, operands
 
 
@@ -39,7 +39,7 @@ def teach(trace: Trace) -> Lesson:
         dP: it is why a tile is enough.
         """
     return Lesson(
-        "Backward",
+        PAGE.title,
         text,
         (
             see(zero, "line 8", "dK and dV of the first block of keys begin at 0, on chip."),
@@ -57,10 +57,20 @@ def teach(trace: Trace) -> Lesson:
             see(again, "read dQ", "The second block of keys: dQ comes back for its next part."),
             end(trace, f"{moved(trace):,} accesses; standard attention’s backward pass makes {sum(about.standard):,}."),
         ),
+        stops=(
+            Stop(
+                again.number,
+                "dK and dV stay on chip, dQ comes and goes. Which of them is written most?",
+                ("dQ", "dK", "dV"),
+                max(about.arrays, key=lambda array: array.writes).name,
+                f"dQ: once for zeros, and once for each of the {T_c} blocks of keys.",
+            ),
+        ),
     )
 
 
 PAGE = Page(
+    title="Backward",
     order=60,
     about="P computed again; dK and dV gather on chip, dQ comes and goes.",
     record=record,

@@ -8,7 +8,7 @@ import flashsim
 from flashsim import patterns
 from flashsim.gallery.looking import does, end, first, largest_rise, moved, see, short
 from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Trace
+from flashsim.tracing import Lesson, Stop, Trace
 from flashsim.tracing.sample import operands
 
 
@@ -46,13 +46,13 @@ def teach(trace: Trace) -> Lesson:
         """
     assert kept > 0
     return Lesson(
-        "Block-sparse",
+        PAGE.title,
         text,
         (
             see(
                 jump,
                 "tiles skipped",
-                f"From tile row {jump.tile[0] - gap - 1 if jump.tile else 0} to {jump.tile[0] if jump.tile else 0}: "
+                f"From tile row {jump.tile[0] - gap if jump.tile else 0} to {jump.tile[0] + 1 if jump.tile else 0}: "
                 f"{gap} {'tile is' if gap == 1 else 'tiles are'} jumped over.",
             ),
             see(second, "read K", "The next column of tiles: K and V are loaded whatever the mask says."),
@@ -65,10 +65,24 @@ def teach(trace: Trace) -> Lesson:
                 f"{moved(trace):,} accesses, {dense.hbm.accesses:,} with all tiles.",
             ),
         ),
+        stops=(
+            Stop(
+                trace.steps[-1].number,
+                f"{len(order)} of {every} tiles were visited, {len(order) / every:.0%}. How many of the accesses were made?",
+                (
+                    f"fewer than {len(order) / every:.0%}",
+                    f"{len(order) / every:.0%}",
+                    f"more than {len(order) / every:.0%}",
+                ),
+                f"{'more' if moved(trace) / dense.hbm.accesses > len(order) / every else 'fewer'} than {len(order) / every:.0%}",
+                f"{moved(trace) / dense.hbm.accesses:.0%}: K and V are loaded, and O, ℓ, m initialized, whatever is skipped.",
+            ),
+        ),
     )
 
 
 PAGE = Page(
+    title="Block-sparse",
     order=70,
     about="A block mask says which tiles count; the others are jumped over.",
     record=record,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import flashsim
 from flashsim.gallery.looking import end, first, moved, see
 from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Trace
+from flashsim.tracing import Lesson, Stop, Trace
 from flashsim.tracing.sample import operands
 
 
@@ -40,14 +40,14 @@ def teach(trace: Trace) -> Lesson:
         visits all tiles, with `--algorithm flash`.)
         """
     return Lesson(
-        "Causal skipping",
+        PAGE.title,
         text,
         (
             see(partial, "partial tile", "A tile on the diagonal: line 10 puts −∞ where the key is after the query."),
             see(
                 skip,
                 "tiles skipped",
-                f"Row block 0 is done after one tile: the {blocks.T_c - 1} to its right are skipped.",
+                f"Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.",
             ),
             see(full, "full tile", "Below the diagonal: everything is allowed, and nothing is masked."),
             end(
@@ -56,10 +56,21 @@ def teach(trace: Trace) -> Lesson:
                 f"{moved(trace):,} accesses of {plain.hbm.accesses:,} without a mask.",
             ),
         ),
+        stops=(
+            Stop(
+                skip.number,
+                "The first block of queries has met its own keys. "
+                f"How many of the {blocks.T_c - 1} tiles to the right does it need?",
+                ("none", "one", "all"),
+                {1: "none", 2: "one", blocks.T_c: "all"}[sum(i == 0 for i, _ in visited)],
+                "Their keys come after all of its queries, so the mask forbids them whole: they are not even loaded.",
+            ),
+        ),
     )
 
 
 PAGE = Page(
+    title="Causal skipping",
     order=50,
     about="Tiles above the diagonal are not loaded.",
     record=record,

@@ -7,7 +7,7 @@ import numpy as np
 import flashsim
 from flashsim.gallery.looking import does, end, first, moved, pair, see, short
 from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Trace
+from flashsim.tracing import Lesson, Stop, Trace
 from flashsim.tracing.sample import operands
 
 
@@ -39,7 +39,7 @@ def teach(trace: Trace) -> Lesson:
         {parts}.
         """
     return Lesson(
-        "Decoding: one query, many keys",
+        PAGE.title,
         text,
         (
             see(load, "read K", "The first split’s keys and values."),
@@ -51,15 +51,27 @@ def teach(trace: Trace) -> Lesson:
             see(
                 rise,
                 "rescale",
-                f"The part of split {dict(rise.loops)['s']} has the largest maximum: from {short(old)} to {short(new)}, "
+                f"The part of split {dict(rise.loops)['s'] + 1} has the largest maximum: from {short(old)} to {short(new)}, "
                 f"what was merged counts for {short(float(np.exp(old - new)))}.",
             ),
             end(trace, "O is divided by ℓ and written."),
+        ),
+        stops=(
+            Stop(
+                merge.number,
+                f"{splits} splits are done, each of one tile. How often was a row rescaled so far?",
+                ("never", "once", f"{splits} times"),
+                {0: "never", 1: "once", splits: f"{splits} times"}[
+                    sum(s.rescaled for s in trace.steps[: merge.number])
+                ],
+                "Each split starts at −∞ and knows only its own maximum. Merging has to rescale.",
+            ),
         ),
     )
 
 
 PAGE = Page(
+    title="Decoding: one query, many keys",
     order=80,
     about="FlashDecoding: keys in splits, each attended to alone, then merged.",
     record=record,

@@ -7,22 +7,21 @@ import numpy as np
 import flashsim
 from flashsim.gallery.looking import does, end, first, largest_rise, moved, see, short
 from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Trace
+from flashsim.tracing import Lesson, Stop, Trace
 from flashsim.tracing.sample import operands
 
 
 def record() -> tuple[Trace, ...]:
     """Record what the command does."""
     Q, K, V = operands(12, 4)
-    return (flashsim.trace("flash_basic", Q, K, V, M=64),)
+    return (flashsim.trace("flash_basic", Q, K, V, blocks=(4, 4), M=128),)
 
 
 def teach(trace: Trace) -> Lesson:
     """Say what there is to see."""
     about = trace.about
     begun = first(trace, does(trace, "init", "O"))
-    over = first(trace, lambda s: s.label == "line 9")
-    used = trace.events[over.last].occupancy
+    tile = first(trace, lambda s: s.label == "line 9")
     start = first(trace, lambda s: s.moved > 0)
     again = first(trace, lambda s: does(trace, "load", "O")(s) and s.loops[0] == ("j", 1))
     rise, row, old, new = largest_rise(trace)
@@ -36,18 +35,17 @@ def teach(trace: Trace) -> Lesson:
 
         Watch the tiles fill column by column. From the second column on, rows come back with a maximum, and where a
         tile has a larger score the row is rescaled: row {row} by the most, as its maximum
-        rises by {short(new - old)}. In SRAM’s bar, red stripes say that line 1’s block sizes leave no room for the tile
-        of S: K_j, V_j, Q_i and O_i fill M, and the paper does not count the rest.
+        rises by {short(new - old)}. (Line 1’s own block sizes would not fit into M: that is the next lesson.)
         """
     return Lesson(
-        "Algorithm 1: FlashAttention",
+        PAGE.title,
         text,
         (
             see(begun, "initialize O", "O = 0, ℓ = 0, m = −∞, in HBM: an answer for no keys at all."),
             see(
-                over,
-                "over M",
-                f"S_ij is made, and {used} elements are on a chip for {about.M}: {used - about.M} too many.",
+                tile,
+                "line 9",
+                f"S_ij is made on chip; {trace.events[tile.last].occupancy} of {about.M} elements are in use.",
             ),
             see(start, "first maximum", "The first rows get a maximum; the factor is 0, as there was none before."),
             see(again, "read O", "The second block of keys: the first rows’ O, ℓ and m come back."),
@@ -59,17 +57,28 @@ def teach(trace: Trace) -> Lesson:
             ),
             end(
                 trace,
-                f"O is whole. {moved(trace):,} accesses, equal to the closed form; "
+                f"O is whole. {moved(trace):,} accesses, equal to the prediction; "
                 f"standard attention’s are {sum(about.standard):,}.",
+            ),
+        ),
+        stops=(
+            Stop(
+                again.number,
+                "S and P never leave the chip. In the whole run, which array is accessed most? Guess.",
+                ("Q", "K", "V", "O"),
+                max("QKVO", key=lambda name: moved(trace, name)),
+                f"O, {moved(trace, 'O')} times: each block of keys reads it, improves it and writes it. K and V are read "
+                f"once, {moved(trace, 'K')} each; Q, {moved(trace, 'Q')}, once for each block of keys.",
             ),
         ),
     )
 
 
 PAGE = Page(
+    title="Algorithm 1: FlashAttention",
     order=30,
     about="The score matrix tile by tile, on chip; O, ℓ and m come and go.",
     record=record,
-    command="flashsim step --algorithm flash_basic --n 12 --d 4 --M 64",
+    command="flashsim step --algorithm flash_basic --n 12 --d 4 --blocks 4 4 --M 128",
     teach=teach,
 )

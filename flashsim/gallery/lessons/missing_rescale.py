@@ -7,7 +7,7 @@ import numpy as np
 import flashsim
 from flashsim.gallery.looking import end, first, output, pair, rescaled_rows, see, short
 from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Trace, TraceEvent
+from flashsim.tracing import Lesson, Stop, Trace, TraceEvent
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.sample import operands
 
@@ -42,7 +42,7 @@ def teach(right: Trace, wrong: Trace) -> Lesson:
     text = f"""
         The first run is Algorithm 1; the second is the same with e^{{m_i − m_i^new}} left out of line 12, underlined in
         the Python. The wrong run moves the same elements, fills the same SRAM, and gives no error and no NaN: only
-        values tell. They are further down, at m, ℓ, O.
+        values tell. They are at m, ℓ, O, with those that differ underlined.
 
         The two are equal until a maximum rises, and from there on those rows of O keep too much of what came first. At
         the end {len(bad)} of {rows} rows are wrong, row {worst} by {short(float(error[worst]))}. Right are the rows
@@ -50,7 +50,7 @@ def teach(right: Trace, wrong: Trace) -> Lesson:
         this bug in. And ℓ, which line 11 still rescales, is right everywhere.
         """
     return Lesson(
-        "A missing rescale",
+        PAGE.title,
         text,
         (
             see(
@@ -67,6 +67,15 @@ def teach(right: Trace, wrong: Trace) -> Lesson:
             ),
             end(right, f"The same counts; {len(bad)} of {rows} rows of O are wrong."),
         ),
+        stops=(
+            Stop(
+                differs.number,
+                "The second run forgets the factor in line 12, and has it in line 11. Which result goes wrong?",
+                ("O", "ℓ", "both"),
+                "O",
+                "Line 11 still rescales ℓ. Only O keeps too much of what came first.",
+            ),
+        ),
     )
 
 
@@ -78,6 +87,7 @@ def _same(event: TraceEvent, other: TraceEvent) -> bool:
 
 
 PAGE = Page(
+    title="A missing rescale",
     order=90,
     about="The correct run beside one that forgets a factor.",
     record=record,

@@ -6,7 +6,7 @@ import numpy as np
 
 from flashsim.gallery.looking import first, output, pair, see, short, value
 from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Trace
+from flashsim.tracing import Lesson, Stop, Trace
 
 
 def record() -> tuple[Trace, ...]:
@@ -45,7 +45,7 @@ def teach(trace: Trace) -> Lesson:
         e^{{S − {short(max(scores))}}} over all of them. `flashsim example online_softmax` prints the same numbers.
         """
     return Lesson(
-        "Online softmax",
+        PAGE.title,
         text,
         (
             see(start, "first maximum", f"m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet."),
@@ -70,10 +70,21 @@ def teach(trace: Trace) -> Lesson:
                 divided, "line 18", f"Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted."
             ),
         ),
+        stops=(
+            Stop(
+                rise.number,
+                f"m is {short(old)}, and the next score is {short(new)}. By what are ℓ and O multiplied?",
+                (f"e^{{{short(old - new)}}}", "1", f"e^{{{short(new - old)}}}"),
+                f"e^{{{short(old - new)}}}",
+                f"A larger maximum makes all earlier terms smaller: e^{{{short(old)} − {short(new)}}} = "
+                f"{short(np.exp(old - new))}.",
+            ),
+        ),
     )
 
 
 PAGE = Page(
+    title="Online softmax",
     order=10,
     about="One pass over a row’s scores, with a running maximum and a running sum.",
     record=record,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flashsim import qkv
 from flashsim.gallery.looking import does, first, largest_rise, pair, see, short
 from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Trace
+from flashsim.tracing import Lesson, Stop, Trace
 
 SAMPLE = Path(qkv.__file__).parent / "data" / qkv.SAMPLE
 WINDOW, KEY_BLOCKS = 32, (32, 64)  # rows that are traced, and block sizes that figures/qkv_statistics.json is of
@@ -81,7 +81,7 @@ def teach(trace: Trace) -> Lesson:
         lines 11 and 12 it would count in full.
         """
     return Lesson(
-        "Real data: where the maximum moves most",
+        PAGE.title,
         text,
         (
             see(
@@ -107,10 +107,21 @@ def teach(trace: Trace) -> Lesson:
                 f"Keys {still.cols[0]} to {still.cols[1] - 1}: no row of this block finds a larger score; all factors are 1.",
             ),
         ),
+        stops=(
+            Stop(
+                rise.number,
+                f"Row {row - start} has met {rise.cols[0]} keys, and looks for the token before it, which comes now. What "
+                "becomes of all that it has gathered?",
+                ("it counts as before", "it counts for half", "it counts for next to nothing"),
+                "it counts for next to nothing" if factor < 0.01 else "it counts as before",
+                f"Its maximum rises by {short(new - old)}, so the factor is {short(factor)}.",
+            ),
+        ),
     )
 
 
 PAGE = Page(
+    title="Real data: where the maximum moves most",
     order=40,
     about="A head of a real model, whose maxima jump as one reads on.",
     record=record,

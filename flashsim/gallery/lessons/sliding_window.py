@@ -5,7 +5,7 @@ from __future__ import annotations
 import flashsim
 from flashsim.gallery.looking import end, first, moved, see
 from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Trace
+from flashsim.tracing import Lesson, Stop, Trace
 from flashsim.tracing.sample import operands
 
 
@@ -40,22 +40,32 @@ def teach(trace: Trace) -> Lesson:
         outside of the window. Tiles inside are full, and left as they are.
         """
     return Lesson(
-        "Sliding window",
+        PAGE.title,
         text,
         (
             see(partial, "partial tile", "A tile on the side of the band: line 10 puts −∞ outside of the window."),
             see(
                 skip,
                 "tiles skipped",
-                f"Row block 0 is done after one tile: the {blocks.T_c - 1} to its right are skipped.",
+                f"Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.",
             ),
             see(full, "full tile", "A tile inside the band: every key is in every query's window."),
             end(trace, f"{len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,} accesses."),
+        ),
+        stops=(
+            Stop(
+                trace.steps[-1].number,
+                "Twice as many queries and keys, the same window: how many times the accesses to K and V?",
+                ("2 times", "4 times"),
+                f"{min((2, 4), key=lambda n: abs(n - KV))} times",
+                f"{KV:.2f} times: each query still has one window.",
+            ),
         ),
     )
 
 
 PAGE = Page(
+    title="Sliding window",
     order=55,
     about="A band of tiles: the keys of the window, and no others.",
     record=record,

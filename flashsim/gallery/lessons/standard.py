@@ -5,7 +5,7 @@ from __future__ import annotations
 import flashsim
 from flashsim.gallery.looking import does, end, first, moved, see
 from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Trace
+from flashsim.tracing import Lesson, Stop, Trace
 from flashsim.tracing.sample import operands
 
 
@@ -22,6 +22,7 @@ def teach(trace: Trace) -> Lesson:
     read = [first(trace, does(trace, "load", name)) for name in ("S", "P")]
     sums, both = moved(trace), moved(trace, "S", "P")
     K = trace.about.arrays[1]
+    groups = {"Q, K and V": "QKV", "S and P": "SP", "O": "O"}
     text = f"""
         Standard attention is three passes: S = QKᵀ, P = softmax(S), O = PV. Between them the N × N matrices S and P go
         to HBM and come back. Watch the table of HBM accesses: S is written, {N_q * N_k} elements, then read; P is
@@ -33,7 +34,7 @@ def teach(trace: Trace) -> Lesson:
         products too large for the chip cost that, and standard attention as it is counted here pays it.
         """
     return Lesson(
-        "Algorithm 0: standard attention",
+        PAGE.title,
         text,
         (
             see(written[0], "write S", "The first tile of S leaves for HBM."),
@@ -46,10 +47,20 @@ def teach(trace: Trace) -> Lesson:
             see(read[1], "read P", "The third pass begins: P comes back, to be multiplied by V."),
             end(trace, f"{both:,} of {sums:,} accesses were to S and P."),
         ),
+        stops=(
+            Stop(
+                trace.steps[-1].number,
+                "In the whole run, which arrays are accessed most? Guess.",
+                ("Q, K and V", "S and P", "O"),
+                max(groups, key=lambda names: moved(trace, *groups[names])),
+                f"S and P: {both:,} accesses; Q, K and V: {moved(trace, 'Q', 'K', 'V'):,}; O: {moved(trace, 'O'):,}.",
+            ),
+        ),
     )
 
 
 PAGE = Page(
+    title="Algorithm 0: standard attention",
     order=20,
     about="Three passes, with the N × N matrices S and P in HBM.",
     record=record,

@@ -1,0 +1,36 @@
+"""`flashsim playground`: write the page on which sizes are changed by sliders."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from flashsim.cli.outputs import check_outputs
+from flashsim.cli.shared import add
+from flashsim.files import write_whole
+
+SUMMARY = "Write a page with sliders for N, d, M and blocks: tiles, accesses and SRAM follow at once."
+EXAMPLES = "flashsim playground --open\nflashsim playground -o play.html"
+
+
+def add_options(parser: Any) -> None:
+    """Add the command's options to its parser."""
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    add(parser, "--output", metavar="FILE", help="FILE.html. Default: flashsim-playground.html")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command and return 0. Raises ValueError for a file that is no page, or cannot be written."""
+    from flashsim.playground import page
+
+    output = options.output or Path("flashsim-playground.html")
+    if output.suffix != ".html":
+        raise ValueError(f"argument -o/--output: the playground is a page; expected FILE.html, got {output}")
+    check_outputs(options, output)
+    write_whole(output, page())
+    print(f"Saved {output} ({output.stat().st_size / 1000:,.0f} kB)")
+    if options.open:
+        webbrowser.open(output.resolve().as_uri())
+    return 0

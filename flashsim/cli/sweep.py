@@ -1,0 +1,198 @@
+"""`flashsim sweep`: what algorithms move at many points, as a table, CSV, JSON, a picture."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from flashsim.algorithms import options as declared
+from flashsim.cli import values
+from flashsim.cli.loading import algorithm
+from flashsim.cli.outputs import check_outputs, figure_stem, finish, progress
+from flashsim.cli.shared import NAMES, add
+from flashsim.cli.values import seed, whole
+from flashsim.files import write_whole
+from flashsim.jobs import in_any_order
+
+SUMMARY = "Sweep: what algorithms move at every combination of many values, as a table, CSV, JSON, a picture."
+EXAMPLES = (
+    "flashsim sweep flash standard --N 128:65536:x2 --d 64\n"
+    "flashsim sweep flash --N 4096 --d 64 --M 25KB:400KB:25KB --csv sweep.csv\n"
+    "flashsim sweep q_outer flash --N 512:8192:64 --d 64 128 --M 228KB --dtype float16 -o sweep\n"
+    "flashsim sweep flash --N 1024 --d 64 --blocks 32 32 --blocks 64 64 --causal both --backward both\n"
+    "flashsim sweep split_kv --N-q 1 --N-k 65536 --d 128 --splits 1:64:x2\n"
+    "flashsim sweep flash standard --points shapes.csv --json -"
+)
+MANY = "one or many: 64 128, 128:4096:128 (steps of 128), 128:65536:x2 (times 2)"
+BOTH = {"no": [False], "yes": [True], "both": [False, True]}
+SHOWN, WIDTH = 20, 80
+
+
+def add_options(parser: Any) -> None:
+    """Add the command's options to its parser."""
+    lengths, sizes, some = values.several(whole()), values.several_sizes, {"nargs": "+"}
+    parser.add_argument("named", nargs="*", type=algorithm, metavar="NAME", help=f"algorithms: {NAMES}. Default: flash")
+    add(parser, "--algorithm", nargs="+", default=[], help="the same")
+    for flags, what in (
+        (("--N", "--n"), f"sequence lengths, {MANY}"),
+        (("--N-q", "--N_q"), "numbers of queries, where they differ from the keys'"),
+        (("--N-k", "--N_k"), "numbers of keys"),
+        (("--d",), "head dimensions"),
+        (("--d-v", "--d_v"), "widths of V, where they differ from d"),
+    ):
+        parser.add_argument(*flags, **some, type=lengths, metavar="N", dest=_name(flags[0]), help=what)
+    sizes_help = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
+    parser.add_argument("--M", **some, type=sizes, metavar="SIZE", help=sizes_help)
+    add(parser, "--blocks", action="append", help="block sizes, M enforced; again for others")
+    add(parser, "--sizing", **some, default=None)
+    add(parser, "--dtype", **some, default=None)
+    for flag, what in (("--causal", "causal masks"), ("--backward", "backward passes")):
+        parser.add_argument(
+            flag, nargs="?", const="yes", choices=list(BOTH), help=f"{what}: yes, no, or both. Default: no"
+        )
+    add(parser, "--dropout", **some, default=None)
+    parser.add_argument("--heads", **some, type=lengths, metavar="H", help="batch × query heads; the counts add up")
+    parser.add_argument(
+        "--kv-heads", **some, type=lengths, metavar="H", help="batch × KV heads, where query heads share them"
+    )
+    add(parser, "--gqa", **some, default=None)
+    for name, whose in declared().items():
+        option = whose[0][1]
+        reads: dict[str, Any] = {"type": values.several(values.declared(option.check)), "metavar": "N"}
+        if option.choices:
+            reads = {"choices": list(option.choices)}
+        said = f"for {', '.join(each for each, _ in whose)}: {option.help}"
+        parser.add_argument(f"--{name.replace('_', '-')}", **some, **reads, dest=name, help=said)
+    parser.add_argument(
+        "--points",
+        type=Path,
+        metavar="FILE",
+        help="a CSV file with columns N, d, M, …: each row is taken with every combination of the other options",
+    )
+    parser.add_argument("--check", type=whole(0), default=32, metavar="N", help="points to count as well. Default: 32")
+    parser.add_argument("--seed", type=seed, default=0, help="which points those are. Default: 0")
+    parser.add_argument("--jobs", type=whole(), default=1, metavar="N", help="processes. Default: 1")
+    parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV (- for stdout, and nothing else there)")
+    add(parser, "--json", "--output")
+    for flag, what in (
+        ("--x", "column along the picture. Default: the argument with most values"),
+        ("--y", "column up. Default: accesses"),
+        ("--by", "columns, a line for each combination. Default: the other arguments that vary"),
+    ):
+        parser.add_argument(flag, metavar="COLUMN", nargs="+" if flag == "--by" else None, help=f"for -o: {what}")
+    add(parser, "--quiet")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return 0, or 1 where no point could be counted, or a closed form and a count differ. Raises ValueError."""
+    from flashsim.sweeping.running import Disagreement, swept
+
+    if options.csv == "-" == options.json:
+        raise ValueError("--csv - and --json - both want stdout; give one of them a file")
+    for name in ("x", "y", "by"):
+        if getattr(options, name) is not None and options.output is None:
+            raise ValueError(f"--{name} is for -o, which draws the rows: give -o STEM")
+    algorithms = [*options.named, *options.algorithm]
+    if options.jobs > 1 and not all(isinstance(each, str) for each in algorithms):
+        raise ValueError("argument --jobs: an algorithm of your own is swept in one process; leave --jobs out")
+    stem = None if options.output is None else figure_stem(options, "")
+    check_outputs(options)
+    with progress(options) as bar:
+        task = bar.add_task("sweep", total=None)
+        try:
+            found = swept(
+                algorithms or "flash",
+                _arguments(options),
+                None if options.points is None else _table(options.points),
+                partial(in_any_order, jobs=options.jobs),
+                check=options.check,
+                seed=options.seed,
+                on_points=lambda done, of: bar.update(task, completed=done, total=of),
+            )
+        except TypeError as error:
+            raise ValueError(f"argument --points: {error}") from None
+        except Disagreement as error:
+            print(f"flashsim sweep: {error}", file=sys.stderr)
+            return 1
+    return _write(replace(found, command=options.command_line), options, stem)
+
+
+def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
+    """Write the rows where they are wanted, and print them for a reader."""
+    from flashsim.sweeping.answers import sentences
+
+    saved: list[Path] = []
+    if options.csv == "-":
+        sys.stdout.write(found.to_csv())
+    elif options.csv is not None:
+        saved.append(write_whole(options.csv, found.to_csv()))
+    if stem is not None and len(found.ok):
+        from flashsim import plots
+
+        data = plots.sweep_data(found, x=options.x, y=options.y or "accesses", by=options.by)
+        saved += plots.save(plots.figure_of(plots.plot_sweep(data)), stem, data, options.command_line)
+
+    def show() -> None:
+        if options.csv == "-":
+            return
+        for line in (found.summary, *sentences(found)):
+            print(*wrap(line, WIDTH, subsequent_indent="    "), sep="\n")
+        print(f"\n{found.as_text(SHOWN, WIDTH)}")
+        if saved:
+            print(f"\nSaved {', '.join(map(str, saved))}")
+
+    finish(options, found.to_dict() if options.json is not None else {}, show)
+    return 0 if len(found.ok) else 1
+
+
+def _arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Return `sweep`'s arguments, those that were given."""
+    names = ("N", "N_q", "N_k", "d", "d_v", "M", "heads", "kv_heads")
+    several: dict[str, Any] = {name: getattr(options, name) for name in names}
+    several = {name: list(chain(*lists)) for name, lists in several.items() if lists is not None}
+    given: dict[str, Any] = {name: getattr(options, name) for name in ("sizing", "dtype", "gqa")}
+    given["dropout_p"] = options.dropout
+    given["blocks"] = None if options.blocks is None else [tuple(pair) for pair in options.blocks]
+    given["causal"] = None if options.causal is None else BOTH[options.causal]
+    if options.backward is not None:
+        given["direction"] = [("forward", "backward")[back] for back in BOTH[options.backward]]
+    for name, whose in declared().items():
+        chosen, choices = getattr(options, name), whose[0][1].choices
+        if chosen is not None:
+            given[name] = [choices[value] for value in chosen] if choices else list(chain(*chosen))
+    return several | {name: value for name, value in given.items() if value is not None}
+
+
+def _table(path: Path) -> list[dict[str, Any]]:
+    """Return a CSV file's rows, its cells as numbers and truths where they are such. Raises ValueError."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"argument --points: {path} cannot be read as CSV: {said}") from None
+    if any(None in row for row in rows):
+        raise ValueError(f"argument --points: {path} has a line with more cells than the first line has names")
+    return [{name: _read(text or "") for name, text in row.items()} for row in rows]
+
+
+def _read(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")

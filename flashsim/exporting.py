@@ -1,0 +1,69 @@
+"""Results as JSON and as a pandas table, every count exactly the integer it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from flashsim.files import write_whole
+
+LARGEST = 2**63 - 1
+
+
+def to_json(data: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> str:
+    """Return data as JSON text, and write it to a file if there is a path: completely, or not at all."""
+    text = json.dumps(plain(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    if path is not None:
+        write_whole(path, text)
+    return text
+
+
+def plain(value: Any) -> Any:
+    """Return JSON's kinds of things: None for what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def to_pandas(
+    rows: Iterable[Mapping[str, Any]],
+    columns: Sequence[str],
+    *,
+    index: str | None = None,
+    attrs: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return rows as a `pandas.DataFrame` of these columns, `index` among them if it is to be that.
+
+    Integers are int64; Int64, which has gaps, where some are missing; Python's own where one is larger. `attrs` are those of
+    the table. Raises ModuleNotFoundError, with what to install, where there is no pandas.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as missing:
+        if missing.name != "pandas":
+            raise
+        raise ModuleNotFoundError(
+            'to_pandas needs the package pandas: pip install "flashsim[pandas]"', name="pandas"
+        ) from None
+    listed = list(rows)
+    table = pd.DataFrame({name: _series(pd, [row.get(name) for row in listed]) for name in columns})
+    table.attrs.update(attrs or {})
+    return table if index is None else table.set_index(index)
+
+
+def _series(pd: Any, values: list[Any]) -> Any:
+    kinds, gaps = {type(value) for value in values if value is not None}, None in values
+    if kinds == {bool}:
+        return pd.Series(values, dtype="boolean" if gaps else "bool")
+    if kinds == {int}:
+        if max(abs(value) for value in values if value is not None) > LARGEST:
+            return pd.Series(values, dtype=None if kinds == {str} else "object")
+        return pd.Series(values, dtype="Int64" if gaps else "int64")
+    if kinds and kinds <= {int, float}:
+        return pd.Series(values, dtype="float64")
+    return pd.Series(values, dtype=None if kinds == {str} else "object")

@@ -1,0 +1,96 @@
+"""Independent pieces of work, in this process, over several, or, by joblib, over those of Dask's and Ray's clusters."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_any_order(work: Callable[[T], R], items: Sequence[T], jobs: int | None) -> Iterator[tuple[int, R]]:
+    """Yield (an item's number, what `work` returns of it) for each item, as they come.
+
+    jobs   processes of this machine, for which a script needs its `if __name__ == "__main__"`, as `multiprocessing` says;
+           None: what `joblib.parallel_config` says, such as a Dask or Ray cluster
+    work   it and the items are pickled where there are several
+    """
+    if jobs is None:
+        from joblib import Parallel, delayed
+
+        try:
+            parallel = Parallel(return_as="generator_unordered")
+        except ValueError:  # a backend that returns all at the end
+            parallel = Parallel()
+        yield from parallel(delayed(_numbered)(work, number, item) for number, item in enumerate(items))
+    elif jobs == 1 or len(items) == 1:
+        yield from ((number, work(item)) for number, item in enumerate(items))
+    else:
+        yield from _over_processes(work, items, min(jobs, len(items)))
+
+
+def _numbered(work: Callable[[T], R], number: int, item: T) -> tuple[int, R]:
+    return number, work(item)
+
+
+def _over_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[tuple[int, R]]:
+    """Yield the results of `jobs` processes, which are killed where this is left early: by Ctrl-C, or by an error in one."""
+    others = multiprocessing.active_children()
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent)
+    try:
+        with _interrupts_wait():
+            started = [pool.submit(_numbered, work, number, item) for number, item in enumerate(items)]
+        for done in as_completed(started):
+            yield done.result()
+    finally:
+        with _interrupts_wait():
+            for process in multiprocessing.active_children():
+                if process not in others:
+                    process.kill()
+            pool.shutdown()
+
+
+def _end_with_parent() -> None:
+    """Have this process end when its parent does, however that ends."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Have Ctrl-C come after this. Processes that start here do not hear it, though a terminal sends it to all.
+
+    The mask is for them; here, a thread without one may hear it, and Python would raise KeyboardInterrupt amid this all the same.
+    """
+    heard: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number)) if main else None
+    masked = None
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()  # once it runs, it leaves the mask alone
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        if masked is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        if main:
+            signal.signal(signal.SIGINT, before)
+        for number in heard:
+            signal.raise_signal(number)

@@ -1,0 +1,205 @@
+"""Closed forms in JavaScript: the Python of `flashsim.theory` translated, expression by expression, from its syntax tree.
+
+Numbers become BigInts, so that results are exact at any size. What a page does not ask for is folded away: no mask, no
+dropout, options at their defaults. What cannot be translated raises TypeError, with its name: nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from itertools import count
+from textwrap import dedent
+from types import ModuleType
+from typing import Any
+
+SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+COMPARED = {ast.LtE: "<=", ast.GtE: ">=", ast.Lt: "<", ast.Gt: ">", ast.Eq: "===", ast.NotEq: "!=="}
+HELPERS = {"max": "largest", "min": "least", "isqrt": "isqrt"}
+"""Functions of Python that the page's script has, by its names for them."""
+PROBLEM = {"masked": False, "dropout": False, "tree": False, "R": 0, "dense": (), "group": 1}
+"""What is known of every problem of a page."""
+
+
+class Script:
+    """The functions translated so far, each once, with those that they call."""
+
+    def __init__(self) -> None:
+        self.functions: dict[Callable[..., Any], tuple[str, str]] = {}
+        self._number = count()
+
+    def of(self, function: Callable[..., Any], options: Mapping[str, Any] | None = None) -> str:
+        """Return the name, in JavaScript, of a function of Python. Raises TypeError for what cannot be translated."""
+        function = inspect.unwrap(function)
+        if function not in self.functions:
+            name = f"{function.__name__.strip('_')}_{next(self._number)}"
+            self.functions[function] = name, ""
+            self.functions[function] = name, _Function(self, function, options or {}).text(name)
+        return self.functions[function][0]
+
+    @property
+    def text(self) -> str:
+        """All of them."""
+        return "\n".join(text for _, text in self.functions.values())
+
+
+def expression(text: str, names: str) -> str:
+    """Return a formula as JavaScript that looks its symbols up in the object `names`."""
+
+    def translated(node: ast.AST) -> str:
+        match node:
+            case ast.Expression(body):
+                return translated(body)
+            case ast.Name(name):
+                return f"{names}.{name}"
+            case ast.Constant(int() as number):
+                return f"{number}n"
+            case ast.BinOp() if type(node.op) in SIGNS:
+                return f"({translated(node.left)} {SIGNS[type(node.op)]} {translated(node.right)})"
+        raise TypeError(f"{text!r}: {ast.unparse(node)} is not translated")
+
+    return translated(ast.parse(text, mode="eval"))
+
+
+class _Constant:
+    """A value that is known when the page is made."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+Part = str | _Constant
+"""JavaScript, or what is known already."""
+
+
+class _Function:
+    """One function, while it is translated."""
+
+    def __init__(self, script: Script, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        self._script, self._function, self._options = script, function, options
+        (tree,) = ast.parse(dedent(inspect.getsource(function))).body
+        assert isinstance(tree, ast.FunctionDef)
+        self._tree = tree
+        arguments = tree.args
+        self._parameters = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
+        self._locals: dict[str, Part] = {name: name for name in self._parameters}
+
+    def text(self, name: str) -> str:
+        body = "".join(map(self._statement, self._tree.body))
+        return f"const {name} = ({', '.join(self._parameters)}) => {{{body}}};"
+
+    def _statement(self, node: ast.stmt) -> str:
+        match node:
+            case ast.Expr():  # a docstring; a check of arguments, which the page makes itself
+                return ""
+            case ast.Return(value) if value is not None:
+                return f" return {self._js(value)};"
+            case ast.Assign([ast.Name(name)], value):
+                return self._let(name, value)
+            case ast.Assign([ast.Tuple(names)], ast.Tuple(values)) if len(names) == len(values):
+                return "".join(self._let(ast.unparse(n), value) for n, value in zip(names, values, strict=True))
+        raise self._refused(node)
+
+    def _let(self, name: str, value: ast.expr) -> str:
+        part = self._part(value)
+        self._locals[name] = part if isinstance(part, _Constant) else name
+        return "" if isinstance(part, _Constant) else f" const {name} = {part};"
+
+    def _js(self, node: ast.expr) -> str:
+        return self._written(self._part(node), node)
+
+    def _written(self, part: Part, node: ast.expr) -> str:
+        if isinstance(part, str):
+            return part
+        if isinstance(part.value, bool) or not isinstance(part.value, int | str):
+            raise self._refused(node)
+        return f'"{part.value}"' if isinstance(part.value, str) else f"{part.value}n"
+
+    def _part(self, node: ast.expr) -> Part:
+        match node:
+            case ast.Constant(value):
+                return _Constant(value)
+            case ast.Name(name):
+                known = self._locals.get(name)
+                return known if known is not None else _Constant(self._global(name))
+            case ast.Attribute(value, name):
+                return self._attribute(self._part(value), name)
+            case ast.Subscript(ast.Attribute(_, "options"), ast.Constant(str() as name)):
+                return _Constant(self._options[name])
+            case ast.UnaryOp(ast.USub(), value):
+                return f"-({self._js(value)})"
+            case ast.BinOp():
+                return self._signed(node)
+            case ast.BoolOp(ast.Or(), [first, second]) if isinstance(known := self._part(first), _Constant):
+                return known if known.value else self._part(second)
+            case ast.BoolOp(ast.And(), [first, second]) if isinstance(known := self._part(first), _Constant):
+                return self._part(second) if known.value else known
+            case ast.IfExp(test, then, otherwise):
+                decided = self._part(test)
+                if isinstance(decided, _Constant):
+                    return self._part(then if decided.value else otherwise)
+                return f"({decided} ? {self._js(then)} : {self._js(otherwise)})"
+            case ast.Compare(left, [sign], [right]) if type(sign) in COMPARED:
+                parts = self._part(left), self._part(right)
+                if isinstance(parts[0], _Constant) and isinstance(parts[1], _Constant) and isinstance(sign, ast.Eq):
+                    return _Constant(parts[0].value == parts[1].value)
+                return f"({self._written(parts[0], left)} {COMPARED[type(sign)]} {self._written(parts[1], right)})"
+            case ast.Lambda(arguments, body):
+                names = [argument.arg for argument in arguments.args]
+                self._locals |= {name: name for name in names}
+                return f"({', '.join(names)}) => {self._js(body)}"
+            case ast.Dict(keys, values):
+                pairs = zip(keys, values, strict=True)
+                return f"({{{', '.join(f'{self._key(key)}: {self._js(value)}' for key, value in pairs)}}})"
+            case ast.Tuple(values):
+                return f"[{', '.join(map(self._js, values))}]"
+            case ast.Call(called, values, []):
+                return self._called(node, self._part(called), values)
+        raise self._refused(node)
+
+    def _global(self, name: str) -> Any:
+        found = inspect.getmodule(self._function)
+        return getattr(found, name) if hasattr(found, name) else getattr(builtins, name)
+
+    def _key(self, key: ast.expr | None) -> str:
+        if not isinstance(key, ast.Constant):
+            raise TypeError(f"{self._function.__qualname__}: a key that is no constant is not translated")
+        return str(key.value)
+
+    def _attribute(self, of: Part, name: str) -> Part:
+        if isinstance(of, _Constant):
+            return _Constant(getattr(of.value, name))
+        return _Constant(PROBLEM[name]) if of == "p" and name in PROBLEM else f"{of}.{name}"
+
+    def _signed(self, node: ast.BinOp) -> Part:
+        left, right = self._js(node.left), self._js(node.right)
+        if isinstance(node.op, ast.FloorDiv):
+            return f"floorDiv({left}, {right})"
+        if type(node.op) not in SIGNS:
+            raise self._refused(node)
+        return f"({left} {SIGNS[type(node.op)]} {right})"
+
+    def _called(self, node: ast.Call, called: Part, values: list[ast.expr]) -> Part:
+        if isinstance(called, str):  # a method of the problem, or of its tiles
+            if called == "p.mask_tile":
+                return _Constant(0)
+            return f"{called}({', '.join(map(self._js, values))})"
+        function = called.value
+        name = getattr(function, "__name__", "")
+        if function is int and isinstance(known := self._part(values[0]), _Constant):
+            return _Constant(int(known.value))
+        if name in HELPERS:
+            return f"{HELPERS[name]}({', '.join(map(self._js, values))})"
+        if (
+            is_dataclass(function)
+            or isinstance(function, ModuleType)
+            or not inspect.isfunction(inspect.unwrap(function))
+        ):
+            raise self._refused(node)
+        return f"{self._script.of(function, self._options)}({', '.join(map(self._js, values))})"
+
+    def _refused(self, node: ast.AST) -> TypeError:
+        return TypeError(f"{self._function.__qualname__}: {ast.unparse(node)} is not translated")

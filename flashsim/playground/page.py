@@ -1,0 +1,103 @@
+"""The playground's page: one file that loads nothing, under the same policy as the player's."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from importlib.resources import files
+
+from flashsim import theory
+from flashsim.algorithms import PASSES
+from flashsim.algorithms.record import Algorithm
+from flashsim.playground.javascript import Script, expression
+from flashsim.theory.form import Form
+from flashsim.theory.formulas import symbols
+from flashsim.tracing.page import policy
+from flashsim.tracing.page import read as read_shared
+from flashsim.tracing.typeset import named, typeset
+
+FIRST = ("flash", "q_outer", "standard")
+"""The algorithms that the list begins with; Algorithm 1 moves what Algorithm 2 does, and so do others that are left out."""
+
+
+def page() -> str:
+    """Return the page."""
+    passes = [(algorithm, theory.form_of(algorithm.name, algorithm.direction)) for algorithm in _shown()]
+    css, js = (
+        f"\n{read_shared('typeset.css')}{_read('playground.css')}\n",
+        f"\n{script(passes)}\n{_read('playground.js')}\n",
+    )
+    parts = {
+        "css": css,
+        "js": js,
+        "policy": policy(css, js),
+        "algorithms": _choices(passes),
+        "symbols": _symbols(passes),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("playground.html"))
+
+
+def _shown() -> list[Algorithm]:
+    """Return the passes that run without an option, each closed form once, in the order of the list."""
+    found: list[Algorithm] = []
+    for passes in PASSES.values():
+        seen = set()
+        for algorithm in sorted(
+            passes.values(), key=lambda a: (FIRST.index(a.name) if a.name in FIRST else len(FIRST), a.name)
+        ):
+            form = theory.form_of(algorithm.name, algorithm.direction)
+            moves = tuple(sorted(form.formulas.items())), form.peak
+            if moves not in seen and all(option.name != "window" for option in form.options):
+                seen.add(moves)
+                found.append(algorithm)
+    return found
+
+
+def script(passes: list[tuple[Algorithm, Form]]) -> str:
+    """Return the closed forms of these passes as JavaScript: `FORMS`, and `symbolsOf`."""
+    translated = Script()
+    entries = []
+    for algorithm, form in passes:
+        options = {option.name: option.default for option in form.options}
+        functions = {name: translated.of(getattr(form, name), options) for name in ("proportions", "rows", "peak")}
+        arrays = ", ".join(
+            f"{name}: [(s) => {expression(reads, 's')}, (s) => {expression(writes, 's')}]"
+            for name, (reads, writes) in form.formulas.items()
+        )
+        about = json.dumps(
+            {
+                "name": form.name,
+                "direction": form.direction,
+                "outer": {"K": "columns", "Q": "rows"}.get((algorithm.loops or "")[:1], ""),
+                "texts": {name: [text.replace(" * ", " · ") for text in pair] for name, pair in form.formulas.items()},
+            },
+            ensure_ascii=False,
+        )[1:-1]
+        entries.append(f"{{{about}, arrays: {{{arrays}}}, {', '.join(f'{k}: {v}' for k, v in functions.items())}}}")
+    name = translated.of(symbols)
+    listed = ",\n  ".join(entries)
+    return f'"use strict";\n{_read("runtime.js")}\n{translated.text}\nconst symbolsOf = {name};\nconst FORMS = [\n  {listed},\n];'
+
+
+def _choices(passes: list[tuple[Algorithm, Form]]) -> str:
+    """Return the list of algorithms, as HTML."""
+    groups: dict[str, list[str]] = {}
+    for number, (algorithm, _) in enumerate(passes):
+        loops = f": {algorithm.loops}" if algorithm.loops and algorithm.name in FIRST[:2] else ""
+        option = f'<option value="{number}">{html.escape(algorithm.title + loops)}</option>'
+        groups.setdefault(algorithm.direction, []).append(option)
+    return "".join(f'<optgroup label="{name}">{"".join(options)}</optgroup>' for name, options in groups.items())
+
+
+def _symbols(passes: list[tuple[Algorithm, Form]]) -> str:
+    """Return arrays' names and formulas, set in print, as HTML that the script takes up."""
+    texts = {name: named(name) for _, form in passes for name in form.formulas}
+    for _, form in passes:
+        for formula in (text.replace(" * ", " · ") for pair in form.formulas.values() for text in pair):
+            texts[formula] = typeset(formula)
+    return "".join(f'<span data-text="{html.escape(text)}">{set_}</span>' for text, set_ in texts.items())
+
+
+def _read(name: str) -> str:
+    return (files("flashsim.playground") / name).read_text(encoding="utf-8")

@@ -1,0 +1,236 @@
+"""`Sweep`: the rows, and where they go."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, overload
+
+from flashsim import __version__
+from flashsim.checking import shown
+from flashsim.exporting import to_json, to_pandas
+from flashsim.files import write_whole
+from flashsim.sweeping.answers import where_fewer
+from flashsim.sweeping.columns import meaning
+from flashsim.sweeping.outcomes import Outcome
+from flashsim.sweeping.points import Point
+from flashsim.sweeping.rows import Row, arguments_of, columns_of, row_of
+from flashsim.sweeping.showing import as_html, as_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHOWN = 10
+KINDS = {
+    "ok": "with counts",
+    "does_not_fit": "that do not fit M",
+    "refused": "that make no sense",
+    "cross_checked": "cross-checked by counting",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row as it is kept: a point, its outcome, and whether a count was made as well."""
+
+    point: Point
+    outcome: Outcome
+    checked: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep(Sequence[Row]):
+    """Rows, one a point: dictionaries with the names of `columns`; what there is nothing to say of is None.
+
+    A slice is a sweep, of fewer rows. `command` is what made it, if a command did.
+    """
+
+    entries: Sequence[Entry]
+    command: str = ""
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sweep: ...
+    def __getitem__(self, index: int | slice) -> Row | Sweep:
+        if isinstance(index, slice):
+            return replace(self, entries=self.entries[index])
+        entry = self.entries[index]
+        row = row_of(entry.point, entry.outcome) | {"checked": entry.checked, "flashsim": __version__}
+        return {name: row.get(name) for name in self.columns}
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self[number] for number in range(len(self)))
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns' names: the arguments, algorithms' own options included; what was found; the same by array."""
+        return columns_of([entry.point for entry in self.entries], [entry.outcome for entry in self.entries])
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What each column holds, by name. Of what was found, the name ends in its unit."""
+        return {name: meaning(name) for name in self.columns}
+
+    @property
+    def ok(self) -> Sweep:
+        """The rows with counts."""
+        return replace(self, entries=[entry for entry in self.entries if entry.outcome.status == "ok"])
+
+    @property
+    def refused(self) -> Sweep:
+        """The rows without: of what does not fit, and of what makes no sense."""
+        return replace(self, entries=[entry for entry in self.entries if entry.outcome.status != "ok"])
+
+    @property
+    def checked(self) -> int:
+        """How many rows were counted as well, and were equal."""
+        return sum(entry.checked for entry in self.entries)
+
+    @cached_property
+    def axes(self) -> dict[str, list[Any]]:
+        """The arguments that vary, each with its values in order of appearance: M is in elements."""
+        rows = [arguments_of(entry.point, entry.outcome) for entry in self.entries]
+        given = {name for entry in self.entries for name in entry.point.arguments}
+        names = [name for name in self.columns if name in given or name in ("label", "algorithm")]
+        values = {name: list(dict.fromkeys(row.get(name) for row in rows)) for name in names}
+        return {name: several for name, several in values.items() if len(several) > 1}
+
+    def column(self, name: str) -> list[Any]:
+        """Return a column's values by its name; the unit may be left out, as in "accesses". ValueError for no such column."""
+        name = self.name_of(name)
+        return [row[name] for row in self]
+
+    def name_of(self, column: str) -> str:
+        """Return the whole name of a column whose unit was left out. Raises ValueError for no such column."""
+        if column in self.columns:
+            return column
+        whole = [name for name in self.columns if isinstance(column, str) and name.startswith(f"{column}_")]
+        if not whole:
+            short = {name.rpartition("_")[0]: name for name in self.columns if "_" in name}
+            near = get_close_matches(str(column), [*self.columns, *short], 1)
+            meant = f", perhaps you mean {short.get(near[0], near[0])!r}" if near else ""
+            raise ValueError(f"there is no column {shown(column)}{meant}; there are {', '.join(self.columns)}")
+        return whole[0]
+
+    def where_fewer(
+        self, algorithm: str, than: str | None = None, *, along: str | None = None, y: str = "accesses"
+    ) -> list[Row]:
+        """Return the ranges of `along` in which an algorithm moves fewer elements than another, all else being equal.
+
+        Each is a row: the other arguments that vary; "from" and "to", the first and last value of `along` tried; "points", how
+        many there are in the range; "of", how many both algorithms have counts of, with those arguments.
+
+        than   the other algorithm; None: each of the others
+        along  an argument of numbers that varies; by default the one with most values
+        y      what is compared
+
+        Raises ValueError for no such column or algorithm, and where nothing varies.
+        """
+        along = self.longest_axis() if along is None else self.name_of(along)
+        return where_fewer(list(self.ok), list(self.axes), along, self.name_of(y), algorithm, than)
+
+    def longest_axis(self) -> str:
+        """Return the argument of numbers that has most values. Raises ValueError where none varies."""
+        numbers = {
+            name: len(values)
+            for name, values in self.axes.items()
+            if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        }
+        if not numbers:
+            raise ValueError("no argument of numbers varies; expected one, such as N, with several values")
+        return max(numbers, key=lambda name: numbers[name])
+
+    def plot(
+        self,
+        x: str | None = None,
+        y: str = "accesses",
+        by: str | Sequence[str] | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Draw a column over another, a line for each combination of `by`, on `ax` or a new figure; return the axes.
+
+        x   by default the argument with the most values
+        by  by default the other arguments that vary
+
+        Raises ValueError for no such column.
+        """
+        plots = import_module("flashsim.plots")  # by name: they are made of results, and need not be there to sweep
+        drawn: Axes = plots.plot_sweep(plots.sweep_data(self, x=x, y=y, by=by), ax=ax)
+        return drawn
+
+    # --------------------------------------------------------------------------------------------------------- exports
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """How the rows were made, and how many there are of each kind."""
+        kinds = Counter(entry.outcome.status for entry in self.entries)
+        return {
+            "flashsim": __version__,
+            "command": self.command or None,
+            "points": len(self),
+            "ok": kinds["ok"],
+            "does_not_fit": kinds["does not fit"],
+            "refused": kinds["refused"],
+            "cross_checked": self.checked,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all there is: version, command, how many points there are of each kind, what columns hold, and the rows."""
+        return {**self.made, "columns": self.about, "rows": list(self)}
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return `to_dict` as JSON, and write it to a file if there is a path: completely, or not at all."""
+        return to_json(self.to_dict(), path)
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the rows as CSV below the columns' names, and write them to a file if there is a path: wholly, or not at all.
+
+        A cell is empty where there is nothing to say; truths are true and false.
+        """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([_cell(value) for value in row.values()] for row in self)
+        if path is not None:
+            write_whole(path, text.getvalue())
+        return text.getvalue()
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a `pandas.DataFrame`; its `attrs` say how they were made. Needs pandas: flashsim[pandas]."""
+        return to_pandas(self, self.columns, attrs={**self.made, "columns": self.about})
+
+    # --------------------------------------------------------------------------------------------------------- showing
+
+    @property
+    def summary(self) -> str:
+        """What there is, in a line."""
+        made = self.made
+        over = ", ".join(f"{name} ({len(values):,})" for name, values in self.axes.items())
+        parts = ", ".join(f"{made[kind]:,} {said}" for kind, said in KINDS.items() if made[kind])
+        return f"{len(self):,} point{'s' * (len(self) != 1)}" + (f" over {over}" if over else "") + f": {parts}"
+
+    def as_text(self, most: int = SHOWN, width: int = 80) -> str:
+        """Return a table of `most` rows, evenly spread, with the algorithms side by side where they fit in `width` characters."""
+        return as_text(self, most, width)
+
+    def __repr__(self) -> str:
+        return f"<Sweep of {self.summary}>\n{self.as_text()}"
+
+    def _repr_html_(self) -> str:
+        """Return the first rows, as Jupyter shows them."""
+        return as_html(self, SHOWN)
+
+
+def _cell(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value

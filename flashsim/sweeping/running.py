@@ -1,0 +1,168 @@
+"""`sweep`: what many runs would move, by closed forms, some of them cross-checked by counting."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from flashsim.checking import check_callback, check_count
+from flashsim.jobs import in_any_order
+from flashsim.sweeping.outcomes import Outcome, by_count, outcomes
+from flashsim.sweeping.points import Point, points_of
+from flashsim.sweeping.result import Entry, Sweep
+
+AT_ONCE = 500  # points of one piece of work
+CHECKED_TILES = 2**12  # of a point whose tiles a count may look at one by one
+OnPoints = Callable[[int, int], None]
+Work = Callable[[list[Point]], list[Outcome]]
+Over = Callable[[Work, Sequence[list[Point]]], Iterator[tuple[int, list[Outcome]]]]
+"""Does the work on each of several pieces; yields the number of each with what comes of it, in any order."""
+
+
+class Disagreement(RuntimeError):
+    """A closed form and a count of the same point differ."""
+
+
+def sweep(
+    algorithms: Any = "flash",
+    *,
+    N: Any = None,
+    d: Any = None,
+    M: Any = None,
+    blocks: Any = None,
+    causal: Any = None,
+    direction: Any = None,
+    N_q: Any = None,
+    N_k: Any = None,
+    d_v: Any = None,
+    heads: Any = None,
+    kv_heads: Any = None,
+    gqa: Any = None,
+    dtype: Any = None,
+    sizing: Any = None,
+    mask: Any = None,
+    dropout_p: Any = None,
+    points: Any = None,
+    check: int = 32,
+    seed: int = 0,
+    jobs: int | None = 1,
+    on_points: OnPoints | None = None,
+    **options: Any,
+) -> Sweep:
+    """Return what each algorithm moves at each of many points: `flashsim.count` of every combination, as rows.
+
+    Each argument of `flashsim.count`, the algorithm's own options included, takes one value or many (a list, a range, an
+    array, a column of a table): all combinations are taken, the last of N, M, d changing fastest. A tuple is one value
+    where the argument takes tuples: `blocks=(64, 64)` is one, `blocks=[(64, 64), None]` are two, and None is line 1's. None for
+    an argument as a whole leaves it to its default. An option that only some algorithms have is varied for these alone.
+
+    points     a table: a DataFrame, a dictionary of columns, or a list of dictionaries, with the names of arguments ("algorithm"
+               and "label", any text, too). Each of its rows is taken with every combination of the other arguments. What is
+               empty there (None, NaN) is left to its default, and columns of what a sweep found are passed over: so a sweep,
+               its DataFrame and its CSV are tables
+    check      how many points to count as well, by running the algorithm on shapes: a sample, spread over algorithms and
+               directions, that `seed` draws
+    jobs       processes of joblib; None: as many as `joblib.parallel_config` says. Its backend, which may be that of a Dask or a
+               Ray cluster, serves for both
+    on_points  called with (points done, points in all)
+
+    A point has its closed form (`flashsim.theory.exact`), or is counted where there is none. One that makes no sense, or does not
+    fit M, is a row with the reason, and without counts.
+
+    Raises ValueError or TypeError for what is wrong at every point (an unknown algorithm or argument, no length, more than 2²⁰
+    points), and `Disagreement` where closed form and count differ.
+    """
+    given = {
+        "N": N, "d": d, "M": M, "blocks": blocks, "causal": causal, "direction": direction, "N_q": N_q, "N_k": N_k,
+        "d_v": d_v, "heads": heads, "kv_heads": kv_heads, "gqa": gqa, "dtype": dtype, "sizing": sizing, "mask": mask,
+        "dropout_p": dropout_p,
+    }  # fmt: skip
+    jobs = None if jobs is None else check_count("jobs", jobs)
+    asked = {name: value for name, value in given.items() if value is not None}
+    over = partial(in_any_order, jobs=1) if jobs == 1 else partial(_over_joblib, jobs)
+    return swept(algorithms, {**asked, **options}, points, over, check=check, seed=seed, on_points=on_points)
+
+
+def swept(
+    algorithms: Any,
+    arguments: Mapping[str, Any],
+    table: Any,
+    over: Over,
+    *,
+    check: int,
+    seed: int,
+    on_points: OnPoints | None,
+) -> Sweep:
+    """Return the sweep of `arguments`, those that were given, by name; `over` does the work. Otherwise as `sweep`."""
+    check, seed = check_count("check", check, 0), check_count("seed", seed, 0, 2**64 - 1)
+    on_points = check_callback("on_points", on_points)
+    all_points = points_of(algorithms, table, arguments, sweep)
+    pieces = [all_points[first : first + AT_ONCE] for first in range(0, len(all_points), AT_ONCE)]
+    found: dict[int, list[Outcome]] = {}
+    done = 0
+    for number, of_piece in over(outcomes, pieces):
+        found[number] = of_piece
+        done += len(of_piece)
+        if on_points is not None:
+            on_points(done, len(all_points))
+    results = [each for _, piece in sorted(found.items()) for each in piece]
+    sample = _sample(all_points, results, check, seed)
+    for number in sample:
+        _cross_check(all_points[number], results[number])
+    counted = set(sample)
+    return Sweep([Entry(*both, number in counted) for number, both in enumerate(zip(all_points, results, strict=True))])
+
+
+def _over_joblib(jobs: int | None, work: Work, pieces: Sequence[list[Point]]) -> Iterator[tuple[int, list[Outcome]]]:
+    from joblib import parallel_config
+
+    with parallel_config(**({} if jobs is None else {"n_jobs": jobs})):
+        yield from in_any_order(work, pieces, None)
+
+
+def _sample(points: Sequence[Point], results: Sequence[Outcome], size: int, seed: int) -> list[int]:
+    """Return which points to count as well: of those with a closed form, some of each algorithm and direction."""
+    groups: dict[int, list[int]] = {}
+    for number in random.Random(seed).sample(range(len(points)), len(points)):
+        if results[number].source == "closed form" and _is_quick(points[number], results[number]):
+            groups.setdefault(id(points[number].way), []).append(number)
+    chosen: list[int] = []
+    while groups and len(chosen) < size:
+        chosen += _first_of(groups.values(), size - len(chosen))
+        groups = {way: rest for way, rest in groups.items() if rest}
+    return sorted(chosen)
+
+
+def _first_of(groups: Iterable[list[int]], most: int) -> list[int]:
+    return [group.pop() for group, _ in zip(groups, range(most), strict=False)]
+
+
+def _is_quick(point: Point, result: Outcome) -> bool:
+    """Whether a count does not look at more than a few thousand tiles one by one."""
+    if point.arguments.get("mask") is None and point.arguments.get("block_mask") in (None, "live"):
+        return True
+    return result.blocks is not None and result.blocks.T_r * result.blocks.T_c <= CHECKED_TILES
+
+
+def _cross_check(point: Point, result: Outcome) -> None:
+    counted = by_count(point)
+    if counted.status == "ok" == result.status:
+        same = (counted.hbm, counted.sram, counted.blocks, counted.matmul) == (
+            result.hbm, result.sram, result.blocks, result.matmul
+        )  # fmt: skip
+    else:
+        same = counted.status != "ok" != result.status
+    if not same:
+        said = ", ".join(f"{name}={value!r}" for name, value in point.arguments.items())
+        raise Disagreement(
+            f"closed form and count differ for {point.way.name!r} at {said}: {_shown(result)} by the closed form, "
+            f"{_shown(counted)} by the count"
+        )
+
+
+def _shown(outcome: Outcome) -> str:
+    if outcome.hbm is None or outcome.sram is None:
+        return f"{outcome.status} ({outcome.reason})"
+    return f"{outcome.hbm.reads:,} reads, {outcome.hbm.writes:,} writes, a peak of {outcome.sram.peak:,}"

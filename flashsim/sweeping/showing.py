@@ -1,0 +1,152 @@
+"""The rows on a page: what varies, and what was found; algorithms beside each other, where there are several."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from flashsim.sweeping.result import Sweep
+
+Row = dict[str, Any]
+T = TypeVar("T")
+WIDTH = 80
+REASONS = 5
+WITHOUT = {"does not fit": ("does not fit", "do not fit"), "refused": ("makes no sense", "make no sense")}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Headings and cells, all of them text, and lines to stand below."""
+
+    headings: Sequence[str]
+    cells: Sequence[Sequence[str]]
+    notes: Sequence[str]
+
+    @property
+    def widths(self) -> list[int]:
+        """How wide each column is."""
+        return [max(map(len, column)) for column in zip(self.headings, *self.cells, strict=True)]
+
+    @property
+    def width(self) -> int:
+        """How wide a line is."""
+        return sum(self.widths) + 2 * (len(self.headings) - 1)
+
+
+def as_text(sweep: Sweep, most: int, width: int = WIDTH) -> str:
+    """Return `most` rows, evenly spread, as lines of at most `width` characters where that can be; and why others have none."""
+    shown = _shown(sweep, most, width)
+    lines = [
+        "  ".join(cell.rjust(size) for cell, size in zip(cells, shown.widths, strict=True)).rstrip()
+        for cells in (shown.headings, ["─" * size for size in shown.widths], *shown.cells)
+    ]
+    notes = [line for note in shown.notes for line in wrap(note, width, subsequent_indent="    ")]
+    return "\n".join([*lines, *notes])
+
+
+def as_html(sweep: Sweep, most: int) -> str:
+    """Return the same as a table in HTML."""
+    shown = _shown(sweep, most, 160)
+    lines = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in shown.cells]
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in shown.headings)
+    notes = "".join(f"<div>{escape(note)}</div>" for note in shown.notes)
+    caption = f"<caption>{escape(sweep.summary)}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>{notes}"
+
+
+def _shown(sweep: Sweep, most: int, width: int) -> Shown:
+    rows, axes = list(sweep), list(sweep.axes)
+    beside = _beside(rows, axes, most) if "algorithm" in axes else None
+    if beside is not None and beside.width <= width:
+        return beside
+    return _below(rows, axes or ["algorithm"], most, width)
+
+
+def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
+    """Return accesses, a column for each algorithm."""
+    names = list(dict.fromkeys(row["algorithm"] for row in rows))
+    axes = [name for name in axes if name != "algorithm"]
+    lines: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        lines.setdefault(tuple(row[name] for name in axes), {}).setdefault(row["algorithm"], row)
+    cells = []
+    for values, by_name in _spread(list(lines.items()), most):
+        counts = {name: row["accesses_elements"] for name, row in by_name.items() if row["status"] == "ok"}
+        least = [name for name, count in counts.items() if count == min(counts.values())]
+        fewest = "" if len(counts) < 2 else " = ".join(least) if len(least) < len(counts) else "all equal"
+        cells.append([*map(_said, values), *(_said(counts.get(name)) for name in names), fewest])
+    notes = [*_omitted(len(cells), len(lines)), "in elements of HBM accesses", *_reasons(rows)]
+    return Shown([*axes, *names, "fewest"], cells, notes)
+
+
+def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> Shown:
+    """Return one line for each row, with as many of the columns as there is room for."""
+    first: dict[tuple[Any, ...], Any] = {}  # of each line of the last argument
+    for row in rows:
+        if row["status"] == "ok":
+            first.setdefault(_group(row, axes), row["accesses_elements"])
+    chosen = _spread(rows, most)
+    several = "algorithm" in axes
+    columns: list[tuple[str, list[str]]] = [(name, [_said(row[name]) for row in chosen]) for name in axes]
+    columns.append(("accesses", [_said(row["accesses_elements"]) for row in chosen]))
+    if not several:
+        columns.append(("÷ first", [_ratio(row["accesses_elements"], first.get(_group(row, axes))) for row in chosen]))
+    columns.append(("÷ compulsory", [_ratio(row["over_compulsory"], 1) for row in chosen]))
+    columns.append(("peak ÷ M", [_ratio(row["peak_over_M"], 1) for row in chosen]))
+    columns.append(("B_r × B_c", [_pair(row) for row in chosen]))
+    notes = [*_omitted(len(chosen), len(rows)), *_reasons(rows)]
+    while True:
+        headings, cells = (
+            [name for name, _ in columns],
+            [list(line) for line in zip(*(c for _, c in columns), strict=True)],
+        )
+        shown = Shown(headings, cells, notes)
+        if shown.width <= width or len(columns) <= len(axes) + 1:
+            return shown
+        columns.pop()
+
+
+def _group(row: Row, axes: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in axes[:-1])
+
+
+def _spread(items: Sequence[T], most: int) -> list[T]:
+    """Return at most so many items, evenly spread, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
+
+
+def _omitted(shown: int, there: int) -> list[str]:
+    return [f"{shown:,} of {there:,} shown"] if shown < there else []
+
+
+def _reasons(rows: Sequence[Row]) -> list[str]:
+    """Return why there are rows without counts, the most frequent reasons first."""
+    found = Counter((row["status"], row["reason"]) for row in rows if row["status"] != "ok")
+    lines = [
+        f"{number:,} point{'s' * (number > 1)} {WITHOUT[status][number > 1]}: {reason}"
+        for (status, reason), number in found.most_common(REASONS)
+    ]
+    return [*lines, *([f"and {len(found) - REASONS:,} other reasons"] if len(found) > REASONS else [])]
+
+
+def _said(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _ratio(value: Any, of: Any) -> str:
+    return "–" if value is None or of is None else f"{value / of:.2f}"
+
+
+def _pair(row: Row) -> str:
+    return "–" if row["B_r"] is None else f"{row['B_r']:,} × {row['B_c']:,}"

@@ -1,0 +1,202 @@
+"""Steps of a trace as an animated GIF: SRAM with its blocks, HBM with the arrays around the score matrix, the line above them.
+
+Drawn by matplotlib and written by Pillow, which it brings: a GIF encoder in the page would be code of our own for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+from numpy.typing import NDArray
+
+from flashsim.files import write_whole
+from flashsim.tracing.data import TraceEvent
+from flashsim.tracing.listing import label_of
+from flashsim.tracing.steps import Recording, Step, quantity
+
+MOST_STEPS = 300
+LOAD, CHIP, CURRENT, DONE = "#2563b0", "#357244", "#b3261e", "#cfe3f7"
+WIDE, TALL = 8.0, 4.5  # inches
+
+
+def film(trace: Recording, first: int, last: int, path: Path, *, milliseconds: int = 700) -> Path:
+    """Write the steps first … last as an animated GIF. ValueError for a range that the trace does not have, or a long one."""
+    steps = len(trace.steps)
+    if not 0 <= first <= last < steps:
+        raise ValueError(f"steps {first}:{last}; expected A:B with 0 ≤ A ≤ B ≤ {steps - 1}")
+    if last - first >= MOST_STEPS:
+        raise ValueError(f"steps {first}:{last} are {last - first + 1}; expected at most {MOST_STEPS}")
+    from PIL import Image
+
+    camera = _Camera(trace, trace.steps[first : last + 1])
+    frames = [Image.fromarray(camera.frame(step)).quantize(64) for step in trace.steps[first : last + 1]]
+    buffer = BytesIO()
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0)
+    return write_whole(path, buffer.getvalue())
+
+
+class _Camera:
+    """Draws one step after another, all at one scale."""
+
+    def __init__(self, trace: Recording, steps: tuple[Step, ...]) -> None:
+        self._trace = trace
+        self._figure = Figure((WIDE, TALL), dpi=100)
+        self._canvas = FigureCanvasAgg(self._figure)
+        self._listing = {label_of(line): line.split(maxsplit=1)[-1] for line in trace.about.listing}
+        self._visits: dict[tuple[int, int], int] = {s.tile: s.number for s in trace.steps if s.tile is not None}
+        self._values: dict[str, NDArray[Any]] = {}
+        self._most: dict[str, float] = {}
+        for event in trace.events:
+            if event.value is not None:
+                finite = np.abs(event.value[np.isfinite(event.value)])
+                of = quantity(event.name)
+                self._most[of] = max(self._most.get(of, 0.0), float(finite.max(initial=0)))
+        shapes = {event.name: event.value.shape for event in trace.events if event.value is not None}
+        sets = {tuple(shapes.get(name, (1, size)) for name, size in trace.events[step.last].resident) for step in steps}
+        fits = (cell for cell in np.geomspace(0.32, 0.001, 60) if all(_laid(set_, cell)[1] < 3.7 for set_ in sets))
+        self._cell = float(next(fits, 0.001))
+        self._next = 0  # the first event that is not in `_values` yet
+
+    def frame(self, step: Step) -> NDArray[np.uint8]:
+        """Return the picture of a step, (height, width, 3). Steps are asked for in order."""
+        trace = self._trace
+        for event in trace.events[self._next : step.last + 1]:
+            if event.value is not None:
+                self._values[event.name] = event.value
+        self._next = step.last + 1
+        self._figure.clear()
+        loops = ", ".join(f"{_math(name)} = {index + 1}" for name, index in step.loops)
+        self._figure.text(
+            0.02, 0.94, " · ".join(filter(None, (f"step {step.number}", step.label, loops))), size=11, weight="bold"
+        )
+        self._figure.text(0.02, 0.885, self._listing.get(step.label, "").split(". ")[0][:110], size=10)
+        axes: Axes = self._figure.add_axes((0.0, 0.0, 1.0, 0.87), xlim=(0, WIDE), ylim=(TALL * 0.87, 0))
+        axes.axis("off")
+        last = trace.events[step.last]
+        for x, width, name in ((0.1, 4.2, f"SRAM: {last.occupancy:,} of M = {trace.about.M:,}"), (4.8, 3.1, "HBM")):
+            axes.add_patch(Rectangle((x, 0.05), width, 3.75, fill=False, ec="#5d616b", lw=1.2))
+            axes.text(x + 0.08, 0.25, name, size=9.5, weight="bold")
+        moves = [event for event in trace.of(step) if event.kind in ("load", "store")]
+        places = self._hbm(axes, step, moves)
+        slots = self._sram(axes, last, {event.name for event in trace.of(step)})
+        for event, place in zip(moves, places, strict=True):
+            alike = [name for name in slots if quantity(name) == event.array]  # what is stored was made last
+            held = event.name if event.kind == "load" else alike[-1] if alike else None
+            slot = slots.get(held or "", (2.2, 3.2))
+            ends = (place, slot) if event.kind == "load" else (slot, place)
+            colour = LOAD if event.kind == "load" else CHIP
+            axes.add_patch(
+                FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=12, color=colour, lw=1.6, alpha=0.85)
+            )
+        self._canvas.draw()  # type: ignore[no-untyped-call]
+        return np.asarray(self._canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]
+
+    def _hbm(self, axes: Axes, step: Step, moves: list[TraceEvent]) -> list[tuple[float, float]]:
+        """Draw the score matrix with the arrays beside it; return where the blocks that move are."""
+        about = self._trace.about
+        shape, blocks = about.shape, about.blocks
+        beside = [a.name for a in about.arrays if a.kind[0] == "N_q" and a.kind[1] != "N_k"]
+        above = [a.name for a in about.arrays if a.kind[0] == "N_k"]
+        pitch = min(0.2, 1.0 / max(len(beside), len(above), 1))
+        left, top = 5.05 + pitch * len(beside), 0.6 + pitch * len(above)
+        x, y = (7.75 - left) / shape.N_k, (3.65 - top) / shape.N_q
+        for i in range(blocks.T_r):
+            for j in range(blocks.T_c):
+                end = self._visits.get((i, j), -1)
+                colour = DONE if -1 < end < step.number else "white"
+                corner = (left + j * blocks.B_c * x, top + i * blocks.B_r * y)
+                size = min(blocks.B_c, shape.N_k - j * blocks.B_c) * x, min(blocks.B_r, shape.N_q - i * blocks.B_r) * y
+                axes.add_patch(Rectangle(corner, *size, fc=colour, ec="#8b909a", lw=0.8))
+        rows, cols = step.rows or (0, shape.N_q), step.cols or (0, shape.N_k)
+        if step.rows or step.cols:
+            corner = (left + cols[0] * x, top + rows[0] * y)
+            axes.add_patch(
+                Rectangle(corner, (cols[1] - cols[0]) * x, (rows[1] - rows[0]) * y, fill=False, ec=CURRENT, lw=2.2)
+            )
+        on_chip = {quantity(name) for name, _ in self._trace.events[step.last].resident}
+        for names, span, length in ((beside, step.rows, shape.N_q), (above, step.cols, shape.N_k)):
+            for n, name in enumerate(names):
+                down = names is beside
+                at = (4.9 + n * pitch, top) if down else (left, 0.45 + n * pitch)
+                size = (pitch * 0.75, length * y) if down else (length * x, pitch * 0.75)
+                axes.add_patch(Rectangle(at, *size, fill=False, ec="#5d616b", lw=0.8))
+                if span is not None and name in on_chip:
+                    start, part = (span[0] * (y if down else x), (span[1] - span[0]) * (y if down else x))
+                    corner = (at[0], at[1] + start) if down else (at[0] + start, at[1])
+                    axes.add_patch(Rectangle(corner, *((size[0], part) if down else (part, size[1])), color=LOAD))
+                where = (at[0], top - 0.06) if down else (left - 0.08, at[1] + pitch * 0.7)
+                axes.text(*where, _math(name), size=8, ha="left" if down else "right")
+        found = []
+        for event in moves:
+            name = event.array or ""
+            (top_row, end_row), (first, end) = event.where or ((0, 0), (0, 0))
+            if name in beside:
+                found.append((4.9 + (beside.index(name) + 0.4) * pitch, top + (top_row + end_row) / 2 * y))
+            elif name in above:
+                found.append((left + (top_row + end_row) / 2 * x, 0.45 + (above.index(name) + 0.4) * pitch))
+            else:
+                found.append((left + (first + end) / 2 * x, top + (top_row + end_row) / 2 * y))
+        return found
+
+    def _sram(self, axes: Axes, event: TraceEvent, fresh: set[str]) -> dict[str, tuple[float, float]]:
+        """Draw what is on chip, in rows; return the middle of each block."""
+        tiles = [(name, self._values.get(name, np.zeros((1, size)))) for name, size in event.resident]
+        cell, middles = self._cell, {}
+        corners, _ = _laid([(tile.shape[0], tile.shape[1]) for _, tile in tiles], cell)
+        for (name, tile), (x, y) in zip(tiles, corners, strict=True):
+            width, height = tile.shape[1] * cell, tile.shape[0] * cell
+            most = self._most.get(quantity(name), 0.0) or 1.0
+            shown = np.where(np.isfinite(tile), tile, np.nan)
+            axes.imshow(
+                shown,
+                cmap="RdBu_r",
+                vmin=-1.4 * most,
+                vmax=1.4 * most,
+                extent=(x, x + width, y + height, y),
+                aspect="auto",
+            )
+            edge = CURRENT if name in fresh else LOAD if "[" in name else CHIP
+            axes.add_patch(Rectangle((x, y), width, height, fill=False, ec=edge, lw=2 if name in fresh else 1))
+            axes.text(x, y - 0.05, _math(name), size=9)
+            middles[name] = (x + width / 2, y + height / 2)
+        axes.set(xlim=(0, WIDE), ylim=(TALL * 0.87, 0))
+        return middles
+
+
+def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[float, float]], float]:
+    """Return each block's upper left corner, and where the lowest ends."""
+    x, y, tall, corners = 0.2, 0.62, 0.0, []
+    for rows, columns in shapes:
+        width = max(columns * cell, 0.32) + 0.1
+        if x + width > 4.3 and x > 0.2:
+            x, y, tall = 0.2, y + tall + 0.34, 0.0
+        corners.append((x, y))
+        x, tall = x + width, max(tall, rows * cell)
+    return corners, y + tall
+
+
+def _math(name: str) -> str:
+    """Return a name of the program in matplotlib's mathematics: K[0] as K_1, m_tilde_ij with its tilde. Others as they are."""
+    base, bracket, index = name.partition("[")
+    letter, *rest = base.split("_")
+    if not letter.isalpha() or not all(part.isalnum() for part in rest):
+        return name.replace("$", r"\$")
+    if letter == "l":
+        letter = r"\ell"
+    if rest[:1] == ["tilde"]:
+        letter, rest = rf"\tilde{{{letter}}}", rest[1:]
+    lower = [part for part in rest if len(part) <= 2]
+    upper = [part for part in rest if len(part) > 2]
+    if bracket:
+        lower.append(",".join(str(int(n) + 1) if n.strip().isdecimal() else n for n in index.rstrip("]").split(",")))
+    below = f"_{{{' '.join(lower)}}}" if lower else ""
+    above = rf"^{{\mathrm{{{' '.join(upper)}}}}}" if upper else ""
+    return f"${letter}{below}{above}$"
