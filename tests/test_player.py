@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import html
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,11 +26,8 @@ from flashsim.tracing import Trace
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.writing import as_json
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this system: apt-get install chromium")
+from .conftest import DESK, PHONE
 
-DESK, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}
 Opener = Callable[..., Any]
 
 
@@ -46,14 +42,6 @@ def recorded(
 def recorded_backward(name: str | Algorithm = "flash", n: int = 12, d: int = 4, **options: Any) -> Trace:
     dO = np.random.default_rng(1).standard_normal((n, d)).astype(np.float32)
     return recorded(name, n, d, dO=dO, **options)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture
@@ -192,7 +180,7 @@ def test_the_policy_runs_no_script_but_the_player_s(browser: Any, tmp_path: Path
     assert page.evaluate("window.ran") is None
     assert page.locator("img, svg").count() == 2
     assert sum("Content Security Policy" in message for message in refused) >= 3
-    with pytest.raises(playwright.Error, match="TrustedHTML"):
+    with pytest.raises(Exception, match="TrustedHTML"):
         page.evaluate("document.body.innerHTML = '<b>x</b>'")
     context.close()
 

@@ -93,6 +93,13 @@ def lay_out_all(arrays: Sequence[Array], strides: str, layout: str) -> list[Arra
     return [lay_out(a, kind, layout) for a, kind in zip(arrays, kinds_of(strides), strict=False)]
 
 
+def memory_of(a: Array) -> Array:
+    """Return the whole of the memory that `a` is a part of."""
+    while isinstance(a.base, np.ndarray):
+        a = a.base
+    return a
+
+
 @dataclass(frozen=True)
 class Kernel:
     """The functions under test: forward, backward or None, and the keep mask of dropout or None."""

@@ -40,7 +40,7 @@ WITHOUT: dict[str, Any] = {
     "d_v": False,
     "zero_keys": False,
 }
-FIRST = {"causal": "bottom_right", "masks": True, "scale": True, "gqa": True, "d_v": True}
+FIRST: dict[str, Any] = {"causal": "bottom_right", "masks": True, "scale": True, "gqa": True, "d_v": True}
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,8 @@ def _all_strides(fn: Callable[..., Any], spec: Spec) -> bool:
 
 def _with_feature(fn: Callable[..., Any], spec: Spec, name: str) -> tuple[Spec, str]:
     """Return the spec with a feature declared, if a call with it fits or its parameter is there, and how that was found."""
-    for value in ("bottom_right", "top_left") if name == "causal" else (True,):
+    values: tuple[Any, ...] = ("bottom_right", "top_left") if name == "causal" else (True,)
+    for value in values:
         there = replace(spec, **{name: value})
         if (case := _case_with(there, name)) is None:
             return spec, ""
@@ -340,10 +341,8 @@ def _with_feature(fn: Callable[..., Any], spec: Spec, name: str) -> tuple[Spec, 
     if keyword in named:
         return replace(spec, **{name: FIRST[name]}), f"it has the parameter {keyword}, but a call with it is wrong"
     other = next((alias for alias in ALIASES.get(keyword, ()) if alias in named), "")
-    return (
-        spec,
-        f"not checked: the kit's name for {other} is {keyword}; wrap it in a function that takes that" if other else "",
-    )
+    said = f"not checked: the kit's name for {other} is {keyword}; wrap it in a function that takes that"
+    return spec, said if other else ""
 
 
 def _case_with(spec: Spec, name: str) -> Case | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from flashsim.checking import is_one_of, shown
 from flashsim.inputs import Array, float_dtype
+from flashsim.testing.kernel import memory_of
 from flashsim.testing.spec import Spec
 
 INSTALL = {
@@ -455,9 +456,7 @@ def _lend(array: Array) -> Lent:
 
 def _surroundings(bits: Array) -> tuple[Array, int]:
     """Return the whole array that `bits` is a view of, as a row, and where in it `bits` begins."""
-    owner = bits
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
+    owner = memory_of(bits)
     reach = bits.itemsize + sum((n - 1) * s for n, s in zip(bits.shape, bits.strides, strict=True))
     row = np.lib.stride_tricks.as_strided(bits, (reach // bits.itemsize,), (bits.itemsize,))
     if not owner.flags.forc or owner.dtype.hasobject:

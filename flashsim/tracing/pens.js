@@ -29,8 +29,8 @@ class SvgPen {
   fill() { this.add("path", { d: this.path, fill: this.fillStyle }); }
   measureText(text) { this.measure.font = this.font; return this.measure.measureText(text); }
   fillText(text, x, y) {
-    const [, slant, size, family] = this.font.match(/^(italic |)([\d.]+)px (.*)$/);
-    this.add("text", { x, y, fill: this.fillStyle, "font-size": Number(size), "font-family": family, "font-style": slant ? "italic" : "normal", "text-anchor": this.textAlign === "center" ? "middle" : "start" }, text);
+    const [, face, size, family] = this.font.match(/^(italic |bold |)([\d.]+)px (.*)$/);
+    this.add("text", { x, y, fill: this.fillStyle, "font-size": Number(size), "font-family": family, "font-style": face === "italic " ? "italic" : "normal", "font-weight": face === "bold " ? "bold" : "normal", "text-anchor": this.textAlign === "center" ? "middle" : "start" }, text);
   }
 }
 

@@ -320,16 +320,20 @@ class Stage {
     return `tile (i, j) = (${i + 1}, ${j + 1}): ${FATES[run.fate(i, j, t)]}\nqueries ${span(i, B_r, N_q)}, keys ${span(j, B_c, N_k)}${masked}${visits.length ? `\nat step ${visits.map(([start]) => start).join(", ")}` : ""}`;
   }
 
-  /** Has the picture of this step saved as a file: "svg" or "png". */
+  /** Has the picture of this step saved as a file, "svg" or "png", with what the step does below it. */
   async save(kind) {
-    const [width, height] = this.size, name = `${this.run.about.algorithm.replace(/\W+/g, "_")}-step-${this.t}.${kind}`;
+    const [width, height] = this.size, tall = height + 24, name = `${this.run.about.algorithm.replace(/\W+/g, "_")}-step-${this.t}.${kind}`;
+    const picture = (pen) => {
+      pen.fillStyle = this.ink.ground, pen.fillRect(0, 0, width, tall), this.draw(1, pen), (pen.fillStyle = this.ink.ink);
+      write(pen, [`step ${this.t} · `, ...find(".now", this.canvas.closest("article")).childNodes], 8, height + 16, 12);
+    };
     if (kind === "svg") {
-      const pen = new SvgPen(width, height, document.createElement("canvas").getContext("2d"));
-      pen.fillStyle = this.ink.ground, pen.fillRect(0, 0, width, height), this.draw(1, pen);
+      const pen = new SvgPen(width, tall, document.createElement("canvas").getContext("2d"));
+      picture(pen);
       return download(name, new Blob([new XMLSerializer().serializeToString(pen.root)], { type: "image/svg+xml" }));
     }
-    const canvas = make("canvas", { width: 3 * width, height: 3 * height }), pen = canvas.getContext("2d");
-    pen.setTransform(3, 0, 0, 3, 0, 0), (pen.fillStyle = this.ink.ground), pen.fillRect(0, 0, width, height), this.draw(1, pen);
+    const canvas = make("canvas", { width: 3 * width, height: 3 * tall }), pen = canvas.getContext("2d");
+    pen.setTransform(3, 0, 0, 3, 0, 0), picture(pen);
     download(name, await new Promise((done) => canvas.toBlob(done)));
   }
 }

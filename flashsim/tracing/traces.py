@@ -49,14 +49,14 @@ class Trace(Recording):
         )
 
     def _repr_html_(self) -> str:
-        """Return the player in a frame that may run its script and nothing else: no forms, no navigation, no origin.
+        """Return the player in a frame that may run its script and save pictures: no forms, no navigation, no origin.
 
         A notebook that is not trusted drops the frame, and shows the words in it.
         """
         page = html.escape(self.html(), quote=True)
         title = html.escape(f"Step player: {self.about.title}", quote=True)
         return (
-            f'<iframe sandbox="allow-scripts" srcdoc="{page}" title="{title}" '
+            f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{page}" title="{title}" '
             f'style="width:100%;height:720px;border:1px solid #8888">{title}. It needs its script: '
             "run this cell, or trust the notebook.</iframe>"
         )
