@@ -13,8 +13,9 @@ with, to try them,
     Q, K, V = numpy.random.default_rng(0).normal(size=(3, 64, 16))
     kernel = flashsim.reference.attention
 
-`flashsim.backward` makes a run's gradients, `flashsim.theory.exact` counts by
-formula, `flashsim.plots` draws. docs/use.md shows each.
+`flashsim.backward` makes a run's gradients, `flashsim.sweep` counts at many
+points, `flashsim.theory.exact` counts by formula, `flashsim.plots` draws,
+`flashsim.algorithms()` lists what there is. docs/use.md shows each.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ __all__ = [
     "load_trace",
     "patterns",
     "reference",
+    "sweep",
     "theory",
     "trace",
 ]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
+from flashsim.exporting import Exported
 from flashsim.notebook import table
 
 Role = Literal["input", "output", "extra"]
@@ -68,7 +69,7 @@ class ArrayTraffic:
 
 
 @dataclass(frozen=True, repr=False)
-class Traffic:
+class Traffic(Exported):
     """HBM accesses of a whole run: totals, and `by_array["K"]` for each named array."""
 
     by_array: Mapping[str, ArrayTraffic] = field(default_factory=dict)
@@ -102,6 +103,15 @@ class Traffic:
     def extra(self) -> int:
         """Elements allocated in HBM besides inputs and output: Theorem 1's "additional memory"."""
         return sum(a.size for a in self.by_array.values() if a.role == "extra")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the totals, and those of each array, in elements and bytes."""
+        counts = ("reads", "writes", "init_writes", "accesses", "bytes")
+        by_array = {
+            array: {name: getattr(a, name) for name in (*counts, "size", "itemsize", "role")}
+            for array, a in self.by_array.items()
+        }
+        return {**{name: getattr(self, name) for name in (*counts, "extra")}, "by_array": by_array}
 
     def __add__(self, other: Traffic) -> Traffic:
         """Add up, array by array: two heads of one run."""
