@@ -36,7 +36,7 @@ def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[s
 
 def _numbers(result: Result) -> dict[str, Any]:
     return {
-        **traffic_numbers(result.hbm),
+        **result.hbm.to_dict(),
         "sram": asdict(result.sram),
         "blocks": asdict(result.blocks),
         "max_error": result.max_error,
@@ -53,7 +53,7 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
             key: repr(value) if key == "mask" else getattr(value, "__name__", value)
             for key, value in counted.arguments.items()
         },
-        **traffic_numbers(counted.tally.hbm),
+        **counted.tally.hbm.to_dict(),
         "sram": asdict(counted.tally.sram),
         "resident_at_peak": counted.ledger.at_peak,
         "blocks": asdict(counted.tally.blocks),
@@ -61,13 +61,6 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
         "equals_theory": counted.agrees,
         "by_line": [asdict(movement) for movement in counted.ledger.movements],
     }
-
-
-def traffic_numbers(traffic: Traffic) -> dict[str, Any]:
-    """Return HBM accesses as plain data, in elements and bytes."""
-    names = ("reads", "writes", "init_writes", "accesses", "bytes")
-    by_array = {array: {name: getattr(a, name) for name in names} for array, a in traffic.by_array.items()}
-    return {**{name: getattr(traffic, name) for name in names}, "by_array": by_array}
 
 
 def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result], asked: str) -> None:
@@ -91,8 +84,8 @@ def _heads(number: int, what: str) -> str:
 
 
 def _print_results(console: Console, results: Mapping[str, Result]) -> None:
-    titles = (result.title.replace(", ", ",\n", 1) for result in results.values())
-    table = new_table("HBM accesses in elements", *titles)
+    titles = (result.title.replace(", ", ",\n") for result in results.values())
+    table = new_table("HBM accesses, elements", *titles)
     arrays = [name for result in results.values() for name in result.hbm.by_array]
     for array in dict.fromkeys(arrays):
         table.add_row(array, *(_accesses(result.hbm, array) for result in results.values()))
@@ -113,16 +106,17 @@ _RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("accesses", lambda r: f"{r.hbm.accesses:,}"),
     ("bytes", lambda r: human_bytes(r.hbm.bytes)),
     (
-        "equal to the closed form",
+        "equals the closed form",
         lambda r: {True: "yes, by array", False: "NO", None: "no closed form"}[r.equals_theory],
     ),
     ("blocks B_r × B_c", lambda r: f"{r.blocks.B_r} × {r.blocks.B_c}"),
     ("blocks T_r × T_c", lambda r: f"{r.blocks.T_r} × {r.blocks.T_c}"),
     ("extra HBM, elements", lambda r: f"{r.hbm.extra:,}"),
-    ("SRAM peak, elements", lambda r: f"{r.sram.peak:,} ({r.sram.peak / r.sram.capacity:.0%} of M)"),
-    ("max error against naive", lambda r: "too large" if r.max_error is None else f"{r.max_error:.1e}"),
+    ("SRAM peak, elements", lambda r: f"{r.sram.peak:,}"),
+    ("  of M", lambda r: f"{r.sram.peak / r.sram.capacity:.0%}"),
+    ("error against naive", lambda r: "too large" if r.max_error is None else f"{r.max_error:.1e}"),
     (
-        "  of its rounding bound",
+        "  of its rounding limit",
         lambda r: (
             "–" if r.error_of_bound is None else f"{r.error_of_bound:.3f}" + ", TOO LARGE" * (r.error_of_bound > 1)
         ),

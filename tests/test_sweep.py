@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from flashsim.sweeping.columns import meaning
 from flashsim.sweeping.outcomes import Outcome
 from tests.own import two_sweeps
 
-SMALL = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}
+SMALL: dict[str, Any] = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}
 
 
 def keys(sweep: Sweep, *names: str) -> list[tuple[Any, ...]]:
@@ -299,12 +298,6 @@ def test_pandas_holds_integers_exactly() -> None:
     assert large.to_pandas().matmul_flops.dropna().tolist() == large.ok.column("matmul_flops")
     assert list(flashsim.sweep(points=table)) == list(small)
     assert list(table.columns) == list(small.columns)
-
-
-def test_without_pandas_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install \"flashsim\[pandas\]\""):
-        flashsim.sweep(N=8, d=4).to_pandas()
 
 
 def test_rows_by_index_and_columns_by_short_names() -> None:

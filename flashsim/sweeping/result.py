@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from flashsim import __version__
 from flashsim.checking import shown
-from flashsim.exporting import to_json, to_pandas
+from flashsim.exporting import Exported, to_pandas
 from flashsim.files import write_whole
 from flashsim.sweeping.answers import where_fewer
 from flashsim.sweeping.columns import meaning
@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(Sequence[Row]):
+class Sweep(Exported, Sequence[Row]):
     """Rows, one a point: dictionaries with the names of `columns`; what there is nothing to say of is None.
 
     A slice is a sweep, of fewer rows. `command` is what made it, if a command did.
@@ -188,10 +188,6 @@ class Sweep(Sequence[Row]):
     def to_dict(self) -> dict[str, Any]:
         """Return all there is: version, command, how many points there are of each kind, what columns hold, and the rows."""
         return {**self.made, "columns": self.about, "rows": list(self)}
-
-    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return `to_dict` as JSON, and write it to a file if there is a path: completely, or not at all."""
-        return to_json(self.to_dict(), path)
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the rows as CSV below the columns' names, and write them to a file if there is a path: wholly, or not at all.
