@@ -12,6 +12,7 @@ from flashsim.exercises.grading import PROGRESS, grade, start
 from flashsim.planting import changed
 
 from .exercise_solutions import MISTAKES, SOLUTIONS
+from .pages import ROOT, blocks
 
 EXERCISES = exercises()
 
@@ -81,6 +82,16 @@ def test_whatever_is_returned_is_judged(name: str, returned: str, tmp_path: Path
     found = grade(written(tmp_path, name, f'"""{EXERCISES[name].heading}"""\n{head}:\n    return {returned}\n'))
     assert not found.solved
     assert found.said
+
+
+def test_the_docs_show_what_a_check_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shown,) = blocks(ROOT / "docs" / "exercises.md", "text")
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "inner_loop", solved("inner_loop", ("(l_i * exp(m_i - m_new) * O_i", "(l_i * O_i")))
+    assert main(["exercise", "check", "05_inner_loop.py"]) == 1
+    assert capsys.readouterr().out.strip() == shown.strip()
 
 
 def test_the_list_shows_progress_and_what_is_next(

@@ -95,7 +95,7 @@ def _check(options: argparse.Namespace) -> int:
     path = Path(options.what)
     found = grade(path)
     print(f"{found.exercise.heading}: {'solved' if found.solved else 'not yet'}.\n")
-    print(_paragraphs(found.said + ("." if found.solved else "")))
+    print(_paragraphs(f"Verified: {found.said}." if found.solved else found.said))
     if found.solved:
         keep(path.parent, found.exercise.name, solved=True)
         following = [other for other in exercises().values() if other.number == found.exercise.number + 1]

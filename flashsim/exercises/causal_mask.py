@@ -52,7 +52,7 @@ def grade(work: Work) -> str:
         hint for hint, wrong in MISTAKES.items() if all(same(g, wrong(t)) for g, t in zip(got, tiles, strict=True))
     }
     for found, t in zip(got, tiles, strict=True):
-        said = f"N_q = {t.N_q}, N_k = {t.N_k}, blocks ({t.B_r}, {t.B_c}): tile ({t.i}, {t.j}), masked,"
+        said = f"Tile ({t.i}, {t.j}) of N_q = {t.N_q}, N_k = {t.N_k}, blocks ({t.B_r}, {t.B_c}): causal(S)"
         expect(said, found, _right(t), dict.fromkeys(hints, found))
     return f"all {len(tiles)} tiles of three shapes, N_q at, below and above N_k, ragged ones too"
 
