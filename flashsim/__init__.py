@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from flashsim import dropout, patterns, reference, theory
 from flashsim.algorithms.blocks import Fit, Fixed, Paper
 from flashsim.api import Gradients, Run, Tally, backward, count, forward, trace
+from flashsim.bias import Bias
 from flashsim.masks import Causal, Dense, Mask, SlidingWindow
 from flashsim.memory import HBM, SRAM, MemoryModelError, NotOnChip, SramOverflow
 from flashsim.paddings import KeyPadding, QueryPadding
@@ -47,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HBM",
     "SRAM",
+    "Bias",
     "Blocks",
     "Causal",
     "Dense",

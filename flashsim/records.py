@@ -6,7 +6,7 @@ Every count is an exact integer number of elements. Bytes are derived, array by 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from flashsim.exporting import Exported
@@ -61,6 +61,11 @@ class ArrayTraffic:
             self.itemsize,
             self.role,
         )
+
+    def shared(self, heads: int) -> ArrayTraffic:
+        """Return the same where so many heads use one array in turn: it is as large as one, and initialised once."""
+        init, size = self.init_writes // heads, self.size // heads
+        return replace(self, writes=self.writes - self.init_writes + init, init_writes=init, size=size)
 
 
 @dataclass(frozen=True, repr=False)

@@ -84,8 +84,8 @@ def _heads(number: int, what: str) -> str:
 
 
 def _print_results(console: Console, results: Mapping[str, Result]) -> None:
-    titles = (result.title.replace(", ", ",\n", 1) for result in results.values())
-    table = new_table("HBM accesses in elements", *titles)
+    titles = (result.title.replace(", ", ",\n") for result in results.values())
+    table = new_table("HBM accesses, elements", *titles)
     arrays = [name for result in results.values() for name in result.hbm.by_array]
     for array in dict.fromkeys(arrays):
         table.add_row(array, *(_accesses(result.hbm, array) for result in results.values()))
@@ -106,16 +106,17 @@ _RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("accesses", lambda r: f"{r.hbm.accesses:,}"),
     ("bytes", lambda r: human_bytes(r.hbm.bytes)),
     (
-        "equal to the closed form",
+        "equals the closed form",
         lambda r: {True: "yes, by array", False: "NO", None: "no closed form"}[r.equals_theory],
     ),
     ("blocks B_r × B_c", lambda r: f"{r.blocks.B_r} × {r.blocks.B_c}"),
     ("blocks T_r × T_c", lambda r: f"{r.blocks.T_r} × {r.blocks.T_c}"),
     ("extra HBM, elements", lambda r: f"{r.hbm.extra:,}"),
-    ("SRAM peak, elements", lambda r: f"{r.sram.peak:,} ({r.sram.peak / r.sram.capacity:.0%} of M)"),
-    ("max error against naive", lambda r: "too large" if r.max_error is None else f"{r.max_error:.1e}"),
+    ("SRAM peak, elements", lambda r: f"{r.sram.peak:,}"),
+    ("  of M", lambda r: f"{r.sram.peak / r.sram.capacity:.0%}"),
+    ("error against naive", lambda r: "too large" if r.max_error is None else f"{r.max_error:.1e}"),
     (
-        "  of its rounding bound",
+        "  of its rounding limit",
         lambda r: (
             "–" if r.error_of_bound is None else f"{r.error_of_bound:.3f}" + ", TOO LARGE" * (r.error_of_bound > 1)
         ),

@@ -94,18 +94,8 @@ def test_a_kernel_may_carry_its_own_declaration(capsys: pytest.CaptureFixture[st
 
 
 def test_options_change_the_spec(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [
-        "check",
-        "my_kernels:attention",
-        "--spec",
-        "my_kernels:SPEC",
-        "--examples",
-        "5",
-        "--no-masks",
-        "--C",
-        "3",
-    ]
-    assert main([*command, "--block", "8", "4", "--dtypes", "float32", "float64", "--no-cross"]) == 0
+    command = ["check", "my_kernels:attention", "--spec", "my_kernels:SPEC", "--examples", "5", "--no-masks"]
+    assert main([*command, "--C", "3", "--block", "8", "4", "--dtypes", "float32", "float64", "--no-cross"]) == 0
     assert "Spec(dtypes=('float32', 'float64'), block=(8, 4), cross=False, C=3.0)" in capsys.readouterr().out
 
 
@@ -174,15 +164,8 @@ def test_fail_fast_stops_at_the_first_failure_that_is_not_expected(capsys: pytes
     report = json.loads(capsys.readouterr().out)
     first = min(check["first"] for check in report["checks"].values() if check["failed"])
     assert report["examples"] == first < 20
-    leaky = [
-        "check",
-        "flashsim.testing.mutants:nan_in_masked_values",
-        "--check",
-        "masked_kv_poison",
-        "--examples",
-        "20",
-    ]
-    assert main([*leaky, "--fail-fast", "--expect", "masked_kv_poison", "--json", "-"]) == 0
+    leaky = ["check", "flashsim.testing.mutants:nan_in_masked_values", "--check", "masked_kv_poison", "--fail-fast"]
+    assert main([*leaky, "--examples", "20", "--expect", "masked_kv_poison", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["examples"] == 20
 
 

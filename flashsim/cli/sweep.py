@@ -16,9 +16,10 @@ from flashsim.algorithms import options as declared
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import check_outputs, figure_stem, finish, progress
-from flashsim.cli.shared import NAMES, add
+from flashsim.cli.shared import NAMES, SIZINGS, add
 from flashsim.cli.values import seed, whole
 from flashsim.files import write_whole
+from flashsim.inputs import FLOATS
 from flashsim.jobs import in_any_order
 
 SUMMARY = "Sweep: what algorithms move at every combination of many values, as a table, CSV, JSON, a picture."
@@ -40,19 +41,19 @@ def add_options(parser: Any) -> None:
     lengths, sizes, some = values.several(whole()), values.several_sizes, {"nargs": "+"}
     parser.add_argument("named", nargs="*", type=algorithm, metavar="NAME", help=f"algorithms: {NAMES}. Default: flash")
     add(parser, "--algorithm", nargs="+", default=[], help="the same")
-    for flags, what in (
-        (("--N", "--n"), f"sequence lengths, {MANY}"),
-        (("--N-q", "--N_q"), "numbers of queries, where they differ from the keys'"),
-        (("--N-k", "--N_k"), "numbers of keys"),
-        (("--d",), "head dimensions"),
-        (("--d-v", "--d_v"), "widths of V, where they differ from d"),
+    for flag, what in (
+        ("--N", f"sequence lengths, {MANY}"),
+        ("--N-q", "numbers of queries, where they differ from the keys'"),
+        ("--N-k", "numbers of keys"),
+        ("--d", "head dimensions"),
+        ("--d-v", "widths of V, where they differ from d"),
     ):
-        parser.add_argument(*flags, **some, type=lengths, metavar="N", dest=_name(flags[0]), help=what)
+        add(parser, flag, **some, type=lengths, metavar="N", required=False, help=what)
     sizes_help = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
     parser.add_argument("--M", **some, type=sizes, metavar="SIZE", help=sizes_help)
     add(parser, "--blocks", action="append", help="block sizes, M enforced; again for others")
-    add(parser, "--sizing", **some, default=None)
-    add(parser, "--dtype", **some, default=None)
+    add(parser, "--sizing", **some, default=None, help=f"{SIZINGS}. Default: paper")
+    add(parser, "--dtype", **some, default=None, metavar="NAME", help=f"of {', '.join(FLOATS)}. Default: float32")
     for flag, what in (("--causal", "causal masks"), ("--backward", "backward passes")):
         parser.add_argument(
             flag, nargs="?", const="yes", choices=list(BOTH), help=f"{what}: yes, no, or both. Default: no"
@@ -67,8 +68,9 @@ def add_options(parser: Any) -> None:
         option = whose[0][1]
         reads: dict[str, Any] = {"type": values.several(values.declared(option.check)), "metavar": "N"}
         if option.choices:
-            reads = {"choices": list(option.choices)}
+            reads = {"choices": list(option.choices), "metavar": "NAME"}
         said = f"for {', '.join(each for each, _ in whose)}: {option.help}"
+        said += f". Of {', '.join(option.choices)}" if option.choices else ""
         parser.add_argument(f"--{name.replace('_', '-')}", **some, **reads, dest=name, help=said)
     parser.add_argument(
         "--points",
@@ -192,7 +194,3 @@ def _read(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _name(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")

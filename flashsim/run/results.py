@@ -150,11 +150,15 @@ class Run(Finished):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Gradients(Finished):
-    """A finished backward pass: dQ, dK, dV, shaped and typed as Q, K, V, and what it cost, as in `Finished`."""
+    """A finished backward pass: dQ, dK, dV, shaped and typed as Q, K, V, and what it cost, as in `Finished`.
+
+    dB is the gradient of a `flashsim.Bias`, of the shape of its array, in the type that was computed in; None without one.
+    """
 
     dQ: Array
     dK: Array
     dV: Array
+    dB: Array | None = None
 
     def _shapes(self) -> dict[str, str]:
         return {name: f"{getattr(self, name).shape} {self.dQ.dtype}" for name in ("dQ", "dK", "dV")}

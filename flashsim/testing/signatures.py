@@ -25,15 +25,8 @@ MOST_SCORES = 10**6  # of a case that is looked at
 FEW_SCORES = 4096  # of a passing case that a model is held against
 ALIBIS = 24  # so many passing cases
 CLEARLY = 4  # budgets
-OF_GRADIENTS = (
-    "gradients",
-    "finite_differences",
-    "masked_gradients",
-    "backward_poison",
-    "dropout_gradients",
-    "strides",
-)
 POISONED = ("masked_kv_poison", "backward_poison")
+OF_GRADIENTS = ("gradients", "finite_differences", "masked_gradients", POISONED[1], "dropout_gradients", "strides")
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
         "rescaled": [s.rescaled for s in steps],
         "pairs": {name: [values(name, 0), values(name, 1)] for name, _ in trace.about.follows},
     }
-    data["about"]["wins"] = _wins(trace)
+    data["wins"] = _wins(trace)
     data["turns"] = _turns(trace)
     data["spelled"] = [] if left_out else list(spelled(trace.about.source))
     data["maximum"] = MAXIMUM
