@@ -1,4 +1,22 @@
-"""flashsim: FlashAttention on a simulated HBM and SRAM, with real numbers, executed counts and an enforced capacity."""
+"""flashsim: FlashAttention on a simulated HBM and SRAM, with real numbers, executed counts and an enforced capacity.
+
+Five things one does:
+
+    flashsim.forward("flash", Q, K, V, causal=True)          # run, and count
+    flashsim.count("flash", N=4096, d=64, M="100KB")         # count alone
+    flashsim.trace("flash", Q, K, V).save("flash.html")      # step through it
+    flashsim.tune.tune(N=1024, d=64, M="100KB").best         # the best blocks
+    flashsim.testing.check_attention(kernel, flashsim.testing.Spec())   # test
+
+with, to try them,
+
+    Q, K, V = numpy.random.default_rng(0).normal(size=(3, 64, 16))
+    kernel = flashsim.reference.attention
+
+`flashsim.backward` makes a run's gradients, `flashsim.sweep` counts at many
+points, `flashsim.theory.exact` counts by formula, `flashsim.plots` draws,
+`flashsim.algorithms()` lists what there is. docs/use.md shows each.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +26,21 @@ from typing import TYPE_CHECKING, Any
 from flashsim import dropout, patterns, reference, theory
 from flashsim.algorithms.blocks import Fit, Fixed, Paper
 from flashsim.api import Gradients, Run, Tally, backward, count, forward, trace
-from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.bias import Bias
+from flashsim.masks import Causal, Dense, Mask, SlidingWindow
 from flashsim.memory import HBM, SRAM, MemoryModelError, NotOnChip, SramOverflow
+from flashsim.paddings import KeyPadding, QueryPadding
 from flashsim.records import Blocks
 from flashsim.tree_mask import Tree
 
 if TYPE_CHECKING:
+    from flashsim import cache as cache
+    from flashsim import machines as machines
+    from flashsim import observers as observers
+    from flashsim import plots as plots
+    from flashsim import testing as testing
+    from flashsim import tune as tune
+    from flashsim.sweeping import sweep as sweep
     from flashsim.tracing import load_trace
 
 __version__ = "0.1.0"
@@ -21,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HBM",
     "SRAM",
+    "Bias",
     "Blocks",
     "Causal",
     "Dense",
@@ -32,6 +60,7 @@ __all__ = [
     "MemoryModelError",
     "NotOnChip",
     "Paper",
+    "QueryPadding",
     "Run",
     "SlidingWindow",
     "SramOverflow",
@@ -44,17 +73,28 @@ __all__ = [
     "load_trace",
     "patterns",
     "reference",
+    "sweep",
     "theory",
     "trace",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import what traces are read with when it is asked for: `import flashsim` is quicker without."""
-    if name == "sweep":
-        return import_module("flashsim.sweeping").sweep
-    if name != "load_trace":
-        raise AttributeError(f"module 'flashsim' has no attribute {name!r}")
-    from flashsim.tracing import load_trace
+LATER = {
+    **{name: f"flashsim.{name}" for name in ("cache", "machines", "observers", "plots", "testing", "tune")},
+    "load_trace": "flashsim.tracing",
+    "sweep": "flashsim.sweeping",
+}
+"""What is imported when it is asked for, and from where: `import flashsim` is quicker without."""
 
-    return load_trace
+
+def __getattr__(name: str) -> Any:
+    """Import a module of `LATER`, or a name that is in one."""
+    if name not in LATER:
+        raise AttributeError(f"module 'flashsim' has no attribute {name!r}")
+    module = import_module(LATER[name])
+    return module if LATER[name].endswith(f".{name}") else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    """Return the names that there are, those that are imported later included."""
+    return sorted({*globals(), *LATER})

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike
 
-from flashsim.algorithms import FORWARD, Algorithm
+from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
 from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.checking import check_array, check_callback, check_flag, check_heads, check_observers, check_shape
 from flashsim.inputs import check_inputs, float_dtype
+from flashsim.layouts import HEADS_FIRST, check_layout, said_heads_first, turned
 from flashsim.memory import Observer
 from flashsim.options import check_options
 from flashsim.run.check import backward_task, check_sizing, count_task, forward_task
@@ -24,6 +24,7 @@ from flashsim.run.results import Run as Run
 from flashsim.run.results import Tally as Tally
 from flashsim.run.schedule import schedule
 from flashsim.run.task import Lengths
+from flashsim.sizes import Size
 
 if TYPE_CHECKING:
     from flashsim.tracing import Recorder, Trace
@@ -37,15 +38,17 @@ def forward(
     K: Any,
     V: Any,
     *,
-    M: int | None = None,
+    M: Size | None = None,
     scale: float | None = None,
     sizing: str | Sizing = "paper",
     blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None,
     causal: bool = False,
     mask: Any = None,
     dropout_p: float = 0.0,
     seed: int = 0,
     gqa: str = "separate",
+    layout: str = HEADS_FIRST,
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
     on_head: OnHead | None = None,
@@ -67,6 +70,8 @@ def forward(
              than any kernel does
     sizing   "paper" (line 1; M only reported against), "fit" (the largest blocks that fit; M enforced), or a policy
     blocks   (B_r, B_c), overrides `sizing`; M enforced
+    enforce  whether to exceed M is an error, whatever `sizing` says: with False the run is counted all the same, and
+             `run.sram.over` says by how much it exceeds M
     causal   key j is attended to if j ≤ i + N_k − N_q: aligned at the bottom right
     mask     boolean array that broadcasts to (..., N_q, N_k), True = attend, or a mask object (`flashsim.Causal`,
              `KeyPadding`, `SlidingWindow`, `Dense`, `Tree`, combined with &). With `causal`, both must allow
@@ -78,6 +83,8 @@ def forward(
              where K and V are the outer loop ("flash") they are read once a group, g times less. Where queries are ("q_outer",
              "split_kv") they are read ⌈g·N_q / B_r⌉ times a group in place of g·⌈N_q / B_r⌉: g times less for a row block
              that holds the whole group, as in decoding, and no less where B_r divides N_q
+    layout   "BHND": as above. "BNHD": Q, K, V and O, and their gradients, are (..., N, H, d), as flash-attn's kernels have them;
+             masks and statistics stay as they are
     check_finite  refuse NaN and ∞. Without, they reach those queries only that attend to them
     observers  called with every memory event (`flashsim.memory.Event`)
     on_head  called after each head with (heads done, heads in all)
@@ -87,15 +94,16 @@ def forward(
     Raises ValueError for arguments that make no sense, TypeError for unknown ones, `SramOverflow` where an enforced M is
     exceeded.
     """
-    algorithm = chosen(name, "forward")
-    task = forward_task(
-        algorithm, Q, K, V, M, check_sizing(sizing, blocks), gqa, check_finite, scale=scale, causal=causal, mask=mask,
-        dropout_p=dropout_p, seed=seed, options=_own(forward, algorithm, options),
-    )  # fmt: skip
+    algorithm, layout = chosen(name, "forward"), check_layout(layout)
+    with said_heads_first(layout):
+        task = forward_task(
+            algorithm, Q, K, V, M, check_sizing(sizing, blocks, enforce), gqa, check_finite, layout, scale=scale,
+            causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, options=_own(forward, algorithm, options),
+        )  # fmt: skip
     recorder, observers, on_head = _watching(trace, observers, on_head)
     plan = schedule(task)
     run = gather_run(plan, launch_all(plan, observers, on_head))
-    return _with_trace(run, recorder)
+    return _with_trace(replace(run, O=turned("O", run.O, layout), layout=layout), recorder)
 
 
 def backward(
@@ -103,9 +111,10 @@ def backward(
     run: Run,
     dO: Any,
     *,
-    M: int | None = None,
+    M: Size | None = None,
     sizing: str | Sizing | None = None,
     blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None,
     check_finite: bool = True,
     observers: Sequence[Observer] = (),
     on_head: OnHead | None = None,
@@ -115,8 +124,8 @@ def backward(
 
     name     of its backward pass (`flashsim.algorithms.BACKWARD`): the forward pass's own, or another's that belongs to it,
              as "q_outer_two_pass" does to "q_outer"; or an `Algorithm`
-    dO       of O's shape and dtype
-    M, sizing, blocks  by default the forward pass's. "block_sparse" keeps the forward pass's blocks, on which its mask is
+    dO       of O's shape, layout and dtype
+    M, sizing, blocks, enforce  by default the forward pass's. "block_sparse" keeps its blocks, on which its mask is
     trace    record the first head's events as the result's `trace`, to step through (`flashsim.trace`)
 
     Query heads that share a KV head are scheduled as in the forward pass, and dK, dV are sums over them. "grouped" has those
@@ -129,11 +138,12 @@ def backward(
 
     Returns dQ, dK, dV. Raises ValueError for arguments that make no sense, `SramOverflow` where an enforced M is exceeded.
     """
-    task = backward_task(chosen(name, "backward"), run, dO, M, sizing, blocks, check_finite)
+    task = backward_task(chosen(name, "backward"), run, dO, M, sizing, blocks, enforce, check_finite)
     recorder, observers, on_head = _watching(trace, observers, on_head)
     plan = schedule(task)
     found = gather_gradients(plan, launch_all(plan, observers, on_head), observers)
-    return _with_trace(found, recorder)
+    by_layout: dict[str, Any] = {name: turned(name, getattr(found, name), run.layout) for name in GRADIENTS}
+    return _with_trace(replace(found, **by_layout), recorder)
 
 
 def count(
@@ -141,16 +151,17 @@ def count(
     *,
     N: int | None = None,
     d: int,
-    M: int | None = None,
+    M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
     d_v: int | None = None,
     heads: int = 1,
     kv_heads: int | None = None,
-    dtype: DTypeLike = "float32",
+    dtype: Any = "float32",
     direction: str = "forward",
     sizing: str | Sizing = "paper",
     blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None,
     causal: bool = False,
     mask: Any = None,
     dropout_p: float = 0.0,
@@ -170,7 +181,7 @@ def count(
     shape, (heads, kv_heads) = check_shape(N, d, N_q, N_k, d_v), check_heads(heads, kv_heads)
     given = Lengths(shape, heads // kv_heads, float_dtype(dtype))
     task = count_task(
-        algorithm, before, given, M, check_sizing(sizing, blocks), gqa, causal=causal, mask=mask, dropout_p=dropout_p,
+        algorithm, before, given, M, check_sizing(sizing, blocks, enforce), gqa, causal=causal, mask=mask, dropout_p=dropout_p,
         options=_own(count, before, options),
     )  # fmt: skip
     plan = schedule(task)
@@ -222,8 +233,9 @@ def trace(
 
     Raises ValueError as `forward` and `backward` do, and for several heads without `head`.
     """
-    given = check_inputs(Q, K, V, check_finite=False)
-    Q, K, V, dO = given.Q, given.K, given.V, None if dO is None else check_array("dO", dO)
+    layout = check_layout(options.pop("layout", HEADS_FIRST))
+    given = check_inputs(Q, K, V, check_finite=False, layout=layout)
+    Q, K, V, dO = given.Q, given.K, given.V, None if dO is None else turned("dO", check_array("dO", dO), layout)
     if dO is not None and dO.shape != (*Q.shape[:-1], V.shape[-1]):
         raise ValueError(f"dO has shape {dO.shape}; expected that of O, {(*Q.shape[:-1], V.shape[-1])}")
     if head is not None:

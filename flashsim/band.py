@@ -7,8 +7,8 @@ end is, row by row, the floor of a straight line. So the counts are sums of such
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from flashsim.records import Blocks, Shape
 
@@ -20,15 +20,18 @@ Found = tuple[int, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Band:
-    """Keys j < `keys` with −left ≤ j − p ≤ right of the query at position p = i + N_k − N_q. A side that is None has no limit.
+    """Keys j < `keys` with −left ≤ j − p ≤ right of the query i < `queries` at position p = i + N_k − N_q.
 
-    `positional`: nothing but positions decides, so that a tile inside the band is full. Else every live tile is partial.
+    A side that is None has no limit, and neither have queries. `left` or `right` may be negative: the query's own position is
+    then outside. `positional`: nothing but positions decides, so that a tile inside the band is full. Else every live tile is
+    partial.
     """
 
     left: int | None
     right: int | None
     keys: int
     positional: bool = True
+    queries: int | None = None
 
     def __and__(self, other: Band) -> Band:
         return Band(
@@ -36,23 +39,58 @@ class Band:
             _least(self.right, other.right),
             min(self.keys, other.keys),
             self.positional and other.positional,
+            _least(self.queries, other.queries),
         )
+
+    def __or__(self, other: Band) -> Band:
+        """Return a band that has both in it."""
+        return Band(
+            _most(self.left, other.left),
+            _most(self.right, other.right),
+            max(self.keys, other.keys),
+            self.positional and self == other,
+            _most(self.queries, other.queries),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no distance j − p is inside."""
+        return self.left is not None and self.right is not None and self.left + self.right < 0
 
     def kinds(self, blocks: Blocks, shape: Shape, group: int = 1) -> Mapping[Kind, Found]:
         """Return the kinds of live tiles that occur. Row r is at position r // `group`, of interleaved heads."""
-        rows = _Rows(self, blocks, shape, group)
-        before, last = (0, blocks.B_r, blocks.T_r - 1), (blocks.T_r - 1, shape.N_q - (blocks.T_r - 1) * blocks.B_r, 1)
         found: dict[Kind, Found] = {}
-        for is_last, (first, height, number) in ((False, before), (True, last)):
+        for is_last, (first, height, number), band in self._runs(blocks, shape, group):
+            rows = _Rows(band, blocks, shape, group)
             for (in_last, partial), count in rows.counts(first, height, number).items():
                 if count:
-                    at = rows.one(first, height, number, in_last, partial)
-                    found[is_last, in_last, partial] = count, at
+                    before, at = found.get((is_last, in_last, partial), (0, None))
+                    at = at or rows.one(first, height, number, in_last, partial)
+                    found[is_last, in_last, partial] = before + count, at
         return found
+
+    def _runs(self, blocks: Blocks, shape: Shape, group: int) -> Iterator[tuple[bool, tuple[int, int, int], Band]]:
+        """Yield row blocks that are alike: whether they are the last; (first, rows attending in each, how many); their band.
+
+        Those before the last; the one in which the queries end, every tile of which is partial; the last.
+        """
+        T_r, B_r = blocks.T_r, blocks.B_r
+        rows = shape.N_q if self.queries is None else self.queries * group
+        partial = replace(self, positional=False)
+        yield False, (0, B_r, min(rows // B_r, T_r - 1)), self
+        if rows // B_r < T_r - 1:
+            yield False, (rows // B_r, rows % B_r, min(rows % B_r, 1)), partial
+        else:
+            height = rows - (T_r - 1) * B_r
+            yield True, (T_r - 1, height, min(height, 1)), self if rows == shape.N_q else partial
 
 
 def _least(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
+
+
+def _most(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else max(a, b)
 
 
 class _Rows:
@@ -62,6 +100,8 @@ class _Rows:
         far = shape.N_q + shape.N_k
         self._left, self._right = (far if side is None else side for side in (band.left, band.right))
         self._band, self._blocks, self._N_k, self._g = band, blocks, shape.N_k, group
+        if self._left + self._right < 0:
+            self._band = replace(band, keys=0)
         self._shift = shape.N_k - shape.N_q // group
 
     def counts(self, first: int, height: int, number: int) -> dict[tuple[bool, bool], int]:

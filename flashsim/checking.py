@@ -7,6 +7,7 @@ which names the argument, its value (shortened) and what was expected. Arrays of
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection
 from fractions import Fraction
 from functools import wraps
@@ -17,6 +18,7 @@ from typing import Any, ParamSpec, TypeGuard, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flashsim.dlpack import as_array
 from flashsim.records import Blocks, Shape
 
 P = ParamSpec("P")
@@ -42,11 +44,14 @@ def shown(value: object) -> str:
 
 
 def check_array(name: str, value: Any) -> NDArray[Any]:
-    """Return an array in the machine's byte order. Masked arrays are refused: their masks would be ignored."""
+    """Return an array in the machine's byte order, of lists or of another library's array (`flashsim.dlpack`).
+
+    Masked arrays are refused: their masks would be ignored.
+    """
     if _is_masked(value):
         raise ValueError(f"{name} is a masked array (numpy.ma), whose mask would be ignored; expected a plain array")
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except Exception as error:  # ragged lists; or whatever an object's __array__ raises
         raise ValueError(f"{name} is {shown(value)}; expected an array: {error}") from error
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
@@ -55,14 +60,16 @@ def check_array(name: str, value: Any) -> NDArray[Any]:
 def _is_masked(value: Any, deep: int = 8) -> bool:
     if isinstance(value, list | tuple) and deep:
         return any(_is_masked(inner, deep - 1) for inner in value)
-    return isinstance(value, np.ma.MaskedArray)
+    ma = sys.modules.get("numpy.ma")  # NumPy imports it where it is named; who has a masked array has it
+    return ma is not None and isinstance(value, ma.MaskedArray)
 
 
 def check_booleans(name: str, value: Any) -> NDArray[np.bool_]:
     """Return a mask, an array of booleans."""
     array = check_array(name, value)
     if array.dtype != bool:
-        raise ValueError(f"{name} has dtype {array.dtype}; expected booleans, True = attend")
+        bias = "; what is added to scores is flashsim.Bias(array)" if name == "mask" and array.dtype.kind == "f" else ""
+        raise ValueError(f"{name} has dtype {array.dtype}; expected booleans, True = attend{bias}")
     return array
 
 

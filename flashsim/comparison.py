@@ -12,6 +12,7 @@ import numpy as np
 
 from flashsim import theory
 from flashsim.algorithms import Algorithm
+from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import backward_of, chosen
 from flashsim.api import Gradients, Run, Tally, backward, count, forward
 from flashsim.dropout import keep_mask
@@ -74,9 +75,10 @@ def run_all(
     for what in algorithms:
         algorithm = chosen(what, "forward")
         name, back = algorithm.name, backward_of(algorithm) if both_ways else None
+        sizes = dict(options) if back is None else sized_for_both(back, given.Q, given.K, given.V, options)
         on_head = watch(algorithm.title, given.heads)
         start = time.perf_counter()
-        run = forward(algorithm, given.Q, given.K, given.V, **options, on_head=on_head)
+        run = forward(algorithm, given.Q, given.K, given.V, **sizes, on_head=on_head)
         seconds = time.perf_counter() - start
         errors = _worst(_forward_errors(algorithm, run))
         forwards[name] = _result(algorithm, run, run.hbm, run.sram, run.blocks, errors, seconds)
@@ -90,6 +92,21 @@ def run_all(
         errors = _worst(_backward_errors(back, run, found, dO))
         backwards[name] = _result(back, run, found.hbm, found.sram, found.blocks, errors, seconds)
     return forwards, backwards
+
+
+def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a forward pass's options, with blocks that fit its backward pass too where that keeps them.
+
+    Block-sparse attention's does: its mask is on them.
+    """
+    asked = dict(options)
+    if "block_mask" not in back.parts or asked.get("sizing") != "fit" or asked.get("blocks") is not None:
+        return asked
+    shape = {"N_q": Q.shape[-2], "N_k": K.shape[-2], "d": Q.shape[-1], "d_v": V.shape[-1], "dtype": Q.dtype.name}
+    heads: dict[str, Any] = {"heads": math.prod(Q.shape[:-2]), "kv_heads": math.prod(K.shape[:-2])}
+    plain = {name: value for name, value in asked.items() if name not in ("scale", "seed", "blocks", "mask")}
+    fitting = count(back, **shape, **heads, **plain, direction="backward").blocks
+    return asked | {"sizing": Fixed(fitting.B_r, fitting.B_c)}
 
 
 def _result(

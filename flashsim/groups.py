@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 
 import numpy as np
 
 from flashsim.band import Band
+from flashsim.bias import Bias
 from flashsim.inputs import Array
 from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask
 from flashsim.records import Shape
@@ -47,18 +49,19 @@ def grouped(mask: Mask, group: int, N_q: int) -> Mask:
     if isinstance(mask, Both):
         return Both(grouped(mask.a, group, N_q), grouped(mask.b, group, N_q))
     if isinstance(mask, Dense):
-        return _grouped_dense(mask, group, N_q)
+        return Dense(_grouped_array(mask.array, group, N_q))
+    if isinstance(mask, Bias):
+        return Bias(_grouped_array(mask.array, group, N_q))
     return GroupedTree(mask, group) if isinstance(mask, Tree) else GroupedMask(mask, group)
 
 
-def _grouped_dense(mask: Dense, group: int, N_q: int) -> Dense:
-    """Return the array for the rows of groups. Where it has rows, each is stored, and read, once for each head."""
-    array = mask.array
+def _grouped_array(array: Array, group: int, N_q: int) -> Array:
+    """Return an array for the rows of groups. Where it has rows, each is stored, and read, once for each head."""
     if array.ndim > 2 and array.shape[-3] > 1:
-        return Dense(interleave(np.broadcast_to(array, (*array.shape[:-2], N_q, array.shape[-1])), group))
+        return interleave(np.broadcast_to(array, (*array.shape[:-2], N_q, array.shape[-1])), group)
     if array.ndim > 1 and array.shape[-2] > 1:
-        return Dense(array.repeat(group, axis=-2))
-    return mask
+        return array.repeat(group, axis=-2)
+    return array
 
 
 class GroupedMask(Mask):
@@ -115,10 +118,16 @@ class GroupedMask(Mask):
         """Return the most of any head of the group."""
         return max(self._mask.keys(self._one(shape), self._member(head, member)) for member in self._members)
 
+    def queries(self, shape: Shape, head: Head) -> int:
+        """Return the most of any head of the group, as rows."""
+        one = self._one(shape)
+        return self._group * max(self._mask.queries(one, self._member(head, member)) for member in self._members)
+
     def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return the band of the head that attends to the most keys: in positions, not rows."""
+        """Return the band that has those of all heads of the group in it: in positions, not rows."""
         bands = [self._mask.band(self._one(shape), self._member(head, member)) for member in self._members]
-        return max((band for band in bands if band is not None), key=lambda band: band.keys, default=None)
+        known = [band for band in bands if band is not None]
+        return reduce(or_, known) if len(known) == len(bands) else None
 
     @property
     def per_head(self) -> bool:

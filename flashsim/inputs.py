@@ -10,13 +10,17 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from flashsim.checking import broadcasts, check_array, check_booleans, check_count, shown
+from flashsim.dlpack import bfloat16
+from flashsim.layouts import HEADS_FIRST, turned
 from flashsim.records import Shape
+from flashsim.sizes import parse_size
 
 Array = NDArray[Any]
 
 KB = 1024
 DEFAULT_SRAM_BYTES = 100 * KB
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+ALIASES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 
 @dataclass(frozen=True)
@@ -57,22 +61,21 @@ class Inputs:
         return dtype
 
 
-def float_dtype(dtype: DTypeLike | str) -> np.dtype[Any]:
-    """Return one of the supported dtypes (float16, bfloat16, float32, float64) by name or object, or ValueError."""
+def float_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return one of the supported dtypes (float16, bfloat16, float32, float64) by name or object, or ValueError.
+
+    A name may be short, as "fp16" and "bf16" are; an object NumPy's or PyTorch's.
+    """
     name = float_name(dtype)
-    if name != "bfloat16":
-        return np.dtype(name)
-    try:
-        import ml_dtypes
-    except ModuleNotFoundError:
-        raise ValueError('bfloat16 needs the package ml_dtypes: pip install "flashsim[bfloat16]"') from None
-    return cast(np.dtype[Any], np.dtype(ml_dtypes.bfloat16))
+    return bfloat16() if name == "bfloat16" else np.dtype(name)
 
 
 def float_name(dtype: Any) -> str:
     """Return the name of one of the supported dtypes, or ValueError. None, NumPy's word for float64, is refused."""
-    if isinstance(dtype, str) and dtype in FLOATS:
-        return dtype
+    said = str(dtype) if isinstance(dtype, str) or type(dtype).__module__ == "torch" else ""
+    said = said.removeprefix("torch.")
+    if said in FLOATS or said in ALIASES:
+        return ALIASES.get(said, said)
     try:
         found = str(np.dtype(dtype).name) if dtype is not None else None
     except Exception:  # TypeError, ValueError, SyntaxError, … as it comes to NumPy
@@ -117,9 +120,15 @@ def _finfo(dtype: DTypeLike) -> Any:
     return np.finfo(np.dtype(dtype))
 
 
-def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool) -> Inputs:
-    """Return the inputs as arrays, or ValueError."""
+def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HEADS_FIRST) -> Inputs:
+    """Return the inputs as arrays, heads first, or ValueError.
+
+    Lists of numbers have the type of those that are arrays, else float64.
+    """
     arrays = {name: check_array(name, given) for name, given in (("Q", Q), ("K", K), ("V", V))}
+    listed = {name for name, given in (("Q", Q), ("K", K), ("V", V)) if _is_listed(given)}
+    types = [a.dtype for name, a in arrays.items() if name not in listed] or [np.dtype(np.float64)]
+    arrays |= {name: a.astype(types[0]) for name, a in arrays.items() if name in listed and types[0].name in FLOATS}
     for name, a in arrays.items():
         if a.dtype.name not in FLOATS:
             raise ValueError(f"{name} has dtype {a.dtype}; expected one of {', '.join(FLOATS)}")
@@ -127,6 +136,7 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool) -> Inputs:
             raise ValueError(f"{name} has shape {a.shape}; expected (..., N, d), at least two axes")
         if 0 in a.shape:
             raise ValueError(f"{name} has shape {a.shape}; every axis must be at least 1")
+    arrays = {name: turned(name, a, layout) for name, a in arrays.items()}
     given = Inputs(arrays["Q"], arrays["K"], arrays["V"])
     for name in ("K", "V"):
         a = arrays[name]
@@ -149,6 +159,14 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool) -> Inputs:
     return given
 
 
+def _is_listed(given: Any) -> bool:
+    """Say whether it is numbers in lists, which have no type of their own."""
+    first = given
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    return first is not given and isinstance(first, int | float) and not isinstance(first, bool | np.floating)
+
+
 def _check_heads(given: Inputs) -> None:
     both = f"Q has shape {given.Q.shape} and K has shape {given.K.shape}"
     queries, keys = given.leading, given.K.shape[:-2]
@@ -169,11 +187,13 @@ def _check_finite(name: str, a: Array) -> None:
         )
 
 
-def check_dO(dO: Any, O: Array, *, check_finite: bool) -> Array:
-    """Return the output gradient as an array of O's shape and dtype, or ValueError."""
-    gradient = check_array("dO", dO)
+def check_dO(dO: Any, O: Array, *, check_finite: bool, layout: str = HEADS_FIRST) -> Array:
+    """Return the output gradient as an array of O's shape, heads first, and dtype, or ValueError."""
+    gradient = turned("dO", check_array("dO", dO), layout)
     if gradient.shape != O.shape:
         raise ValueError(f"dO has shape {gradient.shape}; expected that of O, {O.shape}")
+    if _is_listed(dO):
+        gradient = gradient.astype(O.dtype)
     if gradient.dtype != O.dtype:
         raise ValueError(f"dO has dtype {gradient.dtype}; expected that of O, {O.dtype}")
     if check_finite:
@@ -181,10 +201,10 @@ def check_dO(dO: Any, O: Array, *, check_finite: bool) -> Array:
     return gradient
 
 
-def check_attention(*, mask: Any = None, keep: Any = None, **given: Any) -> list[Array]:
+def check_attention(*, mask: Any = None, keep: Any = None, bias: Any = None, **given: Any) -> list[Array]:
     """Return Q, K, V, dO, those that are given, as arrays of real numbers that fit together, or ValueError.
 
-    Leading axes need only broadcast. `mask` and `keep` must be booleans that broadcast to (..., N_q, N_k).
+    Leading axes need only broadcast. `mask` and `keep` must be booleans that broadcast to (..., N_q, N_k), `bias` real numbers.
     """
     arrays = {name: check_array(name, a) for name, a in given.items()}
     shapes = {name: a.shape for name, a in arrays.items()}
@@ -202,9 +222,11 @@ def check_attention(*, mask: Any = None, keep: Any = None, **given: Any) -> list
         leading = np.broadcast_shapes(*(shape[:-2] for shape in shapes.values()))
     except ValueError:
         raise ValueError(f"shapes are {said}; expected leading axes that broadcast") from None
-    for name, a in (("mask", mask), ("keep", keep)):
+    if bias is not None and (kind := check_array("bias", bias).dtype).kind not in "fiu" and kind.name != "bfloat16":
+        raise ValueError(f"bias has dtype {kind}; expected real numbers")
+    for name, a in (("mask", mask), ("keep", keep), ("bias", bias)):
         onto = (*leading, Q[-2], K[-2])
-        if a is not None and not broadcasts(check_booleans(name, a).shape, onto):
+        if a is not None and not broadcasts((check_array if name == "bias" else check_booleans)(name, a).shape, onto):
             raise ValueError(
                 f"{name} has shape {np.shape(a)}; expected one that broadcasts to (..., N_q, N_k) = {onto}"
             )
@@ -234,21 +256,25 @@ def check_backward_range(
         )
 
 
-def check_range(inputs: Inputs, scale: float, dropout_p: float, stored: np.dtype[Any] | None) -> None:
+def check_range(
+    inputs: Inputs, scale: float, dropout_p: float, stored: np.dtype[Any] | None, bias: float = 0.0
+) -> None:
     """Refuse finite inputs so large that a score or a weighted sum could overflow, which would give NaN.
 
     Scores, and every partial sum on the way to one, are at most |scale|·|q|·|k| (Cauchy–Schwarz); partial sums of P̃V at
-    most N_k·max|v|. `stored` is the type S is written to HBM in, for the algorithms that do. Raises ValueError.
+    most N_k·max|v|. `bias` is the most that one adds. `stored` is the type S is written to HBM in, for the algorithms that do.
+
+    Raises ValueError.
     """
     chip = chip_dtype(inputs.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         q, k = (_longest_row(a) for a in (inputs.Q, inputs.K))
-        score = abs(scale) * q * k
+        score = abs(scale) * q * k + bias
         total = float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0)) * inputs.shape.N_k / (1 - dropout_p)
     score_type = stored if stored is not None and largest(stored) < largest(chip) else chip
     if not score < largest(score_type) / 2 or not max(q, abs(scale) * q) < largest(chip):
         raise ValueError(
-            f"Q and K are too large: scores could reach {score:.3g}, and {score_type.name} ends at "
+            f"Q and K{' and the bias' * bool(bias)} are too large: scores could reach {score:.3g}, and {score_type.name} ends at "
             f"{largest(score_type):.3g}. Scale the inputs down, or give a wider dtype"
         )
     if not total < largest(chip) / 4:
@@ -265,5 +291,14 @@ def _longest_row(a: Array) -> float:
 
 
 def check_M(M: Any, itemsize: int) -> int:
-    """Return SRAM's size in elements, by default 100 KB of a dtype of that item size."""
-    return DEFAULT_SRAM_BYTES // itemsize if M is None else check_count("M", M)
+    """Return SRAM's size in elements of that item size, given so (25_600, 1e5) or as text ("100KB"); by default 100 KB."""
+    if M is None:
+        return DEFAULT_SRAM_BYTES // itemsize
+    if isinstance(M, str):
+        try:
+            M = parse_size(M, itemsize)
+        except ValueError as error:
+            raise ValueError(f"M: {error}") from None
+    elif isinstance(M, float | np.floating) and math.isfinite(M) and int(M) == M:
+        M = int(M)
+    return check_count("M", M)

@@ -27,7 +27,7 @@ class LiveTiles:
     def __init__(self, mask: Mask, blocks: Blocks, shape: Shape, head: Head) -> None:
         self._mask, self._shape, self._head = mask, shape, head
         self._rows = np.arange(blocks.T_r) * blocks.B_r
-        self._row_ends = np.minimum(self._rows + blocks.B_r, shape.N_q)
+        self._row_ends = np.minimum(np.minimum(self._rows + blocks.B_r, shape.N_q), mask.queries(shape, head))
         self._cols = np.arange(blocks.T_c) * blocks.B_c
         self._col_ends = np.minimum(np.minimum(self._cols + blocks.B_c, shape.N_k), mask.keys(shape, head))
 

@@ -1,9 +1,11 @@
 """Which query may attend to which key: mask objects that combine with `&`.
 
-    Causal()                  keys up to the query's own position, aligned bottom-right: j ≤ i + N_k − N_q
-    SlidingWindow(left, right)  keys within `left` before and `right` after that position; −1: no limit on that side
+    Causal(offset)            keys up to the query's own position: j ≤ i + offset, by default N_k − N_q, bottom-right; 0: top-left
+    SlidingWindow(left, right, offset)  keys within `left` before and `right` after that position; −1: no limit on that side
     KeyPadding(lengths)       only the first `length` keys; one length, or one for each head (leading axes)
+    QueryPadding(lengths)     only the first `length` queries, likewise
     Dense(array)              any boolean array that broadcasts to (..., N_q, N_k), True = attend
+    Bias(array)               forbids nothing: floats that are added to the scores
     Tree(parents)             the last keys are the nodes of a tree: itself, its ancestors, and all keys before the tree
 
 All but `Dense` and `Tree` are implicit: positions decide, and nothing is read from HBM. A `Dense` array lives in HBM; its
@@ -26,20 +28,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.band import Band
-from flashsim.checking import broadcasts, check_array, check_booleans, check_count, check_flag, shown
+from flashsim.checking import LARGEST, broadcasts, check_array, check_booleans, check_count, check_flag, shown
 from flashsim.records import Shape
 
 Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
 Head = tuple[int, ...]
 NO_OPTIONS: Mapping[str, Any] = {}
+MOST_OFFSET = 2**61
 
 
 class Mask(ABC):
@@ -76,8 +79,12 @@ class Mask(ABC):
         """Return how many keys, from the first, may be attended to at all, as far as positions tell."""
         return shape.N_k
 
+    def queries(self, shape: Shape, head: Head) -> int:
+        """Return how many queries, from the first, may attend to anything, as far as positions tell."""
+        return shape.N_q
+
     def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return what `live`, `full` and `keys` say, as one band; None where it is none: then each tile is looked at."""
+        """Return what `live`, `full`, `keys` and `queries` say, as one band; None: it is none, and each tile is looked at."""
         return None
 
     def dense(self, head: Head) -> list[Bools]:
@@ -87,6 +94,11 @@ class Mask(ABC):
     @property
     def tree(self) -> Any:
         """The `flashsim.Tree` whose bitmask must live in HBM, if any; else None."""
+        return None
+
+    @property
+    def bias(self) -> Any:
+        """The `flashsim.Bias` that must live in HBM, if any; else None."""
         return None
 
     @property
@@ -124,15 +136,18 @@ class All(Mask):
         return np.ones((len(rows), len(cols)), bool)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SlidingWindow(Mask):
-    """Keys j with p − left ≤ j ≤ p + right, where p = i + N_k − N_q is query i's position (bottom-right alignment).
+    """Keys j with p − left ≤ j ≤ p + right, where p = i + offset is query i's position.
 
     `left` or `right` of −1 is no limit on that side, as in FlashAttention's window_size. Others below 0 raise ValueError.
+    `offset` is query 0's position: a number, or an array that broadcasts to the leading axes (one for each batch entry or head);
+    by default N_k − N_q, aligned at the bottom right. It may be negative: the first queries then attend to nothing.
     """
 
     left: int
     right: int
+    offset: Any = None
 
     @classmethod
     def of(cls, window: Any) -> SlidingWindow | None:
@@ -146,32 +161,54 @@ class SlidingWindow(Mask):
         return cls(left, right)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a side that is neither −1 nor a width."""
+        """Raise ValueError for a side that is neither −1 nor a width, and for an offset that is no whole number."""
         for side in ("left", "right"):
             object.__setattr__(self, side, check_count(f"SlidingWindow's {side}", getattr(self, side), -1))
+        if self.offset is not None:
+            name = f"{type(self).__name__}'s offset"
+            object.__setattr__(self, "offset", _frozen(check_whole(name, self.offset, MOST_OFFSET).tolist()))
+
+    def check(self, shape: Shape, leading: Head) -> None:
+        """Raise ValueError for offsets that do not broadcast."""
+        check_leading(f"{type(self).__name__}'s offset", np.shape(self.offset), leading)
+
+    @property
+    def per_head(self) -> bool:
+        """Whether there are several offsets."""
+        return isinstance(self.offset, tuple)
+
+    def _position(self, shape: Shape, head: Head) -> int:
+        """Return query 0's position."""
+        return shape.N_k - shape.N_q if self.offset is None else int(at_head(np.asarray(self.offset), head))
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         """Compare positions."""
-        offset = cols[None, :] - (rows[:, None] + shape.N_k - shape.N_q)
-        return self._within(offset, offset)
+        distance = cols[None, :] - (rows[:, None] + self._position(shape, head))
+        return self._within(distance, distance)
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the offsets j − p of the two corners that come nearest to the window."""
-        shift = shape.N_k - shape.N_q
+        """Compare the distances j − p of the two corners that come nearest to the window."""
+        shift = self._position(shape, head)
         return self._within(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift))
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the offsets j − p of the two corners that are farthest from the window."""
-        shift = shape.N_k - shape.N_q
+        """Compare the distances j − p of the two corners that are farthest from the window."""
+        shift = self._position(shape, head)
         return self._within(col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift))
 
+    def keys(self, shape: Shape, head: Head) -> int:
+        """Return how far the last query reaches."""
+        reach = shape.N_k if self.right == -1 else shape.N_q + self._position(shape, head) + self.right
+        return min(max(reach, 0), shape.N_k)
+
     def band(self, shape: Shape, head: Head) -> Band:
-        """Return the window."""
-        left, right = (None if side == -1 else side for side in (self.left, self.right))
-        return Band(left, right, shape.N_k)
+        """Return the window, as seen from the positions of bottom-right alignment."""
+        moved = self._position(shape, head) - (shape.N_k - shape.N_q)
+        left = None if self.left == -1 else self.left - moved
+        return Band(left, None if self.right == -1 else self.right + moved, self.keys(shape, head))
 
     def _within(self, least: Index, most: Index) -> Bools:
-        """Whether a range of offsets j − p, from `least` to `most`, meets the window."""
+        """Whether a range of distances j − p, from `least` to `most`, meets the window."""
         allowed = np.ones(np.broadcast_shapes(least.shape, most.shape), bool)
         if self.right != -1:
             allowed &= least <= self.right
@@ -179,69 +216,26 @@ class SlidingWindow(Mask):
             allowed &= most >= -self.left
         return allowed
 
+    def __repr__(self) -> str:
+        offset = "" if self.offset is None else f", offset={_thawed(self.offset)}"
+        return f"SlidingWindow({self.left}, {self.right}{offset})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Causal(SlidingWindow):
-    """Keys j ≤ i + N_k − N_q: aligned at the bottom right, so that the last query attends to every key.
+    """Keys j ≤ i + offset, by default N_k − N_q: aligned at the bottom right, so that the last query attends to every key.
 
-    The convention of FlashAttention ≥ 2.1 and of decoding; with N_q = N_k, the usual lower triangle. With N_q > N_k the
-    first N_q − N_k queries attend to nothing, and their rows of O are 0.
+    The default is the convention of FlashAttention ≥ 2.1 and of decoding; with N_q = N_k, the usual lower triangle. With
+    N_q > N_k the first N_q − N_k queries attend to nothing, and their rows of O are 0. `offset=0` is aligned at the top left, and
+    the number of keys in a cache before the queries, one for each batch entry, is an array such as (B, 1) for B × H heads.
     """
 
-    left: int = -1
-    right: int = 0
-
-
-class KeyPadding(Mask):
-    """Only the first `lengths` keys: a number, or an array that broadcasts to the leading axes (one for each head).
-
-    Raises ValueError for what is no whole number; in a run, for lengths below 0 or above N_k.
-    """
-
-    def __init__(self, lengths: Any) -> None:
-        self.lengths = check_array("KeyPadding's lengths", lengths).copy()
-        if not np.issubdtype(self.lengths.dtype, np.integer):
-            raise ValueError(f"KeyPadding's lengths have dtype {self.lengths.dtype}; expected whole numbers")
-
-    def check(self, shape: Shape, leading: Head) -> None:
-        """Raise ValueError for lengths that are not from 0 to N_k, or do not broadcast."""
-        if self.lengths.size and not (self.lengths.min() >= 0 and self.lengths.max() <= shape.N_k):
-            raise ValueError(
-                f"KeyPadding's lengths run from {self.lengths.min()} to {self.lengths.max()}; "
-                f"expected 0 to N_k = {shape.N_k}"
-            )
-        _check_broadcast("KeyPadding's lengths array", self.lengths.shape, leading, "the leading axes")
-
-    def keys(self, shape: Shape, head: Head) -> int:
-        """Return this head's length."""
-        return self._length(head)
-
-    def band(self, shape: Shape, head: Head) -> Band:
-        """Return the first keys."""
-        return Band(None, None, self._length(head))
-
-    @property
-    def per_head(self) -> bool:
-        """Whether there are several lengths."""
-        return self.lengths.ndim > 0
-
-    def _length(self, head: Head) -> int:
-        return int(_at_head(self.lengths, head))
-
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Compare key indices with the length."""
-        return np.broadcast_to(cols[None, :] < self._length(head), (len(rows), len(cols)))
-
-    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the tile's first key with the length."""
-        return np.broadcast_to(cols < self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
-
-    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the tile's last key with the length."""
-        return np.broadcast_to(col_ends <= self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
+    left: int = field(default=-1, init=False)
+    right: int = field(default=0, init=False)
+    offset: Any = None
 
     def __repr__(self) -> str:
-        return f"KeyPadding({self.lengths.tolist()})"
+        return "Causal()" if self.offset is None else f"Causal(offset={_thawed(self.offset)})"
 
 
 class Dense(Mask):
@@ -252,7 +246,7 @@ class Dense(Mask):
 
     def check(self, shape: Shape, leading: Head) -> None:
         """Raise ValueError unless the array broadcasts."""
-        _check_broadcast("mask", self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
+        check_broadcast("mask", self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         """Allow everything by position."""
@@ -270,13 +264,13 @@ class Dense(Mask):
     def dense(self, head: Head) -> list[Bools]:
         """Return this head's array, as large as it was given."""
         array = self.array.reshape((1,) * (2 - self.array.ndim) + self.array.shape)
-        return [array[tuple(i if n > 1 else 0 for i, n in _aligned(head, array.shape[:-2]))]]
+        return [array[head_of(head, array.shape[:-2])]]
 
     def __repr__(self) -> str:
         return f"Dense(array of shape {self.array.shape})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Both(Mask):
     """What two masks both allow: `a & b`."""
 
@@ -284,9 +278,13 @@ class Both(Mask):
     b: Mask
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Check both, and that one at most has a tree."""
+        """Check both, and that one at most has a tree, and a bias."""
         if self.a.tree is not None and self.b.tree is not None:
             raise ValueError(f"mask combines {self.a.tree!r} and {self.b.tree!r}; expected one Tree at most")
+        if self.a.bias is not None and self.b.bias is not None:
+            raise ValueError(
+                f"mask combines {self.a.bias!r} and {self.b.bias!r}; expected one Bias at most: add them up"
+            )
         self.a.check(shape, leading)
         self.b.check(shape, leading)
 
@@ -297,7 +295,8 @@ class Both(Mask):
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Return where tiles may be live for both."""
         corners = (rows, row_ends, cols, col_ends, shape, head)
-        return self.a.live(*corners) & self.b.live(*corners)
+        band = self.band(shape, head)
+        return self.a.live(*corners) & self.b.live(*corners) & (band is None or not band.is_empty)
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Return where tiles are full for both."""
@@ -307,6 +306,10 @@ class Both(Mask):
     def keys(self, shape: Shape, head: Head) -> int:
         """Return the smaller number."""
         return min(self.a.keys(shape, head), self.b.keys(shape, head))
+
+    def queries(self, shape: Shape, head: Head) -> int:
+        """Return the smaller number."""
+        return min(self.a.queries(shape, head), self.b.queries(shape, head))
 
     def band(self, shape: Shape, head: Head) -> Band | None:
         """Return what both bands share."""
@@ -327,6 +330,14 @@ class Both(Mask):
         """The tree of either one."""
         return self.b.tree if self.a.tree is None else self.a.tree
 
+    @property
+    def bias(self) -> Any:
+        """The bias of either one."""
+        return self.b.bias if self.a.bias is None else self.a.bias
+
+    def __repr__(self) -> str:
+        return f"{self.a!r} & {self.b!r}"
+
 
 def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head, options: Mapping[str, Any] = NO_OPTIONS) -> Mask:
     """Return the mask of `causal=`, `mask=` and those `options` that are masks, together, checked. Raises ValueError."""
@@ -339,15 +350,40 @@ def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head, options: Mappi
     return given
 
 
-def _check_broadcast(name: str, shape: tuple[int, ...], onto: tuple[int, ...], what: str) -> None:
+def check_whole(name: str, value: Any, most: int = LARGEST) -> NDArray[Any]:
+    """Return whole numbers as an array. ValueError for others, and for those above `most`, or below its negative."""
+    array = check_array(name, value)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"{name}: dtype {array.dtype}; expected whole numbers")
+    if array.size and (array.min() < -most or array.max() > most):
+        raise ValueError(f"{name} runs from {array.min()} to {array.max()}; expected from -{most} to {most}")
+    return array
+
+
+def check_leading(name: str, shape: tuple[int, ...], leading: Head) -> None:
+    """Raise ValueError for an array that does not broadcast to the leading axes."""
+    check_broadcast(name, shape, leading, "the leading axes")
+
+
+def check_broadcast(name: str, shape: tuple[int, ...], onto: tuple[int, ...], what: str) -> None:
+    """Raise ValueError for an array that does not broadcast to `onto`, which a message calls `what`."""
     if not broadcasts(shape, onto):
         raise ValueError(f"{name} has shape {shape}; expected one that broadcasts to {what} {onto}")
 
 
-def _aligned(head: Head, axes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Pair the array's leading axes, counted from the last, with the head's index."""
-    return list(zip(head[len(head) - len(axes) :], axes, strict=True))
+def head_of(head: Head, axes: tuple[int, ...]) -> Head:
+    """Return a head's index into an array's leading axes, which are counted from the last, and may be 1."""
+    return tuple(i if n > 1 else 0 for i, n in zip(head[len(head) - len(axes) :], axes, strict=True))
 
 
-def _at_head(array: NDArray[Any], head: Head) -> Any:
-    return array[tuple(i if n > 1 else 0 for i, n in _aligned(head, array.shape))]
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _thawed(value: Any) -> Any:
+    return list(map(_thawed, value)) if isinstance(value, tuple) else value
+
+
+def at_head(array: NDArray[Any], head: Head) -> Any:
+    """Return the entry of a head, of an array that broadcasts to the leading axes."""
+    return array[head_of(head, array.shape)]

@@ -55,7 +55,8 @@ def check_options(
             from difflib import get_close_matches
 
             options = [option.name for each in (own, *known.values()) for option in each.options]
-            close = get_close_matches(name, [*signature(function).parameters, *options], 1)
+            names = [*signature(function).parameters, *options]
+            close = [each for each in names if each.lower() == name.lower()] or get_close_matches(name, names, 1)
             meant = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"{function.__name__} takes no argument {name!r}{meant}")
         if not any(option.is_default(value) for option in others.values()):

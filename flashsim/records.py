@@ -5,9 +5,12 @@ Every count is an exact integer number of elements. Bytes are derived, array by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from flashsim.exporting import Exported
+from flashsim.notebook import table
 
 Role = Literal["input", "output", "extra"]
 
@@ -59,9 +62,14 @@ class ArrayTraffic:
             self.role,
         )
 
+    def shared(self, heads: int) -> ArrayTraffic:
+        """Return the same where so many heads use one array in turn: it is as large as one, and initialised once."""
+        init, size = self.init_writes // heads, self.size // heads
+        return replace(self, writes=self.writes - self.init_writes + init, init_writes=init, size=size)
 
-@dataclass(frozen=True)
-class Traffic:
+
+@dataclass(frozen=True, repr=False)
+class Traffic(Exported):
     """HBM accesses of a whole run: totals, and `by_array["K"]` for each named array."""
 
     by_array: Mapping[str, ArrayTraffic] = field(default_factory=dict)
@@ -96,6 +104,15 @@ class Traffic:
         """Elements allocated in HBM besides inputs and output: Theorem 1's "additional memory"."""
         return sum(a.size for a in self.by_array.values() if a.role == "extra")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the totals, and those of each array, in elements and bytes."""
+        counts = ("reads", "writes", "init_writes", "accesses", "bytes")
+        by_array = {
+            array: {name: getattr(a, name) for name in (*counts, "size", "itemsize", "role")}
+            for array, a in self.by_array.items()
+        }
+        return {**{name: getattr(self, name) for name in (*counts, "extra")}, "by_array": by_array}
+
     def __add__(self, other: Traffic) -> Traffic:
         """Add up, array by array: two heads of one run."""
         sums = dict(self.by_array)
@@ -115,6 +132,20 @@ class Traffic:
         rows.append(f"{'total':<8}{self.reads:>16,}{self.writes:>16,}   accesses {self.accesses:,}")
         return "\n".join(rows)
 
+    def __repr__(self) -> str:
+        by_array = ", ".join(f"{name} {a.accesses:,}" for name, a in self.by_array.items())
+        return f"Traffic({self.accesses:,} accesses, {self.reads:,} of them reads: {by_array})"
+
+    def _repr_html_(self) -> str:
+        """Return a table, as Jupyter shows it."""
+        return self.table("HBM accesses, in elements")
+
+    def table(self, caption: str, notes: Sequence[str] = ()) -> str:
+        """Return a table in HTML, a row for each array, with lines of text below."""
+        rows = [(name, a.reads, a.writes, a.accesses, a.bytes) for name, a in self.by_array.items()]
+        total = ("total", self.reads, self.writes, self.accesses, self.bytes)
+        return table(caption, ("array", "reads", "writes", "accesses", "bytes"), [*rows, total], notes)
+
 
 @dataclass(frozen=True)
 class Occupancy:
@@ -123,6 +154,15 @@ class Occupancy:
     peak: int
     capacity: int
     enforced: bool
+
+    @property
+    def over(self) -> int:
+        """By how many elements the peak exceeds M; 0 where it does not."""
+        return max(self.peak - self.capacity, 0)
+
+    def __str__(self) -> str:
+        excess = f", {self.over:,} over" if self.over else " of"
+        return f"SRAM peak {self.peak:,}{excess} M = {self.capacity:,}"
 
 
 @dataclass(frozen=True)

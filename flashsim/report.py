@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from flashsim import theory
-from flashsim.algorithms import Algorithm
-from flashsim.algorithms.own import forward_of
 from flashsim.qkv import QKV
 from flashsim.records import Traffic
 from flashsim.sizes import human_bytes
-from flashsim.tables import console_for_tables, new_table
+from flashsim.tables import console_for_tables, new_table, print_table, print_words
+from flashsim.theory.formulas import evaluated
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,7 @@ def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[s
 
 def _numbers(result: Result) -> dict[str, Any]:
     return {
-        **traffic_numbers(result.hbm),
+        **result.hbm.to_dict(),
         "sram": asdict(result.sram),
         "blocks": asdict(result.blocks),
         "max_error": result.max_error,
@@ -49,8 +49,11 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
     """Return a count as plain data."""
     return {
         "algorithm": counted.tally.algorithm,
-        "arguments": {key: getattr(value, "__name__", value) for key, value in counted.arguments.items()},
-        **traffic_numbers(counted.tally.hbm),
+        "arguments": {
+            key: repr(value) if key == "mask" else getattr(value, "__name__", value)
+            for key, value in counted.arguments.items()
+        },
+        **counted.tally.hbm.to_dict(),
         "sram": asdict(counted.tally.sram),
         "resident_at_peak": counted.ledger.at_peak,
         "blocks": asdict(counted.tally.blocks),
@@ -60,22 +63,15 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
     }
 
 
-def traffic_numbers(traffic: Traffic) -> dict[str, Any]:
-    """Return HBM accesses as plain data, in elements and bytes."""
-    names = ("reads", "writes", "init_writes", "accesses", "bytes")
-    by_array = {array: {name: getattr(a, name) for name in names} for array, a in traffic.by_array.items()}
-    return {**{name: getattr(traffic, name) for name in names}, "by_array": by_array}
-
-
 def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result], asked: str) -> None:
     """Print the comparison. `asked` says what was asked besides, such as "causal, dropout 0.1"."""
     console, M = console_for_tables(), next(iter(forwards.values())).sram.capacity
     N_q, d, N_k, d_v = given.Q.shape[-2], given.Q.shape[-1], given.K.shape[-2], given.V.shape[-1]
     lengths = f"N = {N_q:,}" if N_q == N_k else f"N_q = {N_q:,}, N_k = {N_k:,}"
     widths = f"d = {d}" if d == d_v else f"d = {d}, d_v = {d_v}"
-    console.print(given.source)
+    print_words(console, given.source)
     kv_heads = math.prod(given.K.shape[:-2])
-    heads = f"{given.heads} head(s)" + (f" on {kv_heads} KV head(s)" if kv_heads < given.heads else "")
+    heads = _heads(given.heads, "head") + (f" on {_heads(kv_heads, 'KV head')}" if kv_heads < given.heads else "")
     console.print(f"{heads}, {lengths}, {widths}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
     console.print(f"SRAM of M = {M:,} elements ({human_bytes(M * given.Q.dtype.itemsize)} of {given.Q.dtype.name})\n")
     for results in (forwards, backwards):
@@ -83,15 +79,20 @@ def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str
             _print_results(console, results)
 
 
+def _heads(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number > 1)
+
+
 def _print_results(console: Console, results: Mapping[str, Result]) -> None:
-    table = new_table("HBM accesses in elements", *(result.title for result in results.values()))
+    titles = (result.title.replace(", ", ",\n") for result in results.values())
+    table = new_table("HBM accesses, elements", *titles)
     arrays = [name for result in results.values() for name in result.hbm.by_array]
     for array in dict.fromkeys(arrays):
         table.add_row(array, *(_accesses(result.hbm, array) for result in results.values()))
     table.add_section()
     for label, cell in _RUN_ROWS:
         table.add_row(label, *(cell(result) for result in results.values()))
-    console.print(table)
+    print_table(console, table)
     for flash in {"flash", "flash_basic"} & results.keys():
         if "standard" in results:
             ratio = results["standard"].hbm.accesses / results[flash].hbm.accesses
@@ -105,16 +106,17 @@ _RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("accesses", lambda r: f"{r.hbm.accesses:,}"),
     ("bytes", lambda r: human_bytes(r.hbm.bytes)),
     (
-        "equal to the closed form",
+        "equals the closed form",
         lambda r: {True: "yes, by array", False: "NO", None: "no closed form"}[r.equals_theory],
     ),
     ("blocks B_r × B_c", lambda r: f"{r.blocks.B_r} × {r.blocks.B_c}"),
     ("blocks T_r × T_c", lambda r: f"{r.blocks.T_r} × {r.blocks.T_c}"),
     ("extra HBM, elements", lambda r: f"{r.hbm.extra:,}"),
-    ("SRAM peak, elements", lambda r: f"{r.sram.peak:,} ({r.sram.peak / r.sram.capacity:.0%} of M)"),
-    ("max error against naive", lambda r: "too large" if r.max_error is None else f"{r.max_error:.1e}"),
+    ("SRAM peak, elements", lambda r: f"{r.sram.peak:,}"),
+    ("  of M", lambda r: f"{r.sram.peak / r.sram.capacity:.0%}"),
+    ("error against naive", lambda r: "too large" if r.max_error is None else f"{r.max_error:.1e}"),
     (
-        "  of its rounding bound",
+        "  of its rounding limit",
         lambda r: (
             "–" if r.error_of_bound is None else f"{r.error_of_bound:.3f}" + ", TOO LARGE" * (r.error_of_bound > 1)
         ),
@@ -129,35 +131,35 @@ def _accesses(traffic: Traffic, array: str) -> str:
 
 def print_count(counted: Counted) -> None:
     """Print what moved: by line of the paper, by array with its closed form, and what fills SRAM."""
-    console, tally = console_for_tables(), counted.tally
-    itemsize = theory.BYTES[counted.arguments["dtype"]]
-    blocks, heads = tally.blocks, counted.arguments["heads"]
+    console, tally, arguments = console_for_tables(), counted.tally, counted.arguments
+    blocks, heads, M = tally.blocks, arguments["heads"], tally.sram.capacity
     console.print(counted.algorithm.title)
-    console.print(
-        f"M = {tally.sram.capacity:,} elements ({human_bytes(tally.sram.capacity * itemsize)} of "
-        f"{counted.arguments['dtype']}): M counts elements, so that line 1's ⌈M/4d⌉ is a number of rows"
-    )
-    console.print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}\n")
+    console.print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']})")
+    console.print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}")
+    papers = _choosing_line(counted) if arguments["blocks"] is None and arguments["sizing"] == "paper" else ""
+    if papers:
+        console.print(f"Blocks as in {papers}: its ⌈M/4d⌉ is a number of rows, so M counts elements")
+    console.print()
 
-    together = counted.arguments.get("gqa") == "grouped" and _group(counted.arguments) > 1
-    one = f", one group of {_group(counted.arguments)} heads" if together else ", one head" if heads > 1 else ""
+    group = _group(arguments) if arguments["gqa"] == "grouped" else 1
+    one = f", one group of {group} heads" if group > 1 else ", one head" if heads > 1 else ""
     lines = new_table("by line of the algorithm" + one, "array", "how often", "elements")
     for movement in counted.ledger.movements:
         label = movement.label.removeprefix("line ")
         lines.add_row(f"{label}  {movement.kind}", movement.array, f"{movement.times:,}", f"{movement.elements:,}")
-    console.print(lines)
+    print_table(console, lines)
 
-    arrays = new_table(
-        "by array" + (f", {heads:,} heads" if heads > 1 else ""), "reads", "writes", "reads =", "writes ="
-    )
-    formulas = {} if counted.agrees is None else _formulas(counted.algorithm, counted.arguments)
+    named = f", {heads:,} heads" if heads > 1 else ""
+    formulas, notes = ({}, []) if counted.agrees is None else _formulas(counted)
+    arrays = new_table(f"by array{named}", "reads", "writes", *(("reads =", "writes =") if formulas else ()))
     for array, traffic in tally.hbm.by_array.items():
-        reads, writes = (_pretty(formula) for formula in formulas.get(array, ("0", "0")))
-        arrays.add_row(array, f"{traffic.reads:,}", f"{traffic.writes:,}", reads, writes)
+        arrays.add_row(array, f"{traffic.reads:,}", f"{traffic.writes:,}", *formulas.get(array, ()))
     arrays.add_section()
     arrays.add_row("total", f"{tally.hbm.reads:,}", f"{tally.hbm.writes:,}")
     console.print()
-    console.print(arrays)
+    print_table(console, arrays)
+    for note in notes:
+        print_words(console, note)
     console.print(
         f"{tally.hbm.accesses:,} accesses, {human_bytes(tally.hbm.bytes)}; "
         + {True: "equal to the closed form", False: "NOT EQUAL TO THE CLOSED FORM", None: "no closed form"}[
@@ -165,38 +167,63 @@ def print_count(counted: Counted) -> None:
         ]
     )
 
-    held = " + ".join(f"{name} {elements:,}" for name, elements in counted.ledger.at_peak.items())
-    console.print(
-        f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / tally.sram.capacity:.0%} of M"
-    )
-    console.print(f"  = {held}")
+    console.print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of M")
+    print_words(console, "= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")
+    if papers and tally.sram.peak > M:
+        print_words(console, f"The blocks of {papers} need more than M, as its Θ(M) allows. --sizing fit takes less.")
 
 
-def _formulas(algorithm: Algorithm, arguments: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
-    """Return each array's (reads, writes) as text, where they are the plain ones: no mask, no dropout, no tile skipped.
+def _choosing_line(counted: Counted) -> str:
+    """Return which line of the algorithm's listing sets the paper's block sizes; "" where none does."""
+    found = re.search(r"^ +(\d+) +[^\n]*⌈M/4d⌉", counted.algorithm.listing, re.MULTILINE)
+    return f"line {found[1]}" if found else ""
 
-    Nor for query heads that share a KV head, where that changes them: grouped, N_q is g·N_q; else, backward adds a sum.
+
+def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Return each array's (reads, writes) as formulas that give its counts, and what there is to say of them.
+
+    The formulas are of one head, without mask and dropout, and with all tiles; where these change a count, a star takes the
+    formula's place. Heads that share a KV head, grouped, are one problem, of all their queries.
     """
-    changed = arguments.get("gqa") == "grouped" or arguments.get("direction") == "backward"
-    if _group(arguments) > 1 and changed:
-        return {}
-    if arguments.get("causal") or arguments.get("dropout_p"):
-        return {}
-    if any(
-        not option.is_default(arguments.get(option.name, option.default)) for option in forward_of(algorithm).options
-    ):
-        return {}
-    return theory.formulas(algorithm, algorithm.direction)
+    arguments, tally, direction = counted.arguments, counted.tally, counted.algorithm.direction
+    group = _group(arguments) if arguments["gqa"] == "grouped" else 1
+    problems = arguments["heads"] // group
+    queries, keys = (arguments[name] or arguments["N"] or arguments[other] for name, other in _LENGTHS)
+    widths = arguments["d"], arguments["d_v"] or arguments["d"]
+    values = theory.symbols(group * queries, keys, *widths, tally.sram.capacity, tally.blocks, direction=direction)
+    known = theory.formulas(counted.algorithm, direction)
+
+    def said(formula: str, elements: int) -> str:
+        if problems * evaluated(formula, values) != elements:
+            return "*"
+        return formula.replace(" * ", "·") if elements else ""
+
+    found = {}
+    for array, traffic in tally.hbm.by_array.items():
+        reads, writes = known.get(array, ("0", "0"))
+        found[array] = said(reads, traffic.reads), said(writes, traffic.writes)
+    words = " ".join(" ".join(pair) for pair in found.values())
+    notes = [
+        f"{symbol} = {values[symbol]:,}: {theory.SYMBOLS[symbol]}"
+        for symbol in ("T_v", "U_c", "p")
+        if re.search(rf"\b{symbol}\b", words)
+    ]
+    if problems > 1:
+        what = "heads" if group == 1 else f"groups of {group} heads"
+        notes.insert(0, f"each times {problems:,} {what}" + f", N_q = {group * queries:,} of a group" * (group > 1))
+    if "*" in words:
+        why = "mask, dropout, shared heads or an option of the algorithm make it differ from the plain formula"
+        notes.append(f"*: {why}")
+    return found, notes
+
+
+_LENGTHS = (("N_q", "N_k"), ("N_k", "N_q"))
 
 
 def _group(arguments: Mapping[str, Any]) -> int:
     """Return how many query heads share a KV head."""
     heads: int = arguments["heads"]
     return heads // (arguments.get("kv_heads") or heads)
-
-
-def _pretty(formula: str) -> str:
-    return formula.replace(" * ", "·") if formula != "0" else ""
 
 
 # -------------------------------------------------------------------------------------------------------------- verify
@@ -206,8 +233,9 @@ def print_ledger(claims: Sequence[Claim]) -> None:
     """Print the ledger, one claim after another."""
     console = console_for_tables()
     for claim in claims:
-        console.print(f"{'holds' if claim.holds else 'FAILS'}  {claim.source}: {claim.claim}")
-        console.print(f"       tried     {claim.tried}")
-        console.print(f"       measured  {claim.measured}\n")
+        print_words(console, f"{'holds' if claim.holds else 'FAILS'}  {claim.source}: {claim.claim}", " " * 7)
+        print_words(console, f"       tried     {claim.tried}", " " * 17)
+        print_words(console, f"       measured  {claim.measured}", " " * 17)
+        console.print()
     failed = sum(not claim.holds for claim in claims)
     console.print(f"{len(claims)} claims, {f'{failed} FAIL' if failed else 'all hold'}")

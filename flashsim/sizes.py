@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+Size = int | float | str
+"""What a size of SRAM may be given as: elements, 25_600 or 1e5, or bytes as text, "100KB"."""
 UNITS = {"": None, "B": 1, "KB": 1024, "KIB": 1024, "MB": 1024**2, "MIB": 1024**2, "GB": 1024**3, "GIB": 1024**3}
 
 
 def parse_size(text: str, itemsize: int) -> int:
-    """Return a size in elements from "25600" (elements) or "100KB" (bytes, 1 KB = 1024, of a dtype of that item size).
+    """Return a size in elements from "25600" or "1e5" (elements), or "100KB" (bytes of a dtype of that item size).
 
-    Raises ValueError.
+    1 KB is 1024 bytes, and so is 1 KiB. Raises ValueError.
     """
-    match = re.fullmatch(r"\s*([0-9][0-9_,]{0,30}(?:\.[0-9]{1,30})?)\s*([KMG]?i?B?)\s*", text, re.ASCII | re.IGNORECASE)
+    number_and_unit = r"\s*([0-9][0-9_,]{0,30}(?:\.[0-9]{1,30})?(?:e\+?[0-9]{1,2})?)\s*([KMG]?i?B?)\s*"
+    match = re.fullmatch(number_and_unit, text, re.ASCII | re.IGNORECASE)
     if not match or match[2].upper() not in UNITS:
         short = text if len(text) <= 40 else f"{text[:40]}…"
         raise ValueError(f"{short!r} is not a size; write elements (25600) or bytes with a unit (100KB)")

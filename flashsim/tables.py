@@ -1,12 +1,15 @@
-"""Tables on the console: readable in a terminal, plain in a pipe."""
+"""Tables and lines on the console, no wider than it is: in a terminal its width, in a pipe 80 columns, without colour."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+PIPE = 80  # columns, where no terminal says how many there are
 
 
 def console(**options: Any) -> Console:
@@ -21,19 +24,55 @@ def console(**options: Any) -> Console:
 
 
 def console_for_tables() -> Console:
-    """Return a console that neither wraps nor colours what goes into a pipe."""
+    """Return a console that colours nothing."""
     plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
     made = console(**plain)
-    return made if made.is_terminal else console(**plain, width=200)
+    return made if made.is_terminal else console(**plain, width=PIPE)
 
 
 def new_table(first: str, *columns: str) -> Table:
-    """Return an empty table: its first column is text, the others are numbers unless named "… =" or "array"."""
+    """Return an empty table: its first column is text, the others are numbers unless named "… =", "array" or "loops"."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column(first, no_wrap=True)
     for column in columns:
-        table.add_column(column, justify="left" if column.endswith(("=", "array", "name")) else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column.endswith(("=", "array", "loops")) else "right", no_wrap=True)
     return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; where it is too wide, its columns in several tables, one below another, each with the first column."""
+    columns = list(range(1, len(table.columns)))
+    shown: list[int] = []
+    while columns:
+        shown.append(columns.pop(0))
+        if not columns or _width(console, _part(table, [*shown, columns[0]])) > console.width:
+            console.print(_part(table, shown))
+            shown = []
+            if columns:
+                console.print()
+
+
+def print_words(console: Console, text: str, further: str = "") -> None:
+    """Print a line of words; where it is too wide, several lines, which begin with `further` from the second on."""
+    wrapped = textwrap.wrap(
+        text, console.width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+    )
+    console.print("\n".join(wrapped))
+
+
+def _part(table: Table, columns: list[int]) -> Table:
+    """Return the table's first column, and these."""
+    kept = [table.columns[at] for at in (0, *columns)]
+    part = new_table(*(str(column.header) for column in kept))
+    for row, cells in zip(table.rows, zip(*(column.cells for column in kept), strict=True), strict=True):
+        part.add_row(*cells, end_section=row.end_section)
+    return part
+
+
+def _width(console: Console, table: Table) -> int:
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update_width(10_000), table).maximum

@@ -20,16 +20,16 @@ from heapq import merge
 from math import isqrt
 from typing import Any
 
-from numpy.typing import DTypeLike
-
 from flashsim import theory
 from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
 from flashsim.api import Tally, count
-from flashsim.checking import check_callback, check_count, check_direction, check_flag, check_p, check_shape
+from flashsim.checking import check_callback, check_count, check_direction, check_p, check_shape
 from flashsim.inputs import check_M, float_dtype
+from flashsim.masks import All, Causal, Mask, as_mask
 from flashsim.records import Blocks, Shape
+from flashsim.sizes import Size
 
 MOST_TRIED = 2**22
 OnTried = Callable[[int, int], None]
@@ -55,6 +55,7 @@ class Choice:
 class Tuned:
     """What `tune` found.
 
+    mask        as it is written, "Causal()"; "" for none
     best        the fewest accesses of all
     by_loops    each algorithm's best; one that does not fit M at all is absent
     paper       each with the sizes of its line 1, which may exceed M; absent where M is too small for them
@@ -65,6 +66,7 @@ class Tuned:
     M: int
     direction: str
     causal: bool
+    mask: str
     compulsory: int
     by_loops: Mapping[str, Choice]
     paper: Mapping[str, Choice]
@@ -85,7 +87,7 @@ class _Search:
     @property
     def counted(self) -> tuple[str | Algorithm, dict[str, Any]]:
         """What to count, and its options: Algorithm 2 skips as Algorithm 5 does, where there is what to skip."""
-        if self.algorithm.skips_as and self.options["causal"]:
+        if self.algorithm.skips_as and self.options["mask"] is not None:
             return self.algorithm.skips_as, {**self.options, "block_mask": "live"}
         return self.algorithm, dict(self.options)
 
@@ -100,7 +102,7 @@ class _Search:
 
     def fits(self, B_r: int, B_c: int) -> bool:
         """Say whether all tiles fit: the peak does not depend on which are skipped, but for masks that skip all."""
-        plain = {**self.options, "causal": False}
+        plain = {**self.options, "mask": None}
         use = cost(self.algorithm, **asdict(self.shape), **plain, blocks=(B_r, B_c)).sram
         return use.peak <= use.capacity
 
@@ -127,7 +129,7 @@ class _Search:
             if not B_c:
                 break
             yield B_r, _tight(k, B_c, least)
-        if self.options["causal"]:
+        if self.options["mask"] is not None:
             thin_r, thin_c = min(least, n), min(least, k)
             yield from (
                 (B_r, thin_c) for B_r in range(thin_r, _most(partial(self._fits_beside, thin_c), thin_r, n) + 1)
@@ -158,13 +160,14 @@ def tune(
     *,
     N: int | None = None,
     d: int,
-    M: int | None = None,
+    M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
     d_v: int | None = None,
-    dtype: DTypeLike = "float32",
+    dtype: Any = "float32",
     direction: str = "forward",
     causal: bool = False,
+    mask: Mask | None = None,
     dropout_p: float = 0.0,
     least: int = 1,
     algorithms: Iterable[str | Algorithm | Callable[..., Any]] = (),
@@ -172,31 +175,34 @@ def tune(
 ) -> Tuned:
     """Find the loop order and (B_r, B_c) of fewest accesses whose peak is at most M elements, for one head.
 
-    Arguments as for `flashsim.count`; `causal` is aligned at the bottom right, and empty tiles are skipped.
+    Arguments as for `flashsim.count`; `mask` is one of positions, such as `flashsim.Causal(offset=0)`. Empty tiles are skipped.
     `least` is the fewest rows and columns of a tile (clipped to the lengths). `algorithms` are tried besides those whose
     records name their loops: names, records, or functions of one's own. `on_tried` is called with (algorithms done,
     algorithms in all). Of equally few accesses, the fewest tiles win, then the lowest peak.
 
-    No block sizes at all move less than those found; but where `causal` skips tiles, that is so only with `least` of 1 and for
-    one sweep ("q_outer_two_pass" makes two): otherwise, of those that were tried. That of an algorithm of one's own the peak
-    grows with the blocks is taken for granted.
+    No block sizes at all move less than those found; but where a mask skips tiles, that is so only for `causal`, with `least` of
+    1 and for one sweep ("q_outer_two_pass" makes two): otherwise, of those that were tried. That of an algorithm of one's own the
+    peak grows with the blocks is taken for granted.
 
     Raises ValueError for arguments that make no sense, where not even tiles of `least` × `least` fit, or where more than 2²²
     block sizes would have to be tried.
     """
     direction, on_tried = check_direction(direction), check_callback("on_tried", on_tried)
-    causal, dropout_p = check_flag("causal", causal), check_p(dropout_p)
     shape, least = check_shape(N, d, N_q, N_k, d_v), check_count("least", least)
+    rule, dropout_p = as_mask(mask, causal, shape, ()), check_p(dropout_p)
+    if rule.dense(()) or rule.tree is not None or rule.bias is not None:
+        raise ValueError(f"mask is {rule!r}; expected one of positions, of which nothing is in HBM")
+    masked = None if isinstance(rule, All) else rule
     stored = float_dtype(dtype)
     M = check_M(M, stored.itemsize)
-    sizes = sum(min(2 * isqrt(N), M) + causal * min(N, M) for N in (shape.N_q, shape.N_k))
+    sizes = sum(min(2 * isqrt(N), M) + (masked is not None) * min(N, M) for N in (shape.N_q, shape.N_k))
     if sizes > MOST_TRIED:
         raise ValueError(
             f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,} and M = {M:,} leave up to {sizes:,} block sizes to try, for hours; "
             f"expected at most {MOST_TRIED:,}. Take a smaller M or shorter lengths, or flashsim.count a few block sizes"
         )
     options: dict[str, Any] = {
-        "M": M, "dtype": stored.name, "direction": direction, "causal": causal, "dropout_p": dropout_p
+        "M": M, "dtype": stored.name, "direction": direction, "mask": masked, "dropout_p": dropout_p
     }  # fmt: skip
     found: dict[str, Choice] = {}
     paper: dict[str, Choice] = {}
@@ -216,14 +222,15 @@ def tune(
             f"M = {M:,} elements is too small: no algorithm here fits it with tiles of {least} × {least} at d = {shape.d}"
         )
     compulsory = theory.compulsory(shape.N_q, shape.N_k, shape.d, shape.d_v, direction)
-    return Tuned(shape, M, direction, causal, compulsory, found, paper)
+    said = "" if masked is None else repr(masked)
+    return Tuned(shape, M, direction, masked == Causal(), said, compulsory, found, paper)
 
 
 def best_of(
     name: str | Algorithm | Callable[..., Any], *, N: int, d: int, M: int, direction: str = "forward"
 ) -> Choice | None:
     """Return one algorithm's choice of fewest accesses that fits M, at N_q = N_k = N and d_v = d; None if nothing fits."""
-    options = {"M": M, "dtype": "float32", "direction": direction, "causal": False, "dropout_p": 0.0}
+    options = {"M": M, "dtype": "float32", "direction": direction, "mask": None, "dropout_p": 0.0}
     return _Search(chosen(name, direction), Shape(N, N, d, d), options).best(1)
 
 

@@ -1,9 +1,13 @@
-"""Time decoding, sliding windows and block-sparse attention on Hopper, beside cuDNN and FlashAttention-4 where PyTorch has them.
+"""Time on Hopper what `flashsim bench` does not, beside cuDNN and FlashAttention where PyTorch has them.
+
+Decoding, sliding windows, block-sparse attention; the backward pass, deterministic or not, and with dropout; 8 bits.
 
 python scripts/bench_hopper_cases.py                    # on a machine with a GPU: figures/gpu_hopper_cases.json
+python scripts/bench_hopper_cases.py --only backward -o figures/gpu_hopper_backward.json
 
-All take turns in one run; what is kept are medians of 9 rounds of 30 ms. A call of a case is replayed as a graph, as programs
+All take turns in one run; what is kept are medians of 9 rounds of 30 ms. A forward call is replayed as a graph, as programs
 that decode do it: what is timed is the GPU. Rates are of bytes that must move: K and V in decoding, Q, K, V, O with a window.
+Of the backward pass they are TFLOP/s, of five products.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +30,11 @@ import flashsim
 from flashsim import gpu, patterns
 from flashsim.entry import run_script
 from flashsim.files import check_target, write_whole
-from flashsim.gpu.benchmark import in_turns, machine
+from flashsim.gpu import hopper_backward
+from flashsim.gpu.benchmark import Setting, arrays, contestants, interleaved, machine
 from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.kernel import Options
+from flashsim.reference import attention
 
 Calls = dict[str, Callable[[], Any]]
 DECODED = [
@@ -36,6 +45,7 @@ DECODED = [
     (1, 131_072, 1),
     (1, 131_072, 8),
 ]  # sequences, KV, queries
+BACKWARD = [1024, 4096, 16_384]  # N
 WINDOWS = [(127, 0), (64, 63), (255, 0)]
 ROUNDS = 9
 
@@ -44,48 +54,48 @@ def main() -> int:
     """Measure, print, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/gpu_hopper_cases.json"))
+    parser.add_argument("--only", choices=CASES, nargs="+", default=["decode", "window", "block-sparse"], help="cases")
+    parser.add_argument("--commit", help="of the sources, for the record")
     options = parser.parse_args()
     check_target(options.output)
     record: dict[str, Any] = {
         "command": shlex.join(["python", "scripts/bench_hopper_cases.py", *sys.argv[1:]]),
+        "commit": options.commit,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "results": [],
     }
-    for case in cases():
+    for case in (case for name in options.only for case in CASES[name]()):
         print(json.dumps(case), flush=True)
         record["results"].append(case)
         write_whole(options.output, json.dumps(record, indent=1) + "\n")
     return 0
 
 
-def cases() -> Iterator[dict[str, Any]]:
+def decoding() -> Iterator[dict[str, Any]]:
     """Yield each case: its name, what must move, and everybody's ms."""
-    cupy = import_cupy()
-    large = normal(1, 1, 2**22, 128)
-    other = cupy.empty_like(large)
-    copy = {"copy": lambda: cupy.copyto(other, large)}
-    copied = 2 * large.nbytes
+    copied, copy = copying()
     for B, N_k, N_q in DECODED:
         q, k, v = normal(B, 64, N_q, 128), normal(B, 8, N_k, 128), normal(B, 8, N_k, 128)
         ms = race({**copy, "hopper_decode": captured(q, k, v), **peers(q, k, v)})
         assert gpu.plan(q, k, v).kernel == "hopper_decode"
         sizes = {"sequences": B, "N_k": N_k, "N_q": N_q, "H_q": 64, "H_kv": 8, "d": 128}
         yield {"case": "decode", **sizes, "bytes": k.nbytes + v.nbytes, "copied": copied, "ms": ms}
+
+
+def windows() -> Iterator[dict[str, Any]]:
+    """Yield cases as `decoding`."""
+    copied, copy = copying()
     q, k, v = (normal(2, 128, 8192, 64) for _ in range(3))
+    sizes = {"N": 8192, "heads": 256, "d": 64, "bytes": 4 * q.nbytes, "copied": copied}
     for window in WINDOWS:
         mask = flashsim.SlidingWindow(*window)
         ms = race({**copy, "hopper": captured(q, k, v, mask=mask), **peers(q, k, v, window)})
-        yield {
-            "case": "window",
-            "window": window,
-            "N": 8192,
-            "heads": 256,
-            "d": 64,
-            "bytes": 4 * q.nbytes,
-            "copied": copied,
-            "ms": ms,
-        }
+        yield {"case": "window", "window": window, **sizes, "ms": ms}
+
+
+def block_sparse() -> Iterator[dict[str, Any]]:
+    """Yield cases: the part of tiles that is live, and ms."""
     for d, H in ((64, 32), (128, 16)):
         q, k, v = (normal(1, H, 16_384, d) for _ in range(3))
         tables = {s: np.random.default_rng(0).random((128, 128)) < s for s in (0.5, 0.25, 0.125, 0.0625)}
@@ -93,6 +103,70 @@ def cases() -> Iterator[dict[str, Any]]:
         ms = race({"dense": captured(q, k, v), **{s: captured(q, k, v, block_mask=t) for s, t in shares.items()}})
         live = {"dense": 1.0, **{s: float(table.mean()) for s, table in shares.items()}}
         yield {"case": "block-sparse", "N": 16_384, "heads": H, "d": d, "live": live, "ms": ms}
+
+
+def backward() -> Iterator[dict[str, Any]]:
+    """Yield cases: sizes, everybody's ms, and TFLOP/s. Dropout last, where FlashAttention-4 and cuDNN do not take part."""
+    settings = [
+        Setting(N, d, causal, "backward", H=2048 // d, dropout_p=p)
+        for p, lengths in ((0.0, BACKWARD), (0.1, [2048]))
+        for d in (128, 64)
+        for N in lengths
+        for causal in (False, True)
+    ]
+    for setting in settings:
+        names = ["torch_flash"] if setting.dropout_p else ["torch_flash", "torch_cudnn", "fa4"]
+        calls: Calls = {name: make() for name, make in contestants(setting, ["tensor_core", *names])}
+        q, k, v, do = arrays(setting, 4)
+        asked: dict[str, Any] = {"causal": setting.causal, "dropout_p": setting.dropout_p, "seed": 1}
+        o, lse = gpu.forward(q, k, v, return_lse=True, kernel="hopper", **asked)
+        options = Options(setting.d**-0.5, **asked)
+        dq, dk, dv = (import_cupy().empty_like(x) for x in (q, k, v))
+        for name, given in (("hopper", options), ("hopper deterministic", replace(options, deterministic=True))):
+            calls[name] = partial(hopper_backward.backward, q, k, v, o, lse, do, dq, dk, dv, given)
+        ms = race(calls)
+        tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
+        sizes = {key: getattr(setting, key) for key in ("N", "d", "causal", "dropout_p", "H")}
+        yield {"case": "backward", **sizes, "B": setting.batch, "ms": ms, "tflops": tflops}
+
+
+def eight_bits() -> Iterator[dict[str, Any]]:
+    """Yield cases as `backward`, forward, and relative errors: the kernel's, beside that of rounding its inputs to e4m3."""
+    for N in (1024, 4096, 16_384):
+        for causal in (False, True):
+            setting = Setting(N, 128, causal)
+            makers = dict(contestants(setting, ["hopper_fp8", "hopper", "torch_cudnn", "fa4"]))
+            ms = race({name: make() for name, make in makers.items()})
+            tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
+            yield {
+                "case": "fp8",
+                "N": N,
+                "d": 128,
+                "causal": causal,
+                "B": setting.batch,
+                "H": 16,
+                "ms": ms,
+                "tflops": tflops,
+            }
+    given = [normal(1, 4, 2048, 128) for _ in range(3)]
+    rounded = [gpu.to_fp8(x) for x in given]
+    exact, wanted = (attention(*(x.get().astype(np.float64) for x in arrays)) for arrays in (given, rounded))
+    found = {"hopper": (given, exact), "hopper_fp8": (rounded, wanted)}
+    errors = {name: off(gpu.forward(*asked, kernel=name).get(), of) for name, (asked, of) in found.items()}
+    yield {"case": "fp8 errors", "N": 2048, "d": 128, "of inputs": off(wanted, exact), **errors}
+
+
+def off(found: Any, wanted: Any) -> float:
+    """Return ‖found − wanted‖ / ‖wanted‖."""
+    return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+def copying() -> tuple[int, Calls]:
+    """Return how many bytes a copy of 1 GB reads and writes, and its call."""
+    cupy = import_cupy()
+    large = normal(1, 1, 2**22, 128)
+    other = cupy.empty_like(large)
+    return 2 * large.nbytes, {"copy": lambda: cupy.copyto(other, large)}
 
 
 def normal(*shape: int) -> Any:
@@ -153,7 +227,16 @@ def peers(q: Any, k: Any, v: Any, window: tuple[int, int] | None = None) -> Call
 
 def race(calls: Calls) -> dict[str, float]:
     """Return the median ms of each."""
-    return {name: round(statistics.median(found), 5) for name, found in in_turns(calls, ROUNDS).items()}
+    return {name: round(statistics.median(times), 5) for name, times in interleaved(calls, ROUNDS).items()}
+
+
+CASES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    "decode": decoding,
+    "window": windows,
+    "block-sparse": block_sparse,
+    "backward": backward,
+    "fp8": eight_bits,
+}
 
 
 if __name__ == "__main__":

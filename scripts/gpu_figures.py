@@ -1,6 +1,7 @@
 """Draw what `flashsim bench` measured: figures/gpu_times, gpu_runtime, gpu_memory (Figure 3), gpu_gpt2 (Figure 1, right).
 
 python scripts/gpu_figures.py        # from figures/gpu_bench.json, which a GPU made; needs none
+python scripts/gpu_figures.py --record figures/gpu_ladder.json       # of flashsim bench --ladder: figures/gpu_ladder
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from flashsim.entry import run_script
 from flashsim.files import read_record, write_whole
-from flashsim.plots.gpu import plot_figure_1, plot_peak_memory, plot_runtime, plot_times
+from flashsim.plots.gpu import plot_figure_1, plot_ladder, plot_peak_memory, plot_runtime, plot_times
 from flashsim.plots.saving import drawn, figure_of
 
 DRAWN: dict[str, Callable[..., Any]] = {
@@ -31,8 +32,9 @@ def main() -> None:
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("figures"), help="folder of the figures")
     options = parser.parse_args()
-    record = read_record(options.record, "machine", "results")
-    for name, plot in DRAWN.items():
+    drawn_of = {"gpu_ladder": plot_ladder} if options.record.stem == "gpu_ladder" else DRAWN
+    record = read_record(options.record, "machine", "results" if drawn_of is DRAWN else "steps")
+    for name, plot in drawn_of.items():
         try:
             figure = figure_of(plot(record))
         except (KeyError, IndexError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Run tests/test_gpu.py on a machine with a GPU and keep what came of it: figures/gpu_tests.json.
+"""Run the GPU's tests on a machine that has one and keep what came of them: figures/gpu_tests.json.
 
 python scripts/record_gpu_tests.py --commit "$(git rev-parse HEAD)"
 """
@@ -26,6 +26,7 @@ def main() -> int:
     """Run the tests and write the record; return pytest's exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commit", required=True, help="of the sources that are tested")
+    parser.add_argument("--processes", type=int, default=8, help="how many run tests at once. Default: 8")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "figures" / "gpu_tests.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -37,11 +38,16 @@ def main() -> int:
             "-q",
             "tests/test_gpu.py",
             "tests/test_gpu_hopper.py",
+            "tests/test_gpu_fp8.py",
             f"--junitxml={log}",
             "-p",
             "no:cacheprovider",
             "-o",
-            "addopts=",  # one process: there is one GPU
+            "addopts=",
+            "-n",
+            str(options.processes),  # on one GPU: most of the time goes to the reference, on the CPU
+            "-p",
+            "no:benchmark",  # where it is installed it warns of xdist
         ]
         status = subprocess.run(command, cwd=ROOT, check=False).returncode
         suite = next(ElementTree.parse(log).getroot().iter("testsuite"))

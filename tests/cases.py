@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import flashsim
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, theory
+from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.dropout import keep_mask
 from flashsim.masks import All, Both, Mask
@@ -139,6 +139,31 @@ def _causal_and_padding(rng: np.random.Generator, n: int, k: int) -> Masked:
     return Causal() & KeyPadding(keys), _causal(n, k) & _first(n, k, keys)
 
 
+def _offset_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    """Causal, query 0 at a position of its own: top-left and beyond either end included."""
+    offset = (0, k - n, int(rng.integers(-n - 2, k + 3)))[rng.integers(3)]
+    return Causal(offset=offset), np.array([[j <= i + offset for j in range(k)] for i in range(n)])
+
+
+def _offset_window_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    left, right, offset = (int(side) for side in rng.integers((0, 0, -n - 2), (6, 6, k + 3)))
+    return SlidingWindow(left, right, offset=offset), _window(n, k, left - offset + k - n, right + offset - k + n)
+
+
+def _query_padding_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
+    rows = int(rng.integers(0, n + 1))
+    return QueryPadding(rows), _first(k, n, rows).T
+
+
+def _packed_entry(rng: np.random.Generator, n: int, k: int) -> Masked:
+    """One entry of a padded batch: queries and keys of lengths of their own, causal from the end of both."""
+    rows, keys, left = int(rng.integers(0, n + 1)), int(rng.integers(0, k + 1)), int(rng.integers(-1, 7))
+    mask = QueryPadding(rows) & SlidingWindow(left, -1) & Causal(offset=keys - rows) & KeyPadding(keys)
+    within = _window(n, k, n + k if left == -1 else left, n + k)
+    causal = np.array([[j <= i + keys - rows for j in range(k)] for i in range(n)])
+    return mask, _first(k, n, rows).T & within & causal & _first(n, k, keys)
+
+
 def _all_together(rng: np.random.Generator, n: int, k: int) -> Masked:
     left, right, keys = (int(side) for side in rng.integers((2, 0, k // 2), (9, 6, k + 1)))
     a, b = _dense(rng, n, k, 0.9), _dense(rng, 1, k, 0.9)
@@ -161,6 +186,10 @@ MASKS: dict[str, Callable[[np.random.Generator, int, int], Masked]] = {
     "first keys": _first_keys_masked,
     "causal & padding": _causal_and_padding,
     "all together": _all_together,
+    "causal, offset": _offset_mask,
+    "window, offset": _offset_window_mask,
+    "query padding": _query_padding_mask,
+    "packed entry": _packed_entry,
 }
 DROPOUTS = (0.0, 0.3, 0.9)
 

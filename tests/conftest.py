@@ -1,4 +1,4 @@
-"""Shared by all tests: Hypothesis settings, and how long the fuzzers run.
+"""Shared by all tests: Hypothesis settings, how long the fuzzers run, a browser.
 
 `pytest tests/test_fuzz.py --fuzz 100000` tries as many examples in each test that is decorated with
 `@settings(settings.get_profile("fuzz"))`.
@@ -6,7 +6,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -23,10 +26,26 @@ settings.register_profile("wide", settings.get_profile("flashsim"), max_examples
 settings.load_profile("flashsim")
 
 FUZZ_EXAMPLES = 100
+DESK, PHONE = {"width": 1280, "height": 720}, {"width": 390, "height": 844}  # viewports
 if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 ):  # as in a shell's background job; processes started here inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium from the system, driven by Playwright; without either, skip and say what is missing."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
+    )
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no Chromium on this system: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

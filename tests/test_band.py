@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, groups, theory
+from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, groups, theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.band import Band, floor_sum
 from flashsim.live import CountedTiles
@@ -23,14 +23,17 @@ def drawn(rng: random.Random) -> tuple[Mask, Shape, Blocks, int]:
     """A mask of positions, alone or combined, for rows of `group` heads; with lengths and blocks."""
     N_q, N_k, group = rng.randint(1, 30), rng.randint(1, 30), rng.choice((1, 1, 2, 3, 4))
     B_r, B_c = rng.randint(1, group * N_q), rng.randint(1, N_k)
+    offset = rng.choice((None, rng.randint(-N_q - 3, N_k + 3)))
     kinds = [
         Causal(),
-        SlidingWindow(rng.randint(-1, 12), rng.randint(-1, 12)),
+        Causal(offset=rng.randint(-N_q - 3, N_k + 3)),
+        SlidingWindow(rng.randint(-1, 12), rng.randint(-1, 12), offset=offset),
         KeyPadding(rng.randint(0, N_k)),
+        QueryPadding(rng.randint(0, N_q)),
         Dense(np.ones((1, 1), bool)),
         All(),
     ]
-    mask: Mask = rng.choice(kinds[:3])
+    mask: Mask = rng.choice(kinds[:5])
     for _ in range(rng.choice((0, 0, 1, 2))):
         mask = mask & rng.choice(kinds)
     blocks = Blocks(B_r, B_c, -(-group * N_q // B_r), -(-N_k // B_c))
@@ -41,7 +44,8 @@ def looked_at(mask: Mask, shape: Shape, blocks: Blocks) -> dict[tuple[bool, bool
     """Return the live tiles of each kind, (last row, last column, partial), as the mask says of each."""
     rows, cols = np.arange(blocks.T_r)[:, None] * blocks.B_r, np.arange(blocks.T_c)[None, :] * blocks.B_c
     row_ends, col_ends = np.minimum(rows + blocks.B_r, shape.N_q), np.minimum(cols + blocks.B_c, shape.N_k)
-    live = mask.live(rows, row_ends, cols, np.minimum(col_ends, mask.keys(shape, ())), shape, ())
+    ends = np.minimum(row_ends, mask.queries(shape, ())), np.minimum(col_ends, mask.keys(shape, ()))
+    live = mask.live(rows, ends[0], cols, ends[1], shape, ())
     full = mask.full(rows, row_ends, cols, col_ends, shape, ())
     found: dict[tuple[bool, bool, bool], list[tuple[int, int]]] = {}
     for i, j in np.argwhere(live).tolist():
@@ -113,7 +117,15 @@ SKIPPING: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "asked"), SKIPPING)
 @pytest.mark.parametrize(
-    "mask", [Causal(), SlidingWindow(5000, 0), KeyPadding(10**12) & Causal()], ids=["causal", "window", "padding"]
+    "mask",
+    [
+        Causal(),
+        SlidingWindow(5000, 0),
+        KeyPadding(10**12) & Causal(),
+        Causal(offset=-(10**13)),
+        Causal(offset=7 * 10**8) & SlidingWindow(5000, 0) & QueryPadding(10**9 + 1),
+    ],
+    ids=["causal", "window", "padding", "offset", "two offsets and query padding"],
 )
 def test_any_length_is_counted_at_once(name: str, asked: dict[str, Any], mask: Mask) -> None:
     """10¹⁴ tokens, and theory says the same."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -206,8 +208,21 @@ def test_a_record_and_its_form_have_the_same_options() -> None:
         ("SlidingWindow's right is -5", lambda: flashsim.SlidingWindow(0, -5)),
         ("SlidingWindow's left is 1.5", lambda: flashsim.SlidingWindow(1.5, 0)),  # type: ignore[arg-type]
         ("SlidingWindow's left is True", lambda: flashsim.SlidingWindow(True, 0)),
-        ("KeyPadding's lengths have dtype float64; expected whole numbers", lambda: flashsim.KeyPadding(2.5)),
-        ("KeyPadding's lengths have dtype bool", lambda: flashsim.KeyPadding(True)),
+        ("KeyPadding's lengths: dtype float64; expected whole numbers", lambda: flashsim.KeyPadding(2.5)),
+        ("KeyPadding's lengths: dtype bool", lambda: flashsim.KeyPadding(True)),
+        ("QueryPadding's lengths: dtype bool", lambda: flashsim.QueryPadding(True)),
+        ("Causal's offset: dtype float64; expected whole numbers", lambda: flashsim.Causal(0.5)),
+        ("Causal's offset runs from 2305.* to", lambda: flashsim.Causal(2**61 + 1)),
+        ("SlidingWindow's offset is .*; expected an array", lambda: flashsim.SlidingWindow(1, 1, [[1], [1, 2]])),
+        (
+            "QueryPadding's lengths run from 7 to 7; expected 0 to N_q = 6",
+            lambda: forward(mask=flashsim.QueryPadding(7)),
+        ),
+        (
+            r"Causal's offset has shape \(2,\); expected .* leading axes \(\)",
+            lambda: forward(mask=flashsim.Causal([0, 1])),
+        ),
+        (r"Causal's offset has shape \(2,\)", lambda: count(mask=flashsim.Causal([0, 1]))),
         ("KeyPadding's lengths is a masked array", lambda: flashsim.KeyPadding(np.ma.masked_array([1, 2]))),
         ("KeyPadding's lengths is .*; expected an array", lambda: flashsim.KeyPadding([[1], [1, 2]])),
         ("mask is a masked array", lambda: flashsim.Dense(np.ma.masked_array([True]))),
@@ -256,4 +271,13 @@ def test_checks_know_neither_simulator_nor_theory() -> None:
     for module in (checking, flashsim.inputs):
         with open(str(module.__file__)) as file:
             imported = set(re.findall(r"from (flashsim\S*) import", file.read()))
-        assert imported <= {"flashsim.checking", "flashsim.records"}
+        assert imported <= {f"flashsim.{name}" for name in ("checking", "dlpack", "layouts", "records", "sizes")}
+
+
+def test_a_run_imports_no_masked_arrays() -> None:
+    """NumPy imports `numpy.ma` where it is named, and it takes a megabyte."""
+    code = (
+        "import sys, numpy as np, flashsim; x = np.ones((4, 2)); flashsim.forward('flash', x, x, x, mask=[[True] * 4])\n"
+        "assert 'numpy.ma' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

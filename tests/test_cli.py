@@ -263,6 +263,25 @@ def test_sizes_are_read(text: str, itemsize: int, elements: int) -> None:
     assert parse_size(text, itemsize) == elements
 
 
+def test_an_offset_moves_the_causal_mask(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked = ["--N_q", "12", "--N_k", "20", "--d", "4", "--M", "400", "--blocks", "4", "4", "--causal", "--offset", "-3"]
+    assert main(["count", "block_sparse", "--block-mask", "live", *asked, "--json", "-"]) == 0
+    counted = json.loads(capsys.readouterr().out)
+    shape: dict[str, Any] = {"N_q": 12, "N_k": 20, "d": 4, "M": 400, "blocks": (4, 4)}
+    tally = flashsim.count("block_sparse", **shape, mask=flashsim.Causal(offset=-3), block_mask="live")
+    assert (counted["reads"], counted["equals_theory"]) == (tally.hbm.reads, True)
+    assert counted["arguments"]["mask"] == "Causal(offset=-3)"
+    trace = tmp_path / "step.npz"
+    assert main(["step", "--n", "6", "--d", "2", "--causal", "--offset", "2", "-o", str(trace)]) == 0
+    about = flashsim.load_trace(trace).about
+    assert about.options == "Causal(offset=2)"
+    assert all(array.exact == (array.reads, array.writes) for array in about.arrays)
+    assert main(["count", "--N", "9", "--d", "4", "--offset", "1"]) == 2
+    assert "--offset goes with --causal" in capsys.readouterr().err
+    assert main(["count", "--N", "9", "--d", "4", "--causal", "--offset", "1.5"]) == 2
+    assert "argument --offset: got '1.5'; expected a whole number" in capsys.readouterr().err
+
+
 def test_sizes_are_written() -> None:
     assert [human_bytes(n) for n in (1, 1023, 1024, 102_400, 40.3 * 2**30, 2.0**50)] == [
         "1 B", "1023 B", "1 KB", "100 KB", "40.3 GB", "1,024 TB"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flashsim.cli import main
-from flashsim.cli.check import SPEC_OPTIONS
+from flashsim.cli.check import EXAMPLES, SPEC_OPTIONS
 from flashsim.cli.loading import load
 from flashsim.testing import CHECKS, Spec
 
@@ -29,6 +32,25 @@ def attention(q, k, v, mask=None):
     l = p.sum(-1, keepdims=True)
     dead = (p == 0).all(-2)[..., None]
     return p @ np.where(dead, 0, v) / np.where(l == 0, 1, l)
+
+def with_lse(q, k, v, causal=False):
+    s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]).astype(q.dtype)
+    s = np.where(np.tri(*s.shape[-2:], dtype=bool), s, -np.inf) if causal else s
+    m = s.max(-1, keepdims=True)
+    p = np.exp(s - m)
+    l = p.sum(-1, keepdims=True)
+    return p @ v / l, (m + np.log(l))[..., 0]
+
+def rows_first(q, k, v):
+    return with_lse(*(a.swapaxes(1, 2) for a in (q, k, v)))[0].swapaxes(1, 2)
+
+def deaf(q, k, v, causal=False, is_causal=False):
+    return with_lse(q, k, v, is_causal)[0]
+
+def narrow(q, k, v):
+    if q.dtype != np.float32 or q.shape[1] != k.shape[1]:
+        raise TypeError("unsupported")
+    return with_lse(q, k, v)[0]
 
 def unscaled(q, k, v, mask=None):
     return attention(q * np.float32(np.sqrt(q.shape[-1])), k, v, mask)
@@ -50,7 +72,8 @@ def test_a_right_kernel_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
     assert out.startswith("attention, 15 cases, seed 0\n")
     assert "FAILS" not in out
-    assert "log_sum_exp: not checked, the spec declares no lse" in out
+    assert "Not checked, the spec declares no lse: log_sum_exp, split_and_merge" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("where", ["my_kernels:unscaled", "my_kernels.py:unscaled", "./my_kernels.py:unscaled"])
@@ -71,18 +94,8 @@ def test_a_kernel_may_carry_its_own_declaration(capsys: pytest.CaptureFixture[st
 
 
 def test_options_change_the_spec(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [
-        "check",
-        "my_kernels:attention",
-        "--spec",
-        "my_kernels:SPEC",
-        "--examples",
-        "5",
-        "--no-masks",
-        "--C",
-        "3",
-    ]
-    assert main([*command, "--block", "8", "4", "--dtypes", "float32", "float64", "--no-cross"]) == 0
+    command = ["check", "my_kernels:attention", "--spec", "my_kernels:SPEC", "--examples", "5", "--no-masks"]
+    assert main([*command, "--C", "3", "--block", "8", "4", "--dtypes", "float32", "float64", "--no-cross"]) == 0
     assert "Spec(dtypes=('float32', 'float64'), block=(8, 4), cross=False, C=3.0)" in capsys.readouterr().out
 
 
@@ -109,6 +122,128 @@ def test_what_is_expected_to_fail(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fails, as expected" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["with_lse"], "It returns two arrays, (O, lse). Give --lse natural, in Python Spec(lse='natural')."),
+        (["attention", "--lse", "base2"], "It returns O alone. Give no --lse"),
+        (["rows_first"], "Its arrays are (B, N, H, d); called by the spec, it raised ValueError"),
+        (["deaf", "--causal", "bottom_right"], "It ignores causal=: with it, its answer is the same, to the bit."),
+        (["attention", "--causal", "top_left"], "It does not take causal=: it raised TypeError"),
+        (["narrow", "--gqa"], "It does not take fewer KV heads (2) than query heads (4): it raised TypeError"),
+        (["narrow", "--dtypes", "float16", "float32"], "It does not take float16: it raised TypeError: unsupported"),
+        (["narrow", "--dtypes", "float16"], "It takes dtypes float32; called by the spec, it raised TypeError"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_what_a_spec_misses_is_said_once(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", f"my_kernels:{arguments[0]}", *arguments[1:], "--examples", "4"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count(said) == 1
+    assert "fails '" not in out
+    assert "FAILS" not in out
+
+
+def test_what_is_not_declared_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "my_kernels:attention", "--examples", "2"]) == 0
+    assert "Not checked, as the spec does not declare them: its parameters mask." in capsys.readouterr().out
+
+
+def test_one_failure_is_shown_whole_and_the_others_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "my_kernels:unscaled", "--examples", "15", "--masks"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("To see it again") == out.count("unscaled fails ") == 1
+    brief = out.partition("The others, in brief")[2].splitlines()[1:]
+    assert len(brief) == out.count("FAILS") - 1 > 0
+    assert all(len(line) <= 80 for line in brief)
+
+
+def test_fail_fast_stops_at_the_first_failure_that_is_not_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    fast = ["check", "my_kernels:unscaled", "--examples", "60", "--fail-fast", "--json", "-"]
+    assert main(fast) == 1
+    report = json.loads(capsys.readouterr().out)
+    first = min(check["first"] for check in report["checks"].values() if check["failed"])
+    assert report["examples"] == first < 20
+    leaky = ["check", "flashsim.testing.mutants:nan_in_masked_values", "--check", "masked_kv_poison", "--fail-fast"]
+    assert main([*leaky, "--examples", "20", "--expect", "masked_kv_poison", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["examples"] == 20
+
+
+def test_what_is_printed_to_see_it_again_runs_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "far_kernels.py").write_text(KERNELS, encoding="utf-8")
+    assert main(["check", "elsewhere/far_kernels.py:unscaled", "--examples", "5", "--check", "oracle"]) == 1
+    code = textwrap.dedent(capsys.readouterr().out.partition("To see it again:\n\n")[2])
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "AttentionCheckFailed: unscaled fails 'oracle'" in again.stderr
+    numbers = code.partition("import numpy as np")
+    fetch = "".join(line for line in numbers[0].splitlines(keepends=True) if "replay(" not in line)
+    again = subprocess.run(
+        [sys.executable, "-c", fetch + "".join(numbers[1:])], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert again.stdout.startswith("[[[[")
+
+
+# ------------------------------------------------------------------------------------------------------------ the start
+
+
+def test_init_writes_a_spec_and_tests_that_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--init", "my_kernels.py:with_lse"]) == 0
+    assert "pytest test_with_lse.py" in capsys.readouterr().out
+    spec = load("with_lse_spec.py:SPEC")
+    assert (spec.lse, spec.causal, spec.masks, spec.layout) == ("natural", "top_left", False, "BHND")
+    assert "float32" in spec.dtypes
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "test_with_lse.py",
+        "-k",
+        "oracle or log_sum",
+    ]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_init_overwrites_only_when_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("test_narrow.py").write_text("mine\n", encoding="utf-8")
+    assert main(["check", "--init", "my_kernels.py:narrow"]) == 2
+    assert "test_narrow.py is there already; --overwrite writes anew" in capsys.readouterr().err
+    assert Path("test_narrow.py").read_text(encoding="utf-8") == "mine\n"
+    assert not Path("narrow_spec.py").exists()
+    assert main(["check", "--init", "my_kernels.py:narrow", "--overwrite"]) == 0
+    assert load("narrow_spec.py:SPEC") == Spec(d_v=True)
+    assert main(["check", "--init", "my_kernels.py:rows_first"]) == 0
+    assert load("rows_first_spec.py:SPEC").layout == "BNHD"
+
+
+def test_init_says_what_it_could_not_find(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--init", "my_kernels.py:deaf"]) == 0
+    text = Path("deaf_spec.py").read_text(encoding="utf-8")
+    assert "# it has the parameter causal, but a call with it is wrong\n    causal='bottom_right'," in text
+    Path("two.py").write_text("def two(q, k):\n    return q\n", encoding="utf-8")
+    assert main(["check", "--init", "two.py:two"]) == 2
+    assert "two: No call succeeds. With NumPy arrays q (2, 2, 5, 8)" in capsys.readouterr().err
+    assert not Path("two_spec.py").exists()
+
+
+@pytest.mark.slow
+def test_the_help_s_example_for_torch_runs_and_so_does_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    said = EXAMPLES[EXAMPLES.index("flashsim check torch.nn") :]
+    command = shlex.split(said.partition("\n  PyTorch")[0].replace("\\\n", " "))[1:]
+    assert main([*command, "--examples", "12"]) == 0
+    without = command[: command.index("--expect")]
+    assert main([*without, "--examples", "4", "--check", "masked_kv_poison"]) == 1
+    code = textwrap.dedent(capsys.readouterr().out.rpartition("To see it again:\n\n")[2])
+    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "AttentionCheckFailed: scaled_dot_product_attention fails 'masked_kv_poison'" in again.stderr
+
+
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -130,6 +265,8 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         (["my_kernels:attention", "--examples", "0"], "--examples: got '0'; expected a whole number"),
         (["my_kernels:attention", "--convention", "sdpa"], "--convention and --device go with --wrap"),
         (["my_kernels:attention", "--expect", "gradients"], "does not apply: no backward="),
+        (["my_kernels:attention", "--backward", "auto"], "expected --wrap torch, or --wrap jax"),
+        (["my_kernels:attention", "--overwrite"], "--overwrite goes with --init"),
     ],
     ids=" ".join,
 )

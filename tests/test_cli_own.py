@@ -17,7 +17,23 @@ from flashsim.cli import main
 from tests.own import FORM, TWO_SWEEPS
 
 SMALL = ("--n", "11", "--d", "3", "--blocks", "2", "4")  # T_r = 6, T_c = 3
+BOTH_WAYS = """
+from dataclasses import replace
+
+from flashsim.algorithms import BACKWARD, FORWARD
+
+def attention(hbm, sram, Q, K, V, blocks, tau, MASK, dropout):
+    return FORWARD["flash"].run(hbm, sram, Q, K, V, blocks, tau, MASK, dropout)[:3]
+
+def gradients(hbm, sram, *rest):
+    return BACKWARD["flash"].run(hbm, sram, *rest)
+
+RECORD = replace(FORWARD["flash"], name="mine", run=attention)
+OF_RECORD = replace(BACKWARD["flash"], name="mine, backward", of="mine", run=gradients)
+OF_FUNCTION = replace(OF_RECORD, name="attention, backward", of="both.py:attention")
+"""
 FILES = {
+    "both.py": BOTH_WAYS,
     "mine.py": TWO_SWEEPS,
     "formed.py": TWO_SWEEPS + FORM,
     "wrong.py": (TWO_SWEEPS + FORM).replace("2 * blocks.T_r", "3 * blocks.T_r"),
@@ -70,6 +86,18 @@ def test_run_compares_with_naive_attention_and_with_the_form(capsys: pytest.Capt
         < numbers["other.py:two_sweeps"]["error_of_rounding_bound"]
     )
     assert [numbers[f"{file}:two_sweeps"]["equals_theory"] for file in files] == [None, True, False, None]
+
+
+def test_run_backward_takes_the_pass_in_the_same_file(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = rng.normal(size=(3, 24, 4)).astype(np.float32)
+    np.savez("small.npz", q=q, k=k, v=v)
+    own = "both.py:RECORD", "both.py:attention"
+    said(capsys, "run", "--qkv", "small.npz", "--M", "256", "--causal", "--backward", "--algorithm", "flash", *own)
+    numbers = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"]["backward"]
+    flash, *mine = numbers.values()
+    assert [found["accesses"] for found in mine] == 2 * [flash["accesses"]]
+    assert [found["error_of_rounding_bound"] for found in mine] == 2 * [flash["error_of_rounding_bound"]]
 
 
 def test_count_is_by_array_and_by_line_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ import html
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -32,6 +31,10 @@ from flashsim.tracing import Lesson, Moment, Step, Stop, Trace
 from flashsim.tracing.loading import trace_of
 from flashsim.tracing.page import LARGEST_PAGE, MOST_STEPS
 from flashsim.tracing.typeset import typeset
+
+from .conftest import DESK, PHONE
+
+FRAME = {"width": 960, "height": 480}
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "figures" / "gallery"
@@ -412,22 +415,6 @@ def test_symbols_are_set_and_all_else_is_escaped() -> None:
 
 # ----------------------------------------------------------------------------------------------------------- the browser
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DESK, PHONE, FRAME = {"width": 1280, "height": 720}, {"width": 390, "height": 844}, {"width": 960, "height": 480}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
-    )
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this system: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
-
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
@@ -502,14 +489,15 @@ def test_the_index_s_links_and_the_moment_button_lead_there(page: Any, name: str
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["1280×720", "390×844"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_they_fit_and_follow_the_colour_scheme(browser: Any, viewport: dict[str, int], scheme: str) -> None:
-    page = browser.new_page(viewport=viewport, color_scheme=scheme)
+def test_they_fit_and_follow_the_colour_scheme(browser: Any, viewport: dict[str, int]) -> None:
+    page = browser.new_page(viewport=viewport)
     for name in ("index", *LESSONS):
         page.goto((FOLDER / f"{name}.html").as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], name
-        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (sum(int(n) for n in ground[4:-1].split(",")) < 380) == (scheme == "dark")
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], name
+            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (sum(int(n) for n in ground[4:-1].split(",")) < 380) == (scheme == "dark")
     page.close()
 
 

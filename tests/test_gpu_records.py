@@ -17,7 +17,8 @@ from flashsim.cli import bench, main
 from flashsim.gpu import benchmark, standard
 from flashsim.gpu.benchmark import NAMES, Setting, settings
 from flashsim.gpu.compiling import MissingGPU, import_cupy
-from flashsim.gpu.validation import METRICS, Pass, _row, parse
+from flashsim.gpu.profiling import METRICS, parse
+from flashsim.gpu.validation import Pass, _row
 from flashsim.plots import figure_of
 from flashsim.plots.gpu import LOOKS, plot_figure_1, plot_peak_memory, plot_runtime, plot_times, plot_validation
 from flashsim.reference import attention

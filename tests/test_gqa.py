@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow, Tree, groups, theory
+from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, groups, theory
 from flashsim.algorithms import BACKWARD, FORWARD, group_sum
 from flashsim.cli import main
 from flashsim.dropout import TileDropout, keep_mask
@@ -68,6 +68,14 @@ def _window_and_padded(rng: np.random.Generator, heads: int, n: int, k: int) -> 
     return padding & SlidingWindow(2, -1), allowed & ~np.tri(n, k, k - n - 3, dtype=bool)
 
 
+def _offsets(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
+    """Heads with offsets and lengths of their own, and a window that some offsets move away from it."""
+    offsets, rows = rng.integers(-n - 1, k + 2, size=heads), rng.integers(0, n + 1, size=heads)
+    i, j = np.arange(n)[:, None], np.arange(k)
+    allowed = (j <= i + offsets[:, None, None]) & (i < rows[:, None, None]) & (j >= i + k - n - 4)
+    return Causal(offset=offsets) & SlidingWindow(4, -1) & QueryPadding(rows), allowed
+
+
 def _arrays(rows: bool, cols: bool) -> Callable[[np.random.Generator, int, int, int], Masked]:
     def make(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
         array = rng.random((heads, n if rows else 1, k if cols else 1)) < 0.7
@@ -88,6 +96,7 @@ def _tree(rng: np.random.Generator, heads: int, n: int, k: int) -> Masked:
 
 
 PER_HEAD: dict[str, Callable[[np.random.Generator, int, int, int], Masked]] = {
+    "offset per head": _offsets,
     "padding by head": _padded,
     "causal & padding by head": _causal_and_padded,
     "window & padding by head": _window_and_padded,
@@ -689,7 +698,7 @@ PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
      "(row_ends - 1) // self._group", {"exact, grouped"}),
     ("live for all heads, not for any", groups.GroupedMask._any, "np.any", "np.all", {"exact, grouped"}),
     ("keys of the head with fewest", groups.GroupedMask.keys, "max(", "min(", {"exact, grouped"}),
-    ("a dense array's rows in the wrong order", groups._grouped_dense, "array.repeat(group, axis=-2)",
+    ("a dense array's rows in the wrong order", groups._grouped_array, "array.repeat(group, axis=-2)",
      "np.concatenate([array] * group, axis=-2)", {"exact, grouped"}),
     ("dropout of the group's first head", TileDropout._kept, "+ rows % self._group", "", {"exact, grouped"}),
     ("dropout by row, not by position", TileDropout._kept, "rows // self._group, cols", "rows, cols",

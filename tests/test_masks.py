@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import Causal, Dense, KeyPadding, SlidingWindow
+from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.masks import as_mask
+from flashsim.masks import Both, as_mask
 from flashsim.records import Shape, Traffic
 from flashsim.reference import (
     attention,
@@ -57,7 +57,15 @@ def test_live_tiles_are_those_with_an_allowed_entry(case: Case) -> None:
         [[want[i : i + case.B_r, j : j + case.B_c].any() for j in cols[0].tolist()] for i in rows[:, 0].tolist()]
     )
     assert (live | ~tiles).all()
-    if case.mask in ("causal", "padding", "window", "window, left open"):
+    if case.mask in (
+        "causal",
+        "padding",
+        "window",
+        "window, left open",
+        "causal, offset",
+        "window, offset",
+        "query padding",
+    ):
         assert np.array_equal(live, tiles)
 
 
@@ -275,6 +283,8 @@ HEADS: dict[str, Any] = {
     "dense for each": "(2, 3, 10, 13)",
     "dense rows for each": "(2, 3, 1, 13)",
     "causal": Causal(),
+    "an offset for each batch": Causal(offset=[[0], [-2]]),
+    "an offset for each, and lengths": Causal(offset=np.arange(6).reshape(2, 3)) & QueryPadding([[7], [10]]),
 }
 
 
@@ -302,8 +312,12 @@ def test_a_batch_of_heads_is_each_head_alone(name: str, kind: str) -> None:
 
 
 def of_head(mask: Any, b: int, h: int) -> Any:
-    if isinstance(mask, KeyPadding):
-        return KeyPadding(np.broadcast_to(mask.lengths, (2, 3))[b, h])
+    if isinstance(mask, Both):
+        return of_head(mask.a, b, h) & of_head(mask.b, b, h)
+    if isinstance(mask, KeyPadding | QueryPadding):
+        return type(mask)(np.broadcast_to(mask.lengths, (2, 3))[b, h])
+    if isinstance(mask, Causal) and mask.per_head:
+        return Causal(np.broadcast_to(mask.offset, (2, 3))[b, h])
     if isinstance(mask, np.ndarray):
         return np.broadcast_to(mask, (2, 3, *mask.shape[-2:]))[b, h]
     return mask
@@ -334,8 +348,39 @@ def test_a_run_keeps_its_own_copies(name: str) -> None:
         assert np.array_equal(getattr(want, part), getattr(got, part))
 
 
+def test_an_offset_is_where_the_first_query_stands() -> None:
+    """By hand; and what needed an array in HBM before costs no access."""
+
+    def shown(mask: Any, n: int, k: int) -> list[str]:
+        whole = mask.whole(Shape(n, k, 1, 1), ())
+        return ["".join("x" if allowed else "." for allowed in row) for row in whole]
+
+    assert shown(Causal(offset=0), 3, 5) == ["x....", "xx...", "xxx.."]
+    assert shown(Causal(offset=2), 2, 5) == ["xxx..", "xxxx."]
+    assert shown(Causal(offset=-1), 3, 2) == ["..", "x.", "xx"]
+    assert shown(SlidingWindow(1, 0, offset=1), 3, 5) == ["xx...", ".xx..", "..xx."]
+    assert shown(QueryPadding(2), 3, 2) == ["xx", "xx", ".."]
+    shape: dict[str, Any] = {"N_q": 40, "N_k": 60, "d": 4, "M": 400, "blocks": (8, 8)}
+    dense = np.tri(40, 60, dtype=bool)
+    for name in KEEP_STATISTICS:
+        plain, offset = flashsim.count(name, **shape), flashsim.count(name, **shape, mask=Causal(offset=0))
+        assert offset.hbm.accesses <= plain.hbm.accesses < flashsim.count(name, **shape, mask=dense).hbm.accesses
+    skipped = flashsim.count("block_sparse", **shape, mask=Causal(offset=0), block_mask="live")
+    assert skipped.hbm.by_array["l"].reads == 8 * (1 + 2 + 3 + 4 + 5)
+
+
 def test_masks_show_what_they_are() -> None:
-    assert repr(Causal() & KeyPadding([3, 4])) == "Both(a=Causal(left=-1, right=0), b=KeyPadding([3, 4]))"
+    assert (
+        repr([Causal(), Causal(offset=0), Causal([[1], [2]])])
+        == "[Causal(), Causal(offset=0), Causal(offset=[[1], [2]])]"
+    )
+    assert (
+        repr(SlidingWindow(2, -1)) + repr(SlidingWindow(2, 1, 4)) == "SlidingWindow(2, -1)SlidingWindow(2, 1, offset=4)"
+    )
+    assert repr(QueryPadding(3)) == "QueryPadding(3)"
+    assert Causal(offset=[1, 2]) == Causal(np.array([1, 2]))
+    assert len({Causal(), Causal(0), Causal([0, 1]), Causal(0)}) == 3
+    assert repr(Causal() & KeyPadding([3, 4])) == "Causal() & KeyPadding([3, 4])"
     assert repr(Dense(np.ones((2, 3), bool))) == "Dense(array of shape (2, 3))"
 
 

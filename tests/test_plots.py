@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from tests.own import two_sweeps
 
 ROOT = Path(__file__).parent.parent
 N, D = 1024, 64
+LENGTH = 512  # of the sequences below that blocks of every size cut up
 
 
 def line(ax: Axes, gid: str) -> Line2D:
@@ -110,84 +112,87 @@ def test_importing_flashsim_imports_no_matplotlib() -> None:
 
 @pytest.fixture(scope="module")
 def blocks() -> Axes:
-    return plot_blocks(N=N, d=D)
+    return plot_blocks(N=LENGTH, d=D)
+
+
+PASSES = (("flash_basic", "forward"), ("flash", "backward"))
 
 
 def exact(B_c: int, dtype: str = "float16") -> theory.Exact:
-    return theory.exact("flash_basic", N=N, d=D, dtype=dtype, blocks=(min(B_c, D), B_c))
+    return theory.exact("flash_basic", N=LENGTH, d=D, dtype=dtype, blocks=(min(B_c, D), B_c))
 
 
 def test_blocks_axes(blocks: Axes) -> None:
     assert (blocks.get_xscale(), blocks.get_yscale()) == ("log", "log")
     assert blocks.get_ylabel() == "HBM accesses (elements)"
     assert "$B_c$" in blocks.get_xlabel()
-    assert "N = 1,024, d = 64, float16" in blocks.get_xlabel()
+    assert "N = 512, d = 64, float16" in blocks.get_xlabel()
     assert "until SRAM is full" in blocks.get_title(loc="left")
-    draw(figure_of(blocks))
-    (in_bytes,) = blocks.child_axes
-    assert in_bytes.get_ylabel() == "at 2 bytes each\n(ℓ, m take 4: ≤ 2.0% more)"
-    assert in_bytes.get_ylim() == pytest.approx([2 * y for y in blocks.get_ylim()])
+    assert not blocks.child_axes  # one unit
 
 
 def test_blocks_curve_is_the_closed_form_and_the_runs_lie_on_it(blocks: Axes) -> None:
     curve = xy(blocks, "theory")
-    assert curve == [(B_c, exact(B_c).accesses) for B_c in range(16, N + 1)]
+    assert curve == [(B_c, exact(B_c).accesses) for B_c in range(16, 223)]  # as far as they fit
     points = xy(blocks, "simulator")
-    assert {2**e for e in range(4, 11)} <= {x for x, _ in points}
+    assert [x for x, _ in points] == [16, 24, 32, 48, 64, 96, 128, 192]
     assert set(points) <= set(curve)
-    assert xy(blocks, "paper") == [(200, theory.exact("flash_basic", N=N, d=D, M=51_200).accesses)]
+    (said,) = (text for text in legend_texts(blocks) if "⌈M/4d⌉ = 200" in text)
+    peaks = [flashsim.count(name, N=LENGTH, d=D, M=51_200, direction=way).sram.peak for name, way in PASSES]
+    assert "needs {:.0%} and {:.0%} of M".format(*(peak / 51_200 for peak in peaks)) in said
+    assert xy(blocks, "paper") == [(200, theory.exact("flash_basic", N=LENGTH, d=D, M=51_200).accesses)]
     assert set(xy(blocks, "paper")) <= set(curve)
 
 
 def test_blocks_horizontal_lines(blocks: Axes) -> None:
-    standard = theory.exact("standard", N=N, d=D, M=51_200).accesses
+    standard = theory.exact("standard", N=LENGTH, d=D, M=51_200).accesses
     assert {y for _, y in xy(blocks, "standard")} == {standard}
-    assert {y for _, y in xy(blocks, "floor")} == {4 * N * D}
+    assert {y for _, y in xy(blocks, "floor")} == {4 * LENGTH * D}
 
 
 def test_blocks_limit_is_where_theory_stops_fitting(blocks: Axes) -> None:
     (limit,) = {int(x) for x, _ in xy(blocks, "limit")}
     assert exact(limit).sram.peak <= 51_200 < exact(limit + 1).sram.peak
-    flashsim.count("flash_basic", N=N, d=D, M=51_200, blocks=(D, limit))
+    flashsim.count("flash_basic", N=LENGTH, d=D, M=51_200, blocks=(D, limit))
     with pytest.raises(flashsim.SramOverflow):
-        flashsim.count("flash_basic", N=N, d=D, M=51_200, blocks=(D, limit + 1))
+        flashsim.count("flash_basic", N=LENGTH, d=D, M=51_200, blocks=(D, limit + 1))
     (outline,) = area(blocks, "does not fit").get_paths()
     assert outline.get_extents().x0 == limit
     assert outline.get_extents().x1 == pytest.approx(blocks.get_xlim()[1])
 
 
 def test_blocks_where_everything_and_where_nothing_fits() -> None:
-    roomy = plot_blocks(N=128, d=16, M=10**6)
+    roomy = plot_blocks(N=32, d=16, M=10**6)
     assert not [x for x in roomy.collections if x.get_gid() == "does not fit"]
-    assert "⌈M/4d⌉ ≥ N = 128" in legend_texts(roomy)
-    tight = plot_blocks(N=128, d=16, M=20)
-    assert blocks_data(N=128, d=16, M=20)["largest_that_fits"] is None
+    assert any("⌈M/4d⌉ ≥ N = 32" in text for text in legend_texts(roomy))
+    tight = plot_blocks(N=32, d=16, M=20)
+    assert blocks_data(N=32, d=16, M=20)["largest_that_fits"] is None
     assert area(tight, "does not fit").get_paths()[0].get_extents().x0 == pytest.approx(tight.get_xlim()[0])
     assert not [x for x in tight.get_lines() if x.get_gid() in {"limit", "paper"}]
+    assert xy(tight, "theory") == xy(tight, "simulator") == []
 
 
-def test_blocks_bytes_are_exact_for_32_bit_inputs_and_above_the_axis_for_16() -> None:
-    single, half = (blocks_data(N=256, d=32, dtype=dtype) for dtype in ("float32", "float16"))
+def test_blocks_bytes_are_exact_for_32_bit_inputs_and_more_for_16() -> None:
+    single, half = (blocks_data(N=64, d=8, dtype=dtype) for dtype in ("float32", "float16"))
     assert all(p["bytes"] == 4 * p["accesses"] for p in single["simulator"])
     assert all(p["bytes"] > 2 * p["accesses"] for p in half["simulator"])
-    (in_bytes,) = plot_blocks(N=256, d=32, dtype="float32").child_axes
-    assert in_bytes.get_ylabel() == "at 4 bytes each"
 
 
 def test_blocks_backward_curve_is_the_specs_closed_form(blocks: Axes) -> None:
+    N = LENGTH
     for B_c, accesses in xy(blocks, "backward theory"):
         T_c = -(-N // int(B_c))
         assert accesses == 2 * N * D + T_c * (4 * N * D + 2 * N) + 3 * N * D + T_c * N * D + 2 * N * D
-    assert [x for x, _ in xy(blocks, "backward theory")] == [x for x, _ in xy(blocks, "theory")]
-    assert set(xy(blocks, "backward paper")) <= set(xy(blocks, "backward theory"))
-    standard = flashsim.count("standard", N=N, d=D, M=51_200, direction="backward").hbm.accesses
+    (limit,) = {int(x) for x, _ in xy(blocks, "backward limit")}
+    assert [x for x, _ in xy(blocks, "backward theory")] == list(range(16, limit + 1))
+    standard = flashsim.count("standard", N=LENGTH, d=D, M=51_200, direction="backward").hbm.accesses
     assert {y for _, y in xy(blocks, "backward standard")} == {standard}
-    assert blocks_data()["backward"]["floor"] == 8 * N * D
+    assert blocks_data(N=64, d=8)["backward"]["floor"] == 8 * 64 * 8
 
 
 def test_blocks_backward_limit_is_where_a_run_stops_fitting(blocks: Axes) -> None:
     (limit,) = {int(x) for x, _ in xy(blocks, "backward limit")}
-    at: dict[str, Any] = {"N": N, "d": D, "M": 51_200, "direction": "backward"}
+    at: dict[str, Any] = {"N": LENGTH, "d": D, "M": 51_200, "direction": "backward"}
     flashsim.count("flash", **at, blocks=(D, limit))
     with pytest.raises(flashsim.SramOverflow):
         flashsim.count("flash", **at, blocks=(D, limit + 1))
@@ -216,7 +221,7 @@ def test_blocks_forward_alone() -> None:
 
 
 def test_long_sequences_are_counted_on_shapes() -> None:
-    data = blocks_data(N=4096, d=64)
+    data = blocks_data(N=2049, d=16, backward=False)
     assert data["simulator_ran_on"] == "shapes"
     assert {p["B_c"]: p["accesses"] for p in data["simulator"]}.items() <= dict(
         zip(data["theory"]["B_c"], data["theory"]["accesses"], strict=True)
@@ -498,10 +503,24 @@ def test_run_takes_runs_one_or_equal_ones_and_refuses_none() -> None:
 # ------------------------------------------------------------------------------------------------ all, and the files
 
 
+def test_the_main_figure_is_of_one_head(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:
+    size: dict[str, Any] = {"N": 64, "d": 8, "M": 400}
+    runs = {name: flashsim.count(name, **size, sizing="fit", heads=6) for name in ("standard", "flash_basic")}
+    by_array, by_block = plots.run_figure(runs, heads=6, **size, dtype="float32").axes
+    one = flashsim.count("flash_basic", **size, sizing="fit").hbm
+    assert f"flash_basic: {one.accesses:,}" in [text.get_text() for text in by_array.texts]
+    at = dict(xy(by_block, "theory"))
+    assert one.accesses == at[flashsim.count("flash_basic", **size, sizing="fit").blocks.B_c]
+    assert by_array.get_title(loc="left").startswith("Algorithm 1 makes ")
+    assert (by_array.get_xlabel(), by_block.get_ylabel()) == (
+        "HBM accesses (elements), one head", "HBM accesses (elements)"
+    )  # fmt: skip
+
+
 def test_given_axes_are_returned_and_settings_kept(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:
     before = dict(matplotlib.rcParams)
     axes = list(Figure(figsize=(40, 3)).subplots(1, 16))
-    assert plot_blocks(N=128, d=16, ax=axes[0]) is axes[0]
+    assert plot_blocks(N=32, d=8, ax=axes[0]) is axes[0]
     given = axes[1:4]
     assert plot_theorem2(ax=given) is given
     assert plots.plot_run(tallies, ax=axes[4]) is axes[4]
@@ -544,11 +563,11 @@ def test_blocks_is_readable_at_other_shapes(shape: dict[str, Any]) -> None:
 
 
 def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:
-    data = blocks_data(N=256, d=32)
+    data = blocks_data(N=64, d=8)
     contents = []
     for folder in ("a", "b"):
         figure = plots.column_figure(3.4)
-        plot_blocks(N=256, d=32, ax=figure.subplots())
+        plot_blocks(N=64, d=8, ax=figure.subplots())
         files = plots.save(figure, tmp_path / folder / "v1.2", data, "python here.py")
         assert [path.name for path in files] == ["v1.2.png", "v1.2.svg", "v1.2.json"]
         contents.append([path.read_bytes() for path in files])
@@ -614,18 +633,9 @@ def test_ones_own_algorithm_is_drawn_too(name: str, size: dict[str, Any], tmp_pa
 
 
 SCRIPTS = {
-    "blocks": "figure_2_middle",
-    "theorem2": "theorem_2",
-    "theorem5": "theorem_5",
-    "traffic": "figure_2_left",
-    "sparsity": "figure_2_right",
-    "memory": "figure_3_right",
-    "arrays": "accesses_by_array",
-    "appendix_b5": "appendix_b5",
-    "roofline": "roofline",
-    "l2": "l2",
-    "pareto": "pareto",
-    "cache_size": "cache_size",
+    name: script.stem
+    for script in sorted((ROOT / "scripts").glob("*.py"))
+    for name in re.findall(r'^    write_figure\("(\w+)"', script.read_text(encoding="utf-8"), re.MULTILINE)
 }
 
 

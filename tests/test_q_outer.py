@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD
-from flashsim.masks import Causal, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import Causal, Mask, SlidingWindow
 from flashsim.memory import Event
+from flashsim.paddings import KeyPadding
 from flashsim.records import Blocks, Shape
 
 from .cases import Array, Case, full_cases, of_bound, room_for, swap

@@ -23,7 +23,7 @@ TEXT = text_of(README)
 
 def test_it_is_short_and_its_two_commands_are_what_they_were() -> None:
     assert len(TEXT.splitlines()) <= 150
-    assert len(re.findall(r"^!\[", TEXT, re.MULTILINE)) == 2
+    assert len(re.findall(r"^!\[", TEXT, re.MULTILINE)) == 3
     assert blocks(README, "sh")[:2] == ["pip install . && flashsim run\n", 'pip install ".[test]" && pytest\n']
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
@@ -16,8 +17,9 @@ import flashsim
 from flashsim import patterns, theory
 from flashsim.algorithms import BACKWARD, FORWARD, backward_passes
 from flashsim.band import Band
-from flashsim.masks import All, Causal, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import All, Causal, Dense, Mask, SlidingWindow
 from flashsim.memory import SramOverflow
+from flashsim.paddings import KeyPadding, QueryPadding
 from flashsim.records import Blocks, Shape
 from flashsim.theory.live import Every, points
 from flashsim.theory.problem import Tiles, live_tiles
@@ -36,13 +38,16 @@ def masks(draw: st.DrawFn, N_q: int, N_k: int) -> Mask | None:
     """None, or up to three masks of any kind, combined."""
 
     def one() -> Mask:
-        match draw(st.sampled_from(("causal", "window", "padding", "dense"))):
+        offset = draw(st.none() | st.integers(-N_q - 2, N_k + 2))
+        match draw(st.sampled_from(("causal", "window", "padding", "queries", "dense"))):
             case "causal":
-                return Causal()
+                return Causal(offset)
             case "window":
-                return SlidingWindow(draw(st.integers(-1, N_k)), draw(st.integers(-1, N_q)))
+                return SlidingWindow(draw(st.integers(-1, N_k)), draw(st.integers(-1, N_q)), offset)
             case "padding":
                 return KeyPadding(draw(st.integers(0, N_k)))
+            case "queries":
+                return QueryPadding(draw(st.integers(0, N_q)))
             case _:
                 shape = draw(st.sampled_from([(N_q, N_k), (1, N_k), (N_q, 1), (1, 1), (N_k,), (1,), ()]))
                 return Dense(np.random.default_rng(0).random(shape) < 0.7)
@@ -486,3 +491,24 @@ def test_missing_lengths_and_foreign_masks() -> None:
     with pytest.raises(ValueError, match="no closed form for a mask of type FirstHalf: its band is None"):
         theory.exact("block_sparse", N=8, d=2, mask=FirstHalf(), block_mask="live")
     assert Tiles({}).most(lambda r, c: r) == 0
+
+
+def test_constants_are_those_of_their_proofs() -> None:
+    """At d = 4; a constant that is too generous would hold, too."""
+    assert theory.flash_constants(4) == (12 / 5, 18 + 22 / 4)
+    assert theory.flash_backward_constants(4) == (4, 32 + 10 / 4)
+    assert theory.block_sparse_constants(4) == (4 / 3, 25)
+    assert theory.block_sparse_constants(4, "backward") == (28 / 9, 34.375)
+    assert theory.q_outer_constants(4) == (8 / 5, 12.25)
+    assert theory.q_outer_constants(4, "backward") == (16 / 5, 29.75)
+    assert theory.small_cache_constants(4) == (4, 4 * math.sqrt(11) + 6.25)
+    assert theory.small_cache_constants(4, 12) == (4, 4 * math.sqrt(5) + 6.25)  # b = 2
+    assert theory.standard_constants() == (4, 12)
+    assert theory.standard_small_M_constants() == (8 / 5, 8)
+    assert theory.standard_backward_constants() == (7, 23)
+    assert theory.standard_backward_small_M_constants() == (16 / 5, 16)
+
+
+def test_standard_attention_keeps_no_dropout_mask_unless_there_is_dropout() -> None:
+    assert [theory.extra_memory("standard", 3, 5, 2, 2, 1, dropout) for dropout in (False, True)] == [30, 60]
+    assert theory.extra_memory("standard", 3, 5, 2, 2, 1) == 30

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 import flashsim
 from flashsim import Fixed, patterns
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.cli import main
+from flashsim.cli import main, parse
+from flashsim.cli.step import recorded as step_recorded
 from flashsim.memory import Event
 from flashsim.observers import Ledger
 from flashsim.tracing import Recorder, Trace, page, recording, text
@@ -154,7 +155,7 @@ def test_it_is_off_by_default_and_changes_nothing() -> None:
     Q, K, V = operands(13, 4)
     plain, watched = flashsim.forward("flash", Q, K, V), flashsim.forward("flash", Q, K, V, trace=True)
     assert plain.trace is None
-    assert plain._repr_html_() is None
+    assert plain._repr_html_().startswith("<table>")
     assert np.array_equal(plain.O, watched.O)
     assert plain.hbm == watched.hbm
 
@@ -370,7 +371,8 @@ def test_a_backward_pass_is_traced_by_either_name_for_it() -> None:
     assert made.trace is not None
     assert same(made.trace, flashsim.trace("flash", Q, K, V, dO=gradient(13, 4), M=64, causal=True))
     plain = flashsim.backward("flash", run, gradient(13, 4))
-    assert (plain.trace, plain._repr_html_()) == (None, None)
+    assert plain.trace is None
+    assert plain._repr_html_().startswith("<table>")
     assert np.array_equal(plain.dQ, made.dQ)
     assert plain.hbm == made.hbm
     shown = made._repr_html_()
@@ -690,26 +692,31 @@ def test_a_bug_is_planted_in_a_backward_pass(bug: str) -> None:
 
 def test_step_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.html"
-    arguments = [
-        "step",
-        "--algorithm",
-        "flash",
-        "--n",
-        "12",
-        "--d",
-        "4",
-        "--blocks",
-        "3",
-        "4",
-        "--causal",
-        "-o",
-        str(path),
-    ]
-    assert main(arguments) == 0
+    arguments = ["step", "--algorithm", "flash", "--n", "12", "--d", "4", "--blocks", "3", "4", "--causal"]
+    assert main([*arguments, "-o", str(path)]) == 0
     assert "100 steps" in capsys.readouterr().out
     (data,) = in_page(path.read_text(encoding="utf-8"))
     assert data["about"]["command"].startswith("flashsim step --algorithm flash")
     assert data["about"]["blocks"] == {"B_r": 3, "B_c": 4, "T_r": 4, "T_c": 3}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["", "--blocks 3 4 --causal", "--algorithm standard", "--backward", "--backward --algorithm q_outer_two_pass",
+     "--backward --algorithm block_sparse --block-mask butterfly", "--qkv x.npz --dropout 0.2", "--vs q_outer"],
+)  # fmt: skip
+def test_step_fits_the_memory_it_shows(asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Q, K, V = operands(13, 4)
+    np.savez("x.npz", q=Q, k=K, v=V)
+    for trace in filter(None, step_recorded(parse(["step", *asked.split()]))):
+        assert max(event.occupancy for event in trace.events) <= trace.about.M
+        assert trace.about.blocks.T_c >= 3
+
+
+def test_step_shows_the_paper_s_blocks_if_asked() -> None:
+    trace, _ = step_recorded(parse(["step", "--sizing", "paper"]))
+    assert max(event.occupancy for event in trace.events) > trace.about.M == 48
 
 
 def test_step_opens_the_page_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -790,7 +797,7 @@ def test_step_reads_a_head_of_a_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", q=Q, k=K, v=V)
     out = tmp_path / "run.json.gz"
     assert main(["step", "--qkv", str(tmp_path / "x.npz"), "--head", "3", "--M", "64", "-o", str(out)]) == 0
-    read, made = flashsim.load_trace(out), flashsim.trace("flash", Q[3], K[3], V[3], M=64)
+    read, made = flashsim.load_trace(out), flashsim.trace("flash", Q[3], K[3], V[3], M=64, sizing="fit")
     assert same(replace(read, about=replace(read.about, command="")), made)
 
 

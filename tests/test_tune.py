@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import plots, theory
+from flashsim import Causal, SlidingWindow, plots, theory
 from flashsim.algorithms import PASSES
 from flashsim.cli import main
 from flashsim.memory import SramOverflow
@@ -25,13 +25,13 @@ from tests.own import FORM, TWO_SWEEPS, module_of, two_sweeps
 def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
     """Run every pair of block sizes on shapes, M enforced, and return the fewest accesses."""
     found = []
-    if name == "flash" and options["causal"]:
+    if name == "flash" and (options["causal"] or options["mask"] is not None):
         name, options = "block_sparse", {**options, "block_mask": "live"}
     N_q, N_k = options["N_q"], options["N_k"]
     for blocks in itertools.product(range(min(least, N_q), N_q + 1), range(min(least, N_k), N_k + 1)):
         try:
             flashsim.count(
-                name, **{**options, "causal": False, "block_mask": None}, blocks=blocks
+                name, **{**options, "causal": False, "mask": None, "block_mask": None}, blocks=blocks
             )  # all tiles must fit
             found.append(flashsim.count(name, **options, blocks=blocks).hbm.accesses)
         except SramOverflow:
@@ -51,6 +51,7 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
     )
     options: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": data.draw(st.integers(5, 250))}
     options |= {"causal": data.draw(st.booleans()), "direction": data.draw(st.sampled_from(("forward", "backward")))}
+    options["mask"] = data.draw(st.sampled_from((None, None, Causal(offset=0), Causal(offset=3), SlidingWindow(2, 1))))
     options["dropout_p"], least = data.draw(st.sampled_from((0.0, 0.5))), data.draw(st.integers(1, 4))
     tried = [name for name, algorithm in PASSES[options["direction"]].items() if algorithm.loops]
     every = {name: by_trying_all(name, least, options) for name in tried}
@@ -63,7 +64,8 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
     assert tuned.by_loops.keys() == want.keys()
     for name, choice in tuned.by_loops.items():
         assert choice.accesses >= want[name], name
-        if not options["causal"] or (least == 1 and name != "q_outer_two_pass"):
+        causal = options["causal"] and least == 1 and name != "q_outer_two_pass"
+        if options["mask"] is None and (causal or not options["causal"]):
             assert choice.accesses == want[name], name
         assert choice.peak <= options["M"]
         assert min(choice.blocks.B_r, N_q) >= min(least, N_q)
@@ -72,7 +74,16 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
 
 def test_panels_of_standard_attentions_backward_pass_are_of_queries_and_of_keys() -> None:
     """Of rows that make as few panels of queries, the fewest need not make as few of keys."""
-    options: dict[str, Any] = {"N_q": 5, "N_k": 4, "d": 1, "d_v": 1, "M": 9, "causal": False, "direction": "backward"}
+    options: dict[str, Any] = {
+        "N_q": 5,
+        "N_k": 4,
+        "d": 1,
+        "d_v": 1,
+        "M": 9,
+        "causal": False,
+        "mask": None,
+        "direction": "backward",
+    }
     assert tune(**options).by_loops["standard"].accesses == by_trying_all("standard", 1, options) == 184
 
 
@@ -143,7 +154,7 @@ def test_ones_own_algorithm_is_tried_too(tmp_path: Path, monkeypatch: pytest.Mon
     options: dict[str, Any] = {"N_q": 9, "N_k": 7, "d": 3, "d_v": 2, "M": 60}
     tuned = tune(**options, algorithms=[mine, "rabe_staats"])
     found = tuned.by_loops["mine.py:two_sweeps"]
-    assert found.accesses == by_trying_all(mine, 1, {**options, "causal": False})
+    assert found.accesses == by_trying_all(mine, 1, {**options, "causal": False, "mask": None})
     assert found.loops == "two_sweeps"
     assert list(tuned.by_loops) == ["standard", "flash", "q_outer", "small_cache", "mine.py:two_sweeps", "rabe_staats"]
     assert best_of(mine, N=8, d=2, M=50) == tune(N=8, d=2, M=50, algorithms=[mine]).by_loops["mine.py:two_sweeps"]

@@ -122,6 +122,18 @@ class Fixed:
         return clipped(problem.shape, self.B_r, self.B_c)
 
 
+@dataclass(frozen=True)
+class Told:
+    """Another policy's blocks, and whether exceeding M is an error as the caller says."""
+
+    policy: Sizing
+    enforced: bool
+
+    def __call__(self, problem: SizingProblem) -> Blocks:
+        """Return the policy's blocks."""
+        return self.policy(problem)
+
+
 def _first(true_from: Callable[[int], bool]) -> int:
     """Return the least n ≥ 1 at which a predicate that stays true becomes true."""
     high = 1

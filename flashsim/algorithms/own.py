@@ -62,7 +62,10 @@ def backward_of(forward: Algorithm) -> Algorithm:
 
 
 def forward_of(backward: Algorithm) -> Algorithm:
-    """Return the forward pass that a pass goes with: itself, its record, flashsim's, or the user's record in the same file."""
+    """Return the forward pass that a pass goes with: itself, its record, flashsim's, or the user's own in the same file.
+
+    That is a record of that name, or a function, by "FILE.py:NAME". Raises ValueError where there is none.
+    """
     if backward.direction == "forward":
         return backward
     if isinstance(backward.of, Algorithm):
@@ -70,6 +73,10 @@ def forward_of(backward: Algorithm) -> Algorithm:
     for found in _beside(backward):
         if found.direction == "forward" and found.name == backward.forward_pass:
             return found
+    file, _, name = backward.forward_pass.rpartition(":")
+    function = getattr(sys.modules.get(inspect.unwrap(backward.run).__module__), name, None)
+    if inspect.isfunction(function) and Path(_file_of(function)).name == file:
+        return algorithm_of(function)
     if backward.forward_pass not in FORWARD:
         raise ValueError(
             f"{backward.name!r} is the backward pass of {backward.forward_pass!r}, which is not known; expected its record: "

@@ -1,5 +1,4 @@
-"""The command line: `flashsim run`, `count`, `plot`, `sweep`, `tune`, `gpu`, `bench`, `check`, `example`, `step`,
-`playground`, `debug`, `verify`.
+"""The command line: `flashsim run`, `count` and the others of `COMMANDS`.
 
 Each command is a module: SUMMARY, EXAMPLES, add_options(parser), and run(options), which returns 0, or 1 where a claim or
 a check failed. Results go to stdout, progress and errors to stderr. `flashsim.entry` says what each exit status means.
@@ -9,15 +8,19 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
 import flashsim
+from flashsim.cli.spoken import spoken
 from flashsim.cli.values import Parser, meant
 from flashsim.entry import guarded
 from flashsim.files import name_of
+from flashsim.memory import MemoryModelError
 
 COMMANDS: dict[str, ModuleType] = {
     name: import_module(f"flashsim.cli.{name}")
@@ -31,6 +34,7 @@ COMMANDS: dict[str, ModuleType] = {
         "bench",
         "check",
         "example",
+        "exercise",
         "step",
         "playground",
         "debug",
@@ -45,8 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = " ".join(["flashsim", *arguments[:1]]) if set(arguments[:1]) & COMMANDS.keys() else "flashsim"
 
     def work() -> int:
-        options = parse(arguments)
-        status: int = COMMANDS[options.name].run(options)
+        try:
+            options = parse(arguments)
+            status: int = COMMANDS[options.name].run(options)
+        except (ValueError, MemoryModelError) as error:
+            if len(error.args) == 1:
+                error.args = (spoken(str(error)),)
+            raise
         return status
 
     return guarded(program, work)
@@ -66,8 +75,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         added = commands.add_parser(
             name,
             help=command.SUMMARY,
-            description=command.SUMMARY,
-            epilog="examples:\n" + "\n".join(f"  {line}" for line in command.EXAMPLES.splitlines()),
+            description=_wrapped(command.SUMMARY, "", ""),
+            epilog="examples:\n" + "\n".join(map(_example, command.EXAMPLES.splitlines())),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         added.set_defaults(name=name)
@@ -79,3 +88,17 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise ValueError(f"unrecognized arguments: {' '.join(extra)}{meant(extra[0], flags)}")
     options.command_line = shlex.join(["flashsim", *map(name_of, arguments)])
     return options
+
+
+def _wrapped(text: str, end: str, further: str) -> str:
+    """Return text in lines that a terminal holds, each but the last with an `end`."""
+    width = shutil.get_terminal_size().columns - 2 - len(end)
+    lines = textwrap.wrap(text, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
+    return f"{end}\n".join(lines)
+
+
+def _example(line: str) -> str:
+    if line.startswith("flashsim "):
+        return _wrapped(f"  {line}", " \\", "      ")
+    indent = " " * (2 + len(line) - len(line.lstrip()))
+    return _wrapped(f"{indent}{line.lstrip()}", "", indent)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.loading import load
 from flashsim.cli.outputs import check_outputs, finish, progress
 from flashsim.cli.shared import add
 from flashsim.cli.values import positive, whole
+from flashsim.files import write_whole
 from flashsim.inputs import FLOATS
 
 if TYPE_CHECKING:
@@ -18,9 +21,14 @@ if TYPE_CHECKING:
 SUMMARY = "Check an attention kernel, yours, on cases that Hypothesis draws, and show the simplest that fails."
 EXAMPLES = (
     "flashsim check my_kernels:attention --examples 500 --causal bottom_right --masks --lse natural\n"
-    "flashsim check my_kernels.py:attention --spec my_kernels.py:SPEC --backward my_kernels.py:attention_backward\n"
-    "flashsim check torch.nn.functional:scaled_dot_product_attention --wrap torch --convention sdpa\n"
-    "flashsim check flashsim.testing.mutants:causal_top_left"
+    "flashsim check --init my_kernels.py:attention\n"
+    "flashsim check my_kernels.py:attention --spec attention_spec.py:SPEC --backward my_kernels.py:attention_backward\n"
+    "flashsim check flashsim.testing.mutants:causal_top_left --fail-fast\n"
+    "flashsim check torch.nn.functional:scaled_dot_product_attention --wrap torch --convention sdpa --backward auto \\\n"
+    "    --expect masked_kv_poison backward_poison\n"
+    "  PyTorch does not promise that NaN in masked keys stays out of O and of the gradients: hence --expect. Nor the same\n"
+    "  on every backend: rows in which every key is masked are 0 on the CPU, and may be something else with cuDNN\n"
+    "  (--empty-rows undefined). Its causal is aligned at the top left, which --convention sdpa declares."
 )
 WHERE = "MODULE:FUNCTION"
 YES_OR_NO = argparse.BooleanOptionalAction
@@ -58,12 +66,17 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--list", action="store_true", help="list the checks, and check nothing")
     parser.add_argument("--examples", type=whole(), default=300, metavar="N", help="cases to draw. Default: 300")
     add(parser, "--seed", help="of the cases. Default: 0")
-    parser.add_argument("--backward", metavar=WHERE, help="its backward function (q, k, v, do, …) -> dq, dk, dv")
+    gradient = "its backward function (q, k, v, do, …) -> dq, dk, dv; or auto: by --wrap torch's autograd, or jax.vjp"
+    parser.add_argument("--backward", metavar=f"{WHERE}|auto", help=gradient)
     keep = "the keep mask of its dropout, (shape, dropout_p, seed) -> booleans"
     parser.add_argument("--dropout", metavar=WHERE, help=keep)
     parser.add_argument("--check", nargs="+", metavar="NAME", help="these checks only. Default: all that apply")
-    known = "checks that are known to fail; they must"
+    known = "checks that are known to fail: the run passes with them, and fails if one of them passes"
     parser.add_argument("--expect", nargs="+", default=[], metavar="NAME", help=known)
+    parser.add_argument("--fail-fast", action="store_true", help="stop at the first case that fails")
+    first = "write NAME_spec.py and test_NAME.py for pytest, from what a few calls show, beside the kernel's file"
+    parser.add_argument("--init", action="store_true", help=first)
+    parser.add_argument("--overwrite", action="store_true", help="with --init: even if they are there")
     parser.add_argument("--wrap", choices=["torch", "cupy", "jax"], help="the function takes this package's arrays")
     how = "with --wrap: how the function names and aligns things"
     parser.add_argument("--convention", choices=["sdpa", "flash_attn"], help=how)
@@ -92,7 +105,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"what is to be checked is missing: give {WHERE}, or --list")
     check_outputs(options)
     fn = function(WHERE, options.function)
-    backward = function("--backward", options.backward) if options.backward else None
+    auto = options.backward == "auto"
+    backward = function("--backward", options.backward) if options.backward and not auto else None
     dropout = function("--dropout", options.dropout) if options.dropout else None
     if options.wrap:
         fn = _wrapped(fn, options)
@@ -100,6 +114,11 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--convention and --device go with --wrap")
     else:
         backward, dropout = backward or getattr(fn, "backward", None), dropout or getattr(fn, "keep", None)
+    backward = _automatic(fn) if auto else backward
+    if options.overwrite and not options.init:
+        raise ValueError("--overwrite goes with --init")
+    if options.init:
+        return _init(fn, options)
     spec = _spec(fn, options)
     with progress(options) as bar:
         task = bar.add_task("check", total=None)
@@ -110,7 +129,8 @@ def run(options: argparse.Namespace) -> int:
             backward=backward,
             dropout=dropout,
             checks=options.check,
-            expected_failures=dict.fromkeys(options.expect, "as said"),
+            expected_failures=dict.fromkeys(options.expect, ""),
+            fail_fast=options.fail_fast,
             on_fail="return",
             seed=options.seed,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
@@ -136,6 +156,50 @@ def _spec(fn: Any, options: argparse.Namespace) -> Spec:
     if not isinstance(given, Spec):
         raise ValueError(f"{whose} is of type {type(given).__name__}; expected a flashsim.testing.Spec")
     return replace(given, **said)
+
+
+def _automatic(fn: Any) -> Any:
+    """Return the gradient that automatic differentiation gives. Raises ValueError where there is none."""
+    try:
+        return fn.backward
+    except AttributeError as error:
+        why = str(error) if hasattr(fn, "convention") else "expected --wrap torch, or --wrap jax"
+        raise ValueError(f"argument --backward: auto needs a function that can be differentiated: {why}") from None
+
+
+def _init(fn: Any, options: argparse.Namespace) -> int:
+    """Write a kernel's first spec and tests, and say what to run. Raises ValueError for a file that is there."""
+    from flashsim.testing.first_files import Subject, first_files, paths
+    from flashsim.testing.probe import infer
+
+    where, _, name = options.function.rpartition(":")
+    if not name.isidentifier():
+        raise ValueError(f"argument --init: {name} is no name of a file; expected a function of a module, or of a file")
+    file = Path(where) if where.endswith(".py") else None
+    folder = file.parent if file else Path()
+    there = [str(path) for path in paths(name, folder) if path.exists()]
+    if there and not options.overwrite:
+        said = f"{' and '.join(there)} {'is' if len(there) == 1 else 'are'} there already"
+        raise ValueError(f"argument --init: {said}; --overwrite writes anew")
+    backward, _, back = (options.backward or "").rpartition(":")
+    own = back == "auto" or (not back and not options.wrap and hasattr(fn, "backward"))
+    subject = Subject(
+        module=file.stem if file else where,
+        name=name,
+        wrapped=fn.code() if options.wrap else "",
+        backward=f"{name}.backward" if own else back,
+        backward_from=Path(backward).stem if backward.endswith(".py") else backward,
+        expected=options.expect,
+    )
+    inferred = infer(fn, _spec(fn, options))
+    written = first_files(subject, inferred, folder, options.command_line)
+    for path, text in written.items():
+        write_whole(path, text)
+    spec, tests = written
+    print(f"Wrote {spec}, what a few calls show; check each line:\n")
+    print(fill(repr(inferred.spec), 80, subsequent_indent="     "))
+    print(f"\nWrote {tests}; run it:\n\npytest {tests}")
+    return 0
 
 
 def _wrapped(fn: Any, options: argparse.Namespace) -> Any:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish
-from flashsim.cli.shared import LENGTHS, add, add_algorithm, add_declared, algorithm_in, declared_in
+from flashsim.cli.shared import LENGTHS, SIZINGS, add, add_algorithm, add_declared, algorithm_in, causal_in, declared_in
 from flashsim.cli.values import elements, whole
 from flashsim.inputs import float_dtype
 
@@ -17,7 +17,7 @@ EXAMPLES = (
     "flashsim count block_sparse --N 65536 --d 64 --block-mask butterfly\n"
     "flashsim count flash_basic --N 1048576 --d 128 --M 228KB --dtype bfloat16\n"
     "flashsim count flash --N 4096 --d 128 --heads 32 --kv-heads 8 --gqa grouped\n"
-    "flashsim count split_kv --N_q 1 --N_k 65536 --d 128 --splits 16 --merge tree\n"
+    "flashsim count split_kv --N-q 1 --N-k 65536 --d 128 --splits 16 --merge tree\n"
     "flashsim count standard --N 4096 --d 64 --heads 1024 --json -\n"
     "flashsim count mine.py:attention --N 1024 --d 64"
 )
@@ -31,7 +31,9 @@ def add_options(parser: Any) -> None:
     parser.add_argument("--kv-heads", type=whole(), metavar="H", help="batch × KV heads, where query heads share them")
     add(parser, "--gqa")
     add(parser, "--backward", help="count the backward pass")
-    add(parser, "--causal", "--dropout", "--M", "--sizing", "--blocks", "--json")
+    add(parser, "--causal", "--offset", "--dropout", "--M")
+    add(parser, "--sizing", default="paper", help=f"{SIZINGS}. Default: paper")
+    add(parser, "--blocks", "--json")
     add_declared(parser)
 
 
@@ -41,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
     check_outputs(options)
     arguments = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype", "sizing")}
-    arguments |= {name: getattr(options, name) for name in ("heads", "kv_heads", "gqa", "causal")}
+    arguments |= {name: getattr(options, name) for name in ("heads", "kv_heads", "gqa")} | causal_in(options)
     arguments["M"] = elements(options.M, float_dtype(options.dtype).itemsize)
     arguments["blocks"] = None if options.blocks is None else tuple(options.blocks)
     arguments["direction"] = "backward" if options.backward else "forward"

@@ -29,7 +29,7 @@ from flashsim.stops import Stop, condition, find_stop, with_breakpoint
 SUMMARY = "Stop in the debugger at a line of an algorithm, in the tile asked for."
 EXAMPLES = (
     "flashsim debug flash_basic --line 12 --at j=2,i=3\n"
-    "flashsim debug flash --line 12 --causal --n 64 --d 16 --blocks 16 16\n"
+    "flashsim debug flash --line 12 --causal --N 64 --d 16 --blocks 16 16\n"
     "flashsim debug mine.py:attention --line 14\n"
     'flashsim debug memory_efficient --line "equation 2" --at i=1,j=0\n'
     "flashsim debug flash --backward --line 13 --at j=1\n"
@@ -125,7 +125,7 @@ def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., ob
     import flashsim
 
     Q, K, V = operands(options)
-    asked = arguments(options, Q, K, V)
+    asked = arguments(options, Q, K, V, [algorithm])
     if not options.backward:
         return lambda run, observers=(): flashsim.forward(run, Q, K, V, **asked, observers=observers)
     made, dO = flashsim.forward(forward_of(algorithm), Q, K, V, **asked), gradient(options, Q, V)

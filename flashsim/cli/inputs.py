@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from flashsim.cli.shared import add, add_declared, declared_in
-from flashsim.cli.values import elements, whole
+from flashsim.algorithms import Algorithm
+from flashsim.algorithms.own import forward_of
+from flashsim.cli.shared import add, add_declared, causal_in, declared_in
+from flashsim.cli.values import elements
 
 N, D = 12, 4
 
 
 def add_inputs(parser: Any) -> None:
     """Add the options that say what a run is of."""
-    parser.add_argument(
-        "--n", "--N", type=whole(), metavar="N", help=f"sequence length of random Q, K, V. Default: {N}"
-    )
-    parser.add_argument(
-        "--n-k", "--N_k", type=whole(), metavar="N", help="number of keys, where it differs from the queries'"
-    )
+    add(parser, "--N", help=f"sequence length of random Q, K, V. Default: {N}")
+    add(parser, "--N-k", help="number of keys, where it differs from the queries'")
     add(parser, "--d", required=False, help=f"head dimension of random Q, K, V. Default: {D}")
     add(parser, "--qkv", help="run on these Q, K, V, as in `flashsim run`")
     add(parser, "--head", help="the head of --qkv, an index into the leading axes")
-    add(parser, "--blocks", help="block sizes. Default: those of line 1 for M")
-    default = "for which line 1 takes blocks as large as --blocks, or a quarter of the keys"
-    add(parser, "--M", help=f"SRAM size: elements, or bytes (2KB); with --blocks, enforced. Default: one {default}")
-    add(parser, "--causal", "--dropout")
+    add(parser, "--blocks", help="block sizes. Default: as --sizing says for --M; without --M, a quarter of the keys")
+    add(parser, "--M", help="SRAM size: elements (96), or bytes of the dtype (2KB). Default: what these blocks need")
+    add(parser, "--sizing", "--causal", "--offset", "--dropout")
     add_declared(parser)
     add(parser, "--seed", help="of random operands, and of dropout. Default: 0")
 
@@ -36,15 +35,15 @@ def operands(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     from flashsim.tracing import sample
 
     if options.qkv:
-        if options.n is not None or options.d is not None or options.n_k is not None:
-            raise ValueError("--n, --n-k and --d are for random inputs; --qkv has sizes of its own")
+        if options.N is not None or options.d is not None or options.N_k is not None:
+            raise ValueError("--N, --N-k and --d are for random inputs; --qkv has sizes of its own")
         given = qkv.load_qkv(options.qkv).head(options.head)
         if given.heads > 1:
             raise ValueError(f"{given.source} has heads {given.Q.shape[:-2]}; expected one: give --head")
         return tuple(array.reshape(array.shape[-2:]) for array in (given.Q, given.K, given.V))  # type: ignore[return-value]
     if options.head is not None:
         raise ValueError("--head goes with --qkv")
-    return sample.operands(options.n or N, options.d or D, options.n_k, options.seed)
+    return sample.operands(options.N or N, options.d or D, options.N_k, options.seed)
 
 
 def gradient(options: argparse.Namespace, Q: Any, V: Any) -> Any:
@@ -54,17 +53,54 @@ def gradient(options: argparse.Namespace, Q: Any, V: Any) -> Any:
     return sample.gradient(Q.shape[0], V.shape[1], options.seed).astype(Q.dtype)
 
 
-def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any) -> dict[str, Any]:
-    """Return what `flashsim.forward` takes besides the operands. Raises ValueError for sizes that make no sense."""
+def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: Sequence[Algorithm]) -> dict[str, Any]:
+    """Return what `flashsim.forward` takes besides the operands, for all of these passes, which have one M.
+
+    Without --M, M is what the blocks need, as a run shows; of one that fails, where it is watched, nothing is asked.
+    Raises ValueError for sizes that make no sense.
+    """
     import flashsim
 
-    width = Q.shape[1] + V.shape[1]
-    asked: dict[str, Any] = {"causal": options.causal, "dropout_p": options.dropout, "seed": options.seed}
-    if options.blocks:
-        B_r, B_c = options.blocks
-        asked["M"] = 2 * width * max(B_r, B_c)
-        asked["sizing"] = flashsim.Fixed(B_r, B_c, enforced=options.M is not None)
-    else:
-        asked["M"] = 2 * width * max(-(-K.shape[0] // 4), 1)
-    asked["M"] = elements(options.M, Q.dtype.itemsize, asked["M"])
-    return asked | declared_in(options)
+    asked: dict[str, Any] = {**causal_in(options), "dropout_p": options.dropout, "seed": options.seed}
+    asked |= declared_in(options)
+    rows = max(options.blocks) if options.blocks else max(-(-K.shape[0] // 4), 1)
+    on_paper = 2 * (Q.shape[1] + V.shape[1]) * rows  # of which a block of `rows` rows is line 1's
+    loose: Any = replace(flashsim.Fixed(*options.blocks), enforced=False) if options.blocks else "paper"
+    strict: Any = flashsim.Fixed(*options.blocks) if options.blocks else options.sizing
+    if options.M is not None:
+        return _fitting(asked | {"M": elements(options.M, Q.dtype.itemsize), "sizing": strict}, (Q, K, V), algorithms)
+    asked |= {"M": on_paper, "sizing": loose}
+    if strict == "paper":
+        return asked
+    try:
+        needed = max(_peak(algorithm, options, (Q, K, V), asked) for algorithm in algorithms)
+    except Exception:
+        return asked
+    return _fitting(asked | {"M": max(on_paper, needed), "sizing": strict}, (Q, K, V), algorithms)
+
+
+def _fitting(asked: dict[str, Any], given: tuple[Any, Any, Any], algorithms: Sequence[Algorithm]) -> dict[str, Any]:
+    from flashsim.comparison import sized_for_both
+
+    for algorithm in algorithms:
+        if algorithm.direction == "backward":
+            asked = sized_for_both(algorithm, *given, asked)
+    return asked
+
+
+def _peak(algorithm: Algorithm, options: argparse.Namespace, given: tuple[Any, Any, Any], asked: dict[str, Any]) -> int:
+    """Return the most elements that a run has on chip."""
+    import flashsim
+
+    run = flashsim.forward(forward_of(algorithm), *given, **taken_by(algorithm, options, asked))
+    if algorithm.direction == "forward":
+        return run.sram.peak
+    return max(run.sram.peak, flashsim.backward(algorithm, run, gradient(options, given[0], given[2])).sram.peak)
+
+
+def taken_by(algorithm: Algorithm, options: argparse.Namespace, asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what was asked without the options that another algorithm declares, where two run side by side."""
+    if not getattr(options, "vs", None):
+        return asked
+    whose = {option.name for option in forward_of(algorithm).options}
+    return {name: value for name, value in asked.items() if name in whose or name not in declared_in(options)}

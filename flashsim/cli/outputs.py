@@ -82,12 +82,26 @@ def write_json(target: str | None, data: Mapping[str, Any]) -> None:
 @contextmanager
 def progress(options: argparse.Namespace) -> Iterator[Progress]:
     """Show progress on stderr where a person is watching it; nothing with --quiet or in a pipe."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     from flashsim.tables import console
 
     shown = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     off = options.quiet or not shown.is_terminal
     with Progress(*columns, console=shown, transient=True, disable=off) as bar:
         yield bar

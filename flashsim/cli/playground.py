@@ -10,6 +10,7 @@ from typing import Any
 from flashsim.cli.outputs import check_outputs
 from flashsim.cli.shared import add
 from flashsim.files import write_whole
+from flashsim.sizes import human_bytes
 
 SUMMARY = "Write a page with sliders for N, d, M and blocks: tiles, accesses and SRAM follow at once."
 EXAMPLES = "flashsim playground --open\nflashsim playground -o play.html"
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"argument -o/--output: the playground is a page; expected FILE.html, got {output}")
     check_outputs(options, output)
     write_whole(output, page())
-    print(f"Saved {output} ({output.stat().st_size / 1000:,.0f} kB)")
+    print(f"Saved {output} ({human_bytes(output.stat().st_size)})")
     if options.open:
         webbrowser.open(output.resolve().as_uri())
     return 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import flashsim
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import NAMES, add, add_declared, declared_in
+from flashsim.cli.shared import NAMES, add, add_declared, causal_in, declared_in
 from flashsim.cli.values import elements, finite
 from flashsim.inputs import float_dtype
 
@@ -21,7 +21,6 @@ EXAMPLES = (
     "flashsim run --padded --dropout 0.1 --backward --algorithm standard flash rabe_staats\n"
     "flashsim run --qkv q.npy k.npy v.npy --algorithm flash_basic --json -"
 )
-SAMPLE_M = 4_096
 
 
 def add_options(parser: Any) -> None:
@@ -35,18 +34,19 @@ def add_options(parser: Any) -> None:
     default = "standard and flash_basic, or flash where a mask, dropout or backward is asked"
     add(parser, "--algorithm", nargs="+", help=f"which to compare: {NAMES}. Default: {default}")
     add(parser, "--backward", help="run the backward pass too, for a random dO")
-    add(parser, "--causal", "--dropout")
+    add(parser, "--causal", "--offset", "--dropout")
     add(parser, "--seed", help="of dropout. Default: 0")
     parser.add_argument(
         "--mask", type=Path, metavar="FILE", help="a .npy file: booleans (..., N_q, N_k), True = attend"
     )
     parser.add_argument("--padded", action="store_true", help="the bundled sample with its padding and padding mask")
-    add(parser, "--dtype", default=None, help="convert the inputs first. Default: as they are (sample: float32)")
-    sample = (
-        f"elements, or bytes of the dtype (100KB). Default: 100KB; for the small bundled sample {SAMPLE_M} elements"
+    add(
+        parser,
+        "--dtype",
+        default=None,
+        help="convert Q, K, V to this first. Default: as they are in the file; the sample: float32",
     )
-    add(parser, "--M", help=f"SRAM size: {sample}")
-    add(parser, "--sizing", "--blocks", "--gqa")
+    add(parser, "--M", "--sizing", "--blocks", "--gqa")
     add_declared(parser)
     parser.add_argument("--scale", type=finite, help="softmax scale τ. Default: 1/√d")
     add(parser, "--output", help="save STEM.png, .svg, .json. Default: flashsim-run")
@@ -68,6 +68,9 @@ def run(options: argparse.Namespace) -> int:
     mask: Any = qkv.load_mask(options.mask) if options.mask else None
     if options.padded:
         mask = flashsim.KeyPadding(int(qkv.sample_mask().sum()))
+    rule = causal_in(options)
+    if "mask" in rule and mask is not None:
+        rule = {"mask": rule["mask"] & mask}
     asked = _asked(options)
     stem = figure_stem(options, "flashsim-run")
     with progress(options) as bar:
@@ -76,12 +79,11 @@ def run(options: argparse.Namespace) -> int:
             options.algorithm or ["standard", "flash" if asked or options.backward else "flash_basic"],
             lambda title, heads: _on_head(bar, title, heads),
             both_ways=options.backward,
-            M=elements(options.M, given.Q.dtype.itemsize, None if options.qkv else SAMPLE_M),
+            M=elements(options.M, given.Q.dtype.itemsize),
             scale=options.scale,
             sizing=options.sizing,
             blocks=None if options.blocks is None else tuple(options.blocks),
-            causal=options.causal,
-            mask=mask,
+            **{"mask": mask, **rule},
             dropout_p=options.dropout,
             seed=options.seed,
             gqa=options.gqa,
@@ -91,7 +93,8 @@ def run(options: argparse.Namespace) -> int:
     schedule = "query heads grouped" if options.gqa == "grouped" else ""
     what = ", ".join(filter(None, (asked, schedule)))
     finish(options, numbers, lambda: report.print_run(given, forwards, backwards, what))
-    figure = plots.run_figure(forwards, M=next(iter(forwards.values())).sram.capacity, **given.shape)
+    M = next(iter(forwards.values())).sram.capacity
+    figure = plots.run_figure(forwards, heads=given.heads, M=M, **given.shape)
     saved = plots.save(figure, stem, numbers, options.command_line)
     if options.json != "-":
         print(f"Saved {', '.join(map(str, saved))}")
@@ -106,7 +109,7 @@ def _on_head(bar: Any, title: str, heads: int) -> Callable[[int, int], None]:
 def _asked(options: argparse.Namespace) -> str:
     """Say what is asked besides plain attention."""
     said = {
-        "causal": options.causal,
+        "causal" if options.offset is None else f"causal from {options.offset}": options.causal,
         "keys padded": options.padded,
         f"mask {options.mask}": options.mask,
         f"dropout {options.dropout:g}": options.dropout,

@@ -12,21 +12,24 @@ from flashsim.algorithms.own import chosen
 from flashsim.algorithms.record import Direction
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
-from flashsim.cli.values import head, output, probability, seed, size, whole
+from flashsim.cli.values import head, offset, output, probability, seed, size, whole
 from flashsim.inputs import FLOATS
+from flashsim.masks import Causal
 
 NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
 BOTH = f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"
 
+SIZINGS = "fit: the largest blocks of line 1's shape that fit M; paper: line 1's own, which may need more"
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--algorithm": {"type": algorithm, "metavar": "NAME", "help": NAMES},
     "--backward": {"action": "store_true"},
-    "--blocks": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "block sizes; M enforced"},
+    "--blocks": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "these block sizes instead; M enforced"},
     "--causal": {"action": "store_true", "help": "causal: query i attends to keys j ≤ i + N_k − N_q"},
     "--d": {"type": whole(), "required": True, "help": "head dimension"},
-    "--d_v": {"type": whole(), "metavar": "D", "help": "width of V, where it differs from d"},
-    "--dropout": {"type": probability, "default": 0.0, "metavar": "P", "help": "drop weights with this probability"},
-    "--dtype": {"choices": FLOATS, "default": "float32", "help": "of Q, K, V: an item's bytes. Default: float32"},
+    "--d-v": {"type": whole(), "metavar": "D", "help": "width of V, where it differs from d"},
+    "--dropout": {"type": probability, "default": 0.0, "metavar": "P", "help": "drop weights with this probability. Default: 0"},
+    "--dtype": {"choices": FLOATS, "default": "float32", "help": "of Q, K, V. Default: float32"},
     "--gqa": {
         "choices": ["separate", "grouped"],
         "default": "separate",
@@ -37,30 +40,41 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--M": {
         "type": size,
         "metavar": "SIZE",
-        "help": "SRAM size: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024). Default: 100KB",
+        "help": "SRAM size: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024 bytes). Default: 100KB",
     },
     "--N": {"type": whole(), "dest": "N", "help": "sequence length"},
-    "--N_k": {"type": whole(), "metavar": "N", "help": "number of keys"},
-    "--N_q": {"type": whole(), "metavar": "N", "help": "number of queries, where it differs from the keys'"},
+    "--N-k": {"type": whole(), "metavar": "N", "help": "number of keys"},
+    "--N-q": {"type": whole(), "metavar": "N", "help": "number of queries, where it differs from the keys'"},
     "--qkv": {"nargs": "+", "type": Path, "metavar": "FILE"},
     "--quiet": {"action": "store_true", "help": "no progress on stderr"},
     "--seed": {"type": seed, "default": 0},
     "--sizing": {
-        "choices": ["paper", "fit"],
-        "default": "paper",
-        "help": "paper: line 1's blocks, M only reported against; fit: the largest blocks that fit, M enforced",
+        "choices": ["fit", "paper"],
+        "default": "fit",
+        "help": f"{SIZINGS}. Default: fit",
     },
     "--vs": {"type": algorithm, "metavar": "NAME"},
+    "--offset": {
+        "type": offset,
+        "metavar": "N",
+        "help": "with --causal: query i attends to keys j ≤ i + N; 0: aligned at the top left. Default: N_k − N_q",
+    },
     "--output": {"type": output, "metavar": "STEM", "help": "save STEM.png, .svg, .json"},
 }  # fmt: skip
-ALIASES = {"--output": ["-o"], "--N": ["--n"]}
-LENGTHS = ("--N", "--N_q", "--N_k", "--d", "--d_v", "--dtype")
+SHORT = {"--output": ["-o"]}
+OLD = {"--N": ["--n"], "--N-q": ["--N_q"], "--N-k": ["--N_k", "--n-k"], "--d-v": ["--d_v"]}  # still read, not in --help
+LENGTHS = ("--N", "--N-q", "--N-k", "--d", "--d-v", "--dtype")
 
 
 def add(parser: Any, *names: str, **changed: Any) -> None:
     """Add options of `OPTIONS` to a parser, in this order; `changed`, for one of them, is what is different here."""
     for name in names:
-        parser.add_argument(*ALIASES.get(name, ()), name, **{**OPTIONS[name], **changed})
+        settings = {**OPTIONS[name], **changed}
+        parser.add_argument(*SHORT.get(name, ()), name, **settings)
+        if name in OLD:
+            dest = settings.get("dest", name.removeprefix("--").replace("-", "_"))
+            read = {key: settings[key] for key in ("type", "nargs") if key in settings}
+            parser.add_argument(*OLD[name], dest=dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **read)
 
 
 def add_declared(parser: Any) -> None:
@@ -82,6 +96,15 @@ def declared_in(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of those that were given."""
     given = {name: (getattr(options, name), whose[0][1].choices) for name, whose in declared().items()}
     return {name: choices.get(value, value) for name, (value, choices) in given.items() if value is not None}
+
+
+def causal_in(options: argparse.Namespace) -> dict[str, Any]:
+    """Return `causal`, or `mask` where --offset moves it. Raises ValueError for --offset alone."""
+    if options.offset is None:
+        return {"causal": options.causal}
+    if not options.causal:
+        raise ValueError("--offset goes with --causal")
+    return {"mask": Causal(offset=options.offset)}
 
 
 def add_algorithm(parser: Any, default: str = "") -> None:

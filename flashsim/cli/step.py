@@ -9,26 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashsim.algorithms.own import chosen, forward_of
-from flashsim.cli.inputs import add_inputs, arguments, gradient, operands
+from flashsim.algorithms.own import chosen
+from flashsim.cli.inputs import add_inputs, arguments, gradient, operands, taken_by
 from flashsim.cli.outputs import check_outputs
-from flashsim.cli.shared import BOTH, add, declared_in
+from flashsim.cli.shared import BOTH, add
 from flashsim.files import write_whole
+from flashsim.sizes import human_bytes
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 
 SUMMARY = "Record a run and write a page that plays it: line by line, forwards and backwards."
 EXAMPLES = (
     "flashsim step --open\n"
-    "flashsim step --algorithm flash --n 12 --d 4 --blocks 3 4 --causal\n"
+    "flashsim step --algorithm flash --N 12 --d 4 --blocks 3 4 --causal\n"
     "flashsim step --algorithm mine.py:attention --vs flash_basic\n"
     "flashsim step --qkv mine.npz --head 3 --blocks 32 32 -o head3.html\n"
     "flashsim step --causal --vs q_outer\n"
     "flashsim step --algorithm flash --bug no_rescale\n"
     "flashsim step --backward --algorithm flash --open\n"
     "flashsim step --backward --algorithm q_outer --vs q_outer_two_pass\n"
-    "flashsim step --n 8 --d 2 --blocks 4 4 --text | less\n"
+    "flashsim step --N 8 --d 2 --blocks 4 4 --text | less\n"
     "flashsim step --gif 20:40 -o tile.gif\n"
-    "flashsim step --n 64 --d 16 -o run.perfetto.json"
+    "flashsim step --N 64 --d 16 -o run.perfetto.json"
 )
 
 
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         write_whole(output, page)
     else:
         trace.save(output, versus=versus)
-    print(f"Saved {output} ({output.stat().st_size / 1000:,.0f} kB, {len(trace.steps):,} steps)")
+    print(f"Saved {output} ({human_bytes(output.stat().st_size)}, {len(trace.steps):,} steps)")
     if note:
         print(f"{note} All values: -o FILE.json.gz or .npz; fewer steps: larger --blocks.")
     if options.open:
@@ -110,29 +111,21 @@ def _film(options: argparse.Namespace) -> int:
         film(recorded(options)[0], first, last, output)
     except ValueError as error:
         raise ValueError(f"argument --gif: {error}") from None
-    print(f"Saved {output} ({output.stat().st_size / 1000:,.0f} kB, {last - first + 1} steps)")
+    print(f"Saved {output} ({human_bytes(output.stat().st_size)}, {last - first + 1} steps)")
     return 0
 
 
 def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     """Return the trace that was asked for, and the one beside it; None where there is none. Raises ValueError."""
-    given = operands(options)
-    trace = _trace(options.algorithm, given, options)
-    if not (options.vs or options.bug):
-        return trace, None
-    return trace, _trace(options.vs or options.algorithm, given, options, options.bug)
-
-
-def _trace(what: Any, given: tuple[Any, Any, Any], options: argparse.Namespace, bug: str | None = None) -> Any:
     import flashsim
 
-    Q, K, V = given
-    asked, direction = arguments(options, Q, K, V), "backward" if options.backward else "forward"
-    algorithm = chosen(what, direction)
-    if options.vs:  # what only one of the two takes is for that one
-        whose = {option.name for option in forward_of(algorithm).options}
-        asked = {name: value for name, value in asked.items() if name in whose or name not in declared_in(options)}
+    given, direction = operands(options), "backward" if options.backward else "forward"
+    names = [options.algorithm] + [options.vs] * bool(options.vs)
+    passes = [chosen(name, direction) for name in names]
+    planted = [with_bug(passes[0], options.bug, direction)] if options.bug else []
+    asked = arguments(options, *given, passes)
     if options.backward:
-        asked["dO"] = gradient(options, Q, V)
-    trace = flashsim.trace(with_bug(algorithm, bug, direction) if bug else algorithm, Q, K, V, **asked)
-    return replace(trace, about=replace(trace.about, command=options.command_line))
+        asked["dO"] = gradient(options, given[0], given[2])
+    traces = [flashsim.trace(one, *given, **taken_by(one, options, asked)) for one in (*passes, *planted)]
+    said = [replace(trace, about=replace(trace.about, command=options.command_line)) for trace in traces]
+    return said[0], said[1] if len(said) > 1 else None

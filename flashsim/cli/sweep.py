@@ -6,17 +6,21 @@ import argparse
 import csv
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from flashsim.algorithms import options as declared
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import check_outputs, figure_stem, finish, progress
-from flashsim.cli.shared import NAMES, add
+from flashsim.cli.shared import NAMES, SIZINGS, add
 from flashsim.cli.values import seed, whole
 from flashsim.files import write_whole
+from flashsim.inputs import FLOATS
+from flashsim.jobs import in_any_order
 
 SUMMARY = "Sweep: what algorithms move at every combination of many values, as a table, CSV, JSON, a picture."
 EXAMPLES = (
@@ -29,7 +33,7 @@ EXAMPLES = (
 )
 MANY = "one or many: 64 128, 128:4096:128 (steps of 128), 128:65536:x2 (times 2)"
 BOTH = {"no": [False], "yes": [True], "both": [False, True]}
-SHOWN = 20
+SHOWN, WIDTH = 20, 80
 
 
 def add_options(parser: Any) -> None:
@@ -37,19 +41,19 @@ def add_options(parser: Any) -> None:
     lengths, sizes, some = values.several(whole()), values.several_sizes, {"nargs": "+"}
     parser.add_argument("named", nargs="*", type=algorithm, metavar="NAME", help=f"algorithms: {NAMES}. Default: flash")
     add(parser, "--algorithm", nargs="+", default=[], help="the same")
-    for flags, what in (
-        (("--N", "--n"), f"sequence lengths, {MANY}"),
-        (("--N-q", "--N_q"), "numbers of queries, where they differ from the keys'"),
-        (("--N-k", "--N_k"), "numbers of keys"),
-        (("--d",), "head dimensions"),
-        (("--d-v", "--d_v"), "widths of V, where they differ from d"),
+    for flag, what in (
+        ("--N", f"sequence lengths, {MANY}"),
+        ("--N-q", "numbers of queries, where they differ from the keys'"),
+        ("--N-k", "numbers of keys"),
+        ("--d", "head dimensions"),
+        ("--d-v", "widths of V, where they differ from d"),
     ):
-        parser.add_argument(*flags, **some, type=lengths, metavar="N", dest=_name(flags[0]), help=what)
+        add(parser, flag, **some, type=lengths, metavar="N", required=False, help=what)
     sizes_help = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
     parser.add_argument("--M", **some, type=sizes, metavar="SIZE", help=sizes_help)
     add(parser, "--blocks", action="append", help="block sizes, M enforced; again for others")
-    add(parser, "--sizing", **some, default=None)
-    add(parser, "--dtype", **some, default=None)
+    add(parser, "--sizing", **some, default=None, help=f"{SIZINGS}. Default: paper")
+    add(parser, "--dtype", **some, default=None, metavar="NAME", help=f"of {', '.join(FLOATS)}. Default: float32")
     for flag, what in (("--causal", "causal masks"), ("--backward", "backward passes")):
         parser.add_argument(
             flag, nargs="?", const="yes", choices=list(BOTH), help=f"{what}: yes, no, or both. Default: no"
@@ -64,8 +68,9 @@ def add_options(parser: Any) -> None:
         option = whose[0][1]
         reads: dict[str, Any] = {"type": values.several(values.declared(option.check)), "metavar": "N"}
         if option.choices:
-            reads = {"choices": list(option.choices)}
+            reads = {"choices": list(option.choices), "metavar": "NAME"}
         said = f"for {', '.join(each for each, _ in whose)}: {option.help}"
+        said += f". Of {', '.join(option.choices)}" if option.choices else ""
         parser.add_argument(f"--{name.replace('_', '-')}", **some, **reads, dest=name, help=said)
     parser.add_argument(
         "--points",
@@ -89,25 +94,28 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0, or 1 where no point could be counted, or a closed form and a count differ. Raises ValueError."""
-    from flashsim.sweeping import Disagreement, sweep
+    from flashsim.sweeping.running import Disagreement, swept
 
     if options.csv == "-" == options.json:
         raise ValueError("--csv - and --json - both want stdout; give one of them a file")
     for name in ("x", "y", "by"):
         if getattr(options, name) is not None and options.output is None:
             raise ValueError(f"--{name} is for -o, which draws the rows: give -o STEM")
+    algorithms = [*options.named, *options.algorithm]
+    if options.jobs > 1 and not all(isinstance(each, str) for each in algorithms):
+        raise ValueError("argument --jobs: an algorithm of your own is swept in one process; leave --jobs out")
     stem = None if options.output is None else figure_stem(options, "")
     check_outputs(options)
     with progress(options) as bar:
         task = bar.add_task("sweep", total=None)
         try:
-            found = sweep(
-                [*options.named, *options.algorithm] or "flash",
-                **_arguments(options),
-                points=None if options.points is None else _table(options.points),
+            found = swept(
+                algorithms or "flash",
+                _arguments(options),
+                None if options.points is None else _table(options.points),
+                partial(in_any_order, jobs=options.jobs),
                 check=options.check,
                 seed=options.seed,
-                jobs=options.jobs,
                 on_points=lambda done, of: bar.update(task, completed=done, total=of),
             )
         except TypeError as error:
@@ -120,7 +128,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
     """Write the rows where they are wanted, and print them for a reader."""
-    from flashsim import plots
     from flashsim.sweeping.answers import sentences
 
     saved: list[Path] = []
@@ -129,15 +136,17 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
     elif options.csv is not None:
         saved.append(write_whole(options.csv, found.to_csv()))
     if stem is not None and len(found.ok):
+        from flashsim import plots
+
         data = plots.sweep_data(found, x=options.x, y=options.y or "accesses", by=options.by)
         saved += plots.save(plots.figure_of(plots.plot_sweep(data)), stem, data, options.command_line)
 
     def show() -> None:
         if options.csv == "-":
             return
-        print(f"{found.summary}\n\n{found.as_text(SHOWN)}")
-        for sentence in sentences(found):
-            print(sentence)
+        for line in (found.summary, *sentences(found)):
+            print(*wrap(line, WIDTH, subsequent_indent="    "), sep="\n")
+        print(f"\n{found.as_text(SHOWN, WIDTH)}")
         if saved:
             print(f"\nSaved {', '.join(map(str, saved))}")
 
@@ -185,7 +194,3 @@ def _read(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _name(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")

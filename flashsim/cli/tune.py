@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish, progress
-from flashsim.cli.shared import BOTH, LENGTHS, add
+from flashsim.cli.shared import BOTH, LENGTHS, add, causal_in
 from flashsim.cli.values import elements, whole
 from flashsim.inputs import float_dtype
 from flashsim.sizes import human_bytes
@@ -28,7 +29,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--algorithm", nargs="+", default=[], help=f"try these too: {BOTH}")
     add(parser, "--backward", help="tune the backward pass")
     add(parser, "--causal", help="causal: query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped")
-    add(parser, "--dropout")
+    add(parser, "--offset", "--dropout")
     parser.add_argument(
         "--least",
         type=whole(),
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
             M=elements(options.M, itemsize),
             dtype=options.dtype,
             direction=direction,
-            causal=options.causal,
+            **causal_in(options),
             dropout_p=options.dropout,
             least=options.least,
             algorithms=options.algorithm,
@@ -70,52 +71,54 @@ def run(options: argparse.Namespace) -> int:
 
 def print_tuned(tuned: Any, itemsize: int, dtype: str) -> None:
     """Print each loop order's best beside what its line 1 chooses, and the best of all."""
-    from flashsim.tables import console_for_tables, new_table
+    from flashsim.tables import console_for_tables, print_table, print_words
 
     console, shape, M = console_for_tables(), tuned.shape, tuned.M
     lengths = f"N = {shape.N_q:,}" if shape.N_q == shape.N_k else f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}"
     widths = f"d = {shape.d}" if shape.d == shape.d_v else f"d = {shape.d}, d_v = {shape.d_v}"
-    causal = ", causal" if tuned.causal else ""
+    causal = ", causal" if tuned.causal else f", {tuned.mask}" if tuned.mask else ""
     console.print(f"One head, {tuned.direction}, {lengths}, {widths}{causal}")
     console.print(f"SRAM of M = {M:,} elements ({human_bytes(M * itemsize)} of {dtype})")
     once = (
         "Q, K, V read once, O written" if tuned.direction == "forward" else "Q, K, V, dO read once, dQ, dK, dV written"
     )
     console.print(f"Compulsory: {tuned.compulsory:,} elements ({once})\n")
-    found = new_table(
-        "loops", "name", "B_r × B_c", "T_r × T_c", "accesses", "× compulsory", "peak of M", "line 1's B_r × B_c",
-        "accesses", "peak of M",
-    )  # fmt: skip
-    for name, choice in tuned.by_loops.items():
-        own = tuned.paper.get(name)
-        found.add_row(
-            choice.loops,
-            name,
-            f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}",
-            f"{choice.blocks.T_r:,} × {choice.blocks.T_c:,}",
-            f"{choice.accesses:,}",
-            f"{choice.accesses / tuned.compulsory:.2f}",
-            f"{choice.peak / M:.0%}",
-            *(
-                (f"{own.blocks.B_r:,} × {own.blocks.B_c:,}", f"{own.accesses:,}", f"{own.peak / M:.0%}")
-                if own
-                else ("–", "–", "–")
-            ),
-        )
-    console.print(found)
+    print_table(console, _choices(tuned, tuned.by_loops))
+    if tuned.paper:
+        console.print("\nThe same with the blocks of line 1 of each:\n")
+        print_table(console, _choices(tuned, tuned.paper))
     best = tuned.best
     said = (
-        f"\nFewest: {best.algorithm} ({best.loops}) with tiles of {best.blocks.B_r:,} × {best.blocks.B_c:,}. "
+        f"Fewest: {best.algorithm} ({best.loops}) with tiles of {best.blocks.B_r:,} × {best.blocks.B_c:,}. "
         f"It moves {best.accesses / tuned.compulsory:.2f} × the compulsory traffic"
     )
     paper = tuned.paper.get("flash")
     if paper is not None:
         ratio = f"{paper.accesses / best.accesses:.2f} × as much"
-        said += f",\nand the paper's choice, its loops with line 1's blocks, {ratio}"
+        said += f", and the paper's choice, its loops with line 1's blocks, {ratio}"
         if paper.peak > M:
             said += f", in blocks that need {paper.peak / M:.0%} of M"
-    console.print(said + ".")
+    console.print()
+    print_words(console, said + ".")
     if min(best.blocks.B_r, best.blocks.B_c) < 8 <= min(shape.N_q, shape.N_k):
-        console.print(
-            "In the model a tile of one row costs nothing extra; --least 16 asks for tiles that a matrix unit likes."
+        print_words(
+            console,
+            "In the model a tile of one row costs nothing extra; --least 16 asks for tiles that a matrix unit likes.",
         )
+
+
+def _choices(tuned: Any, by_name: Mapping[str, Any]) -> Any:
+    """Return a table of block sizes by algorithm, with what they move."""
+    from flashsim.tables import new_table
+
+    table = new_table("name", "loops", "B_r × B_c", "accesses", "×\ncompulsory", "peak\nof M")
+    for name, choice in by_name.items():
+        table.add_row(
+            name,
+            choice.loops,
+            f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}",
+            f"{choice.accesses:,}",
+            f"{choice.accesses / tuned.compulsory:.2f}",
+            f"{choice.peak / tuned.M:.0%}",
+        )
+    return table

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flashsim.inputs import DEFAULT_SRAM_BYTES
+from flashsim.masks import MOST_OFFSET
 from flashsim.sizes import parse_size
 
 MOST = 2**20  # numbers of a range
@@ -55,6 +56,17 @@ def whole(least: int = 1, most: int = 2**63 - 1) -> Callable[[str], int]:
         return number
 
     return read
+
+
+def offset(text: str) -> int:
+    """Read a position, which may be before the first key."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise _refused(text, "a whole number") from None
+    if abs(number) > MOST_OFFSET:
+        raise _refused(text, f"a whole number from -{MOST_OFFSET} to {MOST_OFFSET}")
+    return number
 
 
 def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
@@ -132,17 +144,17 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return read_all
 
 
-def several_sizes(text: str) -> list[str]:
-    """Read a size, or a range of sizes, which stay text until the dtype is known."""
-    if ":" not in text:
-        return [size(text)]
+def several_sizes(text: str) -> list[int | str]:
+    """Read a size, or a range of sizes: elements as numbers; bytes as text, until the dtype is known."""
     parts = text.split(":")
-    in_bytes = [part[-1:].upper() == "B" for part in parts if part[:1] != "x"]
-    if any(in_bytes) and not all(in_bytes):
+    sizes = [part for at, part in enumerate(parts) if at < 2 or part[:1] != "x"]
+    in_bytes = [size(part).strip()[-1:].upper() == "B" for part in sizes]
+    if any(in_bytes) != all(in_bytes):
         raise _refused(text, "sizes that are all elements, or all bytes")
-    unit = "B" if any(in_bytes) else ""
-    plain = ":".join(part if part[:1] == "x" else str(parse_size(size(part), 1)) for part in parts)
-    return [f"{number}{unit}" for number in several(whole())(plain)]
+    if len(parts) == 1:
+        return [text] if all(in_bytes) else [parse_size(text, 1)]
+    numbers = several(whole())(":".join(str(parse_size(part, 1)) if part in sizes else part for part in parts))
+    return [f"{number}B" if all(in_bytes) else number for number in numbers]
 
 
 def head(text: str) -> str:

@@ -33,36 +33,20 @@ class Example:
     lines: Callable[[Any], Iterator[str]]
 
 
+def _example(about: str, module: Any) -> Example:
+    where = " ".join((module.__doc__ or "").partition("\nIn flashsim: ")[2].split())
+    return Example(about, where, module.compute, module.lines)
+
+
 EXAMPLES: dict[str, Example] = {
-    "online_softmax": Example(
-        "softmax of [2, 5, 1, 4], one value at a time",
-        online_softmax.WHERE,
-        online_softmax.compute,
-        online_softmax.lines,
+    "online_softmax": _example("softmax of [2, 5, 1, 4], one value at a time", online_softmax),
+    "online_attention": _example("attention of one query over three keys, one key at a time", online_attention),
+    "prefill": _example("causal attention in tiles: n = 6, d = 2, B_q = 2, B_k = 3, all three query tiles", prefill),
+    "not_bit_for_bit": _example(
+        "tiled and standard attention differ in their last bits, within rounding", not_bit_for_bit
     ),
-    "online_attention": Example(
-        "attention of one query over three keys, one key at a time",
-        online_attention.WHERE,
-        online_attention.compute,
-        online_attention.lines,
-    ),
-    "prefill": Example(
-        "causal attention in tiles: n = 6, d = 2, B_q = 2, B_k = 3, all three query tiles",
-        prefill.WHERE,
-        prefill.compute,
-        prefill.lines,
-    ),
-    "not_bit_for_bit": Example(
-        "tiled and standard attention differ in their last bits, within rounding",
-        not_bit_for_bit.WHERE,
-        not_bit_for_bit.compute,
-        not_bit_for_bit.lines,
-    ),
-    "exp_overflow": Example(
-        "exp(100) is infinite in float32, and what subtracting the maximum does about it",
-        exp_overflow.WHERE,
-        exp_overflow.compute,
-        exp_overflow.lines,
+    "exp_overflow": _example(
+        "exp(100) is infinite in float32, and what subtracting the maximum does about it", exp_overflow
     ),
 }
 

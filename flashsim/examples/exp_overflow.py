@@ -1,7 +1,7 @@
 """exp(100) does not fit in float32, whose exponential overflows just above 88.72; subtracting the maximum avoids it.
 
-In flashsim: the subtraction in Algorithm 1, line 10, exp(S_ij − m̃_ij), and in line 11, exp(m_i − m_i^new): no argument is
-above 0, so no exponential is above 1.
+In flashsim: Algorithm 1, line 10, exp(S_ij − m̃_ij), and line 11, exp(m_i − m_i^new): no argument is above 0, so no
+exponential is above 1.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ from flashsim.examples.online_softmax import online_softmax
 from flashsim.examples.text import Slip, number, paragraph, scientific, slips_lines, table, vector
 from flashsim.inputs import Array
 
-WHERE = (
-    "Algorithm 1, line 10, exp(S_ij − m̃_ij), and line 11, exp(m_i − m_i^new): no argument is above 0, so no exponential is "
-    "above 1."
-)
 CLAIMS: tuple[tuple[float, str, Literal["finite", "overflow", "zero"]], ...] = (
     (100, "2.69e43, fine", "finite"),
     (90, "+inf, overflow", "overflow"),

@@ -1,6 +1,7 @@
 """Tiled attention is not standard attention bit for bit: it is so in exact arithmetic, and within rounding in any other.
 
-In flashsim: Algorithm 0 against Algorithm 1 (`forward`), and `reference.error_bound`, which says how far rounding may lead.
+In flashsim: Algorithm 0 against Algorithm 1 (flashsim.forward), and flashsim.reference.error_bound, which says how far
+rounding may lead.
 """
 
 from __future__ import annotations
@@ -17,10 +18,6 @@ from flashsim.inputs import Array
 from flashsim.records import Blocks
 from flashsim.reference import error_bound, rounding
 
-WHERE = (
-    "Algorithm 0 against Algorithm 1 (flashsim.forward), and flashsim.reference.error_bound, which says how far rounding may "
-    "lead."
-)
 N, D, SEED = 128, 32, 0
 TILINGS = ((128, 128), (32, 32), (64, 16), (16, 64))
 TILING_OF_THE_CHAPTER = (32, 32)

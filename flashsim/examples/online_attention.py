@@ -1,7 +1,7 @@
 """Online attention, one key at a time: the running m and s of online softmax, and o, which is corrected along with s.
 
-In flashsim: Algorithm 1, lines 9 to 12, with blocks of one row and one key. The paper's line 12 divides O by ℓ at every
-step; here o stays undivided, and is divided once, after the last key.
+In flashsim: Algorithm 1, lines 9 to 12, with blocks of one row and one key. Line 12 divides O_i by ℓ_i at every step; here
+o stays undivided until the last key is done.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from flashsim.examples.text import NEW_MAXIMUM, ROUNDED, Slip, factor, number, p
 from flashsim.inputs import Array
 from flashsim.reference import attention
 
-WHERE = (
-    "Algorithm 1, lines 9 to 12, with blocks of one row and one key. Line 12 divides O_i by ℓ_i at every step; here o "
-    "stays undivided until the last key is done."
-)
 q = (1.0, 0.0)
 K = ((0.5, 0.3), (0.8, -0.2), (0.1, 0.7))
 V = ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5))

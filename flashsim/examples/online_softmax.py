@@ -1,7 +1,7 @@
 """Online softmax, one value at a time: a running maximum m and a running sum s of exp(z − m).
 
-In flashsim: Algorithm 1, line 11 (m_i^new and ℓ_i^new), with blocks of one key; and `long_rows` in
-algorithms/softmax_rows.py, standard attention's softmax of rows too long for SRAM.
+In flashsim: Algorithm 1, line 11, with blocks of one key (m is m_i, s is ℓ_i); and long_rows in
+flashsim/algorithms/softmax_rows.py, standard attention's softmax of rows too long for SRAM.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from numpy.typing import DTypeLike
 from flashsim.examples.text import NEW_MAXIMUM, ROUNDED, Slip, column, number, paragraph, slips_lines
 from flashsim.inputs import Array
 
-WHERE = (
-    "Algorithm 1, line 11, with blocks of one key (m is m_i, s is ℓ_i); and long_rows in "
-    "flashsim/algorithms/softmax_rows.py, standard attention's softmax of rows too long for SRAM."
-)
 Z = (2.0, 5.0, 1.0, 4.0)
 
 

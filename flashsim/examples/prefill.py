@@ -1,7 +1,8 @@
 """Causal prefill in tiles: for each tile of queries, all tiles of keys and values are loaded in turn; its m, s and O stay.
 
-In flashsim: Algorithm 2, lines 10 to 15, with its two loops exchanged, so that O is written once. The mask is line 11. The
-tile that is skipped is Algorithm 5's line 8 with block_mask="live".
+In flashsim: Algorithm 2, lines 10 to 15, with its two loops exchanged, so that O is written once. The mask is its line 11;
+the skipped tile is Algorithm 5, line 8, with block_mask="live". Lines 12 and 13 there use finite(m) where a row has seen
+only masked keys (m = −∞) and exp(m − m) would be NaN. Here each row sees key 0 first, so that does not arise.
 """
 
 from __future__ import annotations
@@ -29,11 +30,6 @@ from flashsim.examples.text import (
 from flashsim.inputs import Array
 from flashsim.reference import attention
 
-WHERE = (
-    "Algorithm 2, lines 10 to 15, with its two loops exchanged, so that O is written once. The mask is its line 11; the "
-    'skipped tile is Algorithm 5, line 8, with block_mask="live". Lines 12 and 13 there use finite(m) where a row has seen '
-    "only masked keys (m = −∞) and exp(m − m) would be NaN. Here each row sees key 0 first, so that does not arise."
-)
 Q = ((1.0, 0.5), (0.8, -0.1), (0.2, 0.9), (-0.3, 0.4), (0.7, 0.6), (0.1, -0.5))
 K = ((0.3, 0.7), (0.6, 0.2), (-0.1, 0.8), (0.4, -0.3), (0.9, 0.1), (0.2, 0.5))
 V = ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5), (0.8, 0.2), (0.3, 0.7), (0.6, 0.4))

@@ -12,7 +12,20 @@ what is missing.
 from flashsim.gpu.api import Plan, backward, forward, plan
 from flashsim.gpu.compiling import CompileError, MissingGPU
 from flashsim.gpu.counters import Moved
+from flashsim.gpu.hopper_fp8 import to_fp8
 from flashsim.gpu.machine import info
 from flashsim.gpu.rungs import kernel, ladder
 
-__all__ = ["CompileError", "MissingGPU", "Moved", "Plan", "backward", "forward", "info", "kernel", "ladder", "plan"]
+__all__ = [
+    "CompileError",
+    "MissingGPU",
+    "Moved",
+    "Plan",
+    "backward",
+    "forward",
+    "info",
+    "kernel",
+    "ladder",
+    "plan",
+    "to_fp8",
+]

@@ -72,11 +72,12 @@ def forward(
     """Return dropout(softmax(MASK(scale · q kᵀ))) v, (B, H_q, N_q, d), of the inputs' dtype.
 
     q is (B, H_q, N_q, d), k and v (B, H_kv, N_k, d): CuPy arrays, or anything on a GPU with DLPack, such as PyTorch tensors,
-    which are not copied. Results are of the kind that q is. H_q is a multiple of H_kv: query heads g·n … g·n + g − 1 share
-    KV head n. The last axis has stride 1, the others any. Inputs are not modified. bfloat16 in CuPy is ml_dtypes' type.
+    which are not copied. Results are of the kind that q is, but float16 where that is float8_e4m3fn. H_q is a multiple of
+    H_kv: query heads g·n … g·n + g − 1 share KV head n. The last axis has stride 1, the others any. Inputs are not modified.
+    bfloat16 and float8_e4m3fn in CuPy are ml_dtypes' types; `to_fp8` rounds to the latter.
 
     kernel     "algorithm_1", "algorithm_2", "q_outer" (float32, float16, bfloat16; all compute in float32), "tensor_core",
-               "hopper", "hopper_decode", or "standard": unfused, S and P in HBM. None: the fastest that takes the arguments
+               "hopper", "hopper_decode", "hopper_fp8" (float8_e4m3fn alone), or "standard": unfused, S and P in HBM. None: the fastest that takes the arguments
                on this GPU; `plan` says which
     causal     key j is attended to if j ≤ i + N_k − N_q
     scale      None: 1/√d
@@ -110,7 +111,7 @@ def forward(
         _check_shapes(rung, arrays)
         options = _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count)
         cupy, first = import_cupy(), arrays["q"]
-        o = cupy.empty(first.shape, first.dtype)
+        o = cupy.empty(first.shape, rung.output or first.dtype)
         lse = cupy.empty(first.shape[:3], "float32") if return_lse else None
         rung.forward(*arrays.values(), o, lse, options)
         results = [hand_back(o)] + ([hand_back(lse)] if return_lse else [])
@@ -198,7 +199,7 @@ def _plan(
     """Return the fastest rung that takes what is asked, for q and k of these shapes, or the last."""
     skipped: list[str] = []
     d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
-    known = rungs.fastest(direction)
+    known = rungs.fastest(direction, dtype.name)
     for rung in known:
         lacks = [
             what for what, wanted in zip(TAKES, asked, strict=True) if wanted and not _takes(rung, what, direction)

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from typing import Any
 
+from flashsim.gpu import hopper_fp8
 from flashsim.gpu.compiling import current_device, import_cupy
 from flashsim.gpu.kernel import Kernel
 from flashsim.gpu.rungs import ladder
 
 OnSetting = Callable[[int, int, str], None]
+Call = Callable[[], Any]
 TORCH = {"torch_unfused": "", "torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
 """Backends of PyTorch's scaled_dot_product_attention; "": attention written in PyTorch, the paper's baseline."""
 FA4 = "fa4"  # FlashAttention-4, of the package flash-attn-4, where it is installed
@@ -93,26 +96,27 @@ def settings(
 
 
 def benchmark(
-    asked: Sequence[Setting], *, contestants: Sequence[str] = (), rounds: int = 7, on_setting: OnSetting | None = None
+    asked: Sequence[Setting], *, names: Sequence[str] = (), rounds: int = 7, on_setting: OnSetting | None = None
 ) -> list[dict[str, Any]]:
     """Return, by setting, what each contestant took, as plain data. A contestant that fails says why, and others go on.
 
-    `contestants`: of NAMES; none: all that the setting allows. Raises MissingGPU without a GPU.
+    `names`: of NAMES; none: all that the setting allows. Raises MissingGPU without a GPU.
     """
     results = []
     for done, setting in enumerate(asked):
         if on_setting is not None:
             on_setting(done, len(asked), str(setting))
-        timings = [asdict(timing) for timing in _measure(setting, contestants, rounds)]
+        timings = [asdict(timing) for timing in race(setting, contestants(setting, names), rounds)]
         results.append({**asdict(setting), "B": setting.batch, "flops": setting.flops, "timings": timings})
     return results
 
 
-def _measure(setting: Setting, contestants: Sequence[str], rounds: int) -> Iterator[Timing]:
+def race(setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rounds: int) -> Iterator[Timing]:
+    """Yield what each contestant took: a name, and what makes its call. First come those that fail, with the reason."""
     cupy = import_cupy()
-    calls: dict[str, Callable[[], Any]] = {}
+    calls: dict[str, Call] = {}
     extra: dict[str, int] = {}
-    for name, make in _contestants(setting, contestants):
+    for name, make in makers:
         try:
             call = make()
             call()
@@ -121,26 +125,30 @@ def _measure(setting: Setting, contestants: Sequence[str], rounds: int) -> Itera
         except Exception as error:  # a contestant that cannot do this setting must not end the benchmark
             yield Timing(name, math.nan, math.nan, math.nan, math.nan, failed=f"{type(error).__name__}: {error}"[:300])
         cupy.cuda.runtime.deviceSynchronize()
-    for name, measured in in_turns(calls, max(rounds, LEAST_ROUNDS)).items():
+    for name, measured in interleaved(calls, rounds).items():
         median = statistics.median(measured)
         yield Timing(name, median, min(measured), max(measured), setting.flops / median / 1e9, extra[name])
     del calls
     _free()
 
 
-def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Return the ms of a call of each, round by round: the mean of as many as fill 30 ms, but at most 1,000."""
+def interleaved(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Return the ms of each call, a number a round: all take turns, each with as many launches as take 30 ms.
+
+    Rounds have orders of their own: who comes after one that draws little power would clock higher each time.
+    """
     launches = {
         name: max(1, min(MOST_LAUNCHES, int(LAUNCHES_MS / max(_time(call, 2), 1e-3)))) for name, call in calls.items()
     }
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            times[name].append(_time(call, launches[name]))
+    shuffled = random.Random(0)
+    for _ in range(max(rounds, LEAST_ROUNDS)):
+        for name in shuffled.sample(list(calls), len(calls)):
+            times[name].append(_time(calls[name], launches[name]))
     return times
 
 
-def _time(call: Callable[[], Any], launches: int) -> float:
+def _time(call: Call, launches: int) -> float:
     """Return the ms of one call, of so many between two events."""
     cupy = import_cupy()
     start, end = cupy.cuda.Event(), cupy.cuda.Event()
@@ -152,7 +160,7 @@ def _time(call: Callable[[], Any], launches: int) -> float:
     return float(cupy.cuda.get_elapsed_time(start, end)) / launches
 
 
-def _extra_bytes(call: Callable[[], Any]) -> int:
+def _extra_bytes(call: Call) -> int:
     """Return the most memory a call allocates beyond what was there: CuPy's pool and PyTorch's, emptied before."""
     cupy = import_cupy()
     _free()
@@ -187,7 +195,7 @@ def _torch() -> Any:
     return torch if torch.cuda.is_available() else None
 
 
-def _contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
+def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Call]]]:
     """Yield names, and what makes a call of each: that may fail too."""
     names = [name for name in NAMES if (name in asked if asked else _longest(name, setting.N) >= setting.N)]
     torch = _torch()
@@ -208,6 +216,11 @@ def _longest(name: str, otherwise: int) -> int:
     return otherwise if own is None else own
 
 
+def dtype_of(rung: Kernel, setting: Setting) -> str:
+    """Return the setting's dtype, or the one that a rung takes in its place: 8 bits."""
+    return rung.dtypes[0] if rung.output else setting.dtype
+
+
 def _can(rung: Kernel, setting: Setting) -> bool:
     """Say whether a rung has what the setting asks for."""
     shape = setting.batch, setting.H, setting.N, setting.d
@@ -216,21 +229,26 @@ def _can(rung: Kernel, setting: Setting) -> bool:
         setting.causal and not rung.causal,
         setting.dropout_p and not rung.dropout,
         setting.direction == "backward" and rung.backward is None,
+        rung.output and setting.d not in rung.head_dims,
     )
     return not any(lacks)
 
 
-def _arrays(setting: Setting, count: int) -> list[Any]:
+def arrays(setting: Setting, count: int, dtype: str = "") -> list[Any]:
+    """Return so many arrays of normal random numbers, shaped as a setting's q, of its dtype or another."""
     cupy = import_cupy()
-    random = cupy.random.default_rng(0)
+    rng = cupy.random.default_rng(0)
     shape = setting.batch, setting.H, setting.N, setting.d
-    return [random.standard_normal(shape, dtype=cupy.float32).astype(setting.dtype) for _ in range(count)]
+    made = (rng.standard_normal(shape, dtype=cupy.float32) for _ in range(count))
+    if dtype == hopper_fp8.NAME:
+        return [hopper_fp8.to_fp8(x) for x in made]
+    return [x.astype(dtype or setting.dtype) for x in made]
 
 
-def _ours(name: str, setting: Setting) -> Callable[[], Any]:
+def _ours(name: str, setting: Setting) -> Call:
     from flashsim import gpu
 
-    q, k, v, do = _arrays(setting, 4)
+    q, k, v, do = arrays(setting, 4, dtype_of(ladder()[name], setting))
     options: dict[str, Any] = {"kernel": name, "causal": setting.causal, "dropout_p": setting.dropout_p, "seed": 1}
     if setting.direction == "forward":
         return lambda: gpu.forward(q, k, v, **options)
@@ -238,7 +256,7 @@ def _ours(name: str, setting: Setting) -> Callable[[], Any]:
     return lambda: gpu.backward(q, k, v, o, lse, do, **options)
 
 
-def _torchs(backend: str, setting: Setting, torch: Any) -> Callable[[], Any]:
+def _torchs(backend: str, setting: Setting, torch: Any) -> Call:
     shape = setting.batch, setting.H, setting.N, setting.d
     backward = setting.direction == "backward"
     q, k, v = (
@@ -256,7 +274,7 @@ def _torchs(backend: str, setting: Setting, torch: Any) -> Callable[[], Any]:
     return lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
 
 
-def _fa4(setting: Setting, torch: Any) -> Callable[[], Any]:
+def _fa4(setting: Setting, torch: Any) -> Call:
     """Its arrays are (B, N, H, d); PyTorch's autograd has its backward pass."""
     from flash_attn.cute import flash_attn_func
 

@@ -54,6 +54,10 @@ def _cupy(name: str, array: Any) -> Any:
     if getattr(array, "requires_grad", False):
         array = array.detach()
     try:
+        if str(array.dtype) == "torch.float8_e4m3fn":  # DLPack knows it, CuPy does not
+            return cupy.from_dlpack(array.view(importlib.import_module("torch").uint8)).view(
+                importlib.import_module("ml_dtypes").float8_e4m3fn
+            )
         return cupy.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{name} cannot be taken by DLPack: {error}") from None

@@ -9,7 +9,7 @@ a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -42,12 +42,16 @@ _PROBLEM = np.dtype(
 
 @dataclass(frozen=True)
 class Tiles:
-    """B_r × B_c, and which of the two ways to overlap: `turns` between warpgroups, `lazy` rescaling of O_i."""
+    """B_r × B_c, and which ideas are used: `turns` between warpgroups, `lazy` rescaling of O_i, a `persistent` grid.
+
+    Where it is not persistent, a block of threads has one row block.
+    """
 
     B_r: int
     B_c: int
     turns: bool
     lazy: bool
+    persistent: bool = True
 
     def function(self, dtype: str, d: int, kind: str, dropout: bool) -> str:
         """Return the kernel's name for one case."""
@@ -90,6 +94,16 @@ def choose_tiles(d: int, kind: str, N_k: int, dropout: bool = False, blocks: tup
     raise ValueError(f"blocks is {blocks}; hopper takes {known} where d = {d}{of}")
 
 
+def steps(d: int) -> dict[str, Tiles]:
+    """Return the kernel for long rows without its ideas, and with one more each time; what `forward` takes is among them."""
+    tiles = replace(TILES[d][0], turns=False, lazy=False, persistent=False)
+    found = {"plain": tiles}
+    for idea in ("persistent", "lazy", "turns"):
+        tiles = replace(tiles, **{idea: True})
+        found[f"+ {idea}"] = tiles
+    return found
+
+
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
     """Return (B_r, B_c), forward of all but short causal problems."""
     if d not in TILES:
@@ -115,9 +129,20 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
         tensor_core.forward(q, k, v, o, lse, options)
         return
-    dtype, d, dropping = q.dtype.name, q.shape[3], options.dropout_p > 0
-    kind = KINDS[3 if options.block_mask is not None else 2 if options.window else int(options.causal)]
-    tiles = choose_tiles(d, kind, k.shape[2], dropping, options.blocks)
+    kind = kind_of(options)
+    tiles = choose_tiles(q.shape[3], kind, k.shape[2], options.dropout_p > 0, options.blocks)
+    launch(tiles, q, k, v, o, lse, options)
+
+
+def kind_of(options: Options) -> str:
+    """Return which of KINDS is asked for."""
+    return KINDS[3 if options.block_mask is not None else 2 if options.window else int(options.causal)]
+
+
+def launch(tiles: Tiles, q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
+    """Fill o and, unless None, lse, with these tiles. Raises ValueError as `forward`."""
+    device = import_cupy().cuda.runtime.getDevice()
+    dtype, d, dropping, kind = q.dtype.name, q.shape[3], options.dropout_p > 0, kind_of(options)
     window = options.window or (-1, 0 if options.causal else -1)
     listed = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2]) if kind == "LISTED" else None
     problem, blocks = _prepared(
@@ -174,7 +199,8 @@ def _prepared(
     problem["starts"], problem["tiles"] = listed or (0, 0)
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     problem["dropout"] = dropout(dropout_p, seed)
-    return np.void(problem.tobytes()), min(attributes["MultiProcessorCount"], row_blocks)
+    at_once = attributes["MultiProcessorCount"] if tiles.persistent else row_blocks
+    return np.void(problem.tobytes()), min(at_once, row_blocks)
 
 
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:

@@ -57,7 +57,8 @@ class Kernel:
     model        the algorithm of the simulator that it is: counts and bounds on rounding are that one's
     tensor_cores whether its products are tensor cores' of its own, which round P̃ and dS to the inputs' type
     longest      the N up to which a benchmark has it take part, if nobody asks for it by name; None: any
-    dtypes       "float16", "bfloat16", "float32", of those that it takes
+    dtypes       "float16", "bfloat16", "float32", or "float8_e4m3fn", of those that it takes
+    output       the dtype of what it returns, or None: the inputs'
     head_dims    widths d of Q, K and V that it takes
     causal, masks, windows, block_masks, dropout, gqa, blocks, counts  what else it takes
     forward_only what of these the backward pass does not take, by the names of `flashsim.gpu.forward`'s parameters
@@ -87,6 +88,7 @@ class Kernel:
     forward: Callable[..., None]
     backward: Callable[..., None] | None = None
     tensor_cores: bool = False
+    output: str | None = None
     longest: int | None = None
     causal: bool = True
     masks: bool = False

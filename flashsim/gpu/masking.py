@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flashsim.band import Band
 from flashsim.checking import check_block_mask, check_flag, shown
 from flashsim.gpu.compiling import import_cupy
 from flashsim.masks import Causal, Mask
@@ -33,8 +34,8 @@ def rule_of(q: Any, k: Any, causal: bool, mask: Any, array: Any, block_mask: Any
     if not isinstance(mask, Mask):
         return Rule(causal, array, None, block_mask)
     N_q, N_k = (X.shape[2] if X.ndim == 4 else 1 for X in (q, k))  # other shapes are refused later
-    band = (Causal() & mask if causal else mask).band(Shape(N_q, N_k, 1, 1), ())
-    if band is None or not band.positional or band.keys != N_k:
+    band = None if mask.per_head else (Causal() & mask if causal else mask).band(Shape(N_q, N_k, 1, 1), ())
+    if band is None or band != Band(band.left, band.right, N_k) or min(band.left or 0, band.right or 0) < 0:
         raise ValueError(f"mask is {shown(mask)}; on a GPU expected an array, SlidingWindow or Causal")
     if band.left is None and band.right in (None, 0):
         return Rule(band.right == 0, None, None, block_mask)

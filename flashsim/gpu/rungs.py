@@ -28,6 +28,7 @@ def kernel(name: str) -> Kernel:
     return ladder()[name]
 
 
-def fastest(direction: str) -> list[Kernel]:
-    """Return the rungs that may be chosen in a direction, the fastest first."""
-    return [rung for rung in reversed(ladder().values()) if direction in rung.fastest_in]
+def fastest(direction: str, dtype: str) -> list[Kernel]:
+    """Return the rungs that may be chosen in a direction, the fastest first; of 8-bit numbers only those that are for them."""
+    found = [rung for rung in reversed(ladder().values()) if direction in rung.fastest_in]
+    return [rung for rung in found if rung.output and dtype in rung.dtypes] or [r for r in found if not r.output]

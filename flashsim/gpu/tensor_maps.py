@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-COLUMNS = 64  # of a half of a tile: 128 bytes, the widest swizzle
+HALF_BYTES = 128  # of a row of a half of a tile: the widest swizzle
+TYPES = {"float8_e4m3fn": (0, 1), "float16": (6, 2), "bfloat16": (9, 2)}  # the driver's number, bytes
 
 
 @lru_cache(maxsize=4096)
@@ -17,18 +18,19 @@ def tensor_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[i
 
     Its axes: column within a half, row, half, head, batch. Raises ValueError, with the array's name, where there is none.
     """
-    B, H, N, d = shape
+    (B, H, N, d), (kind, width) = shape, TYPES[dtype]
+    columns = HALF_BYTES // width
     batch, head, row = (stride if n > 1 else 16 for stride, n in zip(strides[:3], shape[:3], strict=True))
     memory = np.zeros(128 + 63, np.uint8)
     found = memory[-memory.ctypes.data % 64 :][:128]
     status = _encode()(
         ctypes.c_void_p(found.ctypes.data),
-        {"float16": 6, "bfloat16": 9}[dtype],
+        kind,
         5,
         ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * 5)(COLUMNS, N, d // COLUMNS, H, B),
-        (ctypes.c_uint64 * 4)(row, 2 * COLUMNS, head, batch),
-        (ctypes.c_uint32 * 5)(COLUMNS, rows, d // COLUMNS, 1, 1),
+        (ctypes.c_uint64 * 5)(columns, N, d // columns, H, B),
+        (ctypes.c_uint64 * 4)(row, HALF_BYTES, head, batch),
+        (ctypes.c_uint32 * 5)(columns, rows, d // columns, 1, 1),
         (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
         0,  # not interleaved
         3,  # swizzled over 128 bytes

@@ -20,31 +20,18 @@ standard attention) plus the L2's size.
 
 from __future__ import annotations
 
-import csv
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flashsim.api import count
 from flashsim.gpu.benchmark import machine
-from flashsim.gpu.compiling import MissingGPU, import_cupy
+from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.profiling import METRICS, profiled, run_marked
 from flashsim.records import Traffic
 
-METRICS = {
-    "dram_reads": "dram__bytes_read.sum",
-    "dram_writes": "dram__bytes_write.sum",
-    "l2_reads": "l1tex__m_xbar2l1tex_read_bytes.sum",
-    "l2_writes": "l1tex__m_l1tex2xbar_write_bytes.sum",
-}
-BEGIN, END = "flashsim_begin", "flashsim_end"
 GPT2 = (64, 16, 1024, 64)  # GPT-2 medium as in the paper's Figure 2 (left): B, H, N, d
 SILICON = (264, 1, 2048, 64)  # two heads for each of 132 SMs; Q and O of 132 heads are 138 MB
-UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 OnPass = Callable[[str], None]
 
 
@@ -164,7 +151,7 @@ def validate(on_pass: OnPass | None = None) -> dict[str, Any]:
     Raises MissingGPU without a GPU or without Nsight Compute (`ncu`).
     """
     on = machine()
-    counted = _profiled()
+    counted = profiled("flashsim.gpu.validation")
     rows = []
     for each, counters in zip(passes(), counted, strict=True):
         if on_pass is not None:
@@ -203,54 +190,9 @@ def _milliseconds(run: Callable[[], Any], rounds: int = 5) -> float:
     return sorted(best)[len(best) // 2]
 
 
-def _profiled() -> list[dict[str, float]]:
-    """Run all passes once under ncu; return each one's counters, by name, summed over its kernels."""
-    ncu = shutil.which("ncu")
-    if ncu is None:
-        raise MissingGPU("Nsight Compute's ncu is not on the PATH; it comes with the CUDA toolkit")
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "counters.csv"
-        command = [
-            ncu, "--clock-control", "none", "--metrics", ",".join(METRICS.values()), "--csv", "--page", "raw",
-            "--log-file", str(log), sys.executable, "-m", "flashsim.gpu.validation",
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise MissingGPU(f"ncu ended with {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
-        return parse(log.read_text(encoding="utf-8"))
-
-
-def parse(text: str) -> list[dict[str, float]]:
-    """Return the counters of each pass from ncu's raw CSV: of the kernels between its two markers, added up."""
-    lines = text.splitlines()
-    start = next(at for at, line in enumerate(lines) if line.startswith('"ID"'))
-    names, units, *rows = list(csv.reader(lines[start:]))
-    found: list[dict[str, float]] = []
-    inside = False
-    for row in rows:
-        kernel = dict(zip(names, row, strict=False))
-        if BEGIN in kernel["Kernel Name"]:
-            found.append(dict.fromkeys(METRICS, 0.0))
-            inside = True
-        elif END in kernel["Kernel Name"]:
-            inside = False
-        elif inside:
-            for key, metric in METRICS.items():
-                unit = UNITS[dict(zip(names, units, strict=False))[metric]]
-                found[-1][key] += float(kernel[metric].replace(",", "")) * unit
-    return found
-
-
 def main() -> None:
     """Run every pass once, each after a marker kernel: what ncu watches."""
-    cupy = import_cupy()
-    begin, end = (cupy.ElementwiseKernel("float32 x", "float32 y", "y = x", name) for name in (BEGIN, END))
-    one = cupy.zeros(1, "float32")
-    for each in passes():
-        begin(one)
-        each.run()
-        end(one)
-        cupy.cuda.runtime.deviceSynchronize()
+    run_marked(each.run for each in passes())
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, column_figure, dress, looks, styled
+from flashsim.sizes import human_bytes
 from flashsim.tune import cost
 
 LARGEST_RUN = 2048  # the longest N run with numbers; above it, shapes alone
@@ -139,11 +140,10 @@ def plot_blocks(
     backward: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, where SRAM ends, standard attention.
+    """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 
     `data`: what `blocks_data` returned; None: called with the other arguments. `ax=None` draws on a new figure.
-    The right axis is accesses × item size. Under 16-bit inputs ℓ and m take 4 bytes, so there its label says by how
-    much the true bytes of Algorithm 1 are higher.
+    Where blocks do not fit is grey, and no curve goes there. The diamond is the paper's choice of B_c, which may lie there.
     """
     if data is None:
         data = blocks_data(N=N, d=d, M=M, dtype=dtype, N_q=N_q, d_v=d_v, backward=backward)
@@ -153,23 +153,25 @@ def plot_blocks(
     both = len(passes) > 1
     ax = column_figure(4.6 if both else 3.4).subplots() if ax is None else ax
     dress(ax)
-    top = max(max(2.2 * p["standard"]["accesses"], 1.4 * max(p["curve"]["accesses"])) for p in passes.values())
+    top = max(max(2.8 * p["standard"]["accesses"], 1.4 * max(p["curve"]["accesses"])) for p in passes.values())
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xlim(data["theory"]["B_c"][0] / 1.15, N * 1.15)
     ax.set_ylim(data["floor"] / 1.5, top * (2.6 if both else 1))
     for direction, numbers in passes.items():
-        _draw_pass(ax, direction, numbers, N, data["floor"], f"{direction}: " if both else "")
+        _draw_pass(ax, direction, numbers, data, f"{direction}: " if both else "")
 
-    points = data["simulator"]
+    points = [point for point in data["simulator"] if point["peak"] <= data["M"]]
     ran = "simulated run" if data["simulator_ran_on"] == "numbers" else "simulator's count"
     at, accesses = [p["B_c"] for p in points], [p["accesses"] for p in points]
     ax.plot(at, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator", label=ran)
     for name, look in looks(data.get("others", {})).items():
-        moved = data["others"][name]
+        moved = _fitting(data["others"][name], data["M"])
         ax.plot(moved["B_c"], moved["accesses"], **look.line, gid=name, label=look.label)
     B_c = data["paper"]["B_c"]
-    label: str | None = f"⌈M/4d⌉ = {B_c:,}" if B_c < N else f"⌈M/4d⌉ ≥ N = {N:,}"
+    chosen_size = f"⌈M/4d⌉ = {B_c:,}" if B_c < N else f"⌈M/4d⌉ ≥ N = {N:,}"
+    needs = " and ".join(f"{numbers['paper']['peak'] / data['M']:.0%}" for numbers in passes.values())
+    label: str | None = f"the paper's $B_c$:\n{chosen_size}, which\nneeds {needs} of M"
     for direction, numbers in passes.items():
         if data["theory"]["B_c"][0] <= B_c:
             accesses = [numbers["paper"]["accesses"]]
@@ -183,9 +185,17 @@ def _gid(what: str, direction: str) -> str:
     return what if direction == "forward" else f"{direction} {what}"
 
 
-def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], N: int, floor: int, which: str) -> None:
+def _fitting(curve: Mapping[str, Any], M: int) -> dict[str, list[int]]:
+    """Return the points of a curve whose peak is at most M."""
+    fits = [peak <= M for peak in curve["peak"]]
+    return {
+        name: [value for value, there in zip(curve[name], fits, strict=True) if there] for name in ("B_c", "accesses")
+    }
+
+
+def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mapping[str, Any], which: str) -> None:
     """Draw one direction's curve and lines, and shade the blocks that do not fit: twice where neither direction's do."""
-    limit: int | None = numbers["largest_that_fits"]
+    N, floor, limit = data["N"], data["floor"], numbers["largest_that_fits"]
     (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
     if limit != N:
         where = [limit or left, right]
@@ -198,23 +208,26 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], N: int, flo
     ax.axhline(numbers["standard"]["accesses"], color=_STANDARD.colour, linestyle="--", gid=_gid("standard", direction))
     if direction == "forward":
         ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")
-    curve, label = numbers["curve"], which + ("closed form" if direction == "forward" else "counted")
+    curve, label = (
+        _fitting(numbers["curve"], data["M"]),
+        which + ("closed form" if direction == "forward" else "counted"),
+    )
     ax.plot(curve["B_c"], curve["accesses"], color=BY_DIRECTION[direction], gid=_gid("theory", direction), label=label)
 
 
 def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, Any]]) -> None:
     N, d, M, itemsize, floor = (data[k] for k in ("N", "d", "M", "itemsize", "floor"))
     standard, left, top = data["standard"]["accesses"], data["theory"]["B_c"][0], ax.get_ylim()[1]
-    both, within = len(passes) > 1, f"M = {M:,}\n({M * itemsize / 1024:,.4g} KB)"
+    both, within = len(passes) > 1, f"M = {M:,}\n({human_bytes(M * itemsize)})"
     ax.text(left, floor / 1.06, "read Q, K, V, write O once" + ": 4Nd" * (floor == 4 * N * d), color=GREY, va="top")
+    narrow = not both and data["largest_that_fits"] is not None and data["largest_that_fits"] > left * (N / left) ** 0.7
+    end = data["largest_that_fits"] / 1.06 if narrow else N * 1.07  # of words: the grey has no room for them
     for direction, numbers in passes.items():
         label = f"standard, {direction}" if both else "standard\nattention"
-        ax.text(
-            N * 1.07, numbers["standard"]["accesses"] * 1.06, label, color=_STANDARD.colour, ha="right", va="bottom"
-        )
+        ax.text(end, numbers["standard"]["accesses"] * 1.06, label, color=_STANDARD.colour, ha="right", va="bottom")
     if any(numbers["largest_that_fits"] != N for numbers in passes.values()):
-        what = within if both else f"does not fit\n{within}"
-        ax.text(N * 1.07, standard / 1.12, what, ha="right", va="top")
+        what = within if both else f"does not fit{' →' * narrow}\n{within}"
+        ax.text(end, standard / 1.12, what, ha="right", va="top")
     for direction, numbers in passes.items():
         limit, y = numbers["largest_that_fits"], top / (1.9 if both and direction == "forward" else 1)
         if limit is None or limit == N:
@@ -242,21 +255,15 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
     ax.xaxis.set_major_locator(FixedLocator([2**e for e in powers[::every]]))
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.xaxis.set_minor_locator(NullLocator())
-    in_bytes = ax.secondary_yaxis("right", functions=(lambda a: a * itemsize, lambda b: b / itemsize))
-    in_bytes.spines["right"].set_linewidth(0.6)
-    in_bytes.tick_params(which="both", labelsize=8, width=0.6)
-    for axis, unit in ((ax.yaxis, ""), (in_bytes.yaxis, "B")):
-        axis.set_major_locator(LogLocator(10, (1, 2, 5)))
-        axis.set_major_formatter(EngFormatter(unit))
-        axis.set_minor_locator(NullLocator())
-    more = max(p["bytes"] / (p["accesses"] * itemsize) - 1 for p in data["simulator"])
+    ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    ax.yaxis.set_major_formatter(EngFormatter())
+    ax.yaxis.set_minor_locator(NullLocator())
     limit = data["largest_that_fits"]
     lengths = f"N = {N:,}" if data["N_q"] == N else f"N_q = {data['N_q']:,}, N_k = {N:,}"
     ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, d = {d:,}, {data['dtype']}, one head")
     ax.set_ylabel("HBM accesses (elements)")
-    in_bytes.set_ylabel(f"at {itemsize} bytes each" + (f"\n(ℓ, m take 4: ≤ {more:.1%} more)" if more else ""), size=8)
     ax.set_title(
-        "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""), x=-0.28 if N >= 128 else -0.23
+        "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""), x=-0.21 if N >= 128 else -0.18
     )
 
 

@@ -20,7 +20,6 @@ from flashsim.plots.chart import Chart
 from flashsim.plots.style import (
     BLACK,
     BLUE,
-    COLUMN,
     GREEN,
     GREY,
     ORANGE,
@@ -59,8 +58,10 @@ class Counted(Protocol):
 
 
 @styled
-def plot_run(run_by_name: Mapping[str, Counted], ax: Axes | None = None) -> Axes:
+def plot_run(run_by_name: Mapping[str, Counted], ax: Axes | None = None, *, heads: int = 1) -> Axes:
     """Draw HBM accesses (elements) by array, one stacked bar per run, under the names given; writes are hatched.
+
+    Of `heads` heads, one head's share is drawn.
 
     Above each bar stands its total, below it each array's, in the order they have in the bar, the largest first. With
     `ax=None` the figure's height follows the number of runs.
@@ -69,11 +70,12 @@ def plot_run(run_by_name: Mapping[str, Counted], ax: Axes | None = None) -> Axes
         raise ValueError('run_by_name is empty: give at least one run, such as {"standard": flashsim.count(…)}')
     ax = column_figure(0.8 + 0.95 * len(run_by_name)).subplots() if ax is None else ax
     dress(ax)
-    most = max(run.hbm.accesses for run in run_by_name.values())
-    for row, (name, run) in enumerate(run_by_name.items()):
-        _draw_bar(ax, row, name, _numbers(run), most)
+    shares = {name: _numbers(run, heads) for name, run in run_by_name.items()}
+    most = max(map(_total, shares.values()))
+    for row, (name, share) in enumerate(shares.items()):
+        _draw_bar(ax, row, name, share, most)
     _finish(ax, len(run_by_name), most)
-    ax.set_xlabel("HBM accesses (elements)")
+    ax.set_xlabel("HBM accesses (elements)" + (", one head" if heads > 1 else ""))
     ax.set_title(_point(run_by_name), pad=18)
     _legend(ax)
     return ax
@@ -107,7 +109,7 @@ def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
     """
     data = arrays_data() if data is None else data
     if ax is None:
-        figure = Figure(figsize=(2.1 * COLUMN, 0.7 + 0.88 * len(data["directions"]["forward"])), layout="constrained")
+        figure = column_figure(0.7 + 0.88 * len(data["directions"]["forward"]), 2.1)
         ax = list(figure.subplots(1, 2))
     for panel, (direction, bars) in zip(ax, data["directions"].items(), strict=True):
         dress(panel)
@@ -142,14 +144,17 @@ def _legend(ax: Axes) -> None:
 
 
 @styled
-def run_figure(run_by_name: Mapping[str, Counted], **shape: Any) -> Figure:
-    """Return the main job's figure: what each run moved, beside accesses against block size at that shape.
+def run_figure(run_by_name: Mapping[str, Counted], *, heads: int = 1, **shape: Any) -> Figure:
+    """Return the main job's figure, of one head: what each run moved, beside accesses against block size at that shape.
 
-    `shape` is passed on to `plot_blocks`: N, N_q, d, d_v, dtype, M.
+    `run_by_name`: runs of `heads` heads by the algorithm's name, with its `title` if the run has one. `shape` is passed on to
+    `plot_blocks`: N, N_q, d, d_v, dtype, M.
     """
-    figure = Figure(figsize=(2.1 * COLUMN, 3.5), layout="constrained")
+    figure = column_figure(3.5, 2.1)
     by_array, by_block = figure.subplots(1, 2)
-    plot_run(run_by_name, ax=by_array)
+    plot_run({getattr(run, "title", name): run for name, run in run_by_name.items()}, ax=by_array, heads=heads)
+    labels = looks(run_by_name)
+    by_array.set_title(_point({labels[name].label: run for name, run in run_by_name.items()}), pad=18)
     plot_blocks(**shape, backward=False, ax=by_block)
     by_block.set_title(by_block.get_title(loc="left").replace("\n", " "), x=0)  # there is room for one line here
     return figure
@@ -158,8 +163,12 @@ def run_figure(run_by_name: Mapping[str, Counted], **shape: Any) -> Figure:
 ByArray = Mapping[str, Mapping[str, int]]
 
 
-def _numbers(run: Counted) -> dict[str, dict[str, int]]:
-    return {name: {"reads": a.reads, "writes": a.writes} for name, a in run.hbm.by_array.items()}
+def _numbers(run: Counted, heads: int = 1) -> dict[str, dict[str, int]]:
+    """Return what each array moved; of several heads, the mean, which is each head's where they move the same."""
+    return {
+        name: {"reads": round(a.reads / heads), "writes": round(a.writes / heads)}
+        for name, a in run.hbm.by_array.items()
+    }
 
 
 def _total(by_array: ByArray) -> int:

@@ -5,7 +5,7 @@ Unlike the other figures these need a run on a GPU first; the records are kept i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -249,4 +249,58 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         f"GPT-2 medium, as in Figure 1 (right):\ncausal, dropout {one['dropout_p']}, {record['machine']['gpu']}",
         x=-0.42,
     )
+    return ax
+
+
+@styled
+def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw a step a row, peers last: its rate; and what it moves, by the model and by the hardware's counters, log.
+
+    `record`: what `flashsim bench --ladder --json` wrote. `ax`: two axes with the same rows; None: new ones, side by side.
+    """
+    steps = [step for step in record["steps"] if not step["failed"]]
+    if ax is None:
+        figure = column_figure(0.8 + 0.24 * len(steps))
+        figure.set_figwidth(2 * figure.get_figwidth())
+        ax = list(figure.subplots(1, 2, sharey=True))
+    rates, moved = ax
+    places = range(len(steps))
+    for panel in ax:
+        dress(panel)
+    colours = [BLACK if "simulated" not in s else VERMILLION if s["name"].startswith("hopper") else BLUE for s in steps]
+    rates.barh(places, [s["tflops"] for s in steps], color=[tint(colour) for colour in colours])
+    for place, step in zip(places, steps, strict=True):
+        rates.text(step["tflops"], place, f" {step['tflops']:.0f}", va="center")
+    labels = [LOOKS[s["name"]].label if "simulated" not in s else s["name"] for s in steps]
+    rates.set_yticks(list(places), labels)
+    rates.invert_yaxis()
+    rates.set_xlim(0, 1.15 * max(s["tflops"] for s in steps))
+    rates.set_xlabel("TFLOP/s")
+    setting = record["setting"]
+    rates.set_title(
+        f"{record['machine']['gpu']}: forward, N = {setting['N']:,}, d = {setting['d']}"
+        f"{', causal' if setting['causal'] else ''}, {setting['dtype']}"
+    )
+    width = 4 if setting["dtype"] == "float32" else 2
+    own = [(place, step) for place, step in zip(places, steps, strict=True) if "simulated" in step]
+    kinds: dict[str, tuple[dict[str, Any], Callable[[Any], float]]] = {
+        f"simulated accesses × {width} bytes": (
+            {"marker": "s", "mfc": "none", "color": BLACK},
+            lambda step: width * sum(step["simulated"].values()),
+        ),
+        "L2 ↔ multiprocessors": (
+            {"marker": "o", "color": ORANGE},
+            lambda step: step["seen"]["l2_reads"] + step["seen"]["l2_writes"],
+        ),
+        "DRAM": ({"marker": "D", "color": BLUE}, lambda step: step["seen"]["dram_reads"] + step["seen"]["dram_writes"]),
+    }
+    for name, (look, of) in kinds.items():
+        moved.plot(
+            [of(step) for _, step in own], [place for place, _ in own], linestyle="none", label=name, gid=name, **look
+        )
+    moved.set_xscale("log")
+    moved.xaxis.set_major_formatter(EngFormatter("B", sep=""))
+    moved.set_xlabel("reads + writes")
+    moved.set_title("traffic")
+    figure_of(ax).legend(*moved.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return ax

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -94,14 +95,49 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
     @wraps(draw)
     def in_style(*args: P.args, **kwargs: P.kwargs) -> R:
         with matplotlib.rc_context(STYLE):
-            return draw(*args, **kwargs)
+            result: Any = draw(*args, **kwargs)
+            if isinstance(result, list) and isinstance(result[0], Panel):
+                result = Panels(result)
+            return cast(R, result)
 
     return in_style
 
 
-def column_figure(height: float) -> Figure:
-    """Return an empty figure one printed column wide and `height` inches high."""
-    return Figure(figsize=(COLUMN, height), layout="constrained")
+class Panel(Axes):
+    """Axes of a figure of ours, which shows in a notebook where they are a cell's result."""
+
+    def _repr_png_(self) -> bytes:
+        return _png(self.figure)
+
+
+class Panels(list[Axes]):
+    """Several axes of one figure, likewise."""
+
+    def _repr_png_(self) -> bytes:
+        return _png(self[0].figure)
+
+
+class Picture(Figure):
+    """A figure that shows itself in a notebook, as pyplot, which would, is not used here."""
+
+    def add_subplot(self, *args: Any, **kwargs: Any) -> Axes:
+        """Add axes that show in a notebook too."""
+        return cast(Axes, super().add_subplot(*args, **{"axes_class": Panel, **kwargs}))
+
+    def _repr_png_(self) -> bytes:
+        return _png(self)
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="png", dpi=200)
+    return buffer.getvalue()
+
+
+def column_figure(height: float, columns: float = 1) -> Figure:
+    """Return an empty figure so many printed columns wide and `height` inches high."""
+    return Picture(figsize=(columns * COLUMN, height), layout="constrained")
 
 
 def dress(ax: Axes) -> None:

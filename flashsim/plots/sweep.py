@@ -7,6 +7,7 @@ from itertools import cycle
 from typing import Any, Protocol
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
 from flashsim.checking import shown
@@ -25,7 +26,9 @@ from flashsim.plots.style import (
 )
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, GREY)
+DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MOST_NAMED = 14
 FEW = 40  # points of a line up to which each has a marker
 WIDE = 10  # a scale is logarithmic where its largest number is that many times its smallest, or more
 
@@ -81,20 +84,18 @@ def sweep_data(
 @styled
 def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     """Draw the lines of `sweep_data` on axes, by default of a new figure; return the axes."""
-    ax = column_figure(2.8).subplots() if ax is None else ax
-    dress(ax)
     lines = data["lines"]
-    names = list(dict.fromkeys(line["of"]["algorithm"] for line in lines if "algorithm" in line["of"]))
-    look, spare = looks(names), cycle(zip(COLOURS, MARKERS, strict=True))
-    alone = len(names) == len(lines)
+    named = min(len(lines), MOST_NAMED + 1)
+    ax = column_figure(2.5 + 0.13 * named).subplots() if ax is None else ax
+    dress(ax)
+    first, rest = _looks(lines)
     for line in lines:
-        name = line["of"].get("algorithm")
-        rest = [f"{key} = {_said(value)}" for key, value in line["of"].items() if key != "algorithm"]
-        label = ", ".join([*([look[name].label] if name else []), *rest])
-        colour, marker = (look[name].colour, look[name].marker) if name and alone else next(spare)
-        dashes = look[name].dashes if name else "-"
+        values = list(line["of"].items())
+        colour, marker = first[values[0][1] if values else None]
+        label = ", ".join(_said(*pair) for pair in values)
         xs, ys = zip(*line["points"], strict=True)
         few = marker if len(xs) <= FEW else None
+        dashes = rest[tuple(value for _, value in values[1:])]
         ax.plot(xs, ys, color=colour, linestyle=dashes, marker=few, markerfacecolor="white", label=label or None)
     for axis, scale, index in ((ax.xaxis, ax.set_xscale, 0), (ax.yaxis, ax.set_yscale, 1)):
         values = [point[index] for line in lines for point in line["points"]]
@@ -104,7 +105,14 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
             axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(EngFormatter(sep=""))
     if len(lines) > 1:
-        ax.legend(loc="best", fontsize=8 if len(lines) <= 6 else 6)
+        handles, labels = ax.get_legend_handles_labels()
+        more = [f"and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []
+        handles, labels = (
+            [*handles[:MOST_NAMED], *(Line2D([], [], linestyle="none") for _ in more)],
+            labels[:MOST_NAMED] + more,
+        )
+        below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.1, -0.2), "fontsize": 7}
+        ax.legend(handles, labels, **below)
     ax.set_xlabel(_titled(data["x"]))
     ax.set_ylabel(_titled(data["y"]))
     ax.set_title(data["what"].partition(":")[0])
@@ -119,5 +127,24 @@ def _titled(column: str) -> str:
     return f"{column} (elements)" if column == "M" else column.replace("_", " ")
 
 
-def _said(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+def _looks(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[Any, tuple[str, str]], dict[Any, str]]:
+    """Return (colour, marker) by the first value of what a line is of, an algorithm's its own; and dashes by the other values."""
+    of: list[list[tuple[str, Any]]] = [list(line["of"].items()) for line in lines]
+    firsts: list[Any] = list(dict.fromkeys(values[0][1] if values else None for values in of))
+    if of[0] and of[0][0][0] == "algorithm":
+        own = looks(firsts)
+        colours = {name: (own[name].colour, own[name].marker) for name in firsts}
+    else:
+        colours = dict(zip(firsts, cycle(zip(COLOURS, MARKERS, strict=True)), strict=False))
+    rests = dict.fromkeys(tuple(value for _, value in values[1:]) for values in of)
+    return colours, dict(zip(rests, cycle(DASHES), strict=False))
+
+
+def _said(name: str, value: Any) -> str:
+    if name == "algorithm":
+        return looks([value])[value].label
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    return f"{name} = {value:,}" if isinstance(value, int) else f"{name} = {value}"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing
+from flashsim.algorithms import BACKWARD
+from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, Told
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.checking import (
     check_blocks,
@@ -19,6 +20,7 @@ from flashsim.checking import (
     shown,
 )
 from flashsim.inputs import check_backward_range, check_dO, check_inputs, check_M, check_range
+from flashsim.layouts import turned
 from flashsim.masks import All, Head, as_mask
 from flashsim.memory import MemoryModelError
 from flashsim.records import Shape
@@ -29,19 +31,23 @@ SIZINGS: dict[str, Sizing] = {"paper": Paper(), "fit": Fit()}
 
 
 def forward_task(
-    algorithm: Algorithm, Q: Any, K: Any, V: Any, M: Any, policy: Sizing, gqa: Any, check_finite: Any, **variant: Any
-) -> Task:
+    algorithm: Algorithm, Q: Any, K: Any, V: Any, M: Any, policy: Sizing, gqa: Any, check_finite: Any, layout: str,
+    **variant: Any,
+) -> Task:  # fmt: skip
     """Return the task of a forward pass, on copies of Q, K, V. `variant` is what `_variant` takes."""
     gqa, check_finite = check_gqa(gqa), check_flag("check_finite", check_finite)
-    given = check_inputs(Q, K, V, check_finite=check_finite)
+    given = check_inputs(Q, K, V, check_finite=check_finite, layout=layout)
     asked = _variant(algorithm, given.shape, given.leading, **variant)
     M = check_M(M, given.dtype.itemsize)
     if check_finite:
-        check_range(given, asked.tau, asked.dropout_p, given.dtype if algorithm.stores_scores else None)
+        stored, bias = given.dtype if algorithm.stores_scores else None, asked.mask.bias
+        check_range(given, asked.tau, asked.dropout_p, stored, 0.0 if bias is None else bias.largest)
     return Task(algorithm, given.copy(), asked, M, policy, gqa, check_finite)
 
 
-def backward_task(algorithm: Algorithm, run: Any, dO: Any, M: Any, sizing: Any, blocks: Any, check_finite: Any) -> Task:
+def backward_task(
+    algorithm: Algorithm, run: Any, dO: Any, M: Any, sizing: Any, blocks: Any, enforce: Any, check_finite: Any
+) -> Task:
     """Return the task of a run's backward pass."""
     if not isinstance(run, Run):
         raise ValueError(
@@ -53,13 +59,15 @@ def backward_task(algorithm: Algorithm, run: Any, dO: Any, M: Any, sizing: Any, 
         )
     check_finite = check_flag("check_finite", check_finite)
     task, variant, given = run.plan.task, run.variant, run.inputs
-    gradient = check_dO(dO, run.O, check_finite=check_finite)
+    _check_bias(algorithm, variant, given.group, task.gqa)
+    O = turned("O", run.O, run.layout)
+    gradient = check_dO(dO, O, check_finite=check_finite, layout=run.layout)
     M = task.M if M is None else check_M(M, given.dtype.itemsize)
     if check_finite:
         stored = given.dtype if "P" in algorithm.operands else None
-        check_backward_range(given, run.O, gradient, variant.tau, variant.dropout_p, stored)
+        check_backward_range(given, O, gradient, variant.tau, variant.dropout_p, stored)
     chosen = sizing is not None or blocks is not None
-    policy = check_sizing("paper" if sizing is None else sizing, blocks) if chosen else task.sizing
+    policy = check_sizing(("paper" if sizing is None else sizing) if chosen else task.sizing, blocks, enforce)
     if "block_mask" in algorithm.parts:
         if chosen:
             raise ValueError(
@@ -67,7 +75,7 @@ def backward_task(algorithm: Algorithm, run: Any, dO: Any, M: Any, sizing: Any, 
             )
         policy = Fixed(run.blocks.B_r, run.blocks.B_c, policy.enforced)
     columns = {name: a[..., None] for name, a in (("l", run.l), ("m", run.m), ("L", run.lse)) if a is not None}
-    more = {**columns, "O": run.O, "dO": gradient}
+    more = {**columns, "O": O, "dO": gradient}
     asked = replace(
         task, algorithm=algorithm, M=M, sizing=policy, check_finite=check_finite, more=more, saved=run.saved
     )
@@ -85,6 +93,7 @@ def count_task(
 ) -> Task:
     """Return the task of one pass on shapes alone. `of` is the forward pass's record; `variant` is what `_variant` takes."""
     asked = _variant(of, given.shape, (), scale=None, seed=0, **variant)
+    _check_bias(algorithm, asked, given.group, check_gqa(gqa))
     return Task(algorithm, given, asked, check_M(M, given.dtype.itemsize), policy, check_gqa(gqa), False)
 
 
@@ -109,11 +118,26 @@ def _variant(
     return variant
 
 
-def check_sizing(sizing: Any, blocks: Any) -> Sizing:
-    """Return the policy that chooses the blocks: `sizing`, by name or as an object, or `blocks` where they are given."""
+def _check_bias(algorithm: Algorithm, variant: AttentionVariant, group: int, gqa: str) -> None:
+    """Raise ValueError for a bias, of which a backward pass makes no gradient."""
+    if variant.mask.bias is None or algorithm.direction == "forward":
+        return
+    if not algorithm.gives_dS:
+        have = " or ".join(repr(name) for name, known in BACKWARD.items() if known.gives_dS)
+        raise ValueError(f"{algorithm.name!r} ({algorithm.title}) makes no gradient of a bias; {have} does")
+    if group > 1 and gqa == "grouped":
+        raise ValueError('gqa is "grouped", in which there is no gradient of a bias; expected "separate"')
+
+
+def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:
+    """Return the policy that chooses the blocks: `sizing`, by name or as an object, or `blocks` where they are given.
+
+    `enforce` says whether to exceed M is an error; None: what the policy says.
+    """
     policy = SIZINGS[sizing] if is_one_of(sizing, SIZINGS) else sizing
     if isinstance(policy, str) or not callable(policy):
         raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}, or a policy object")
     check_flag("sizing.enforced", getattr(policy, "enforced", None))
     given = check_blocks(blocks)
-    return policy if given is None else Fixed(*given)
+    policy = policy if given is None else Fixed(*given)
+    return policy if enforce is None else Told(policy, check_flag("enforce", enforce))

@@ -2,20 +2,73 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from flashsim.checking import shown
+from flashsim.exporting import Exported
 from flashsim.inputs import Array, Inputs
+from flashsim.layouts import HEADS_FIRST
 from flashsim.records import Blocks, Flops, Occupancy, Traffic
 from flashsim.run.task import AttentionVariant, Plan
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from flashsim.tracing import Trace
 
 
-@dataclass(frozen=True)
-class Tally:
+class Costs(Exported):
+    """What a tally and a finished pass have in common: how they show, plot, and hand on, what they moved."""
+
+    algorithm: str
+    hbm: Traffic
+    sram: Occupancy
+    blocks: Blocks
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the accesses by array as one bar, on `ax` or on a new figure, which a notebook shows; return the axes."""
+        plots = import_module("flashsim.plots")  # by name, as plots are made of runs
+        drawn: Axes = plots.plot_run({self.algorithm: self}, ax)
+        return drawn
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was asked and what it cost as plain data; the arrays are not in it."""
+        return {
+            "algorithm": self.algorithm,
+            **self._asked(),
+            "hbm": self.hbm.to_dict(),
+            "sram": asdict(self.sram),
+            "blocks": asdict(self.blocks),
+        }
+
+    def _asked(self) -> dict[str, Any]:
+        """Return what is known of the problem."""
+        return {}
+
+    def _repr_html_(self) -> str:
+        """Return a table, as Jupyter shows it."""
+        return self.hbm.table(f"{self.algorithm}: HBM accesses, in elements", [self._costs()])
+
+    def _costs(self) -> str:
+        return f"blocks {self.blocks.B_r} × {self.blocks.B_c}, {self.sram}"
+
+    def __repr__(self) -> str:
+        results = ", ".join([*(f"{name} {shape}" for name, shape in self._shapes().items()), ""])
+        return (
+            f"{type(self).__name__}({self.algorithm!r}: {results}{self.hbm.accesses:,} HBM accesses, {self._costs()})"
+        )
+
+    def _shapes(self) -> dict[str, str]:
+        """Return what there is besides costs: shape and type, by name."""
+        return {}
+
+
+@dataclass(frozen=True, repr=False)
+class Tally(Costs):
     """What a run costs. `hbm`: accesses by array. `sram`: peak and capacity. `blocks`: B_r, B_c, T_r, T_c. `flops`."""
 
     algorithm: str
@@ -24,9 +77,13 @@ class Tally:
     blocks: Blocks
     flops: Flops
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what it costs as plain data."""
+        return {**super().to_dict(), "flops": asdict(self.flops)}
 
-@dataclass(frozen=True, kw_only=True)
-class Finished:
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Finished(Costs):
     """A finished pass: what it cost, as in `Tally`.
 
     plan   what was asked, and how it was run: with the algorithm's record, `plan.task.algorithm`
@@ -34,45 +91,79 @@ class Finished:
     """
 
     algorithm: str
-    hbm: Traffic = field(repr=False)
+    hbm: Traffic
     sram: Occupancy
     blocks: Blocks
-    plan: Plan = field(repr=False)
-    trace: Trace | None = field(default=None, repr=False)
+    plan: Plan
+    trace: Trace | None = None
 
-    def _repr_html_(self) -> str | None:
-        """Return the player of the trace in a sandboxed frame, as Jupyter shows it; None without a trace."""
-        return None if self.trace is None else self.trace._repr_html_()
+    def _asked(self) -> dict[str, Any]:
+        task = self.plan.task
+        given, variant = task.given, task.variant
+        return {
+            "direction": task.algorithm.direction,
+            **asdict(given.shape),
+            "leading": list(given.leading),
+            "kv_heads": math.prod(given.leading) // given.group,
+            "dtype": given.dtype.name,
+            "scale": variant.tau,
+            "mask": repr(variant.mask),
+            "dropout_p": variant.dropout_p,
+            "seed": variant.seed,
+            "gqa": task.gqa,
+            "options": {name: _plain(value) for name, value in variant.options.items()},
+        }
+
+    def _repr_html_(self) -> str:
+        """Return a table, as Jupyter shows it; with a trace, its player in a sandboxed frame."""
+        return super()._repr_html_() if self.trace is None else self.trace._repr_html_()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Run(Finished):
     """A finished forward pass: the result, and what it cost.
 
-    O     (..., H_q, N_q, d_v), in the inputs' dtype
+    O     (..., H_q, N_q, d_v), in the inputs' dtype; with layout="BNHD", (..., N_q, H_q, d_v). All else is heads first
     l, m  (..., H_q, N_q), softmax statistics of the scaled scores in the chip's dtype; None where the algorithm keeps none
     lse   (..., H_q, N_q), the scaled scores' log-sum-exp, m + log ℓ; where an algorithm returns neither it nor ℓ and m, it is
           made of what the run left in HBM, uncounted. −∞ for a row without a key. None for a function that returns O alone
     hbm, sram, blocks, plan, trace  as in `Finished`
+    layout  of O, as in `forward`
     gqa   the schedule of query heads that share a KV head, as in `forward`
     inputs, variant, saved  what the backward pass needs: copies, independent of the caller's arrays
     """
 
-    O: Array = field(repr=False)
-    l: Array | None = field(repr=False)
-    m: Array | None = field(repr=False)
-    lse: Array | None = field(repr=False)
+    O: Array
+    l: Array | None
+    m: Array | None
+    lse: Array | None
     scale: float
     gqa: str
-    inputs: Inputs = field(repr=False)
-    variant: AttentionVariant = field(repr=False)
-    saved: Mapping[str, Sequence[Array]] = field(repr=False)
+    inputs: Inputs
+    variant: AttentionVariant
+    saved: Mapping[str, Sequence[Array]]
+    layout: str = HEADS_FIRST
+
+    def _shapes(self) -> dict[str, str]:
+        return {"O": f"{self.O.shape} {self.O.dtype}"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Gradients(Finished):
-    """A finished backward pass: dQ, dK, dV, shaped and typed as Q, K, V, and what it cost, as in `Finished`."""
+    """A finished backward pass: dQ, dK, dV, shaped and typed as Q, K, V, and what it cost, as in `Finished`.
 
-    dQ: Array = field(repr=False)
-    dK: Array = field(repr=False)
-    dV: Array = field(repr=False)
+    dB is the gradient of a `flashsim.Bias`, of the shape of its array, in the type that was computed in; None without one.
+    """
+
+    dQ: Array
+    dK: Array
+    dV: Array
+    dB: Array | None = None
+
+    def _shapes(self) -> dict[str, str]:
+        return {name: f"{getattr(self, name).shape} {self.dQ.dtype}" for name in ("dQ", "dK", "dV")}
+
+
+def _plain(value: Any) -> Any:
+    """Return an option's value as a number, a truth, text or None."""
+    return value if value is None or isinstance(value, bool | int | float | str) else shown(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,13 +12,16 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms import FORWARD, Algorithm
+from flashsim.algorithms import options as declared
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.checking import DIRECTIONS, check_direction, shown
 from flashsim.options import check_options
+from flashsim.sweeping.columns import is_found
 from flashsim.theory import Form, NoClosedForm, form_of
 
 MOST_POINTS = 2**20
 LABEL = "label"
+CHOICES = {name: whose[0][1].choices for name, whose in declared().items()}
 ARGUMENTS = (
     "direction", "causal", "mask", "dropout_p", "dtype", "heads", "kv_heads", "gqa", "sizing", "d", "d_v", "M", "blocks",
     "N_k", "N_q", "N",
@@ -66,45 +70,62 @@ def points_of(algorithms: Any, table: Any, options: Mapping[str, Any], caller: C
     Raises ValueError or TypeError for what would be wrong at every point.
     """
     rows = [{}] if table is None else _rows(table)
-    in_table = {name for row in rows for name in row}
     axes = {name: _many(name, value) for name, value in options.items()}
     names = _many("algorithms", algorithms)
-    for twice in sorted(in_table & axes.keys()):
+    given = {*axes, *(name for row in rows for name in row)}
+    for twice in sorted({name for row in rows for name in row} & axes.keys()):
         raise ValueError(f"{twice} is given twice: as an argument, and as a column of points")
-    directions = axes.get("direction", ["forward"])
-    ways = {(id(what), direction): Way.of(what, direction) for what in names for direction in DIRECTIONS}
-    _check_names(names, {*axes, *in_table}, ways, caller)
-    if not {"N", "N_q", "N_k"} & {*axes, *in_table}:
+    ways = _Ways()
+    _check_names(names, given, ways, caller)
+    if not {"N", "N_q", "N_k"} & given:
         raise ValueError("a length is missing: give N, or both N_q and N_k; one value or many")
-    if "d" not in {*axes, *in_table}:
-        raise ValueError("d is missing: the head dimension, one value or many")
+    if "d" not in given:
+        raise ValueError("d is missing: give the head dimension; one value or many")
     number = len(rows) * len(names) * math.prod(map(len, axes.values()))
     if number > MOST_POINTS:
         raise ValueError(f"this is {number:,} points; expected at most {MOST_POINTS:,}. Take fewer values at a time")
-    return list(_points(rows, names, directions, axes, ways))
+    return list(_points(rows, names, axes, ways))
+
+
+class _Ways(dict[tuple[Any, str], Way]):
+    """Each algorithm in each direction, looked up once."""
+
+    def of(self, what: Any, direction: Any) -> Way:
+        key = what if isinstance(what, str) else id(what), repr(direction)
+        if key not in self:
+            self[key] = Way.of(what, direction)
+        return self[key]
 
 
 def _points(
-    rows: Sequence[Mapping[str, Any]],
-    names: Sequence[Any],
-    directions: Sequence[Any],
-    axes: Mapping[str, Sequence[Any]],
-    ways: Mapping[tuple[int, str], Way],
+    rows: Sequence[Mapping[str, Any]], names: Sequence[Any], axes: Mapping[str, Sequence[Any]], ways: _Ways
 ) -> Iterator[Point]:
     for row in rows:
-        row = dict(row)
-        label = str(row.pop(LABEL, ""))
-        here = [row.pop("algorithm")] if "algorithm" in row else names
-        ways_here = [row.pop("direction")] if "direction" in row else directions
-        for what in here:
-            for direction in ways_here:
-                known = isinstance(direction, str) and ways.get((id(what), direction))
-                way = known or Way.of(what, direction)
-                own = [name for name in axes if name not in ARGUMENTS and name in way.options]
-                order = [*own, *(name for name in ARGUMENTS if name in axes and name != "direction")]
-                for values in product(*(axes[name] for name in order)):
-                    arguments = {**row, **dict(zip(order, values, strict=True))}
-                    yield Point(way, {"direction": direction, **arguments}, label)
+        fixed = {name: value for name, value in row.items() if name not in ("algorithm", "direction", LABEL)}
+        of_row = [row["algorithm"]] if "algorithm" in row else names
+        directions = [row["direction"]] if "direction" in row else axes.get("direction", ["forward"])
+        for what, direction in product(of_row, directions):
+            way = ways.of(what, direction)
+            own = [name for name in axes if name not in ARGUMENTS and name in way.options]
+            order = [*own, *(name for name in ARGUMENTS if name in axes and name != "direction")]
+            for values in product(*(axes[name] for name in order)):
+                arguments = {"direction": direction, **fixed, **dict(zip(order, values, strict=True))}
+                yield Point(way, arguments, str(row.get(LABEL, "")))
+
+
+def _check_names(names: Sequence[Any], given: set[str], ways: _Ways, caller: Callable[..., Any]) -> None:
+    """Raise for an algorithm that there is not, and for an argument that none of the algorithms takes."""
+    for what in names:
+        both = [ways.of(what, direction) for direction in DIRECTIONS]
+        if all(way.refused for way in both):
+            raise ValueError(both[0].refused)
+    known = [way.algorithm for way in ways.values() if way.algorithm is not None]
+    taken = {name for way in ways.values() for name in way.options}
+    if "algorithm" in given:  # each row says which
+        taken |= CHOICES.keys()
+    for name in sorted(given - taken - {*ARGUMENTS, "algorithm", LABEL}):
+        swept = " and ".join(dict.fromkeys(repr(record.name) for record in known))
+        check_options(caller, {name: object()}, swept, forward_of(known[0]), FORWARD)
 
 
 def _many(name: str, value: Any) -> list[Any]:
@@ -127,7 +148,7 @@ def _many(name: str, value: Any) -> list[Any]:
 def _rows(table: Any) -> list[dict[str, Any]]:
     """Return a table's rows: of a DataFrame, of columns by name, or of mappings. What is empty there (None, NaN) is left out."""
     expected = "a table: a DataFrame, a dictionary of columns, or a list of dictionaries"
-    if hasattr(table, "to_dict") and hasattr(table, "columns"):  # of pandas
+    if hasattr(table, "iloc"):  # of pandas
         table = table.to_dict("records")
     elif hasattr(table, "to_dicts"):  # of polars
         table = table.to_dicts()
@@ -146,31 +167,25 @@ def _rows(table: Any) -> list[dict[str, Any]]:
             raise ValueError(f"points has the row {shown(row)}; expected {expected}")
     if not rows:
         raise ValueError("points has no rows; expected at least one")
-    return [{name: _cell(value) for name, value in row.items() if not _is_empty(value)} for row in rows]
+    asked = {name for row in rows for name in row if not is_found(name)}
+    return [
+        {name: _cell(name, value) for name, value in row.items() if name in asked and not _is_empty(value)}
+        for row in rows
+    ]
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+    missing = value is None or type(value).__name__ == "NAType"  # pandas'
+    return missing or (isinstance(value, str) and not value) or (isinstance(value, float) and math.isnan(value))
 
 
-def _cell(value: Any) -> Any:
-    """Return a cell's value: a column of whole numbers that has gaps is one of floats."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _check_names(
-    names: Sequence[Any], given: set[str], ways: Mapping[tuple[int, str], Way], caller: Callable[..., Any]
-) -> None:
-    """Raise for an algorithm that there is not, and for an argument that none of the algorithms takes."""
-    for what in names:
-        both = [ways[id(what), direction] for direction in DIRECTIONS]
-        if all(way.refused for way in both):
-            raise ValueError(both[0].refused)
-    taken = {name for way in ways.values() for name in way.options}
-    others = given - taken - {*ARGUMENTS, "algorithm", LABEL}
-    if "algorithm" in given:
-        others -= {option.name for record in FORWARD.values() for option in record.options}
-    known = [way.algorithm for way in ways.values() if way.algorithm is not None]
-    for name in sorted(others):
-        swept = " and ".join(dict.fromkeys(repr(record.name) for record in known))
-        check_options(caller, {name: object()}, swept, forward_of(known[0]), FORWARD)
+def _cell(name: str, value: Any) -> Any:
+    """Return a cell's value. Whole numbers in a column with gaps are floats; blocks, and options' choices, may be text."""
+    if name == "blocks" and isinstance(value, str):
+        sides = re.split("[×x,]", value)
+        return tuple(int(side) for side in sides) if all(side.strip().isdecimal() for side in sides) else value
+    if name in CHOICES and isinstance(value, str):
+        return CHOICES[name].get(value, value)
+    if hasattr(value, "tolist") and getattr(value, "ndim", 1) == 0:  # a NumPy number
+        value = value.tolist()
+    return int(value) if name != "dropout_p" and isinstance(value, float) and value.is_integer() else value

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 from flashsim import __version__
 from flashsim.checking import shown
-from flashsim.exporting import to_json, to_pandas
+from flashsim.exporting import Exported, to_pandas
 from flashsim.files import write_whole
 from flashsim.sweeping.answers import where_fewer
+from flashsim.sweeping.columns import meaning
 from flashsim.sweeping.outcomes import Outcome
 from flashsim.sweeping.points import Point
-from flashsim.sweeping.rows import Row, arguments_of, columns_of, meaning, row_of
+from flashsim.sweeping.rows import Row, arguments_of, columns_of, row_of
 from flashsim.sweeping.showing import as_html, as_text
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True, repr=False)
-class Sweep(Sequence[Row]):
+class Sweep(Exported, Sequence[Row]):
     """Rows, one a point: dictionaries with the names of `columns`; what there is nothing to say of is None.
 
     A slice is a sweep, of fewer rows. `command` is what made it, if a command did.
@@ -116,8 +117,9 @@ class Sweep(Sequence[Row]):
             return column
         whole = [name for name in self.columns if isinstance(column, str) and name.startswith(f"{column}_")]
         if not whole:
-            near = get_close_matches(str(column), self.columns, 1)
-            meant = f", perhaps you mean {near[0]!r}" if near else ""
+            short = {name.rpartition("_")[0]: name for name in self.columns if "_" in name}
+            near = get_close_matches(str(column), [*self.columns, *short], 1)
+            meant = f", perhaps you mean {short.get(near[0], near[0])!r}" if near else ""
             raise ValueError(f"there is no column {shown(column)}{meant}; there are {', '.join(self.columns)}")
         return whole[0]
 
@@ -186,10 +188,6 @@ class Sweep(Sequence[Row]):
     def to_dict(self) -> dict[str, Any]:
         """Return all there is: version, command, how many points there are of each kind, what columns hold, and the rows."""
         return {**self.made, "columns": self.about, "rows": list(self)}
-
-    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return `to_dict` as JSON, and write it to a file if there is a path: completely, or not at all."""
-        return to_json(self.to_dict(), path)
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the rows as CSV below the columns' names, and write them to a file if there is a path: wholly, or not at all.

@@ -9,60 +9,13 @@ import numpy as np
 
 from flashsim import theory
 from flashsim.checking import check_shape, shown
+from flashsim.inputs import check_M, float_name
 from flashsim.records import Blocks, Shape, Traffic
+from flashsim.sweeping.columns import ARGUMENTS, FOUND, OF_ARRAYS
 from flashsim.sweeping.outcomes import Outcome
 from flashsim.sweeping.points import Point
 
 Row = dict[str, Any]
-
-ARGUMENTS: Mapping[str, str] = {
-    "label": "the label of the row of `points`",
-    "algorithm": "",
-    "direction": "forward or backward",
-    "N": "length of queries and keys, where it is one",
-    "N_q": "queries",
-    "N_k": "keys",
-    "d": "head dimension, the width of Q and K",
-    "d_v": "width of V and O",
-    "M": "SRAM's size, elements",
-    "heads": "query heads, batch included; counts are of all",
-    "kv_heads": "KV heads",
-    "gqa": "how query heads that share a KV head run",
-    "dtype": "of Q, K, V",
-    "causal": "whether query i attends to keys j ≤ i + N_k − N_q alone",
-    "mask": "",
-    "dropout_p": "dropout probability",
-    "blocks": "B_r × B_c, where they were given",
-    "sizing": "who chose the blocks; empty where they were given",
-}
-FOUND: Mapping[str, str] = {
-    "status": "ok, does not fit, or refused",
-    "reason": "why there are no counts",
-    "B_r": "rows of a block of queries",
-    "B_c": "rows of a block of keys",
-    "T_r": "blocks of queries",
-    "T_c": "blocks of keys",
-    "accesses_elements": "HBM accesses: reads + writes",
-    "reads_elements": "read from HBM",
-    "writes_elements": "written to HBM, initial writes included",
-    "init_writes_elements": "written to HBM by initialisation alone",
-    "traffic_bytes": "HBM accesses in bytes, each array at its own item size",
-    "extra_elements": "kept in HBM besides inputs and outputs",
-    "compulsory_elements": "inputs read once, outputs written once: no exact algorithm moves less",
-    "over_compulsory": "accesses ÷ compulsory",
-    "theta_elements": "the theorem's expression, without its constant: N²d²/M, for standard attention Nd + N²",
-    "peak_elements": "the most in SRAM at once",
-    "peak_over_M": "the same ÷ M",
-    "matmul_flops": "FLOPs of the matrix products",
-    "intensity_flops_per_byte": "matmul FLOPs ÷ bytes moved",
-    "source": "closed form, or count",
-    "checked": "whether a count was made as well, and was equal",
-    "flashsim": "version",
-}
-OF_ARRAYS: Mapping[str, str] = {
-    "reads_elements": "of this array, read from HBM",
-    "writes_elements": "of this array, written to HBM",
-}
 
 
 def _flash(N: int, d: int, M: int) -> float:
@@ -109,7 +62,7 @@ def _asked(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
         "N_k": given.get("N_k") if shape is None else shape.N_k,
         "d": given.get("d"),
         "d_v": given.get("d_v") if shape is None else shape.d_v,
-        "M": given.get("M") if outcome.sram is None else outcome.sram.capacity,
+        "M": _M(given) if outcome.sram is None else outcome.sram.capacity,
         "heads": heads,
         "kv_heads": heads if given.get("kv_heads") is None else given["kv_heads"],
         "gqa": given.get("gqa", "separate"),
@@ -136,13 +89,6 @@ def columns_of(points: Sequence[Point], outcomes: Sequence[Outcome]) -> tuple[st
     }
     named = [f"{array}_{unit}" for array in arrays for unit in OF_ARRAYS]
     return (*(name for name in ARGUMENTS if name not in absent), *options, *FOUND, *named)
-
-
-def meaning(column: str) -> str:
-    """Return what a column holds, in words."""
-    if column in ARGUMENTS or column in FOUND:
-        return ARGUMENTS.get(column) or FOUND.get(column) or ""
-    return next((said for unit, said in OF_ARRAYS.items() if column.endswith(f"_{unit}")), "")
 
 
 def _found(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
@@ -209,6 +155,14 @@ def _blocks(given: Any, found: Blocks | None) -> Row:
         return {"B_r": found.B_r, "B_c": found.B_c, "T_r": found.T_r, "T_c": found.T_c}
     pair = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
     return {"B_r": pair[0], "B_c": pair[1]}
+
+
+def _M(given: Mapping[str, Any]) -> Any:
+    """Return M in elements, or, if it is no size, as it was given."""
+    try:
+        return check_M(given.get("M"), theory.BYTES[float_name(given.get("dtype", "float32"))])
+    except ValueError:
+        return plain(given.get("M"))
 
 
 def _shape(given: Mapping[str, Any]) -> Shape | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from flashsim.checking import check_callback, check_count
@@ -15,9 +16,12 @@ from flashsim.sweeping.result import Entry, Sweep
 AT_ONCE = 500  # points of one piece of work
 CHECKED_TILES = 2**12  # of a point whose tiles a count may look at one by one
 OnPoints = Callable[[int, int], None]
+Work = Callable[[list[Point]], list[Outcome]]
+Over = Callable[[Work, Sequence[list[Point]]], Iterator[tuple[int, list[Outcome]]]]
+"""Does the work on each of several pieces; yields the number of each with what comes of it, in any order."""
 
 
-class Disagreement(AssertionError):
+class Disagreement(RuntimeError):
     """A closed form and a count of the same point differ."""
 
 
@@ -56,10 +60,12 @@ def sweep(
 
     points     a table: a DataFrame, a dictionary of columns, or a list of dictionaries, with the names of arguments ("algorithm"
                and "label", any text, too). Each of its rows is taken with every combination of the other arguments. What is
-               empty there (None, NaN) is left to its default
+               empty there (None, NaN) is left to its default, and columns of what a sweep found are passed over: so a sweep,
+               its DataFrame and its CSV are tables
     check      how many points to count as well, by running the algorithm on shapes: a sample, spread over algorithms and
                directions, that `seed` draws
-    jobs       processes; None: as many as `joblib.parallel_config` says, whose backend may be a Dask or a Ray cluster
+    jobs       processes of joblib; None: as many as `joblib.parallel_config` says. Its backend, which may be that of a Dask or a
+               Ray cluster, serves for both
     on_points  called with (points done, points in all)
 
     A point has its closed form (`flashsim.theory.exact`), or is counted where there is none. One that makes no sense, or does not
@@ -73,15 +79,30 @@ def sweep(
         "d_v": d_v, "heads": heads, "kv_heads": kv_heads, "gqa": gqa, "dtype": dtype, "sizing": sizing, "mask": mask,
         "dropout_p": dropout_p,
     }  # fmt: skip
-    check, seed = check_count("check", check, 0), check_count("seed", seed, 0, 2**64 - 1)
     jobs = None if jobs is None else check_count("jobs", jobs)
+    asked = {name: value for name, value in given.items() if value is not None}
+    over = partial(in_any_order, jobs=1) if jobs == 1 else partial(_over_joblib, jobs)
+    return swept(algorithms, {**asked, **options}, points, over, check=check, seed=seed, on_points=on_points)
+
+
+def swept(
+    algorithms: Any,
+    arguments: Mapping[str, Any],
+    table: Any,
+    over: Over,
+    *,
+    check: int,
+    seed: int,
+    on_points: OnPoints | None,
+) -> Sweep:
+    """Return the sweep of `arguments`, those that were given, by name; `over` does the work. Otherwise as `sweep`."""
+    check, seed = check_count("check", check, 0), check_count("seed", seed, 0, 2**64 - 1)
     on_points = check_callback("on_points", on_points)
-    asked = {**{name: value for name, value in given.items() if value is not None}, **options}
-    all_points = points_of(algorithms, points, asked, sweep)
+    all_points = points_of(algorithms, table, arguments, sweep)
     pieces = [all_points[first : first + AT_ONCE] for first in range(0, len(all_points), AT_ONCE)]
     found: dict[int, list[Outcome]] = {}
     done = 0
-    for number, of_piece in in_any_order(outcomes, pieces, jobs):
+    for number, of_piece in over(outcomes, pieces):
         found[number] = of_piece
         done += len(of_piece)
         if on_points is not None:
@@ -92,6 +113,13 @@ def sweep(
         _cross_check(all_points[number], results[number])
     counted = set(sample)
     return Sweep([Entry(*both, number in counted) for number, both in enumerate(zip(all_points, results, strict=True))])
+
+
+def _over_joblib(jobs: int | None, work: Work, pieces: Sequence[list[Point]]) -> Iterator[tuple[int, list[Outcome]]]:
+    from joblib import parallel_config
+
+    with parallel_config(**({} if jobs is None else {"n_jobs": jobs})):
+        yield from in_any_order(work, pieces, None)
 
 
 def _sample(points: Sequence[Point], results: Sequence[Outcome], size: int, seed: int) -> list[int]:

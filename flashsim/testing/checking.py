@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hypothesis.errors import Flaky
@@ -12,6 +12,7 @@ from flashsim.checking import check_callback, check_choice, check_count, is_one_
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.kernel import Kernel
+from flashsim.testing.probe import Mismatch, mismatches, undeclared
 from flashsim.testing.report import NOT_SHRUNK, Failure, Report, describe
 from flashsim.testing.running import Finding, Progress, Survey, Tally, applicable, shrink, survey, try_check
 from flashsim.testing.signatures import diagnose
@@ -42,11 +43,15 @@ def check_attention(
     dropout: Keep | None = None,
     checks: Iterable[str] | None = None,
     expected_failures: Mapping[str, str] | None = None,
+    fail_fast: bool = False,
     on_fail: str = "raise",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
     """Check an attention kernel against what its spec says, on cases that Hypothesis draws, and shrink what fails.
+
+    A few calls come first, one for each thing that the spec declares. What the kernel does not take at all, or returns in
+    another form, is reported once and left out of the cases; if no call fits the spec, there are none.
 
     fn            fn(q, k, v, **kw) -> O, or (O, lse) where the spec declares lse. NumPy arrays q (B, H_q, N_q, d),
                   k (B, H_kv, N_k, d), v (B, H_kv, N_k, d_v), or as the spec's layout says; kw holds what the case uses of
@@ -57,6 +62,7 @@ def check_attention(
     checks        names of checks, each tried on every case. None: all that apply, of which on each case those against the
                   oracle and a few of the others in turn
     expected_failures  names of checks that are known to fail, with the reason; they must fail
+    fail_fast     whether to stop at the first case that fails a check, but for those that are expected to fail
     on_fail       "raise": AttentionCheckFailed, an AssertionError, with the shrunken case. "return": the report says it
     seed          of the cases drawn
     progress      called after each case with (cases done, max_examples)
@@ -68,15 +74,23 @@ def check_attention(
     progress = check_callback("progress", progress)
     kernel, names = _kernel(fn, spec, backward, dropout), _names(checks)
     expected = _check_expected(kernel, expected_failures, names)
-    found = survey(kernel, max_examples, seed, names, progress)
+    missed = mismatches(kernel)
+    kernel = _without(kernel, missed)
+    if any(mismatch.stops for mismatch in missed):
+        found = Survey({}, {})
+    else:
+        found = survey(kernel, max_examples, seed, names, progress, fail_fast, expected)
+    expected = {name: reason for name, reason in expected.items() if name in found.tallies}
     failing = [name for name, tally in found.tallies.items() if tally.failed and name not in expected]
     failures = [
-        _failure(kernel, name, found, names, max_examples, seed, failing, shrunk=number < SHRUNK)
+        _failure(kernel, name, found, names, max_examples, seed, shrunk=number < SHRUNK)
         for number, name in enumerate(failing[:1] if on_fail == "raise" else failing)
     ]
-    report = Report(kernel.name, repr(spec), found.examples, seed, found.tallies, found.left_out, failures, expected)
-    if on_fail == "raise" and failures:
-        raise AttentionCheckFailed(f"{failures[0].message}\n\n{report.table()}", report)
+    counted = (kernel.name, repr(spec), found.examples, seed, found.tallies, found.left_out)
+    report = Report(*counted, failures, expected, missed, undeclared(kernel))
+    if on_fail == "raise" and (failures or missed):
+        said = [report.missed(), *(f"{failure.message}\n\n{report.table()}" for failure in failures[:1])]
+        raise AttentionCheckFailed("\n\n".join(filter(None, said)), report)
     if on_fail == "raise" and report.unexpected_passes:
         which = ", ".join(report.unexpected_passes)
         raise AttentionCheckFailed(f"{kernel.name} was expected to fail, and passes: {which}", report)
@@ -105,9 +119,16 @@ def replay(
     if finding is None or not finding.failed:
         return
     found = Survey({check: _tally(finding)}, {}, [(finding.case, False, check)], 1)
-    failure = Failure(check, finding, 1, 1, (), describe(kernel, finding, found, (), (), "replayed"))
-    report = Report(kernel.name, repr(spec), 1, case.seed, found.tallies, {}, [failure], {})
+    failure = Failure(check, finding, 1, 1, (), describe(kernel, finding, found, (), "replayed"))
+    report = Report(kernel.name, repr(spec), 1, case.seed, found.tallies, {}, [failure], {}, [], [])
     raise AttentionCheckFailed(failure.message, report)
+
+
+def _without(kernel: Kernel, missed: Sequence[Mismatch]) -> Kernel:
+    """Return the kernel with a spec that leaves out what its first calls did not fit."""
+    changes = {name: value for mismatch in missed if not mismatch.stops for name, value in mismatch.changes.items()}
+    back = kernel.back if changes.pop("backward", True) else None
+    return _kernel(kernel.fn, replace(kernel.spec, **changes), back, kernel.keep_mask) if missed else kernel
 
 
 def _tally(finding: Finding) -> Tally:
@@ -164,7 +185,6 @@ def _failure(
     names: Sequence[str] | None,
     max_examples: int,
     seed: int,
-    failing: Sequence[str],
     shrunk: bool,
 ) -> Failure:
     tally = found.tallies[name]
@@ -185,11 +205,10 @@ def _failure(
             if exhibit is not None and exhibit.failed:
                 exhibits.append(exhibit)
     suspicions = diagnose(kernel, exhibits, verdicts) if shrunk else []
-    also = [other for other in failing if other != name]
     how = "simplest found" if finding is again else NOT_SHRUNK
     if shrunk and finding is not again:
         how = "the simplest drawn; tried once more it passed, so the kernel may not be deterministic"
-    message = describe(kernel, finding, found, suspicions, also, how)
+    message = describe(kernel, finding, found, suspicions, how)
     return Failure(name, finding, tally.failed, tally.tried, suspicions, message)
 
 

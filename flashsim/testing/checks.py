@@ -16,7 +16,7 @@ import numpy as np
 
 from flashsim.inputs import Array
 from flashsim.testing.case import Case, Problem
-from flashsim.testing.kernel import Kernel, Output, strides_of
+from flashsim.testing.kernel import Kernel, Output, memory_of, strides_of
 
 
 class Comparison(NamedTuple):
@@ -400,7 +400,7 @@ def strides(t: Trial) -> Comparisons:
 def inputs_unmodified(t: Trial) -> Comparisons:
     """No input is written to, nor memory around it."""
     arrays = t.kernel.lay(t.problem, t.case.strides)
-    before = [_memory(a).copy() for a in arrays]
+    before = [memory_of(a).copy() for a in arrays]
     mask = None if t.problem.mask is None else t.problem.mask.copy()
     t.kernel.forward_on(arrays, t.problem if mask is None else t.problem.but(mask=mask), copies=False)
     for name, a, was in zip("qkv", arrays, before, strict=True):
@@ -409,21 +409,14 @@ def inputs_unmodified(t: Trial) -> Comparisons:
         yield Comparison("mask afterwards", mask.astype(float), t.problem.mask.astype(float), 0.0)
     if t.kernel.back:
         arrays = t.kernel.lay_with_dO(t.problem, t.case.strides)
-        before = [_memory(a).copy() for a in arrays]
+        before = [memory_of(a).copy() for a in arrays]
         t.kernel.backward_on(arrays, t.problem)
         for name, a, was in zip(("q", "k", "v", "do"), arrays, before, strict=True):
             yield _unchanged(f"{name}, by the backward function,", a, was)
 
 
-def _memory(a: Array) -> Array:
-    """Return the whole of the memory that `a` is a part of."""
-    while isinstance(a.base, np.ndarray):
-        a = a.base
-    return a
-
-
 def _unchanged(name: str, a: Array, was: Array) -> Comparison:
-    return Comparison(f"memory of {name} afterwards", _memory(a).astype(np.float64), was.astype(np.float64), 0.0)
+    return Comparison(f"memory of {name} afterwards", memory_of(a).astype(np.float64), was.astype(np.float64), 0.0)
 
 
 @check(needs=lambda kernel: "" if kernel.spec.deterministic else "the spec declares it not deterministic")

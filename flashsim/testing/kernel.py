@@ -93,6 +93,13 @@ def lay_out_all(arrays: Sequence[Array], strides: str, layout: str) -> list[Arra
     return [lay_out(a, kind, layout) for a, kind in zip(arrays, kinds_of(strides), strict=False)]
 
 
+def memory_of(a: Array) -> Array:
+    """Return the whole of the memory that `a` is a part of."""
+    while isinstance(a.base, np.ndarray):
+        a = a.base
+    return a
+
+
 @dataclass(frozen=True)
 class Kernel:
     """The functions under test: forward, backward or None, and the keep mask of dropout or None."""
@@ -187,7 +194,10 @@ def _called(fn: Callable[..., Any], arrays: list[Array], options: dict[str, Any]
 
 def _raised(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"raised {type(error).__name__}: {error} (at {where.filename}:{where.lineno})"
+    place = (
+        "" if where.filename == __file__ else f" (at {where.filename}:{where.lineno})"
+    )  # the call itself is no place
+    return f"raised {type(error).__name__}: {error}{place}"
 
 
 def _array(name: str, given: Any, shape: tuple[int, ...]) -> Array:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,13 @@ from flashsim.inputs import Array
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.kernel import Kernel
-from flashsim.testing.running import Finding, Survey, Tally
+from flashsim.testing.probe import Mismatch
+from flashsim.testing.running import Finding, Survey, Tally, size
 from flashsim.testing.signatures import Suspicion
+from flashsim.testing.wrapping import Wrapped
 
 NOT_SHRUNK = "the simplest drawn, not shrunk"
+WIDTH = 80  # of a terminal
 PRINTED = 64  # elements of q, k and v together, up to which a failure shows them
 
 
@@ -48,6 +53,8 @@ class Report:
     left_out   checks that do not apply, and why
     failures   those that were not expected
     expected   checks expected to fail, and why
+    mismatches what the kernel's first calls did not fit in its spec; left out of the cases, or there are none
+    undeclared keywords that the function has and the spec does not, so that nothing checked them
     """
 
     kernel: str
@@ -58,11 +65,18 @@ class Report:
     left_out: dict[str, str]
     failures: Sequence[Failure]
     expected: dict[str, str]
+    mismatches: Sequence[Mismatch] = ()
+    undeclared: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether all checks passed, and those expected to fail did fail."""
-        return not self.failures and not self.unexpected_passes
+        """Whether the kernel fits its spec, all checks passed, and those expected to fail did fail."""
+        return not self.mismatches and not self.failures and not self.unexpected_passes
+
+    @property
+    def simplest(self) -> Failure | None:
+        """The failure with the simplest case, the first of several; None where there is none."""
+        return min(self.failures, key=lambda failure: size(failure.finding.case), default=None)
 
     @property
     def unexpected_passes(self) -> list[str]:
@@ -79,7 +93,8 @@ class Report:
         tally = self.tallies[name]
         if name in self.expected:
             said = "passes, though expected to fail" if not tally.failed else "fails, as expected"
-            return f"{said}: {self.expected[name]}" if tally.tried else "no case"
+            reason = f": {self.expected[name]}" if self.expected[name] else ""
+            return f"{said}{reason}" if tally.tried else "no case"
         return "no case" if not tally.tried else "FAILS" if tally.failed else "passes"
 
     def table(self) -> str:
@@ -94,16 +109,47 @@ class Report:
             for row in rows
         ]
         lines.insert(1, "─" * max(map(len, lines)))
-        lines += [f"{name}: not checked, {reason}" for name, reason in self.left_out.items()]
+        for reason in dict.fromkeys(self.left_out.values()):
+            names = [name for name, why in self.left_out.items() if why == reason]
+            lines += _wrapped(f"Not checked, {reason}: {', '.join(names)}")
         return "\n".join(lines)
 
+    def missed(self) -> str:
+        """Return what the kernel's first calls did not fit in its spec, as text; empty where they did."""
+        if not self.mismatches:
+            return ""
+        stopped = any(mismatch.stops for mismatch in self.mismatches)
+        then = "nothing was checked" if stopped else "the rest was checked without"
+        lines = _wrapped(f"{self.kernel} does not fit its spec, by a few first calls; {then}.")
+        return "\n".join([*lines, *(line for mismatch in self.mismatches for line in _wrapped(f"* {mismatch}", "  "))])
+
     def __str__(self) -> str:
-        head = f"{self.kernel}, {self.examples} cases, seed {self.seed}\n{self.spec}\n"
-        tail = "worst: the largest error as a part of its budget; above 1 a check fails"
-        parts = [head, self.table(), tail, *(failure.message for failure in self.failures)]
+        head = [*_wrapped(f"{self.kernel}, {self.examples} cases, seed {self.seed}"), *_wrapped(self.spec, "     ")]
+        parts = ["\n".join(head), self.missed()]
+        if self.tallies:
+            tail = "worst: the largest error as a part of its budget; above 1 a check fails"
+            parts += [self.table(), tail]
+        if self.undeclared and self.tallies:
+            options = ", ".join(self.undeclared)
+            parts.append(
+                "\n".join(_wrapped(f"Not checked, as the spec does not declare them: its parameters {options}."))
+            )
+        parts += self._failures()
         if self.unexpected_passes:
             parts.append(f"Expected to fail, and passed: {', '.join(self.unexpected_passes)}")
-        return "\n\n".join(part.strip("\n") for part in parts)
+        return "\n\n".join(part.strip("\n") for part in parts if part)
+
+    def _failures(self) -> list[str]:
+        """Return the simplest failure whole, and a line or two for each other."""
+        simplest = self.simplest
+        if simplest is None:
+            return []
+        others = [failure for failure in self.failures if failure is not simplest]
+        lines = [
+            _shortened(f"  {failure.check}: {_what_differs(failure.finding).splitlines()[0]}") for failure in others
+        ]
+        more = ["The others, in brief; --check NAME shows one whole:", *lines] if others else []
+        return [simplest.message, "\n".join(more)]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -119,6 +165,8 @@ class Report:
             },
             "left_out": self.left_out,
             "expected_failures": self.expected,
+            "mismatches": [str(mismatch) for mismatch in self.mismatches],
+            "undeclared": list(self.undeclared),
             "failures": [
                 {
                     "check": failure.check,
@@ -133,6 +181,14 @@ class Report:
         }
 
 
+def _wrapped(text: str, then: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=then, break_long_words=False, break_on_hyphens=False)
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
+
+
 def _finite(value: float) -> float | str:
     return value if np.isfinite(value) else "inf"
 
@@ -140,13 +196,11 @@ def _finite(value: float) -> float | str:
 # ----------------------------------------------------------------------------------------------------------- in words
 
 
-def describe(
-    kernel: Kernel, finding: Finding, found: Survey, suspicions: Sequence[Suspicion], also: Sequence[str], how: str
-) -> str:
+def describe(kernel: Kernel, finding: Finding, found: Survey, suspicions: Sequence[Suspicion], how: str) -> str:
     """Return the message of a failure. `how` says how its case was come by."""
     check, tally = CHECKS[finding.check], found.tallies[finding.check]
     parts = [
-        f"{kernel.name} fails {check.name!r}: {check.about}",
+        "\n".join(_wrapped(f"{kernel.name} fails {check.name!r}: {check.about}")),
         f"  {finding.case}\n  ({how}; {tally.failed} of {tally.tried} cases fail)",
         textwrap.indent(_what_differs(finding), "  "),
     ]
@@ -155,10 +209,8 @@ def describe(
     for suspicion in suspicions:
         known = f" Known: {', '.join(suspicion.threads)}." if suspicion.threads else ""
         said = f"Likely: {suspicion.says} ({suspicion.evidence}.){known}"
-        parts.append(textwrap.fill(said, 118, initial_indent="  ", subsequent_indent="    "))
+        parts.append("\n".join(_wrapped(f"  {said}", "    ")))
     parts.append("  To see it again:\n\n" + textwrap.indent(code(kernel, finding), "    "))
-    if also:
-        parts.append(f"  Checks that fail too: {', '.join(also)}")
     return "\n\n".join(parts)
 
 
@@ -185,7 +237,7 @@ def _what_differs(finding: Finding) -> str:
 def code(kernel: Kernel, finding: Finding) -> str:
     """Return Python that shows a failure again: by its case, and where they are few with its numbers."""
     call = kernel.name if kernel.name.isidentifier() else "my_attention"
-    fetched = [_fetched(call, kernel.fn)]
+    fetched = _fetched(call, kernel.fn)
     more = ""
     for name, function in (("backward", kernel.back), ("dropout", kernel.keep_mask)):
         if function is None or name not in _parts(finding.check):
@@ -195,9 +247,9 @@ def code(kernel: Kernel, finding: Finding) -> str:
         said = f"{call}.{attribute}" if attribute else own if own.isidentifier() else f"my_{name}"
         more += f", {name}={said}"
         if not attribute:
-            fetched.append(_fetched(said, function))
+            fetched += _fetched(said, function)
     lines = [
-        "from flashsim.testing import Case, Spec, replay",
+        f"from flashsim.testing import Case, Spec, replay{', wrap' if isinstance(kernel.fn, Wrapped) else ''}",
         *fetched,
         f"spec = {kernel.spec!r}",
         f"replay({call}, spec, {finding.check!r}, {finding.case!r}{more})",
@@ -208,15 +260,37 @@ def code(kernel: Kernel, finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def _fetched(name: str, function: Any) -> str:
-    """Return the import of a function, where it can be imported by that name."""
-    module = getattr(function, "__module__", None)
-    there = getattr(sys.modules.get(module or ""), name, None)
-    return (
-        f"from {module} import {name}"
-        if there is function and module != "__main__"
-        else f"# {name}: the one under test"
-    )
+def _fetched(name: str, function: Any) -> list[str]:
+    """Return lines that get a function under that name, as far as it can be imported; else a comment."""
+    if isinstance(function, Wrapped):
+        inner = _import(getattr(function.fn, "__name__", ""), function.fn)
+        return [*inner, f"{name} = {function.code()}"] if inner else [f"# {name}: the one under test"]
+    return _import(name, function) or [f"# {name}: the one under test"]
+
+
+def _import(name: str, function: Any) -> list[str]:
+    """Return the import of a function: from its own module, or, as for one in C, from a public one that has it."""
+    own = getattr(function, "__module__", None) or ""
+    public = sorted((module for module in sys.modules if "._" not in f".{module}"), key=lambda m: (len(m), m))
+    if not name.isidentifier() or own == "__main__":
+        return []
+    for module in (*([] if "._" in f".{own}" else [own]), *public, own):
+        if not all(part.isidentifier() for part in module.split(".")):
+            continue
+        if vars(sys.modules.get(module) or object).get(name) is function:
+            return [*_path_to(module), f"from {module} import {name}"]
+    return []
+
+
+def _path_to(module: str) -> list[str]:
+    """Return lines that make a lone file importable, where it is not in the working directory or installed."""
+    file = getattr(sys.modules[module], "__file__", None)
+    if "." in module or file is None or {"site-packages", "dist-packages"} & set(Path(file).parts):
+        return []
+    folder = Path(file).resolve().parent
+    if folder in (Path.cwd(), Path(os.__file__).resolve().parent):
+        return []
+    return ["import sys", f"sys.path.insert(0, {str(folder)!r})"]
 
 
 def _parts(check: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -95,11 +95,12 @@ class Tally:
         if finding.failed:
             self.failed += 1
             self.first = self.first or number
-            if self.simplest is None or _size(finding.case) < _size(self.simplest.case):
+            if self.simplest is None or size(finding.case) < size(self.simplest.case):
                 self.simplest = finding
 
 
-def _size(case: Case) -> tuple[int, int]:
+def size(case: Case) -> tuple[int, int]:
+    """Return how simple a case is, for comparing: elements, then features."""
     extras = sum(bool(x) for x in (case.causal, case.mask, case.scale, case.strides != "contiguous", case.dropout_p))
     return case.B * case.H_kv * case.group * (case.N_q + case.N_k) * case.d, extras
 
@@ -131,16 +132,17 @@ def survey(
     names: Sequence[str] | None = None,
     progress: Progress | None = None,
     until_failure: bool = False,
+    expected: Container[str] = (),
 ) -> Survey:
     """Draw cases and try the checks on each: all that were asked for by name, or else some on every case and others in turn.
 
-    With `until_failure` no case is tried after the first that fails.
+    With `until_failure` no case is tried after the first that fails, but for checks that are `expected` to.
     """
     checks, left_out = applicable(kernel, names)
     found = Survey({check.name: Tally() for check in checks}, left_out)
 
     def look(case: Case) -> bool:
-        if until_failure and any(tally.failed for tally in found.tallies.values()):
+        if until_failure and any(tally.failed for name, tally in found.tallies.items() if name not in expected):
             return False
         found.examples += 1
         trial = Trial(kernel, case)

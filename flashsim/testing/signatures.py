@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -15,7 +16,7 @@ import numpy as np
 
 from flashsim.inputs import Array, roundoff
 from flashsim.testing.case import Case, Problem, of_budget
-from flashsim.testing.kernel import Broken, Kernel, OutsidePool, kinds_of, lay_out, lay_out_all
+from flashsim.testing.kernel import Broken, Kernel, OutsidePool, kinds_of, lay_out, lay_out_all, memory_of
 from flashsim.testing.running import Finding
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects import FA, Arrays, Question, Suspect, suspects
@@ -24,15 +25,8 @@ MOST_SCORES = 10**6  # of a case that is looked at
 FEW_SCORES = 4096  # of a passing case that a model is held against
 ALIBIS = 24  # so many passing cases
 CLEARLY = 4  # budgets
-OF_GRADIENTS = (
-    "gradients",
-    "finite_differences",
-    "masked_gradients",
-    "backward_poison",
-    "dropout_gradients",
-    "strides",
-)
 POISONED = ("masked_kv_poison", "backward_poison")
+OF_GRADIENTS = ("gradients", "finite_differences", "masked_gradients", POISONED[1], "dropout_gradients", "strides")
 
 
 @dataclass(frozen=True)
@@ -80,11 +74,11 @@ def _convicted(
 ) -> tuple[list[Conviction], int]:
     """Return all bugs that fit, the simplest first, and how many findings were looked at."""
     failing = [f for f in findings if f.failed and math.prod(_score_shape(f.case)) <= MOST_SCORES]
-    found = [bug for experiment in EXPERIMENTS if (bug := _tried(experiment, kernel, failing)) is not None]
+    found = [bug for experiment in EXPERIMENTS if (bug := experiment.convict(kernel, failing)) is not None]
     exhibits = {n: e for n, f in enumerate(failing) if (e := _exhibit(kernel, f)) is not None}
     if exhibits:
         found += _by_model(kernel, exhibits, failing, [case for case, passed in verdicts if passed])
-    if not found and (bug := _tried(_only_dropout, kernel, failing)) is not None:
+    if not found and (bug := ONLY_DROPOUT.convict(kernel, failing)) is not None:
         found.append(bug)
     return found, len(failing)
 
@@ -323,68 +317,70 @@ def _passes(kernel: Kernel, finding: Finding) -> list[bool]:
     return [False, True] if finding.check == "strides" else [True]
 
 
-def _strides_ignored(kernel: Kernel, findings: Sequence[Finding]) -> Conviction | None:
+@dataclass(frozen=True)
+class Experiment:
+    """Something to try with each failing finding.
+
+    culprits  what it convicts: names, or none
+    says      the bug, by the names
+    evidence  of how many cases, for {0}
+    """
+
+    culprits: Callable[[Kernel, Finding], set[str]]
+    says: Callable[[set[str]], str]
+    evidence: str
+    threads: tuple[str, ...]
+
+    def convict(self, kernel: Kernel, findings: Sequence[Finding]) -> Conviction | None:
+        """Return what it convicts, if anything; nothing either where the kernel, or a case, does not allow it."""
+        try:
+            found = {n: names for n, finding in enumerate(findings) if (names := self.culprits(kernel, finding))}
+        except Exception:
+            return None
+        if not found:
+            return None
+        evidence = self.evidence.format(f"{len(found)} of {_cases(len(findings))}")
+        return Conviction(self.says(set().union(*found.values())), self.threads, evidence, frozenset(found))
+
+
+def _strides_ignored(kernel: Kernel, finding: Finding) -> set[str]:
     """Ask whether the same numbers in contiguous arrays go well, and which array it is that must be contiguous."""
-    matched: set[int] = set()
-    culprits: set[str] = set()
-    for number, finding in enumerate(findings):
-        case = finding.case
-        if case.strides == "contiguous" or case.dropout_p:
-            continue
-        problem = case.problem(kernel.spec)
-        for back in _passes(kernel, finding):
+    case, culprits = finding.case, set[str]()
+    if case.strides == "contiguous" or case.dropout_p:
+        return culprits
+    problem = case.problem(kernel.spec)
+    for back in _passes(kernel, finding):
+        named = _arrays(kernel, problem, back)
 
-            def wrong(
-                only: str | None, problem: Problem = problem, back: bool = back, strides: str = case.strides
-            ) -> bool:
-                arrays = [
-                    lay_out(a, kind if name == only else "contiguous", kernel.spec.layout)
-                    for (name, a), kind in zip(_arrays(kernel, problem, back).items(), kinds_of(strides), strict=False)
-                ]
-                return _wrong(problem, _run(kernel, problem, arrays, back), back)
+        def wrong(only: str | None, back: bool = back, named: dict[str, Array] = named) -> bool:
+            arrays = [
+                lay_out(a, kind if name == only else "contiguous", kernel.spec.layout)
+                for (name, a), kind in zip(named.items(), kinds_of(case.strides), strict=False)
+            ]
+            return _wrong(problem, _run(kernel, problem, arrays, back), back)
 
-            try:
-                if wrong(None):
-                    continue
-                guilty = [name for name in _arrays(kernel, problem, back) if wrong(name)]
-            except (Broken, OutsidePool):
-                continue
-            if guilty:
-                matched.add(number)
-                culprits |= set(guilty)
-    if not matched:
-        return None
-    which = " and ".join(name for name in ("q", "k", "v", "do") if name in culprits)
-    says = f"The strides of {which} are ignored: what is not contiguous is read as if it were."
-    evidence = f"{len(matched)} of {_cases(len(findings))} pass with the same numbers in contiguous arrays"
-    return Conviction(says, STRIDES, evidence, frozenset(matched))
+        with suppress(Broken, OutsidePool):
+            culprits |= set() if wrong(None) else {name for name in named if wrong(name)}
+    return culprits
 
 
-def _memory_around(kernel: Kernel, findings: Sequence[Finding]) -> Conviction | None:
+def _memory_around(kernel: Kernel, finding: Finding) -> set[str]:
     """Ask whether the answer changes with what lies around the arrays in memory."""
-    matched = set()
-    for number, finding in enumerate(findings):
-        problem = finding.case.problem(kernel.spec)
-        if finding.case.dropout_p or not all(map(_finite, (problem.q, problem.k, problem.v))):
-            continue
-        for back in _passes(kernel, finding):
-            nan, zero, again = (_surrounded(kernel, problem, finding.case.strides, back, x) for x in (np.nan, 0.0, 0.0))
-            if _differ(nan, zero) and not _differ(zero, again):
-                matched.add(number)
-    if not matched:
-        return None
-    says = "Memory outside of the arrays, or in the gaps of strided ones, is read and reaches the answer."
-    evidence = f"the answer changes with what lies there in {len(matched)} of {_cases(len(findings))}"
-    return Conviction(says, ("jax-ml/jax#27224", FA + "334", FA + "1947"), evidence, frozenset(matched))
+    problem = finding.case.problem(kernel.spec)
+    if finding.case.dropout_p or not all(map(_finite, (problem.q, problem.k, problem.v))):
+        return set()
+    for back in _passes(kernel, finding):
+        nan, zero, again = (_surrounded(kernel, problem, finding.case.strides, back, x) for x in (np.nan, 0.0, 0.0))
+        if _differ(nan, zero) and not _differ(zero, again):
+            return {"memory"}
+    return set()
 
 
 def _surrounded(kernel: Kernel, problem: Problem, strides: str, back: bool, by: float) -> Arrays:
     """Return the kernel's answer with that number around the arrays, and in their gaps."""
     arrays = lay_out_all(list(_arrays(kernel, problem, back).values()), strides, kernel.spec.layout)
     for a in arrays:
-        memory = a
-        while isinstance(memory.base, np.ndarray):
-            memory = memory.base
+        memory = memory_of(a)
         memory[np.isnan(memory.astype(np.float64))] = by
     return _run(kernel, problem, arrays, back)
 
@@ -393,80 +389,73 @@ def _differ(one: Arrays, other: Arrays) -> bool:
     return not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
 
 
-def _poison_spreads(kernel: Kernel, findings: Sequence[Finding]) -> Conviction | None:
+def _poison_spreads(kernel: Kernel, finding: Finding) -> set[str]:
     """Ask whether it is NaN or ∞ in masked values, or in masked keys, that spoils an answer otherwise right."""
-    matched, culprits = set(), set()
-    for number, finding in enumerate(findings):
-        if finding.check not in POISONED or finding.comparison is None or finding.comparison.problem is None:
-            continue
-        clean, poisoned = finding.case.problem(kernel.spec), finding.comparison.problem
-        back = finding.check == "backward_poison"
-        for name in ("v", "k"):
-            one = clean.but(**{name: getattr(poisoned, name)})
-            try:
-                wrong = [
-                    not all(
-                        map(_numbers, _run(kernel, p, kernel.lay(p, "contiguous") + _dO(kernel, clean, back), back))
-                    )
-                    for p in (clean, one)
-                ]
-            except (Broken, OutsidePool):
-                continue
-            if wrong == [False, True]:
-                matched.add(number)
+    if finding.check not in POISONED or finding.comparison is None or finding.comparison.problem is None:
+        return set()
+    clean, poisoned = finding.case.problem(kernel.spec), finding.comparison.problem
+    back, culprits = finding.check == "backward_poison", set()
+    dO = [lay_out(clean.dO, "contiguous", kernel.spec.layout)] if back else []
+    for name in ("v", "k"):
+        with suppress(Broken, OutsidePool):
+            answers = (
+                _run(kernel, p, kernel.lay(p, "contiguous") + dO, back)
+                for p in (clean, clean.but(**{name: getattr(poisoned, name)}))
+            )
+            if [all(map(_numbers, answer)) for answer in answers] == [True, False]:
                 culprits.add(name)
-    if not matched:
-        return None
-    why = {
-        "v": "NaN or ∞ in a masked key's value reaches the answer: its weight is 0, and 0 · NaN is NaN",
-        "k": "NaN or ∞ in a masked key reaches the answer: its score is not replaced, or 0 · NaN is NaN in the backward pass",
-    }
-    says = "; ".join(why[name] for name in ("v", "k") if name in culprits) + "."
-    evidence = f"without the NaN or ∞ there is none in the answer, in {len(matched)} of {_cases(len(findings))}"
-    threads = (FA + "1745", FA + "2374", "vllm-project/vllm#936", "pytorch/pytorch#101967")
-    return Conviction(says, threads, evidence, frozenset(matched))
-
-
-def _dO(kernel: Kernel, problem: Problem, back: bool) -> list[Array]:
-    return [lay_out(problem.dO, "contiguous", kernel.spec.layout)] if back else []
+    return culprits
 
 
 def _numbers(a: Array) -> bool:
     return not np.isnan(a).any() and not (a == np.inf).any()  # −∞ is the log-sum-exp of an empty row
 
 
-def _only_dropout(kernel: Kernel, findings: Sequence[Finding]) -> Conviction | None:
+def _right_without_dropout(kernel: Kernel, finding: Finding) -> set[str]:
     """Ask whether the same problem goes well without dropout."""
-    matched = set()
-    for number, finding in enumerate(findings):
-        if not finding.case.dropout_p:
-            continue
-        problem = finding.case.problem(kernel.spec).but(dropout_p=0.0)
-        back = finding.check == "dropout_gradients"
-        arrays = lay_out_all(list(_arrays(kernel, problem, back).values()), finding.case.strides, kernel.spec.layout)
-        if not _wrong(problem, _run(kernel, problem, arrays, back), back):
-            matched.add(number)
-    if not matched:
-        return None
-    says = "Dropout alone goes wrong, in no way known: does it use another keep mask, of another seed or offset?"
-    evidence = f"{len(matched)} of {_cases(len(findings))} pass with the same numbers without dropout"
-    return Conviction(says, ("pytorch/pytorch#190717",), evidence, frozenset(matched))
+    if not finding.case.dropout_p:
+        return set()
+    problem = finding.case.problem(kernel.spec).but(dropout_p=0.0)
+    back = finding.check == "dropout_gradients"
+    arrays = lay_out_all(list(_arrays(kernel, problem, back).values()), finding.case.strides, kernel.spec.layout)
+    return set() if _wrong(problem, _run(kernel, problem, arrays, back), back) else {"dropout"}
 
 
-Experiment = Callable[[Kernel, Sequence[Finding]], Conviction | None]
-
-
-def _tried(experiment: Experiment, kernel: Kernel, findings: Sequence[Finding]) -> Conviction | None:
-    try:
-        return experiment(kernel, findings)
-    except Exception:  # what the kernel, or a case, does not allow
-        return None
-
-
-EXPERIMENTS: tuple[Experiment, ...] = (
-    _strides_ignored,
-    _memory_around,
-    _poison_spreads,
+CAUSAL = (FA + "282", FA + "402", "NVIDIA/cutlass#2336")
+TAIL = ("jax-ml/jax#27224", "NVIDIA/cutlass#2428")
+STRIDES = (FA + "2666", FA + "355", "flagos-ai/FlagGems#5896")
+MASKING = ("pytorch/pytorch#103963", FA + "2082")
+SPREAD = {
+    "v": "NaN or ∞ in a masked key's value reaches the answer: its weight is 0, and 0 · NaN is NaN",
+    "k": "NaN or ∞ in a masked key reaches the answer: its score is not replaced, or 0 · NaN is NaN in the backward pass",
+}
+EXPERIMENTS = (
+    Experiment(
+        _strides_ignored,
+        lambda names: "The strides of {} are ignored: what is not contiguous is read as if it were.".format(
+            " and ".join(name for name in ("q", "k", "v", "do") if name in names)
+        ),
+        "{0} pass with the same numbers in contiguous arrays",
+        STRIDES,
+    ),
+    Experiment(
+        _memory_around,
+        lambda _: "Memory outside of the arrays, or in the gaps of strided ones, is read and reaches the answer.",
+        "the answer changes with what lies there in {0}",
+        ("jax-ml/jax#27224", FA + "334", FA + "1947"),
+    ),
+    Experiment(
+        _poison_spreads,
+        lambda names: "; ".join(why for name, why in SPREAD.items() if name in names) + ".",
+        "without the NaN or ∞ there is none in the answer, in {0}",
+        (FA + "1745", FA + "2374", "vllm-project/vllm#936", "pytorch/pytorch#101967"),
+    ),
+)
+ONLY_DROPOUT = Experiment(
+    _right_without_dropout,
+    lambda _: "Dropout alone goes wrong, in no way known: does it use another keep mask, of another seed or offset?",
+    "{0} pass with the same numbers without dropout",
+    ("pytorch/pytorch#190717",),
 )
 
 
@@ -480,12 +469,6 @@ class Feature(NamedTuple):
     has: Callable[[Case], bool]
     hint: str
     threads: tuple[str, ...] = ()
-
-
-CAUSAL = (FA + "282", FA + "402", "NVIDIA/cutlass#2336")
-TAIL = ("jax-ml/jax#27224", "NVIDIA/cutlass#2428")
-STRIDES = (FA + "2666", FA + "355", "flagos-ai/FlagGems#5896")
-MASKING = ("pytorch/pytorch#103963", FA + "2082")
 
 
 def _features(spec: Spec, cases: Sequence[Case]) -> list[Feature]:

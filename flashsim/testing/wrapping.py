@@ -12,6 +12,7 @@ import numpy as np
 
 from flashsim.checking import is_one_of, shown
 from flashsim.inputs import Array, float_dtype
+from flashsim.testing.kernel import memory_of
 from flashsim.testing.spec import Spec
 
 INSTALL = {
@@ -29,8 +30,9 @@ class Wrapped:
     **keywords)` returns (dq, dk, dv), by torch's autograd or jax.vjp through O; it is missing where there is neither.
     """
 
-    def __init__(self, fn: Callable[..., Any], bridge: Bridge, convention: str | None) -> None:
+    def __init__(self, fn: Callable[..., Any], bridge: Bridge, convention: str | None, device: Any = None) -> None:
         self.fn = fn
+        self.device = device
         self.convention = convention
         self.__name__ = str(getattr(getattr(fn, "func", fn), "__name__", fn))  # .func: of a functools.partial
         self.__qualname__ = self.__name__
@@ -99,6 +101,12 @@ class Wrapped:
         if self.convention is not None and layout != defaults["layout"]:
             raise ValueError(f"layout is {layout!r}; expected {defaults['layout']!r}, that of {self.convention}")
         return Spec(**(defaults | overrides))
+
+    def code(self) -> str:
+        """Return Python that wraps the function again, where that has its own name."""
+        said = {"convention": self.convention, "device": self.device}
+        more = "".join(f", {name}={value!r}" for name, value in said.items() if value is not None)
+        return f"wrap({self.__name__}, {self._bridge.package!r}{more})"
 
     def __repr__(self) -> str:
         return f"<{self.__name__} on {self._bridge.package}, wrapped for NumPy>"
@@ -183,7 +191,7 @@ def wrap(fn: Callable[..., Any], xp: str, *, convention: str | None = None, devi
         )
     if convention is not None and xp != "torch":
         raise ValueError(f"xp is {xp!r}; expected 'torch', which convention {convention!r} is of")
-    return Wrapped(fn, BRIDGES[xp](device), convention)
+    return Wrapped(fn, BRIDGES[xp](device), convention, device)
 
 
 # ----------------------------------------------------------------------------------------------------- conventions
@@ -448,9 +456,7 @@ def _lend(array: Array) -> Lent:
 
 def _surroundings(bits: Array) -> tuple[Array, int]:
     """Return the whole array that `bits` is a view of, as a row, and where in it `bits` begins."""
-    owner = bits
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
+    owner = memory_of(bits)
     reach = bits.itemsize + sum((n - 1) * s for n, s in zip(bits.shape, bits.strides, strict=True))
     row = np.lib.stride_tricks.as_strided(bits, (reach // bits.itemsize,), (bits.itemsize,))
     if not owner.flags.forc or owner.dtype.hasobject:

@@ -66,4 +66,5 @@ FORM = Form(
         "dK": ("0", "2 * N_k * d"),
         "dV": ("0", "2 * N_k * d_v"),
     },
+    gives_dS=True,
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import DTypeLike
-
 from flashsim.checking import (
     check_blocks,
+    check_flag,
     check_gqa,
     check_heads,
     check_p,
@@ -21,12 +20,13 @@ from flashsim.inputs import check_M, float_name
 from flashsim.masks import All, Mask, as_mask
 from flashsim.options import check_options
 from flashsim.records import Blocks, Occupancy, Shape, Traffic
+from flashsim.sizes import Size
 from flashsim.theory import groups
 from flashsim.theory.bounds import products_flops
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of, forms
 from flashsim.theory.live import Chosen, Listed
-from flashsim.theory.problem import NoClosedForm, OneHead, ceil_div, dense_shapes, live_tiles
+from flashsim.theory.problem import NoClosedForm, OneHead, arrays_of, ceil_div, live_tiles
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -70,15 +70,16 @@ def exact(
     *,
     N: int | None = None,
     d: int,
-    M: int | None = None,
+    M: Size | None = None,
     N_q: int | None = None,
     N_k: int | None = None,
     d_v: int | None = None,
     heads: int = 1,
     kv_heads: int | None = None,
-    dtype: DTypeLike = "float32",
+    dtype: Any = "float32",
     sizing: str = "paper",
     blocks: tuple[int, int] | None = None,
+    enforce: bool | None = None,
     direction: str = "forward",
     causal: bool = False,
     mask: Any = None,
@@ -111,7 +112,12 @@ def exact(
     if form.plain and (masked or dropout_p):
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
 
-    n, dense = group * n, dense_shapes(rule, group)
+    learns = direction == "backward" and rule.bias is not None
+    if learns and not form.gives_dS:
+        raise ValueError(f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does")
+    if learns and group > 1:
+        raise ValueError('gqa is "grouped", in which there is no gradient of a bias; expected "separate"')
+    n, dense = group * n, arrays_of(rule, group, max(stored, 4) if learns else 0)
     p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), rule.tree is not None, own, group)
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else own.get("block_mask")
@@ -123,10 +129,14 @@ def exact(
         if direction == "backward":
             arrays, peak = groups.summed(arrays, p, share, kv_heads), max(peak, groups.sum_peak(p))
         traffic = Traffic(arrays)
+    if learns:
+        traffic = Traffic({**traffic.by_array, "dB": traffic.by_array["dB"].shared(problems)})
     return Exact(
         form.name,
         traffic,
-        Occupancy(peak, M, fixed is not None or sizing == "fit"),
+        Occupancy(
+            peak, M, (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+        ),
         sizes,
         problems * products_flops(form, tiles.area, d, shape.d_v),
     )

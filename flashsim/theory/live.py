@@ -1,10 +1,10 @@
 """Which tiles of S a run computes, counted column by column; the last row block, which may be ragged, apart from the others.
 
-A mask's windows together are one, −left ≤ δ ≤ right, of δ = j − i − (N_k − N_q), and its paddings one, j < length. In column
-block b ≤ j < e, e clipped to the length, a row block is live if it has a position from b − right to e − 1 + left, less the
-shift N_k − N_q: the window holds δ = 0, so that rows and keys meet unless one lies wholly beyond the other's end. Row
-blocks from ⌊(b − shift − right)/B_r⌋ up to, not including, ⌈(e − shift + left)/B_r⌉ do; sums of such floors over columns count
-the points of a lattice under a line. Of N_q rows that are `group` interleaved heads', ⌊row/group⌋ is the position.
+A mask's windows together are one, −left ≤ δ ≤ right, of δ = j − i − (N_k − N_q), from which an offset moves them; its paddings
+of keys one, j < length, and of queries one, i < rows. In column block b ≤ j < e, e clipped to the length, a row block is live if
+it has a position from b − right to e − 1 + left, less the shift N_k − N_q. Row blocks from ⌊(b − shift − right)/B_r⌋ up to, not
+including, ⌈(e − shift + left)/B_r⌉ do; sums of such floors over columns count the points of a lattice under a line. Of N_q rows
+that are `group` interleaved heads', ⌊row/group⌋ is the position.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ class Listed(Chosen):
 
 @dataclass(frozen=True)
 class Live(Chosen):
-    """Those with a position that all windows and paddings allow. `left` and `right` are large where there is no limit."""
+    """Those with a position that all windows and paddings allow. `left` and `right` are large where there is no limit.
+
+    The first `length` keys and the first `rows` rows may meet. left + right ≥ 0, or no key may: length = 0.
+    """
 
     N_q: int
     N_k: int
@@ -60,7 +63,8 @@ class Live(Chosen):
     left: int
     right: int
     length: int
-    group: int = 1
+    group: int
+    rows: int
 
     def in_columns(self, first: int, end: int) -> tuple[int, int]:
         """Sum over columns; the one in which the length ends has an end of its own."""
@@ -76,13 +80,15 @@ class Live(Chosen):
         """Return the same of columns with `width` keys to attend to."""
         B_r, B_c, T_r, g = self.blocks.B_r, self.blocks.B_c, self.blocks.T_r, self.group
         shift = self.N_k - self.N_q // g
-        last_position = (self.N_q - 1) // g
+        last_position = (self.rows - 1) // g
+        live_blocks = -(-self.rows // B_r)
         end = min(
             end, (last_position + shift + self.right) // B_c + 1
         )  # columns beyond begin after the last row's window
         begins = B_c * g, (first * B_c - shift - self.right) * g, B_r, end - first
         ends = B_c * g, (first * B_c + width - shift + self.left) * g + B_r - 1, B_r, end - first
-        full, both = (_clipped(*ends, most) - _clipped(*begins, most) for most in (T_r - 1, T_r))
+        most_of = (min(most, live_blocks) for most in (T_r - 1, T_r))
+        full, both = (_clipped(*ends, most) - _clipped(*begins, most) for most in most_of)
         return full, both - full
 
 

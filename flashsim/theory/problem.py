@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashsim.checking import check_count
 from flashsim.masks import Mask
@@ -99,11 +99,20 @@ class Tiles:
         return max((occupancy(r, c) + r * words for r, c, words in self.kinds), default=0)
 
 
+class Stored(NamedTuple):
+    """An array of a mask in HBM, (1 or N_q) × (1 or N_k): its name, and bytes an element. "dB" is a bias's gradient."""
+
+    rows: int
+    columns: int
+    name: str
+    itemsize: int
+
+
 @dataclass(frozen=True)
 class OneHead:
     """One head: lengths, widths, M; itemsizes of what is stored as the inputs are and of statistics; mask and dropout.
 
-    `dense` holds the shapes of the mask arrays that live in HBM, each (1 or N_q, 1 or N_k); `tree` says whether the mask has
+    `dense` holds the arrays of masks and of a bias that live in HBM, and the bias's gradient; `tree` says whether the mask has
     a tree, whose bitmask does. `options` are the algorithm's own, by name. N_q counts the rows of all heads where those of
     `group` query heads are interleaved.
     """
@@ -115,7 +124,7 @@ class OneHead:
     M: int
     stored: int
     masked: bool
-    dense: tuple[tuple[int, int], ...]
+    dense: tuple[Stored, ...]
     dropout: bool
     tree: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -155,23 +164,26 @@ class OneHead:
         """Return the traffic of mask arrays in HBM: each tile of each pass loads its block of each, wherever it has one.
 
         An array (N_q, N_k) is read once for every element of a tile, (1, N_k) for every column, (N_q, 1) for every row, and
-        (1, 1) for every tile. A tree's bitmask is read as often as tiles overlap its words.
+        (1, 1) for every tile. A tree's bitmask is read as often as tiles overlap its words. A bias's gradient is
+        read so too, and written as often, besides the zeros that it begins with.
         """
         arrays: Arrays = {}
         if self.tree:
             reads = sum(tiles.words for tiles in passes)
             arrays["tree"] = ArrayTraffic(reads, 0, 0, self.N_q * self.tree_words, 4, "input")
-        for index, (down, across) in enumerate(self.dense):
+        for down, across, name, itemsize in self.dense:
             reads = 0
             for tiles in passes:
                 by_row, by_tile = (tiles.area, tiles.columns) if across > 1 else (tiles.rows, tiles.number)
                 reads += by_row if down > 1 else by_tile
-            arrays[f"mask{index or ''}"] = ArrayTraffic(reads, 0, 0, down * across, 1, "input")
+            size, is_gradient = down * across, name == "dB"
+            writes, init = (reads + size, size) if is_gradient else (0, 0)
+            arrays[name] = ArrayTraffic(reads, writes, init, size, itemsize, "output" if is_gradient else "input")
         return arrays
 
     def mask_tile(self, rows: int, columns: int) -> int:
         """Return the elements on chip of the mask blocks for one tile of S. A tree's words are the tile's: `Tiles.most`."""
-        return sum((rows if down > 1 else 1) * (columns if across > 1 else 1) for down, across in self.dense)
+        return sum((rows if down > 1 else 1) * (columns if across > 1 else 1) for down, across, _, _ in self.dense)
 
     def generator(self, direction: str) -> Arrays:
         """Return R's traffic: two words, written when initialised (forward) and read once (backward)."""
@@ -191,10 +203,21 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def dense_shapes(mask: Mask, group: int = 1) -> tuple[tuple[int, int], ...]:
-    """Return the shapes of the mask arrays in HBM, as (rows, columns). Rows, if there are several, are those of all heads."""
-    shapes = [array.shape for array in mask.dense(())]
-    return tuple((rows * (group if rows > 1 else 1), columns) for rows, columns in shapes)
+def arrays_of(mask: Mask, group: int = 1, gradient: int = 0) -> tuple[Stored, ...]:
+    """Return what of a mask is in HBM as arrays. Rows, if there are several, are those of all heads.
+
+    `gradient` is the bytes of an element of a bias's gradient, where the pass makes one.
+    """
+    found = [Stored(*_two(array.shape), f"mask{number or ''}", 1) for number, array in enumerate(mask.dense(()))]
+    if mask.bias is not None:
+        found.append(Stored(*_two(mask.bias.matrix), "bias", mask.bias.array.dtype.itemsize))
+        found += [found[-1]._replace(name="dB", itemsize=gradient)] * bool(gradient)
+    return tuple(array._replace(rows=array.rows * (group if array.rows > 1 else 1)) for array in found)
+
+
+def _two(shape: tuple[int, ...]) -> tuple[int, int]:
+    rows, columns = shape
+    return rows, columns
 
 
 def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -> Live | None:
@@ -205,7 +228,8 @@ def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -
     band = mask.band(Shape(N_q // group, N_k, 1, 1), ())
     if band is None:
         raise NoClosedForm(f"no closed form for a mask of type {type(mask).__name__}: its band is None")
-    if band.left is None and band.right is None and band.keys == N_k:
+    queries = N_q if band.queries is None else group * band.queries
+    if band.left is None and band.right is None and (band.keys, queries) == (N_k, N_q):
         return None
     left, right = (N_q + N_k if side is None else side for side in (band.left, band.right))
-    return Live(N_q, N_k, blocks, left, right, band.keys, group)
+    return Live(N_q, N_k, blocks, left, right, band.keys if left + right >= 0 else 0, group, queries)

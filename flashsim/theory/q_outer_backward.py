@@ -64,4 +64,5 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
+    gives_dS=True,
 )

@@ -126,7 +126,7 @@ def _options(plan: Plan) -> str:
     """Say what was asked for besides plain attention."""
     variant, defaults = plan.task.variant, {option.name: option.default for option in plan.task.algorithm.options}
     said = {
-        "causal" if isinstance(variant.mask, Causal) else repr(variant.mask): not isinstance(variant.mask, All),
+        "causal" if variant.mask == Causal() else repr(variant.mask): not isinstance(variant.mask, All),
         f"dropout {variant.dropout_p:g}": variant.dropout_p,
         **{
             f"{name} {_named(value)}": value is not defaults.get(name) and repr(value) != repr(variant.mask)

@@ -2,7 +2,7 @@
 
 const TRAVEL = 420; // milliseconds
 const FATES = { current: "current", done: "done", part: "done in part", ahead: "ahead", skipped: "skipped" };
-const MASKED = { all: "", some: " and masked in part", nothing: " and masked" };
+const MASKED = { all: "", some: " and partial", nothing: " and empty" };
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 class Stage {
@@ -274,7 +274,7 @@ class Stage {
         if (!run.visits[i * T_c + j].length) occurs.add("skipped");
         if (run.visits[i * T_c + j].length > 1) occurs.add("part");
       }
-    const entries = { ...FATES, nothing: "masked", some: "masked in part" };
+    const entries = { ...FATES, nothing: "empty", some: "partial" };
     const heat = ["negative", "positive"].map((text, n) => this.legendItem(text, (pen) => { pen.fillStyle = this.ink.heat[n * 40], pen.fillRect(1, 1, 14, 14); }));
     this.legend.replaceChildren(...Object.entries(entries).filter(([name]) => occurs.has(name)).map(([name, text]) => this.legendItem(text, (pen) => {
       const isMask = name === "nothing" || name === "some";

@@ -15,7 +15,7 @@ from flashsim.tracing.steps import Recording
 from flashsim.tracing.writing import as_json, as_npz, zipped
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace(Recording):
     """A recorded run of one head: `events`, and `steps` to go through them.
 
@@ -41,6 +41,12 @@ class Trace(Recording):
         ValueError for a lesson on a step that there is not.
         """
         return page_of(self, versus, lesson)[0]
+
+    def __repr__(self) -> str:
+        about = self.about
+        return (
+            f"Trace({about.algorithm!r}, {about.direction}: {len(self.events):,} events, {about.shape}, {about.blocks})"
+        )
 
     def _repr_html_(self) -> str:
         """Return the player in a frame that may run its script and save pictures: no forms, no navigation, no origin.

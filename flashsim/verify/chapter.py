@@ -14,7 +14,7 @@ from flashsim import theory
 from flashsim.api import count, forward
 from flashsim.cache import L2
 from flashsim.machines import kv_tile
-from flashsim.masks import KeyPadding
+from flashsim.paddings import KeyPadding
 from flashsim.records import Traffic
 from flashsim.reference import attention, error_bound, of_bound, rounding
 from flashsim.tree_mask import Tree

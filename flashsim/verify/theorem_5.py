@@ -11,7 +11,8 @@ from flashsim import theory
 from flashsim.algorithms import BACKWARD, GRADIENTS
 from flashsim.api import backward, count, forward
 from flashsim.dropout import keep_mask
-from flashsim.masks import Causal, Dense, KeyPadding, Mask, SlidingWindow
+from flashsim.masks import Causal, Dense, Mask, SlidingWindow
+from flashsim.paddings import KeyPadding
 from flashsim.records import Shape
 from flashsim.reference import attention, backward_rounding, error_bound, gradient_bounds, gradients, of_bound, rounding
 from flashsim.verify.claim import Claim

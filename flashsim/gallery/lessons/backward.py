@@ -74,6 +74,6 @@ PAGE = Page(
     order=60,
     about="P computed again; dK and dV gather on chip, dQ comes and goes.",
     record=record,
-    command="flashsim step --backward --algorithm flash --n 6 --d 2 --blocks 2 3 --M 64",
+    command="flashsim step --backward --algorithm flash --N 6 --d 2 --blocks 2 3 --M 64",
     teach=teach,
 )

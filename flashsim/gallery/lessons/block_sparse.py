@@ -86,6 +86,6 @@ PAGE = Page(
     order=70,
     about="A block mask says which tiles count; the others are jumped over.",
     record=record,
-    command="flashsim step --algorithm block_sparse --n 16 --d 2 --blocks 2 2 --M 32 --block-mask butterfly",
+    command="flashsim step --algorithm block_sparse --N 16 --d 2 --blocks 2 2 --M 32 --block-mask butterfly",
     teach=teach,
 )

@@ -74,6 +74,6 @@ PAGE = Page(
     order=50,
     about="Tiles above the diagonal are not loaded.",
     record=record,
-    command="flashsim step --algorithm q_outer --n 12 --d 4 --blocks 3 3 --M 72 --causal",
+    command="flashsim step --algorithm q_outer --N 12 --d 4 --blocks 3 3 --M 72 --causal",
     teach=teach,
 )

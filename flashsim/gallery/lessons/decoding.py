@@ -14,7 +14,7 @@ from flashsim.tracing.sample import operands
 def record() -> tuple[Trace, ...]:
     """Record what the command does."""
     Q, K, V = operands(1, 4, 16)
-    return (flashsim.trace("split_kv", Q, K, V, sizing=flashsim.Fixed(1, 4, enforced=False), M=64),)
+    return (flashsim.trace("split_kv", Q, K, V, blocks=(1, 4), M=64),)
 
 
 def teach(trace: Trace) -> Lesson:
@@ -75,6 +75,6 @@ PAGE = Page(
     order=80,
     about="FlashDecoding: keys in splits, each attended to alone, then merged.",
     record=record,
-    command="flashsim step --algorithm split_kv --n 1 --n-k 16 --d 4 --blocks 1 4",
+    command="flashsim step --algorithm split_kv --N 1 --N-k 16 --d 4 --blocks 1 4",
     teach=teach,
 )

@@ -79,6 +79,6 @@ PAGE = Page(
     order=30,
     about="The score matrix tile by tile, on chip; O, ℓ and m come and go.",
     record=record,
-    command="flashsim step --algorithm flash_basic --n 12 --d 4 --blocks 4 4 --M 128",
+    command="flashsim step --algorithm flash_basic --N 12 --d 4 --blocks 4 4 --M 128",
     teach=teach,
 )

@@ -68,6 +68,6 @@ PAGE = Page(
     order=35,
     about="Algorithm 1’s own block sizes fill M, and leave no room for S, ℓ and m.",
     record=record,
-    command="flashsim step --algorithm flash_basic --n 8 --d 4 --M 64",
+    command="flashsim step --algorithm flash_basic --N 8 --d 4 --M 64 --sizing paper",
     teach=teach,
 )

@@ -91,6 +91,6 @@ PAGE = Page(
     order=90,
     about="The correct run beside one that forgets a factor.",
     record=record,
-    command="flashsim step --algorithm flash_basic --n 8 --d 2 --blocks 4 2 --M 60 --bug no_rescale",
+    command="flashsim step --algorithm flash_basic --N 8 --d 2 --blocks 4 2 --M 60 --bug no_rescale",
     teach=teach,
 )

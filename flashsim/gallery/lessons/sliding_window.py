@@ -69,6 +69,6 @@ PAGE = Page(
     order=55,
     about="A band of tiles: the keys of the window, and no others.",
     record=record,
-    command="flashsim step --algorithm sliding_window --n 16 --d 4 --blocks 2 2 --M 64 --window 4",
+    command="flashsim step --algorithm sliding_window --N 16 --d 4 --blocks 2 2 --M 64 --window 4",
     teach=teach,
 )

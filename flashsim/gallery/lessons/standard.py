@@ -12,7 +12,7 @@ from flashsim.tracing.sample import operands
 def record() -> tuple[Trace, ...]:
     """Record what the command does."""
     Q, K, V = operands(12, 4)
-    return (flashsim.trace("standard", Q, K, V, M=64),)
+    return (flashsim.trace("standard", Q, K, V, M=64, sizing="fit"),)
 
 
 def teach(trace: Trace) -> Lesson:
@@ -64,6 +64,6 @@ PAGE = Page(
     order=20,
     about="Three passes, with the N × N matrices S and P in HBM.",
     record=record,
-    command="flashsim step --algorithm standard --n 12 --d 4 --M 64",
+    command="flashsim step --algorithm standard --N 12 --d 4 --M 64",
     teach=teach,
 )

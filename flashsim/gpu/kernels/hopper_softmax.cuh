@@ -3,7 +3,7 @@
 
 #include "hopper.cuh"
 
-constexpr float LAZY = 8.0f;          // log₂ of how far P̃ may exceed 1
+constexpr int LAZY = 8;               // log₂ of how far P̃ may exceed 1
 constexpr float EXACT = 16777216.0f;  // from here on, m c has no fraction
 
 // What a thread knows of its two rows: m, near the maximum so far; m c, as it is subtracted; ℓ, of this lane's columns alone.
@@ -16,9 +16,9 @@ struct Rows {
     }
 };
 
-// S becomes P̃ = 2^(c (S − m)), and ℓ grows. Where some row's maximum has grown, if lazy by a factor above 2^8, all rows of the
-// warp get their new m, and ℓ is multiplied by α, as O is to be. Returns whether this was so.
-template <int B_c, bool lazy>
+// S becomes P̃ = 2^(c (S − m) + offset), and ℓ grows. Where some row's maximum has grown, if lazy by a factor above 2^limit, all
+// rows of the warp get their new m, and ℓ is multiplied by α, as O is to be. Returns whether this was so.
+template <int B_c, bool lazy, int limit = LAZY, int offset = 0>
 __device__ __forceinline__ bool softmax(float (&S)[B_c / 8][4], Rows& rows, float (&alpha)[2], float c) {
     float most[2];
 #pragma unroll
@@ -29,8 +29,8 @@ __device__ __forceinline__ bool softmax(float (&S)[B_c / 8][4], Rows& rows, floa
         for (int t = 1; t < B_c / 8; ++t) most[r] = fmaxf(most[r], S[t][2 * r]), other = fmaxf(other, S[t][2 * r + 1]);
         most[r] = fmaxf(most[r], other);
     }
-    const float limit = lazy ? LAZY : 0.0f;
-    const bool grown = __any_sync(~0u, (most[0] - rows.m[0]) * c > limit || (most[1] - rows.m[1]) * c > limit);
+    const float most_growth = lazy ? limit : 0;
+    const bool grown = __any_sync(~0u, (most[0] - rows.m[0]) * c > most_growth || (most[1] - rows.m[1]) * c > most_growth);
     if (grown) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -39,11 +39,11 @@ __device__ __forceinline__ bool softmax(float (&S)[B_c / 8][4], Rows& rows, floa
             m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
             alpha[r] = exp_2((rows.m[r] - finite(m)) * c);
             rows.m[r] = m;
-            rows.shift[r] = finite(m) * c;
+            rows.shift[r] = finite(m) * c - offset;
             rows.l[r] *= alpha[r];
         }
         rows.exact = __any_sync(~0u, fmaxf(fabsf(rows.shift[0]), fabsf(rows.shift[1])) >= EXACT);
-        if (rows.exact) rows.shift[0] = rows.shift[1] = 0.0f;
+        if (rows.exact) rows.shift[0] = rows.shift[1] = -offset;
     }
     if (rows.exact) {
 #pragma unroll

@@ -1,0 +1,99 @@
+"""Arrays of other libraries, as NumPy's: by `__array__` where that works, else by DLPack, without a copy."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+HOST = (1, 3, 11)  # DLPack's device types for memory that the host reads: its own, and pinned for CUDA and ROCm
+CODE = 8 + 4 + 4 + 4  # where a DLTensor's type code is: behind data, device type, device number, ndim
+VERSIONED = 8 + 8 + 8 + 8  # where the DLTensor is in a managed one that has a version, manager, deleter and flags
+UINT, BFLOAT = 1, 4
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """Return a value as NumPy's array. Of a tensor that requires gradients, the detached one; bfloat16 is ml_dtypes'.
+
+    Lists may hold such arrays. Raises whatever the other library does where it cannot, BufferError for a device's memory.
+    """
+    if _holds_foreign(value):
+        return np.stack([as_array(part) for part in value])
+    if not _is_foreign(value):
+        return np.asarray(value)
+    if getattr(value, "requires_grad", False):
+        value = value.detach()
+    if hasattr(value, "__array__"):
+        try:
+            return np.asarray(value)
+        except (TypeError, ValueError, RuntimeError, BufferError):  # bfloat16, or a GPU's memory
+            pass
+    return _imported(value)
+
+
+def _is_foreign(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic | type)
+
+
+def _holds_foreign(value: Any) -> bool:
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+        if _is_foreign(value):
+            return True
+    return False
+
+
+def _imported(value: Any) -> NDArray[Any]:
+    kind = int(value.__dlpack_device__()[0])
+    try:
+        capsule = value.__dlpack__() if kind in HOST else value.__dlpack__(dl_device=(1, 0), copy=True)
+    except (TypeError, NotImplementedError, BufferError) as error:
+        if kind in HOST:
+            raise
+        raise BufferError("it is in a device's memory; expected the host's, as .cpu() or .get() copies it") from error
+    is_bfloat16 = _read_as_words(capsule)
+    array: NDArray[Any] = np.from_dlpack(_Taken(capsule))
+    return array.view(bfloat16()) if is_bfloat16 else array
+
+
+def bfloat16() -> np.dtype[Any]:
+    """Return ml_dtypes' bfloat16. ValueError where that package is not installed."""
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError:
+        raise ValueError('bfloat16 needs the package ml_dtypes: pip install "flashsim[bfloat16]"') from None
+    return cast("np.dtype[Any]", np.dtype(ml_dtypes.bfloat16))
+
+
+def _read_as_words(capsule: Any) -> bool:
+    """Say whether a capsule is of bfloat16, which NumPy's import does not know; it then says 16-bit unsigned words."""
+    name = _name(capsule)
+    start: int = _pointer(capsule, name)
+    code, bits = (
+        ctypes.c_uint8.from_address(start + VERSIONED * name.endswith(b"_versioned") + CODE + i) for i in (0, 1)
+    )
+    if (code.value, bits.value) != (BFLOAT, 16):
+        return False
+    code.value = UINT
+    return True
+
+
+class _Taken:
+    """A capsule, for `numpy.from_dlpack`."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+_name: Any = ctypes.pythonapi.PyCapsule_GetName
+_name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+_pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

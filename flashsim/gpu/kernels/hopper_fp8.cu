@@ -1,0 +1,411 @@
+// FlashAttention, forward, of e4m3 numbers, 8 bits each, on Hopper's wgmma and TMA (hopper.cuh); d = 128, O in fp16, sums in fp32.
+//
+// hopper.cu's loops, roles and order of events. What 8 bits change:
+//
+// - wgmma takes 8-bit operands of shared memory only with the summed index along rows. For S_ij = Q_i K_jᵀ that is d, as Q and K
+//   have it; for O_i += P̃_ij V_j it is the key, so V is wanted transposed. `transpose` writes V_jᵀ to HBM first, a tile of 128
+//   columns by 128 keys after the other: 2 N d bytes a KV head, 1 to 3% of the time from N = 4096 on.
+// - P̃_ij stays in registers. Rounded to 8 bits, a thread's accumulators of columns 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 (q = lane mod 4)
+//   are the 4 bytes that an operand wants to be of columns 4q to 4q + 3. No lane asks another for its bytes: `transpose` puts
+//   the keys of each 32 in that order, and a sum does not care about the order of its terms.
+// - e4m3 ends at 448, and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET) is at most 2^(LIMIT + OFFSET) under lazy
+//   rescaling, where LIMIT is the power of 2 by which m may lag behind. Both are 4: 256 ≤ 448. What is less than 2^-14 of a row's
+//   largest weight becomes 0.
+// - Exponentials, not products, are what the time goes to, so nothing else may stand beside them. ℓ is a product: V has eight
+//   columns of ones more, whose part of O is ℓ, in every lane. Summing it in registers took 9% longer.
+// - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
+//
+//     B_r × B_c = 128 × 128    consumers 2 × 232 registers, producer 40
+//     shared memory: Q_i 16 | 4 K_j 64 | 4 V_jᵀ, ones 68 | O_i 32 = 180 KB
+//
+// Order of events, and what each idea is for: hopper.cu. A tile's products take half the cycles that they take in 16 bits, 1024
+// in all; its 128 × 128 exponentials, 16 a cycle, take as many. So exponentials are half of what there is to do.
+//
+// HBM, in elements a head: as hopper.cu's; besides, V is read and written once by `transpose`.
+//
+// no spills, no stack
+#include "hopper_softmax.cuh"
+
+constexpr int d = 128, ONES = 8, B_r = 128, B_c = 128, CONSUMERS = B_r / 64;
+typedef float Sums[(d + ONES) / 8][4];  // O_i and ℓ_i
+constexpr int LIMIT = 4, OFFSET = 4;
+static_assert(1 << (LIMIT + OFFSET) <= 448, "P̃ must not saturate");
+
+struct Problem {
+    int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
+    int section;                              // heads whose row blocks take turns
+    int wants_L;
+    float c, sign;  // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
+};
+
+struct RowBlock {  // the i-th of query head h of batch b; none: i < 0
+    int i, h, b;
+};
+
+// Which row block comes n-th: sections of heads, in each the blocks that see the most keys first, of all its heads.
+__device__ inline RowBlock in_order(const Problem& p, int n) {
+    const int whole = p.section * p.T_r, first = n / whole * p.section, within = n % whole;
+    const int heads = min(p.section, p.row_blocks / p.T_r - first), head = first + within % heads;
+    return {p.T_r - 1 - within / heads, head % p.H, head / p.H};
+}
+
+// Keys before which one row r of a block whose first query is `top` sees all: end_of + r. The tiles of some of its rows, of all.
+template <bool causal> __device__ inline int end_of(const Problem& p, int top) {
+    return causal ? p.N_k - p.N_q + top + 1 : p.N_k;
+}
+template <bool causal> __device__ inline int tiles_seen(const Problem& p, int top) {
+    return (min(p.N_k, max(0, end_of<causal>(p, top) + B_r - 1)) + B_c - 1) / B_c;
+}
+template <bool causal> __device__ inline int whole_tiles(const Problem& p, int top) {
+    return min(p.N_k, max(0, end_of<causal>(p, top))) / B_c;
+}
+
+// ------------------------------------------------------------------------------------------------------------- 8-bit operands
+
+// S = Q Kᵀ, or S += Q Kᵀ: 64 × 128 of 64 × 32 and 128 × 32 bytes in shared memory.
+template <bool add> __device__ inline void wgmma_8(float (&S)[16][4], Descriptor Q, Descriptor K) {
+    if (add)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LIST_64 "}, %64, %65, 1, 1, 1;"
+                     : ASM_64(S, 0)
+                     : "l"(Q), "l"(K));
+    else
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LIST_64 "}, %64, %65, 0, 1, 1;"
+                     : NEW_64(S, 0)
+                     : "l"(Q), "l"(K));
+}
+// O += P V: 64 × 136 of 64 × 32 bytes in registers, and 136 × 32 in shared memory.
+__device__ inline void wgmma_8(Sums& O, const Word (&P)[4], Descriptor V) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3.e4m3 {" LIST_64
+                 ",%64,%65,%66,%67}, {%68, %69, %70, %71}, %72, 1, 1, 1;"
+                 : ASM_64(O, 0), ASM_4(O, 16)
+                 : "r"(P[0]), "r"(P[1]), "r"(P[2]), "r"(P[3]), "l"(V));
+}
+__device__ inline void finish_sums(Sums& O) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : ASM_64(O, 0), ASM_4(O, 16) : : "memory");
+}
+
+// Start S = Q Kᵀ, of 64 rows of Q; start O += P V.
+__device__ inline void start_scores_8(float (&S)[16][4], Word Q, Word K) {
+    const Operand Q_operand(Q, 0), K_operand(K, 0);
+    registers_ready();
+    wgmma_8<false>(S, Q_operand.at(0), K_operand.at(0));
+#pragma unroll
+    for (int x = 32; x < d; x += 32) wgmma_8<true>(S, Q_operand.at(x), K_operand.at(x));
+    commit();
+}
+__device__ inline void start_values_8(Sums& O, const Word (&P)[B_c / 32][4], Word V) {
+    const Operand V_operand(V, 0);
+    registers_ready();
+#pragma unroll
+    for (int x = 0; x < B_c; x += 32) wgmma_8(O, P[x / 32], V_operand.at(x));
+    commit();
+}
+
+// Four numbers, rounded, the first in the lowest byte.
+__device__ inline Word pack_8(float a, float b, float c, float e) {
+    Word four;
+    asm("{\n.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n}"
+        : "=r"(four)
+        : "f"(a), "f"(b), "f"(c), "f"(e));
+    return four;
+}
+__device__ inline void round_to_operands_8(Word (&P)[B_c / 32][4], const float (&S)[16][4]) {
+#pragma unroll
+    for (int t = 0; t < B_c / 8; t += 2)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            P[t / 4][t % 4 + r] = pack_8(S[t][2 * r], S[t][2 * r + 1], S[t + 1][2 * r], S[t + 1][2 * r + 1]);
+}
+
+// Which key of 16 is at place n of an operand.
+__device__ constexpr int key_at(int n) { return n % 4 / 2 * 8 + n / 4 * 2 + n % 2; }
+
+// V_jᵀ of all heads, a block of threads each: 128 rows, of columns, by 128 bytes, of keys; those past the end are 0.
+struct Strides {
+    Offset batch, head, row;
+};
+extern "C" __global__ void __launch_bounds__(256)
+transpose(const unsigned char* V, Strides stride, unsigned char* tiles, int H_kv, int N_k, int T_c, Total* totals) {
+    __shared__ __align__(16) unsigned char V_j[B_c][d + 16], turned[d][B_c + 16];
+    const int j = blockIdx.x % T_c, head = blockIdx.x / T_c, thread = threadIdx.x;
+    V += head / H_kv * stride.batch + head % H_kv * stride.head;
+    for (int at = thread; at < B_c * d / 16; at += 256) {
+        const int key = j * B_c + at / 8;
+        uint4 bytes = {0, 0, 0, 0};
+        if (key < N_k) bytes = __ldg(reinterpret_cast<const uint4*>(V + key * stride.row) + at % 8);
+        *reinterpret_cast<uint4*>(&V_j[at / 8][at % 8 * 16]) = bytes;
+    }
+    __syncthreads();
+    for (int at = thread; at < B_c * d / 16; at += 256) {
+        const int column = at % d, first = at / d * 16;
+        Word words[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            words[n] = 0;
+#pragma unroll
+            for (int byte = 0; byte < 4; ++byte)
+                words[n] |= Word(V_j[first + key_at(4 * n + byte)][column]) << 8 * byte;
+        }
+        *reinterpret_cast<uint4*>(&turned[column][first]) = {words[0], words[1], words[2], words[3]};
+    }
+    __syncthreads();
+    uint4* const to = reinterpret_cast<uint4*>(tiles + Offset(blockIdx.x) * (B_c * d));
+    for (int at = thread; at < B_c * d / 16; at += 256)  // whole rows
+        to[at] = *reinterpret_cast<const uint4*>(&turned[at / 8][at % 8 * 16]);
+    if (thread == 0) {
+        Tally reads(totals + 10), writes(totals + 11);
+        reads.add(min(B_c, N_k - j * B_c), d), writes.add(min(B_c, N_k - j * B_c), d);
+    }
+}
+
+// x, rounded: numbers beyond 448 become 448.
+template <typename T> __global__ void __launch_bounds__(256) round_to_8(const T* x, Word* rounded, Offset fours) {
+    const Offset at = Offset(blockIdx.x) * 256 + threadIdx.x;
+    if (at >= fours) return;
+    x += 4 * at;
+    rounded[at] = pack_8(to_float(x[0]), to_float(x[1]), to_float(x[2]), to_float(x[3]));
+}
+
+// ------------------------------------------------------------------------------------------------------------- shared memory
+
+// Q_i | K_j … | V_jᵀ … | O_i | barriers | which row block Q_i is of
+struct Memory {
+    static constexpr int STAGES = 4, Q_BYTES = B_r * d, KV_BYTES = B_c * d, ONES_BYTES = ONES * B_c;
+    static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * (KV_BYTES + ONES_BYTES);
+    static constexpr int END = O_AT + B_r * d * 2, NUMBERS_AT = END + (1 + 2 * STAGES) * 16;
+    Ring<1, Q_BYTES> Q_i;
+    Ring<STAGES, KV_BYTES> K_j;
+    Ring<STAGES, KV_BYTES + ONES_BYTES> V_j;
+    RowBlock* row_blocks;
+
+    __device__ explicit Memory(char* shared) {
+        const Word base = __cvta_generic_to_shared(shared);
+        Q_i = {base, base + END};
+        K_j = {base + K_AT, base + END + 16};
+        V_j = {base + V_AT, base + END + 16 + STAGES * 16};
+        row_blocks = reinterpret_cast<RowBlock*>(shared + NUMBERS_AT);
+    }
+    __device__ RowBlock& row_block(Word q) const { return row_blocks[q % 2]; }
+    __device__ void init(char* shared) const {
+        for (int of = threadIdx.x; of < STAGES * ONES_BYTES / 4; of += (CONSUMERS + 1) * WARPGROUP) {
+            const int stage = of / (ONES_BYTES / 4), within = of % (ONES_BYTES / 4);
+            reinterpret_cast<Word*>(shared + V_AT + stage * (KV_BYTES + ONES_BYTES) + KV_BYTES)[within] = 0x38383838;  // 1, 1, 1, 1
+        }
+        show_writes();
+        if (threadIdx.x == 0) Q_i.init(4 * CONSUMERS), K_j.init(4 * CONSUMERS), V_j.init(4 * CONSUMERS);  // a warp each
+        publish_barriers();
+    }
+};
+
+// -------------------------------------------------------------------------------------------------------------- producer
+
+// Start loading tile j of K, or of V transposed, into place kv of a ring.
+template <typename Ring>
+__device__ __forceinline__ void load_tile(const Ring& ring, Word kv, const TensorMap& X, int j, const RowBlock& at, const Problem& p,
+                                          Tally& reads) {
+    ring.wait_free(kv);
+    ring.there(kv).arrive_and_expect(Memory::KV_BYTES);
+    load(ring.tile(kv), X, j * B_c, at.h / p.group, at.b, ring.there(kv));
+    reads.add(min(B_c, p.N_k - j * B_c), d);
+}
+
+// One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
+template <bool causal>
+__device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
+                                        Word* counter, const Problem& p, Total* totals) {
+    Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
+    int n = blockIdx.x;
+    Word kv = 0, q = 0;
+#pragma unroll 1
+    for (; n < p.row_blocks; ++q) {
+        const RowBlock at = in_order(p, n);
+        n = gridDim.x + atomicInc(counter, p.row_blocks - 1);  // asked for early; as often as there are tiles, so 0 at the end
+        int j = tiles_seen<causal>(p, at.i * B_r) - 1;
+        if (j >= 0) load_tile(sram.K_j, kv, K, j, at, p, K_reads);
+        sram.Q_i.wait_free(q);
+        sram.row_block(q) = at;
+        sram.Q_i.there(q).arrive_and_expect(Memory::Q_BYTES);
+        load(sram.Q_i.tile(q), Q, at.i * B_r, at.h, at.b, sram.Q_i.there(q));
+        Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
+#pragma unroll 1
+        for (; j >= 0; --j, ++kv) {
+            if (j > 0) load_tile(sram.K_j, kv + 1, K, j - 1, at, p, K_reads);
+            load_tile(sram.V_j, kv, V, j, at, p, V_reads);
+        }
+    }
+    sram.Q_i.wait_free(q);
+    sram.row_block(q).i = -1;
+    sram.Q_i.there(q).arrive();
+}
+
+// ------------------------------------------------------------------------------------------------------------- consumers
+
+constexpr int TOGETHER = 1;  // named barriers: TOGETHER + w, all of warpgroup w
+
+// A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
+template <bool causal> struct Consumer {
+    const Memory& sram;
+    const Problem& p;
+    const int w;
+    Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
+    int whole;           // tiles without a mask
+
+    Rows rows;  // without ℓ
+    float S_ij[B_c / 8][4];
+    Sums O_i;
+    Word P_ij[B_c / 32][4];
+
+    __device__ __forceinline__ Consumer(const Memory& sram, const Problem& p, int w) : sram(sram), p(p), w(w) {}
+
+    __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * d; }
+
+    // −∞ for keys after a row's last.
+    __device__ __forceinline__ void mask(int j) {
+        const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
+        const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
+        int end[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            end[r] = (causal ? min(p.N_k, end_of<causal>(p, top) + row + 8 * r) : p.N_k) - left;
+#pragma unroll
+        for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+    }
+
+    // S_ij, P̃_ij of the last tile.
+    __device__ __forceinline__ void begin(int j) {
+        sram.K_j.wait_there(kv);
+        start_scores_8(S_ij, Q_w(), sram.K_j.tile(kv));
+        finish<0>(S_ij);
+        sram.K_j.free(kv).arrive_once_a_warp();
+        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
+        if (j >= whole) mask(j);
+        float alpha[2];
+        softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
+        if (j > 0) sram.K_j.wait_there(kv + 1);
+        round_to_operands_8(P_ij, S_ij);
+    }
+
+    // S_ij, P̃_ij of tile j while O_i of tile j + 1 is summed.
+    template <bool masked> __device__ __forceinline__ void advance(int j) {
+        start_scores_8(S_ij, Q_w(), sram.K_j.tile(kv + 1));
+        sram.V_j.wait_there(kv);
+        start_values_8(O_i, P_ij, sram.V_j.tile(kv));
+        finish<1>(S_ij);
+        sram.K_j.free(kv + 1).arrive_once_a_warp();
+        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
+        if (masked) mask(j);
+        float alpha[2];
+        const bool grown = softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
+        asm volatile("" : ASM_64(S_ij, 0));  // so the compiler leaves the exponentials above what waits for O_i
+        if (j > 0) sram.K_j.wait_there(kv + 2);
+        finish_sums(O_i);
+        sram.V_j.free(kv).arrive_once_a_warp();
+        round_to_operands_8(P_ij, S_ij);
+        if (grown) rescale<d + ONES>(O_i, alpha);
+        ++kv;
+    }
+
+    // O_i of the first tile.
+    __device__ __forceinline__ void end() {
+        sram.V_j.wait_there(kv);
+        start_values_8(O_i, P_ij, sram.V_j.tile(kv));
+        finish_sums(O_i);
+        sram.V_j.free(kv).arrive_once_a_warp();
+        ++kv;
+    }
+
+    // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
+    __device__ __forceinline__ void write(const TensorMap& O, float* L, char* O_w, Tally& O_writes, Tally& L_writes) {
+        const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+        const RowBlock at = sram.row_block(q);
+        if (thread == 0) wait_stores_read();
+        meet(TOGETHER + w, WARPGROUP);
+        L += (Offset(at.b) * p.H + at.h) * p.N_q;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float l = O_i[d / 8][2 * r];
+            const int below = row + 8 * r, query = at.i * B_r + 64 * w + below;
+            if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
+                L[query] = l == 0.0f ? -INFINITY : (rows.m[r] * p.c - OFFSET) * 0.693147180559945f + logf(l);
+                L_writes.add(1, 1);
+            }
+            const float factor = __fdividef(1.0f, nonzero(l));
+#pragma unroll
+            for (int t = 0; t < d / 8; ++t)
+                *reinterpret_cast<Word*>(O_w + t / 8 * (64 * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4) =
+                    pack<__half>(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+        }
+        show_writes();
+        meet(TOGETHER + w, WARPGROUP);
+        if (thread == 0) {
+            const int first = at.i * B_r + 64 * w;
+            store(O, first, at.h, at.b, __cvta_generic_to_shared(O_w));
+            O_writes.add(min(64, p.N_q - first), d);
+        }
+    }
+
+    // A warpgroup's rows of Q_i times sign: scores of a negative τ, or of 0, by a positive c.
+    __device__ __forceinline__ void apply_sign(char* Q_w) const {
+#pragma unroll 1
+        for (int of = thread_index(); of < 64 * d / 4; of += WARPGROUP) {
+            Word& four = reinterpret_cast<Word*>(Q_w)[of];
+            four = p.sign == 0.0f ? 0 : four ^ 0x80808080;
+        }
+        show_writes();
+        meet(TOGETHER + w, WARPGROUP);
+    }
+
+    __device__ __forceinline__ void consume(char* shared, const TensorMap& O, float* L, Total* totals) {
+        Tally O_writes(totals + 7), L_writes(totals + 9);
+#pragma unroll 1
+        for (;; ++q) {
+            sram.Q_i.wait_there(q);
+            const int i = sram.row_block(q).i;
+            if (i < 0) break;
+            if (p.sign != 1.0f) apply_sign(shared + w * 64 * d);
+            whole = whole_tiles<causal>(p, i * B_r + 64 * w);
+#pragma unroll
+            for (int t = 0; t < (d + ONES) / 8; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
+            rows.init();
+            int j = tiles_seen<causal>(p, i * B_r) - 1;
+            if (j >= 0) {
+                begin(j--);
+#pragma unroll 1
+                for (; j >= whole; --j) advance<true>(j);
+#pragma unroll 1
+                for (; j >= 0; --j) advance<false>(j);
+                end();
+            } else {
+                sram.Q_i.free(q).arrive_once_a_warp();
+            }
+            write(O, L, shared + Memory::O_AT + w * 64 * d * 2, O_writes, L_writes);
+        }
+        if (thread_index() == 0) wait_stores();
+    }
+};
+
+template <bool causal>
+__global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
+hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
+           const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
+    extern __shared__ __align__(1024) char shared[];
+    const Memory sram(shared);
+    sram.init(shared);
+    if (threadIdx.x < WARPGROUP) {
+        keep_registers<40>();
+        if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, counter, p, totals);
+    } else {
+        take_registers<232>();
+        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
+        Consumer<causal> consumer(sram, p, w);
+        consumer.consume(shared, O, L, totals);
+    }
+}

@@ -1,0 +1,114 @@
+"""What each idea buys: every rung on one problem, forward, with the steps within `hopper`, beside PyTorch's and FlashAttention-4.
+
+    record = climb(Setting(4096, 128))
+
+Of each the time and rate, all in one interleaved run; the accesses that the simulator counts, and the counting build of the
+kernel, in elements; and what the hardware's counters saw, in bytes: between the L2 and the multiprocessors, and of DRAM.
+
+A step of `hopper` is the kernel with fewer of its ideas, as far as they are choices that it is compiled for, or a matter of
+the launch: a persistent grid, lazy rescaling, turns. Others, such as the split loop, are its structure: its header has them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from flashsim.api import count
+from flashsim.gpu import hopper, tensor_core
+from flashsim.gpu.benchmark import FA4, TORCH, Call, Setting, arrays, contestants, dtype_of, race
+from flashsim.gpu.compiling import capability, current_device, import_cupy
+from flashsim.gpu.kernel import Kernel, Options
+from flashsim.gpu.profiling import profiled, run_marked
+from flashsim.gpu.rungs import ladder
+
+PEERS = (*TORCH, FA4)
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rung, or `hopper` with some of its ideas: how it is called, and the simulator's algorithm and block sizes."""
+
+    name: str
+    rung: Kernel
+    blocks: tuple[int, int] | None
+    tiles: hopper.Tiles | None = None
+
+    def call(self, setting: Setting, *, counting: bool = False) -> Call:
+        """Return what runs it on random arrays; counting, with the build that counts, which only whole rungs have."""
+        from flashsim import gpu
+
+        q, k, v = arrays(setting, 3, dtype_of(self.rung, setting))
+        tiles = self.tiles
+        if tiles is None:
+            asked: dict[str, Any] = {"kernel": self.rung.name, "causal": setting.causal, "return_lse": True}
+            return lambda: gpu.forward(q, k, v, count=counting, **asked)
+        cupy, options = import_cupy(), Options(setting.d**-0.5, setting.causal)
+
+        def run() -> Any:
+            o, lse = cupy.empty(q.shape, q.dtype), cupy.empty(q.shape[:3], "float32")
+            hopper.launch(tiles, q, k, v, o, lse, options)
+            return o, lse
+
+        return run
+
+
+def steps(setting: Setting) -> Iterator[Step]:
+    """Yield what takes part, from the lowest rung up."""
+    for rung in ladder().values():
+        shape = setting.batch, setting.H, setting.N, setting.d
+        lacks = setting.causal and not rung.causal, setting.d not in rung.head_dims
+        if any(lacks) or (rung.unsuited and rung.unsuited(shape, shape)):
+            continue
+        if rung.name != "hopper":
+            chosen = rung.choose_blocks and rung.choose_blocks(setting.d, setting.dtype, "forward")
+            yield Step(rung.name, rung, tensor_core.block_sizes(setting.d) if rung.name == "tensor_core" else chosen)
+        elif not hopper.why_not(capability(current_device()), setting.d):
+            for name, tiles in hopper.steps(setting.d).items():
+                yield Step(f"hopper, {name}", rung, (tiles.B_r, tiles.B_c), tiles)
+            tiles = hopper.choose_tiles(setting.d, hopper.kind_of(Options(1.0, setting.causal)), setting.N)
+            yield Step("hopper", rung, (tiles.B_r, tiles.B_c))
+
+
+def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None) -> dict[str, Any]:
+    """Return the setting and its steps as plain data, peers last. Raises MissingGPU without a GPU or without `ncu`."""
+    taking_part = list(steps(setting))
+    on_step("time")
+    makers = [(step.name, partial(step.call, setting)) for step in taking_part]
+    timings = {timing.name: asdict(timing) for timing in race(setting, [*makers, *contestants(setting, PEERS)], rounds)}
+    on_step("counters")
+    seen = profiled("flashsim.gpu.steps", str(setting.N), str(setting.d), str(int(setting.causal)), str(setting.H))
+    rows: list[dict[str, Any]] = []
+    for step, counters in zip(taking_part, seen, strict=True):
+        on_step(step.name)
+        rows.append({**timings.pop(step.name), "simulated": simulated(step, setting), "seen": counters})
+        if step.rung.counts and step.tiles is None:
+            *_, moved = step.call(setting, counting=True)()
+            rows[-1]["counted"] = {way: sum(getattr(a, way) for a in moved.values()) for way in ("reads", "writes")}
+    rows += [timings[name] for name in PEERS if name in timings]
+    return {"setting": {**asdict(setting), "B": setting.batch, "flops": setting.flops}, "steps": rows}
+
+
+def simulated(step: Step, setting: Setting) -> dict[str, int]:
+    """Return the elements that the simulator's algorithm reads and writes, over all heads, if M is large enough for its tiles."""
+    heads = setting.batch * setting.H
+    asked: dict[str, Any] = {"causal": True} if setting.causal else {}
+    traffic = count(step.rung.model, N=setting.N, d=setting.d, M=10**9, blocks=step.blocks, heads=heads, **asked).hbm
+    state = traffic.by_array.get("R")  # of dropout, which the kernel gets with the call
+    unwritten = state.writes if state is not None and step.rung.tensor_cores else 0
+    return {"reads": traffic.reads, "writes": traffic.writes - unwritten}
+
+
+def main() -> None:
+    """Run every step once: what ncu watches."""
+    N, d, causal, H = map(int, sys.argv[1:])
+    setting = Setting(N, d, bool(causal), H=H)
+    run_marked(step.call(setting) for step in steps(setting))
+
+
+if __name__ == "__main__":
+    main()

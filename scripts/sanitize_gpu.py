@@ -1,0 +1,150 @@
+"""Run small launches of each kernel on Hopper under compute-sanitizer and keep what it found: figures/gpu_sanitizer.json.
+
+python scripts/sanitize_gpu.py --commit "$(git rev-parse HEAD)"      # on a machine with a GPU and compute-sanitizer
+
+memcheck sees accesses out of bounds, initcheck reads of what nobody has written, both in HBM. racecheck follows threads' own
+accesses to shared memory, and not what TMA and wgmma read and write there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import flashsim
+from flashsim import gpu
+from flashsim.entry import run_script
+from flashsim.files import write_whole
+from flashsim.gpu.benchmark import machine
+from flashsim.gpu.compiling import MissingGPU, import_cupy
+
+TOOLS: dict[str, tuple[str, ...]] = {
+    "memcheck": (),
+    "initcheck": (),
+    "racecheck": ("--racecheck-report", "analysis"),
+    "synccheck": (),
+}
+LIMIT = 300  # seconds a tool
+
+
+def main() -> int:
+    """Run every tool, print and write the record; return 1 if one found something or could not run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commit", required=True, help="of the sources that are tested")
+    parser.add_argument("--only", choices=TOOLS, nargs="+", default=list(TOOLS), help="tools. Default: all")
+    parser.add_argument("-o", "--output", type=Path, default=Path("figures/gpu_sanitizer.json"))
+    options = parser.parse_args()
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        raise MissingGPU("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
+    for _, launch in launches():  # compiled here, once
+        launch()
+    found = {}
+    for tool in options.only:
+        found[tool] = _watched(sanitizer, tool)
+        print(tool, json.dumps(found[tool]), flush=True)
+    record = {
+        "command": shlex.join(["python", "scripts/sanitize_gpu.py", *sys.argv[1:]]),
+        "commit": options.commit,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "launches": [name for name, _ in launches()],
+        "tools": found,
+    }
+    write_whole(options.output, json.dumps(record, indent=1) + "\n")
+    return int(any(of["errors"] != 0 for of in found.values()))
+
+
+def _watched(sanitizer: str, tool: str) -> dict[str, Any]:
+    """Run all launches under a tool: its errors, None if it did not come to an end, and the last it said."""
+    code = "import scripts.sanitize_gpu as own; own.launch_all()"
+    command = [sanitizer, "--tool", tool, *TOOLS[tool], "--report-api-errors", "no", sys.executable, "-c", code]
+    start = time.monotonic()
+    log = os.environ.get("SANITIZER_LOG")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
+        said = done.stdout + done.stderr
+    except subprocess.TimeoutExpired as late:
+        said = (late.stdout or b"").decode() + f"\nended after {LIMIT} s"
+    if log:
+        write_whole(Path(log) / f"{tool}.txt", said)
+    summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", said)
+    whole = "all launched" in said
+    return {
+        "errors": int(summary[1]) if summary and whole else None,
+        "of": Counter(
+            re.findall(r"(?:at|access by|in) [^\n]*?\b((?:hopper|merge|prepare|round_dQ|tensor_core)\w*)", said)
+        ),
+        "seconds": round(time.monotonic() - start, 1),
+        "said": said.strip().splitlines()[-12:] if not whole else [],
+    }
+
+
+def launch_all() -> None:
+    """Launch everything once, with each array in an allocation of its own, so that its ends are watched."""
+    cupy = import_cupy()
+    cupy.cuda.set_allocator(None)
+    for name, launch in launches():
+        launch()
+        cupy.cuda.runtime.deviceSynchronize()
+        print(name, flush=True)
+    print("all launched", flush=True)
+
+
+def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield what is launched: every kernel on wgmma and TMA, each way in which it masks, on ragged sizes."""
+    q, k, v, do = (_normal(1, H, N, 128) for H, N in ((2, 200), (1, 333), (1, 333), (2, 200)))
+    narrow = [_normal(1, H, N, 64) for H, N in ((2, 300), (1, 333), (1, 333), (2, 300))]
+    listed = np.arange(6).reshape(2, 3) % 2 == 0
+    ways: dict[str, dict[str, Any]] = {
+        "full": {},
+        "causal": {"causal": True},
+        "window": {"mask": flashsim.SlidingWindow(100, 0)},
+        "block mask": {"block_mask": listed},
+        "dropout": {"dropout_p": 0.3, "causal": True},
+    }
+    for name, asked in ways.items():
+        yield f"hopper, d = 128, {name}", partial(gpu.forward, q, k, v, kernel="hopper", **asked)
+        if name != "block mask":
+            yield f"hopper, d = 64, {name}", partial(gpu.forward, *narrow[:3], kernel="hopper", **asked)
+    for sides in ([q, k, v, do], narrow):
+        for causal in (False, True):
+            for way in ("in any order", "deterministic"):
+                words = f"d = {sides[0].shape[-1]}, {'causal' if causal else 'full'}, {way}"
+                yield f"hopper_backward, {words}", partial(_backward, sides, causal, way == "deterministic")
+    few = _normal(2, 8, 3, 128)
+    for N_k in (300, 3000):  # whole heads, and split ones
+        cache = [_normal(2, 2, N_k, 128) for _ in "kv"]
+        asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
+        yield f"hopper_decode, N_k = {N_k}", partial(gpu.forward, few, *cache, **asked)
+
+
+def _backward(arrays: Sequence[Any], causal: bool, deterministic: bool) -> Any:
+    q, k, v, do = arrays
+    # by tensor_core, since initcheck misses what TMA writes
+    o, lse = gpu.forward(q, k, v, return_lse=True, causal=causal, kernel="tensor_core")
+    return gpu.backward(q, k, v, o, lse, do, causal=causal, deterministic=deterministic, kernel="hopper")
+
+
+def _normal(*shape: int) -> Any:
+    """Return float16 random numbers, made on the host: what makes them on the GPU need not be watched."""
+    return import_cupy().asarray(np.random.default_rng(0).standard_normal(shape).astype("float16"))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,205 @@
+"""`flashsim sweep`: questions answered by one command, ranges, files, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashsim
+from flashsim.cli import main
+from flashsim.sweeping import outcomes, points, running
+from tests.own import TWO_SWEEPS
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+    assert main(["sweep", *command]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return " ".join(out.split())
+
+
+def rows(capsys: pytest.CaptureFixture[str], *command: str) -> list[dict[str, str]]:
+    assert main(["sweep", *command, "--csv", "-"]) == 0
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
+def test_where_does_flash_beat_standard(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "flash", "standard", "--N", "1:200:1", "--d", "64")
+    least = {
+        name: [flashsim.count(name, N=N, d=64).hbm.accesses for N in (33, 34, 200)] for name in ("flash", "standard")
+    }
+    assert [mine < other for mine, other in zip(*least.values(), strict=True)] == [False, True, True]
+    assert "flash moves fewer than standard from N = 34 on (N = 1 to 200, 200 values)" in out
+    assert "20 of 200 shown" in out
+
+
+def test_which_M_halves_the_traffic(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "flash", "--N", "4096", "--d", "64", "--M", "100KB:300KB:100B")
+    (M,) = (int(part.replace(",", "")) for part in out.split("or less: from M = ")[1].split(" on ")[:1])
+    moved = [flashsim.count("flash", N=4096, d=64, M=each).hbm.accesses for each in (25_600, M - 25, M)]
+    assert moved[2] <= moved[0] / 2 < moved[1]
+
+
+def test_when_does_q_outer_beat_flash(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "q_outer", "flash", "--N", "64:4096:x2", "--d", "64", "128", "--backward", "both")
+    for fixed in ("forward, d = 64", "backward, d = 128"):
+        assert f"direction = {fixed}: q_outer moves fewer than flash everywhere (N = 64 to 4,096, 7 values)" in out
+
+
+def test_every_option_arrives(capsys: pytest.CaptureFixture[str]) -> None:
+    command = (
+        "flash split_kv --N-q 1 8 --N-k 64 --d 8 --d-v 4 --M 2KB --dtype float16 float32 --blocks 4 8 --blocks 8 8 "
+        "--heads 4 --kv-heads 2 --gqa grouped separate --dropout 0.1 --causal both --backward both --splits 1:4:x2"
+    )
+    found = rows(capsys, *command.split(), "--check", "0")
+    want = flashsim.sweep(
+        ["flash", "split_kv"], N_q=[1, 8], N_k=64, d=8, d_v=4, M=["2048B"], dtype=["float16", "float32"],
+        blocks=[(4, 8), (8, 8)], heads=4, kv_heads=2, gqa=["grouped", "separate"], dropout_p=0.1, causal=[False, True],
+        direction=["forward", "backward"], splits=[1, 2, 4], check=0,
+    )  # fmt: skip
+    assert found == list(csv.DictReader(io.StringIO(want.to_csv())))
+    assert {row["M"] for row in found} == {"512", "1024"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "values"),
+    [
+        ("7", [7]), ("8:20:4", [8, 12, 16, 20]), ("8:21:4", [8, 12, 16, 20]), ("8:64:x2", [8, 16, 32, 64]),
+        ("8:70:x2", [8, 16, 32, 64]), ("4:14:x1.5", [4, 6, 9, 14]), ("8:8:1", [8]),
+        ("1000:1000000:x10", [1000, 10_000, 100_000, 1_000_000]),
+    ],
+)  # fmt: skip
+def test_ranges(typed: str, values: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert [int(row["N"]) for row in rows(capsys, "--N", typed, "--d", "4")] == values
+
+
+def test_ranges_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    def sizes(*typed: str) -> list[str]:
+        return [row["M"] for row in rows(capsys, "--N", "8", "--d", "4", "--M", *typed)]
+
+    assert sizes("1KB:3KB:1KB", "100") == ["256", "512", "768", "100"]
+    assert sizes("1KB:4KB:x2", "--dtype", "float16") == ["512", "1024", "2048"]
+    assert sizes("1,000:3,000:1000") == ["1000", "2000", "3000"]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("--N 8:64 --d 4", "argument --N/--n: got '8:64'; expected START:STOP:STEP, as 128:4096:128"),
+        ("--N 8:64:x1 --d 4", "expected a factor above 1"),
+        ("--N 64:8:4 --d 4", "got '64:8:4'; expected a range from 64 up"),
+        ("--N 1:9999999:1 --d 4", "expected at most 1,048,576 numbers"),
+        ("--N 8 --d 4 --M 1KB:3000:1KB", "expected sizes that are all elements, or all bytes"),
+        ("--N 8 --d 4 --M 1KB:xx:1KB", "'xx' is not a size"),
+        ("--d 4", "a length is missing"),
+        ("--N 4", "d is missing"),
+        ("flsh --N 8 --d 4", "there is no algorithm 'flsh', perhaps you mean 'flash'"),
+        ("--N 8 --d 4 --splits 3", "'flash' takes no option splits; 'split_kv' does"),
+        ("--N 8 --d 4 --causal maybe", "there is no 'maybe'"),
+        ("--N 8 --d 4 --x N", "--x is for -o"),
+        ("--N 8 --d 4 --csv - --json -", "--csv - and --json - both want stdout"),
+        ("--N 8 --d 4 --csv a.csv --json a.csv", "argument --csv: a.csv is what another option writes too"),
+        ("--N 8 --d 4 --csv no/a.csv", "argument --csv: no/a.csv cannot be written: there is no folder no"),
+        ("--N 8 --d 4 -o a", "no argument of numbers varies"),
+        ("--points no.csv", "argument --points: no.csv cannot be read as CSV: No such file or directory"),
+        ("--points odd.csv", "argument --points: sweep takes no argument 'n'; did you mean 'N'"),
+        ("--points ragged.csv", "ragged.csv has a line with more cells"),
+        ("--points odd.csv --csv odd.csv", "argument --csv: odd.csv is the input"),
+        (
+            "mine.py:two_sweeps --N 8 --d 4 --jobs 2",
+            "argument --jobs: an algorithm of your own is swept in one process",
+        ),
+    ],
+)
+def test_what_makes_no_sense(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("odd.csv").write_text("n,d\n8,4\n", encoding="utf-8")
+    Path("ragged.csv").write_text("N,d\n8,4,5\n", encoding="utf-8")
+    Path("mine.py").write_text(TWO_SWEEPS, encoding="utf-8")
+    assert main(["sweep", *command.split()]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("flashsim sweep: error: ")
+    assert message in err
+
+
+def test_files_are_written_with_how_they_were_made(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "flash",
+        "standard",
+        "--N",
+        "8:64:x2",
+        "--d",
+        "4",
+        "--csv",
+        "a.csv",
+        "--json",
+        "a.json",
+        "-o",
+        "a",
+        "--y",
+        "traffic",
+    ]
+    assert "Saved a.csv, a.png, a.svg, a.json" not in printed(capsys, *command[:-4], "-o", "b", "--y", "traffic")
+    record = json.loads(Path("a.json").read_text(encoding="utf-8"))
+    assert (
+        record["command"]
+        == "flashsim sweep flash standard --N 8:64:x2 --d 4 --csv a.csv --json a.json -o b --y traffic"
+    )
+    assert (record["flashsim"], record["points"], record["cross_checked"]) == (flashsim.__version__, 8, 8)
+    assert len(Path("a.csv").read_text(encoding="utf-8").splitlines()) == 9
+    drawn = json.loads(Path("b.json").read_text(encoding="utf-8"))
+    assert (drawn["command"], drawn["data"]["y"], len(drawn["data"]["lines"])) == (
+        record["command"],
+        "traffic_bytes",
+        2,
+    )
+    assert main(["sweep", *command]) == 2
+    assert "argument --json: a.json is what -o writes too" in capsys.readouterr().err
+
+
+def test_nothing_to_count_is_said_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "flash", "--N", "64", "--d", "64", "128", "--M", "60", "-o", "a"]) == 1
+    assert "2 that make no sense" in capsys.readouterr().out
+    assert not Path("a.png").exists()
+
+
+def test_an_interrupt_leaves_no_file_and_the_old_one_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(many: Sequence[points.Point]) -> list[outcomes.Outcome]:
+        raise KeyboardInterrupt
+
+    Path("old.csv").write_text("before", encoding="utf-8")
+    monkeypatch.setattr(running, "outcomes", interrupted)
+    assert main(["sweep", "--N", "8", "--d", "4", "--csv", "old.csv", "--json", "new.json"]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+    assert {path.name for path in Path().iterdir()} == {"old.csv"}
+    assert Path("old.csv").read_text(encoding="utf-8") == "before"
+
+
+def test_a_difference_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def wrong(point: points.Point) -> outcomes.Outcome:
+        return outcomes.Outcome("refused", "by hand")
+
+    monkeypatch.setattr(running, "by_count", wrong)
+    assert main(["sweep", "--N", "8", "--d", "4", "--csv", "a.csv"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), Path("a.csv").exists()) == ("", 1, False)
+    assert "closed form and count differ for 'flash'" in err
+
+
+@pytest.mark.slow
+def test_processes_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    command: list[Any] = ["flash", "standard", "--N", "1:1000:1", "--d", "8", "64"]
+    assert rows(capsys, *command, "--jobs", "2") == rows(capsys, *command)

@@ -1,0 +1,159 @@
+"""What people hand in: other libraries' arrays by DLPack, lists; M and dtypes as they write them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim.checking import check_array
+from flashsim.inputs import check_M, float_dtype
+from flashsim.theory import exact
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+rng = np.random.default_rng(0)
+Q, K, V = (rng.normal(size=(6, 4)) for _ in range(3))
+
+
+class Foreign:
+    """An array of a library that has DLPack alone; bfloat16 as PyTorch exports it."""
+
+    def __init__(self, array: Any, device: int = 1) -> None:
+        self.array, self.device = array, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device, 0
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        if asked:
+            raise TypeError("no keyword is known here")
+        if self.array.dtype != BF16:
+            return self.array.__dlpack__()
+        capsule = self.array.view(np.uint16).__dlpack__()
+        pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        ctypes.c_uint8.from_address(pointer(capsule, b"dltensor") + 20).value = 4
+        return capsule
+
+
+class Tensor(Foreign):
+    """One that is also an array to NumPy, but for bfloat16, and that may require gradients, as PyTorch's."""
+
+    requires_grad = True
+
+    def detach(self) -> Any:
+        detached = Tensor(self.array, self.device)
+        detached.requires_grad = False
+        return detached
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        if self.requires_grad or self.array.dtype == BF16:
+            raise RuntimeError("Can't call numpy()")
+        return self.array
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient")
+        return super().__dlpack__(**asked)
+
+
+@pytest.mark.parametrize("kind", [Foreign, Tensor])
+@pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32, np.float64])
+def test_an_array_with_dlpack_is_one_of_numpy(kind: Any, dtype: Any) -> None:
+    arrays = [a.astype(dtype) for a in (Q, K, V)]
+    want = flashsim.forward("flash", *arrays)
+    run = flashsim.forward("flash", *map(kind, arrays), mask=kind(np.ones((6, 6), bool)))
+    assert run.O.dtype == np.dtype(dtype)
+    assert np.array_equal(run.O, want.O)
+    dO = np.ones_like(want.O)
+    assert np.array_equal(flashsim.backward("flash", run, kind(dO)).dK, flashsim.backward("flash", want, dO).dK)
+
+
+def test_bfloat16_by_dlpack_keeps_every_bit_in_any_layout() -> None:
+    patterns = np.arange(2**16, dtype=np.uint16).view(BF16).reshape(2**8, 2**8)
+    for array in (patterns, patterns.T, patterns[::2, ::-3], patterns[5]):
+        got = check_array("Q", Foreign(array))
+        assert got.dtype == BF16
+        assert got.shape == array.shape
+        assert np.array_equal(got.view(np.uint16), array.view(np.uint16))
+
+
+def test_lists_of_such_arrays_are_stacked() -> None:
+    heads = np.stack([Q, K]).astype(BF16)
+    assert np.array_equal(check_array("Q", [Tensor(head) for head in heads]), heads)
+    assert np.array_equal(check_array("Q", [[Foreign(head)] for head in heads]), heads[:, None])
+
+
+def test_what_is_on_a_device_is_copied_or_refused_by_name() -> None:
+    class Copies(Foreign):
+        def __dlpack__(self, **asked: Any) -> Any:
+            assert asked == {"dl_device": (1, 0), "copy": True}
+            return self.array.__dlpack__()
+
+    assert np.array_equal(check_array("Q", Copies(Q, device=2)), Q)
+    with pytest.raises(ValueError, match=r"^Q is <.*>; expected an array: it is in a device's memory.*\.cpu\(\)"):
+        flashsim.forward("flash", Foreign(Q, device=2), K, V)
+
+
+def test_lists_have_the_type_of_the_arrays_beside_them() -> None:
+    assert flashsim.forward("flash", [[1, 2]], [[1, 2]], [[3, 4]]).O.dtype == np.float64
+    run = flashsim.forward("flash", [[1, 2]], np.ones((3, 2), np.float16), [[3, 4]] * 3)
+    assert run.O.dtype == np.float16
+    assert flashsim.backward("flash", run, [[1, 0]]).dQ.dtype == np.float16
+    with pytest.raises(ValueError, match="Q has dtype int64; expected one of float16"):
+        flashsim.forward("flash", np.array([[1]]), [[2.0]], [[3.0]])
+
+
+# ---------------------------------------------------------------------------------------------------- M, and dtypes
+
+
+@pytest.mark.parametrize(
+    ("M", "elements"),
+    [("100KB", 25_600), ("100 KiB", 25_600), ("25600", 25_600), ("1e5", 100_000), ("2.5e4", 25_000), (1e5, 100_000),
+     (np.float32(64), 64), (np.int8(64), 64), (None, 25_600)],
+)  # fmt: skip
+def test_m_is_taken_as_people_write_it(M: Any, elements: int) -> None:
+    assert check_M(M, 4) == elements
+    assert flashsim.count("flash", N=64, d=16, M=M).sram.capacity == elements
+    assert exact("flash", N=64, d=16, M=M).sram.capacity == elements
+
+
+@pytest.mark.parametrize(
+    ("M", "said"),
+    [("100QB", "M: '100QB' is not a size; write elements (25600) or bytes with a unit (100KB)"),
+     ("3B", "M: '3B' is 0 elements; expected a whole number of at least 1"), ("1e99", "M is 1"),
+     (2.5, "M is 2.5; expected a whole number"), (float("nan"), "M is nan; expected"), (np.inf, "M is inf; expected")],
+)  # fmt: skip
+def test_what_is_no_size_is_refused_by_name(M: Any, said: str) -> None:
+    for asked in (flashsim.count, exact):
+        with pytest.raises(ValueError, match="^" + re.escape(said)):
+            asked("flash", N=64, d=16, M=M)
+
+
+def test_dtypes_are_taken_as_people_write_them() -> None:
+    for said, name in (
+        ("fp16", "float16"), ("half", "float16"), ("torch.float16", "float16"), (np.float16, "float16"),
+        ("bf16", "bfloat16"), (BF16, "bfloat16"), (ml_dtypes.bfloat16, "bfloat16"), ("fp32", "float32"), (">f4", "float32"),
+        ("fp64", "float64"), (float, "float64"),
+    ):  # fmt: skip
+        assert float_dtype(said).name == name
+        both = [counted("flash", N=64, d=16, dtype=said) for counted in (flashsim.count, exact)]
+        assert both[0].hbm == both[1].hbm == flashsim.count("flash", N=64, d=16, dtype=name).hbm
+
+
+def test_torch_is_taken_as_it_is() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    q, k, v = (torch.tensor(a).to(torch.bfloat16).requires_grad_() for a in (Q, K, V))
+    run = flashsim.forward("flash", q, k, v, mask=torch.ones(6, 6, dtype=torch.bool))
+    assert run.O.dtype == BF16
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v).detach().float().numpy()
+    assert np.allclose(run.O.astype(np.float32), want, atol=0.05)
+    assert flashsim.backward("flash", run, torch.ones_like(q)).dQ.dtype == BF16
+    assert float_dtype(torch.float16) == np.float16
+    with pytest.raises(ValueError, match=r"dtype torch.float8_e5m2 is not"):
+        float_dtype(torch.float8_e5m2)

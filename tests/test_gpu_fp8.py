@@ -1,0 +1,151 @@
+"""Attention of 8-bit numbers, on a GPU of compute capability 90."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsim import gpu
+from flashsim.gpu import hopper_fp8
+from flashsim.gpu.compiling import capability, current_device, import_cupy
+from flashsim.gpu.kernel import Options
+from flashsim.reference import attention_with_statistics
+from tests.test_gpu import Array, Given, Poisoned, given, moved, tally
+
+
+def _why_not() -> str:
+    try:
+        found = capability(current_device())
+    except gpu.MissingGPU as error:
+        return str(error)
+    return "" if found == "90" else f"the GPU has compute capability {found}, not 90"
+
+
+pytestmark = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "there is a Hopper")
+
+KERNEL = gpu.kernel("hopper_fp8")
+HALF, LEAST = 2.0**-4, 2.0**-10  # rounding to e4m3: of a normal number, relative; of a subnormal one, absolute
+PRODUCTS = (
+    2.0**-7
+)  # of sums in tensor cores, which keep fewer bits of 8-bit products than fp32 has: S's, as P's, and O's
+SHAPES = [  # B, H_q, H_kv, N_q, N_k, d
+    (1, 1, 1, 1, 1, 128),
+    (2, 3, 3, 128, 128, 128),
+    (1, 4, 2, 129, 257, 128),
+    (1, 2, 1, 700, 130, 128),
+    (2, 2, 2, 64, 1000, 128),
+    (1, 3, 3, 1000, 1000, 128),
+]
+
+
+def rounded(shape: tuple[int, ...], seed: int = 0) -> Given:
+    problem = given(shape, "float32", seed)
+    return Given(*(X.astype(hopper_fp8.dtype()) for X in (problem.q, problem.k, problem.v, problem.do)))
+
+
+def on_gpu(problem: Given) -> list[Any]:
+    cupy = import_cupy()
+    return [cupy.asarray(X.view(np.uint8)).view(hopper_fp8.dtype()) for X in (problem.q, problem.k, problem.v)]
+
+
+def run(problem: Given, scale: float, causal: bool) -> tuple[Array, Array]:
+    """Into outputs of NaN between guard bands; inputs are as they were."""
+    sent = on_gpu(problem)
+    o, lse = Poisoned(problem.q.shape, "float16"), Poisoned(problem.q.shape[:3], "float32")
+    KERNEL.forward(*sent, o.array, lse.array, Options(scale, causal))
+    for array, X in zip(sent, (problem.q, problem.k, problem.v), strict=True):
+        assert (array.view("uint8").get() == X.view(np.uint8)).all(), "an input was modified"
+    return o.get(), lse.get()
+
+
+def assert_near(problem: Given, o: Array, lse: Array, scale: float, causal: bool) -> None:
+    """Every weight is off by half a step of e4m3, P̃ being 2^OFFSET or more times a weight over the row's largest one."""
+    q, k, v = (X.astype(np.float64) for X in (problem.q, problem.full(problem.k), problem.full(problem.v)))
+    mask = problem.causal if causal else None
+    O, l, m = attention_with_statistics(q, k, v, mask=mask, scale=scale)
+    sizes, _, _ = attention_with_statistics(q, k, np.abs(v), mask=mask, scale=scale)  # P |V|
+    allowed = np.ones(problem.causal.shape, bool) if mask is None else mask
+    least = LEAST / 2**4 / np.where(l == 0, 1, l)[..., None] * (allowed @ np.abs(v))
+    bound = (HALF + PRODUCTS) * sizes + least + 2.0**-11 * np.abs(O) + 2.0**-24
+    worst = np.max(np.abs(o - O) - bound)
+    assert worst <= 0, f"O is off by {np.abs(o - O).max():.3g}, {worst:.3g} more than its bound"
+    with np.errstate(divide="ignore"):
+        wanted = m + np.log(l)
+    assert (np.isneginf(wanted) == np.isneginf(lse)).all()
+    finite = np.isfinite(wanted)
+    assert np.allclose(lse[finite], wanted[finite], rtol=1e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_results_lie_within_rounding_of_the_reference_of_the_same_numbers(shape: tuple[int, ...], causal: bool) -> None:
+    problem = rounded(shape)
+    for scale in (shape[-1] ** -0.5, -0.05, 0.0):
+        assert_near(problem, *run(problem, scale, causal), scale, causal)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_200_random_shapes(part: int) -> None:
+    for n in range(part, 200, 4):
+        rng = np.random.default_rng(n)
+        N_q, N_k = (int(np.exp(rng.uniform(0, np.log(700)))) for _ in "qk")
+        H_kv, group, causal = int(rng.integers(1, 3)), int(rng.integers(1, 4)), bool(rng.integers(2))
+        problem = rounded((int(rng.integers(1, 3)), group * H_kv, H_kv, N_q, N_k, 128), n)
+        assert_near(problem, *run(problem, 128**-0.5, causal), 128**-0.5, causal)
+
+
+@pytest.mark.parametrize("growth", [0.5, 3.9, 4.1, 7.9])
+def test_weights_do_not_saturate_where_the_maximum_lags_behind(growth: float) -> None:
+    """Keys come from the last tile on. The first tile's scores are `growth` powers of 2 above, up to 4 of which m may ignore."""
+    N = 256
+    problem = rounded((1, 1, 1, N, N, 128))
+    problem.q[...], problem.k[...], problem.v[...] = 0, 0, 0
+    problem.q[..., 0] = 1
+    problem.k[:, :, :128, 0] = 1
+    problem.v[:, :, :128] = 1
+    o, _ = run(problem, growth * np.log(2), False)
+    assert np.abs(o / (2**growth / (1 + 2**growth)) - 1).max() < HALF
+
+
+def test_repeats_strides_and_the_plan() -> None:
+    problem = rounded((2, 3, 3, 200, 200, 128))
+    q, k, v = on_gpu(problem)
+    assert gpu.plan(q, k, v).kernel == "hopper_fp8"
+    o, lse = gpu.forward(q, k, v, causal=True, return_lse=True)
+    assert o.dtype == np.float16
+    cupy = import_cupy()
+    turned = [cupy.ascontiguousarray(X.view("uint8").swapaxes(1, 2)).swapaxes(1, 2).view(q.dtype) for X in (q, k, v)]
+    for given_again in [turned, *[(q, k, v)] * 10]:
+        again = gpu.forward(*given_again, causal=True, return_lse=True)
+        assert all((a == b).all() for a, b in zip(again, (o, lse), strict=True))
+    with pytest.raises(ValueError, match=r"d = 64; hopper_fp8 takes d of 128"):
+        gpu.forward(q[..., :64], k[..., :64], v[..., :64])
+    with pytest.raises(ValueError, match="float8_e4m3fn"):
+        gpu.backward(q, k, v, o, lse, o)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_counts_are_the_simulators_and_v_is_transposed_once(causal: bool) -> None:
+    shape = (2, 4, 2, 300, 333, 128)
+    *_, counted = gpu.forward(*on_gpu(rounded(shape)), causal=causal, return_lse=True, count=True)
+    wanted = tally("q_outer", (*shape, hopper_fp8.BLOCKS), causal=causal)
+    once = 2 * 2 * 333 * 128
+    assert moved(counted) == {name: a for name, a in wanted.items() if name != "R"} | {"V transposed": (once, once)}
+
+
+def test_numbers_are_rounded_as_ml_dtypes_rounds_them() -> None:
+    cupy = import_cupy()
+    torch = pytest.importorskip("torch")
+    for dtype in ("float32", "float16", "bfloat16"):
+        x = cupy.random.default_rng(0).standard_normal((3, 4, 5, 128), dtype=cupy.float32).astype(dtype)
+        for place, number in enumerate((1e-3, 1000, -1000)):
+            x[0, 0, 0, place] = number
+        wanted = np.clip(x.get().astype(np.float32), -448, 448).astype(hopper_fp8.dtype())
+        assert (gpu.to_fp8(x).view("uint8").get() == wanted.view(np.uint8)).all()
+    q = torch.randn(1, 2, 100, 128, device="cuda").to(torch.float8_e4m3fn)
+    o = gpu.forward(q, q, q)
+    wanted = torch.nn.functional.scaled_dot_product_attention(*[q.float()] * 3)
+    assert o.dtype == torch.float16
+    assert (o.float() - wanted).abs().max().item() < 0.3

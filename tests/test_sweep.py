@@ -1,0 +1,361 @@
+"""Sweeps: rows that equal counts, points that make no sense, tables in and out, what is cross-checked, questions answered."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+from flashsim import patterns, theory
+from flashsim.cli import main
+from flashsim.sweeping import Disagreement, Sweep, outcomes, points, running
+from flashsim.sweeping.columns import meaning
+from flashsim.sweeping.outcomes import Outcome
+from tests.own import two_sweeps
+
+SMALL: dict[str, Any] = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}
+
+
+def keys(sweep: Sweep, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in sweep]
+
+
+# --------------------------------------------------------------------------------------------------------- the points
+
+
+def test_rows_are_what_is_counted() -> None:
+    """Each by `flashsim.count` itself, in every column; a row has no counts where a count is an error, and else has."""
+    options: dict[str, Any] = {"blocks": [None, (5, 3)], "causal": [False, True], "direction": ["forward", "backward"]}
+    found = flashsim.sweep(["flash", "q_outer", "standard"], **SMALL, **options, check=0)
+    every = itertools.product(["flash", "q_outer", "standard"], *options.values(), *SMALL.values())
+    assert len(found) == len(list(every)) == 3 * 2 * 2 * 2 * 8
+    for row in found:
+        given = {name: row[name] for name in ("N", "d", "M", "causal", "direction")}
+        blocks = None if row["blocks"] is None else (5, 3)
+        try:
+            tally = flashsim.count(row["algorithm"], **given, blocks=blocks)
+        except (ValueError, flashsim.SramOverflow):
+            assert (row["accesses_elements"], row["status"] == "ok") == (None, False)
+            assert row["reason"]
+            continue
+        hbm, B = tally.hbm, tally.blocks
+        assert row["status"] == "ok"
+        assert [row[f"{name}_elements"] for name in ("reads", "writes", "init_writes", "accesses", "extra", "peak")] == [
+            hbm.reads, hbm.writes, hbm.init_writes, hbm.accesses, hbm.extra, tally.sram.peak
+        ]  # fmt: skip
+        assert (row["traffic_bytes"], row["matmul_flops"]) == (hbm.bytes, tally.flops.matmul)
+        assert (row["B_r"], row["B_c"], row["T_r"], row["T_c"]) == (B.B_r, B.B_c, B.T_r, B.T_c)
+        assert {name: (row[f"{name}_reads_elements"], row[f"{name}_writes_elements"]) for name in hbm.by_array} == {
+            name: (a.reads, a.writes) for name, a in hbm.by_array.items()
+        }
+    assert {status for (status,) in keys(found, "status")} == {"ok", "does not fit"}
+
+
+def test_formulas_stand_beside_the_counts() -> None:
+    forward, backward = flashsim.sweep(
+        "flash", N=64, d=8, M=200, heads=4, kv_heads=2, direction=["forward", "backward"]
+    )
+    assert forward["compulsory_elements"] == 4 * (64 * 8 + 64 * 8) + 2 * (64 * 8 + 64 * 8)
+    assert backward["compulsory_elements"] == 4 * 3 * 64 * 8 + 2 * 4 * 64 * 8
+    assert forward["over_compulsory"] == forward["accesses_elements"] / forward["compulsory_elements"]
+    assert forward["theta_elements"] == 4 * theory.theorem_2_flash(64, 8, 200)
+    assert forward["intensity_flops_per_byte"] == forward["matmul_flops"] / forward["traffic_bytes"]
+    (standard,) = flashsim.sweep("standard", N=64, d=8, M=200)
+    assert standard["theta_elements"] == 64 * 8 + 64 * 64
+    (wide,) = flashsim.sweep("flash", N=64, d=8, d_v=4, M=200)
+    assert wide["theta_elements"] is None
+
+
+def test_one_value_or_many() -> None:
+    arrays = flashsim.sweep("flash", N=np.array([8, 16]), d=np.int64(4), blocks=np.array([[4, 4], [8, 8]]))
+    lists = flashsim.sweep(["flash"], N=range(8, 17, 8), d=[4], blocks=((4, 4), (8, 8)))
+    assert list(arrays) == list(lists)
+    assert keys(lists, "blocks", "N") == [("4 × 4", 8), ("4 × 4", 16), ("8 × 8", 8), ("8 × 8", 16)]
+    for one in ((4, 2), [4, 2], [(4, 2)], np.array([4, 2])):
+        assert keys(flashsim.sweep(N=8, d=4, blocks=one), "B_r", "B_c") == [(4, 2)]
+    assert keys(flashsim.sweep(N=iter([8]), d={4}, causal=(True, False)), "causal") == [(True,), (False,)]
+    windows = flashsim.sweep("sliding_window", N=64, d=4, M=200, window=[4, (4, 4)])
+    assert keys(windows, "window", "status") == [(4, "ok"), ("(4, 4)", "ok")]
+    assert keys(flashsim.sweep("sliding_window", N=64, d=4, M=200, window=(4, 4)), "window") == [("(4, 4)",)]
+    mask = np.ones((8, 8), bool)
+    assert keys(flashsim.sweep(N=8, d=4, mask=mask), "mask") == [("array of shape (8, 8)",)]
+    assert len(flashsim.sweep(N=8, d=4, mask=[flashsim.Causal(), mask, None])) == 3
+
+
+def test_an_option_is_varied_for_those_that_have_it() -> None:
+    found = flashsim.sweep(["flash", "split_kv"], N=[8, 16], d=4, splits=[1, 2])
+    assert keys(found, "algorithm", "splits", "N") == [
+        ("flash", None, 8), ("flash", None, 16),
+        ("split_kv", 1, 8), ("split_kv", 1, 16), ("split_kv", 2, 8), ("split_kv", 2, 16),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("what", "options", "reason"),
+    [
+        ("flash", {"N": 0}, "N is 0; expected at least 1"),
+        ("flash", {"N": 2.5}, "N is 2.5; expected a whole number"),
+        ("flash", {"d": "many"}, "d is 'many'; expected a whole number"),
+        ("flash", {"d": 128, "M": 100}, "M = 100 elements is too small: the paper takes M ≥ d"),
+        ("flash", {"M": 60, "sizing": "fit", "d": 64}, "blocks of 1 × 1, the smallest, take 263 elements of SRAM"),
+        ("flash", {"blocks": (64, 100), "M": 25_600, "d": 64, "N": 1024}, "2,176 more than M = 25,600"),
+        ("flash", {"heads": 3, "kv_heads": 2}, "heads is 3; expected a multiple of kv_heads = 2"),
+        ("flash", {"direction": "sideways"}, "direction is 'sideways'"),
+        ("flash_basic", {"direction": "backward"}, "'flash_basic' has no backward pass here"),
+        ("flash_basic", {"causal": True}, "'flash_basic' has neither mask nor dropout"),
+        ("block_sparse", {"block_mask": np.ones((3, 3), bool)}, "block_mask has shape (3, 3)"),
+    ],
+)
+def test_a_point_that_makes_no_sense_is_a_row_with_the_reason(what: str, options: dict[str, Any], reason: str) -> None:
+    arguments = {"N": 16, "d": 4, **options}
+    found = flashsim.sweep([what, "memory_efficient"], **arguments)
+    row = found[0]
+    assert reason in row["reason"]
+    assert row["status"] in ("refused", "does not fit")
+    assert row["accesses_elements"] is None
+    with pytest.raises((ValueError, flashsim.SramOverflow)):
+        flashsim.count(what, **arguments)
+    assert found.refused[0]["algorithm"] == what
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"algorithms": "flsh"}, ValueError, "unknown algorithm 'flsh'"),
+        ({"algorithms": []}, ValueError, r"algorithms is \[\]; expected at least one value"),
+        ({"N": []}, ValueError, r"N is \[\]; expected at least one value"),
+        ({"N": None}, ValueError, "a length is missing"),
+        ({"d": None}, ValueError, "d is missing"),
+        ({"widnow": 3}, TypeError, "sweep takes no argument 'widnow'; did you mean 'window'"),
+        ({"splits": [1, 2]}, ValueError, "'flash' takes no option splits; 'split_kv' does"),
+        ({"N": range(1025), "d": range(1025)}, ValueError, "this is 1,050,625 points; expected at most 1,048,576"),
+        ({"check": -1}, ValueError, "check is -1"),
+        ({"jobs": 0}, ValueError, "jobs is 0"),
+        ({"on_points": 3}, ValueError, "on_points is 3"),
+        ({"points": [{"N": 3}]}, ValueError, "N is given twice"),
+        ({"points": [{"n": 3}]}, TypeError, "takes no argument 'n'; did you mean 'N'"),
+        ({"points": []}, ValueError, "points has no rows"),
+        ({"points": "shapes.csv"}, ValueError, "points is 'shapes.csv'; expected a table"),
+        ({"points": [3]}, ValueError, "points has the row 3"),
+        ({"points": {"heads": [1], "d_v": [1, 2]}}, ValueError, "several lengths: heads 1, d_v 2"),
+    ],
+)
+def test_what_is_wrong_everywhere_is_said_at_once(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        flashsim.sweep(**{"algorithms": "flash", "N": 8, "d": 4, **arguments})
+
+
+# ---------------------------------------------------------------------------------------------------------- tables in
+
+
+def test_a_table_s_rows_meet_every_combination_of_the_rest() -> None:
+    table = [{"label": "small", "N": 8, "d": 4}, {"label": "large", "N": 16, "d": 8, "M": 100.0}]
+    found = flashsim.sweep(["flash", "standard"], points=table, causal=[False, True])
+    assert keys(found, "label", "N", "d", "M", "algorithm", "causal")[::3] == [
+        ("small", 8, 4, 25_600, "flash", False), ("small", 8, 4, 25_600, "standard", True),
+        ("large", 16, 8, 100, "standard", False),
+    ]  # fmt: skip
+    by_columns = {"label": ["small", "large"], "N": [8, 16], "d": [4, 8], "M": [math.nan, 100.0]}
+    assert list(flashsim.sweep(["flash", "standard"], points=by_columns, causal=[False, True])) == list(found)
+
+
+def test_a_sweep_is_a_table(tmp_path: Path) -> None:
+    """In Python and as CSV: the same rows come of it."""
+    given: dict[str, Any] = {
+        **SMALL,
+        "blocks": [None, (8, 4)],
+        "splits": [1, 3],
+        "block_mask": ["live", patterns.butterfly],
+    }
+    found = flashsim.sweep(["flash", "split_kv", "block_sparse"], **given, direction=["forward", "backward"], check=0)
+    assert list(flashsim.sweep(points=found, check=0)) == list(found)
+    found.to_csv(tmp_path / "sweep.csv")
+    assert (
+        main(["sweep", "--points", str(tmp_path / "sweep.csv"), "--check", "0", "--csv", str(tmp_path / "again.csv")])
+        == 0
+    )
+    assert (tmp_path / "again.csv").read_text(encoding="utf-8") == (tmp_path / "sweep.csv").read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------------ cross-checked
+
+
+def test_the_sample_is_seeded_and_has_some_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[points.Point] = []
+
+    def by_count(point: points.Point) -> Outcome:
+        counted.append(point)
+        return outcomes.by_count(point)
+
+    monkeypatch.setattr(running, "by_count", by_count)
+    arguments: dict[str, Any] = {"N": range(8, 108), "d": 4, "direction": ["forward", "backward"], "check": 8}
+    first, again = (flashsim.sweep(["flash", "q_outer"], **arguments, seed=seed) for seed in (1, 1))
+    other = flashsim.sweep(["flash", "q_outer"], **arguments, seed=2)
+    assert list(first) == list(again) != list(other)
+    assert [row for row in first if row["checked"]] != [row for row in other if row["checked"]]
+    ways = [(row["algorithm"], row["direction"]) for row in first if row["checked"]]
+    assert {way: ways.count(way) for way in ways} == dict.fromkeys(
+        itertools.product(["flash", "q_outer"], ["forward", "backward"]), 2
+    )
+    assert (first.checked, len(counted)) == (8, 24)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"traffic": lambda p, blocks, tiles: p.array("Q", "input", reads=7)},
+        {"peak": lambda p, blocks, tiles: p.M + 1},
+        {"peak": lambda p, blocks, tiles: 1},
+        {"products": (1, 2)},
+    ],
+    ids=["traffic", "a peak too large", "a peak too small", "FLOPs"],
+)
+def test_a_closed_form_that_is_wrong_is_an_error(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    form = replace(theory.form_of("flash", "forward"), **changed)
+    monkeypatch.setattr(points, "form_of", lambda what, direction: form)
+    with pytest.raises(Disagreement, match=r"closed form and count differ for 'flash' at .*N=8"):
+        flashsim.sweep(N=8, d=4, blocks=[(4, 4)])
+    assert len(flashsim.sweep(N=8, d=4, blocks=[(4, 4)], check=0)) == 1
+
+
+def test_what_has_no_closed_form_is_counted(tmp_path: Path) -> None:
+    class Even(flashsim.Mask):
+        def allows(self, rows: Any, cols: Any, shape: Any, head: Any) -> Any:
+            return np.broadcast_to(cols % 2 == 0, (len(rows), len(cols)))
+
+    mine = two_sweeps(tmp_path / "mine.py")
+    own = flashsim.sweep(mine, N=24, d=4, M=200)[0]
+    masked = flashsim.sweep("block_sparse", N=24, d=4, M=200, mask=Even(), block_mask="live")[0]
+    assert [(row["source"], row["checked"]) for row in (own, masked)] == [("count", False)] * 2
+    assert own["accesses_elements"] == flashsim.count(mine, N=24, d=4, M=200).hbm.accesses
+    assert keys(flashsim.sweep(mine, N=24, d=4, M=200, blocks=(24, 24)), "status") == [("does not fit",)]
+
+
+def test_tiles_are_not_counted_one_by_one_to_check() -> None:
+    """A pattern's are: 2²⁸ of them would take hours."""
+    few, many = flashsim.sweep("block_sparse", N=[64, 4096], d=4, blocks=(4, 4), block_mask=patterns.butterfly)
+    assert (few["checked"], many["checked"], many["status"]) == (True, False, "ok")
+
+
+def test_processes_and_progress() -> None:
+    from joblib import parallel_config
+
+    told: list[tuple[int, int]] = []
+    arguments: dict[str, Any] = {"N": range(8, 608), "d": [4, 8], "M": 200}
+    alone = flashsim.sweep(**arguments, on_points=lambda done, of: told.append((done, of)))
+    assert told == [(500, 1200), (1000, 1200), (1200, 1200)]
+    with parallel_config(backend="threading", n_jobs=2):
+        for jobs in (None, 3):
+            assert list(flashsim.sweep(**arguments, jobs=jobs)) == list(alone)
+
+
+# ---------------------------------------------------------------------------------------------------------- tables out
+
+
+def test_csv_and_json_hold_every_row_exactly(tmp_path: Path) -> None:
+    found = flashsim.sweep(
+        ["flash", "standard"], N=[9, 2**40], d=4, blocks=[None, (999, 999)], causal=[False, True], M=200
+    )
+    lines = list(csv.DictReader(io.StringIO(found.to_csv(tmp_path / "rows.csv"))))
+    assert (tmp_path / "rows.csv").read_bytes().decode() == found.to_csv()
+    loaded = json.loads(found.to_json(tmp_path / "rows.json"))
+    assert loaded == json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    assert loaded["rows"] == list(found)
+    assert (loaded["flashsim"], loaded["points"], loaded["ok"]) == (flashsim.__version__, 16, len(found.ok))
+    assert loaded["ok"] + loaded["does_not_fit"] + loaded["refused"] == 16
+    assert loaded["cross_checked"] == found.checked == 16
+    assert list(loaded["columns"]) == list(found.columns) == list(lines[0])
+    for line, row in zip(lines, found, strict=True):
+        assert line == {
+            name: "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in row.items()
+        }
+    assert max(row["matmul_flops"] or 0 for row in found) > 2**63
+    assert all(meaning(name) or name in ("algorithm", "mask", "splits") for name in found.columns)
+
+
+def test_pandas_holds_integers_exactly() -> None:
+    pytest.importorskip("pandas", reason='pandas is not installed: pip install "flashsim[pandas]"')
+    small, large = (flashsim.sweep(N=[8, N], d=4, blocks=[(4, 4), (999, 999)], M=200) for N in (16, 2**40))
+    table = small.to_pandas()
+    assert (str(table.N.dtype), str(table.accesses_elements.dtype), str(table.causal.dtype)) == (
+        "int64",
+        "Int64",
+        "bool",
+    )
+    assert table.accesses_elements.dropna().tolist() == small.ok.column("accesses")
+    assert table.attrs["cross_checked"] == 4
+    assert table.attrs["columns"]["peak_elements"] == "the most in SRAM at once"
+    assert large.to_pandas().matmul_flops.dropna().tolist() == large.ok.column("matmul_flops")
+    assert list(flashsim.sweep(points=table)) == list(small)
+    assert list(table.columns) == list(small.columns)
+
+
+def test_rows_by_index_and_columns_by_short_names() -> None:
+    found = flashsim.sweep(N=[8, 16, 24], d=4)
+    assert (found[-1]["N"], [row["N"] for row in found[1:]], len(found[:2])) == (24, [16, 24], 2)
+    assert found.column("accesses") == found.column("accesses_elements")
+    assert found.axes == {"N": [8, 16, 24]}
+    with pytest.raises(IndexError):
+        found[3]
+    with pytest.raises(ValueError, match="there is no column 'acesses', perhaps you mean 'accesses_elements'"):
+        found.column("acesses")
+
+
+def test_a_sweep_shows_what_varies() -> None:
+    found = flashsim.sweep(["flash", "standard"], N=range(8, 108), d=4, M=[100, 400])
+    said = repr(found)
+    assert "400 points over algorithm (2), N (100), M (2): 400 with counts, 32 cross-checked by counting" in said
+    assert "10 of 200 shown" in said
+    assert max(map(len, said.splitlines()[1:])) <= 80
+    html = found._repr_html_()
+    assert html.count("<tr>") == 11
+    assert "<caption>" in html
+    assert "1 point makes no sense: N is 0; expected at least 1" in repr(flashsim.sweep(N=[8, 0], d=4))
+
+
+# ----------------------------------------------------------------------------------------------------------- questions
+
+
+def test_where_one_moves_fewer_than_another() -> None:
+    found = flashsim.sweep(["flash", "standard"], N=range(1, 60), d=[16, 64])
+    for run in found.where_fewer("flash"):
+        assert (run["algorithm"], run["than"], run["along"], run["of"]) == ("flash", "standard", "N", 59)
+    for d in (16, 64):
+        runs = [run for run in found.where_fewer("flash", "standard", along="N") if run["d"] == d]
+        fewer = [
+            N for N in range(1, 60)
+            if flashsim.count("flash", N=N, d=d).hbm.accesses < flashsim.count("standard", N=N, d=d).hbm.accesses
+        ]  # fmt: skip
+        assert fewer
+        assert len(fewer) < 59
+        assert [N for run in runs for N in range(run["from"], run["to"] + 1)] == fewer
+    with pytest.raises(ValueError, match="there are no counts of 'q_outer'; there are of 'flash', 'standard'"):
+        found.where_fewer("q_outer")
+    with pytest.raises(ValueError, match="no argument of numbers varies"):
+        flashsim.sweep(["flash", "standard"], N=8, d=4).where_fewer("flash")
+
+
+def test_a_picture_has_a_line_for_each_combination() -> None:
+    found = flashsim.sweep(["flash", "standard"], N=[64, 8, 512], d=[4, 8], causal=[False, True], M=100)
+    ax = found.plot()
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale()) == ("N", "accesses (elements)", "log")
+    drawn = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in ax.get_lines()}
+    assert len(drawn) == 8
+    rows = [row for row in found if (row["algorithm"], row["d"], row["causal"]) == ("flash", 8, True)]
+    assert drawn["FlashAttention, d = 8, causal"] == sorted([row["N"], row["accesses_elements"]] for row in rows)
+    own = found.plot(x="d", y="peak_over_M", by="algorithm", ax=ax)
+    assert own is ax
+    with pytest.raises(ValueError, match="status is 'ok' in a row; expected numbers to draw"):
+        found.plot(y="status")
+    with pytest.raises(ValueError, match="no row has both"):
+        flashsim.sweep(N=[0, -1], d=4).plot()
