@@ -18,6 +18,7 @@ import json
 import shlex
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -116,7 +117,8 @@ def backward() -> Iterator[dict[str, Any]]:
     ]
     for setting in settings:
         names = ["torch_flash"] if setting.dropout_p else ["torch_flash", "torch_cudnn", "fa4"]
-        calls: Calls = {name: make() for name, make in contestants(setting, ["tensor_core", *names])}
+        calls: Calls = {name: make() for name, make in contestants(setting, ["tensor_core"])}
+        calls |= {name: graphed(make) for name, make in contestants(setting, names)}
         q, k, v, do = arrays(setting, 4)
         asked: dict[str, Any] = {"causal": setting.causal, "dropout_p": setting.dropout_p, "seed": 1}
         o, lse = gpu.forward(q, k, v, return_lse=True, kernel="hopper", **asked)
@@ -156,9 +158,46 @@ def eight_bits() -> Iterator[dict[str, Any]]:
     yield {"case": "fp8 errors", "N": 2048, "d": 128, "of inputs": off(wanted, exact), **errors}
 
 
+def host() -> Iterator[dict[str, Any]]:
+    """Yield the host's time of a call, of problems so small that the GPU waits for it, in µs."""
+    q, k, v = (normal(1, 2, 128, 128) for _ in range(3))
+    few, cache = normal(1, 8, 1, 128), normal(1, 2, 16_384, 128)
+    o, lse = gpu.forward(q, k, v, return_lse=True)
+    calls: Calls = {
+        "hopper": lambda: gpu.forward(q, k, v),
+        "hopper_decode": lambda: gpu.forward(few, cache, cache),
+        "hopper, backward": lambda: gpu.backward(q, k, v, o, lse, o),
+    }
+    found = {}
+    for name, call in calls.items():
+        for launches in (100, 3000):
+            start = time.perf_counter()
+            for _ in range(launches):
+                call()
+            found[name] = round((time.perf_counter() - start) / launches * 1e6, 1)
+            import_cupy().cuda.Device().synchronize()
+    yield {"case": "host", "us": found}
+
+
 def off(found: Any, wanted: Any) -> float:
     """Return ‖found − wanted‖ / ‖wanted‖."""
     return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+def graphed(make: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
+    """Return a call of PyTorch's as a graph to replay: its host would count at small sizes."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # the forward pass too: autograd runs the backward pass where that ran
+        call = make()
+        for _ in range(3):
+            call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        kept = call()
+    return lambda: graph.replay() or kept
 
 
 def copying() -> tuple[int, Calls]:
@@ -236,6 +275,7 @@ CASES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "block-sparse": block_sparse,
     "backward": backward,
     "fp8": eight_bits,
+    "host": host,
 }
 
 
