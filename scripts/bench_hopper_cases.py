@@ -117,8 +117,7 @@ def backward() -> Iterator[dict[str, Any]]:
     ]
     for setting in settings:
         names = ["torch_flash"] if setting.dropout_p else ["torch_flash", "torch_cudnn", "fa4"]
-        calls: Calls = {name: make() for name, make in contestants(setting, ["tensor_core"])}
-        calls |= {name: graphed(make) for name, make in contestants(setting, names)}
+        calls: Calls = {name: make() for name, make in contestants(setting, ["tensor_core", *names])}
         q, k, v, do = arrays(setting, 4)
         asked: dict[str, Any] = {"causal": setting.causal, "dropout_p": setting.dropout_p, "seed": 1}
         o, lse = gpu.forward(q, k, v, return_lse=True, kernel="hopper", **asked)
@@ -182,22 +181,6 @@ def host() -> Iterator[dict[str, Any]]:
 def off(found: Any, wanted: Any) -> float:
     """Return ‖found − wanted‖ / ‖wanted‖."""
     return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
-
-
-def graphed(make: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
-    """Return a call of PyTorch's as a graph to replay: its host would count at small sizes."""
-    import torch
-
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):  # the forward pass too: autograd runs the backward pass where that ran
-        call = make()
-        for _ in range(3):
-            call()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        kept = call()
-    return lambda: graph.replay() or kept
 
 
 def copying() -> tuple[int, Calls]:

@@ -189,15 +189,6 @@ struct Memory {
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
-// Start loading tile j of K, or of V transposed, into place kv of a ring.
-__device__ __forceinline__ void load_tile(const Ring<Memory::STAGES, Memory::KV_BYTES>& ring, Word kv, const TensorMap& X, int j, const RowBlock& at, const Problem& p,
-                                          Tally& reads) {
-    ring.wait_free(kv);
-    ring.there(kv).arrive_and_expect(Memory::KV_BYTES);
-    load(ring.tile(kv), X, j * B_c, at.h / p.group, at.b, ring.there(kv));
-    reads.add(min(B_c, p.N_k - j * B_c), d);
-}
-
 // One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
 template <bool causal>
 __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
@@ -209,8 +200,16 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
     for (; n < p.row_blocks; ++q) {
         const RowBlock at = in_order(p, n);
         n = gridDim.x + atomicInc(counter, p.row_blocks - 1);  // asked for early; as often as there are tiles, so 0 at the end
+        const int h_kv = at.h / p.group;
+        const auto load_tile = [&](const Ring<Memory::STAGES, Memory::KV_BYTES>& ring, const TensorMap& X, int j, Word kv,
+                                   Tally& reads) {
+            ring.wait_free(kv);
+            ring.there(kv).arrive_and_expect(Memory::KV_BYTES);
+            load(ring.tile(kv), X, j * B_c, h_kv, at.b, ring.there(kv));
+            reads.add(min(B_c, p.N_k - j * B_c), d);
+        };
         int j = tiles_seen<causal>(p, at.i * B_r) - 1;
-        if (j >= 0) load_tile(sram.K_j, kv, K, j, at, p, K_reads);
+        if (j >= 0) load_tile(sram.K_j, K, j, kv, K_reads);
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
         sram.Q_i.there(q).arrive_and_expect(Memory::Q_BYTES);
@@ -218,8 +217,8 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
         Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
 #pragma unroll 1
         for (; j >= 0; --j, ++kv) {
-            if (j > 0) load_tile(sram.K_j, kv + 1, K, j - 1, at, p, K_reads);
-            load_tile(sram.V_j, kv, V, j, at, p, V_reads);
+            if (j > 0) load_tile(sram.K_j, K, j - 1, kv + 1, K_reads);
+            load_tile(sram.V_j, V, j, kv, V_reads);
         }
     }
     sram.Q_i.wait_free(q);
