@@ -13,8 +13,9 @@ with, to try them,
     Q, K, V = numpy.random.default_rng(0).normal(size=(3, 64, 16))
     kernel = flashsim.reference.attention
 
-`flashsim.backward` makes a run's gradients, `flashsim.theory.exact` counts by
-formula, `flashsim.plots` draws. docs/use.md shows each.
+`flashsim.backward` makes a run's gradients, `flashsim.sweep` counts at many
+points, `flashsim.theory.exact` counts by formula, `flashsim.plots` draws,
+`flashsim.algorithms()` lists what there is. docs/use.md shows each.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from flashsim import dropout, patterns, reference, theory
 from flashsim.algorithms.blocks import Fit, Fixed, Paper
 from flashsim.api import Gradients, Run, Tally, backward, count, forward, trace
+from flashsim.bias import Bias
 from flashsim.masks import Causal, Dense, Mask, SlidingWindow
 from flashsim.memory import HBM, SRAM, MemoryModelError, NotOnChip, SramOverflow
 from flashsim.paddings import KeyPadding, QueryPadding
@@ -46,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HBM",
     "SRAM",
+    "Bias",
     "Blocks",
     "Causal",
     "Dense",
@@ -70,6 +73,7 @@ __all__ = [
     "load_trace",
     "patterns",
     "reference",
+    "sweep",
     "theory",
     "trace",
 ]

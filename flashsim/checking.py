@@ -68,7 +68,8 @@ def check_booleans(name: str, value: Any) -> NDArray[np.bool_]:
     """Return a mask, an array of booleans."""
     array = check_array(name, value)
     if array.dtype != bool:
-        raise ValueError(f"{name} has dtype {array.dtype}; expected booleans, True = attend")
+        bias = "; what is added to scores is flashsim.Bias(array)" if name == "mask" and array.dtype.kind == "f" else ""
+        raise ValueError(f"{name} has dtype {array.dtype}; expected booleans, True = attend{bias}")
     return array
 
 

@@ -13,6 +13,29 @@ from flashsim.files import write_whole
 LARGEST = 2**63 - 1
 
 
+class Exported:
+    """What has `to_dict`, as JSON; and, where its HBM accesses are by array, as a table of them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data: dictionaries, lists, numbers, text."""
+        raise NotImplementedError
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return `to_dict` as JSON, and write it to a file if there is a path: completely, or not at all."""
+        return to_json(self.to_dict(), path)
+
+    def to_pandas(self) -> Any:
+        """Return HBM accesses as a `pandas.DataFrame`, a row for each array; all else is in its `attrs`.
+
+        Counts are in elements, exactly the integers they are. Needs pandas: pip install "flashsim[pandas]".
+        """
+        found = self.to_dict()
+        traffic = found.pop("hbm", found)
+        by_array = traffic.pop("by_array")
+        rows = [{"array": name, **entry} for name, entry in by_array.items()]
+        return to_pandas(rows, list(rows[0]), index="array", attrs={**traffic, **found})
+
+
 def to_json(data: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> str:
     """Return data as JSON text, and write it to a file if there is a path: completely, or not at all."""
     text = json.dumps(plain(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

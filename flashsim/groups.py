@@ -15,6 +15,7 @@ from operator import or_
 import numpy as np
 
 from flashsim.band import Band
+from flashsim.bias import Bias
 from flashsim.inputs import Array
 from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask
 from flashsim.records import Shape
@@ -48,18 +49,19 @@ def grouped(mask: Mask, group: int, N_q: int) -> Mask:
     if isinstance(mask, Both):
         return Both(grouped(mask.a, group, N_q), grouped(mask.b, group, N_q))
     if isinstance(mask, Dense):
-        return _grouped_dense(mask, group, N_q)
+        return Dense(_grouped_array(mask.array, group, N_q))
+    if isinstance(mask, Bias):
+        return Bias(_grouped_array(mask.array, group, N_q))
     return GroupedTree(mask, group) if isinstance(mask, Tree) else GroupedMask(mask, group)
 
 
-def _grouped_dense(mask: Dense, group: int, N_q: int) -> Dense:
-    """Return the array for the rows of groups. Where it has rows, each is stored, and read, once for each head."""
-    array = mask.array
+def _grouped_array(array: Array, group: int, N_q: int) -> Array:
+    """Return an array for the rows of groups. Where it has rows, each is stored, and read, once for each head."""
     if array.ndim > 2 and array.shape[-3] > 1:
-        return Dense(interleave(np.broadcast_to(array, (*array.shape[:-2], N_q, array.shape[-1])), group))
+        return interleave(np.broadcast_to(array, (*array.shape[:-2], N_q, array.shape[-1])), group)
     if array.ndim > 1 and array.shape[-2] > 1:
-        return Dense(array.repeat(group, axis=-2))
-    return mask
+        return array.repeat(group, axis=-2)
+    return array
 
 
 class GroupedMask(Mask):

@@ -201,10 +201,10 @@ def check_dO(dO: Any, O: Array, *, check_finite: bool, layout: str = HEADS_FIRST
     return gradient
 
 
-def check_attention(*, mask: Any = None, keep: Any = None, **given: Any) -> list[Array]:
+def check_attention(*, mask: Any = None, keep: Any = None, bias: Any = None, **given: Any) -> list[Array]:
     """Return Q, K, V, dO, those that are given, as arrays of real numbers that fit together, or ValueError.
 
-    Leading axes need only broadcast. `mask` and `keep` must be booleans that broadcast to (..., N_q, N_k).
+    Leading axes need only broadcast. `mask` and `keep` must be booleans that broadcast to (..., N_q, N_k), `bias` real numbers.
     """
     arrays = {name: check_array(name, a) for name, a in given.items()}
     shapes = {name: a.shape for name, a in arrays.items()}
@@ -222,9 +222,11 @@ def check_attention(*, mask: Any = None, keep: Any = None, **given: Any) -> list
         leading = np.broadcast_shapes(*(shape[:-2] for shape in shapes.values()))
     except ValueError:
         raise ValueError(f"shapes are {said}; expected leading axes that broadcast") from None
-    for name, a in (("mask", mask), ("keep", keep)):
+    if bias is not None and (kind := check_array("bias", bias).dtype).kind not in "fiu" and kind.name != "bfloat16":
+        raise ValueError(f"bias has dtype {kind}; expected real numbers")
+    for name, a in (("mask", mask), ("keep", keep), ("bias", bias)):
         onto = (*leading, Q[-2], K[-2])
-        if a is not None and not broadcasts(check_booleans(name, a).shape, onto):
+        if a is not None and not broadcasts((check_array if name == "bias" else check_booleans)(name, a).shape, onto):
             raise ValueError(
                 f"{name} has shape {np.shape(a)}; expected one that broadcasts to (..., N_q, N_k) = {onto}"
             )
@@ -254,21 +256,25 @@ def check_backward_range(
         )
 
 
-def check_range(inputs: Inputs, scale: float, dropout_p: float, stored: np.dtype[Any] | None) -> None:
+def check_range(
+    inputs: Inputs, scale: float, dropout_p: float, stored: np.dtype[Any] | None, bias: float = 0.0
+) -> None:
     """Refuse finite inputs so large that a score or a weighted sum could overflow, which would give NaN.
 
     Scores, and every partial sum on the way to one, are at most |scale|·|q|·|k| (Cauchy–Schwarz); partial sums of P̃V at
-    most N_k·max|v|. `stored` is the type S is written to HBM in, for the algorithms that do. Raises ValueError.
+    most N_k·max|v|. `bias` is the most that one adds. `stored` is the type S is written to HBM in, for the algorithms that do.
+
+    Raises ValueError.
     """
     chip = chip_dtype(inputs.dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         q, k = (_longest_row(a) for a in (inputs.Q, inputs.K))
-        score = abs(scale) * q * k
+        score = abs(scale) * q * k + bias
         total = float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0)) * inputs.shape.N_k / (1 - dropout_p)
     score_type = stored if stored is not None and largest(stored) < largest(chip) else chip
     if not score < largest(score_type) / 2 or not max(q, abs(scale) * q) < largest(chip):
         raise ValueError(
-            f"Q and K are too large: scores could reach {score:.3g}, and {score_type.name} ends at "
+            f"Q and K{' and the bias' * bool(bias)} are too large: scores could reach {score:.3g}, and {score_type.name} ends at "
             f"{largest(score_type):.3g}. Scale the inputs down, or give a wider dtype"
         )
     if not total < largest(chip) / 4:

@@ -5,6 +5,7 @@
     KeyPadding(lengths)       only the first `length` keys; one length, or one for each head (leading axes)
     QueryPadding(lengths)     only the first `length` queries, likewise
     Dense(array)              any boolean array that broadcasts to (..., N_q, N_k), True = attend
+    Bias(array)               forbids nothing: floats that are added to the scores
     Tree(parents)             the last keys are the nodes of a tree: itself, its ancestors, and all keys before the tree
 
 All but `Dense` and `Tree` are implicit: positions decide, and nothing is read from HBM. A `Dense` array lives in HBM; its
@@ -93,6 +94,11 @@ class Mask(ABC):
     @property
     def tree(self) -> Any:
         """The `flashsim.Tree` whose bitmask must live in HBM, if any; else None."""
+        return None
+
+    @property
+    def bias(self) -> Any:
+        """The `flashsim.Bias` that must live in HBM, if any; else None."""
         return None
 
     @property
@@ -240,7 +246,7 @@ class Dense(Mask):
 
     def check(self, shape: Shape, leading: Head) -> None:
         """Raise ValueError unless the array broadcasts."""
-        _check_broadcast("mask", self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
+        check_broadcast("mask", self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         """Allow everything by position."""
@@ -258,7 +264,7 @@ class Dense(Mask):
     def dense(self, head: Head) -> list[Bools]:
         """Return this head's array, as large as it was given."""
         array = self.array.reshape((1,) * (2 - self.array.ndim) + self.array.shape)
-        return [array[tuple(i if n > 1 else 0 for i, n in _aligned(head, array.shape[:-2]))]]
+        return [array[head_of(head, array.shape[:-2])]]
 
     def __repr__(self) -> str:
         return f"Dense(array of shape {self.array.shape})"
@@ -272,9 +278,13 @@ class Both(Mask):
     b: Mask
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Check both, and that one at most has a tree."""
+        """Check both, and that one at most has a tree, and a bias."""
         if self.a.tree is not None and self.b.tree is not None:
             raise ValueError(f"mask combines {self.a.tree!r} and {self.b.tree!r}; expected one Tree at most")
+        if self.a.bias is not None and self.b.bias is not None:
+            raise ValueError(
+                f"mask combines {self.a.bias!r} and {self.b.bias!r}; expected one Bias at most: add them up"
+            )
         self.a.check(shape, leading)
         self.b.check(shape, leading)
 
@@ -320,6 +330,11 @@ class Both(Mask):
         """The tree of either one."""
         return self.b.tree if self.a.tree is None else self.a.tree
 
+    @property
+    def bias(self) -> Any:
+        """The bias of either one."""
+        return self.b.bias if self.a.bias is None else self.a.bias
+
     def __repr__(self) -> str:
         return f"{self.a!r} & {self.b!r}"
 
@@ -347,17 +362,18 @@ def check_whole(name: str, value: Any, most: int = LARGEST) -> NDArray[Any]:
 
 def check_leading(name: str, shape: tuple[int, ...], leading: Head) -> None:
     """Raise ValueError for an array that does not broadcast to the leading axes."""
-    _check_broadcast(name, shape, leading, "the leading axes")
+    check_broadcast(name, shape, leading, "the leading axes")
 
 
-def _check_broadcast(name: str, shape: tuple[int, ...], onto: tuple[int, ...], what: str) -> None:
+def check_broadcast(name: str, shape: tuple[int, ...], onto: tuple[int, ...], what: str) -> None:
+    """Raise ValueError for an array that does not broadcast to `onto`, which a message calls `what`."""
     if not broadcasts(shape, onto):
         raise ValueError(f"{name} has shape {shape}; expected one that broadcasts to {what} {onto}")
 
 
-def _aligned(head: Head, axes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Pair the array's leading axes, counted from the last, with the head's index."""
-    return list(zip(head[len(head) - len(axes) :], axes, strict=True))
+def head_of(head: Head, axes: tuple[int, ...]) -> Head:
+    """Return a head's index into an array's leading axes, which are counted from the last, and may be 1."""
+    return tuple(i if n > 1 else 0 for i, n in zip(head[len(head) - len(axes) :], axes, strict=True))
 
 
 def _frozen(value: Any) -> Any:
@@ -370,4 +386,4 @@ def _thawed(value: Any) -> Any:
 
 def at_head(array: NDArray[Any], head: Head) -> Any:
     """Return the entry of a head, of an array that broadcasts to the leading axes."""
-    return array[tuple(i if n > 1 else 0 for i, n in _aligned(head, array.shape))]
+    return array[head_of(head, array.shape)]

@@ -186,18 +186,20 @@ class HBM:
         self._told: Callable[[str, int, Site], None] | None = None  # set by an SRAM that has observers
         self._arrays: dict[str, _Storage] = {}
 
-    def place(self, name: str, values: Tile | tuple[int, int], dtype: DTypeLike | None = None) -> Matrix:
+    def place(
+        self, name: str, values: Tile | tuple[int, int], dtype: DTypeLike | None = None, role: Role = "input"
+    ) -> Matrix:
         """Put an input in HBM, free of charge: it starts there. Counting-only takes its shape for `values`.
 
         `dtype` is the storage type that bytes are counted in, by default that of `values`. The values are used as
-        they are and never written to.
+        they are; those of an input are never written to.
         """
         if isinstance(values, tuple):
             if self.arithmetic:
                 raise TypeError(f"{name}: an HBM that computes needs values; got only the shape {values}")
-            return self._add(name, values, np.dtype(dtype), "input", None)
+            return self._add(name, values, np.dtype(dtype), role, None)
         rows, cols = values.shape
-        return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), "input", values)
+        return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), role, values)
 
     def full(
         self, name: str, shape: tuple[int, int], value: float | Tile, dtype: DTypeLike, role: Role = "extra"

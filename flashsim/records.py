@@ -6,9 +6,10 @@ Every count is an exact integer number of elements. Bytes are derived, array by 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+from flashsim.exporting import Exported
 from flashsim.notebook import table
 
 Role = Literal["input", "output", "extra"]
@@ -61,9 +62,14 @@ class ArrayTraffic:
             self.role,
         )
 
+    def shared(self, heads: int) -> ArrayTraffic:
+        """Return the same where so many heads use one array in turn: it is as large as one, and initialised once."""
+        init, size = self.init_writes // heads, self.size // heads
+        return replace(self, writes=self.writes - self.init_writes + init, init_writes=init, size=size)
+
 
 @dataclass(frozen=True, repr=False)
-class Traffic:
+class Traffic(Exported):
     """HBM accesses of a whole run: totals, and `by_array["K"]` for each named array."""
 
     by_array: Mapping[str, ArrayTraffic] = field(default_factory=dict)
@@ -97,6 +103,15 @@ class Traffic:
     def extra(self) -> int:
         """Elements allocated in HBM besides inputs and output: Theorem 1's "additional memory"."""
         return sum(a.size for a in self.by_array.values() if a.role == "extra")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the totals, and those of each array, in elements and bytes."""
+        counts = ("reads", "writes", "init_writes", "accesses", "bytes")
+        by_array = {
+            array: {name: getattr(a, name) for name in (*counts, "size", "itemsize", "role")}
+            for array, a in self.by_array.items()
+        }
+        return {**{name: getattr(self, name) for name in (*counts, "extra")}, "by_array": by_array}
 
     def __add__(self, other: Traffic) -> Traffic:
         """Add up, array by array: two heads of one run."""

@@ -36,7 +36,7 @@ def run_numbers(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[s
 
 def _numbers(result: Result) -> dict[str, Any]:
     return {
-        **traffic_numbers(result.hbm),
+        **result.hbm.to_dict(),
         "sram": asdict(result.sram),
         "blocks": asdict(result.blocks),
         "max_error": result.max_error,
@@ -53,7 +53,7 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
             key: repr(value) if key == "mask" else getattr(value, "__name__", value)
             for key, value in counted.arguments.items()
         },
-        **traffic_numbers(counted.tally.hbm),
+        **counted.tally.hbm.to_dict(),
         "sram": asdict(counted.tally.sram),
         "resident_at_peak": counted.ledger.at_peak,
         "blocks": asdict(counted.tally.blocks),
@@ -61,13 +61,6 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
         "equals_theory": counted.agrees,
         "by_line": [asdict(movement) for movement in counted.ledger.movements],
     }
-
-
-def traffic_numbers(traffic: Traffic) -> dict[str, Any]:
-    """Return HBM accesses as plain data, in elements and bytes."""
-    names = ("reads", "writes", "init_writes", "accesses", "bytes")
-    by_array = {array: {name: getattr(a, name) for name in names} for array, a in traffic.by_array.items()}
-    return {**{name: getattr(traffic, name) for name in names}, "by_array": by_array}
 
 
 def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result], asked: str) -> None:

@@ -44,6 +44,13 @@ def _targets(filename: str) -> dict[int, str]:
     return names
 
 
+def reread(file: str) -> None:
+    """Forget what is known of a file, which has been edited."""
+    linecache.checkcache(file)
+    _targets.cache_clear()
+    _unlabelled.cache_clear()
+
+
 def target_at(site: Site, default: str) -> str:
     """Return the name assigned (or looped over) at `site`, or `default` where the source has none."""
     filename, line = site

@@ -1,4 +1,7 @@
-"""MASK, as the algorithms use it: a mask applied to one tile of S on chip; what of it lives in HBM is loaded and counted."""
+"""MASK, as the algorithms use it: a mask applied to one tile of S on chip; what of it lives in HBM is loaded and counted.
+
+A bias is added first. The backward pass hands each tile of dS back (`gradient`), from which the bias's gradient is made.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from copy import copy
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from flashsim.bias import Bias
+from flashsim.inputs import Array
 from flashsim.masks import All, Dense, Head, Mask
-from flashsim.memory import HBM, SRAM, Matrix, Tile, pass_tiles
+from flashsim.memory import HBM, SRAM, Block, Matrix, Tile, pass_tiles
 from flashsim.records import Blocks, Shape
 from flashsim.tree_mask import WORD, Tree
 
@@ -19,7 +25,7 @@ class TileMask:
 
     def __init__(self, mask: Mask, hbm: HBM, sram: SRAM, blocks: Blocks, shape: Shape, head: Head) -> None:
         self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
-        self._nothing, self._implicit = isinstance(mask, All), not isinstance(mask, All | Dense | Tree)
+        self._nothing, self._implicit = isinstance(mask, All), not isinstance(mask, All | Dense | Tree | Bias)
         self._arrays = [
             hbm.place(f"mask{number or ''}", array if hbm.arithmetic else _two(array.shape), np.bool_)
             for number, array in enumerate(mask.dense(head))
@@ -30,7 +36,26 @@ class TileMask:
         if tree is not None:
             words = tree.words if hbm.arithmetic else (shape.N_q, -(-len(tree.parents) // WORD))
             self._tree = hbm.place("tree", words, np.uint32)
+        self._bias = self._placed(mask.bias)
+        self._dB: Matrix | None = None
         self._divide(blocks.B_r, blocks.B_c)
+
+    def _placed(self, bias: Bias | None) -> Matrix | None:
+        if bias is None:
+            return None
+        hbm = self._sram.hbm
+        return hbm.place("bias", bias.of(self._head) if hbm.arithmetic else bias.matrix, bias.array.dtype)
+
+    def learning(self, so_far: Array | None, dtype: DTypeLike) -> TileMask:
+        """Have the bias's gradient added to "dB" in HBM, to zeros or to what earlier heads left; return this."""
+        if self._bias is not None:
+            hbm, shape = self._sram.hbm, self._bias.shape
+            if so_far is None:
+                self._dB = hbm.full("dB", shape, 0.0, dtype, "output")
+            else:
+                self._dB = hbm.place("dB", so_far, dtype, "output")
+            self._divide(self._B_r, self._B_c)
+        return self
 
     def divided(self, blocks: Blocks) -> TileMask:
         """Return the same mask for tiles of other sizes."""
@@ -40,24 +65,42 @@ class TileMask:
 
     def _divide(self, B_r: int, B_c: int) -> None:
         self._B_r, self._B_c = B_r, B_c
-        self._tiles = [a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1) for a in self._arrays]
+        self._tiles = [self._by_tile(a) for a in self._arrays]
+        self._bias_tiles, self._dB_tiles = (a and self._by_tile(a) for a in (self._bias, self._dB))
         self._words = None if self._tree is None else self._tree.divide(B_r, 1)
 
+    def _by_tile(self, a: Matrix) -> Matrix:
+        return a.divide(self._B_r if a.shape[0] > 1 else 1, self._B_c if a.shape[1] > 1 else 1)
+
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
-        """Return S_ij with −∞ where the mask forbids. Loads what of the mask lives in HBM: its block, its words."""
+        """Return S_ij, plus the bias, with −∞ where the mask forbids. Loads what lives in HBM: its block, its words."""
         if self._nothing:
             return S_ij
+        if self._bias_tiles is not None:
+            S_ij = S_ij + self._sram.load(_block(self._bias_tiles, i, j))
         allowed: Any = True
         for matrix in self._tiles:
-            down, across = matrix.blocks
-            allowed = self._sram.load(matrix[min(i, down - 1), min(j, across - 1)]) & allowed
+            allowed = self._sram.load(_block(matrix, i, j)) & allowed
         if self._words is not None:
             allowed = self._attends(self._words, i, j * self._B_c, *S_ij.shape) & allowed
         if self._implicit and self._sram.hbm.arithmetic:
             top, left = i * self._B_r, j * self._B_c
             rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
             allowed = self._mask.allows(rows, cols, self._shape, self._head) & allowed
+        if allowed is True and not self._implicit:  # a bias alone
+            return S_ij
         return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
+
+    def gradient(self, dS_ij: Tile, i: int, j: int) -> None:
+        """Add dS_ij to its block of dB in HBM, summed up where the block is one row, or one column."""
+        if self._dB_tiles is None:
+            return
+        block = _block(self._dB_tiles, i, j)
+        dB_ij = self._sram.load(block)
+        for axis in (0, 1):
+            if block.shape[axis] < dS_ij.shape[axis]:
+                dS_ij = dS_ij.sum(axis=axis, keepdims=True)
+        self._sram.store(block, self._sram.on_chip(dB_ij + dS_ij, over=dB_ij))
 
     def _attends(self, words: Matrix, i: int, left: int, rows: int, cols: int) -> Any:
         """Load the words with the bits of keys left … left + cols − 1, row block i; return the bits, True for the prefix."""
@@ -75,7 +118,7 @@ class TileMask:
         """Mask S in HBM, tile by tile in place: a pass that reads and writes all of it. No pass if nothing is masked."""
         if self._nothing:
             return
-        held = 1 + len(self._arrays)
+        held = 1 + len(self._arrays) + (self._bias is not None)
         if self._tree is None:
             rows, cols = pass_tiles(sram.capacity, S.shape[1], held)
         else:
@@ -112,6 +155,11 @@ def _pass_tiles_with_words(M: int, N_k: int, held: int, words: int) -> tuple[int
     if rows:
         return rows, N_k
     return 1, min(max((WORD * M - WORD + 1) // (WORD * held + 1), (M - words) // held, 1), N_k)
+
+
+def _block(matrix: Matrix, i: int, j: int) -> Block:
+    down, across = matrix.blocks
+    return matrix[min(i, down - 1), min(j, across - 1)]
 
 
 def _two(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -190,7 +190,7 @@ def tune(
     direction, on_tried = check_direction(direction), check_callback("on_tried", on_tried)
     shape, least = check_shape(N, d, N_q, N_k, d_v), check_count("least", least)
     rule, dropout_p = as_mask(mask, causal, shape, ()), check_p(dropout_p)
-    if rule.dense(()) or rule.tree is not None:
+    if rule.dense(()) or rule.tree is not None or rule.bias is not None:
         raise ValueError(f"mask is {rule!r}; expected one of positions, of which nothing is in HBM")
     masked = None if isinstance(rule, All) else rule
     stored = float_dtype(dtype)

@@ -140,7 +140,8 @@ def test_numbers_are_rounded_as_ml_dtypes_rounds_them() -> None:
     torch = pytest.importorskip("torch")
     for dtype in ("float32", "float16", "bfloat16"):
         x = cupy.random.default_rng(0).standard_normal((3, 4, 5, 128), dtype=cupy.float32).astype(dtype)
-        x[0, 0, 0, :3] = 1e-3, 1000, -1000
+        for place, number in enumerate((1e-3, 1000, -1000)):
+            x[0, 0, 0, place] = number
         wanted = np.clip(x.get().astype(np.float32), -448, 448).astype(hopper_fp8.dtype())
         assert (gpu.to_fp8(x).view("uint8").get() == wanted.view(np.uint8)).all()
     q = torch.randn(1, 2, 100, 128, device="cuda").to(torch.float8_e4m3fn)

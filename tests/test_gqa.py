@@ -696,7 +696,7 @@ PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
      "(row_ends - 1) // self._group", {"exact, grouped"}),
     ("live for all heads, not for any", groups.GroupedMask._any, "np.any", "np.all", {"exact, grouped"}),
     ("keys of the head with fewest", groups.GroupedMask.keys, "max(", "min(", {"exact, grouped"}),
-    ("a dense array's rows in the wrong order", groups._grouped_dense, "array.repeat(group, axis=-2)",
+    ("a dense array's rows in the wrong order", groups._grouped_array, "array.repeat(group, axis=-2)",
      "np.concatenate([array] * group, axis=-2)", {"exact, grouped"}),
     ("dropout of the group's first head", TileDropout._kept, "+ rows % self._group", "", {"exact, grouped"}),
     ("dropout by row, not by position", TileDropout._kept, "rows // self._group, cols", "rows, cols",

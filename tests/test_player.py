@@ -10,24 +10,31 @@ from __future__ import annotations
 import gzip
 import html
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image, ImageSequence
 
 import flashsim
 from flashsim import Fixed, patterns
 from flashsim.algorithms import Algorithm
+from flashsim.cli import main
 from flashsim.tracing import Trace
 from flashsim.tracing.bugs import with_bug
+from flashsim.tracing.film import film
 from flashsim.tracing.writing import as_json
 
 from .conftest import DESK, PHONE
 
+FRAME = {"width": 960, "height": 480}
 Opener = Callable[..., Any]
 
 
@@ -199,7 +206,7 @@ def test_stepping_to_the_end_shows_the_run_s_counts(open_page: Opener, name: str
             array.writes,
         )
     assert shown["total"] == (trace.events[-1].reads, trace.events[-1].writes)
-    assert "They equal the closed form." in page.inner_text(".versus")
+    assert f"All {sum(shown['total']):,} equal the prediction." in page.inner_text(".versus")
     assert trace.about.standard is not None
     pass_ = "Standard attention's backward pass makes" if backward else "Standard attention makes"
     assert f"{pass_} {sum(trace.about.standard):,}" in page.inner_text(".versus")
@@ -287,18 +294,16 @@ def test_every_step_shows_its_counts_line_tile_and_occupancy(open_page: Opener, 
     page = open_page(trace)
     shown = each_step(
         page,
-        """["#where", ".fill", ".listing .on .number", ".now", "#said"].map((part) => document.querySelector(part).innerText)
+        """["#where", ".scale", ".listing .on .number", ".now", "#said"].map((part) => document.querySelector(part).innerText)
         .concat([".hbm .sum td:nth-child(3)", ".hbm .sum td:nth-child(5)"].map((part) => document.querySelector(part).innerText),
-        document.querySelector(".grid").ariaLabel, document.querySelector(".over").hidden,
+        document.querySelector(".grid").ariaLabel,
         [...document.querySelectorAll(".source .on")].map((line) => line.textContent.match(/line \\d+/)?.[0]))""",
     )
-    for at, (where, fill, number, now, said, reads, writes, grid, fits, *source) in zip(
-        trace.steps, shown, strict=True
-    ):
+    for at, (where, fill, number, now, said, reads, writes, grid, *source) in zip(trace.steps, shown, strict=True):
         last = trace.events[at.last]
         assert where == f"step {at.number} of {len(trace.steps) - 1}"
-        assert fill.startswith(f"{last.occupancy:,} of M = 64")
-        assert fits == (last.occupancy <= 64)
+        over = last.occupancy - 64
+        assert (f"{over} elements more than M" in fill) == (over > 0)
         assert (number, now.split(" ·")[0], said.split(": ")[0].split(", ")[:2]) == (
             str(last.paper_line),
             at.label,
@@ -306,8 +311,12 @@ def test_every_step_shows_its_counts_line_tile_and_occupancy(open_page: Opener, 
         )
         assert set(filter(None, source)) == {at.label}
         assert (reads, writes) == (f"{last.reads:,}", f"{last.writes:,}")
-        assert (f"current tile row {at.tile[0]}, column {at.tile[1]};" in grid) if at.tile else "current" not in grid
-        assert not at.tile or all(f"{name} = {n}" in said for name, n in zip("ij", at.tile, strict=True))
+        assert (
+            (f"current tile row {at.tile[0] + 1}, column {at.tile[1] + 1};" in grid)
+            if at.tile
+            else "current" not in grid
+        )
+        assert not at.tile or all(f"{name} = {n + 1} of " in said for name, n in zip("ij", at.tile, strict=True))
         assert ("rescaled" in said) == (at.rescaled > 0)
 
 
@@ -322,9 +331,9 @@ def test_a_user_s_own_lines_are_shown_with_their_text(open_page: Opener) -> None
     trace = flashsim.trace(mine, Q, K, V, blocks=(4, 4), M=200)
     page = open_page(trace)
     line, text = mine.__code__.co_firstlineno + 2, "S = sram.on_chip(sram.load(Q[0]) @ sram.load(K[0]).T)"
-    assert page.inner_text(".now") == f"line {line} of test_player.py {text} · load Q[0], K[0]"
+    assert page.inner_text(".now") == f"line {line} of test_player.py {text} · load Q1, K1"
     assert page.locator(".source .on").all_inner_texts() == [f"        {text}"]
-    assert page.inner_text("#said").startswith(f"Step 0, line {line} of test_player.py, tile 0, 0: load Q[0], K[0].")
+    assert page.inner_text("#said").startswith(f"Step 0, line {line} of test_player.py, tile 1, 1: load Q_1, K_1.")
 
 
 @pytest.mark.parametrize("record", [recorded, recorded_backward])
@@ -357,9 +366,9 @@ def test_shown_values_are_the_tensors(open_page: Opener) -> None:
     old, new = last.pairs["O"]
     assert old is not None
     assert new is not None
-    found = exact_values(page, ".pairs td[data-tip^='O,']")
-    want = np.concatenate([old, new], axis=1)
-    assert np.array_equal(np.array(found, np.float32).reshape(want.shape), want)
+    for age, want in (("old", old), ("new", new)):
+        found = exact_values(page, f".pairs td[data-tip^='O {age},']")
+        assert np.array_equal(np.array(found, np.float32).reshape(want.shape), want)
 
 
 def exact_values(page: Any, selector: str) -> list[float]:
@@ -379,7 +388,8 @@ def test_all_digits_are_to_be_had_without_a_mouse(open_page: Opener) -> None:
     assert value is not None
     assert np.array_equal(np.array(shown, np.float32).reshape(value.shape), value)
     page.focus(".grid")
-    assert page.inner_text("#tip").startswith(f"tile (i, j) = {at.tile}: current")
+    assert at.tile is not None
+    assert page.inner_text("#tip").startswith(f"tile (i, j) = {(at.tile[0] + 1, at.tile[1] + 1)}: current")
 
 
 def test_the_factor_is_e_to_the_old_less_the_new_maximum(open_page: Opener) -> None:
@@ -475,9 +485,9 @@ def test_the_keyboard_alone_reaches_everything(open_page: Opener) -> None:
 
 def test_what_is_spoken(open_page: Opener) -> None:
     page = open_page(recorded(causal=True), at="#t=3")
-    assert page.inner_text("#said") == "Step 3, line 10, j = 0, i = 0: compute S_ij. SRAM 74 of 64."
+    assert page.inner_text("#said") == "Step 3, line 10, j = 1 of 3, i = 1 of 4: compute S_ij. SRAM 74 of 64."
     label = page.get_attribute(".grid", "aria-label")
-    assert label == "Score matrix of 4 by 3 tiles: current tile row 0, column 0; 0 done, 0 skipped, 11 ahead"
+    assert label == "Score matrix of 4 by 3 tiles: current tile row 1, column 1; 0 done, 0 skipped, 11 ahead"
     assert page.get_attribute("#scrub", "aria-valuetext") == "step 3 of 99, line 10"
 
 
@@ -518,13 +528,32 @@ def test_reduced_motion_plays_slowly(open_page: Opener) -> None:
     assert open_page(recorded()).input_value("#speed") == "8"
 
 
+def middle_of(page: Any, what: str) -> tuple[float, float]:
+    """Return the middle of the first thing in the picture whose tip begins so."""
+    x, y = page.evaluate(
+        """(what) => { const {hits, canvas} = player.views[0].grid, box = canvas.getBoundingClientRect();
+        const [x, y, width, height] = hits.find((hit) => hit[4](hit[0] + hit[2] / 2, hit[1] + hit[3] / 2).startsWith(what));
+        return [box.x + x + width / 2, box.y + y + height / 2]; }""",
+        what,
+    )
+    return x, y
+
+
 def test_hovering_tells_numbers(open_page: Opener) -> None:
-    page = open_page(recorded(causal=True), at="#t=10")
-    box = page.locator(".grid").bounding_box()
-    page.mouse.move(box["x"] + 60, box["y"] + 60)
-    assert page.inner_text("#tip").startswith("tile (i, j) = (0, 0): done\nqueries 0 to 2, keys 0 to 3")
-    page.hover(".bar > span")
-    assert page.inner_text("#tip") == "K[0]: 16 elements, loaded"
+    trace = recorded(causal=True)
+    page = open_page(trace, at="#t=10")
+    page.mouse.move(*middle_of(page, "tile (i, j) = (1, 1)"))
+    assert page.inner_text("#tip").startswith("tile (i, j) = (1, 1): done\nqueries 0 to 2, keys 0 to 3")
+    page.mouse.move(*middle_of(page, "K_1: 16"))
+    assert page.inner_text("#tip") == "K_1: 16 elements, loaded"
+    page.mouse.move(*middle_of(page, "K_1, row"))
+    K = next(e.value for e in trace.events if e.name == "K[0]")
+    assert K is not None
+    place, value = page.inner_text("#tip").splitlines()[0].split(" of the block: ")
+    row, column = (int(part.split()[1]) for part in place.split(", ")[1:])
+    assert np.float32(value.replace("−", "-")) == K[row, column]
+    page.mouse.move(*middle_of(page, "V_1 in HBM"))
+    assert page.inner_text("#tip") == "V_1 in HBM: keys 0 to 3, on chip now"
 
 
 def test_two_runs_go_by_time(open_page: Opener) -> None:
@@ -583,7 +612,7 @@ def test_by_tile_the_second_run_shows_the_same_tile(
             assert its.tile in (at.tile, None)  # standard attention has blocks of its own in some of its lines
             assert "skipped" not in said
         if at.tile and at.tile not in visited:
-            assert f"tile ({at.tile[0]}, {at.tile[1]}) is skipped here" in said
+            assert f"tile ({at.tile[0] + 1}, {at.tile[1] + 1}) is skipped here" in said
         if at.tile:
             ends[at.number] = its.number
     assert len(set(ends.values())) >= len(visited)
@@ -664,7 +693,7 @@ def test_two_runs_are_seen_without_scrolling(open_page: Opener, direction: str) 
     for second in (wrong, record("q_outer", causal=True), record("standard", causal=True)):
         page = open_page(record(causal=True), versus=second, at="#t=46")
         fold = page.locator("#transport").bounding_box()["y"]
-        for part in (".now", ".grid", ".sram", ".hbm tr:last-child", ".code", ".code .on:visible"):
+        for part in (".now", ".grid", ".hbm tr:last-child", ".code", ".code .on:visible"):
             for view in (0, 1):
                 box = page.locator(".view").nth(view).locator(part).last.bounding_box()
                 assert box["y"] >= 0
@@ -694,7 +723,7 @@ def test_it_fits_and_follows_the_colour_scheme(open_page: Opener, viewport: dict
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(int(n) for n in ground[4:-1].split(",")) < 380) == (scheme == "dark")
-    for part in (".grid", ".sram", ".listing .on", "#play", "#scrub"):
+    for part in (".grid", ".listing .on", "#play", "#scrub"):
         assert page.locator(part).first.is_visible()
     transport = page.locator("#transport").bounding_box()
     assert transport["y"] + transport["height"] <= viewport["height"] + 1
@@ -790,7 +819,7 @@ def test_a_step_is_said_once(open_page: Opener) -> None:
     assert live == ["said"]
     page.focus("#scrub")
     press(page, "ArrowRight")
-    assert page.get_attribute("#scrub", "aria-valuetext").startswith("Step 4, line 11, j = 0, i = 0: compute")
+    assert page.get_attribute("#scrub", "aria-valuetext").startswith("Step 4, line 11, j = 1 of 3, i = 1 of 4: compute")
     assert page.inner_text("#said") == ""  # the slider says it
     page.focus("#forward")
     press(page, "ArrowRight")
@@ -800,7 +829,7 @@ def test_a_step_is_said_once(open_page: Opener) -> None:
 def test_two_runs_are_told_apart_without_eyes(open_page: Opener) -> None:
     page = open_page(recorded(), versus=recorded("standard"), at="#t=20")
     said = page.inner_text("#said")
-    assert said.startswith("First run: Step 20, line 11, j = 0, i = 2: compute S_masked_ij.")
+    assert said.startswith("First run: Step 20, line 11, j = 1 of 3, i = 3 of 4: compute S_masked_ij.")
     assert f"Second run: Step {second_step(page)}, line " in said
     names = page.eval_on_selector_all("article, section, [role=region]", "all => all.map(e => e.ariaLabel)")
     assert None not in names
@@ -884,34 +913,13 @@ def test_boxes_scroll_by_shift_and_arrows(open_page: Opener) -> None:
     assert page.locator("#tip").is_hidden()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_names_in_the_bar_of_sram_are_whole_or_absent(open_page: Opener, width: int) -> None:
-    for trace, backward in ((recorded(), False), (recorded_backward(), True)):
-        page = open_page(trace, viewport={"width": width, "height": 720})
-        shown = set()
-        for number in range(0, len(trace.steps), 5):
-            page.evaluate(f"player.go({number})")
-            parts = page.evaluate(
-                """() => { const bar = document.querySelector(".bar").getBoundingClientRect();
-                return [...document.querySelectorAll(".bar > span > span")].map((e) => [e, e.getBoundingClientRect()])
-                  .filter(([, box]) => box.top < bar.bottom - 2)
-                  .map(([e, box]) => [e.innerText, box.right - e.parentElement.getBoundingClientRect().right]); }"""
-            )
-            shown |= {text for text, _ in parts}
-            assert [part for part in parts if part[1] > 0.5] == []
-        if width > 900:
-            assert {"K", "[0]", "dV" if backward else "V"} <= {
-                text.replace("\u0303", "").strip("j\n") for text in shown
-            }
-
-
 def test_it_fits_into_a_notebook_s_frame(open_page: Opener) -> None:
     """JupyterLab leaves about 830 pixels: matrix, counters and the current line are seen, and nothing sticks out."""
     for trace in (recorded(causal=True), recorded_backward()):
         page = open_page(trace, at="#t=46", viewport={"width": 830, "height": 720})
         assert page.evaluate("document.documentElement.scrollWidth") <= 830
         fold = page.locator("#transport").bounding_box()["y"]
-        for part in (".now", ".grid", ".sram", ".hbm tr:last-child", ".listing .on"):
+        for part in (".now", ".grid", ".pairs", ".listing .on"):
             box = page.locator(part).last.bounding_box()
             assert box["y"] + box["height"] <= fold, part
 
@@ -931,3 +939,150 @@ def test_a_frame_may_open_unseen(open_page: Opener) -> None:
       canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some(Boolean)"""
     for canvas in ("#sparks", ".grid"):
         assert frame.locator(canvas).evaluate(drawn)
+
+
+# ------------------------------------------------------------------------------------------ movement, formulas, slides, files
+
+
+SAID = """Array.from({length: player.length}, (_, t) => (player.go(t), [...document.querySelectorAll(".spelled p")].map((p) => {
+  const copy = p.cloneNode(true);
+  copy.querySelectorAll("sup").forEach((sup) => sup.replaceWith("**(", ...sup.childNodes, ")"));
+  copy.querySelectorAll(".about").forEach((about) => about.remove());
+  return copy.textContent;
+})))"""
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [("flash_basic", "forward"), ("q_outer", "forward"), ("standard", "forward"), ("flash", "backward")],
+)
+def test_a_formula_s_numbers_give_its_result(open_page: Opener, name: str, direction: str) -> None:
+    """What is written between the first and the last sign of equality, computed here, is what stands after the last."""
+    trace = recorded(name) if direction == "forward" else recorded_backward(name)
+    page = open_page(trace)
+    shown = page.evaluate(SAID)
+    computed = 0
+    for at, lines in zip(trace.steps, shown, strict=True):
+        for line in lines:
+            _, *spelled, result = line.replace("−", "-").replace("∞", "inf").replace("·", "*").split(" = ")
+            (text,) = spelled
+            if re.search(r"…|[^\W\de]", text.replace("max", "")):
+                continue  # with a symbol whose number the page does not have: τ, MASK
+            value = eval(text, {"__builtins__": {}, "e": np.e, "max": max, "inf": np.inf})
+            assert value == pytest.approx(float(result), abs=2e-3, rel=2e-3), (at.number, line)
+            computed += 1
+    assert computed > 25
+    made = {e.name for e in trace.events if e.kind == "compute"}
+    assert made >= {"S_ij"}
+
+
+def test_a_row_of_one_s_choice_is_spelled_out(open_page: Opener) -> None:
+    trace = recorded()
+    at = next(s for s in trace.steps if s.rescaled)
+    page = open_page(trace, at=f"#t={at.number}")
+    old, new = at.pairs["m"]
+    assert old is not None
+    assert new is not None
+    assert at.rows is not None
+    risen = int(np.flatnonzero(new > old)[0])
+    assert page.inner_text(".row") == f"row {at.rows[0] + risen}"  # the first that rises
+    page.focus(".row")
+    press(page, "Enter")
+    row = (risen + 1) % len(new)
+    assert page.inner_text(".row") == f"row {at.rows[0] + row}"
+    assert page.evaluate("document.activeElement.className") == "row"
+    assert page.inner_text(".spelled b >> nth=0").replace("−", "-") == f"{new[row, 0]:.4f}"
+    press(page, "Enter", 2 if row == 1 else 0)
+    page.mouse.click(*middle_of(page, "m_i_new, row"))
+    assert page.inner_text(".row") == f"row {at.rows[0] + 1}"
+    press(page, "ArrowRight")
+    press(page, "ArrowLeft")
+    assert page.inner_text(".row") == f"row {at.rows[0] + risen}"
+
+
+def test_an_ambiguous_name_is_not_spelled_out(open_page: Opener) -> None:
+    """Two blocks of one array under names of one quantity: a formula with one of them twice would be a lie."""
+
+    def both(hbm: Any, sram: Any, Q: Any, K: Any, V: Any, blocks: Any) -> Any:
+        O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output").divide(2)
+        Q = Q.divide(2)
+        Q_a, Q_b = sram.load(Q[0], Q[1])
+        Z = sram.on_chip(Q_a + Q_b)
+        W = sram.on_chip(Q_b * Q_b)
+        sram.store(O[0], Z)
+        sram.store(O[1], W)
+        return O
+
+    Q, K, V = np.arange(24, dtype=np.float32).reshape(3, 4, 2) + 1
+    page = open_page(flashsim.trace(both, Q, K, V, blocks=(2, 2), M=200))
+    said = page.evaluate(SAID)
+    assert not any("Z = " in line for lines in said for line in lines)
+    assert [line for lines in said for line in lines] == ["W = 5.0000 · 5.0000 = 25.000"]
+
+
+FRAMES = """(t) => new Promise((done) => {
+  const {grid} = player.views[0], shares = [], draw = grid.draw.bind(grid);
+  grid.draw = (share, pen) => (shares.push(share), draw(share, pen));
+  player.go(t), player.move(1), setTimeout(() => done(shares), 700);
+})"""
+
+
+def test_blocks_travel_but_not_for_those_who_asked_for_less_motion(open_page: Opener) -> None:
+    trace = recorded()
+    load = next(s.number for s in trace.steps if s.label == "line 9" and s.number > 10)
+    compute = next(s.number for s in trace.steps if s.label == "line 10" and s.number > 10)
+    page = open_page(trace)
+    shares = page.evaluate(FRAMES, load - 1)
+    assert len(shares) > 3
+    assert shares[-1] == 1
+    assert sorted(shares[1:]) == shares[1:]
+    assert open_page(trace).evaluate(FRAMES, compute - 1) == [1, 1]
+    assert open_page(trace, reduced_motion="reduce").evaluate(FRAMES, load - 1) == [1, 1]
+
+
+def test_a_slide_shows_one_panel(open_page: Opener) -> None:
+    trace = recorded()
+    parts = {"tiles": ".matrix", "code": ".code", "values": ".values", "memory": ".memory"}
+    for panel, part in parts.items():
+        page = open_page(trace, at=f"#t=30&panel={panel}")
+        assert step(page) == 30
+        assert page.locator(".view > section:visible").first.evaluate("(e, part) => e.matches(part)", part)
+        assert not page.locator("#transport").is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    press(page, "ArrowRight")
+    until(page, "location.hash === '#t=31&panel=memory'")
+    press(page, "Escape")
+    assert page.locator("#transport").is_visible()
+    until(page, "location.hash === '#t=31'")
+    page.click(".slide")
+    assert page.locator(".grid").bounding_box()["width"] > 1200
+    page.click("#leave")
+    assert page.locator(".listing").is_visible()
+    assert open_page(trace, at="#t=3&panel=nonsense").locator("#transport").is_visible()
+
+
+def test_pictures_are_saved(open_page: Opener, tmp_path: Path) -> None:
+    page = open_page(recorded(causal=True), at="#t=30")
+    found = {}
+    for kind in ("svg", "png"):
+        with page.expect_download() as download:
+            page.click(f".save-{kind}")
+        assert download.value.suggested_filename == f"flash-step-30.{kind}"
+        found[kind] = tmp_path / f"picture.{kind}"
+        download.value.save_as(found[kind])
+    root = ElementTree.parse(found["svg"]).getroot()
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"SRAM", "HBM", "step 30 · "} <= set(texts)
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) > 60
+    assert found["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_film_has_a_frame_for_each_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = recorded(n=6, d=2)
+    with Image.open(film(trace, 4, 7, tmp_path / "some.gif")) as gif:
+        frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(gif)]
+    assert len(frames) == 4
+    assert all((one != other).any() for one, other in pairwise(frames))
+    assert main(["step", "--n", "6", "--d", "2", "--gif", "9:3", "-o", str(tmp_path / "no.gif")]) == 2
+    assert "argument --gif: steps 9:3; expected A:B with 0 ≤ A ≤ B ≤ " in capsys.readouterr().err
+    assert not (tmp_path / "no.gif").exists()

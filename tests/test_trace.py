@@ -377,7 +377,7 @@ def test_a_backward_pass_is_traced_by_either_name_for_it() -> None:
     assert plain.hbm == made.hbm
     shown = made._repr_html_()
     assert shown is not None
-    assert shown.startswith('<iframe sandbox="allow-scripts" srcdoc="')
+    assert shown.startswith('<iframe sandbox="allow-scripts allow-downloads" srcdoc="')
     with pytest.raises(ValueError, match="backward pass here"):
         flashsim.trace("flash_basic", Q, K, V, dO=gradient(13, 4), M=64)
 
@@ -636,7 +636,7 @@ def test_a_run_shows_itself_in_a_sandboxed_frame() -> None:
     Q, K, V = operands(7, 3)
     shown = flashsim.forward("flash", Q, K, V, M=48, trace=True)._repr_html_()
     assert shown is not None
-    assert shown.startswith('<iframe sandbox="allow-scripts" srcdoc="')
+    assert shown.startswith('<iframe sandbox="allow-scripts allow-downloads" srcdoc="')
     assert "allow-same-origin" not in shown
     assert shown.count('"') == 8  # four attributes: nothing of the page ends the attribute it is in
     words = re.sub("<[^>]*>", "", shown)  # what is left where frames are not allowed

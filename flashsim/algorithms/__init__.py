@@ -1,13 +1,18 @@
 """The paper's algorithms and the practice built on them, one a file, collected by name.
 
+`flashsim.algorithms()` lists them.
+
 Each file in this folder that ends in a record, `ALGORITHM`, is one: nothing else has to name it.
 """
 
 from __future__ import annotations
 
 import pkgutil
+import sys
 from importlib import import_module
+from types import ModuleType
 
+from flashsim.algorithms.listing import Listing
 from flashsim.algorithms.record import GRADIENTS as GRADIENTS
 from flashsim.algorithms.record import Algorithm as Algorithm
 from flashsim.algorithms.record import Direction
@@ -35,3 +40,21 @@ def options() -> dict[str, list[tuple[str, Option]]]:
         for option in algorithm.options:
             found.setdefault(option.name, []).append((algorithm.name, option))
     return found
+
+
+def listing() -> Listing:
+    """Return all algorithms, as a table where it is shown; what `flashsim.algorithms()` returns."""
+    return Listing(FORWARD.values(), BACKWARD.values())
+
+
+class _Callable(ModuleType):
+    """This package, which may be called: Python's reference lets a module's `__class__` be set to a class of one's own.
+
+    Type checkers do not know of it: to them, `flashsim.algorithms.listing()` is the same.
+    """
+
+    def __call__(self) -> Listing:
+        return listing()
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -18,6 +18,9 @@ class MaskFunction(Protocol):
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
         """Return tile (i, j) of S with −∞ where the mask forbids; S_ij itself if nothing is masked."""
 
+    def gradient(self, dS_ij: Tile, i: int, j: int) -> None:
+        """Add tile (i, j) of dS to a bias's gradient in HBM; nothing where there is no bias."""
+
     def divided(self, blocks: Blocks) -> MaskFunction:
         """Return the same mask for tiles of other sizes."""
 

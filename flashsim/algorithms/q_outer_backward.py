@@ -95,6 +95,7 @@ def q_outer_backward(
             dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j)  # line 18
             dP_ij = on_chip(dO_i @ V_j.T * Z_ij)  # line 19
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 20
+            MASK.gradient(dS_ij, i, j)  # line 20
             dQ_i = sram.load(dQ[i])  # line 21
             dQ_i_new = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # line 21
             sram.store(dQ[i], dQ_i_new)  # line 21
@@ -119,4 +120,5 @@ ALGORITHM = Algorithm(
     loops="K, V outermost, L and D",
     rounds=every_block,
     rounds_logs=lambda T_c: 2,
+    gives_dS=True,
 )

@@ -74,6 +74,8 @@ class Algorithm:
     stores_scores  whether S and P are written to HBM, in the inputs' type: S must not overflow there
     recombines     whether dS is summed up by way of a block's own D (Appendix B.5)
 
+    gives_dS       a backward pass hands each tile of dS once to `MASK.gradient`: so a bias has a gradient
+
     lse            (hbm, options) -> the rows' log-sum-exp, (N_q, 1), of what a run left in HBM; None where it returns L, or ℓ
                    and m
     """
@@ -101,6 +103,7 @@ class Algorithm:
     rounds_logs: OfBlocks = never
     stores_scores: bool = False
     recombines: bool = False
+    gives_dS: bool = False
     lse: Callable[[HBM, Mapping[str, Any]], Tile] | None = None
 
     def __post_init__(self) -> None:

@@ -84,6 +84,7 @@ def sliding_window_backward(
             dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j)  # line 15
             dP_ij = on_chip(dO_i @ V_j.T * Z_ij)  # line 16
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 17
+            MASK.gradient(dS_ij, i, j)  # line 17
             dQ_i = sram.load(dQ[i])  # line 18
             dQ_i_new = on_chip(dQ_i + tau * product(dS_ij, K_j), over=dQ_i)  # line 18
             sram.store(dQ[i], dQ_i_new)  # line 18
@@ -108,4 +109,5 @@ ALGORITHM = Algorithm(
     loops=None,
     rounds=every_block,
     rounds_logs=lambda T_c: 2,
+    gives_dS=True,
 )

@@ -1,5 +1,4 @@
-"""The command line: `flashsim run`, `count`, `plot`, `sweep`, `tune`, `gpu`, `bench`, `check`, `example`, `step`,
-`playground`, `debug`, `verify`.
+"""The command line: `flashsim run`, `count` and the others of `COMMANDS`.
 
 Each command is a module: SUMMARY, EXAMPLES, add_options(parser), and run(options), which returns 0, or 1 where a claim or
 a check failed. Results go to stdout, progress and errors to stderr. `flashsim.entry` says what each exit status means.
@@ -35,6 +34,7 @@ COMMANDS: dict[str, ModuleType] = {
         "bench",
         "check",
         "example",
+        "exercise",
         "step",
         "playground",
         "debug",

@@ -20,8 +20,7 @@ FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
 BLOCKS = (128, 128)  # B_r, B_c
 THREADS, TRANSPOSES, ROUNDS = 384, 256, 256  # of the three kernels
-SHARED = 16 * 1024 * (1 + 4 + 4 + 2) + 9 * 16 + 2 * 12  # Q_i, K_j, V_j, O_i, barriers, row blocks' numbers
-TURNS = False  # between the two consumers
+SHARED = 1024 * (16 + 4 * 16 + 4 * 16 + 32) + 9 * 16 + 2 * 12  # Q_i, K_j, V_j, O_i, barriers, row blocks' numbers
 LARGEST = 448.0
 
 _STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
@@ -31,9 +30,9 @@ _PROBLEM = np.dtype(
 )
 
 
-def function(causal: bool, turns: bool = TURNS) -> str:
+def function(causal: bool) -> str:
     """Return the kernel's name for one case."""
-    return f"hopper_fp8<{str(causal).lower()}, {str(turns).lower()}>"
+    return f"hopper_fp8<{str(causal).lower()}>"
 
 
 def to_fp8(x: Any) -> Any:
@@ -70,7 +69,7 @@ def why_not(capability: str, d: int) -> str:
     return hopper.why_not(capability, d) if d == 128 else f"d is {d}, and the kernel takes 128"
 
 
-def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options, *, turns: bool = TURNS) -> None:
+def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     """Fill o, float16, and, unless None, lse. Raises ValueError for rows that do not start at multiples of 16 bytes."""
     cupy = import_cupy()
     device = current_device()
@@ -84,7 +83,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options, *, turns
     T_c = -(-N_k // B_c)
     problem, blocks = _prepared(device, q.shape, k.shape, lse is not None, options.causal, options.scale)
     totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
-    transpose, kernel = _ready(device, options.causal, turns, options.counters is not None)
+    transpose, kernel = _ready(device, options.causal, options.counters is not None)
     transposed = cupy.empty((B, H_kv, T_c * d, B_c), "uint8")
     strides = np.array([v.strides[:3]], _STRIDES)
     numbers = (np.int32(n) for n in (H_kv, N_k, T_c))
@@ -115,9 +114,9 @@ def _prepared(
 
 
 @cache
-def _ready(device: int, causal: bool, turns: bool, counting: bool) -> tuple[Any, Any]:
+def _ready(device: int, causal: bool, counting: bool) -> tuple[Any, Any]:
     """Return both functions, loaded and allowed their shared memory, on `device`, the current one."""
-    names = ("transpose", function(causal, turns))
+    names = ("transpose", function(causal))
     loaded = load(FILE, names, {"COUNT": int(counting)})
     loaded[names[1]].max_dynamic_shared_size_bytes = SHARED
     return loaded[names[0]], loaded[names[1]]

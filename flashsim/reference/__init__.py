@@ -5,14 +5,16 @@ overflows), and divides once. `gradients` differentiates that, by Algorithm 3's 
 against exact arithmetic on the given numbers is within the bounds given here for chip=float64, stored=float64.
 
 Masks and dropout are arrays here: `mask` is boolean, True = attend, `keep` is boolean, True = the weight is kept, and
-divided by 1 − dropout_p. Both broadcast to (..., N_q, N_k). A query whose every key is masked has O = 0, l = 0, m = −∞ and
-gradients 0. What is masked is never read: NaN in a masked key or value stays there.
+divided by 1 − dropout_p. Both broadcast to (..., N_q, N_k), as does `bias`, which is added to the scaled scores. A query whose
+every key is masked has O = 0, l = 0, m = −∞ and gradients 0. What is masked is never read: NaN in a masked key or value stays
+there.
 """
 
 from flashsim.reference.bounds import (
     BackwardRounding,
     Rounding,
     backward_rounding,
+    bias_gradient_bound,
     error_bound,
     gradient_bounds,
     group_bound,
@@ -20,7 +22,7 @@ from flashsim.reference.bounds import (
     rounding,
     score_reach,
 )
-from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, gradients
+from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, bias_gradient, gradients
 
 __all__ = [
     "Attention",
@@ -30,6 +32,8 @@ __all__ = [
     "attention",
     "attention_with_statistics",
     "backward_rounding",
+    "bias_gradient",
+    "bias_gradient_bound",
     "error_bound",
     "gradient_bounds",
     "gradients",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, TypedDict
 
 import numpy as np
@@ -23,7 +24,7 @@ from flashsim.inputs import (
     smallest_step,
 )
 from flashsim.records import Blocks
-from flashsim.reference.oracle import Three, Z_of, softmax, tau_of
+from flashsim.reference.oracle import Three, Z_of, softmax, summed_to, tau_of
 
 
 class Rounding(TypedDict):
@@ -74,13 +75,14 @@ def _rounding(forward: Algorithm, user_of_logs: Algorithm, blocks: Blocks) -> Ro
     )
 
 
-def score_reach(Q: Any, K: Any, *, scale: float, mask: Any = None) -> Array:
-    """Return max_j |scale|·|q_i|ᵀ|k_j| of each row, (..., N_q, 1): rounding errors of its scores scale with it.
+def score_reach(Q: Any, K: Any, *, scale: float, mask: Any = None, bias: Any = None) -> Array:
+    """Return max_j |scale|·|q_i|ᵀ|k_j| + |b_ij| of each row, (..., N_q, 1): rounding errors of its scores scale with it.
 
     Over the keys that the mask allows; 0 for a row that has none.
     """
-    q, k = (np.abs(_numbers(a)) for a in check_attention(Q=Q, K=K, mask=mask))
+    q, k = (np.abs(_numbers(a)) for a in check_attention(Q=Q, K=K, mask=mask, bias=bias))
     reach = abs(check_scale(scale, q.shape[-1])) * (q @ k.swapaxes(-1, -2))
+    reach = reach if bias is None else reach + np.abs(_numbers(bias))
     return np.asarray((reach if mask is None else np.where(mask, reach, 0.0)).max(axis=-1, keepdims=True))
 
 
@@ -97,6 +99,7 @@ def error_bound(
     flushed: bool = False,
     logs_rounded: int = 0,
     mask: Any = None,
+    bias: Any = None,
     keep: Any = None,
     dropout_p: float = 0.0,
     chip: DTypeLike | None = None,
@@ -111,7 +114,8 @@ def error_bound(
 
     A score is a sum of d products: it is off by at most δ = (d + 4)·u·max_j |τ|·|q|ᵀ|k_j|, over the keys that the mask
     allows. The 4 covers the scale, the subtraction of the maximum and the exponential's argument; rescaling factors
-    telescope, as the maximum only rises. A masked score is −∞, and exact.
+    telescope, as the maximum only rises. A masked score is −∞, and exact. A bias adds |b_ij| to what δ is of, and to the 4 two:
+    for its loading, perhaps from a wider type, and for its sum with the score; where S is stored, it is once more.
     Storing S adds u_s·max_j |S| to δ; storing P adds u_s relatively, and the smallest subnormal absolutely. `operands_stored`
     is the latter alone: for kernels that round P (and backward dS) as it enters a product, as tensor cores need it.
     `flushed`: what is below the chip's smallest normal number may be flushed to 0, as vector units and GPUs do.
@@ -125,7 +129,7 @@ def error_bound(
     log L are at most 1 each, but their sum is 1 only as far as log L is exact: there, (N_k + 1)·max|V| / (1 − p).
     A row whose every key is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
     """
-    has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored, flushed)
+    has = _Data(Q, K, V, scale, mask, bias, keep, dropout_p, chip, stored, flushed)
     steps, logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
     stores = steps if stores is None else check_count("stores", stores, 0)
     C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
@@ -158,6 +162,7 @@ def gradient_bounds(
     dQ_stores: int | None = None,
     recombined: bool = False,
     mask: Any = None,
+    bias: Any = None,
     keep: Any = None,
     dropout_p: float = 0.0,
     chip: DTypeLike | None = None,
@@ -184,7 +189,37 @@ def gradient_bounds(
     Each rounding to `stored` may lose its smallest subnormal. C = 2 leaves room for second-order terms, as before.
     Where a sum may pass the end of `stored` there is no bound: ∞. float16 ends at 65504, which dQ and dK may well pass.
     """
-    has = _Data(Q, K, V, scale, mask, keep, dropout_p, chip, stored, flushed)
+    return _bounds(
+        Q, K, V, dO, scale, steps, stores, scores_stored, operands_stored, flushed, logs_rounded, dQ_stores, recombined, mask,
+        bias, keep, dropout_p, chip, stored, C,
+    )[0]  # fmt: skip
+
+
+def bias_gradient_bound(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, C: float = 2.0, **options: Any) -> Array:
+    """Return how far each element of a bias's gradient may lie from the exact one. Arguments as for `gradient_bounds`.
+
+    It is dS, added up on the chip over the n elements that share an entry: C·(E(dS) + n·u·(|dS| + E(dS))), summed likewise.
+    """
+    _, dS, E_dS, u = _bounds(**_defaults(Q=Q, K=K, V=V, dO=dO, bias=bias, C=C, **options))
+    shape = np.shape(bias)
+    with np.errstate(over="ignore", invalid="ignore"):
+        own, most = summed_to(E_dS, shape), summed_to(dS + E_dS, shape)
+        return C * (own + dS.size // max(own.size, 1) * u * most)
+
+
+def _defaults(**given: Any) -> dict[str, Any]:
+    asked = signature(gradient_bounds).bind(**given)
+    asked.apply_defaults()
+    return dict(asked.arguments)
+
+
+def _bounds(
+    Q: Any, K: Any, V: Any, dO: Any, scale: float | None, steps: int, stores: int | None, scores_stored: bool,
+    operands_stored: bool, flushed: bool, logs_rounded: int, dQ_stores: int | None, recombined: bool, mask: Any, bias: Any,
+    keep: Any, dropout_p: float, chip: DTypeLike | None, stored: DTypeLike | None, C: float,
+) -> tuple[Three, Array, Array, float]:  # fmt: skip
+    """Return the bounds, and |dS|, E(dS) and u, of which that of a bias's gradient is made."""
+    has = _Data(Q, K, V, scale, mask, bias, keep, dropout_p, chip, stored, flushed)
     steps, logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
     stores = steps if stores is None else check_count("stores", stores, 0)
     C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
@@ -212,7 +247,7 @@ def gradient_bounds(
         else:
             E_O = error_bound(
                 Q, K, V, scale=scale, steps=steps, stores=stores, operands_stored=operands_stored, logs_rounded=logs_rounded,
-                flushed=flushed, mask=mask, keep=keep, dropout_p=dropout_p, chip=chip, stored=stored, C=1.0,
+                flushed=flushed, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip, stored=stored, C=1.0,
             )  # fmt: skip
             E_D = (np.abs(dO) * (E_O + (d_v + 2) * u * has.mass + least)).sum(axis=-1, keepdims=True)
         dP = Z * (dO @ has.V.swapaxes(-1, -2))
@@ -229,7 +264,7 @@ def gradient_bounds(
         E_dQ = np.where(has.any_key, E_dQ + N_k * least, 0.0)
         E_dK, E_dV = E_dK + N_q * least, E_dV + N_q * least
         pairs = ((E_dQ, dQ_sum), (E_dK, dK_sum), (E_dV, dV_sum))
-        return Three(*(has.within_range(C * bound, most) for bound, most in pairs))
+        return Three(*(has.within_range(C * bound, most) for bound, most in pairs)), dS, E_dS, u
 
 
 def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike | None = None, axis: int = -3) -> Array:
@@ -272,13 +307,14 @@ class _Data:
         V: Any,
         scale: float | None,
         mask: Any,
+        bias: Any,
         keep: Any,
         dropout_p: float,
         chip: DTypeLike | None,
         stored: DTypeLike | None,
         flushed: bool,
     ) -> None:
-        Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep)
+        Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias)
         check_p(dropout_p)
         stored = float_dtype(Q.dtype if stored is None else stored)
         chip = chip_dtype(stored) if chip is None else float_dtype(chip)
@@ -287,14 +323,14 @@ class _Data:
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
         self.tau = float(tau_of(scale, self.Q))
-        self.reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask)
-        P, l, _ = softmax(self.Q, self.K, np.asarray(self.tau), mask)
+        self.reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask, bias=bias)
+        P, l, _ = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias)
         self.any_key = l > 0
         self.P = P / np.where(self.any_key, l, 1)
         self.allowed = np.broadcast_to(True if mask is None else np.asarray(mask), P.shape)
         self.Z = np.ones_like(P) if keep is None else np.broadcast_to(Z_of(keep, dropout_p, np.float64), P.shape)
         self.mass = (self.P * self.Z) @ np.abs(self.V)
-        self.dropped = keep is not None
+        self.dropped, self.biased = keep is not None, bias is not None
 
     def weights_error(self, steps: int, scores_stored: bool, operands_stored: bool, logs_rounded: int) -> Array:
         """Return the relative error of a row's weights, their sum and their products with V, without O's own storing.
@@ -302,7 +338,9 @@ class _Data:
         Where scores are off by at most δ each, a weight e^S / Σ e^S is by a factor of at most e^(2δ).
         """
         d, N_k = self.Q.shape[-1], self.K.shape[-2]
-        delta = (d + 4) * self.u * self.reach + scores_stored * self.u_s * self.reach
+        delta = (d + 4 + 2 * self.biased) * self.u * self.reach + scores_stored * (
+            1 + self.biased
+        ) * self.u_s * self.reach
         delta = delta + logs_rounded * self.u * (self.reach + math.log(N_k))
         stored = (scores_stored or operands_stored) * (1 + self.dropped) * self.u_s
         with np.errstate(over="ignore"):

@@ -35,11 +35,13 @@ def attention(
     scale: float | None = None,
     dtype: DTypeLike = np.float64,
     mask: Any = None,
+    bias: Any = None,
     keep: Any = None,
     dropout_p: float = 0.0,
 ) -> Array:
-    """Return dropout(softmax(MASK(scale · QKᵀ))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d."""
-    return attention_with_statistics(Q, K, V, scale=scale, dtype=dtype, mask=mask, keep=keep, dropout_p=dropout_p).O
+    """Return dropout(softmax(MASK(scale · QKᵀ + bias))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d."""
+    parts: dict[str, Any] = {"mask": mask, "bias": bias, "keep": keep, "dropout_p": dropout_p}
+    return attention_with_statistics(Q, K, V, scale=scale, dtype=dtype, **parts).O
 
 
 def attention_with_statistics(
@@ -50,14 +52,15 @@ def attention_with_statistics(
     scale: float | None = None,
     dtype: DTypeLike = np.float64,
     mask: Any = None,
+    bias: Any = None,
     keep: Any = None,
     dropout_p: float = 0.0,
 ) -> Attention:
-    """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for S = MASK(scale · QKᵀ)."""
+    """Return O with l = Σ exp(S − m), dropped or not, and m = max S of each row, for S = MASK(scale · QKᵀ + bias)."""
     check_p(dropout_p)
     stored = float_dtype(dtype)
-    Q, K, V = (a.astype(stored) for a in check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep))
-    P, l, m = softmax(Q, K, tau_of(scale, Q), mask)
+    Q, K, V = (a.astype(stored) for a in check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias))
+    P, l, m = softmax(Q, K, tau_of(scale, Q), mask, bias)
     P_dropped = P if keep is None else P * Z_of(keep, dropout_p, P.dtype)
     return Attention(_weighted(P_dropped, V) / np.where(l == 0, 1, l), l[..., 0], m[..., 0])
 
@@ -70,14 +73,46 @@ def gradients(
     *,
     scale: float | None = None,
     mask: Any = None,
+    bias: Any = None,
     keep: Any = None,
     dropout_p: float = 0.0,
 ) -> Three:
     """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
+    return _gradients(Q, K, V, dO, scale, mask, bias, keep, dropout_p)[0]
+
+
+def bias_gradient(
+    Q: Any,
+    K: Any,
+    V: Any,
+    dO: Any,
+    *,
+    bias: Any,
+    scale: float | None = None,
+    mask: Any = None,
+    keep: Any = None,
+    dropout_p: float = 0.0,
+) -> Array:
+    """Return the gradient of `bias`, of its shape: dS, summed over the axes that it was broadcast along."""
+    return summed_to(_gradients(Q, K, V, dO, scale, mask, bias, keep, dropout_p)[1], np.shape(bias))
+
+
+def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
+    """Return an array summed over the axes along which one of that shape was broadcast."""
+    a = a.sum(axis=tuple(range(a.ndim - len(shape))))
+    alone = tuple(axis for axis, n in enumerate(shape) if n == 1)
+    return np.asarray(a.sum(axis=alone, keepdims=True))
+
+
+def _gradients(
+    Q: Any, K: Any, V: Any, dO: Any, scale: float | None, mask: Any, bias: Any, keep: Any, dropout_p: float
+) -> tuple[Three, Array]:
+    """Return the gradients, and dS."""
     check_p(dropout_p)
-    Q, K, V, dO = (a.astype(np.float64) for a in check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep))
+    given = check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep, bias=bias)
+    Q, K, V, dO = (a.astype(np.float64) for a in given)
     tau = tau_of(scale, Q)
-    P, l, _ = softmax(Q, K, tau, mask)
+    P, l, _ = softmax(Q, K, tau, mask, bias)
     P = P / np.where(l == 0, 1, l)
     Z: Any = 1.0 if keep is None else Z_of(keep, dropout_p, P.dtype)
     with np.errstate(invalid="ignore"):
@@ -85,7 +120,7 @@ def gradients(
         D = (P * dP).sum(axis=-1, keepdims=True)
         dS = np.where(P == 0, 0.0, P * (dP - D))
     dS_T, P_dropped_T = dS.swapaxes(-1, -2), (P * Z).swapaxes(-1, -2)
-    return Three(tau * _weighted(dS, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO))
+    return Three(tau * _weighted(dS, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO)), dS
 
 
 def tau_of(scale: float | None, Q: Array) -> Array:
@@ -93,10 +128,12 @@ def tau_of(scale: float | None, Q: Array) -> Array:
     return np.asarray(check_scale(scale, Q.shape[-1]), Q.dtype)
 
 
-def softmax(Q: Array, K: Array, tau: Array, mask: Any) -> tuple[Array, Array, Array]:
+def softmax(Q: Array, K: Array, tau: Array, mask: Any, bias: Any = None) -> tuple[Array, Array, Array]:
     """Return exp(S − m), not yet divided, with its row sums l and row maxima m as columns."""
     with np.errstate(invalid="ignore"):
         S = (tau * Q) @ K.swapaxes(-1, -2)
+        if bias is not None:
+            S = S + np.asarray(bias).astype(S.dtype)
         if mask is not None:
             S = np.where(mask, S, np.asarray(-np.inf, S.dtype))
         m = S.max(axis=-1, keepdims=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from flashsim.algorithms import BACKWARD
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, Told
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.checking import (
@@ -39,7 +40,8 @@ def forward_task(
     asked = _variant(algorithm, given.shape, given.leading, **variant)
     M = check_M(M, given.dtype.itemsize)
     if check_finite:
-        check_range(given, asked.tau, asked.dropout_p, given.dtype if algorithm.stores_scores else None)
+        stored, bias = given.dtype if algorithm.stores_scores else None, asked.mask.bias
+        check_range(given, asked.tau, asked.dropout_p, stored, 0.0 if bias is None else bias.largest)
     return Task(algorithm, given.copy(), asked, M, policy, gqa, check_finite)
 
 
@@ -57,6 +59,7 @@ def backward_task(
         )
     check_finite = check_flag("check_finite", check_finite)
     task, variant, given = run.plan.task, run.variant, run.inputs
+    _check_bias(algorithm, variant, given.group, task.gqa)
     O = turned("O", run.O, run.layout)
     gradient = check_dO(dO, O, check_finite=check_finite, layout=run.layout)
     M = task.M if M is None else check_M(M, given.dtype.itemsize)
@@ -90,6 +93,7 @@ def count_task(
 ) -> Task:
     """Return the task of one pass on shapes alone. `of` is the forward pass's record; `variant` is what `_variant` takes."""
     asked = _variant(of, given.shape, (), scale=None, seed=0, **variant)
+    _check_bias(algorithm, asked, given.group, check_gqa(gqa))
     return Task(algorithm, given, asked, check_M(M, given.dtype.itemsize), policy, check_gqa(gqa), False)
 
 
@@ -112,6 +116,17 @@ def _variant(
         if asked and part not in algorithm.parts:
             raise ValueError(f"{algorithm.name!r} ({algorithm.title}) has no {said}; 'flash' (Algorithm 2) has")
     return variant
+
+
+def _check_bias(algorithm: Algorithm, variant: AttentionVariant, group: int, gqa: str) -> None:
+    """Raise ValueError for a bias, of which a backward pass makes no gradient."""
+    if variant.mask.bias is None or algorithm.direction == "forward":
+        return
+    if not algorithm.gives_dS:
+        have = " or ".join(repr(name) for name, known in BACKWARD.items() if known.gives_dS)
+        raise ValueError(f"{algorithm.name!r} ({algorithm.title}) makes no gradient of a bias; {have} does")
+    if group > 1 and gqa == "grouped":
+        raise ValueError('gqa is "grouped", in which there is no gradient of a bias; expected "separate"')
 
 
 def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from flashsim.groups import by_head
-from flashsim.inputs import Array, Inputs, largest
+from flashsim.inputs import Array, Inputs, chip_dtype, largest
 from flashsim.matrices import KINDS
 from flashsim.memory import HBM, SRAM, MemoryModelError, Observer
 from flashsim.records import Occupancy, Traffic
@@ -47,8 +47,15 @@ def gather_gradients(plan: Plan, outcome: Outcome, observers: Sequence[Observer]
             _refuse_overflow(plan, name, array)
     else:
         summing = {name: _stacked(plan, name, matrices[name]) for name in NAMES}
+    bias, dB = plan.variant.mask.bias, None
+    if bias is not None:
+        dB = np.empty((*bias.array.shape[:-2], *bias.matrix), chip_dtype(plan.task.given.dtype))
+        for at, matrix in outcome.dB.items():
+            dB[at] = matrix
+        dB = dB.reshape(bias.array.shape)
+        traffic = Traffic({**traffic.by_array, "dB": replace(traffic.by_array["dB"], size=dB.size)})
     return Gradients(
-        algorithm=plan.task.algorithm.name, dQ=dQ, dK=summing["dK"], dV=summing["dV"],
+        dB=dB, algorithm=plan.task.algorithm.name, dQ=dQ, dK=summing["dK"], dV=summing["dV"],
         hbm=traffic, sram=_use(plan, peak), blocks=plan.blocks, plan=plan,
     )  # fmt: skip
 
@@ -62,6 +69,8 @@ def gather_tally(plan: Plan, heads: int, hbm: HBM, sram: SRAM, observers: Sequen
         groups = heads // task.given.group
         traffic, flops = with_parts(traffic, hbm.traffic.times(groups)), flops + sram.flops.times(groups)
         peak = max(peak, sram.peak)
+    if "dB" in traffic.by_array:
+        traffic = Traffic({**traffic.by_array, "dB": traffic.by_array["dB"].shared(problems)})
     return Tally(task.algorithm.name, traffic, _use(plan, peak), plan.blocks, flops)
 
 

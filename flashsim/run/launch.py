@@ -33,6 +33,7 @@ class Outcome:
     matrices: dict[str, list[Array]] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
     peak: int = 0
+    dB: dict[Head, Array] = field(default_factory=dict)  # by where its bias is among the leading axes
 
 
 def launch_all(plan: Plan, observers: Sequence[Observer], on_head: OnHead | None) -> Outcome:
@@ -40,7 +41,11 @@ def launch_all(plan: Plan, observers: Sequence[Observer], on_head: OnHead | None
     outcome, problems = Outcome(), list(np.ndindex(plan.leading))
     with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for number, head in enumerate(problems):
-            hbm, sram, returned = launch(plan, head, number, observers)
+            bias = plan.variant.mask.bias
+            at = () if bias is None else bias.at(head)
+            hbm, sram, returned = launch(plan, head, number, observers, outcome.dB.get(at))
+            if "dB" in hbm:
+                outcome.dB[at] = np.array(hbm.peek("dB"))
             outcome.traffic += hbm.traffic
             outcome.peak = max(outcome.peak, sram.peak)
             for name, matrix in _kept(plan, hbm, returned):
@@ -67,9 +72,12 @@ def _kept(plan: Plan, hbm: HBM, returned: Sequence[Matrix]) -> Iterator[tuple[st
 
 
 def launch(
-    plan: Plan, head: Head = (), number: int = 0, observers: Sequence[Observer] = ()
+    plan: Plan, head: Head = (), number: int = 0, observers: Sequence[Observer] = (), dB: Array | None = None
 ) -> tuple[HBM, SRAM, tuple[Matrix, ...]]:
-    """Run the problem at `head`, the `number`th; return its memory, and the matrices that the algorithm returned."""
+    """Run the problem at `head`, the `number`th; return its memory, and the matrices that the algorithm returned.
+
+    `dB` is what heads before this one made of the bias's gradient, if they share it.
+    """
     task, algorithm, variant, shape, blocks = plan.task, plan.task.algorithm, plan.variant, plan.shape, plan.blocks
     hbm = HBM(arithmetic=isinstance(task.given, Inputs))
     band = variant.band(shape, head)
@@ -79,10 +87,9 @@ def launch(
     chip = chip_dtype(task.given.dtype)
     sram = SRAM(hbm, task.M, enforced=task.sizing.enforced, dtype=chip, observers=observers, fold=band is not None)
     placed = _placed(plan, hbm, head, number)
-    edges = {"live", "splits"} & set(algorithm.parts)
     parts: dict[str, Callable[[], Any]] = {
         "tau": lambda: variant.tau,
-        "MASK": lambda: (PartialTileMask if edges else TileMask)(variant.mask, hbm, sram, blocks, shape, head),
+        "MASK": lambda: _masked(plan, hbm, sram, head, dB),
         "dropout": lambda: (
             TileDropout(variant.dropout_p, variant.seed, hbm, sram, blocks, number, variant.group)
             if variant.dropout_p
@@ -95,6 +102,13 @@ def launch(
     given = (parts[part]() if part in parts else variant.options[part] for part in algorithm.parts)
     result = algorithm.run(hbm, sram, *placed, blocks, *given)
     return hbm, sram, _returned(plan, result)
+
+
+def _masked(plan: Plan, hbm: HBM, sram: SRAM, head: Head, dB: Array | None) -> TileMask:
+    algorithm = plan.task.algorithm
+    kind = PartialTileMask if {"live", "splits"} & {*algorithm.parts} else TileMask
+    MASK = kind(plan.variant.mask, hbm, sram, plan.blocks, plan.shape, head)
+    return MASK.learning(dB, sram.dtype) if algorithm.gives_dS else MASK
 
 
 def _placed(plan: Plan, hbm: HBM, head: Head, number: int) -> list[Matrix]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from flashsim.checking import shown
+from flashsim.exporting import Exported
 from flashsim.inputs import Array, Inputs
 from flashsim.layouts import HEADS_FIRST
 from flashsim.records import Blocks, Flops, Occupancy, Traffic
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
     from flashsim.tracing import Trace
 
 
-class Costs:
-    """What a tally and a finished pass have in common: how they show, and plot, what they moved."""
+class Costs(Exported):
+    """What a tally and a finished pass have in common: how they show, plot, and hand on, what they moved."""
 
     algorithm: str
     hbm: Traffic
@@ -31,6 +34,20 @@ class Costs:
         plots = import_module("flashsim.plots")  # by name, as plots are made of runs
         drawn: Axes = plots.plot_run({self.algorithm: self}, ax)
         return drawn
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was asked and what it cost as plain data; the arrays are not in it."""
+        return {
+            "algorithm": self.algorithm,
+            **self._asked(),
+            "hbm": self.hbm.to_dict(),
+            "sram": asdict(self.sram),
+            "blocks": asdict(self.blocks),
+        }
+
+    def _asked(self) -> dict[str, Any]:
+        """Return what is known of the problem."""
+        return {}
 
     def _repr_html_(self) -> str:
         """Return a table, as Jupyter shows it."""
@@ -60,6 +77,10 @@ class Tally(Costs):
     blocks: Blocks
     flops: Flops
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what it costs as plain data."""
+        return {**super().to_dict(), "flops": asdict(self.flops)}
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Finished(Costs):
@@ -75,6 +96,23 @@ class Finished(Costs):
     blocks: Blocks
     plan: Plan
     trace: Trace | None = None
+
+    def _asked(self) -> dict[str, Any]:
+        task = self.plan.task
+        given, variant = task.given, task.variant
+        return {
+            "direction": task.algorithm.direction,
+            **asdict(given.shape),
+            "leading": list(given.leading),
+            "kv_heads": math.prod(given.leading) // given.group,
+            "dtype": given.dtype.name,
+            "scale": variant.tau,
+            "mask": repr(variant.mask),
+            "dropout_p": variant.dropout_p,
+            "seed": variant.seed,
+            "gqa": task.gqa,
+            "options": {name: _plain(value) for name, value in variant.options.items()},
+        }
 
     def _repr_html_(self) -> str:
         """Return a table, as Jupyter shows it; with a trace, its player in a sandboxed frame."""
@@ -112,11 +150,20 @@ class Run(Finished):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Gradients(Finished):
-    """A finished backward pass: dQ, dK, dV, shaped and typed as Q, K, V, and what it cost, as in `Finished`."""
+    """A finished backward pass: dQ, dK, dV, shaped and typed as Q, K, V, and what it cost, as in `Finished`.
+
+    dB is the gradient of a `flashsim.Bias`, of the shape of its array, in the type that was computed in; None without one.
+    """
 
     dQ: Array
     dK: Array
     dV: Array
+    dB: Array | None = None
 
     def _shapes(self) -> dict[str, str]:
         return {name: f"{getattr(self, name).shape} {self.dQ.dtype}" for name in ("dQ", "dK", "dV")}
+
+
+def _plain(value: Any) -> Any:
+    """Return an option's value as a number, a truth, text or None."""
+    return value if value is None or isinstance(value, bool | int | float | str) else shown(value)

@@ -341,10 +341,8 @@ def _with_feature(fn: Callable[..., Any], spec: Spec, name: str) -> tuple[Spec, 
     if keyword in named:
         return replace(spec, **{name: FIRST[name]}), f"it has the parameter {keyword}, but a call with it is wrong"
     other = next((alias for alias in ALIASES.get(keyword, ()) if alias in named), "")
-    return (
-        spec,
-        f"not checked: the kit's name for {other} is {keyword}; wrap it in a function that takes that" if other else "",
-    )
+    said = f"not checked: the kit's name for {other} is {keyword}; wrap it in a function that takes that"
+    return spec, said if other else ""
 
 
 def _case_with(spec: Spec, name: str) -> Case | None:

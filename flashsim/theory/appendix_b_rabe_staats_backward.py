@@ -37,4 +37,5 @@ FORM = Form(
     products=(3, 3),  # S dQ dK; dV dP, and O_ij again
     extra="0",
     formulas={**flash.FORM.formulas, "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v")},
+    gives_dS=True,
 )

@@ -26,7 +26,7 @@ from flashsim.theory.bounds import products_flops
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of, forms
 from flashsim.theory.live import Chosen, Listed
-from flashsim.theory.problem import NoClosedForm, OneHead, ceil_div, dense_shapes, live_tiles
+from flashsim.theory.problem import NoClosedForm, OneHead, arrays_of, ceil_div, live_tiles
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -112,8 +112,14 @@ def exact(
     if form.plain and (masked or dropout_p):
         raise ValueError(f"{form.name!r} has neither mask nor dropout; 'flash' (Algorithm 2) has")
 
-    n, dense = group * n, dense_shapes(rule, group)
-    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), rule.tree is not None, own, group)
+    learns = direction == "backward" and rule.bias is not None
+    if learns and not form.gives_dS:
+        raise ValueError(f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does")
+    if learns and group > 1:
+        raise ValueError('gqa is "grouped", in which there is no gradient of a bias; expected "separate"')
+    n, dense = group * n, arrays_of(rule, group)
+    dB = dense[-1]._replace(name="dB", itemsize=max(stored, 4)) if learns else None
+    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), rule.tree is not None, own, group, dB)
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else own.get("block_mask")
     tiles = p.tiles(sizes.B_r, sizes.B_c, _chosen(skipping, rule, p, sizes))
@@ -124,6 +130,8 @@ def exact(
         if direction == "backward":
             arrays, peak = groups.summed(arrays, p, share, kv_heads), max(peak, groups.sum_peak(p))
         traffic = Traffic(arrays)
+    if learns:
+        traffic = Traffic({**traffic.by_array, "dB": traffic.by_array["dB"].shared(problems)})
     return Exact(
         form.name,
         traffic,

@@ -30,6 +30,7 @@ class Form:
     plain            it has neither mask nor dropout
     options          the algorithm's own, as its record declares them
     live             it skips empty tiles
+    gives_dS         a backward pass that makes a bias's gradient: each tile of dS is added to dB
     """
 
     name: str
@@ -44,3 +45,4 @@ class Form:
     plain: bool = False
     options: tuple[Option, ...] = ()
     live: bool = False
+    gives_dS: bool = False

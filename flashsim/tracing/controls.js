@@ -46,7 +46,7 @@ class Player {
       const right = "right" in choice.dataset;
       choice.classList.add(right ? "right" : "wrong");
       fill(because, make("b", {}, right ? "Yes. " : "No. "), ...answers.at(-1).cloneNode(true).childNodes), (on.textContent = "show");
-      if (right) on.focus();
+      because.focus(); // so that it is read
     };
     dialog.onclose = () => this.go(at);
     on.onclick = () => dialog.close();

@@ -63,14 +63,33 @@ function heatOf(ink) {
   const rgb = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)), [cold, none, hot] = [ink.cold, ink.panel, ink.hot].map(rgb);
   return Array.from({ length: 41 }, (_, n) => {
     const share = Math.abs(n - 20) / 20, end = n < 20 ? cold : hot;
-    return `rgb(${none.map((from, i) => Math.round(from + (end[i] - from) * share)).join(" ")})`;
+    return [...none.map((from, i) => Math.round(from + (end[i] - from) * share)), 255];
   });
+}
+
+const bitmaps = new WeakMap(); // of tiles that were drawn, one pixel an element
+
+/** A tile as a picture of its own size; what is not finite is left out. */
+function bitmapOf(tile, most, ink) {
+  if (bitmaps.get(tile)?.ink !== ink) {
+    const canvas = document.createElement("canvas");
+    canvas.width = tile.cols, canvas.height = tile.rows;
+    const pen = canvas.getContext("2d"), image = pen.createImageData(tile.cols, tile.rows);
+    tile.data.forEach((value, n) => { if (Number.isFinite(value)) image.data.set(ink.rgb[most ? clamp(Math.round((20 * value) / most), -20, 20) + 20 : 20], 4 * n); });
+    pen.putImageData(image, 0, 0), bitmaps.set(tile, { canvas, ink, finite: tile.data.every(Number.isFinite) });
+  }
+  return bitmaps.get(tile);
 }
 
 /** A tile's elements as heat, with numbers where they have room; what is not finite is hatched. */
 function drawHeat(pen, tile, [x, y, width, height], most, ink) {
   const across = width / tile.cols, down = height / tile.rows, written = across >= 29 && down >= 11;
   pen.fillStyle = ink.panel, pen.fillRect(x, y, width, height);
+  if (pen.drawImage && !written) {
+    const { canvas, finite } = bitmapOf(tile, most, ink);
+    pen.imageSmoothingEnabled = false, pen.drawImage(canvas, x, y, width, height);
+    if (finite) return;
+  }
   for (let r = 0; r < tile.rows; r++)
     for (let c = 0; c < tile.cols; c++) {
       const value = tile.data[r * tile.cols + c], left = x + c * across, top = y + r * down;

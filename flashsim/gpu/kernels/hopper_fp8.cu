@@ -59,21 +59,22 @@ template <bool causal> __device__ inline int whole_tiles(const Problem& p, int t
 
 // ------------------------------------------------------------------------------------------------------------- 8-bit operands
 
-// C = A Bᵀ, or C += A Bᵀ: 64 × 128 of 64 × 32 and 128 × 32 bytes, A in shared memory or, with `add`, in registers.
-template <bool add> __device__ inline void wgmma_8(float (&C)[16][4], Descriptor A, Descriptor B) {
+// S = Q Kᵀ, or S += Q Kᵀ: 64 × 128 of 64 × 32 and 128 × 32 bytes in shared memory.
+template <bool add> __device__ inline void wgmma_8(float (&S)[16][4], Descriptor Q, Descriptor K) {
     if (add)
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LIST_64 "}, %64, %65, 1, 1, 1;"
-                     : ASM_64(C, 0)
-                     : "l"(A), "l"(B));
+                     : ASM_64(S, 0)
+                     : "l"(Q), "l"(K));
     else
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LIST_64 "}, %64, %65, 0, 1, 1;"
-                     : NEW_64(C, 0)
-                     : "l"(A), "l"(B));
+                     : NEW_64(S, 0)
+                     : "l"(Q), "l"(K));
 }
-__device__ inline void wgmma_8(float (&C)[16][4], const Word (&A)[4], Descriptor B) {
+// O += P V: 64 × 128 of 64 × 32 bytes in registers, and 128 × 32 in shared memory.
+__device__ inline void wgmma_8(float (&O)[16][4], const Word (&P)[4], Descriptor V) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LIST_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1;"
-                 : ASM_64(C, 0)
-                 : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "l"(B));
+                 : ASM_64(O, 0)
+                 : "r"(P[0]), "r"(P[1]), "r"(P[2]), "r"(P[3]), "l"(V));
 }
 
 // Start S = Q Kᵀ, of 64 rows of Q; start O += P V.
@@ -112,8 +113,8 @@ __device__ inline void round_to_operands_8(Word (&P)[B_c / 32][4], const float (
             P[t / 4][t % 4 + r] = pack_8(S[t][2 * r], S[t][2 * r + 1], S[t + 1][2 * r], S[t + 1][2 * r + 1]);
 }
 
-// Which key of 32 is at place n of an operand.
-__device__ inline int key_at(int n) { return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2; }
+// Which key of 16 is at place n of an operand.
+__device__ constexpr int key_at(int n) { return n % 4 / 2 * 8 + n / 4 * 2 + n % 2; }
 
 // V_jᵀ of all heads, a block of threads each: 128 rows, of columns, by 128 bytes, of keys; those past the end are 0.
 struct Strides {
@@ -121,7 +122,7 @@ struct Strides {
 };
 extern "C" __global__ void __launch_bounds__(256)
 transpose(const unsigned char* V, Strides stride, unsigned char* tiles, int H_kv, int N_k, int T_c, Total* totals) {
-    __shared__ __align__(16) unsigned char V_j[B_c][d + 16];
+    __shared__ __align__(16) unsigned char V_j[B_c][d + 16], turned[d][B_c + 16];
     const int j = blockIdx.x % T_c, head = blockIdx.x / T_c, thread = threadIdx.x;
     V += head / H_kv * stride.batch + head % H_kv * stride.head;
     for (int at = thread; at < B_c * d / 16; at += 256) {
@@ -131,7 +132,6 @@ transpose(const unsigned char* V, Strides stride, unsigned char* tiles, int H_kv
         *reinterpret_cast<uint4*>(&V_j[at / 8][at % 8 * 16]) = bytes;
     }
     __syncthreads();
-    tiles += Offset(blockIdx.x) * (B_c * d);
     for (int at = thread; at < B_c * d / 16; at += 256) {
         const int column = at % d, first = at / d * 16;
         Word words[4];
@@ -139,13 +139,15 @@ transpose(const unsigned char* V, Strides stride, unsigned char* tiles, int H_kv
         for (int n = 0; n < 4; ++n) {
             words[n] = 0;
 #pragma unroll
-            for (int byte = 0; byte < 4; ++byte) {
-                const int place = first + 4 * n + byte;
-                words[n] |= Word(V_j[place / 32 * 32 + key_at(place % 32)][column]) << 8 * byte;
-            }
+            for (int byte = 0; byte < 4; ++byte)
+                words[n] |= Word(V_j[first + key_at(4 * n + byte)][column]) << 8 * byte;
         }
-        *reinterpret_cast<uint4*>(tiles + column * B_c + first) = {words[0], words[1], words[2], words[3]};
+        *reinterpret_cast<uint4*>(&turned[column][first]) = {words[0], words[1], words[2], words[3]};
     }
+    __syncthreads();
+    uint4* const to = reinterpret_cast<uint4*>(tiles + Offset(blockIdx.x) * (B_c * d));
+    for (int at = thread; at < B_c * d / 16; at += 256)  // whole rows
+        to[at] = *reinterpret_cast<const uint4*>(&turned[at / 8][at % 8 * 16]);
     if (thread == 0) {
         Tally reads(totals + 10), writes(totals + 11);
         reads.add(min(B_c, N_k - j * B_c), d), writes.add(min(B_c, N_k - j * B_c), d);
@@ -226,11 +228,10 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
 
 // ------------------------------------------------------------------------------------------------------------- consumers
 
-// Named barriers: 1 + w, when it is warpgroup w's turn; TOGETHER + w, all of warpgroup w.
-constexpr int TOGETHER = 8;
+constexpr int TOGETHER = 1;  // named barriers: TOGETHER + w, all of warpgroup w
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <bool causal, bool turns> struct Consumer {
+template <bool causal> struct Consumer {
     const Memory& sram;
     const Problem& p;
     const int w;
@@ -241,15 +242,7 @@ template <bool causal, bool turns> struct Consumer {
     float S_ij[B_c / 8][4], O_i[d / 8][4];
     Word P_ij[B_c / 32][4];
 
-    __device__ __forceinline__ Consumer(const Memory& sram, const Problem& p, int w) : sram(sram), p(p), w(w) {
-        if (turns && w == 1) pass_turn();
-    }
-    __device__ __forceinline__ void take_turn() const {
-        if (turns) meet(1 + w, 2 * WARPGROUP);
-    }
-    __device__ __forceinline__ void pass_turn() const {
-        if (turns) come(2 - w, 2 * WARPGROUP);
-    }
+    __device__ __forceinline__ Consumer(const Memory& sram, const Problem& p, int w) : sram(sram), p(p), w(w) {}
 
     __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * d; }
 
@@ -271,9 +264,7 @@ template <bool causal, bool turns> struct Consumer {
     // S_ij, P̃_ij of the last tile.
     __device__ __forceinline__ void begin(int j) {
         sram.K_j.wait_there(kv);
-        take_turn();
         start_scores_8(S_ij, Q_w(), sram.K_j.tile(kv));
-        pass_turn();
         finish<0>(S_ij);
         sram.K_j.free(kv).arrive_once_a_warp();
         if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
@@ -286,11 +277,9 @@ template <bool causal, bool turns> struct Consumer {
 
     // S_ij, P̃_ij of tile j while O_i of tile j + 1 is summed.
     template <bool masked> __device__ __forceinline__ void advance(int j) {
-        take_turn();
         start_scores_8(S_ij, Q_w(), sram.K_j.tile(kv + 1));
         sram.V_j.wait_there(kv);
         start_values_8(O_i, P_ij, sram.V_j.tile(kv));
-        pass_turn();
         finish<1>(S_ij);
         sram.K_j.free(kv + 1).arrive_once_a_warp();
         if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
@@ -309,9 +298,7 @@ template <bool causal, bool turns> struct Consumer {
     // O_i of the first tile.
     __device__ __forceinline__ void end() {
         sram.V_j.wait_there(kv);
-        take_turn();
         start_values_8(O_i, P_ij, sram.V_j.tile(kv));
-        pass_turn();
         finish<0>(O_i);
         sram.V_j.free(kv).arrive_once_a_warp();
         ++kv;
@@ -391,7 +378,7 @@ template <bool causal, bool turns> struct Consumer {
     }
 };
 
-template <bool causal, bool turns>
+template <bool causal>
 __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
 hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
            const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
@@ -404,7 +391,7 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
     } else {
         take_registers<232>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<causal, turns> consumer(sram, p, w);
+        Consumer<causal> consumer(sram, p, w);
         consumer.consume(shared, O, L, totals);
     }
 }

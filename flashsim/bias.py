@@ -1,0 +1,80 @@
+"""An additive bias: an array of floats in HBM that is added to the scaled scores, tile by tile, before any mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flashsim.band import Band
+from flashsim.checking import check_array
+from flashsim.inputs import FLOATS, Array
+from flashsim.masks import Bools, Head, Index, Mask, check_broadcast, head_of
+from flashsim.records import Shape
+
+
+class Bias(Mask):
+    """Floats that broadcast to (..., N_q, N_k), added to the scaled scores: S = τQKᵀ + bias, and then masked. It combines with &.
+
+    In HBM it is "bias", as large as it was given, in its own type; each computed tile of S loads its block, which is counted.
+    The backward pass adds dS to its gradient there, "dB", block by block, in the type that is computed in: a block is loaded,
+    added to, and stored; heads that share the bias, one after another, share dB. `Gradients.dB` has the shape that was given.
+
+    Every forward pass that takes masks takes a bias, and every backward pass but "standard": Algorithm 3 knows no mask, and has
+    dS in HBM as it is. With gqa="grouped", where rows of several heads are one problem's, there is no gradient either. A mask may
+    have one. Raises ValueError for what is no float, NaN or ∞; to forbid a key is a mask's part.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self.array: Array = check_array("Bias's array", array).copy()
+        if self.array.dtype.name not in FLOATS:
+            raise ValueError(f"Bias's array has dtype {self.array.dtype}; expected one of {', '.join(FLOATS)}")
+        if not np.isfinite(self.array).all():
+            raise ValueError(
+                "Bias's array has NaN or ∞ in it; expected finite numbers, and a mask where keys are forbidden"
+            )
+
+    def check(self, shape: Shape, leading: Head) -> None:
+        """Raise ValueError unless the array broadcasts."""
+        check_broadcast("Bias's array", self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
+
+    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
+        """Allow everything."""
+        return np.ones((len(rows), len(cols)), bool)
+
+    def band(self, shape: Shape, head: Head) -> Band:
+        """Return all of S, each tile partial."""
+        return Band(None, None, shape.N_k, positional=False)
+
+    @property
+    def per_head(self) -> bool:
+        """Whether the array has leading axes."""
+        return self.array.ndim > 2
+
+    @property
+    def bias(self) -> Bias:
+        """This."""
+        return self
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """The shape for one head, (1 or N_q, 1 or N_k)."""
+        rows, columns = (1, 1, *self.array.shape)[-2:]
+        return rows, columns
+
+    @property
+    def largest(self) -> float:
+        """The largest entry in absolute value."""
+        return float(np.abs(self.array.astype(np.float64)).max(initial=0.0))
+
+    def at(self, head: Head) -> tuple[int, ...]:
+        """Return where a head's matrix is among the leading axes of the array."""
+        return head_of(head, self.array.shape[:-2])
+
+    def of(self, head: Head) -> Array:
+        """Return a head's matrix, as large as it was given."""
+        one: Array = self.array[self.at(head)].reshape(self.matrix)
+        return one
+
+    def __repr__(self) -> str:
+        return f"Bias(array of shape {self.array.shape})"

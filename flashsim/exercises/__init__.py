@@ -1,0 +1,27 @@
+"""Exercises: files with holes, and what grades them. One a file in this folder; each file that ends in an `Exercise` is one."""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+
+from flashsim.checking import shown
+from flashsim.exercises.record import Exercise
+
+
+@cache
+def exercises() -> dict[str, Exercise]:
+    """Return the exercises by name, in the order in which they are to be done."""
+    modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
+    found = [module.EXERCISE for module in modules if isinstance(getattr(module, "EXERCISE", None), Exercise)]
+    return {exercise.name: exercise for exercise in sorted(found, key=lambda exercise: exercise.number)}
+
+
+def exercise(which: str) -> Exercise:
+    """Return the exercise of that number or name. Raises ValueError."""
+    for found in exercises().values():
+        if which in (found.name, str(found.number), f"{found.number:02}"):
+            return found
+    names = ", ".join(f"{found.number} {name}" for name, found in exercises().items())
+    raise ValueError(f"there is no exercise {shown(which)}; there are {names}")

@@ -1,0 +1,173 @@
+"""Exercise 10: one tile of Algorithm 4."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+
+from flashsim.exercises.judging import expect, pair
+from flashsim.exercises.record import Exercise
+from flashsim.exercises.work import Work
+from flashsim.inputs import Array
+
+TEXT = '''
+The backward pass, Algorithm 4, for one tile, without mask and dropout. P_ij is
+not kept from the forward pass: it is computed again, from l_i and m_i.
+
+11  S_ij = tau Q_i K_j^T
+13  P_ij = exp(S_ij - m_i) / l_i
+16  dV_j gains P_ij^T dO_i
+17  dP_ij = dO_i V_j^T
+19  D_i = rowsum(dO_i * O_i), element by element: a column
+20  dS_ij = P_ij * (dP_ij - D_i), element by element
+21  dQ_i gains tau dS_ij K_j
+22  dK_j gains tau dS_ij^T Q_i
+
+Return the three gains. They are judged as Algorithm 4 sums them: dV_j and dK_j
+after each block i of queries, dQ_i after each block j of keys.
+"""
+
+from flashsim.algorithms.notation import exp, rowsum
+
+
+def tile(Q_i, K_j, V_j, O_i, dO_i, l_i, m_i, tau):
+    S = tau * (Q_i @ K_j.T)  # line 11
+    P = ...  # line 13
+    dV = ...  # line 16
+    dP = ...  # line 17
+    D = ...  # line 19
+    dS = ...  # line 20
+    dQ = ...  # line 21
+    dK = ...  # line 22
+    return dQ, dK, dV
+'''
+HINTS = (
+    "A product of matrices is @, an element by element one is *. X^T is X.T.",
+    "P = exp(S - m_i) / l_i;  dV = P.T @ dO_i;  dP = dO_i @ V_j.T",
+    "D = rowsum(dO_i * O_i);  dS = P * (dP - D)",
+    "dQ = tau * (dS @ K_j);  dK = tau * (dS.T @ Q_i)",
+)
+
+
+def grade(work: Work) -> str:
+    """Judge the sums after each tile, in Algorithm 4's order."""
+    tile = work.function("tile")
+    when = {
+        "matmul": "The shapes of a product must meet: rows of queries, columns of keys. Which factor is to be transposed?"
+    }
+    rng = np.random.default_rng(0)
+    N_q, N_k, d, d_v, B_r, B_c, tau = 6, 8, 4, 4, 2, 4, 0.5
+    Q, K, V, dO = (rng.normal(size=(n, w)) for n, w in ((N_q, d), (N_k, d), (N_k, d_v), (N_q, d_v)))
+    S = tau * Q @ K.T
+    m = S.max(1, keepdims=True)
+    l = np.exp(S - m).sum(1, keepdims=True)
+    O = np.exp(S - m) / l @ V
+    right, theirs = _Sums(Q, K, V), _Sums(Q, K, V)
+    for j in range(0, N_k, B_c):
+        for i in range(0, N_q, B_r):
+            r, c = slice(i, i + B_r), slice(j, j + B_c)
+            given = (Q[r], K[c], V[c], O[r], dO[r], l[r], m[r])
+            gains = pair("tile", tile(*(a.copy() for a in given), tau, when=when), "dQ, dK, dV")
+            said = f"After tile j = {j // B_c}, i = {i // B_r}"
+            wrongs = {hint: _tile(given, tau, **{part: wrong}) for hint, (part, wrong) in MISTAKES.items()}
+            wanted = _tile(given, tau)
+            for name, at, got, want in (("dV", c, 2, 2), ("dQ", r, 0, 0), ("dK", c, 1, 1)):
+                before = right.of(name)[at]
+                mistakes = {
+                    hint: before + wrong[want]
+                    for hint, wrong in wrongs.items()
+                    if np.shape(wrong[want]) == before.shape
+                }
+                if np.shape(gains[got]) != before.shape:
+                    expect(f"{said}, the gain of {name}", gains[got], wanted[want], {})
+                expect(
+                    f"{said}, {name}_{'i' if name == 'dQ' else 'j'}",
+                    before + gains[got],
+                    before + wanted[want],
+                    mistakes,
+                )
+            for sums, parts in ((right, wanted), (theirs, gains)):
+                sums.add(r, c, *parts)
+    P = np.exp(S - m) / l
+    dS = P * (dO @ V.T - (dO * O).sum(1, keepdims=True))
+    for name, whole in (("dQ", tau * dS @ K), ("dK", tau * dS.T @ Q), ("dV", P.T @ dO)):
+        expect(name, theirs.of(name), whole, {})
+    return "dV_j, dK_j and dQ_i were right after each of 6 tiles, and the gradients are those of attention"
+
+
+class _Sums:
+    """dQ, dK, dV as far as they are summed."""
+
+    def __init__(self, Q: Array, K: Array, V: Array) -> None:
+        self._sums = {"dQ": np.zeros(Q.shape), "dK": np.zeros(K.shape), "dV": np.zeros(V.shape)}
+
+    def of(self, name: str) -> Array:
+        """Return one of them."""
+        return self._sums[name]
+
+    def add(self, rows: slice, keys: slice, dQ: Array, dK: Array, dV: Array) -> None:
+        """Add what a tile gives."""
+        self._sums["dQ"][rows] += dQ
+        self._sums["dK"][keys] += dK
+        self._sums["dV"][keys] += dV
+
+
+Part = Callable[[SimpleNamespace], Array]
+RIGHT: dict[str, Part] = {
+    "P": lambda t: np.exp(t.S - t.m) / t.l,
+    "dV": lambda t: t.P.T @ t.dO,
+    "D": lambda t: (t.dO * t.O).sum(1, keepdims=True),
+    "dS": lambda t: t.P * (t.dP - t.D),
+    "dQ": lambda t: t.tau * (t.dS @ t.K),
+    "dK": lambda t: t.tau * (t.dS.T @ t.Q),
+}
+
+
+def _tile(given: Sequence[Array], tau: float, **wrong: Part) -> tuple[Array, Array, Array]:
+    """Return a tile's gains; parts in `wrong` are computed as that says."""
+    t = SimpleNamespace(**dict(zip(("Q", "K", "V", "O", "dO", "l", "m"), given, strict=True)), tau=tau)
+    t.S, t.dP = tau * t.Q @ t.K.T, t.dO @ t.V.T
+    for name, right in RIGHT.items():
+        setattr(t, name, wrong.get(name, right)(t))
+    return t.dQ, t.dK, t.dV
+
+
+# Each hint, with the part that is wrong and how.
+MISTAKES: dict[str, tuple[str, Part]] = {
+    "P is not divided by l_i: its rows must sum to 1 over all keys.": ("P", lambda t: np.exp(t.S - t.m)),
+    "m_i is not subtracted in P.": ("P", lambda t: np.exp(t.S) / t.l),
+    "This tile's own maximum was subtracted. m_i, from the forward pass, is that over all keys.": (
+        "P",
+        lambda t: np.exp(t.S - t.S.max(1, keepdims=True)) / t.l,
+    ),
+    "P is divided by this tile's sum. l_i, from the forward pass, is that over all keys.": (
+        "P",
+        lambda t: np.exp(t.S - t.m) / np.exp(t.S - t.m).sum(1, keepdims=True),
+    ),
+    "D_i is missing in dS: line 20 subtracts it from dP.": ("dS", lambda t: t.P * t.dP),
+    "D_i is added, and it should be subtracted.": ("dS", lambda t: t.P * (t.dP + t.D)),
+    "dS is the product P * (dP - D), and P is missing.": ("dS", lambda t: t.dP - t.D),
+    "D_i is the sum of dO_i * O_i along each row: one number for each query. Here the whole tile was summed.": (
+        "D",
+        lambda t: (t.dO * t.O).sum(),
+    ),
+    "D_i is the sum of dO_i * O_i along each row, as a column; along each column was summed.": (
+        "D",
+        lambda t: (t.dO * t.O).sum(0),
+    ),
+    "P * dP was summed over this tile's keys alone. rowsum(dO_i * O_i) has all keys in it.": (
+        "D",
+        lambda t: (t.P * t.dP).sum(1, keepdims=True),
+    ),
+    "tau is missing in dQ.": ("dQ", lambda t: t.dS @ t.K),
+    "tau is missing in dK.": ("dK", lambda t: t.dS.T @ t.Q),
+    "dQ is dS K_j; P was used for dS.": ("dQ", lambda t: t.tau * (t.P @ t.K)),
+    "dK is dS^T Q_i; P was used for dS.": ("dK", lambda t: t.tau * (t.P.T @ t.Q)),
+    "dV is P^T dO_i; O_i was used for dO_i.": ("dV", lambda t: t.P.T @ t.O),
+    "dV has no tau: V is not in the scores.": ("dV", lambda t: t.tau * (t.P.T @ t.dO)),
+    "dV is P^T dO_i; S was used for P.": ("dV", lambda t: t.S.T @ t.dO),
+}
+
+EXERCISE = Exercise(10, "backward_tile", "a tile of the backward pass", TEXT, HINTS, grade)

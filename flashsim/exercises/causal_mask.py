@@ -1,0 +1,131 @@
+"""Exercise 7: the causal mask of one tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashsim.exercises.judging import expect, same
+from flashsim.exercises.record import Exercise
+from flashsim.exercises.work import Work
+from flashsim.inputs import Array
+
+TEXT = '''
+Causal attention: a query sees itself and what came before. With N_k keys and
+N_q queries, the queries are the last ones, so query q sees the keys
+
+    k <= q + N_k - N_q
+
+Mask the tile S of the queries of block i and the keys of block j: a score that
+must not count becomes -infinity, for exp(-infinity) = 0; the others stay.
+Row r of the tile is query i * B_r + r, column c is key j * B_c + c. The last
+tiles may be smaller than (B_r, B_c): go by S.shape.
+"""
+
+import numpy as np
+
+
+def causal(S, i, j, B_r, B_c, N_q, N_k):
+    q = ...  # the queries' numbers, a column
+    k = ...  # the keys' numbers, a row
+    return np.where(..., S, -np.inf)
+'''
+HINTS = (
+    "np.arange(n) counts 0 … n − 1; [:, None] makes it a column, [None, :] a row.",
+    "q = i * B_r + np.arange(S.shape[0])[:, None], and k likewise with j, B_c and S.shape[1].",
+    "The condition of np.where is true for what stays: k <= q + N_k - N_q",
+)
+
+
+SHAPES = ((6, 6, 2, 3), (3, 8, 2, 3), (8, 5, 3, 2))
+
+
+def grade(work: Work) -> str:
+    """Judge every tile of a few shapes. A mistake is one that explains all of them."""
+    causal = work.function("causal")
+    when = {"broadcast": "q is a column, k a row, and both are as long as the tile: the last tiles are smaller."}
+    tiles = [tile for shape in SHAPES for tile in _tiles(*shape)]
+    got = [causal(t.S.copy(), t.i, t.j, t.B_r, t.B_c, t.N_q, t.N_k, when=when) for t in tiles]
+    hints = {
+        hint for hint, wrong in MISTAKES.items() if all(same(g, wrong(t)) for g, t in zip(got, tiles, strict=True))
+    }
+    for found, t in zip(got, tiles, strict=True):
+        said = f"Tile ({t.i}, {t.j}) of N_q = {t.N_q}, N_k = {t.N_k}, blocks ({t.B_r}, {t.B_c}): causal(S)"
+        expect(said, found, _right(t), dict.fromkeys(hints, found))
+    return f"all {len(tiles)} tiles of three shapes, N_q at, below and above N_k, ragged ones too"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of scores: where it is, its queries q (a column) and keys k, and N_k − N_q."""
+
+    S: Array
+    i: int
+    j: int
+    B_r: int
+    B_c: int
+    N_q: int
+    N_k: int
+
+    @property
+    def q(self) -> Array:
+        """The queries' numbers."""
+        return self.i * self.B_r + np.arange(self.S.shape[0])[:, None]
+
+    @property
+    def k(self) -> Array:
+        """The keys' numbers."""
+        return self.j * self.B_c + np.arange(self.S.shape[1])
+
+    @property
+    def more(self) -> int:
+        """By how many keys there are more than queries."""
+        return self.N_k - self.N_q
+
+
+def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> list[Tile]:
+    S = np.random.default_rng(N_k).normal(size=(N_q, N_k))
+    return [
+        Tile(S[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c], i, j, B_r, B_c, N_q, N_k)
+        for i in range(-(-N_q // B_r))
+        for j in range(-(-N_k // B_c))
+    ]
+
+
+def _right(t: Tile) -> Array:
+    return np.where(t.k <= t.q + t.more, t.S, -np.inf)
+
+
+# What each mistake makes of a tile.
+MISTAKES: dict[str, Callable[[Tile], Array]] = {
+    "The diagonal is masked too: a query sees itself, so <= and not <.": (
+        lambda t: np.where(t.k < t.q + t.more, t.S, -np.inf)
+    ),
+    "N_k - N_q is missing: the mask is aligned at the top left, and the last query does not see the last key.": (
+        lambda t: np.where(t.k <= t.q, t.S, -np.inf)
+    ),
+    "The numbers are those within the tile: add where its block begins, i * B_r and j * B_c.": (
+        lambda t: np.where(t.k - t.j * t.B_c <= t.q - t.i * t.B_r + t.more, t.S, -np.inf)
+    ),
+    "Past and future are exchanged: np.where keeps S where its condition is true.": (
+        lambda t: np.where(t.k <= t.q + t.more, -np.inf, t.S)
+    ),
+    "Past and future are exchanged: query q sees the keys up to it, k <= q + N_k - N_q.": (
+        lambda t: np.where(t.k >= t.q + t.more, t.S, -np.inf)
+    ),
+    "Masked scores are 0, and exp(0) = 1 counts. They must be -infinity.": (
+        lambda t: np.where(t.k <= t.q + t.more, t.S, 0.0)
+    ),
+    "The sign of N_k - N_q is the other one.": lambda t: np.where(t.k <= t.q - t.more, t.S, -np.inf),
+    "j belongs to the keys and i to the queries; here they are exchanged.": (
+        lambda t: np.where(
+            t.i * t.B_c + np.arange(t.S.shape[1]) <= t.j * t.B_r + np.arange(t.S.shape[0])[:, None] + t.more,
+            t.S,
+            -np.inf,
+        )
+    ),
+}
+
+EXERCISE = Exercise(7, "causal_mask", "a mask, tile by tile", TEXT, HINTS, grade)

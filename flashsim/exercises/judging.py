@@ -1,0 +1,117 @@
+"""How a student's results are judged: numbers up to rounding, counts with ==, and a typical mistake by what it leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flashsim.exercises.work import Wrong
+from flashsim.inputs import Array
+from flashsim.memory import HBM, SRAM, Event, Matrix, Observer
+
+ROUNDING = 1e-9  # relative; the exercises compute in float64, on numbers of ordinary size
+
+
+def same(got: Any, want: Any) -> bool:
+    """Say whether two arrays are equal up to rounding; NaN equals NaN. What is no array of numbers is equal to none."""
+    try:
+        got, want = np.asarray(got, float), np.asarray(want, float)
+    except (TypeError, ValueError):
+        return False
+    return got.shape == want.shape and bool(np.allclose(got, want, rtol=ROUNDING, atol=ROUNDING, equal_nan=True))
+
+
+def expect(what: str, got: Any, want: Any, mistakes: Mapping[str, Any]) -> None:
+    """Compare numbers; `mistakes` are hints with the wrong numbers that each mistake leads to. Raises Wrong."""
+    want = np.asarray(want, float)
+    try:
+        found = np.asarray(got, float)
+    except (TypeError, ValueError):
+        raise Wrong(f"{what} is a {type(got).__name__}; expected an array of shape {want.shape}.") from None
+    if same(found, want):
+        return
+    hint = next((hint for hint, wrong in mistakes.items() if same(found, wrong)), "")
+    if found.shape != want.shape:
+        raise Wrong(f"{what} has shape {found.shape}; expected {want.shape}.", hint)
+    at = tuple(int(i) for i in np.argwhere(~np.isclose(found, want, rtol=ROUNDING, atol=ROUNDING))[0])
+    where = f"[{', '.join(map(str, at))}]" if at else ""
+    raise Wrong(f"{what}{where} is {found[at]:.6g}; expected {want[at]:.6g}.", hint)
+
+
+def pair(function: str, result: Any, what: str) -> tuple[Any, ...]:
+    """Return what a function returned if it is as many things as `what` names. Raises Wrong."""
+    count = what.count(",") + 1
+    if not isinstance(result, tuple | list) or len(result) != count:
+        raise Wrong(f"{function} returned a {type(result).__name__}; expected {what}.")
+    return tuple(result)
+
+
+def expect_count(what: str, got: Any, want: int, mistakes: Mapping[str, int]) -> None:
+    """Compare counts with ==; `mistakes` as in `expect`. Raises Wrong."""
+    if isinstance(got, bool) or not isinstance(got, int | np.integer):
+        raise Wrong(
+            f"{what} is {got!r}; expected a whole number, an int.", "// divides whole numbers; / makes a float."
+        )
+    if got != want:
+        hint = next((hint for hint, wrong in mistakes.items() if got == wrong), "")
+        raise Wrong(f"{what}: {got:,}; expected {want:,}.", hint)
+
+
+@dataclass
+class Stage:
+    """An HBM and an SRAM for a student's function: inputs placed by name, and the matrices by name."""
+
+    inputs: Mapping[str, Array]
+    M: int = 10**6
+    observers: Sequence[Observer] = ()
+    hbm: HBM = field(default_factory=HBM)
+
+    def __post_init__(self) -> None:
+        self.sram = SRAM(self.hbm, self.M, observers=self.observers)
+        for name, values in self.inputs.items():
+            self.hbm.place(name, values)
+
+    def divided(self, name: str, rows: int) -> Matrix:
+        """Return a matrix in blocks of so many rows."""
+        return self.hbm.matrix(name).divide(rows)
+
+    def output(self, name: str, shape: tuple[int, int], rows: int, value: float | None = None) -> Matrix:
+        """Allocate a matrix, in blocks of so many rows; filled with `value`, or not written."""
+        if value is None:
+            return self.hbm.empty(name, shape, np.float64, "output").divide(rows)
+        return self.hbm.full(name, shape, value, np.float64, "output").divide(rows)
+
+    def moved(self, name: str) -> tuple[int, int]:
+        """Return the elements of a matrix that were read, and written."""
+        traffic = self.hbm.traffic.by_array[name]
+        return traffic.reads, traffic.writes
+
+
+@dataclass
+class Turn:
+    """What stood in HBM, and in the variables of the function, at the end of a loop's turn."""
+
+    loops: tuple[tuple[str, int], ...]
+    values: dict[str, Array]
+
+
+@dataclass
+class Turns:
+    """An observer that keeps, at the end of each turn of the innermost loop, matrices of HBM and what was computed on chip."""
+
+    depth: int
+    matrices: Sequence[str] = ()
+    tiles: Sequence[str] = ()
+    seen: list[Turn] = field(default_factory=list)
+    _last: dict[str, Array] = field(default_factory=dict)
+
+    def __call__(self, event: Event) -> None:
+        """Follow one event."""
+        if event.kind == "compute" and event.name in self.tiles and event.tile is not None:
+            self._last[event.name] = np.array(event.tile)
+        elif event.kind == "turn end" and len(event.loops) == self.depth:
+            values = {name: np.array(event.sram.hbm.peek(name)) for name in self.matrices}
+            self.seen.append(Turn(event.loops, values | dict(self._last)))

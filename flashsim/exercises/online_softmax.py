@@ -1,0 +1,101 @@
+"""Exercise 4: the running maximum and sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from flashsim.exercises.judging import expect, pair
+from flashsim.exercises.record import Exercise
+from flashsim.exercises.work import Work
+from flashsim.inputs import Array
+
+TEXT = '''
+Softmax in one pass, though the maximum is known only at the end. For the
+scores seen so far, keep
+
+    m = their maximum                     at first -infinity
+    l = the sum of exp(score - m)         at first 0
+
+A new block of scores s, (rows, keys), comes. Its maximum may be above m. Then
+l was summed with too small an m, and each of its terms is too large by the
+same factor: exp(old - m) = exp(new - m) / exp(new - old). So one
+multiplication mends l.
+
+Write the step from (m, l) to the new (m, l). After each block, they must be
+what they would be for all the scores so far.
+"""
+
+from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
+
+
+def step(m, l, s):
+    m_new = ...
+    l_new = ...
+    return m_new, l_new
+'''
+HINTS = (
+    "m_new looks at the old m and at the block: maximum(a, b) is the larger, element by element.",
+    "l_new has two terms: the old l, mended by a factor, and the sum of the block's own weights.",
+    "The factor is exp(m - m_new): 1 where the maximum stayed, less where it rose.",
+    "m_new = maximum(m, rowmax(s));  l_new = exp(m - m_new) * l + rowsum(exp(s - m_new))",
+)
+
+
+def grade(work: Work) -> str:
+    """Judge m and l after each block, and hold l against what each mistake makes of it."""
+    step = work.function("step")
+    blocks = [
+        block * 2 + rise
+        for block, rise in zip(np.random.default_rng(0).normal(size=(5, 3, 4)), (0, 3, -2, 5, 1), strict=True)
+    ]
+    m, l = np.full((3, 1), -np.inf), np.zeros((3, 1))
+    for j, s in enumerate(blocks):
+        seen = np.concatenate(blocks[: j + 1], axis=1)
+        top = seen.max(1, keepdims=True)
+        want = np.exp(seen - top).sum(1, keepdims=True)
+        before = m
+        m_got, l_got = pair("step", step(m.copy(), l.copy(), s.copy()), "m_new, l_new")
+        own = s.max(1, keepdims=True)
+        expect(
+            f"After block {j}, m",
+            m_got,
+            top,
+            {
+                "This is the block's maximum. m is that of all the scores so far: compare with the old m, too.": own,
+                "This is the smaller of the two maxima.": np.minimum(before, own),
+                "m is one number for each row: rowmax, not max of the whole block.": np.full_like(top, s.max()),
+                "m stays as it was. Where does the block come in?": before,
+            },
+        )
+        with np.errstate(all="ignore"):
+            wrongs = {hint: wrong(l, before, top, s) for hint, wrong in MISTAKES.items()}
+        expect(f"After block {j}, l", l_got, want, wrongs)
+        m, l = np.asarray(m_got), np.asarray(l_got)
+    return "after each of 5 blocks, maxima rising and falling, m and l are those of all scores so far"
+
+
+# What each mistake makes of l, from (l, m, m_new, s).
+MISTAKES: dict[str, Callable[[Array, Array, Array, Array], Array]] = {
+    "The old l is not rescaled. Where the maximum rose, its terms are too large, by exp(m_new - m).": (
+        lambda l, m, m_new, s: l + np.exp(s - m_new).sum(1, keepdims=True)
+    ),
+    "The old l is rescaled by the inverse: exp(m_new - m) where it should be exp(m - m_new).": (
+        lambda l, m, m_new, s: np.exp(m_new - m) * l + np.exp(s - m_new).sum(1, keepdims=True)
+    ),
+    "The block's weights are taken against its own maximum; they must be against m_new, as the old ones are.": (
+        lambda l, m, m_new, s: np.exp(m - m_new) * l + np.exp(s - s.max(1, keepdims=True)).sum(1, keepdims=True)
+    ),
+    "The block's weights are taken against the old m, which may be too small.": (
+        lambda l, m, m_new, s: np.exp(m - m_new) * l + np.exp(s - m).sum(1, keepdims=True)
+    ),
+    "This is the block's sum alone. Where is the old l?": lambda l, m, m_new, s: np.exp(s - m_new).sum(
+        1, keepdims=True
+    ),
+    "The factor multiplies both terms. Only the old l needs it: the block's weights are against m_new already.": (
+        lambda l, m, m_new, s: np.exp(m - m_new) * (l + np.exp(s - m_new).sum(1, keepdims=True))
+    ),
+}
+
+EXERCISE = Exercise(4, "online_softmax", "the online softmax", TEXT, HINTS, grade)

@@ -1,0 +1,96 @@
+"""A student's file: run, its holes found, its functions called so that an error is said at the student's own line."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+import numpy as np
+
+from flashsim.memory import NotOnChip, SramOverflow
+from flashsim.source import reread
+
+HINTS: dict[tuple[type[Exception], str], str] = {
+    (
+        NotOnChip,
+        "is in HBM. Bring",
+    ): "What is in HBM is a handle. Load the block first, and compute with the tile you get.",
+    (NotOnChip, "write to it with"): "A block in HBM is written by sram.store(block, tile).",
+    (
+        NotOnChip,
+        "is not on chip",
+    ): "Register a result with on_chip(…) before you store it, and use it in the turn that made it.",
+    (TypeError, "sram.load takes blocks"): "Load a block, as X[i], not the whole matrix and not a tile.",
+    (TypeError, "sram.store writes to a block"): "The block comes first: sram.store(O[i], O_i).",
+    (SramOverflow, ""): "More is on chip at once than SRAM holds. What does not have to be?",
+    (NameError, ""): "A name is used that has no value at that point. Is it spelt as it is where it is set?",
+}
+
+
+class Wrong(Exception):
+    """A student's work is not right yet: `seen`, what shows it, and `hint`, what may be behind it."""
+
+    def __init__(self, seen: str, hint: str = "") -> None:
+        super().__init__(seen)
+        self.seen, self.hint = seen, hint
+
+
+class Work:
+    """What a student's file defines. Raises Wrong where it does not run, or has holes left."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, str(path.resolve())
+        text = path.read_text(encoding="utf-8")
+        reread(self.file)
+        try:
+            tree = ast.parse(text, self.file)
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            raise Wrong(
+                f"{_at(line)}Python cannot read this: {getattr(error, 'msg', error)}{self._text(line)}"
+            ) from None
+        if holes := sorted(
+            {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value is ...}
+        ):
+            left = f"{len(holes)} holes are left, at lines" if len(holes) > 1 else "One hole is left, at line"
+            raise Wrong(f"{left} {', '.join(map(str, holes))}. Put your code where it says ...")
+        self._names: dict[str, Any] = {"__name__": "exercise", "__file__": self.file}
+        self._calling(lambda: exec(compile(tree, self.file, "exec"), self._names), {})
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """Return the student's function of that name; an error in it is raised as Wrong.
+
+        Called with `when`, a dictionary of what an error's text may hold, it gives these hints besides the general ones.
+        """
+        found = self._names.get(name)
+        if not callable(found):
+            raise Wrong(f"The file defines no function {name}.", "Keep the function's name as it was.")
+
+        def call(*args: Any, when: Mapping[str, str] | None = None) -> Any:
+            return self._calling(lambda: found(*args), when or {})
+
+        return call
+
+    def _calling(self, work: Callable[[], Any], when: Mapping[str, str]) -> Any:
+        try:
+            with np.errstate(all="ignore"):
+                return work()
+        except (Exception, SystemExit) as error:
+            lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == self.file]
+            line = lines[-1] if lines else None
+            said = f"{_at(line)}{type(error).__name__}: {error}{self._text(line)}"
+            hints = [hint for text, hint in when.items() if text in str(error)]
+            hints += [hint for (kind, text), hint in HINTS.items() if isinstance(error, kind) and text in str(error)]
+            raise Wrong(said, hints[0] if hints else "") from None
+
+    def _text(self, line: int | None) -> str:
+        text = linecache.getline(self.file, line).strip() if line else ""
+        return f"\n\n    {text}" if text else ""
+
+
+def _at(line: int | None) -> str:
+    return f"Line {line}: " if line else ""

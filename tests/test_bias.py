@@ -1,0 +1,221 @@
+"""An additive bias: what it means, what it moves, its gradient; and who refuses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import Bias, Causal, KeyPadding, theory
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.reference import (
+    attention,
+    backward_rounding,
+    bias_gradient,
+    bias_gradient_bound,
+    error_bound,
+    gradient_bounds,
+    gradients,
+    of_bound,
+    rounding,
+)
+from flashsim.tile_masks import TileMask
+
+from .cases import FEW, Array, Case, cases, forward_of, room_for, swap
+
+TAKE = [name for name, a in FORWARD.items() if "MASK" in a.parts]
+LEARN = [name for name, a in BACKWARD.items() if a.gives_dS]
+KINDS = ((True, True), (True, False), (False, True), (False, False))
+rng = np.random.default_rng(0)
+
+
+def of(case: Case, rows: bool, columns: bool, dtype: Any = np.float32) -> Array:
+    shape = (case.N_q if rows else 1, case.N_k if columns else 1)
+    return np.asarray(3 * np.random.default_rng((case.seed, 3)).normal(size=shape)).astype(dtype)
+
+
+def asked(case: Case, bias: Array, name: str) -> dict[str, Any]:
+    mask, _ = case.masked()
+    rule = Bias(bias) if mask is None else Bias(bias) & mask
+    room = 2 * room_for(case.B_r, case.B_c, case.d, case.d_v, case.N_k)
+    blocks = (1 if name == "memory_efficient" else case.B_r, case.B_c)
+    return {"mask": rule, "dropout_p": case.dropout_p, "M": room, "blocks": blocks}
+
+
+SOME = cases(
+    20, masks=("none", "causal", "packed entry", "dense"), dropouts=(0.0, 0.3), regimes=("gaussian", "outliers")
+)
+
+
+@pytest.mark.parametrize("name", TAKE)
+@given(case=SOME, kind=st.sampled_from(KINDS), wide=st.sampled_from((np.float32, np.float64, ml_dtypes.bfloat16)))
+@FEW
+def test_it_is_added_to_the_scores_within_rounding(name: str, case: Case, kind: tuple[bool, bool], wide: Any) -> None:
+    (Q, K, V), bias = case.inputs(), of(case, *kind, wide)
+    run = flashsim.forward(name, Q, K, V, **asked(case, bias, name), seed=case.seed)
+    want = attention(Q, K, V, bias=bias, **case.oracle)
+    bound = error_bound(Q, K, V, bias=bias, **rounding(name, run.blocks), **case.oracle)
+    assert of_bound(run.O, want, bound) <= 1
+    options: dict[str, Any] = {**case.shape, "dtype": case.dtype, **asked(case, bias, name)}
+    exact = theory.exact(name, **options)
+    assert (run.hbm, run.sram) == (exact.hbm, exact.sram)
+
+
+@pytest.mark.parametrize("name", LEARN)
+@given(case=SOME, kind=st.sampled_from(KINDS))
+@FEW
+def test_its_gradient_is_right_within_rounding_and_counted_as_theory_says(
+    name: str, case: Case, kind: tuple[bool, bool]
+) -> None:
+    (Q, K, V), dO, bias = case.inputs(), case.dO(), of(case, *kind)
+    options = asked(case, bias, name)
+    if name == "block_sparse":
+        options["block_mask"] = "live"
+    run = flashsim.forward(forward_of(name), Q, K, V, **options, seed=case.seed)
+    got = flashsim.backward(name, run, dO)
+    assert got.dB is not None
+    known: dict[str, Any] = {"bias": bias, **case.oracle}
+    rounded = backward_rounding(name, run.blocks, got.blocks)
+    assert got.dB.shape == bias.shape
+    assert (
+        of_bound(got.dB, bias_gradient(Q, K, V, dO, **known), bias_gradient_bound(Q, K, V, dO, **rounded, **known)) <= 1
+    )
+    bounds = gradient_bounds(Q, K, V, dO, **rounded, **known)
+    for gradient, want, most in zip((got.dQ, got.dK, got.dV), gradients(Q, K, V, dO, **known), bounds, strict=True):
+        assert of_bound(gradient, want, most) <= 1
+    exact = theory.exact(name, **case.shape, dtype=case.dtype, direction="backward", **options)
+    tally = flashsim.count(name, **case.shape, dtype=case.dtype, direction="backward", **options)
+    assert got.hbm == tally.hbm == exact.hbm
+    assert got.sram == tally.sram == exact.sram
+
+
+HEADS = ((13,), (10, 13), (3, 10, 13), (2, 1, 1, 13), (2, 3, 10, 1), (1, 3, 1, 1))
+
+
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+def test_heads_that_share_a_bias_add_to_one_gradient(shape: tuple[int, ...]) -> None:
+    Q, K, V, dO = (rng.normal(size=(2, 3, *s)) for s in ((10, 4), (13, 4), (13, 5), (10, 5)))
+    bias = rng.normal(size=shape)
+    run = flashsim.forward("flash", Q, K, V, M=300, blocks=(3, 4), mask=Bias(bias), causal=True)
+    got = flashsim.backward("flash", run, dO)
+    causal = np.tri(10, 13, 3, dtype=bool)
+    assert np.allclose(run.O, attention(Q, K, V, bias=bias, mask=causal), rtol=0, atol=1e-12)
+    assert got.dB is not None
+    assert got.dB.shape == shape
+    assert np.allclose(got.dB, bias_gradient(Q, K, V, dO, bias=bias, mask=causal), rtol=0, atol=1e-12)
+    moved = got.hbm.by_array["dB"]
+    assert (moved.size, moved.init_writes, moved.role) == (bias.size, bias.size, "output")
+    assert moved.reads == moved.writes - bias.size == got.hbm.by_array["bias"].reads
+    if len(shape) == 2:
+        options: dict[str, Any] = {"M": 300, "blocks": (3, 4), "mask": Bias(bias), "causal": True, "heads": 6}
+        options |= {"N_q": 10, "N_k": 13, "d": 4, "d_v": 5, "dtype": "float64", "direction": "backward"}
+        assert got.hbm == flashsim.count("flash", **options).hbm == theory.exact("flash", **options).hbm
+
+
+def test_grouped_heads_take_it_forward() -> None:
+    Q, K, V = rng.normal(size=(4, 6, 3)), rng.normal(size=(2, 7, 3)), rng.normal(size=(2, 7, 3))
+    for shape in ((6, 7), (1, 7), (4, 6, 7), (4, 1, 7)):
+        bias = rng.normal(size=shape)
+        want = attention(Q, K.repeat(2, 0), V.repeat(2, 0), bias=bias)
+        for gqa in ("separate", "grouped"):
+            run = flashsim.forward("q_outer", Q, K, V, mask=Bias(bias), gqa=gqa, blocks=(5, 4), M=300)
+            assert np.allclose(run.O, want, rtol=0, atol=1e-12)
+            if len(shape) == 2:
+                options: dict[str, Any] = {"N_q": 6, "N_k": 7, "d": 3, "heads": 4, "kv_heads": 2, "dtype": "float64"}
+                exact = theory.exact("q_outer", **options, mask=Bias(bias), gqa=gqa, blocks=(5, 4), M=300)
+                assert run.hbm == exact.hbm
+    with pytest.raises(
+        ValueError, match='gqa is "grouped", in which there is no gradient of a bias; expected "separate"'
+    ):
+        flashsim.backward("q_outer", run, run.O)
+
+
+def test_what_it_moves_by_hand() -> None:
+    """N_q = 10, N_k = 13 in tiles of 3 × 3, 4 × 5 of them: a row is read for each row block, a column for each column block."""
+    for shape, reads in (((10, 13), 10 * 13), ((1, 13), 4 * 13), ((10, 1), 10 * 5), ((1, 1), 4 * 5)):
+        options: dict[str, Any] = {"N_q": 10, "N_k": 13, "d": 4, "M": 10**4, "blocks": (3, 3), "dtype": "float16"}
+        options["mask"] = Bias(np.zeros(shape, np.float16))
+        moved = flashsim.count("flash", **options).hbm.by_array["bias"]
+        assert (moved.reads, moved.writes, moved.itemsize) == (reads, 0, 2)
+        learnt = flashsim.count("flash", **options, direction="backward").hbm.by_array["dB"]
+        size = shape[0] * shape[1]
+        assert (learnt.reads, learnt.writes, learnt.init_writes, learnt.itemsize) == (reads, reads + size, size, 4)
+
+
+def test_linear_biases_are_alibi() -> None:
+    """ALiBi's −slope·|i − j|, by head, with a causal mask."""
+    Q, K, V = rng.normal(size=(3, 2, 9, 4))
+    slopes = np.array([0.5, 0.25])[:, None, None]
+    bias = -slopes * abs(np.arange(9)[:, None] - np.arange(9))
+    run = flashsim.forward("block_sparse", Q, K, V, mask=Bias(bias) & Causal(), block_mask="live", blocks=(2, 3), M=200)
+    scores = np.where(np.tri(9, dtype=bool), Q @ K.swapaxes(1, 2) / 2 + bias, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    assert np.allclose(run.O, weights @ V / weights.sum(-1, keepdims=True), rtol=0, atol=1e-13)
+
+
+def test_who_refuses_it() -> None:
+    X, bias = rng.normal(size=(6, 4)), Bias(np.zeros((6, 6)))
+    for name in FORWARD.keys() - {*TAKE}:
+        with pytest.raises(ValueError, match="has no mask"):
+            flashsim.forward(name, X, X, X, mask=bias)
+    for name in BACKWARD.keys() - {*LEARN}:
+        run = flashsim.forward(forward_of(name), X, X, X, mask=bias, M=400)
+        with pytest.raises(ValueError, match=r"makes no gradient of a bias; 'flash' or .* does"):
+            flashsim.backward(name, run, X)
+        for asked_for in (flashsim.count, theory.exact):
+            with pytest.raises(ValueError, match="makes no gradient of a bias"):
+                asked_for(name, N=6, d=4, direction="backward", mask=bias)
+    assert BACKWARD.keys() - {*LEARN} == {"standard"}
+    plain = flashsim.forward("flash", X, X, X, mask=KeyPadding(3))
+    assert flashsim.backward("flash", plain, X).dB is None
+
+
+def test_what_is_no_bias_is_refused_by_name() -> None:
+    X = rng.normal(size=(6, 4))
+
+    def run(mask: Any) -> Any:
+        return flashsim.forward("flash", X, X, X, mask=mask)
+
+    refused: list[tuple[str, Any]] = [
+        ("Bias's array has dtype int64; expected one of float16", lambda: Bias([[1]])),
+        ("Bias's array has NaN or ∞ in it", lambda: Bias([[-np.inf]])),
+        ("Bias's array is a masked array", lambda: Bias(np.ma.ones((1, 1)))),
+        (r"Bias's array has shape \(5, 6\); expected .* \(6, 6\)", lambda: run(Bias(np.ones((5, 6))))),
+        ("expected one Bias at most", lambda: run(Bias([[1.0]]) & Bias([[1.0]]))),
+        (r"mask has dtype float64; .*flashsim.Bias\(array\)", lambda: run(np.ones((6, 6)))),
+        ("Q and K and the bias are too large", lambda: run(Bias([[1e308]]))),
+    ]  # fmt: skip
+    for said, call in refused:
+        with pytest.raises(ValueError, match=said):
+            call()
+    assert repr(Bias(np.ones((2, 3))) & Causal()) == "Bias(array of shape (2, 3)) & Causal()"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("S_ij + self._sram.load", "S_ij - self._sram.load"),
+        ("_block(self._bias_tiles, i, j)", "_block(self._bias_tiles, i, 0)"),
+    ],
+)
+def test_a_bias_that_is_added_wrongly_is_noticed(before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    swap(TileMask.__call__, before, after, monkeypatch)
+    case = Case("gaussian", 8, 8, 3, 3, "float64", 0, 4, 4)
+    (Q, K, V), bias = case.inputs(), of(case, True, True)
+    run = flashsim.forward("flash", Q, K, V, **asked(case, bias, "flash"))
+    bound = error_bound(Q, K, V, bias=bias, **rounding("flash", run.blocks))
+    assert of_bound(run.O, attention(Q, K, V, bias=bias), bound) > 1
+
+
+@pytest.mark.parametrize(("before", "after"), [("dB_ij + dS_ij", "dS_ij + 0"), ("(0, 1)", "(1,)")])
+def test_a_gradient_that_is_added_up_wrongly_is_noticed(
+    before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap(TileMask.gradient, before, after, monkeypatch)
+    with pytest.raises((AssertionError, ValueError)):
+        test_heads_that_share_a_bias_add_to_one_gradient((13,))

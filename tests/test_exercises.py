@@ -1,0 +1,180 @@
+"""The exercises: solutions pass, each typical mistake gets its own hint, and a student is told what and where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashsim.cli import main
+from flashsim.exercises import exercises
+from flashsim.exercises.grading import PROGRESS, grade, start
+from flashsim.planting import changed
+
+from .exercise_solutions import MISTAKES, SOLUTIONS
+from .pages import ROOT, blocks
+
+EXERCISES = exercises()
+
+
+def solved(name: str, *changes: tuple[str, str]) -> str:
+    """The student's file with a solution in place of the holes, and changes to it."""
+    explained, _, _ = EXERCISES[name].fresh().partition('\n"""\n')
+    return f'{explained}\n"""\n{changed(SOLUTIONS[name], changes, name)}'
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / EXERCISES[name].file
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_each_exercise_has_a_solution_and_mistakes() -> None:
+    assert list(SOLUTIONS) == list(MISTAKES) == list(EXERCISES)
+    assert [found.number for found in EXERCISES.values()] == list(range(1, len(EXERCISES) + 1))
+    assert min(map(len, MISTAKES.values())) >= 2
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_a_solution_is_right_and_a_fresh_file_is_not(name: str, tmp_path: Path) -> None:
+    found = grade(written(tmp_path, name, solved(name)))
+    assert (found.solved, found.hint) == (True, ""), found.said
+    fresh = start(name, tmp_path, overwrite=True)
+    assert not grade(fresh).solved
+    lines = fresh.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 42
+    assert name == "planted_bug" or max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_each_mistake_gets_its_own_hint(name: str, tmp_path: Path) -> None:
+    hints = []
+    for before, after, hint in MISTAKES[name]:
+        found = grade(written(tmp_path, name, solved(name, (before, after))))
+        assert not found.solved, after
+        assert hint in found.hint, (after, found)
+        assert found.hint, (after, found)
+        hints.append(found.hint)
+    assert len(set(hints)) >= len(hints) - 1, hints
+
+
+# ----------------------------------------------------------------------------------------------- as a student meets them
+
+
+def test_an_error_is_said_at_the_student_s_line(tmp_path: Path) -> None:
+    text = solved("online_softmax", ("rowmax(s)", "rowmx(s)"))
+    line = text[: text.index("rowmx")].count("\n") + 1
+    found = grade(written(tmp_path, "online_softmax", text))
+    assert found.said.startswith(f"Line {line}: NameError: name 'rowmx' is not defined")
+    assert "m_new = maximum(m, rowmx(s))" in found.said
+    assert "Is it spelt" in found.hint
+    broken = grade(written(tmp_path, "online_softmax", text.replace("    return", "    return (")))
+    assert broken.said.startswith("Line ")
+    assert "Python cannot read this" in broken.said
+    gone = grade(written(tmp_path, "online_softmax", text.replace("def step", "def stop")))
+    assert "defines no function step" in gone.said
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+@pytest.mark.parametrize("returned", ["None", "'x'", "(1, 2, 3)", "1.5"])
+def test_whatever_is_returned_is_judged(name: str, returned: str, tmp_path: Path) -> None:
+    head, _, _ = SOLUTIONS[name].partition(":\n")
+    found = grade(written(tmp_path, name, f'"""{EXERCISES[name].heading}"""\n{head}:\n    return {returned}\n'))
+    assert not found.solved
+    assert found.said
+
+
+def test_the_docs_show_what_a_check_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shown,) = blocks(ROOT / "docs" / "exercises.md", "text")
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "inner_loop", solved("inner_loop", ("(l_i * exp(m_i - m_new) * O_i", "(l_i * O_i")))
+    assert main(["exercise", "check", "05_inner_loop.py"]) == 1
+    assert capsys.readouterr().out.strip() == shown.strip()
+
+
+def test_the_list_shows_progress_and_what_is_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["exercise"]) == 0
+    out = capsys.readouterr().out
+    assert f"0 of {len(EXERCISES)} solved" in out
+    assert "Next: flashsim exercise start 1\n" in out
+    assert main(["exercise", "start", "1"]) == 0
+    assert "flashsim exercise check 01_load_a_tile.py" in capsys.readouterr().out
+    assert main(["exercise", "check", "01_load_a_tile.py"]) == 1
+    assert "3 holes are left, at lines" in capsys.readouterr().out
+    written(tmp_path, "load_a_tile", solved("load_a_tile"))
+    assert main(["exercise", "check", "01_load_a_tile.py"]) == 0
+    assert "solved" in capsys.readouterr().out
+    assert main(["exercise", "start", "scores"]) == 0
+    assert main(["exercise", "list"]) == 0
+    first, second, *_, state, following = capsys.readouterr().out.partition("check 02_scores.py\n")[2].splitlines()
+    assert first.endswith("solved")
+    assert second.endswith("begun")
+    assert state.startswith("1 of")
+    assert following == "Next: flashsim exercise check 02_scores.py"
+    (tmp_path / PROGRESS).write_text("not JSON", encoding="utf-8")
+    assert main(["exercise"]) == 0
+
+
+def test_hints_come_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(start("4", tmp_path))
+    hints = EXERCISES["online_softmax"].hints
+    for number in (1, 2, 3, 4, 4):
+        assert main(["exercise", "check", path, "--hint"]) == 1
+        out = " ".join(capsys.readouterr().out.split())
+        assert f"Hint {number} of {len(hints)}: {' '.join(hints[number - 1].split())}" in out
+    assert main(["exercise", "check", path, "--hint", "2"]) == 1
+    assert "Hint 2 of 4" in capsys.readouterr().out
+    assert main(["exercise", "check", path, "--hint", "9"]) == 2
+    assert "there are 4 hints, and no 9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["begin"], "there is no 'begin'"),
+        (["start"], "which exercise?"),
+        (["start", "99"], "there is no exercise '99'; there are 1 load_a_tile, 2"),
+        (["start", "1", "nowhere"], "there is no folder nowhere"),
+        (["check"], "which file?"),
+        (["check", "nothing.py"], "nothing.py is not there"),
+        (["check", "."], ". is a folder"),
+        (["check", "other.py"], "other.py is of no exercise"),
+        (["check", "binary.py"], "binary.py is no text"),
+        (["list", "nowhere"], "nowhere is no folder"),
+        (["list", "--hint"], "--hint goes with check"),
+        (["check", "other.py", "--overwrite"], "--overwrite goes with start"),
+        (["check", "other.py", "more"], "check takes one argument"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_bad_arguments_are_refused_in_a_line(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other.py").write_text("x = 1\n", encoding="utf-8")
+    Path("binary.py").write_bytes(b"\xff\xfe\x00")
+    assert main(["exercise", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
+def test_a_file_that_is_there_is_overwritten_only_when_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, "merge", "mine\n")
+    assert main(["exercise", "start", "9", str(tmp_path)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert path.read_text(encoding="utf-8") == "mine\n"
+    assert main(["exercise", "start", "9", str(tmp_path), "--overwrite"]) == 0
+    assert path.read_text(encoding="utf-8") == EXERCISES["merge"].fresh()
+
+
+def test_an_edited_file_is_read_anew(tmp_path: Path) -> None:
+    """Names of what comes on chip are looked up by line, in the file as it is now."""
+    assert not grade(written(tmp_path, "divide_once", solved("divide_once", ("O_i / l_i", "O_i")))).solved
+    text = solved("divide_once").replace("def attention", "\n\n\ndef attention")
+    assert grade(written(tmp_path, "divide_once", text)).solved

@@ -1,0 +1,93 @@
+"""Results as dictionaries, JSON and DataFrames: every count exactly the integer it is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import flashsim
+
+LARGE = flashsim.count("flash", N=2**42, d=128, heads=2, M=4096)
+
+
+def run() -> tuple[flashsim.Run, flashsim.Gradients]:
+    Q, K, V = np.random.default_rng(0).normal(size=(3, 2, 12, 4)).astype(np.float32)
+    forward = flashsim.forward("flash", Q, K, V, M=120, causal=True)
+    return forward, flashsim.backward("flash", forward, np.ones_like(Q))
+
+
+def test_a_tally_as_plain_data() -> None:
+    assert LARGE.hbm.accesses > 2**63
+    found = LARGE.to_dict()
+    assert found == {
+        "algorithm": "flash",
+        "hbm": LARGE.hbm.to_dict(),
+        "sram": {"peak": LARGE.sram.peak, "capacity": 4096, "enforced": False},
+        "blocks": {"B_r": 8, "B_c": 8, "T_r": 2**39, "T_c": 2**39},
+        "flops": {"matmul": LARGE.flops.matmul, "other": LARGE.flops.other},
+    }
+    traffic = found["hbm"]
+    assert [traffic[name] for name in ("reads", "writes", "init_writes", "accesses", "bytes", "extra")] == [
+        LARGE.hbm.reads, LARGE.hbm.writes, LARGE.hbm.init_writes, LARGE.hbm.accesses, LARGE.hbm.bytes, LARGE.hbm.extra
+    ]  # fmt: skip
+    O = LARGE.hbm.by_array["O"]
+    assert traffic["by_array"]["O"] == {
+        "reads": O.reads, "writes": O.writes, "init_writes": O.init_writes, "accesses": O.accesses, "bytes": O.bytes,
+        "size": O.size, "itemsize": 4, "role": "output",
+    }  # fmt: skip
+    assert list(traffic["by_array"]) == list(LARGE.hbm.by_array)
+
+
+def test_json_is_the_dictionary(tmp_path: Path) -> None:
+    for result in (LARGE, LARGE.hbm, *run(), flashsim.sweep(N=[2**42, 0], d=4)):
+        text = result.to_json(tmp_path / "result.json")
+        assert (tmp_path / "result.json").read_text(encoding="utf-8") == text == result.to_json()
+        assert json.loads(text) == result.to_dict()
+        assert "NaN" not in text
+
+
+def test_a_run_says_what_it_was_of() -> None:
+    forward, backward = run()
+    found = forward.to_dict()
+    assert {name: found[name] for name in ("direction", "N_q", "N_k", "d", "d_v", "leading", "dtype", "scale", "gqa")} == {
+        "direction": "forward", "N_q": 12, "N_k": 12, "d": 4, "d_v": 4, "leading": [2], "dtype": "float32", "scale": 0.5,
+        "gqa": "separate",
+    }  # fmt: skip
+    assert (found["mask"], found["dropout_p"], found["seed"]) == ("Causal()", 0.0, 0)
+    assert backward.to_dict()["direction"] == "backward"
+    assert backward.to_dict()["hbm"] == backward.hbm.to_dict()
+    assert not {"O", "dQ"} & {*found, *backward.to_dict()}
+
+
+def test_a_table_by_array() -> None:
+    pytest.importorskip("pandas", reason='pandas is not installed: pip install "flashsim[pandas]"')
+    forward, _ = run()
+    for result in (LARGE, forward, forward.hbm):
+        traffic = result if isinstance(result, flashsim.records.Traffic) else result.hbm
+        table = result.to_pandas()
+        assert (table.index.name, list(table.index)) == ("array", list(traffic.by_array))
+        for name in ("reads", "writes", "init_writes", "accesses", "bytes", "size"):
+            assert table[name].tolist() == [getattr(a, name) for a in traffic.by_array.values()]
+            assert table[name].sum() == sum(getattr(a, name) for a in traffic.by_array.values())
+    assert str(forward.to_pandas().reads.dtype) == "int64"
+    assert forward.to_pandas().attrs["blocks"] == {"B_r": 4, "B_c": 8, "T_r": 3, "T_c": 2}
+
+
+@pytest.mark.parametrize("what", ["Tally", "Traffic", "Sweep"])
+def test_without_pandas_the_error_says_what_to_install(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    result: Any = {"Tally": LARGE, "Traffic": LARGE.hbm, "Sweep": flashsim.sweep(N=8, d=4)}[what]
+    with pytest.raises(ModuleNotFoundError, match=r"pip install \"flashsim\[pandas\]\""):
+        result.to_pandas()
+
+
+def test_pandas_is_imported_only_when_used() -> None:
+    import subprocess
+
+    code = "import sys, flashsim; flashsim.sweep(N=8, d=4).to_csv(); assert 'pandas' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,39 @@
+"""`flashsim.algorithms()`: a table of what there is, and the package that it was."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from types import ModuleType
+
+import flashsim
+from flashsim import algorithms
+from flashsim.algorithms import BACKWARD, FORWARD, listing
+
+
+def test_the_table_has_every_pass_and_fits_a_terminal() -> None:
+    table = flashsim.algorithms()  # type: ignore[operator]
+    assert [each.name for each in table] == list(FORWARD)
+    assert {name for each in table for name in each.backward} == set(BACKWARD)
+    shown = repr(table)
+    assert all(f"\n{name} " in shown and record.title in shown for name, record in FORWARD.items())
+    assert "q_outer_two_pass: another backward pass of q_outer" in shown
+    assert "without mask and dropout: flash_basic" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert table._repr_html_().count("<tr>") == len(FORWARD) + 1
+    assert repr(listing()) == shown
+    by_name = {each.name: each for each in table}
+    assert (by_name["split_kv"].options, by_name["flash_basic"].mask, by_name["flash"].dropout) == (
+        ("splits", "merge"),
+        False,
+        True,
+    )
+    assert repr(by_name["q_outer"]) == "<q_outer: FlashAttention, loops exchanged, backward q_outer, q_outer_two_pass>"
+
+
+def test_it_is_a_package_as_before() -> None:
+    assert isinstance(algorithms, ModuleType)
+    assert importlib.import_module("flashsim.algorithms") is flashsim.algorithms is algorithms
+    assert importlib.import_module("flashsim.algorithms.blocks") is algorithms.blocks
+    assert pickle.loads(pickle.dumps(FORWARD["flash"])) is FORWARD["flash"]
+    assert "flashsim.algorithms" in repr(algorithms)
