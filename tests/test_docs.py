@@ -175,7 +175,7 @@ def test_what_line_1_s_blocks_need_is_counted() -> None:
     )
     assert len(rows) == 2
     for N, d, M, own, needs, fitting, moved, moved_fitting in rows:
-        size: dict[str, int] = {"N": int(N), "d": int(d), "M": int(M)}
+        size: dict[str, Any] = {"N": int(N), "d": int(d), "M": int(M)}
         for sizing, shown, accesses in (("paper", own, moved), ("fit", fitting, moved_fitting)):
             exact = flashsim.theory.exact("flash_basic", **size, sizing=sizing)
             assert (f"{exact.blocks.B_r} × {exact.blocks.B_c}", str(exact.accesses)) == (shown, accesses)

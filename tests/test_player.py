@@ -498,7 +498,7 @@ def test_skipped_and_masked_tiles_are_told_apart(open_page: Opener) -> None:
     assert f"{63 - skipped} done, {skipped} skipped" in (page.get_attribute(".grid", "aria-label") or "")
     assert "skipped" in page.inner_text(".legend")
     page = open_page(recorded(causal=True))
-    assert "masked" in page.inner_text(".legend")
+    assert "partial" in page.inner_text(".legend")
     assert "skipped" not in page.inner_text(".legend")
 
 

@@ -31,7 +31,7 @@ def test_it_is_short_and_its_two_commands_are_what_they_were() -> None:
 def test_the_moving_picture_is_small_and_ends_where_the_run_does() -> None:
     with Image.open(ROOT / "figures" / "loop.gif") as film:
         assert film.size == (800, 350)
-        assert film.n_frames > 60
+        assert getattr(film, "n_frames", 1) > 60
     assert (ROOT / "figures" / "loop.gif").stat().st_size < 400_000
     script = runpy.run_path(str(ROOT / "scripts" / "loop_picture.py"))
     trace = script["recorded"]()
