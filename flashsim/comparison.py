@@ -103,7 +103,7 @@ def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mappi
     if "block_mask" not in back.parts or asked.get("sizing") != "fit" or asked.get("blocks") is not None:
         return asked
     shape = {"N_q": Q.shape[-2], "N_k": K.shape[-2], "d": Q.shape[-1], "d_v": V.shape[-1], "dtype": Q.dtype.name}
-    heads = {"heads": math.prod(Q.shape[:-2]), "kv_heads": math.prod(K.shape[:-2])}
+    heads: dict[str, Any] = {"heads": math.prod(Q.shape[:-2]), "kv_heads": math.prod(K.shape[:-2])}
     plain = {name: value for name, value in asked.items() if name not in ("scale", "seed", "blocks", "mask")}
     fitting = count(back, **shape, **heads, **plain, direction="backward").blocks
     return asked | {"sizing": Fixed(fitting.B_r, fitting.B_c)}

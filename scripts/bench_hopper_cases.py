@@ -18,6 +18,7 @@ import json
 import shlex
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -156,6 +157,27 @@ def eight_bits() -> Iterator[dict[str, Any]]:
     yield {"case": "fp8 errors", "N": 2048, "d": 128, "of inputs": off(wanted, exact), **errors}
 
 
+def host() -> Iterator[dict[str, Any]]:
+    """Yield the host's time of a call, of problems so small that the GPU waits for it, in µs."""
+    q, k, v = (normal(1, 2, 128, 128) for _ in range(3))
+    few, cache = normal(1, 8, 1, 128), normal(1, 2, 16_384, 128)
+    o, lse = gpu.forward(q, k, v, return_lse=True)
+    calls: Calls = {
+        "hopper": lambda: gpu.forward(q, k, v),
+        "hopper_decode": lambda: gpu.forward(few, cache, cache),
+        "hopper, backward": lambda: gpu.backward(q, k, v, o, lse, o),
+    }
+    found = {}
+    for name, call in calls.items():
+        for launches in (100, 3000):
+            start = time.perf_counter()
+            for _ in range(launches):
+                call()
+            found[name] = round((time.perf_counter() - start) / launches * 1e6, 1)
+            import_cupy().cuda.Device().synchronize()
+    yield {"case": "host", "us": found}
+
+
 def off(found: Any, wanted: Any) -> float:
     """Return ‖found − wanted‖ / ‖wanted‖."""
     return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
@@ -236,6 +258,7 @@ CASES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "block-sparse": block_sparse,
     "backward": backward,
     "fp8": eight_bits,
+    "host": host,
 }
 
 

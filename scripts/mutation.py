@@ -3,6 +3,7 @@
     pip install -e ".[test,mutation]"
     python scripts/mutation.py            # 400 mutants, an hour or two on one core; started again, it goes on where it stopped
     python scripts/mutation.py --again    # tries those that survived once more, and those whose killer was edited since
+    python scripts/mutation.py --most 60  # each meets a minute of tests at most; --again then gives survivors all
 
 A mutant is one change at one place of the core, made by Cosmic Ray in a copy of the last commit. Places are drawn first, then
 one of the changes possible there, so that a `*`, which can become eleven other signs, counts once. Both are drawn by a hash of
@@ -22,6 +23,7 @@ import argparse
 import ast
 import compileall
 import json
+import math
 import multiprocessing
 import os
 import resource
@@ -37,6 +39,7 @@ from functools import cache
 from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import version
+from itertools import accumulate, pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -60,7 +63,7 @@ CORE = (
 PYTEST = ["--tb=no", "-pno:cacheprovider", "--hypothesis-profile=mutants", "-Wignore:Module already imported"]
 WARM = ("hypothesis.extra.numpy", "ml_dtypes", "matplotlib.figure", "matplotlib.backends.backend_agg", "rich.console")
 OUT_OF_TIME = "timeout"
-FIRST = 100  # of the tests that execute a line are tried before the files of the others are read
+FIRST = (20, 200)  # so many of the likely tests are tried before the files of the others are read
 SECONDS = 30  # of processor time: for reading the tests, and for a test beyond ten times what it took unchanged
 LONGEST = 3600  # for what a test starts
 MEMORY = 8 << 30  # bytes
@@ -73,6 +76,9 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=400, help="mutants. Default: 400")
     parser.add_argument("--seed", type=int, default=0, help="of the order in which they are drawn. Default: 0")
     parser.add_argument("--jobs", type=int, default=1, help="mutants tried at once. Default: 1")
+    parser.add_argument(
+        "--most", type=float, default=math.inf, help="seconds of tests that a mutant meets. Default: all"
+    )
     parser.add_argument("--again", action="store_true", help="try again what the tests' last changes may have decided")
     options = parser.parse_args()
     commit = _git("rev-parse", "--short", "HEAD").strip()
@@ -83,7 +89,7 @@ def main() -> None:
         known = _known(options.again)
         tried = [known.get(_key(mutant), mutant) | {"line": mutant["line"]} for mutant, _ in drawn]
         untried = [n for n, mutant in enumerate(tried) if not (mutant.get("reason") or mutant.get("commit"))]
-        started = {jobs.submit(killer, drawn[n][1], commit): tried[n] for n in untried}
+        started = {jobs.submit(killer, drawn[n][1], commit, options.most): tried[n] for n in untried}
         try:
             for number, found in enumerate(as_completed(started), 1):
                 mutant, error = started[found], found.exception()
@@ -180,7 +186,7 @@ def suite(commit: str, jobs: int = 1) -> tuple[dict[str, float | None], Coverage
     return json.loads(_text(kept / "seconds.json")), covered
 
 
-def tests_of(spec: MutationSpec, commit: str) -> list[str]:
+def tests_of(spec: MutationSpec, commit: str, most: float) -> list[str]:
     """Return the tests to try a mutant on, those likely to be enough first, and of these the quickest."""
     seconds, covered = suite(commit)
     contexts = covered.contexts_by_lineno(str(spec.module_path))
@@ -195,7 +201,10 @@ def tests_of(spec: MutationSpec, commit: str) -> list[str]:
     once = not around or any("cache" in ast.unparse(decorator) for node in around for decorator in node.decorator_list)
     near, far = executing(range(spec.start_pos[0], spec.end_pos[0] + 1)), executing(contexts)
     took = {test: past for test in (near if near and not once else seconds) if (past := seconds.get(test)) is not None}
-    return sorted(took, key=lambda test: (test not in near, test not in far, took[test]))
+    names = {spec.module_path.stem, spec.module_path.parent.stem} - {"flashsim"}
+    own = {test for test in near if any(name in _file(test) for name in names)}
+    tests = sorted(took, key=lambda test: (test not in own, test not in near, test not in far, took[test]))
+    return [test for test, past in zip(tests, accumulate(map(took.__getitem__, tests)), strict=True) if past <= most]
 
 
 class _Watch:
@@ -225,9 +234,9 @@ class _Watch:
         self.failed += [report.nodeid] if report.failed else []
 
 
-def killer(spec: MutationSpec, commit: str) -> str | None:
+def killer(spec: MutationSpec, commit: str, most: float) -> str | None:
     """Return the test that fails with the mutant, and passes without it, or OUT_OF_TIME, or None."""
-    seconds, tests = suite(commit)[0], tests_of(spec, commit)
+    seconds, tests = suite(commit)[0], tests_of(spec, commit, most)
 
     def first_failure(tests: list[str]) -> str | None:
         limits = {test: 10 * (seconds.get(test) or 0) + SECONDS for test in tests}
@@ -235,12 +244,13 @@ def killer(spec: MutationSpec, commit: str) -> str | None:
         return next(iter(run_tests(["-x", "-n0", *files], limits, set(seconds)).failed), None) if tests else None
 
     with use_mutation(spec.module_path, get_operator(spec.operator_name)(**spec.operator_args), spec.occurrence):
-        failed = first_failure(tests[:FIRST]) or first_failure(tests[FIRST:])
+        batches = (tests[first:end] for first, end in pairwise((0, *FIRST, len(tests))))
+        failed = next(filter(None, map(first_failure, batches)), None)
     if failed in (None, OUT_OF_TIME) or first_failure([failed]) is None:
         return failed
     print(f"{failed} fails without a mutant, too")
     seconds[failed] = None
-    return killer(spec, commit)
+    return killer(spec, commit, most)
 
 
 def run_tests(options: list[str], limits: dict[str, float] | None = None, known: set[str] | None = None) -> _Watch:

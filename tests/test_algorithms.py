@@ -31,6 +31,7 @@ from flashsim.algorithms import (
     appendix_b_memory_efficient,
     appendix_b_memory_efficient_backward,
 )
+from flashsim.algorithms.notation import gated
 from flashsim.inputs import chip_dtype
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.observers import InductionInvariant
@@ -433,3 +434,11 @@ def test_that_watch_does_see_an_escape() -> None:
     with watching_locals(escaped):
         scope["leaky"](SRAM(hbm, 100), Q)
     assert escaped == ["S at line 4", "S at line 4"]
+
+
+def test_what_weighs_nothing_gives_nothing() -> None:
+    """`gated` where P is 0, be the other factor NaN or infinite; where P is not, they show."""
+    P, X = np.array([[0.0, 0.0, 0.5, 0.5]], np.float32), np.array([[np.nan, -np.inf, 4.0, np.inf]], np.float32)
+    with np.errstate(invalid="ignore"):
+        assert gated(P, X).tolist() == [[0.0, 0.0, 2.0, np.inf]]
+        assert gated(P, X).dtype == np.float32

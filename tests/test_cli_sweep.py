@@ -40,7 +40,7 @@ def test_where_does_flash_beat_standard(capsys: pytest.CaptureFixture[str]) -> N
         name: [flashsim.count(name, N=N, d=64).hbm.accesses for N in (33, 34, 200)] for name in ("flash", "standard")
     }
     assert [mine < other for mine, other in zip(*least.values(), strict=True)] == [False, True, True]
-    assert "flash moves fewer than standard from N = 34 on (N = 1 to 200, 200 values)" in out
+    assert "flash moves fewer than standard from N = 34 on (tried: N = 1 to 200, 200 values)" in out
     assert "20 of 200 shown" in out
 
 
@@ -53,8 +53,21 @@ def test_which_M_halves_the_traffic(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_when_does_q_outer_beat_flash(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(capsys, "q_outer", "flash", "--N", "64:4096:x2", "--d", "64", "128", "--backward", "both")
-    for fixed in ("forward, d = 64", "backward, d = 128"):
-        assert f"direction = {fixed}: q_outer moves fewer than flash everywhere (N = 64 to 4,096, 7 values)" in out
+    assert "q_outer moves fewer than flash at all 28 points that both have" in out
+    assert flashsim.sweep(["q_outer", "flash"], N=[64, 4096], d=64).where_fewer("flash") == []
+
+
+def test_answers_differ_by_what_else_varies(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "flash", "standard", "block_sparse", "--N", "1:200:1", "--d", "64", "128", "--M", "6400")
+    fewer = [
+        N for N in range(1, 201)
+        if flashsim.count("flash", N=N, d=64, M=6400).hbm.accesses < flashsim.count("standard", N=N, d=64, M=6400).hbm.accesses
+    ]  # fmt: skip
+    assert [N for N in range(68, 201) if N not in fewer] == [*range(76, 85), 101]
+    assert fewer[0] == 68
+    assert "d = 64: flash moves fewer than standard at N = 68 to 75, at N = 85 to 100, from N = 102 on" in out
+    assert "d = 128: flash nowhere moves fewer than standard" in out
+    assert "flash and block_sparse move equally many at all 400 points that both have" in out
 
 
 def test_every_option_arrives(capsys: pytest.CaptureFixture[str]) -> None:

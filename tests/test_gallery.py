@@ -27,12 +27,14 @@ import pytest
 import flashsim
 from flashsim import examples, gallery, theory
 from flashsim.cli import main
-from flashsim.tracing import Lesson, Moment, Step, Trace
+from flashsim.tracing import Lesson, Moment, Step, Stop, Trace
 from flashsim.tracing.loading import trace_of
 from flashsim.tracing.page import LARGEST_PAGE, MOST_STEPS
 from flashsim.tracing.typeset import typeset
 
 from .conftest import DESK, PHONE
+
+FRAME = {"width": 960, "height": 480}
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "figures" / "gallery"
@@ -102,6 +104,7 @@ def assert_same_trace(found: dict[str, Any], want: dict[str, Any]) -> None:
 
 def test_there_is_a_page_for_each_lesson_and_nothing_else() -> None:
     assert sorted(path.name for path in FOLDER.iterdir()) == sorted(made())
+    assert "playground.html" in made()
     orders = [page.order for page in gallery.pages().values()]
     assert len(set(orders)) == len(orders)
 
@@ -111,10 +114,12 @@ def test_lessons_need_no_command_line() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", [*(f"{lesson}.html" for lesson in LESSONS), "index.html", "README.md"])
+@pytest.mark.parametrize(
+    "name", [*(f"{lesson}.html" for lesson in LESSONS), "index.html", "README.md", "playground.html"]
+)
 def test_files_are_what_the_script_makes(name: str) -> None:
     found, want = kept(name), made()[name]
-    if name in ("index.html", "README.md"):
+    if not TRACE.search(want):
         sizes = r"\d+ kB"  # they depend on how well this machine's zlib packs
         found, want = re.sub(sizes, "kB", found), re.sub(sizes, "kB", want)
         assert found == want, REMEDY
@@ -144,13 +149,18 @@ def test_the_index_tells_sizes() -> None:
         assert f'<span class="size">{size}</span>' in article(name), REMEDY
 
 
-@pytest.mark.parametrize("name", ["index.html", *(f"{lesson}.html" for lesson in LESSONS)])
+@pytest.mark.parametrize("name", ["index.html", "playground.html", *(f"{lesson}.html" for lesson in LESSONS)])
 def test_pages_are_self_contained(name: str) -> None:
     text = TRACE.sub("", kept(name))
     assert "default-src 'none'" in text
-    assert re.findall(r"""(?:src|srcset)\s*=\s*["']|url\(|@import|<link|https?://""", text) == []
+    addresses = text.replace("http://www.w3.org/2000/svg", "")  # a name, which nothing is loaded from
+    assert re.findall(r"""(?:src|srcset)\s*=\s*["']|url\(|@import|<link|https?://""", addresses) == []
     targets = set(re.findall(r'href="([^"#]*)', text)) - {""}
-    assert targets == ({f"{lesson}.html" for lesson in LESSONS} if name == "index.html" else set())
+    if name == "index.html":
+        assert targets == {"playground.html", *(f"{lesson}.html" for lesson in LESSONS)}
+    elif name != "playground.html":
+        at = LESSONS.index(name.removesuffix(".html"))
+        assert targets == {"index.html", *(f"{n}.html" for n in LESSONS[max(at - 1, 0) : at + 2])} - {name}
 
 
 def article(name: str) -> str:
@@ -452,7 +462,7 @@ def test_every_moment_shows_in_the_page_what_is_said_of_it(page: Any, name: str)
             assert page.locator(".hbm .active").count() > 0
         if link.event == "last step":
             assert page.evaluate("player.t === player.length - 1")
-            assert "They equal the closed form." in page.locator(".versus").first.text_content()
+            assert "equal the prediction." in page.locator(".versus").first.text_content()
 
 
 @pytest.mark.parametrize("name", LESSONS)
@@ -469,6 +479,7 @@ def test_the_index_s_links_and_the_moment_button_lead_there(page: Any, name: str
         assert time.monotonic() < deadline
         page.wait_for_timeout(20)
     assert page.locator("#lesson .moments .here").count() == 1
+    page.evaluate("player.stops = []")
     page.keyboard.press("Home")
     for want in [step for step in steps if step]:
         page.click("#next-moment")
@@ -488,3 +499,161 @@ def test_they_fit_and_follow_the_colour_scheme(browser: Any, viewport: dict[str,
             ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert (sum(int(n) for n in ground[4:-1].split(",")) < 380) == (scheme == "dark")
     page.close()
+
+
+UNSEEN = """(selectors) => {
+  const bar = document.querySelector("#transport").getBoundingClientRect(), found = [];
+  const parts = selectors.flatMap((selector) => [...document.querySelectorAll(`.view :is(${selector})`)]);
+  for (const part of parts.filter((part) => part.checkVisibility())) {
+    const box = part.getBoundingClientRect(), name = `${part.className || part.tagName} ${part.textContent.trim().slice(0, 20)}`;
+    if (box.bottom > bar.top + 0.5 || box.top < 0 || box.left < 0) found.push(`${name}: behind the bar or beyond`);
+    for (let up = part.parentElement; up; up = up.parentElement) {
+      const around = up.getBoundingClientRect(), clips = getComputedStyle(up).overflowY !== "visible";
+      const cut = box.top < around.top - 1.5 || box.bottom > around.bottom + 1.5;
+      if (clips && cut) found.push(`${name}: cut off by ${up.className || up.tagName}`);
+    }
+    const inside = (length) => Math.min(length / 2, 9), x = Math.min(box.x + inside(box.width), innerWidth - 2);
+    const over = document.elementFromPoint(x, box.y + inside(box.height));
+    if (!part.contains(over) && !over?.contains(part)) found.push(`${name}: under ${over?.className || over?.tagName}`);
+  }
+  for (const button of document.querySelectorAll("#transport :is(button, select, input)")) {
+    if (!button.checkVisibility()) continue;
+    const box = button.getBoundingClientRect(), over = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+    if (box.bottom > innerHeight || !button.contains(over)) found.push(`${button.id}: not to be clicked`);
+  }
+  return found;
+}"""
+FITS = """(() => {
+  const { scrollWidth, scrollHeight } = document.documentElement;
+  return scrollWidth <= innerWidth && scrollHeight <= innerHeight;
+})()"""
+SEEN = (
+    ".now",
+    ".listing .on, .source .on",
+    ".grid",
+    ".pairs thead th:nth-child(-n + 4)",
+    ".pairs tbody tr:first-child > *",
+)
+
+
+@pytest.mark.parametrize("viewport", [DESK, PHONE, FRAME], ids=["1280×720", "390×844", "960×480"])
+@pytest.mark.parametrize("name", LESSONS)
+def test_what_a_step_is_about_is_seen_without_scrolling(page: Any, name: str, viewport: dict[str, int]) -> None:
+    """The lit line, the picture, m, ℓ, O and their first row, at each moment and some steps between; nothing covers them."""
+    page.set_viewport_size(viewport)
+    opened(page, name)
+    moments = {link.step for link in links(article(name))}
+    steps = sorted(moments | set(range(0, len(traces(name)[0].steps), 17)))
+    assert page.locator("#lesson p").first.is_visible()
+    for step in steps:
+        page.evaluate(f"player.go({step})")
+        assert page.locator("#lesson p").first.is_visible() == (step == 0)  # the text folds after the first step
+        if step:
+            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            assert page.evaluate(UNSEEN, list(SEEN)) == [], step
+    assert page.evaluate(FITS)
+
+
+def test_a_covered_part_is_found(page: Any) -> None:
+    opened(page, "flash_basic", "#t=30")
+    page.evaluate("document.querySelector('.listing').scrollTop = 0")
+    found = page.evaluate(UNSEEN, list(SEEN))
+    assert [part for part in found if "cut off by listing" in part]
+    page.evaluate("document.querySelector('#views').style.flex = 'none'")
+    assert [part for part in page.evaluate(UNSEEN, list(SEEN)) if "beyond" in part or "not to be clicked" in part]
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_lessons_ask_before_they_show(page: Any, name: str) -> None:
+    """A stop opens when one steps onto its step; it says right and wrong, and why; it asks once, and can be skipped."""
+    opened(page, name)
+    stops = page.evaluate("player.stops.map(([step]) => step)")
+    assert stops
+    for stop in stops:
+        page.evaluate(f"player.go({stop - 1})")
+        page.click("#forward")
+        assert page.evaluate("[player.t, document.querySelector('#stop').open]") == [stop - 1, True]
+        assert page.inner_text("#stop-asks").endswith(("?", "."))
+        wrong = page.locator("#stop-choices button:not([data-right])")
+        assert wrong.count() >= 1
+        wrong.first.click()
+        assert page.inner_text("#stop-because").startswith("No. ")
+        page.locator("#stop-choices [data-right]").click()
+        assert page.inner_text("#stop-because").startswith("Yes. ")
+        assert page.evaluate("player.t") == stop - 1
+        page.click("#stop-on")
+        assert page.evaluate("player.t") == stop
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate("[player.t, document.querySelector('#stop').open]") == [stop, False]
+    opened(page, name, f"#t={stops[0] - 1}")
+    page.click("#play")
+    deadline = time.monotonic() + 20
+    while not page.evaluate("document.querySelector('#stop').open"):
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(20)
+    page.keyboard.press("Escape")
+    assert page.evaluate("[player.t, player.playing]") == [stops[0], False]
+
+
+def test_lessons_lead_to_each_other(page: Any) -> None:
+    opened(page, LESSONS[0])
+    assert page.locator("[rel=prev]").count() == 0
+    for number, name in enumerate(LESSONS[1:], 2):
+        page.click("[rel=next]")
+        page.wait_for_selector("html[data-ready]", state="attached")
+        assert page.evaluate("location.pathname.split('/').pop()") == f"{name}.html"
+        assert page.locator("nav a").first.inner_text().startswith(f"Lesson {number} of {len(LESSONS)}, about ")
+    assert page.locator("[rel=next]").count() == 0
+    page.click("[rel=prev]")
+    page.wait_for_selector("html[data-ready]", state="attached")
+    assert page.evaluate("location.pathname.split('/').pop()") == f"{LESSONS[-2]}.html"
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_thumbnails_show_the_tiles(name: str) -> None:
+    (entry,) = re.findall(rf'<li>(<svg .*?</svg>)<span>\d+\. <a href="{name}\.html">', kept("index.html"))
+    blocks = traces(name)[0].about.blocks
+    assert entry.count("<rect") == blocks.T_r * blocks.T_c
+    visited = {step.tile for step in traces(name)[0].steps} - {None}
+    assert entry.count("var(--ground)") == blocks.T_r * blocks.T_c - len(visited)
+
+
+def right_answers(name: str) -> list[str]:
+    found = re.findall(r"<button data-right>(.*?)</button>", kept(f"{name}.html"))
+    return [plain(answer) for answer in found]
+
+
+def test_right_answers_are_right() -> None:
+    """Worked out anew, from theory or from the events."""
+
+    def most(name: str, kinds: tuple[str, ...], arrays: str) -> str:
+        sums = dict.fromkeys(arrays.split(), 0)
+        for event in traces(name)[0].events:
+            if event.kind in kinds and event.array in sums:
+                sums[event.array] += event.elements
+        return max(sums, key=lambda array: sums[array])
+
+    assert right_answers("standard") == ["S and P"]
+    assert most("standard", ("load", "store", "init"), "Q K V S P O") in "SP"
+    assert right_answers("flash_basic") == [most("flash_basic", ("load", "store", "init"), "Q K V O")]
+    assert right_answers("backward") == [most("backward", ("store", "init"), "dQ dK dV")]
+    line_1 = traces("line_1")[0].about
+    assert right_answers("line_1") == ["all of it"]
+    assert 2 * line_1.shape.d * (line_1.blocks.B_r + line_1.blocks.B_c) == line_1.M
+    twice = [
+        theory.exact("sliding_window", N=n, d=4, M=64, blocks=(2, 2), window=4).hbm.by_array["K"].reads
+        for n in (16, 32)
+    ]
+    assert right_answers("sliding_window") == [f"{round(twice[1] / twice[0])} times"]
+    assert right_answers("decoding") == ["never"]
+    assert right_answers("missing_rescale") == ["O"]
+    assert right_answers("causal") == ["none"]
+    assert right_answers("online_softmax") == ["e−3"]
+
+
+def test_a_stop_s_right_answer_can_be_chosen() -> None:
+    with pytest.raises(ValueError, match="right is 'c'; expected one of the choices, a, b"):
+        Stop(0, "?", ("a", "b"), "c", "")
+    with pytest.raises(ValueError, match=r"moments and stops \[99\]; expected steps from 0 to "):
+        short_trace().html(lesson=Lesson("x", "y", (), (Stop(99, "?", ("a",), "a", ""),)))

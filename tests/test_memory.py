@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -220,6 +221,10 @@ def test_blocks_out_of_range_and_of_no_size_are_refused() -> None:
     for index in (2, -1, (0, 1)):
         with pytest.raises(IndexError, match="2 × 1 blocks"):
             Q[index]
+    tiles = Q.divide(4, 1)
+    for index in (0, (0, 9), (2, 0)):
+        with pytest.raises(IndexError, match=rf"Q\[{re.escape(str(index))}\]: Q has 2 × 2 blocks"):
+            tiles[index]
     with pytest.raises(ValueError, match="at least 1"):
         Q.divide(0)
     assert (len(Q), Q[1].shape) == (2, (2, 2))
@@ -434,3 +439,19 @@ def test_summaries_fit_one_screen() -> None:
     assert "12 of M = 1,000 elements in use (enforced), peak 12" in repr(sram)
     assert "Q[0]" in repr(sram)
     assert "accesses 12" in repr(hbm)
+
+
+def test_writing_to_a_handle_names_the_block() -> None:
+    hbm, _ = chip()
+    Q = hbm.place("Q", matrix()).divide(4)
+    with pytest.raises(NotOnChip, match=r"^Q\[1\] is in HBM: write to it with sram.store\(Q\[1\], …\)$"):
+        Q[1] = np.zeros((2, 2))
+    with pytest.raises(NotOnChip, match=r"^Q\[0\] is in HBM: write to it with sram.store\(Q\[0\], …\)$"):
+        Q[0][1] = 0.0
+
+
+def test_operations_are_counted_by_kind() -> None:
+    _, sram = chip()
+    sram.count_flops(matmul=6)
+    sram.count_flops(other=2)
+    assert (sram.flops.matmul, sram.flops.other) == (6, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -632,18 +633,9 @@ def test_ones_own_algorithm_is_drawn_too(name: str, size: dict[str, Any], tmp_pa
 
 
 SCRIPTS = {
-    "blocks": "figure_2_middle",
-    "theorem2": "theorem_2",
-    "theorem5": "theorem_5",
-    "traffic": "figure_2_left",
-    "sparsity": "figure_2_right",
-    "memory": "figure_3_right",
-    "arrays": "accesses_by_array",
-    "appendix_b5": "appendix_b5",
-    "roofline": "roofline",
-    "l2": "l2",
-    "pareto": "pareto",
-    "cache_size": "cache_size",
+    name: script.stem
+    for script in sorted((ROOT / "scripts").glob("*.py"))
+    for name in re.findall(r'^    write_figure\("(\w+)"', script.read_text(encoding="utf-8"), re.MULTILINE)
 }
 
 

@@ -91,6 +91,14 @@ def test_one_value_or_many() -> None:
     assert len(flashsim.sweep(N=8, d=4, mask=[flashsim.Causal(), mask, None])) == 3
 
 
+def test_what_exceeds_M_is_counted_where_that_is_asked_for() -> None:
+    refused, counted = flashsim.sweep("flash", N=64, d=8, M=100, blocks=(16, 16), enforce=[True, False])
+    assert (refused["status"], counted["status"], counted["checked"]) == ("does not fit", "ok", True)
+    want = flashsim.count("flash", N=64, d=8, M=100, blocks=(16, 16), enforce=False)
+    assert counted["accesses_elements"] == want.hbm.accesses
+    assert counted["peak_over_M"] > 1
+
+
 def test_an_option_is_varied_for_those_that_have_it() -> None:
     found = flashsim.sweep(["flash", "split_kv"], N=[8, 16], d=4, splits=[1, 2])
     assert keys(found, "algorithm", "splits", "N") == [
@@ -303,6 +311,9 @@ def test_pandas_holds_integers_exactly() -> None:
 def test_rows_by_index_and_columns_by_short_names() -> None:
     found = flashsim.sweep(N=[8, 16, 24], d=4)
     assert (found[-1]["N"], [row["N"] for row in found[1:]], len(found[:2])) == (24, [16, 24], 2)
+    some = flashsim.sweep(N=[8, 16], d=4, blocks=[None, (999, 999)], M=100)
+    assert some.ok.columns == some.refused.columns == some[:1].columns == some.columns
+    assert len(some.ok.plot().get_lines()) == len(some.plot().get_lines()) == 1
     assert found.column("accesses") == found.column("accesses_elements")
     assert found.axes == {"N": [8, 16, 24]}
     with pytest.raises(IndexError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
@@ -490,3 +491,24 @@ def test_missing_lengths_and_foreign_masks() -> None:
     with pytest.raises(ValueError, match="no closed form for a mask of type FirstHalf: its band is None"):
         theory.exact("block_sparse", N=8, d=2, mask=FirstHalf(), block_mask="live")
     assert Tiles({}).most(lambda r, c: r) == 0
+
+
+def test_constants_are_those_of_their_proofs() -> None:
+    """At d = 4; a constant that is too generous would hold, too."""
+    assert theory.flash_constants(4) == (12 / 5, 18 + 22 / 4)
+    assert theory.flash_backward_constants(4) == (4, 32 + 10 / 4)
+    assert theory.block_sparse_constants(4) == (4 / 3, 25)
+    assert theory.block_sparse_constants(4, "backward") == (28 / 9, 34.375)
+    assert theory.q_outer_constants(4) == (8 / 5, 12.25)
+    assert theory.q_outer_constants(4, "backward") == (16 / 5, 29.75)
+    assert theory.small_cache_constants(4) == (4, 4 * math.sqrt(11) + 6.25)
+    assert theory.small_cache_constants(4, 12) == (4, 4 * math.sqrt(5) + 6.25)  # b = 2
+    assert theory.standard_constants() == (4, 12)
+    assert theory.standard_small_M_constants() == (8 / 5, 8)
+    assert theory.standard_backward_constants() == (7, 23)
+    assert theory.standard_backward_small_M_constants() == (16 / 5, 16)
+
+
+def test_standard_attention_keeps_no_dropout_mask_unless_there_is_dropout() -> None:
+    assert [theory.extra_memory("standard", 3, 5, 2, 2, 1, dropout) for dropout in (False, True)] == [30, 60]
+    assert theory.extra_memory("standard", 3, 5, 2, 2, 1) == 30

@@ -82,6 +82,7 @@ def memory_efficient_backward(
             dP_dropped_ij = on_chip(do_i @ v_j.T)  # equation 5
             dP_ij = on_chip(dP_dropped_ij * dropout_by_query(P_ij, i, j), over=dP_dropped_ij)  # equation 5
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # equation 5
+            MASK_by_query.gradient(dS_ij, i, j)  # equation 5
             dq_i = on_chip(dq_i + tau * product(dS_ij, k_j), over=dq_i)  # equation 5
         sram.store(dq[i], dq_i)  # equation 5
 
@@ -113,4 +114,5 @@ ALGORITHM = Algorithm(
     line_1=block_sizes,
     loops=None,
     rounds_logs=logs_rounded,
+    gives_dS=True,
 )

@@ -102,6 +102,7 @@ def q_outer_backward_two_pass(
             dV_tilde_j = on_chip(dV_tilde_j + product(P_dropped_ij.T, dO_i), over=dV_tilde_j)  # line 15
             dP_ij = on_chip(dO_i @ V_j.T * Z_ij)  # line 16
             dS_ij = on_chip(gated(P_ij, dP_ij - D_i), over=dP_ij)  # line 17
+            MASK.gradient(dS_ij, i, j)  # line 17
             dK_tilde_j = on_chip(dK_tilde_j + tau * product(dS_ij.T, Q_i), over=dK_tilde_j)  # line 18
         # line 19: end for
         sram.store(dK[j], dK_tilde_j)  # line 20
@@ -136,4 +137,5 @@ ALGORITHM = Algorithm(
     line_1=line_2,
     loops="two passes",
     rounds_logs=lambda T_c: 2,
+    gives_dS=True,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from flashsim.algorithms import Algorithm
@@ -64,7 +65,7 @@ def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: S
     asked |= declared_in(options)
     rows = max(options.blocks) if options.blocks else max(-(-K.shape[0] // 4), 1)
     on_paper = 2 * (Q.shape[1] + V.shape[1]) * rows  # of which a block of `rows` rows is line 1's
-    loose: Any = flashsim.Fixed(*options.blocks, enforced=False) if options.blocks else "paper"
+    loose: Any = replace(flashsim.Fixed(*options.blocks), enforced=False) if options.blocks else "paper"
     strict: Any = flashsim.Fixed(*options.blocks) if options.blocks else options.sizing
     if options.M is not None:
         return _fitting(asked | {"M": elements(options.M, Q.dtype.itemsize), "sizing": strict}, (Q, K, V), algorithms)

@@ -77,8 +77,8 @@ def forward(
     bfloat16 and float8_e4m3fn in CuPy are ml_dtypes' types; `to_fp8` rounds to the latter.
 
     kernel     "algorithm_1", "algorithm_2", "q_outer" (float32, float16, bfloat16; all compute in float32), "tensor_core",
-               "hopper", "hopper_decode", "hopper_fp8" (float8_e4m3fn alone), or "standard": unfused, S and P in HBM. None: the fastest that takes the arguments
-               on this GPU; `plan` says which
+               "hopper", "hopper_decode", "hopper_fp8" (float8_e4m3fn alone), or "standard": unfused, S and P in HBM.
+               None: the fastest that takes the arguments on this GPU; `plan` says which
     causal     key j is attended to if j ≤ i + N_k − N_q
     scale      None: 1/√d
     mask       booleans on the same GPU that broadcast to (B, H_q, N_q, N_k), True = attend; or `flashsim.SlidingWindow`,
@@ -201,9 +201,8 @@ def _plan(
     d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
     known = rungs.fastest(direction, dtype.name)
     for rung in known:
-        lacks = [
-            what for what, wanted in zip(TAKES, asked, strict=True) if wanted and not _takes(rung, what, direction)
-        ]
+        wants = [what for what, wanted in zip(TAKES, asked, strict=True) if wanted]
+        lacks = [what for what in wants if not _takes(rung, what, direction)]
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
             or f"does not take d = {d}" * (d not in rung.head_dims)
@@ -211,6 +210,7 @@ def _plan(
             or (rung.unsuited(q, k) if rung.unsuited and shapes_known else "")
             or "needs rows that start at multiples of 16 bytes" * (rung.aligned and not aligned)
             or f"does not take {' and '.join(lacks)}" * bool(lacks)
+            or (rung.outrun(direction, d, wants) if rung.outrun else "")
         )
         if not reason or rung is known[-1]:
             break

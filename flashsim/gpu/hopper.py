@@ -9,6 +9,7 @@ a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -240,19 +241,20 @@ def _ready(device: int, tiles: Tiles, dtype: str, d: int, kind: str, dropout: bo
 
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`.
-
-    With dropout at d = 64 `tensor_core` is the faster one, and runs, unless it is asked to count, which it cannot.
-    """
+    """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`."""
     reason = why_not(capability(import_cupy().cuda.runtime.getDevice()), q.shape[3])
     if reason:
         _refuse(options, f"runs in hopper's place as {reason}")
         warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
         tensor_core.backward(q, k, v, o, lse, do, dq, dk, dv, options)
         return
-    slower = options.dropout_p > 0 and q.shape[3] == 64 and options.counters is None
-    of = tensor_core if slower else hopper_backward
-    of.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+    hopper_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+
+
+def outrun(direction: str, d: int, asked: Sequence[str]) -> str:
+    """Return why `tensor_core`, which cannot count, is faster, or ""."""
+    slower = direction == "backward" and d == 64 and "dropout_p" in asked and "count" not in asked
+    return "tensor_core is faster with dropout at d = 64" if slower else ""
 
 
 def _refuse(options: Options, why: str) -> None:
@@ -309,4 +311,5 @@ KERNEL = Kernel(
     aligned=True,
     choose_blocks=choose_blocks,
     why_not=why_not,
+    outrun=outrun,
 )

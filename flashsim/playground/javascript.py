@@ -184,7 +184,7 @@ class _Function:
 
     def _called(self, node: ast.Call, called: Part, values: list[ast.expr]) -> Part:
         if isinstance(called, str):  # a method of the problem, or of its tiles
-            if called == "p.mask_tile":
+            if called in ("p.mask_tile", "p.gradient_tile"):
                 return _Constant(0)
             return f"{called}({', '.join(map(self._js, values))})"
         function = called.value

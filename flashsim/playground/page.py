@@ -13,7 +13,7 @@ from flashsim.algorithms.record import Algorithm
 from flashsim.playground.javascript import Script, expression
 from flashsim.theory.form import Form
 from flashsim.theory.formulas import symbols
-from flashsim.tracing.page import policy
+from flashsim.tracing.page import lighter, policy
 from flashsim.tracing.page import read as read_shared
 from flashsim.tracing.typeset import named, typeset
 
@@ -26,7 +26,7 @@ def page() -> str:
     passes = [(algorithm, theory.form_of(algorithm.name, algorithm.direction)) for algorithm in _shown()]
     css, js = (
         f"\n{read_shared('typeset.css')}{_read('playground.css')}\n",
-        f"\n{script(passes)}\n{_read('playground.js')}\n",
+        f"\n{lighter(script(passes) + _read('playground.js'))}\n",
     )
     parts = {
         "css": css,

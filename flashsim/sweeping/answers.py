@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep
 
 Row = dict[str, Any]
+Line = Mapping[Any, Any]
+"""Accesses by the value of one argument."""
+MOST_RANGES = 4
 
 
 def where_fewer(
@@ -60,50 +63,71 @@ def sentences(sweep: Sweep, most: int = 12) -> list[str]:
     rows = list(sweep.ok)
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     rest = [name for name in sweep.axes if name not in ("algorithm", along)]
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[str, dict[str, dict[Any, Any]]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[name] for name in rest), []).append(row)
-    said = []
-    for values, of_group in groups.items():
-        where = ", ".join(f"{name} = {_value(value)}" for name, value in zip(rest, values, strict=True))
-        lines: dict[str, dict[Any, Any]] = {name: {} for name in names}
-        for row in of_group:
-            lines[row["algorithm"]][row[along]] = row["accesses_elements"]
-        found = [_compared(names[0], other, along, lines[names[0]], lines[other]) for other in names[1:]]
-        if len(names) == 1:
-            found = [_halved(along, lines[names[0]])]
-        said += [f"{where}: {text}" if where else text for text in found if text]
+        where = ", ".join(f"{name} = {_value(row[name])}" for name in rest)
+        lines = groups.setdefault(where, {})
+        lines.setdefault(row["algorithm"], {})[row[along]] = row["accesses_elements"]
+    if len(names) == 1:
+        said = _each({where: _halved(along, lines[names[0]]) for where, lines in groups.items()})
+    else:
+        said = [text for other in names[1:] for text in _against(names[0], other, along, groups)]
     return said[:most] + ([f"and {len(said) - most:,} more such lines"] if len(said) > most else [])
 
 
-def _compared(name: str, other: str, along: str, mine: Mapping[Any, Any], theirs: Mapping[Any, Any]) -> str:
+def _each(said: Mapping[str, str]) -> list[str]:
+    return [f"{where}: {text}" if where else text for where, text in said.items() if text]
+
+
+def _against(name: str, other: str, along: str, groups: Mapping[str, Mapping[str, Line]]) -> list[str]:
+    """Return where one algorithm moves fewer than another: in a line where that is everywhere or nowhere, else by group."""
+    pairs = {where: (lines[name], lines[other]) for where, lines in groups.items() if name in lines and other in lines}
+    both = [(mine[key], theirs[key]) for mine, theirs in pairs.values() for key in mine.keys() & theirs.keys()]
+    if not both:
+        return []
+    points = f"at all {len(both):,} points that both have" if len(both) > 1 else "at the point that both have"
+    if all(mine == theirs for mine, theirs in both):
+        return [f"{name} and {other} move equally many {points}"]
+    if all(mine < theirs for mine, theirs in both):
+        return [f"{name} moves fewer than {other} {points}"]
+    if not any(mine < theirs for mine, theirs in both):
+        fewer = "moves more than" if all(mine > theirs for mine, theirs in both) else "nowhere moves fewer than"
+        return [f"{name} {fewer} {other}{f' {points}' if 'more' in fewer else ''}"]
+    return _each({where: _compared(name, other, along, *pair) for where, pair in pairs.items()})
+
+
+def _compared(name: str, other: str, along: str, mine: Line, theirs: Line) -> str:
     both = sorted(mine.keys() & theirs.keys())
-    if len(both) < 2:
+    if not both:
         return ""
-    runs, tried = _runs(mine, theirs), f"{along} = {_value(both[0])} to {_value(both[-1])}, {len(both):,} values"
+    runs, tried = _runs(mine, theirs), f"tried: {along} = {_range(both[0], both[-1])}, {len(both):,} values"
     if not runs:
         return f"{name} nowhere moves fewer than {other} ({tried})"
     if runs[0]["points"] == len(both):
         return f"{name} moves fewer than {other} everywhere ({tried})"
-    parts = []
-    for run in runs[:4]:
-        first, last = run["from"], run["to"]
-        if last == both[-1] and first != last:
-            parts.append(f"from {along} = {_value(first)} on")
-        elif first == both[0] and first != last:
-            parts.append(f"up to {along} = {_value(last)}")
-        else:
-            parts.append(f"{along} = {_value(first)}" + (f" to {_value(last)}" if first != last else ""))
-    more = f", and in {len(runs) - 4:,} more ranges" if len(runs) > 4 else ""
+    parts = [_part(along, run["from"], run["to"], both) for run in runs[:MOST_RANGES]]
+    more = f", and in {len(runs) - MOST_RANGES:,} more ranges" if len(runs) > MOST_RANGES else ""
     return f"{name} moves fewer than {other} {', '.join(parts)}{more} ({tried})"
 
 
-def _halved(along: str, line: Mapping[Any, Any]) -> str:
+def _part(along: str, first: Any, last: Any, tried: Sequence[Any]) -> str:
+    if last == tried[-1]:
+        return f"from {along} = {_value(first)} on"
+    if first == tried[0]:
+        return f"up to {along} = {_value(last)}"
+    return f"at {along} = {_range(first, last)}"
+
+
+def _halved(along: str, line: Line) -> str:
     keys = sorted(line)
     half = [key for key in keys if 2 * line[key] <= line[keys[0]]]
     if not half:
         return ""
     return f"half of what {along} = {_value(keys[0])} moves, or less: from {along} = {_value(half[0])} on"
+
+
+def _range(first: Any, last: Any) -> str:
+    return _value(first) if first == last else f"{_value(first)} to {_value(last)}"
 
 
 def _value(value: Any) -> str:

@@ -22,6 +22,7 @@ ARGUMENTS: Mapping[str, str] = {
     "mask": "",
     "dropout_p": "dropout probability",
     "blocks": "B_r × B_c, where they were given",
+    "enforce": "whether to exceed M is an error, where that was said",
     "sizing": "who chose the blocks; empty where they were given",
 }
 FOUND: Mapping[str, str] = {

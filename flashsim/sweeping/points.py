@@ -23,8 +23,8 @@ MOST_POINTS = 2**20
 LABEL = "label"
 CHOICES = {name: whose[0][1].choices for name, whose in declared().items()}
 ARGUMENTS = (
-    "direction", "causal", "mask", "dropout_p", "dtype", "heads", "kv_heads", "gqa", "sizing", "d", "d_v", "M", "blocks",
-    "N_k", "N_q", "N",
+    "direction", "causal", "mask", "dropout_p", "dtype", "heads", "kv_heads", "gqa", "sizing", "enforce", "d", "d_v", "M",
+    "blocks", "N_k", "N_q", "N",
 )  # fmt: skip
 """`count`'s, from the slowest to the fastest; behind the algorithm, and with its own options."""
 

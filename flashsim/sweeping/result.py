@@ -49,11 +49,12 @@ class Entry:
 class Sweep(Exported, Sequence[Row]):
     """Rows, one a point: dictionaries with the names of `columns`; what there is nothing to say of is None.
 
-    A slice is a sweep, of fewer rows. `command` is what made it, if a command did.
+    `command` is what made it, if a command did. Some of its rows, a slice, say, are a sweep `of` it, with the same columns.
     """
 
     entries: Sequence[Entry]
     command: str = ""
+    of: Sweep | None = None
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -64,10 +65,13 @@ class Sweep(Exported, Sequence[Row]):
     def __getitem__(self, index: slice) -> Sweep: ...
     def __getitem__(self, index: int | slice) -> Row | Sweep:
         if isinstance(index, slice):
-            return replace(self, entries=self.entries[index])
+            return self._part(self.entries[index])
         entry = self.entries[index]
         row = row_of(entry.point, entry.outcome) | {"checked": entry.checked, "flashsim": __version__}
         return {name: row.get(name) for name in self.columns}
+
+    def _part(self, entries: Sequence[Entry]) -> Sweep:
+        return replace(self, entries=entries, of=self.of or self)
 
     def __iter__(self) -> Iterator[Row]:
         return (self[number] for number in range(len(self)))
@@ -75,6 +79,8 @@ class Sweep(Exported, Sequence[Row]):
     @cached_property
     def columns(self) -> tuple[str, ...]:
         """The columns' names: the arguments, algorithms' own options included; what was found; the same by array."""
+        if self.of is not None:
+            return self.of.columns
         return columns_of([entry.point for entry in self.entries], [entry.outcome for entry in self.entries])
 
     @property
@@ -85,12 +91,12 @@ class Sweep(Exported, Sequence[Row]):
     @property
     def ok(self) -> Sweep:
         """The rows with counts."""
-        return replace(self, entries=[entry for entry in self.entries if entry.outcome.status == "ok"])
+        return self._part([entry for entry in self.entries if entry.outcome.status == "ok"])
 
     @property
     def refused(self) -> Sweep:
         """The rows without: of what does not fit, and of what makes no sense."""
-        return replace(self, entries=[entry for entry in self.entries if entry.outcome.status != "ok"])
+        return self._part([entry for entry in self.entries if entry.outcome.status != "ok"])
 
     @property
     def checked(self) -> int:

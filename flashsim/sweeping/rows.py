@@ -71,6 +71,7 @@ def _asked(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
         "mask": plain(given.get("mask")),
         "dropout_p": given.get("dropout_p", 0.0),
         "blocks": _blocks_text(given.get("blocks")),
+        "enforce": given.get("enforce"),
         "sizing": None if given.get("blocks") is not None else plain(given.get("sizing", "paper")),
     }
     row |= {name: plain(given.get(name)) for name in way.options}
@@ -84,7 +85,7 @@ def columns_of(points: Sequence[Point], outcomes: Sequence[Outcome]) -> tuple[st
     options = dict.fromkeys(name for way in ways for name in way.options)
     arrays = dict.fromkeys(name for outcome in outcomes if outcome.hbm for name in outcome.hbm.by_array)
     absent = {"label"} - {"label" for point in points if point.label}
-    absent |= {"mask", "blocks"} - {
+    absent |= {"mask", "blocks", "enforce"} - {
         name for point in points for name, value in point.arguments.items() if value is not None
     }
     named = [f"{array}_{unit}" for array in arrays for unit in OF_ARRAYS]

@@ -42,6 +42,7 @@ def sweep(
     gqa: Any = None,
     dtype: Any = None,
     sizing: Any = None,
+    enforce: Any = None,
     mask: Any = None,
     dropout_p: Any = None,
     points: Any = None,
@@ -76,7 +77,8 @@ def sweep(
     """
     given = {
         "N": N, "d": d, "M": M, "blocks": blocks, "causal": causal, "direction": direction, "N_q": N_q, "N_k": N_k,
-        "d_v": d_v, "heads": heads, "kv_heads": kv_heads, "gqa": gqa, "dtype": dtype, "sizing": sizing, "mask": mask,
+        "d_v": d_v, "heads": heads, "kv_heads": kv_heads, "gqa": gqa, "dtype": dtype, "sizing": sizing, "enforce": enforce,
+        "mask": mask,
         "dropout_p": dropout_p,
     }  # fmt: skip
     jobs = None if jobs is None else check_count("jobs", jobs)

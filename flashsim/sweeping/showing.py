@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from textwrap import wrap
@@ -26,6 +27,7 @@ class Shown:
     headings: Sequence[str]
     cells: Sequence[Sequence[str]]
     notes: Sequence[str]
+    comparable: bool = True
 
     @property
     def widths(self) -> list[int]:
@@ -61,8 +63,10 @@ def as_html(sweep: Sweep, most: int) -> str:
 
 def _shown(sweep: Sweep, most: int, width: int) -> Shown:
     rows, axes = list(sweep), list(sweep.axes)
+    with suppress(ValueError):
+        axes.sort(key=[sweep.longest_axis()].count)  # it is the last
     beside = _beside(rows, axes, most) if "algorithm" in axes else None
-    if beside is not None and beside.width <= width:
+    if beside is not None and beside.width <= width and beside.comparable:
         return beside
     return _below(rows, axes or ["algorithm"], most, width)
 
@@ -81,7 +85,7 @@ def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
         fewest = "" if len(counts) < 2 else " = ".join(least) if len(least) < len(counts) else "all equal"
         cells.append([*map(_said, values), *(_said(counts.get(name)) for name in names), fewest])
     notes = [*_omitted(len(cells), len(lines)), "in elements of HBM accesses", *_reasons(rows)]
-    return Shown([*axes, *names, "fewest"], cells, notes)
+    return Shown([*axes, *names, "fewest"], cells, notes, any(len(by_name) > 1 for by_name in lines.values()))
 
 
 def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> Shown:
@@ -145,7 +149,7 @@ def _said(value: Any) -> str:
 
 
 def _ratio(value: Any, of: Any) -> str:
-    return "–" if value is None or of is None else f"{value / of:.2f}"
+    return "–" if value is None or of is None else f"{value / of:,.2f}"
 
 
 def _pair(row: Row) -> str:

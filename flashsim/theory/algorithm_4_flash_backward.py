@@ -9,7 +9,7 @@ computed tiles of their rows, which is T_c·N_q where all are computed:
             + 2b_r·b_c + 2 with dropout: Z_ij and P_ij^dropped, and R, all along
 
 The peak is that of the largest computed tile, b_r × b_c; or, if no tile is, of K_j, V_j, dK̃_j and dṼ_j. A block of a mask
-that lives in HBM is on chip beside S_ij.
+that lives in HBM is on chip beside S_ij, and one of a bias's gradient beside dS_ij.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         **p.array("m", "input", reads=A),
         **p.generator("backward"),
         **p.masks(tiles),
+        **p.gradient(tiles),
         **p.array("dQ", "output", reads=A * p.d, writes=A * p.d, init=p.N_q * p.d),
         **p.array("dK", "output", writes=key, init=key),
         **p.array("dV", "output", writes=value, init=value),
@@ -42,7 +43,9 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Algorithm 4, and 5's backward pass."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
-    tile = tiles.most(lambda r, c: 2 * (r + c) * w + squares * r * c + 3 * r + p.mask_tile(r, c))
+    tile = tiles.most(
+        lambda r, c: 2 * (r + c) * w + squares * r * c + 3 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)
+    )
     return p.R + max(2 * blocks.B_c * w, tile)
 
 

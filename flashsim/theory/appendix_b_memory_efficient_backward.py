@@ -29,6 +29,7 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         **p.array("L", "input", reads=(2 * k + 1) * n),
         **p.generator("backward"),
         **p.masks(by_key, by_query, by_key),
+        **p.gradient(by_query),
         **p.array("D", "extra", reads=(k + 1) * n, writes=n),
         **p.array("dQ", "output", writes=n * d),
         **p.array("dK", "output", writes=k * d),
@@ -41,7 +42,9 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     w, t = p.d + p.d_v, min(blocks.B_c, p.N_q)
     third = _by_key(p, blocks).most(lambda t, _: (t + 1) * w + 2 * t + p.mask_tile(t, 1))
     fourth = t * (2 * p.d_v + 1)
-    fifth = _by_query(p, blocks).most(lambda _, c: p.d + w + 2 + c * (w + 2) + p.mask_tile(1, c))
+    fifth = _by_query(p, blocks).most(
+        lambda _, c: p.d + w + 2 + c * (w + 2) + p.mask_tile(1, c) + p.gradient_tile(1, c)
+    )
     sixth = _by_key(p, blocks).most(lambda t, _: p.d + w + t * (w + 4) + p.mask_tile(t, 1))
     return p.R + max(third, fourth, fifth, sixth)
 
@@ -76,4 +79,5 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
+    gives_dS=True,
 )

@@ -117,8 +117,9 @@ def exact(
         raise ValueError(f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does")
     if learns and group > 1:
         raise ValueError('gqa is "grouped", in which there is no gradient of a bias; expected "separate"')
-    n, dense = group * n, arrays_of(rule, group, max(stored, 4) if learns else 0)
-    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), rule.tree is not None, own, group)
+    n, dense = group * n, arrays_of(rule, group)
+    dB = dense[-1]._replace(name="dB", itemsize=max(stored, 4)) if learns else None
+    p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), rule.tree is not None, own, group, dB)
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else own.get("block_mask")
     tiles = p.tiles(sizes.B_r, sizes.B_c, _chosen(skipping, rule, p, sizes))

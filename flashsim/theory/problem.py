@@ -100,20 +100,29 @@ class Tiles:
 
 
 class Stored(NamedTuple):
-    """An array of a mask in HBM, (1 or N_q) × (1 or N_k): its name, and bytes an element. "dB" is a bias's gradient."""
+    """An array of a mask in HBM, (1 or N_q) × (1 or N_k): its name, and bytes an element."""
 
     rows: int
     columns: int
     name: str
     itemsize: int
 
+    def block(self, rows: int, columns: int) -> int:
+        """Return the elements of the block that goes with a tile of S."""
+        return (rows if self.rows > 1 else 1) * (columns if self.columns > 1 else 1)
+
+    def within(self, tiles: Tiles) -> int:
+        """Return the elements of the blocks that go with a set of tiles."""
+        by_row, by_tile = (tiles.area, tiles.columns) if self.columns > 1 else (tiles.rows, tiles.number)
+        return by_row if self.rows > 1 else by_tile
+
 
 @dataclass(frozen=True)
 class OneHead:
     """One head: lengths, widths, M; itemsizes of what is stored as the inputs are and of statistics; mask and dropout.
 
-    `dense` holds the arrays of masks and of a bias that live in HBM, and the bias's gradient; `tree` says whether the mask has
-    a tree, whose bitmask does. `options` are the algorithm's own, by name. N_q counts the rows of all heads where those of
+    `dense` holds the arrays of masks and of a bias that live in HBM, `learns` the bias's gradient; `tree` says whether the mask
+    has a tree, whose bitmask does. `options` are the algorithm's own, by name. N_q counts the rows of all heads where those of
     `group` query heads are interleaved.
     """
 
@@ -129,6 +138,7 @@ class OneHead:
     tree: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     group: int = 1
+    learns: Stored | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a size below 1."""
@@ -164,26 +174,31 @@ class OneHead:
         """Return the traffic of mask arrays in HBM: each tile of each pass loads its block of each, wherever it has one.
 
         An array (N_q, N_k) is read once for every element of a tile, (1, N_k) for every column, (N_q, 1) for every row, and
-        (1, 1) for every tile. A tree's bitmask is read as often as tiles overlap its words. A bias's gradient is
-        read so too, and written as often, besides the zeros that it begins with.
-        """
+        (1, 1) for every tile. A tree's bitmask is read as often as tiles overlap its words."""
         arrays: Arrays = {}
         if self.tree:
             reads = sum(tiles.words for tiles in passes)
             arrays["tree"] = ArrayTraffic(reads, 0, 0, self.N_q * self.tree_words, 4, "input")
-        for down, across, name, itemsize in self.dense:
-            reads = 0
-            for tiles in passes:
-                by_row, by_tile = (tiles.area, tiles.columns) if across > 1 else (tiles.rows, tiles.number)
-                reads += by_row if down > 1 else by_tile
-            size, is_gradient = down * across, name == "dB"
-            writes, init = (reads + size, size) if is_gradient else (0, 0)
-            arrays[name] = ArrayTraffic(reads, writes, init, size, itemsize, "output" if is_gradient else "input")
+        for array in self.dense:
+            reads = sum(array.within(tiles) for tiles in passes)
+            arrays[array.name] = ArrayTraffic(reads, 0, 0, array.rows * array.columns, array.itemsize, "input")
         return arrays
+
+    def gradient(self, tiles: Tiles) -> Arrays:
+        """Return the traffic of a bias's gradient: zeros at first; each of these tiles of dS reads and writes its block of it."""
+        dB = self.learns
+        if dB is None:
+            return {}
+        moved, size = dB.within(tiles), dB.rows * dB.columns
+        return {dB.name: ArrayTraffic(moved, size + moved, size, size, dB.itemsize, "output")}
+
+    def gradient_tile(self, rows: int, columns: int) -> int:
+        """Return the elements on chip of a bias's gradient, its block for one tile of dS."""
+        return 0 if self.learns is None else self.learns.block(rows, columns)
 
     def mask_tile(self, rows: int, columns: int) -> int:
         """Return the elements on chip of the mask blocks for one tile of S. A tree's words are the tile's: `Tiles.most`."""
-        return sum((rows if down > 1 else 1) * (columns if across > 1 else 1) for down, across, _, _ in self.dense)
+        return sum(array.block(rows, columns) for array in self.dense)
 
     def generator(self, direction: str) -> Arrays:
         """Return R's traffic: two words, written when initialised (forward) and read once (backward)."""
@@ -203,15 +218,11 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def arrays_of(mask: Mask, group: int = 1, gradient: int = 0) -> tuple[Stored, ...]:
-    """Return what of a mask is in HBM as arrays. Rows, if there are several, are those of all heads.
-
-    `gradient` is the bytes of an element of a bias's gradient, where the pass makes one.
-    """
+def arrays_of(mask: Mask, group: int = 1) -> tuple[Stored, ...]:
+    """Return what of a mask is in HBM as arrays. Rows, if there are several, are those of all heads."""
     found = [Stored(*_two(array.shape), f"mask{number or ''}", 1) for number, array in enumerate(mask.dense(()))]
     if mask.bias is not None:
         found.append(Stored(*_two(mask.bias.matrix), "bias", mask.bias.array.dtype.itemsize))
-        found += [found[-1]._replace(name="dB", itemsize=gradient)] * bool(gradient)
     return tuple(array._replace(rows=array.rows * (group if array.rows > 1 else 1)) for array in found)
 
 

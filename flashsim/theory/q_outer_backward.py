@@ -29,6 +29,7 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         **p.array("L", "input", reads=A),
         **p.generator("backward"),
         **p.masks(tiles),
+        **p.gradient(tiles),
         **p.array("D", "extra", reads=A, writes=n),
         **p.array("dQ", "output", reads=A * p.d, writes=A * p.d, init=n * p.d),
         **p.array("dK", "output", writes=p.N_k * p.d),
@@ -39,7 +40,9 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Backward, dQ accumulated."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
-    tile = tiles.most(lambda r, c: 2 * c * w + r * (w + p.d) + squares * r * c + 2 * r + p.mask_tile(r, c))
+    tile = tiles.most(
+        lambda r, c: 2 * c * w + r * (w + p.d) + squares * r * c + 2 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)
+    )
     return p.R + max(blocks.B_r * (2 * p.d_v + 1), 2 * blocks.B_c * w, tile)
 
 

@@ -36,6 +36,7 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         **p.array("L", "input", reads=A + n),
         **p.generator("backward"),
         **p.masks(tiles, tiles),
+        **p.gradient(tiles),
         **p.array("D", "extra", reads=A + n, writes=n),
         **p.array("dQ", "output", writes=n * p.d),
         **p.array("dK", "output", writes=k * p.d),
@@ -46,7 +47,9 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Backward in two passes."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
-    first = tiles.most(lambda r, c: 2 * c * w + r * w + squares * r * c + 2 * r + p.mask_tile(r, c))
+    first = tiles.most(
+        lambda r, c: 2 * c * w + r * w + squares * r * c + 2 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)
+    )
     second = tiles.most(lambda r, c: c * w + r * (w + p.d) + 2 * r * c + 2 * r + p.mask_tile(r, c))
     untiled = max(blocks.B_r * (2 * p.d_v + 1), 2 * blocks.B_c * w, blocks.B_r * (w + p.d + 2))
     return p.R + max(untiled, first, second)
@@ -73,4 +76,5 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
+    gives_dS=True,
 )

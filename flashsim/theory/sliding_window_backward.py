@@ -29,6 +29,7 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         **p.array("L", "input", reads=A),
         **p.generator("backward"),
         **p.masks(tiles),
+        **p.gradient(tiles),
         **p.array("dQ", "output", reads=A * p.d, writes=A * p.d, init=p.N_q * p.d),
         **p.array("dK", "output", writes=p.N_k * p.d),
         **p.array("dV", "output", writes=p.N_k * p.d_v),
@@ -38,7 +39,9 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Backward."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
-    tile = tiles.most(lambda r, c: 2 * (r + c) * w + squares * r * c + 2 * r + p.mask_tile(r, c))
+    tile = tiles.most(
+        lambda r, c: 2 * (r + c) * w + squares * r * c + 2 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)
+    )
     return p.R + max(2 * blocks.B_c * w, tile)
 
 

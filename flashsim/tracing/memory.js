@@ -52,7 +52,7 @@ class Memory {
   showVersus(t, sofar) {
     const { run, standard } = this, all = this.expected.at(-1)[0] + this.expected.at(-1)[1];
     const met = t < run.length - 1 || !this.hasForm ? "" : this.equalsForm(t) ? `All ${count(sofar)} equal the prediction. ` : [make("span", { class: "bad" }, "They differ from the prediction."), " "];
-    const beside = standard === null ? "" : `Standard attention${run.backward ? "'s backward pass" : ""} makes ${count(standard)}, ${(standard / all).toFixed(2)} times this run's ${count(all)}${run.about.wins ? `${run.about.wins}` : ""}.`;
+    const beside = standard === null ? "" : `Standard attention${run.backward ? "'s backward pass" : ""} makes ${count(standard)}, ${(standard / all).toFixed(2)} times this run's ${count(all)}${run.wins ? `${run.wins}` : ""}.`;
     fill(find(".versus", this.root), met, beside);
   }
 

@@ -80,7 +80,7 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
     parts = {
         "title": html.escape(title),
         "css": f"\n{read('typeset.css')}{read('player.css')}\n",
-        "js": "\n" + "\n".join(read(f"{name}.js") for name in SCRIPTS) + "\n",
+        "js": "\n" + lighter("\n".join(read(f"{name}.js") for name in SCRIPTS)) + "\n",
         "typeset": "".join(
             f'<span data-text="{html.escape(text)}">{set_}</span>' for text, set_ in _set(traces).items()
         ),
@@ -113,7 +113,7 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
         "rescaled": [s.rescaled for s in steps],
         "pairs": {name: [values(name, 0), values(name, 1)] for name, _ in trace.about.follows},
     }
-    data["about"]["wins"] = _wins(trace)
+    data["wins"] = _wins(trace)
     data["turns"] = _turns(trace)
     data["spelled"] = [] if left_out else list(spelled(trace.about.source))
     data["maximum"] = MAXIMUM
@@ -175,6 +175,11 @@ def _set(traces: Iterable[Recording]) -> dict[str, str]:
         names |= {array.name for array in trace.about.arrays}
         found |= {name: named(name) for name in sorted({name.partition("[")[0] for name in names})}
     return found
+
+
+def lighter(script: str) -> str:
+    """Return a script without indentation and without lines that are comments, a seventh of it."""
+    return re.sub(r"(?m)^\s*(?://|/?\*).*\n|^[ \t]+", "", script)
 
 
 def read(name: str) -> str:

@@ -125,17 +125,19 @@ class View {
     for (const line of this.lit ?? []) line.classList.remove("on"), line.removeAttribute("aria-current");
     const { run } = this, places = run.eventsAt(t).map((event) => run.places[run.events.place[event]]);
     this.lit = [this.lines.get(run.place(t)[2]), ...new Set(places.map(([file, n]) => this.sourceLines.get(`${file}:${n}`)))].filter(Boolean);
-    for (const lit of this.lit) lit.classList.add("on"), lit.setAttribute("aria-current", "step"), intoView(lit);
+    for (const lit of this.lit) lit.classList.add("on"), lit.setAttribute("aria-current", "step");
+    for (const list of [".listing", ".source"]) { const here = this.lit.filter((line) => line.parentElement.matches(list)); if (here.length) intoView(here); }
   }
 }
 
-/** Scrolls only the list that the line is in, and only if it must. Asking where lines are costs a layout, so it is kept. */
-function intoView(line) {
-  const box = line.parentElement;
+/** Scrolls only the list that the lines are in, and only if it must: so that all are seen, or else the first. Asking where lines are costs a layout, so it is kept. */
+function intoView(lines) {
+  const box = lines[0].parentElement;
   if (box.hidden) return;
   if (!places.has(box)) places.set(box, new Map([...box.children].map((child) => [child, [child.offsetTop - box.offsetTop, child.offsetHeight]])).set("height", box.clientHeight).set("scroll", box.scrollTop));
-  const known = places.get(box), [top, tall] = known.get(line), height = known.get("height"), scroll = known.get("scroll");
-  if (top < scroll || top + tall > scroll + height) box.scrollTop = Math.max(0, top - height / 3), known.set("scroll", Math.max(0, top - height / 3));
+  const known = places.get(box), height = known.get("height"), scroll = known.get("scroll"), [top] = known.get(lines[0]), [last, tall] = known.get(lines.at(-1)), high = last + tall - top;
+  if (top >= scroll && top + high <= scroll + height) return;
+  box.scrollTop = Math.max(0, high <= height ? top - (height - high) / 3 : top), known.set("scroll", box.scrollTop);
 }
 
 const places = new Map();

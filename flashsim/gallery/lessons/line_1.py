@@ -12,7 +12,7 @@ from flashsim.tracing.sample import operands
 def record() -> tuple[Trace, ...]:
     """Record what the command does: Algorithm 1 with the block sizes of its line 1."""
     Q, K, V = operands(8, 4)
-    return (flashsim.trace("flash_basic", Q, K, V, M=64),)
+    return (flashsim.trace("flash_basic", Q, K, V, sizing="paper", M=64),)
 
 
 def teach(trace: Trace) -> Lesson:
@@ -31,9 +31,9 @@ def teach(trace: Trace) -> Lesson:
         is all of M. The paper leaves constants out, and with them ℓ, m, and the tile S_ij itself.
 
         Watch SRAM’s bar pass the dashed line at M, in red stripes, from line 8 on. At its fullest it holds {about.peak}
-        elements, {about.peak / M:.0%} of M. A run with these sizes is therefore only watched, not refused. With
-        `--sizing fit` flashsim takes the largest blocks of line 1’s shape for which everything fits, here
-        {fit.blocks.B_r} × {fit.blocks.B_c}, and enforces M; that is what the other lessons do. The asymptotic claims
+        elements, {about.peak / M:.0%} of M. A run with these sizes is therefore only watched, not refused. By
+        default the commands take the largest blocks of line 1’s shape for which everything fits, here
+        {fit.blocks.B_r} × {fit.blocks.B_c}, and enforce M; that is what the other lessons do. The asymptotic claims
         stay as they are: a constant divides M.
         """
     return Lesson(

@@ -10,13 +10,11 @@
 //   the keys of each 32 in that order, and a sum does not care about the order of its terms.
 // - e4m3 ends at 448, and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET) is at most 2^(LIMIT + OFFSET) under lazy
 //   rescaling, where LIMIT is the power of 2 by which m may lag behind. Both are 4: 256 ≤ 448. What is less than 2^-14 of a row's
-//   largest weight becomes 0.
-// - Exponentials, not products, are what the time goes to, so nothing else may stand beside them. ℓ is a product: V has eight
-//   columns of ones more, whose part of O is ℓ, in every lane. Summing it in registers took 9% longer.
+//   largest weight becomes 0. ℓ is the sum of P̃ before rounding.
 // - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
 //
 //     B_r × B_c = 128 × 128    consumers 2 × 232 registers, producer 40
-//     shared memory: Q_i 16 | 4 K_j 64 | 4 V_jᵀ, ones 68 | O_i 32 = 180 KB
+//     shared memory: Q_i 16 | 4 K_j 64 | 4 V_jᵀ 64 | O_i 32 = 176 KB
 //
 // Order of events, and what each idea is for: hopper.cu. A tile's products take half the cycles that they take in 16 bits, 1024
 // in all; its 128 × 128 exponentials, 16 a cycle, take as many. So exponentials are half of what there is to do.
@@ -26,8 +24,7 @@
 // no spills, no stack
 #include "hopper_softmax.cuh"
 
-constexpr int d = 128, ONES = 8, B_r = 128, B_c = 128, CONSUMERS = B_r / 64;
-typedef float Sums[(d + ONES) / 8][4];  // O_i and ℓ_i
+constexpr int d = 128, B_r = 128, B_c = 128, CONSUMERS = B_r / 64;
 constexpr int LIMIT = 4, OFFSET = 4;
 static_assert(1 << (LIMIT + OFFSET) <= 448, "P̃ must not saturate");
 
@@ -73,15 +70,11 @@ template <bool add> __device__ inline void wgmma_8(float (&S)[16][4], Descriptor
                      : NEW_64(S, 0)
                      : "l"(Q), "l"(K));
 }
-// O += P V: 64 × 136 of 64 × 32 bytes in registers, and 136 × 32 in shared memory.
-__device__ inline void wgmma_8(Sums& O, const Word (&P)[4], Descriptor V) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n136k32.f32.e4m3.e4m3 {" LIST_64
-                 ",%64,%65,%66,%67}, {%68, %69, %70, %71}, %72, 1, 1, 1;"
-                 : ASM_64(O, 0), ASM_4(O, 16)
+// O += P V: 64 × 128 of 64 × 32 bytes in registers, and 128 × 32 in shared memory.
+__device__ inline void wgmma_8(float (&O)[16][4], const Word (&P)[4], Descriptor V) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LIST_64 "}, {%64, %65, %66, %67}, %68, 1, 1, 1;"
+                 : ASM_64(O, 0)
                  : "r"(P[0]), "r"(P[1]), "r"(P[2]), "r"(P[3]), "l"(V));
-}
-__device__ inline void finish_sums(Sums& O) {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" : ASM_64(O, 0), ASM_4(O, 16) : : "memory");
 }
 
 // Start S = Q Kᵀ, of 64 rows of Q; start O += P V.
@@ -93,7 +86,7 @@ __device__ inline void start_scores_8(float (&S)[16][4], Word Q, Word K) {
     for (int x = 32; x < d; x += 32) wgmma_8<true>(S, Q_operand.at(x), K_operand.at(x));
     commit();
 }
-__device__ inline void start_values_8(Sums& O, const Word (&P)[B_c / 32][4], Word V) {
+__device__ inline void start_values_8(float (&O)[16][4], const Word (&P)[B_c / 32][4], Word V) {
     const Operand V_operand(V, 0);
     registers_ready();
 #pragma unroll
@@ -173,12 +166,11 @@ template <typename T> __global__ void __launch_bounds__(256) round_to_8(const T*
 
 // Q_i | K_j … | V_jᵀ … | O_i | barriers | which row block Q_i is of
 struct Memory {
-    static constexpr int STAGES = 4, Q_BYTES = B_r * d, KV_BYTES = B_c * d, ONES_BYTES = ONES * B_c;
-    static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * (KV_BYTES + ONES_BYTES);
+    static constexpr int STAGES = 4, Q_BYTES = B_r * d, KV_BYTES = B_c * d;
+    static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
     static constexpr int END = O_AT + B_r * d * 2, NUMBERS_AT = END + (1 + 2 * STAGES) * 16;
     Ring<1, Q_BYTES> Q_i;
-    Ring<STAGES, KV_BYTES> K_j;
-    Ring<STAGES, KV_BYTES + ONES_BYTES> V_j;
+    Ring<STAGES, KV_BYTES> K_j, V_j;
     RowBlock* row_blocks;
 
     __device__ explicit Memory(char* shared) {
@@ -189,28 +181,13 @@ struct Memory {
         row_blocks = reinterpret_cast<RowBlock*>(shared + NUMBERS_AT);
     }
     __device__ RowBlock& row_block(Word q) const { return row_blocks[q % 2]; }
-    __device__ void init(char* shared) const {
-        for (int of = threadIdx.x; of < STAGES * ONES_BYTES / 4; of += (CONSUMERS + 1) * WARPGROUP) {
-            const int stage = of / (ONES_BYTES / 4), within = of % (ONES_BYTES / 4);
-            reinterpret_cast<Word*>(shared + V_AT + stage * (KV_BYTES + ONES_BYTES) + KV_BYTES)[within] = 0x38383838;  // 1, 1, 1, 1
-        }
-        show_writes();
+    __device__ void init() const {
         if (threadIdx.x == 0) Q_i.init(4 * CONSUMERS), K_j.init(4 * CONSUMERS), V_j.init(4 * CONSUMERS);  // a warp each
         publish_barriers();
     }
 };
 
 // -------------------------------------------------------------------------------------------------------------- producer
-
-// Start loading tile j of K, or of V transposed, into place kv of a ring.
-template <typename Ring>
-__device__ __forceinline__ void load_tile(const Ring& ring, Word kv, const TensorMap& X, int j, const RowBlock& at, const Problem& p,
-                                          Tally& reads) {
-    ring.wait_free(kv);
-    ring.there(kv).arrive_and_expect(Memory::KV_BYTES);
-    load(ring.tile(kv), X, j * B_c, at.h / p.group, at.b, ring.there(kv));
-    reads.add(min(B_c, p.N_k - j * B_c), d);
-}
 
 // One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
 template <bool causal>
@@ -223,8 +200,16 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
     for (; n < p.row_blocks; ++q) {
         const RowBlock at = in_order(p, n);
         n = gridDim.x + atomicInc(counter, p.row_blocks - 1);  // asked for early; as often as there are tiles, so 0 at the end
+        const int h_kv = at.h / p.group;
+        const auto load_tile = [&](const Ring<Memory::STAGES, Memory::KV_BYTES>& ring, const TensorMap& X, int j, Word kv,
+                                   Tally& reads) {
+            ring.wait_free(kv);
+            ring.there(kv).arrive_and_expect(Memory::KV_BYTES);
+            load(ring.tile(kv), X, j * B_c, h_kv, at.b, ring.there(kv));
+            reads.add(min(B_c, p.N_k - j * B_c), d);
+        };
         int j = tiles_seen<causal>(p, at.i * B_r) - 1;
-        if (j >= 0) load_tile(sram.K_j, kv, K, j, at, p, K_reads);
+        if (j >= 0) load_tile(sram.K_j, K, j, kv, K_reads);
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
         sram.Q_i.there(q).arrive_and_expect(Memory::Q_BYTES);
@@ -232,8 +217,8 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
         Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
 #pragma unroll 1
         for (; j >= 0; --j, ++kv) {
-            if (j > 0) load_tile(sram.K_j, kv + 1, K, j - 1, at, p, K_reads);
-            load_tile(sram.V_j, kv, V, j, at, p, V_reads);
+            if (j > 0) load_tile(sram.K_j, K, j - 1, kv + 1, K_reads);
+            load_tile(sram.V_j, V, j, kv, V_reads);
         }
     }
     sram.Q_i.wait_free(q);
@@ -253,9 +238,8 @@ template <bool causal> struct Consumer {
     Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
     int whole;           // tiles without a mask
 
-    Rows rows;  // without ℓ
-    float S_ij[B_c / 8][4];
-    Sums O_i;
+    Rows rows;
+    float S_ij[B_c / 8][4], O_i[d / 8][4];
     Word P_ij[B_c / 32][4];
 
     __device__ __forceinline__ Consumer(const Memory& sram, const Problem& p, int w) : sram(sram), p(p), w(w) {}
@@ -302,12 +286,12 @@ template <bool causal> struct Consumer {
         if (masked) mask(j);
         float alpha[2];
         const bool grown = softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
-        asm volatile("" : ASM_64(S_ij, 0));  // so the compiler leaves the exponentials above what waits for O_i
+        if (rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
         if (j > 0) sram.K_j.wait_there(kv + 2);
-        finish_sums(O_i);
+        finish<0>(O_i);
         sram.V_j.free(kv).arrive_once_a_warp();
         round_to_operands_8(P_ij, S_ij);
-        if (grown) rescale<d + ONES>(O_i, alpha);
+        if (grown) rescale<d>(O_i, alpha);
         ++kv;
     }
 
@@ -315,7 +299,7 @@ template <bool causal> struct Consumer {
     __device__ __forceinline__ void end() {
         sram.V_j.wait_there(kv);
         start_values_8(O_i, P_ij, sram.V_j.tile(kv));
-        finish_sums(O_i);
+        finish<0>(O_i);
         sram.V_j.free(kv).arrive_once_a_warp();
         ++kv;
     }
@@ -329,7 +313,9 @@ template <bool causal> struct Consumer {
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float l = O_i[d / 8][2 * r];
+            float l = rows.l[r];
+            l += __shfl_xor_sync(~0u, l, 1);
+            l += __shfl_xor_sync(~0u, l, 2);
             const int below = row + 8 * r, query = at.i * B_r + 64 * w + below;
             if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
                 L[query] = l == 0.0f ? -INFINITY : (rows.m[r] * p.c - OFFSET) * 0.693147180559945f + logf(l);
@@ -371,7 +357,7 @@ template <bool causal> struct Consumer {
             if (p.sign != 1.0f) apply_sign(shared + w * 64 * d);
             whole = whole_tiles<causal>(p, i * B_r + 64 * w);
 #pragma unroll
-            for (int t = 0; t < (d + ONES) / 8; ++t)
+            for (int t = 0; t < d / 8; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
             rows.init();
@@ -398,7 +384,7 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
            const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
     const Memory sram(shared);
-    sram.init(shared);
+    sram.init();
     if (threadIdx.x < WARPGROUP) {
         keep_registers<40>();
         if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, counter, p, totals);
