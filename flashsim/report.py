@@ -72,7 +72,7 @@ def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str
     print_words(console, given.source)
     kv_heads = math.prod(given.K.shape[:-2])
     heads = _heads(given.heads, "head") + (f" on {_heads(kv_heads, 'KV head')}" if kv_heads < given.heads else "")
-    console.print(f"{heads}, {lengths}, {widths}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
+    print_words(console, f"{heads}, {lengths}, {widths}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
     console.print(f"SRAM of M = {M:,} elements ({human_bytes(M * given.Q.dtype.itemsize)} of {given.Q.dtype.name})\n")
     for results in (forwards, backwards):
         if results:

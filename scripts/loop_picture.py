@@ -164,11 +164,15 @@ def frames(trace: Trace) -> Iterator[tuple[Image.Image, int]]:
     )
 
 
-def draw() -> Path:
-    """Record the run, and write its frames as a GIF of few colours."""
+def recorded() -> Trace:
+    """Return the run that is shown."""
     Q, K, V = operands(12, 4)
-    trace = flashsim.trace("flash_basic", Q, K, V, M=104, sizing="fit")
-    pictures, times = zip(*frames(trace), strict=True)
+    return flashsim.trace("flash_basic", Q, K, V, M=104, sizing="fit")
+
+
+def draw() -> Path:
+    """Write the run's frames as a GIF of few colours."""
+    pictures, times = zip(*frames(recorded()), strict=True)
     palette = pictures[len(pictures) // 2].quantize(48)
     small = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     buffer = io.BytesIO()

@@ -22,7 +22,7 @@ from flashsim.files import write_whole
 from flashsim.tracing import Step
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND = "flashsim step --algorithm flash --n 12 --d 4 --blocks 3 4 --causal"
+COMMAND = "flashsim step --algorithm flash --N 12 --d 4 --blocks 3 4 --causal"
 
 
 def rise(step: Step) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 
 import flashsim
 from flashsim import qkv, verify
-from flashsim.cli import main
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.cli import COMMANDS, main
 from flashsim.sizes import human_bytes, parse_size
+from flashsim.tables import console, new_table, print_table
 from flashsim.verify import theorems_1_2
 
 
@@ -47,19 +50,20 @@ def test_run_on_the_bundled_sample(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
     for part in (
         "Gettysburg",
-        "12 head(s), N = 331, d = 32, float32",
-        "M = 4,096 elements (16 KB of float32)",
+        "12 heads, N = 331, d = 32, float32",
+        "M = 25,600 elements (100 KB of float32)",
         "by array",
     ):
         assert part in out
-    assert "Standard attention moves 1.75× the elements" in out
+    assert "Standard attention moves 4.87× the elements" in out
     assert "Saved flashsim-run.png, flashsim-run.svg, flashsim-run.json" in out
     numbers = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))
     assert numbers["command"] == "flashsim run"
     flash = numbers["data"]["algorithms"]["flash_basic"]
-    want = flashsim.theory.exact("flash_basic", N=331, d=32, M=4_096, heads=12)
+    want = flashsim.theory.exact("flash_basic", N=331, d=32, M=25_600, heads=12, sizing="fit")
     assert (flash["reads"], flash["writes"], flash["sram"]["peak"]) == (want.reads, want.writes, want.sram.peak)
     assert flash["error_of_rounding_bound"] < 1
+    assert all(made["sram"]["peak"] <= 25_600 for made in numbers["data"]["algorithms"].values())
     assert Path("flashsim-run.png").stat().st_size > 10_000
 
 
@@ -89,7 +93,7 @@ def test_run_on_the_user_s_own_file(kind: str, capsys: pytest.CaptureFixture[str
     assert numbers["shapes"]["Q"] == [24, 4]
     assert numbers["algorithms"]["flash_basic"]["sram"]["capacity"] == 64
     assert Path("out/figure.svg").exists()
-    run = flashsim.forward("flash_basic", *(given[name][1, 2] for name in "qkv"), M=64)
+    run = flashsim.forward("flash_basic", *(given[name][1, 2] for name in "qkv"), M=64, sizing="fit")
     assert numbers["algorithms"]["flash_basic"]["accesses"] == run.hbm.accesses
 
 
@@ -175,11 +179,74 @@ def test_count_shows_lines_arrays_and_what_fills_sram(capsys: pytest.CaptureFixt
     assert "8  load                    Q             176    720,896" in out
     assert "T_c·N_q·d" in out
     assert "2,406,400 accesses, 9.18 MB; equal to the closed form" in out
-    assert "SRAM at its fullest: 27,776 elements, 108% of M\n  = K[0] 6,400 + V[0] 6,400 + Q[0] 4,096" in out
+    assert "SRAM at its fullest: 27,776 elements, 108% of M\n= K[0] 6,400 + V[0] 6,400 + Q[0] 4,096" in out
+    assert "Blocks as in line 1" in out
+    assert "The blocks of line 1 need more than M" in out
+
+
+@pytest.mark.parametrize("command", ["standard", "standard --backward", "small_cache", "q_outer --backward"])
+def test_count_speaks_of_the_paper_s_blocks_only_where_there_are_some(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["count", *command.split(), "--N", "64", "--d", "8", "--M", "2000"]) == 0
+    assert ("Blocks as in" in capsys.readouterr().out) is (command == "q_outer --backward")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"{name} --backward" for name in BACKWARD),
+        *FORWARD,
+        "flash --dropout 0.5",
+        "flash --heads 8 --kv-heads 2 --gqa grouped",
+        "flash --backward --heads 8 --kv-heads 2",
+        "flash --causal",
+        "q_outer --causal --heads 3",
+    ],
+)
+def test_count_s_formulas_give_its_counts_or_a_star_says_why(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every cell of a count that is not 0 has a formula, worked out here, or a star."""
+    assert main(["count", *command.split(), "--N", "48", "--d", "8", "--M", "500"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    values = dict(re.findall(r"\b([BT]_[rc]) = (\d+)", out)) | dict(re.findall(r"^(p|T_v|U_c) = (\d+):", out, re.M))
+    values |= {"N_q": "48", "N_k": "48", "d": "8", "d_v": "8"} | dict(re.findall(r"(N_q) = (\d+) of a group", out))
+    times = int((re.findall(r"^each times (\d+) ", out, re.MULTILINE) or ["1"])[0])
+    table = out.partition("\nby array")[2].partition("\ntotal")[0]
+    rows = [line for line in table.splitlines()[2:] if line.strip()]
+    cells = [(int(n.replace(",", "")), formula) for row in rows for n, formula in pairs(row)]
+    plain = {name: int(value) for name, value in values.items()}
+    given = [(n, formula) for n, formula in cells if formula != "*"]
+    assert all(n == times * eval(formula.replace("·", "*") or "0", {}, plain) for n, formula in given)
+    assert ("*" in table) == ("\n*: " in out)
+    assert ("*" in table) == ("--causal" in command or ("kv-heads 2" in command and "grouped" not in command))
+
+
+def pairs(row: str) -> list[tuple[str, str]]:
+    """Return (elements, formula) of the reads and the writes of a row of the table by array."""
+    _, reads, writes, *formulas = re.split(r" {2,}", row.rstrip())
+    first, *second = formulas
+    if not second and reads == "0":
+        return [(reads, ""), (writes, first)]
+    return [(reads, first), (writes, second[0] if second else "")]
+
+
+def test_options_as_they_were_once_spelled(capsys: pytest.CaptureFixture[str]) -> None:
+    size = "--d 4 --M 300 --json -"
+    for old, new in (("--n 9", "--N 9"), ("--N_q 3 --N_k 9 --d_v 5", "--N-q 3 --N-k 9 --d-v 5")):
+        told = []
+        for lengths in (old, new):
+            assert main(f"count {lengths} {size}".split()) == 0
+            told.append(capsys.readouterr().out)
+        assert told[0] == told[1]
+    assert main(["count", "--help"]) == 0
+    assert "_k" not in capsys.readouterr().out.partition("examples:")[0].replace("N_k − N_q", "").replace(
+        "split_kv", ""
+    )
 
 
 def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    command = "count standard --N_q 5 --N_k 9 --d 4 --d_v 3 --heads 7 --dtype bfloat16 --M 228KB --json -"
+    command = "count standard --N-q 5 --N-k 9 --d 4 --d-v 3 --heads 7 --dtype bfloat16 --M 228KB --json -"
     assert main(command.split()) == 0
     numbers = json.loads(capsys.readouterr().out)
     want = flashsim.theory.exact("standard", N_q=5, N_k=9, d=4, d_v=3, heads=7, dtype="bfloat16", M=228 * 512)
@@ -233,6 +300,20 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, shell=True, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.parametrize("width", [30, 60, 80, 200])
+def test_a_table_that_is_too_wide_is_stacked(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    table = new_table("name", *(f"column {n}" for n in range(8)))
+    for row in ("first", "second"):
+        table.add_row(row, *(f"{row[0]}{n}" for n in range(8)))
+    print_table(console(width=width, soft_wrap=True), table)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    heads = [line for line in lines if line.startswith("name")]
+    assert re.findall(r"column \d", " ".join(heads)) == [f"column {n}" for n in range(8)]
+    assert len(heads) == {30: 4, 60: 2, 80: 2, 200: 1}[width]
+    assert all(f"{row}{n}" in " ".join(lines) for row in "fs" for n in range(8))
+
+
 def test_python_m_flashsim_and_pipes() -> None:
     python = f"'{sys.executable}' -m flashsim"
     assert shell(f"{python} --version").stdout == f"flashsim {flashsim.__version__}\n"
@@ -245,11 +326,13 @@ def test_python_m_flashsim_and_pipes() -> None:
     assert piped.stdout == "Algorithm 1, FlashAttention\n"
 
 
-@pytest.mark.parametrize("command", ["", "run", "count", "plot", "verify"])
-def test_help_reads_well(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_reads_well(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([*command.split(), "--help"]) == 0
     out = capsys.readouterr().out
     assert "examples:" in out or not command
+    assert max(map(len, out.splitlines())) <= 80
     assert "SUPPRESS" not in out
     assert "None" not in out
 

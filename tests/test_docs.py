@@ -167,6 +167,22 @@ def test_words_are_defined_as_in_the_code() -> None:
     assert {"live", "row", "grouped", "folded"} <= in_code.keys()
 
 
+def test_what_line_1_s_blocks_need_is_counted() -> None:
+    rows = re.findall(
+        r"^\| N = (\d+), d = (\d+), M = (\d+) \| (.*?) \| (\d+%) of M \| (.*?) \| (\d+) → (\d+) \|$",
+        text_of(ROOT / "docs" / "questions.md").replace(",", "").replace(" d =", ", d =").replace(" M =", ", M ="),
+        re.MULTILINE,
+    )
+    assert len(rows) == 2
+    for N, d, M, own, needs, fitting, moved, moved_fitting in rows:
+        size: dict[str, Any] = {"N": int(N), "d": int(d), "M": int(M)}
+        for sizing, shown, accesses in (("paper", own, moved), ("fit", fitting, moved_fitting)):
+            exact = flashsim.theory.exact("flash_basic", **size, sizing=sizing)
+            assert (f"{exact.blocks.B_r} × {exact.blocks.B_c}", str(exact.accesses)) == (shown, accesses)
+            assert (exact.sram.peak <= exact.sram.capacity) is (sizing == "fit")
+            assert sizing == "fit" or f"{exact.sram.peak / exact.sram.capacity:.0%}" == needs
+
+
 def record(name: str) -> Any:
     return json.loads((ROOT / "figures" / f"{name}.json").read_text(encoding="utf-8"))
 

@@ -615,9 +615,7 @@ def test_run_takes_heads_that_share(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert reads["separate"] == 3 * reads["grouped"]
     assert main(["run", "--qkv", str(file), "--head", "4", *stem]) == 0  # with KV head 1
     assert main(["run", "--qkv", str(file), "--gqa", "grouped", "-o", str(tmp_path / "out"), "--quiet"]) == 0
-    assert (
-        "6 head(s) on 2 KV head(s), N_q = 12, N_k = 16, d = 4, float32, query heads grouped" in capsys.readouterr().out
-    )
+    assert "6 heads on 2 KV heads, N_q = 12, N_k = 16, d = 4, float32, query heads grouped" in capsys.readouterr().out
 
 
 def test_one_head_of_a_file_comes_with_its_kv_head() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import flashsim
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, algorithm_1_flash_basic, backward_passes
@@ -25,6 +26,18 @@ def test_it_is_short_and_its_two_commands_are_what_they_were() -> None:
     assert len(TEXT.splitlines()) <= 150
     assert len(re.findall(r"^!\[", TEXT, re.MULTILINE)) == 3
     assert blocks(README, "sh")[:2] == ["pip install . && flashsim run\n", 'pip install ".[test]" && pytest\n']
+
+
+def test_the_moving_picture_is_small_and_ends_where_the_run_does() -> None:
+    with Image.open(ROOT / "figures" / "loop.gif") as film:
+        assert film.size == (800, 350)
+        assert getattr(film, "n_frames", 1) > 60
+    assert (ROOT / "figures" / "loop.gif").stat().st_size < 400_000
+    script = runpy.run_path(str(ROOT / "scripts" / "loop_picture.py"))
+    trace = script["recorded"]()
+    exact = flashsim.theory.exact("flash_basic", N=12, d=4, M=104, sizing="fit")
+    assert (trace.events[-1].reads, trace.events[-1].writes) == (exact.reads, exact.writes)
+    assert {step.label for step in trace.steps} <= script["SAID"].keys()
 
 
 def test_every_algorithm_has_its_row() -> None:

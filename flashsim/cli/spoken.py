@@ -17,7 +17,7 @@ SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r'\bsizing="fit"', "--sizing fit"),
     (r"\bShape\(([^()]*)\)", lambda m: m[1].replace("=", " = ")),
     (r"give N, or both N_q and N_k|expected N alone, or N_q and N_k", lambda m: re.sub(r"\bN(_.)?\b", _flag, m[0])),
-    (r"^(argument --[\w-]+: )\w+ is (?=.*; expected)", r"\1got "),
+    (rf"^(argument --[\w-]+: )(?:{ARGUMENTS}) is ", r"\1got "),
     (rf"(?:(?<=^)|(?<=\band ))({ARGUMENTS})(?= is\b)", _flag),
     (r"\bkv_heads(?= = )", _flag),
     (r"(?<=\boption )\w+", _flag),
