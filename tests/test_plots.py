@@ -559,7 +559,8 @@ def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
 
 SMALL: dict[str, Any] = {"N": 96, "d": 8, "M": 600, "blocks": (8, 12)}
 OTHER: dict[str, Any] = {
-    "N": 128, "N_q": 80, "d": 16, "d_v": 4, "M": "2KB", "dtype": "float64", "blocks": (4, 8), "machine": "H200", "algorithms": ["split_kv"]
+    "N": 128, "N_q": 80, "d": 16, "d_v": 4, "M": "2KB", "dtype": "float64",
+    "blocks": (4, 8), "machine": "H200", "algorithms": ["split_kv"]
 }  # fmt: skip
 
 
@@ -568,7 +569,11 @@ def words(figure: Figure) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("memory", "l2", "roofline") else name for name in plots.FIGURES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("memory", "l2", "roofline") else name
+        for name in plots.FIGURES
+    ],
 )
 def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(name: str) -> None:
     chart = plots.FIGURES[name]
@@ -596,7 +601,9 @@ def test_the_size_asked_for_is_the_size_counted() -> None:
     tally = flashsim.count("flash", N=128, d=8, M="2KB", dtype="float16", blocks=(B_r, B_c))
     assert (tally.sram.peak, tally.hbm.accesses) == (peak, moved)
     data = appendix_b5_data(N=96, d=8, blocks=(8, 12))
-    assert data["measures"]["forward accesses"]["flash"] == flashsim.count("flash", N=96, d=8, blocks=(8, 12)).hbm.accesses
+    assert (
+        data["measures"]["forward accesses"]["flash"] == flashsim.count("flash", N=96, d=8, blocks=(8, 12)).hbm.accesses
+    )
     with pytest.raises(flashsim.SramOverflow):
         arrays_data(N=96, d=8, M=600, blocks=(64, 64))
     with pytest.raises(ValueError, match="no range of"):

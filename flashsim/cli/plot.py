@@ -15,7 +15,7 @@ SUMMARY = "Draw a figure: PNG, SVG, and its data as JSON."
 EXAMPLES = (
     "flashsim plot blocks\n"
     "flashsim plot blocks --N 4096 --d 128 --M 228KB -o out/blocks\n"
-    "flashsim plot theorem2\n"
+    "flashsim plot theorem2 --wide\n"
     "flashsim plot cache_size --algorithm mine.py:attention\n"
     "flashsim plot roofline --machine H200 --N 4096 --d 128"
 )
@@ -63,6 +63,7 @@ def add_options(parser: Any) -> None:
         help=f"for roofline: {', '.join(MACHINES)}. Default: A100-40GB",
     )
     add(parser, "--M", help=f"{of('M')}: SRAM size. Default: 100KB")
+    parser.add_argument("--wide", action="store_true", help="16:9, for slides")
     add(parser, "--output", help="save STEM.png, .svg, .json. Default: flashsim-FIGURE")
     add(parser, "--json", "--quiet")
 
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         bar.add_task(f"plot {options.figure}", total=None)
         chart = plots.FIGURES[options.figure]
         data = chart.data(**arguments)
-        saved = plots.save(chart.draw(data), stem, data, options.command_line)
+        saved = plots.save(chart.draw(data, wide=options.wide), stem, data, options.command_line)
     finish(options, data, lambda: print(f"Saved {', '.join(map(str, saved))}"))
     return 0
 

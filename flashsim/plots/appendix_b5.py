@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from flashsim.api import count
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BLACK, GREY, column_figure, dress, looks, styled
+from flashsim.plots.style import BLACK, GREY, column_figure, dress, hang, looks, styled
 from flashsim.sizes import Size
 
 _LOOKS = looks(("flash", "rabe_staats", "memory_efficient"))
@@ -71,7 +71,7 @@ def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None =
     ticks, y = [], 0.0
     for measure, title in _MEASURES.items():
         counts = data["measures"][measure]
-        ax.text(-0.4, y, title, transform=ax.get_yaxis_transform(), va="center", weight="bold")
+        ax.text(hang(ax, -0.4), y, title, transform=ax.get_yaxis_transform(), va="center", weight="bold")
         y += 1
         ax.plot([1, 1], [y - 0.4, y + 2.4], color=GREY, linestyle=(0, (1, 1.5)), linewidth=1)
         for name, look in _LOOKS.items():
@@ -90,7 +90,7 @@ def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None =
     ax.xaxis.set_major_formatter(FixedFormatter(["1×", "10×", "100×"]))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel(f"times FlashAttention's\n{said(data, 'N', 'd', 'M')}")
-    ax.set_title("Rabe & Staats: no more accesses, but\nmore memory and one product more", x=-0.4)
+    ax.set_title("Rabe & Staats: no more accesses, but\nmore memory and one product more", x=hang(ax, -0.4))
     return ax
 
 

@@ -32,6 +32,7 @@ from flashsim.plots.style import (
     compared,
     dress,
     looks,
+    several,
     styled,
     tint,
 )
@@ -119,7 +120,7 @@ def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
     `data`: what `arrays_data` returned. `ax`: two axes; None: a new figure two columns wide.
     """
     data = arrays_data() if data is None else data
-    if ax is None:
+    if several(ax, 2) is None:
         figure = column_figure(0.7 + 0.88 * len(data["directions"]["forward"]), 2.1)
         ax = list(figure.subplots(1, 2))
     for panel, (direction, bars) in zip(ax, data["directions"].items(), strict=True):
@@ -237,4 +238,6 @@ def _point(run_by_name: Mapping[str, Counted]) -> str:
     return f"{names[-1]} makes {ratio:.3g}× {more} HBM accesses"
 
 
-FIGURE = Chart("arrays", arrays_data, plot_arrays, "accesses by array, every algorithm, forward and backward")
+FIGURE = Chart(
+    "arrays", arrays_data, plot_arrays, "accesses by array, every algorithm, forward and backward", panels=2, slide=13.3
+)

@@ -12,7 +12,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocat
 from flashsim.api import count
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import setting
-from flashsim.plots.style import BLACK, GREY, column_figure, dress, looks, styled
+from flashsim.plots.style import BLACK, GREY, column_figure, dress, hang, looks, styled
 from flashsim.records import ArrayTraffic
 from flashsim.sizes import Size
 
@@ -43,7 +43,8 @@ def memory_data(
         "limit": LIMIT,
         "N": _LENGTHS,
         "arrays": {
-            name: [array for array, held in _held(name, _LENGTHS[0], shape).items() if held.role == "extra"] for name in _LOOKS
+            name: [array for array, held in _held(name, _LENGTHS[0], shape).items() if held.role == "extra"]
+            for name in _LOOKS
         },
         "extra": {name: [need(N, name=name, extra=True) for N in _LENGTHS] for name in _LOOKS},
         "crosses": {name: _last(partial(need, name=name, extra=True)) for name in _LOOKS},
@@ -128,7 +129,7 @@ def _label(ax: Axes, data: Mapping[str, Any]) -> Axes:
     ax.yaxis.set_minor_locator(NullLocator())
     ax.set_xlabel(f"sequence length N\nd = {data['d']}, {data['dtype']}, {data['heads']:,} heads, M = {data['M']:,}")
     ax.set_ylabel("extra HBM, forward + backward")
-    ax.set_title("FlashAttention's extra memory is linear in N", x=-0.2)
+    ax.set_title("FlashAttention's extra memory is linear in N", x=hang(ax, -0.2))
     return ax
 
 

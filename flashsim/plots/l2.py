@@ -15,7 +15,7 @@ from flashsim.cache import L2
 from flashsim.machines import MACHINES
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import GREY, column_figure, dress, looks, styled
+from flashsim.plots.style import GREY, column_figure, dress, hang, looks, styled
 from flashsim.sizes import Size
 
 _SIZES = [round(2 ** (e / 2)) for e in range(2 * 14, 2 * 22)]
@@ -100,7 +100,7 @@ def plot_l2(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) ->
     ax.xaxis.set_major_formatter(lambda x, _: f"{x / 2**20:.0f} Mi" if x >= 2**20 else f"{x / 2**10:.0f} Ki")
     ax.set_xlabel(f"size of the L2 (elements)\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("DRAM reads + writes (elements)")
-    ax.set_title("An L2 that holds Q and O leaves FlashAttention\nonly what it must move", x=-0.16)
+    ax.set_title("An L2 that holds Q and O leaves FlashAttention\nonly what it must move", x=hang(ax, -0.16))
     return ax
 
 

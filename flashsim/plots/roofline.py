@@ -19,7 +19,7 @@ from flashsim.checking import is_one_of, shown
 from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BLACK, GREY, column_figure, compared, dress, looks, styled
+from flashsim.plots.style import BLACK, GREY, column_figure, compared, dress, hang, looks, several, styled
 
 _THROUGH_L2 = ("standard", "flash")
 
@@ -123,7 +123,7 @@ def plot_roofline(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] |
     `data`: what `roofline_data` returned. `ax`: two axes; None: a new column of two.
     """
     data = roofline_data() if data is None else data
-    axes: Sequence[Axes] = list(column_figure(6.2).subplots(2)) if ax is None else ax
+    axes: Sequence[Axes] = several(ax, 2) or list(column_figure(6.2).subplots(2))
     for panel, (direction, points) in zip(axes, data["directions"].items(), strict=True):
         dress(panel)
         _draw(panel, direction, points, data)
@@ -131,7 +131,7 @@ def plot_roofline(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] |
     axes[0].set_title(
         f"{data['machine']}: {bandwidth:,.4g} GB/s, {peak:,.4g} TFLOP/s in {data['dtype']}.\n"
         f"{_point(data['directions']['forward'])}",
-        x=-0.19,
+        x=hang(axes[0], -0.19),
     )
     return axes
 
@@ -159,7 +159,10 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
             at = data["chapter"][name]
             look: dict[str, Any] = {"color": BLACK, "marker": "*" if name == "prefill" else "x", "markersize": 7}
             _mark(ax, at, name, label=f"{label}: {at['intensity']:.3g}", **look)
-    drawn = [*(name for name in compared() if name in BACKWARD), *(name for name in data.get("others", ()) if name in plain)]
+    drawn = [
+        *(name for name in compared() if name in BACKWARD),
+        *(name for name in data.get("others", ()) if name in plain),
+    ]
     for name, one in looks(drawn).items():
         look, text = {"color": one.colour, "marker": one.marker}, f"{one.label}: {plain[name]['intensity']:.3g}"
         if name in cached and _apart(cached[name], plain[name]):
@@ -190,4 +193,4 @@ def _mark(ax: Axes, at: Mapping[str, float], gid: str, **look: Any) -> None:
     ax.plot(at["intensity"], at["reached"], linestyle="none", gid=gid, **look)
 
 
-FIGURE = Chart("roofline", roofline_data, plot_roofline, "the roofline of an A100: intensity, and what binds")
+FIGURE = Chart("roofline", roofline_data, plot_roofline, "the roofline of an A100: intensity, and what binds", panels=2)

@@ -15,7 +15,7 @@ from flashsim import patterns
 from flashsim.api import count
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BY_DIRECTION, GREY, column_figure, dress, styled
+from flashsim.plots.style import BY_DIRECTION, GREY, column_figure, dress, hang, styled
 from flashsim.sizes import Size
 
 SEED = 2205_14135
@@ -134,7 +134,7 @@ def plot_sparsity(data: Mapping[str, Any] | None = None, *, ax: Axes | None = No
     ax.yaxis.set_minor_locator(NullLocator())
     ax.set_xlabel(f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("HBM accesses (elements)")
-    ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=-0.2)
+    ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=hang(ax, -0.2))
     return ax
 
 

@@ -19,7 +19,7 @@ from flashsim.algorithms.own import chosen
 from flashsim.api import count
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import setting
-from flashsim.plots.style import BLACK, BLUE, GREY, SKY, column_figure, dress, looks, styled
+from flashsim.plots.style import BLACK, BLUE, GREY, SKY, column_figure, dress, hang, looks, several, styled
 from flashsim.sizes import Size
 
 _DIMENSIONS = [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
@@ -57,8 +57,8 @@ def theorem2_data(
     By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and `standard` as counted
     by the simulator, and of `proof`, the standard attention that reads each operand once. `band` is N²d²/M times
     `theory.flash_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by least squares in log10; `residual`
-    is the greatest |log10 accesses − fit|. `algorithms`: others to count, one's own too; their names are `others`. Raises ValueError
-    where N, d, M leave the theorem's d ≤ M ≤ Nd too few sizes to fit.
+    is the greatest |log10 accesses − fit|. `algorithms`: others to count, one's own too; their names are `others`.
+    Raises ValueError where N, d, M leave the theorem's d ≤ M ≤ Nd too few sizes to fit.
     """
     return _data(2, setting(N=N, d=d, M=M, dtype=dtype), algorithms)
 
@@ -76,7 +76,9 @@ def theorem5_data(
 def _data(number: int, fixed: dict[str, Any], algorithms: Sequence[Any]) -> dict[str, Any]:
     theorem, fixed = _THEOREMS[number], {name: fixed[name] for name in "NdM"}
     others = [chosen(what, theorem.direction) for what in algorithms]
-    panels = {variable: _panel(variable, values, fixed, theorem, others) for variable, values in _ranges(**fixed).items()}
+    panels = {
+        variable: _panel(variable, values, fixed, theorem, others) for variable, values in _ranges(**fixed).items()
+    }
     return {"theorem": number, "direction": theorem.direction, "sizing": "paper", "panels": panels}
 
 
@@ -85,13 +87,13 @@ def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:
     first = (2 * M // d).bit_length()  # N from twice what M holds
     ranges = {
         "N": [2**e for e in range(first, first + 8)] if d <= M else [],
-        "d": [size for size in _DIMENSIONS if 10 * M <= N * size and 16 * size <= M],
+        "d": [size for size in _DIMENSIONS if N * size >= 10 * M and 16 * size <= M],
         "M": [4 * d * 2**e for e in range((N // 16).bit_length())],  # 4d … Nd/4, where ⌈M/4d⌉ does not round
     }
     for variable, sizes in ranges.items():
         if len(sizes) < 3:
             raise ValueError(
-                f"N = {N:,}, d = {d:,}, M = {M:,} leave no range of {variable} to draw; expected d far below M, and M far below Nd"
+                f"N = {N:,}, d = {d:,}, M = {M:,} leave no range of {variable} to draw; expected M far above d, far below Nd"
             )
     return ranges
 
@@ -158,7 +160,7 @@ def plot_theorem5(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] |
 
 
 def _plot(data: Mapping[str, Any], ax: Sequence[Axes] | None) -> Sequence[Axes]:
-    axes: Sequence[Axes] = list(column_figure(8.6).subplots(3)) if ax is None else ax
+    axes: Sequence[Axes] = several(ax, 3) or list(column_figure(8.6).subplots(3))
     for panel, (variable, numbers) in zip(axes, data["panels"].items(), strict=True):
         dress(panel)
         _draw_panel(panel, variable, numbers, _THEOREMS[data["theorem"]])
@@ -201,12 +203,17 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     ax.yaxis.set_minor_locator(NullLocator())
     heading = "residual: greatest |log₁₀(accesses / fit)|" if variable == "N" else None
     ax.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(-0.2, 1), handlelength=2.6, title=heading, alignment="left"
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(hang(ax, -0.2), 1),
+        handlelength=2.6,
+        title=heading,
+        alignment="left",
     )
-    ax.set_title(_TITLES[variable], x=-0.2, pad=50 if heading else 38)
+    ax.set_title(_TITLES[variable], x=hang(ax, -0.2), pad=50 if heading else 38)
 
 
 THEOREM_2 = Chart(
-    "theorem2", theorem2_data, plot_theorem2, "Theorem 2: accesses against N, d, M, with fitted exponents"
+    "theorem2", theorem2_data, plot_theorem2, "Theorem 2: accesses against N, d, M, with fitted exponents", panels=3
 )
-THEOREM_5 = Chart("theorem5", theorem5_data, plot_theorem5, "Theorem 5: the same for the backward pass")
+THEOREM_5 = Chart("theorem5", theorem5_data, plot_theorem5, "Theorem 5: the same for the backward pass", panels=3)
