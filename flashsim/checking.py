@@ -241,16 +241,29 @@ def check_observers(observers: Any) -> tuple[Callable[[Any], None], ...]:
         several = tuple(observers)
     except TypeError:
         several = (None,)
-    if not all(map(callable, several)):
+    if not all(_takes(function, 1) for function in several):
         raise ValueError(f"observers is {shown(observers)}; expected a sequence of functions of an event")
     return several
 
 
-def check_callback(name: str, function: Any) -> Any:
-    """Return a function, or None where there is to be none."""
-    if function is not None and not callable(function):
-        raise ValueError(f"{name} is {shown(function)}; expected a function, or None")
+def check_callback(name: str, function: Any, arguments: int = 2) -> Any:
+    """Return a function that can be called with so many arguments, or None where there is to be none."""
+    if function is not None and not _takes(function, arguments):
+        raise ValueError(f"{name} is {shown(function)}; expected a function that takes {arguments} arguments, or None")
     return function
+
+
+def _takes(function: Any, arguments: int) -> bool:
+    """Whether it can be called with so many arguments, as far as its signature tells."""
+    if not callable(function):
+        return False
+    try:
+        signature(function).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    except ValueError:  # some of those written in C have no signature
+        pass
+    return True
 
 
 BY_NAME: dict[str, Callable[[str, Any], Any]] = {
