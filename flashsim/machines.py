@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from flashsim.algorithms import Algorithm
 from flashsim.api import count
 from flashsim.checking import check_number, checked, shown
 from flashsim.inputs import float_dtype
@@ -191,7 +192,7 @@ def _known(machine: Any) -> Machine:
     return machine
 
 
-def predict(machine: Machine, algorithm: str, *, dtype: Any = "float16", **asked: Any) -> Roofline:
+def predict(machine: Machine, algorithm: str | Algorithm, *, dtype: Any = "float16", **asked: Any) -> Roofline:
     """Return the roofline of an algorithm, counted with M = one SM's SRAM, all its HBM accesses being DRAM traffic.
 
     `asked` are `flashsim.count`'s other arguments: N, d, heads, direction, causal, … All FLOPs count alike, though the peak

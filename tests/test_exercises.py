@@ -129,6 +129,10 @@ def test_hints_come_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFi
         assert f"Hint {number} of {len(hints)}: {' '.join(hints[number - 1].split())}" in out
     assert main(["exercise", "check", path, "--hint", "2"]) == 1
     assert "Hint 2 of 4" in capsys.readouterr().out
+    assert main(["exercise", "check", "--hint", path]) == 1
+    assert "Hint 4 of 4" in capsys.readouterr().out
+    assert main(["exercise", "check", path, "--hint", "x"]) == 2
+    assert "argument --hint: got 'x'; expected a whole number" in capsys.readouterr().err
     assert main(["exercise", "check", path, "--hint", "9"]) == 2
     assert "there are 4 hints, and no 9" in capsys.readouterr().err
 

@@ -1014,7 +1014,7 @@ def test_an_ambiguous_name_is_not_spelled_out(open_page: Opener) -> None:
         return O
 
     Q, K, V = np.arange(24, dtype=np.float32).reshape(3, 4, 2) + 1
-    page = open_page(flashsim.trace(both, Q, K, V, blocks=(2, 2), M=200))
+    page = open_page(flashsim.trace(both, Q, K, V, blocks=(2, 2), M=200, scale=1.0))
     said = page.evaluate(SAID)
     assert not any("Z = " in line for lines in said for line in lines)
     assert [line for lines in said for line in lines] == ["W = 5.0000 · 5.0000 = 25.000"]

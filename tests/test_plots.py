@@ -557,6 +557,59 @@ def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
     assert chart.what
 
 
+SMALL: dict[str, Any] = {"N": 96, "d": 8, "M": 600, "blocks": (8, 12)}
+OTHER: dict[str, Any] = {
+    "N": 128, "N_q": 80, "d": 16, "d_v": 4, "M": "2KB", "dtype": "float64",
+    "blocks": (4, 8), "machine": "H200", "algorithms": ["split_kv"]
+}  # fmt: skip
+
+
+def words(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("memory", "l2", "roofline") else name
+        for name in plots.FIGURES
+    ],
+)
+def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(name: str) -> None:
+    chart = plots.FIGURES[name]
+    small = {"N": 4096, "d": 16, "M": 1000} if name.startswith("theorem") else SMALL
+    given = {option: value for option, value in small.items() if option in chart.takes}
+    asked = set(chart.takes) & set(OTHER)
+    before = json.dumps(chart.data(**given)) if asked else ""
+    drawn = words(chart.draw(json.loads(before))) if asked else []
+    for option in asked:
+        without = {other: value for other, value in given.items() if not (option == "dtype" and other == "M")}
+        at = before if without == given else json.dumps(chart.data(**without))
+        numbers = json.loads(json.dumps(chart.data(**without | {option: OTHER[option]})))
+        assert [key for key, value in json.loads(at).items() if key != option and value != numbers.get(key)], option
+        if option != "dtype" or without != given:
+            assert words(chart.draw(numbers)) != drawn, option
+    for option in set(OTHER) - asked:
+        with pytest.raises(TypeError, match=option):
+            chart.data(**{option: OTHER[option]})
+
+
+def test_the_size_asked_for_is_the_size_counted() -> None:
+    data = plots.FIGURES["pareto"].data(N=128, d=8, M="2KB", dtype="float16")
+    assert (data["N"], data["M"]) == (128, 1024)
+    B_r, B_c, peak, moved = data["algorithms"]["flash"]["best"]
+    tally = flashsim.count("flash", N=128, d=8, M="2KB", dtype="float16", blocks=(B_r, B_c))
+    assert (tally.sram.peak, tally.hbm.accesses) == (peak, moved)
+    data = appendix_b5_data(N=96, d=8, blocks=(8, 12))
+    assert (
+        data["measures"]["forward accesses"]["flash"] == flashsim.count("flash", N=96, d=8, blocks=(8, 12)).hbm.accesses
+    )
+    with pytest.raises(flashsim.SramOverflow):
+        arrays_data(N=96, d=8, M=600, blocks=(64, 64))
+    with pytest.raises(ValueError, match="no range of"):
+        theorem2_data(N=64, M=10**6)
+
+
 @pytest.mark.parametrize("shape", [{"N": 4096, "d": 128, "M": 116_736}, {"N": 300, "d": 32, "M": 4096}])
 def test_blocks_is_readable_at_other_shapes(shape: dict[str, Any]) -> None:
     assert_readable(figure_of(plot_blocks(**shape)))

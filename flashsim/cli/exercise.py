@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from shlex import quote
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
     parser.add_argument("folder", nargs="?", metavar="FOLDER", help="start: where the file goes. Default: here")
     hint = "check: show a hint as well, the next one each time, or the Nth"
-    parser.add_argument("--hint", nargs="?", type=whole(), const=0, metavar="N", help=hint)
+    parser.add_argument("--hint", nargs="?", const="", metavar="N", help=hint)
     parser.add_argument("--overwrite", action="store_true", help="start: begin anew, even if the file is there")
 
 
@@ -44,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.hint is not None and options.action != "check":
         raise ValueError("--hint goes with check: flashsim exercise check FILE --hint")
+    if options.hint and options.what is None:  # check --hint FILE
+        options.what, options.hint = options.hint, ""
     if options.overwrite and options.action != "start":
         raise ValueError("--overwrite goes with start")
     if options.folder is not None and options.action != "start":
@@ -73,7 +76,9 @@ def _list(options: argparse.Namespace) -> int:
     following = next((found for name, found in exercises().items() if not reached[name]["solved"]), None)
     if following is not None:
         begun = (folder / following.file).exists()
-        print(f"Next: flashsim exercise {f'check {folder / following.file}' if begun else f'start {following.number}'}")
+        print(
+            f"Next: flashsim exercise {f'check {quote(str(folder / following.file))}' if begun else f'start {following.number}'}"
+        )
     return 0
 
 
@@ -84,7 +89,9 @@ def _start(options: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; make it first")
     path = start(options.what, folder, overwrite=options.overwrite)
-    print(f"Wrote {path}. Open it in an editor: it says what to do.\n\nThen: flashsim exercise check {path}")
+    print(
+        f"Wrote {path}. Open it in an editor: it says what to do.\n\nThen: flashsim exercise check {quote(str(path))}"
+    )
     return 0
 
 
@@ -93,6 +100,7 @@ def _check(options: argparse.Namespace) -> int:
     from flashsim.exercises.grading import grade, keep
 
     path = Path(options.what)
+    number = _number(options.hint)
     found = grade(path)
     print(f"{found.exercise.heading}: {'solved' if found.solved else 'not yet'}.\n")
     print(_paragraphs(f"Verified: {found.said}." if found.solved else found.said))
@@ -103,10 +111,18 @@ def _check(options: argparse.Namespace) -> int:
     elif found.hint:
         print(f"\n{_paragraphs(found.hint)}")
     if options.hint is not None:
-        print(f"\n{_hint(found, path, options.hint)}")
+        print(f"\n{_hint(found, path, number)}")
     elif not found.solved:
-        print(f"\nMore: flashsim exercise check {path} --hint")
+        print(f"\nMore: flashsim exercise check {quote(str(path))} --hint")
     return 0 if found.solved else 1
+
+
+def _number(text: str | None) -> int:
+    """Return which hint is asked for; 0 for the next one."""
+    try:
+        return whole()(text) if text else 0
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"argument --hint: {error}") from None
 
 
 def _hint(found: Grade, path: Path, number: int) -> str:

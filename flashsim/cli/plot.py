@@ -15,10 +15,22 @@ SUMMARY = "Draw a figure: PNG, SVG, and its data as JSON."
 EXAMPLES = (
     "flashsim plot blocks\n"
     "flashsim plot blocks --N 4096 --d 128 --M 228KB -o out/blocks\n"
-    "flashsim plot theorem2\n"
+    "flashsim plot theorem2 --wide\n"
     "flashsim plot cache_size --algorithm mine.py:attention\n"
     "flashsim plot roofline --machine H200 --N 4096 --d 128"
 )
+
+OPTIONS = {
+    "N": "--N",
+    "N_q": "--N-q",
+    "d": "--d",
+    "d_v": "--d-v",
+    "dtype": "--dtype",
+    "machine": "--machine",
+    "M": "--M",
+    "blocks": "--blocks",
+    "algorithms": "--algorithm",
+}  # how what a figure takes is spelt here
 
 
 def add_options(parser: Any) -> None:
@@ -38,9 +50,12 @@ def add_options(parser: Any) -> None:
     listed = "".join(f"  {name:{width}}  {chart.what}\n" for name, chart in FIGURES.items())
     parser.epilog = f"figures:\n{listed}\n{parser.epilog}"
     add(parser, "--algorithm", nargs="+", help=f"{of('algorithms')}: draw these too: {NAMES}")
-    add(parser, "--N", help=f"{of('N')}: sequence length. Default: 1024")
+    add(parser, "--N", help=f"{of('N')}: sequence length. Default: 1024; for sparsity, theorem2 and theorem5 16384")
+    add(parser, "--N-q", help=f"{of('N_q')}: number of queries, where it differs from the keys'")
     add(parser, "--d", required=False, help=f"{of('d')}: head dimension. Default: 64")
+    add(parser, "--d-v", help=f"{of('d_v')}: width of V, where it differs from d")
     add(parser, "--dtype", default=None, help=f"{of('dtype')}. Default: float16; for pareto float32")
+    add(parser, "--blocks", help=f"{of('blocks')}: these block sizes instead of line 1's; M enforced")
     parser.add_argument(
         "--machine",
         choices=list(MACHINES),
@@ -48,6 +63,7 @@ def add_options(parser: Any) -> None:
         help=f"for roofline: {', '.join(MACHINES)}. Default: A100-40GB",
     )
     add(parser, "--M", help=f"{of('M')}: SRAM size. Default: 100KB")
+    parser.add_argument("--wide", action="store_true", help="16:9, for slides")
     add(parser, "--output", help="save STEM.png, .svg, .json. Default: flashsim-FIGURE")
     add(parser, "--json", "--quiet")
 
@@ -62,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         bar.add_task(f"plot {options.figure}", total=None)
         chart = plots.FIGURES[options.figure]
         data = chart.data(**arguments)
-        saved = plots.save(chart.draw(data), stem, data, options.command_line)
+        saved = plots.save(chart.draw(data, wide=options.wide), stem, data, options.command_line)
     finish(options, data, lambda: print(f"Saved {', '.join(map(str, saved))}"))
     return 0
 
@@ -71,12 +87,12 @@ def _arguments(options: argparse.Namespace) -> dict[str, Any]:
     from flashsim.plots import FIGURES
 
     takes = FIGURES[options.figure].takes
-    asked = {name: getattr(options, name) for name in ("N", "d", "dtype", "machine", "M")}
-    given = {name: value for name, value in {**asked, "algorithms": options.algorithm}.items() if value is not None}
+    asked = {name: getattr(options, option[2:].replace("-", "_")) for name, option in OPTIONS.items()}
+    given = {name: value for name, value in asked.items() if value is not None}
     for name in given:
         if name not in takes:
             figures = ", ".join(figure for figure, chart in FIGURES.items() if name in chart.takes)
-            raise ValueError(f"--{name.rstrip('s')} is for {figures}; {options.figure} does not take it")
+            raise ValueError(f"{OPTIONS[name]} is for {figures}; {options.figure} does not take it")
     if "M" in given:
         given["M"] = elements(given["M"], float_dtype(given.get("dtype", takes["dtype"])).itemsize)
     return given

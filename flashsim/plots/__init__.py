@@ -1,14 +1,16 @@
 """Pictures: the paper's Figures 2 and 3 as models, Theorems 2 and 5, Appendix B.5, and a run's accesses by array.
 
+`draw("pareto", N=2048, M="228KB", ax=ax)` draws one by name, and returns the axes; `FIGURES` has them all, and says what
+options each takes. Nothing is shown and no global state is kept: no pyplot.
+
 A file a figure. Each `plot_*` draws the numbers that the `*_data` function beside it returns (called, if none are given) on
-the axes it is given, or on a new figure, and returns the axes. `FIGURES` has both by name. Nothing is shown and no global
-state is kept: no pyplot.
+the axes it is given, or on a new figure, and returns the axes.
 """
 
 from __future__ import annotations
 
 from flashsim.plots.by_array import plot_run, run_figure
-from flashsim.plots.catalogue import FIGURES, write_figure
+from flashsim.plots.catalogue import FIGURES, draw, write_figure
 from flashsim.plots.chart import Chart
 from flashsim.plots.saving import figure_of, save
 from flashsim.plots.style import column_figure
@@ -18,6 +20,7 @@ __all__ = [
     "FIGURES",
     "Chart",
     "column_figure",
+    "draw",
     "figure_of",
     "plot_run",
     "plot_sweep",

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -19,9 +19,10 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from flashsim.api import count
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, column_figure, dress, looks, styled
+from flashsim.plots.setting import said, setting
+from flashsim.plots.style import BLACK, GREY, column_figure, dress, hang, looks, styled
+from flashsim.sizes import Size
 
-_SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "M": 51_200, "dtype": "float16"}
 _LOOKS = looks(("flash", "rabe_staats", "memory_efficient"))
 _MEASURES = {
     "forward accesses": "1. HBM accesses, forward (elements)",
@@ -31,18 +32,20 @@ _MEASURES = {
 }
 
 
-def appendix_b5_data() -> dict[str, Any]:
-    """Return, by measure and algorithm, the counts for one head at GPT-2's shape, with FlashAttention's blocks.
+def appendix_b5_data(
+    *, N: int = 1024, d: int = 64, M: Size | None = None, dtype: str = "float16", blocks: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Return, by measure and algorithm, the counts for one head, by default GPT-2's, with FlashAttention's blocks.
 
-    `products` is how many products of 2N²d the backward pass computes.
+    `products` is how many products of 2N²d the backward pass computes. `blocks`: (B_r, B_c) instead of line 1's; M enforced.
     """
+    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
     forward, backward = (
-        {name: count(name, **_SHAPE, direction=way) for name in _LOOKS} for way in ("forward", "backward")
+        {name: count(name, **shape, direction=way) for name in _LOOKS} for way in ("forward", "backward")
     )
-    N, d = _SHAPE["N"], _SHAPE["d"]
     matmul = {name: tally.flops.matmul for name, tally in backward.items()}
     return {
-        **_SHAPE,
+        **shape,
         "T_c": forward["flash"].blocks.T_c,
         "measures": {
             "forward accesses": {name: tally.hbm.accesses for name, tally in forward.items()},
@@ -68,7 +71,7 @@ def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None =
     ticks, y = [], 0.0
     for measure, title in _MEASURES.items():
         counts = data["measures"][measure]
-        ax.text(-0.4, y, title, transform=ax.get_yaxis_transform(), va="center", weight="bold")
+        ax.text(hang(ax, -0.4), y, title, transform=ax.get_yaxis_transform(), va="center", weight="bold")
         y += 1
         ax.plot([1, 1], [y - 0.4, y + 2.4], color=GREY, linestyle=(0, (1, 1.5)), linewidth=1)
         for name, look in _LOOKS.items():
@@ -86,9 +89,8 @@ def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None =
     ax.xaxis.set_major_locator(FixedLocator([1, 10, 100]))
     ax.xaxis.set_major_formatter(FixedFormatter(["1×", "10×", "100×"]))
     ax.xaxis.set_minor_locator(NullLocator())
-    shape = f"N = {data['N']:,}, d = {data['d']}, M = {data['M']:,}, one head"
-    ax.set_xlabel(f"times FlashAttention's\n{shape}")
-    ax.set_title("Rabe & Staats: no more accesses, but\nmore memory and one product more", x=-0.4)
+    ax.set_xlabel(f"times FlashAttention's\n{said(data, 'N', 'd', 'M')}")
+    ax.set_title("Rabe & Staats: no more accesses, but\nmore memory and one product more", x=hang(ax, -0.4))
     return ax
 
 

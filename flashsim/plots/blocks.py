@@ -18,7 +18,7 @@ from flashsim.api import Run, Tally, count, forward
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, column_figure, dress, looks, styled
+from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, column_figure, dress, hang, looks, styled
 from flashsim.sizes import human_bytes
 from flashsim.tune import cost
 
@@ -263,7 +263,8 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
     ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, d = {d:,}, {data['dtype']}, one head")
     ax.set_ylabel("HBM accesses (elements)")
     ax.set_title(
-        "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""), x=-0.21 if N >= 128 else -0.18
+        "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""),
+        x=hang(ax, -0.21 if N >= 128 else -0.18),
     )
 
 

@@ -17,6 +17,7 @@ from flashsim.api import count
 from flashsim.patterns import butterfly
 from flashsim.plots.blocks import plot_blocks
 from flashsim.plots.chart import Chart
+from flashsim.plots.setting import said, setting
 from flashsim.plots.style import (
     BLACK,
     BLUE,
@@ -31,10 +32,12 @@ from flashsim.plots.style import (
     compared,
     dress,
     looks,
+    several,
     styled,
     tint,
 )
 from flashsim.records import Traffic
+from flashsim.sizes import Size
 
 COLOURS = {"Q": SKY, "K": GREEN, "V": YELLOW, "O": ORANGE, "S": VERMILLION, "P": PURPLE, "l": BLUE, "m": GREY}
 COLOURS |= {"L": BLUE, "D": GREY, "l_parts": BLUE, "m_parts": GREY}
@@ -44,7 +47,6 @@ _SHOWN = {"l": "ℓ", "O_parts": "$O_j$", "l_parts": "$ℓ_j$", "m_parts": "$m_j
 _WRITTEN = "//////"
 _LONG = 10  # a bar is cut that is this many times longer than the shortest
 _MOST_NAMED = 8  # so many arrays of a bar have their numbers below it
-_SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "M": 51_200, "dtype": "float16"}
 _ROOM = 0.05  # the share of the x axis from which a part has room for its name
 _PLATE = {"boxstyle": "round,pad=0.12", "facecolor": "white", "linewidth": 0}
 
@@ -81,12 +83,22 @@ def plot_run(run_by_name: Mapping[str, Counted], ax: Axes | None = None, *, head
     return ax
 
 
-def arrays_data(*, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return reads and writes (elements, one head) of each array, by direction and algorithm, at GPT-2's head shape.
+def arrays_data(
+    *,
+    N: int = 1024,
+    d: int = 64,
+    M: Size | None = None,
+    dtype: str = "float16",
+    blocks: Sequence[int] | None = None,
+    algorithms: Sequence[Any] = (),
+) -> dict[str, Any]:
+    """Return reads and writes (elements, one head) of each array, by direction and algorithm, by default at GPT-2's head shape.
 
     Of the algorithms that pictures compare and that have a backward pass by their own name, of "block_sparse" with the
     butterfly pattern, and of those given, one's own too, with their backward pass if there is one. No mask, no dropout.
+    `blocks`: (B_r, B_c) of all, instead of line 1's; M enforced.
     """
+    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
     directions: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
     for what in (*(name for name in compared() if name in BACKWARD), "block_sparse", *algorithms):
         forward = chosen(what, "forward")
@@ -95,9 +107,9 @@ def arrays_data(*, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
             passes.append(backward_of(forward))
         for one in passes:
             mask = butterfly if "block_mask" in forward.parts else None
-            tally = count(one, **_SHAPE, direction=one.direction, block_mask=mask)
+            tally = count(one, **shape, direction=one.direction, block_mask=mask)
             directions[one.direction][forward.name] = _numbers(tally)
-    return {**_SHAPE, "block_mask": "butterfly", "directions": directions}
+    return {**shape, "block_mask": "butterfly", "directions": directions}
 
 
 @styled
@@ -108,7 +120,7 @@ def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
     `data`: what `arrays_data` returned. `ax`: two axes; None: a new figure two columns wide.
     """
     data = arrays_data() if data is None else data
-    if ax is None:
+    if several(ax, 2) is None:
         figure = column_figure(0.7 + 0.88 * len(data["directions"]["forward"]), 2.1)
         ax = list(figure.subplots(1, 2))
     for panel, (direction, bars) in zip(ax, data["directions"].items(), strict=True):
@@ -119,9 +131,7 @@ def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
             sparse = ", butterfly" if name in FORWARD and "block_mask" in FORWARD[name].parts else ""
             _draw_bar(panel, row, look.label + sparse, bars[name], most)
         _finish(panel, len(bars), most)
-        panel.set_xlabel(
-            f"HBM accesses (elements), {direction}\nN = {data['N']:,}, d = {data['d']}, M = {data['M']:,}, one head"
-        )
+        panel.set_xlabel(f"HBM accesses (elements), {direction}\n{said(data, 'N', 'd', 'M')}")
         flash, standard = _total(bars["flash"]), _total(bars["standard"])
         panel.set_title(f"{direction.capitalize()}: FlashAttention moves {standard / flash:.3g}× less", pad=18)
     _legend(ax[0])
@@ -228,4 +238,6 @@ def _point(run_by_name: Mapping[str, Counted]) -> str:
     return f"{names[-1]} makes {ratio:.3g}× {more} HBM accesses"
 
 
-FIGURE = Chart("arrays", arrays_data, plot_arrays, "accesses by array, every algorithm, forward and backward")
+FIGURE = Chart(
+    "arrays", arrays_data, plot_arrays, "accesses by array, every algorithm, forward and backward", panels=2, slide=13.3
+)

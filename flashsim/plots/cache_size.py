@@ -13,7 +13,7 @@ from flashsim import theory
 from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import GREY, column_figure, compared, dress, looks, styled
+from flashsim.plots.style import GREY, column_figure, compared, dress, hang, looks, styled
 from flashsim.tune import best_of
 
 
@@ -70,7 +70,7 @@ def plot_cache_size(data: Mapping[str, Any] | None = None, *, ax: Axes | None = 
         ax.axvline(M, color=GREY, linewidth=0.6, gid=label)
         ax.annotate(label, (M, bottom), xytext=(2, 3), textcoords="offset points", fontsize=8)
     ax.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
-    ax.set_title(_point(data), x=-0.17)
+    ax.set_title(_point(data), x=hang(ax, -0.17))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(10))
         axis.set_minor_locator(NullLocator())

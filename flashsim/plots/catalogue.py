@@ -6,9 +6,14 @@ import argparse
 import pkgutil
 import shlex
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
+
+from flashsim.checking import is_one_of, shown
 from flashsim.entry import run_script
 from flashsim.files import name_of
 from flashsim.plots.chart import Chart
@@ -21,6 +26,29 @@ FIGURES: dict[str, Chart] = {
     for found in vars(import_module(f"flashsim.plots.{file}")).values()
     if isinstance(found, Chart)
 }
+
+
+def draw(
+    name: str, *, ax: Axes | Sequence[Axes] | None = None, wide: bool = False, **options: Any
+) -> Axes | Sequence[Axes]:
+    """Count and draw the figure of that name, and return its axes.
+
+    `options` are what the figure takes: `FIGURES[name].takes`. `ax`: axes of yours, as many as it has panels; None: a new
+    figure, `wide` as a slide of 16:9. Raises ValueError for no such figure, and for an option it does not take.
+    """
+    if not is_one_of(name, FIGURES):
+        raise ValueError(f"there is no figure {shown(name)}; expected one of {', '.join(FIGURES)}")
+    chart = FIGURES[name]
+    for option in options:
+        if option not in chart.takes:
+            raise ValueError(f"{name} does not take {option}; it takes {', '.join(chart.takes) or 'no options'}")
+    if wide and ax is not None:
+        raise ValueError("wide is for a new figure; with ax the size is that of its own")
+    data = chart.data(**options)
+    if not wide:
+        return chart.plot(data, ax=ax)
+    axes = chart.draw(data, wide=True).axes[: chart.panels]
+    return axes[0] if chart.panels == 1 else axes
 
 
 def write_figure(name: str, script: str, description: str | None) -> None:

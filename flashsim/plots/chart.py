@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flashsim.plots.saving import figure_of
+from flashsim.plots.style import slide
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,23 @@ class Chart:
     data: Callable[..., dict[str, Any]]
     plot: Callable[..., Axes | Sequence[Axes]]
     what: str
+    panels: int = 1
+    slide: float = 0.0  # the width in inches of its slide, if not `style.slide`'s own
 
     @property
     def takes(self) -> dict[str, Any]:
         """The arguments of `data`, with their defaults."""
         return {name: given.default for name, given in inspect.signature(self.data).parameters.items()}
 
-    def draw(self, data: dict[str, Any] | None = None) -> Figure:
-        """Return the figure of `data`, by default of `data()`."""
-        return figure_of(self.plot(self.data() if data is None else data))
+    def draw(self, data: dict[str, Any] | None = None, *, wide: bool = False) -> Figure:
+        """Return the figure of `data`, by default of `data()`: as tall as it needs, one printed column wide; `wide`: 16:9."""
+        data = self.data() if data is None else data
+        if not wide:
+            return figure_of(self.plot(data))
+        axes = slide(self.panels, self.slide)
+        self.plot(data, ax=axes if self.panels > 1 else axes[0])
+        if self.panels == 1:
+            axes[0].set_title(
+                axes[0].get_title(loc="left").replace("\n", " "), fontsize=8.5, fontweight="bold", loc="left"
+            )
+        return figure_of(axes)

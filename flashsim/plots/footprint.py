@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,57 +11,61 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocat
 
 from flashsim.api import count
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, column_figure, dress, looks, styled
+from flashsim.plots.setting import setting
+from flashsim.plots.style import BLACK, GREY, column_figure, dress, hang, looks, styled
 from flashsim.records import ArrayTraffic
+from flashsim.sizes import Size
 
 LIMIT = 40 * 10**9  # bytes: an A100's 40 GB
-_SHAPE: dict[str, Any] = {"d": 64, "M": 51_200, "dtype": "float16", "heads": 1024}
+HEADS = 1024
 _LOOKS = looks(("standard", "rabe_staats", "memory_efficient", "flash"))
 _LENGTHS = [2**e for e in range(7, 24)]
 
 
-def memory_data() -> dict[str, Any]:
-    """Return bytes of HBM by algorithm and N, forward and backward passes together, 1,024 heads in float16.
+def memory_data(
+    *, d: int = 64, M: Size | None = None, dtype: str = "float16", blocks: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Return bytes of HBM by algorithm and N, forward and backward passes together, 1,024 heads.
 
     `extra`: all arrays of `Traffic.extra`, by name in `arrays`; nothing is freed or reused in between. `inputs_outputs`:
     Q, K, V, O and their gradients, which every algorithm needs. `crosses`: the largest N whose extra memory is at most
     `limit` bytes. Blocks are the paper's at M, for `rabe_staats` too: its copies of O, one for each block of keys, then
     grow as N². (Rabe and Staats' own blocks have √N keys, and they take few queries at a time, which keeps fewer copies at once.)
+    `blocks`: (B_r, B_c) instead of the paper's; M enforced.
     """
-    given = _held("flash", _LENGTHS[0])
+    shape = setting(N=1, d=d, M=M, dtype=dtype, blocks=blocks)
+    del shape["N"]
+    need = partial(_bytes, shape=shape)
+    given = _held("flash", _LENGTHS[0], shape)
     return {
-        **_SHAPE,
+        **shape,
+        "heads": HEADS,
         "limit": LIMIT,
         "N": _LENGTHS,
         "arrays": {
-            name: [array for array, held in _held(name, _LENGTHS[0]).items() if held.role == "extra"] for name in _LOOKS
+            name: [array for array, held in _held(name, _LENGTHS[0], shape).items() if held.role == "extra"]
+            for name in _LOOKS
         },
-        "extra": {name: [_extra(name, N) for N in _LENGTHS] for name in _LOOKS},
-        "crosses": {name: _last(partial(_extra, name)) for name in _LOOKS},
+        "extra": {name: [need(N, name=name, extra=True) for N in _LENGTHS] for name in _LOOKS},
+        "crosses": {name: _last(partial(need, name=name, extra=True)) for name in _LOOKS},
         "inputs_outputs": {
             "arrays": [array for array, held in given.items() if held.role != "extra"],
-            "bytes": [_given(N) for N in _LENGTHS],
-            "crosses": _last(_given),
+            "bytes": [need(N, name="flash", extra=False) for N in _LENGTHS],
+            "crosses": _last(partial(need, name="flash", extra=False)),
         },
     }
 
 
-def _held(name: str, N: int) -> dict[str, ArrayTraffic]:
+def _held(name: str, N: int, shape: Mapping[str, Any]) -> dict[str, ArrayTraffic]:
     """Return every array that the two passes have in HBM. One that the forward pass made keeps the role it had there."""
-    forward, backward = (count(name, N=N, **_SHAPE, direction=way).hbm.by_array for way in ("forward", "backward"))
+    forward, backward = (
+        count(name, N=N, **shape, heads=HEADS, direction=way).hbm.by_array for way in ("forward", "backward")
+    )
     return {**forward, **{array: held for array, held in backward.items() if array not in forward}}
 
 
-def _bytes(name: str, N: int, *, extra: bool) -> int:
-    return sum(a.size * a.itemsize for a in _held(name, N).values() if (a.role == "extra") == extra)
-
-
-def _extra(name: str, N: int) -> int:
-    return _bytes(name, N, extra=True)
-
-
-def _given(N: int) -> int:
-    return _bytes("flash", N, extra=False)
+def _bytes(N: int, *, name: str, extra: bool, shape: Mapping[str, Any]) -> int:
+    return sum(a.size * a.itemsize for a in _held(name, N, shape).values() if (a.role == "extra") == extra)
 
 
 def _last(need: Any) -> int:
@@ -125,7 +129,7 @@ def _label(ax: Axes, data: Mapping[str, Any]) -> Axes:
     ax.yaxis.set_minor_locator(NullLocator())
     ax.set_xlabel(f"sequence length N\nd = {data['d']}, {data['dtype']}, {data['heads']:,} heads, M = {data['M']:,}")
     ax.set_ylabel("extra HBM, forward + backward")
-    ax.set_title("FlashAttention's extra memory is linear in N", x=-0.2)
+    ax.set_title("FlashAttention's extra memory is linear in N", x=hang(ax, -0.2))
     return ax
 
 

@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
+from flashsim.algorithms.own import chosen
 from flashsim.api import forward
 from flashsim.cache import L2
 from flashsim.machines import MACHINES
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import GREY, column_figure, dress, looks, styled
+from flashsim.plots.setting import said, setting
+from flashsim.plots.style import GREY, column_figure, dress, hang, looks, styled
+from flashsim.sizes import Size
 
-_SHAPE = {"N": 1024, "d": 64, "M": 51_200}
-_DTYPE = "float16"
 _SIZES = [round(2 ** (e / 2)) for e in range(2 * 14, 2 * 22)]
 _MARKED = ("A100-40GB", "H200")
 
 
-def l2_data() -> dict[str, Any]:
+def l2_data(
+    *,
+    N: int = 1024,
+    d: int = 64,
+    M: Size | None = None,
+    dtype: str = "float16",
+    blocks: Sequence[int] | None = None,
+    algorithms: Sequence[Any] = (),
+) -> dict[str, Any]:
     """Return DRAM traffic (elements, one head) of standard and FlashAttention against the size of the L2 (elements).
 
     `accesses`: the model's HBM accesses, what SMs and L2 exchange. `compulsory`: what is left when the L2 holds
-    everything, by array. A line is a row of Q. `per_sm`: an SM's share of the L2 of some machines, in elements of float16.
+    everything, by array. A line is a row of Q. `per_sm`: an SM's share of the L2 of some machines, in elements of `dtype`.
+    `blocks`: (B_r, B_c) of all, instead of line 1's; M enforced. `algorithms`: others to run, one's own too. It takes a time of
+    order N²: four seconds at N = 1024.
     """
-    N, d, M = (_SHAPE[name] for name in ("N", "d", "M"))
+    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
+    N, d = shape["N"], shape["d"]
     Q, K, V = (np.zeros((N, d), np.float32) for _ in range(3))  # nothing but the order of accesses matters
     curves = {}
-    for name in ("standard", "flash"):
+    for algorithm in (chosen(what, "forward") for what in ("standard", "flash", *algorithms)):
         caches = [L2(size, line=d) for size in _SIZES]
         everything = L2(10**9, line=d)
-        run = forward(name, Q, K, V, M=M, observers=[*caches, everything])
+        run = forward(algorithm, Q, K, V, M=shape["M"], blocks=blocks, observers=[*caches, everything])
         for l2 in (*caches, everything):
             l2.flush()
-        curves[name] = {
+        curves[algorithm.name] = {
             "accesses": run.hbm.accesses,
             "dram_reads": [l2.dram_reads for l2 in caches],
             "dram_writes": [l2.dram_writes for l2 in caches],
             "compulsory": {array: moved.dram_accesses for array, moved in everything.by_array.items()},
         }
-    shares = {name: MACHINES[name].l2_share(_DTYPE) for name in _MARKED}
-    return {**_SHAPE, "line": d, "sizes": _SIZES, "per_sm": {"dtype": _DTYPE, **shares}, "curves": curves}
+    shares = {name: MACHINES[name].l2_share(shape["dtype"]) for name in _MARKED}
+    of = {name: value for name, value in shape.items() if name != "dtype"}
+    return {**of, "line": d, "sizes": _SIZES, "per_sm": {"dtype": shape["dtype"], **shares}, "curves": curves}
 
 
 @styled
@@ -85,10 +98,9 @@ def plot_l2(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) ->
     ax.xaxis.set_major_locator(LogLocator(4))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(lambda x, _: f"{x / 2**20:.0f} Mi" if x >= 2**20 else f"{x / 2**10:.0f} Ki")
-    shape = f"N = {data['N']:,}, d = {data['d']}, M = {data['M']:,}, one head"
-    ax.set_xlabel(f"size of the L2 (elements)\n{shape}")
+    ax.set_xlabel(f"size of the L2 (elements)\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("DRAM reads + writes (elements)")
-    ax.set_title("An L2 that holds Q and O leaves FlashAttention\nonly what it must move", x=-0.16)
+    ax.set_title("An L2 that holds Q and O leaves FlashAttention\nonly what it must move", x=hang(ax, -0.16))
     return ax
 
 

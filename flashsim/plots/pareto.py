@@ -14,7 +14,7 @@ from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, column_figure, dress, looks, styled
+from flashsim.plots.style import BLACK, GREY, column_figure, dress, hang, looks, styled
 from flashsim.tune import cost, sides
 
 LOOPS = ("flash", "q_outer")
@@ -93,7 +93,8 @@ def plot_pareto(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None
     if best["flash"] and best["q_outer"]:
         ratio = best["flash"][3] / best["q_outer"][3]
         ax.set_title(
-            f"In M = {M:,} elements, K, V outermost moves\n{ratio:.2f} × what Q outermost does, at best", x=-0.17
+            f"In M = {M:,} elements, K, V outermost moves\n{ratio:.2f} × what Q outermost does, at best",
+            x=hang(ax, -0.17),
         )
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(10))

@@ -3,43 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
-from flashsim.algorithms import BACKWARD, PASSES
+from flashsim.algorithms import BACKWARD, PASSES, Algorithm
+from flashsim.algorithms.own import backward_of, chosen
 from flashsim.algorithms.record import Direction
 from flashsim.api import backward, forward
 from flashsim.cache import L2
 from flashsim.checking import is_one_of, shown
 from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, column_figure, compared, dress, looks, styled
+from flashsim.plots.setting import said, setting
+from flashsim.plots.style import BLACK, GREY, column_figure, compared, dress, hang, looks, several, styled
 
 _THROUGH_L2 = ("standard", "flash")
 
 
-def roofline_data(*, machine: str = "A100-40GB", N: int = 1024, d: int = 64, dtype: str = "float16") -> dict[str, Any]:
+def roofline_data(
+    *,
+    machine: str = "A100-40GB",
+    N: int = 1024,
+    d: int = 64,
+    dtype: str = "float16",
+    blocks: Sequence[int] | None = None,
+    algorithms: Sequence[Any] = (),
+) -> dict[str, Any]:
     """Return a machine's roof and each algorithm's intensity (FLOP/byte), time (s, one head), and what binds it.
 
     By direction: `algorithms`, with M = one SM's SRAM and every HBM access of the model a DRAM access; `through_l2`, the
     same with DRAM traffic being the misses of an SM's share of the L2. `chapter`: the book chapter's tiles, prefill
-    32 × 32 and decode, d = 128, 2 bytes; `intensity` exactly, `printed` as the chapter divides. Raises ValueError for a
-    machine that is not in `MACHINES` or cannot compute in `dtype`.
+    32 × 32 and decode, d = 128, 2 bytes; `intensity` exactly, `printed` as the chapter divides. `blocks`: (B_r, B_c) of all,
+    instead of line 1's; M enforced. `algorithms`: others, one's own too, backward where they have such a pass; their names are
+    `others`. Raises ValueError for a machine that is not in `MACHINES` or cannot compute in `dtype`.
     """
     if not is_one_of(machine, MACHINES):
         raise ValueError(f"unknown machine {shown(machine)}; known: {', '.join(MACHINES)}")
     on = MACHINES[machine]
+    shape = setting(N=N, d=d, M=on.M(dtype), dtype=dtype, blocks=blocks)
+    counts = {name: value for name, value in shape.items() if name != "M"}
+    others: dict[str, dict[str, str | Algorithm]] = {"forward": {}, "backward": {}}
+    for what in algorithms:
+        algorithm = chosen(what, "forward")
+        others["forward"][algorithm.name] = algorithm
+        with suppress(ValueError):
+            others["backward"][algorithm.name] = backward_of(algorithm)
     directions: dict[str, Any] = {}
     for direction, table in PASSES.items():
-        counted = {name: predict(on, name, N=N, d=d, dtype=dtype, direction=direction) for name in table}
+        passes = {**{name: name for name in table}, **others[direction]}
+        counted = {name: predict(on, what, **counts, direction=direction) for name, what in passes.items()}
         directions[direction] = {
             "algorithms": {name: _numbers(line) for name, line in counted.items()},
             "through_l2": {
                 name: _numbers(roofline(on, nbytes[direction], counted[name].flops, dtype))
-                for name, nbytes in _dram_bytes(on, N, d, dtype).items()
+                for name, nbytes in _dram_bytes(on, **shape).items()
             },
         }
     tiles = {"prefill": kv_tile(B_q=32, B_k=32, d=128), "decode": kv_tile(B_q=1, B_k=32, d=128)}
@@ -53,12 +74,10 @@ def roofline_data(*, machine: str = "A100-40GB", N: int = 1024, d: int = 64, dty
         "peak": on.peak_for(dtype),
         "ridge": on.ridge(dtype),
         "l2_share": on.l2_share(dtype),
-        "N": N,
-        "d": d,
-        "M": on.M(dtype),
-        "dtype": dtype,
+        **shape,
         "directions": directions,
         "chapter": chapter,
+        **({"others": list(others["forward"])} if algorithms else {}),
     }
 
 
@@ -73,13 +92,15 @@ def _numbers(line: Roofline) -> dict[str, Any]:
     }
 
 
-def _dram_bytes(on: Machine, N: int, d: int, dtype: str) -> dict[str, dict[Direction, int]]:
+def _dram_bytes(
+    on: Machine, N: int, d: int, M: int, dtype: str, blocks: Sequence[int] | None = None
+) -> dict[str, dict[Direction, int]]:
     """Return DRAM traffic through an SM's share of the L2, by algorithm and direction."""
     zeros = np.zeros((N, d), dtype)
     moved = {}
     for name in _THROUGH_L2:
         caches = {direction: L2(on.l2_share(dtype)) for direction in PASSES}
-        run = forward(name, zeros, zeros, zeros, M=on.M(dtype), observers=[caches["forward"]])
+        run = forward(name, zeros, zeros, zeros, M=M, blocks=blocks, observers=[caches["forward"]])
         gradients = backward(name, run, zeros, observers=[caches["backward"]])
         for l2 in caches.values():
             l2.flush()
@@ -102,7 +123,7 @@ def plot_roofline(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] |
     `data`: what `roofline_data` returned. `ax`: two axes; None: a new column of two.
     """
     data = roofline_data() if data is None else data
-    axes: Sequence[Axes] = list(column_figure(6.2).subplots(2)) if ax is None else ax
+    axes: Sequence[Axes] = several(ax, 2) or list(column_figure(6.2).subplots(2))
     for panel, (direction, points) in zip(axes, data["directions"].items(), strict=True):
         dress(panel)
         _draw(panel, direction, points, data)
@@ -110,7 +131,7 @@ def plot_roofline(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] |
     axes[0].set_title(
         f"{data['machine']}: {bandwidth:,.4g} GB/s, {peak:,.4g} TFLOP/s in {data['dtype']}.\n"
         f"{_point(data['directions']['forward'])}",
-        x=-0.19,
+        x=hang(axes[0], -0.19),
     )
     return axes
 
@@ -138,12 +159,16 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
             at = data["chapter"][name]
             look: dict[str, Any] = {"color": BLACK, "marker": "*" if name == "prefill" else "x", "markersize": 7}
             _mark(ax, at, name, label=f"{label}: {at['intensity']:.3g}", **look)
-    for name, one in looks(name for name in compared() if name in BACKWARD).items():
+    drawn = [
+        *(name for name in compared() if name in BACKWARD),
+        *(name for name in data.get("others", ()) if name in plain),
+    ]
+    for name, one in looks(drawn).items():
         look, text = {"color": one.colour, "marker": one.marker}, f"{one.label}: {plain[name]['intensity']:.3g}"
         if name in cached and _apart(cached[name], plain[name]):
             text += f" → {cached[name]['intensity']:.3g}"
             _mark(ax, cached[name], f"{name} through L2", mfc="white", **look)
-        if name == "flash" or _apart(plain[name], plain["flash"]):
+        if name == "flash" or name in data.get("others", ()) or _apart(plain[name], plain["flash"]):
             _mark(ax, plain[name], name, label=text, **look)
     title = f"FLOP/byte → with L2\n(ridge {ridge:.3g})"
     ax.legend(loc="lower right", title=title, alignment="left", numpoints=1, handlelength=1)
@@ -154,7 +179,7 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
         axis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(lambda y, _: f"{y / 1e12:g}")
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    shape = f"\nN = {data['N']:,}, d = {data['d']}, M = {data['M']:,}" if direction == "backward" else ""
+    shape = f"\n{said(data, 'N', 'd', 'M')}" if direction == "backward" else ""
     ax.set_xlabel(f"{direction}: FLOP / DRAM byte{shape}")
     ax.set_ylabel("attainable TFLOP/s")
 
@@ -168,4 +193,4 @@ def _mark(ax: Axes, at: Mapping[str, float], gid: str, **look: Any) -> None:
     ax.plot(at["intensity"], at["reached"], linestyle="none", gid=gid, **look)
 
 
-FIGURE = Chart("roofline", roofline_data, plot_roofline, "the roofline of an A100: intensity, and what binds")
+FIGURE = Chart("roofline", roofline_data, plot_roofline, "the roofline of an A100: intensity, and what binds", panels=2)

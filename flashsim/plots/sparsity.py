@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from flashsim import patterns
 from flashsim.api import count
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BY_DIRECTION, GREY, column_figure, dress, styled
+from flashsim.plots.setting import said, setting
+from flashsim.plots.style import BY_DIRECTION, GREY, column_figure, dress, hang, styled
+from flashsim.sizes import Size
 
 SEED = 2205_14135
-_SHAPE: dict[str, Any] = {"N": 16_384, "d": 64, "M": 51_200, "dtype": "float16"}
 _DENSITIES = [2.0**-e for e in range(12)]
 _STRIDE = 8
 _PATTERNS: dict[str, Callable[[int, int], NDArray[np.bool_]]] = {
@@ -28,30 +29,34 @@ _PATTERNS: dict[str, Callable[[int, int], NDArray[np.bool_]]] = {
 _FLOORS = {"forward": "3Nd + 2N", "backward": "7Nd"}
 
 
-def sparsity_data() -> dict[str, Any]:
+def sparsity_data(
+    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float16", blocks: Sequence[int] | None = None
+) -> dict[str, Any]:
     """Return Algorithm 5's HBM accesses (elements, one head), forward and backward, by s, the part of tiles computed.
 
     `random`: seeded random block masks. `patterns`: local (one tile to either side), butterfly, strided (every 8th
-    column), as in `flashsim.patterns`. `floor`: an empty mask. `flash`: Algorithms 2 and 4, all tiles. Rows divide
-    evenly at this N, so every count is exactly floor + (flash − floor) · tiles / (T_r·T_c).
+    column), as in `flashsim.patterns`. `floor`: an empty mask. `flash`: Algorithms 2 and 4, all tiles. Where rows divide
+    evenly, as at the default N, every count is exactly floor + (flash − floor) · tiles / (T_r·T_c). `blocks`: (B_r, B_c)
+    instead of line 1's; M enforced.
     """
-    blocks = count("block_sparse", **_SHAPE).blocks
-    T = blocks.T_r, blocks.T_c
+    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
+    sizes = count("block_sparse", **shape).blocks
+    T = sizes.T_r, sizes.T_c
     random = np.random.default_rng(SEED)
     masks = [random.random(T) < density for density in _DENSITIES]
     named = {name: pattern(*T) for name, pattern in _PATTERNS.items()}
 
     def accesses(name: str, direction: str, mask: NDArray[np.bool_] | None = None) -> int:
-        return count(name, **_SHAPE, direction=direction, block_mask=mask).hbm.accesses
+        return count(name, **shape, direction=direction, block_mask=mask).hbm.accesses
 
     def at(direction: str, mask: NDArray[np.bool_]) -> dict[str, Any]:
         tiles = int(mask.sum())
         return {"s": tiles / mask.size, "tiles": tiles, "accesses": accesses("block_sparse", direction, mask)}
 
     return {
-        **_SHAPE,
-        "B_r": blocks.B_r,
-        "B_c": blocks.B_c,
+        **shape,
+        "B_r": sizes.B_r,
+        "B_c": sizes.B_c,
         "T_r": T[0],
         "T_c": T[1],
         "seed": SEED,
@@ -127,10 +132,9 @@ def plot_sparsity(data: Mapping[str, Any] | None = None, *, ax: Axes | None = No
     ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
     ax.yaxis.set_major_formatter(EngFormatter())
     ax.yaxis.set_minor_locator(NullLocator())
-    shape = f"N = {data['N']:,}, d = {data['d']}, M = {data['M']:,}, one head"
-    ax.set_xlabel(f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n{shape}")
+    ax.set_xlabel(f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("HBM accesses (elements)")
-    ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=-0.2)
+    ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=hang(ax, -0.2))
     return ax
 
 

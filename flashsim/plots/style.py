@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -120,6 +120,8 @@ class Panels(list[Axes]):
 class Picture(Figure):
     """A figure that shows itself in a notebook, as pyplot, which would, is not used here."""
 
+    in_columns = True  # else a slide
+
     def add_subplot(self, *args: Any, **kwargs: Any) -> Axes:
         """Add axes that show in a notebook too."""
         return cast(Axes, super().add_subplot(*args, **{"axes_class": Panel, **kwargs}))
@@ -138,6 +140,28 @@ def _png(figure: Any) -> bytes:
 def column_figure(height: float, columns: float = 1) -> Figure:
     """Return an empty figure so many printed columns wide and `height` inches high."""
     return Picture(figsize=(columns * COLUMN, height), layout="constrained")
+
+
+def hang(ax: Axes, x: float) -> float:
+    """Return where a title begins: at x, left of the axes, where those fill a printed column; elsewhere above the axes."""
+    return x if isinstance(ax.figure, Picture) and ax.figure.in_columns else 0.0
+
+
+@styled
+def slide(panels: int = 1, width: float = 0.0) -> list[Axes]:
+    """Return so many axes side by side on a new figure of 16:9, `width` inches wide, by default as its panels need."""
+    width = width or max(7.2, 3.5 * panels)
+    figure = Picture(figsize=(width, width * 9 / 16), layout="constrained")
+    figure.in_columns = False
+    return [figure.add_subplot(1, panels, 1 + at) for at in range(panels)]
+
+
+def several(ax: Sequence[Axes] | None, panels: int) -> Sequence[Axes] | None:
+    """Return the axes that a figure of so many panels was given. Raises ValueError if they are not so many."""
+    if ax is not None and (isinstance(ax, Axes) or len(ax) != panels):
+        got = "one" if isinstance(ax, Axes) else f"{len(ax)}"
+        raise ValueError(f"ax: got {got}; expected {panels} axes, such as a Figure's subplots(1, {panels})")
+    return ax
 
 
 def dress(ax: Axes) -> None:

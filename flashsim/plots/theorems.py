@@ -18,14 +18,11 @@ from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
 from flashsim.api import count
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, BLUE, GREY, SKY, column_figure, dress, looks, styled
+from flashsim.plots.setting import setting
+from flashsim.plots.style import BLACK, BLUE, GREY, SKY, column_figure, dress, hang, looks, several, styled
+from flashsim.sizes import Size
 
-_FIXED = {"N": 16_384, "d": 64, "M": 51_200}
-_RANGES = {
-    "N": [2**e for e in range(11, 19)],
-    "d": [32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024],
-    "M": [2**e for e in range(8, 19)],  # 4d … Nd/4; multiples of 4d, where ⌈M/4d⌉ does not round
-}
+_DIMENSIONS = [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 _LABELS = {"N": "sequence length N", "d": "head dimension d", "M": "SRAM size M (elements)"}
 _POWER = 0.05  # a series whose residual is below this is called a power
 
@@ -51,35 +48,59 @@ _THEOREMS = {
 }
 
 
-def theorem2_data(*, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return HBM accesses (elements) of one head against N, d and M, the others fixed, and their log-log fits.
+def theorem2_data(
+    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float16", algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """Return HBM accesses (elements) of one head against N, d and M, the others fixed at those given, and their log-log fits.
 
     By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and `standard` as counted
     by the simulator, and of `proof`, the standard attention that reads each operand once. `band` is N²d²/M times
     `theory.flash_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by least squares in log10; `residual`
     is the greatest |log10 accesses − fit|. `algorithms`: others to count, one's own too; their names are `others`.
+    Raises ValueError where N, d, M leave the theorem's d ≤ M ≤ Nd too few sizes to fit.
     """
-    return _data(2, algorithms)
+    return _data(2, setting(N=N, d=d, M=M, dtype=dtype), algorithms)
 
 
-def theorem5_data() -> dict[str, Any]:
+def theorem5_data(
+    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float16", algorithms: Sequence[Any] = ()
+) -> dict[str, Any]:
     """Return the same for the backward pass: `flash` is Algorithm 4, `standard` Algorithm 3.
 
     `proof` is 8Nd + 7N², each operand of Algorithm 3 read once; `band` is N²d²/M times `theory.flash_backward_constants(d)`.
     """
-    return _data(5)
+    return _data(5, setting(N=N, d=d, M=M, dtype=dtype), algorithms)
 
 
-def _data(number: int, algorithms: Sequence[Any] = ()) -> dict[str, Any]:
-    theorem = _THEOREMS[number]
+def _data(number: int, fixed: dict[str, Any], algorithms: Sequence[Any]) -> dict[str, Any]:
+    theorem, fixed = _THEOREMS[number], {name: fixed[name] for name in "NdM"}
     others = [chosen(what, theorem.direction) for what in algorithms]
-    panels = {variable: _panel(variable, theorem, others) for variable in "NdM"}
+    panels = {
+        variable: _panel(variable, values, fixed, theorem, others) for variable, values in _ranges(**fixed).items()
+    }
     return {"theorem": number, "direction": theorem.direction, "sizing": "paper", "panels": panels}
 
 
-def _panel(variable: str, theorem: _Theorem, others: Sequence[Algorithm]) -> dict[str, Any]:
-    values = _RANGES[variable]
-    at = [{**_FIXED, variable: value} for value in values]
+def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:
+    """Return the sizes on each panel's axis, all of which have d ≤ M ≤ Nd. Raises ValueError where they are fewer than three."""
+    first = (2 * M // d).bit_length()  # N from twice what M holds
+    ranges = {
+        "N": [2**e for e in range(first, first + 8)] if d <= M else [],
+        "d": [size for size in _DIMENSIONS if N * size >= 10 * M and 16 * size <= M],
+        "M": [4 * d * 2**e for e in range((N // 16).bit_length())],  # 4d … Nd/4, where ⌈M/4d⌉ does not round
+    }
+    for variable, sizes in ranges.items():
+        if len(sizes) < 3:
+            raise ValueError(
+                f"N = {N:,}, d = {d:,}, M = {M:,} leave no range of {variable} to draw; expected M far above d, far below Nd"
+            )
+    return ranges
+
+
+def _panel(
+    variable: str, values: list[int], fixed: Mapping[str, int], theorem: _Theorem, others: Sequence[Algorithm]
+) -> dict[str, Any]:
+    at = [{**fixed, variable: value} for value in values]
     named: dict[str, str | Algorithm] = {
         theorem.flash: theorem.flash,
         "standard": "standard",
@@ -90,7 +111,7 @@ def _panel(variable: str, theorem: _Theorem, others: Sequence[Algorithm]) -> dic
     }
     series["proof"] = [sum(theorem.proof(x["N"], x["d"])) for x in at]
     return {
-        "fixed": {name: value for name, value in _FIXED.items() if name != variable},
+        "fixed": {name: value for name, value in fixed.items() if name != variable},
         "values": values,
         **series,
         **({"others": [other.name for other in others]} if others else {}),
@@ -138,7 +159,7 @@ def plot_theorem5(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] |
 
 
 def _plot(data: Mapping[str, Any], ax: Sequence[Axes] | None) -> Sequence[Axes]:
-    axes: Sequence[Axes] = list(column_figure(8.6).subplots(3)) if ax is None else ax
+    axes: Sequence[Axes] = several(ax, 3) or list(column_figure(8.6).subplots(3))
     for panel, (variable, numbers) in zip(axes, data["panels"].items(), strict=True):
         dress(panel)
         _draw_panel(panel, variable, numbers, _THEOREMS[data["theorem"]])
@@ -181,12 +202,17 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     ax.yaxis.set_minor_locator(NullLocator())
     heading = "residual: greatest |log₁₀(accesses / fit)|" if variable == "N" else None
     ax.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(-0.2, 1), handlelength=2.6, title=heading, alignment="left"
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(hang(ax, -0.2), 1),
+        handlelength=2.6,
+        title=heading,
+        alignment="left",
     )
-    ax.set_title(_TITLES[variable], x=-0.2, pad=50 if heading else 38)
+    ax.set_title(_TITLES[variable], x=hang(ax, -0.2), pad=50 if heading else 38)
 
 
 THEOREM_2 = Chart(
-    "theorem2", theorem2_data, plot_theorem2, "Theorem 2: accesses against N, d, M, with fitted exponents"
+    "theorem2", theorem2_data, plot_theorem2, "Theorem 2: accesses against N, d, M, with fitted exponents", panels=3
 )
-THEOREM_5 = Chart("theorem5", theorem5_data, plot_theorem5, "Theorem 5: the same for the backward pass")
+THEOREM_5 = Chart("theorem5", theorem5_data, plot_theorem5, "Theorem 5: the same for the backward pass", panels=3)

@@ -31,7 +31,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from flashsim.api import Tally, count
 from flashsim.memory import Event
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, column_figure, dress, looks, styled
+from flashsim.plots.style import BLACK, column_figure, dress, hang, looks, several, styled
 
 PAPER: dict[str, Any] = {
     "source": "FlashAttention, arXiv:2205.14135, Figure 2 (left): GPT-2 medium, forward + backward, measured on an A100",
@@ -164,7 +164,7 @@ def plot_traffic(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | 
     `data`: what `traffic_data` returned. `ax`: three axes; None: a new column of three.
     """
     data = traffic_data() if data is None else data
-    if ax is None:
+    if several(ax, 3) is None:
         ax = list(column_figure(8.8).subplots(3, height_ratios=[10.5, 6.5, 17]))
     for panel in ax:
         dress(panel)
@@ -205,7 +205,7 @@ class _Rows:
         self._ax.xaxis.set_major_locator(MaxNLocator(5))
         self._ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1e9:,g}")
         self._ax.set_xlabel(xlabel)
-        self._ax.set_title(title, x=-0.3, pad=pad)
+        self._ax.set_title(title, x=hang(self._ax, -0.3), pad=pad)
 
 
 def _draw_bytes(ax: Axes, data: Mapping[str, Any]) -> None:
@@ -256,7 +256,9 @@ def _draw_passes(ax: Axes, data: Mapping[str, Any]) -> None:
     xlabel = f"HBM reads + writes (GB), M = {_KB[0]} KB\n{shape}"
     rows.finish(8.8e9, xlabel, f"Where standard attention's {total:.1f} GB go", pad=18)
     keys = [Patch(facecolor="white", label=label, hatch=hatch, **_EDGE) for label, hatch in _KEYS]
-    ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(-0.3, 1.01), ncols=2, borderaxespad=0)
+    ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(hang(ax, -0.3), 1.01), ncols=2, borderaxespad=0)
 
 
-FIGURE = Chart("traffic", traffic_data, plot_traffic, "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass")
+FIGURE = Chart(
+    "traffic", traffic_data, plot_traffic, "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass", panels=3
+)

@@ -1,0 +1,40 @@
+"""Sweeps over processes, and over a Dask cluster by joblib's backend: the same rows as in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import flashsim
+
+ARGUMENTS: dict[str, Any] = {
+    "algorithms": ["flash", "standard"],
+    "N": range(8, 508),
+    "d": [4, 8],
+    "M": 200,
+    "causal": [False, True],
+}
+
+
+def test_over_a_local_dask_cluster() -> None:
+    distributed = pytest.importorskip(
+        "distributed", reason='dask.distributed is not installed: pip install "flashsim[dask]"'
+    )
+    from joblib import parallel_config
+
+    told: list[tuple[int, int]] = []
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        distributed.Client(cluster),
+        parallel_config(backend="dask"),
+    ):
+        found = flashsim.sweep(**ARGUMENTS, jobs=None, on_points=lambda done, of: told.append((done, of)))
+    assert list(found) == list(flashsim.sweep(**ARGUMENTS))
+    assert told[-1] == (4000, 4000)
+    assert len(told) == 8
+
+
+@pytest.mark.slow
+def test_over_processes_of_joblib() -> None:
+    assert list(flashsim.sweep(**ARGUMENTS, jobs=2)) == list(flashsim.sweep(**ARGUMENTS))
