@@ -36,7 +36,6 @@ class _Theorem:
     band: str
 
 
-_proof_backward = partial(theory.proof_accounting, direction="backward")
 _THEOREMS = {
     2: _Theorem("forward", "flash_basic", theory.proof_accounting, theory.flash_constants, "2.4 to\n18 + 22/d"),
     5: _Theorem(

@@ -65,11 +65,6 @@ class Recording:
         """The run in steps of one line of the listing each."""
         return tuple(_steps(self.about, self.events))
 
-    @property
-    def has_values(self) -> bool:
-        """Whether tiles' values were kept."""
-        return any(event.value is not None for event in self.events)
-
     def of(self, step: Step) -> tuple[TraceEvent, ...]:
         """Return a step's events."""
         return self.events[step.first : step.last + 1]
