@@ -20,7 +20,15 @@ from flashsim.gpu.compiling import MissingGPU, import_cupy
 from flashsim.gpu.profiling import METRICS, parse
 from flashsim.gpu.validation import Pass, _row
 from flashsim.plots import figure_of
-from flashsim.plots.gpu import LOOKS, plot_figure_1, plot_peak_memory, plot_runtime, plot_times, plot_validation
+from flashsim.plots.gpu import (
+    LOOKS,
+    plot_figure_1,
+    plot_ladder,
+    plot_peak_memory,
+    plot_runtime,
+    plot_times,
+    plot_validation,
+)
 from flashsim.reference import attention
 
 CSV = """==PROF== Connected to process 1
@@ -170,7 +178,20 @@ def test_the_papers_baseline_is_attention(causal: bool) -> None:
     assert not np.allclose(dropped(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["validate_hardware", "gpu_bench", "gpu_hopper", "gpu_hopper_cases"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "validate_hardware",
+        "gpu_bench",
+        "gpu_hopper",
+        "gpu_hopper_backward",
+        "gpu_hopper_cases",
+        "gpu_hopper_fp8",
+        "gpu_ladder",
+        "gpu_sanitizer",
+        "gpu_tests",
+    ],
+)
 def test_records_name_machine_and_date(name: str) -> None:
     path = Path(__file__).parent.parent / "figures" / f"{name}.json"
     if not path.exists():
@@ -292,6 +313,58 @@ def test_the_pages_words_on_decoding_and_windows_are_the_recorded_ones() -> None
             assert f"{ms['s = 0.5'] / ms['dense'] / s:.2f} s of the time" in said
     assert f"at {min(ratios):.2f} to {max(ratios):.1f} times the rate of the faster of the two" in said
     assert f"at {windows[0]:.2f} of a copy's rate" in said
+
+
+def test_the_pages_words_on_the_backward_pass_are_the_recorded_ones() -> None:
+    said = " ".join(PAGE.split())
+    rates = [r["tflops"] for r in figure("gpu_hopper_backward")["results"] if r["N"] >= 4096]
+    ratios = {name: [rate["hopper"] / rate[name] for rate in rates] for name in ("fa4", "torch_cudnn")}
+    assert f"at {min(ratios['fa4']):.2f} to {max(ratios['fa4']):.2f} of its rate" in said
+    assert f"at {min(ratios['torch_cudnn']):.2f} to {max(ratios['torch_cudnn']):.2f} times cuDNN's" in said
+    costs = [100 * (1 - rate["hopper deterministic"] / rate["hopper"]) for rate in rates]
+    assert f"`deterministic=True` it is {min(costs):.0f} to {max(costs):.0f}% slower" in said
+
+
+def test_the_pages_words_on_8_bits_are_the_recorded_ones() -> None:
+    said = " ".join(PAGE.split())
+    results = figure("gpu_hopper_fp8")["results"]
+    rates = [r["tflops"] for r in results if r["case"] == "fp8" and r["N"] >= 4096]
+    ratios = [rate["hopper_fp8"] / rate["hopper"] for rate in rates]
+    assert f"at {min(ratios):.2f} to {max(ratios):.2f} times `hopper`'s rate" in said
+    (errors,) = (r for r in results if r["case"] == "fp8 errors")
+    assert f"moves O by {errors['of inputs']:.1%}, and the kernel is off by {errors['hopper_fp8']:.1%}" in said
+    (host,) = (r["us"] for r in results if r["case"] == "host")
+    words = f"costs the host {host['hopper']:.0f} µs, of `hopper_decode` {host['hopper_decode']:.0f} µs, backward "
+    assert words + f"{host['hopper, backward']:.0f} µs" in said
+
+
+def test_the_pages_words_on_the_ladder_are_the_recorded_ones() -> None:
+    said = " ".join(PAGE.split())
+    steps = {step["name"]: step for step in figure("gpu_ladder")["steps"]}
+    rate = {name: f"{step['tflops']:.0f}" for name, step in steps.items()}
+    assert f"make {rate['hopper, plain']} TFLOP/s of `tensor_core`'s {rate['tensor_core']}" in said
+    assert f"lazy rescaling {rate['hopper, + lazy']} of {rate['hopper, + persistent']}" in said
+    for name in ("q_outer", "tensor_core", "hopper, plain", "hopper"):
+        seen = steps[name]["seen"]["l2_reads"] + steps[name]["seen"]["l2_writes"]
+        assert seen == pytest.approx(2 * sum(steps[name]["simulated"].values()), rel=1e-3)
+    assert all(
+        step["counted"] == step["simulated"] for name, step in steps.items() if "counted" in step and "fp8" not in name
+    )
+    assert len(plot_ladder(figure("gpu_ladder"))[0].patches) == sum(not step["failed"] for step in steps.values())
+
+
+def test_the_ladders_table_says_where_counts_are_the_simulators(capsys: pytest.CaptureFixture[str]) -> None:
+    bench.print_ladder(figure("gpu_ladder"))
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("q_outer"))
+    assert row.split()[3:] == ["4,362,338,304", "==", "8.728", "0.262"]
+
+
+@pytest.mark.parametrize(
+    "more", [("--N", "1", "2"), ("--direction", "backward"), ("--only", "hopper"), ("--dropout", "0.1")]
+)
+def test_the_ladder_is_one_problem(more: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--ladder", "--quiet", *more]) == 2
+    assert f"{more[0]}" in capsys.readouterr().err
 
 
 def test_the_pages_words_on_the_counters_are_the_recorded_ones() -> None:

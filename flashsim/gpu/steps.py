@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from flashsim.api import count
-from flashsim.gpu import hopper, tensor_core
+from flashsim.gpu import hopper, hopper_fp8, tensor_core
 from flashsim.gpu.benchmark import FA4, TORCH, Call, Setting, arrays, contestants, dtype_of, race
 from flashsim.gpu.compiling import capability, current_device, import_cupy
 from flashsim.gpu.kernel import Kernel, Options
@@ -26,6 +26,7 @@ from flashsim.gpu.profiling import profiled, run_marked
 from flashsim.gpu.rungs import ladder
 
 PEERS = (*TORCH, FA4)
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, hopper_fp8.NAME: 1}
 OnStep = Callable[[str], None]
 
 
@@ -85,7 +86,8 @@ def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None
     rows: list[dict[str, Any]] = []
     for step, counters in zip(taking_part, seen, strict=True):
         on_step(step.name)
-        rows.append({**timings.pop(step.name), "simulated": simulated(step, setting), "seen": counters})
+        width = WIDTHS[dtype_of(step.rung, setting)]  # of an element of Q, K and V
+        rows.append({**timings.pop(step.name), "width": width, "simulated": simulated(step, setting), "seen": counters})
         if step.rung.counts and step.tiles is None:
             *_, moved = step.call(setting, counting=True)()
             rows[-1]["counted"] = {way: sum(getattr(a, way) for a in moved.values()) for way in ("reads", "writes")}

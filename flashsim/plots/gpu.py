@@ -275,18 +275,16 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
     rates.set_yticks(list(places), labels)
     rates.invert_yaxis()
     rates.set_xlim(0, 1.15 * max(s["tflops"] for s in steps))
-    rates.set_xlabel("TFLOP/s")
     setting = record["setting"]
-    rates.set_title(
-        f"{record['machine']['gpu']}: forward, N = {setting['N']:,}, d = {setting['d']}"
-        f"{', causal' if setting['causal'] else ''}, {setting['dtype']}"
+    rates.set_xlabel(
+        f"TFLOP/s, N = {setting['N']:,}, d = {setting['d']}{', causal' if setting['causal'] else ''}, {setting['dtype']}"
     )
-    width = 4 if setting["dtype"] == "float32" else 2
+    rates.set_title(f"{record['machine']['gpu']}: rate, forward")
     own = [(place, step) for place, step in zip(places, steps, strict=True) if "simulated" in step]
     kinds: dict[str, tuple[dict[str, Any], Callable[[Any], float]]] = {
-        f"simulated accesses × {width} bytes": (
+        "simulated accesses × an input's bytes": (
             {"marker": "s", "mfc": "none", "color": BLACK},
-            lambda step: width * sum(step["simulated"].values()),
+            lambda step: step["width"] * sum(step["simulated"].values()),
         ),
         "L2 ↔ multiprocessors": (
             {"marker": "o", "color": ORANGE},

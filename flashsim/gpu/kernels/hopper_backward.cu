@@ -52,26 +52,27 @@
 // Roofline. Tensor cores: as hopper.cu's. The shared memory's 128 bytes a cycle would do for 0.87 (d = 128) and 0.91 (d = 64) of
 // their rate. At d = 64 P_ij's exponentials take 1024 cycles of a tile's 2560, of which dP_{i+1} hides 512.
 //
-// Measured, five products counted (2.5 times the forward pass), `prepare` and `round_dQ` included; medians of 9 interleaved rounds;
-// fp16, H d = 2048, B N = 16384; TFLOP/s, full / causal:
+// Measured, five products counted (2.5 times the forward pass), `prepare` and `round_dQ` included; TFLOP/s, full / causal:
 //
-//                             N = 1024     4096         8192         16384
-//     d = 128                 385 / 270    517 / 451    547 /  –     567 / 551
-//       deterministic         315 / 251    436 / 417    490 /  –     524 / 494
-//       FlashAttention-4      461 / 348    570 / 519    599 /  –     617 / 609
-//       cuDNN 9.19            425 / 304    523 / 449    529 /  –     534 / 512
-//       tensor_core           222 / 176    252 / 227    256 /  –     256 / 257
-//     d = 64                  345 / 248    453 / 403     –  / 452    485 / 482
-//       deterministic         283 / 238    379 / 393     –  / 440    484 / 463
-//       FlashAttention-4      417 / 311    512 / 461     –  / 498    529 / 530
-//       cuDNN 9.19            351 / 245    424 / 358     –  / 380    424 / 405
-//       tensor_core           236 / 195    267 / 238     –  / 251    271 / 261
-//     NVIDIA H200, driver 580.159.04, NVRTC 13.0, PyTorch 2.11.0, flash-attn-4 4.0.0b36, 2026-11-22
+//                             N = 4096     16384
+//     d = 128                 538 / 456    561 / 565
+//       deterministic         431 / 418    515 / 489
+//       FlashAttention-4      616 / 535    625 / 627
+//       cuDNN 9.19            446 / 347    515 / 486
+//       FlashAttention-2      273 / 236    274 / 281
+//       tensor_core           275 / 247    275 / 284
+//     d = 64                  463 / 402    502 / 496
+//       deterministic         383 / 390    465 / 466
+//       FlashAttention-4      526 / 475    533 / 546
+//       cuDNN 9.19            365 / 290    433 / 400
+//       FlashAttention-2      255 / 219    263 / 252
+//       tensor_core           270 / 244    266 / 261
+//     NVIDIA H200, fp16, H d = 2048, B N = 16384, 2026-11-22: figures/gpu_hopper_backward.json
 //
-// So 0.87 to 0.92 of FlashAttention-4 from N = 4096 on, 0.75 to 0.84 at 1024; 0.99 to 1.19 of cuDNN from 4096 on. Alone, at 1.76
-// GHz and N = 4096, the tensor cores are busy 63% of the time (ncu); without exponentials the kernel would be 13% faster.
-// With dropout, N = 2048, d = 128: 354 / 285, tensor_core 251 / 212, FlashAttention-2 249 / 194; d = 64: 183 / 159, tensor_core
-// 225 / 192: the words of one call of Philox are spread over two warps here, so both make the call, and tensor_core runs there.
+// So 0.84 to 0.94 of FlashAttention-4, 1.09 to 1.39 of cuDNN; deterministic costs 3 to 20%. Alone, at 1.76 GHz and
+// N = 4096, the tensor cores are busy 63% of the time (ncu); without exponentials the kernel would be 13% faster. With dropout,
+// N = 2048, d = 128: 349 / 244, tensor_core 231 / 210; d = 64: 176 / 151, tensor_core 204 / 192: the words of one call of
+// Philox are spread over two warps here, so both make the call, and `flashsim.gpu.plan` names tensor_core there.
 //
 // no spills, no stack
 #include "hopper.cuh"
