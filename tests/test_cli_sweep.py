@@ -109,7 +109,7 @@ def test_ranges_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("--N 8:64 --d 4", "argument --N/--n: got '8:64'; expected START:STOP:STEP, as 128:4096:128"),
+        ("--N 8:64 --d 4", "argument --N: got '8:64'; expected START:STOP:STEP, as 128:4096:128"),
         ("--N 8:64:x1 --d 4", "expected a factor above 1"),
         ("--N 64:8:4 --d 4", "got '64:8:4'; expected a range from 64 up"),
         ("--N 1:9999999:1 --d 4", "expected at most 1,048,576 numbers"),
@@ -118,7 +118,7 @@ def test_ranges_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
         ("--d 4", "a length is missing"),
         ("--N 4", "d is missing"),
         ("flsh --N 8 --d 4", "there is no algorithm 'flsh', perhaps you mean 'flash'"),
-        ("--N 8 --d 4 --splits 3", "'flash' takes no option splits; 'split_kv' does"),
+        ("--N 8 --d 4 --splits 3", "'flash' takes no option --splits; 'split_kv' does"),
         ("--N 8 --d 4 --causal maybe", "there is no 'maybe'"),
         ("--N 8 --d 4 --x N", "--x is for -o"),
         ("--N 8 --d 4 --csv - --json -", "--csv - and --json - both want stdout"),

@@ -20,7 +20,7 @@ SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (rf"^(argument --[\w-]+: )(?:{ARGUMENTS}) is ", r"\1got "),
     (rf"(?:(?<=^)|(?<=\band ))({ARGUMENTS})(?= is\b)", _flag),
     (r"\bkv_heads(?= = )", _flag),
-    (r"(?<=\boption )\w+", _flag),
+    (r"(?<=\bno option )\w+", _flag),
     (r", a number, or None$", ", or a number"),
 )
 
