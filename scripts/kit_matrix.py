@@ -1,6 +1,7 @@
 """Try every mutant of flashsim.testing against every check: figures/kit_matrix (.png, .svg, .json) and .md, the table.
 
     python scripts/kit_matrix.py --jobs 2        # about ten minutes
+    python scripts/kit_matrix.py --draw          # the picture again, from the record that is there
 
 Counts of cases, not times: the same on every machine with the same versions of Hypothesis, NumPy and flashsim.
 """
@@ -22,7 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy is imported: 
 
 from flashsim.cli.values import whole
 from flashsim.entry import run_script
-from flashsim.files import write_whole
+from flashsim.files import read_record, write_whole
 from flashsim.plots import save
 from flashsim.plots.kit_matrix import plot_kit_matrix
 from flashsim.plots.saving import figure_of
@@ -34,7 +35,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path("figures/kit_matrix"), help="stem of the files")
     parser.add_argument("--jobs", type=whole(), default=1, help="processes. Default: 1")
+    parser.add_argument("--draw", action="store_true", help="draw the record that is there")
     options = parser.parse_args()
+    if options.draw:
+        kept = read_record(options.output.with_suffix(".json"), "command", "machine", "data")
+        figure = figure_of(plot_kit_matrix(kept["data"]))
+        print(*save(figure, options.output, kept["data"], kept["command"], machine=kept["machine"]), sep="\n")
+        return
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("mutants", total=None)
         data = matrix(options.jobs, lambda done, total: bar.update(task, completed=done, total=total))

@@ -82,13 +82,18 @@ def _predicted(ax: Axes, record: Mapping[str, Any]) -> None:
         axis.set_major_locator(LogLocator(10))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(EngFormatter("B", sep=""))
-    ax.legend(loc="upper left")
+    ax.legend(loc="lower right")  # no pass is there: all lie on the line
     ax.set_xlabel("predicted by the model")
     ax.set_ylabel("counted by the GPU")
-    worst = max(row["error"] for row in record["rows"] if row["within"] is not None and row["level"] == "DRAM")
-    ax.set_title(f"{record['machine']['gpu']}: the model's DRAM bytes are\nthe hardware's, within {worst:.1%}", x=-0.2)
+    worst: dict[str, float] = {}
+    for row in record["rows"]:
+        if row["within"] is not None:
+            worst[row["level"]] = max(row["error"], worst.get(row["level"], 0.0))
+    levels = ", ".join(f"{_LEVELS[level]} within {error:.1%}" for level, error in worst.items())
+    ax.set_title(f"{record['machine']['gpu']}: counted bytes are the model's,\n{levels}", x=-0.2)
 
 
+_LEVELS = {"DRAM": "DRAM", "L2": "SM ↔ L2"}
 _GROUPS = {
     "standard": "standard attention, DRAM",
     "algorithm_1": "Algorithm 1, DRAM",
@@ -101,38 +106,44 @@ def _theorem_2(ax: Axes, record: Mapping[str, Any]) -> None:
     rows = [row for row in record["rows"] if row["group"] == "algorithm_1"]
     sizes = [row["B_c"] for row in rows]
     ax.set_xscale("log", base=2)
-    for key, colour, style in (("predicted", BLUE, "-"), ("measured", BLUE, "none")):
+    for key, said, style in (("predicted", "predicted", "-"), ("measured", "counted", "none")):
         total = [(row[f"{key}_reads"] + row[f"{key}_writes"]) / 1e9 for row in rows]
-        look: dict[str, Any] = {"linestyle": style, "color": colour, "gid": f"{key} bytes"}
-        ax.plot(sizes, total, marker="o" if key == "measured" else None, mfc="none", label=f"{key}", **look)
+        look: dict[str, Any] = {"linestyle": style, "color": BLUE, "gid": f"{key} bytes"}
+        ax.plot(sizes, total, marker="o" if key == "measured" else None, mfc="none", label=f"traffic, {said}", **look)
     ax.set_ylim(0, None)
     ax.set_ylabel("DRAM traffic (GB)", color=BLUE)
-    ax.set_xlabel("block of keys B_c")
+    ax.set_xlabel("column block size $B_c$ (rows of K, V)")
     ax.xaxis.set_major_locator(FixedLocator(sizes))
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    ax.legend(loc="upper center")
     time = ax.twinx()
-    time.plot(sizes, [row["ms"] for row in rows], color=VERMILLION, marker="s", linestyle="--", gid="ms")
+    ms = [row["ms"] for row in rows]
+    (line,) = time.plot(sizes, ms, color=VERMILLION, marker="s", linestyle="--", gid="ms", label="runtime (right)")
+    ax.legend(handles=[*ax.get_lines(), line], loc="upper right")
     time.set_ylim(0, None)
     time.set_ylabel("runtime (ms)", color=VERMILLION)
     time.spines[["top", "left"]].set_visible(False)
-    ax.set_title("Theorem 2 in silicon: Algorithm 1's traffic\nfalls with B_c, and its runtime", x=-0.2)
+    falls = next((at for at in range(1, len(ms)) if ms[at] >= ms[at - 1]), len(ms))  # so many, and then no more
+    until = f", up to {sizes[falls - 1]}," if falls < len(ms) else ""
+    ax.set_title(f"Theorem 2 in silicon: Algorithm 1's traffic\nfalls with $B_c$, and{until} its runtime", x=-0.2)
 
 
 @styled
-def plot_times(record: Mapping[str, Any], *, d: int = 128, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw TFLOP/s over N of every contestant: forward, causal, backward, backward causal (Figure 3, left, as rates).
+def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw TFLOP/s over N, log-log, of every contestant: forward, causal, backward, backward causal (Figure 3, left, as rates).
 
-    `record`: what `flashsim bench --json` wrote. `ax`: four axes; None: new ones, two by two.
+    `record`: what `flashsim bench --json` wrote. `ax`: four axes for each d, row by row; None: new ones, a column for each d.
     """
+    widths = sorted({r["d"] for r in record["results"]})
     if ax is None:
-        figure = column_figure(5.4)
-        figure.set_figwidth(2 * figure.get_figwidth())
-        ax = list(figure.subplots(2, 2, sharex=True).flat)
-    cases = [(direction, causal) for direction in ("forward", "backward") for causal in (False, True)]
-    for panel, (direction, causal) in zip(ax, cases, strict=True):
+        figure = column_figure(9.0, len(widths))
+        ax = list(figure.subplots(4, len(widths), sharex=True, sharey="row", squeeze=False).flat)
+    cases = [
+        (direction, causal, d) for direction in ("forward", "backward") for causal in (False, True) for d in widths
+    ]
+    for panel, (direction, causal, d) in zip(ax, cases, strict=True):
         dress(panel)
         panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
         chosen = [
             r
             for r in record["results"]
@@ -146,11 +157,14 @@ def plot_times(record: Mapping[str, Any], *, d: int = 128, ax: Sequence[Axes] | 
                 panel.plot(
                     *zip(*points, strict=True), label=look.label, gid=f"{direction} {causal} {name}", **look.line
                 )
-        panel.set_ylim(0, None)
-        panel.set_title(f"{direction}{', causal' if causal else ''}")
+        panel.set_title(f"{direction}{', causal' if causal else ''}, d = {d}")
         panel.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+        panel.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+        panel.yaxis.set_minor_locator(NullLocator())
+        panel.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
         panel.set_ylabel("TFLOP/s")
-        panel.set_xlabel(f"N (d = {d}, 16 heads, {record['results'][0]['dtype']})")
+        panel.set_xlabel(f"N ({record['results'][0]['H']} heads, {record['results'][0]['dtype']})")
+        panel.label_outer()
     handles, labels = ax[0].get_legend_handles_labels()
     figure_of(ax).legend(handles, labels, loc="outside upper center", ncols=4)
     return ax
@@ -189,16 +203,34 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
     dress(ax)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    for name, look in LOOKS.items():
-        points = [
-            (r["N"], t["extra_bytes"] / r["B"])
+    of = {
+        name: {
+            r["N"]: t["extra_bytes"] / r["B"]
             for r in record["results"]
             if (r["d"], r["direction"], r["causal"]) == (d, "forward", False) and not r["dropout_p"]
             for t in r["timings"]
             if t["name"] == name and t["extra_bytes"]
-        ]
-        if points:
-            ax.plot(*zip(*points, strict=True), label=look.label, gid=name, **look.line)
+        }
+        for name in LOOKS
+    }
+    drawn = {name: points for name, points in of.items() if points}
+    alike = [name for name in drawn if name != "standard" and _alike(drawn[name], min(drawn.values(), key=_last))]
+    for name, points in drawn.items():
+        look = LOOKS[name].line
+        if name in alike:  # each has its markers where the others have none
+            look |= {"markevery": (alike.index(name) % len(points), len(alike)), "markerfacecolor": LOOKS[name].colour}
+        ax.plot(list(points), list(points.values()), label=LOOKS[name].label, gid=name, **look)
+    if len(alike) > 1:
+        last = max(max(drawn[name]) for name in alike)
+        apart = max(
+            drawn[name][N] / drawn[other][N]
+            for name in alike
+            for other in alike
+            for N in drawn[name].keys() & drawn[other]
+        )
+        said = f"{len(alike)} on one line,\nwithin {apart - 1:.0%}"
+        y = max(drawn[name].get(last, 0) for name in alike)
+        ax.annotate(said, (last, y), (0, -36), textcoords="offset points", ha="right", va="top")
     ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
     ax.yaxis.set_major_formatter(EngFormatter("B", sep=""))
@@ -208,6 +240,18 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
     return ax
 
 
+def _last(points: Mapping[int, float]) -> float:
+    return points[max(points)] / max(points)
+
+
+def _alike(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
+    """Say whether two lines lie on one another, within 10% where both are."""
+    return all(abs(one[N] - other[N]) < 0.1 * other[N] for N in one.keys() & other)
+
+
+PAPERS_SPEEDUP = 7.6  # attention in GPT-2, FlashAttention over PyTorch: arXiv:2205.14135, Figure 1 (right), an A100
+
+
 @styled
 def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     """Draw the time of attention in GPT-2 medium, causal, with dropout, forward and backward: the paper's Figure 1, right.
@@ -215,7 +259,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     `record` holds results with dropout, of one setting, forward and backward. Beside each bar: how many times as fast as
     unfused attention written in PyTorch, the paper's baseline.
     """
-    ax = column_figure(2.4).subplots() if ax is None else ax
+    ax = column_figure(2.8).subplots() if ax is None else ax
     dress(ax)
     results = {r["direction"]: r for r in record["results"] if r["dropout_p"]}
     ms = {
@@ -237,7 +281,18 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
             hatch="//////",
         )
         said = f" {total[name]:.1f} ms, {total['torch_unfused'] / total[name]:.1f}×"
-        ax.text(total[name], row, said, va="center", fontsize=8)
+        ax.text(
+            total[name], row, said, va="center", fontsize=8, bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5}
+        )
+    baseline = total["torch_unfused"]
+    marks = (
+        ("baseline", baseline, f"baseline, PyTorch, unfused: {baseline:.1f} ms"),
+        ("paper", baseline / PAPERS_SPEEDUP, f"{PAPERS_SPEEDUP}×, the paper's on an A100"),
+    )
+    for above, (gid, at, words) in enumerate(marks):
+        ax.axvline(at, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid=gid, zorder=0)
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "bottom"}
+        ax.annotate(words, (at, 1), (-2, 1 + 11 * above), **place)
     ax.set_yticks(range(len(names)), [LOOKS[name].label for name in names])
     ax.invert_yaxis()
     ax.set_xlim(0, 1.5 * max(total.values()))
@@ -248,6 +303,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     ax.set_title(
         f"GPT-2 medium, as in Figure 1 (right):\ncausal, dropout {one['dropout_p']}, {record['machine']['gpu']}",
         x=-0.42,
+        pad=26,
     )
     return ax
 

@@ -22,14 +22,14 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
     shares = np.array(
         [[row["failed"].get(name, 0) / max(row["tried"].get(name, 0), 1) for name in checks] for row in mutants]
     )
-    height = 1.5 + 0.135 * len(mutants)
+    height = 2.0 + 0.165 * len(mutants)
     figure = Figure(figsize=(7.2, height), layout="constrained")
     ax = figure.subplots()
-    ax.pcolormesh(shares**0.5, cmap=SHADES, vmin=0, vmax=1, edgecolors="#DDDDDD", linewidth=0.4)
+    colours = ax.pcolormesh(shares**0.5, cmap=SHADES, vmin=0, vmax=1, edgecolors="#DDDDDD", linewidth=0.4)
     for y, row in enumerate(mutants):
         for x, name in enumerate(checks):
             if name not in row["tried"] or not row["tried"][name]:
-                ax.text(x + 0.5, y + 0.5, "–", ha="center", va="center", fontsize=5, color=GREY)
+                ax.text(x + 0.5, y + 0.5, "–", ha="center", va="center", fontsize=6.5, color=GREY)
             elif shares[y, x]:
                 ink = "white" if shares[y, x] > 0.3 else "black"
                 ax.text(
@@ -38,12 +38,12 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
                     f"{max(1, round(100 * shares[y, x]))}",
                     ha="center",
                     va="center",
-                    fontsize=5,
+                    fontsize=6.5,
                     color=ink,
                 )
         noticed = row["textbook"]
         ax.text(
-            len(checks) + 0.7, y + 0.52, "✓" if noticed else "·", ha="center", va="center", fontsize=6,
+            len(checks) + 0.7, y + 0.52, "✓" if noticed else "·", ha="center", va="center", fontsize=8,
             color="black" if noticed else GREY, family="DejaVu Sans",
         )  # fmt: skip
         known = [k for k in row["first"] if k is not None]
@@ -57,7 +57,7 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
             middle,
             ha="center",
             va="center",
-            fontsize=5.5,
+            fontsize=6.5,
             color=VERMILLION if missed else "black",
         )
     missed_then = data["missed_when_frozen"]
@@ -66,10 +66,10 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
         + (" ●" if row["name"] in missed_then else " ○" if row["written"] == "after" else "")
         for row in mutants
     ]
-    ax.set_yticks(np.arange(len(mutants)) + 0.5, labels, fontsize=5.5)
+    ax.set_yticks(np.arange(len(mutants)) + 0.5, labels, fontsize=7.5)
     ticks = [*(np.arange(len(checks)) + 0.5), len(checks) + 0.7, len(checks) + 2.0]
     names = [*(name.replace("_", " ") for name in checks), "textbook test", "first example"]
-    ax.set_xticks(ticks, names, rotation=60, ha="left", rotation_mode="anchor", fontsize=6)
+    ax.set_xticks(ticks, names, rotation=60, ha="left", rotation_mode="anchor", fontsize=7.5)
     ax.xaxis.tick_top()
     ax.set_xlim(0, len(checks) + 2.8)
     ax.invert_yaxis()
@@ -82,12 +82,17 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
             ax.axhline(start, color="black", linewidth=0.8)
         ax.text(
             len(checks) + 3.0, start + count / 2, f"bugs of the {said}" if part != "dropout" else "of dropout", rotation=90,
-            ha="left", va="center", fontsize=6.5,
+            ha="left", va="center", fontsize=8,
         )  # fmt: skip
         start += count
+    key = figure.colorbar(colours, ax=ax, orientation="horizontal", location="bottom", shrink=0.5, aspect=40, pad=0.01)
+    percents = [0, 1, 5, 10, 25, 50, 100]
+    key.set_ticks([(percent / 100) ** 0.5 for percent in percents], labels=[f"{percent}%" for percent in percents])
+    key.set_label("cases in which the check fails; –: the check was not tried", fontsize=8)
+    key.ax.tick_params(labelsize=8)
     figure.suptitle(
-        f"Cases of {data['cases']} that fail, in %, by bug and check (○ written after the strategies were frozen, "
-        "● and missed by them then)",
+        f"Cases of {data['cases']} that fail, in %, by bug and check\n"
+        "(○ written after the strategies were frozen, ● and missed by them then)",
         fontsize=8,
         x=0.01,
         ha="left",

@@ -159,7 +159,7 @@ _EDGE: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.5}
 
 @styled
 def plot_traffic(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw three panels: HBM traffic in GB at three M beside the paper's, GFLOPs likewise, and the model's passes.
+    """Draw three panels: HBM traffic in GB at three M beside the paper's, FLOPs as ratios likewise, and the model's passes.
 
     `data`: what `traffic_data` returned. `ax`: three axes; None: a new column of three.
     """
@@ -197,13 +197,13 @@ class _Rows:
         self._labels.append((self._y, label))
         self._y += 1
 
-    def finish(self, xlim: float, xlabel: str, title: str, pad: float = 6) -> None:
+    def finish(self, xlim: float, xlabel: str, title: str, pad: float = 6, unit: float = 1e9) -> None:
         self._ax.set_yticks([y for y, _ in self._labels], [label for _, label in self._labels])
         self._ax.yaxis.set_minor_locator(NullLocator())
         self._ax.set_ylim(self._y - 0.4, -0.6)
         self._ax.set_xlim(0, xlim)
         self._ax.xaxis.set_major_locator(MaxNLocator(5))
-        self._ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1e9:,g}")
+        self._ax.xaxis.set_major_formatter(lambda x, _: f"{x / unit:,g}")
         self._ax.set_xlabel(xlabel)
         self._ax.set_title(title, x=hang(self._ax, -0.3), pad=pad)
 
@@ -229,12 +229,11 @@ def _draw_flops(ax: Axes, data: Mapping[str, Any]) -> None:
     for name, model in data["model"].items():
         rows.heading(_LOOKS[name].label, _LOOKS[name].colour)
         flops, printed = model["flops"]["total"], paper[name]["GFLOPs"]
-        rows.bar("model", {f"{name} flops": flops}, f"{flops / 1e9:.3g}", _LOOKS[name].colour)
-        rows.bar("paper", {f"{name} paper flops": printed * 1e9}, f"{printed}  not for as many heads", "white")
-    standard, flash = (data["model"][name]["flops"]["total"] for name in _LOOKS)
-    in_paper = paper["flash"]["GFLOPs"] / paper["standard"]["GFLOPs"]
-    title = f"{flash / standard:.2f}× the FLOPs (paper: {in_paper:.2f}×)"
-    rows.finish(1250e9, f"GFLOPs, {data['heads']:,} heads, forward + backward", title)
+        ratio, in_paper = flops / data["model"]["standard"]["flops"]["total"], printed / paper["standard"]["GFLOPs"]
+        rows.bar("model", {f"{name} flops": ratio}, f"{ratio:.3g}  ({flops / 1e9:.3g} GFLOPs)", _LOOKS[name].colour)
+        rows.bar("paper", {f"{name} paper flops": in_paper}, f"{in_paper:.3g}  ({printed} GFLOPs)", "white")
+    xlabel = f"FLOPs over standard attention's\nmodel: {data['heads']:,} heads; paper: not of as many"
+    rows.finish(2.2, xlabel, f"{ratio:.2f}× the FLOPs (paper: {in_paper:.2f}×)", unit=1)
 
 
 def _draw_passes(ax: Axes, data: Mapping[str, Any]) -> None:
