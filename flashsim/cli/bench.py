@@ -130,14 +130,16 @@ def _climb(options: argparse.Namespace) -> int:
 
 def print_ladder(record: Mapping[str, Any]) -> None:
     """Print a row for each step: its time and rate, elements simulated and counted, and bytes that the hardware saw."""
-    from flashsim.tables import console_for_tables, new_table
+    from flashsim.tables import console_for_tables, new_table, print_table, print_words
 
     console, setting, on = console_for_tables(), record["setting"], record["machine"]
-    console.print(
+    print_words(
+        console,
         f"{on['gpu']}; forward, N = {setting['N']:,}, d = {setting['d']}{', causal' if setting['causal'] else ''}, "
         f"B = {setting['B']}, H = {setting['H']}, {setting['dtype']}; medians. Traffic, reads and writes: elements simulated, "
-        "and counted by the kernel; bytes between L2 and multiprocessors, and of DRAM\n"
+        "and counted by the kernel; bytes between L2 and multiprocessors, and of DRAM",
     )
+    console.print()
     table = new_table("step", "ms", "TFLOP/s", "elements", "counted", "L2 GB", "DRAM GB")
     for step in record["steps"]:
         if step["failed"]:
@@ -153,7 +155,7 @@ def print_ladder(record: Mapping[str, Any]) -> None:
             "–" if elements[1] is None else "==" if elements[0] == elements[1] else f"{elements[1]:,}",
             *(f"{(seen[f'{at}_reads'] + seen[f'{at}_writes']) / 1e9:.3f}" if seen else "–" for at in ("l2", "dram")),
         )
-    console.print(table)
+    print_table(console, table)
 
 
 def print_results(record: Mapping[str, Any]) -> None:
