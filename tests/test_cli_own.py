@@ -186,7 +186,8 @@ REFUSED = {
     "debug --line 9": "an algorithm is missing: expected NAME, one of standard, ",
     "debug mine.py:two_sweeps --line 99": "--line is '99', which labels nothing in two_sweeps; labels to stop at: line 9, ",
     "debug mine.py:two_sweeps --line 24 --at j=0": "line 24 of two_sweeps is in no loop over j: the loops around it are over i",
-    "plot theorem5 --algorithm mine.py:two_sweeps": "--algorithm is for ",
+    "plot theorem5 --algorithm mine.py:two_sweeps": "is a forward pass; expected a backward pass",
+    "plot sparsity --algorithm mine.py:two_sweeps": "--algorithm is for ",
 }
 
 

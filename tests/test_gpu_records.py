@@ -124,9 +124,15 @@ def test_the_benchmarks_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_pictures_of_times_draw_every_contestant_that_did_not_fail() -> None:
     record = benchmark_record()
-    axes = plot_times(record, d=128)
-    assert [len(ax.get_lines()) for ax in axes] == [3, 3, 3, 3]
-    lines = {line.get_gid(): line for line in axes[0].get_lines()}
+    axes = plot_times(record)
+    assert [len(ax.get_lines()) for ax in axes] == [3] * 8
+    assert {ax.get_yscale() for ax in axes} == {"log"}
+    assert [ax.get_title(loc="left") for ax in axes][:3] == [
+        "forward, d = 64",
+        "forward, d = 128",
+        "forward, causal, d = 64",
+    ]
+    lines = {line.get_gid(): line for line in axes[1].get_lines()}
     assert np.asarray(lines["forward False standard"].get_xdata()).tolist() == [1024]
     assert np.asarray(lines["forward False tensor_core"].get_ydata()).tolist() == [300.0, 300.0]
     assert len(plot_runtime(record).get_lines()) == 3
@@ -151,10 +157,15 @@ def test_the_picture_of_predicted_and_measured() -> None:
     rows = [
         row("standard", None, 2e9),
         *(row("algorithm_1", B_c, 1e11 / B_c) for B_c in (16, 32, 64)),
-        row("on chip", None, 1e8),
+        {**row("on chip", None, 1e8), "level": "L2", "error": 0.04},
     ]
     axes = plot_validation({"machine": {"gpu": "a GPU"}, "rows": rows})
-    assert axes[0].get_title(loc="left").endswith("within 0.4%")
+    assert axes[0].get_title(loc="left").endswith("DRAM within 0.4%, SM ↔ L2 within 4.0%")
+    legend = axes[1].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "traffic, predicted", "traffic, counted", "runtime (right)"
+    ]  # fmt: skip
     shown = {line.get_gid() for ax in figure_of(axes).get_axes() for line in ax.get_lines()}
     assert {"standard", "algorithm_1", "on chip", "predicted bytes", "measured bytes", "ms"} <= shown
 
@@ -384,7 +395,11 @@ def test_the_pages_words_on_the_counters_are_the_recorded_ones() -> None:
 def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:
     record = figure("gpu_bench")
     both = [timings(1024, 64, True, direction, 0.1) for direction in ("forward", "backward")]
-    said = {text.get_text() for text in plot_figure_1(record).texts}
+    ax = plot_figure_1(record)
+    said = {text.get_text() for text in ax.texts}
+    at = {line.get_gid(): np.asarray(line.get_xdata())[0] for line in ax.get_lines()}
+    assert at["baseline"] == pytest.approx(7.6 * at["paper"])
+    assert at["baseline"] == sum(found["torch_unfused"]["median"] for found in both)
     for name in both[1]:
         total, unfused = (sum(found[which]["median"] for found in both) for which in (name, "torch_unfused"))
         assert f" {total:.1f} ms, {unfused / total:.1f}×" in said

@@ -333,8 +333,9 @@ def test_traffic_bars_are_the_counts_beside_the_papers_numbers() -> None:
     assert data["product_flops"] == products
     assert [data["model"][name]["flops"]["matmul"] for name in ("standard", "flash")] == [6 * products, 7 * products]
     flops = {name: data["model"][name]["flops"]["total"] for name in ("standard", "flash")}
-    paper = {"standard paper flops": 66.6e9, "flash paper flops": 75.2e9}
-    assert widths(by_flops) == pytest.approx({**{f"{name} flops": n for name, n in flops.items()}, **paper}, rel=1e-14)
+    ratios = {"standard flops": 1, "flash flops": flops["flash"] / flops["standard"]}
+    paper = {"standard paper flops": 1, "flash paper flops": 75.2 / 66.6}
+    assert widths(by_flops) == pytest.approx({**ratios, **paper}, rel=1e-14)
     for name in ("standard", "flash"):
         passes = data["model"][name]["passes"]
         assert sum(one["reads"] + one["writes"] for one in passes) == data["model"][name]["by_M"][0]["bytes"]
@@ -557,9 +558,9 @@ def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
     assert chart.what
 
 
-SMALL: dict[str, Any] = {"N": 96, "d": 8, "M": 600, "blocks": (8, 12)}
+SMALL: dict[str, Any] = {"N": 96, "d": 8, "M": 4000, "blocks": (8, 12)}
 OTHER: dict[str, Any] = {
-    "N": 128, "N_q": 80, "d": 16, "d_v": 4, "M": "2KB", "dtype": "float64",
+    "N": 128, "N_q": 80, "d": 16, "d_v": 4, "M": "4KB", "dtype": "float64",
     "blocks": (4, 8), "machine": "H200", "algorithms": ["split_kv"]
 }  # fmt: skip
 
@@ -577,21 +578,45 @@ def words(figure: Figure) -> list[str]:
 )
 def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(name: str) -> None:
     chart = plots.FIGURES[name]
-    small = {"N": 4096, "d": 16, "M": 1000} if name.startswith("theorem") else SMALL
+    theorem = name.startswith("theorem")
+    small = {"N": 16_384, "d": 48, "M": 20_000} if theorem else SMALL
+    other = {**OTHER, "N": 8192, "algorithms": ["q_outer"]} if theorem else OTHER
     given = {option: value for option, value in small.items() if option in chart.takes}
     asked = set(chart.takes) & set(OTHER)
     before = json.dumps(chart.data(**given)) if asked else ""
     drawn = words(chart.draw(json.loads(before))) if asked else []
     for option in asked:
-        without = {other: value for other, value in given.items() if not (option == "dtype" and other == "M")}
+        freed = {"dtype": "M", "M": "blocks"}.get(option)  # what, given, would leave this nothing to change
+        without = {name: value for name, value in given.items() if name != freed}
         at = before if without == given else json.dumps(chart.data(**without))
-        numbers = json.loads(json.dumps(chart.data(**without | {option: OTHER[option]})))
-        assert [key for key, value in json.loads(at).items() if key != option and value != numbers.get(key)], option
-        if option != "dtype" or without != given:
-            assert words(chart.draw(numbers)) != drawn, option
+        numbers = json.loads(json.dumps(chart.data(**without | {option: other[option]})))
+        claimed = () if option == "algorithms" else (option,)
+        assert [key for key in numbers if key not in claimed and numbers[key] != json.loads(at).get(key)], option
+        assert without != given or words(chart.draw(numbers)) != drawn, option
     for option in set(OTHER) - asked:
         with pytest.raises(TypeError, match=option):
             chart.data(**{option: OTHER[option]})
+
+
+def test_a_figure_by_name_on_axes_of_ones_own_and_as_a_slide() -> None:
+    ax = Figure().subplots()
+    assert plots.draw("pareto", N=24, d=4, M="1KB", ax=ax) is ax
+    assert "N = 24, d = 4" in ax.get_xlabel()
+    for name, panels in (("blocks", 1), ("theorem5", 3)):
+        drawn = plots.draw(name, wide=True)
+        figure = plots.figure_of(drawn)
+        assert (1 if isinstance(drawn, Axes) else len(drawn)) == panels == plots.FIGURES[name].panels
+        assert figure.get_figwidth() * 9 == pytest.approx(figure.get_figheight() * 16)
+        assert_readable(figure)
+    for wrong, said in (
+        ({"name": "nothing"}, "no figure 'nothing'"),
+        ({"name": "traffic", "N": 64}, "traffic does not take N; it takes no options"),
+        ({"name": "cache_size", "M": 64}, "cache_size does not take M; it takes N, d, algorithms"),
+        ({"name": "theorem2", "ax": Figure().subplots()}, "ax: got one; expected 3 axes"),
+        ({"name": "blocks", "ax": ax, "wide": True}, "wide is for a new figure"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            plots.draw(**wrong)
 
 
 def test_the_size_asked_for_is_the_size_counted() -> None:

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -33,7 +33,7 @@ _MEASURES = {
 
 
 def appendix_b5_data(
-    *, N: int = 1024, d: int = 64, M: Size | None = None, dtype: str = "float16", blocks: Sequence[int] | None = None
+    *, N: int = 1024, d: int = 64, M: Size | None = None, dtype: str = "float16", blocks: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Return, by measure and algorithm, the counts for one head, by default GPT-2's, with FlashAttention's blocks.
 

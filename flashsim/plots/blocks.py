@@ -217,27 +217,23 @@ def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mappi
 
 def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, Any]]) -> None:
     N, d, M, itemsize, floor = (data[k] for k in ("N", "d", "M", "itemsize", "floor"))
-    standard, left, top = data["standard"]["accesses"], data["theory"]["B_c"][0], ax.get_ylim()[1]
+    standard, left = data["standard"]["accesses"], data["theory"]["B_c"][0]
     both, within = len(passes) > 1, f"M = {M:,}\n({human_bytes(M * itemsize)})"
     ax.text(left, floor / 1.06, "read Q, K, V, write O once" + ": 4Nd" * (floor == 4 * N * d), color=GREY, va="top")
     narrow = not both and data["largest_that_fits"] is not None and data["largest_that_fits"] > left * (N / left) ** 0.7
     end = data["largest_that_fits"] / 1.06 if narrow else N * 1.07  # of words: the grey has no room for them
+    limits = [numbers["largest_that_fits"] or left for numbers in passes.values()]
+    crossed = both and any(0.6 < math.log(limit / left) / math.log(N / left) < 1 for limit in limits if limit != N)
+    plate = {"bbox": {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.5}} if crossed else {}
     for direction, numbers in passes.items():
         label = f"standard, {direction}" if both else "standard\nattention"
-        ax.text(end, numbers["standard"]["accesses"] * 1.06, label, color=_STANDARD.colour, ha="right", va="bottom")
+        at = numbers["standard"]["accesses"] * 1.06
+        ax.text(end, at, label, color=_STANDARD.colour, ha="right", va="bottom", **plate)
     if any(numbers["largest_that_fits"] != N for numbers in passes.values()):
         what = within if both else f"does not fit{' →' * narrow}\n{within}"
-        ax.text(end, standard / 1.12, what, ha="right", va="top")
-    for direction, numbers in passes.items():
-        limit, y = numbers["largest_that_fits"], top / (1.9 if both and direction == "forward" else 1)
-        if limit is None or limit == N:
-            continue
-        words = f"{direction} fits\nif $B_c$ ≤ {limit:,}" if both else f"fits up to\n$B_c$ = {limit:,}"
-        room = 0.5 if not both else 0.68 if direction == "forward" else 0.4  # what the words need to their left
-        if math.log(limit / left) > room * math.log(N / left):
-            ax.text(limit / 1.06, y, words, ha="right", va="top")
-        else:
-            ax.text(limit * 1.06, y, words if both else f"← {words}", va="top")
+        at, edge = (floor * 1.04, "bottom") if both else (standard / 1.12, "top")
+        ax.text(end, at, what, ha="right", va=edge, **plate)
+    _label_limits(ax, N, passes)
     at_floor = (0, ax.transAxes.inverted().transform(ax.transData.transform((left, floor)))[1])
     ax.legend(
         loc="lower left",
@@ -260,12 +256,32 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
     ax.yaxis.set_minor_locator(NullLocator())
     limit = data["largest_that_fits"]
     lengths = f"N = {N:,}" if data["N_q"] == N else f"N_q = {data['N_q']:,}, N_k = {N:,}"
-    ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, d = {d:,}, {data['dtype']}, one head")
+    widths = f"d = {d:,}" if data["d_v"] == d else f"d = {d:,}, d_v = {data['d_v']:,}"
+    ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, {widths}, {data['dtype']}, one head")
     ax.set_ylabel("HBM accesses (elements)")
     ax.set_title(
         "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""),
         x=hang(ax, -0.21 if N >= 128 else -0.18),
     )
+
+
+def _label_limits(ax: Axes, N: int, passes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say at each limit what it is; of two, the one whose words would cross the other's line has them above its end."""
+    left, (low, top), both = ax.get_xlim()[0], ax.get_ylim(), len(passes) > 1
+    limits = {name: numbers["largest_that_fits"] for name, numbers in passes.items()}
+    shown = {name: limit for name, limit in limits.items() if limit is not None and limit != N}
+    rooms = {"forward": 0.68 if both else 0.5, "backward": 0.4}  # what the words need to their left
+    on_left = {name: math.log(limit / left) > rooms[name] * math.log(N / left) for name, limit in shown.items()}
+    lower = "backward" if both and on_left.get("forward") else "forward"
+    for name, limit in shown.items():
+        y = top / (top / low) ** 0.1 if both and name == lower else top
+        words = f"{name} fits\nif $B_c$ ≤ {limit:,}" if both else f"fits up to\n$B_c$ = {limit:,}"
+        if on_left[name]:
+            ax.text(limit / 1.06, y, words, ha="right", va="top")
+        else:
+            ax.text(limit * 1.06, y, words if both else f"← {words}", va="top")
+        (line,) = (line for line in ax.get_lines() if line.get_gid() == _gid("limit", name))
+        line.set_data([limit, limit], [passes["forward"]["floor"], y])
 
 
 FIGURE = Chart("blocks", blocks_data, plot_blocks, "Figure 2 (middle): HBM accesses against block size, both passes")

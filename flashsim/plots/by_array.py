@@ -89,7 +89,7 @@ def arrays_data(
     d: int = 64,
     M: Size | None = None,
     dtype: str = "float16",
-    blocks: Sequence[int] | None = None,
+    blocks: tuple[int, int] | None = None,
     algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Return reads and writes (elements, one head) of each array, by direction and algorithm, by default at GPT-2's head shape.
@@ -120,7 +120,8 @@ def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
     `data`: what `arrays_data` returned. `ax`: two axes; None: a new figure two columns wide.
     """
     data = arrays_data() if data is None else data
-    if several(ax, 2) is None:
+    ax = several(ax, 2)
+    if ax is None:
         figure = column_figure(0.7 + 0.88 * len(data["directions"]["forward"]), 2.1)
         ax = list(figure.subplots(1, 2))
     for panel, (direction, bars) in zip(ax, data["directions"].items(), strict=True):

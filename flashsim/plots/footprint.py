@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ _LENGTHS = [2**e for e in range(7, 24)]
 
 
 def memory_data(
-    *, d: int = 64, M: Size | None = None, dtype: str = "float16", blocks: Sequence[int] | None = None
+    *, d: int = 64, M: Size | None = None, dtype: str = "float16", blocks: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Return bytes of HBM by algorithm and N, forward and backward passes together, 1,024 heads.
 

@@ -28,7 +28,7 @@ def l2_data(
     d: int = 64,
     M: Size | None = None,
     dtype: str = "float16",
-    blocks: Sequence[int] | None = None,
+    blocks: tuple[int, int] | None = None,
     algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Return DRAM traffic (elements, one head) of standard and FlashAttention against the size of the L2 (elements).

@@ -30,7 +30,7 @@ def roofline_data(
     N: int = 1024,
     d: int = 64,
     dtype: str = "float16",
-    blocks: Sequence[int] | None = None,
+    blocks: tuple[int, int] | None = None,
     algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Return a machine's roof and each algorithm's intensity (FLOP/byte), time (s, one head), and what binds it.
@@ -93,7 +93,7 @@ def _numbers(line: Roofline) -> dict[str, Any]:
 
 
 def _dram_bytes(
-    on: Machine, N: int, d: int, M: int, dtype: str, blocks: Sequence[int] | None = None
+    on: Machine, N: int, d: int, M: int, dtype: str, blocks: tuple[int, int] | None = None
 ) -> dict[str, dict[Direction, int]]:
     """Return DRAM traffic through an SM's share of the L2, by algorithm and direction."""
     zeros = np.zeros((N, d), dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from flashsim.checking import check_count
@@ -10,7 +9,7 @@ from flashsim.inputs import check_M, float_dtype
 from flashsim.sizes import Size
 
 
-def setting(*, N: int, d: int, M: Size | None, dtype: Any, blocks: Sequence[int] | None = None) -> dict[str, Any]:
+def setting(*, N: int, d: int, M: Size | None, dtype: Any, blocks: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return arguments of `flashsim.count`: N, d, M in elements (by default 100 KB of the dtype), dtype by its name.
 
     And `blocks`, where they are given. Raises ValueError or TypeError, with the argument's name, for what makes no sense.

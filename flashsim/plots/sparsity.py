@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,12 @@ _FLOORS = {"forward": "3Nd + 2N", "backward": "7Nd"}
 
 
 def sparsity_data(
-    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float16", blocks: Sequence[int] | None = None
+    *,
+    N: int = 16_384,
+    d: int = 64,
+    M: Size | None = None,
+    dtype: str = "float16",
+    blocks: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Return Algorithm 5's HBM accesses (elements, one head), forward and backward, by s, the part of tiles computed.
 

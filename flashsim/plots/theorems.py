@@ -100,7 +100,7 @@ def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:
 def _panel(
     variable: str, values: list[int], fixed: Mapping[str, int], theorem: _Theorem, others: Sequence[Algorithm]
 ) -> dict[str, Any]:
-    at = [{**fixed, variable: value} for value in values]
+    at: list[dict[str, Any]] = [{**fixed, variable: value} for value in values]
     named: dict[str, str | Algorithm] = {
         theorem.flash: theorem.flash,
         "standard": "standard",

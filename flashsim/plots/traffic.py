@@ -164,7 +164,8 @@ def plot_traffic(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | 
     `data`: what `traffic_data` returned. `ax`: three axes; None: a new column of three.
     """
     data = traffic_data() if data is None else data
-    if several(ax, 3) is None:
+    ax = several(ax, 3)
+    if ax is None:
         ax = list(column_figure(8.8).subplots(3, height_ratios=[10.5, 6.5, 17]))
     for panel in ax:
         dress(panel)
