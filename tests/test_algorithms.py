@@ -442,3 +442,12 @@ def test_what_weighs_nothing_gives_nothing() -> None:
     with np.errstate(invalid="ignore"):
         assert gated(P, X).tolist() == [[0.0, 0.0, 2.0, np.inf]]
         assert gated(P, X).dtype == np.float32
+
+
+def test_logarithms_are_rounded_twice_for_each_block_of_keys() -> None:
+    assert FORWARD["memory_efficient"].rounds_logs(5) == 10
+
+
+def test_policies_without_parameters_are_equal() -> None:
+    assert flashsim.Fit() == flashsim.Fit()
+    assert hash(flashsim.Paper()) == hash(flashsim.Paper())

@@ -502,7 +502,7 @@ def test_constants_are_those_of_their_proofs() -> None:
     assert theory.q_outer_constants(4) == (8 / 5, 12.25)
     assert theory.q_outer_constants(4, "backward") == (16 / 5, 29.75)
     assert theory.small_cache_constants(4) == (4, 4 * math.sqrt(11) + 6.25)
-    assert theory.small_cache_constants(4, 12) == (4, 4 * math.sqrt(5) + 6.25)  # b = 2
+    assert theory.small_cache_constants(4, 21) == (4, 4 * math.sqrt(1 + 6 / 3 + 4 / 9) + 6.25)  # b = 3
     assert theory.standard_constants() == (4, 12)
     assert theory.standard_small_M_constants() == (8 / 5, 8)
     assert theory.standard_backward_constants() == (7, 23)
