@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import ml_dtypes
@@ -418,3 +419,17 @@ def test_a_returned_matrix_has_its_shape(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(FORWARD, "flash_basic", replace(FORWARD["flash_basic"], run=wide, returns=("O",)))
     with pytest.raises(MemoryModelError, match=r"returned O of shape \(4, 5\); expected \(4, 2\)"):
         flashsim.forward("flash_basic", *(np.ones((4, 2)) for _ in range(3)))
+
+
+def test_a_run_from_a_file_has_its_gradients() -> None:
+    """A run's algorithm is known by its name, which a pickle brings back as another string."""
+    Q, K, V = np.random.default_rng(0).normal(size=(3, 6, 4))
+    run = flashsim.forward("flash", Q, K, V, M=200)
+    again = flashsim.backward("flash", pickle.loads(pickle.dumps(run)), V)
+    assert np.array_equal(again.dQ, flashsim.backward("flash", run, V).dQ)
+
+
+def test_policies_are_not_to_be_changed() -> None:
+    for policy, name in ((flashsim.Fixed(2, 3), "B_r"), (flashsim.Paper(), "x"), (flashsim.Fit(), "x")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(policy, name, 1)
