@@ -142,6 +142,10 @@ class GroupedTree(GroupedMask, Tree):
         GroupedMask.__init__(self, tree, group)
         self.parents, self._each = tree.parents, tree
 
+    def band(self, shape: Shape, head: Head) -> Band:
+        """Return the tree's."""
+        return self._each.band(self._one(shape), head)
+
     @property
     def tree(self) -> Tree:
         """This."""
