@@ -11,7 +11,8 @@ import flashsim
 sys.path.insert(0, str(Path(__file__).parent / "_site"))
 
 project = "flashsim"
-author = copyright = "the flashsim authors"
+author = "the flashsim authors"
+project_copyright = author
 version = release = flashsim.__version__
 language = "en"
 
@@ -28,7 +29,9 @@ SECTIONS = {
     "Tutorial": ["docs/run", "docs/watch", "figures/gallery/README", "docs/exercises"],
     "How to": ["docs/use", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
     "Reference": ["docs/reference/index"],
-    "Explanation": ["docs/words", "docs/theory", "docs/paper", "docs/real-data", "docs/gpu", "docs/speed", "docs/checked"],
+    "Explanation": [
+        *("docs/words", "docs/theory", "docs/paper", "docs/real-data", "docs/gpu", "docs/speed", "docs/checked"),
+    ],
     "Questions": ["docs/questions"],
     "Figures": ["docs/figures", "figures/kit_matrix"],
     "The project": ["CHANGELOG", "CONTRIBUTING", "flashsim/data/README"],

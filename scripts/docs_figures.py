@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "figures.md"
 INTRODUCTION = """# Which figures are there?
 
-`flashsim plot` draws most of them at sizes of your own. Below each are the commands that made it; the numbers are beside the picture,
-as JSON of the same name. `python scripts/docs_figures.py` writes this page.
+`flashsim plot` draws most of them at sizes of your own. Below each are the commands that made it; its numbers are beside it, as
+JSON of the same name. `python scripts/docs_figures.py` writes this page.
 """
 
 
@@ -71,8 +71,11 @@ def script_of(stem: str) -> Path | None:
     """Return the script that draws figures/`stem`."""
     own = ROOT / "scripts" / f"{stem}.py"
     scripts = sorted((ROOT / "scripts").glob("*.py"))
-    named = [path for path in scripts if re.search(rf"figures/{stem}\b|\"{stem}\": plot_", path.read_text(encoding="utf-8"))]
-    return own if own.exists() else next((path for path in named if path.name != Path(__file__).name), None)
+    says = re.compile(rf'figures/{stem}\b|"{stem}": plot_')
+    named = [
+        path for path in scripts if path.name != Path(__file__).name and says.search(path.read_text(encoding="utf-8"))
+    ]
+    return own if own.exists() else next(iter(named), None)
 
 
 def _drawn_by(script: Path | None, stem: str) -> str:

@@ -60,7 +60,7 @@ def test_the_page_of_figures_is_as_made() -> None:
     page = script["page"]()
     assert page == text_of(ROOT / "docs" / "figures.md"), "python scripts/docs_figures.py"
     assert all(f"\n## {chart.what[0].upper()}{chart.what[1:]}\n" in page for chart in FIGURES.values())
-    with pytest.raises(ValueError, match="unknown.png: expected a record"):
+    with pytest.raises(ValueError, match=r"unknown\.png: expected a record"):
         list(script["shown"](ROOT / "figures" / "unknown.png"))
 
 

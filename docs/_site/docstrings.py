@@ -13,39 +13,55 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-ROW = re.compile(r"(?P<names>`?[\w*]+`?(?:, `?[\w*]+`?)*) {2,}(?P<text>\S.*)")
+from sphinx.util import logging
+
+NAME = r"`?[\w*]+(?:\([\w, ]*\))?`?"
+ROW = re.compile(rf"(?P<names>{NAME}(?:, {NAME})*) {{2,}}(?P<text>[^\s#].*)")
+LOG = logging.getLogger(__name__)
 
 
-def as_rst(text: str, known: dict[int, str], module: ModuleType | None = None) -> list[str]:
+@dataclass(frozen=True)
+class Names:
+    """What a docstring may refer to: `known`, id -> name in the reference, seen from `module`; `taken` are its own arguments."""
+
+    known: dict[int, str]
+    module: ModuleType | None = None
+    taken: frozenset[str] = frozenset()
+
+
+def as_rst(text: str, names: Names) -> list[str]:
     """Return a docstring's text as lines of reStructuredText. Raises LookupError for a reference that leads nowhere."""
     lines: list[str] = []
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
-        lines += [*_paragraph(paragraph.split("\n"), known, module), ""]
+        inner = textwrap.dedent(paragraph).split("\n")
+        rows = all(ROW.fullmatch(line) or line.startswith(" ") for line in inner) and not inner[0].startswith(" ")
+        lines += [*_paragraph(inner if rows else paragraph.split("\n"), names), ""]
     return lines
 
 
-def _paragraph(lines: list[str], known: dict[int, str], module: ModuleType | None) -> Iterator[str]:
+def _paragraph(lines: list[str], names: Names) -> Iterator[str]:
     """Yield the lines of a paragraph: of runs of rows, of text, and of what is indented."""
     at = 0
     while at < len(lines):
         if lines[at].lstrip().startswith(">>>"):
             yield from (line.strip() for line in lines[at:])
             return
-        row = ROW.fullmatch(lines[at])
-        if row is not None:
-            column = row.start("text")
-            while at < len(lines) and (row := _row(lines[at], column)):
-                names, words = row
+        first = ROW.fullmatch(lines[at])
+        if first is not None:
+            while at < len(lines) and (row := _row(lines[at], first.start("text"))):
+                heads, words = row
                 at += 1
                 while at < len(lines) and lines[at].startswith(" "):
                     words += " " + lines[at].strip()
                     at += 1
-                yield f"* {', '.join(f'**{_escaped(name)}**' for name in names)} – {inline(words, known, module)}"
+                yield f"* {', '.join(f'**{_escaped(name)}**' for name in heads)} – {inline(words, names)}"
             yield ""
         elif lines[at].startswith(" "):
             end = next((n for n in range(at, len(lines)) if not lines[n].startswith(" ")), len(lines))
@@ -54,7 +70,7 @@ def _paragraph(lines: list[str], known: dict[int, str], module: ModuleType | Non
         else:
             end = next((n for n in range(at, len(lines)) if n > at and _other(lines[n])), len(lines))
             words = " ".join(lines[at:end])
-            yield inline(words.removesuffix("::") + ":" * words.endswith("::"), known, module)
+            yield inline(words.removesuffix("::") + ":" * words.endswith("::"), names)
             at = end
 
 
@@ -62,7 +78,7 @@ def _row(line: str, column: int) -> tuple[list[str], str] | None:
     """Return the names and the text of a row, whose text begins where the first one's does, or after two spaces."""
     found = ROW.fullmatch(line)
     if found is not None:
-        return found["names"].replace("`", "").split(", "), found["text"]
+        return [name.strip("`") for name in re.findall(NAME, found["names"])], found["text"]
     if len(line) > column and line[column - 1] == " " and re.fullmatch(r"\w+", line[: column - 1]):
         return [line[: column - 1]], line[column:]
     return None
@@ -72,10 +88,10 @@ def _other(line: str) -> bool:
     return line.startswith(" ") or ROW.fullmatch(line) is not None
 
 
-def inline(text: str, known: dict[int, str], module: ModuleType | None) -> str:
+def inline(text: str, names: Names) -> str:
     """Return words with their backquotes turned into references and literals, and the rest escaped."""
     parts = re.split(r"`([^`]+)`", text)
-    said = [_escaped(part) if n % 2 == 0 else _quoted(part, known, module) for n, part in enumerate(parts)]
+    said = [_escaped(part) if n % 2 == 0 else _quoted(part, names) for n, part in enumerate(parts)]
     return re.sub(r"(^|(?<=\. ))Raises\b", "**Raises**", "".join(said))
 
 
@@ -83,37 +99,41 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\*|_`])", r"\\\1", text)
 
 
-def _quoted(code: str, known: dict[int, str], module: ModuleType | None) -> str:
+def _quoted(code: str, names: Names) -> str:
     """Return a reference, where `code` names what the reference has, and else a literal."""
-    if re.fullmatch(r"[A-Za-z_][\w.]*", code):
-        target = _target(code, known, module)
+    if re.fullmatch(r"[A-Za-z_][\w.]*", code) and code not in names.taken:
+        target = _target(code, names)
         if target is not None:
             return f":py:obj:`{code} <{target}>`"
     return f"\\ ``{code}``\\ "
 
 
-def _target(code: str, known: dict[int, str], module: ModuleType | None) -> str | None:
-    """Return the name under which the reference has an object; None if it has not. Raises LookupError for flashsim.… of nothing."""
-    *owner, last = code.split(".")
-    found = _found(code, module)
+def _target(code: str, names: Names) -> str | None:
+    """Return the name that the reference has an object by; None if it has not. Raises LookupError for flashsim.… of nothing."""
+    found = _found(code, names.module)
     if found is None:
         if code.startswith("flashsim."):
             raise LookupError(f"`{code}` names nothing")
         return None
-    if id(found[0]) in known:
-        return known[id(found[0])]
-    if owner and id(found[1]) in known and not last.startswith("_") and isinstance(found[1], type):
-        return f"{known[id(found[1])]}.{last}" if callable(found[0]) or isinstance(found[0], property) else None
+    thing, owner = found
+    if id(thing) in names.known:
+        return names.known[id(thing)]
+    if isinstance(owner, type) and id(owner) in names.known and (callable(thing) or isinstance(thing, property)):
+        return f"{names.known[id(owner)]}.{code.rpartition('.')[2]}"
     return None
 
 
 def _found(code: str, module: ModuleType | None) -> tuple[Any, Any] | None:
-    """Return the object of a dotted name and its owner, as seen from a module."""
+    """Return the object of a dotted name and its owner, as seen from a module, or, if it is no plain word, from `flashsim`."""
+    flashsim = import_module("flashsim")
     first, *rest = code.split(".")
-    owner: Any = None
-    thing = import_module("flashsim") if first == "flashsim" else getattr(module, first, None)
+    if first == "flashsim":
+        thing: Any = flashsim
+    else:
+        thing = getattr(module, first, getattr(flashsim, first, None) if rest or not first.islower() else None)
     if thing is None or (isinstance(thing, ModuleType) and not thing.__name__.startswith("flashsim")):
         return None
+    owner: Any = None
     for name in rest:
         owner = thing
         if not hasattr(owner, name) and isinstance(owner, ModuleType):
@@ -149,8 +169,7 @@ def documented(app: Any) -> dict[int, str]:
                 module = import_module(name)
                 known[id(module)] = name
                 if ":members:" in options:
-                    left_out = re.findall(r":exclude-members: (.*)", options)
-                    named = {one: getattr(module, one) for one in set(public(module)) - set(", ".join(left_out).split(", "))}
+                    named = {one: getattr(module, one) for one in public(module)}
                     known.update({id(thing): f"{name}.{one}" for one, thing in named.items() if callable(thing)})
             else:
                 owner, _, last = name.rpartition(".")
@@ -160,16 +179,32 @@ def documented(app: Any) -> dict[int, str]:
 
 def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Put reStructuredText in the place of a docstring; warn, and so fail, where it refers to nothing."""
-    from sphinx.util import logging
-
     if not hasattr(app, "documented"):
         app.documented = documented(app)
-    source = inspect.unwrap(obj.fget if isinstance(obj, property) else obj) if obj is not None else obj
+    taken = set(inspect.signature(obj).parameters) if inspect.isfunction(obj) else set()
+    source = obj.fget if isinstance(obj, property) else inspect.unwrap(obj) if callable(obj) else obj
     module = obj if isinstance(obj, ModuleType) else sys.modules.get(getattr(source, "__module__", "") or "")
     try:
-        lines[:] = as_rst("\n".join(lines), app.documented, module)
+        lines[:] = as_rst("\n".join(lines), Names(app.documented, module, frozenset(taken)))
     except LookupError as error:
-        logging.getLogger(__name__).warning("docstring of %s: %s", name, error.args[0], type="docstring")
+        LOG.warning("docstring of %s: %s", name, error.args[0], type="docstring")
+
+
+SHORTER = {
+    r"TypeAliasForwardRef\('(\w+)'\)": r"\1",
+    r"~?[\w.]*\bndarray\[tuple\[[\w~.]*Any, \.\.\.\], [\w~.]*dtype\[[\w~.]*Any\]\]": "~numpy.ndarray",
+    r"~?[\w.]*\bndarray\[tuple\[[\w~.]*Any, \.\.\.\], [\w~.]*dtype\[[~.]*([\w.]+)\]\]": r"NDArray[~\1]",
+    r"<class '(?:\w+\.)*(\w+)'>": r"\1",
+}
+
+
+def shorter(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Write types as the source does: an array of anything is an ndarray."""
+    for long, short in SHORTER.items():
+        signature, returned = (re.sub(long, short, text) if text else text for text in (signature, returned))
+    return signature, returned
 
 
 def skipped(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
@@ -179,19 +214,20 @@ def skipped(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) 
 
 def complete(app: Any, env: Any) -> None:
     """Warn of public names of `flashsim` that the reference leaves out."""
-    from sphinx.util import logging
-
+    if "docs/reference/index" not in env.found_docs:
+        return
     flashsim = import_module("flashsim")
     there = env.domains["py"].objects
     for name in flashsim.__all__:
         thing = getattr(flashsim, name)
         if f"flashsim.{name}" not in there and not (isinstance(thing, ModuleType) and thing.__name__ in there):
-            logging.getLogger(__name__).warning("docs/reference lacks flashsim.%s", name, type="docstring")
+            LOG.warning("docs/reference lacks flashsim.%s", name, type="docstring")
 
 
 def setup(app: Any) -> dict[str, Any]:
     """Join Sphinx."""
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", shorter)
     app.connect("autodoc-skip-member", skipped)
     app.connect("env-check-consistency", complete)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

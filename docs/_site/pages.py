@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from docutils import nodes
 from pygments.lexers import PythonConsoleLexer
 from sphinx import addnodes
+from sphinx.errors import SphinxError
 from sphinx.transforms import SphinxTransform
 
 GALLERY = "figures/gallery/README"
@@ -100,12 +102,24 @@ def shown(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def finish(app: Any, error: Exception | None) -> None:
-    """Copy the figures and the lessons, as they are, and make README the site's first page."""
+    """Copy the figures and the lessons, as they are, make README the site's first page, and try every link."""
     if error is None and app.builder.name == "html":
         out = Path(app.outdir)
-        shutil.copytree(Path(app.srcdir) / "figures", out / "figures", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.md", "*.svg"))
+        others = shutil.ignore_patterns("*.md", "*.svg")
+        shutil.copytree(Path(app.srcdir) / "figures", out / "figures", dirs_exist_ok=True, ignore=others)
         shutil.copyfile(out / f"{app.config.root_doc}.html", out / "index.html")
         (out / ".nojekyll").touch()
+        broken = list(broken_links(out))
+        if broken:
+            raise SphinxError("\n".join(broken))
+
+
+def broken_links(out: Path) -> Iterator[str]:
+    """Yield the links of a site that lead to no file: those in raw HTML too, which Sphinx does not look at."""
+    for page in sorted(out.rglob("*.html")):
+        for link in sorted(set(re.findall(r'(?:href|src)="([^"#?:]+)[#?"]', page.read_text(encoding="utf-8")))):
+            if not (page.parent / unquote(link)).exists():
+                yield f"{page.relative_to(out)}: there is no {link}"
 
 
 def setup(app: Any) -> dict[str, Any]:
