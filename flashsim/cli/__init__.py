@@ -30,6 +30,7 @@ COMMANDS: dict[str, ModuleType] = {
         "plot",
         "sweep",
         "tune",
+        "prove",
         "gpu",
         "bench",
         "check",
