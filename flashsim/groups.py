@@ -54,6 +54,17 @@ def grouped(mask: Mask, group: int, N_q: int) -> Mask:
     return GroupedTree(mask, group) if isinstance(mask, Tree) else GroupedMask(mask, group)
 
 
+def summed_over(bias: Bias, group: int, N_q: int) -> int | None:
+    """Return the axis of a grouped bias's gradient, as (N_q, g, N_k), that is summed to give the bias's; None: there is none.
+
+    Rows that the heads of a group share are stored for each of them: 1. One row of a head is, for each of its queries: 0.
+    """
+    rows, each = bias.matrix[0] > 1, bias.array.ndim > 2 and bias.array.shape[-3] > 1
+    if group == 1 or N_q == 1 or rows == each:
+        return None
+    return 1 if rows else 0
+
+
 def _grouped_array(array: Array, group: int, N_q: int) -> Array:
     """Return an array for the rows of groups. Where it has rows, each is stored, and read, once for each head."""
     if array.ndim > 2 and array.shape[-3] > 1:
