@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, reduce
-from operator import or_
+from functools import cached_property
 
 import numpy as np
 
@@ -135,10 +134,8 @@ class GroupedMask(Mask):
         return self._group * max(self._mask.queries(one, self._member(head, member)) for member in self._members)
 
     def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return the band that has those of all heads of the group in it: in positions, not rows."""
-        bands = [self._mask.band(self._one(shape), self._member(head, member)) for member in self._members]
-        known = [band for band in bands if band is not None]
-        return reduce(or_, known) if len(known) == len(bands) else None
+        """Return the band that all heads of the group have, in positions, not rows; None if each may have its own."""
+        return None if self._mask.per_head else self._mask.band(self._one(shape), self._member(head, 0))
 
     @property
     def per_head(self) -> bool:
