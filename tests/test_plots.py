@@ -551,7 +551,8 @@ def test_texts_are_large_enough_inside_and_apart(
 )
 def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
     chart = plots.FIGURES[name]
-    figure = chart.draw(json.loads(json.dumps(chart.data())))
+    kept = json.loads((ROOT / "figures" / f"{SCRIPTS[name]}.json").read_text(encoding="utf-8"))["data"]
+    figure = chart.draw(json.loads(json.dumps(chart.data())) if chart.exact else kept)
     assert figure.get_figwidth() == (2.1 * 3.5 if name == "arrays" else 3.5)
     assert figure.get_figheight() < 9
     assert_readable(figure)
@@ -722,7 +723,7 @@ def test_every_figure_has_a_script() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCRIPTS.values())
+@pytest.mark.parametrize("name", [script for name, script in SCRIPTS.items() if plots.FIGURES[name].exact])
 def test_scripts_draw_what_is_in_figures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [f"scripts/{name}.py", "-o", str(tmp_path / name)])
     with pytest.raises(SystemExit) as ended:

@@ -170,7 +170,7 @@ def _automatic(fn: Any) -> Any:
 def _init(fn: Any, options: argparse.Namespace) -> int:
     """Write a kernel's first spec and tests, and say what to run. Raises ValueError for a file that is there."""
     from flashsim.testing.first_files import Subject, first_files, paths
-    from flashsim.testing.probe import infer
+    from flashsim.testing.inferring import infer
 
     where, _, name = options.function.rpartition(":")
     if not name.isidentifier():
@@ -204,7 +204,7 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
 
 def _wrapped(fn: Any, options: argparse.Namespace) -> Any:
     from flashsim.testing import wrap
-    from flashsim.testing.wrapping import INSTALL
+    from flashsim.testing.bridges import INSTALL
 
     try:
         return wrap(fn, options.wrap, convention=options.convention, device=options.device)
