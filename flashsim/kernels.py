@@ -59,11 +59,14 @@ def product(
 
     Raises ValueError for arguments that make no sense, and for inputs so large that a result would overflow; SramOverflow.
     """
-    k, name = _kernel(kernel, sigma), program_name(reduction, order)
+    name = program_name(reduction, order)
     flat = check_array("V", V).ndim == 1
     operands = {"X": X, "Z": Z, "V": check_array("V", V)[:, None] if flat else V}
+    given, _, stored = check_operands(programs()[name], operands)
+    dtype = stored if order == "materialised" else chip_dtype(stored)
+    k = _kernel(kernel, sigma, largest(dtype))
     if reduction == "logsumexp":
-        _check_weights(check_operands(programs()[name], operands)[0], k)
+        _check_weights(given, k, dtype)
     run = run_program(
         programs()[name], operands, M=M, blocks=blocks, sizing=sizing, enforce=enforce, options={"k": k},
         observers=observers, trace=trace,
@@ -172,7 +175,7 @@ def _asked(reduction: Any, order: Any, direction: Any, N: Any, n: Any, d: Any, e
     return name, {symbol: sizes[symbol] for symbol in programs()[name].symbols}
 
 
-def _kernel(kernel: Any, sigma: Any) -> KernelFunction:
+def _kernel(kernel: Any, sigma: Any, limit: float) -> KernelFunction:
     if is_one_of(kernel, PROFILES):
         return Radial(kernel, check_number("sigma", sigma, "a number above 0", lambda s: 0 < s < np.inf))
     if isinstance(kernel, str) or not callable(kernel):
@@ -181,7 +184,7 @@ def _kernel(kernel: Any, sigma: Any) -> KernelFunction:
         )
     if sigma != 1.0:
         raise ValueError(f"sigma is {shown(sigma)}; expected none, as the kernel is a function")
-    return Own(kernel)
+    return Own(kernel, limit)
 
 
 def _function(name: str, value: Any) -> Callable[..., Any]:
@@ -191,17 +194,17 @@ def _function(name: str, value: Any) -> Callable[..., Any]:
     return function
 
 
-def _check_weights(given: Mapping[str, Array], k: KernelFunction) -> None:
-    """Refuse weights below 0, and clouds so far apart that a logarithm would overflow."""
+def _check_weights(given: Mapping[str, Array], k: KernelFunction, dtype: np.dtype[Any]) -> None:
+    """Refuse weights below 0, and clouds so far apart that a logarithm would overflow the type that it is held in."""
     if (given["V"] < 0).any():
         raise ValueError(f"V has {given['V'].min():g}; expected weights of at least 0, as reduction is 'logsumexp'")
     if isinstance(k, Radial):
-        X, Z, end = given["X"].astype(float), given["Z"].astype(float), largest(chip_dtype(given["X"].dtype))
+        X, Z, end = given["X"].astype(float), given["Z"].astype(float), largest(dtype)
         with np.errstate(over="ignore"):
             reach = np.hypot.reduce(np.maximum(X.max(0) - Z.min(0), Z.max(0) - X.min(0)), keepdims=True) / k.sigma
             most = -float(PROFILES[k.name].log(reach)[0])
         if not most < end / 4:
             raise ValueError(
-                f"X and Z are too far apart: |log k| could reach {most:.3g}, and {chip_dtype(given['X'].dtype)} ends at "
-                f"{end:.3g}. Take a larger sigma, or a wider dtype"
+                f"X and Z are too far apart: |log k| could reach {most:.3g}, and {dtype} ends at {end:.3g}. "
+                "Take a larger sigma, or a wider dtype"
             )

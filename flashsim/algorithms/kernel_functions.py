@@ -96,10 +96,12 @@ class Radial:
 class Own:
     """A function of the user's own, f(x, z) of arrays (…, d) that broadcast: k itself, or, under a log-sum-exp, log k.
 
-    `gradient` is ∂f/∂x of the same arrays, (…, d). Without numbers neither is called, and each value counts as one operation.
+    `gradient` is ∂f/∂x of the same arrays, (…, d), and `limit` the largest value that the run can hold. Without numbers neither
+    is called, and each value counts as one operation.
     """
 
     f: Callable[[Any, Any], Any]
+    limit: float
     gradient: Callable[[Any, Any], Any] | None = None
 
     def __str__(self) -> str:
@@ -110,7 +112,7 @@ class Own:
         shape = X.shape[0], Z.shape[0]
         if isinstance(X, ShapeOnly):
             return X.made(shape, other=shape[0] * shape[1])
-        return _checked("kernel", self.f(X[:, None, :], Z[None, :, :]), shape, X)
+        return _checked("kernel", self.f(X[:, None, :], Z[None, :, :]), shape, X, self.limit)
 
     log = __call__
 
@@ -120,19 +122,26 @@ class Own:
         shape = X.shape[0], Z.shape[0], X.shape[1]
         if isinstance(X, ShapeOnly):
             return X.made(X.shape, other=3 * shape[0] * shape[1] * shape[2])
-        slopes = _checked("kernel's gradient", self.gradient(X[:, None, :], Z[None, :, :]), shape, X)
+        slopes = _checked("derivative", self.gradient(X[:, None, :], Z[None, :, :]), shape, X, self.limit)
         result: Tile = (G[:, :, None] * slopes).sum(axis=1)
         return result
 
     pull_log = pull
 
 
-def _checked(what: str, found: Any, shape: tuple[int, ...], like: Tile) -> Tile:
+def _checked(what: str, found: Any, shape: tuple[int, ...], like: Tile, limit: float) -> Tile:
     values = np.asarray(found)
     if values.shape != shape:
-        raise ValueError(f"{what} returned shape {values.shape}; expected {shape}, a value for each pair of rows")
-    if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
-        raise ValueError(f"{what} returned {values.dtype} with NaN or ∞; expected finite real numbers")
+        raise ValueError(
+            f"{what} returned shape {values.shape}; expected {shape}, a value for each pair of rows that it got"
+        )
+    if values.dtype.kind not in "fiu":
+        raise ValueError(f"{what} returned {values.dtype}; expected real numbers")
+    most = np.abs(values.astype(np.float64)).max()
+    if not most <= limit:
+        raise ValueError(
+            f"{what} returned {values.dtype}, at most {most:.3g}; expected finite real numbers up to {limit:.3g}"
+        )
     return values.astype(like.dtype)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.checking import check_choice
-from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_normal
+from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
 
 KERNELS = ("gaussian", "laplace", "cauchy")
 
@@ -69,8 +69,8 @@ def kernel_product_bounds(
     if reduction == "sum":
         k = np.exp(log_k)
         off = np.exp(log_k + C * delta) - k + k * (terms + stores * u_s + stored_K * u_s)
-        tiny = smallest_normal(stored) * np.finfo(np.float64).eps + smallest_normal(chip) * u
-        result: Array = C * (off @ np.abs(V) + tiny * (n * np.abs(V).max() + 1))
+        steps = smallest_step(chip) + stored_K * smallest_step(stored)  # of what is too small for full precision
+        result: Array = C * (off @ np.abs(V) + n * steps * (np.abs(V).max() + 1) + stores * smallest_step(stored))
         return result
     with np.errstate(divide="ignore", invalid="ignore"):
         log_v = np.log(V[:, 0])
@@ -109,8 +109,8 @@ def kernel_gradient_bounds(
     slopes = _steepness(kernel, s)
     relative = (e + 2 + 4 * d + 16 + n + 2 * blocks) * u + u_s
     pairs = weight * slopes * ((more - k) * (3 if kernel == "cauchy" else 1) + k * relative) / sigma
-    tiny = smallest_normal(chip) * u * n * (weight.max() * slopes.max() / sigma + 1)
-    return np.asarray(C * (np.einsum("ij,ijc->ic", pairs, along) + tiny) + smallest_normal(stored) * u_s)
+    steps = n * smallest_step(chip) * (weight.max() * slopes.max() / sigma + 1) + smallest_step(stored)
+    return np.asarray(C * (np.einsum("ij,ijc->ic", pairs, along) + steps))
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
