@@ -1,4 +1,4 @@
-"""Kernel products: Y_i = Σ_j k(x_i, z_j) v_j, with the matrix K = k(X, Z) in HBM or never formed (the paper's Section D.2).
+"""Kernel products: Y_i = Σ_j k(x_i, z_j) v_j, with the matrix K = k(X, Z) in HBM or never formed (the paper's Appendix D.2).
 
     run = flashsim.kernels.product(X, Z, V, kernel="gaussian", sigma=0.5)       # run.Y, run.hbm, run.sram
     back = flashsim.kernels.gradient(run, dY)                                   # back.dX

@@ -51,7 +51,7 @@ def kernel_gradient(
 PROGRAM = Program(
     name="kernel_gradient",
     title="Gradient of a kernel product",
-    source="Dao et al. 2022, Section D.2",
+    source="Dao et al. 2022, Appendix D.2",
     run=kernel_gradient,
     operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e"), "dY": Kind("N", "e")},
     returns={"dX": Kind("N", "d")},

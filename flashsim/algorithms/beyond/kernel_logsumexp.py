@@ -60,7 +60,7 @@ def kernel_logsumexp(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, bloc
 PROGRAM = Program(
     name="kernel_logsumexp",
     title="Log-sum-exp under a kernel, rows outermost",
-    source="Dao et al. 2022, Section D.2",
+    source="Dao et al. 2022, Appendix D.2",
     run=kernel_logsumexp,
     operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "1")},
     returns={"Y": Kind("N", "1", "chip")},

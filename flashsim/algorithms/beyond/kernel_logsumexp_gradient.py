@@ -55,7 +55,7 @@ def kernel_logsumexp_gradient(
 PROGRAM = Program(
     name="kernel_logsumexp_gradient",
     title="Gradient of a log-sum-exp under a kernel",
-    source="Dao et al. 2022, Section D.2",
+    source="Dao et al. 2022, Appendix D.2",
     run=kernel_logsumexp_gradient,
     operands={
         "X": Kind("N", "d"),

@@ -65,7 +65,7 @@ def kernel_logsumexp_materialised(
 PROGRAM = Program(
     name="kernel_logsumexp_materialised",
     title="Log-sum-exp under a kernel, its matrix in HBM",
-    source="Dao et al. 2022, Section D.2",
+    source="Dao et al. 2022, Appendix D.2",
     run=kernel_logsumexp_materialised,
     operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "1")},
     returns={"Y": Kind("N", "1", "chip")},

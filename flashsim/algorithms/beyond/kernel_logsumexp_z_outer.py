@@ -50,7 +50,7 @@ def kernel_logsumexp_z_outer(
 PROGRAM = Program(
     name="kernel_logsumexp_z_outer",
     title="Log-sum-exp under a kernel, rows of Z outermost",
-    source="Dao et al. 2022, Section D.2",
+    source="Dao et al. 2022, Appendix D.2",
     run=kernel_logsumexp_z_outer,
     operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "1")},
     returns={"Y": Kind("N", "1", "chip")},

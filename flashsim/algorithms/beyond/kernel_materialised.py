@@ -64,7 +64,7 @@ def kernel_materialised(
 PROGRAM = Program(
     name="kernel_materialised",
     title="Kernel product, its matrix in HBM",
-    source="Dao et al. 2022, Section D.2",
+    source="Dao et al. 2022, Appendix D.2",
     run=kernel_materialised,
     operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")},
     returns={"Y": Kind("N", "e")},

@@ -15,9 +15,9 @@
     12 end for
     13 Return Y.
 
-The listing is ours; the paper's Section D.2 names kernel products, and KeOps (B. Charlier et al., JMLR 22(74), 2021), as what its
-tiling extends to. Without a softmax nothing is rescaled. Line 8 is one element-wise pass over the tile: k takes differences
-x − z, which is exact where clouds lie far from the origin; ‖x‖² + ‖z‖² − 2x·z would cancel.
+The listing is ours; the paper's Appendix D.2 names kernel products, and KeOps (B. Charlier et al., JMLR 22(74), 2021), as what
+its tiling extends to. Without a softmax nothing is rescaled. Line 8 is one element-wise pass over the tile: k takes differences
+x − z, which lose nothing where clouds lie far from the origin; ‖x‖² + ‖z‖² − 2x·z would cancel.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def kernel_x_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks
 PROGRAM = Program(
     name="kernel_x_outer",
     title="Kernel product, rows outermost",
-    source="Dao et al. 2022, Section D.2",
+    source="Dao et al. 2022, Appendix D.2",
     run=kernel_x_outer,
     operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")},
     returns={"Y": Kind("N", "e")},

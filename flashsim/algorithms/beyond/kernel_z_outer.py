@@ -47,7 +47,7 @@ def kernel_z_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks
 PROGRAM = Program(
     name="kernel_z_outer",
     title="Kernel product, rows of Z outermost",
-    source="Dao et al. 2022, Section D.2",
+    source="Dao et al. 2022, Appendix D.2",
     run=kernel_z_outer,
     operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")},
     returns={"Y": Kind("N", "e")},
