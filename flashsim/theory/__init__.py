@@ -36,25 +36,32 @@ from flashsim.theory.counts import BYTES, Exact, exact
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of
 from flashsim.theory.formulas import SYMBOLS, formulas, symbols
+from flashsim.theory.kernel_products import kernel_product_bound, kernel_product_constants
 from flashsim.theory.lower import LowerBound, lower_bound
 from flashsim.theory.problem import NoClosedForm
+from flashsim.theory.program import ExactProgram, ProgramForm, exact_program
 
 __all__ = [
     "BYTES",
     "SYMBOLS",
     "Exact",
+    "ExactProgram",
     "Form",
     "LowerBound",
     "NoClosedForm",
+    "ProgramForm",
     "block_sparse_constants",
     "compulsory",
     "exact",
+    "exact_program",
     "extra_memory",
     "flash_backward_constants",
     "flash_constants",
     "flash_over_compulsory_constant",
     "form_of",
     "formulas",
+    "kernel_product_bound",
+    "kernel_product_constants",
     "lower_bound",
     "matmul_flops",
     "proof_accounting",
