@@ -10,8 +10,8 @@ import numpy as np
 
 from flashsim.inputs import chip_dtype
 
-Type = Literal["inputs", "chip", "bits", "words"]
-"""The inputs' type; the type that is computed in; a byte, True or False; 32 bits."""
+Type = Literal["inputs", "chip", "bits", "words", "index"]
+"""The inputs' type; the type that is computed in; a byte, True or False; 32 bits; 32 bits that `sram.word` reads one by one."""
 
 
 @dataclass(frozen=True)

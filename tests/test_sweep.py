@@ -17,7 +17,7 @@ import pytest
 import flashsim
 from flashsim import patterns, theory
 from flashsim.cli import main
-from flashsim.sweeping import Disagreement, Sweep, outcomes, points, running
+from flashsim.sweeping import Disagreement, Sweep, answers, outcomes, points, running
 from flashsim.sweeping.columns import meaning
 from flashsim.sweeping.outcomes import Outcome
 from tests.own import two_sweeps
@@ -322,6 +322,14 @@ def test_rows_by_index_and_columns_by_short_names() -> None:
         found.column("acesses")
 
 
+@pytest.mark.parametrize("lengths", [(512, 2048), (128, 1 << 17)], ids=str)
+def test_a_logarithmic_axis_has_ticks_to_read_it_by(lengths: tuple[int, int]) -> None:
+    ax = flashsim.sweep("flash", N=lengths, d=64).plot()
+    assert ax.get_yscale() == "log"
+    low, high = ax.get_ylim()
+    assert 3 <= sum(low <= tick <= high for tick in ax.get_yticks()) <= 9
+
+
 def test_a_sweep_shows_what_varies() -> None:
     found = flashsim.sweep(["flash", "standard"], N=range(8, 108), d=4, M=[100, 400])
     said = repr(found)
@@ -332,6 +340,17 @@ def test_a_sweep_shows_what_varies() -> None:
     assert html.count("<tr>") == 11
     assert "<caption>" in html
     assert "1 point makes no sense: N is 0; expected at least 1" in repr(flashsim.sweep(N=[8, 0], d=4))
+    assert "1 of 200 shown" in found.as_text(most=1)
+    for most in (0, 2.5):
+        with pytest.raises(ValueError, match=f"most is {most}"):
+            found.as_text(most)  # type: ignore[arg-type]
+
+
+def test_what_makes_no_sense_is_shown_whatever_it_is() -> None:
+    found = flashsim.sweep(N=8, d=[4, [5]], direction=["forward", ["backward"]], heads=[[2]])
+    assert len(found.refused) == len(found) == 4
+    assert "heads is [2]" in repr(found)
+    assert found.axes["d"] == [4, "[5]"]
 
 
 # ----------------------------------------------------------------------------------------------------------- questions
@@ -354,6 +373,32 @@ def test_where_one_moves_fewer_than_another() -> None:
         found.where_fewer("q_outer")
     with pytest.raises(ValueError, match="no argument of numbers varies"):
         flashsim.sweep(["flash", "standard"], N=8, d=4).where_fewer("flash")
+
+
+def test_only_what_can_be_compared_is_compared() -> None:
+    found = flashsim.sweep(["flash", "standard"], N=[32, 64], d=4, M=100, blocks=[None, (2, 2)])
+    for along in ("blocks", "d", "accesses", "algorithm"):
+        with pytest.raises(ValueError, match=r"along is .*; expected an argument of numbers that varies: N"):
+            found.where_fewer("flash", along=along)
+    with pytest.raises(ValueError, match="y is 'status', which is 'ok' in a row; expected numbers"):
+        found.where_fewer("flash", y="status")
+    with pytest.raises(ValueError, match="than is 'flash', the algorithm itself"):
+        found.where_fewer("flash", than="flash")
+    no_theta = flashsim.sweep(["flash", "standard"], N_q=[8, 9], N_k=4, d=4)
+    assert no_theta[0]["theta_elements"] is None
+    assert no_theta.where_fewer("flash", y="theta") == []
+
+
+def test_points_that_look_alike_are_not_taken_for_one() -> None:
+    masks = [np.tril(np.ones((4, 4), bool)), np.eye(4, dtype=bool)]
+    common: dict[str, Any] = {"N": 8, "d": [4, 5], "M": 100, "blocks": (2, 2)}
+    found = flashsim.sweep(["block_sparse", "flash"], block_mask=masks, **common)
+    with pytest.raises(ValueError, match="several points of 'block_sparse' at d = 4 have other counts, and look alike"):
+        found.where_fewer("flash")
+    assert answers.sentences(found) == []
+    table = [{"label": name, "block_mask": mask} for name, mask in zip(("lower", "diagonal"), masks, strict=True)]
+    labelled = flashsim.sweep("block_sparse", points=table, **common)
+    assert labelled.where_fewer("block_sparse") == []
 
 
 def test_a_picture_has_a_line_for_each_combination() -> None:

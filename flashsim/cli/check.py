@@ -88,7 +88,10 @@ def add_options(parser: Any) -> None:
         "--spec", metavar="MODULE:NAME", help="a flashsim.testing.Spec; what follows here then changes it"
     )
     for name, settings in SPEC_OPTIONS.items():
-        declared.add_argument(f"--{name.replace('_', '-')}", **settings)
+        spelt = "--blocks" if name == "block" else f"--{name.replace('_', '-')}"
+        declared.add_argument(spelt, dest=name, **settings)
+    was = {**SPEC_OPTIONS["block"], "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+    declared.add_argument("--block", **was)  # still read
 
 
 def run(options: argparse.Namespace) -> int:
@@ -170,7 +173,7 @@ def _automatic(fn: Any) -> Any:
 def _init(fn: Any, options: argparse.Namespace) -> int:
     """Write a kernel's first spec and tests, and say what to run. Raises ValueError for a file that is there."""
     from flashsim.testing.first_files import Subject, first_files, paths
-    from flashsim.testing.probe import infer
+    from flashsim.testing.inferring import infer
 
     where, _, name = options.function.rpartition(":")
     if not name.isidentifier():
@@ -204,7 +207,7 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
 
 def _wrapped(fn: Any, options: argparse.Namespace) -> Any:
     from flashsim.testing import wrap
-    from flashsim.testing.wrapping import INSTALL
+    from flashsim.testing.bridges import INSTALL
 
     try:
         return wrap(fn, options.wrap, convention=options.convention, device=options.device)

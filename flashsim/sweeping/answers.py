@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep
 
 Row = dict[str, Any]
-Line = Mapping[Any, Any]
+Line = dict[Any, Any]
 """Accesses by the value of one argument."""
 MOST_RANGES = 4
 
@@ -23,11 +23,10 @@ def where_fewer(
         if name not in names:
             raise ValueError(f"there are no counts of {name!r}; there are of {', '.join(map(repr, names)) or 'none'}")
     others = [name for name in names if name != algorithm] if than is None else [than]
-    groups: dict[tuple[Any, ...], dict[str, dict[Any, Any]]] = {}
+    if than == algorithm:
+        raise ValueError(f"than is {than!r}, the algorithm itself; expected another")
     rest = [name for name in axes if name not in ("algorithm", along)]
-    for row in rows:
-        lines = groups.setdefault(tuple(row[name] for name in rest), {})
-        lines.setdefault(row["algorithm"], {})[row[along]] = row[y]
+    groups = _lines(rows, rest, along, y)
     found = []
     for values, lines in groups.items():
         for other in others:
@@ -37,6 +36,24 @@ def where_fewer(
                 for run in _runs(lines.get(algorithm, {}), lines.get(other, {}))
             ]
     return found
+
+
+def _lines(rows: Sequence[Row], rest: Sequence[str], along: str, y: str) -> dict[tuple[Any, ...], dict[str, Line]]:
+    """Return for each combination of `rest` each algorithm's line: `y`, where there is one, by the value of `along`."""
+    groups: dict[tuple[Any, ...], dict[str, Line]] = {}
+    for row in rows:
+        if row[y] is None:
+            continue
+        lines = groups.setdefault(tuple(row[name] for name in rest), {})
+        line, value = lines.setdefault(row["algorithm"], {}), row[y]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"y is {y!r}, which is {value!r} in a row; expected numbers to compare")
+        if line.setdefault(row[along], value) != value:
+            raise ValueError(
+                f"several points of {row['algorithm']!r} at {along} = {_value(row[along])} have other counts, and look alike "
+                "(two masks of one name?); give each a label, in a table of points"
+            )
+    return groups
 
 
 def _runs(mine: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[Row]:
@@ -56,18 +73,18 @@ def _runs(mine: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[Row]:
 
 def sentences(sweep: Sweep, most: int = 12) -> list[str]:
     """Return what a reader looks for in the rows, in words: where the first algorithm moves less; what halves the traffic."""
-    try:
-        along = sweep.longest_axis()
-    except ValueError:
-        return []
     rows = list(sweep.ok)
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
-    rest = [name for name in sweep.axes if name not in ("algorithm", along)]
-    groups: dict[str, dict[str, dict[Any, Any]]] = {}
-    for row in rows:
-        where = ", ".join(f"{name} = {_value(row[name])}" for name in rest)
-        lines = groups.setdefault(where, {})
-        lines.setdefault(row["algorithm"], {})[row[along]] = row["accesses_elements"]
+    try:
+        along = sweep.longest_axis()
+        rest = [name for name in sweep.axes if name not in ("algorithm", along)]
+        by_values = _lines(rows, rest, along, "accesses_elements")
+    except ValueError:
+        return []
+    groups = {
+        ", ".join(f"{name} = {_value(value)}" for name, value in zip(rest, values, strict=True)): lines
+        for values, lines in by_values.items()
+    }
     if len(names) == 1:
         said = _each({where: _halved(along, lines[names[0]]) for where, lines in groups.items()})
     else:

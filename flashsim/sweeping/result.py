@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
 from flashsim import __version__
-from flashsim.checking import shown
+from flashsim.checking import check_count, shown
 from flashsim.exporting import Exported, to_pandas
 from flashsim.files import write_whole
 from flashsim.sweeping.answers import where_fewer
@@ -141,13 +141,20 @@ class Sweep(Exported, Sequence[Row]):
         along  an argument of numbers that varies; by default the one with most values
         y      what is compared
 
-        Raises ValueError for no such column or algorithm, and where nothing varies.
+        Raises ValueError for no such column or algorithm, where nothing varies, and where points of other counts look alike.
         """
         along = self.longest_axis() if along is None else self.name_of(along)
+        if along not in (numbers := self._numbers()):
+            raise ValueError(f"along is {along!r}; expected an argument of numbers that varies: {', '.join(numbers)}")
         return where_fewer(list(self.ok), list(self.axes), along, self.name_of(y), algorithm, than)
 
     def longest_axis(self) -> str:
         """Return the argument of numbers that has most values. Raises ValueError where none varies."""
+        numbers = self._numbers()
+        return max(numbers, key=lambda name: numbers[name])
+
+    def _numbers(self) -> dict[str, int]:
+        """Return the arguments of numbers that vary, with how many values. Raises ValueError where there is none."""
         numbers = {
             name: len(values)
             for name, values in self.axes.items()
@@ -155,7 +162,7 @@ class Sweep(Exported, Sequence[Row]):
         }
         if not numbers:
             raise ValueError("no argument of numbers varies; expected one, such as N, with several values")
-        return max(numbers, key=lambda name: numbers[name])
+        return numbers
 
     def plot(
         self,
@@ -223,8 +230,11 @@ class Sweep(Exported, Sequence[Row]):
         return f"{len(self):,} point{'s' * (len(self) != 1)}" + (f" over {over}" if over else "") + f": {parts}"
 
     def as_text(self, most: int = SHOWN, width: int = 80) -> str:
-        """Return a table of `most` rows, evenly spread, with the algorithms side by side where they fit in `width` characters."""
-        return as_text(self, most, width)
+        """Return a table of `most` rows, evenly spread, with the algorithms side by side where they fit in `width` characters.
+
+        Raises ValueError unless `most` is at least 1.
+        """
+        return as_text(self, check_count("most", most), width)
 
     def __repr__(self) -> str:
         return f"<Sweep of {self.summary}>\n{self.as_text()}"

@@ -53,7 +53,7 @@ def _asked(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
     given, way = point.arguments, point.way
     length = None if shape is None or shape.N_q != shape.N_k else shape.N_q
     heads = given.get("heads", 1)
-    row: Row = {
+    row = {
         "label": point.label or None,
         "algorithm": way.name,
         "direction": given["direction"],
@@ -66,17 +66,16 @@ def _asked(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
         "heads": heads,
         "kv_heads": heads if given.get("kv_heads") is None else given["kv_heads"],
         "gqa": given.get("gqa", "separate"),
-        "dtype": plain(given.get("dtype", "float32")),
+        "dtype": given.get("dtype", "float32"),
         "causal": given.get("causal", False),
-        "mask": plain(given.get("mask")),
+        "mask": given.get("mask"),
         "dropout_p": given.get("dropout_p", 0.0),
         "blocks": _blocks_text(given.get("blocks")),
         "enforce": given.get("enforce"),
-        "sizing": None if given.get("blocks") is not None else plain(given.get("sizing", "paper")),
+        "sizing": None if given.get("blocks") is not None else given.get("sizing", "paper"),
     }
-    row |= {name: plain(given.get(name)) for name in way.options}
-    row |= _found(point, outcome, shape)
-    return row | {"theta_elements": _theta(point, outcome, shape)}
+    row |= {name: given.get(name) for name in way.options}
+    return {name: plain(value) for name, value in row.items()}
 
 
 def columns_of(points: Sequence[Point], outcomes: Sequence[Outcome]) -> tuple[str, ...]:

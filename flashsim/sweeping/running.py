@@ -143,7 +143,8 @@ def _first_of(groups: Iterable[list[int]], most: int) -> list[int]:
 
 def _is_quick(point: Point, result: Outcome) -> bool:
     """Whether a count does not look at more than a few thousand tiles one by one."""
-    if point.arguments.get("mask") is None and point.arguments.get("block_mask") in (None, "live"):
+    block_mask = point.arguments.get("block_mask")
+    if point.arguments.get("mask") is None and (block_mask is None or isinstance(block_mask, str)):
         return True
     return result.blocks is not None and result.blocks.T_r * result.blocks.T_c <= CHECKED_TILES
 

@@ -120,10 +120,10 @@ def _group(row: Row, axes: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
-    """Return at most so many items, evenly spread, the first and the last among them."""
+    """Return at most so many items, evenly spread, the first and, of several, the last among them."""
     if len(items) <= most:
         return list(items)
-    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
+    return [items[round(at * (len(items) - 1) / max(1, most - 1))] for at in range(most)]
 
 
 def _omitted(shown: int, there: int) -> list[str]:

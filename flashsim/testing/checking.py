@@ -11,11 +11,11 @@ from hypothesis.errors import Flaky
 from flashsim.checking import check_callback, check_choice, check_count, is_one_of, shown
 from flashsim.testing.case import Case, Keep
 from flashsim.testing.checks import CHECKS
+from flashsim.testing.diagnosis import diagnose
 from flashsim.testing.kernel import Kernel
-from flashsim.testing.probe import Mismatch, mismatches, undeclared
+from flashsim.testing.mismatches import Mismatch, mismatches, undeclared
 from flashsim.testing.report import NOT_SHRUNK, Failure, Report, describe
 from flashsim.testing.running import Finding, Progress, Survey, Tally, applicable, shrink, survey, try_check
-from flashsim.testing.signatures import diagnose
 from flashsim.testing.spec import Spec, check_spec
 from flashsim.testing.strategies import pool
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from textwrap import wrap as wrapped
 
-from flashsim.testing.probe import Inferred
+from flashsim.testing.inferring import Inferred
 from flashsim.testing.spec import Spec
 
 SPEC_FILE = '''\

@@ -15,10 +15,10 @@ import numpy as np
 from flashsim.inputs import Array
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import CHECKS
+from flashsim.testing.diagnosis import Suspicion
 from flashsim.testing.kernel import Kernel
-from flashsim.testing.probe import Mismatch
+from flashsim.testing.mismatches import Mismatch
 from flashsim.testing.running import Finding, Survey, Tally, size
-from flashsim.testing.signatures import Suspicion
 from flashsim.testing.wrapping import Wrapped
 
 NOT_SHRUNK = "the simplest drawn, not shrunk"

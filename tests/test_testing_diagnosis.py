@@ -12,10 +12,10 @@ import pytest
 from flashsim.inputs import Array
 from flashsim.testing.case import Case, Problem
 from flashsim.testing.checks import CHECKS
+from flashsim.testing.diagnosis import Suspicion, diagnose
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mutants import ALL
 from flashsim.testing.running import Finding, survey, try_check
-from flashsim.testing.signatures import Suspicion, diagnose
 from flashsim.testing.spec import Spec
 from flashsim.testing.suspects import Question, Suspect, suspects
 

@@ -1,0 +1,253 @@
+"""NumPy arrays as those of torch, CuPy or JAX, and back: on the same memory, or as copies with the same strides."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flashsim.inputs import Array, float_dtype
+from flashsim.testing.kernel import memory_of
+
+INSTALL = {
+    "torch": "pip install torch",
+    "jax": "pip install jax",
+    "cupy": "pip install cupy-cuda12x (or the build for your CUDA; see https://docs.cupy.dev/en/stable/install.html)",
+}
+INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}  # an element's bits
+
+
+class Sent:
+    """One array as fn gets it: `native`. Where that is a copy, `lent` is what was copied, and `fetch` reads it back."""
+
+    def __init__(
+        self, name: str, native: Any, lent: Lent | None = None, fetch: Callable[[], Any] | None = None
+    ) -> None:
+        self.name, self.native = name, native
+        self._lent, self._fetch = lent, fetch
+
+    def settle(self, function: str) -> None:
+        """Write back what fn changed in its copy, or ValueError where the caller's array is read-only."""
+        if self._lent is None or self._fetch is None:
+            return
+        now = np.asarray(self._fetch()).reshape(self._lent.home.shape)
+        changed = now != self._lent.before
+        if not changed.any():
+            return
+        if not (self._lent.writeable and self._lent.home.flags.writeable):
+            raise ValueError(f"{function} wrote into {self.name}, which is read-only")
+        self._lent.home[changed] = now[changed]
+
+
+@dataclass
+class Lent:
+    """The memory around an array, to be copied elsewhere as one row, and where the array lies in it.
+
+    home       the caller's memory: all that the array is a view of, as integers; if that is no row, the array's elements
+    before     a copy
+    start      where the array's first element is in the row
+    strides    of the array, in elements
+    writeable  whether the array is
+    """
+
+    home: Array
+    before: Array
+    start: int
+    strides: tuple[int, ...]
+    writeable: bool
+
+
+class Bridge:
+    """To the arrays of one package. One that can differentiate has `gradients` too."""
+
+    package: str
+    gradients: Callable[[Callable[..., Any], tuple[Any, ...], Any], tuple[Any, ...]]  # of Σ do ∘ output(*inputs)
+
+    def use(self) -> AbstractContextManager[Any]:
+        """The context in which everything runs."""
+        return nullcontext()
+
+    def send(self, name: str, array: Array) -> Sent:
+        """Return the package's array of what `array` holds."""
+        raise NotImplementedError
+
+    def is_array(self, result: Any) -> bool:
+        """Whether it is an array of the package."""
+        raise NotImplementedError
+
+    def receive(self, result: Any) -> Array:
+        """Return a NumPy array of the package's array."""
+        raise NotImplementedError
+
+
+class _Torch(Bridge):
+    """To torch tensors: on the same memory where torch can have it, else of the same strides on a copy."""
+
+    package = "torch"
+
+    def __init__(self, device: Any) -> None:
+        self.torch = _import("torch")
+        self.device = self.torch.device("cpu" if device is None else device)
+
+    def send(self, name: str, array: Array) -> Sent:
+        torch, dtype = self.torch, self._dtype(name, array)
+        if self.device.type == "cpu" and _as_it_is(array) and array.flags.writeable:
+            return Sent(name, torch.from_dlpack(_bits(array)).view(dtype))
+        lent = _lend(array)
+        there = torch.from_dlpack(lent.before.flatten()).to(self.device)
+        native = there.as_strided(array.shape, lent.strides, lent.start).view(dtype)
+        return Sent(name, native, lent, lambda: there.cpu().numpy())
+
+    def is_array(self, result: Any) -> bool:
+        return bool(self.torch.is_tensor(result))
+
+    def receive(self, result: Any) -> Array:
+        tensor = result.detach().cpu()
+        if tensor.dtype == self.torch.bfloat16:
+            return np.asarray(tensor.view(self.torch.int16).numpy().view(float_dtype("bfloat16")))
+        return np.asarray(tensor.numpy())
+
+    def gradients(self, output: Callable[..., Any], inputs: tuple[Any, ...], do: Any) -> tuple[Any, ...]:
+        torch = self.torch
+        with torch.enable_grad():
+            leaves = tuple(a.requires_grad_() for a in inputs)
+            out = output(*leaves)
+            if not out.requires_grad:
+                raise ValueError("the output does not require grad; expected a function that autograd can go through")
+            # None for an input that the output does not depend on
+            found = torch.autograd.grad(out, leaves, do, allow_unused=True)
+        return tuple(torch.zeros_like(a) if g is None else g for a, g in zip(leaves, found, strict=True))
+
+    def _dtype(self, name: str, array: Array) -> Any:
+        found = getattr(self.torch, array.dtype.name, None)
+        if not isinstance(found, self.torch.dtype) or array.dtype.kind == "c":
+            raise ValueError(f"{name} has dtype {array.dtype}; expected one that torch has")
+        return found
+
+
+class _Cupy(Bridge):
+    """To CuPy arrays, copies of the same strides. There is no `gradients`."""
+
+    package = "cupy"
+
+    def __init__(self, device: Any) -> None:
+        self.cupy = _import("cupy")
+        self.device = device
+
+    def use(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = (
+            nullcontext() if self.device is None else self.cupy.cuda.Device(self.device)
+        )
+        return context
+
+    def send(self, name: str, array: Array) -> Sent:
+        lent = _lend(array)
+        there = self.cupy.asarray(lent.before.ravel())
+        try:
+            native = there.view(array.dtype)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name} has dtype {array.dtype}, which this CuPy ({self.cupy.__version__}) does not have; "
+                "bfloat16 came with CuPy 14"
+            ) from error
+        strides = [n * array.itemsize for n in lent.strides]
+        native = self.cupy.lib.stride_tricks.as_strided(native[lent.start :], array.shape, strides)
+        return Sent(name, native, lent, lambda: self.cupy.asnumpy(there))
+
+    def is_array(self, result: Any) -> bool:
+        return isinstance(result, self.cupy.ndarray)
+
+    def receive(self, result: Any) -> Array:
+        return np.asarray(self.cupy.asnumpy(result))
+
+
+class _Jax(Bridge):
+    """To JAX arrays, contiguous copies."""
+
+    package = "jax"
+
+    def __init__(self, device: Any) -> None:
+        self.jax = _import("jax")
+        self.device = self.jax.devices(device)[0] if isinstance(device, str) else device
+
+    def send(self, name: str, array: Array) -> Sent:
+        if array.dtype.itemsize == 8 and not self.jax.config.jax_enable_x64:
+            raise ValueError(
+                f"{name} has dtype {array.dtype}, which JAX would make one of 32 bits; "
+                'expected jax.config.update("jax_enable_x64", True)'
+            )
+        return Sent(name, self.jax.device_put(self.jax.numpy.array(array, copy=True), self.device))
+
+    def is_array(self, result: Any) -> bool:
+        return isinstance(result, self.jax.Array)
+
+    def receive(self, result: Any) -> Array:
+        return np.array(result)
+
+    def gradients(self, output: Callable[..., Any], inputs: tuple[Any, ...], do: Any) -> tuple[Any, ...]:
+        _, pull_back = self.jax.vjp(output, *inputs)
+        return tuple(pull_back(do))
+
+
+BRIDGES: dict[str, Callable[[Any], Any]] = {"torch": _Torch, "cupy": _Cupy, "jax": _Jax}
+
+
+def _import(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ModuleNotFoundError(
+            f"xp={package!r} needs the package {package}: {INSTALL[package]}", name=package
+        ) from None
+
+
+def _bits(array: Array) -> Array:
+    """Return the array's elements as integers of the same width, on the same memory."""
+    return array.view(INTEGERS[array.dtype.itemsize])
+
+
+def _as_it_is(array: Array) -> bool:
+    """Whether another package can read it in place: aligned, whole elements from one to the next, no negative strides.
+
+    torch.from_dlpack does not refuse negative strides: it ends the process.
+    """
+    return bool(array.flags.aligned) and all(s >= 0 and s % array.itemsize == 0 for s in array.strides)
+
+
+def _lend(array: Array) -> Lent:
+    """Return the memory that the array is a view of: a copy has what is around it, too."""
+    bits, writeable = _bits(array), array.flags.writeable
+    if array.size == 0 or not _as_it_is(array):
+        strides = np.empty(array.shape, bits.dtype).strides
+        home, start = bits, 0
+    else:
+        home, start = _surroundings(bits)
+        strides = bits.strides
+    before = np.array(home, order="C")
+    return Lent(home, before, start, tuple(n // bits.itemsize for n in strides), writeable)
+
+
+def _surroundings(bits: Array) -> tuple[Array, int]:
+    """Return the whole array that `bits` is a view of, as a row, and where in it `bits` begins."""
+    owner = memory_of(bits)
+    reach = bits.itemsize + sum((n - 1) * s for n, s in zip(bits.shape, bits.strides, strict=True))
+    row = np.lib.stride_tricks.as_strided(bits, (reach // bits.itemsize,), (bits.itemsize,))
+    if not owner.flags.forc or owner.dtype.hasobject:
+        return row, 0  # from the first element to the last
+    memory = owner.ravel(order="A").view(np.uint8)
+    offset = _address(bits) - _address(memory)
+    if not 0 <= offset <= memory.size - reach:
+        return row, 0
+    first = offset % bits.itemsize
+    last = first + (memory.size - first) // bits.itemsize * bits.itemsize
+    return memory[first:last].view(bits.dtype), offset // bits.itemsize
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,137 @@
+"""A kernel's wrong numbers beside the right ones: what a model of a bug is held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from flashsim.inputs import Array, roundoff
+from flashsim.testing.case import Problem, of_budget
+from flashsim.testing.kernel import Broken, Kernel, OutsidePool
+from flashsim.testing.running import Finding
+from flashsim.testing.suspects import Arrays, Question
+
+MOST_SCORES = 10**6  # of a case that is looked at
+CLEARLY = 4  # budgets
+POISONED = ("masked_kv_poison", "backward_poison")
+OF_GRADIENTS = ("gradients", "finite_differences", "masked_gradients", POISONED[1], "dropout_gradients", "strides")
+
+
+@dataclass(frozen=True, eq=False)
+class Exhibit:
+    """Numbers of a kernel, beside the right ones: of O or the log-sum-exp, or all three gradients.
+
+    beside  what the same call returned besides: where that is right, a model must not be wrong
+    """
+
+    question: Question
+    want: Arrays
+    budget: Arrays
+    at: Arrays
+    beside: tuple[Exhibit, ...] = ()
+
+    @cached_property
+    def wrong(self) -> Arrays:
+        """Where the kernel is wrong."""
+        return self._off(self.question.got)
+
+    @property
+    def right(self) -> bool:
+        """Whether the kernel is right."""
+        return not any(part.any() for part in self.wrong)
+
+    @cached_property
+    def tolerance(self) -> Arrays:
+        """How near a model must come to be right, besides a part of its own size."""
+        u = roundoff(self.question.problem.q.dtype)
+        return tuple(
+            3 * budget + 4 * u * np.abs(np.where(np.isfinite(got), got, 0)).max(axis=-1, keepdims=True, initial=0)
+            for budget, got in zip(self.budget, self.question.got, strict=True)
+        )
+
+    def _off(self, answer: Arrays, budgets: int = 1) -> Arrays:
+        return tuple(
+            (of_budget(a, want, budget) > budgets) & at
+            for a, want, budget, at in zip(answer, self.want, self.budget, self.at, strict=True)
+        )
+
+    def refutes(self, answers: Sequence[Arrays]) -> bool:
+        """Return whether a model is wrong where the kernel is right."""
+        return bool(answers) and all(any(part.any() for part in self._off(a, CLEARLY)) for a in answers)
+
+    def verdict(self, answers: Sequence[Arrays]) -> bool | None:
+        """Return whether one of a model's answers is what the kernel returned, or None if the model is right here."""
+        off = [any(part.any() for part in self._off(answer)) for answer in answers]
+        if any(map(self._same, (a for a, wrong in zip(answers, off, strict=True) if wrong))):
+            return True
+        return False if answers and all(off) else None
+
+    def _same(self, answer: Arrays) -> bool:
+        kinds = self.question.aspect == "lse"
+        apart, astray = 0.0, 0.0
+        parts = zip(answer, self.question.got, self.want, self.tolerance, self.at, self.wrong, self.budget, strict=True)
+        for a, got, want, tolerance, at, wrong, budget in parts:
+            judged = at & (budget < np.inf)
+            both = np.isfinite(a) & np.isfinite(got)
+            alike = (a == got) | (np.isnan(a) & np.isnan(got)) if kinds else ~np.isfinite(a) & ~np.isfinite(got)
+            near = np.abs(np.where(both, a - got, 0)) <= tolerance + 1e-3 * np.abs(a)
+            if not (np.where(both, near, alike) | ~judged).all():
+                return False
+            count = wrong & both & np.isfinite(want)
+            size = np.where(budget > 0, budget, 1e-30)[count]
+            apart += float((np.abs(a - got)[count] / size).sum())
+            astray += float((np.abs(want - got)[count] / size).sum())
+        return apart <= 0.3 * astray
+
+
+def exhibit_of(kernel: Kernel, finding: Finding) -> Exhibit | None:
+    """Return where the kernel is wrong about the finding's case, or about what the check made of it."""
+    problems = [finding.case.problem(kernel.spec)]
+    if finding.comparison is not None and finding.comparison.problem is not None:
+        problems.append(finding.comparison.problem)
+    for problem in problems:
+        if math.prod(problem.score_shape) > MOST_SCORES or not all(map(finite, (problem.q, problem.k, problem.v))):
+            continue
+        try:
+            for exhibit in aspects(kernel, finding, problem):
+                if not exhibit.right:
+                    return exhibit
+        except (Broken, OutsidePool, ValueError, ArithmeticError):
+            continue
+    return None
+
+
+def aspects(kernel: Kernel, finding: Finding, problem: Problem) -> Iterator[Exhibit]:
+    """Yield what the kernel says of a problem, part by part, what the finding's check looks at first."""
+    keep = kernel.keep(problem) if problem.dropout_p and kernel.keep_mask else None
+    live, empty = ~problem.empty, problem.empty
+    if kernel.back and finding.check in OF_GRADIENTS and (kernel.spec.empty_rows == "zero" or live.all()):
+        exact, budgets = problem.gradients(keep)
+        got = kernel.backward(problem, finding.case.strides)
+        yield Exhibit(
+            Question(problem, keep, "gradients", got), exact, budgets, tuple(np.ones(a.shape, bool) for a in got)
+        )
+    right, out = problem.solution, kernel.forward(problem, finding.case.strides)
+    O, O_budget = (right.O, right.O_budget) if keep is None else problem.dropped(keep)
+    promised = [live] if kernel.spec.empty_rows == "undefined" else [live, empty]
+    if finding.check == "empty_rows":
+        promised.reverse()
+    in_O = [
+        Exhibit(Question(problem, keep, "O", (out.O,)), (O,), (O_budget,), (np.broadcast_to(at[..., None], O.shape),))
+        for at in promised
+    ]
+    in_lse = []
+    if out.lse is not None:
+        question = Question(problem, keep, "lse", (out.lse,))
+        rows = promised if kernel.spec.empty_rows == "zero" else [live]
+        in_lse = [Exhibit(question, (right.lse,), (right.lse_budget,), (at,), tuple(in_O)) for at in rows]
+    yield from (*in_lse, *in_O) if finding.check == "log_sum_exp" else (*in_O, *in_lse)
+
+
+def finite(a: Array) -> bool:
+    """Return whether all of its elements are."""
+    return bool(np.isfinite(a.astype(np.float64)).all())

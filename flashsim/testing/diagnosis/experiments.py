@@ -1,0 +1,186 @@
+"""Bugs that show when something about the call is changed: strides, what lies around the arrays, NaN, dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashsim.inputs import Array
+from flashsim.testing.case import Problem, of_budget
+from flashsim.testing.diagnosis.exhibits import OF_GRADIENTS, POISONED, finite
+from flashsim.testing.diagnosis.suspicion import Conviction, Suspicion, failing_cases
+from flashsim.testing.kernel import Broken, Kernel, OutsidePool, kinds_of, lay_out, lay_out_all, memory_of
+from flashsim.testing.running import Finding
+from flashsim.testing.suspects import FA, Arrays
+
+STRIDES = (FA + "2666", FA + "355", "flagos-ai/FlagGems#5896")
+
+
+def _run(kernel: Kernel, problem: Problem, arrays: list[Array], back: bool) -> Arrays:
+    if back:
+        return kernel.backward_on(arrays, problem)
+    out = kernel.forward_on(arrays, problem)
+    return (out.O,) if out.lse is None else (out.O, out.lse)
+
+
+def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
+    """Return whether a kernel's answer is wrong about a problem without dropout, its empty rows left aside."""
+    if back:
+        exact, budgets = problem.gradients()
+        return any((of_budget(*three) > 1).any() for three in zip(got, exact, budgets, strict=True))
+    right, live = problem.solution, ~problem.empty
+    O_wrong = bool(((of_budget(got[0], right.O, right.O_budget) > 1) & live[..., None]).any())
+    return O_wrong or (len(got) > 1 and bool(((of_budget(got[1], right.lse, right.lse_budget) > 1) & live).any()))
+
+
+def _arrays(kernel: Kernel, problem: Problem, back: bool) -> dict[str, Array]:
+    arrays = {"q": problem.q, "k": problem.k, "v": problem.v}
+    return arrays | {"do": problem.dO} if back else arrays
+
+
+def _passes(kernel: Kernel, finding: Finding) -> list[bool]:
+    """Return whether to look at the forward pass (False), the backward pass (True), or both."""
+    if kernel.back is None or finding.check not in OF_GRADIENTS:
+        return [False]
+    return [False, True] if finding.check == "strides" else [True]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Something to try with each failing finding.
+
+    culprits  what it convicts: names, or none
+    says      the bug, by the names
+    evidence  of how many cases, for {0}
+    """
+
+    culprits: Callable[[Kernel, Finding], set[str]]
+    says: Callable[[set[str]], str]
+    evidence: str
+    threads: tuple[str, ...]
+
+    def convict(self, kernel: Kernel, findings: Sequence[Finding]) -> Conviction | None:
+        """Return what it convicts, if anything; nothing either where the kernel, or a case, does not allow it."""
+        try:
+            found = {n: names for n, finding in enumerate(findings) if (names := self.culprits(kernel, finding))}
+        except Exception:
+            return None
+        if not found:
+            return None
+        evidence = self.evidence.format(f"{len(found)} of {failing_cases(len(findings))}")
+        return Conviction(Suspicion(self.says(set().union(*found.values())), self.threads, evidence), frozenset(found))
+
+
+def _strides_ignored(kernel: Kernel, finding: Finding) -> set[str]:
+    """Ask whether the same numbers in contiguous arrays go well, and which array it is that must be contiguous."""
+    case, culprits = finding.case, set[str]()
+    if case.strides == "contiguous" or case.dropout_p:
+        return culprits
+    problem = case.problem(kernel.spec)
+    for back in _passes(kernel, finding):
+        named = _arrays(kernel, problem, back)
+
+        def wrong(only: str | None, back: bool = back, named: dict[str, Array] = named) -> bool:
+            arrays = [
+                lay_out(a, kind if name == only else "contiguous", kernel.spec.layout)
+                for (name, a), kind in zip(named.items(), kinds_of(case.strides), strict=False)
+            ]
+            return _wrong(problem, _run(kernel, problem, arrays, back), back)
+
+        with suppress(Broken, OutsidePool):
+            culprits |= set() if wrong(None) else {name for name in named if wrong(name)}
+    return culprits
+
+
+def _memory_around(kernel: Kernel, finding: Finding) -> set[str]:
+    """Ask whether the answer changes with what lies around the arrays in memory."""
+    problem = finding.case.problem(kernel.spec)
+    if finding.case.dropout_p or not all(map(finite, (problem.q, problem.k, problem.v))):
+        return set()
+    for back in _passes(kernel, finding):
+        nan, zero, again = (_surrounded(kernel, problem, finding.case.strides, back, x) for x in (np.nan, 0.0, 0.0))
+        if _differ(nan, zero) and not _differ(zero, again):
+            return {"memory"}
+    return set()
+
+
+def _surrounded(kernel: Kernel, problem: Problem, strides: str, back: bool, by: float) -> Arrays:
+    """Return the kernel's answer with that number around the arrays, and in their gaps."""
+    arrays = lay_out_all(list(_arrays(kernel, problem, back).values()), strides, kernel.spec.layout)
+    for a in arrays:
+        memory = memory_of(a)
+        memory[np.isnan(memory.astype(np.float64))] = by
+    return _run(kernel, problem, arrays, back)
+
+
+def _differ(one: Arrays, other: Arrays) -> bool:
+    return not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
+
+
+def _poison_spreads(kernel: Kernel, finding: Finding) -> set[str]:
+    """Ask whether it is NaN or ∞ in masked values, or in masked keys, that spoils an answer otherwise right."""
+    if finding.check not in POISONED or finding.comparison is None or finding.comparison.problem is None:
+        return set()
+    clean, poisoned = finding.case.problem(kernel.spec), finding.comparison.problem
+    back, culprits = finding.check == "backward_poison", set()
+    dO = [lay_out(clean.dO, "contiguous", kernel.spec.layout)] if back else []
+    for name in ("v", "k"):
+        with suppress(Broken, OutsidePool):
+            answers = (
+                _run(kernel, p, kernel.lay(p, "contiguous") + dO, back)
+                for p in (clean, clean.but(**{name: getattr(poisoned, name)}))
+            )
+            if [all(map(_numbers, answer)) for answer in answers] == [True, False]:
+                culprits.add(name)
+    return culprits
+
+
+def _numbers(a: Array) -> bool:
+    return not np.isnan(a).any() and not (a == np.inf).any()  # −∞ is the log-sum-exp of an empty row
+
+
+def _right_without_dropout(kernel: Kernel, finding: Finding) -> set[str]:
+    """Ask whether the same problem goes well without dropout."""
+    if not finding.case.dropout_p:
+        return set()
+    problem = finding.case.problem(kernel.spec).but(dropout_p=0.0)
+    back = finding.check == "dropout_gradients"
+    arrays = lay_out_all(list(_arrays(kernel, problem, back).values()), finding.case.strides, kernel.spec.layout)
+    return set() if _wrong(problem, _run(kernel, problem, arrays, back), back) else {"dropout"}
+
+
+SPREAD = {
+    "v": "NaN or ∞ in a masked key's value reaches the answer: its weight is 0, and 0 · NaN is NaN",
+    "k": "NaN or ∞ in a masked key reaches the answer: its score is not replaced, or 0 · NaN is NaN in the backward pass",
+}
+EXPERIMENTS = (
+    Experiment(
+        _strides_ignored,
+        lambda names: "The strides of {} are ignored: what is not contiguous is read as if it were.".format(
+            " and ".join(name for name in ("q", "k", "v", "do") if name in names)
+        ),
+        "{0} pass with the same numbers in contiguous arrays",
+        STRIDES,
+    ),
+    Experiment(
+        _memory_around,
+        lambda _: "Memory outside of the arrays, or in the gaps of strided ones, is read and reaches the answer.",
+        "the answer changes with what lies there in {0}",
+        ("jax-ml/jax#27224", FA + "334", FA + "1947"),
+    ),
+    Experiment(
+        _poison_spreads,
+        lambda names: "; ".join(why for name, why in SPREAD.items() if name in names) + ".",
+        "without the NaN or ∞ there is none in the answer, in {0}",
+        (FA + "1745", FA + "2374", "vllm-project/vllm#936", "pytorch/pytorch#101967"),
+    ),
+)
+ONLY_DROPOUT = Experiment(
+    _right_without_dropout,
+    lambda _: "Dropout alone goes wrong, in no way known: does it use another keep mask, of another seed or offset?",
+    "{0} pass with the same numbers without dropout",
+    ("pytorch/pytorch#190717",),
+)

@@ -1,0 +1,123 @@
+"""A spec made from nothing but calls of the kernel."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from flashsim.inputs import FLOATS
+from flashsim.testing.case import Case
+from flashsim.testing.checks import CHECKS
+from flashsim.testing.kernel import Kernel
+from flashsim.testing.mismatches import mismatches
+from flashsim.testing.probe import ALIASES, FIELDS, fits, other_specs, parameters, plain, there_is
+from flashsim.testing.running import try_check
+from flashsim.testing.spec import Spec
+
+WIDTHS = (16, 32, 64, 128, 256)  # that kernels are often made for
+FITS = "a call with it is right"
+FIRST: dict[str, Any] = {"causal": "bottom_right", "masks": True, "scale": True, "gqa": True, "d_v": True}
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """A spec, and for each field that was found, how: a few words."""
+
+    spec: Spec
+    notes: Mapping[str, str]
+
+
+def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
+    """Return the spec that a kernel's answers fit best, by calling it; `start` is changed where it does not fit.
+
+    What it takes but answers wrongly is declared too, if it is a parameter by name, so that the checks show it. Raises
+    ValueError where no call succeeds.
+    """
+    spec, notes = Spec() if start is None else start, {}
+    given = {f.name for f in fields(Spec) if getattr(spec, f.name) != f.default}
+    if not fits(fn, spec):
+        changes = next((c for c in other_specs(spec) if fits(fn, replace(spec, **c))), None)
+        if changes is None:
+            found = mismatches(Kernel(fn, spec))
+            if found and found[0].stops and not found[0].changes:
+                raise ValueError(f"{Kernel(fn, spec).name}: {found[0].says}")
+            changes, notes["dtypes"] = (dict(found[0].changes) if found else {}), "no plain call gave the right numbers"
+        spec = replace(spec, **changes)
+        notes |= dict.fromkeys(changes, "found by trying")
+    case = plain(spec)
+    more = tuple(d for d in FLOATS if d not in spec.dtypes and there_is(d) and fits(fn, spec, replace(case, dtype=d)))
+    if more and "dtypes" not in given:
+        spec, notes["dtypes"] = replace(spec, dtypes=(*spec.dtypes, *more)), "each was tried"
+    if spec.head_dims is not None and "head_dims" not in given:
+        dims = tuple(d for d in WIDTHS if fits(fn, replace(spec, head_dims=(d,))))
+        spec, notes["head_dims"] = (
+            replace(spec, head_dims=dims),
+            f"of {', '.join(map(str, WIDTHS))} and 8 these were right",
+        )
+    for name in FIRST:
+        if name not in given:
+            spec, note = _with_feature(fn, spec, name)
+            notes |= {name: note} if note else {}
+    if "empty_rows" not in given:
+        spec, note = _with_empty_rows(fn, spec)
+        notes |= {"empty_rows": note} if note else {}
+    if "zero_keys" not in given and spec.cross and _empty(fn, replace(spec, zero_keys=True), replace(case, N_k=0)):
+        spec, notes["zero_keys"] = replace(spec, zero_keys=True), FITS
+    if "strides" not in given and fits(fn, spec):
+        kinds = ("any", "last_contiguous", "contiguous")
+        spec = next(there for kind in kinds if _all_strides(fn, there := replace(spec, strides=kind)))
+        notes |= {} if spec.strides == "any" else {"strides": "others gave wrong answers, or an error"}
+    return Inferred(spec, notes)
+
+
+def _all_strides(fn: Callable[..., Any], spec: Spec) -> bool:
+    kinds = {"any": ("mixed", "columns"), "last_contiguous": ("mixed",), "contiguous": ()}[spec.strides]
+    return all(fits(fn, spec, replace(plain(spec), strides=kind)) for kind in kinds)
+
+
+def _with_feature(fn: Callable[..., Any], spec: Spec, name: str) -> tuple[Spec, str]:
+    """Return the spec with a feature declared, if a call with it fits or its parameter is there, and how that was found."""
+    values: tuple[Any, ...] = ("bottom_right", "top_left") if name == "causal" else (True,)
+    for value in values:
+        there = replace(spec, **{name: value})
+        if (case := _case_with(there, name)) is None:
+            return spec, ""
+        if fits(fn, there, case):
+            return there, FITS
+    keyword, named = next((word for word, theirs in FIELDS.items() if theirs == name), ""), parameters(fn)
+    if keyword in named:
+        return replace(spec, **{name: FIRST[name]}), f"it has the parameter {keyword}, but a call with it is wrong"
+    other = next((alias for alias in ALIASES.get(keyword, ()) if alias in named), "")
+    said = f"not checked: the kit's name for {other} is {keyword}; wrap it in a function that takes that"
+    return spec, said if other else ""
+
+
+def _case_with(spec: Spec, name: str) -> Case | None:
+    case = plain(spec)
+    if name == "d_v":
+        return None if spec.head_dims else replace(case, d_v=case.d + 3)
+    changes: dict[str, dict[str, Any]] = {
+        "causal": {"causal": True}, "masks": {"mask": "dense"}, "scale": {"scale": 0.5}, "gqa": {"group": 2}
+    }  # fmt: skip
+    return replace(case, **changes[name])
+
+
+def _with_empty_rows(fn: Callable[..., Any], spec: Spec) -> tuple[Spec, str]:
+    """Return the spec with what empty rows give, where a row can be empty."""
+    case = replace(plain(spec), mask="rows") if spec.masks else replace(plain(spec), N_q=7, N_k=5, causal=True)
+    if not spec.masks and (spec.causal != "bottom_right" or not spec.cross):
+        return spec, ""
+    for value in ("zero", "nan", "mean"):
+        if _empty(fn, replace(spec, empty_rows=value), case):
+            return replace(spec, empty_rows=value), "" if value == "zero" else "what a fully masked row gave"
+    return replace(spec, empty_rows="undefined"), "a fully masked row gave neither 0, nor NaN, nor the values' mean"
+
+
+def _empty(fn: Callable[..., Any], spec: Spec, case: Case) -> bool:
+    """Say whether the empty rows of a call are as the spec says."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        finding = try_check(CHECKS["empty_rows"], Kernel(fn, spec), case)
+    return finding is not None and not finding.failed

@@ -1,0 +1,181 @@
+"""What a kernel's spec says otherwise than its first calls go: said once, not at every case."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from flashsim.testing.case import Case
+from flashsim.testing.kernel import Broken, Kernel, OutsidePool
+from flashsim.testing.probe import ALIASES, FIELDS, broken_by, fits, other_specs, parameters, plain, smallest
+
+PACKAGES = {"ensor": "torch", "torch": "torch", "jax": "jax", "cupy": "cupy"}  # by a word of an error
+WITHOUT: dict[str, Any] = {
+    "causal": None,
+    "masks": False,
+    "scale": False,
+    "gqa": False,
+    "d_v": False,
+    "zero_keys": False,
+}
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Something that a kernel's spec says otherwise than its first calls went.
+
+    says     what happened, in a sentence
+    changes  fields of the spec that would fit, empty if none was found
+    stops    no call fits the spec, so that nothing can be checked
+    """
+
+    says: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    stops: bool = False
+
+    def __str__(self) -> str:
+        if "backward" in self.changes:
+            return f"{self.says}."
+        give = f" Give {in_words(self.changes)}." if self.changes else ""
+        return f"{self.says}.{give}"
+
+
+def in_words(changes: Mapping[str, Any]) -> str:
+    """Return changes to a spec as they are given on the command line and in Python."""
+    python = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+    return f"{' '.join(_flag(*change) for change in changes.items())}, in Python Spec({python})"
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = name.replace("_", "-")
+    if value is None:
+        return f"no --{flag}"
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+
+
+def mismatches(kernel: Kernel) -> list[Mismatch]:
+    """Return what the spec does not say, or says wrongly, by one call for each thing that it declares; mostly nothing.
+
+    A bug that needs a certain shape is none: where the smallest call succeeds, the check-up goes on, and finds and shrinks it.
+    """
+    case = plain(kernel.spec)
+    broken = {dtype: broken_by(kernel, replace(case, dtype=dtype)) for dtype in kernel.spec.dtypes}
+    taken = [dtype for dtype, said in broken.items() if not said]
+    if not taken:
+        found = _explained(kernel, case, broken[case.dtype])
+        return [] if found is None else [found]
+    refused = [
+        Mismatch(f"It does not take {dtype}: it {said}", {"dtypes": tuple(taken)})
+        for dtype, said in broken.items()
+        if said and broken_by(kernel, smallest(replace(case, dtype=dtype)))
+    ]
+    return [*refused, *_of_features(kernel, replace(case, dtype=taken[0]))]
+
+
+def _explained(kernel: Kernel, case: Case, broken: str) -> Mismatch | None:
+    """Say why an ordinary call breaks: by another spec that fits, or that the smallest call does too."""
+    spec = kernel.spec
+    for changes in other_specs(spec):
+        if fits(kernel.fn, replace(spec, **changes)):
+            return Mismatch(_told(changes, broken), changes, stops=True)
+    for lse in {None, "natural"} - {spec.lse}:  # a pair is a pair, even of wrong numbers
+        if not broken_by(replace(kernel, spec=replace(spec, lse=lse)), case):
+            return Mismatch(_told({"lse": lse}, broken), {"lse": lse}, stops=True)
+    if not broken_by(kernel, smallest(case)):
+        return None
+    q, k = (case.B, case.H_kv, case.N_q, case.d), (case.B, case.H_kv, case.N_k, case.d)
+    package = next((name for word, name in PACKAGES.items() if word in broken), "")
+    give = f". If it takes {package} arrays, give --wrap {package}, in Python wrap(fn, {package!r})" if package else ""
+    says = f"No call succeeds. With NumPy arrays q {q} and k, v {k} of {case.dtype} (B, H, N, d) it {broken.rstrip('.')}{give}"
+    return Mismatch(says, stops=True)
+
+
+def _told(changes: Mapping[str, Any], broken: str) -> str:
+    """Say in a sentence what a kernel does, by the spec that it fits, and how it broke where that is not said by it."""
+    told = []
+    for name, value in changes.items():
+        if name == "lse":
+            told.append("it returns O alone" if value is None else "it returns two arrays, (O, lse)")
+        elif name == "layout":
+            told.append(f"its arrays are ({', '.join(value[:3])}, d)")
+        elif name == "cross":
+            told.append("it takes N_q = N_k only")
+        else:
+            told.append(f"it takes {name} {', '.join(map(str, value))}")
+    said = " and ".join(told)
+    return said[0].upper() + said[1:] + ("" if set(changes) == {"lse"} else f"; called by the spec, it {broken}")
+
+
+def _of_features(kernel: Kernel, case: Case) -> Iterator[Mismatch]:
+    """Yield what is wrong with the features that the spec declares."""
+    spec = kernel.spec
+    for keyword, changed in (("causal", {"causal": True}), ("mask", {"mask": "dense"}), ("scale", {"scale": 0.5})):
+        if getattr(spec, FIELDS[keyword]) and (found := _of_keyword(kernel, case, keyword, replace(case, **changed))):
+            yield found
+    if spec.gqa and (broken := _both_broken(kernel, replace(case, group=2))):
+        yield Mismatch(f"It does not take fewer KV heads (2) than query heads (4): it {broken}", {"gqa": False})
+    if spec.d_v and not spec.head_dims and (broken := _both_broken(kernel, replace(case, d_v=case.d + 3))):
+        yield Mismatch(f"It does not take V of another width: it {broken}", {"d_v": False})
+    if spec.zero_keys and spec.cross and (broken := broken_by(kernel, replace(case, N_k=0))):
+        yield Mismatch(f"It does not take N_k = 0: it {broken}", {"zero_keys": False})
+    for strides, needed in (("mixed", "contiguous"), ("columns", "last_contiguous")):
+        refused = spec.strides == "any" or (spec.strides == "last_contiguous" and strides == "mixed")
+        if refused and (broken := _both_broken(kernel, replace(case, strides=strides))):
+            yield Mismatch(
+                f"It does not take arrays that are not {needed.replace('_', ' ')}: it {broken}", {"strides": needed}
+            )
+            break
+    if kernel.back is not None and (broken := _backward_broken(kernel, case)):
+        yield Mismatch(f"Its backward function fails: it {broken}", {"backward": None})
+
+
+def _both_broken(kernel: Kernel, case: Case) -> str:
+    """Return how a call goes wrong of which the smallest kind does too, or ""."""
+    broken = broken_by(kernel, case)
+    return broken if broken and broken_by(kernel, smallest(case)) else ""
+
+
+def _of_keyword(kernel: Kernel, case: Case, keyword: str, with_it: Case) -> Mismatch | None:
+    """Say what is wrong with a keyword of the call: it is not known by that name, it breaks the call, or it changes nothing."""
+    without = {FIELDS[keyword]: WITHOUT[FIELDS[keyword]]}
+    if broken := _both_broken(kernel, with_it):
+        theirs = [name for name in ALIASES[keyword] if name in parameters(kernel.fn)]
+        named = f"; its own name for it is {theirs[0]}, and the kit's is {keyword}" if theirs else ""
+        return Mismatch(f"It does not take {keyword}=: it {broken}{named}", without)
+    problem = with_it.problem(kernel.spec)
+    if with_it.N_k < 2 or np.array_equal(problem.solution.O, case.problem(kernel.spec).solution.O):
+        return None
+    try:
+        same = np.array_equal(kernel.forward(problem).O, kernel.forward(case.problem(kernel.spec)).O)
+    except (Broken, OutsidePool):
+        return None
+    return Mismatch(f"It ignores {keyword}=: with it, its answer is the same, to the bit", without) if same else None
+
+
+def _backward_broken(kernel: Kernel, case: Case) -> str:
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            kernel.backward(case.problem(kernel.spec))
+    except Broken as broken:
+        try:
+            kernel.backward(smallest(case).problem(kernel.spec))
+        except Broken:
+            return str(broken)
+        except OutsidePool:
+            pass
+    except OutsidePool:
+        pass
+    return ""
+
+
+def undeclared(kernel: Kernel) -> list[str]:
+    """Return the keywords that the function has and the spec does not declare, so that nothing checks them."""
+    named = parameters(kernel.fn)
+    return [word for word, name in FIELDS.items() if word in named and not getattr(kernel.spec, name)]

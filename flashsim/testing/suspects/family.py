@@ -1,0 +1,110 @@
+"""A family of suspects: one known bug, for each value of its parameter. The decorators make it of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from flashsim.testing.spec import Spec
+from flashsim.testing.suspects.reading import Answer, Arrays, Backward, Question
+
+FA = "Dao-AILab/flash-attention#"
+
+Over = Callable[[Spec], Sequence[Any]]
+Changes = dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A known bug: what to say of it, where it was seen, and how a kernel that has it answers, in the one way or another."""
+
+    family: str
+    says: str
+    threads: tuple[str, ...]
+    answers: Callable[[Question], list[Arrays]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Suspects that differ in the values `over` which there is one each; `says` and `answers` take the value."""
+
+    name: str
+    says: str
+    threads: tuple[str, ...]
+    answers: Callable[..., list[Arrays]]
+    over: Over | None
+
+    def suspects(self, spec: Spec) -> list[Suspect]:
+        """Return the suspects for kernels of that spec."""
+        corners = ("the top left (j ≤ i)", "the bottom right (j ≤ i + N_k − N_q)")
+        there, here = corners if spec.causal != "top_left" else corners[::-1]
+        values = [()] if self.over is None else self.over(spec)
+        return [
+            Suspect(
+                self.name,
+                self.says.format(*given, there=there, here=here),
+                self.threads,
+                partial(lambda given, question: self.answers(question, *given), given),
+            )
+            for given in (value if isinstance(value, tuple) else (value,) for value in values)
+        ]
+
+
+def reads(says: str, *threads: str, over: Over | None = None) -> Callable[[Any], Family]:
+    """Make a family of a function (question, reading, ...) -> the changes to the reading, or None where it has none."""
+
+    def make(change: Callable[..., dict[str, Any] | None]) -> Family:
+        def answers(question: Question, *given: Any) -> list[Arrays]:
+            right = question.reading
+            changes = change(question, right, *given)
+            if changes is None:
+                return []
+            wrong = replace(right, **changes)
+            if question.aspect != "gradients":
+                return question.forward(wrong.answer)
+            inherited = (None, right)  # both passes wrong; or the backward pass alone
+            return [question.backward(Backward(wrong, question, of).done()) for of in inherited]
+
+        return Family(change.__name__, says, threads, answers, over)
+
+    return make
+
+
+def computes(says: str, *threads: str, over: Over | None = None, literally: bool = False) -> Callable[[Any], Family]:
+    """Make a family of a function (question, ...) -> Answer, or None where it has none; `literally` as in `Question.forward`."""
+
+    def make(compute: Callable[..., Answer | None]) -> Family:
+        def answers(question: Question, *given: Any) -> list[Arrays]:
+            answer = None if question.aspect == "gradients" else compute(question, *given)
+            return [] if answer is None else question.forward(answer, literally)
+
+        return Family(compute.__name__, says, threads, answers, over)
+
+    return make
+
+
+def derives(says: str, *threads: str, over: Over | None = None) -> Callable[[Any], Family]:
+    """Make a family of a function (backward, ...) -> dq, dk, dv, or None where it has none."""
+
+    def make(derive: Callable[..., Arrays | None]) -> Family:
+        def answers(question: Question, *given: Any) -> list[Arrays]:
+            three = derive(Backward(question.reading, question), *given) if question.aspect == "gradients" else None
+            return [] if three is None else [question.backward(three)]
+
+        return Family(derive.__name__, says, threads, answers, over)
+
+    return make
+
+
+def _blocks(axis: int, spec: Spec) -> list[int]:
+    return list(dict.fromkeys((spec.block[axis], 4, 8, 16, 32, 64, 128)))
+
+
+query_blocks, key_blocks = partial(_blocks, 0), partial(_blocks, 1)
+
+
+def tiles(spec: Spec) -> list[tuple[int, int]]:
+    """Return sizes (B_r, B_c) that kernels are often made with."""
+    return list(dict.fromkeys((spec.block, *((b, b) for b in key_blocks(spec)))))
