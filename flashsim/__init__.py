@@ -83,6 +83,7 @@ __all__ = [
 LATER = {
     **{name: f"flashsim.{name}" for name in ("cache", "kernels", "machines", "observers", "plots", "testing", "tune")},
     "load_trace": "flashsim.tracing",
+    "prove": "flashsim.proving",
     "sweep": "flashsim.sweeping",
 }
 """What is imported when it is asked for, and from where: `import flashsim` is quicker without."""

@@ -19,6 +19,7 @@ Array = NDArray[Any]
 
 KB = 1024
 DEFAULT_SRAM_BYTES = 100 * KB
+DEFAULT_DTYPE = "float32"
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 ALIASES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 

@@ -52,7 +52,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     B, b = blocks.B_r, blocks.B_c
     row = 2 * k + 1
     softmax = min(n, M // row) * row if row <= M else 2 * min(k, max((M - 1) // 2, 1)) + 1
-    learning = learning_tiles(p).most(lambda r, c: r * c + p.gradient_tile(r, c))
+    learning = learning_tiles(p).most(lambda r, c: r * c + p.gradient_tile(r, c)) if p.learns else 0
     return max((B + b) * width + B * b, softmax, dropping_peak(p), learning)
 
 
