@@ -474,6 +474,23 @@ def test_the_keyboard_alone_reaches_everything(open_page: Opener) -> None:
     assert "S_ij" in page.inner_text(".source") or "on_chip" in page.inner_text(".source .on")
 
 
+SIZED = """
+window.sized = 0;
+const width = Object.getOwnPropertyDescriptor(HTMLCanvasElement.prototype, "width");
+const set = function (n) { window.sized += this.matches(".grid"), width.set.call(this, n); };
+Object.defineProperty(HTMLCanvasElement.prototype, "width", { ...width, set });
+"""
+
+
+def test_the_picture_is_fitted_once_when_a_page_opens(open_page: Opener) -> None:
+    page = open_page(recorded())
+    page.add_init_script(SIZED)
+    page.reload()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.evaluate("window.sized") == 1
+
+
 def test_what_is_spoken(open_page: Opener) -> None:
     page = open_page(recorded(causal=True), at="#t=3")
     assert page.inner_text("#said") == "Step 3, line 10, j = 1 of 3, i = 1 of 4: compute S_ij. SRAM 74 of 64."

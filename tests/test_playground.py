@@ -103,6 +103,12 @@ def test_sliders_and_numbers_redraw_at_once(page: Any) -> None:
     page.evaluate("location.hash = '#algorithm=flash&N=100&d=8&M=4000&B_r=10&B_c=20'")
     page.wait_for_timeout(50)
     assert "10 × 5 tiles of 10 × 20" in page.inner_text("#tiles")
+    assert "with the largest blocks that fit makes" in page.inner_text("#versus")
+    page.fill("input[type=number][aria-label^='M,']", "3")
+    assert page.inner_text("#versus") == "Of standard attention no blocks fit into M = 3."
+    page.evaluate("location.hash = '#algorithm=flash&N=1000000000000000&d=8&M=1000000000000001'")
+    page.wait_for_timeout(50)
+    assert page.evaluate("['N_q', 'M'].map((name) => String(playground.sizes[name]))") == [str(10**15), "3"]
 
 
 def test_a_causal_mask_is_a_box_to_tick(page: Any) -> None:
