@@ -42,16 +42,6 @@ class Band:
             _least(self.queries, other.queries),
         )
 
-    def __or__(self, other: Band) -> Band:
-        """Return a band that has both in it."""
-        return Band(
-            _most(self.left, other.left),
-            _most(self.right, other.right),
-            max(self.keys, other.keys),
-            self.positional and self == other,
-            _most(self.queries, other.queries),
-        )
-
     @property
     def is_empty(self) -> bool:
         """Whether no distance j − p is inside."""
@@ -87,10 +77,6 @@ class Band:
 
 def _least(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
-
-
-def _most(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else max(a, b)
 
 
 class _Rows:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, reduce
-from operator import or_
+from functools import cached_property
 
 import numpy as np
 
@@ -53,6 +52,17 @@ def grouped(mask: Mask, group: int, N_q: int) -> Mask:
     if isinstance(mask, Bias):
         return Bias(_grouped_array(mask.array, group, N_q))
     return GroupedTree(mask, group) if isinstance(mask, Tree) else GroupedMask(mask, group)
+
+
+def summed_over(bias: Bias, group: int, N_q: int) -> int | None:
+    """Return the axis of a grouped bias's gradient, as (N_q, g, N_k), that is summed to give the bias's; None: there is none.
+
+    Rows that the heads of a group share are stored for each of them: 1. One row of a head is, for each of its queries: 0.
+    """
+    rows, each = bias.matrix[0] > 1, bias.array.ndim > 2 and bias.array.shape[-3] > 1
+    if group == 1 or N_q == 1 or rows == each:
+        return None
+    return 1 if rows else 0
 
 
 def _grouped_array(array: Array, group: int, N_q: int) -> Array:
@@ -124,10 +134,8 @@ class GroupedMask(Mask):
         return self._group * max(self._mask.queries(one, self._member(head, member)) for member in self._members)
 
     def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return the band that has those of all heads of the group in it: in positions, not rows."""
-        bands = [self._mask.band(self._one(shape), self._member(head, member)) for member in self._members]
-        known = [band for band in bands if band is not None]
-        return reduce(or_, known) if len(known) == len(bands) else None
+        """Return the band that all heads of the group have, in positions, not rows; None if each may have its own."""
+        return None if self._mask.per_head else self._mask.band(self._one(shape), self._member(head, 0))
 
     @property
     def per_head(self) -> bool:

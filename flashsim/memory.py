@@ -8,6 +8,8 @@ Algorithms speak to it in five verbs::
     sram.store(O[i], O_i_new)                # SRAM -> HBM, counted
     for j in sram.loop(T_c): ...             # whatever a turn brought on chip is evicted at its end
 
+A table that a program follows is read a word at a time: `b = sram.word(table[s, j])` is a number.
+
 What lives in HBM is a handle (`Matrix`, `Block`), not an array: computing with it raises `NotOnChip`. A tile on chip
 is a plain `np.ndarray`; evicted, it becomes NaN. One statement is one fused on-chip operation: its result occupies
 SRAM, the sub-expressions inside it do not (they are the registers of one element-wise pass, or a product accumulated
@@ -100,14 +102,15 @@ class _InHBM:
 
 
 class _Storage:
-    """One array in HBM with its counters. `values` is None in counting-only mode."""
+    """One array in HBM with its counters. `values` is None in counting-only mode; `words` are those of an index array."""
 
-    __slots__ = ("dtype", "init_writes", "name", "reads", "role", "shape", "values", "writes")
+    __slots__ = ("dtype", "init_writes", "name", "reads", "role", "shape", "values", "words", "writes")
 
     def __init__(
         self, name: str, shape: tuple[int, int], dtype: np.dtype[Any], role: Role, values: Tile | None
     ) -> None:
         self.name, self.shape, self.dtype, self.role, self.values = name, shape, dtype, role, values
+        self.words: NDArray[np.uint32] | None = None
         self.reads = self.writes = self.init_writes = 0
 
 
@@ -127,24 +130,39 @@ class Block(_InHBM):
 
 
 class Matrix(_InHBM):
-    """A matrix in HBM, divided into blocks: `Q[i]` (rows) or `S[i, j]` (tiles) names one of them.
+    """A matrix in HBM, or a window of its rows, divided into blocks: `Q[i]` (rows) or `S[i, j]` (tiles) names one of them.
 
     `blocks` is how many there are down and across.
     """
 
-    __slots__ = ("_cols", "_row_blocks", "_rows", "_storage", "blocks")
+    __slots__ = ("_cols", "_row_blocks", "_rows", "_storage", "_window", "blocks")
 
-    def __init__(self, storage: _Storage, rows: int, cols: int) -> None:
-        self.name, self.shape = storage.name, storage.shape
-        self._storage, self._rows, self._cols = storage, rows, cols
-        self.blocks = (-(-self.shape[0] // rows), -(-self.shape[1] // cols))
+    def __init__(self, storage: _Storage, rows: int, cols: int, window: tuple[int, int] | None = None) -> None:
+        self._storage, self._rows, self._cols, self._window = storage, max(rows, 1), max(cols, 1), window
+        first, end = window or (0, storage.shape[0])
+        self.name = f"{storage.name}[{first}:{end}]" if window else storage.name
+        self.shape = end - first, storage.shape[1]
+        self.blocks = (-(-self.shape[0] // self._rows), -(-self.shape[1] // self._cols))
         self._row_blocks: dict[int, Block] = {}
 
     def divide(self, rows: int, cols: int | None = None) -> Matrix:
         """Divide into blocks of `rows` rows (and `cols` columns); the last may be smaller. Moves nothing."""
         if rows < 1 or (cols is not None and cols < 1):
             raise ValueError(f"{self.name}.divide(rows={rows}, cols={cols}): block sizes must be at least 1")
-        return Matrix(self._storage, rows, self.shape[1] if cols is None else cols)
+        return Matrix(self._storage, rows, self.shape[1] if cols is None else cols, self._window)
+
+    def rows(self, a: int, b: int) -> Matrix:
+        """Return the window of rows a … b−1, divided alike from its own first row. Its blocks are named by their rows, `K[3:7]`.
+
+        Moves nothing. Raises ValueError unless 0 ≤ a ≤ b ≤ the number of rows.
+        """
+        whole = isinstance(a, int | np.integer) and isinstance(b, int | np.integer)
+        if not whole or not 0 <= a <= b <= self.shape[0]:
+            raise ValueError(
+                f"{self.name}.rows(a={a!r}, b={b!r}): expected whole numbers 0 ≤ a ≤ b ≤ {self.shape[0]}, its rows"
+            )
+        first = self._window[0] if self._window else 0
+        return Matrix(self._storage, self._rows, self._cols, (first + int(a), first + int(b)))
 
     def __len__(self) -> int:
         """Return the number of row blocks, T_r or T_c."""
@@ -162,12 +180,14 @@ class Matrix(_InHBM):
         down, across = self.blocks
         if not 0 <= i < down or not 0 <= (j or 0) < across or (j is None and across != 1):
             raise IndexError(f"{self.name}[{index}]: {self.name} has {down} × {across} blocks, counted from 0")
-        rows = slice(i * self._rows, min((i + 1) * self._rows, self.shape[0]))
+        first, end = self._window or (0, self.shape[0])
+        rows = slice(first + i * self._rows, min(first + (i + 1) * self._rows, end))
+        down_name: int | str = f"{rows.start}:{rows.stop}" if self._window else i
         left = (j or 0) * self._cols
         cols = slice(left, min(left + self._cols, self.shape[1]))
         if j is not None:
-            return Block(self._storage, f"{self.name}[{i}, {j}]", (rows, cols))
-        self._row_blocks[i] = block = Block(self._storage, f"{self.name}[{i}]", (rows, cols))
+            return Block(self._storage, f"{self._storage.name}[{down_name}, {j}]", (rows, cols))
+        self._row_blocks[i] = block = Block(self._storage, f"{self._storage.name}[{down_name}]", (rows, cols))
         return block
 
     def __repr__(self) -> str:
@@ -187,19 +207,42 @@ class HBM:
         self._arrays: dict[str, _Storage] = {}
 
     def place(
-        self, name: str, values: Tile | tuple[int, int], dtype: DTypeLike | None = None, role: Role = "input"
+        self,
+        name: str,
+        values: Tile | tuple[int, int],
+        dtype: DTypeLike | None = None,
+        role: Role = "input",
+        *,
+        index: bool = False,
     ) -> Matrix:
         """Put an input in HBM, free of charge: it starts there. Counting-only takes its shape for `values`.
 
         `dtype` is the storage type that bytes are counted in, by default that of `values`. The values are used as
         they are; those of an input are never written to.
+
+        An `index` array holds words that say where to go on, such as a table of pages, for `sram.word`: whole numbers below
+        2³², of which the last says "none". It keeps its values in counting-only mode, and is stored as uint32.
         """
+        if index:
+            return self._place_words(name, values, dtype, role)
         if isinstance(values, tuple):
             if self.arithmetic:
                 raise TypeError(f"{name}: an HBM that computes needs values; got only the shape {values}")
             return self._add(name, values, np.dtype(dtype), role, None)
         rows, cols = values.shape
         return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), role, values)
+
+    def _place_words(self, name: str, values: Any, dtype: DTypeLike | None, role: Role) -> Matrix:
+        if dtype is not None and np.dtype(dtype) != np.uint32:
+            raise ValueError(f"dtype of {name} is {np.dtype(dtype)}; expected none, as words are uint32")
+        given = values if isinstance(values, ndarray) else np.empty(0)
+        if given.ndim != 2 or given.dtype.kind not in "iu" or np.any((given < 0) | (given > np.iinfo(np.uint32).max)):
+            raise ValueError(f"{name} is {values!r:.80}; expected whole numbers from 0 to 2³²−1, (rows, columns)")
+        words: NDArray[np.uint32] = given.astype(np.uint32)
+        shape = len(words), words.shape[1]
+        matrix = self._add(name, shape, words.dtype, role, words if self.arithmetic else None)
+        matrix._storage.words = words
+        return matrix
 
     def full(
         self, name: str, shape: tuple[int, int], value: float | Tile, dtype: DTypeLike, role: Role = "extra"
@@ -400,6 +443,26 @@ class SRAM:
             if self._observers:
                 self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block.where)
         return tuple(tiles) if len(tiles) > 1 else tiles[0]
+
+    def word(self, block: Block) -> int:
+        """Read one element of an index array, such as `table[s, j]` of one divided 1 by 1, and return it as a number.
+
+        It is counted, and held until its turn ends, as what is loaded is; in counting-only mode too.
+        """
+        if type(block) is not Block:
+            raise TypeError(f"sram.word takes a block in HBM such as table[s, j]; got {_kind(block)}")
+        storage = block._storage
+        if storage.words is None:
+            raise TypeError(f"sram.word reads index arrays, hbm.place(…, index=True); {storage.name} is none")
+        if block.shape != (1, 1):
+            raise ValueError(f"sram.word reads one element; {block.name} is {_by(block.shape)}: divide(1, 1)")
+        tile = storage.words[block.where].copy()
+        word = int(tile[0, 0])
+        self._admit(tile, block.name, None)
+        storage.reads += self._weight
+        if self._observers:
+            self._tell("load", block.name, 1, tile, site_of(sys._getframe(1)), block.where)
+        return word
 
     def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
         """Register a computed result as resident, and return it.
@@ -632,6 +695,8 @@ def _whole(times: int | Fraction) -> int:
 
 def _folded(turns: int, where: NDArray[np.bool_] | None, alike: Sequence[Hashable] | None) -> Iterable[tuple[int, int]]:
     """Return (turn, how many it stands for) for each kind of turn. The last is its own kind, as it may be ragged."""
+    if turns == 0:
+        return []
     last = turns - 1
     if alike is None:
         equal = last if where is None else int(np.count_nonzero(where[:last]))

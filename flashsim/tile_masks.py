@@ -1,6 +1,7 @@
 """MASK, as the algorithms use it: a mask applied to one tile of S on chip; what of it lives in HBM is loaded and counted.
 
-A bias is added first. The backward pass hands each tile of dS back (`gradient`), from which the bias's gradient is made.
+A bias is added first. The backward pass hands each tile of dS back (`gradient`), from which the bias's gradient is made:
+`BiasGradient`, which standard attention is given by itself, as it has dS in HBM.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from copy import copy
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from flashsim.bias import Bias
 from flashsim.inputs import Array
@@ -37,7 +37,7 @@ class TileMask:
             words = tree.words if hbm.arithmetic else (shape.N_q, -(-len(tree.parents) // WORD))
             self._tree = hbm.place("tree", words, np.uint32)
         self._bias = self._placed(mask.bias)
-        self._dB: Matrix | None = None
+        self._gradient: BiasGradient | None = None
         self._divide(blocks.B_r, blocks.B_c)
 
     def _placed(self, bias: Bias | None) -> Matrix | None:
@@ -46,14 +46,10 @@ class TileMask:
         hbm = self._sram.hbm
         return hbm.place("bias", bias.of(self._head) if hbm.arithmetic else bias.matrix, bias.array.dtype)
 
-    def learning(self, so_far: Array | None, dtype: DTypeLike) -> TileMask:
+    def learning(self, so_far: Array | None) -> TileMask:
         """Have the bias's gradient added to "dB" in HBM, to zeros or to what earlier heads left; return this."""
-        if self._bias is not None:
-            hbm, shape = self._sram.hbm, self._bias.shape
-            if so_far is None:
-                self._dB = hbm.full("dB", shape, 0.0, dtype, "output")
-            else:
-                self._dB = hbm.place("dB", so_far, dtype, "output")
+        if self._mask.bias is not None:
+            self._gradient = BiasGradient(self._mask.bias, self._sram, so_far)
             self._divide(self._B_r, self._B_c)
         return self
 
@@ -65,12 +61,10 @@ class TileMask:
 
     def _divide(self, B_r: int, B_c: int) -> None:
         self._B_r, self._B_c = B_r, B_c
-        self._tiles = [self._by_tile(a) for a in self._arrays]
-        self._bias_tiles, self._dB_tiles = (a and self._by_tile(a) for a in (self._bias, self._dB))
+        self._tiles = [_by_tile(a, B_r, B_c) for a in self._arrays]
+        self._bias_tiles = self._bias and _by_tile(self._bias, B_r, B_c)
+        self._gradient = self._gradient and self._gradient.divided(B_r, B_c)
         self._words = None if self._tree is None else self._tree.divide(B_r, 1)
-
-    def _by_tile(self, a: Matrix) -> Matrix:
-        return a.divide(self._B_r if a.shape[0] > 1 else 1, self._B_c if a.shape[1] > 1 else 1)
 
     def __call__(self, S_ij: Tile, i: int, j: int) -> Tile:
         """Return S_ij, plus the bias, with −∞ where the mask forbids. Loads what lives in HBM: its block, its words."""
@@ -92,15 +86,9 @@ class TileMask:
         return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
 
     def gradient(self, dS_ij: Tile, i: int, j: int) -> None:
-        """Add dS_ij to its block of dB in HBM, summed up where the block is one row, or one column."""
-        if self._dB_tiles is None:
-            return
-        block = _block(self._dB_tiles, i, j)
-        dB_ij = self._sram.load(block)
-        for axis in (0, 1):
-            if block.shape[axis] < dS_ij.shape[axis]:
-                dS_ij = dS_ij.sum(axis=axis, keepdims=True)
-        self._sram.store(block, self._sram.on_chip(dB_ij + dS_ij, over=dB_ij))
+        """Add dS_ij to the bias's gradient, if there is a bias."""
+        if self._gradient is not None:
+            self._gradient.add(dS_ij, i, j)
 
     def _attends(self, words: Matrix, i: int, left: int, rows: int, cols: int) -> Any:
         """Load the words with the bits of keys left … left + cols − 1, row block i; return the bits, True for the prefix."""
@@ -133,6 +121,48 @@ class TileMask:
                 sram.store(S[i, j], S_masked_ij)  # line 2
 
 
+class BiasGradient:
+    """A bias's gradient, "dB" in HBM, to which tiles of dS are added: zeros at first, or what earlier heads left."""
+
+    def __init__(self, bias: Bias, sram: SRAM, so_far: Array | None) -> None:
+        self._sram, hbm = sram, sram.hbm
+        if so_far is None:
+            self._dB = hbm.full("dB", bias.matrix, 0.0, sram.dtype, "output")
+        else:
+            self._dB = hbm.place("dB", so_far, sram.dtype, "output")
+
+    def divided(self, B_r: int, B_c: int) -> BiasGradient:
+        """Return the same for tiles of B_r × B_c."""
+        other = copy(self)
+        other._dB = _by_tile(self._dB, B_r, B_c)
+        return other
+
+    def add(self, dS_ij: Tile, i: int, j: int) -> None:
+        """Add dS_ij to its block of dB, summed up where the block is one row, or one column."""
+        block = _block(self._dB, i, j)
+        dB_ij = self._sram.load(block)
+        for axis in (0, 1):
+            if block.shape[axis] < dS_ij.shape[axis]:
+                dS_ij = dS_ij.sum(axis=axis, keepdims=True)
+        self._sram.store(block, self._sram.on_chip(dB_ij + dS_ij, over=dB_ij))
+
+    def whole(self, sram: SRAM, dS: Matrix) -> None:
+        """Add dS in HBM, tile by tile, each beside its block of dB."""
+        rows, cols = pass_tiles(sram.capacity, dS.shape[1], 2)
+        mine, dS = self.divided(rows, cols), dS.divide(rows, cols)
+        down, across = dS.blocks
+        for i in sram.loop(down):  # line 3
+            for j in sram.loop(across):  # line 3
+                mine.add(sram.load(dS[i, j]), i, j)  # line 3
+
+
+class NoBiasGradient:
+    """What there is without a bias."""
+
+    def whole(self, sram: SRAM, dS: Matrix) -> None:
+        """Do nothing."""
+
+
 class PartialTileMask(TileMask):
     """MASK for algorithms that skip empty tiles: it masks partial tiles, and full ones not."""
 
@@ -155,6 +185,10 @@ def _pass_tiles_with_words(M: int, N_k: int, held: int, words: int) -> tuple[int
     if rows:
         return rows, N_k
     return 1, min(max((WORD * M - WORD + 1) // (WORD * held + 1), (M - words) // held, 1), N_k)
+
+
+def _by_tile(a: Matrix, B_r: int, B_c: int) -> Matrix:
+    return a.divide(B_r if a.shape[0] > 1 else 1, B_c if a.shape[1] > 1 else 1)
 
 
 def _block(matrix: Matrix, i: int, j: int) -> Block:

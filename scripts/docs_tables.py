@@ -1,21 +1,23 @@
 """Write the tables of README.md and docs/ that come from records: between their own markers, and nowhere else.
 
-python scripts/docs_tables.py         # from the records of algorithms, kernels and figures, and from figures/gpu_bench.json
+python scripts/docs_tables.py         # from the records of algorithms, closed forms and kernels, and from figures/gpu_bench.json
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from flashsim import theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, backward_passes
 from flashsim.entry import run_script
 from flashsim.files import write_whole
 from flashsim.gpu.rungs import ladder
-from flashsim.plots import FIGURES
+from flashsim.theory import SYMBOLS, form_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTING = {"N": 2048, "d": 64, "causal": False, "dropout_p": 0.0}
@@ -84,20 +86,51 @@ def kernels() -> Iterator[tuple[str, ...]]:
         yield f"`{name}`", about[name], sources, *(rates[name].get(way, "–") for way in ("forward", "backward"))
 
 
-def figures() -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table of figures, which scripts draw."""
-    yield "figure", "made by"
+def constants() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table of attention's constants: what their functions say, and what they return at d = 64."""
+    yield "accesses of", "are between c₁ and c₂ times", "c₁", "c₂"
+    yield "---", "---", "--:", "--:"
+    for name in theory.__all__:
+        if name.endswith("_constants") and not name.startswith("kernel_product"):
+            function = getattr(theory, name)
+            found = re.match(r"Return c₁ ≤ accesses / \((.*?)\) ≤ c₂ for (.*)\.\n", inspect.getdoc(function) or "")
+            if found is None:
+                raise ValueError(f"theory.{name}: expected a docstring of 'Return c₁ ≤ accesses / (…) ≤ c₂ for ….'")
+            takes = inspect.signature(function).parameters
+            for direction in ("forward", "backward") if "direction" in takes else ("",):
+                given = {"d": 64} if "d" in takes else {}
+                values = function(**given, **({"direction": direction} if direction else {}))
+                which = found[2].replace(",", f", {direction},", 1) if direction else found[2]
+                yield f"{which}: `{name}`", found[1], *(f"{value:.4g}" for value in values)
+
+
+def forms() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table of closed forms: a row for the arrays that are moved alike."""
+    yield "algorithm", "array", "reads", "writes"
+    yield "---", "---", "---", "---"
+    for record in (*FORWARD.values(), *BACKWARD.values()):
+        alike: dict[tuple[str, str], list[str]] = {}
+        for array, ways in form_of(record.name, record.direction).formulas.items():
+            alike.setdefault(ways, []).append(array)
+        for at, (ways, arrays) in enumerate(alike.items()):
+            yield record.title if at == 0 else "", ", ".join(arrays), *(way.replace(" * ", "·") for way in ways)
+
+
+def meanings() -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the table of the forms' symbols."""
+    yield "symbol", "meaning"
     yield "---", "---"
-    for script in sorted((ROOT / "scripts").glob("*.py")):
-        for name in re.findall(r'^    write_figure\("(\w+)"', script.read_text(encoding="utf-8"), re.MULTILINE):
-            what = FIGURES[name].what
-            yield f"[{what[0].upper()}{what[1:]}](../figures/{script.stem}.png)", f"`python scripts/{script.name}`"
+    yield from SYMBOLS.items()
 
 
 TABLES: dict[str, dict[str, Callable[[], Iterator[tuple[str, ...]]]]] = {
     "README.md": {"table of algorithms": algorithms},
     "docs/gpu.md": {"table of kernels": kernels},
-    "docs/checked.md": {"table of figures": figures},
+    "docs/theory.md": {
+        "table of constants": constants,
+        "table of closed forms": forms,
+        "table of their symbols": meanings,
+    },
 }
 
 if __name__ == "__main__":

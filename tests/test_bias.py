@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -24,7 +25,8 @@ from flashsim.reference import (
     of_bound,
     rounding,
 )
-from flashsim.tile_masks import TileMask
+from flashsim.run import sums
+from flashsim.tile_masks import BiasGradient, TileMask
 
 from .cases import FEW, Array, Case, cases, forward_of, room_for, swap
 
@@ -129,10 +131,48 @@ def test_grouped_heads_take_it_forward() -> None:
                 options: dict[str, Any] = {"N_q": 6, "N_k": 7, "d": 3, "heads": 4, "kv_heads": 2, "dtype": "float64"}
                 exact = theory.exact("q_outer", **options, mask=Bias(bias), gqa=gqa, blocks=(5, 4), M=300)
                 assert run.hbm == exact.hbm
-    with pytest.raises(
-        ValueError, match='gqa is "grouped", in which there is no gradient of a bias; expected "separate"'
-    ):
-        flashsim.backward("q_outer", run, run.O)
+
+
+GROUPED = ((6, 7), (1, 7), (6, 1), (1, 1), (4, 6, 7), (4, 1, 7), (4, 1, 1), (3, 1, 6, 7), (3, 4, 1, 7), (1, 4, 6, 1))
+
+
+@pytest.mark.parametrize("name", ["flash", "q_outer", "standard"])
+@pytest.mark.parametrize("shape", GROUPED, ids=str)
+def test_grouped_heads_learn_it(name: str, shape: tuple[int, ...]) -> None:
+    """The gradient, and what is moved: dB has a row for each row of a group, and is then summed over the group."""
+    Q, dO = rng.normal(size=(2, 3, 4, 6, 3))
+    K, V = rng.normal(size=(2, 3, 2, 7, 3))
+    bias = rng.normal(size=shape)
+    options: dict[str, Any] = {"mask": Bias(bias), "gqa": "grouped", "blocks": (5, 4), "M": 300}
+    run = flashsim.forward(name, Q, K, V, **options)
+    got = flashsim.backward(name, run, dO)
+    assert got.dB is not None
+    assert got.dB.shape == shape
+    assert np.allclose(got.dB, bias_gradient(Q, K.repeat(2, 1), V.repeat(2, 1), dO, bias=bias), rtol=0, atol=1e-12)
+    moved, each_head = got.hbm.by_array["dB"], len(shape) > 2 and shape[-3] > 1
+    assert (moved.role, moved.size) == ("output", bias.size)
+    if "dB_parts" in got.hbm.by_array:
+        parts = got.hbm.by_array["dB_parts"]
+        assert (moved.reads, moved.writes, parts.role) == (0, bias.size, "extra")
+        assert parts.size == parts.init_writes == bias.size * (6 if each_head else 2)
+    assert ("dB_parts" in got.hbm.by_array) == ((shape[-2] > 1) != each_head)
+    if len(shape) == 2:
+        lengths: dict[str, Any] = {"N_q": 6, "N_k": 7, "d": 3, "heads": 12, "kv_heads": 6, "dtype": "float64"}
+        exact = theory.exact(name, direction="backward", **lengths, **options)
+        tally = flashsim.count(name, direction="backward", **lengths, **options)
+        assert got.hbm == tally.hbm == exact.hbm
+        assert got.sram == tally.sram == exact.sram
+
+
+def test_a_single_grouped_query_has_no_parts() -> None:
+    Q, K, V = rng.normal(size=(4, 1, 3)), rng.normal(size=(2, 7, 3)), rng.normal(size=(2, 7, 3))
+    bias = rng.normal(size=(4, 1, 7))
+    run = flashsim.forward("flash", Q, K, V, mask=Bias(bias), gqa="grouped", blocks=(5, 4), M=300)
+    got = flashsim.backward("flash", run, Q)
+    assert "dB_parts" not in got.hbm.by_array
+    want = bias_gradient(Q, K.repeat(2, 0), V.repeat(2, 0), Q, bias=bias)
+    assert got.dB is not None
+    assert np.allclose(got.dB, want, rtol=0, atol=1e-12)
 
 
 def test_what_it_moves_by_hand() -> None:
@@ -145,6 +185,16 @@ def test_what_it_moves_by_hand() -> None:
         learnt = flashsim.count("flash", **options, direction="backward").hbm.by_array["dB"]
         size = shape[0] * shape[1]
         assert (learnt.reads, learnt.writes, learnt.init_writes, learnt.itemsize) == (reads, reads + size, size, 4)
+
+
+def test_the_pass_that_adds_dS_up_takes_as_many_rows_as_fit() -> None:
+    """Algorithm 3 with M = 17: two rows of four dS and the four of dB, so that six rows take three tiles."""
+    mask = Bias(np.zeros((1, 4)))
+    counted, exact = (
+        count("standard", N_q=6, N_k=4, d=2, M=17, mask=mask, direction="backward")
+        for count in (flashsim.count, theory.exact)
+    )
+    assert counted.hbm.by_array["dB"].reads == exact.hbm.by_array["dB"].reads == 3 * 4
 
 
 def test_linear_biases_are_alibi() -> None:
@@ -163,14 +213,16 @@ def test_who_refuses_it() -> None:
     for name in FORWARD.keys() - {*TAKE}:
         with pytest.raises(ValueError, match="has no mask"):
             flashsim.forward(name, X, X, X, mask=bias)
-    for name in BACKWARD.keys() - {*LEARN}:
-        run = flashsim.forward(forward_of(name), X, X, X, mask=bias, M=400)
-        with pytest.raises(ValueError, match=r"makes no gradient of a bias; 'flash' or .* does"):
-            flashsim.backward(name, run, X)
-        for asked_for in (flashsim.count, theory.exact):
-            with pytest.raises(ValueError, match="makes no gradient of a bias"):
-                asked_for(name, N=6, d=4, direction="backward", mask=bias)
-    assert BACKWARD.keys() - {*LEARN} == {"standard"}
+    assert BACKWARD.keys() == {*LEARN}
+    own = replace(BACKWARD["flash"], gives_dS=False)
+    run = flashsim.forward("flash", X, X, X, mask=bias, M=400)
+    with pytest.raises(ValueError, match=r"makes no gradient of a bias; .*'flash' or .* does"):
+        flashsim.backward(own, run, X)
+    with pytest.raises(ValueError, match="makes no gradient of a bias"):
+        flashsim.count(own, N=6, d=4, direction="backward", mask=bias)
+    form = replace(theory.form_of("flash", "backward"), gives_dS=False)
+    with pytest.raises(ValueError, match="makes no gradient of a bias"):
+        theory.exact(form, N=6, d=4, direction="backward", mask=bias)
     plain = flashsim.forward("flash", X, X, X, mask=KeyPadding(3))
     assert flashsim.backward("flash", plain, X).dB is None
 
@@ -216,6 +268,24 @@ def test_a_bias_that_is_added_wrongly_is_noticed(before: str, after: str, monkey
 def test_a_gradient_that_is_added_up_wrongly_is_noticed(
     before: str, after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swap(TileMask.gradient, before, after, monkeypatch)
+    swap(BiasGradient.add, before, after, monkeypatch)
     with pytest.raises((AssertionError, ValueError)):
         test_heads_that_share_a_bias_add_to_one_gradient((13,))
+
+
+@pytest.mark.parametrize(
+    ("function", "before", "after", "name", "shape"),
+    [
+        (BiasGradient.whole, "sram.loop(down)", "sram.loop(down - 1)", "standard", (6, 7)),
+        (sums.bias_gradient, "axis, 0)", "1 - axis, 0)", "flash", (6, 7)),
+        (sums.bias_gradient, "reshape(N_q, group, -1)", "reshape(group, N_q, -1).swapaxes(0, 1)", "flash", (4, 1, 7)),
+        (sums.bias_gradient, "by_head(dB, group)", "dB", "flash", (4, 6, 7)),
+        (sums.with_parts, "replace(a, size=0)", "a", "flash", (6, 7)),
+    ],
+)  # fmt: skip
+def test_a_gradient_of_parts_that_is_summed_wrongly_is_noticed(
+    function: Any, before: str, after: str, name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap(function, before, after, monkeypatch)
+    with pytest.raises((AssertionError, ValueError)):
+        test_grouped_heads_learn_it(name, shape)

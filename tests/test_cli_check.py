@@ -95,7 +95,7 @@ def test_a_kernel_may_carry_its_own_declaration(capsys: pytest.CaptureFixture[st
 
 def test_options_change_the_spec(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["check", "my_kernels:attention", "--spec", "my_kernels:SPEC", "--examples", "5", "--no-masks"]
-    assert main([*command, "--C", "3", "--block", "8", "4", "--dtypes", "float32", "float64", "--no-cross"]) == 0
+    assert main([*command, "--C", "3", "--blocks", "8", "4", "--dtypes", "float32", "float64", "--no-cross"]) == 0
     assert "Spec(dtypes=('float32', 'float64'), block=(8, 4), cross=False, C=3.0)" in capsys.readouterr().out
 
 

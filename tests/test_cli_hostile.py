@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from contextlib import chdir
@@ -12,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim.cli import main
+from flashsim.cli import COMMANDS, main
+from flashsim.cli.spoken import WAYS, spoken
+from flashsim.memory import SramOverflow
 
 LONG = "9" * 5000
 HUGE = str(2**63)
@@ -26,6 +30,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         good: dict[str, Any] = {name: rng.normal(size=(2, 6, 4)).astype(np.float32) for name in "qkv"}
         np.savez("good.npz", **good)
         np.savez("ints.npz", **{name: a.astype(int) for name, a in good.items()})
+        np.savez("large.npz", **{name: (300 * a).astype(np.float16) for name, a in good.items()})
         np.save("mask.npy", np.ones((5, 5), bool))
         np.save("floats.npy", np.ones((6, 6)))
         np.savez("masks.npz", a=np.ones(2, bool), b=np.ones(2, bool))
@@ -49,7 +54,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 REFUSED = {  # command line: what is said
     # no command, or none that there is
-    "": "COMMAND",
     "fly": "there is no 'fly'",
     "'a\nb'": "there is no 'a",
     "--N 3": "COMMAND",
@@ -189,6 +193,8 @@ REFUSED = {  # command line: what is said
     "plot roofline --machine Z80": "--machine: there is no 'Z80'",
     "plot theorem2 -o kernels.py/x": "--output",
     "plot theorem2 --json nowhere/x": "--json",
+    "plot arrays --N 512 --M 8KB --blocks 64 64": "Take a larger M or smaller blocks.",
+    "plot roofline --N 512 --blocks 512 512": "Take smaller blocks.",
     # tune
     "tune": "--d",
     "tune --d 4": "missing",
@@ -232,7 +238,8 @@ REFUSED = {  # command line: what is said
     "check kernels.py:attention --seed -5": "--seed: got '-5'",
     "check kernels.py:attention --check orakel": "unknown check 'orakel'",
     "check kernels.py:attention --expect orakel": "orakel",
-    "check kernels.py:attention --block 0 4": "--block: got '0'",
+    "check kernels.py:attention --blocks 0 4": "--blocks: got '0'",
+    "check kernels.py:attention --block 0 4": "--block: got '0'",  # as it was once spelled
     "check kernels.py:attention --head-dims 0": "--head-dims: got '0'",
     "check kernels.py:attention --max-shapes 0": "--max-shapes: got '0'",
     "check kernels.py:attention --C -1": "--C",
@@ -253,7 +260,8 @@ REFUSED = {  # command line: what is said
     "step --qkv good.npz --N 4": "--N, --N-k and --d are for random inputs",
     "step --qkv good.npz --head 0 -o good.npz": "--output: good.npz is the input",
     "step --blocks 3 0": "--blocks: got '0'",
-    "step --M 5 --blocks 3 4": "does not fit in SRAM",
+    "step --M 5 --blocks 3 4": "Take a larger M, smaller blocks, or --sizing fit.",
+    "step --qkv large.npz --head 0 --algorithm standard": "ends at 6.55e+04. Scale the inputs down",
     "step --bug nonsense": "nonsense",
     "step --vs flash --bug no_rescale": "not allowed with argument",
     "step --backward --algorithm small_cache": "backward",
@@ -283,7 +291,7 @@ REFUSED = {  # command line: what is said
 @pytest.mark.parametrize("command", REFUSED, ids=lambda command: command[:50])
 def test_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(os.listdir())
-    name, *_ = [*shlex.split(command), ""]
+    name, *typed = [*shlex.split(command), ""]
     assert main(shlex.split(command)) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -295,3 +303,22 @@ def test_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -
     assert REFUSED[command] in err, err
     assert name in err or name not in ("run", "count", "plot", "tune", "bench", "check", "step", "debug", "verify")
     assert sorted(os.listdir()) == before
+    if name in COMMANDS:
+        known = {*typed, "--help", *flags(name)}
+        assert [flag for flag in re.findall(r"(?<![\w-])--[a-zA-Z][\w-]*", err) if flag not in known] == []
+
+
+def flags(name: str) -> list[str]:
+    """Return how a command's options are spelt."""
+    parser = argparse.ArgumentParser()
+    COMMANDS[name].add_options(parser)
+    return [flag for action in parser._actions for flag in action.option_strings]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_does_not_fit_advises_options_that_the_command_has(name: str) -> None:
+    said = spoken(str(SramOverflow("S_ij", (2, 3), {}, 4)), flags(name))
+    for flag, way in WAYS.items():
+        assert (way in said) == (flag in flags(name))
+    assert said.endswith(".")
+    assert "sizing=" not in said

@@ -130,15 +130,16 @@ def test_ranges_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
         ("--points ragged.csv", "ragged.csv has a line with more cells"),
         ("--points odd.csv --csv odd.csv", "argument --csv: odd.csv is the input"),
         (
-            "mine.py:two_sweeps --N 8 --d 4 --jobs 2",
-            "argument --jobs: an algorithm of your own is swept in one process",
+            "mine.py:made --N 8 --d 4 --jobs 2",
+            "argument --jobs: mine.py:attention cannot be handed to other processes: ",
         ),
     ],
 )
 def test_what_makes_no_sense(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("odd.csv").write_text("n,d\n8,4\n", encoding="utf-8")
     Path("ragged.csv").write_text("N,d\n8,4,5\n", encoding="utf-8")
-    Path("mine.py").write_text(TWO_SWEEPS, encoding="utf-8")
+    made = "def make():\n    def attention(hbm, sram, Q, K, V, blocks):\n        return Q\n    return attention\nmade = make()\n"
+    Path("mine.py").write_text(made, encoding="utf-8")
     assert main(["sweep", *command.split()]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
@@ -213,6 +214,8 @@ def test_a_difference_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 @pytest.mark.slow
-def test_processes_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    command: list[Any] = ["flash", "standard", "--N", "1:1000:1", "--d", "8", "64"]
+@pytest.mark.parametrize("names", [["flash", "standard"], ["flash", "swept.py:two_sweeps"]])
+def test_processes_find_the_same(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("swept.py").write_text(TWO_SWEEPS, encoding="utf-8")
+    command: list[Any] = [*names, "--N", "1:300:1", "--d", "8", "64"]
     assert rows(capsys, *command, "--jobs", "2") == rows(capsys, *command)

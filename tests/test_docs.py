@@ -7,6 +7,7 @@ import doctest
 import io
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from flashsim.testing import CHECKS
 from flashsim.testing.mutants import ALL
 
 from .implementations import IMPLEMENTATIONS
-from .pages import PAGES, README, ROOT, blocks, links, said, text_of
+from .pages import PAGES, README, ROOT, blocks, links, said, table, text_of
 
 COMMANDS = [pytest.param(page, block, id=block.splitlines()[0]) for page in PAGES for block in blocks(page, "console")]
 
@@ -145,14 +146,10 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(target), link
 
 
-def test_the_index_has_every_page_by_its_question() -> None:
-    index = ROOT / "docs" / "README.md"
-    pages = {page.name: text_of(page).splitlines()[0].removeprefix("# ") for page in (ROOT / "docs").glob("*.md")}
-    del pages[index.name]
-    assert {
-        link: question for question, link in re.findall(r"^\| (.*\?) \| \[.*\]\((.*)\) \|$", text_of(index), re.M)
-    } == pages
+def test_readme_has_every_page_and_pages_are_questions() -> None:
+    pages = {page.name: text_of(page).splitlines()[0] for page in (ROOT / "docs").glob("*.md")}
     assert {Path(link).name for link in links(text_of(README)) if link.startswith("docs/")} == set(pages)
+    assert [title for title in pages.values() if not re.fullmatch(r"# .*\?", title)] == []
 
 
 # -------------------------------------------------------------------------------------------------- numbers and words
@@ -234,3 +231,26 @@ def test_numbers_about_the_kit_are_the_recorded_ones() -> None:
     fewer = [name for name, subject in subjects.items() if subject["examples"] < kit["examples"]]
     assert set(fewer) == set(kit["fewer_examples"]) == {"jax_pallas", "triton"}
     assert {subjects[name]["examples"] for name in fewer} == {200}
+
+
+def test_numbers_about_usual_tests_are_the_recorded_ones() -> None:
+    data = record("usual_tests")["data"]
+    assert data["bugs"] == len(ALL)
+    assert table("docs/kernels.md", "bugs that pass") == [[what, str(count)] for what, count in data["pass"].items()]
+    assert table("docs/kernels.md", "errors over the baseline's") == [
+        [what, *(f"{of[at]:.2f}" for at in ("rms", "largest_median", "largest")), str(of["beyond_2"])]
+        for what, of in data["errors"].items()
+    ]
+    assert f"N = {data['N']:,}, d = {data['d']}, B_r = {data['B_r']}, in {data['draws']} draws" in said(
+        "docs/kernels.md"
+    )
+
+
+@pytest.mark.slow
+def test_numbers_about_usual_tests_are_measured_again() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "usual_tests.py"))
+    data = record("usual_tests")["data"]
+    assert script["bugs_that_pass"]() == data["pass"]
+    for what, (largest, mean) in script["errors"](0).items():  # other machines round sums in another order
+        assert largest <= 1.1 * data["errors"][what]["largest"]
+        assert mean == pytest.approx(data["errors"][what]["rms"], rel=0.1)

@@ -402,4 +402,4 @@ def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:
     assert at["baseline"] == sum(found["torch_unfused"]["median"] for found in both)
     for name in both[1]:
         total, unfused = (sum(found[which]["median"] for found in both) for which in (name, "torch_unfused"))
-        assert f" {total:.1f} ms, {unfused / total:.1f}×" in said
+        assert f"{total:.1f} ms, {unfused / total:.1f}×" in said

@@ -484,6 +484,16 @@ def test_live_tiles_of_groups_by_hand() -> None:
     assert grouped["K"].reads == 3 * 8 * 3  # three row blocks, each with rows of the head that attends to more
 
 
+def test_blocks_that_fit_a_group_whose_heads_have_masks_of_their_own() -> None:
+    X, shared = np.zeros((2, 8, 3)), np.zeros((1, 8, 3))
+    how: dict[str, Any] = {"M": 100, "gqa": "grouped", "sizing": "fit"}
+    fit, same_for_both = (
+        flashsim.forward("q_outer", X, shared, shared, mask=KeyPadding(n), **how) for n in ([2, 7], 7)
+    )
+    assert fit.blocks == same_for_both.blocks
+    assert fit.sram.peak <= 100
+
+
 def test_mask_arrays_of_groups_by_hand() -> None:
     """Each query head's rows read mask rows of their own; one row for all stays one row."""
     asked: dict[str, Any] = {"N": 6, "d": 2, "M": 10_000, "heads": 4, "kv_heads": 2, "blocks": (6, 6)}

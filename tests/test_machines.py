@@ -110,7 +110,7 @@ def xy(ax: Axes, gid: str) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_roofline_figure_has_its_points_on_the_roof(machine: str) -> None:
-    data = roofline_data(machine=machine, N=256, d=64)
+    data = roofline_data(machine=machine, N=256, d=64, dtype="float16")
     on = MACHINES[machine]
     for ax, (direction, points) in zip(plot_roofline(data), data["directions"].items(), strict=True):
         (left, low), corner, (right, high) = xy(ax, "roof")
@@ -130,7 +130,7 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str) -> None:
 
 
 def test_roofline_through_the_l2() -> None:
-    data = roofline_data()
+    data = roofline_data(dtype="float16")
     flash = data["directions"]["forward"]["through_l2"]["flash"]
     N, d = 1024, 64
     assert flash["bytes"] == 4 * N * d * 2 + 2 * N * 4  # ℓ and m in float32
@@ -143,7 +143,7 @@ def test_roofline_through_the_l2() -> None:
 
 
 def test_l2_figure_falls_from_the_models_accesses_to_the_compulsory() -> None:
-    data = l2_data()
+    data = l2_data(dtype="float16")
     N, d, M = data["N"], data["d"], data["M"]
     ax = plot_l2(data)
     for name, floor in (("flash", 4 * N * d + 2 * N), ("standard", 4 * N * d + 2 * N * N)):

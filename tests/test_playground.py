@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,39 +11,32 @@ import pytest
 
 from flashsim import playground, theory
 from flashsim.cli import main
-from flashsim.playground.javascript import Script, expression
+from flashsim.playground.javascript import Script, Symbol, expression, traced
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from .conftest import DESK
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The page, opened once; at the end, see that it asked for nothing and complained of nothing."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
-    )
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this system: apt-get install chromium")
     path = tmp_path_factory.mktemp("playground") / "page.html"
     path.write_text(playground.page(), encoding="utf-8")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        found = browser.new_page(viewport={"width": 1280, "height": 720})
-        said: list[str] = []
-        found.on("console", lambda message: said.append(message.text))
-        found.on("pageerror", lambda error: said.append(str(error)))
-        found.on("request", lambda request: said.append(request.url))
-        found.goto(path.as_uri())
-        yield found
-        browser.close()
+    found = browser.new_page(viewport=DESK)
+    said: list[str] = []
+    found.on("console", lambda message: said.append(message.text))
+    found.on("pageerror", lambda error: said.append(str(error)))
+    found.on("request", lambda request: said.append(request.url))
+    found.goto(path.as_uri())
+    yield found
+    found.close()
     assert said == [path.as_uri()]
 
 
 COUNTED = """(settings) => settings.map(([name, direction, ...sizes]) => {
-  const form = FORMS.find((one) => one.name === name && one.direction === direction);
-  const [N, d, M, B_r, B_c] = sizes.map(BigInt), { arrays, peak } = count(form, { N, d, M, B_r, B_c });
-  const moved = Object.fromEntries(arrays.map(([array, ...counts]) => [array, counts.map(String)]));
-  const blocks = [true, false].map((fit) => lineOne(form, { N, d, M }, fit));
+  const form = FORMS.find((one) => one.name === name && one.direction === direction), causal = sizes.pop();
+  const [N_q, N_k, d, M, B_r, B_c] = sizes.map(BigInt), { arrays, peak } = count(form, { N_q, N_k, d, M, B_r, B_c, causal });
+  const moved = Object.fromEntries(arrays.map(([array, reads, writes]) => [array, [reads, writes].map(String)]));
+  const blocks = [true, false].map((fit) => lineOne(form, { N_q, N_k, d, M, causal }, fit));
   return [moved, String(peak), ...blocks.map(({ B_r, B_c }) => [B_r, B_c].map(String))];
 })"""
 UNNAMED = """[...document.querySelectorAll('button, input, select, canvas, section')]
@@ -52,26 +44,33 @@ UNNAMED = """[...document.querySelectorAll('button, input, select, canvas, secti
 
 
 def test_it_says_what_theory_says_at_a_thousand_settings(page: Any) -> None:
-    """At sizes from 1 to beyond 2^53 / N², so that counts are beyond what a JavaScript number holds exactly."""
+    """At sizes from 1 to beyond 2^53 / N², so that counts are beyond what a JavaScript number holds exactly.
+
+    Of a third, queries and keys are as many; every other is causal, and then half of the rest have nearly as many.
+    """
     rng = random.Random(0)
     forms = page.evaluate("FORMS.map(({name, direction}) => [name, direction])")
     assert {("flash", "forward"), ("q_outer", "forward"), ("standard", "backward")} <= {tuple(form) for form in forms}
     settings = []
     for n in range(1000):
-        N, d, M, B_r, B_c = (int(2 ** rng.uniform(0, most)) for most in (40 if n % 10 == 0 else 14, 9, 22, 12, 12))
-        settings.append((*forms[n % len(forms)], N, d, M, B_r, B_c))
-    found = page.evaluate(
-        COUNTED, [[*names, *map(str, sizes)] for *names, a, b, c, e, f in settings for sizes in [(a, b, c, e, f)]]
-    )
+        top = 40 if n % 10 == 0 else 14
+        N_q, N_k, d, M, B_r, B_c = (int(2 ** rng.uniform(0, most)) for most in (top, top, 9, 22, 12, 12))
+        N_k = (N_q, N_k, max(N_q + rng.randint(-9, 9), 1))[rng.randrange(3)]
+        settings.append((*forms[n % len(forms)], N_q, N_k, d, M, B_r, B_c, rng.random() < 0.5))
+    found = page.evaluate(COUNTED, [[*names, *map(str, sizes), causal] for *both, causal in settings
+                                    for names, sizes in [(both[:2], both[2:])]])  # fmt: skip
     largest = 0
-    for (name, direction, N, d, M, B_r, B_c), (arrays, peak, fit, paper) in zip(settings, found, strict=True):
-        sizes = {"N": N, "d": d, "M": M, "direction": direction}
+    for setting, (arrays, peak, fit, paper) in zip(settings, found, strict=True):
+        name, direction, N_q, N_k, d, M, B_r, B_c, causal = setting
+        sizes: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "M": M, "direction": direction, "causal": causal}
+        if name == "block_sparse":
+            sizes["block_mask"] = "live"
         exact = theory.exact(name, **sizes, blocks=(B_r, B_c))
-        assert arrays == {array: [str(a.reads), str(a.writes)] for array, a in exact.hbm.by_array.items()}
-        assert int(peak) == exact.sram.peak
+        assert arrays == {array: [str(a.reads), str(a.writes)] for array, a in exact.hbm.by_array.items()}, setting
+        assert int(peak) == exact.sram.peak, setting
         wanted = theory.exact(name, **sizes, sizing="paper").blocks
         assert [int(size) for size in paper] == [wanted.B_r, wanted.B_c]
-        if N < 2000:
+        if max(N_q, N_k) < 2000:
             wanted = theory.exact(name, **sizes, sizing="fit").blocks
             assert [int(size) for size in fit] == [wanted.B_r, wanted.B_c], (name, sizes)
         largest = max(largest, exact.accesses)
@@ -80,7 +79,7 @@ def test_it_says_what_theory_says_at_a_thousand_settings(page: Any) -> None:
 
 def test_sliders_and_numbers_redraw_at_once(page: Any) -> None:
     page.select_option("#algorithm", "0")
-    for name, value in (("N", "12"), ("d", "4"), ("M", "128"), ("B_r", "4"), ("B_c", "4")):
+    for name, value in (("N_q", "12"), ("N_k", "12"), ("d", "4"), ("M", "128"), ("B_r", "4"), ("B_c", "4")):
         page.fill(f"input[type=number][aria-label^='{name},']", value)
     exact = theory.exact("flash", N=12, d=4, M=128, blocks=(4, 4))
     assert page.inner_text("#peak") == f": at most {exact.sram.peak} of M = 128, {exact.sram.peak / 1.28:.1f}%"
@@ -109,7 +108,29 @@ def test_sliders_and_numbers_redraw_at_once(page: Any) -> None:
     assert page.inner_text("#versus") == "Of standard attention no blocks fit into M = 3."
     page.evaluate("location.hash = '#algorithm=flash&N=1000000000000000&d=8&M=1000000000000001'")
     page.wait_for_timeout(50)
-    assert page.evaluate("['N', 'M'].map((name) => String(playground.sizes[name]))") == [str(10**15), "3"]
+    assert page.evaluate("['N_q', 'M'].map((name) => String(playground.sizes[name]))") == [str(10**15), "3"]
+
+
+def test_a_causal_mask_is_a_box_to_tick(page: Any) -> None:
+    page.evaluate("location.hash = '#algorithm=q_outer&N_q=6&N_k=9&d=4&M=4000&B_r=2&B_c=3'")
+    page.wait_for_timeout(50)
+    asked: dict[str, Any] = {"N_q": 6, "N_k": 9, "d": 4, "M": 4000, "blocks": (2, 3)}
+    for causal in (False, True):
+        page.set_checked("#causal", causal)
+        exact = theory.exact("q_outer", **asked, causal=causal)
+        assert page.locator("#accesses tbody tr.sum").inner_text().split("\t")[1] == str(exact.reads)
+        assert ("without the mask" in page.inner_text("#accesses")) == causal
+    page.wait_for_timeout(350)
+    assert "causal=true" in page.evaluate("location.hash")
+    page.set_checked("#causal", False)
+
+
+def test_forms_are_traced_in_symbols() -> None:
+    q_outer = traced(theory.form_of("q_outer", "forward"))
+    assert q_outer["K"] == ("(s.C * s.d)", "0n")
+    assert q_outer["O"] == ("0n", "(0n + (s.N_q * s.d_v))")
+    with pytest.raises(TypeError, match=r"whether .* is true is not known"):
+        bool(Symbol("s.N_q"))
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])

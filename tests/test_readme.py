@@ -55,8 +55,13 @@ def file_of(algorithm: Algorithm) -> str:
     return str(Path(inspect.getfile(algorithm.run)).relative_to(ROOT))
 
 
-def test_every_figure_has_its_row() -> None:
-    assert len(table("docs/checked.md", "table of figures")) == len(FIGURES)
+def test_the_page_of_figures_is_as_made() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "docs_figures.py"))
+    page = script["page"]()
+    assert page == text_of(ROOT / "docs" / "figures.md"), "python scripts/docs_figures.py"
+    assert all(f"\n## {chart.what[0].upper()}{chart.what[1:]}\n" in page for chart in FIGURES.values())
+    with pytest.raises(ValueError, match=r"unknown\.png: expected a record"):
+        list(script["shown"](ROOT / "figures" / "unknown.png"))
 
 
 def test_tables_are_as_made_and_only_they_are_written() -> None:
@@ -95,3 +100,11 @@ def test_an_algorithm_of_ones_own_does_what_is_said(tmp_path: Path) -> None:
     assert flashsim.forward(mine, Q, K, V, M=4096).O.shape == (50, 8)
     assert flashsim.trace(mine, Q, K, V).save(tmp_path / "mine.html").exists()
     assert "`, `".join(PARTS_OF_ONES_OWN) in said("docs/own.md")
+
+
+def test_the_version_is_one() -> None:
+    of_package = re.search(r'^version = "(.*)"$', text_of(ROOT / "pyproject.toml"), re.MULTILINE)
+    of_citation = re.search(r"^version: (.*)$", text_of(ROOT / "CITATION.cff"), re.MULTILINE)
+    assert of_package
+    assert of_citation
+    assert of_package[1] == of_citation[1] == flashsim.__version__

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashsim.reference import error_bound, gradient_bounds, group_bound
+from flashsim.reference import bias_gradient_bound, error_bound, gradient_bounds, group_bound
 
 N_q, N_k, d, d_v, P = 4, 2, 2, 3, 0.5
 VALUES = (1.0, 3.0)  # of V's rows
@@ -147,3 +147,11 @@ def test_a_row_without_a_key_has_no_error() -> None:
     bound = error_bound(Q, K, V, **{**PLAIN, **NARROW}, mask=np.array([[True] * N_k] * (N_q - 1) + [[False] * N_k]))
     assert np.all(bound[-1] == 0)
     assert np.all(bound[:-1] > 2.0**-12)
+
+
+def test_adding_up_a_bias_gradient() -> None:
+    """dP − D is −1 and 1, so |dS| = 1/2 everywhere; adding up n elements loses n·u of their sum, times C = 2."""
+    n, u = N_q * N_k, 2.0**-53
+    dO = np.tile(DO, (N_q, 1))
+    each, whole = (bias_gradient_bound(Q, K, V, dO, bias=np.zeros(shape)) for shape in ((N_q, N_k), (1, 1)))
+    assert (whole.item() - each.sum()) / u == pytest.approx(2 * (n - 1) * n * P)

@@ -49,6 +49,25 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert cycles({name: imported(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}) == set()
 
 
+FILLED = {  # as something goes on
+    "cache.CacheTraffic", "exercises.judging.Stage", "exercises.judging.Turn", "exercises.judging.Turns",
+    "observers.InductionInvariant", "observers.Ledger", "plots.traffic.Passes", "run.launch.Outcome",
+    "testing.running.Survey", "testing.running.Tally", "testing.bridges.Lent",
+}  # fmt: skip
+
+
+def test_records_do_not_change() -> None:
+    """Dataclasses are frozen, but those that are filled."""
+    found = set()
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for record in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+            said = " ".join(map(ast.unparse, record.decorator_list))
+            if "dataclass" in said and "frozen=True" not in said:
+                found.add(f"{module}.{record.name}".removeprefix("flashsim."))
+    assert found == FILLED
+
+
 def test_a_cycle_is_found() -> None:
     lazy = "def f():\n    from flashsim.masks import All\n\nif TYPE_CHECKING:\n    import flashsim.api\n"
     assert imported(lazy) == {"flashsim.masks"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from flashsim.cli import main
 from flashsim.reference import attention, gradients
 from flashsim.testing.wrapping import wrap
 
@@ -104,3 +106,34 @@ def test_jax_has_float64_only_where_it_is_enabled() -> None:
         jax.config.update("jax_enable_x64", False)
     assert found.dtype == np.float64
     close(found, attention(q, k, v), 1e-13)
+
+
+KERNELS = """
+import jax
+
+
+def attention(q, k, v):
+    return jax.nn.softmax(q @ k.mT * q.shape[-1] ** -0.5, axis=-1) @ v
+
+
+@jax.custom_vjp
+def doubled(q, k, v):
+    return attention(q, k, v)
+
+
+def backward(vjp, do):
+    dq, dk, dv = vjp(do)
+    return 2 * dq, dk, dv
+
+
+doubled.defvjp(lambda q, k, v: jax.vjp(attention, q, k, v), backward)
+"""
+
+
+def test_check_takes_jax_s_own_gradients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "jax_kernels.py").write_text(KERNELS, encoding="utf-8")
+    few = ["--examples", "4", "--max-shapes", "1", "--check", "gradients", "--quiet"]
+    for name, failed in (("attention", False), ("doubled", True)):
+        where = f"{tmp_path}/jax_kernels.py:{name}"
+        assert main(["check", where, "--wrap", "jax", "--backward", "auto", *few]) == failed
+        assert ("dq, dk, dv for a random dO against the" in capsys.readouterr().out) == failed

@@ -521,7 +521,7 @@ def test_live_tiles_are_the_causal_ones(draft: Draft) -> None:
     blocks = Blocks(B_r, B_c, -(-draft.n // B_r), -(-draft.N_k // B_c))
     for more in (None, KeyPadding(draft.N_k // 2), SlidingWindow(3, 4)):
         mask, causal = (draft.tree, Causal()) if more is None else (more & draft.tree, more & Causal())
-        assert live_tiles(mask, draft.n, draft.N_k, blocks) == live_tiles(causal, draft.n, draft.N_k, blocks)
+        assert live_tiles(mask, draft.n, draft.N_k, blocks, 1) == live_tiles(causal, draft.n, draft.N_k, blocks, 1)
     asked: dict[str, Any] = {**draft.shape, "M": 10**5, "blocks": (B_r, B_c)}
     tree = flashsim.count("block_sparse", **asked, mask=draft.tree, block_mask="live").hbm.by_array
     implicit = flashsim.count("block_sparse", **asked, mask=Causal(), block_mask="live").hbm.by_array

@@ -9,13 +9,14 @@
     6  Return dQ, dK, dV.
 
 With τ, dQ and dK carry the factor τ. With dropout, dV uses P^dropped, and dP = dP^dropped ∘ Z is a pass of its own before
-line 3. Products are blocked for SRAM as in Algorithm 0, so operands are read again, T_r or T_c times.
+line 3. A bias adds a pass behind line 3, which adds dS to its gradient. Products are blocked for SRAM as in Algorithm 0, so
+operands are read again, T_r or T_c times.
 """
 
 from __future__ import annotations
 
 from flashsim.algorithms.notation import product
-from flashsim.algorithms.parts import Dropout
+from flashsim.algorithms.parts import Dropout, WholeGradient
 from flashsim.algorithms.record import GRADIENTS, Algorithm
 from flashsim.algorithms.softmax_rows import softmax_backward_for
 from flashsim.memory import HBM, SRAM, Matrix
@@ -39,6 +40,7 @@ def standard_backward(
     blocks: Blocks,
     tau: float,
     dropout: Dropout,
+    dB: WholeGradient,
 ) -> tuple[Matrix, Matrix, Matrix]:
     """Run Algorithm 3 on the forward pass's operands, P (N_q, N_k) and dO (N_q, d_v); return dQ, dK, dV, in HBM.
 
@@ -68,6 +70,7 @@ def standard_backward(
 
     dropout.whole_backward(sram, dP)  # line 3
     softmax_backward_for(sram.capacity, N_k)(sram, P, dP, dS)  # line 3
+    dB.whole(sram, dS)  # line 3
 
     dQ_panels, K_rows, dS_tiles = dQ.divide(B), K.divide(b), dS.divide(B, b)
     for i in sram.loop(len(dQ_panels)):  # line 4
@@ -94,9 +97,10 @@ ALGORITHM = Algorithm(
     title="Algorithm 3, standard attention, backward",
     run=standard_backward,
     operands=("Q", "K", "V", "dO", "P", "P_dropped"),
-    parts=("tau", "dropout"),
+    parts=("tau", "dropout", "dB"),
     returns=GRADIENTS,
     follows=("D", *GRADIENTS),
     line_1=line_1,
     loops="standard attention",
+    gives_dS=True,
 )

@@ -14,7 +14,7 @@
 
 The listing is ours. FlashAttention-2 does the same for grouped heads: its backward pass writes one dK and dV for each query
 head, in the inputs' type, and the copies are summed afterwards. Adding is by element, so rows do not matter: a part is one long
-row here, N_k·d elements.
+row here, N_k·d elements. A bias's gradient, of which grouped heads have parts, is summed up in the same way.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from __future__ import annotations
 from flashsim.memory import HBM, SRAM, Matrix
 
 
-def sum_over_group(hbm: HBM, sram: SRAM, dK_parts: Matrix, dV_parts: Matrix) -> tuple[Matrix, Matrix]:
-    """Sum parts (g, N_k·d) and (g, N_k·d_v), a row for each query head; return dK (1, N_k·d), dV (1, N_k·d_v), in HBM."""
+def sum_over_group(hbm: HBM, sram: SRAM, *all_parts: Matrix) -> tuple[Matrix, ...]:
+    """Sum parts (g, N_k·d) and (g, N_k·d_v), a row for each query head, and return dK (1, N_k·d) and dV (1, N_k·d_v), in HBM."""
     on_chip = sram.on_chip
-    dK = hbm.empty("dK", (1, dK_parts.shape[1]), dK_parts.dtype, "output")
-    dV = hbm.empty("dV", (1, dV_parts.shape[1]), dV_parts.dtype, "output")
-    for parts, total in ((dK_parts, dK), (dV_parts, dV)):
+    sums = tuple(
+        hbm.empty(parts.name.removesuffix("_parts"), (1, parts.shape[1]), parts.dtype, "output") for parts in all_parts
+    )
+    for parts, total in zip(all_parts, sums, strict=True):
         tile = min(max(sram.capacity // 2, 1), total.shape[1])  # line 1
         part_tiles, total_tiles = parts.divide(1, tile), total.divide(1, tile)  # line 1
         g, tiles = part_tiles.blocks
@@ -39,4 +40,4 @@ def sum_over_group(hbm: HBM, sram: SRAM, dK_parts: Matrix, dV_parts: Matrix) -> 
             # line 7: end for
             sram.store(total_tiles[0, i], sum_i)  # line 8
         # line 9: end for
-    return dK, dV  # line 10
+    return sums  # line 10

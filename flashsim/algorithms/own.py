@@ -108,10 +108,14 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
         parts=parts,
         returns=(),
         follows=("m", "l", "O", "L"),
-        line_1=lambda rows, d: (min(rows, d), rows),
+        line_1=_line_1,
         loops=None,
         rounds=every_block,
     )
+
+
+def _line_1(rows: int, d: int) -> tuple[int, int]:
+    return min(rows, d), rows
 
 
 def _file_of(function: Callable[..., Any]) -> str:

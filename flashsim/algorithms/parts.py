@@ -50,6 +50,13 @@ class Dropout(Protocol):
         """Turn dP^dropped in HBM into dP = dP^dropped ∘ Z, as a pass of its own; no pass if nothing is dropped."""
 
 
+class WholeGradient(Protocol):
+    """A bias's gradient, dB in HBM, made of all of dS in HBM: what standard attention does."""
+
+    def whole(self, sram: SRAM, dS: Matrix) -> None:
+        """Add dS to dB, as a pass of its own; no pass if there is no bias."""
+
+
 Which = NDArray[np.bool_] | Kinds | None
 """The turns of a loop to take, True; as kinds, in counting-only mode; or all."""
 

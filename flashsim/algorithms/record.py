@@ -18,7 +18,7 @@ from flashsim.source import Site
 Direction = Literal["forward", "backward"]
 OPERANDS = ("Q", "K", "V")
 PARTS = ("tau", "MASK", "dropout")
-SERVICES = (*PARTS, "block_mask", "live", "splits")
+SERVICES = (*PARTS, "block_mask", "live", "splits", "dB")
 """Parts that any algorithm may ask for."""
 GRADIENTS = ("dQ", "dK", "dV")
 OfBlocks = Callable[[int], int]
@@ -74,7 +74,8 @@ class Algorithm:
     stores_scores  whether S and P are written to HBM, in the inputs' type: S must not overflow there
     recombines     whether dS is summed up by way of a block's own D (Appendix B.5)
 
-    gives_dS       a backward pass hands each tile of dS once to `MASK.gradient`: so a bias has a gradient
+    gives_dS       a backward pass hands each tile of dS once to `MASK.gradient`, or all of dS to `dB.whole`: so a bias has a
+                   gradient
 
     lse            (hbm, options) -> the rows' log-sum-exp, (N_q, 1), of what a run left in HBM; None where it returns L, or ℓ
                    and m

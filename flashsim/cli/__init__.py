@@ -20,6 +20,7 @@ from flashsim.cli.spoken import spoken
 from flashsim.cli.values import Parser, meant
 from flashsim.entry import guarded
 from flashsim.files import name_of
+from flashsim.inputs import DEFAULT_DTYPE
 from flashsim.memory import MemoryModelError
 
 COMMANDS: dict[str, ModuleType] = {
@@ -30,6 +31,7 @@ COMMANDS: dict[str, ModuleType] = {
         "plot",
         "sweep",
         "tune",
+        "prove",
         "gpu",
         "bench",
         "check",
@@ -45,16 +47,17 @@ COMMANDS: dict[str, ModuleType] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     program = " ".join(["flashsim", *arguments[:1]]) if set(arguments[:1]) & COMMANDS.keys() else "flashsim"
 
     def work() -> int:
+        options = argparse.Namespace(flags=())
         try:
             options = parse(arguments)
             status: int = COMMANDS[options.name].run(options)
         except (ValueError, MemoryModelError) as error:
             if len(error.args) == 1:
-                error.args = (spoken(str(error)),)
+                error.args = (spoken(str(error), options.flags),)
             raise
         return status
 
@@ -62,11 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the options of a command, with its `name` and `command_line`. Raises ValueError."""
+    """Return the options of a command, with its `name`, `command_line` and `flags`, how they are spelt. Raises ValueError."""
     parser = Parser(
         prog="flashsim",
         description="FlashAttention on a simulated HBM and SRAM: real numbers, executed counts, an enforced capacity.",
-        epilog="`flashsim COMMAND --help` shows a command's options and examples.",
+        epilog=f"In every command --dtype is {DEFAULT_DTYPE} and --M 100KB where they are not given; but `bench` takes float16. "
+        "`flashsim COMMAND --help` shows a command's options and examples.",
     )
     parser.add_argument("--version", action="version", version=f"flashsim {flashsim.__version__}")
     flags: list[str] = []
@@ -86,6 +90,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options, extra = parser.parse_known_args(arguments)
     if extra:
         raise ValueError(f"unrecognized arguments: {' '.join(extra)}{meant(extra[0], flags)}")
+    options.flags = flags
     options.command_line = shlex.join(["flashsim", *map(name_of, arguments)])
     return options
 

@@ -40,7 +40,10 @@ def add_options(parser: Any) -> None:
     )
     add(parser, "--dropout")
     parser.add_argument(
-        "--dtype", choices=["float16", "bfloat16", "float32"], default="float16", help="of the inputs. Default: float16"
+        "--dtype",
+        choices=["float16", "bfloat16", "float32"],
+        default="float16",
+        help="of the inputs. Default: float16, not float32 as elsewhere: the fast kernels are for matrix units of 16 bits",
     )
     parser.add_argument(
         "--batch", type=whole(0), default=0, metavar="B", help="sequences at once. Default: for 16,384 tokens"

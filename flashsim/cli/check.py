@@ -88,7 +88,10 @@ def add_options(parser: Any) -> None:
         "--spec", metavar="MODULE:NAME", help="a flashsim.testing.Spec; what follows here then changes it"
     )
     for name, settings in SPEC_OPTIONS.items():
-        declared.add_argument(f"--{name.replace('_', '-')}", **settings)
+        spelt = "--blocks" if name == "block" else f"--{name.replace('_', '-')}"
+        declared.add_argument(spelt, dest=name, **settings)
+    was = {**SPEC_OPTIONS["block"], "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+    declared.add_argument("--block", **was)  # still read
 
 
 def run(options: argparse.Namespace) -> int:

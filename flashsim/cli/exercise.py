@@ -17,24 +17,29 @@ SUMMARY = "Learn by writing the algorithms yourself: exercises with holes, grade
 EXAMPLES = (
     "flashsim exercise\n"
     "flashsim exercise start 1\n"
+    "flashsim exercise notebook 1\n"
     "flashsim exercise check 01_load_a_tile.py\n"
     "flashsim exercise check 01_load_a_tile.py --hint"
 )
-ACTIONS = ("list", "start", "check")
+ACTIONS = ("list", "start", "notebook", "check")
 WIDTH = 80
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to its parser."""
     parser.add_argument(
-        "action", nargs="?", default="list", metavar="list|start|check", help="what to do. Default: list"
+        "action", nargs="?", default="list", metavar="|".join(ACTIONS), help="what to do. Default: list"
     )
-    what = "start: the exercise's number or name; check: the file; list: the folder with your files. Default: here"
+    what = "start, notebook: the exercise's number or name; check: the file; list: the folder with your files. Default: here"
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
-    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="start: where the file goes. Default: here")
+    parser.add_argument(
+        "folder", nargs="?", metavar="FOLDER", help="start, notebook: where the file goes. Default: here"
+    )
     hint = "check: show a hint as well, the next one each time, or the Nth"
     parser.add_argument("--hint", nargs="?", const="", metavar="N", help=hint)
-    parser.add_argument("--overwrite", action="store_true", help="start: begin anew, even if the file is there")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="start, notebook: begin anew, even if the file is there"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,15 +52,14 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("--hint goes with check: flashsim exercise check FILE --hint")
     if options.hint and options.what is None:  # check --hint FILE
         options.what, options.hint = options.hint, ""
-    if options.overwrite and options.action != "start":
+    starts = options.action in ("start", "notebook")
+    if options.overwrite and not starts:
         raise ValueError("--overwrite goes with start")
-    if options.folder is not None and options.action != "start":
+    if options.folder is not None and not starts:
         raise ValueError(f"what is {options.folder!r}? {options.action} takes one argument")
     if options.action != "list" and options.what is None:
-        raise ValueError(
-            {"start": "which exercise? give its number", "check": "which file? give its name"}[options.action]
-        )
-    return {"list": _list, "start": _start, "check": _check}[options.action](options)
+        raise ValueError("which exercise? give its number" if starts else "which file? give its name")
+    return {"list": _list, "start": _start, "notebook": _start, "check": _check}[options.action](options)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -83,11 +87,15 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _start(options: argparse.Namespace) -> int:
-    from flashsim.exercises.grading import start
+    from flashsim.exercises.grading import start, start_notebook
 
     folder = Path(options.folder or ".")
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; make it first")
+    if options.action == "notebook":
+        path = start_notebook(options.what, folder, overwrite=options.overwrite)
+        print(f"Wrote {path}. Open it in Jupyter: it says what to do.")
+        return 0
     path = start(options.what, folder, overwrite=options.overwrite)
     print(
         f"Wrote {path}. Open it in an editor: it says what to do.\n\nThen: flashsim exercise check {quote(str(path))}"

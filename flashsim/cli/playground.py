@@ -12,7 +12,7 @@ from flashsim.cli.shared import add
 from flashsim.files import write_whole
 from flashsim.sizes import human_bytes
 
-SUMMARY = "Write a page with sliders for N, d, M and blocks: tiles, accesses and SRAM follow at once."
+SUMMARY = "Write a page with sliders for lengths, d, M and blocks: tiles, accesses and SRAM follow at once."
 EXAMPLES = "flashsim playground --open\nflashsim playground -o play.html"
 
 

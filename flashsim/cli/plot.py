@@ -8,7 +8,7 @@ from typing import Any
 from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import NAMES, add
 from flashsim.cli.values import elements
-from flashsim.inputs import float_dtype
+from flashsim.inputs import DEFAULT_DTYPE, float_dtype
 from flashsim.machines import MACHINES
 
 SUMMARY = "Draw a figure: PNG, SVG, and its data as JSON."
@@ -17,7 +17,7 @@ EXAMPLES = (
     "flashsim plot blocks --N 4096 --d 128 --M 228KB -o out/blocks\n"
     "flashsim plot theorem2 --wide\n"
     "flashsim plot cache_size --algorithm mine.py:attention\n"
-    "flashsim plot roofline --machine H200 --N 4096 --d 128"
+    "flashsim plot roofline --machine H200 --N 4096 --d 128 --dtype bfloat16"
 )
 
 OPTIONS = {
@@ -54,7 +54,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--N-q", help=f"{of('N_q')}: number of queries, where it differs from the keys'")
     add(parser, "--d", required=False, help=f"{of('d')}: head dimension. Default: 64")
     add(parser, "--d-v", help=f"{of('d_v')}: width of V, where it differs from d")
-    add(parser, "--dtype", default=None, help=f"{of('dtype')}. Default: float16; for pareto float32")
+    add(parser, "--dtype", default=None, help=f"{of('dtype')}. Default: {DEFAULT_DTYPE}")
     add(parser, "--blocks", help=f"{of('blocks')}: these block sizes instead of line 1's; M enforced")
     parser.add_argument(
         "--machine",
@@ -72,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the command and return 0. Raises ValueError for an option that is not the figure's."""
     from flashsim import plots
 
+    options.flags = [OPTIONS[name] for name in plots.FIGURES[options.figure].takes if name in OPTIONS]
     arguments = _arguments(options)
     stem = figure_stem(options, f"flashsim-{options.figure}")
     with progress(options) as bar:

@@ -1,9 +1,12 @@
-"""Errors of the Python functions, in the words of the command line: --sizing fit for sizing="fit"."""
+"""Errors of the Python functions, in the words of the command line: --sizing fit for sizing="fit".
+
+They advise no option that a command does not have.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 
 def _flag(match: re.Match[str]) -> str:
@@ -14,7 +17,6 @@ ARGUMENTS = (
     "N|N_q|N_k|d|d_v|M|heads|kv_heads|blocks|sizing|dtype|gqa|seed|scale|mask|window|splits|merge|block_mask|least"
 )
 SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
-    (r'\bsizing="fit"', "--sizing fit"),
     (r"\bShape\(([^()]*)\)", lambda m: m[1].replace("=", " = ")),
     (r"give N, or both N_q and N_k|expected N alone, or N_q and N_k", lambda m: re.sub(r"\bN(_.)?\b", _flag, m[0])),
     (rf"^(argument --[\w-]+: )(?:{ARGUMENTS}) is ", r"\1got "),
@@ -25,8 +27,22 @@ SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
 )
 
 
-def spoken(message: str) -> str:
-    """Return an error's message with arguments called as one types them."""
+WAYS = {"--M": "a larger M", "--blocks": "smaller blocks", "--sizing": "--sizing fit"}
+"""To fit into SRAM, by the option that does it."""
+ADVICE = re.compile(r' Take a larger M, smaller blocks, or sizing="fit"\.')
+
+
+def spoken(message: str, flags: Collection[str]) -> str:
+    """Return an error's message with arguments called as one types them, where these options can be given."""
     for pattern, words in SPOKEN:
         message = re.sub(pattern, words, message)
-    return message
+    if "--dtype" not in flags:
+        message = re.sub(r", or (give|use) a wider dtype$", "", message)
+    return ADVICE.sub(_advice([said for flag, said in WAYS.items() if flag in flags]), message)
+
+
+def _advice(ways: list[str]) -> str:
+    if not ways:
+        return ""
+    *first, last = ways
+    return f" Take {', '.join(first)}{',' * (len(first) > 1)}{' or ' if first else ''}{last}."

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import csv
+import pickle
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -102,8 +104,8 @@ def run(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None and options.output is None:
             raise ValueError(f"--{name} is for -o, which draws the rows: give -o STEM")
     algorithms = [*options.named, *options.algorithm]
-    if options.jobs > 1 and not all(isinstance(each, str) for each in algorithms):
-        raise ValueError("argument --jobs: an algorithm of your own is swept in one process; leave --jobs out")
+    if options.jobs > 1:
+        _check_they_can_be_handed_on(algorithms)
     stem = None if options.output is None else figure_stem(options, "")
     check_outputs(options)
     with progress(options) as bar:
@@ -124,6 +126,21 @@ def run(options: argparse.Namespace) -> int:
             print(f"flashsim sweep: {error}", file=sys.stderr)
             return 1
     return _write(replace(found, command=options.command_line), options, stem)
+
+
+def _check_they_can_be_handed_on(algorithms: Sequence[Any]) -> None:
+    """Raise ValueError for an algorithm that other processes cannot import."""
+    for each in algorithms:
+        try:
+            pickle.dumps(each)
+            module = getattr(getattr(each, "run", None), "__module__", "")
+            if "(" in module:  # a file of the name of another module (`flashsim.cli.loading`)
+                raise ValueError(f"another module is called {module.partition(' ')[0]}")
+        except Exception as error:  # of whatever kind, as what pickling runs is the user's
+            name = getattr(each, "name", each)
+            raise ValueError(
+                f"argument --jobs: {name} cannot be handed to other processes: {error}; leave --jobs out"
+            ) from None
 
 
 def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsim.exercises import exercise, exercises
+from flashsim.exercises.notebook import notebook
 from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work, Wrong
 from flashsim.files import what_is_there, write_whole
@@ -39,6 +40,8 @@ def exercise_of(path: Path) -> Exercise:
     """Return the exercise that a file is of, by its first lines or its name. Raises ValueError."""
     if not path.is_file():
         raise ValueError(f"{path} is {what_is_there(path)}; expected a file of `flashsim exercise start`")
+    if path.suffix == ".ipynb":
+        raise ValueError(f"{path} is a notebook: run its cells in Jupyter, one of which checks")
     try:
         head = path.read_text(encoding="utf-8")[:400]
     except UnicodeDecodeError:
@@ -53,10 +56,19 @@ def exercise_of(path: Path) -> Exercise:
 def start(which: str, folder: Path, *, overwrite: bool = False) -> Path:
     """Write an exercise's file into a folder, and return its path. Raises ValueError for a file that is there."""
     found = exercise(which)
-    path = folder / found.file
+    return _written(folder / found.file, found.fresh(), overwrite)
+
+
+def start_notebook(which: str, folder: Path, *, overwrite: bool = False) -> Path:
+    """Write an exercise's notebook into a folder, and return its path. Raises ValueError for a file that is there."""
+    found = exercise(which)
+    return _written(folder / found.notebook, notebook(found), overwrite)
+
+
+def _written(path: Path, text: str, overwrite: bool) -> Path:
     if path.exists() and not overwrite:
-        raise ValueError(f"{path} is there already: check it, or begin anew with --overwrite")
-    return write_whole(path, found.fresh())
+        raise ValueError(f"{path} is there already: go on with it, or begin anew with --overwrite")
+    return write_whole(path, text)
 
 
 # ------------------------------------------------------------------------------------------------------------ progress

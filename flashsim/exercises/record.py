@@ -41,11 +41,21 @@ class Exercise:
         return f"{self.number:02}_{self.name}.py"
 
     @property
+    def notebook(self) -> str:
+        """The name of the student's notebook."""
+        return f"{self.number:02}_{self.name}.ipynb"
+
+    @property
     def heading(self) -> str:
         """The first line of the student's file, by which it is known again."""
         return f"Exercise {self.number}: {self.title}"
 
     def fresh(self) -> str:
         """Return the student's file as it begins."""
-        explained, _, code = self.text.strip("\n").partition('\n"""\n')
+        explained, code = self.parts()
         return CHECK.format(heading=self.heading, explained=explained, file=self.file, code=code)
+
+    def parts(self) -> tuple[str, str]:
+        """Return what the file explains, and its code with holes."""
+        explained, _, code = self.text.strip("\n").partition('\n"""\n')
+        return explained, code

@@ -155,7 +155,7 @@ repository and open `figures/gallery/index.html` in a browser (from 2023 or late
 |--:|---|---|--:|--:|
 {rows}
 
-[The playground](playground.html) has sliders for N, d, M and block sizes (`flashsim playground` writes it).
+[The playground](playground.html) has sliders for lengths, d, M and block sizes (`flashsim playground` writes it).
 
 `python scripts/gallery.py` makes them all. Without their texts, these commands make the same pages; `--open` in place of
 `-o …` opens them:

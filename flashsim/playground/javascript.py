@@ -1,7 +1,7 @@
 """Closed forms in JavaScript: the Python of `flashsim.theory` translated, expression by expression, from its syntax tree.
 
-Numbers become BigInts, so that results are exact at any size. What a page does not ask for is folded away: no mask, no
-dropout, options at their defaults. What cannot be translated raises TypeError, with its name: nothing is left out in silence.
+Numbers become BigInts, so that results are exact at any size. What a page does not ask for is folded away: no dropout, no arrays
+of masks, options at their defaults. What cannot be translated raises TypeError, with its name: nothing is left out in silence.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from itertools import count
 from textwrap import dedent
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from flashsim.records import ArrayTraffic
+from flashsim.theory.form import Form
 
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 COMPARED = {ast.LtE: "<=", ast.GtE: ">=", ast.Lt: "<", ast.Gt: ">", ast.Eq: "===", ast.NotEq: "!=="}
-HELPERS = {"max": "largest", "min": "least", "isqrt": "isqrt"}
+HELPERS = {"max": "largest", "min": "least", "isqrt": "isqrt", "masking_tiles": "maskingTiles"}
 """Functions of Python that the page's script has, by its names for them."""
-PROBLEM = {"masked": False, "dropout": False, "tree": False, "R": 0, "dense": (), "group": 1}
+PROBLEM = {"dropout": False, "tree": False, "R": 0, "dense": (), "group": 1, "learns": None}
 """What is known of every problem of a page."""
 
 
@@ -62,6 +65,58 @@ def expression(text: str, names: str) -> str:
         raise TypeError(f"{text!r}: {ast.unparse(node)} is not translated")
 
     return translated(ast.parse(text, mode="eval"))
+
+
+class Symbol:
+    """A number that is not known yet: sums and products of it are JavaScript."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __add__(self, other: Symbol | int) -> Symbol:
+        return Symbol(f"({self.text} + {js(other)})")
+
+    def __sub__(self, other: Symbol | int) -> Symbol:
+        return Symbol(f"({self.text} - {js(other)})")
+
+    def __mul__(self, other: Symbol | int) -> Symbol:
+        return Symbol(f"({self.text} * {js(other)})")
+
+    def __radd__(self, other: int) -> Symbol:
+        return Symbol(f"({js(other)} + {self.text})")
+
+    def __rmul__(self, other: int) -> Symbol:
+        return Symbol(f"({js(other)} * {self.text})")
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"whether {self.text} is true is not known")
+
+
+def js(number: Symbol | int) -> str:
+    """Return a number as JavaScript."""
+    return number.text if isinstance(number, Symbol) else f"{number}n"
+
+
+def traced(form: Form) -> dict[str, tuple[str, str]]:
+    """Return (reads, writes) of each array in the object `s` of symbols: the form, run on symbols in place of numbers.
+
+    The rows of the tiles that are computed are `s.A` in all, their columns `s.C`.
+    """
+    s = {name: Symbol(f"s.{name}") for name in ("N_q", "N_k", "d", "d_v", "T_r", "T_c", "A", "C")}
+
+    def array(name: str, role: Any, *, reads: Any = 0, writes: Any = 0, init: Any = 0) -> dict[str, ArrayTraffic]:
+        return {name: ArrayTraffic(reads, init + writes, init, 0, 4, role)}
+
+    def nothing(*_: Any) -> dict[str, ArrayTraffic]:
+        return {}
+
+    options = {option.name: option.default for option in form.options}
+    lengths = {name: s[name] for name in ("N_q", "N_k", "d", "d_v")}
+    parts = {"array": array, "masks": nothing, "generator": nothing, "gradient": nothing, "options": options, "chip": 4}
+    problem: Any = SimpleNamespace(**lengths, **parts, dropout=False)
+    blocks: Any = SimpleNamespace(T_r=s["T_r"], T_c=s["T_c"])
+    tiles: Any = SimpleNamespace(rows=s["A"], columns=s["C"])
+    return {name: (js(a.reads), js(a.writes)) for name, a in form.traffic(problem, blocks, tiles).items()}
 
 
 class _Constant:
@@ -178,6 +233,8 @@ class _Function:
         left, right = self._js(node.left), self._js(node.right)
         if isinstance(node.op, ast.FloorDiv):
             return f"floorDiv({left}, {right})"
+        if isinstance(node.op, ast.Mod):
+            return f"floorMod({left}, {right})"
         if type(node.op) not in SIGNS:
             raise self._refused(node)
         return f"({left} {SIGNS[type(node.op)]} {right})"

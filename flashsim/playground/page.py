@@ -6,17 +6,20 @@ import html
 import json
 import re
 from importlib.resources import files
+from typing import Any
 
 from flashsim import theory
 from flashsim.algorithms import PASSES
 from flashsim.algorithms.record import Algorithm
-from flashsim.playground.javascript import Script, expression
+from flashsim.playground.javascript import Script, expression, traced
 from flashsim.theory.form import Form
 from flashsim.theory.formulas import symbols
+from flashsim.theory.live import _clipped
 from flashsim.tracing.page import lighter, policy
 from flashsim.tracing.page import read as read_shared
 from flashsim.tracing.typeset import named, typeset
 
+OUTER = {"K": "columns", "Q": "rows"}
 FIRST = ("flash", "q_outer", "standard")
 """The algorithms that the list begins with; Algorithm 1 moves what Algorithm 2 does, and so do others that are left out."""
 
@@ -47,11 +50,24 @@ def _shown() -> list[Algorithm]:
             passes.values(), key=lambda a: (FIRST.index(a.name) if a.name in FIRST else len(FIRST), a.name)
         ):
             form = theory.form_of(algorithm.name, algorithm.direction)
-            moves = tuple(sorted(form.formulas.items())), form.peak
+            moves = tuple(sorted(form.formulas.items())), form.peak, _skips(form)
             if moves not in seen and all(option.name != "window" for option in form.options):
                 seen.add(moves)
                 found.append(algorithm)
     return found
+
+
+def _skips(form: Form) -> bool:
+    """Say whether it leaves out empty tiles: always, or with block_mask="live", as here."""
+    return form.live or any(option.name == "block_mask" for option in form.options)
+
+
+def _masking(form: Form) -> dict[str, tuple[int, int]]:
+    """Return how often more a mask has an N_q × N_k array read, and written, by name: one that positions decide."""
+    sizes: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "M": 64, "blocks": (5, 7), "direction": form.direction}
+    plain, masked = (theory.exact(form, **sizes, causal=causal).hbm.by_array for causal in (False, True))
+    more = {name: (a.reads - plain[name].reads, a.writes - plain[name].writes) for name, a in masked.items()}
+    return {name: (reads // 35, writes // 35) for name, (reads, writes) in more.items() if reads or writes}
 
 
 def script(passes: list[tuple[Algorithm, Form]]) -> str:
@@ -65,19 +81,26 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
             f"{name}: [(s) => {expression(reads, 's')}, (s) => {expression(writes, 's')}]"
             for name, (reads, writes) in form.formulas.items()
         )
+        live = traced(form).items() if _skips(form) else ()
+        skipping = ", ".join(f"{name}: [(s) => {reads}, (s) => {writes}]" for name, (reads, writes) in live)
+        masking = ", ".join(f"{name}: [{reads}n, {writes}n]" for name, (reads, writes) in _masking(form).items())
         about = json.dumps(
             {
                 "name": form.name,
                 "direction": form.direction,
-                "outer": {"K": "columns", "Q": "rows"}.get((algorithm.loops or "")[:1], ""),
+                "outer": "columns" if form.name == "block_sparse" else OUTER.get((algorithm.loops or "")[:1], ""),
+                "skips": _skips(form),
                 "texts": {name: [text.replace(" * ", " · ") for text in pair] for name, pair in form.formulas.items()},
             },
             ensure_ascii=False,
         )[1:-1]
-        entries.append(f"{{{about}, arrays: {{{arrays}}}, {', '.join(f'{k}: {v}' for k, v in functions.items())}}}")
-    name = translated.of(symbols)
+        called = ", ".join(f"{k}: {v}" for k, v in functions.items())
+        own = f"arrays: {{{arrays}}}, live: {{{skipping}}}, masking: {{{masking}}}"
+        entries.append(f"{{{about}, {own}, {called}}}")
+    name, clipped = translated.of(symbols), translated.of(_clipped)
     listed = ",\n  ".join(entries)
-    return f'"use strict";\n{_read("runtime.js")}\n{translated.text}\nconst symbolsOf = {name};\nconst FORMS = [\n  {listed},\n];'
+    constants = f"const symbolsOf = {name}, clippedSum = {clipped};\nconst FORMS = [\n  {listed},\n];"
+    return f'"use strict";\n{_read("runtime.js")}\n{translated.text}\n{constants}'
 
 
 def _choices(passes: list[tuple[Algorithm, Form]]) -> str:
@@ -85,6 +108,7 @@ def _choices(passes: list[tuple[Algorithm, Form]]) -> str:
     groups: dict[str, list[str]] = {}
     for number, (algorithm, _) in enumerate(passes):
         loops = f": {algorithm.loops}" if algorithm.loops and algorithm.name in FIRST[:2] else ""
+        loops = ": no empty tile" if algorithm.name == "block_sparse" else loops
         option = f'<option value="{number}">{html.escape(algorithm.title + loops)}</option>'
         groups.setdefault(algorithm.direction, []).append(option)
     return "".join(f'<optgroup label="{name}">{"".join(options)}</optgroup>' for name, options in groups.items())

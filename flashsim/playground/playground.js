@@ -6,7 +6,7 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 const texts = new Map([...find("#symbols").content.children].map((set) => [set.dataset.text, set]));
 const typeset = (text) => [...texts.get(text).cloneNode(true).childNodes];
 const MOST = 10n ** 15n; // of a size that is taken; what is computed from it is exact all the same
-const SIZES = { N: ["length", 20], d: ["head width", 9], M: ["SRAM", 20], B_r: ["rows", 14], B_c: ["columns", 14] };
+const SIZES = { N_q: ["queries", 20], N_k: ["keys", 20], d: ["head width", 9], M: ["SRAM", 20], B_r: ["rows", 14], B_c: ["columns", 14] };
 
 /** A size as it is written, or null where it is none. */
 const sizeOf = (text) => (/^[1-9]\d{0,15}$/.test(text) && BigInt(text) <= MOST ? BigInt(text) : null);
@@ -19,19 +19,22 @@ function make(tag, attributes = {}, ...content) {
 }
 
 /** All that the page says of a setting. Sizes are BigInts. */
-function count(form, { N, d, M, B_r, B_c }) {
-  const p = problemOf(N, d, M), blocks = blocksOf(p, B_r, B_c);
-  const s = symbolsOf(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, form.direction);
-  const arrays = Object.entries(form.arrays).map(([name, [reads, writes]]) => [name, reads(s), writes(s)]);
-  return { blocks, arrays, peak: form.peak(p, blocks, tilesOf(p, blocks.B_r, blocks.B_c)), accesses: arrays.reduce((sum, [, reads, writes]) => sum + reads + writes, 0n) };
+function count(form, sizes, every = false) {
+  const p = problemOf(sizes), blocks = blocksOf(p, sizes.B_r, sizes.B_c), live = sizes.causal && form.skips && !every, tiles = tilesOf(p, sizes.B_r, sizes.B_c, live);
+  const s = { ...symbolsOf(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, form.direction), A: tiles.A, C: tiles.C };
+  const arrays = Object.keys(form.arrays).map((name) => {
+    const more = (sizes.causal && form.masking[name]) || [0n, 0n], moved = (live ? form.live : form.arrays)[name].map((of, at) => of(s) + more[at] * p.N_q * p.N_k);
+    return [name, ...moved, form.arrays[name].every((of, at) => of(s) === moved[at])];
+  });
+  return { blocks, arrays, peak: form.peak(p, blocks, tiles), accesses: arrays.reduce((sum, [, reads, writes]) => sum + reads + writes, 0n) };
 }
 
 /** Line 1's block sizes: as printed, or the largest of that shape with which everything fits; [1, 1] where nothing does. */
-function lineOne(form, { N, d, M }, fit) {
-  const p = problemOf(N, d, M), of = (rows) => form.proportions(rows, d);
-  const fits = (rows) => { const [B_r, B_c] = of(rows); return count(form, { N, d, M, B_r, B_c }).peak <= M; };
+function lineOne(form, sizes, fit) {
+  const { d, M } = sizes, p = problemOf(sizes), of = (rows) => form.proportions(rows, d);
+  const fits = (rows) => { const [B_r, B_c] = of(rows); return count(form, { ...sizes, B_r, B_c }, true).peak <= M; };
   if (!fit) return blocksOf(p, ...of(form.rows(M, d, d)));
-  let low = 1n, high = N + 1n;
+  let low = 1n, high = largest(p.N_q, p.N_k) + 1n;
   while (high - low > 1n) { const middle = (low + high) / 2n; if (fits(middle)) low = middle; else high = middle; }
   return blocksOf(p, ...of(low));
 }
@@ -42,9 +45,10 @@ const nearest = (value, most) => { let n = 0; while (n < most && stepped(n + 1) 
 
 class Playground {
   constructor() {
-    this.sizes = { N: 1024n, d: 64n, M: 25600n, B_r: 64n, B_c: 64n };
+    this.sizes = { N_q: 1024n, N_k: 1024n, causal: false, d: 64n, M: 25600n, B_r: 64n, B_c: 64n };
     this.inputs = Object.entries(SIZES).map(([name, [what, doublings]]) => this.addSize(name, what, 2 * doublings));
     find("#algorithm").onchange = () => this.show();
+    find("#causal").onchange = (event) => this.set("causal", event.target.checked);
     find("#paper").onclick = () => this.take(false);
     find("#fit").onclick = () => this.take(true);
     window.addEventListener("resize", () => this.show());
@@ -64,7 +68,7 @@ class Playground {
       const size = sizeOf(number.value);
       number.setAttribute("aria-invalid", String(size === null));
       if (size !== null) this.set(name, size);
-      else find("#said").textContent = `${name} is ${number.value || "empty"}; expected a whole number from 1 to ${grouped.format(MOST)}.`;
+      else clearTimeout(this.linking), find("#said").textContent = `${name} is ${number.value || "empty"}; expected a whole number from 1 to ${grouped.format(MOST)}.`;
     };
     find("#sizes").append(make("div", { class: "size" }, label, range, number));
     return { name, range, number, most };
@@ -82,7 +86,11 @@ class Playground {
     const asked = new URLSearchParams(location.hash.slice(1));
     const at = FORMS.findIndex((form) => form.name === asked.get("algorithm") && form.direction === (asked.get("direction") ?? "forward"));
     if (at >= 0) find("#algorithm").value = at;
-    for (const name of Object.keys(SIZES)) this.sizes[name] = sizeOf(asked.get(name) ?? "") ?? this.sizes[name];
+    for (const name of Object.keys(SIZES)) {
+      const size = asked.get(name) ?? (name.startsWith("N") ? asked.get("N") : "");
+      this.sizes[name] = sizeOf(size ?? "") ?? this.sizes[name];
+    }
+    if (asked.has("causal")) this.sizes.causal = asked.get("causal") === "true";
     return [...asked].length > 0;
   }
 
@@ -92,6 +100,7 @@ class Playground {
       range.value = nearest(sizes[name], most), range.setAttribute("aria-valuetext", grouped.format(sizes[name]));
       if (number.value !== String(sizes[name])) number.value = String(sizes[name]), number.setAttribute("aria-invalid", "false");
     }
+    find("#causal").checked = sizes.causal;
     this.showTiles(found.blocks), this.showPeak(found.peak, sizes.M), this.showAccesses(found);
     this.showVersus(form, found.accesses, standard);
     clearTimeout(this.linking);
@@ -111,8 +120,14 @@ class Playground {
   showTiles({ B_r, B_c, T_r, T_c }) {
     const canvas = find("#matrix"), pixels = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight, pen = canvas.getContext("2d");
     canvas.width = width * pixels, canvas.height = height * pixels, pen.scale(pixels, pixels);
-    const N = Number(this.sizes.N), [across, down] = [Math.min(width, 2 * height) - 2, height - 2], [tall, wide] = [(Number(B_r) / N) * down, (Number(B_c) / N) * across];
+    const [N_q, N_k] = [Number(this.sizes.N_q), Number(this.sizes.N_k)], [across, down] = [Math.min(width, 2 * height) - 2, height - 2], [tall, wide] = [(Number(B_r) / N_q) * down, (Number(B_c) / N_k) * across];
     pen.fillStyle = color("--tile"), pen.fillRect(1, 1, across, down), (pen.strokeStyle = color("--faint"));
+    if (this.sizes.causal) { // keys behind a query's own position
+      pen.fillStyle = color("--ground"), pen.beginPath();
+      if (N_k >= N_q) pen.moveTo(1 + (1 - N_q / N_k) * across, 1);
+      else pen.moveTo(1, 1), pen.lineTo(1, 1 + (1 - N_k / N_q) * down);
+      pen.lineTo(1 + across, 1 + down), pen.lineTo(1 + across, 1), pen.fill();
+    }
     const rows = Number(T_r), columns = Number(T_c), order = this.form.outer;
     pen.beginPath();
     if (tall >= 3) for (let i = 0; i <= rows; i++) pen.moveTo(1, 1 + Math.min(i * tall, down)), pen.lineTo(1 + across, 1 + Math.min(i * tall, down));
@@ -120,7 +135,12 @@ class Playground {
     pen.stroke();
     if (tall >= 16 && wide >= 26 && order) {
       pen.fillStyle = color("--ink"), pen.font = "12px system-ui, sans-serif", pen.textAlign = "center";
-      for (let i = 0; i < rows; i++) for (let j = 0; j < columns; j++) pen.fillText(String(1 + (order === "rows" ? i * columns + j : j * rows + i)), 1 + (j * wide + Math.min((j + 1) * wide, across)) / 2, 5 + (i * tall + Math.min((i + 1) * tall, down)) / 2);
+      const live = (i, j) => !this.sizes.causal || !this.form.skips || Math.min((i + 1) * Number(B_r), N_q) - N_q + N_k > j * Number(B_c);
+      let visited = 0;
+      for (let n = 0; n < rows * columns; n++) {
+        const [i, j] = order === "rows" ? [Math.floor(n / columns), n % columns] : [n % rows, Math.floor(n / rows)];
+        if (live(i, j)) pen.fillText(String(++visited), 1 + (j * wide + Math.min((j + 1) * wide, across)) / 2, 5 + (i * tall + Math.min((i + 1) * tall, down)) / 2);
+      }
     }
     const said = `${grouped.format(T_r)} × ${grouped.format(T_c)} tiles of ${grouped.format(B_r)} × ${grouped.format(B_c)}`, how = { rows: "row by row", columns: "column by column" }[order];
     canvas.setAttribute("aria-label", said + (how ? `, ${how}` : ""));
@@ -136,9 +156,9 @@ class Playground {
 
   showAccesses({ arrays, accesses }) {
     const widest = arrays.map(([, reads, writes]) => reads + writes).reduce((a, b) => (a > b ? a : b), 1n);
-    const rows = arrays.map(([name, reads, writes]) => {
+    const rows = arrays.map(([name, reads, writes, asFormula]) => {
       const bars = [reads, writes].map((n) => { const part = make("i"); part.style.width = `${Number((10000n * n) / widest) / 100}%`; return part; }), [of, to] = this.form.texts[name];
-      return make("tr", {}, make("th", { scope: "row" }, typeset(name)), make("td", {}, grouped.format(reads)), make("td", {}, grouped.format(writes)), make("td", { class: "share" }, make("div", {}, bars)), make("td", { class: "formula" }, typeset(of), to === "0" ? "" : [" ; ", typeset(to)]));
+      return make("tr", {}, make("th", { scope: "row" }, typeset(name)), make("td", {}, grouped.format(reads)), make("td", {}, grouped.format(writes)), make("td", { class: "share" }, make("div", {}, bars)), make("td", { class: "formula" }, typeset(of), to === "0" ? "" : [" ; ", typeset(to)], asFormula ? "" : " without the mask"));
     });
     const sum = (at) => grouped.format(arrays.reduce((total, array) => total + array[at], 0n));
     find("#accesses tbody").replaceChildren(...rows, make("tr", { class: "sum" }, make("th", { scope: "row" }, "all"), make("td", {}, sum(1)), make("td", {}, sum(2)), make("td"), make("td", { class: "formula" }, `${grouped.format(accesses)} accesses`)));

@@ -1,6 +1,7 @@
 // What the translated forms are written in: integers without a limit, one head's problem, and its tiles.
 
 const floorDiv = (a, b) => { const n = a / b; return n * b !== a && a < 0n !== b < 0n ? n - 1n : n; };
+const floorMod = (a, b) => a - floorDiv(a, b) * b;
 const largest = (...all) => all.reduce((a, b) => (a > b ? a : b));
 const least = (...all) => all.reduce((a, b) => (a < b ? a : b));
 /** ⌊√n⌋, by Newton's steps from above. */
@@ -19,15 +20,23 @@ const blocksOf = (p, B_r, B_c) => {
   return { B_r, B_c, T_r: floorDiv(p.N_q + B_r - 1n, B_r), T_c: floorDiv(p.N_k + B_c - 1n, B_c) };
 };
 
-/** All tiles of S: the last row of tiles, and the last column, may be smaller. */
-const tilesOf = (p, B_r, B_c) => {
-  const { T_r, T_c } = blocksOf(p, B_r, B_c), rows = [p.N_q - (T_r - 1n) * B_r], columns = [p.N_k - (T_c - 1n) * B_c];
-  if (T_r > 1n) rows.push(B_r);
-  if (T_c > 1n) columns.push(B_c);
-  return { most: (occupancy) => largest(...rows.flatMap((r) => columns.map((c) => occupancy(r, c)))) };
+/** Tiles of S, all or the live ones of a causal mask: the last row of tiles, and the last column, may be smaller.
+ *
+ * The last row attends to all keys, so its tiles are live. Of the others, column j has those from ⌊(j·B_c − N_k + N_q)/B_r⌋ on. */
+const tilesOf = (p, rows, columns, live) => {
+  const { B_r, B_c, T_r, T_c } = blocksOf(p, rows, columns), kinds = [];
+  const dead = (n) => (live ? clippedSum(B_c, p.N_q - p.N_k, B_r, n, T_r - 1n) : 0n);
+  for (const [first, end, c] of [[0n, T_c - 1n, B_c], [T_c - 1n, T_c, p.N_k - (T_c - 1n) * B_c]]) {
+    kinds.push([B_r, c, (T_r - 1n) * (end - first) - dead(end) + dead(first)], [p.N_q - (T_r - 1n) * B_r, c, end - first]);
+  }
+  const some = kinds.filter(([, , number]) => number), sum = (of) => some.reduce((total, kind) => total + of(kind), 0n);
+  return { A: sum(([r, , n]) => r * n), C: sum(([, c, n]) => c * n), most: (occupancy) => largest(...some.map(([r, c]) => occupancy(r, c))) };
 };
 
-const problemOf = (N, d, M) => {
-  const p = { N_q: N, N_k: N, d, d_v: d, M };
+/** Tiles of a pass that masks S: as many whole rows as M has room for, or a piece of one. */
+const maskingTiles = (p) => (p.M >= p.N_k ? tilesOf(p, floorDiv(p.M, p.N_k), p.N_k) : tilesOf(p, 1n, p.M));
+
+const problemOf = ({ N_q, N_k, d, M, causal }) => {
+  const p = { N_q, N_k, d, d_v: d, M, masked: causal };
   return Object.assign(p, { tiles: (B_r, B_c) => tilesOf(p, B_r, B_c) });
 };

@@ -33,7 +33,7 @@ _MEASURES = {
 
 
 def appendix_b5_data(
-    *, N: int = 1024, d: int = 64, M: Size | None = None, dtype: str = "float16", blocks: tuple[int, int] | None = None
+    *, N: int = 1024, d: int = 64, M: Size | None = None, dtype: str = "float32", blocks: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Return, by measure and algorithm, the counts for one head, by default GPT-2's, with FlashAttention's blocks.
 

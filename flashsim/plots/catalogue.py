@@ -51,15 +51,18 @@ def draw(
     return axes[0] if chart.panels == 1 else axes
 
 
-def write_figure(name: str, script: str, description: str | None) -> None:
-    """Do what a script of figure `name` does: parse its command line, draw, write PNG, SVG, JSON, print the paths, and exit."""
+def write_figure(name: str, script: str, description: str | None, **options: Any) -> None:
+    """Do what a script of figure `name` does: parse its command line, draw, write PNG, SVG, JSON, print the paths, and exit.
+
+    `options` are what the figure takes.
+    """
     path = Path(script)
     parser = argparse.ArgumentParser(prog=path.name, description=description)
     parser.add_argument("-o", "--output", type=Path, default=Path("figures") / path.stem, help="stem of the files")
 
     def work() -> None:
         output = parser.parse_args().output
-        data = FIGURES[name].data()
+        data = FIGURES[name].data(**options)
         command = shlex.join(["python", f"scripts/{path.name}", *map(name_of, sys.argv[1:])])
         print(*save(FIGURES[name].draw(data), output, data, command), sep="\n")
 

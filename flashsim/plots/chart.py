@@ -24,6 +24,7 @@ class Chart:
     what: str
     panels: int = 1
     slide: float = 0.0  # the width in inches of its slide, if not `style.slide`'s own
+    exact: bool = True  # whether its numbers are the same on every machine: counts are, what BLAS rounds is not
 
     @property
     def takes(self) -> dict[str, Any]:

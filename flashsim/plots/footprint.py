@@ -23,7 +23,7 @@ _LENGTHS = [2**e for e in range(7, 24)]
 
 
 def memory_data(
-    *, d: int = 64, M: Size | None = None, dtype: str = "float16", blocks: tuple[int, int] | None = None
+    *, d: int = 64, M: Size | None = None, dtype: str = "float32", blocks: tuple[int, int] | None = None
 ) -> dict[str, Any]:
     """Return bytes of HBM by algorithm and N, forward and backward passes together, 1,024 heads.
 

@@ -27,7 +27,7 @@ def l2_data(
     N: int = 1024,
     d: int = 64,
     M: Size | None = None,
-    dtype: str = "float16",
+    dtype: str = "float32",
     blocks: tuple[int, int] | None = None,
     algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:

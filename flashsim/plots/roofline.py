@@ -29,7 +29,7 @@ def roofline_data(
     machine: str = "A100-40GB",
     N: int = 1024,
     d: int = 64,
-    dtype: str = "float16",
+    dtype: str = "float32",
     blocks: tuple[int, int] | None = None,
     algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
@@ -129,9 +129,9 @@ def plot_roofline(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] |
         _draw(panel, direction, points, data)
     peak, bandwidth = data["peak"] / 1e12, data["bandwidth"] / 1e9
     axes[0].set_title(
-        f"{data['machine']}: {bandwidth:,.4g} GB/s, {peak:,.4g} TFLOP/s in {data['dtype']}.\n"
+        f"{data['machine']}: {bandwidth:,.4g} GB/s, {peak:,.4g} TFLOP/s, {data['dtype']}.\n"
         f"{_point(data['directions']['forward'])}",
-        x=hang(axes[0], -0.19),
+        x=hang(axes[0], -0.14),
     )
     return axes
 

@@ -34,7 +34,7 @@ def sparsity_data(
     N: int = 16_384,
     d: int = 64,
     M: Size | None = None,
-    dtype: str = "float16",
+    dtype: str = "float32",
     blocks: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Return Algorithm 5's HBM accesses (elements, one head), forward and backward, by s, the part of tiles computed.

@@ -147,6 +147,11 @@ def hang(ax: Axes, x: float) -> float:
     return x if isinstance(ax.figure, Picture) and ax.figure.in_columns else 0.0
 
 
+def on_slide(ax: Axes) -> bool:
+    """Say whether these are a slide's axes, which have little room and must be read from afar."""
+    return isinstance(ax.figure, Picture) and not ax.figure.in_columns
+
+
 @styled
 def slide(panels: int = 1, width: float = 0.0) -> list[Axes]:
     """Return so many axes side by side on a new figure of 16:9, `width` inches wide, by default as its panels need."""

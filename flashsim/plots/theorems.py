@@ -19,7 +19,7 @@ from flashsim.algorithms.own import chosen
 from flashsim.api import count
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import setting
-from flashsim.plots.style import BLACK, BLUE, GREY, SKY, column_figure, dress, hang, looks, several, styled
+from flashsim.plots.style import BLACK, BLUE, GREY, SKY, column_figure, dress, hang, looks, on_slide, several, styled
 from flashsim.sizes import Size
 
 _DIMENSIONS = [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
@@ -49,7 +49,7 @@ _THEOREMS = {
 
 
 def theorem2_data(
-    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float16", algorithms: Sequence[Any] = ()
+    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float32", algorithms: Sequence[Any] = ()
 ) -> dict[str, Any]:
     """Return HBM accesses (elements) of one head against N, d and M, the others fixed at those given, and their log-log fits.
 
@@ -63,7 +63,7 @@ def theorem2_data(
 
 
 def theorem5_data(
-    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float16", algorithms: Sequence[Any] = ()
+    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float32", algorithms: Sequence[Any] = ()
 ) -> dict[str, Any]:
     """Return the same for the backward pass: `flash` is Algorithm 4, `standard` Algorithm 3.
 
@@ -182,7 +182,8 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     }
     for name, (label, style) in series.items():
         slope, intercept, residual = (panel["fits"][name][k] for k in ("slope", "intercept", "residual"))
-        fitted = f"slope {slope:.2f}, residual {residual:.3f}" if residual < _POWER else "bends, no one slope"
+        fitted = f"slope {slope:.2f}" + ("" if on_slide(ax) else f", residual {residual:.3f}")
+        fitted = fitted if residual < _POWER else "bends, no one slope"
         handles.append(Line2D([], [], **style, label=f"{label}: {fitted}".replace("-", "−")))
         if name == theorem.flash:
             ax.plot(values, 10**intercept * np.array(values, float) ** slope, color=style["color"], gid="fit")
@@ -200,7 +201,7 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     ax.set_ylabel(("" if theorem.direction == "forward" else "backward\n") + "HBM accesses (elements)")
     ax.yaxis.set_major_locator(LogLocator(10, numticks=8))
     ax.yaxis.set_minor_locator(NullLocator())
-    heading = "residual: greatest |log₁₀(accesses / fit)|" if variable == "N" else None
+    heading = "residual: greatest |log₁₀(accesses / fit)|" if variable == "N" and not on_slide(ax) else None
     ax.legend(
         handles=handles,
         loc="lower left",
@@ -209,7 +210,8 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
         title=heading,
         alignment="left",
     )
-    ax.set_title(_TITLES[variable], x=hang(ax, -0.2), pad=50 if heading else 38)
+    title = _TITLES[variable].replace("; ", ";\n") if on_slide(ax) else _TITLES[variable]
+    ax.set_title(title, x=hang(ax, -0.2), pad=50 if heading else 38)
 
 
 THEOREM_2 = Chart(
@@ -218,8 +220,5 @@ THEOREM_2 = Chart(
     plot_theorem2,
     "Theorem 2: accesses against N, d, M, with fitted exponents",
     panels=3,
-    slide=13.3,
 )
-THEOREM_5 = Chart(
-    "theorem5", theorem5_data, plot_theorem5, "Theorem 5: the same for the backward pass", panels=3, slide=13.3
-)
+THEOREM_5 = Chart("theorem5", theorem5_data, plot_theorem5, "Theorem 5: the same for the backward pass", panels=3)

@@ -59,7 +59,7 @@ def backward_task(
         )
     check_finite = check_flag("check_finite", check_finite)
     task, variant, given = run.plan.task, run.variant, run.inputs
-    _check_bias(algorithm, variant, given.group, task.gqa)
+    _check_bias(algorithm, variant)
     O = turned("O", run.O, run.layout)
     gradient = check_dO(dO, O, check_finite=check_finite, layout=run.layout)
     M = task.M if M is None else check_M(M, given.dtype.itemsize)
@@ -93,7 +93,7 @@ def count_task(
 ) -> Task:
     """Return the task of one pass on shapes alone. `of` is the forward pass's record; `variant` is what `_variant` takes."""
     asked = _variant(of, given.shape, (), scale=None, seed=0, **variant)
-    _check_bias(algorithm, asked, given.group, check_gqa(gqa))
+    _check_bias(algorithm, asked)
     return Task(algorithm, given, asked, check_M(M, given.dtype.itemsize), policy, check_gqa(gqa), False)
 
 
@@ -118,15 +118,13 @@ def _variant(
     return variant
 
 
-def _check_bias(algorithm: Algorithm, variant: AttentionVariant, group: int, gqa: str) -> None:
+def _check_bias(algorithm: Algorithm, variant: AttentionVariant) -> None:
     """Raise ValueError for a bias, of which a backward pass makes no gradient."""
     if variant.mask.bias is None or algorithm.direction == "forward":
         return
     if not algorithm.gives_dS:
         have = " or ".join(repr(name) for name, known in BACKWARD.items() if known.gives_dS)
         raise ValueError(f"{algorithm.name!r} ({algorithm.title}) makes no gradient of a bias; {have} does")
-    if group > 1 and gqa == "grouped":
-        raise ValueError('gqa is "grouped", in which there is no gradient of a bias; expected "separate"')
 
 
 def check_sizing(sizing: Any, blocks: Any, enforce: Any = None) -> Sizing:

@@ -9,13 +9,13 @@ from typing import cast
 import numpy as np
 
 from flashsim.groups import by_head
-from flashsim.inputs import Array, Inputs, chip_dtype, largest
+from flashsim.inputs import Array, Inputs, largest
 from flashsim.matrices import KINDS
 from flashsim.memory import HBM, SRAM, MemoryModelError, Observer
 from flashsim.records import Occupancy, Traffic
 from flashsim.run.launch import Outcome
 from flashsim.run.results import Gradients, Run, Tally
-from flashsim.run.sums import NAMES, launch_sum, summed, with_parts
+from flashsim.run.sums import NAMES, bias_gradient, sum_bias_gradient, sum_one_group, summed, with_parts
 from flashsim.run.task import Plan
 
 
@@ -52,11 +52,11 @@ def gather_gradients(plan: Plan, outcome: Outcome, observers: Sequence[Observer]
         summing = {name: _stacked(plan, name, matrices[name]) for name in NAMES}
     bias, dB = plan.variant.mask.bias, None
     if bias is not None:
-        dB = np.empty((*bias.array.shape[:-2], *bias.matrix), chip_dtype(plan.task.given.dtype))
-        for at, matrix in outcome.dB.items():
-            dB[at] = matrix
-        dB = dB.reshape(bias.array.shape)
-        traffic = Traffic({**traffic.by_array, "dB": replace(traffic.by_array["dB"], size=dB.size)})
+        dB, adding, most = bias_gradient(plan, outcome.dB, observers)
+        written = sum(matrix.size for matrix in outcome.dB.values())
+        traffic = Traffic({**traffic.by_array, "dB": replace(traffic.by_array["dB"], size=written)})
+        if adding is not None:
+            traffic, peak = with_parts(traffic, adding), max(peak, most)
     return Gradients(
         dB=dB, algorithm=plan.task.algorithm.name, dQ=dQ, dK=summing["dK"], dV=summing["dV"],
         hbm=traffic, sram=_use(plan, peak), blocks=plan.blocks, plan=plan,
@@ -68,12 +68,16 @@ def gather_tally(plan: Plan, heads: int, hbm: HBM, sram: SRAM, observers: Sequen
     task, problems = plan.task, heads // plan.group
     traffic, flops, peak = _once_per_group(plan, hbm.traffic.times(problems)), sram.flops.times(problems), sram.peak
     if plan.parts and task.algorithm.direction == "backward":
-        hbm, sram = launch_sum(task, observers=observers)
+        hbm, sram = sum_one_group(task, observers)
         groups = heads // task.given.group
         traffic, flops = with_parts(traffic, hbm.traffic.times(groups)), flops + sram.flops.times(groups)
         peak = max(peak, sram.peak)
     if "dB" in traffic.by_array:
         traffic = Traffic({**traffic.by_array, "dB": traffic.by_array["dB"].shared(problems)})
+        summing = sum_bias_gradient(plan, observers)
+        if summing is not None:
+            hbm, sram = summing
+            traffic, flops, peak = with_parts(traffic, hbm.traffic), flops + sram.flops, max(peak, sram.peak)
     return Tally(task.algorithm.name, traffic, _use(plan, peak), plan.blocks, flops)
 
 

@@ -20,7 +20,7 @@ from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
 from flashsim.records import Blocks, Traffic
 from flashsim.run.task import Plan
 from flashsim.shape_only import ShapeOnly
-from flashsim.tile_masks import PartialTileMask, TileMask
+from flashsim.tile_masks import BiasGradient, NoBiasGradient, PartialTileMask, TileMask
 
 OnHead = Callable[[int, int], None]
 MOST_RUN_ONE_BY_ONE = 2**22
@@ -95,6 +95,7 @@ def launch(
             if variant.dropout_p
             else NoDropout()
         ),
+        "dB": lambda: NoBiasGradient() if variant.mask.bias is None else BiasGradient(variant.mask.bias, sram, dB),
         "block_mask": lambda: variant.blocks_for(blocks, shape, head, counted),
         "live": lambda: variant.live(blocks, shape, head, counted),
         "splits": lambda: variant.splits_of(blocks, shape, head, counted),
@@ -108,7 +109,7 @@ def _masked(plan: Plan, hbm: HBM, sram: SRAM, head: Head, dB: Array | None) -> T
     algorithm = plan.task.algorithm
     kind = PartialTileMask if {"live", "splits"} & {*algorithm.parts} else TileMask
     MASK = kind(plan.variant.mask, hbm, sram, plan.blocks, plan.shape, head)
-    return MASK.learning(dB, sram.dtype) if algorithm.gives_dS else MASK
+    return MASK.learning(dB) if algorithm.gives_dS else MASK
 
 
 def _placed(plan: Plan, hbm: HBM, head: Head, number: int) -> list[Matrix]:

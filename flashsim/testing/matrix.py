@@ -7,14 +7,11 @@ from concurrent.futures import ProcessPoolExecutor
 from statistics import median
 from typing import Any
 
-import numpy as np
-
-from flashsim import reference
-from flashsim.inputs import float_dtype
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.kernel import Kernel
-from flashsim.testing.mutants import ALL, EARLY, Implementation, Mutant
+from flashsim.testing.mutants import ALL, EARLY
 from flashsim.testing.running import applicable, survey
+from flashsim.testing.usual import TEXTBOOK
 
 EXAMPLES, SEEDS, CASES = 300, 5, 300
 
@@ -67,34 +64,8 @@ def _row(at: int) -> dict[str, Any]:
         "first": first,
         "failed": {name: tally.failed for name, tally in found.tallies.items()},
         "tried": {name: tally.tried for name, tally in found.tallies.items()},
-        "textbook": fails_textbook_test(mutant, built),
+        "textbook": TEXTBOOK.notices(mutant, built),
     }
-
-
-def fails_textbook_test(mutant: Mutant, built: Implementation) -> bool:
-    """Whether the test that most kernels have would notice: np.allclose on Gaussian inputs of one aligned, square shape.
-
-    float16 and float32, causal or not, tolerance 10⁻²; the backward pass for dO = 1; dropout with the mask given.
-    """
-    rng = np.random.default_rng(0)
-    arrays = [rng.normal(size=(1, 2, 64, 32)) for _ in range(3)]
-    for dtype in ("float32", "float16"):
-        q, k, v = (a.astype(float_dtype(dtype)) for a in arrays)
-        ones = np.ones_like(q)
-        for causal in (False, True):
-            for p in (0.0, 0.2) if mutant.part == "dropout" else (0.0,):
-                options: dict[str, Any] = {"causal": causal} | ({"dropout_p": p, "seed": 1} if p else {})
-                keep = built.keep((1, 2, 64, 64), p, 1) if p else None
-                mask = np.tri(64, dtype=bool) if causal else np.ones((64, 64), bool)
-                how: dict[str, Any] = {"mask": mask, "keep": keep, "dropout_p": p}
-                with np.errstate(all="ignore"):
-                    got = [built(q, k, v, **options)[0], *built.backward(q, k, v, ones, **options)]
-                    want = [reference.attention(q, k, v, **how), *reference.gradients(q, k, v, ones, **how)]
-                    if not all(
-                        np.allclose(np.asarray(a, float), b, 1e-2, 1e-2) for a, b in zip(got, want, strict=True)
-                    ):
-                        return True
-    return False
 
 
 def as_markdown(data: dict[str, Any]) -> str:

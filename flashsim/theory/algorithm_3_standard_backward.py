@@ -10,7 +10,8 @@ p = 1 if a row fits (2N_k + 1 ≤ M), else 2:
 
 With T_r = U_c = p = 1 that is the proof's accounting: reads 5Nd + 5N², writes 3Nd + 2N².
 
-Dropout adds a pass that reads Z and reads and writes dP, and line 1 reads P^dropped for P.
+Dropout adds a pass that reads Z and reads and writes dP, and line 1 reads P^dropped for P. A bias adds one that reads dS, and
+reads and writes the block of dB that goes with each tile.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from flashsim.records import Blocks
 from flashsim.theory.algorithm_0_standard import proportions
 from flashsim.theory.form import Form
-from flashsim.theory.passes import dropping_peak
+from flashsim.theory.passes import dropping_peak, learning_tiles
 from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
@@ -27,6 +28,7 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     n, k, square, dropped = p.N_q, p.N_k, p.N_q * p.N_k, int(p.dropout) * p.N_q * p.N_k
     U_c = -(-k // blocks.B_r)
     passes = 1 if 2 * k + 1 <= p.M else 2
+    learning = learning_tiles(p)
     dropped_arrays = p.array("P_dropped", "input", reads=dropped) | p.array("Z", "input", reads=dropped)
     return {
         **p.array("Q", "input", reads=U_c * n * p.d),
@@ -36,7 +38,8 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
         **p.array("P", "input", reads=(square - dropped) + passes * square),
         **(dropped_arrays if p.dropout else {}),
         **p.array("dP", "extra", reads=dropped + passes * square, writes=square + dropped),
-        **p.array("dS", "extra", reads=2 * square, writes=square),
+        **p.array("dS", "extra", reads=2 * square + learning.area, writes=square),
+        **p.gradient(learning),
         **p.array("dQ", "output", writes=n * p.d),
         **p.array("dK", "output", writes=k * p.d),
         **p.array("dV", "output", writes=k * p.d_v),
@@ -44,12 +47,13 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Lines 2 and 4 (lines 1 and 5 hold no more: their blocks are no larger), or line 3: rows of P, dP and their sum."""
+    """Lines 2 and 4 (lines 1 and 5 hold no more: their blocks are no larger), or line 3: rows of P, dP and their sum; dS, dB."""
     n, k, M, width = p.N_q, p.N_k, p.M, max(p.d, p.d_v)
     B, b = blocks.B_r, blocks.B_c
     row = 2 * k + 1
     softmax = min(n, M // row) * row if row <= M else 2 * min(k, max((M - 1) // 2, 1)) + 1
-    return max((B + b) * width + B * b, softmax, dropping_peak(p))
+    learning = learning_tiles(p).most(lambda r, c: r * c + p.gradient_tile(r, c)) if p.learns else 0
+    return max((B + b) * width + B * b, softmax, dropping_peak(p), learning)
 
 
 FORM = Form(
@@ -72,4 +76,5 @@ FORM = Form(
         "dK": ("0", "N_k * d"),
         "dV": ("0", "N_k * d_v"),
     },
+    gives_dS=True,
 )

@@ -38,15 +38,14 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """The widest of equations 3 to 6."""
+    """The widest of equations 3 to 6; never the third, as the sixth holds the same and more."""
     w, t = p.d + p.d_v, min(blocks.B_c, p.N_q)
-    third = _by_key(p, blocks).most(lambda t, _: (t + 1) * w + 2 * t + p.mask_tile(t, 1))
     fourth = t * (2 * p.d_v + 1)
     fifth = _by_query(p, blocks).most(
         lambda _, c: p.d + w + 2 + c * (w + 2) + p.mask_tile(1, c) + p.gradient_tile(1, c)
     )
     sixth = _by_key(p, blocks).most(lambda t, _: p.d + w + t * (w + 4) + p.mask_tile(t, 1))
-    return p.R + max(third, fourth, fifth, sixth)
+    return p.R + max(fourth, fifth, sixth)
 
 
 def _by_key(p: OneHead, blocks: Blocks) -> Tiles:

@@ -115,8 +115,6 @@ def exact(
     learns = direction == "backward" and rule.bias is not None
     if learns and not form.gives_dS:
         raise ValueError(f"{form.name!r} makes no gradient of a bias, backward; 'flash' (Algorithm 4) does")
-    if learns and group > 1:
-        raise ValueError('gqa is "grouped", in which there is no gradient of a bias; expected "separate"')
     n, dense = group * n, arrays_of(rule, group)
     dB = dense[-1]._replace(name="dB", itemsize=max(stored, 4)) if learns else None
     p = OneHead(n, k, d, shape.d_v, M, stored, masked, dense, bool(dropout_p), rule.tree is not None, own, group, dB)
@@ -131,7 +129,11 @@ def exact(
             arrays, peak = groups.summed(arrays, p, share, kv_heads), max(peak, groups.sum_peak(p))
         traffic = Traffic(arrays)
     if learns:
-        traffic = Traffic({**traffic.by_array, "dB": traffic.by_array["dB"].shared(problems)})
+        gradient = {"dB": traffic.by_array["dB"].shared(problems)}
+        if rule.bias is not None and group > 1 and rule.bias.matrix[0] > 1:
+            gradient, most = groups.bias_summed(gradient["dB"], group, M)
+            peak = max(peak, most)
+        traffic = Traffic({**traffic.by_array, **gradient})
     return Exact(
         form.name,
         traffic,

@@ -6,12 +6,15 @@ of them; backward, dK and dV are parts, and a pass over each group sums them:
 
     sum     reads   g(N_k·d + N_k·d_v), the parts      writes  N_k(d + d_v)
             peak    2·min(⌊M/2⌋, N_k·max(d, d_v)): a tile of a part, and its sum
+
+The gradient of a bias with a row for each query is, "grouped", of g·N_q rows, its parts; a pass over them sums those of a query.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from flashsim.records import ArrayTraffic
 from flashsim.theory.problem import Arrays, OneHead
 
 
@@ -37,3 +40,13 @@ def summed(arrays: Arrays, p: OneHead, group: int, kv_heads: int) -> Arrays:
 def sum_peak(p: OneHead) -> int:
     """Return what the pass that sums holds."""
     return 2 * min(max(p.M // 2, 1), p.N_k * max(p.d, p.d_v))
+
+
+def bias_summed(dB: ArrayTraffic, group: int, M: int) -> tuple[Arrays, int]:
+    """Return a grouped bias's gradient as parts, and as the sum of those; and what the pass that sums holds."""
+    elements = dB.size // group
+    entries = {
+        "dB_parts": replace(dB, reads=dB.reads + dB.size, role="extra"),
+        "dB": replace(dB, reads=0, writes=elements, init_writes=0, size=elements),
+    }
+    return entries, 2 * min(max(M // 2, 1), elements)

@@ -102,9 +102,7 @@ def _clipped(a: int, b: int, m: int, n: int, most: int) -> int:
 def points(a: int, b: int, m: int, n: int) -> int:
     """Return Σ over 0 ≤ j < n of ⌊(a·j + b)/m⌋: how many points (j, y), y ≥ 1, lie on or under the line; a, b ≥ 0."""
     whole = (a // m) * (n * (n - 1) // 2) + (b // m) * n
-    a, b = a % m, b % m
-    top = (a * (n - 1) + b) // m if n else 0
-    if not top:
-        return whole
-    above = points(m, m - b + a - 1, a, top)  # of the n·top points of the rectangle: for each y, ⌈(m·y − b)/a⌉ of them
-    return whole + n * top - above
+    slope, start = a % m, b % m
+    top = (slope * (n - 1) + start) // m if n > 0 else 0
+    # of the n·top points of the rectangle: for each y, ⌈(m·y − start)/slope⌉ are above the line
+    return whole + n * top - points(m, m - start + slope - 1, slope, top) if top > 0 else whole

@@ -12,6 +12,11 @@ def dropping_peak(p: OneHead) -> int:
     return _tiles(p, 2).most(lambda r, c: 2 * r * c) if p.dropout else 0
 
 
+def learning_tiles(p: OneHead) -> Tiles:
+    """The tiles of the pass that adds dS to a bias's gradient; none without a bias."""
+    return Tiles({}) if p.learns is None else _tiles(p, 2)
+
+
 def masking_tiles(p: OneHead) -> Tiles:
     """The tiles of the pass that masks S, which hold their blocks of masks, and their words of a tree's bitmask.
 

@@ -59,8 +59,8 @@ class Tiles:
             first = (N_k - nodes) // B_c  # with a node
             runs = [(0, first, 0)]
             for j in range(first, T_c):
-                a, b = max(j * B_c - (N_k - nodes), 0), min((j + 1) * B_c, N_k) - (N_k - nodes) - 1
-                runs.append((j, j + 1, b // 32 - a // 32 + 1))
+                a, b = j * B_c - (N_k - nodes), min((j + 1) * B_c, N_k) - (N_k - nodes) - 1
+                runs.append((j, j + 1, b // 32 - max(a // 32, 0) + 1))
         kinds = {}
         for begin, end, words in runs:
             for rows, count in zip((B_r, last_r), chosen.in_columns(begin, end), strict=True):
@@ -218,7 +218,7 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def arrays_of(mask: Mask, group: int = 1) -> tuple[Stored, ...]:
+def arrays_of(mask: Mask, group: int) -> tuple[Stored, ...]:
     """Return what of a mask is in HBM as arrays. Rows, if there are several, are those of all heads."""
     found = [Stored(*_two(array.shape), f"mask{number or ''}", 1) for number, array in enumerate(mask.dense(()))]
     if mask.bias is not None:
@@ -231,8 +231,8 @@ def _two(shape: tuple[int, ...]) -> tuple[int, int]:
     return rows, columns
 
 
-def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -> Live | None:
-    """Return the tiles with an element that positions allow; None: all are. NoClosedForm for a mask that is no band.
+def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int) -> Live:
+    """Return the tiles with an element that positions allow. NoClosedForm for a mask that is no band.
 
     What is allowed is what the mask's band says; which tiles that makes live, and how many, is derived here anew.
     """
@@ -240,7 +240,5 @@ def live_tiles(mask: Mask, N_q: int, N_k: int, blocks: Blocks, group: int = 1) -
     if band is None:
         raise NoClosedForm(f"no closed form for a mask of type {type(mask).__name__}: its band is None")
     queries = N_q if band.queries is None else group * band.queries
-    if band.left is None and band.right is None and (band.keys, queries) == (N_k, N_q):
-        return None
     left, right = (N_q + N_k if side is None else side for side in (band.left, band.right))
     return Live(N_q, N_k, blocks, left, right, band.keys if left + right >= 0 else 0, group, queries)

@@ -56,9 +56,9 @@ class TraceEvent(NamedTuple):
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The block's indices, counted from 0; () for what is no block."""
+        """The block's indices, counted from 0; () for what is no block, and for one that is named by its rows, K[3:7]."""
         inside = self.name.partition("[")[2].rstrip("]")
-        return tuple(int(index) for index in inside.split(",")) if inside else ()
+        return tuple(int(index) for index in inside.split(",")) if inside and ":" not in inside else ()
 
     @property
     def paper_line(self) -> int | None:
@@ -95,6 +95,8 @@ class About:
     listing    the paper's listing, line by line, from the algorithm's docstring
     source     the functions that ran: (file, number of the first line, lines)
     command    the command line that made it, if one did
+    words      what rows and columns of tiles are
+    sizes      where these are no queries and keys, the lengths that the run has in place of `shape`, by symbol
     """
 
     algorithm: str
@@ -117,3 +119,5 @@ class About:
     source: tuple[tuple[str, int, tuple[str, ...]], ...]
     command: str = ""
     notes: tuple[str, ...] = ()
+    words: tuple[str, str] = ("queries", "keys")
+    sizes: tuple[tuple[str, int], ...] = ()

@@ -1,0 +1,66 @@
+"""The site: `sphinx-build -W --keep-going -c docs . build/site`, from the repository's root.
+
+README.md is its first page, so pages link to each other, to files and to figures as they do in the repository.
+"""
+
+import sys
+from pathlib import Path
+
+import flashsim
+
+sys.path.insert(0, str(Path(__file__).parent / "_site"))
+
+project = "flashsim"
+author = "the flashsim authors"
+project_copyright = author
+version = release = flashsim.__version__
+language = "en"
+
+extensions = ["sphinx.ext.autodoc", "myst_parser", "docstrings", "pages"]
+root_doc = "README"
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/reference/*.rst",
+                    "figures/gallery/README.md", "figures/kit_matrix.md", "flashsim/data/README.md"]  # fmt: skip
+nitpicky = True
+nitpick_ignore_regex = [("py:class", ".*")]  # types in signatures, of other libraries too
+suppress_warnings = ["myst.header"]  # README of a folder may begin with a heading of any level
+show_warning_types = True
+
+SECTIONS = {
+    "Tutorial": ["docs/run", "docs/watch", "figures/gallery/README", "docs/exercises"],
+    "How to": ["docs/use", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
+    "Reference": ["docs/reference/index"],
+    "Explanation": [
+        *(
+            "docs/words",
+            "docs/theory",
+            "docs/paper",
+            "docs/beyond",
+            "docs/real-data",
+            "docs/gpu",
+            "docs/speed",
+            "docs/checked",
+        ),
+    ],
+    "Questions": ["docs/questions"],
+    "Figures": ["docs/figures", "figures/kit_matrix"],
+    "The project": ["CHANGELOG", "CONTRIBUTING", "flashsim/data/README"],
+}
+"""The pages in the order of the sidebar. A page that is in none fails the build."""
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_type_aliases = {name: name for name in ("Array", "DTypeLike", "Observer", "OnHead", "Size")}
+maximum_signature_line_length = 80
+toc_object_entries_show_parents = "hide"
+add_module_names = False
+
+myst_heading_anchors = 3
+myst_links_external_new_tab = False
+highlight_language = "none"
+
+html_theme = "furo"
+html_title = "flashsim"
+html_static_path = ["_site/site.css"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False

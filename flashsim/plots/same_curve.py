@@ -1,0 +1,101 @@
+"""§4.1 and Appendix E of the paper, at the size of a laptop: one training curve, whichever attention trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
+
+from flashsim.checking import check_count
+from flashsim.examples import as_json
+from flashsim.examples.same_curve import EARLY, STEPS, WITHIN, compute
+from flashsim.plots.chart import Chart
+from flashsim.plots.style import BLACK, GREY, PURPLE, column_figure, dress, hang, looks, several, styled
+
+_BUGS = (BLACK, PURPLE)
+_WIDTHS = {"standard": 4.0, "flash": 2.2}  # what is drawn over by others is wider
+_DASHES = {"float64": "-", "float32": ":"}
+_LEAST = 1e-16  # where a distance of 0 is drawn
+
+
+def same_curve_data(*, steps: int = STEPS) -> dict[str, Any]:
+    """Return the loss (nats a character) of a small transformer at each step, by attention, dtype and planted bug.
+
+    Takes about a minute on two cores. `distances`: how far each curve is from standard attention's of its dtype.
+    """
+    found: dict[str, Any] = as_json(compute(check_count("steps", steps)))
+    return found
+
+
+@styled
+def plot_same_curve(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw the curves, and how far each is from standard attention's in its dtype.
+
+    `data`: what `same_curve_data` returned. `ax`: two axes.
+    """
+    data = same_curve_data() if data is None else data
+    given = several(ax, 2)
+    above, below = column_figure(5.4).subplots(2) if given is None else given
+    curves = [curve for curve in data["curves"] if len(curve["losses"]) == data["steps"]]
+    colours = looks(dict.fromkeys(_name(curve) for curve in curves if not curve["bug"]))
+    of_bugs = dict(zip(dict.fromkeys(curve["bug"] for curve in curves if curve["bug"]), _BUGS, strict=True))
+    first = {curve["dtype"]: curve for curve in reversed(curves) if not curve["bug"] and _name(curve) == "standard"}
+    for axes in (above, below):
+        dress(axes)
+        axes.set_xlim(1, data["steps"])
+        axes.set_xlabel("step")
+    for curve in curves:
+        name, dtype, bug = _name(curve), curve["dtype"], curve["bug"]
+        colour = of_bugs[bug] if bug else colours[name].colour
+        gid = " ".join(part for part in (name, dtype, bug) if part)
+        if dtype == "float64":
+            above.plot(
+                _steps(curve), curve["losses"], color=colour, linewidth=1 if bug else _WIDTHS.get(name, 1), gid=gid
+            )
+        if curve is not first[dtype]:
+            apart = np.abs(np.subtract(curve["losses"], first[dtype]["losses"]))
+            so_far = np.maximum(np.maximum.accumulate(apart), _LEAST)
+            below.plot(_steps(curve), so_far, _DASHES[dtype], color=colour, gid=f"{gid} apart")
+    above.set_ylabel("loss (nats a character)")
+    above.set_title("One training curve,\nwhichever attention trains it", x=hang(above, -0.17))
+    said = [("no bug: " + ",\n".join(look.label for look in colours.values()), BLACK)]
+    said += [(f"bug: {bug}", colour) for bug, colour in reversed(of_bugs.items())]
+    for at, (text, colour) in enumerate(said):
+        above.text(
+            0.98, 0.98 - 0.1 * (at + 2 * (at > 0)), text, color=colour, ha="right", va="top", transform=above.transAxes
+        )
+    below.set_yscale("log")
+    below.set_ylim(_LEAST / 2, 3)
+    below.yaxis.set_major_locator(LogLocator(10, numticks=7))
+    below.yaxis.set_minor_locator(NullLocator())
+    below.set_ylabel("largest distance so far\nto standard attention's")
+    below.set_title("float64 tells a bug from rounding in two steps", x=hang(below, -0.17))
+    for dtype, limit in WITHIN.items():
+        until = data["steps"] if dtype == "float64" else EARLY
+        below.plot([1, until], [limit] * 2, "--", color=GREY, linewidth=0.8, gid=f"{dtype} limit")
+    below.text(data["steps"], WITHIN["float64"], "limit in float64", color=GREY, ha="right", va="bottom")
+    below.text(EARLY * 1.5, WITHIN["float32"], f"limit in float32,\n{EARLY} steps", color=GREY, va="center")
+    below.text(data["steps"], _LEAST * 20, "float64, no bug", ha="right", va="bottom")
+    below.text(data["steps"], 2e-9, "dotted: float32, no bug", ha="right", va="bottom")
+    return [above, below]
+
+
+def _steps(curve: Mapping[str, Any]) -> Sequence[int]:
+    return range(1, len(curve["losses"]) + 1)
+
+
+def _name(curve: Mapping[str, Any]) -> str:
+    return str(curve["title"]).partition(",")[0]
+
+
+FIGURE = Chart(
+    "same_curve",
+    same_curve_data,
+    plot_same_curve,
+    "§4.1: one training curve, whichever attention trains it",
+    panels=2,
+    exact=False,
+)

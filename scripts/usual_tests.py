@@ -1,0 +1,92 @@
+"""What usual tests let pass: the kit's bugs under a course's test, and errors of bfloat16 under the rule of a factor of 2.
+
+    python scripts/usual_tests.py        # half a minute; the tables, and figures/usual_tests.json
+
+A course's test is np.allclose at 10⁻² on Gaussian inputs of one 128 × 128 shape. The rule is that of FlashAttention's own
+tests: the largest error of O is at most twice that of standard attention which rounds to the same 16 bits. Here that
+baseline is Algorithm 0 in bfloat16, whose S and P are rounded as they are stored in HBM; both errors are against exact attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashsim import forward
+from flashsim.entry import run_script
+from flashsim.files import check_target, write_whole
+from flashsim.inputs import float_dtype
+from flashsim.reference import attention
+from flashsim.tables import console_for_tables, new_table, print_table
+from flashsim.testing.mutants import ALL
+from flashsim.testing.usual import COURSE
+
+N, D, B_R, DRAWS, M = 1024, 64, 64, 20, 1 << 20
+RUNS = {f"flash, B_c = {B_c}": ("flash", B_c) for B_c in (16, 32, 64, 128)} | {"q_outer, B_c = 16": ("q_outer", 16)}
+
+
+def bugs_that_pass() -> dict[str, int]:
+    """Return how many of the kit's bugs each of a course's tests lets pass."""
+    built = [(mutant, mutant.build()) for mutant in ALL]
+    return {what: sum(not test.notices(*each) for each in built) for what, test in COURSE.items()}
+
+
+def errors(draw: int) -> dict[str, tuple[float, float]]:
+    """Return each run's error over the baseline's, for one draw of Q, K and V: the largest, and the root mean square."""
+    rng = np.random.default_rng(draw)
+    Q, K, V = (rng.normal(size=(N, D)).astype(float_dtype("bfloat16")) for _ in range(3))
+    exact = attention(Q, K, V)
+
+    def error(name: str, **how: Any) -> tuple[float, float]:
+        off = forward(name, Q, K, V, M=M, **how).O.astype(np.float64) - exact
+        return float(np.abs(off).max()), float(np.sqrt((off**2).mean()))
+
+    largest, mean = error("standard")
+    ran = {what: error(name, blocks=(B_R, B_c)) for what, (name, B_c) in RUNS.items()}
+    return {what: (of[0] / largest, of[1] / mean) for what, of in ran.items()}
+
+
+def summarised(ratios: list[tuple[float, float]]) -> dict[str, Any]:
+    """Return what is said of a run's draws."""
+    largest, mean = np.array(ratios).T
+    return {
+        "rms": round(float(np.sqrt((mean**2).mean())), 2),
+        "largest_median": round(float(np.median(largest)), 2),
+        "largest": round(float(largest.max()), 2),
+        "beyond_2": int((largest > 2).sum()),
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=Path("figures/usual_tests.json"), help="where the numbers go")
+    output = check_target(parser.parse_args().json)
+    out = console_for_tables()
+    passing = bugs_that_pass()
+    bugs = new_table("compared at 10⁻², one 128 × 128 shape", f"of {len(ALL)} bugs pass")
+    for what, count in passing.items():
+        bugs.add_row(what, str(count))
+    print_table(out, bugs)
+    draws = [errors(draw) for draw in range(DRAWS)]
+    found = {what: summarised([draw[what] for draw in draws]) for what in RUNS}
+    ratios = new_table("error / baseline's", "RMS", "largest: median", "most", f"beyond 2, of {DRAWS}")
+    for what, of in found.items():
+        ratios.add_row(
+            what, f"{of['rms']:.2f}", f"{of['largest_median']:.2f}", f"{of['largest']:.2f}", str(of["beyond_2"])
+        )
+    out.print()
+    print_table(out, ratios)
+    data = {"bugs": len(ALL), "pass": passing, "N": N, "d": D, "B_r": B_R, "draws": DRAWS, "errors": found}
+    command = shlex.join(["python", f"scripts/{Path(__file__).name}", *sys.argv[1:]])
+    write_whole(output, json.dumps({"command": command, "data": data}, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    run_script(main)

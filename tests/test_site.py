@@ -1,0 +1,148 @@
+"""The site: what a strict build refuses, how docstrings become pages, and lessons cards. Needs flashsim[docs]; .ci/run has it."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flashsim
+from flashsim import api
+
+from .pages import ROOT, text_of
+
+pytest.importorskip("sphinx", reason='needs the site\'s tools: pip install ".[docs]"')
+pytest.importorskip("myst_parser", reason='needs the site\'s tools: pip install ".[docs]"')
+sys.path.insert(0, str(ROOT / "docs" / "_site"))
+docstrings: Any = __import__("docstrings")
+pages: Any = __import__("pages")
+
+CONF = f"""
+import runpy
+globals().update(runpy.run_path({str(ROOT / "docs" / "conf.py")!r}))
+SECTIONS = {{"Pages": ["docs/page"]}}
+include_patterns = ["README.md", "docs/*.md", "docs/*.rst"]
+html_theme, html_static_path, html_css_files = "basic", [], []
+"""
+
+
+def built(folder: Path, page: str, reference: str = "") -> tuple[int, str]:
+    """Return the exit status of a strict build of two pages and a file, and what it says."""
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace, patch_docutils
+
+    (folder / "docs").mkdir()
+    (folder / "docs" / "conf.py").write_text(CONF, encoding="utf-8")
+    (folder / "README.md").write_text("# Door\n\n[page](docs/page.md#a-part)\n", encoding="utf-8")
+    (folder / "docs" / "page.md").write_text(f"# Page\n\n## A part\n\n{page}\n", encoding="utf-8")
+    (folder / "file.py").write_text("x = 1\n", encoding="utf-8")
+    (folder / "figures").mkdir()
+    (folder / "figures" / "numbers.json").write_text("{}", encoding="utf-8")
+    if reference:
+        (folder / "docs" / "called.rst").write_text(f":orphan:\n\nCalled\n======\n\n{reference}\n", encoding="utf-8")
+    said = io.StringIO()
+    with warnings.catch_warnings(), patch_docutils(), docutils_namespace():
+        warnings.simplefilter("ignore")  # of the libraries
+        out, trees = folder / "out", folder / "trees"
+        site = Sphinx(folder, folder / "docs", out, trees, "html", status=None, warning=said, warningiserror=True)
+        site.build()
+    return site.statuscode, said.getvalue()
+
+
+def test_a_sound_page_is_built_and_files_that_it_links_to_are_shown(tmp_path: Path) -> None:
+    status, said = built(tmp_path, "[file](../file.py) [numbers](../figures/numbers.json)")
+    assert (status, said) == (0, "")
+    page = text_of(tmp_path / "out" / "docs" / "page.html")
+    assert 'href="../source/file.py.html"' in page
+    assert 'href="../figures/numbers.json"' in page
+    assert (tmp_path / "out" / "figures" / "numbers.json").exists()
+    assert "1" in text_of(tmp_path / "out" / "source" / "file.py.html")
+    assert text_of(tmp_path / "out" / "index.html") == text_of(tmp_path / "out" / "README.html")
+
+
+@pytest.mark.parametrize(
+    ("page", "reference", "complaint"),
+    [
+        ("[nowhere](nowhere.md)", "", "cross-reference target not found: 'nowhere.md'"),
+        ("[no part](#no-part)", "", "cross-reference target not found: 'no-part'"),
+        ("[no part](../README.md#no-part)", "", "local id not found in doc 'README': 'no-part'"),
+        ("[no folder](../flashsim/nothing)", "", "cross-reference target not found"),
+        ("", ".. autofunction:: flashsim.nothing", "nothing' from module 'flashsim'"),
+        ("", ".. py:function:: f\n\n   :py:obj:`flashsim.gone`", "py:obj reference target not found: flashsim.gone"),
+    ],
+)
+def test_what_leads_nowhere_fails_the_build(tmp_path: Path, page: str, reference: str, complaint: str) -> None:
+    status, said = built(tmp_path, page, reference)
+    assert status == 1
+    assert complaint in said
+
+
+def test_a_docstring_that_names_nothing_fails_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.count, "__doc__", "Count, as `flashsim.conut` does.")
+    status, said = built(tmp_path, "", ".. autofunction:: flashsim.count")
+    assert status == 1
+    assert "docstring of flashsim.count: `flashsim.conut` names nothing" in said
+
+
+@pytest.mark.parametrize(
+    ("page", "gone"),
+    [
+        ("![no picture](../figures/none.png)", "figures/none.png"),
+        ('<iframe data-src="gone.html"></iframe> <a href="#a-part">here</a>', "gone.html"),
+    ],
+)
+def test_a_missing_picture_and_a_link_in_raw_html_fail_it(tmp_path: Path, page: str, gone: str) -> None:
+    with pytest.raises(Exception, match=rf"docs/page\.html: there is no {gone}"):
+        built(tmp_path, page)
+
+
+def rst(text: str, **names: Any) -> list[str]:
+    lines = docstrings.as_rst(text, docstrings.Names({id(flashsim.count): "flashsim.count"}, api, **names))
+    return [line for line in lines if line]
+
+
+def test_rows_become_lists_code_stays_and_names_become_links() -> None:
+    assert rst("""Do it.
+
+    M, N      sizes, of which
+              M is the larger
+    undecided a row whose name reaches its text
+    Call `count`, or `x*y`, |S| ≤ S_ij.
+
+        code(M)  # as it stands
+    """) == [
+        "Do it.",
+        "* **M**, **N** – sizes, of which M is the larger",
+        "* **undecided** – a row whose name reaches its text",
+        r"Call :py:obj:`count <flashsim.count>`, or \ ``x*y``\ , \|S\| ≤ S\_ij.",
+        "::",
+        "        code(M)  # as it stands",
+    ]
+    assert rst("`count` of rows. Raises ValueError.", taken=frozenset({"count"})) == [
+        r"\ ``count``\  of rows. **Raises** ValueError."
+    ]
+    with pytest.raises(LookupError, match=r"`flashsim\.nothing` names nothing"):
+        rst("As `flashsim.nothing`.")
+
+
+def test_indented_rows_are_rows_too() -> None:
+    assert rst("Words:\n\n    full(a, b)  all of it\n    empty       nothing") == [
+        "Words:",
+        "* **full(a, b)** – all of it",
+        "* **empty** – nothing",
+    ]
+
+
+def test_every_lesson_has_a_card_to_play() -> None:
+    gallery = ROOT / "figures" / "gallery"
+    page = pages.with_players(text_of(gallery / "README.md"), text_of(gallery / "index.html"))
+    lessons = [path.stem for path in gallery.glob("*.html") if path.stem not in ("index", "playground")]
+    for name in lessons:
+        assert page.count(f'data-src="{name}.html"') == 1
+    assert page.count("<svg") == len(lessons)
+    with pytest.raises(ValueError, match="the gallery's index has not lesson 1"):
+        pages.with_players(text_of(gallery / "README.md"), "")
