@@ -296,7 +296,7 @@ def test_every_step_shows_its_counts_line_tile_and_occupancy(open_page: Opener, 
         over = last.occupancy - 64
         assert (f"{over} elements more than M" in fill) == (over > 0)
         assert (number, now.split(" ·")[0], said.split(": ")[0].split(", ")[:2]) == (
-            str(last.paper_line),
+            at.label.removeprefix("line "),
             at.label,
             [f"Step {at.number}", at.label],
         )
