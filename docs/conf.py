@@ -30,7 +30,16 @@ SECTIONS = {
     "How to": ["docs/use", "docs/sweeps", "docs/own", "docs/kernels", "docs/debug"],
     "Reference": ["docs/reference/index"],
     "Explanation": [
-        *("docs/words", "docs/theory", "docs/paper", "docs/real-data", "docs/gpu", "docs/speed", "docs/checked"),
+        *(
+            "docs/words",
+            "docs/theory",
+            "docs/paper",
+            "docs/beyond",
+            "docs/real-data",
+            "docs/gpu",
+            "docs/speed",
+            "docs/checked",
+        ),
     ],
     "Questions": ["docs/questions"],
     "Figures": ["docs/figures", "figures/kit_matrix"],

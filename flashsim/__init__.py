@@ -35,6 +35,8 @@ from flashsim.tree_mask import Tree
 
 if TYPE_CHECKING:
     from flashsim import cache as cache
+    from flashsim import kernels as kernels
+    from flashsim import linear as linear
     from flashsim import machines as machines
     from flashsim import observers as observers
     from flashsim import plots as plots
@@ -80,8 +82,12 @@ __all__ = [
 
 
 LATER = {
-    **{name: f"flashsim.{name}" for name in ("cache", "machines", "observers", "plots", "testing", "tune")},
+    **{
+        name: f"flashsim.{name}"
+        for name in ("cache", "kernels", "linear", "machines", "observers", "plots", "testing", "tune")
+    },
     "load_trace": "flashsim.tracing",
+    "prove": "flashsim.proving",
     "sweep": "flashsim.sweeping",
 }
 """What is imported when it is asked for, and from where: `import flashsim` is quicker without."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
 
 from flashsim.inputs import chip_dtype
 
-Type = Literal["inputs", "chip", "bits", "words"]
-"""The inputs' type; the type that is computed in; a byte, True or False; 32 bits."""
+Type = Literal["inputs", "chip", "bits", "words", "index"]
+"""The inputs' type; the type that is computed in; a byte, True or False; 32 bits; 32 bits that `sram.word` reads one by one."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`rows` × `columns`, each a symbol ("N_q", "N_k", "d", "d_v") or a number ("1"), stored as `type`."""
+    """`rows` × `columns`, each a symbol ("N_q", "N_k", "d", "d_v"), a number ("1") or a product ("T·d"), stored as `type`."""
 
     rows: str
     columns: str
@@ -37,8 +38,7 @@ _BITS, _WORDS = np.dtype(np.bool_), np.dtype(np.uint32)
 
 
 def _length(symbol: str, problem: Any) -> int:
-    length: int = int(symbol) if symbol.isdigit() else getattr(problem, symbol)
-    return length
+    return prod(int(factor) if factor.isdigit() else getattr(problem, factor) for factor in symbol.split("·"))
 
 
 KINDS: Mapping[str, Kind] = {

@@ -17,18 +17,20 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
+from flashsim.algorithms.program import Program
 from flashsim.algorithms.record import Algorithm
 
 Change = tuple[str, str]
 """(before, after)."""
+Record = TypeVar("Record", Algorithm, Program)
 
 
 def planted(
-    algorithm: Algorithm, *changes: Change, within: Callable[..., Any] | None = None, what: str = "", name: str = ""
-) -> Algorithm:
+    algorithm: Record, *changes: Change, within: Callable[..., Any] | None = None, what: str = "", name: str = ""
+) -> Record:
     """Return the algorithm with changes to the text of its function, or of a function `within` that this one calls.
 
     what  what is wrong, for the title

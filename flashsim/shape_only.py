@@ -53,6 +53,11 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         kept = [(1 if a in axes else n) for a, n in enumerate(self.shape) if keepdims or a not in axes]
         return ShapeOnly(tuple(kept), self._counter)
 
+    def made(self, shape: tuple[int, ...], *, other: int) -> ShapeOnly:
+        """Return what a function that is no ufunc makes of this, with so many operations."""
+        self._counter.count_flops(other=other)
+        return ShapeOnly(shape, self._counter)
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
         if method == "reduce":
             return self._reduce(kwargs.get("axis", 0), kwargs.get("keepdims", False))

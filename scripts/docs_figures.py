@@ -51,7 +51,8 @@ def shown(picture: Path) -> Iterator[str]:
     made = list(commands(picture, script))
     if not what or not made:
         raise ValueError(f"{picture.name}: expected a record that says what it shows and a command that makes it")
-    yield from ("", f"## {what[0].upper()}{what[1:]}", "", f"![{picture.stem}](../figures/{picture.name})", "")
+    title = what[0].upper() + what[1:]
+    yield from ("", f"## {title}", "", f"![{title}](../figures/{picture.name})", "")
     yield from ("```sh", *made, "```")
 
 

@@ -87,11 +87,11 @@ def kernels() -> Iterator[tuple[str, ...]]:
 
 
 def constants() -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the table of constants: what their functions say, and what they return at d = 64."""
-    yield "accesses of", "are between c₁ and c₂ times", "c₁", "c₂", "derived in"
-    yield "---", "---", "--:", "--:", "---"
+    """Yield the rows of the table of attention's constants: what their functions say, and what they return at d = 64."""
+    yield "accesses of", "are between c₁ and c₂ times", "c₁", "c₂"
+    yield "---", "---", "--:", "--:"
     for name in theory.__all__:
-        if name.endswith("_constants"):
+        if name.endswith("_constants") and not name.startswith("kernel_product"):
             function = getattr(theory, name)
             found = re.match(r"Return c₁ ≤ accesses / \((.*?)\) ≤ c₂ for (.*)\.\n", inspect.getdoc(function) or "")
             if found is None:
@@ -101,7 +101,7 @@ def constants() -> Iterator[tuple[str, ...]]:
                 given = {"d": 64} if "d" in takes else {}
                 values = function(**given, **({"direction": direction} if direction else {}))
                 which = found[2].replace(",", f", {direction},", 1) if direction else found[2]
-                yield which, found[1], *(f"{value:.4g}" for value in values), f"`theory.{name}`"
+                yield f"{which}: `{name}`", found[1], *(f"{value:.4g}" for value in values)
 
 
 def forms() -> Iterator[tuple[str, ...]]:

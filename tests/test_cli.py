@@ -41,6 +41,13 @@ def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     return err
 
 
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert all(re.search(rf"^    {name}\b", out, re.MULTILINE) for name in COMMANDS)
+
+
 # ----------------------------------------------------------------------------------------------------------------- run
 
 

@@ -54,7 +54,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 REFUSED = {  # command line: what is said
     # no command, or none that there is
-    "": "COMMAND",
     "fly": "there is no 'fly'",
     "'a\nb'": "there is no 'a",
     "--N 3": "COMMAND",

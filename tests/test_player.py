@@ -1,6 +1,6 @@
 """The player in a real browser: headless Chromium from the system, driven by Playwright, with pages opened from disk.
 
-    apt-get install chromium && pip install ".[browser]"
+    apt-get install chromium-headless-shell && pip install ".[browser]"
 
 Without either these tests skip, and say what is missing.
 """
@@ -11,7 +11,6 @@ import gzip
 import html
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -32,7 +31,7 @@ from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.film import film
 from flashsim.tracing.writing import as_json
 
-from .conftest import DESK, PHONE
+from .conftest import DESK, PHONE, until
 
 FRAME = {"width": 960, "height": 480}
 Opener = Callable[..., Any]
@@ -84,14 +83,6 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
 def press(page: Any, key: str, times: int = 1) -> None:
     for _ in range(times):
         page.keyboard.press(key)
-
-
-def until(page: Any, condition: str) -> None:
-    """Wait for a condition: not with Playwright's own waiting, which needs the `eval` that the page forbids."""
-    deadline = time.monotonic() + 20
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(20)
 
 
 def each_step(page: Any, shown: str) -> list[Any]:

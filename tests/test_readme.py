@@ -100,3 +100,11 @@ def test_an_algorithm_of_ones_own_does_what_is_said(tmp_path: Path) -> None:
     assert flashsim.forward(mine, Q, K, V, M=4096).O.shape == (50, 8)
     assert flashsim.trace(mine, Q, K, V).save(tmp_path / "mine.html").exists()
     assert "`, `".join(PARTS_OF_ONES_OWN) in said("docs/own.md")
+
+
+def test_the_version_is_one() -> None:
+    of_package = re.search(r'^version = "(.*)"$', text_of(ROOT / "pyproject.toml"), re.MULTILINE)
+    of_citation = re.search(r"^version: (.*)$", text_of(ROOT / "CITATION.cff"), re.MULTILINE)
+    assert of_package
+    assert of_citation
+    assert of_package[1] == of_citation[1] == flashsim.__version__

@@ -322,6 +322,14 @@ def test_rows_by_index_and_columns_by_short_names() -> None:
         found.column("acesses")
 
 
+@pytest.mark.parametrize("lengths", [(512, 2048), (128, 1 << 17)], ids=str)
+def test_a_logarithmic_axis_has_ticks_to_read_it_by(lengths: tuple[int, int]) -> None:
+    ax = flashsim.sweep("flash", N=lengths, d=64).plot()
+    assert ax.get_yscale() == "log"
+    low, high = ax.get_ylim()
+    assert 3 <= sum(low <= tick <= high for tick in ax.get_yticks()) <= 9
+
+
 def test_a_sweep_shows_what_varies() -> None:
     found = flashsim.sweep(["flash", "standard"], N=range(8, 108), d=4, M=[100, 400])
     said = repr(found)

@@ -187,6 +187,7 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
     try:
         lines[:] = as_rst("\n".join(lines), Names(app.documented, module, frozenset(taken)))
     except LookupError as error:
+        lines[:] = []
         LOG.warning("docstring of %s: %s", name, error.args[0], type="docstring")
 
 

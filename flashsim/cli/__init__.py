@@ -31,6 +31,7 @@ COMMANDS: dict[str, ModuleType] = {
         "plot",
         "sweep",
         "tune",
+        "prove",
         "gpu",
         "bench",
         "check",
@@ -46,7 +47,7 @@ COMMANDS: dict[str, ModuleType] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     program = " ".join(["flashsim", *arguments[:1]]) if set(arguments[:1]) & COMMANDS.keys() else "flashsim"
 
     def work() -> int:

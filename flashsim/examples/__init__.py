@@ -18,7 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.examples import exp_overflow, not_bit_for_bit, online_attention, online_softmax, prefill, same_curve
+from flashsim.examples import (
+    exp_overflow,
+    kernel_product,
+    not_bit_for_bit,
+    online_attention,
+    online_softmax,
+    prefill,
+    same_curve,
+)
 
 __all__ = ["EXAMPLES", "Example", "as_json"]
 
@@ -48,6 +56,7 @@ EXAMPLES: dict[str, Example] = {
     "exp_overflow": _example(
         "exp(100) is infinite in float32, and what subtracting the maximum does about it", exp_overflow
     ),
+    "kernel_product": _example("a Gaussian kernel product, tile by tile, and why it takes differences", kernel_product),
     "same_curve": _example("one training curve, whichever algorithm computes attention (about a minute)", same_curve),
 }
 

@@ -101,7 +101,8 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         values = [point[index] for line in lines for point in line["points"]]
         if min(values) > 0 and max(values) >= WIDE * min(values):
             scale("log")
-            axis.set_major_locator(LogLocator(10))
+            narrow = max(values) < WIDE**3 * min(values)
+            axis.set_major_locator(LogLocator(10, (1, 2, 5) if narrow else (1,)))
             axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(EngFormatter(sep=""))
     if len(lines) > 1:

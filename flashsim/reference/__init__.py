@@ -22,6 +22,13 @@ from flashsim.reference.bounds import (
     rounding,
     score_reach,
 )
+from flashsim.reference.kernels import (
+    kernel_gradient,
+    kernel_gradient_bounds,
+    kernel_product,
+    kernel_product_bounds,
+)
+from flashsim.reference.linear import linear_attention, linear_attention_bounds
 from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, bias_gradient, gradients
 
 __all__ = [
@@ -38,6 +45,12 @@ __all__ = [
     "gradient_bounds",
     "gradients",
     "group_bound",
+    "kernel_gradient",
+    "kernel_gradient_bounds",
+    "kernel_product",
+    "kernel_product_bounds",
+    "linear_attention",
+    "linear_attention_bounds",
     "of_bound",
     "rounding",
     "score_reach",

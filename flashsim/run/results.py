@@ -27,7 +27,7 @@ class Costs(Exported):
     algorithm: str
     hbm: Traffic
     sram: Occupancy
-    blocks: Blocks
+    blocks: Any
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the accesses by array as one bar, on `ax` or on a new figure, which a notebook shows; return the axes."""

@@ -3,7 +3,7 @@
 Symbols: N_q, N_k lengths (N when equal), d and d_v widths, M elements of SRAM, B_r × B_c tiles of S, T_r = ⌈N_q/B_r⌉,
 T_c = ⌈N_k/B_c⌉. Each algorithm's forms, derived, are in the file that has its file's name, and end in its `Form`; those of
 heads that share keys and values are in `groups`. Put together with masks, dropout and block sizes they are `exact`. The
-theorems' Θ expressions and their constants, derived, are in `bounds`.
+theorems' Θ expressions and their constants, derived, are in `bounds`; what no schedule can beat, with its proof, in `lower`.
 
 Of flashsim nothing is imported but records, the checks of arguments and the mask objects that users make.
 """
@@ -36,23 +36,40 @@ from flashsim.theory.counts import BYTES, Exact, exact
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of
 from flashsim.theory.formulas import SYMBOLS, formulas, symbols
+from flashsim.theory.kernel_products import (
+    kernel_materialised_constants,
+    kernel_product_bound,
+    kernel_x_outer_constants,
+    kernel_z_outer_constants,
+)
+from flashsim.theory.lower import LowerBound, lower_bound
 from flashsim.theory.problem import NoClosedForm
+from flashsim.theory.program import ExactProgram, ProgramForm, exact_program
 
 __all__ = [
     "BYTES",
     "SYMBOLS",
     "Exact",
+    "ExactProgram",
     "Form",
+    "LowerBound",
     "NoClosedForm",
+    "ProgramForm",
     "block_sparse_constants",
     "compulsory",
     "exact",
+    "exact_program",
     "extra_memory",
     "flash_backward_constants",
     "flash_constants",
     "flash_over_compulsory_constant",
     "form_of",
     "formulas",
+    "kernel_materialised_constants",
+    "kernel_product_bound",
+    "kernel_x_outer_constants",
+    "kernel_z_outer_constants",
+    "lower_bound",
     "matmul_flops",
     "proof_accounting",
     "proposition_4",

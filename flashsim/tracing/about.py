@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from flashsim.tracing.data import STANDARD, About, Counts, Kind
 from flashsim.tracing.listing import listing_of, source_of
 from flashsim.tracing.recording import Recorder
 from flashsim.tracing.traces import Trace
+
+if TYPE_CHECKING:
+    from flashsim.run.programs import Launch
 
 LARGEST_MASK = 2**24  # elements of a mask up to which it is looked at tile by tile
 
@@ -55,6 +58,49 @@ def traced(recorder: Recorder, plan: Plan) -> Trace:
         listing_of(algorithm.listing),
         source_of({event.site for event in recorder.events}),
         notes=recorder.notes,
+    )
+    return Trace(about, tuple(recorder.events))
+
+
+def traced_program(recorder: Recorder, launch: Launch) -> Trace:
+    """Return the trace of a program's run. Its plane's symbols are N_q and N_k there, as the player knows rows and columns."""
+    program, sizes, blocks, sram = launch.program, launch.sizes, launch.blocks, recorder.sram
+    assert sram is not None
+    rows, columns = program.plane
+    kinds = {}
+    for name, kind in program.kinds.items():
+        known = {rows: "N_k"} if name in program.across else {columns: "N_k", rows: "N_q"}
+        kinds[name] = known.get(kind.rows, kind.rows), known.get(kind.columns, kind.columns)
+    B_r, B_c = (blocks[by] for by in program.by)
+    shape = Shape(sizes[rows], sizes[columns], sizes.get("d", 1), sizes.get("e", sizes.get("d", 1)))
+    try:
+        exact = theory.exact_program(
+            program.name, sizes, M=launch.M, blocks=(*blocks.values(),), dtype=launch.dtype.name, options=launch.options
+        )
+    except theory.NoClosedForm:
+        exact = None
+    about = About(
+        program.name,
+        program.title,
+        program.direction,
+        shape,
+        Blocks(B_r, B_c, -(-shape.N_q // B_r), -(-shape.N_k // B_c)),
+        launch.M,
+        launch.enforced,
+        sram.peak,
+        sram.dtype.name,
+        launch.dtype.name,
+        ", ".join(f"{name} {_named(value)}" for name, value in launch.options.items()),
+        None,
+        _counts(sram, kinds, shape, None if exact is None else exact.hbm.by_array),
+        None if exact is None else exact.sram.peak,
+        None,
+        tuple((name, kinds[name]) for name in program.follows),
+        listing_of(program.listing),
+        source_of({event.site for event in recorder.events}),
+        notes=recorder.notes,
+        words=program.words,
+        sizes=tuple(sizes.items()),
     )
     return Trace(about, tuple(recorder.events))
 

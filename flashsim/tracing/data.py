@@ -95,6 +95,8 @@ class About:
     listing    the paper's listing, line by line, from the algorithm's docstring
     source     the functions that ran: (file, number of the first line, lines)
     command    the command line that made it, if one did
+    words      what rows and columns of tiles are
+    sizes      where these are no queries and keys, the lengths that the run has in place of `shape`, by symbol
     """
 
     algorithm: str
@@ -117,3 +119,5 @@ class About:
     source: tuple[tuple[str, int, tuple[str, ...]], ...]
     command: str = ""
     notes: tuple[str, ...] = ()
+    words: tuple[str, str] = ("queries", "keys")
+    sizes: tuple[tuple[str, int], ...] = ()

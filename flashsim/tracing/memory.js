@@ -3,12 +3,12 @@
 class Memory {
   constructor(run, root) {
     this.run = run, this.root = root;
-    const { arrays, standard, M, shape, blocks } = run.about, most = Math.ceil(M / (4 * shape.d));
+    const { arrays, standard, M, shape, sizes, blocks } = run.about, most = Math.ceil(M / (4 * shape.d));
     this.hasForm = arrays.every((array) => array.exact);
     this.expected = arrays.map(({ reads, writes, exact }) => exact ?? [reads, writes]);
     this.expected.push([0, 1].map((side) => this.expected.reduce((sum, pair) => sum + pair[side], 0)));
     this.standard = standard && standard[0] + standard[1];
-    this.paperSizes = blocks.B_c === Math.min(most, shape.N_k) && blocks.B_r === Math.min(most, shape.d, shape.N_q);
+    this.paperSizes = !sizes.length && blocks.B_c === Math.min(most, shape.N_k) && blocks.B_r === Math.min(most, shape.d, shape.N_q);
     this.setTable(find(".hbm", root));
   }
 

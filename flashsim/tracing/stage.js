@@ -196,7 +196,7 @@ class Stage {
         this.hits.push([...box, () => this.describe(i, j)]);
       }
     const kept = run.beside[2], rest = run.beside[3];
-    pen.fillStyle = ink.faint, write(pen, [this.hbm[2] > 230 ? "score matrix, by tiles" : "", [...kept, ...rest].length ? [this.hbm[2] > 230 ? "; here too: " : "also ", commas([...kept, ...rest].map(typeset))] : ""].flat(Infinity).filter(Boolean), this.hbm[0] + 46, this.hbm[1] + 16, 11.5);
+    pen.fillStyle = ink.faint, write(pen, [this.hbm[2] > 230 ? `${run.about.sizes.length ? "" : "score "}matrix, by tiles` : "", [...kept, ...rest].length ? [this.hbm[2] > 230 ? "; here too: " : "also ", commas([...kept, ...rest].map(typeset))] : ""].flat(Infinity).filter(Boolean), this.hbm[0] + 46, this.hbm[1] + 16, 11.5);
     this.drawRegion(pen, current);
   }
 
@@ -208,7 +208,7 @@ class Stage {
       pen.lineWidth = 1, pen.strokeStyle = ink.faint, pen.fillStyle = ink.load;
       if (here && touches(span, first, last)) pen.fillRect(x, y, width, height);
       if (width > 3 && height > 3) pen.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
-      this.hits.push([x, y, width, height, () => `${counted(`${array}[${n}]`)} in HBM: ${side ? "keys" : "queries"} ${first} to ${last - 1}${here && touches(span, first, last) ? ", on chip now" : ""}`]);
+      this.hits.push([x, y, width, height, () => `${counted(`${array}[${n}]`)} in HBM: ${run.about.words[+side]} ${first} to ${last - 1}${here && touches(span, first, last) ? ", on chip now" : ""}`]);
     }
     const [x, y, width, height] = this.strip(array, 0, 0), name = typeset(array), wanted = side ? Math.min(12, height + 3) : 12, small = side ? wanted : Math.min(12, (12 * (this.pitch + 1)) / write(pen, name, 0, 0, 12, false, true)), wide = write(pen, name, 0, 0, small, false, true);
     if (small < 6) return; // hovering tells
@@ -317,7 +317,7 @@ class Stage {
     const { run } = this, { B_r, B_c } = run.about.blocks, { N_q, N_k } = run.about.shape, { t } = this;
     const span = (n, size, end) => `${n * size} to ${Math.min((n + 1) * size, end) - 1}`, visits = run.visits[i * run.about.blocks.T_c + j];
     const masked = { all: "", some: "\nthe mask forbids part of it", nothing: "\nthe mask forbids all of it" }[run.leaves(i, j)];
-    return `tile (i, j) = (${i + 1}, ${j + 1}): ${FATES[run.fate(i, j, t)]}\nqueries ${span(i, B_r, N_q)}, keys ${span(j, B_c, N_k)}${masked}${visits.length ? `\nat step ${visits.map(([start]) => start).join(", ")}` : ""}`;
+    return `tile (i, j) = (${i + 1}, ${j + 1}): ${FATES[run.fate(i, j, t)]}\n${run.about.words[0]} ${span(i, B_r, N_q)}, ${run.about.words[1]} ${span(j, B_c, N_k)}${masked}${visits.length ? `\nat step ${visits.map(([start]) => start).join(", ")}` : ""}`;
   }
 
   /** Has the picture of this step saved as a file, "svg" or "png", with what the step does below it. */

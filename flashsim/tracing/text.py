@@ -21,8 +21,9 @@ def lines(trace: Recording) -> Iterator[str]:
     about = trace.about
     shape, blocks = about.shape, about.blocks
     yield f"{about.title}{f', {about.options}' if about.options else ''}"
+    sizes = about.sizes or (("N_q", shape.N_q), ("N_k", shape.N_k), ("d", shape.d), ("d_v", shape.d_v))
     yield (
-        f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}, d = {shape.d}, d_v = {shape.d_v}; M = {about.M:,} elements; "
+        f"{', '.join(f'{name} = {size:,}' for name, size in sizes)}; M = {about.M:,} elements; "
         f"B_r × B_c = {blocks.B_r} × {blocks.B_c}, T_r × T_c = {blocks.T_r} × {blocks.T_c}"
     )
     listing = {label_of(line): line.split(maxsplit=1)[-1] for line in about.listing}

@@ -9,7 +9,7 @@ are derived in `flashsim.theory`, and rounding bounds in `flashsim.reference`.
 
 from __future__ import annotations
 
-from flashsim.verify import appendices, chapter, practice, propositions, theorem_5, theorems_1_2
+from flashsim.verify import appendices, beyond, chapter, practice, propositions, theorem_5, theorems_1_2
 from flashsim.verify.claim import Check, Claim
 from flashsim.verify.running import run
 
@@ -43,6 +43,8 @@ def checks() -> list[Check]:
         appendices.D_in_d_vectors,
         appendices.rabe_staats,
         appendices.block_sparse_is_algorithm_2_with_a_skip,
+        beyond.kernel_products_exact,
+        beyond.kernel_products_bounds,
         chapter.loops_exchanged,
         chapter.flash_decoding,
         chapter.grouped_heads,

@@ -1,0 +1,99 @@
+"""`Program`: all that is known, besides its lines, of what runs on the same memory and is no attention over Q, K, V.
+
+Its operands, their symbols and its block sizes are its own. Each program's file, in `flashsim/algorithms/beyond`, ends in its
+record.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from flashsim.matrices import Kind
+from flashsim.records import Sizes
+
+Example = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""Operands and options, by name."""
+
+
+def normal(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> Example:
+    """Return that all operands are normally distributed, and that there are no options."""
+    return {}, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One pass: `run(hbm, sram, *operands, blocks, *options)` returns a matrix in HBM, or several.
+
+    name       what it is called
+    title      in the words of its source
+    source     where it comes from
+    operands   matrices it takes, by name, each with its kind: shape in the program's own symbols, and type
+    returns    matrices it returns, in order
+    extras     other matrices that it makes in HBM
+    options    what else it takes behind `blocks`, by name, in order; values are checked by who asks for the run
+    blocks     its block sizes: name -> the symbol of the length that it divides
+    line_1     (rows, lengths) -> block sizes where the stationary block has so many rows; None: they must be given
+    rows       (M, lengths) -> rows, for the paper's sizes
+    plane      the symbols of what the player shows as rows and as columns of tiles
+    across     where these are one symbol: the matrices whose rows are columns there
+    by         the block sizes that divide these
+    words      what those rows and columns are called there, "queries" and "keys" in attention
+    follows    what the player follows from tile to tile, as in `flashsim.algorithms.Algorithm`
+    direction  "forward", or "backward" for gradients
+    logs       those of its operands and results that are logarithms, in which −∞ is a number
+    example    (random numbers, lengths, block sizes) -> operands and options to try it with; an operand left out is normal
+    """
+
+    name: str
+    title: str
+    source: str
+    run: Callable[..., Any]
+    operands: Mapping[str, Kind] = field(hash=False)
+    returns: Mapping[str, Kind] = field(hash=False)
+    extras: Mapping[str, Kind] = field(default_factory=dict, hash=False)
+    options: tuple[str, ...] = ()
+    blocks: Mapping[str, str] = field(hash=False)
+    line_1: Callable[[int, Sizes], tuple[int, ...]] | None
+    rows: Callable[[int, Sizes], int] | None
+    plane: tuple[str, str]
+    across: tuple[str, ...] = ()
+    by: tuple[str, str] = ("B_r", "B_c")
+    words: tuple[str, str]
+    follows: tuple[str, ...]
+    direction: str = "forward"
+    logs: tuple[str, ...] = ()
+    example: Callable[[np.random.Generator, Sizes, Sizes], Example] = normal
+
+    def __reduce__(self) -> Any:
+        """Pickle a record that its module calls PROGRAM by the module's name; another one by its fields."""
+        module = self.run.__module__
+        if getattr(sys.modules.get(module), "PROGRAM", None) is self:
+            return _of_module, (module,)
+        return super().__reduce__()
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """The kind of each matrix, by name."""
+        return {**self.operands, **self.returns, **self.extras}
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbols of the lengths that its operands have, in order."""
+        sides = [side for kind in self.operands.values() for side in (kind.rows, kind.columns)]
+        return tuple(dict.fromkeys(side for side in sides if not side.isdigit()))
+
+    @property
+    def listing(self) -> str:
+        """The docstring of its file, which holds its listing."""
+        return getattr(sys.modules.get(self.run.__module__), "__doc__", None) or ""
+
+
+def _of_module(name: str) -> Program:
+    record: Program = import_module(name).PROGRAM
+    return record

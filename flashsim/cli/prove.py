@@ -1,0 +1,109 @@
+"""`flashsim prove`: what no schedule can beat, and how near the best one comes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from flashsim.cli.outputs import check_outputs, finish
+from flashsim.cli.shared import LENGTHS, add, causal_in
+from flashsim.cli.values import elements
+from flashsim.inputs import float_dtype
+from flashsim.sizes import human_bytes
+
+SUMMARY = "Prove how few elements any schedule must move, and show how near the best one here comes."
+HOW_SURE = "Hand-proved, arithmetic machine-checked."
+EXAMPLES = (
+    "flashsim prove --N 4096 --d 64 --M 25600\n"
+    "flashsim prove --N 4096 --d 64 --M 25600 --causal --json proof.json\n"
+    "flashsim prove --check proof.json"
+)
+
+
+def add_options(parser: Any) -> None:
+    """Add the command's options to its parser."""
+    for name in LENGTHS:
+        add(parser, name, **({"required": False} if name == "--d" else {}))
+    add(parser, "--M", "--causal", "--offset")
+    parser.add_argument("--mask", type=Path, metavar="FILE", help="a .npy file: booleans (N_q, N_k), True = attend")
+    parser.add_argument(
+        "--check", type=Path, metavar="FILE", help="check a certificate that --json wrote, and nothing else"
+    )
+    add(parser, "--json", help="write a certificate, as JSON (- for stdout, and nothing else there)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; return 0, or 1 for a certificate that proves nothing."""
+    from flashsim import qkv
+    from flashsim.proving import prove
+
+    if options.check is not None:
+        return _check(options)
+    if options.d is None:
+        raise ValueError("--d is missing: expected --N N --d D, or --check FILE")
+    check_outputs(options)
+    rule: dict[str, Any] = causal_in(options)
+    if options.mask is not None:
+        given = qkv.load_mask(options.mask)
+        rule["mask"] = rule["mask"] & given if "mask" in rule else given
+    itemsize = float_dtype(options.dtype).itemsize
+    proof = prove(
+        N=options.N, N_q=options.N_q, N_k=options.N_k, d=options.d, d_v=options.d_v, M=elements(options.M, itemsize),
+        dtype=options.dtype, **rule,
+    )  # fmt: skip
+    finish(
+        options, {"command": options.command_line, **proof.certificate()}, lambda: _show(proof, itemsize, options.dtype)
+    )
+    return 0
+
+
+def _show(proof: Any, itemsize: int, dtype: str) -> None:
+    from flashsim.proving import CLASS
+    from flashsim.tables import console_for_tables, new_table, print_table, print_words
+
+    console, at = console_for_tables(), proof.bound
+    lengths = f"N = {at.N_q:,}" if at.N_q == at.N_k else f"N_q = {at.N_q:,}, N_k = {at.N_k:,}"
+    widths = f"d = {at.d}" if at.d == at.d_v else f"d = {at.d}, d_v = {at.d_v}"
+    allowed = {"all": "", "causal": ", causal", "given": f", {at.pairs:,} allowed pairs"}[proof.allowed]
+    console.print(f"One head, forward, {lengths}, {widths}{allowed}")
+    console.print(f"SRAM of M = {at.M:,} elements ({human_bytes(at.M * itemsize)} of {dtype})\n")
+    table = new_table("", "elements moved", "÷ bound")
+    table.add_row(
+        "compulsory: inputs read, outputs written", f"{at.compulsory:,}", f"{at.compulsory / at.accesses:.3f}"
+    )
+    table.add_row("lower bound: no schedule moves less", f"{at.accesses:,}", "1")
+    best = proof.best
+    if best is not None:
+        said = f"best schedule here: {best.algorithm}, {best.B_r:,} × {best.B_c:,}"
+        table.add_row(said, f"{best.accesses:,}", f"{proof.ratio:.3f}")
+    print_table(console, table)
+    console.print()
+    print_words(console, f"No schedule of this class moves less than {at.accesses:,} elements, {proof.how}. {HOW_SURE}")
+    console.print()
+    print_words(console, f"The class: {CLASS}")
+    if best is None:
+        console.print()
+        print_words(console, "Of the schedules known here none fits this M.")
+
+
+def _check(options: argparse.Namespace) -> int:
+    import json
+
+    from flashsim.certificate import check
+    from flashsim.tables import console_for_tables, print_words
+
+    try:
+        text = options.check.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"argument --check: {options.check}: {error.strerror or error}") from None
+    try:
+        held = json.loads(text)
+        if not isinstance(held, dict):
+            raise ValueError("it is no JSON object")
+        said = check(held)
+    except (ValueError, RecursionError) as error:
+        print_words(console_for_tables(), f"{options.check} proves nothing: {error}")
+        return 1
+    print_words(console_for_tables(), f"{said}. {HOW_SURE}")
+    return 0

@@ -1,0 +1,146 @@
+"""What no schedule can beat, beside the best that flashsim knows: `prove`.
+
+proof = flashsim.prove(N=4096, d=64, M=25_600)
+proof.bound.accesses, proof.best.accesses, proof.ratio
+proof.certificate()   # for flashsim.certificate, which checks it on its own
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from flashsim.algorithms import FORWARD
+from flashsim.api import count
+from flashsim.checking import check_shape
+from flashsim.inputs import check_M, float_dtype
+from flashsim.masks import All, Causal, Mask, as_mask
+from flashsim.memory import SramOverflow
+from flashsim.records import Shape
+from flashsim.sizes import Size
+from flashsim.theory.lower import LowerBound, lower_bound
+from flashsim.tune import tune
+
+CLASS = (
+    "Schedules that compute S = QKᵀ and O = PV product by product, in any order and in any tiles, with any recomputation, "
+    "partial sums kept, spilled or split, and statistics of the softmax for free. Left out is algebra that mixes entries, "
+    "such as Strassen's."
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule that flashsim has run on shapes, M enforced: what it is, its blocks, and the elements that it moves."""
+
+    algorithm: str
+    B_r: int
+    B_c: int
+    accesses: int
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A lower bound, and the best schedule known here; None where none fits M.
+
+    allowed   "all", "causal", or "given": which pairs of query and key there are
+    queries, keys  how many have any
+    """
+
+    bound: LowerBound
+    allowed: str
+    queries: int
+    keys: int
+    best: Schedule | None
+
+    @property
+    def ratio(self) -> float | None:
+        """The schedule's accesses, divided by the bound."""
+        return None if self.best is None else self.best.accesses / self.bound.accesses
+
+    @property
+    def how(self) -> str:
+        """What proves the bound, in words."""
+        at = self.bound
+        if at.accesses == at.compulsory:
+            return "as every input that matters is read once and every output written once"
+        kind = "the combined bound" if at.a else "the theorem"
+        return f"by {kind} of flashsim.theory.lower with {at.n:,} phases that touch Y = {at.Y:,} elements each"
+
+    def certificate(self) -> dict[str, Any]:
+        """Return what `flashsim.certificate.check` needs, as plain data."""
+        at = asdict(self.bound)
+        del at["compulsory"]
+        schedule = None if self.best is None else asdict(self.best)
+        more = {"queries": self.queries, "keys": self.keys, "allowed": self.allowed, "bound": self.bound.accesses}
+        return {"kind": "lower bound", "class": CLASS, **at, **more, "schedule": schedule}
+
+
+def prove(
+    *,
+    N: int | None = None,
+    d: int,
+    M: Size | None = None,
+    N_q: int | None = None,
+    N_k: int | None = None,
+    d_v: int | None = None,
+    dtype: Any = "float32",
+    causal: bool = False,
+    mask: Any = None,
+) -> Proof:
+    """Return the fewest HBM accesses that any schedule can make for one head's forward pass, and the best schedule known here.
+
+    Arguments as for `flashsim.count`; `mask` is a boolean array (N_q, N_k), True = attend, or a mask object. Raises ValueError
+    for arguments that make no sense.
+    """
+    shape = check_shape(N, d, N_q, N_k, d_v)
+    stored = float_dtype(dtype)
+    M = check_M(M, stored.itemsize)
+    rule = as_mask(mask, causal, shape, ())
+    by_query, by_key = _allowed(rule, shape)
+    allowed = "all" if isinstance(rule, All) else "causal" if rule == Causal() else "given"
+    queries, keys = (int(np.count_nonzero(each)) for each in (by_query, by_key))
+    bound = lower_bound(
+        N_q=shape.N_q, N_k=shape.N_k, d=shape.d, d_v=shape.d_v, M=M, pairs=int(by_query.sum()), queries=queries, keys=keys
+    )  # fmt: skip
+    return Proof(bound, allowed, queries, keys, _best(rule, shape, M, stored.name))
+
+
+def _allowed(rule: Mask, shape: Shape) -> tuple[Any, Any]:
+    """Return how many keys each query may attend to, and by how many queries each key is attended to."""
+    band = rule.band(shape, ())
+    if band is None or not band.positional:
+        allowed = rule.allows(np.arange(shape.N_q), np.arange(shape.N_k), shape, ())
+        for array in rule.dense(()):
+            allowed = allowed & array
+        return allowed.sum(1), allowed.sum(0)
+    at = np.arange(shape.N_q) + shape.N_k - shape.N_q
+    first = np.zeros_like(at) if band.left is None else np.clip(at - band.left, 0, band.keys)
+    end = np.full_like(at, band.keys) if band.right is None else np.clip(at + band.right + 1, 0, band.keys)
+    end = np.maximum(first, end)
+    if band.queries is not None:
+        end[band.queries :] = first[band.queries :]
+    steps = np.zeros(shape.N_k + 1, np.int64)
+    np.add.at(steps, first, 1)
+    np.add.at(steps, end, -1)
+    return end - first, np.cumsum(steps)[:-1]
+
+
+def _best(rule: Mask, shape: Shape, M: int, dtype: str) -> Schedule | None:
+    """Return the schedule of fewest accesses: as `tune` finds it, or, under a mask that is in HBM, of those that fill M."""
+    sizes: dict[str, Any] = {**asdict(shape), "M": M, "dtype": dtype}
+    if not (rule.dense(()) or rule.tree is not None or rule.bias is not None):
+        try:
+            best = tune(**sizes, mask=None if isinstance(rule, All) else rule).best
+        except ValueError:  # nothing fits
+            return None
+        return Schedule(best.algorithm, best.blocks.B_r, best.blocks.B_c, best.accesses)
+    found = []
+    for name in FORWARD:
+        try:
+            tally = count(name, **sizes, sizing="fit", mask=rule)
+        except (SramOverflow, ValueError):
+            continue
+        found.append(Schedule(name, tally.blocks.B_r, tally.blocks.B_c, tally.hbm.accesses))
+    return min(found, key=lambda schedule: schedule.accesses, default=None)

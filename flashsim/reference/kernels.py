@@ -1,0 +1,167 @@
+"""Kernel products and their gradients in plain NumPy, and how far rounding may lead from them, element by element.
+
+The oracle forms all N × n × d differences, in float64; its own error is within the bounds given here for chip=float64.
+
+Bounds. u is the chip's unit roundoff, r = ‖x − z‖, s = r/σ. A difference of two numbers is off by u relatively, each hypot and
+the division by σ by about u more: s by ρ = (2d + 3)u relatively. So log k is off by
+
+    δ = s²(ρ + u)  gaussian      sρ  laplace      (2ρ + 2u)·s²/(1 + s²) + 4u·|log k|  cauchy
+
+absolutely, and, exponentials included, k by e^{δ + 4u} − 1 relatively. Where clouds lie far from the origin nothing changes: only
+differences enter. Sums of n terms in T blocks are off by (n + 2T + 8)u of the sum of their magnitudes; what is stored in another
+type, by its roundoff each time. First-order terms are taken `C` times, 2 by default, for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from flashsim.checking import check_choice
+from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
+
+KERNELS = ("gaussian", "laplace", "cauchy")
+
+
+def kernel_product(
+    X: Any, Z: Any, V: Any, *, kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum"
+) -> Array:
+    """Return Y_i = Σ_j k(x_i, z_j) v_j, (N, e); or, "logsumexp", log Σ_j k(x_i, z_j) v_j, (N, 1). Raises ValueError."""
+    V = _wide(V)
+    log_k = _log(kernel, _distances(X, Z) / sigma)
+    if reduction == "sum":
+        product: Array = np.exp(log_k) @ V
+        return product
+    with np.errstate(divide="ignore"):
+        return _logsumexp(log_k + np.log(V[:, 0]))
+
+
+def kernel_gradient(
+    X: Any, Z: Any, V: Any, dY: Any, *, kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum"
+) -> Array:
+    """Return the gradient to X of the same, (N, d), for dY of its shape. A pair at distance 0 has no part. Raises ValueError."""
+    s, along, V, dY = _distances(X, Z) / sigma, _directions(X, Z), _wide(V), _wide(dY)
+    log_k = _log(kernel, s)
+    weights = (dY @ V.T) * np.exp(log_k) if reduction == "sum" else dY * _softmax(log_k, V)
+    result: Array = np.einsum("ij,ijc->ic", -weights * _steepness(kernel, s) / sigma, along)
+    return result
+
+
+def kernel_product_bounds(
+    X: Any, Z: Any, V: Any, *,
+    kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum", order: str = "x_outer", blocks: int = 1,
+    stored: DTypeLike = "float64", C: float = 2.0,
+) -> Array:  # fmt: skip
+    """Return how far each element of Y may lie from exact arithmetic, (N, e).
+
+    `blocks` is T_c, in how many blocks Z comes; `stored` the operands' type. "z_outer" rounds Y to it in each block, and
+    "materialised" K, once. Under a log-sum-exp S = log k + log v is off by Δ = δ + 4u(|log v| + |S|), and Y by merging and by
+    log Σ_j p_j e^{Δ_j}, p the softmax of S.
+    """
+    rounded = {"x_outer": (1, 0), "z_outer": (blocks + 1, 0), "materialised": (1, 1)}
+    stores, stored_K = rounded[check_choice("order", order, rounded)]
+    chip, u_s, V = chip_dtype(float_dtype(stored)), roundoff(stored), _wide(V)
+    u, n = roundoff(chip), len(V)
+    log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
+    terms = (n + 2 * blocks + 8) * u
+    if reduction == "sum":
+        k = np.exp(log_k)
+        off = np.exp(log_k + C * delta) - k + k * (terms + stores * u_s + stored_K * u_s)
+        steps = smallest_step(chip) + stored_K * smallest_step(stored)  # of what is too small for full precision
+        result: Array = C * (off @ np.abs(V) + n * steps * (np.abs(V).max() + 1) + stores * smallest_step(stored))
+        return result
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_v = np.log(V[:, 0])
+        S = log_k + log_v
+        size = np.where(log_v > -np.inf, np.abs(S) + np.abs(log_v), 0.0)
+    Delta = delta + size * (4 * u + stored_K * u_s)
+    Y = _logsumexp(S)
+    with np.errstate(invalid="ignore"):
+        shift = np.where(-np.inf < Y, _logsumexp(S + C * Delta) - Y, 0.0)
+    return shift + C * (terms + 8 * (blocks + 1) * u * (1 + np.where(-np.inf < Y, np.abs(Y), 0.0)))
+
+
+def kernel_gradient_bounds(
+    X: Any, Z: Any, V: Any, dY: Any, *,
+    kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum", blocks: int = 1, stored: DTypeLike = "float64",
+    off: Any = 0.0, C: float = 2.0,
+) -> Array:  # fmt: skip
+    """Return how far each element of dX may lie from exact arithmetic, (N, d).
+
+    A pair adds |dY_i · v_j| times the slope of k, of which dY·v is off by (e + 2)u of |dY|·|v|, k as above, s by ρ, and the
+    direction (x − z)/r by (2d + 4)u. Under a log-sum-exp, `off` is by how much the given Y may be off, (N, 1).
+    """
+    X, V, dY = _wide(X), _wide(V), _wide(dY)
+    chip, u_s = chip_dtype(float_dtype(stored)), roundoff(stored)
+    u, (n, e), d = roundoff(chip), V.shape, X.shape[1]
+    log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
+    s, along = _distances(X, Z) / sigma, np.abs(_directions(X, Z))
+    if reduction == "sum":
+        weight, k, more = np.abs(dY) @ np.abs(V).T, np.exp(log_k), np.exp(log_k + C * delta)
+    else:
+        with np.errstate(divide="ignore"):
+            S = log_k + np.log(V[:, 0])
+            size = np.where(-np.inf < S, np.abs(S) + np.abs(np.log(V[:, 0])), 0.0)
+        weight, k = np.abs(dY), _softmax(log_k, V)
+        more = k * np.exp(np.minimum(C * (delta + 4 * u * size + off + u), 700.0))
+    slopes = _steepness(kernel, s)
+    relative = (e + 2 + 4 * d + 16 + n + 2 * blocks) * u + u_s
+    pairs = weight * slopes * ((more - k) * (3 if kernel == "cauchy" else 1) + k * relative) / sigma
+    steps = n * smallest_step(chip) * (weight.max() * slopes.max() / sigma + 1) + smallest_step(stored)
+    return np.asarray(C * (np.einsum("ij,ijc->ic", pairs, along) + steps))
+
+
+# --------------------------------------------------------------------------------------------------------------- pieces
+
+
+def _wide(a: Any) -> Array:
+    array = np.asarray(a).astype(np.float64)
+    return array[:, None] if array.ndim == 1 else array
+
+
+def _distances(X: Any, Z: Any) -> Array:
+    return np.asarray(np.sqrt(((_wide(X)[:, None] - _wide(Z)[None]) ** 2).sum(axis=-1)))
+
+
+def _directions(X: Any, Z: Any) -> Array:
+    between, r = _wide(X)[:, None] - _wide(Z)[None], _distances(X, Z)[..., None]
+    return np.asarray(np.divide(between, r, out=np.zeros_like(between), where=r > 0))
+
+
+def _log(kernel: str, s: Array) -> Array:
+    """Return log k."""
+    if check_choice("kernel", kernel, KERNELS) == "gaussian":
+        return -(s**2) / 2
+    return -s if kernel == "laplace" else -np.log1p(s**2)
+
+
+def _steepness(kernel: str, s: Array) -> Array:
+    """Return −d log k/ds."""
+    return s if kernel == "gaussian" else np.ones_like(s) if kernel == "laplace" else 2 * s / (1 + s**2)
+
+
+def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[Array, Array]:
+    """Return log k, and δ."""
+    s = _distances(X, Z) / sigma
+    log_k, rho = _log(kernel, s), (2 * _wide(X).shape[1] + 3) * u
+    if kernel == "gaussian":
+        return log_k, s**2 * (rho + u) + 4 * u
+    if kernel == "laplace":
+        return log_k, s * rho + 4 * u
+    return log_k, (2 * rho + 2 * u) * s**2 / (1 + s**2) - 4 * u * log_k + 4 * u
+
+
+def _logsumexp(S: Array) -> Array:
+    top = S.max(axis=1, keepdims=True)
+    top = np.where(top > -np.inf, top, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.asarray(top + np.log(np.exp(S - top).sum(axis=1, keepdims=True)))
+
+
+def _softmax(log_k: Array, V: Array) -> Array:
+    """Return p_ij, in which a row without weights is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        S = log_k + np.log(V[:, 0])
+        return np.asarray(np.nan_to_num(np.exp(S - _logsumexp(S))))

@@ -1,0 +1,342 @@
+"""The same four steps for a `Program`, whose operands are not Q, K, V: check, choose blocks, launch, gather.
+
+run_program(program, {"X": X, "Z": Z, "V": V}, …)     results by name, and what they cost
+count_program(program, {"N": 1000, …}, …)             what it costs, on shapes alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashsim.algorithms.program import Program
+from flashsim.blas import one_blas_thread
+from flashsim.checking import check_array, check_count, check_flag, check_observers, is_one_of, shown
+from flashsim.inputs import FLOATS, Array, check_M, chip_dtype, float_dtype, is_listed, largest
+from flashsim.matrices import Kind
+from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
+from flashsim.records import Flops, Occupancy, Sizes, Traffic
+from flashsim.run.results import Costs
+from flashsim.sizes import Size
+
+if TYPE_CHECKING:
+    from flashsim.tracing import Trace
+
+SIZINGS = ("fit", "paper")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A program, what it is run on, and how: all that is known of a run before it is done.
+
+    given    operands by name; for counting, only those that tell it where to go on ("index")
+    """
+
+    program: Program
+    given: Mapping[str, Array]
+    sizes: Sizes
+    blocks: Sizes
+    M: int
+    enforced: bool
+    dtype: np.dtype[Any]
+    options: Mapping[str, Any]
+    arithmetic: bool
+
+    def run(self, observers: Sequence[Observer] = ()) -> tuple[HBM, SRAM]:
+        """Run it; return its memory. Raises MemoryModelError where it returned other matrices than its record says."""
+        hbm = HBM(arithmetic=self.arithmetic)
+        sram = SRAM(hbm, self.M, enforced=self.enforced, dtype=chip_dtype(self.dtype), observers=observers)
+        placed = [self._placed(hbm, name, kind) for name, kind in self.program.operands.items()]
+        with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            result = self.program.run(hbm, sram, *placed, self.blocks, *(self.options[o] for o in self.program.options))
+        found = result if isinstance(result, tuple) else (result,)
+        shapes = {name: kind.shape(self.sizes) for name, kind in self.program.returns.items()}
+        if [(m.name, m.shape) if isinstance(m, Matrix) else None for m in found] != [*shapes.items()]:
+            raise MemoryModelError(f"{self.program.name!r} returned {shown(found)}; expected matrices in HBM, {shapes}")
+        return hbm, sram
+
+    def _placed(self, hbm: HBM, name: str, kind: Kind) -> Matrix:
+        if kind.type == "index":
+            return hbm.place(name, self.given[name], index=True)
+        return hbm.place(name, self.given[name] if self.arithmetic else kind.shape(self.sizes), kind.dtype(self.dtype))
+
+
+class ProgramCosts(Costs):
+    """What a count and a run of a program have in common."""
+
+    blocks: Sizes
+    launch: Launch
+
+    @property
+    def sizes(self) -> Sizes:
+        """The lengths, by symbol."""
+        return self.launch.sizes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was asked and what it cost as plain data; the arrays are not in it."""
+        return {
+            "algorithm": self.algorithm,
+            "sizes": dict(self.sizes),
+            "dtype": self.launch.dtype.name,
+            "options": {name: shown(value) for name, value in self.launch.options.items()},
+            "hbm": self.hbm.to_dict(),
+            "sram": asdict(self.sram),
+            "blocks": dict(self.blocks),
+        }
+
+    def _costs(self) -> str:
+        return f"{self.blocks!r}, {self.sram}"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ProgramTally(ProgramCosts):
+    """What a program's run costs: `hbm`, accesses by array; `sram`, peak and capacity; `blocks`; `flops`."""
+
+    algorithm: str
+    hbm: Traffic
+    sram: Occupancy
+    blocks: Sizes
+    flops: Flops
+    launch: Launch
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what it costs as plain data."""
+        return {**super().to_dict(), "flops": asdict(self.flops)}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ProgramRun(ProgramCosts):
+    """A program's finished run. What it returned is by name, and an attribute: `run.results["Y"]` is `run.Y`.
+
+    `trace` holds its events if they were asked for, to step through.
+    """
+
+    algorithm: str
+    hbm: Traffic
+    sram: Occupancy
+    blocks: Sizes
+    launch: Launch
+    results: Mapping[str, Array] = field(default_factory=dict)
+    trace: Trace | None = None
+
+    def __getattr__(self, name: str) -> Array:
+        results = self.__dict__.get("results", {})
+        if name not in results:
+            raise AttributeError(f"the run has no {name!r}; it returned {', '.join(results)}")
+        found: Array = results[name]
+        return found
+
+    def _shapes(self) -> dict[str, str]:
+        return {name: f"{array.shape} {array.dtype}" for name, array in self.results.items()}
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_() if self.trace is None else self.trace._repr_html_()
+
+
+def run_program(
+    program: Program,
+    operands: Mapping[str, Any],
+    *,
+    M: Size | None = None,
+    blocks: Sequence[int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    options: Mapping[str, Any] | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
+) -> ProgramRun:
+    """Run a program on arrays, of two axes each, of one type among float16, bfloat16, float32, float64.
+
+    A column (N, 1) may be given as (N,); results that are always columns are returned as such. Lists of numbers have the type of
+    those operands that are arrays. 16-bit operands are computed on in float32.
+
+    M        SRAM's size in elements; None: 100 KB of the operands' type
+    blocks   block sizes in the record's order; M is enforced
+    sizing   without blocks: "fit", the largest of the program's proportions that fit, M enforced, or "paper", line 1
+    enforce  whether to exceed M is an error, whatever the sizing says
+    trace    record all events as `run.trace`
+
+    Raises ValueError for operands that do not fit together, are not finite, or overflow; SramOverflow.
+    """
+    given, sizes, dtype = check_operands(program, operands)
+    launch = _launch(program, given, sizes, dtype, M, blocks, sizing, enforce, options or {}, arithmetic=True)
+    watching = check_observers(observers)
+    if not check_flag("trace", trace):
+        return _gathered(launch, *launch.run(watching))
+    from flashsim.tracing import Recorder
+    from flashsim.tracing.about import traced_program
+
+    recorder = Recorder()
+    run = _gathered(launch, *launch.run((*watching, recorder)))
+    return replace(run, trace=traced_program(recorder, launch))
+
+
+def count_program(
+    program: Program,
+    sizes: Mapping[str, Any],
+    *,
+    M: Size | None = None,
+    blocks: Sequence[int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    dtype: Any = "float32",
+    options: Mapping[str, Any] | None = None,
+    index: Mapping[str, Any] | None = None,
+    observers: Sequence[Observer] = (),
+) -> ProgramTally:
+    """Count what `run_program` would move, on lengths alone, by symbol. `index` holds operands that say where to go on.
+
+    Arguments and errors as there.
+    """
+    if set(sizes) != set(program.symbols):
+        raise ValueError(f"sizes are {', '.join(sizes) or 'none'}; expected {', '.join(program.symbols)}")
+    lengths = Sizes(**{name: check_count(name, sizes[name]) for name in program.symbols})
+    stored, given = float_dtype(dtype), dict(index or {})
+    launch = _launch(program, given, lengths, stored, M, blocks, sizing, enforce, options or {}, arithmetic=False)
+    hbm, sram = launch.run(check_observers(observers))
+    return ProgramTally(
+        algorithm=program.name, hbm=hbm.traffic, sram=sram.use, blocks=launch.blocks, flops=sram.flops, launch=launch
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- check
+
+
+def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[str, Array], Sizes, np.dtype[Any]]:
+    """Return copies of the operands, the lengths that they have, and their type. Raises ValueError."""
+    if set(operands) != set(program.operands):
+        raise ValueError(f"operands are {', '.join(operands)}; expected {', '.join(program.operands)}")
+    found = {name: check_array(name, operands[name]) for name in program.operands}
+    types = [a.dtype for name, a in found.items() if not is_listed(operands[name]) and a.dtype.name in FLOATS]
+    listed = types[0] if types else np.dtype(np.float64)  # the type of lists of numbers
+    arrays: dict[str, Array] = {}
+    said: dict[str, tuple[int, str]] = {}
+    typed: tuple[str, np.dtype[Any]] | None = None
+    for name, kind in program.operands.items():
+        array = found[name][:, None] if found[name].ndim == 1 else found[name]
+        if array.ndim != 2 or 0 in array.shape:
+            raise ValueError(f"{name} has shape {array.shape}; expected ({kind.rows}, {kind.columns}), at least 1 each")
+        for symbol, length in zip((kind.rows, kind.columns), array.shape, strict=True):
+            want, whose = (int(symbol), "") if symbol.isdigit() else said.setdefault(symbol, (length, name))
+            if length != want:
+                why = f" with {symbol} = {want}, as {whose} has" if whose else ""
+                raise ValueError(f"{name} has shape {array.shape}; expected ({kind.rows}, {kind.columns}){why}")
+        if kind.type in ("words", "index"):
+            arrays[name] = check_words(name, array)
+            continue
+        if is_listed(operands[name]) and array.dtype.kind in "iuf":
+            array = array.astype(listed)
+        if array.dtype.name not in FLOATS:
+            raise ValueError(f"{name} has dtype {array.dtype}; expected one of {', '.join(FLOATS)}")
+        first, dtype = typed = typed or (name, array.dtype)
+        wanted = chip_dtype(dtype) if kind.type == "chip" else dtype
+        if array.dtype != wanted:
+            raise ValueError(
+                f"{first} has dtype {dtype} and {name} has dtype {array.dtype}; expected {wanted} for {name}"
+            )
+        if not np.isfinite(array[array > -np.inf] if name in program.logs else array).all():
+            raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
+        arrays[name] = array.copy()
+    assert typed is not None
+    return arrays, Sizes(**{symbol: length for symbol, (length, _) in said.items()}), typed[1]
+
+
+def check_words(name: str, array: Array) -> Array:
+    """Return whole numbers from 0 to 2³²−1 as uint32. Raises ValueError."""
+    if array.dtype.kind not in "iu" or np.any((array < 0) | (array > np.iinfo(np.uint32).max)):
+        raise ValueError(f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
+    words: Array = array.astype(np.uint32)
+    return words
+
+
+# ------------------------------------------------------------------------------------------------------------- schedule
+
+
+def _launch(
+    program: Program, given: Mapping[str, Array], sizes: Sizes, dtype: np.dtype[Any], M: Any, blocks: Any, sizing: Any,
+    enforce: Any, options: Mapping[str, Any], *, arithmetic: bool,
+) -> Launch:  # fmt: skip
+    """Return the launch, with its blocks."""
+    if set(options) != set(program.options):
+        raise ValueError(f"options are {', '.join(options) or 'none'}; expected {', '.join(program.options) or 'none'}")
+    size, fixed = check_M(M, dtype.itemsize), check_block_sizes(program, blocks)
+    if not is_one_of(sizing, SIZINGS):
+        raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}")
+    enforced = (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+    launch = Launch(program, given, sizes, Sizes(), size, enforced, dtype, options, arithmetic)
+
+    def of(values: Sequence[int]) -> Sizes:
+        pairs = zip(program.blocks.items(), values, strict=True)
+        return Sizes(**{name: min(value, sizes[symbol]) for (name, symbol), value in pairs})
+
+    if fixed is not None:
+        return replace(launch, blocks=of(fixed))
+    if program.line_1 is None or program.rows is None:
+        raise ValueError(f"blocks is None; expected {', '.join(program.blocks)}, as {program.name!r} has no line 1")
+    line_1 = program.line_1
+    if sizing == "paper":
+        return replace(launch, blocks=of(line_1(program.rows(size, sizes), sizes)))
+
+    def fits(rows: int, M: int = size) -> bool:
+        trial = replace(launch, blocks=of(line_1(rows, sizes)), M=M, enforced=True, arithmetic=False)
+        try:
+            trial.run()
+        except SramOverflow:
+            return False
+        return True
+
+    if not fits(1):
+        least = _first(lambda M: fits(1, M))
+        raise ValueError(
+            f"M = {size:,} elements is too small for {program.name!r} even with blocks of one row: at {sizes} it needs at "
+            f"least M = {least:,}"
+        )
+    longest = max(sizes[symbol] for symbol in program.blocks.values())
+    rows = _first(lambda rows: rows >= longest or not fits(rows + 1))
+    return replace(launch, blocks=of(line_1(rows, sizes)))
+
+
+def check_block_sizes(program: Program, blocks: Any) -> tuple[int, ...] | None:
+    """Return block sizes in the record's order, or None where none are given."""
+    if blocks is None:
+        return None
+    names = ", ".join(program.blocks)
+    values = tuple(blocks) if isinstance(blocks, tuple | list) else ()
+    if len(values) != len(program.blocks):
+        raise ValueError(f"blocks is {shown(blocks)}; expected ({names})")
+    return tuple(check_count(f"blocks, {name},", v) for name, v in zip(program.blocks, values, strict=True))
+
+
+def _first(true_from: Callable[[int], bool]) -> int:
+    """Return the least n ≥ 1 at which a predicate that stays true becomes true."""
+    high = 1
+    while not true_from(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if true_from(middle) else (middle, high)
+    return high
+
+
+# --------------------------------------------------------------------------------------------------------------- gather
+
+
+def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
+    """Return the finished run. Raises ValueError where finite operands overflowed a result's type."""
+    program, results = launch.program, {}
+    for name, kind in program.returns.items():
+        found = np.array(hbm.peek(name))
+        bad = np.isnan(found) | (np.isposinf(found) if name in program.logs else np.isinf(found))
+        if bad.any():
+            raise ValueError(
+                f"{name} overflows {found.dtype}, which ends at {largest(found.dtype):.3g}. "
+                f"Scale {' and '.join(program.operands)} down, or use a wider dtype"
+            )
+        results[name] = found[:, 0] if kind.columns == "1" else found
+    return ProgramRun(
+        algorithm=program.name, hbm=hbm.traffic, sram=sram.use, blocks=launch.blocks, launch=launch, results=results
+    )

@@ -1,0 +1,181 @@
+"""What no schedule moves less than: a lower bound on HBM accesses with its constant, and its proof.
+
+Class of schedules. Attention is S_ik = Σ_c Q_ic K_kc, then O_ic = Σ_k P_ik V_kc, P_ik a function of S_ik and of statistics of row
+i, which cost nothing here. A schedule forms these products in any order, in any tiles, as often as it likes, with partial sums
+kept, spilled or split at will. Each element on chip is one thing: an entry of Q, of K, of V, something of a pair (i, k) (S_ik,
+P_ik, or a part of either), or a part of O_ic. Left out is algebra that mixes them, such as Strassen's. Algorithms 0, 1, 2, 5,
+`q_outer`, `split_kv`, `small_cache` and every other forward pass of flashsim are in the class. With a mask only the allowed pairs
+count, `pairs` of them.
+
+Theorem. With T = pairs · d_v and any Y > M, let n be a whole number ≥ 2 with (n − 1) · G(Y) < T, where
+G(Y) = max(Y²/16d, (Y/3)^{3/2}). Then a schedule makes at least Y + (n − 2)(Y − M) accesses. For M ≥ (128/27) d² and Y = 2M
+this is M · ⌈4·pairs·d·d_v / M²⌉, so at least 4 N_q N_k d d_v / M without a mask.
+
+Proof.
+1. For each allowed (i, k) and each c fix one multiplication P_ik V_kc that reaches the output. These are T useful terms.
+2. Charges. Each read of an entry of Q, K, V or of something of a pair is one charge. So is the start of each longest stretch of
+   time in which something of O_ic is on chip and takes a useful term: in such a stretch it is written to HBM, or the term would
+   be lost, and writes of different stretches differ. So there are at least as many accesses as charges.
+3. Phases. Cut the time into phases of X = Y − M charges; the last may have fewer. All that a phase touches is on chip at its
+   start, M elements at most, or is charged in it. With A_Q, A_K, A_V, A_O distinct entries of Q, K, V, O touched, and c pairs of
+   which something was on chip at the start or was read:  A_Q + A_K + A_V + A_O + c ≤ Y. The first phase begins with nothing on
+   chip, so it may have Y charges.
+4. Pairs. A phase can use P_ik only if something of (i, k) was there or was read, or if it computes S_ik from nothing, for which
+   it touches all d entries of Q_i and all of K_k. So it uses p ≤ A_Q A_K / d² + c pairs.
+5. Terms. A useful term of the phase is a point (i, k, c) whose three shadows (i, k), (k, c), (i, c) are a pair used, an entry of
+   V and one of O. A box that casts shadows of areas p, A_V, A_O has volume √(p A_V A_O), and no set of points has more (Loomis
+   and Whitney, "An inequality related to the isoperimetric inequality"). So a phase has at most √(p A_V A_O) useful terms.
+6. Most of them. Let B = A_Q + A_K + c. Then p ≤ (B − c)²/4d² + c, which is convex in c, so at most max(B²/4d², B), its ends. With
+   B + A_V + A_O ≤ Y the product is largest at B = Y/2 in the first case, at B = Y/3 in the second: G(Y) terms at most.
+7. n − 1 phases of at most G(Y) terms have fewer than T. So there are n at least: one of Y charges, n − 2 of X, and one more.  ∎
+
+Combined bound. Count the multiplications Q_ic K_kc too, pairs · d useful ones, and charge each write of something of a pair. In
+a phase these are points (i, k, c) with shadows in Q, in K, and among the pairs that take a useful term. Those pairs were there at
+the start or read (c), or are begun and finished in the phase (A_Q A_K / d² at most), or are begun and left: on chip at its end
+(M at most), or written (w of them, charged). So there are T₁ ≤ √(A_Q A_K (A_Q A_K / d² + c + w + M)) of them, beside
+T₂ ≤ √((A_Q A_K / d² + c) A_V A_O) of the others, with A_Q + A_K + A_V + A_O + c + w ≤ Y. Both only grow if A_Q = A_K, if
+A_V = A_O, and if w is made part of c. With s = A_Q + A_K and t = A_V + A_O it is left to bound, for s + t + c ≤ Y,
+    a·T₁ + b·T₂ ≤ a · s/2 · √(s²/4d² + c + M) + b · t/2 · √(s²/4d² + c) ≤ H.
+It grows in s, t and c. So in a cell of (s, c) it is at most what its upper corner gives, t taken at the lower one; cells are
+halved until each is at most H, roots rounded up (`flashsim.certificate`). Then n is any whole number with
+(n − 1) · H < pairs · (a·d + b·d_v), and the rest is step 7. It is the better one from about M = 5 d² down.
+
+The weights and Y are looked for in floating point: a worse choice is a weaker bound, never a wrong one. What is proved is whole
+numbers. The theorem is proved by hand; its arithmetic is checked by machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, isqrt, sqrt
+
+from flashsim.certificate import fewer_phases, most_in_a_phase
+from flashsim.checking import check_count
+
+COMBINED_BELOW = 6  # of M / d²: above, the theorem alone is as good
+WEIGHTS = 20
+
+
+@dataclass(frozen=True)
+class LowerBound:
+    """No schedule of the class moves fewer elements than `accesses`, of which the phases say `phases`, and inputs `compulsory`.
+
+    pairs       (query, key) pairs that are allowed
+    Y, n        the phases: Y touched in each, n of them. Where phases say nothing, Y = n = 0
+    a, b, H     the weights of QKᵀ and of PV, and the most that a phase gives of them. By the theorem alone: a = H = 0, b = 1
+    """
+
+    N_q: int
+    N_k: int
+    d: int
+    d_v: int
+    M: int
+    pairs: int
+    compulsory: int
+    Y: int = 0
+    n: int = 0
+    a: int = 0
+    b: int = 1
+    H: int = 0
+
+    @property
+    def phases(self) -> int:
+        """What n phases have at least."""
+        return self.Y + (self.n - 2) * (self.Y - self.M) if self.n else 0
+
+    @property
+    def accesses(self) -> int:
+        """The bound."""
+        return max(self.compulsory, self.phases)
+
+
+def lower_bound(
+    *,
+    N: int | None = None,
+    d: int,
+    M: int,
+    N_q: int | None = None,
+    N_k: int | None = None,
+    d_v: int | None = None,
+    pairs: int | None = None,
+    queries: int | None = None,
+    keys: int | None = None,
+) -> LowerBound:
+    """Return the best bound found for one head, forward, with M elements of SRAM.
+
+    Give N, or N_q and N_k; d_v is d where it is left out. `pairs` are those allowed, `queries` and `keys` those that have any;
+    None: all. Raises ValueError for arguments that make no sense.
+    """
+    N_q, N_k = (check_count(name, N if size is None else size) for name, size in (("N_q", N_q), ("N_k", N_k)))
+    d, M = check_count("d", d), check_count("M", M)
+    d_v = d if d_v is None else check_count("d_v", d_v)
+    queries = N_q if queries is None else check_count("queries", queries, 0, N_q)
+    keys = N_k if keys is None else check_count("keys", keys, 0, N_k)
+    pairs = queries * keys if pairs is None else check_count("pairs", pairs, 0, queries * keys)
+    compulsory = queries * d + keys * (d + d_v) + N_q * d_v
+    found = LowerBound(N_q, N_k, d, d_v, M, pairs, compulsory)
+    if not pairs:
+        return found
+    found = max([found, *_by_terms(found)], key=lambda bound: bound.phases)
+    if COMBINED_BELOW * d * d > M:
+        found = max([found, *_combined(found)], key=lambda bound: bound.phases)
+    return found
+
+
+def _by_terms(given: LowerBound) -> Iterator[LowerBound]:
+    """Yield bounds by the theorem: for Y spread evenly by ratio, then about the best of these."""
+    T, M, d = given.pairs * given.d_v, given.M, given.d
+    most = max(M + 1, isqrt(16 * d * T))  # from there on there are fewer than two phases
+    low, high, best = M + 1, most, given
+    for _ in range(4):
+        ratio, before = (high / low) ** (1 / 200), best
+        tried = sorted({min(ceil(low * ratio**step), high) for step in range(201)})
+        for Y in tried:
+            n = fewer_phases(T, d, Y) + 1
+            if n >= 2:
+                best = max(best, replace(given, Y=Y, n=n), key=lambda bound: bound.phases)
+        if best is before:
+            break
+        low, high = max(M + 1, ceil(best.Y / ratio)), min(most, ceil(best.Y * ratio))
+    if best.n:
+        yield best
+
+
+def _combined(given: LowerBound) -> Iterator[LowerBound]:
+    """Yield the best combined bound found, its H certified."""
+    pairs, d, d_v, M = given.pairs, given.d, given.d_v, given.M
+    by_value = []
+    for a in range(1, WEIGHTS // 2 + 1):
+        b, work = WEIGHTS - a, pairs * (a * d + (WEIGHTS - a) * d_v)
+        for step in range(1, 17):
+            Y = M + M * step // 4
+            H = _about(a, b, Y, d, M)
+            by_value.append((Y + (work / H - 2) * (Y - M), Y, a, b, H))
+    _, Y, a, b, _ = max(by_value)
+    H = _about(a, b, Y, d, M, fine=12)
+    for slack in (2e-4, 2e-3, 2e-2):
+        whole = ceil(H * (1 + slack)) + 1
+        if most_in_a_phase(Y, d, M, a, b, whole):
+            n = (pairs * (a * d + b * d_v) - 1) // whole + 1
+            if n >= 2:
+                yield replace(given, Y=Y, n=n, a=a, b=b, H=whole)
+            return
+
+
+def _about(a: int, b: int, Y: int, d: int, M: int, fine: int = 3) -> float:
+    """Return about the most of a·T₁ + b·T₂ in a phase, by a grid, and ever smaller ones about its best point."""
+
+    def value(s: float, c: float) -> float:
+        t, pairs = Y - s - c, s * s / (4 * d * d)
+        return a * s / 2 * sqrt(pairs + c + M) + b * t / 2 * sqrt(pairs + c) if t >= 0 else 0.0
+
+    at, width = (Y / 2, Y / 2), Y / 2
+    for _ in range(3 * fine):
+        points = [
+            (min(max(at[0] + i * width / fine, 0.0), Y), min(max(at[1] + j * width / fine, 0.0), Y))
+            for i in range(-fine, fine + 1)
+            for j in range(-fine, fine + 1)
+        ]
+        at, width = max([at, *points], key=lambda point: value(*point)), width * 0.6
+    return value(*at)

@@ -1,0 +1,143 @@
+"""`ProgramForm`: what theory knows of a program that is no attention; and `exact_program`, what its run costs, by formula."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flashsim.checking import check_count, check_flag, is_one_of, shown
+from flashsim.inputs import check_M, float_name
+from flashsim.matrices import Kind
+from flashsim.records import ArrayTraffic, Occupancy, Role, Sizes, Traffic
+from flashsim.sizes import Size
+from flashsim.theory.problem import NoClosedForm, ceil_div
+
+ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+class Moved(NamedTuple):
+    """Elements of one array: read, written after initialisation, and written by it."""
+
+    reads: int = 0
+    writes: int = 0
+    init: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramForm:
+    """The closed forms of one program.
+
+    name      the program's
+    arrays    (role, kind) of each array in HBM, by name. Of block size B_r there are T_r blocks, of C, T
+    blocks    its block sizes: name -> the symbol of the length that it divides
+    line_1    (rows, lengths) -> block sizes; None: they must be given
+    rows      (M, lengths) -> rows, for the paper's sizes
+    traffic   (lengths, block sizes, options) -> what each array moves
+    peak      the most on chip, in elements
+    matmul    FLOPs of the matrix products
+    """
+
+    name: str
+    arrays: Mapping[str, tuple[Role, Kind]]
+    blocks: Mapping[str, str]
+    line_1: Callable[[int, Sizes], tuple[int, ...]] | None
+    rows: Callable[[int, Sizes], int] | None
+    traffic: Callable[[Sizes, Sizes, Mapping[str, Any]], Mapping[str, Moved]]
+    peak: Callable[[Sizes, Sizes, Mapping[str, Any]], int]
+    matmul: Callable[[Sizes, Sizes, Mapping[str, Any]], int]
+
+
+@dataclass(frozen=True)
+class ExactProgram:
+    """What theory says that a program costs: `hbm`, `sram` and `blocks` must equal a run's and a tally's; `matmul`, its FLOPs."""
+
+    algorithm: str
+    hbm: Traffic
+    sram: Occupancy
+    blocks: Sizes
+    matmul: int
+
+
+@cache
+def program_forms() -> dict[str, ProgramForm]:
+    """Return every form of `flashsim/theory/beyond`, by name."""
+    files = pkgutil.iter_modules([str(Path(__file__).parent / "beyond")])
+    forms = [getattr(import_module(f"flashsim.theory.beyond.{file.name}"), "FORM", None) for file in files]
+    return {form.name: form for form in forms if isinstance(form, ProgramForm)}
+
+
+def exact_program(
+    name: Any,
+    sizes: Mapping[str, Any],
+    *,
+    M: Size | None = None,
+    blocks: Sequence[int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    dtype: Any = "float32",
+    options: Mapping[str, Any] | None = None,
+) -> ExactProgram:
+    """Return the exact counts of a program's run by formula, of its name or its `ProgramForm`.
+
+    Arguments are those of `flashsim.run.programs.count_program`; options that move nothing may be left out. Theory does not
+    refuse what does not fit: `sram.peak` then exceeds an enforced `sram.capacity`. Raises NoClosedForm, a ValueError, for an
+    unknown name.
+    """
+    if not isinstance(name, ProgramForm) and not is_one_of(name, program_forms()):
+        raise NoClosedForm(f"no closed form for {shown(name)}; known: {', '.join(map(repr, program_forms()))}")
+    form = name if isinstance(name, ProgramForm) else program_forms()[name]
+    p = Sizes(**{symbol: check_count(symbol, size) for symbol, size in sizes.items()})
+    stored, asked = ITEMSIZES[float_name(dtype)], options or {}
+    capacity = check_M(M, stored)
+    if not is_one_of(sizing, ("fit", "paper")):
+        raise NoClosedForm(f"no closed form for sizing {shown(sizing)}; known: 'fit', 'paper', or blocks")
+    b = _blocks(form, p, capacity, blocks, sizing, asked)
+    itemsizes = {"inputs": stored, "chip": max(stored, 4), "bits": 1, "words": 4, "index": 4}
+    numbers = {
+        name.replace("B", "T").replace("C", "T"): ceil_div(p[form.blocks[name]], size) for name, size in b.items()
+    }
+    by_array = {}
+    for array, moved in form.traffic(p, b, asked).items():
+        role, kind = form.arrays[array]
+        rows, columns = kind.shape(Sizes(**{**numbers, **p}))
+        itemsize = itemsizes[kind.type]
+        by_array[array] = ArrayTraffic(
+            moved.reads, moved.init + moved.writes, moved.init, rows * columns, itemsize, role
+        )
+    enforced = (blocks is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
+    use = Occupancy(form.peak(p, b, asked), capacity, enforced)
+    return ExactProgram(form.name, Traffic(by_array), use, b, form.matmul(p, b, asked))
+
+
+def _blocks(
+    form: ProgramForm, p: Sizes, M: int, given: Sequence[int] | None, sizing: str, options: Mapping[str, Any]
+) -> Sizes:
+    """Return the block sizes: those given, line 1's, or the largest of its proportions that fit; of one row where none does."""
+
+    def of(values: Sequence[int]) -> Sizes:
+        pairs = zip(form.blocks.items(), values, strict=True)
+        return Sizes(**{name: min(size, p[symbol]) for (name, symbol), size in pairs})
+
+    if given is not None:
+        return of(given)
+    if form.line_1 is None or form.rows is None:
+        raise NoClosedForm(f"{form.name!r} has no line 1; expected blocks ({', '.join(form.blocks)})")
+    if sizing == "paper":
+        return of(form.line_1(form.rows(M, p), p))
+    line_1, longest = form.line_1, max(p[symbol] for symbol in form.blocks.values())
+
+    def fits(rows: int) -> bool:
+        return form.peak(p, of(line_1(rows, p)), options) <= M
+
+    low, high = 1, 1
+    while high < longest and fits(high + 1):
+        low, high = high, 2 * high
+    while high - low > 1:  # at `low` it fits
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return of(line_1(high if high <= longest and fits(high) else low, p))

@@ -1,0 +1,376 @@
+"""Kernel products: their numbers, within derived bounds; what they cost, within Theorem 2's constants; the tie to attention."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import kernels, reference, theory
+from flashsim.algorithms.beyond import programs
+from flashsim.algorithms.kernel_functions import PROFILES, Radial, distances
+from flashsim.cli import main
+from flashsim.examples import kernel_product
+from flashsim.planting import planted
+from flashsim.run.programs import run_program
+
+Array = np.ndarray[Any, Any]
+ORDERS, KERNELS = [*kernels.ORDERS], [*PROFILES]
+
+
+def clouds(
+    seed: int = 0, N: int = 7, n: int = 9, d: int = 3, e: int = 2, dtype: str = "float64", offset: float = 0.0
+) -> tuple[Array, Array, Array]:
+    """X, Z and V, in which a few points coincide, and V is not negative."""
+    rng = np.random.default_rng(seed)
+    X, Z = rng.normal(size=(N, d)) + offset, rng.normal(size=(n, d)) + offset
+    Z[: min(N, n) // 2] = X[: min(N, n) // 2]
+    V = rng.exponential(size=(n, e))
+    V[rng.random(n) < 0.2] = 0
+    return X.astype(dtype), Z.astype(dtype), V.astype(dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("reduction", kernels.REDUCTIONS)
+@given(data=st.data())
+def test_numbers_are_the_naive_ones_within_their_bounds(order: str, reduction: str, data: st.DataObject) -> None:
+    N, n, d = (data.draw(st.integers(1, 12)) for _ in range(3))
+    e = 1 if reduction == "logsumexp" else data.draw(st.integers(1, 4))
+    dtype = data.draw(st.sampled_from(["float16", "float32", "float64"]))
+    X, Z, V = clouds(data.draw(st.integers(0, 99)), N, n, d, e, dtype, data.draw(st.sampled_from([0.0, 100.0])))
+    sigmas = [1.0, 30.0] if dtype == "float16" else [1e-3, 1.0, 30.0]
+    how: dict[str, Any] = {"kernel": data.draw(st.sampled_from(KERNELS)), "sigma": data.draw(st.sampled_from(sigmas))}
+    how["reduction"] = reduction
+    blocks = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
+    run = kernels.product(X, Z, V, order=order, blocks=blocks, **how)
+    Y, T_c = run.Y.reshape(N, e), -(-n // blocks[1])
+    want = reference.kernel_product(X, Z, V, **how)
+    bound = reference.kernel_product_bounds(X, Z, V, order=order, blocks=T_c, stored=dtype, **how)
+    assert_within(Y, want, bound)
+    dY = np.random.default_rng(1).normal(size=run.Y.shape).astype(dtype)
+    back = kernels.gradient(run, dY, blocks=blocks)
+    off = 0.0 if reduction == "sum" else np.where(-np.inf < Y, bound, 0)
+    want = reference.kernel_gradient(X, Z, V, dY, **how)
+    assert_within(
+        back.dX, want, reference.kernel_gradient_bounds(X, Z, V, dY, blocks=T_c, stored=dtype, off=off, **how)
+    )
+
+
+def assert_within(got: Array, want: Array, bound: Array) -> None:
+    """Each element is within its bound of what is wanted; an infinite one is the same."""
+    assert np.isfinite(bound).all()
+    assert np.array_equal(np.isfinite(got), np.isfinite(want))
+    finite = np.isfinite(want)
+    assert np.array_equal(got[~finite], want[~finite])
+    assert (np.abs(got[finite].astype(float) - want[finite]) <= bound[finite]).all()
+
+
+def test_bounds_are_not_far_from_what_happens() -> None:
+    X, Z, V = clouds(N=60, n=200, dtype="float32")
+    for kernel in KERNELS:
+        run = kernels.product(X, Z, V, kernel=kernel, blocks=(20, 50))
+        bound = reference.kernel_product_bounds(X, Z, V, kernel=kernel, blocks=4, stored="float32")
+        error = np.abs(run.Y - reference.kernel_product(X, Z, V, kernel=kernel))
+        assert 1e-3 < (error / bound).max() < 1
+        assert (bound / np.abs(run.Y)).max() < 1e-3
+
+
+@pytest.mark.parametrize("reduction", kernels.REDUCTIONS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_oracles_gradient_is_the_slope_of_its_product(kernel: str, reduction: str) -> None:
+    X, Z, V = clouds(e=1)
+    Z += 0.1  # no pair at distance 0
+    how: dict[str, Any] = {"kernel": kernel, "sigma": 1.5, "reduction": reduction}
+    dY, step = np.linspace(-1, 1, len(X))[:, None], 1e-6
+    want = np.empty_like(X)
+    for i, c in np.ndindex(X.shape):
+        there, here = X.copy(), X.copy()
+        there[i, c] += step
+        here[i, c] -= step
+        up, down = (reference.kernel_product(x, Z, V, **how) for x in (there, here))
+        want[i, c] = (dY * (up - down)).sum() / (2 * step)
+    assert np.abs(reference.kernel_gradient(X, Z, V, dY, **how) - want).max() < 1e-8
+
+
+def test_any_function_is_a_kernel() -> None:
+    X, Z, V = clouds(e=1)
+
+    def f(x: Array, z: Array) -> Array:
+        return np.asarray(-((x - z) ** 2).sum(axis=-1) / 2)
+
+    def df(x: Array, z: Array) -> Array:
+        return z - x
+
+    named = kernels.product(X, Z, V, reduction="logsumexp")
+    own = kernels.product(X, Z, V, kernel=f, reduction="logsumexp")
+    dY = np.ones_like(named.Y)
+    assert np.allclose(own.Y, named.Y, rtol=1e-14, atol=0)
+    assert np.allclose(kernels.gradient(own, dY, derivative=df).dX, kernels.gradient(named, dY).dX, rtol=0, atol=1e-13)
+    assert own.hbm == named.hbm
+
+
+def test_a_column_may_be_flat() -> None:
+    X, Z, V = clouds(e=1)
+    flat, column = kernels.product(X, Z, V[:, 0]), kernels.product(X, Z, V)
+    assert (flat.Y.shape, column.Y.shape) == ((7,), (7, 1))
+    assert np.array_equal(kernels.gradient(flat, flat.Y).dX, kernels.gradient(column, column.Y).dX)
+
+
+def test_lists_and_points_on_a_line_are_taken() -> None:
+    run = kernels.product([0, 1, 3], [0.0, 2.0], [1, 2])
+    assert run.Y.dtype == np.float64
+    assert pytest.approx([1.2707, 1.8196, 1.2242], abs=1e-4) == run.Y
+    assert kernels.product(np.ones(2, np.float32), [0, 1], [1, 2]).Y.dtype == np.float32
+    assert kernels.gradient(run, [0, 0, 0]).dX.shape == (3, 1)
+
+
+def test_rows_without_weight_are_minus_infinity_and_have_no_gradient() -> None:
+    X, Z, V = clouds(e=1)
+    for order in ORDERS:
+        run = kernels.product(X, Z, 0 * V, reduction="logsumexp", order=order, blocks=(2, 2))
+        assert np.array_equal(run.Y, np.full(7, -np.inf))
+        assert np.array_equal(kernels.gradient(run, np.ones(7)).dX, np.zeros((7, 3)))
+
+
+def test_far_from_the_origin_squares_cancel_and_differences_do_not() -> None:
+    X, Z, V = clouds(N=40, n=50, dtype="float32", offset=1e4)
+    want = reference.kernel_product(X, Z, V)
+    squares = (X**2).sum(1)[:, None] + (Z**2).sum(1)[None] - 2 * (X @ Z.T)
+    assert np.abs(np.exp(-squares / 2) @ V - want).max() > 0.5 * np.abs(want).max()
+    bound = reference.kernel_product_bounds(X, Z, V, blocks=5, stored="float32")
+    run = kernels.product(X, Z, V, blocks=(10, 10))
+    assert (np.abs(run.Y - want) <= bound).all()
+    assert (bound < 1e-4 * np.abs(want).max()).all()
+
+
+def test_the_worked_example_is_the_product_and_shows_what_cancels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["example", "kernel_product"]) == 0
+    shown = capsys.readouterr().out
+    run = kernel_product.compute()
+    assert np.array_equal(run.Y, kernels.product(kernel_product.X, kernel_product.Z, kernel_product.V, blocks=(1, 1)).Y)
+    assert all(f"= {tile.Y:.4f}\n" in shown for tile in run.tiles if round(tile.Y, 1) != tile.Y)
+    near, *_, far = run.far
+    assert max(near.squares, near.differences, far.differences) < 1e-5
+    assert far.squares > 10
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e170])
+def test_distances_neither_overflow_nor_vanish_on_the_way(size: float) -> None:
+    X, Z = np.array([[3 * size, 0]]), np.array([[0, 4 * size]])
+    assert distances(X, Z) == pytest.approx(5 * size, rel=1e-15)
+    run = kernels.product(X, Z, np.ones(1), kernel="laplace", sigma=size)
+    assert pytest.approx(np.exp(-5), rel=1e-14) == run.Y
+    assert kernels.gradient(run, np.ones(1)).dX == pytest.approx(np.exp(-5) * np.array([[-0.6, 0.8]]) / size, rel=1e-14)
+
+
+# --------------------------------------------------------------------------------------------------- tie to attention
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_attention_is_a_kernel_product_with_one_more_column(order: str) -> None:
+    Q, K, V = (np.random.default_rng(seed).normal(size=(11, 4)) for seed in range(3))
+
+    def score(q: Array, k: Array) -> Array:
+        return np.asarray((q * k).sum(axis=-1) / 2)
+
+    run = kernels.product(
+        Q, K, np.hstack([V, np.ones((11, 1))]), kernel=lambda q, k: np.exp(score(q, k)), order=order, blocks=(3, 4)
+    )
+    bound = reference.error_bound(Q, K, V, steps=3)
+    assert (np.abs(run.Y[:, :-1] / run.Y[:, -1:] - reference.attention(Q, K, V)) <= bound).all()
+    lse = kernels.product(Q, K, np.ones(11), kernel=score, reduction="logsumexp", order=order, blocks=(3, 4))
+    attention = flashsim.forward("q_outer", Q, K, V, blocks=(3, 4), M=1000)
+    assert attention.lse is not None
+    assert np.allclose(lse.Y, attention.lse, rtol=0, atol=1e-14)
+    if order == "x_outer":  # the accesses too: it has one more column of V and O, and no L
+        one_more = flashsim.count("q_outer", N=11, d=4, d_v=5, blocks=(3, 4), M=1000)
+        assert run.hbm.accesses == one_more.hbm.accesses - one_more.hbm.by_array["L"].accesses
+
+
+# -------------------------------------------------------------------------------------------------------------- counts
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(data=st.data())
+def test_theorem_2_carries_over_with_its_constants(order: str, data: st.DataObject) -> None:
+    d, e = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
+    w, N, n = d + e, data.draw(st.integers(40, 10**6)), data.draw(st.integers(40, 10**6))
+    least = max(2 * w, w * w if order == "materialised" else 0, max(d, e))
+    most = w * min(N, n)
+    if least > most:
+        return
+    M = data.draw(st.integers(least, most))
+    accesses = kernels.exact(N=N, n=n, d=d, e=e, M=M, order=order, sizing="paper").hbm.accesses
+    bound = N * n + (N + n) * w if order == "materialised" else theory.kernel_product_bound(N, n, d, e, M)
+    low, high = getattr(theory, f"kernel_{order}_constants")()
+    assert low * bound <= accesses <= high * bound
+
+
+def test_a_million_points_in_three_dimensions_move_1600_times_fewer() -> None:
+    how: dict[str, Any] = {"N": 10**6, "d": 3, "M": 25_600, "sizing": "paper"}
+    fused, naive = kernels.count(**how), kernels.count(**how, order="materialised")
+    assert naive.hbm.accesses / fused.hbm.accesses == pytest.approx(1600, rel=0.01)
+    assert (fused.hbm.extra, naive.hbm.extra) == (0, 10**12)
+    assert (fused.hbm, naive.hbm) == (kernels.exact(**how).hbm, kernels.exact(**how, order="materialised").hbm)
+
+
+def test_counts_by_hand() -> None:
+    """N = 5, n = 4, d = 2, e = 1 in blocks of 2 × 3: T_r = 3, T_c = 2."""
+    moved = {}
+    for order in ORDERS:
+        arrays = kernels.count(N=5, n=4, d=2, blocks=(2, 3), order=order).hbm.by_array
+        moved[order] = {name: (a.reads, a.writes) for name, a in arrays.items()}
+    assert moved == {
+        "x_outer": {"X": (10, 0), "Z": (24, 0), "V": (12, 0), "Y": (0, 5)},
+        "z_outer": {"X": (20, 0), "Z": (8, 0), "V": (4, 0), "Y": (10, 15)},
+        "materialised": {"X": (10, 0), "Z": (24, 0), "V": (12, 0), "Y": (0, 5), "K": (20, 20)},
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- planted bugs
+
+BUGS: dict[str, tuple[str, tuple[str, str]]] = {
+    "Y of the last block alone": ("kernel_x_outer", ("Y_i + K_ij @ V_j", "K_ij @ V_j")),
+    "Z of the first block": ("kernel_x_outer", ("sram.load(Z[j], V[j])", "sram.load(Z[0], V[j])")),
+    "Y read before it is added to": ("kernel_z_outer", ("Y_i + K_ij @ V_j", "K_ij @ V_j")),
+    "K of another tile": ("kernel_materialised", ("sram.load(K[i, j], V[j])", "sram.load(K[i, 0], V[j])")),
+    "no rescale of l": ("kernel_logsumexp", ("exp(m_i - finite(m_i_new)) * l_i", "l_i")),
+    "log V left out": ("kernel_logsumexp_z_outer", ("k.log(X_i, Z_j) + log(V_j.T)", "k.log(X_i, Z_j) + 0 * V_j.T")),
+    "the sum of k for that of log k": ("kernel_logsumexp_materialised", ("k.log(X_i, Z_j)", "k(X_i, Z_j)")),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_noticed(name: str) -> None:
+    program, change = BUGS[name]
+    X, Z, V = clouds(N=4, n=4, d=2, e=1, seed=3)
+    Z = Z[::-1].copy()  # distances differ
+    V += 0.5
+    reduction = "logsumexp" if "logsumexp" in program else "sum"
+    want = reference.kernel_product(X, Z, V, reduction=reduction)
+    bound = reference.kernel_product_bounds(X, Z, V, reduction=reduction, order="z_outer", blocks=2)
+    how: dict[str, Any] = {"blocks": (2, 2), "options": {"k": Radial("gaussian")}}
+    for record, wrong in ((programs()[program], False), (planted(programs()[program], change, what=name), True)):
+        Y = run_program(record, {"X": X, "Z": Z, "V": V}, **how).Y.reshape(4, 1)
+        assert bool((np.abs(Y - want) > bound).any()) is wrong
+
+
+def test_planted_bugs_in_gradients_are_noticed() -> None:
+    X, Z, V = clouds(N=4, n=4, d=2, e=1, seed=3)
+    dY = np.ones((4, 1))
+    for program, change in (
+        ("kernel_gradient", ("dX_i + k.pull", "k.pull")),
+        ("kernel_gradient", ("k.pull(", "k.pull_log(")),
+        ("kernel_logsumexp_gradient", ("dY_i * P_ij", "P_ij * dY_i * dY_i.size")),
+        ("kernel_logsumexp_gradient", ("k.pull_log(", "k.pull(")),
+    ):
+        reduction = "logsumexp" if "logsumexp" in program else "sum"
+        Y = reference.kernel_product(X, Z, V, reduction=reduction)
+        given = {"X": X, "Z": Z, "V": V, "dY": dY} | ({"Y": Y} if reduction == "logsumexp" else {})
+        want = reference.kernel_gradient(X, Z, V, dY, reduction=reduction)
+        bound = reference.kernel_gradient_bounds(X, Z, V, dY, reduction=reduction, blocks=2, off=1e-15)
+        for record, wrong in ((programs()[program], False), (planted(programs()[program], change), True)):
+            dX = run_program(record, given, blocks=(2, 2), options={"k": Radial("gaussian")}).dX
+            assert bool((np.abs(dX - want) > bound).any()) is wrong
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kernel": "gauss"}, "unknown kernel 'gauss'; known: 'gaussian', 'laplace', 'cauchy', or a function f(x, z)"),
+        ({"sigma": 0}, "sigma is 0; expected a number above 0"),
+        ({"sigma": float("nan")}, "sigma is nan; expected a number above 0"),
+        ({"order": "y"}, "order is 'y'; expected 'x_outer' or 'z_outer' or 'materialised'"),
+        ({"reduction": "max"}, "reduction is 'max'; expected 'sum' or 'logsumexp'"),
+        ({"kernel": max, "sigma": 2}, "sigma is 2; expected none, as the kernel is a function"),
+        ({"kernel": lambda x, z: 1.0}, "kernel returned shape (); expected (7, 3), a value for each pair of rows that it got"),
+        ({"kernel": lambda x, z: (x * z).sum(-1) * np.nan}, "kernel returned float64, at most nan; expected finite real numbers"),
+        ({"kernel": lambda x, z: (x * z).sum(-1) * 1j}, "kernel returned complex128; expected real numbers"),
+        ({"Z": np.ones((9, 2))}, "Z has shape (9, 2); expected (n, d) with d = 3, as X has"),
+        ({"V": np.ones((8, 2))}, "V has shape (8, 2); expected (n, e) with n = 9, as Z has"),
+        ({"V": np.ones((9, 2)), "reduction": "logsumexp"}, "V has shape (9, 2); expected (n, 1)"),
+        ({"V": -np.ones(9), "reduction": "logsumexp"}, "V has -1; expected weights of at least 0"),
+        ({"V": np.full((9, 2), 1e308)}, "Y overflows float64, which ends at 1.8e+308"),
+        ({"X": np.full((7, 3), 1e200), "V": np.ones(9), "reduction": "logsumexp"}, "X and Z are too far apart"),
+        ({"M": 3}, "M = 3 elements is too small for 'kernel_x_outer' even with blocks of one row"),
+        ({"blocks": (0, 1)}, "blocks, B_r, is 0; expected at least 1"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_by_name(wrong: dict[str, Any], message: str) -> None:
+    X, Z, V = clouds()
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        kernels.product(**{"X": X, "Z": Z, "V": V, **wrong})
+
+
+def test_bad_input_of_a_gradient_is_refused_by_name() -> None:
+    X, Z, V = clouds()
+    run, own = kernels.product(X, Z, V), kernels.product(X, Z, V, kernel=lambda x, z: (x * z).sum(-1))
+    for arguments, message in (
+        ((run, np.ones(7)), r"dY has shape \(7,\); expected that of Y, \(7, 2\)"),
+        ((own, run.Y), "derivative is None; expected a function ∂f/∂x"),
+        ((kernels.gradient(run, run.Y), run.Y), "run is ProgramRun.*; expected what flashsim.kernels.product returned"),
+        ((3, run.Y), "run is 3; expected"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            kernels.gradient(*arguments)
+    with pytest.raises(ValueError, match=r"derivative is .*; expected none, as 'gaussian' has its own"):
+        kernels.gradient(run, run.Y, derivative=lambda x, z: x)
+    with pytest.raises(ValueError, match="order is 'z_outer'; expected 'x_outer', the gradient's only one"):
+        kernels.count(N=5, d=2, order="z_outer", direction="backward")
+    with pytest.raises(ValueError, match="e is 2; expected 1 under a log-sum-exp"):
+        kernels.exact(N=5, d=2, e=2, reduction="logsumexp")
+
+
+def test_what_does_not_fit_the_type_that_it_is_stored_in_is_refused() -> None:
+    X, Z, V = clouds(e=1, dtype="float16")
+    how: dict[str, Any] = {"kernel": lambda x, z: (x * z).sum(-1) - 1e5, "reduction": "logsumexp"}
+    assert (kernels.product(X, Z, V, **how).Y < -9e4).all()
+    with pytest.raises(
+        ValueError, match=r"kernel returned float32, at most 1e\+05; expected finite real numbers up to 6.55e\+04"
+    ):
+        kernels.product(X, Z, V, order="materialised", **how)
+    how = {"sigma": 0.005, "reduction": "logsumexp"}
+    assert np.isfinite(kernels.product(X, Z, V + 1, **how).Y).all()
+    with pytest.raises(ValueError, match=r"X and Z are too far apart: .* and float16 ends at 6.55e\+04"):
+        kernels.product(X, Z, V, order="materialised", **how)
+
+
+def test_inputs_are_not_modified() -> None:
+    given = clouds()
+    before = [a.copy() for a in given]
+    run = kernels.product(*given)
+    dX = kernels.gradient(run, run.Y).dX
+    assert all(np.array_equal(a, b) for a, b in zip(given, before, strict=True))
+    given[0][:] = 0  # nor does the gradient see what becomes of them
+    assert np.array_equal(kernels.gradient(run, run.Y).dX, dX)
+
+
+# -------------------------------------------------------------------------------------------------------------- PyKeOps
+
+
+def test_numbers_are_keops() -> None:
+    keops = pytest.importorskip(
+        "pykeops.numpy", reason="PyKeOps is not installed: pip install pykeops (it needs a C++ compiler)"
+    )
+    X, Z, V = clouds(N=30, n=40)
+    x, z = keops.LazyTensor(X[:, None, :]), keops.LazyTensor(Z[None, :, :])
+    squares = ((x - z) ** 2).sum(-1)
+    for kernel, k in (
+        ("gaussian", (-squares / 2).exp()),
+        ("laplace", (-squares.sqrt()).exp()),
+        ("cauchy", 1 / (1 + squares)),
+    ):
+        assert np.allclose(k @ V, kernels.product(X, Z, V, kernel=kernel).Y, rtol=1e-13, atol=0)
+    lse = (-squares / 2).logsumexp(axis=1)
+    assert np.allclose(lse[:, 0], kernels.product(X, Z, np.ones(40), reduction="logsumexp").Y, rtol=1e-13, atol=0)

@@ -1,0 +1,257 @@
+"""The lower bound: never above what is counted, its certificate checked apart from it, and near what is known to be optimal."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import certificate
+from flashsim.algorithms import FORWARD
+from flashsim.certificate import check, fewer_phases, most_in_a_phase
+from flashsim.cli import main
+from flashsim.memory import SramOverflow
+from flashsim.records import Shape
+from flashsim.theory import lower_bound
+
+LENGTHS, WIDTHS = st.integers(1, 200), st.integers(1, 24)
+
+
+# ------------------------------------------------------------------------------------------------------ bound and counts
+
+
+@given(N_q=LENGTHS, N_k=LENGTHS, d=WIDTHS, d_v=WIDTHS, M=st.integers(8, 4000), causal=st.booleans(), data=st.data())
+def test_no_algorithm_moves_less_than_the_bound(
+    N_q: int, N_k: int, d: int, d_v: int, M: int, causal: bool, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(sorted(FORWARD)))
+    sizes: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M}
+    try:
+        tally = flashsim.count(name, **sizes, sizing="fit", mask=flashsim.Causal() if causal else None)
+    except (SramOverflow, ValueError):  # nothing fits, or the algorithm needs options
+        return
+    if name == "sliding_window":
+        return
+    rows = np.clip(np.arange(N_q) + 1 + N_k - N_q, 0, N_k) if causal else np.full(N_q, N_k)
+    bound = lower_bound(**sizes, pairs=int(rows.sum()), queries=int((rows > 0).sum()))
+    assert bound.compulsory <= bound.accesses <= tally.hbm.accesses
+
+
+@pytest.mark.parametrize(
+    ("d", "M", "N", "ratio"),
+    [  # of the best tiles of `q_outer`, computed once from its closed form
+        (64, 25_600, 1024, 1.320), (64, 25_600, 4096, 1.121), (64, 25_600, 65_536, 1.047),
+        (64, 51_200, 65_536, 1.044), (128, 25_600, 1024, 1.508), (128, 98_304, 65_536, 1.025),
+    ],
+)  # fmt: skip
+def test_q_outer_comes_near_the_bound(d: int, M: int, N: int, ratio: float) -> None:
+    proof = flashsim.prove(N=N, d=d, M=M)
+    assert proof.best is not None
+    assert proof.best.algorithm == "q_outer"
+    assert proof.ratio == pytest.approx(ratio, abs=2e-3)
+
+
+@given(N=st.integers(64, 5000), d=st.integers(1, 64), over=st.integers(5, 40))
+def test_the_theorem_s_own_choice_of_Y_is_never_better(N: int, d: int, over: int) -> None:
+    M = over * d * d
+    phases = -(-4 * N * N * d * d // M**2)
+    assert lower_bound(N=N, d=d, M=M).phases >= (M * phases if phases >= 2 else 0)
+
+
+def test_more_memory_never_needs_more_and_more_pairs_never_less() -> None:
+    by_M = [lower_bound(N=512, d=32, M=M).accesses for M in range(64, 9000, 900)]
+    assert all(later <= earlier * 1.01 for earlier, later in pairwise(by_M))  # weights are on a grid
+    by_pairs = [lower_bound(N=512, d=32, M=2048, pairs=pairs).accesses for pairs in range(0, 512**2 + 1, 2**15)]
+    assert by_pairs == sorted(by_pairs)
+
+
+def brute(Y: int, d: int, M: int, a: int, b: int) -> float:
+    """Return the most of a·T₁ + b·T₂, by trying every s and c."""
+    return max(
+        a * s / 2 * math.sqrt(s * s / 4 / d**2 + c + M) + b * (Y - s - c) / 2 * math.sqrt(s * s / 4 / d**2 + c)
+        for s in range(Y + 1)
+        for c in range(Y + 1 - s)
+    )
+
+
+@given(Y=st.integers(2, 60), d=st.integers(1, 8), M=st.integers(1, 40), a=st.integers(0, 9), b=st.integers(1, 9))
+def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(Y: int, d: int, M: int, a: int, b: int) -> None:
+    most = brute(Y, d, M, a, b)
+    assert most_in_a_phase(Y, d, M, a, b, math.ceil(most + 1e-3))
+    assert not most_in_a_phase(Y, d, M, a, b, math.ceil(most) - 1)
+
+
+@given(T=st.integers(1, 10**9), d=st.integers(1, 200), Y=st.integers(1, 10**5))
+def test_phases_that_are_not_enough(T: int, d: int, Y: int) -> None:
+    n = fewer_phases(T, d, Y)
+    for number, enough in ((n, False), (n + 1, True)):
+        squares = (number * Y * Y >= 16 * d * T, number**2 * Y**3 >= 27 * T * T)
+        assert any(squares) == enough
+
+
+def points(n: int) -> list[tuple[int, int, int]]:
+    return [(x, y, z) for x, y, z in product(range(n), repeat=3)]
+
+
+@given(chosen=st.sets(st.sampled_from(points(5))))
+def test_loomis_and_whitney(chosen: set[tuple[int, int, int]]) -> None:
+    shadows = [len({(p[x], p[y]) for p in chosen}) for x, y in ((0, 1), (1, 2), (0, 2))]
+    assert len(chosen) ** 2 <= math.prod(shadows)
+
+
+# ---------------------------------------------------------------------------------------- what a run does in its phases
+
+
+def test_a_run_s_own_phases_give_no_more_terms_than_the_proof_allows() -> None:
+    """Cut a counted run into phases as the proof does, and look at what each touches and multiplies."""
+    N, d, M, B = 24, 4, 200, 6
+    rng = np.random.default_rng(0)
+    events: list[Any] = []
+    flashsim.forward("q_outer", *rng.normal(size=(3, N, d)), M=M, blocks=(B, 2), observers=[events.append])
+    loads = [event for event in events if event.kind == "load" and event.where is not None]
+    terms = [(event.name, event.where) for event in loads if event.name.startswith("V")]
+    assert len(terms) == (N // B) * (N // 2)  # each tile of V that is loaded serves B rows: B · 2 · d terms
+    for X in (M, 2 * M, 3 * M):
+        Y, charges, done, most = M + X, 0, 0, 0
+        for event in loads:
+            charges += event.elements
+            if event.name.startswith("V"):
+                done += B * 2 * d
+            if charges > X:
+                most, charges, done = max(most, done), 0, 0
+        assert most <= max(Y * Y / (16 * d), (Y / 3) ** 1.5)
+
+
+# ----------------------------------------------------------------------------------------------------------- certificate
+
+
+def a_certificate(**changed: Any) -> dict[str, Any]:
+    return {**json.loads(json.dumps(flashsim.prove(N=512, d=64, M=6000, causal=True).certificate())), **changed}
+
+
+def test_a_certificate_is_checked_apart_from_what_made_it() -> None:
+    held = a_certificate()
+    assert held["a"] > 0  # the combined bound
+    assert f"no schedule moves fewer than {held['bound']} elements" in check(held)
+    assert "causal" in check(held)
+    assert "every input that matters" in check(a_certificate(bound=1000)).lower()
+    source = Path(certificate.__file__).read_text(encoding="utf-8")
+    imported = {
+        line.split()[1].partition(".")[0] for line in source.splitlines() if line.startswith(("import", "from"))
+    }
+    assert "flashsim" not in imported
+    assert len(source.splitlines()) <= 110
+
+
+@pytest.mark.parametrize("name", certificate.FIELDS)
+def test_a_certificate_that_is_tampered_with_proves_nothing_more(name: str) -> None:
+    held = a_certificate()
+    for value in (held[name] + 1, held[name] * 2, held[name] - 1, held[name] // 2, -1, 1.5, "7", None, True, 10**400):
+        changed = {**held, name: value}
+        try:
+            check(changed)
+        except ValueError:
+            continue
+        assert type(value) is int
+        true = lower_bound(
+            **{key: changed[key] for key in ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys")}
+        ).accesses
+        assert changed["bound"] <= true * 1.02, (name, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"bound": 10**9}, "phases of Y"),
+        ({"n": 10**6, "bound": 10**9}, "phases are enough"),
+        ({"n": 1, "bound": 10**9}, "prove nothing"),
+        ({"H": 10, "n": 10**7, "bound": 10**9}, "a phase may give more"),
+        ({"a": 0, "b": 1, "H": 0, "n": 10**6, "bound": 10**9}, "are enough"),
+        ({"pairs": 512 * 512}, "causal, they are"),
+        ({"allowed": "all"}, "all allowed, they are"),
+        ({"keys": 513}, "no such problem"),
+        ({"M": 0}, "no such problem"),
+        ({"d": "64"}, "expected a whole number"),
+    ],
+)
+def test_why_a_certificate_proves_nothing(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        check(a_certificate(**change))
+
+
+# --------------------------------------------------------------------------------------------------------------- prove
+
+
+def test_masks_are_counted_pair_by_pair() -> None:
+    rng = np.random.default_rng(1)
+    allowed = rng.random((20, 30)) < 0.3
+    allowed[3], allowed[:, 5] = False, False
+    proof = flashsim.prove(N_q=20, N_k=30, d=4, M=500, mask=allowed)
+    used = int(allowed.any(1).sum()), int(allowed.any(0).sum())
+    assert (proof.bound.pairs, proof.queries, proof.keys, proof.allowed) == (int(allowed.sum()), *used, "given")
+    assert proof.bound.compulsory == used[0] * 4 + used[1] * 8 + 20 * 4
+    assert proof.best is not None
+    assert "taken as given" in check(proof.certificate())
+    for mask in (
+        flashsim.SlidingWindow(3, 1),
+        flashsim.Causal(offset=-4),
+        flashsim.KeyPadding(7),
+        flashsim.Causal() & flashsim.QueryPadding(9),
+    ):
+        dense = mask.allows(np.arange(20), np.arange(30), Shape(20, 30, 4, 4), ())
+        proof = flashsim.prove(N_q=20, N_k=30, d=4, M=500, mask=mask)
+        assert (proof.bound.pairs, proof.queries, proof.keys) == (dense.sum(), dense.any(1).sum(), dense.any(0).sum())
+
+
+def test_nothing_allowed_and_nothing_that_fits() -> None:
+    proof = flashsim.prove(N=4, d=2, M=100, mask=np.zeros((4, 4), bool))
+    assert (proof.bound.accesses, proof.queries) == (8, 0)
+    proof = flashsim.prove(N=64, d=32, M=2)
+    assert (proof.best, proof.ratio) == (None, None)
+    assert proof.bound.accesses > proof.bound.compulsory
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"N": 0, "d": 4}, "N"),
+        ({"N": 4, "d": 4, "M": 0}, "M"),
+        ({"N": 4, "d": 4, "mask": np.ones((3, 3), bool)}, "mask"),
+        ({"N": 4, "d": 1.5}, "d"),
+    ],
+)
+def test_bad_input_is_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        flashsim.prove(**arguments)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "proof.json"
+    assert main(["prove", "--N", "1024", "--d", "64", "--M", "25600", "--json", str(target)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "696,523" in out
+    assert "Hand-proved, arithmetic machine-checked." in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert main(["prove", "--check", str(target)]) == 0
+    assert "no schedule" in capsys.readouterr().out
+    done = subprocess.run([sys.executable, certificate.__file__, target], capture_output=True, text=True, check=True)
+    assert "fewer than 696523 elements" in done.stdout
+    held = json.loads(target.read_text(encoding="utf-8"))
+    for text in (json.dumps({**held, "bound": held["bound"] + 1}), "[]", "{}", "{", "[" * 10_000, '{"n": 1e999}'):
+        target.write_text(text, encoding="utf-8")
+        assert main(["prove", "--check", str(target)]) == 1
+        assert "proves nothing" in capsys.readouterr().out
+    for command, message in (([], "--d"), (["--check", str(tmp_path / "none.json")], "none.json")):
+        assert main(["prove", *command]) == 2
+        assert message in capsys.readouterr().err
