@@ -491,6 +491,13 @@ def test_the_picture_is_fitted_once_when_a_page_opens(open_page: Opener) -> None
     assert page.evaluate("window.sized") == 1
 
 
+def test_a_link_is_followed_though_the_address_is_written_meanwhile(open_page: Opener) -> None:
+    page = open_page(recorded())
+    page.evaluate("location.hash = '#t=7', history.replaceState(null, '', '#t=0')")
+    page.wait_for_timeout(50)
+    assert page.evaluate("player.t") == 7
+
+
 def test_what_is_spoken(open_page: Opener) -> None:
     page = open_page(recorded(causal=True), at="#t=3")
     assert page.inner_text("#said") == "Step 3, line 10, j = 1 of 3, i = 1 of 4: compute S_ij. SRAM 74 of 64."
