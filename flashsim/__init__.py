@@ -36,6 +36,7 @@ from flashsim.tree_mask import Tree
 if TYPE_CHECKING:
     from flashsim import cache as cache
     from flashsim import kernels as kernels
+    from flashsim import linear as linear
     from flashsim import machines as machines
     from flashsim import observers as observers
     from flashsim import plots as plots
@@ -81,7 +82,10 @@ __all__ = [
 
 
 LATER = {
-    **{name: f"flashsim.{name}" for name in ("cache", "kernels", "machines", "observers", "plots", "testing", "tune")},
+    **{
+        name: f"flashsim.{name}"
+        for name in ("cache", "kernels", "linear", "machines", "observers", "plots", "testing", "tune")
+    },
     "load_trace": "flashsim.tracing",
     "prove": "flashsim.proving",
     "sweep": "flashsim.sweeping",

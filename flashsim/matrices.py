@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ Type = Literal["inputs", "chip", "bits", "words", "index"]
 
 @dataclass(frozen=True)
 class Kind:
-    """`rows` × `columns`, each a symbol ("N_q", "N_k", "d", "d_v") or a number ("1"), stored as `type`."""
+    """`rows` × `columns`, each a symbol ("N_q", "N_k", "d", "d_v"), a number ("1") or a product ("T·d"), stored as `type`."""
 
     rows: str
     columns: str
@@ -37,8 +38,7 @@ _BITS, _WORDS = np.dtype(np.bool_), np.dtype(np.uint32)
 
 
 def _length(symbol: str, problem: Any) -> int:
-    length: int = int(symbol) if symbol.isdigit() else getattr(problem, symbol)
-    return length
+    return prod(int(factor) if factor.isdigit() else getattr(problem, factor) for factor in symbol.split("·"))
 
 
 KINDS: Mapping[str, Kind] = {

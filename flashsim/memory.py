@@ -280,6 +280,10 @@ class HBM:
         storage = self._arrays[name]
         return Matrix(storage, *storage.shape)
 
+    def holds(self, matrix: Matrix) -> bool:
+        """Return whether a handle is of a matrix here, not of one in another HBM."""
+        return self._arrays.get(matrix.name) is matrix._storage
+
     def peek(self, name: str) -> Tile:
         """Look at a matrix without moving or counting anything, read-only: for observers and debuggers."""
         self.matrix(name)

@@ -187,6 +187,16 @@ def test_what_it_moves_by_hand() -> None:
         assert (learnt.reads, learnt.writes, learnt.init_writes, learnt.itemsize) == (reads, reads + size, size, 4)
 
 
+def test_the_pass_that_adds_dS_up_takes_as_many_rows_as_fit() -> None:
+    """Algorithm 3 with M = 17: two rows of four dS and the four of dB, so that six rows take three tiles."""
+    mask = Bias(np.zeros((1, 4)))
+    counted, exact = (
+        count("standard", N_q=6, N_k=4, d=2, M=17, mask=mask, direction="backward")
+        for count in (flashsim.count, theory.exact)
+    )
+    assert counted.hbm.by_array["dB"].reads == exact.hbm.by_array["dB"].reads == 3 * 4
+
+
 def test_linear_biases_are_alibi() -> None:
     """ALiBi's −slope·|i − j|, by head, with a causal mask."""
     Q, K, V = rng.normal(size=(3, 2, 9, 4))

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from flashsim.cli import COMMANDS, main
+from flashsim.cli.spoken import WAYS, spoken
+from flashsim.memory import SramOverflow
 
 LONG = "9" * 5000
 HUGE = str(2**63)
@@ -311,3 +313,12 @@ def flags(name: str) -> list[str]:
     parser = argparse.ArgumentParser()
     COMMANDS[name].add_options(parser)
     return [flag for action in parser._actions for flag in action.option_strings]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_does_not_fit_advises_options_that_the_command_has(name: str) -> None:
+    said = spoken(str(SramOverflow("S_ij", (2, 3), {}, 4)), flags(name))
+    for flag, way in WAYS.items():
+        assert (way in said) == (flag in flags(name))
+    assert said.endswith(".")
+    assert "sizing=" not in said

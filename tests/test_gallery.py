@@ -14,7 +14,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +31,7 @@ from flashsim.tracing.loading import trace_of
 from flashsim.tracing.page import LARGEST_PAGE, MOST_STEPS
 from flashsim.tracing.typeset import typeset
 
-from .conftest import DESK, PHONE
+from .conftest import DESK, PHONE, until
 
 FRAME = {"width": 960, "height": 480}
 
@@ -474,10 +473,7 @@ def test_the_index_s_links_and_the_moment_button_lead_there(page: Any, name: str
     assert page.evaluate("[location.pathname.split('/').pop(), player.t]") == [f"{name}.html", steps[1]]
     opened(page, name)
     page.locator("#lesson .moments a").nth(1).click()
-    deadline = time.monotonic() + 20
-    while page.evaluate("player.t") != steps[1]:
-        assert time.monotonic() < deadline
-        page.wait_for_timeout(20)
+    until(page, f"player.t === {steps[1]}")
     assert page.locator("#lesson .moments .here").count() == 1
     page.evaluate("player.stops = []")
     page.keyboard.press("Home")
@@ -582,18 +578,16 @@ def test_lessons_ask_before_they_show(page: Any, name: str) -> None:
         assert page.inner_text("#stop-because").startswith("Yes. ")
         assert page.evaluate("player.t") == stop - 1
         page.click("#stop-on")
-        assert page.evaluate("player.t") == stop
+        until(page, f"player.t === {stop}")
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowRight")
         assert page.evaluate("[player.t, document.querySelector('#stop').open]") == [stop, False]
     opened(page, name, f"#t={stops[0] - 1}")
     page.click("#play")
-    deadline = time.monotonic() + 20
-    while not page.evaluate("document.querySelector('#stop').open"):
-        assert time.monotonic() < deadline
-        page.wait_for_timeout(20)
+    until(page, "document.querySelector('#stop').open")
     page.keyboard.press("Escape")
-    assert page.evaluate("[player.t, player.playing]") == [stops[0], False]
+    until(page, f"player.t === {stops[0]}")  # a dialog closes in a task of its own
+    assert page.evaluate("player.playing") is False
 
 
 def test_lessons_lead_to_each_other(page: Any) -> None:

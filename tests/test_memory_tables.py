@@ -135,6 +135,7 @@ def test_words_are_copied_once_and_typed_as_words() -> None:
     table = hbm.place("table", given, index=True)
     given[0, 0] = 4
     assert (sram.word(table[0]), table.dtype.name) == (3, "uint32")
+    assert HBM().place("table", given, np.uint32, index=True).dtype == np.uint32
     with pytest.raises(ValueError, match=r"^dtype of table is float64; expected none, as words are uint32"):
         HBM().place("table", given, np.float64, index=True)
 

@@ -41,9 +41,20 @@ def test_a_function_is_run_counted_bounded_and_traced() -> None:
     assert run.hbm.by_array["K"].reads == 2 * 2 * 3 * 11 * 4  # heads, sweeps, T_r, N_k, d
     traced = flashsim.trace(two_sweeps, Q, K, V, head=1, blocks=(4, 5), M=200)
     assert traced.about.title == "two_sweeps"
-    assert any("O_i = on_chip(O_i" in line for _, _, lines in traced.about.source for line in lines)
+    (_, first, lines) = traced.about.source[0]
+    named = {event.name: lines[event.site[1] - first].strip() for event in traced.events if event.kind == "compute"}
+    assert all(named[name].startswith(f"{name} = on_chip(") for name in ("S_ij", "m_new", "l_i", "m_i", "O_i"))
     with pytest.raises(flashsim.SramOverflow, match="too many"):
         flashsim.forward(two_sweeps, Q, K, V, blocks=(4, 5), M=50)
+
+
+def test_the_bound_of_a_function_is_what_its_blocks_make_it() -> None:
+    """For T_c = 3 roundings of O to float16, and three rescalings: by hand, where all scores are 0, and V is positive."""
+    rounded = rounding(two_sweeps, Blocks(4, 5, 3, 3))
+    q, k, v = np.zeros((9, 4), np.float16), K[0].astype(np.float16), np.abs(V[0]).astype(np.float16)
+    means = np.broadcast_to(v.astype(np.float64).mean(axis=0), (9, 3))
+    want = 2 * ((11 + 8 * (3 + 1)) * 2.0**-24 + 3 * 2.0**-11) * means + 3 * 2.0**-24
+    assert np.allclose(error_bound(q, k, v, **rounded), want, rtol=1e-9, atol=0)
 
 
 def test_a_function_may_take_parts() -> None:
@@ -253,6 +264,22 @@ def test_a_beginners_mistake_is_told_at_its_line(line: str, said: str, tmp_path:
         (
             "    return O\n",
             "'mine.py:mine' returned an O with NaN in it: rows never stored, or made of what was evicted",
+        ),
+        (
+            "    L = hbm.empty('L', (Q.shape[0], 1), V.dtype)\n    return hbm.full('O2', O.shape, 0.0, V.dtype), L\n",
+            "returned (O2, L); expected (O)",
+        ),
+        (
+            "        sram.store(O[i], sram.full(O[i].shape, 0.0))\n    return O, hbm.empty('L', (9, 1), V.dtype)\n",
+            "returned an L with NaN in it: rows never stored",
+        ),
+        (
+            "    return O, hbm.full('L', (9, 2), 0.0, V.dtype)\n",
+            "returned L of shape (9, 2); expected (9, 1)",
+        ),
+        (
+            "    return type(hbm)().full('O', O.shape, 0.0, V.dtype)\n",
+            "returned an O of another HBM; expected one that was made in the hbm it was called with",
         ),
     ],
 )

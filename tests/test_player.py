@@ -1,6 +1,6 @@
 """The player in a real browser: headless Chromium from the system, driven by Playwright, with pages opened from disk.
 
-    apt-get install chromium && pip install ".[browser]"
+    apt-get install chromium-headless-shell && pip install ".[browser]"
 
 Without either these tests skip, and say what is missing.
 """
@@ -11,7 +11,6 @@ import gzip
 import html
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -32,7 +31,7 @@ from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.film import film
 from flashsim.tracing.writing import as_json
 
-from .conftest import DESK, PHONE
+from .conftest import DESK, PHONE, until
 
 FRAME = {"width": 960, "height": 480}
 Opener = Callable[..., Any]
@@ -84,14 +83,6 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Opener]:
 def press(page: Any, key: str, times: int = 1) -> None:
     for _ in range(times):
         page.keyboard.press(key)
-
-
-def until(page: Any, condition: str) -> None:
-    """Wait for a condition: not with Playwright's own waiting, which needs the `eval` that the page forbids."""
-    deadline = time.monotonic() + 20
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(20)
 
 
 def each_step(page: Any, shown: str) -> list[Any]:
@@ -481,6 +472,23 @@ def test_the_keyboard_alone_reaches_everything(open_page: Opener) -> None:
     press(page, "Enter")
     assert page.locator(".source").is_visible()
     assert "S_ij" in page.inner_text(".source") or "on_chip" in page.inner_text(".source .on")
+
+
+SIZED = """
+window.sized = 0;
+const width = Object.getOwnPropertyDescriptor(HTMLCanvasElement.prototype, "width");
+const set = function (n) { window.sized += this.matches(".grid"), width.set.call(this, n); };
+Object.defineProperty(HTMLCanvasElement.prototype, "width", { ...width, set });
+"""
+
+
+def test_the_picture_is_fitted_once_when_a_page_opens(open_page: Opener) -> None:
+    page = open_page(recorded())
+    page.add_init_script(SIZED)
+    page.reload()
+    page.wait_for_selector("html[data-ready]", state="attached")
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.evaluate("window.sized") == 1
 
 
 def test_what_is_spoken(open_page: Opener) -> None:

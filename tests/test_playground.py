@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,29 +13,22 @@ from flashsim import playground, theory
 from flashsim.cli import main
 from flashsim.playground.javascript import Script, Symbol, expression, traced
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from .conftest import DESK
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The page, opened once; at the end, see that it asked for nothing and complained of nothing."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
-    )
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this system: apt-get install chromium")
     path = tmp_path_factory.mktemp("playground") / "page.html"
     path.write_text(playground.page(), encoding="utf-8")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        found = browser.new_page(viewport={"width": 1280, "height": 720})
-        said: list[str] = []
-        found.on("console", lambda message: said.append(message.text))
-        found.on("pageerror", lambda error: said.append(str(error)))
-        found.on("request", lambda request: said.append(request.url))
-        found.goto(path.as_uri())
-        yield found
-        browser.close()
+    found = browser.new_page(viewport=DESK)
+    said: list[str] = []
+    found.on("console", lambda message: said.append(message.text))
+    found.on("pageerror", lambda error: said.append(str(error)))
+    found.on("request", lambda request: said.append(request.url))
+    found.goto(path.as_uri())
+    yield found
+    found.close()
     assert said == [path.as_uri()]
 
 
@@ -111,6 +103,12 @@ def test_sliders_and_numbers_redraw_at_once(page: Any) -> None:
     page.evaluate("location.hash = '#algorithm=flash&N=100&d=8&M=4000&B_r=10&B_c=20'")
     page.wait_for_timeout(50)
     assert "10 × 5 tiles of 10 × 20" in page.inner_text("#tiles")
+    assert "with the largest blocks that fit makes" in page.inner_text("#versus")
+    page.fill("input[type=number][aria-label^='M,']", "3")
+    assert page.inner_text("#versus") == "Of standard attention no blocks fit into M = 3."
+    page.evaluate("location.hash = '#algorithm=flash&N=1000000000000000&d=8&M=1000000000000001'")
+    page.wait_for_timeout(50)
+    assert page.evaluate("['N', 'M'].map((name) => String(playground.sizes[name]))") == [str(10**15), "3"]
 
 
 def test_a_causal_mask_is_a_box_to_tick(page: Any) -> None:

@@ -101,7 +101,7 @@ def test_a_failure_says_what_where_and_how_to_see_it_again() -> None:
     ("name", "says"),
     [
         pytest.param("kv_head_modulo", "H_kv", marks=pytest.mark.slow),
-        ("scale_twice", "scale"),
+        pytest.param("scale_twice", "scale", marks=pytest.mark.slow),
         ("D_omitted", "D"),
         pytest.param("lse_times_ln_2", "base|ln 2", marks=pytest.mark.slow),
         pytest.param("empty_row_nan", "masked", marks=pytest.mark.slow),
@@ -201,12 +201,12 @@ def test_a_kernel_is_asked_only_for_what_it_declares(spec: Spec) -> None:
         calls.append((q, k, v, options))
         return plain(spec, q, k, v, **options)
 
-    report = check_attention(kernel, spec, max_examples=120)
+    report = check_attention(kernel, spec, max_examples=50)
     assert report.ok
     declared = {"causal": "causal", "scale": "scale", "mask": "masks"}
     heads = 2 if spec.layout == "BNHD" else 1
     rows = 3 - heads
-    assert len(calls) > 120
+    assert len(calls) > 50
     for q, k, v, options in calls:
         assert set(options) <= {name for name in declared if getattr(spec, declared[name])}
         assert options.get("causal", True) is True

@@ -41,6 +41,7 @@ class Program:
     line_1     (rows, lengths) -> block sizes where the stationary block has so many rows; None: they must be given
     rows       (M, lengths) -> rows, for the paper's sizes
     plane      the symbols of what the player shows as rows and as columns of tiles
+    across     where these are one symbol: the matrices whose rows are columns there
     by         the block sizes that divide these
     words      what those rows and columns are called there, "queries" and "keys" in attention
     follows    what the player follows from tile to tile, as in `flashsim.algorithms.Algorithm`
@@ -61,6 +62,7 @@ class Program:
     line_1: Callable[[int, Sizes], tuple[int, ...]] | None
     rows: Callable[[int, Sizes], int] | None
     plane: tuple[str, str]
+    across: tuple[str, ...] = ()
     by: tuple[str, str] = ("B_r", "B_c")
     words: tuple[str, str]
     follows: tuple[str, ...]

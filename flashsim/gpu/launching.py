@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.dropout import seed_words, threshold
-from flashsim.gpu.compiling import ARCHITECTURES, import_cupy, load
+from flashsim.gpu.compiling import import_cupy, load
 from flashsim.gpu.kernel import Options, Variant
 
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
@@ -17,7 +17,7 @@ HEAD_DIMS = (32, 64, 128)
 THREADS, SIDE = 256, 16
 GRID = 2**31 - 1
 FLOAT = 4
-SCALAR_ARCHITECTURES = ("sm_80", "sm_90a")  # of most variants; sm_90 makes the same code as sm_90a here
+SCALAR_ARCHITECTURES = ("sm_80", "sm_90a")  # sm_90 makes the same code as sm_90a here
 
 DROPOUT = np.dtype([("key_0", "u4"), ("key_1", "u4"), ("last", "u4"), ("keep_scale", "f4")])
 _STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
@@ -109,7 +109,7 @@ def variants(
             for d, B_r, B_c in dims
             for rest in (types if every and (d, B_r, B_c) == middle else ends)
         )
-        return Variant(file, (("COUNT", count),), tuple(names), ARCHITECTURES if every else SCALAR_ARCHITECTURES)
+        return Variant(file, (("COUNT", count),), tuple(names), SCALAR_ARCHITECTURES)
 
     return (*(compiled(T, 0, T == "float") for T in ELEMENTS.values()), compiled("float", 1, False))
 

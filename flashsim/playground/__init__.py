@@ -1,4 +1,4 @@
-"""The playground: a page with sliders for N, d, M and block sizes, and the closed forms' numbers redrawn at once.
+"""The playground: a page with sliders for lengths, d, M and block sizes, and the closed forms' numbers redrawn at once.
 
 Its formulas are `flashsim.theory`'s, translated to JavaScript (`flashsim.playground.javascript`), so nothing is written twice.
 """

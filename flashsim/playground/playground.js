@@ -8,6 +8,9 @@ const typeset = (text) => [...texts.get(text).cloneNode(true).childNodes];
 const MOST = 10n ** 15n; // of a size that is taken; what is computed from it is exact all the same
 const SIZES = { N_q: ["queries", 20], N_k: ["keys", 20], d: ["head width", 9], M: ["SRAM", 20], B_r: ["rows", 14], B_c: ["columns", 14] };
 
+/** A size as it is written, or null where it is none. */
+const sizeOf = (text) => (/^[1-9]\d{0,15}$/.test(text) && BigInt(text) <= MOST ? BigInt(text) : null);
+
 function make(tag, attributes = {}, ...content) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -62,9 +65,9 @@ class Playground {
     const range = make("input", { type: "range", min: 0, max: most, "aria-label": `${name}, ${what}` }), number = make("input", { type: "number", min: 1, max: String(MOST), "aria-label": `${name}, ${what}, exactly`, inputmode: "numeric" });
     range.oninput = () => this.set(name, stepped(Number(range.value)));
     number.oninput = () => {
-      const good = /^\d{1,16}$/.test(number.value) && BigInt(number.value) >= 1n && BigInt(number.value) <= MOST;
-      number.setAttribute("aria-invalid", String(!good));
-      if (good) this.set(name, BigInt(number.value));
+      const size = sizeOf(number.value);
+      number.setAttribute("aria-invalid", String(size === null));
+      if (size !== null) this.set(name, size);
       else find("#said").textContent = `${name} is ${number.value || "empty"}; expected a whole number from 1 to ${grouped.format(MOST)}.`;
     };
     find("#sizes").append(make("div", { class: "size" }, label, range, number));
@@ -85,7 +88,7 @@ class Playground {
     if (at >= 0) find("#algorithm").value = at;
     for (const name of Object.keys(SIZES)) {
       const size = asked.get(name) ?? (name.startsWith("N") ? asked.get("N") : "");
-      if (/^[1-9]\d{0,14}$/.test(size ?? "")) this.sizes[name] = BigInt(size);
+      this.sizes[name] = sizeOf(size ?? "") ?? this.sizes[name];
     }
     if (asked.has("causal")) this.sizes.causal = asked.get("causal") === "true";
     return [...asked].length > 0;
@@ -99,13 +102,19 @@ class Playground {
     }
     find("#causal").checked = sizes.causal;
     this.showTiles(found.blocks), this.showPeak(found.peak, sizes.M), this.showAccesses(found);
-    const its = count(standard, { ...sizes, ...lineOne(standard, sizes, true) }).accesses, ratio = Number((1000n * its) / found.accesses) / 1000;
-    find("#versus").replaceChildren(form === standard ? "" : `Standard attention${form.direction === "backward" ? ", backward," : ""} with the largest blocks that fit makes ${grouped.format(its)}: ${ratio} times as many.`);
+    this.showVersus(form, found.accesses, standard);
     clearTimeout(this.linking);
     this.linking = setTimeout(() => {
       find("#said").textContent = `${grouped.format(found.accesses)} accesses; SRAM ${grouped.format(found.peak)} of ${grouped.format(sizes.M)}.`;
       try { history.replaceState(null, "", `#${new URLSearchParams({ algorithm: form.name, direction: form.direction, ...Object.fromEntries(Object.entries(sizes).map(([name, n]) => [name, String(n)])) })}`); } catch { /* a frame without an address */ }
     }, 300);
+  }
+
+  showVersus(form, accesses, standard) {
+    const backward = form.direction === "backward" ? ", backward," : "", { accesses: its, peak } = count(standard, { ...this.sizes, ...lineOne(standard, this.sizes, true) });
+    const said = peak > this.sizes.M ? `Of standard attention${backward} no blocks fit into M = ${grouped.format(this.sizes.M)}.`
+      : `Standard attention${backward} with the largest blocks that fit makes ${grouped.format(its)}: ${Number((1000n * its) / accesses) / 1000} times as many.`;
+    find("#versus").replaceChildren(form === standard ? "" : said);
   }
 
   showTiles({ B_r, B_c, T_r, T_c }) {

@@ -28,6 +28,7 @@ from flashsim.reference.kernels import (
     kernel_product,
     kernel_product_bounds,
 )
+from flashsim.reference.linear import linear_attention, linear_attention_bounds
 from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, bias_gradient, gradients
 
 __all__ = [
@@ -48,6 +49,8 @@ __all__ = [
     "kernel_gradient_bounds",
     "kernel_product",
     "kernel_product_bounds",
+    "linear_attention",
+    "linear_attention_bounds",
     "of_bound",
     "rounding",
     "score_reach",

@@ -23,10 +23,13 @@ def gather_run(plan: Plan, outcome: Outcome) -> Run:
     """Return the finished forward pass."""
     task, matrices = plan.task, outcome.matrices
     found = {name: _stacked(plan, name, matrices[name]) for name in ("O", "l", "m", "lse") if name in matrices}
-    if task.check_finite and not task.algorithm.returns and np.isnan(found["O"]).any():
-        raise MemoryModelError(
-            f"{task.algorithm.name!r} returned an O with NaN in it: rows never stored, or made of what was evicted"
-        )
+    if task.check_finite and not task.algorithm.returns:
+        for name, matrix in found.items():
+            if np.isnan(matrix).any():
+                raise MemoryModelError(
+                    f"{task.algorithm.name!r} returned an {'L' if name == 'lse' else name} with NaN in it: rows never stored, "
+                    "or made of what was evicted"
+                )
     saved = {name: each for name, each in matrices.items() if name not in {*found, "L"}}
     return Run(
         algorithm=task.algorithm.name, O=found["O"], l=found.get("l"), m=found.get("m"), lse=found.get("lse"),

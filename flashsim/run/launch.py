@@ -102,7 +102,7 @@ def launch(
     }
     given = (parts[part]() if part in parts else variant.options[part] for part in algorithm.parts)
     result = algorithm.run(hbm, sram, *placed, blocks, *given)
-    return hbm, sram, _returned(plan, result)
+    return hbm, sram, _returned(plan, hbm, result)
 
 
 def _masked(plan: Plan, hbm: HBM, sram: SRAM, head: Head, dB: Array | None) -> TileMask:
@@ -125,22 +125,25 @@ def _placed(plan: Plan, hbm: HBM, head: Head, number: int) -> list[Matrix]:
     return [placed[name if name in placed else "P"] for name in algorithm.operands]  # P_dropped is P without dropout
 
 
-def _returned(plan: Plan, result: Any) -> tuple[Matrix, ...]:
+def _returned(plan: Plan, hbm: HBM, result: Any) -> tuple[Matrix, ...]:
     """Return the matrices that an algorithm returned. Raises MemoryModelError where they are not those of its record."""
     algorithm = plan.task.algorithm
+    who = f"{algorithm.name!r} ({algorithm.title})"
     found = result if isinstance(result, tuple) else (result,)
     names = tuple(matrix.name if isinstance(matrix, Matrix) else None for matrix in found)
     expected = (algorithm.returns,) if algorithm.returns else RETURNS
     if names not in expected:
         said = ", ".join(map(_named, found))
         raise MemoryModelError(
-            f"{algorithm.name!r} ({algorithm.title}) returned {f'({said})' if isinstance(result, tuple) else said}; "
+            f"{who} returned {f'({said})' if isinstance(result, tuple) else said}; "
             f"expected {' or '.join('(' + ', '.join(names) + ')' for names in expected)}, matrices in HBM"
         )
     for matrix in found:
         if matrix.shape != (shape := kind_of(matrix.name, algorithm.matrices).shape(plan.shape)):
+            raise MemoryModelError(f"{who} returned {matrix.name} of shape {matrix.shape}; expected {shape}")
+        if not hbm.holds(matrix):
             raise MemoryModelError(
-                f"{algorithm.name!r} ({algorithm.title}) returned {matrix.name} of shape {matrix.shape}; expected {shape}"
+                f"{who} returned an {matrix.name} of another HBM; expected one that was made in the hbm it was called with"
             )
     return found
 

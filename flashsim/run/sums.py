@@ -82,7 +82,7 @@ def bias_gradient(
         hbm, sram = launch_sum(plan.task, {"dB": parts.reshape(len(parts), -1)}, matrix.dtype, observers)
         dB[at] = hbm.peek("dB").reshape(parts.shape[1:])
         traffic, peak = traffic + hbm.traffic, max(peak, sram.peak)
-    if axis is None and rows > 1:
+    if axis is None and given.matrix[0] > 1:
         dB = by_head(dB, group)
     return dB.reshape(given.array.shape), traffic if axis is not None else None, peak
 

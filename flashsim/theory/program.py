@@ -15,7 +15,7 @@ from flashsim.inputs import check_M, float_name
 from flashsim.matrices import Kind
 from flashsim.records import ArrayTraffic, Occupancy, Role, Sizes, Traffic
 from flashsim.sizes import Size
-from flashsim.theory.problem import NoClosedForm
+from flashsim.theory.problem import NoClosedForm, ceil_div
 
 ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -33,7 +33,7 @@ class ProgramForm:
     """The closed forms of one program.
 
     name      the program's
-    arrays    (role, kind) of each array in HBM, by name
+    arrays    (role, kind) of each array in HBM, by name. Of block size B_r there are T_r blocks, of C, T
     blocks    its block sizes: name -> the symbol of the length that it divides
     line_1    (rows, lengths) -> block sizes; None: they must be given
     rows      (M, lengths) -> rows, for the paper's sizes
@@ -98,10 +98,13 @@ def exact_program(
         raise NoClosedForm(f"no closed form for sizing {shown(sizing)}; known: 'fit', 'paper', or blocks")
     b = _blocks(form, p, capacity, blocks, sizing, asked)
     itemsizes = {"inputs": stored, "chip": max(stored, 4), "bits": 1, "words": 4, "index": 4}
+    numbers = {
+        name.replace("B", "T").replace("C", "T"): ceil_div(p[form.blocks[name]], size) for name, size in b.items()
+    }
     by_array = {}
     for array, moved in form.traffic(p, b, asked).items():
         role, kind = form.arrays[array]
-        rows, columns = kind.shape(p)
+        rows, columns = kind.shape(Sizes(**{**numbers, **p}))
         itemsize = itemsizes[kind.type]
         by_array[array] = ArrayTraffic(
             moved.reads, moved.init + moved.writes, moved.init, rows * columns, itemsize, role

@@ -67,11 +67,10 @@ def traced_program(recorder: Recorder, launch: Launch) -> Trace:
     program, sizes, blocks, sram = launch.program, launch.sizes, launch.blocks, recorder.sram
     assert sram is not None
     rows, columns = program.plane
-    known = {columns: "N_k", rows: "N_q"}
-    kinds = {
-        name: (known.get(kind.rows, kind.rows), known.get(kind.columns, kind.columns))
-        for name, kind in program.kinds.items()
-    }
+    kinds = {}
+    for name, kind in program.kinds.items():
+        known = {rows: "N_k"} if name in program.across else {columns: "N_k", rows: "N_q"}
+        kinds[name] = known.get(kind.rows, kind.rows), known.get(kind.columns, kind.columns)
     B_r, B_c = (blocks[by] for by in program.by)
     shape = Shape(sizes[rows], sizes[columns], sizes.get("d", 1), sizes.get("e", sizes.get("d", 1)))
     try:

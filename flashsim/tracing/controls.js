@@ -211,13 +211,13 @@ class Player {
     if (t > 0 && this.t === 0 && find("#lesson")) find("#lesson").open = false; // whoever opens it again keeps it
     this.t = clamp(t, 0, this.length - 1);
     const steps = this.stepsAt(this.t);
-    this.views.forEach((view, n) => view.show(steps[n], this.aside(n, this.t)));
+    find("#where").textContent = `step ${this.t} of ${this.length - 1}`;
+    const moment = this.showMoment();
+    this.views.forEach((view, n) => view.show(steps[n], this.aside(n, this.t))); // once all else has its room
     this.markDifferences();
     this.sparks.draw(steps);
     const scrub = find("#scrub"), { label } = this.views[0].words(this.views[0].t);
     scrub.value = this.t;
-    find("#where").textContent = `step ${this.t} of ${this.length - 1}`;
-    const moment = this.showMoment();
     for (const [id, what] of [["next-hbm", "hbm"], ["next-rescale", "rescale"], ["next-max", "max"], ["next-moment", "moment"]]) this.mark(id, this.playing || this.findNext(what) !== null);
     const words = this.playing ? "" : this.spoken() + moment, sliding = document.activeElement === scrub;
     scrub.setAttribute("aria-valuetext", sliding && words ? words : `step ${this.t} of ${this.length - 1}, ${label}`); // said once: by the slider, or by the page

@@ -17,18 +17,18 @@ class Stage {
 
   /** Fits the drawing to the room there is. */
   measure() {
+    this.ink = palette(), (this.ink.rgb = heatOf(this.ink)), (this.ink.heat = this.ink.rgb.map(([r, g, b]) => `rgb(${r} ${g} ${b})`));
+    this.drawLegend(); // first, as it leaves the picture its room
     const { canvas, run } = this, width = canvas.clientWidth || 300, height = canvas.clientHeight || 300, pixels = window.devicePixelRatio || 1;
     canvas.width = Math.round(width * pixels), canvas.height = Math.round(height * pixels);
     this.pen = canvas.getContext("2d"), this.pen.setTransform(pixels, 0, 0, pixels, 0, 0);
     this.size = [width, height];
-    this.ink = palette(), (this.ink.rgb = heatOf(this.ink)), (this.ink.heat = this.ink.rgb.map(([r, g, b]) => `rgb(${r} ${g} ${b})`));
     const across = width > 1.45 * height, share = across ? 0.5 : 0.47, gap = 16;
     const first = (across ? width : height) * share - gap / 2, rest = (across ? width : height) - first - gap;
     this.sram = across ? [0, 0, first, height] : [0, 0, width, first];
     this.hbm = across ? [first + gap, 0, rest, height] : [0, first + gap, width, rest];
     this.measureMatrix();
     this.cell = this.fitting();
-    this.drawLegend();
   }
 
   measureMatrix() {

@@ -11,7 +11,7 @@ class View {
     this.setListing();
     this.setSource();
     this.grid = new Stage(run, find(".grid", root), find(".legend", root));
-    this.parts = [this.grid, new Memory(run, root), new Values(run, root)];
+    this.parts = [new Memory(run, root), new Values(run, root), this.grid]; // the picture last: it asks how much room is left
     const resized = new ResizeObserver(() => { if (this.t !== undefined) places.clear(), this.light(this.t); });
     for (const box of [".listing", ".source"]) resized.observe(find(box, root));
     for (const kind of ["svg", "png"]) find(`.save-${kind}`, root).onclick = () => this.grid.save(kind);
@@ -76,8 +76,8 @@ class View {
   show(t, aside = "") {
     this.t = t;
     this.showNow(aside);
-    this.light(t);
     for (const part of this.parts) part.show(t);
+    this.light(t);
   }
 
   /** What the step does: its line, with its text where the listing has none, its loops, and its events by what they do. */

@@ -1,0 +1,28 @@
+"""What the passes of linear attention share: the chunk's size, and its causal mask."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+import numpy as np
+
+from flashsim.memory import Tile
+from flashsim.records import Sizes
+from flashsim.shape_only import ShapeOnly
+
+
+def chunk_rows(M: int, sizes: Sizes) -> int:
+    """Return the most rows C with d·e + 2C(d + e) + C² ≤ M, at least 1."""
+    width = sizes.d + sizes.e
+    return max(isqrt(max(width * width + M - sizes.d * sizes.e, 0)) - width, 1)
+
+
+def chunk_line_1(rows: int, sizes: Sizes) -> tuple[int]:
+    """Return (C,)."""
+    return (rows,)
+
+
+def tril(A: Tile) -> Any:
+    """Return A with 0 above its diagonal."""
+    return A if isinstance(A, ShapeOnly) else np.tril(A)

@@ -1,0 +1,35 @@
+"""Causal linear attention in plain NumPy, and how far rounding may lead from it, element by element.
+
+Bounds. Each term q_ic k_jc v_je is rounded d + N + T + 3 times at most on its way into O_i, in T chunks: by two products, and by
+sums over c, over j, and over chunks. So O is off by (d + N + T + 3)u of Σ_j Σ_c |q_ic k_jc v_je|, u the unit roundoff, plus
+what its own type rounds. First-order terms are taken `C` times, 2 by default, for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
+
+
+def linear_attention(Q: Any, K: Any, V: Any) -> Array:
+    """Return tril(Q Kᵀ) V in float64, (N, e)."""
+    Q, K, V = (np.asarray(x).astype(np.float64) for x in (Q, K, V))
+    O: Array = np.tril(Q @ K.T) @ V
+    return O
+
+
+def linear_attention_bounds(
+    Q: Any, K: Any, V: Any, *, chunks: int = 1, stored: DTypeLike = "float64", C: float = 2.0
+) -> Array:
+    """Return how far each element of O may lie from exact arithmetic, (N, e), where it is computed in so many chunks."""
+    u, u_s = roundoff(chip_dtype(float_dtype(stored))), roundoff(stored)
+    N, d = np.shape(Q)
+    sizes = linear_attention(*(np.abs(np.asarray(x).astype(np.float64)) for x in (Q, K, V)))
+    O = np.abs(linear_attention(Q, K, V))
+    tiny = (N * d + N + d) * smallest_step(chip_dtype(float_dtype(stored))) * (1 + np.abs(np.asarray(V, float)).max())
+    result: Array = C * ((d + N + chunks + 3) * u * sizes + u_s * O + tiny + smallest_step(stored))
+    return result

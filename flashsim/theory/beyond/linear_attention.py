@@ -1,0 +1,50 @@
+"""Linear attention in chunks of C, its state on chip.
+
+reads   Q, K: N·d each   V: N·e
+writes  O: N·e
+peak    d·e + 2c(d + e) + c²: S, Q_i K_i V_i O_i, A_i
+
+The compulsory traffic, at every N and M that fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flashsim.matrices import Kind
+from flashsim.records import Sizes
+from flashsim.theory.linear_chunks import chunk_line_1, chunk_products, chunk_rows
+from flashsim.theory.program import Moved, ProgramForm
+
+
+def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
+    """As above."""
+    return {
+        "Q": Moved(reads=p.N * p.d),
+        "K": Moved(reads=p.N * p.d),
+        "V": Moved(reads=p.N * p.e),
+        "O": Moved(writes=p.N * p.e),
+    }
+
+
+def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
+    """The first chunk's."""
+    return p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2
+
+
+FORM = ProgramForm(
+    name="linear_attention",
+    arrays={
+        "Q": ("input", Kind("N", "d")),
+        "K": ("input", Kind("N", "d")),
+        "V": ("input", Kind("N", "e")),
+        "O": ("output", Kind("N", "e")),
+    },
+    blocks={"C": "N"},
+    line_1=chunk_line_1,
+    rows=chunk_rows,
+    traffic=traffic,
+    peak=peak,
+    matmul=chunk_products,
+)

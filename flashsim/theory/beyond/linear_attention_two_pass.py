@@ -1,0 +1,52 @@
+"""Linear attention in two passes over T = ⌈N/C⌉ chunks.
+
+reads   Q: N·d   K: 2N·d   V: 2N·e   S: T·d·e
+writes  S: T·d·e   O: N·e
+peak    2d·e + 2c(d + e) + c²: S^new, S_i, Q_i K_i V_i O_i, A_i
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flashsim.matrices import Kind
+from flashsim.records import Sizes
+from flashsim.theory.linear_chunks import chunk_line_1, chunk_products, chunk_rows
+from flashsim.theory.problem import ceil_div
+from flashsim.theory.program import Moved, ProgramForm
+
+
+def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
+    """As above."""
+    states = ceil_div(p.N, b.C) * p.d * p.e
+    return {
+        "Q": Moved(reads=p.N * p.d),
+        "K": Moved(reads=2 * p.N * p.d),
+        "V": Moved(reads=2 * p.N * p.e),
+        "S": Moved(reads=states, writes=states),
+        "O": Moved(writes=p.N * p.e),
+    }
+
+
+def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
+    """The first chunk's of the second pass."""
+    return 2 * p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2
+
+
+FORM = ProgramForm(
+    name="linear_attention_two_pass",
+    arrays={
+        "Q": ("input", Kind("N", "d")),
+        "K": ("input", Kind("N", "d")),
+        "V": ("input", Kind("N", "e")),
+        "S": ("extra", Kind("T·d", "e", "chip")),
+        "O": ("output", Kind("N", "e")),
+    },
+    blocks={"C": "N"},
+    line_1=chunk_line_1,
+    rows=lambda M, p: chunk_rows(M - p.d * p.e, p),
+    traffic=traffic,
+    peak=peak,
+    matmul=chunk_products,
+)

@@ -1,0 +1,105 @@
+"""Linear attention: its numbers within derived bounds, its traffic the compulsory one, and bugs that real kernels had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashsim import linear
+from flashsim.algorithms.beyond import programs
+from flashsim.planting import planted
+from flashsim.reference import linear_attention, linear_attention_bounds
+from flashsim.run.programs import run_program
+
+Array = np.ndarray[Any, Any]
+
+
+def operands(N: int, d: int, e: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(seed)
+    Q, K, V = (rng.normal(size=size).astype(dtype) for size in ((N, d), (N, d), (N, e)))
+    return Q, K, V
+
+
+@pytest.mark.parametrize("state", linear.STATES)
+@given(
+    N=st.integers(1, 40), d=st.integers(1, 9), e=st.integers(1, 9), chunk=st.integers(1, 45), seed=st.integers(0, 99),
+    dtype=st.sampled_from(["float16", "float32", "float64"]),
+)  # fmt: skip
+def test_numbers_are_the_naive_ones_within_their_bound(
+    state: str, N: int, d: int, e: int, chunk: int, seed: int, dtype: str
+) -> None:
+    given = operands(N, d, e, seed, dtype)
+    run = linear.attention(*given, state=state, chunk=chunk)
+    bound = linear_attention_bounds(*given, chunks=-(-N // chunk), stored=dtype)
+    assert (abs(run.O - linear_attention(*given)) <= bound).all()
+    assert run.hbm == linear.exact(N=N, d=d, e=e, state=state, chunk=chunk, dtype=dtype).hbm
+
+
+def test_it_is_the_sum_row_by_row() -> None:
+    Q, K, V = operands(6, 3, 2)
+    for i, row in enumerate(linear_attention(Q, K, V)):
+        assert row == pytest.approx(sum((Q[i] @ K[j]) * V[j] for j in range(i + 1)))
+
+
+def test_a_state_on_chip_moves_what_is_compulsory_at_any_length() -> None:
+    for N in (1, 100, 65_536):
+        tally = linear.count(N=N, d=64, e=32, M=25_600)
+        assert tally.hbm.accesses == N * (64 + 64 + 32 + 32)
+        assert tally.hbm.extra == 0
+        assert tally.sram.peak <= 25_600
+
+
+@pytest.mark.parametrize("chunk", [64, 128, 200])
+def test_chunks_side_by_side_cost_at_most_K_and_V_twice_more(chunk: int) -> None:
+    N, d = 4096, 64
+    apart, once = (linear.count(N=N, d=d, M=10**6, chunk=chunk, state=state).hbm for state in ("in_hbm", "on_chip"))
+    more = apart.accesses - once.accesses
+    assert more == N * 2 * d + 2 * -(-N // chunk) * d * d
+    assert more <= 2 * (N * 2 * d)
+
+
+@pytest.mark.parametrize("state", linear.STATES)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("tril(Q_i @ K_i.T)", "Q_i @ K_i.T"),
+        ("K_i.T @ V_i", "V_i.T @ K_i"),
+        ("A_i @ V_i", "A_i.T @ V_i"),
+        ("Q_i @ S", "2 * Q_i @ S"),
+    ],
+)
+def test_a_planted_bug_is_noticed(state: str, before: str, after: str) -> None:
+    Q, K, V = operands(11, 4, 4)
+    program = programs()[linear.STATES[state]]
+    wrong = planted(program, (before, after))
+    for tried, right in ((program, True), (wrong, False)):
+        O = run_program(tried, {"Q": Q, "K": K, "V": V}, blocks=(4,)).O
+        assert bool((abs(O - linear_attention(Q, K, V)) <= linear_attention_bounds(Q, K, V, chunks=3)).all()) == right
+
+
+def test_a_state_that_is_not_stored_is_noticed() -> None:
+    Q, K, V = operands(11, 4, 4)
+    program = programs()["linear_attention_two_pass"]
+    wrong = planted(program, ("sram.store(S[i], S_new)  # line 5", "pass  # line 5"))
+    with pytest.raises(ValueError, match="O overflows"):  # what was never written is NaN
+        run_program(wrong, {"Q": Q, "K": K, "V": V}, blocks=(4,))
+
+
+def test_bad_input_is_named() -> None:
+    Q, K, V = operands(5, 2, 3)
+    for wrong, match in (
+        ({"state": "nowhere"}, "state"),
+        ({"chunk": 0}, "C, is 0"),
+        ({"chunk": 1.5}, "C, is 1.5"),
+        ({"M": 3}, "M = 3 elements is too small"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            linear.attention(Q, K, V, **wrong)
+    with pytest.raises(ValueError, match="V has shape"):
+        linear.attention(Q, K, V[:4])
+    with pytest.raises(ValueError, match="O overflows float32"):
+        linear.attention(*(np.full((4, 4), 1e30, np.float32) for _ in range(3)))
