@@ -127,7 +127,7 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HE
     Lists of numbers have the type of those that are arrays, else float64.
     """
     arrays = {name: check_array(name, given) for name, given in (("Q", Q), ("K", K), ("V", V))}
-    listed = {name for name, given in (("Q", Q), ("K", K), ("V", V)) if _is_listed(given)}
+    listed = {name for name, given in (("Q", Q), ("K", K), ("V", V)) if is_listed(given)}
     types = [a.dtype for name, a in arrays.items() if name not in listed] or [np.dtype(np.float64)]
     arrays |= {name: a.astype(types[0]) for name, a in arrays.items() if name in listed and types[0].name in FLOATS}
     for name, a in arrays.items():
@@ -160,7 +160,7 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HE
     return given
 
 
-def _is_listed(given: Any) -> bool:
+def is_listed(given: Any) -> bool:
     """Say whether it is numbers in lists, which have no type of their own."""
     first = given
     while isinstance(first, list | tuple) and first:
@@ -193,7 +193,7 @@ def check_dO(dO: Any, O: Array, *, check_finite: bool, layout: str = HEADS_FIRST
     gradient = turned("dO", check_array("dO", dO), layout)
     if gradient.shape != O.shape:
         raise ValueError(f"dO has shape {gradient.shape}; expected that of O, {O.shape}")
-    if _is_listed(dO):
+    if is_listed(dO):
         gradient = gradient.astype(O.dtype)
     if gradient.dtype != O.dtype:
         raise ValueError(f"dO has dtype {gradient.dtype}; expected that of O, {O.dtype}")

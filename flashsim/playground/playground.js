@@ -68,7 +68,7 @@ class Playground {
       const size = sizeOf(number.value);
       number.setAttribute("aria-invalid", String(size === null));
       if (size !== null) this.set(name, size);
-      else find("#said").textContent = `${name} is ${number.value || "empty"}; expected a whole number from 1 to ${grouped.format(MOST)}.`;
+      else clearTimeout(this.linking), find("#said").textContent = `${name} is ${number.value || "empty"}; expected a whole number from 1 to ${grouped.format(MOST)}.`;
     };
     find("#sizes").append(make("div", { class: "size" }, label, range, number));
     return { name, range, number, most };
