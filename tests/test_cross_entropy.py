@@ -13,8 +13,8 @@ from flashsim import cross_entropy
 from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.labels import NONE, at_label, minus_label
 from flashsim.planting import planted
-from flashsim.reference import cross_entropy as naive
-from flashsim.reference import cross_entropy_bounds
+from flashsim.reference.logits import cross_entropy as naive
+from flashsim.reference.logits import cross_entropy_bounds
 from flashsim.run.programs import run_program
 
 Array = np.ndarray[Any, Any]
