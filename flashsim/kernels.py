@@ -55,13 +55,13 @@ def product(
     order      "x_outer": Y_i stays on chip; "z_outer": Y is added up in HBM; "materialised": K is written to HBM and read
     M, blocks, sizing, enforce, observers, trace  as in `flashsim.forward`, but that sizing is "fit" by default
 
-    V may be (n,), and Y then is (N,). Arrays are of one type, of which 16-bit ones are computed on in float32.
+    X and Z may be (N,) and (n,), points on a line, and V (n,): Y then is (N,). Arrays are of one type; 16-bit ones are computed
+    on in float32.
 
     Raises ValueError for arguments that make no sense, and for inputs so large that a result would overflow; SramOverflow.
     """
     name = program_name(reduction, order)
-    flat = check_array("V", V).ndim == 1
-    operands = {"X": X, "Z": Z, "V": check_array("V", V)[:, None] if flat else V}
+    operands, flat = {"X": X, "Z": Z, "V": V}, check_array("V", V).ndim == 1
     given, _, stored = check_operands(programs()[name], operands)
     dtype = stored if order == "materialised" else chip_dtype(stored)
     k = _kernel(kernel, sigma, largest(dtype))
@@ -108,10 +108,9 @@ def gradient(
         raise ValueError(f"derivative is {shown(derivative)}; expected {said}")
     if isinstance(k, Own):
         k = replace(k, gradient=_function("derivative", derivative))
-    array = check_array("dY", dY)
-    if array.shape != run.Y.shape:
-        raise ValueError(f"dY has shape {array.shape}; expected that of Y, {run.Y.shape}")
-    operands = {**launch.given, "dY": array.reshape(len(array), -1)}
+    if (shape := check_array("dY", dY).shape) != run.Y.shape:
+        raise ValueError(f"dY has shape {shape}; expected that of Y, {run.Y.shape}")
+    operands = {**launch.given, "dY": dY}
     if reduction == "logsumexp":
         operands["Y"] = run.Y
     return run_program(

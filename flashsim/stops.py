@@ -75,13 +75,15 @@ def labels(algorithm: Algorithm) -> dict[str, list[Stop]]:
 def with_breakpoint(algorithm: Algorithm, stop: Stop, at: Mapping[str, int]) -> Algorithm:
     """Return a copy of the algorithm with `if …: breakpoint()` before the statement to stop at, as one would type it there.
 
-    It stands on the line before, whichever that is: debuggers stop at the next line, and a line that goes on is not one.
+    The call stands on the line before, whichever that is, and what holds it, a tuple, on the statement's own. So the statement's
+    line is the next to be reached, at which debuggers stop, and the next instruction is on it, at which pdb stops from
+    Python 3.13 on.
     """
     _, function = _function(algorithm)
-    call = ast.parse(f"if {condition(at)}: breakpoint()" if at else "breakpoint()").body
+    call = ast.parse(f"if {condition(at)}: (breakpoint(),)" if at else "(breakpoint(),)").body
     for node in ast.walk(call[0]):
         if isinstance(node, ast.expr | ast.stmt):
-            node.lineno = node.end_lineno = stop.line - 1
+            node.lineno = node.end_lineno = stop.line - (not isinstance(node, ast.Tuple))
             node.col_offset = node.end_col_offset = 0
     for node in ast.walk(function):
         body = getattr(node, "body", None)

@@ -108,7 +108,7 @@ def test_sliders_and_numbers_redraw_at_once(page: Any) -> None:
     assert page.inner_text("#versus") == "Of standard attention no blocks fit into M = 3."
     page.evaluate("location.hash = '#algorithm=flash&N=1000000000000000&d=8&M=1000000000000001'")
     page.wait_for_timeout(50)
-    assert page.evaluate("['N', 'M'].map((name) => String(playground.sizes[name]))") == [str(10**15), "3"]
+    assert page.evaluate("['N_q', 'M'].map((name) => String(playground.sizes[name]))") == [str(10**15), "3"]
 
 
 def test_a_causal_mask_is_a_box_to_tick(page: Any) -> None:

@@ -81,12 +81,17 @@ class FileLinks(SphinxTransform):
             file = Path(path).resolve().relative_to(root).as_posix()
             if not file.startswith("figures/"):
                 self.env.metadata[self.env.docname].setdefault("files", set()).add(file)
-                file = f"source/{file}.html"
+                file = f"{shown_at(file)}.html"
             up = "../" * self.env.docname.count("/")
             new = nodes.reference("", "", *link.children, refuri=up + file, internal=True)
             for child in new.findall(nodes.inline):
                 child["classes"] = [c for c in child["classes"] if c not in ("xref", "download", "myst")]
             link.replace_self(new)
+
+
+def shown_at(file: str) -> str:
+    """Return the page that shows a file; its folder is not hidden, as some hosts leave such out."""
+    return f"source/{file.removeprefix('.')}"
 
 
 def shown(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -96,9 +101,9 @@ def shown(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
         text = (Path(app.srcdir) / file).read_text(encoding="utf-8")
         language = {".py": "python", ".cu": "cuda", ".cuh": "cuda"}.get(Path(file).suffix, "none")
         listing = app.builder.highlighter.highlight_block(text, language, linenos="inline")
-        up = "../" * (file.count("/") + 1)
+        up = "../" * shown_at(file).count("/")
         body = f'<h1>{Path(file).name}</h1><p><a href="{up}README.html">flashsim</a> / {file}</p>{listing}'
-        yield f"source/{file}", {"title": file, "body": body, "parents": [], "sourcename": ""}, "page.html"
+        yield shown_at(file), {"title": file, "body": body, "parents": [], "sourcename": ""}, "page.html"
 
 
 def finish(app: Any, error: Exception | None) -> None:
@@ -108,7 +113,6 @@ def finish(app: Any, error: Exception | None) -> None:
         others = shutil.ignore_patterns("*.md", "*.svg")
         shutil.copytree(Path(app.srcdir) / "figures", out / "figures", dirs_exist_ok=True, ignore=others)
         shutil.copyfile(out / f"{app.config.root_doc}.html", out / "index.html")
-        (out / ".nojekyll").touch()
         broken = list(broken_links(out))
         if broken:
             raise SphinxError("\n".join(broken))

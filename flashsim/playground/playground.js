@@ -52,7 +52,7 @@ class Playground {
     find("#paper").onclick = () => this.take(false);
     find("#fit").onclick = () => this.take(true);
     window.addEventListener("resize", () => this.show());
-    window.addEventListener("hashchange", () => { this.read(), this.show(); });
+    window.addEventListener("hashchange", ({ newURL }) => { this.read(new URL(newURL).hash), this.show(); });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
     if (!this.read()) Object.assign(this.sizes, lineOne(this.form, this.sizes, true));
     this.show();
@@ -68,7 +68,7 @@ class Playground {
       const size = sizeOf(number.value);
       number.setAttribute("aria-invalid", String(size === null));
       if (size !== null) this.set(name, size);
-      else find("#said").textContent = `${name} is ${number.value || "empty"}; expected a whole number from 1 to ${grouped.format(MOST)}.`;
+      else clearTimeout(this.linking), find("#said").textContent = `${name} is ${number.value || "empty"}; expected a whole number from 1 to ${grouped.format(MOST)}.`;
     };
     find("#sizes").append(make("div", { class: "size" }, label, range, number));
     return { name, range, number, most };
@@ -82,8 +82,8 @@ class Playground {
   }
 
   /** What the address asks for: #algorithm=flash&N=1024. Returns whether it asks. */
-  read() {
-    const asked = new URLSearchParams(location.hash.slice(1));
+  read(hash = location.hash) {
+    const asked = new URLSearchParams(hash.slice(1));
     const at = FORMS.findIndex((form) => form.name === asked.get("algorithm") && form.direction === (asked.get("direction") ?? "forward"));
     if (at >= 0) find("#algorithm").value = at;
     for (const name of Object.keys(SIZES)) {

@@ -15,7 +15,7 @@ import numpy as np
 from flashsim.algorithms.program import Program
 from flashsim.blas import one_blas_thread
 from flashsim.checking import check_array, check_count, check_flag, check_observers, is_one_of, shown
-from flashsim.inputs import FLOATS, Array, check_M, chip_dtype, float_dtype, largest
+from flashsim.inputs import FLOATS, Array, check_M, chip_dtype, float_dtype, is_listed, largest
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
 from flashsim.records import Flops, Occupancy, Sizes, Traffic
@@ -150,7 +150,8 @@ def run_program(
 ) -> ProgramRun:
     """Run a program on arrays, of two axes each, of one type among float16, bfloat16, float32, float64.
 
-    A column (N, 1) may be given as (N,), and is returned as such. 16-bit operands are computed on in float32.
+    A column (N, 1) may be given as (N,); results that are always columns are returned as such. Lists of numbers have the type of
+    those operands that are arrays. 16-bit operands are computed on in float32.
 
     M        SRAM's size in elements; None: 100 KB of the operands' type
     blocks   block sizes in the record's order; M is enforced
@@ -208,29 +209,28 @@ def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[
     """Return copies of the operands, the lengths that they have, and their type. Raises ValueError."""
     if set(operands) != set(program.operands):
         raise ValueError(f"operands are {', '.join(operands)}; expected {', '.join(program.operands)}")
+    found = {name: check_array(name, operands[name]) for name in program.operands}
+    types = [a.dtype for name, a in found.items() if not is_listed(operands[name]) and a.dtype.name in FLOATS]
+    listed = types[0] if types else np.dtype(np.float64)  # the type of lists of numbers
     arrays: dict[str, Array] = {}
     said: dict[str, tuple[int, str]] = {}
     typed: tuple[str, np.dtype[Any]] | None = None
     for name, kind in program.operands.items():
-        array = check_array(name, operands[name])
-        if array.ndim == 1 and kind.columns == "1":
-            array = array[:, None]
+        array = found[name][:, None] if found[name].ndim == 1 else found[name]
         if array.ndim != 2 or 0 in array.shape:
             raise ValueError(f"{name} has shape {array.shape}; expected ({kind.rows}, {kind.columns}), at least 1 each")
         for symbol, length in zip((kind.rows, kind.columns), array.shape, strict=True):
-            want, whose = (int(symbol), "its kind") if symbol.isdigit() else said.setdefault(symbol, (length, name))
+            want, whose = (int(symbol), "") if symbol.isdigit() else said.setdefault(symbol, (length, name))
             if length != want:
-                raise ValueError(
-                    f"{name} has shape {array.shape}; expected ({kind.rows}, {kind.columns}) with {symbol} = {want}, as "
-                    f"{whose} has"
-                )
+                why = f" with {symbol} = {want}, as {whose} has" if whose else ""
+                raise ValueError(f"{name} has shape {array.shape}; expected ({kind.rows}, {kind.columns}){why}")
         if kind.type in ("words", "index"):
             arrays[name] = check_words(name, array)
             continue
+        if is_listed(operands[name]) and array.dtype.kind in "iuf":
+            array = array.astype(listed)
         if array.dtype.name not in FLOATS:
-            if array.dtype.kind not in "iu" or isinstance(operands[name], np.ndarray):
-                raise ValueError(f"{name} has dtype {array.dtype}; expected one of {', '.join(FLOATS)}")
-            array = array.astype(np.float64)  # of a list of whole numbers
+            raise ValueError(f"{name} has dtype {array.dtype}; expected one of {', '.join(FLOATS)}")
         first, dtype = typed = typed or (name, array.dtype)
         wanted = chip_dtype(dtype) if kind.type == "chip" else dtype
         if array.dtype != wanted:

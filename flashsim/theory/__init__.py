@@ -36,7 +36,12 @@ from flashsim.theory.counts import BYTES, Exact, exact
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of
 from flashsim.theory.formulas import SYMBOLS, formulas, symbols
-from flashsim.theory.kernel_products import kernel_product_bound, kernel_product_constants
+from flashsim.theory.kernel_products import (
+    kernel_materialised_constants,
+    kernel_product_bound,
+    kernel_x_outer_constants,
+    kernel_z_outer_constants,
+)
 from flashsim.theory.lower import LowerBound, lower_bound
 from flashsim.theory.problem import NoClosedForm
 from flashsim.theory.program import ExactProgram, ProgramForm, exact_program
@@ -60,8 +65,10 @@ __all__ = [
     "flash_over_compulsory_constant",
     "form_of",
     "formulas",
+    "kernel_materialised_constants",
     "kernel_product_bound",
-    "kernel_product_constants",
+    "kernel_x_outer_constants",
+    "kernel_z_outer_constants",
     "lower_bound",
     "matmul_flops",
     "proof_accounting",

@@ -32,20 +32,31 @@ def kernel_product_bound(N: int, n: int, d: int, e: int, M: int) -> float:
     return N * n * (d + e) ** 2 / M
 
 
-def kernel_product_constants(order: str) -> tuple[float, float]:
-    """Return c₁ ≤ accesses / bound ≤ c₂ with line 1's blocks, for every N, n, d, e and 2w ≤ M ≤ w·min(N, n).
+def kernel_x_outer_constants() -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (N·n·w²/M) ≤ c₂ for a kernel product, w = d + e, rows of X outermost, 2w ≤ M ≤ w·min(N, n).
 
-    The bound is X = N·n·w²/M for "x_outer" and "z_outer"; for "materialised", where M ≥ w² besides, it is N·n + (N + n)w.
-    Let B = ⌈M/2w⌉ be the stationary block's rows, and T the number of such blocks, of N rows or of n.
-
-    As M ≥ 2w, B < M/2w + 1 ≤ M/w. So T ≥ N/B ≥ Nw/M for X stationary, and T·n·w ≥ X.
-    As B ≥ M/2w, T < 2Nw/M + 1, and T·n·w < 2X + nw. As M ≤ w·min(N, n), Nw ≤ X and nw ≤ X.
-
-    x_outer       Nw + T·nw: at least X; at most Nw + 2X + nw ≤ 4X.
-    z_outer       T·N(d + 2e) + nw + Ne, and w ≤ d + 2e ≤ 2w: at least X; at most 4X + 2Nw + nw + Ne ≤ 8X.
-    materialised  Nw + T·nw + 2Nn: at least Nn + (N + n)w, as T ≥ 1; at most, as M ≥ w² makes 2X ≤ 2Nn, 4Nn + (N + n)w.
+    Accesses are Nw + T·nw, T = ⌈N/B⌉, with B = ⌈M/2w⌉ rows a block. Write X = N·n·w²/M; as M ≤ w·min(N, n), Nw and nw ≤ X.
+    Below: as M ≥ 2w, B < M/2w + 1 ≤ M/w. So T ≥ N/B > Nw/M, and T·nw > X.
+    Above: as B ≥ M/2w, T < 2Nw/M + 1, and T·nw < 2X + nw:  in all 2X + nw + Nw ≤ 4X.
     """
-    constants = {"x_outer": (1.0, 4.0), "z_outer": (1.0, 8.0), "materialised": (1.0, 4.0)}
-    if order not in constants:
-        raise ValueError(f"order is {order!r}; expected {' or '.join(map(repr, constants))}")
-    return constants[order]
+    return 1.0, 4.0
+
+
+def kernel_z_outer_constants() -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (N·n·w²/M) ≤ c₂ for a kernel product, w = d + e, rows of Z outermost, 2w ≤ M ≤ w·min(N, n).
+
+    Accesses are T·N(d + 2e) + nw + Ne, T = ⌈n/B⌉, and w ≤ d + 2e ≤ 2w. With X and B as for X outermost,
+    Below: T > nw/M, so T·N(d + 2e) > X.
+    Above: T < 2nw/M + 1, so T·N(d + 2e) < 4X + 2Nw:  in all 4X + 2Nw + nw + Ne ≤ 8X.
+    """
+    return 1.0, 8.0
+
+
+def kernel_materialised_constants() -> tuple[float, float]:
+    """Return c₁ ≤ accesses / (N·n + (N + n)w) ≤ c₂ for a kernel product, w = d + e, its matrix in HBM, M ≥ w².
+
+    Accesses are Nw + T·nw + 2N·n, T = ⌈N/B⌉, with B = ⌈M/2w⌉ rows a block, or N.
+    Below: T ≥ 1, so at least (N + n)w + 2N·n.
+    Above: T < 2Nw/M + 1, so T·nw < 2N·n·w²/M + nw ≤ 2N·n + nw:  in all 4N·n + (N + n)w.
+    """
+    return 1.0, 4.0

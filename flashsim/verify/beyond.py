@@ -8,7 +8,7 @@ import numpy as np
 
 from flashsim import kernels
 from flashsim.reference import kernel_gradient, kernel_gradient_bounds, kernel_product, kernel_product_bounds, of_bound
-from flashsim.theory import kernel_product_bound, kernel_product_constants
+from flashsim.theory import kernel_product_bound, kernel_x_outer_constants
 from flashsim.verify.claim import Claim
 
 
@@ -56,7 +56,7 @@ def kernel_products_bounds(full: bool) -> Claim:
         moved = kernels.exact(N=N, n=n, d=d, e=e, M=M, sizing="paper").hbm
         ratio = moved.accesses / kernel_product_bound(N, n, d, e, M)
         low, high, extra = min(low, ratio), max(high, ratio), max(extra, moved.extra)
-    c1, c2 = kernel_product_constants("x_outer")
+    c1, c2 = kernel_x_outer_constants()
     return Claim(
         "Appendix D.2",
         "a kernel product makes Θ(N·n·w²/M) accesses, w = d + e, and needs no extra memory",
