@@ -1,9 +1,9 @@
 """Cross-entropy over a classifier's rows in plain NumPy, its gradients, and how far rounding may lead, element by element.
 
 Bounds. u is the chip's unit roundoff. A logit of d terms is off by δ = (d + 2)u·Σ|x||e|. So L, a log-sum-exp of v terms in T
-blocks, is off by Λ = max δ + (v + 3T + 8)u + 4u·max|S|, the loss by Λ + δ at the label, and u of its size. P = e^{S − L} is
-off by e^{δ + Λ + 4u} − 1 relatively, and gradients by that, and by (n + 2T + 8)u of what they sum over n rows. What is stored in another
-type is off by its roundoff. First-order terms are taken `C` times, 2 by default, for the rest.
+blocks, is off by Λ = max δ + (v + 3T + 8)u + 4u·max|S|, the loss by Λ + δ at the label, and u of its size. P is off by
+e^{δ + Λ + 4u} − 1 relatively. Gradients are off by that, and by (n + 2T + 8)u of the n rows that they sum. What is stored in
+another type is off by its roundoff. First-order terms are taken `C` times, 2 by default, for the rest.
 """
 
 from __future__ import annotations
