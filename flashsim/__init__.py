@@ -35,6 +35,7 @@ from flashsim.tree_mask import Tree
 
 if TYPE_CHECKING:
     from flashsim import cache as cache
+    from flashsim import cross_entropy as cross_entropy
     from flashsim import kernels as kernels
     from flashsim import linear as linear
     from flashsim import machines as machines
@@ -84,7 +85,7 @@ __all__ = [
 LATER = {
     **{
         name: f"flashsim.{name}"
-        for name in ("cache", "kernels", "linear", "machines", "observers", "plots", "testing", "tune")
+        for name in ("cache", "cross_entropy", "kernels", "linear", "machines", "observers", "plots", "testing", "tune")
     },
     "load_trace": "flashsim.tracing",
     "prove": "flashsim.proving",

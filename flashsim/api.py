@@ -12,8 +12,8 @@ from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
 from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.checking import check_array, check_callback, check_flag, check_heads, check_observers, check_shape
-from flashsim.inputs import check_inputs, float_dtype
-from flashsim.layouts import HEADS_FIRST, check_layout, said_heads_first, turned
+from flashsim.inputs import check_inputs, check_shape_of_dO, float_dtype
+from flashsim.layouts import HEADS_FIRST, check_layout, turned
 from flashsim.memory import Observer
 from flashsim.options import check_options
 from flashsim.run.check import backward_task, check_sizing, count_task, forward_task
@@ -96,11 +96,10 @@ def forward(
     exceeded.
     """
     algorithm, layout = chosen(name, "forward"), check_layout(layout)
-    with said_heads_first(layout):
-        task = forward_task(
-            algorithm, Q, K, V, M, check_sizing(sizing, blocks, enforce), gqa, check_finite, layout, scale=scale,
-            causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, options=_own(forward, algorithm, options),
-        )  # fmt: skip
+    task = forward_task(
+        algorithm, Q, K, V, M, check_sizing(sizing, blocks, enforce), gqa, check_finite, layout, scale=scale,
+        causal=causal, mask=mask, dropout_p=dropout_p, seed=seed, options=_own(forward, algorithm, options),
+    )  # fmt: skip
     recorder, observers, on_head = _watching(trace, observers, on_head)
     plan = schedule(task)
     run = gather_run(plan, launch_all(plan, observers, on_head))
@@ -237,8 +236,8 @@ def trace(
     layout = check_layout(options.pop("layout", HEADS_FIRST))
     given = check_inputs(Q, K, V, check_finite=False, layout=layout)
     Q, K, V, dO = given.Q, given.K, given.V, None if dO is None else turned("dO", check_array("dO", dO), layout)
-    if dO is not None and dO.shape != (*Q.shape[:-1], V.shape[-1]):
-        raise ValueError(f"dO has shape {dO.shape}; expected that of O, {(*Q.shape[:-1], V.shape[-1])}")
+    if dO is not None:
+        check_shape_of_dO(dO, (*Q.shape[:-1], V.shape[-1]), layout)
     if head is not None:
         at = _index(head, given.leading)
         Q, K, V, dO = Q[at], K[given.kv(at)], V[given.kv(at)], None if dO is None else dO[at]

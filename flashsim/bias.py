@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.band import Band
 from flashsim.checking import check_array
 from flashsim.inputs import FLOATS, Array
-from flashsim.masks import Bools, Head, Index, Mask, check_broadcast, head_of
-from flashsim.records import Shape
+from flashsim.masks import ArrayMask, Head, head_of
 
 
-class Bias(Mask):
+class Bias(ArrayMask):
     """Floats that broadcast to (..., N_q, N_k), added to the scaled scores: S = τQKᵀ + bias, and then masked. It combines with &.
 
     In HBM it is "bias", as large as it was given, in its own type; each computed tile of S loads its block, which is counted.
@@ -26,31 +24,16 @@ class Bias(Mask):
     Raises ValueError for what is no float, NaN or ∞; to forbid a key is a mask's part.
     """
 
+    argument = "Bias's array"
+
     def __init__(self, array: Any) -> None:
-        self.array: Array = check_array("Bias's array", array).copy()
+        self.array: Array = check_array(self.argument, array).copy()
         if self.array.dtype.name not in FLOATS:
             raise ValueError(f"Bias's array has dtype {self.array.dtype}; expected one of {', '.join(FLOATS)}")
         if not np.isfinite(self.array).all():
             raise ValueError(
                 "Bias's array has NaN or ∞ in it; expected finite numbers, and a mask where keys are forbidden"
             )
-
-    def check(self, shape: Shape, leading: Head) -> None:
-        """Raise ValueError unless the array broadcasts."""
-        check_broadcast("Bias's array", self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
-
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Allow everything."""
-        return np.ones((len(rows), len(cols)), bool)
-
-    def band(self, shape: Shape, head: Head) -> Band:
-        """Return all of S, each tile partial."""
-        return Band(None, None, shape.N_k, positional=False)
-
-    @property
-    def per_head(self) -> bool:
-        """Whether the array has leading axes."""
-        return self.array.ndim > 2
 
     @property
     def bias(self) -> Bias:
@@ -76,6 +59,3 @@ class Bias(Mask):
         """Return a head's matrix, as large as it was given."""
         one: Array = self.array[self.at(head)].reshape(self.matrix)
         return one
-
-    def __repr__(self) -> str:
-        return f"Bias(array of shape {self.array.shape})"

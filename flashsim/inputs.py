@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from flashsim.checking import broadcasts, check_array, check_booleans, check_count, shown
 from flashsim.dlpack import bfloat16
-from flashsim.layouts import HEADS_FIRST, turned
+from flashsim.layouts import HEADS_FIRST, said_heads_first, turned
 from flashsim.records import Shape
 from flashsim.sizes import parse_size
 
@@ -135,12 +135,21 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HE
             raise ValueError(f"{name} has dtype {a.dtype}; expected one of {', '.join(FLOATS)}")
         if a.ndim < 2:
             raise ValueError(f"{name} has shape {a.shape}; expected (..., N, d), at least two axes")
+    given = Inputs(*(turned(name, a, layout) for name, a in arrays.items()))
+    with said_heads_first(layout):
+        _check_fit(given)
+        if check_finite:
+            for name in arrays:
+                _check_finite(name, getattr(given, name))
+    return given
+
+
+def _check_fit(given: Inputs) -> None:
+    """Raise ValueError unless shapes and dtypes go together."""
+    for name in ("Q", "K", "V"):
+        a: Array = getattr(given, name)
         if 0 in a.shape:
             raise ValueError(f"{name} has shape {a.shape}; every axis must be at least 1")
-    arrays = {name: turned(name, a, layout) for name, a in arrays.items()}
-    given = Inputs(arrays["Q"], arrays["K"], arrays["V"])
-    for name in ("K", "V"):
-        a = arrays[name]
         if a.dtype != given.dtype:
             raise ValueError(f"Q has dtype {given.dtype} and {name} has dtype {a.dtype}; expected one dtype for all")
     if given.V.shape[:-2] != given.K.shape[:-2]:
@@ -154,10 +163,6 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HE
         raise ValueError(
             f"K has shape {given.K.shape} and V has shape {given.V.shape}; their second-last axis, N_k, must be equal"
         )
-    if check_finite:
-        for name, a in arrays.items():
-            _check_finite(name, a)
-    return given
 
 
 def is_listed(given: Any) -> bool:
@@ -188,11 +193,17 @@ def _check_finite(name: str, a: Array) -> None:
         )
 
 
+def check_shape_of_dO(dO: Array, shape: tuple[int, ...], layout: str) -> None:
+    """Raise ValueError unless dO, heads first, has O's shape."""
+    with said_heads_first(layout):
+        if dO.shape != shape:
+            raise ValueError(f"dO has shape {dO.shape}; expected that of O, {shape}")
+
+
 def check_dO(dO: Any, O: Array, *, check_finite: bool, layout: str = HEADS_FIRST) -> Array:
     """Return the output gradient as an array of O's shape, heads first, and dtype, or ValueError."""
     gradient = turned("dO", check_array("dO", dO), layout)
-    if gradient.shape != O.shape:
-        raise ValueError(f"dO has shape {gradient.shape}; expected that of O, {O.shape}")
+    check_shape_of_dO(gradient, O.shape, layout)
     if is_listed(dO):
         gradient = gradient.astype(O.dtype)
     if gradient.dtype != O.dtype:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from flashsim.checking import check_choice
 
-HEADS_FIRST, HEADS_LAST = LAYOUTS = ("BHND", "BNHD")
+HEADS_FIRST = "BHND"
 
 
 def check_layout(layout: Any) -> str:
     """Return "BHND" or "BNHD"."""
-    return check_choice("layout", layout, LAYOUTS)
+    return check_choice("layout", layout, (HEADS_FIRST, "BNHD"))
 
 
 def turned(name: str, array: NDArray[Any], layout: str) -> NDArray[Any]:

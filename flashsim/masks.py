@@ -29,7 +29,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -238,15 +238,15 @@ class Causal(SlidingWindow):
         return "Causal()" if self.offset is None else f"Causal(offset={_thawed(self.offset)})"
 
 
-class Dense(Mask):
-    """A boolean array that broadcasts to (..., N_q, N_k), True = attend. It lives in HBM, one byte an element."""
+class ArrayMask(Mask):
+    """An array in HBM that broadcasts to (..., N_q, N_k), called `argument` in errors: every tile has to look at it."""
 
-    def __init__(self, array: Any) -> None:
-        self.array = check_booleans("mask", array).copy()
+    argument: ClassVar[str]
+    array: NDArray[Any]
 
     def check(self, shape: Shape, leading: Head) -> None:
         """Raise ValueError unless the array broadcasts."""
-        check_broadcast("mask", self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
+        check_broadcast(self.argument, self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         """Allow everything by position."""
@@ -261,13 +261,22 @@ class Dense(Mask):
         """Whether the array has leading axes."""
         return self.array.ndim > 2
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(array of shape {self.array.shape})"
+
+
+class Dense(ArrayMask):
+    """A boolean array that broadcasts to (..., N_q, N_k), True = attend. It lives in HBM, one byte an element."""
+
+    argument = "mask"
+
+    def __init__(self, array: Any) -> None:
+        self.array = check_booleans("mask", array).copy()
+
     def dense(self, head: Head) -> list[Bools]:
         """Return this head's array, as large as it was given."""
         array = self.array.reshape((1,) * (2 - self.array.ndim) + self.array.shape)
         return [array[head_of(head, array.shape[:-2])]]
-
-    def __repr__(self) -> str:
-        return f"Dense(array of shape {self.array.shape})"
 
 
 @dataclass(frozen=True, repr=False)

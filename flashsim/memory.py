@@ -343,12 +343,6 @@ class Event:
         """What labels the source line in the paper's terms: "line 9", "equation 4"."""
         return label_at(self.site)
 
-    @property
-    def paper_line(self) -> int | None:
-        """The paper's line number that labels the source line."""
-        label = self.label or ""
-        return int(label.removeprefix("line ")) if label.startswith("line ") else None
-
 
 Observer = Callable[[Event], None]
 

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, replace
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -117,10 +117,30 @@ def test_heads_may_come_last_but_one(gqa: str) -> None:
 def test_layouts_that_make_no_sense_are_refused() -> None:
     bad("layout is 'BSHD'; expected 'BHND' or 'BNHD'", X, X, X, layout="BSHD")
     bad(r"Q has shape \(6, 4\); expected \(..., N, H, d\), as layout is 'BNHD'", X, X, X, layout="BNHD")
-    heads = np.ones((6, 2, 4))
-    with pytest.raises(ValueError, match="Q has shape") as caught:
-        flashsim.forward("flash", heads, heads[:, :, :3], heads, layout="BNHD")
-    assert caught.value.__notes__ == ["layout is 'BNHD': shapes here are said heads first, (..., H, N, d)"]
+
+
+def test_errors_say_whose_order_of_axes_they_speak_of() -> None:
+    """Notes say that shapes are heads first, where they are not as they were given."""
+    heads, last = np.ones((6, 2, 4)), cast(Any, {"layout": "BNHD"})
+    run = flashsim.forward("flash", heads, heads, heads, **last)
+    calls: dict[str, Any] = {
+        r"K has shape \(3, 6, 4\)": lambda: flashsim.forward("flash", heads, np.ones((6, 3, 4)), heads, **last),
+        r"K has shape \(2, 0, 4\); every": lambda: flashsim.forward("flash", heads, heads[:0], heads, **last),
+        r"mask has shape \(6, 2, 6\)": lambda: flashsim.forward(
+            "flash", heads, heads, heads, mask=np.ones((6, 2, 6), bool), **last
+        ),
+        r"dO has shape \(6, 2, 4\); .* \(2, 6, 4\)": lambda: flashsim.backward("flash", run, np.ones((2, 6, 4))),
+        r"dO has shape \(2, 5, 4\); .* \(2, 6, 4\)": lambda: flashsim.trace(
+            "flash", heads, heads, heads, dO=heads[1:], **last
+        ),
+    }
+    for said, call in calls.items():
+        with pytest.raises(ValueError, match=said) as caught:
+            call()
+        assert caught.value.__notes__ == ["layout is 'BNHD': shapes here are said heads first, (..., H, N, d)"]
+    with pytest.raises(ValueError, match=r"Q has shape \(6, 4\); expected \(\.\.\., N, H, d\)") as caught:
+        flashsim.forward("flash", X, X, X, **last)
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_what_does_not_fit_is_counted_where_m_is_not_enforced() -> None:

@@ -117,7 +117,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_expected_to_fail(capsys: pytest.CaptureFixture[str]) -> None:
     poison = ["masked_kv_poison", "backward_poison"]
     leaky = ["check", "flashsim.testing.mutants:nan_in_masked_values", "--examples", "20", "--check", *poison]
-    assert main(leaky) == 1
+    assert main([*leaky, "--fail-fast"]) == 1
     assert main([*leaky, "--expect", *poison]) == 0
     assert "fails, as expected" in capsys.readouterr().out
 

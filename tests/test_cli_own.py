@@ -90,7 +90,7 @@ def test_run_compares_with_naive_attention_and_with_the_form(capsys: pytest.Capt
     assert out.count("TOO LARGE") == 1  # other.py's
     numbers = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"]["algorithms"]
     assert list(numbers) == ["flash_basic", *(f"{file}:two_sweeps" for file in files)]
-    run = flashsim.forward(two_sweeps, q, k, v, M=64)
+    run = flashsim.forward(two_sweeps, q, k, v, M=256, sizing="fit")
     bound = error_bound(q, k, v, **rounding(two_sweeps, run.blocks))
     assert numbers["mine.py:two_sweeps"]["error_of_rounding_bound"] == of_bound(run.O, attention(q, k, v), bound) > 0
     assert numbers["other.py:two_sweeps"]["error_of_rounding_bound"] > 1

@@ -9,21 +9,13 @@ import pytest
 
 from flashsim import gpu
 from flashsim.gpu import hopper_fp8
-from flashsim.gpu.compiling import capability, current_device, import_cupy
+from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Options
 from flashsim.reference import attention_with_statistics
+from tests.hopper import ON_HOPPER
 from tests.test_gpu import Array, Given, Poisoned, given, moved, tally
 
-
-def _why_not() -> str:
-    try:
-        found = capability(current_device())
-    except gpu.MissingGPU as error:
-        return str(error)
-    return "" if found == "90" else f"the GPU has compute capability {found}, not 90"
-
-
-pytestmark = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "there is a Hopper")
+pytestmark = ON_HOPPER
 
 KERNEL = gpu.kernel("hopper_fp8")
 HALF, LEAST = 2.0**-4, 2.0**-10  # rounding to e4m3: of a normal number, relative; of a subnormal one, absolute

@@ -12,20 +12,12 @@ import flashsim
 from flashsim import gpu
 from flashsim.dropout import keep_mask
 from flashsim.gpu import hopper, hopper_decode
-from flashsim.gpu.compiling import capability, current_device, import_cupy
+from flashsim.gpu.compiling import import_cupy
 from flashsim.records import Shape
+from tests.hopper import ON_HOPPER
 from tests.test_gpu import assert_near, given, moved, on_gpu, run, tally
 
-
-def _why_not() -> str:
-    try:
-        found = capability(current_device())
-    except gpu.MissingGPU as error:
-        return str(error)
-    return "" if found == "90" else f"the GPU has compute capability {found}, not 90"
-
-
-pytestmark = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "there is a Hopper")
+pytestmark = ON_HOPPER
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -316,8 +316,8 @@ def test_observers_hear_every_event_with_names_from_the_source() -> None:
     turn = ["turn", "load", "compute", "evict", "evict", "turn end"]
     assert kinds == ["enter", *turn, *turn, "leave"]
     load, compute = heard[2], heard[3]
-    assert (load.name, load.elements, load.paper_line, load.loops) == ("Q[0]", 6, 8, (("i", 0),))
-    assert (compute.name, compute.elements, compute.paper_line) == ("S_ij", 9, 9)
+    assert (load.name, load.elements, load.label, load.loops) == ("Q[0]", 6, "line 8", (("i", 0),))
+    assert (compute.name, compute.elements, compute.label) == ("S_ij", 9, "line 9")
     assert heard[4].name == "Q[0]"
     assert heard[0].name == "i"
 
@@ -429,8 +429,8 @@ def test_evictions_are_told_at_the_line_of_the_loop_that_ends() -> None:
         sram.load(Q[0])
         for j in sram.loop(1):  # line 7
             sram.load(Q[j + 1])
-    evicted = [(event.name, event.paper_line) for event in heard if event.kind == "evict"]
-    assert evicted == [("Q[1]", 7), ("Q[0]", 5)] * 2
+    evicted = [(event.name, event.label) for event in heard if event.kind == "evict"]
+    assert evicted == [("Q[1]", "line 7"), ("Q[0]", "line 5")] * 2
 
 
 def test_summaries_fit_one_screen() -> None:

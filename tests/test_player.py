@@ -296,7 +296,7 @@ def test_every_step_shows_its_counts_line_tile_and_occupancy(open_page: Opener, 
         over = last.occupancy - 64
         assert (f"{over} elements more than M" in fill) == (over > 0)
         assert (number, now.split(" ·")[0], said.split(": ")[0].split(", ")[:2]) == (
-            str(last.paper_line),
+            at.label.removeprefix("line "),
             at.label,
             [f"Step {at.number}", at.label],
         )
@@ -489,6 +489,13 @@ def test_the_picture_is_fitted_once_when_a_page_opens(open_page: Opener) -> None
     page.wait_for_selector("html[data-ready]", state="attached")
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     assert page.evaluate("window.sized") == 1
+
+
+def test_a_link_is_followed_though_the_address_is_written_meanwhile(open_page: Opener) -> None:
+    page = open_page(recorded())
+    page.evaluate("location.hash = '#t=7', history.replaceState(null, '', '#t=0')")
+    page.wait_for_timeout(50)
+    assert page.evaluate("player.t") == 7
 
 
 def test_what_is_spoken(open_page: Opener) -> None:
@@ -1094,3 +1101,14 @@ def test_a_film_has_a_frame_for_each_step(tmp_path: Path, capsys: pytest.Capture
     assert main(["step", "--n", "6", "--d", "2", "--gif", "9:3", "-o", str(tmp_path / "no.gif")]) == 2
     assert "argument --gif: steps 9:3; expected A:B with 0 ≤ A ≤ B ≤ " in capsys.readouterr().err
     assert not (tmp_path / "no.gif").exists()
+
+
+@pytest.mark.parametrize(("n", "d", "blocks"), [(4, 100, (4, 4)), (100, 50, (100, 100))], ids=["wide", "not recorded"])
+def test_a_film_keeps_within_sram_whatever_the_tiles(n: int, d: int, blocks: tuple[int, int], tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(n, d))
+    trace = flashsim.trace("flash_basic", X, X, X, blocks=blocks, M=10**5)
+    step = next(step.number for step in trace.steps if step.label == "line 10")  # nothing moves there
+    with Image.open(film(trace, step, step, tmp_path / "one.gif")) as gif:
+        frame = np.asarray(gif.convert("L"))
+    assert (frame[70:, 433:478] == 255).all()  # between the two memories
+    assert (frame[440:, :] == 255).all()  # below them

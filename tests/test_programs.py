@@ -153,7 +153,7 @@ def test_operands_that_do_not_fit_are_refused(program: Program, how: str) -> Non
     last = floats[-1]
     array = operands[last]
     operands[last] = {
-        "missing": None, "shape": np.ones((len(array) + 1, array.shape[1])), "axes": np.ones((2, 2, 2)),
+        "missing": None, "shape": np.ones((len(array) + 1, array.shape[1] + 1)), "axes": np.ones((2, 2, 2)),
         "empty": array[:0], "NaN": np.full_like(array, np.nan), "dtype": array.astype(np.complex128), "text": "X",
     }[how]  # fmt: skip
     if how == "missing":

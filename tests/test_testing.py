@@ -131,9 +131,10 @@ def test_what_raises_is_a_finding_and_not_a_crash() -> None:
     ("returned", "said"),
     [
         (lambda O: (O, O), "expected O alone"),
-        (lambda O: O[..., :0], "O has shape"),
-        (lambda O: O.astype(int), "expected floating point"),
-        (lambda O: None, "expected floating point"),
+        (lambda O: O[..., :0], "it returned an O of shape"),
+        (lambda O: O.astype(int), "it returned an O of dtype int64; expected floating point"),
+        (lambda O: None, "it returned None; expected O"),
+        (lambda O: sys.exit(0), "it raised SystemExit"),
         (lambda O: np.full_like(O, np.nan), "is nan; expected"),
     ],
 )

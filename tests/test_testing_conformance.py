@@ -9,7 +9,7 @@ import pytest
 
 from tests.implementations import IMPLEMENTATIONS
 
-QUICK = ("flash", "q_outer", "standard", "numpy_tiled")
+QUICK = ("flash", "numpy_tiled")
 SLOW = {"memory_efficient": 0.25, "small_cache": 0.5}  # the share of the examples that it is given
 
 

@@ -135,7 +135,7 @@ def test_blocks_say_where_they_are() -> None:
     assert where["l[1]"] == ((3, 6), (0, 1))
     assert all(event.where is None for event in trace.events if event.kind not in ("load", "store"))
     event = next(event for event in trace.events if event.name == "K[1]")
-    assert (event.array, event.indices, event.paper_line, event.label) == ("K", (1,), 7, "line 7")
+    assert (event.array, event.indices, event.label) == ("K", (1,), "line 7")
 
 
 def test_stored_values_are_the_result() -> None:
@@ -285,7 +285,6 @@ def test_a_user_s_lines_have_their_numbers_and_their_text() -> None:
     assert at["Q[0]"] == at["S_ij"] == f"line {first + 4} of test_trace.py"
     assert at["mask[0, 0]"] == at["masked"] == f"line {first + 5} of test_trace.py"
     assert at["O[1]"] == f"line {first + 6} of test_trace.py"
-    assert [event.paper_line for event in trace.events if event.kind == "store"] == [None, None]
     printed = "\n".join(text.lines(trace))
     assert f"line {first + 5} of test_trace.py · i = 0\n    masked = sram.on_chip(MASK(S_ij, i, 0))\n" in printed
     ledger = Ledger()

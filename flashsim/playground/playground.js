@@ -52,7 +52,7 @@ class Playground {
     find("#paper").onclick = () => this.take(false);
     find("#fit").onclick = () => this.take(true);
     window.addEventListener("resize", () => this.show());
-    window.addEventListener("hashchange", () => { this.read(), this.show(); });
+    window.addEventListener("hashchange", ({ newURL }) => { this.read(new URL(newURL).hash), this.show(); });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
     if (!this.read()) Object.assign(this.sizes, lineOne(this.form, this.sizes, true));
     this.show();
@@ -82,8 +82,8 @@ class Playground {
   }
 
   /** What the address asks for: #algorithm=flash&N=1024. Returns whether it asks. */
-  read() {
-    const asked = new URLSearchParams(location.hash.slice(1));
+  read(hash = location.hash) {
+    const asked = new URLSearchParams(hash.slice(1));
     const at = FORMS.findIndex((form) => form.name === asked.get("algorithm") && form.direction === (asked.get("direction") ?? "forward"));
     if (at >= 0) find("#algorithm").value = at;
     for (const name of Object.keys(SIZES)) {

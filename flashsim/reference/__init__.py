@@ -29,11 +29,13 @@ from flashsim.reference.kernels import (
     kernel_product_bounds,
 )
 from flashsim.reference.linear import linear_attention, linear_attention_bounds
+from flashsim.reference.logits import CrossEntropy, cross_entropy, cross_entropy_bounds
 from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, bias_gradient, gradients
 
 __all__ = [
     "Attention",
     "BackwardRounding",
+    "CrossEntropy",
     "Rounding",
     "Three",
     "attention",
@@ -41,6 +43,8 @@ __all__ = [
     "backward_rounding",
     "bias_gradient",
     "bias_gradient_bound",
+    "cross_entropy",
+    "cross_entropy_bounds",
     "error_bound",
     "gradient_bounds",
     "gradients",

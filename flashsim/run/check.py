@@ -20,7 +20,7 @@ from flashsim.checking import (
     shown,
 )
 from flashsim.inputs import check_backward_range, check_dO, check_inputs, check_M, check_range
-from flashsim.layouts import turned
+from flashsim.layouts import said_heads_first, turned
 from flashsim.masks import All, Head, as_mask
 from flashsim.memory import MemoryModelError
 from flashsim.records import Shape
@@ -37,7 +37,8 @@ def forward_task(
     """Return the task of a forward pass, on copies of Q, K, V. `variant` is what `_variant` takes."""
     gqa, check_finite = check_gqa(gqa), check_flag("check_finite", check_finite)
     given = check_inputs(Q, K, V, check_finite=check_finite, layout=layout)
-    asked = _variant(algorithm, given.shape, given.leading, **variant)
+    with said_heads_first(layout):
+        asked = _variant(algorithm, given.shape, given.leading, **variant)
     M = check_M(M, given.dtype.itemsize)
     if check_finite:
         stored, bias = given.dtype if algorithm.stores_scores else None, asked.mask.bias

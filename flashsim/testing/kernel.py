@@ -153,7 +153,7 @@ class Kernel:
         self._stay_within(problem)
         returned = _called(self.back, arrays, problem.options, True)
         if not isinstance(returned, tuple | list) or len(returned) != 3:
-            raise Broken(f"backward returned {_what(returned)}; expected three arrays, dq, dk, dv")
+            raise Broken(f"returned {_what(returned)} from its backward function; expected three arrays, dq, dk, dv")
         shapes = (problem.q.shape, problem.k.shape, problem.v.shape)
         dq, dk, dv = (
             self._from_layout(name, a, shape)
@@ -171,10 +171,10 @@ class Kernel:
         shape = problem.score_shape
         try:
             kept = np.asarray(self.keep_mask(shape, problem.dropout_p, problem.seed))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise Broken(_raised(error)) from error
         if kept.shape != shape or kept.dtype != bool:
-            raise Broken(f"dropout's keep mask is {_what(kept)}; expected booleans of shape {shape}")
+            raise Broken(f"has {_what(kept)} for dropout's keep mask; expected booleans of shape {shape}")
         return kept
 
     def _from_layout(self, name: str, given: Any, shape: tuple[int, ...]) -> Array:
@@ -188,11 +188,11 @@ def _called(fn: Callable[..., Any], arrays: list[Array], options: dict[str, Any]
     given = {name: a.copy() if copies and isinstance(a, np.ndarray) else a for name, a in options.items()}
     try:
         return fn(*arrays, **given)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Broken(_raised(error)) from error
 
 
-def _raised(error: Exception) -> str:
+def _raised(error: BaseException) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
     place = (
         "" if where.filename == __file__ else f" (at {where.filename}:{where.lineno})"
@@ -201,14 +201,17 @@ def _raised(error: Exception) -> str:
 
 
 def _array(name: str, given: Any, shape: tuple[int, ...]) -> Array:
+    if given is None:
+        raise Broken(f"returned None; expected {name}")
     try:
         found = np.asarray(given)
     except Exception as error:
-        raise Broken(f"{name} is a {type(given).__name__}, which NumPy cannot read: {error}") from error
+        raise Broken(f"returned {_what(given)} for {name}, which NumPy cannot read: {error}") from error
+    which = f"an {name}" if name in ("O", "lse") else f"a {name}"
     if found.dtype.kind not in "fV" or found.dtype.names:
-        raise Broken(f"{name} has dtype {found.dtype}; expected floating point")
+        raise Broken(f"returned {which} of dtype {found.dtype}; expected floating point")
     if found.shape != shape:
-        raise Broken(f"{name} has shape {found.shape}; expected {shape}")
+        raise Broken(f"returned {which} of shape {found.shape}; expected {shape}")
     return found
 
 

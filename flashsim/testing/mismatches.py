@@ -159,20 +159,20 @@ def _of_keyword(kernel: Kernel, case: Case, keyword: str, with_it: Case) -> Mism
 
 
 def _backward_broken(kernel: Kernel, case: Case) -> str:
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            kernel.backward(case.problem(kernel.spec))
-    except Broken as broken:
-        try:
-            kernel.backward(smallest(case).problem(kernel.spec))
-        except Broken:
-            return str(broken)
-        except OutsidePool:
-            pass
-    except OutsidePool:
-        pass
-    return ""
+    """Return how the backward pass goes wrong, of which the smallest does too, or ""."""
+    said = ""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        for tried in (case, smallest(case)):
+            try:
+                kernel.backward(tried.problem(kernel.spec))
+            except Broken as broken:
+                said = said or str(broken)
+            except OutsidePool:
+                return ""
+            else:
+                return ""
+    return said
 
 
 def undeclared(kernel: Kernel) -> list[str]:

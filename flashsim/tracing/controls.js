@@ -84,7 +84,10 @@ class Player {
       else find(`#next-${what}`).title = NONE[what] = this.runs.every((run) => run.backward) ? NO_MAXIMUM : NONE[what];
     }
     document.addEventListener("keydown", (event) => this.key(event));
-    window.addEventListener("hashchange", () => { this.slide(this.linked().panel, false), this.go(this.linked().t ?? this.t); });
+    window.addEventListener("hashchange", ({ newURL }) => { // the address itself may have been written since
+      const { panel, t } = this.linked(new URL(newURL).hash);
+      this.slide(panel, false), this.go(t ?? this.t);
+    });
     window.addEventListener("resize", () => this.redraw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) find("#speed").value = "2";
@@ -251,8 +254,8 @@ class Player {
   }
 
   /** What the address asks for: #t=30&by=time&panel=tiles. */
-  linked() {
-    const asked = new URLSearchParams(location.hash.slice(1)), t = asked.get("t");
+  linked(hash = location.hash) {
+    const asked = new URLSearchParams(hash.slice(1)), t = asked.get("t");
     return { t: /^\d+$/.test(t ?? "") ? Number(t) : null, by: asked.get("by"), panel: asked.get("panel") ?? "" };
   }
 

@@ -60,12 +60,6 @@ class TraceEvent(NamedTuple):
         inside = self.name.partition("[")[2].rstrip("]")
         return tuple(int(index) for index in inside.split(",")) if inside and ":" not in inside else ()
 
-    @property
-    def paper_line(self) -> int | None:
-        """The number of the paper's line, if it has one."""
-        number = self.label.removeprefix("line ")
-        return int(number) if number.isdecimal() else None
-
 
 @dataclass(frozen=True)
 class Counts:

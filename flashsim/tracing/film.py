@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
+from itertools import starmap
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +56,22 @@ class _Camera:
         self._visits: dict[tuple[int, int], int] = {s.tile: s.number for s in trace.steps if s.tile is not None}
         self._values: dict[str, NDArray[Any]] = {}
         self._most: dict[str, float] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}  # the largest of each name
         for event in trace.events:
             if event.value is not None:
                 finite = np.abs(event.value[np.isfinite(event.value)])
-                of = quantity(event.name)
+                of, shape = quantity(event.name), event.value.shape
                 self._most[of] = max(self._most.get(of, 0.0), float(finite.max(initial=0)))
-        shapes = {event.name: event.value.shape for event in trace.events if event.value is not None}
-        sets = {tuple(shapes.get(name, (1, size)) for name, size in trace.events[step.last].resident) for step in steps}
-        fits = (cell for cell in np.geomspace(0.32, 0.001, 60) if all(_laid(set_, cell)[1] < 3.7 for set_ in sets))
+                self._shapes[event.name] = tuple(map(max, shape, self._shapes.get(event.name, shape)))
+        sets = {tuple(starmap(self._shape, trace.events[step.last].resident)) for step in steps}
+        fits = (cell for cell in np.geomspace(0.32, 0.001, 60) if all(_fits(set_, cell) for set_ in sets))
         self._cell = float(next(fits, 0.001))
         self._next = 0  # the first event that is not in `_values` yet
+
+    def _shape(self, name: str, size: int) -> tuple[int, ...]:
+        """Return a tile's shape; one too large to be recorded is a square of about its area."""
+        rows = isqrt(size)
+        return self._shapes.get(name, (rows, -(-size // rows)))
 
     def frame(self, step: Step) -> NDArray[np.uint8]:
         """Return the picture of a step, (height, width, 3). Steps are asked for in order."""
@@ -148,7 +156,8 @@ class _Camera:
 
     def _sram(self, axes: Axes, event: TraceEvent, fresh: set[str]) -> dict[str, tuple[float, float]]:
         """Draw what is on chip, in rows; return the middle of each block."""
-        tiles = [(name, self._values.get(name, np.zeros((1, size)))) for name, size in event.resident]
+        blank = {name: np.full(self._shape(name, size), np.nan) for name, size in event.resident}
+        tiles = [(name, self._values.get(name, none)) for name, none in blank.items()]
         cell, middles = self._cell, {}
         corners, _ = _laid([(tile.shape[0], tile.shape[1]) for _, tile in tiles], cell)
         for (name, tile), (x, y) in zip(tiles, corners, strict=True):
@@ -181,6 +190,11 @@ def _laid(shapes: Sequence[tuple[int, ...]], cell: float) -> tuple[list[tuple[fl
         corners.append((x, y))
         x, tall = x + width, max(tall, rows * cell)
     return corners, y + tall
+
+
+def _fits(shapes: Sequence[tuple[int, ...]], cell: float) -> bool:
+    """Return whether blocks of these shapes are within SRAM."""
+    return _laid(shapes, cell)[1] < 3.7 and all(columns * cell <= 4.0 for _, columns in shapes)
 
 
 def _math(name: str) -> str:

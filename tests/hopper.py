@@ -1,0 +1,20 @@
+"""The mark of tests that need a GPU of compute capability 90."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashsim import gpu
+from flashsim.gpu.compiling import capability, current_device
+
+
+def _why_not() -> str:
+    try:
+        found = capability(current_device())
+    except gpu.MissingGPU as error:
+        return str(error)
+    return "" if found == "90" else f"the GPU has compute capability {found}, not 90"
+
+
+_WHY_NOT = _why_not()
+ON_HOPPER = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "there is a Hopper")

@@ -1,0 +1,131 @@
+"""Cut cross-entropy: its numbers within derived bounds, no logit in HBM, and the bugs that real kernels had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashsim import cross_entropy
+from flashsim.algorithms.beyond import programs
+from flashsim.algorithms.labels import NONE, at_label, minus_label
+from flashsim.planting import planted
+from flashsim.reference.logits import cross_entropy as naive
+from flashsim.reference.logits import cross_entropy_bounds
+from flashsim.run.programs import run_program
+
+Array = np.ndarray[Any, Any]
+
+
+def operands(N: int, v: int, d: int, seed: int = 0, dtype: str = "float64", scale: float = 1.0) -> tuple[Array, ...]:
+    """X, E, labels with some −100, and g."""
+    rng = np.random.default_rng(seed)
+    y = np.where(rng.random(N) < 0.2, -100, rng.integers(0, v, size=N))
+    X, E, g = (scale * rng.normal(size=(N, d)), rng.normal(size=(v, d)), rng.normal(size=N))
+    return X.astype(dtype), E.astype(dtype), y, g.astype(dtype)
+
+
+@given(
+    N=st.integers(1, 20), v=st.integers(1, 30), d=st.integers(1, 6), blocks=st.tuples(st.integers(1, 20), st.integers(1, 30)),
+    seed=st.integers(0, 99), dtype=st.sampled_from(["float16", "float32", "float64"]), scale=st.sampled_from([0.0, 1.0, 30.0]),
+)  # fmt: skip
+def test_numbers_are_the_naive_ones_within_their_bounds(
+    N: int, v: int, d: int, blocks: tuple[int, int], seed: int, dtype: str, scale: float
+) -> None:
+    X, E, y, g = operands(N, v, d, seed, dtype, scale)
+    want = naive(X, E, y, g)
+    bound = cross_entropy_bounds(X, E, y, g, blocks=max(-(-N // blocks[0]), -(-v // blocks[1])), stored=dtype)
+    run = cross_entropy.loss(X, E, y, ignore=-100, blocks=blocks, M=10**6)
+    for name in ("loss", "L"):
+        assert (abs(getattr(run, name) - getattr(want, name)) <= getattr(bound, name)).all(), name
+    for to in ("X", "E"):
+        back = cross_entropy.gradient(run, g, to=to, blocks=blocks)
+        assert (abs(back.results[f"d{to}"] - getattr(want, f"d{to}")) <= getattr(bound, f"d{to}")).all(), to
+        assert back.hbm == cross_entropy.exact(N=N, v=v, d=d, of=to, blocks=blocks, dtype=dtype).hbm
+    assert run.hbm == cross_entropy.exact(N=N, v=v, d=d, blocks=blocks, dtype=dtype).hbm
+
+
+def test_the_oracle_s_gradients_are_slopes_of_its_loss() -> None:
+    X, E, y, g = operands(6, 5, 3)
+    for name, size in (("dX", X.shape), ("dE", E.shape)):
+        way = np.random.default_rng(1).normal(size=size)
+        dX, dE = (way, 0 * E) if name == "dX" else (0 * X, way)
+        there, back = ((g * naive(X + h * dX, E + h * dE, y).loss).sum() for h in (1e-6, -1e-6))
+        assert (there - back) / 2e-6 == pytest.approx((getattr(naive(X, E, y, g), name) * way).sum(), rel=1e-6)
+
+
+def test_no_logit_is_in_hbm() -> None:
+    tally = cross_entropy.count(N=8192, v=256_000, d=2304, M=10**6)
+    assert tally.hbm.extra == 0
+    assert sum(a.size * a.itemsize for a in tally.hbm.by_array.values() if a.role == "output") == 2 * 8192 * 4  # 65 KB
+    assert 8192 * 256_000 * 4 > 8.3e9  # what they would be
+
+
+def test_rows_left_out_have_no_part() -> None:
+    X, E, y, g = operands(9, 7, 3)
+    run = cross_entropy.loss(X, E, y, ignore=-100)
+    out = y == -100
+    assert out.any()
+    assert not run.loss[out].any()
+    assert not cross_entropy.gradient(run, g).dX[out].any()
+    keep = cross_entropy.loss(X[~out], E, y[~out])
+    assert cross_entropy.gradient(run, g, to="E").dE == pytest.approx(cross_entropy.gradient(keep, g[~out], to="E").dE)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("cut_cross_entropy", "j * B_c", "0"),  # labels counted from the tile
+        ("cut_cross_entropy", "j * B_c", "j * B_r"),
+        ("cut_cross_entropy", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),
+        ("cut_cross_entropy", "unless_none(L_i - c_i, y_i)", "L_i - c_i"),
+        ("cut_cross_entropy_dx", "minus_label(P_ij, y_i, j * B_c)", "P_ij"),
+        ("cut_cross_entropy_dx", "j * B_c", "0"),
+        ("cut_cross_entropy_dx", "g_i * minus_label", "minus_label"),
+        ("cut_cross_entropy_de", "j * B_c", "i * B_c"),
+        ("cut_cross_entropy_de", "dE_j + G_ij.T @ X_i", "G_ij.T @ X_i"),
+    ],
+)
+def test_a_planted_bug_is_noticed(name: str, before: str, after: str) -> None:
+    X, E, y, g = operands(11, 13, 4, seed=3)
+    want, bound = naive(X, E, y, g), cross_entropy_bounds(X, E, y, g, blocks=5)
+    words = np.where(y < 0, NONE, y).astype(np.uint32)
+    program = programs()[name]
+    more = {} if name == "cut_cross_entropy" else {"L": want.L, "g": g}
+    for tried, right in ((program, True), (planted(program, (before, after)), False)):
+        run = run_program(tried, {"X": X, "E": E, "y": words, **more}, blocks=(4, 3))
+        within = [(abs(run.results[n] - getattr(want, n)) <= getattr(bound, n)).all() for n in run.results]
+        assert all(within) == right
+
+
+def test_what_is_at_a_label() -> None:
+    S, y = np.arange(6.0).reshape(2, 3), np.array([[4], [NONE]], np.uint32)
+    assert at_label(S, y, 3).tolist() == [[0, 1, 0], [0, 0, 0]]
+    assert minus_label(S, y, 3).tolist() == [[0, 0, 2], [0, 0, 0]]
+
+
+def test_bad_input_is_named() -> None:
+    X, E, y, g = operands(5, 4, 2)
+    for wrong, match in (
+        ([0, 1, 4, 0, 0], "y holds 4; expected labels from 0 to v − 1 = 3; rows to be left out"),
+        ([0, 1, -100, 0, 0], "y holds -100"),
+        ([0.0] * 5, "y has shape"),
+        ([[0, 1]] * 5, "y has shape"),
+        ([0, 1], "y has shape"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            cross_entropy.loss(X, E, wrong)
+    run = cross_entropy.loss(X, E, y, ignore=-100)
+    calls: list[tuple[Any, str]] = [
+        (lambda: cross_entropy.loss(X, E, y, ignore="none"), "ignore is"),  # type: ignore[arg-type]
+        (lambda: cross_entropy.gradient(run, g[:3]), "g has shape"),
+        (lambda: cross_entropy.gradient(run, g, to="Y"), "to"),
+        (lambda: cross_entropy.gradient("run", g), "run is 'run'"),  # type: ignore[arg-type]
+        (lambda: cross_entropy.loss(X, E, y, ignore=-100, M=3), "too small"),
+    ]
+    for call, match in calls:
+        with pytest.raises(ValueError, match=match):
+            call()
