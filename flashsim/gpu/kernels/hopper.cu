@@ -43,8 +43,8 @@
 //   tiles that its own 64 rows do not see: 466 for 412 at N = 1024, causally 368 for 300. From N = 8192 on, where a tile's
 //   fixed cost is all that counts, the wide tiles are ahead, 529 for 514 at 16384. K_j and V_j come together there: half the barriers.
 // - Masks (Kind): row blocks know their live tiles, from the window's edges or from a list, and nobody loads or waits for others.
-//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.83 of a copy's rate; FlashAttention-4's at 0.34. With a block mask
-//   of s of the tiles, d = 128, N = 16384, it takes 1.07 s of the time for s = 1/2, 1.13 s for 1/8.
+//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 of a copy's rate; FlashAttention-4's at 0.34. With a block mask
+//   of s of the tiles, d = 128, N = 16384, it takes 1.06 s of the time for s = 1/2.
 // - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
 //   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
 // - O_i leaves by TMA from shared memory of its own; rows past N_q are not stored, rows past N are loaded as zeros.
@@ -54,17 +54,17 @@
 // list of live tiles is not counted.
 //
 // Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711, and d = 128
-// comes to 684. At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
+// has come to 684. At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
 //
 //     TFLOP/s, full / causal    N = 512      1024         2048         4096         16384
-//     d = 128                   514 / 338    589 / 456    646 / 553    661 / 623    684 / 677
-//       FlashAttention-4        394 / 248    495 / 358    566 / 466    611 / 551    653 / 636
-//       cuDNN 9.19              479 / 309    538 / 377    578 / 436    588 / 486    607 / 531
-//       tensor_core             282 / 200    306 / 238    317 / 266    322 / 288    323 / 304
-//     d = 64                    446 / 313    482 / 388    506 / 447    519 / 488    540 / 532
-//       FlashAttention-4        293 / 168    368 / 242    456 / 354    491 / 423    539 / 511
-//       cuDNN 9.19              358 / 251    395 / 311    422 / 361    435 / 394    445 / 420
-//       tensor_core             283 / 192    302 / 237    310 / 266    313 / 287    310 / 299
+//     d = 128                   494 / 330    563 / 448    586 / 532    624 / 583    641 / 618
+//       FlashAttention-4        391 / 244    496 / 363    577 / 475    632 / 561    664 / 648
+//       cuDNN 9.19              458 / 304    520 / 376    562 / 440    588 / 479    588 / 509
+//       tensor_core             271 / 193    296 / 231    309 / 257    312 / 278    319 / 298
+//     d = 64                    432 / 306    474 / 378    486 / 431    495 / 464    514 / 488
+//       FlashAttention-4        293 / 166    368 / 240    453 / 352    491 / 426    540 / 519
+//       cuDNN 9.19              356 / 250    397 / 305    414 / 355    433 / 390    435 / 411
+//       tensor_core             274 / 189    297 / 232    302 / 260    307 / 279    307 / 295
 //     NVIDIA H200, driver 580.159.04, NVRTC 13.0, 2026-11-22; fp16, H d = 2048, B N = 16384; figures/gpu_hopper.json
 //
 // no spills, no stack

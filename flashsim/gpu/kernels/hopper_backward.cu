@@ -62,24 +62,23 @@
 // Measured, five products counted (2.5 times the forward pass), `prepare` and `round_dQ` included; TFLOP/s, full / causal:
 //
 //                             N = 4096     16384
-//     d = 128                 538 / 456    561 / 565
-//       deterministic         431 / 418    515 / 489
-//       FlashAttention-4      616 / 535    625 / 627
-//       cuDNN 9.19            446 / 347    515 / 486
-//       FlashAttention-2      273 / 236    274 / 281
-//       tensor_core           275 / 247    275 / 284
-//     d = 64                  463 / 402    502 / 496
-//       deterministic         383 / 390    465 / 466
-//       FlashAttention-4      526 / 475    533 / 546
-//       cuDNN 9.19            365 / 290    433 / 400
-//       FlashAttention-2      255 / 219    263 / 252
-//       tensor_core           270 / 244    266 / 261
+//     d = 128                 580 / 499    637 / 593
+//       deterministic         454 / 429    542 / 532
+//       FlashAttention-4      603 / 520    585 / 622
+//       cuDNN 9.19            429 / 323    482 / 463
+//       FlashAttention-2      268 / 232    260 / 270
+//       tensor_core           254 / 227    248 / 259
+//     d = 64                  513 / 430    557 / 523
+//       deterministic         377 / 409    460 / 488
+//       FlashAttention-4      516 / 470    499 / 511
+//       cuDNN 9.19            351 / 278    402 / 371
+//       FlashAttention-2      249 / 208    254 / 234
+//       tensor_core           254 / 233    256 / 241
 //     NVIDIA H200, fp16, H d = 2048, B N = 16384, 2026-11-22: figures/gpu_hopper_backward.json
 //
-// So 0.84 to 0.94 of FlashAttention-4, 1.09 to 1.39 of cuDNN; deterministic costs 3 to 20%. Alone, at 1.76 GHz and
-// N = 4096, the tensor cores are busy 63% of the time (ncu); without exponentials the kernel would be 13% faster. With dropout,
-// N = 2048, d = 128: 349 / 244, tensor_core 231 / 210; d = 64: 176 / 151, tensor_core 204 / 192: the words of one call of
-// Philox are spread over two warps here, so both make the call, and `flashsim.gpu.plan` names tensor_core there.
+// So 0.91 to 1.12 of FlashAttention-4, 1.28 to 1.55 of cuDNN; deterministic costs 5 to 26%. With dropout, N = 2048, d = 128:
+// 327 / 258, tensor_core 229 / 211; d = 64: 181 / 163, tensor_core 225 / 192: the words of one call of Philox are spread over two
+// warps here, so both make the call, and `flashsim.gpu.plan` names tensor_core there.
 //
 // no spills, no stack
 #include "hopper.cuh"
