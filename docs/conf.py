@@ -33,6 +33,7 @@ SECTIONS = {
         *(
             "docs/words",
             "docs/theory",
+            "docs/prove",
             "docs/paper",
             "docs/beyond",
             "docs/real-data",

@@ -1,7 +1,7 @@
 """The ledger: every claim of the paper that flashsim checks, the range it was tried on, what was measured, the verdict.
 
-The last are not the paper's: the systems of the book chapter among the sources, what is optimal, and Saha and Ye's, on what
-attention costs where M < d².
+The last are not the paper's: the systems of the book chapter among the sources, what is optimal, Saha and Ye's, on what
+attention costs where M < d², and a lower bound.
 
 Each check runs one claim and returns a `Claim`. Nothing here is fitted to pass: counts are compared by `==`, constants
 are derived in `flashsim.theory`, and rounding bounds in `flashsim.reference`.
@@ -9,7 +9,7 @@ are derived in `flashsim.theory`, and rounding bounds in `flashsim.reference`.
 
 from __future__ import annotations
 
-from flashsim.verify import appendices, beyond, chapter, practice, propositions, theorem_5, theorems_1_2
+from flashsim.verify import appendices, beyond, chapter, lower, practice, propositions, theorem_5, theorems_1_2
 from flashsim.verify.claim import Check, Claim
 from flashsim.verify.running import run
 
@@ -52,4 +52,6 @@ def checks() -> list[Check]:
         chapter.third_level,
         chapter.what_is_optimal,
         practice.saha_ye_small_cache,
+        lower.nothing_below_the_lower_bound,
+        lower.q_outer_is_optimal,
     ]

@@ -1,0 +1,91 @@
+"""How near schedules come to what none can beat: accesses divided by the lower bound, against N and against M / d²."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from flashsim.checking import check_count
+from flashsim.inputs import check_M, float_dtype
+from flashsim.plots.chart import Chart
+from flashsim.plots.style import GREY, column_figure, dress, hang, looks, several, styled
+from flashsim.theory import lower_bound
+from flashsim.tune import best_of
+
+ALGORITHMS = ("standard", "flash", "q_outer", "small_cache")
+LENGTHS = tuple(2**e for e in range(8, 17))
+CACHES = tuple(2.0**e for e in range(-4, 6))  # M / d²
+
+
+def lower_data(*, N: int = 16_384, d: int = 64, M: Any = None, dtype: str = "float32") -> dict[str, Any]:
+    """Return the accesses (elements, one head, forward) of each algorithm's best blocks, and the lower bound.
+
+    `by_N`: at lengths from 256 to 65,536 with M; `by_M`: with M from d²/16 to 32 d² at N. None: nothing fits.
+    """
+    N, d, M = check_count("N", N), check_count("d", d), check_M(M, float_dtype(dtype).itemsize)
+
+    def at(N: int, M: int) -> dict[str, Any]:
+        found = {name: best_of(name, N=N, d=d, M=M) for name in ALGORITHMS}
+        moved = {name: choice and choice.accesses for name, choice in found.items()}
+        return {"N": N, "M": M, "bound": lower_bound(N=N, d=d, M=M).accesses, "accesses": moved}
+
+    by_N = [at(length, M) for length in LENGTHS]
+    return {
+        "N": N, "d": d, "M": M, "dtype": dtype, "by_N": by_N, "by_M": [at(N, int(part * d * d)) for part in CACHES]
+    }  # fmt: skip
+
+
+@styled
+def plot_lower(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw accesses ÷ bound, log-log, with Saha and Ye's border at M = d².
+
+    `data`: what `lower_data` returned. `ax`: two axes.
+    """
+    data = lower_data() if data is None else data
+    given = several(ax, 2)
+    above, below = column_figure(5.6).subplots(2) if given is None else given
+    d = data["d"]
+    panels: list[tuple[Axes, list[dict[str, Any]], list[float]]] = [
+        (above, data["by_N"], [at["N"] for at in data["by_N"]]),
+        (below, data["by_M"], [at["M"] / d**2 for at in data["by_M"]]),
+    ]
+    for axes, points, x in panels:
+        dress(axes)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        most = 1.0
+        for name, look in looks(points[0]["accesses"]).items():
+            there = [
+                (at, point["accesses"][name] / point["bound"])
+                for at, point in zip(x, points, strict=True)
+                if point["accesses"][name] is not None
+            ]
+            most = max([most, *(ratio for _, ratio in there)])
+            axes.plot(*zip(*there, strict=True), **look.line, label=look.label, gid=name)
+        axes.axhline(1, color=GREY, linewidth=0.8, gid="bound")
+        axes.set_ylim(0.9, most * 1.3)
+        axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_ylabel("accesses ÷ lower bound")
+    above.legend(loc="upper left", ncols=2, columnspacing=1.0)
+    above.set_ylim(0.9, above.get_ylim()[1] * 2.5)
+    above.xaxis.set_major_locator(FixedLocator([2.0**e for e in range(8, 17, 2)]))
+    above.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    above.set_xlabel(f"N\nd = {d}, M = {data['M']:,}")
+    above.set_title(
+        "No schedule moves less than 1:\nwith Q outermost, nearly nothing is left to gain", x=hang(above, -0.13)
+    )
+    below.axvline(1, color=GREY, linestyle="--", linewidth=0.8, gid="Saha and Ye's border")
+    below.text(1.06, below.get_ylim()[1] / 1.1, "M = d²: Saha and\nYe's border", color=GREY, va="top")
+    below.xaxis.set_major_locator(FixedLocator([2.0**e for e in range(-4, 6, 2)]))
+    below.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" if x >= 1 else f"1/{1 / x:g}"))
+    below.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {d}")
+    below.set_title("Below d², the small-cache algorithm comes nearest", x=hang(below, -0.13))
+    return [above, below]
+
+
+FIGURE = Chart("lower", lower_data, plot_lower, "what no schedule can beat: accesses ÷ the lower bound", panels=2)
