@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashsim.algorithms.beyond import programs
-from flashsim.checking import check_booleans, check_choice, check_flag, shown
+from flashsim.algorithms.mlp import check_live
+from flashsim.checking import check_choice, check_flag, shown
 from flashsim.memory import Observer
 from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
 from flashsim.sizes import Size
@@ -85,9 +86,7 @@ def _asked(fused: Any, tiles: Any, mask1: Any, mask2: Any, blocks: Any) -> tuple
     for name, mask in options.items():
         if mask is None or callable(mask):
             continue
-        array = options[name] = check_booleans(name, mask).copy()
-        if array.ndim != 2:
-            raise ValueError(f"{name} has shape {array.shape}; expected booleans, a number for each block")
+        options[name] = check_live(name, mask)
         if blocks is None:
             raise ValueError(
                 f"blocks is None, {name} is {shown(mask)}; expected (B_r, B_d, B_f, B_o), of which blocks it is"

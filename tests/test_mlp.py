@@ -181,7 +181,7 @@ def test_bad_input_is_named() -> None:
         ((X, W1, W2, some), {}, r"blocks is None, mask1 is .*; expected \(B_r, B_d, B_f, B_o\)"),
         ((X, W1, W2, some.T), {"blocks": (2, 2, 2, 2)}, r"mask1 has shape \(3, 2\); expected \(2, 3\): W1 is 4 × 6"),
         ((X, W1, W2, None, some), {"blocks": (2, 2, 2, 2)}, r"mask2 has shape \(2, 3\); expected \(3, 2\)"),
-        ((X, W1, W2, some.astype(float)), {"blocks": (2, 2, 2, 2)}, "mask1 has dtype float64; expected booleans"),
+        ((X, W1, W2, some.astype(float)), {"blocks": (2, 2, 2, 2)}, "mask1 has shape .*, dtype float64; expected booleans"),
         ((X, W1, W2, some[0]), {"blocks": (2, 2, 2, 2)}, r"mask1 has shape \(3,\)"),
         ((X, W1, W2, lambda rows, columns: some[:1]), {}, r"mask1 has shape \(1, 3\)"),
         ((X, W1, W2), {"fused": "yes"}, "fused is 'yes'"),

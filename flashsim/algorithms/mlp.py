@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.checking import check_booleans
+from flashsim.checking import check_array
 from flashsim.memory import Matrix, Tile
 from flashsim.records import Sizes
 
@@ -25,13 +25,23 @@ def live(name: str, mask: Any, W: Matrix, rows: int, columns: int) -> NDArray[np
     T = -(-W.shape[0] // rows), -(-W.shape[1] // columns)
     if mask is None:
         return np.ones(T, bool)
-    array: NDArray[np.bool_] = check_booleans(name, mask(*T) if callable(mask) else mask)
+    array = check_live(name, mask(*T) if callable(mask) else mask)
     if array.shape != T:
         raise ValueError(
             f"{name} has shape {array.shape}; expected {T}: {W.name} is {W.shape[0]} × {W.shape[1]}, in blocks of "
             f"{rows} × {columns}"
         )
     return array
+
+
+def check_live(name: str, mask: Any) -> NDArray[np.bool_]:
+    """Return a copy of a block mask's booleans, of two axes. Raises ValueError."""
+    array = check_array(name, mask)
+    if array.dtype != bool or array.ndim != 2:
+        raise ValueError(
+            f"{name} has shape {array.shape}, dtype {array.dtype}; expected booleans, True = live, a row for each row of blocks"
+        )
+    return array.copy()
 
 
 def relu(H: Tile) -> Tile:
