@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from flashsim import kernels as kernels
     from flashsim import linear as linear
     from flashsim import machines as machines
+    from flashsim import mlp as mlp
     from flashsim import observers as observers
     from flashsim import plots as plots
     from flashsim import testing as testing
@@ -85,7 +86,18 @@ __all__ = [
 LATER = {
     **{
         name: f"flashsim.{name}"
-        for name in ("cache", "cross_entropy", "kernels", "linear", "machines", "observers", "plots", "testing", "tune")
+        for name in (
+            "cache",
+            "cross_entropy",
+            "kernels",
+            "linear",
+            "machines",
+            "mlp",
+            "observers",
+            "plots",
+            "testing",
+            "tune",
+        )
     },
     "load_trace": "flashsim.tracing",
     "prove": "flashsim.proving",

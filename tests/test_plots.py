@@ -32,6 +32,7 @@ from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.by_array import arrays_data, plot_arrays
 from flashsim.plots.footprint import memory_data, plot_memory
+from flashsim.plots.fusing import pays_from
 from flashsim.plots.sparsity import plot_sparsity, sparsity_data
 from flashsim.plots.style import compared, looks
 from flashsim.plots.theorems import plot_theorem2, plot_theorem5, theorem2_data, theorem5_data
@@ -717,6 +718,18 @@ def test_ones_own_algorithm_is_drawn_too(name: str, size: dict[str, Any], tmp_pa
         case "theorem2":
             assert xy(axes[0], own)[0] == (1024, counted(N=1024, d=64))
             assert round(data["panels"]["M"]["fits"][own]["slope"]) == -1
+
+
+def test_where_fusing_pays_is_read_off_the_curves() -> None:
+    rooms = [1, 2, 4, 8]
+    for moved, M in (
+        ({"x": [80, 40, 20, 10], "y": [40, 40, 40, 40], "z": [99, 99, 99, 30]}, 2),
+        ({"x": [80, 40, 20, 10], "y": [28.3, 28.3, 28.3, 28.3]}, 2**1.5),
+        ({"x": [None, 40, 20, 10], "y": [50, 50, 50, 50]}, 2),
+        ({"x": [9, 9, 9, 9], "y": [5, 50, 50, 5]}, None),
+    ):
+        found = pays_from(rooms, moved, ["x"])  # type: ignore[arg-type]
+        assert found == (None if M is None else pytest.approx(M, rel=1e-3))
 
 
 SCRIPTS = {

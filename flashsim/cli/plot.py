@@ -50,9 +50,13 @@ def add_options(parser: Any) -> None:
     listed = "".join(f"  {name:{width}}  {chart.what}\n" for name, chart in FIGURES.items())
     parser.epilog = f"figures:\n{listed}\n{parser.epilog}"
     add(parser, "--algorithm", nargs="+", help=f"{of('algorithms')}: draw these too: {NAMES}")
-    add(parser, "--N", help=f"{of('N')}: sequence length. Default: 1024; for sparsity, theorem2 and theorem5 16384")
+    add(
+        parser,
+        "--N",
+        help=f"{of('N')}: sequence length. Default: 1024; for sparsity, theorem2 and theorem5 16384, for fusing 65536",
+    )
     add(parser, "--N-q", help=f"{of('N_q')}: number of queries, where it differs from the keys'")
-    add(parser, "--d", required=False, help=f"{of('d')}: head dimension. Default: 64")
+    add(parser, "--d", required=False, help=f"{of('d')}: head dimension. Default: 64; for fusing 1024")
     add(parser, "--d-v", help=f"{of('d_v')}: width of V, where it differs from d")
     add(parser, "--dtype", default=None, help=f"{of('dtype')}. Default: {DEFAULT_DTYPE}")
     add(parser, "--blocks", help=f"{of('blocks')}: these block sizes instead of line 1's; M enforced")

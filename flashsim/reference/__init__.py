@@ -30,6 +30,7 @@ from flashsim.reference.kernels import (
 )
 from flashsim.reference.linear import linear_attention, linear_attention_bounds
 from flashsim.reference.logits import CrossEntropy, cross_entropy, cross_entropy_bounds
+from flashsim.reference.mlp import sparse_mlp, sparse_mlp_bounds
 from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, bias_gradient, gradients
 
 __all__ = [
@@ -58,4 +59,6 @@ __all__ = [
     "of_bound",
     "rounding",
     "score_reach",
+    "sparse_mlp",
+    "sparse_mlp_bounds",
 ]

@@ -1,0 +1,144 @@
+"""When fusing pays: an MLP's accesses against M, fused and unfused, beside attention's, and Saha and Ye's border M = d²."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from flashsim import mlp, theory
+from flashsim.checking import check_count
+from flashsim.plots.chart import Chart
+from flashsim.plots.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    VERMILLION,
+    Look,
+    column_figure,
+    dress,
+    hang,
+    looks,
+    several,
+    styled,
+)
+from flashsim.theory.program import ExactProgram
+
+_WAYS: dict[str, dict[str, Any]] = {
+    "fused": {},
+    "unfused, rows": {"fused": False},
+    "unfused, square tiles": {"fused": False, "tiles": "square"},
+}
+_LOOKS = {
+    "fused": Look("fused", BLUE, "o", "-"),
+    "unfused, rows": Look("unfused, rows", VERMILLION, "s", "--"),
+    "unfused, square tiles": Look("unfused, square tiles", ORANGE, "^", ":"),
+}
+_FUSED = ("flash", "q_outer")
+_ATTENTION = (*_FUSED, "small_cache")
+
+
+def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
+    """Return accesses (elements) against M, d²/64 … 16d², of a dense MLP (d, 4d, d), and of attention at the same N and d.
+
+    Blocks are the largest that fit; None: not even a row does.
+    """
+    N, d = check_count("N", N), check_count("d", d)
+    rooms = [int(d * d * 2 ** (step / 4)) for step in range(-24, 17)]
+    rooms = [M for M in dict.fromkeys(rooms) if d <= M]
+    return {
+        "N": N,
+        "d": d,
+        "f": 4 * d,
+        "M": rooms,
+        "mlp": {name: [_moved(mlp.exact(N=N, d=d, f=4 * d, M=M, **how)) for M in rooms] for name, how in _WAYS.items()},
+        "attention": {
+            name: [_moved(theory.exact(name, N=N, d=d, M=M, sizing="fit")) for M in rooms] for name in _ATTENTION
+        },
+    }
+
+
+@styled
+def plot_fusing(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> list[Axes]:
+    """Draw accesses of an N × f hidden layer, and of N × N scores, per element of these, over M/d², log-log.
+
+    `data`: what `fusing_data` returned. `ax`: two axes to draw on; None: a new figure.
+    """
+    data = fusing_data() if data is None else data
+    N, d = data["N"], data["d"]
+    given = several(ax, 2)
+    axes = list(column_figure(5.2).subplots(2, 1, sharex=True) if given is None else given)
+    panels = (
+        ("mlp", _LOOKS, "hidden layer (N × f)", N * data["f"]),
+        ("attention", looks(_ATTENTION), "S (N × N)", N * N),
+    )
+    for panel, (what, its, matrix, size) in zip(axes, panels, strict=True):
+        dress(panel)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        for name, look in its.items():
+            points = [
+                (M / d**2, moved / size)
+                for M, moved in zip(data["M"], data[what][name], strict=True)
+                if moved is not None
+            ]
+            if points:
+                style = {**look.line, "marker": None}
+                panel.plot(*zip(*points, strict=True), label=look.label, gid=f"{what} {name}", **style)
+        panel.axvline(1, color=GREY, linewidth=0.6, gid="border")
+        panel.annotate("M = d²", (1, 0.02), (3, 0), xycoords=panel.get_xaxis_transform(), textcoords="offset points")
+        panel.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
+        panel.set_ylabel(f"HBM accesses per\nelement of {matrix}")
+        panel.xaxis.set_major_locator(FixedLocator([1 / 64, 1 / 16, 1 / 4, 1, 4, 16]))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"1/{round(1 / x)}" if x < 1 else f"{x:g}"))
+        panel.yaxis.set_major_locator(LogLocator(10))
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_minor_locator(NullLocator())
+    for panel in axes if given is not None else axes[1:]:
+        panel.set_xlabel(f"SRAM size M / d²\nN = {N:,}, d = {d:,}, f = {data['f']:,}")
+    axes[0].set_title(_point(data, "mlp", ["fused"], "An MLP: fusing its two layers"), x=hang(axes[0], -0.2))
+    axes[1].set_title(_point(data, "attention", _FUSED, "Attention: fusing"), x=hang(axes[1], -0.2))
+    return axes
+
+
+def pays_from(rooms: Sequence[int], moved: Mapping[str, Sequence[int | None]], what: Sequence[str]) -> float | None:
+    """Return the M from which on the least of `what` moves less than the least of the others; None if it never does.
+
+    Between two M that were counted, on a straight line of the logarithms.
+    """
+
+    def ahead(at: int) -> float | None:
+        """Say by how much it is ahead, as a logarithm; None where nothing of one of them fits."""
+        one, other = (
+            [counts[at] for name, counts in moved.items() if (name in what) == which] for which in (True, False)
+        )
+        ones, others = ([each for each in counts if each is not None] for counts in (one, other))
+        return math.log(min(others) / min(ones)) if ones and others else None
+
+    found = None
+    for at in reversed(range(len(rooms))):
+        lead = ahead(at)
+        if lead is None:
+            break
+        if lead <= 0:
+            after = ahead(at + 1) if at + 1 < len(rooms) else None
+            return None if after is None else rooms[at] * (rooms[at + 1] / rooms[at]) ** (-lead / (after - lead))
+        found = float(rooms[at])
+    return found
+
+
+def _point(data: Mapping[str, Any], what: str, names: Sequence[str], of: str) -> str:
+    """Say from where on they pay."""
+    least = pays_from(data["M"], data[what], names)
+    return f"{of} never pays here" if least is None else f"{of} pays\nfrom M = {least / data['d'] ** 2:.1f} d² on"
+
+
+def _moved(exact: ExactProgram | theory.Exact) -> int | None:
+    return exact.hbm.accesses if exact.sram.peak <= exact.sram.capacity else None
+
+
+FIGURE = Chart("fusing", fusing_data, plot_fusing, "when fusing an MLP's layers pays, beside Saha and Ye's border", 2)

@@ -1,0 +1,125 @@
+"""What the forms of the sparse MLP share: its live blocks by size, and its block sizes.
+
+When does fusing pay? Rows on chip are d + o wide when fused, max(d, o) unfused, so that the weights are read N(d + o)/M times, or
+N·max(d, o)/M times. Where shares s₁, s₂ of them are live, fusing costs N·f·min(d, o)(s₁d + s₂o)/M more, and saves 2N·f, H's
+way out and back. So it pays where
+
+    M > min(d, o)(s₁d + s₂o)/2,
+
+whatever N and f are: dense, with d = o, from Saha and Ye's border M = d² on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashsim.records import Sizes
+
+SIDE = 16
+
+
+class Live(NamedTuple):
+    """Which blocks are live, (T_d, T_f) and (T_f, T_o), and how long the blocks of d, f and o are."""
+
+    M1: NDArray[np.bool_]
+    M2: NDArray[np.bool_]
+    d: NDArray[np.int64]
+    f: NDArray[np.int64]
+    o: NDArray[np.int64]
+
+    @property
+    def hidden(self) -> NDArray[np.bool_]:
+        """Which blocks of f have a live one on both sides."""
+        both: NDArray[np.bool_] = np.logical_and(self.M1.any(0), self.M2.any(1))
+        return both
+
+    @property
+    def columns(self) -> NDArray[np.int64]:
+        """How many rows of W1 are live in each block of f: Σ over its live blocks of their rows."""
+        return self.d @ self.M1
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """How many columns of W2 are live in each block of f."""
+        return self.M2 @ self.o
+
+    @property
+    def nnz1(self) -> NDArray[np.int64]:
+        """Elements of W1 in live blocks, by block of f."""
+        return self.columns * self.f
+
+    @property
+    def nnz2(self) -> NDArray[np.int64]:
+        """Elements of W2 in live blocks, by block of f."""
+        return self.rows * self.f
+
+
+def live(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Live:
+    """Return the live blocks; all, where a mask is left out."""
+    d, f, o = (lengths(p[s], b[f"B_{s}"]) for s in "dfo")
+    return Live(_mask("mask1", options, len(d), len(f)), _mask("mask2", options, len(f), len(o)), d, f, o)
+
+
+def lengths(whole: int, block: int) -> NDArray[np.int64]:
+    """Return the lengths of the blocks that a length is divided into."""
+    starts = np.arange(0, whole, block, dtype=np.int64)
+    return np.minimum(block, whole - starts)
+
+
+def widest(mask: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the largest size that is live in each column of a mask; 0 where none is."""
+    largest: NDArray[np.int64] = (mask * sizes[:, None]).max(0)
+    return largest
+
+
+def fused_rows(M: int, p: Sizes) -> int:
+    """Return ⌊(M − 16²)/(d + o + 16)⌋, at least 1."""
+    return max((M - SIDE**2) // (p.d + p.o + SIDE), 1)
+
+
+def unfused_rows(M: int, p: Sizes) -> int:
+    """Return ⌊(M − 16²)/(max(d, o) + 16)⌋, at least 1."""
+    return max((M - SIDE**2) // (max(p.d, p.o) + SIDE), 1)
+
+
+def square_rows(M: int, p: Sizes) -> int:
+    """Return the largest b with (b + 1)² ≤ M + 1, at least 1."""
+    b = isqrt(M + 1) - 1
+    return b if b > 1 else 1
+
+
+def row_line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
+    """Return (B_r, B_d, B_f, B_o)."""
+    side = min(rows, SIDE)
+    return rows, side, side, side
+
+
+def square_line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
+    """Return (B_r, B_d, B_f, B_o)."""
+    return rows, rows, rows, rows
+
+
+def products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
+    """Both, of all live blocks, unfused."""
+    at = live(p, b, options)
+    return 2 * p.N * int(at.nnz1.sum() + at.nnz2.sum())
+
+
+def fusing_border(d: int, o: int, s1: float = 1.0, s2: float = 1.0) -> float:
+    """Return the M from which fusing pays, where shares s1, s2 of the weights are live: the formula above, without rounding."""
+    return min(d, o) * (s1 * d + s2 * o) / 2
+
+
+def _mask(name: str, options: Mapping[str, Any], rows: int, columns: int) -> NDArray[np.bool_]:
+    mask = options.get(name)
+    if mask is None:
+        return np.ones((rows, columns), bool)
+    array: NDArray[np.bool_] = np.asarray(mask(rows, columns) if callable(mask) else mask)
+    if array.shape != (rows, columns) or array.dtype != bool:
+        raise ValueError(f"{name} has shape {array.shape}, dtype {array.dtype}; expected booleans, ({rows}, {columns})")
+    return array

@@ -1,0 +1,199 @@
+"""A sparse MLP: its numbers within derived bounds, blocks of zeros never loaded, fusing that pays from M = d² on, and bugs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashsim import mlp, patterns
+from flashsim.algorithms.beyond import programs
+from flashsim.planting import planted
+from flashsim.reference import sparse_mlp, sparse_mlp_bounds
+from flashsim.run.programs import run_program
+from flashsim.theory.mlp import fusing_border
+
+Array = np.ndarray[Any, Any]
+WAYS: dict[str, dict[str, Any]] = {
+    "sparse_mlp_fused": {},
+    "sparse_mlp_unfused": {"fused": False},
+    "sparse_mlp_square": {"fused": False, "tiles": "square"},
+}
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+def operands(N: int, d: int, f: int, o: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(seed)
+    X, W1, W2 = (rng.normal(size=size).astype(dtype) for size in ((N, d), (d, f), (f, o)))
+    return X, W1, W2
+
+
+def masks(d: int, f: int, o: int, blocks: tuple[int, ...], share: float, seed: int = 0) -> tuple[Array, ...]:
+    """Block masks, and the same for each element."""
+    rng = np.random.default_rng(seed)
+    _, B_d, B_f, B_o = (min(b, size) for b, size in zip(blocks, (blocks[0], d, f, o), strict=True))
+    mask1, mask2 = (rng.random((-(-a // A), -(-b // B))) < share for a, A, b, B in ((d, B_d, f, B_f), (f, B_f, o, B_o)))
+    keep1 = np.array([[mask1[c // B_d, j // B_f] for j in range(f)] for c in range(d)])
+    keep2 = np.array([[mask2[j // B_f, k // B_o] for k in range(o)] for j in range(f)])
+    return mask1, mask2, keep1, keep2
+
+
+@ways
+@given(
+    sizes=st.tuples(*[st.integers(1, 12)] * 4), blocks=st.tuples(*[st.integers(1, 14)] * 4), seed=st.integers(0, 99),
+    share=st.sampled_from([0.0, 0.3, 0.7, 1.0]), dtype=st.sampled_from(["float16", "float32", "float64"]),
+)  # fmt: skip
+def test_numbers_are_the_naive_ones_within_their_bound(
+    way: str, sizes: tuple[int, ...], blocks: tuple[int, int, int, int], seed: int, share: float, dtype: str
+) -> None:
+    N, d, f, o = sizes
+    given = operands(N, d, f, o, seed, dtype)
+    mask1, mask2, keep1, keep2 = masks(d, f, o, blocks, share, seed)
+    run = mlp.run(*given, mask1, mask2, blocks=blocks, **WAYS[way])
+    terms = (d, f) if way == "sparse_mlp_square" else (len(mask1), len(mask2))
+    bound = sparse_mlp_bounds(*given, keep1, keep2, blocks=terms, fused=way == "sparse_mlp_fused", stored=dtype)
+    assert (abs(run.Y - sparse_mlp(*given, keep1, keep2)) <= bound).all()
+    exact = mlp.exact(N=N, d=d, f=f, o=o, mask1=mask1, mask2=mask2, blocks=blocks, dtype=dtype, **WAYS[way])
+    tally = mlp.count(N=N, d=d, f=f, o=o, mask1=mask1, mask2=mask2, blocks=blocks, dtype=dtype, **WAYS[way])
+    assert run.hbm == exact.hbm == tally.hbm
+    assert run.sram == exact.sram == tally.sram
+    assert tally.flops.matmul == exact.matmul
+
+
+def test_the_oracle_is_the_sum_element_by_element() -> None:
+    X, W1, W2 = operands(3, 4, 5, 2)
+    for i, k in np.ndindex(3, 2):
+        hidden = [max(sum(X[i, c] * W1[c, j] for c in range(4)), 0) for j in range(5)]
+        assert sparse_mlp(X, W1, W2)[i, k] == pytest.approx(sum(h * W2[j, k] for j, h in enumerate(hidden)))
+
+
+@ways
+def test_with_no_live_block_nothing_of_the_weights_is_read(way: str) -> None:
+    X, W1, W2 = operands(5, 4, 6, 3)
+    none = np.zeros((2, 3), bool), np.zeros((3, 2), bool)
+    run = mlp.run(X, W1, W2, *none, blocks=(2, 2, 2, 2), **WAYS[way])
+    assert not run.Y.any()
+    assert run.hbm.by_array["W1"].reads == run.hbm.by_array["W2"].reads == 0
+    assert run.hbm.by_array["Y"].writes == 5 * 3
+    hidden = 0 if way == "sparse_mlp_fused" else 5 * 6
+    assert run.hbm.accesses == {"sparse_mlp_square": 15 + hidden}.get(way, 20 + 15 + 2 * hidden)
+
+
+def test_a_dead_column_of_W1_costs_nothing_of_W2_where_fused() -> None:
+    X, W1, W2 = operands(4, 4, 6, 4)
+    mask1 = np.array([[True, False, True]] * 2)
+    fused, unfused = (mlp.run(X, W1, W2, mask1, fused=fused, blocks=(4, 2, 2, 2)) for fused in (True, False))
+    assert fused.hbm.by_array["W2"].reads == 4 * 4  # 4 of its 6 rows
+    assert unfused.hbm.by_array["W2"].reads == 6 * 4
+    assert (fused.Y == unfused.Y).all()
+
+
+def test_what_a_dead_block_holds_has_no_part() -> None:
+    X, W1, W2 = operands(4, 4, 6, 4)
+    mask1 = np.array([[True, False, True], [True, True, False]])
+    once = mlp.run(X, W1, W2, mask1, blocks=(4, 2, 2, 2)).Y
+    W1[:2, 2:4] = 1e300
+    assert (once == mlp.run(X, W1, W2, mask1, blocks=(4, 2, 2, 2)).Y).all()
+
+
+class Strided:
+    """Every so many blocks live, in turn."""
+
+    def __init__(self, stride: int) -> None:
+        self.stride = stride
+
+    def __call__(self, rows: int, columns: int) -> Array:
+        live: Array = (np.arange(rows)[:, None] + np.arange(columns)) % self.stride == 0
+        return live
+
+
+@pytest.mark.parametrize(("d", "o"), [(512, 512), (512, 128), (256, 1024)])
+@pytest.mark.parametrize("strides", [(1, 1), (4, 4), (1, 4)])
+def test_fusing_pays_from_the_derived_border_on(d: int, o: int, strides: tuple[int, int]) -> None:
+    """Within a factor of 1.2, as blocks are whole and a block of H and one of a weight are on chip, too; whatever f is."""
+    border = fusing_border(d, o, 1 / strides[0], 1 / strides[1])
+    for f in (512, 2048):
+        for M, pays in ((int(border / 1.2), False), (int(border * 1.2), True)):
+            fused, unfused = (
+                mlp.exact(
+                    N=2**20, d=d, f=f, o=o, mask1=Strided(strides[0]), mask2=Strided(strides[1]), M=M, fused=fused
+                ).hbm.accesses
+                for fused in (True, False)
+            )
+            assert (fused < unfused) == pays
+
+
+@pytest.mark.parametrize(
+    ("way", "before", "after"),
+    [
+        ("sparse_mlp_fused", "relu(H_ij)", "H_ij"),
+        ("sparse_mlp_fused", "X_i[c] @", "X_i[0] @"),
+        ("sparse_mlp_fused", "Y_i[k] + H_ij", "H_ij"),
+        ("sparse_mlp_fused", "where=M1[:, j]", "where=M2[j]"),
+        ("sparse_mlp_fused", "np.logical_and(M1.any(0), M2.any(1))", "M1.all(0)"),
+        ("sparse_mlp_unfused", "relu(H_ij)", "H_ij"),
+        ("sparse_mlp_unfused", "H_ij + X_i[c]", "X_i[c]"),
+        ("sparse_mlp_unfused", "where=M2[j]", "where=M2[j] | True"),
+        ("sparse_mlp_square", "relu(H_ij)", "H_ij"),
+        ("sparse_mlp_square", "where=in_d[:, j]", "where=in_d[:, 0]"),
+        ("sparse_mlp_square", "Y_ik + H_ic", "Y_ik - H_ic"),
+    ],
+)
+def test_a_planted_bug_is_noticed(way: str, before: str, after: str) -> None:
+    given, blocks = operands(7, 6, 6, 6, seed=1), (3, 2, 2, 2)
+    mask1, mask2, keep1, keep2 = masks(6, 6, 6, blocks, 0.6, seed=2)
+    want, bound = sparse_mlp(*given, keep1, keep2), sparse_mlp_bounds(*given, keep1, keep2, blocks=(6, 6), fused=False)
+    program = programs()[way]
+    for tried, right in ((program, True), (planted(program, (before, after)), False)):
+        named = dict(zip(("X", "W1", "W2"), given, strict=True))
+        run = run_program(tried, named, blocks=blocks, options={"mask1": mask1, "mask2": mask2})
+        assert bool((abs(run.Y - want) <= bound).all()) == right
+
+
+def test_loading_dead_blocks_is_noticed_by_the_counts() -> None:
+    X, W1, W2 = operands(7, 6, 6, 6)
+    blocks, mask = (3, 2, 2, 2), np.eye(3, dtype=bool)
+    options: dict[str, Any] = {"mask1": mask, "mask2": mask & (np.arange(3) < 2)}
+    want = mlp.exact(N=7, d=6, f=6, **options, blocks=blocks, dtype="float64").hbm
+    for change in (("where=hidden", "where=M1.any(0)"), ("where=M1[:, j]", "where=M1[:, j] | True")):
+        wrong = planted(programs()["sparse_mlp_fused"], change)
+        assert run_program(wrong, {"X": X, "W1": W1, "W2": W2}, blocks=blocks, options=options).hbm != want
+
+
+def test_a_mask_may_be_a_function_of_the_numbers_of_blocks() -> None:
+    X, W1, W2 = operands(40, 64, 64, 64)
+    run = mlp.run(X, W1, W2, patterns.butterfly, patterns.butterfly, M=3000)
+    assert (
+        run.hbm
+        == mlp.count(N=40, d=64, f=64, mask1=patterns.butterfly, mask2=patterns.butterfly, M=3000, dtype="float64").hbm
+    )
+    assert run.hbm.accesses < mlp.run(X, W1, W2, M=3000).hbm.accesses
+
+
+def test_bad_input_is_named() -> None:
+    X, W1, W2 = operands(5, 4, 6, 3)
+    wide = np.full((4, 6), 1e30, np.float32)
+    some = np.ones((2, 3), bool)
+    calls: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+        ((X, W1, W2, some), {}, r"blocks is None, mask1 is .*; expected \(B_r, B_d, B_f, B_o\)"),
+        ((X, W1, W2, some.T), {"blocks": (2, 2, 2, 2)}, r"mask1 has shape \(3, 2\); expected \(2, 3\): W1 is 4 × 6"),
+        ((X, W1, W2, None, some), {"blocks": (2, 2, 2, 2)}, r"mask2 has shape \(2, 3\); expected \(3, 2\)"),
+        ((X, W1, W2, some.astype(float)), {"blocks": (2, 2, 2, 2)}, "mask1 has shape .*, dtype float64; expected booleans"),
+        ((X, W1, W2, some[0]), {"blocks": (2, 2, 2, 2)}, r"mask1 has shape \(3,\)"),
+        ((X, W1, W2, lambda rows, columns: some[:1]), {}, r"mask1 has shape \(1, 3\)"),
+        ((X, W1, W2), {"fused": "yes"}, "fused is 'yes'"),
+        ((X, W1, W2), {"tiles": "round"}, "tiles is 'round'"),
+        ((X, W1, W2), {"tiles": "square"}, "tiles is 'square', fused is True"),
+        ((X, W1, W2), {"blocks": (2, 2, 2)}, r"blocks is \(2, 2, 2\); expected \(B_r, B_d, B_f, B_o\)"),
+        ((X, W1, W2), {"M": 3}, "M = 3 elements is too small"),
+        ((X, W1.T, W2), {}, "W1 has shape"),
+        ((wide.T, wide, wide.T), {}, "Y overflows float32"),
+    ]  # fmt: skip
+    for arrays, how, match in calls:
+        with pytest.raises(ValueError, match=match):
+            mlp.run(*arrays, **how)
+    with pytest.raises(ValueError, match="mask1 has shape"):
+        mlp.exact(N=5, d=4, f=6, o=3, mask1=some.T, blocks=(2, 2, 2, 2))
