@@ -34,6 +34,7 @@ from flashsim.records import Blocks
 from flashsim.tree_mask import Tree
 
 if TYPE_CHECKING:
+    from flashsim import approximate as approximate
     from flashsim import cache as cache
     from flashsim import cross_entropy as cross_entropy
     from flashsim import kernels as kernels
@@ -85,7 +86,18 @@ __all__ = [
 LATER = {
     **{
         name: f"flashsim.{name}"
-        for name in ("cache", "cross_entropy", "kernels", "linear", "machines", "observers", "plots", "testing", "tune")
+        for name in (
+            "approximate",
+            "cache",
+            "cross_entropy",
+            "kernels",
+            "linear",
+            "machines",
+            "observers",
+            "plots",
+            "testing",
+            "tune",
+        )  # fmt: skip
     },
     "load_trace": "flashsim.tracing",
     "prove": "flashsim.proving",

@@ -10,6 +10,7 @@ every key is masked has O = 0, l = 0, m = −∞ and gradients 0. What is masked
 there.
 """
 
+from flashsim.reference.approximate import Approximate, linformer, linformer_bounds
 from flashsim.reference.bounds import (
     BackwardRounding,
     Rounding,
@@ -33,6 +34,7 @@ from flashsim.reference.logits import CrossEntropy, cross_entropy, cross_entropy
 from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, bias_gradient, gradients
 
 __all__ = [
+    "Approximate",
     "Attention",
     "BackwardRounding",
     "CrossEntropy",
@@ -55,6 +57,8 @@ __all__ = [
     "kernel_product_bounds",
     "linear_attention",
     "linear_attention_bounds",
+    "linformer",
+    "linformer_bounds",
     "of_bound",
     "rounding",
     "score_reach",

@@ -1,0 +1,118 @@
+"""What Figure 3 compares with: each method's numbers within derived bounds of its own formula, its counts, and planted bugs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashsim import approximate, reference
+from flashsim.algorithms.beyond import programs
+from flashsim.planting import planted
+from flashsim.reference import of_bound
+from flashsim.run.programs import run_program
+
+Array = np.ndarray[Any, Any]
+
+
+def operands(N: int, d: int, e: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(seed)
+    Q, K, V = (rng.normal(size=size).astype(dtype) for size in ((N, d), (N, d), (N, e)))
+    return Q, K, V
+
+
+def mixtures(k: int, N: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array]:
+    E, F = np.random.default_rng(seed + 1000).normal(size=(2, k, N)).astype(dtype) / dtype_of(dtype)(max(k, 1) ** 0.5)
+    return E, F
+
+
+def dtype_of(dtype: str) -> Any:
+    return np.dtype(dtype).type
+
+
+sizes = {
+    "N": st.integers(1, 40), "d": st.integers(1, 9), "e": st.integers(1, 9), "k": st.integers(1, 20),
+    "blocks": st.tuples(*[st.integers(1, 25)] * 4), "seed": st.integers(0, 99),
+    "dtype": st.sampled_from(["float16", "float32", "float64"]), "scale": st.sampled_from([None, 0.0, 0.7, -0.3]),
+}  # fmt: skip
+
+
+@given(**sizes)
+def test_linformers_numbers_are_its_formulas_within_their_bound(
+    N: int, d: int, e: int, k: int, blocks: tuple[int, int, int, int], seed: int, dtype: str, scale: float | None
+) -> None:
+    given = *operands(N, d, e, seed, dtype), *mixtures(k, N, seed, dtype)
+    run = approximate.linformer(*given, scale=scale, blocks=blocks)
+    parts = -(-N // blocks[1]), -(-k // blocks[3])
+    bound = reference.linformer_bounds(*given, scale=scale, blocks=parts, stored=dtype)
+    want = reference.linformer(*given, scale=scale)
+    assert of_bound(run.O, want.O, bound.O) <= 1
+    assert of_bound(run.L, want.L, bound.L) <= 1
+    assert run.hbm == approximate.exact("linformer", N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
+
+
+def test_linformer_whose_mixtures_are_the_keys_is_attention() -> None:
+    Q, K, V = operands(7, 4, 3)
+    run = approximate.linformer(Q, K, V, np.eye(7), np.eye(7), blocks=(2, 3, 2, 3))
+    whole = reference.attention_with_statistics(Q, K, V)
+    assert pytest.approx(whole.O) == run.O
+    assert pytest.approx(np.log(whole.l) + whole.m) == run.L
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("tau * (Q_i @ K_low_b.T)", "Q_i @ K_low_b.T"),
+        ("sram.load(F[a, j], V[j])", "sram.load(E[a, j], V[j])"),
+        ("on_chip(V_low_a + F_aj @ V_j,", "on_chip(F_aj @ V_j,"),
+        ("exp(m_i - finite(m_i_new)) * O_i +", "O_i +"),
+        ("exp(m_i - finite(m_i_new)) * l_i +", "l_i +"),
+        ("m_i + log(l_i)", "log(l_i)"),
+    ],
+)
+def test_a_bug_planted_in_linformer_is_noticed(before: str, after: str) -> None:
+    given = *operands(11, 4, 4), *mixtures(6, 11)
+    want, bound = reference.linformer(*given), reference.linformer_bounds(*given, blocks=(3, 3))
+    program = programs()["linformer"]
+    for tried, right in ((program, True), (planted(program, (before, after)), False)):
+        run = run_program(
+            tried, dict(zip(program.operands, given, strict=True)), blocks=(4, 4, 4, 2), options={"tau": 0.5}
+        )
+        assert (of_bound(run.O, want.O, bound.O) <= 1 and of_bound(run.L, want.L, bound.L) <= 1) == right
+
+
+def test_each_method_is_linear_in_N() -> None:
+    for method in approximate.METHODS:
+        once, twice = (
+            approximate.count(method, N=N, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm for N in (2048, 4096)
+        )
+        more = twice.accesses - once.accesses
+        again = approximate.count(method, N=6144, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm
+        assert again.accesses - twice.accesses == more
+
+
+def test_bad_input_is_named() -> None:
+    Q, K, V = operands(5, 2, 3)
+    E, F = mixtures(4, 5)
+    for wrong, match in (
+        ({"blocks": 3}, "blocks is 3"),
+        ({"blocks": (1, 1, 0, 1)}, "B_e, is 0"),
+        ({"M": 3}, "M = 3 elements is too small"),
+        ({"scale": float("nan")}, "scale"),
+        ({"sizing": "none"}, "sizing"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            approximate.linformer(Q, K, V, E, F, **wrong)
+    with pytest.raises(ValueError, match=r"E has shape \(4, 4\); expected \(k, N\) with N = 5, as Q has"):
+        approximate.linformer(Q, K, V, E[:, :4], F)
+    with pytest.raises(ValueError, match=r"F has shape \(3, 5\); expected \(k, N\) with k = 4, as E has"):
+        approximate.linformer(Q, K, V, E, F[:3])
+    with pytest.raises(ValueError, match="method"):
+        approximate.count("reformer", N=4, d=2, k=2)
+    with pytest.raises(ValueError, match="k is 0"):
+        approximate.count("linformer", N=4, d=2, k=0)
+    with pytest.raises(ValueError, match="O overflows float32"):
+        approximate.linformer(*(np.full((4, 4), 1e30, np.float32) for _ in range(5)))
