@@ -86,7 +86,7 @@ __all__ = [
 LATER = {
     **{
         name: f"flashsim.{name}"
-        for name in (
+        for name in [
             "approximate",
             "cache",
             "cross_entropy",
@@ -97,8 +97,9 @@ LATER = {
             "plots",
             "testing",
             "tune",
-        )  # fmt: skip
+        ]
     },
+    "approximate": "flashsim.approximate",
     "load_trace": "flashsim.tracing",
     "prove": "flashsim.proving",
     "sweep": "flashsim.sweeping",

@@ -1,6 +1,7 @@
 """What the paper's Figure 3 compares attention with: approximations, linear in N, each on the same memory.
 
     run = flashsim.approximate.linformer(Q, K, V, E, F)             # run.O, run.L, run.hbm, run.sram
+    W = flashsim.approximate.features(256, 64, seed=0)              # and .performer(Q, K, V, W)
     flashsim.approximate.count("linformer", N=4096, d=64, k=256)    # cost, by shapes alone; .exact(…) by formula
 
 How well they approximate is not modelled: each computes its own formula.
@@ -11,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from flashsim.algorithms.beyond import programs
-from flashsim.checking import check_array, check_choice, check_scale
+from flashsim.checking import check_array, check_choice, check_count, check_scale, check_seed
+from flashsim.inputs import Array, float_dtype
 from flashsim.memory import Observer
 from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
 from flashsim.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
-METHODS: Mapping[str, str] = {"linformer": "tau"}
+METHODS: Mapping[str, str] = {"linformer": "tau", "performer": "c"}
 """Each method's option, which moves nothing."""
 
 
@@ -51,6 +55,55 @@ def linformer(
     )  # fmt: skip
 
 
+def performer(
+    Q: Any,
+    K: Any,
+    V: Any,
+    W: Any,
+    *,
+    scale: float | None = None,
+    M: Size | None = None,
+    blocks: tuple[int, int, int, int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
+) -> ProgramRun:
+    """Return φ(Q) (φ(K)ᵀ V), divided by φ(Q) (φ(K)ᵀ 1), of Q, K (N, d), V (N, e), features W (k, d), as `run.O`.
+
+    φ(x)_f = e^{w_f · x′ − ‖x′‖²/2}, x′ = √τ x: over random w_f, φ(q) · φ(k) is e^{τ q · k} on average.
+
+    W        such as `features(k, d)`
+    scale    τ ≥ 0; None: 1/√d
+    blocks   (B_r, B_c, B_f, B_g): rows of Q; keys to a feature; features that read keys at once, and that are read
+    M, sizing, enforce, observers, trace  as in `linformer`
+
+    Raises ValueError for arguments that make no sense, and for inputs so large that O overflows; SramOverflow.
+    """
+    tau = _scale(Q, scale)
+    if tau < 0:
+        raise ValueError(f"scale is {tau}; expected at least 0, as features take its root")
+    return run_program(
+        programs()["performer"], {"Q": Q, "K": K, "V": V, "W": W}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
+        options={"c": tau**0.5}, observers=observers, trace=trace,
+    )  # fmt: skip
+
+
+def features(k: int, d: int, *, seed: int = 0, dtype: Any = "float64") -> Array:
+    """Return k random features (k, d), each of independent normal numbers, those of one d × d block orthogonal to each other.
+
+    Orthogonal ones approximate better, say Performer's authors. Raises ValueError for what is no size, seed or type.
+    """
+    k, d, stored = check_count("k", k), check_count("d", d), float_dtype(dtype)
+    rng = np.random.default_rng(check_seed(seed))
+    lengths = np.linalg.norm(rng.normal(size=(k, d)), axis=1, keepdims=True)
+    Z = rng.normal(size=(-(-k // d), d, d))
+    directions, R = np.linalg.qr(Z)
+    directions = directions * np.sign(np.diagonal(R, axis1=1, axis2=2))[:, None, :]
+    W: Array = (lengths * directions.swapaxes(1, 2).reshape(-1, d)[:k]).astype(stored)
+    return W
+
+
 def count(
     method: str,
     *,
@@ -65,7 +118,7 @@ def count(
     dtype: Any = "float32",
     observers: Sequence[Observer] = (),
 ) -> ProgramTally:
-    """Count what a method of `METHODS` would move, on shapes alone; `k` mixtures. `e`, V's width, is d by default."""
+    """Count what a method would move, on shapes alone; `k`: mixtures, or features. `e`, V's width, is d by default."""
     name, sizes = _asked(method, N, d, k, e)
     return count_program(
         programs()[name], sizes, M=M, blocks=blocks, sizing=sizing, enforce=enforce, dtype=dtype,

@@ -54,6 +54,60 @@ def test_linformers_numbers_are_its_formulas_within_their_bound(
     assert run.hbm == approximate.exact("linformer", N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
 
 
+@given(**{**sizes, "scale": st.sampled_from([None, 0.0, 0.7])})
+def test_performers_numbers_are_its_formulas_within_their_bound(
+    N: int, d: int, e: int, k: int, blocks: tuple[int, int, int, int], seed: int, dtype: str, scale: float | None
+) -> None:
+    given = *operands(N, d, e, seed, dtype), approximate.features(k, d, seed=seed, dtype=dtype)
+    run = approximate.performer(*given, scale=scale, blocks=blocks)
+    parts = -(-N // blocks[1]), -(-k // blocks[3])
+    bound = reference.performer_bounds(*given, scale=scale, blocks=parts, stored=dtype)
+    assert of_bound(run.O, reference.performer(*given, scale=scale), bound) <= 1
+    assert run.hbm == approximate.exact("performer", N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
+
+
+def test_performer_is_the_quotient_of_its_paper() -> None:
+    Q, K, V = operands(9, 4, 3)
+    W = approximate.features(6, 4, seed=1)
+
+    def phi(X: Array) -> Array:
+        x = X / 4**0.25
+        features: Array = np.exp(x @ W.T - (x * x).sum(1, keepdims=True) / 2)
+        return features
+
+    weights = phi(Q) @ phi(K).T
+    quotient = weights @ V / weights.sum(1, keepdims=True)
+    assert reference.performer(Q, K, V, W) == pytest.approx(quotient)
+    assert pytest.approx(quotient) == approximate.performer(Q, K, V, W, blocks=(2, 3, 4, 3)).O
+
+
+def test_performer_overflows_nowhere_where_features_would() -> None:
+    Q, K, V = (40 * x for x in operands(9, 4, 3))  # e^{1600 · 4}, and log φ(K) below −1000
+    W = approximate.features(6, 4, seed=1)
+    bound = reference.performer_bounds(Q, K, V, W)
+    assert of_bound(approximate.performer(Q, K, V, W).O, reference.performer(Q, K, V, W), bound) <= 1
+
+
+def test_with_many_features_it_is_attention() -> None:
+    Q, K, V = (x / 2 for x in operands(6, 4, 3))
+    want = reference.attention(Q, K, V)
+    few, many = (
+        abs(approximate.performer(Q, K, V, approximate.features(k, 4), M=10**6).O - want).max() for k in (8, 5_000)
+    )
+    assert many < 0.02 < few
+
+
+def test_features_are_orthogonal_normal_and_repeatable() -> None:
+    W = approximate.features(10, 4, seed=3)
+    assert (approximate.features(10, 4, seed=3) == W).all()
+    for block in (W[:4], W[4:8], W[8:]):
+        products = block @ block.T
+        assert abs(products - np.diag(np.diagonal(products))).max() < 1e-12
+    many = approximate.features(20_000, 4)
+    assert abs(many.mean(0)).max() < 0.03
+    assert abs(np.cov(many.T) - np.eye(4)).max() < 0.05
+
+
 def test_linformer_whose_mixtures_are_the_keys_is_attention() -> None:
     Q, K, V = operands(7, 4, 3)
     run = approximate.linformer(Q, K, V, np.eye(7), np.eye(7), blocks=(2, 3, 2, 3))
@@ -84,6 +138,27 @@ def test_a_bug_planted_in_linformer_is_noticed(before: str, after: str) -> None:
         assert (of_bound(run.O, want.O, bound.O) <= 1 and of_bound(run.L, want.L, bound.L) <= 1) == right
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (" - 0.5 * rowsum((c * K_j) * (c * K_j)).T", ""),
+        ("c * (W_f @ K_j.T)", "c * c * (W_f @ K_j.T)"),
+        ("c * (Q_i @ W_g.T) + z_g.T", "c * (Q_i @ W_g.T)"),
+        ("exp(m_f - finite(m_f_new)) * S_f +", "S_f +"),
+        ("exp(m_i - finite(m_i_new)) * l_i +", "l_i +"),
+        ("m_f + log(l_f)", "m_f"),
+    ],
+)
+def test_a_bug_planted_in_performer_is_noticed(before: str, after: str) -> None:
+    given = *operands(11, 4, 4), approximate.features(6, 4, seed=2)
+    want, bound = reference.performer(*given), reference.performer_bounds(*given, blocks=(3, 3))
+    program = programs()["performer"]
+    for tried, right in ((program, True), (planted(program, (before, after)), False)):
+        named = dict(zip(program.operands, given, strict=True))
+        O = run_program(tried, named, blocks=(4, 4, 4, 2), options={"c": 0.5**0.5}).O
+        assert (of_bound(O, want, bound) <= 1) == right
+
+
 def test_each_method_is_linear_in_N() -> None:
     for method in approximate.METHODS:
         once, twice = (
@@ -110,6 +185,12 @@ def test_bad_input_is_named() -> None:
         approximate.linformer(Q, K, V, E[:, :4], F)
     with pytest.raises(ValueError, match=r"F has shape \(3, 5\); expected \(k, N\) with k = 4, as E has"):
         approximate.linformer(Q, K, V, E, F[:3])
+    with pytest.raises(ValueError, match=r"scale is -1.0; expected at least 0"):
+        approximate.performer(Q, K, V, E[:, :2], scale=-1)
+    with pytest.raises(ValueError, match=r"W has shape \(4, 3\); expected \(k, d\) with d = 2, as Q has"):
+        approximate.performer(Q, K, V, E[:, :3])
+    with pytest.raises(ValueError, match="seed is -1"):
+        approximate.features(3, 2, seed=-1)
     with pytest.raises(ValueError, match="method"):
         approximate.count("reformer", N=4, d=2, k=2)
     with pytest.raises(ValueError, match="k is 0"):

@@ -10,7 +10,7 @@ every key is masked has O = 0, l = 0, m = −∞ and gradients 0. What is masked
 there.
 """
 
-from flashsim.reference.approximate import Approximate, linformer, linformer_bounds
+from flashsim.reference.approximate import Approximate, linformer, linformer_bounds, performer, performer_bounds
 from flashsim.reference.bounds import (
     BackwardRounding,
     Rounding,
@@ -60,6 +60,8 @@ __all__ = [
     "linformer",
     "linformer_bounds",
     "of_bound",
+    "performer",
+    "performer_bounds",
     "rounding",
     "score_reach",
 ]

@@ -51,6 +51,35 @@ def linformer_bounds(
     return has.averages(tau * Q @ K_low.T, delta, V_low, E_V, blocks[1])
 
 
+def performer(Q: Any, K: Any, V: Any, W: Any, *, scale: float | None = None) -> Array:
+    """Return φ(Q) (φ(K)ᵀ V), divided by φ(Q) (φ(K)ᵀ 1), in float64, (N, e)."""
+    Q, K, V, W = _wide(Q, K, V, W)
+    c = _tau(scale, Q) ** 0.5
+    S, A = _averages(_features(c, K, W), V)
+    return _averages(c * Q @ W.T + A, S).O
+
+
+def performer_bounds(
+    Q: Any, K: Any, V: Any, W: Any, *, scale: float | None = None, blocks: tuple[int, int] = (1, 1),
+    stored: DTypeLike = "float64", C: float = 2.0,
+) -> Array:  # fmt: skip
+    """Return how far each element of O may lie from exact arithmetic, where (N, k) come in so many `blocks`."""
+    has = _Rounding(stored, C)
+    Q, K, V, W = _wide(Q, K, V, W)
+    c, d = _tau(scale, Q) ** 0.5, Q.shape[1]
+    G, many = _features(c, K, W), C * (d + 8) * has.u
+    S, A = _averages(G, V)
+    E_S, E_A = has.averages(G, many * (c * abs(W) @ abs(K).T + (c * K * c * K).sum(1)), V, 0 * V, blocks[0])
+    delta = many * c * abs(Q) @ abs(W).T + 2 * C * has.u * abs(A) + E_A
+    return has.averages(c * Q @ W.T + A, delta, S, E_S, blocks[1]).O
+
+
+def _features(c: float, K: Array, W: Array) -> Array:
+    """Return log φ(K)ᵀ, (k, N)."""
+    G: Array = c * W @ K.T - (c * K * c * K).sum(1) / 2
+    return G
+
+
 def _wide(*arrays: Any) -> list[Array]:
     return [np.asarray(array).astype(np.float64) for array in arrays]
 
