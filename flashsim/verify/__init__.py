@@ -45,6 +45,8 @@ def checks() -> list[Check]:
         appendices.block_sparse_is_algorithm_2_with_a_skip,
         beyond.kernel_products_exact,
         beyond.kernel_products_bounds,
+        beyond.approximations_exact,
+        beyond.approximations_cross,
         chapter.loops_exchanged,
         chapter.flash_decoding,
         chapter.grouped_heads,
