@@ -22,8 +22,9 @@ from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_p
 from flashsim.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
-METHODS: Mapping[str, str] = {"linformer": "tau", "performer": "c"}
+METHODS: Mapping[str, str] = {"linformer": "tau", "performer": "c", "performer_materialised": "c"}
 """Each method's option, which moves nothing."""
+PHI = {"on_chip": "performer", "in_hbm": "performer_materialised"}
 
 
 def linformer(
@@ -62,6 +63,7 @@ def performer(
     W: Any,
     *,
     scale: float | None = None,
+    phi: str = "on_chip",
     M: Size | None = None,
     blocks: tuple[int, int, int, int] | None = None,
     sizing: str = "fit",
@@ -75,16 +77,18 @@ def performer(
 
     W        such as `features(k, d)`
     scale    τ ≥ 0; None: 1/√d
+    phi      "on_chip"; "in_hbm": the logarithms of φ(Q) and φ(K) are written, and read again, as method
+             "performer_materialised" of `count` and `exact`
     blocks   (B_r, B_c, B_f, B_g): rows of Q; keys to a feature; features that read keys at once, and that are read
     M, sizing, enforce, observers, trace  as in `linformer`
 
     Raises ValueError for arguments that make no sense, and for inputs so large that O overflows; SramOverflow.
     """
-    tau = _scale(Q, scale)
+    tau, method = _scale(Q, scale), PHI[check_choice("phi", phi, PHI)]
     if tau < 0:
         raise ValueError(f"scale is {tau}; expected at least 0, as features take its root")
     return run_program(
-        programs()["performer"], {"Q": Q, "K": K, "V": V, "W": W}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
+        programs()[method], {"Q": Q, "K": K, "V": V, "W": W}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
         options={"c": tau**0.5}, observers=observers, trace=trace,
     )  # fmt: skip
 

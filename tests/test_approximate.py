@@ -54,16 +54,25 @@ def test_linformers_numbers_are_its_formulas_within_their_bound(
     assert run.hbm == approximate.exact("linformer", N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
 
 
+@pytest.mark.parametrize("phi", approximate.PHI)
 @given(**{**sizes, "scale": st.sampled_from([None, 0.0, 0.7])})
 def test_performers_numbers_are_its_formulas_within_their_bound(
-    N: int, d: int, e: int, k: int, blocks: tuple[int, int, int, int], seed: int, dtype: str, scale: float | None
+    phi: str,
+    N: int,
+    d: int,
+    e: int,
+    k: int,
+    blocks: tuple[int, int, int, int],
+    seed: int,
+    dtype: str,
+    scale: float | None,
 ) -> None:
     given = *operands(N, d, e, seed, dtype), approximate.features(k, d, seed=seed, dtype=dtype)
-    run = approximate.performer(*given, scale=scale, blocks=blocks)
+    run = approximate.performer(*given, scale=scale, phi=phi, blocks=blocks)
     parts = -(-N // blocks[1]), -(-k // blocks[3])
-    bound = reference.performer_bounds(*given, scale=scale, blocks=parts, stored=dtype)
+    bound = reference.performer_bounds(*given, scale=scale, phi=phi, blocks=parts, stored=dtype)
     assert of_bound(run.O, reference.performer(*given, scale=scale), bound) <= 1
-    assert run.hbm == approximate.exact("performer", N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
+    assert run.hbm == approximate.exact(approximate.PHI[phi], N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
 
 
 def test_performer_is_the_quotient_of_its_paper() -> None:
@@ -138,21 +147,22 @@ def test_a_bug_planted_in_linformer_is_noticed(before: str, after: str) -> None:
         assert (of_bound(run.O, want.O, bound.O) <= 1 and of_bound(run.L, want.L, bound.L) <= 1) == right
 
 
+@pytest.mark.parametrize("phi", approximate.PHI)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
         (" - 0.5 * rowsum((c * K_j) * (c * K_j)).T", ""),
         ("c * (W_f @ K_j.T)", "c * c * (W_f @ K_j.T)"),
-        ("c * (Q_i @ W_g.T) + z_g.T", "c * (Q_i @ W_g.T)"),
+        (" + z_g.T", ""),
         ("exp(m_f - finite(m_f_new)) * S_f +", "S_f +"),
         ("exp(m_i - finite(m_i_new)) * l_i +", "l_i +"),
         ("m_f + log(l_f)", "m_f"),
     ],
 )
-def test_a_bug_planted_in_performer_is_noticed(before: str, after: str) -> None:
+def test_a_bug_planted_in_performer_is_noticed(phi: str, before: str, after: str) -> None:
     given = *operands(11, 4, 4), approximate.features(6, 4, seed=2)
     want, bound = reference.performer(*given), reference.performer_bounds(*given, blocks=(3, 3))
-    program = programs()["performer"]
+    program = programs()[approximate.PHI[phi]]
     for tried, right in ((program, True), (planted(program, (before, after)), False)):
         named = dict(zip(program.operands, given, strict=True))
         O = run_program(tried, named, blocks=(4, 4, 4, 2), options={"c": 0.5**0.5}).O
@@ -189,6 +199,8 @@ def test_bad_input_is_named() -> None:
         approximate.performer(Q, K, V, E[:, :2], scale=-1)
     with pytest.raises(ValueError, match=r"W has shape \(4, 3\); expected \(k, d\) with d = 2, as Q has"):
         approximate.performer(Q, K, V, E[:, :3])
+    with pytest.raises(ValueError, match="phi"):
+        approximate.performer(Q, K, V, E[:, :2], phi="stored")
     with pytest.raises(ValueError, match="seed is -1"):
         approximate.features(3, 2, seed=-1)
     with pytest.raises(ValueError, match="method"):

@@ -653,7 +653,7 @@ def test_approximations_are_drawn_where_closed_forms_cross() -> None:
     data = plots.FIGURES["approximate"].data(d=16, k=64, M=4096)
     axes = plots.FIGURES["approximate"].draw(data).axes
     shape: dict[str, Any] = {"d": 16, "M": 4096}
-    for name in approximate.METHODS:
+    for name in ("linformer", "performer"):
         at = data["crosses"][name]["q_outer"]
         for N, fewer in ((at - 64, False), (at, True), (at + 64, True)):
             moved = approximate.count(name, N=N, k=64, **shape).hbm.accesses

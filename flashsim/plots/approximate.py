@@ -22,17 +22,22 @@ PAPER = {
 }
 _LENGTHS = [2**e for e in range(7, 17)]
 _STEP, _LAST = 64, 2048  # where crossings are looked for
+_TOLD = ("performer", "linformer")  # whose crossings are marked
 _MEASURES = {
     "accesses": "HBM accesses (elements)",
     "flops": "FLOPs of matrix products",
     "extra": "extra memory (elements)",
 }
-_SIZES = dict(standard=9, flash=7, q_outer=5, block_sparse=4, sliding_window=3, linformer=7, performer=4)  # noqa: C408
+_SIZES = {
+    "standard": 9, "flash": 7, "q_outer": 5, "block_sparse": 4, "sliding_window": 3, "linformer": 7, "performer": 4,
+    "performer_materialised": 3,
+}  # fmt: skip
 _DRAWN: Mapping[str, tuple[str, str, str, str]] = {
     "block_sparse": ("block-sparse, butterfly", SKY, "s", "-"),
     "sliding_window": ("sliding window", PURPLE, "v", "-"),
     "linformer": ("Linformer", GREEN, "P", "--"),
     "performer": ("Performer", BLACK, "X", "--"),
+    "performer_materialised": ("Performer, φ in HBM", GREY, "d", ":"),
 }
 
 
@@ -40,7 +45,7 @@ def approximate_data(*, d: int = 64, k: int = 256, M: Size | None = None, dtype:
     """Return forward accesses, FLOPs of products and extra memory (elements, one head) against N, 128 … 65,536, by method.
 
     Exact: standard, flash, q_outer. Sparse: block_sparse in Algorithm 5's butterfly, sliding_window of k keys. Linear in N:
-    linformer of k mixtures, performer of k features. Each takes the largest blocks of its proportions that fit M.
+    linformer of k mixtures, performer of k features, φ on chip or in HBM. Each takes the largest blocks of its proportions that fit.
     `crosses`, by method that is not exact and by exact one: the N, a multiple of 64, from which it makes fewer accesses
     (None: not up to 2,048). `paper`: what the paper says of measured runtimes.
     """
@@ -115,7 +120,7 @@ def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes
         panel.yaxis.set_minor_locator(NullLocator())
         panel.yaxis.set_major_formatter(EngFormatter(sep=""))
     axes[0].axvspan(*data["paper"]["between"], color=GREY, alpha=0.2, linewidth=0, gid="paper")
-    for name in approximate.METHODS:
+    for name in _TOLD:
         at = data["crosses"][name]["q_outer"]
         if at is not None:
             axes[0].axvline(at, color=_DRAWN[name][1], linewidth=0.9, gid=f"{name} crosses")
@@ -126,7 +131,7 @@ def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes
 
 
 def _point(data: Mapping[str, Any]) -> str:
-    found = [(data["crosses"][name]["q_outer"], _DRAWN[name][0]) for name in approximate.METHODS]
+    found = [(data["crosses"][name]["q_outer"], _DRAWN[name][0]) for name in _TOLD]
     if any(at is None for at, _ in found):
         return "Exact and approximate attention against N"
     words = ", ".join(f"{name} from N = {at:,}" for at, name in sorted(found))

@@ -61,16 +61,22 @@ def performer(Q: Any, K: Any, V: Any, W: Any, *, scale: float | None = None) -> 
 
 def performer_bounds(
     Q: Any, K: Any, V: Any, W: Any, *, scale: float | None = None, blocks: tuple[int, int] = (1, 1),
-    stored: DTypeLike = "float64", C: float = 2.0,
+    phi: str = "on_chip", stored: DTypeLike = "float64", C: float = 2.0,
 ) -> Array:  # fmt: skip
-    """Return how far each element of O may lie from exact arithmetic, where (N, k) come in so many `blocks`."""
+    """Return how far each element of O may lie from exact arithmetic, where (N, k) come in so many `blocks`.
+
+    `phi`: "on_chip", or "in_hbm", where scores are stored too.
+    """
     has = _Rounding(stored, C)
     Q, K, V, W = _wide(Q, K, V, W)
     c, d = _tau(scale, Q) ** 0.5, Q.shape[1]
     G, many = _features(c, K, W), C * (d + 8) * has.u
     S, A = _averages(G, V)
-    E_S, E_A = has.averages(G, many * (c * abs(W) @ abs(K).T + (c * K * c * K).sum(1)), V, 0 * V, blocks[0])
-    delta = many * c * abs(Q) @ abs(W).T + 2 * C * has.u * abs(A) + E_A
+    E_G, E_Q = many * (c * abs(W) @ abs(K).T + (c * K * c * K).sum(1)), many * c * abs(Q) @ abs(W).T
+    if phi == "in_hbm":
+        E_G, E_Q = has.stores(G, E_G), has.stores(c * Q @ W.T, E_Q)
+    E_S, E_A = has.averages(G, E_G, V, 0 * V, blocks[0])
+    delta = E_Q + 2 * C * has.u * abs(A) + E_A
     return has.averages(c * Q @ W.T + A, delta, S, E_S, blocks[1]).O
 
 

@@ -77,9 +77,10 @@ def approximations_exact(full: bool) -> Claim:
         B_r, B_c, B_e, B_k = (int(size) for size in rng.integers(1, 30, size=4))
         blocks, parts = (B_r, B_c, B_e, B_k), (-(-N // B_c), -(-k // B_k))
         if number % 2:
-            method, more = "performer", [approximate.features(k, d, seed=number)]
-            run = approximate.performer(Q, K, V, *more, blocks=blocks)
-            bound = reference.performer_bounds(Q, K, V, *more, blocks=parts)
+            phi = "in_hbm" if number % 4 == 1 else "on_chip"
+            method, more = approximate.PHI[phi], [approximate.features(k, d, seed=number)]
+            run = approximate.performer(Q, K, V, *more, phi=phi, blocks=blocks)
+            bound = reference.performer_bounds(Q, K, V, *more, phi=phi, blocks=parts)
             worst = max(worst, of_bound(run.O, reference.performer(Q, K, V, *more), bound))
         else:
             method, more = "linformer", [*rng.normal(size=(2, k, N))]
