@@ -45,8 +45,8 @@ def approximate_data(*, d: int = 64, k: int = 256, M: Size | None = None, dtype:
     """Return forward accesses, FLOPs of products and extra memory (elements, one head) against N, 128 … 65,536, by method.
 
     Exact: standard, flash, q_outer. Sparse: block_sparse in Algorithm 5's butterfly, sliding_window of k keys. Linear in N:
-    linformer of k mixtures, performer of k features, φ on chip or in HBM. Each takes the largest blocks of its proportions that fit.
-    `crosses`, by method that is not exact and by exact one: the N, a multiple of 64, from which it makes fewer accesses
+    linformer of k mixtures, performer of k features, φ on chip or in HBM. Each takes the largest blocks of its proportions
+    that fit. `crosses`, by method that is not exact and by exact one: the multiple of 64 from which it makes fewer accesses
     (None: not up to 2,048). `paper`: what the paper says of measured runtimes.
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype)
