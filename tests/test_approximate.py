@@ -179,6 +179,22 @@ def test_each_method_is_linear_in_N() -> None:
         assert again.accesses - twice.accesses == more
 
 
+def test_scores_that_are_all_below_the_range_are_refused() -> None:
+    Q, K, V = (x.astype(np.float32) for x in operands(5, 2, 3))
+    E, F = mixtures(4, 5, dtype="float32")
+    W = approximate.features(4, 2, dtype="float32")
+    for phi in approximate.PHI:
+        with pytest.raises(ValueError, match="O overflows float32"):
+            approximate.performer(Q, K * np.float32(1e25), V, W, phi=phi)
+    one = np.ones((5, 2), np.float32)
+    with pytest.raises(ValueError, match="O overflows float32"):
+        approximate.linformer(one * np.float32(1e30), one * np.float32(-1e30), V, abs(E), F)
+    K[:3] *= np.float32(1e25)  # these keys, which come first, weigh nothing
+    got = approximate.performer(Q, K, V, W, blocks=(5, 1, 4, 4)).O
+    bound = reference.performer_bounds(Q, K[3:], V[3:], W, blocks=(5, 1), stored="float32")
+    assert of_bound(got, reference.performer(Q, K[3:], V[3:], W), bound) <= 1
+
+
 def test_bad_input_is_named() -> None:
     Q, K, V = operands(5, 2, 3)
     E, F = mixtures(4, 5)

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.blocks import ceil_div
 from flashsim.algorithms.kernel_functions import kernel_rows
-from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, rowmax, rowsum
+from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
@@ -101,7 +101,7 @@ def linformer(
             O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + P_tilde_ib @ V_low_b, over=O_i)  # line 28
             m_i = on_chip(m_i_new, over=m_i)  # line 29
         # line 30: end for
-        O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 31
+        O_i = on_chip(O_i / l_i, over=O_i)  # line 31
         L_i = on_chip(m_i + log(l_i), over=l_i)  # line 31
         sram.store(O[i], O_i)  # line 32
         sram.store(L[i], L_i)  # line 32

@@ -45,7 +45,7 @@ no causal one: a feature holds late keys too.
 from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import kernel_rows
-from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, rowmax, rowsum
+from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
@@ -79,7 +79,7 @@ def performer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, 
             S_f = on_chip(exp(m_f - finite(m_f_new)) * S_f + P_tilde_fj @ V_j, over=S_f)  # line 12
             m_f = on_chip(m_f_new, over=m_f)  # line 13
         # line 14: end for
-        S_f = on_chip(S_f / nonzero(l_f), over=S_f)  # line 15
+        S_f = on_chip(S_f / l_f, over=S_f)  # line 15
         z_f = on_chip(m_f + log(l_f), over=l_f)  # line 15
         sram.store(S[f], S_f)  # line 16
         sram.store(z[f], z_f)  # line 16
@@ -99,7 +99,7 @@ def performer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, 
             O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + P_tilde_ig @ S_g, over=O_i)  # line 27
             m_i = on_chip(m_i_new, over=m_i)  # line 28
         # line 29: end for
-        O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 30
+        O_i = on_chip(O_i / l_i, over=O_i)  # line 30
         sram.store(O[i], O_i)  # line 31
     # line 32: end for
     return O  # line 33

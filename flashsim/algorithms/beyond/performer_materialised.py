@@ -57,7 +57,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.beyond.performer import line_1
 from flashsim.algorithms.kernel_functions import kernel_rows
-from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, rowmax, rowsum
+from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
@@ -105,7 +105,7 @@ def performer_materialised(
             S_f = on_chip(exp(m_f - finite(m_f_new)) * S_f + P_tilde_fj @ V_j, over=S_f)  # line 26
             m_f = on_chip(m_f_new, over=m_f)  # line 27
         # line 28: end for
-        S_f = on_chip(S_f / nonzero(l_f), over=S_f)  # line 29
+        S_f = on_chip(S_f / l_f, over=S_f)  # line 29
         z_f = on_chip(m_f + log(l_f), over=l_f)  # line 29
         sram.store(S[f], S_f)  # line 30
         sram.store(z[f], z_f)  # line 30
@@ -124,7 +124,7 @@ def performer_materialised(
             O_i = on_chip(exp(m_i - finite(m_i_new)) * O_i + P_tilde_ig @ S_g, over=O_i)  # line 40
             m_i = on_chip(m_i_new, over=m_i)  # line 41
         # line 42: end for
-        O_i = on_chip(O_i / nonzero(l_i), over=O_i)  # line 43
+        O_i = on_chip(O_i / l_i, over=O_i)  # line 43
         sram.store(O[i], O_i)  # line 44
     # line 45: end for
     return O  # line 46
