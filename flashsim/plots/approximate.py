@@ -140,5 +140,5 @@ def _point(data: Mapping[str, Any]) -> str:
 
 FIGURE = Chart(
     "approximate", approximate_data, plot_approximate,
-    "Figure 3: accesses, FLOPs and extra memory of exact and approximate attention against N", panels=3,
+    "Figure 3: exact and approximate attention against N", panels=3,
 )  # fmt: skip
