@@ -34,6 +34,7 @@ from flashsim.records import Blocks
 from flashsim.tree_mask import Tree
 
 if TYPE_CHECKING:
+    from flashsim import approximate as approximate
     from flashsim import cache as cache
     from flashsim import cross_entropy as cross_entropy
     from flashsim import kernels as kernels
@@ -87,6 +88,7 @@ LATER = {
     **{
         name: f"flashsim.{name}"
         for name in (
+            "approximate",
             "cache",
             "cross_entropy",
             "kernels",

@@ -279,8 +279,8 @@ def test_verify_prints_the_ledger(capsys: pytest.CaptureFixture[str]) -> None:
     claims = json.loads(Path("ledger.json").read_text(encoding="utf-8"))["claims"]
     assert {claim["source"] for claim in claims} == {
         *("Theorem 1", "Theorem 2", "Proposition 3", "Proposition 4", "Algorithms 2–5", "Theorem 5", "Equation 4"),
-        *("Appendix B.4", "Appendix B.5", "Appendix D.1", "Appendix D.2", "Saha and Ye (arXiv 2402.07443)"),
-        *("FlashAttention: Theory and Practice", "What is optimal"),
+        *("Appendix B.4", "Appendix B.5", "Appendix D.1", "Appendix D.2", "Figure 3", "Saha and Ye (arXiv 2402.07443)"),
+        *("FlashAttention: Theory and Practice", "What is optimal", "Lower bound (flashsim.theory.lower)"),
     }
     assert all(claim["holds"] and claim["tried"] and claim["measured"] for claim in claims)
 

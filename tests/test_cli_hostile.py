@@ -182,7 +182,7 @@ REFUSED = {  # command line: what is said
     "plot blocks --d -1": "--d: got '-1'",
     "plot blocks --M x": "--M",
     "plot blocks --machine H200": "--machine is for roofline",
-    "plot roofline --M 100KB": "--M is for appendix_b5, blocks",
+    "plot roofline --M 100KB": "--M is for appendix_b5, approximate",
     "plot traffic --N 64": "traffic does not take it",
     "plot memory --N 64": "memory does not take it",
     "plot cache_size --M 64": "cache_size does not take it",

@@ -26,7 +26,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 import flashsim
-from flashsim import plots, theory
+from flashsim import approximate, plots, theory
 from flashsim.algorithms import FORWARD
 from flashsim.plots.appendix_b5 import appendix_b5_data, plot_appendix_b5
 from flashsim.plots.blocks import blocks_data, plot_blocks
@@ -648,6 +648,28 @@ def test_the_size_asked_for_is_the_size_counted() -> None:
 @pytest.mark.parametrize("shape", [{"N": 4096, "d": 128, "M": 116_736}, {"N": 300, "d": 32, "M": 4096}])
 def test_blocks_is_readable_at_other_shapes(shape: dict[str, Any]) -> None:
     assert_readable(figure_of(plot_blocks(**shape)))
+
+
+def test_approximations_are_drawn_where_closed_forms_cross() -> None:
+    data = plots.FIGURES["approximate"].data(d=16, k=64, M=4096)
+    axes = plots.FIGURES["approximate"].draw(data).axes
+    shape: dict[str, Any] = {"d": 16, "M": 4096}
+    for name in ("linformer", "performer"):
+        at = data["crosses"][name]["q_outer"]
+        for N, fewer in ((at - 64, False), (at, True), (at + 64, True)):
+            moved = approximate.count(name, N=N, k=64, **shape).hbm.accesses
+            assert (moved < flashsim.count("q_outer", N=N, sizing="fit", **shape).hbm.accesses) == fewer
+        assert {x for x, _ in xy(axes[0], f"{name} crosses")} == {at}
+        tally = approximate.count(name, N=512, k=64, **shape)
+        assert (512, tally.hbm.accesses) in xy(axes[0], f"{name} accesses")
+        assert (512, tally.flops.matmul) in xy(axes[1], f"{name} flops")
+        assert (512, tally.hbm.extra) in xy(axes[2], f"{name} extra")
+    window = flashsim.count("sliding_window", N=512, window=(32, 31), sizing="fit", **shape)
+    assert (512, window.hbm.accesses) in xy(axes[0], "sliding_window accesses")
+    assert (512, 2 * 512**2) in xy(axes[2], "standard extra")
+    none = plots.FIGURES["approximate"].data(d=16, k=4096, M=4096)
+    assert none["crosses"]["linformer"]["q_outer"] is None
+    assert "crosses" not in [line.get_gid() for line in plots.FIGURES["approximate"].draw(none).axes[0].get_lines()]
 
 
 def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ every key is masked has O = 0, l = 0, m = −∞ and gradients 0. What is masked
 there.
 """
 
+from flashsim.reference.approximate import Approximate, linformer, linformer_bounds, performer, performer_bounds
 from flashsim.reference.bounds import (
     BackwardRounding,
     Rounding,
@@ -34,6 +35,7 @@ from flashsim.reference.mlp import sparse_mlp, sparse_mlp_bounds
 from flashsim.reference.oracle import Attention, Three, attention, attention_with_statistics, bias_gradient, gradients
 
 __all__ = [
+    "Approximate",
     "Attention",
     "BackwardRounding",
     "CrossEntropy",
@@ -56,7 +58,11 @@ __all__ = [
     "kernel_product_bounds",
     "linear_attention",
     "linear_attention_bounds",
+    "linformer",
+    "linformer_bounds",
     "of_bound",
+    "performer",
+    "performer_bounds",
     "rounding",
     "score_reach",
     "sparse_mlp",

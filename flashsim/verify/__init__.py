@@ -9,7 +9,17 @@ are derived in `flashsim.theory`, and rounding bounds in `flashsim.reference`.
 
 from __future__ import annotations
 
-from flashsim.verify import appendices, beyond, chapter, lower, practice, propositions, theorem_5, theorems_1_2
+from flashsim.verify import (
+    appendices,
+    beyond,
+    chapter,
+    figure_3,
+    lower,
+    practice,
+    propositions,
+    theorem_5,
+    theorems_1_2,
+)
 from flashsim.verify.claim import Check, Claim
 from flashsim.verify.running import run
 
@@ -47,6 +57,8 @@ def checks() -> list[Check]:
         beyond.kernel_products_bounds,
         beyond.sparse_mlp_exact,
         beyond.fusing_pays_from_d_squared,
+        figure_3.approximations_exact,
+        figure_3.approximations_cross,
         chapter.loops_exchanged,
         chapter.flash_decoding,
         chapter.grouped_heads,

@@ -1,0 +1,144 @@
+"""Figure 3 of the paper, as a model: accesses, FLOPs and extra memory of exact and approximate attention against N."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
+from flashsim import approximate, patterns, theory
+from flashsim.checking import check_count
+from flashsim.plots.chart import Chart
+from flashsim.plots.setting import said, setting
+from flashsim.plots.style import BLACK, GREEN, GREY, PURPLE, SKY, column_figure, dress, hang, looks, several, styled
+from flashsim.sizes import Size
+
+EXACT = ("standard", "flash", "q_outer")
+PAPER = {
+    "source": "FlashAttention, arXiv:2205.14135, Section 4.3: runtimes of forward + backward on an A100 begin to cross",
+    "between": (512, 1024),
+}
+_LENGTHS = [2**e for e in range(7, 17)]
+_STEP, _LAST = 64, 2048  # where crossings are looked for
+_TOLD = ("performer", "linformer")  # whose crossings are marked
+_MEASURES = {
+    "accesses": "HBM accesses (elements)",
+    "flops": "FLOPs of matrix products",
+    "extra": "extra memory (elements)",
+}
+_SIZES = {
+    "standard": 9, "flash": 7, "q_outer": 5, "block_sparse": 4, "sliding_window": 3, "linformer": 7, "performer": 4,
+    "performer_materialised": 3,
+}  # fmt: skip
+_DRAWN: Mapping[str, tuple[str, str, str, str]] = {
+    "block_sparse": ("block-sparse, butterfly", SKY, "s", "-"),
+    "sliding_window": ("sliding window", PURPLE, "v", "-"),
+    "linformer": ("Linformer", GREEN, "P", "--"),
+    "performer": ("Performer", BLACK, "X", "--"),
+    "performer_materialised": ("Performer, φ in HBM", GREY, "d", ":"),
+}
+
+
+def approximate_data(*, d: int = 64, k: int = 256, M: Size | None = None, dtype: str = "float32") -> dict[str, Any]:
+    """Return forward accesses, FLOPs of products and extra memory (elements, one head) against N, 128 … 65,536, by method.
+
+    Exact: standard, flash, q_outer. Sparse: block_sparse in Algorithm 5's butterfly, sliding_window of k keys. Linear in N:
+    linformer of k mixtures, performer of k features, φ on chip or in HBM. Each takes the largest blocks of its proportions
+    that fit. `crosses`, by method that is not exact and by exact one: the multiple of 64 from which it makes fewer accesses
+    (None: not up to 2,048). `paper`: what the paper says of measured runtimes.
+    """
+    shape = setting(N=1, d=d, M=M, dtype=dtype)
+    shape.pop("N")
+    names = (*EXACT, *_DRAWN)
+    check_count("k", k)
+    near = range(_STEP, _LAST + 1, _STEP)
+    moved = {name: {N: _cost(name, N, k, shape) for N in {*_LENGTHS, *near}} for name in names}
+    return {
+        **shape,
+        "k": k,
+        "N": _LENGTHS,
+        "series": {
+            name: {what: [moved[name][N][at] for N in _LENGTHS] for at, what in enumerate(_MEASURES)} for name in names
+        },
+        "crosses": {
+            name: {of: _from([N for N in moved[name] if moved[name][N][0] >= moved[of][N][0]]) for of in EXACT}
+            for name in _DRAWN
+        },
+        "paper": PAPER,
+    }  # fmt: skip
+
+
+def _cost(name: str, N: int, k: int, shape: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return accesses, FLOPs of products, extra memory."""
+    if name in approximate.METHODS:
+        method = approximate.exact(name, N=N, k=k, **shape)
+        return method.hbm.accesses, method.matmul, method.hbm.extra
+    more: dict[str, Any] = {}
+    if name == "sliding_window":
+        more["window"] = (k // 2, k - 1 - k // 2)
+    if name == "block_sparse":
+        tiles = theory.exact("flash", N=N, sizing="fit", **shape).blocks
+        more["block_mask"] = patterns.butterfly(tiles.T_r, tiles.T_c)
+    exact = theory.exact(name, N=N, sizing="fit", **shape, **more)
+    return exact.hbm.accesses, exact.matmul, exact.hbm.extra
+
+
+def _from(not_fewer: Sequence[int]) -> int | None:
+    """Return the multiple of `_STEP` behind the last of these N."""
+    last = max(not_fewer, default=0)
+    return None if last >= _LAST else last // _STEP * _STEP + _STEP
+
+
+@styled
+def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+    """Draw the three against N, log-log; in the first, where the paper's runtimes cross, in grey, and where accesses do, a bar.
+
+    `data`: what `approximate_data` returned. `ax`: three axes; None: a new column of three.
+    """
+    data = approximate_data() if data is None else data
+    axes: Sequence[Axes] = several(ax, 3) or list(column_figure(8.4).subplots(3, sharex=True))
+    known = looks(EXACT)
+    for panel, (what, label) in zip(axes, _MEASURES.items(), strict=True):
+        dress(panel)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        for name, series in data["series"].items():
+            said_as, colour, marker, dashes = _DRAWN.get(name) or (
+                known[name].label, known[name].colour, known[name].marker, known[name].dashes
+            )  # fmt: skip
+            panel.plot(
+                data["N"], series[what], color=colour, marker=marker, linestyle=dashes, mfc="none", markersize=_SIZES[name],
+                label=said_as, gid=f"{name} {what}",
+            )  # fmt: skip
+        panel.set_ylabel(label)
+        panel.xaxis.set_major_locator(LogLocator(4))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        panel.yaxis.set_major_locator(LogLocator(100))
+        panel.yaxis.set_minor_locator(NullLocator())
+        panel.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes[0].axvspan(*data["paper"]["between"], color=GREY, alpha=0.2, linewidth=0, gid="paper")
+    for name in _TOLD:
+        at = data["crosses"][name]["q_outer"]
+        if at is not None:
+            axes[0].axvline(at, color=_DRAWN[name][1], linewidth=0.9, gid=f"{name} crosses")
+    axes[1].legend(loc="upper left")
+    axes[2].set_xlabel(f"sequence length N\n{said(data, 'd', 'k', 'M')}")
+    axes[0].set_title(_point(data), x=hang(axes[0], -0.2))
+    return axes
+
+
+def _point(data: Mapping[str, Any]) -> str:
+    found = [(data["crosses"][name]["q_outer"], _DRAWN[name][0]) for name in _TOLD]
+    if any(at is None for at, _ in found):
+        return "Exact and approximate attention against N"
+    words = ", ".join(f"{name} from N = {at:,}" for at, name in sorted(found))
+    return f"Fewer accesses than with loops exchanged:\n{words}"
+
+
+FIGURE = Chart(
+    "approximate", approximate_data, plot_approximate,
+    "Figure 3: exact and approximate attention against N", panels=3,
+)  # fmt: skip

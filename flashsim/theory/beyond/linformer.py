@@ -1,0 +1,68 @@
+"""Linformer, forward, E and F of k rows.
+
+reads   Q: N·d   K: T_e·N·d   V: T_e·N·e   E, F: k·N each   K_low: T_r·k·d   V_low: T_r·k·e
+writes  K_low: k·d   V_low: k·e   O: N·e   L: N
+peak    the larger of (b_e + b_c)·max(d, e) + b_e·b_c: K^low_a K_j, or V^low_a V_j, and a tile of E or F,
+        and of (b_r + b_k)(d + e) + b_r·b_k + 3b_r: Q_i O_i K^low_b V^low_b, S_ib, ℓ_i m_i m_i^new
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flashsim.matrices import Kind
+from flashsim.records import Sizes
+from flashsim.theory.kernel_products import kernel_rows
+from flashsim.theory.problem import ceil_div
+from flashsim.theory.program import Moved, ProgramForm
+
+
+def line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
+    """Return (B_r, B_c, B_e, B_k)."""
+    return rows, ceil_div(p.d, 2), 2 * rows, min(rows, p.d)
+
+
+def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
+    """As above."""
+    T_r, T_e = ceil_div(p.N, b.B_r), ceil_div(p.k, b.B_e)
+    return {
+        "Q": Moved(reads=p.N * p.d),
+        "K": Moved(reads=T_e * p.N * p.d),
+        "V": Moved(reads=T_e * p.N * p.e),
+        "E": Moved(reads=p.k * p.N),
+        "F": Moved(reads=p.k * p.N),
+        "K_low": Moved(reads=T_r * p.k * p.d, writes=p.k * p.d),
+        "V_low": Moved(reads=T_r * p.k * p.e, writes=p.k * p.e),
+        "O": Moved(writes=p.N * p.e),
+        "L": Moved(writes=p.N),
+    }
+
+
+def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
+    """The larger of the two phases', in their first tiles."""
+    mixing = (b.B_e + b.B_c) * max(p.d, p.e) + b.B_e * b.B_c
+    attending = (b.B_r + b.B_k) * (p.d + p.e) + b.B_r * b.B_k + 3 * b.B_r
+    return max(mixing, attending)
+
+
+FORM = ProgramForm(
+    name="linformer",
+    arrays={
+        "Q": ("input", Kind("N", "d")),
+        "K": ("input", Kind("N", "d")),
+        "V": ("input", Kind("N", "e")),
+        "E": ("input", Kind("k", "N")),
+        "F": ("input", Kind("k", "N")),
+        "K_low": ("extra", Kind("k", "d")),
+        "V_low": ("extra", Kind("k", "e")),
+        "O": ("output", Kind("N", "e")),
+        "L": ("extra", Kind("N", "1", "chip")),
+    },
+    blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"},
+    line_1=line_1,
+    rows=kernel_rows,
+    traffic=traffic,
+    peak=peak,
+    matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
+)

@@ -1,0 +1,227 @@
+"""What Figure 3 compares with: each method's numbers within derived bounds of its own formula, its counts, and planted bugs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flashsim import approximate, reference
+from flashsim.algorithms.beyond import programs
+from flashsim.planting import planted
+from flashsim.reference import of_bound
+from flashsim.run.programs import run_program
+
+Array = np.ndarray[Any, Any]
+
+
+def operands(N: int, d: int, e: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(seed)
+    Q, K, V = (rng.normal(size=size).astype(dtype) for size in ((N, d), (N, d), (N, e)))
+    return Q, K, V
+
+
+def mixtures(k: int, N: int, seed: int = 0, dtype: str = "float64") -> tuple[Array, Array]:
+    E, F = np.random.default_rng(seed + 1000).normal(size=(2, k, N)).astype(dtype) / dtype_of(dtype)(max(k, 1) ** 0.5)
+    return E, F
+
+
+def dtype_of(dtype: str) -> Any:
+    return np.dtype(dtype).type
+
+
+sizes = {
+    "N": st.integers(1, 40), "d": st.integers(1, 9), "e": st.integers(1, 9), "k": st.integers(1, 20),
+    "blocks": st.tuples(*[st.integers(1, 25)] * 4), "seed": st.integers(0, 99),
+    "dtype": st.sampled_from(["float16", "float32", "float64"]), "scale": st.sampled_from([None, 0.0, 0.7, -0.3]),
+}  # fmt: skip
+
+
+@given(**sizes)
+def test_linformers_numbers_are_its_formulas_within_their_bound(
+    N: int, d: int, e: int, k: int, blocks: tuple[int, int, int, int], seed: int, dtype: str, scale: float | None
+) -> None:
+    given = *operands(N, d, e, seed, dtype), *mixtures(k, N, seed, dtype)
+    run = approximate.linformer(*given, scale=scale, blocks=blocks)
+    parts = -(-N // blocks[1]), -(-k // blocks[3])
+    bound = reference.linformer_bounds(*given, scale=scale, blocks=parts, stored=dtype)
+    want = reference.linformer(*given, scale=scale)
+    assert of_bound(run.O, want.O, bound.O) <= 1
+    assert of_bound(run.L, want.L, bound.L) <= 1
+    assert run.hbm == approximate.exact("linformer", N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
+
+
+@pytest.mark.parametrize("phi", approximate.PHI)
+@given(**{**sizes, "scale": st.sampled_from([None, 0.0, 0.7])})
+def test_performers_numbers_are_its_formulas_within_their_bound(
+    phi: str,
+    N: int,
+    d: int,
+    e: int,
+    k: int,
+    blocks: tuple[int, int, int, int],
+    seed: int,
+    dtype: str,
+    scale: float | None,
+) -> None:
+    given = *operands(N, d, e, seed, dtype), approximate.features(k, d, seed=seed, dtype=dtype)
+    run = approximate.performer(*given, scale=scale, phi=phi, blocks=blocks)
+    parts = -(-N // blocks[1]), -(-k // blocks[3])
+    bound = reference.performer_bounds(*given, scale=scale, phi=phi, blocks=parts, stored=dtype)
+    assert of_bound(run.O, reference.performer(*given, scale=scale), bound) <= 1
+    assert run.hbm == approximate.exact(approximate.PHI[phi], N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
+
+
+def test_performer_is_the_quotient_of_its_paper() -> None:
+    Q, K, V = operands(9, 4, 3)
+    W = approximate.features(6, 4, seed=1)
+
+    def phi(X: Array) -> Array:
+        x = X / 4**0.25
+        features: Array = np.exp(x @ W.T - (x * x).sum(1, keepdims=True) / 2)
+        return features
+
+    weights = phi(Q) @ phi(K).T
+    quotient = weights @ V / weights.sum(1, keepdims=True)
+    assert reference.performer(Q, K, V, W) == pytest.approx(quotient)
+    assert pytest.approx(quotient) == approximate.performer(Q, K, V, W, blocks=(2, 3, 4, 3)).O
+
+
+def test_performer_overflows_nowhere_where_features_would() -> None:
+    Q, K, V = (40 * x for x in operands(9, 4, 3))  # e^{1600 · 4}, and log φ(K) below −1000
+    W = approximate.features(6, 4, seed=1)
+    bound = reference.performer_bounds(Q, K, V, W)
+    assert of_bound(approximate.performer(Q, K, V, W).O, reference.performer(Q, K, V, W), bound) <= 1
+
+
+def test_with_many_features_it_is_attention() -> None:
+    Q, K, V = (x / 2 for x in operands(6, 4, 3))
+    want = reference.attention(Q, K, V)
+    few, many = (
+        abs(approximate.performer(Q, K, V, approximate.features(k, 4), M=10**6).O - want).max() for k in (8, 5_000)
+    )
+    assert many < 0.02 < few
+
+
+def test_features_are_orthogonal_normal_and_repeatable() -> None:
+    W = approximate.features(10, 4, seed=3)
+    assert (approximate.features(10, 4, seed=3) == W).all()
+    for block in (W[:4], W[4:8], W[8:]):
+        products = block @ block.T
+        assert abs(products - np.diag(np.diagonal(products))).max() < 1e-12
+    many = approximate.features(20_000, 4)
+    assert abs(many.mean(0)).max() < 0.03
+    assert abs(np.cov(many.T) - np.eye(4)).max() < 0.05
+
+
+def test_linformer_whose_mixtures_are_the_keys_is_attention() -> None:
+    Q, K, V = operands(7, 4, 3)
+    run = approximate.linformer(Q, K, V, np.eye(7), np.eye(7), blocks=(2, 3, 2, 3))
+    whole = reference.attention_with_statistics(Q, K, V)
+    assert pytest.approx(whole.O) == run.O
+    assert pytest.approx(np.log(whole.l) + whole.m) == run.L
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("tau * (Q_i @ K_low_b.T)", "Q_i @ K_low_b.T"),
+        ("sram.load(F[a, j], V[j])", "sram.load(E[a, j], V[j])"),
+        ("on_chip(V_low_a + F_aj @ V_j,", "on_chip(F_aj @ V_j,"),
+        ("exp(m_i - finite(m_i_new)) * O_i +", "O_i +"),
+        ("exp(m_i - finite(m_i_new)) * l_i +", "l_i +"),
+        ("m_i + log(l_i)", "log(l_i)"),
+    ],
+)
+def test_a_bug_planted_in_linformer_is_noticed(before: str, after: str) -> None:
+    given = *operands(11, 4, 4), *mixtures(6, 11)
+    want, bound = reference.linformer(*given), reference.linformer_bounds(*given, blocks=(3, 3))
+    program = programs()["linformer"]
+    for tried, right in ((program, True), (planted(program, (before, after)), False)):
+        run = run_program(
+            tried, dict(zip(program.operands, given, strict=True)), blocks=(4, 4, 4, 2), options={"tau": 0.5}
+        )
+        assert (of_bound(run.O, want.O, bound.O) <= 1 and of_bound(run.L, want.L, bound.L) <= 1) == right
+
+
+@pytest.mark.parametrize("phi", approximate.PHI)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (" - 0.5 * rowsum((c * K_j) * (c * K_j)).T", ""),
+        ("c * (W_f @ K_j.T)", "c * c * (W_f @ K_j.T)"),
+        (" + z_g.T", ""),
+        ("exp(m_f - finite(m_f_new)) * S_f +", "S_f +"),
+        ("exp(m_i - finite(m_i_new)) * l_i +", "l_i +"),
+        ("m_f + log(l_f)", "m_f"),
+    ],
+)
+def test_a_bug_planted_in_performer_is_noticed(phi: str, before: str, after: str) -> None:
+    given = *operands(11, 4, 4), approximate.features(6, 4, seed=2)
+    want, bound = reference.performer(*given), reference.performer_bounds(*given, blocks=(3, 3))
+    program = programs()[approximate.PHI[phi]]
+    for tried, right in ((program, True), (planted(program, (before, after)), False)):
+        named = dict(zip(program.operands, given, strict=True))
+        O = run_program(tried, named, blocks=(4, 4, 4, 2), options={"c": 0.5**0.5}).O
+        assert (of_bound(O, want, bound) <= 1) == right
+
+
+def test_each_method_is_linear_in_N() -> None:
+    for method in approximate.METHODS:
+        once, twice = (
+            approximate.count(method, N=N, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm for N in (2048, 4096)
+        )
+        more = twice.accesses - once.accesses
+        again = approximate.count(method, N=6144, d=16, k=32, M=4096, blocks=(32, 8, 32, 16)).hbm
+        assert again.accesses - twice.accesses == more
+
+
+def test_scores_that_are_all_below_the_range_are_refused() -> None:
+    Q, K, V = (x.astype(np.float32) for x in operands(5, 2, 3))
+    E, F = mixtures(4, 5, dtype="float32")
+    W = approximate.features(4, 2, dtype="float32")
+    for phi in approximate.PHI:
+        with pytest.raises(ValueError, match="O overflows float32"):
+            approximate.performer(Q, K * np.float32(1e25), V, W, phi=phi)
+    one = np.ones((5, 2), np.float32)
+    with pytest.raises(ValueError, match="O overflows float32"):
+        approximate.linformer(one * np.float32(1e30), one * np.float32(-1e30), V, abs(E), F)
+    K[:3] *= np.float32(1e25)  # these keys, which come first, weigh nothing
+    got = approximate.performer(Q, K, V, W, blocks=(5, 1, 4, 4)).O
+    bound = reference.performer_bounds(Q, K[3:], V[3:], W, blocks=(5, 1), stored="float32")
+    assert of_bound(got, reference.performer(Q, K[3:], V[3:], W), bound) <= 1
+
+
+def test_bad_input_is_named() -> None:
+    Q, K, V = operands(5, 2, 3)
+    E, F = mixtures(4, 5)
+    for wrong, match in (
+        ({"blocks": 3}, "blocks is 3"),
+        ({"blocks": (1, 1, 0, 1)}, "B_e, is 0"),
+        ({"M": 3}, "M = 3 elements is too small"),
+        ({"scale": float("nan")}, "scale"),
+        ({"sizing": "none"}, "sizing"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            approximate.linformer(Q, K, V, E, F, **wrong)
+    with pytest.raises(ValueError, match=r"E has shape \(4, 4\); expected \(k, N\) with N = 5, as Q has"):
+        approximate.linformer(Q, K, V, E[:, :4], F)
+    with pytest.raises(ValueError, match=r"F has shape \(3, 5\); expected \(k, N\) with k = 4, as E has"):
+        approximate.linformer(Q, K, V, E, F[:3])
+    with pytest.raises(ValueError, match=r"scale is -1.0; expected at least 0"):
+        approximate.performer(Q, K, V, E[:, :2], scale=-1)
+    with pytest.raises(ValueError, match=r"W has shape \(4, 3\); expected \(k, d\) with d = 2, as Q has"):
+        approximate.performer(Q, K, V, E[:, :3])
+    with pytest.raises(ValueError, match="phi"):
+        approximate.performer(Q, K, V, E[:, :2], phi="stored")
+    with pytest.raises(ValueError, match="seed is -1"):
+        approximate.features(3, 2, seed=-1)
+    with pytest.raises(ValueError, match="method"):
+        approximate.count("reformer", N=4, d=2, k=2)
+    with pytest.raises(ValueError, match="k is 0"):
+        approximate.count("linformer", N=4, d=2, k=0)
+    with pytest.raises(ValueError, match="O overflows float32"):
+        approximate.linformer(*(np.full((4, 4), 1e30, np.float32) for _ in range(5)))
