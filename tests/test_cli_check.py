@@ -175,7 +175,7 @@ def test_a_diagnosis_says_which_failing_cases_it_counts(capsys: pytest.CaptureFi
     assert main(["check", mutant, "--fail-fast", "--check", "causal_no_leak"]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "(simplest found; 1 of 1 cases drawn fails)" in out
-    assert "in 2 of 2 failing cases, drawn and simplified.)" in out
+    assert "in 2 of 2 drawn and simplified failing cases.)" in out
 
 
 def test_what_is_printed_to_see_it_again_runs_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
