@@ -37,7 +37,7 @@ FRAME = {"width": 960, "height": 480}
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "figures" / "gallery"
-REMEDY = "python scripts/gallery.py makes it anew"
+REMEDY = "flashsim lessons -o figures/gallery makes it anew"
 LESSONS = list(gallery.pages())
 TRACE = re.compile(r'(?<=<script id="trace" type="text/plain">)[^<]+')
 LINK = re.compile(r'<a href="(?:(\w+)\.html)?#t=(\d+)" data-event="([^"]*)">.*?</a>, .*?: <span>(.*?)</span></li>')
@@ -130,6 +130,44 @@ def test_files_are_what_the_script_makes(name: str) -> None:
 
 def test_every_run_makes_the_same_bytes() -> None:
     assert dict(gallery.files()) == made()
+
+
+def test_the_command_writes_the_pages_and_opens_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    pages = made()
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("flashsim.gallery.files", lambda names: iter(pages.items()))
+    monkeypatch.chdir(tmp_path)
+    assert main(["lessons", "--open"]) == 0
+    folder = tmp_path / "flashsim-lessons"
+    assert {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()} == pages
+    assert opened == [(folder / "index.html").as_uri()]
+    assert "Saved flashsim-lessons/index.html" in capsys.readouterr().out
+
+
+def test_the_command_writes_a_lesson_that_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its neighbours are not there: nothing links to them."""
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert main(["lessons", "causal", "online_softmax", "-o", str(tmp_path / "a" / "b"), "--open"]) == 0
+    files = sorted((tmp_path / "a" / "b").iterdir())
+    assert [file.name for file in files] == ["causal.html", "online_softmax.html"]
+    assert not re.findall(r'href="\w+\.html"', files[0].read_text(encoding="utf-8"))
+    assert opened == [files[0].as_uri()]
+
+
+def test_the_command_refuses_what_is_no_lesson_and_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(["lessons", "casual"]) == main(["lessons", "causal", "-o", "file"]) == 2
+    unknown, taken = capsys.readouterr().err.splitlines()
+    assert "there is no lesson 'casual', perhaps you mean 'causal'; expected of online_softmax, " in unknown
+    assert "argument -o/--output: file is a file; expected a folder" in taken
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("name", LESSONS)
