@@ -632,6 +632,46 @@ def test_lessons_ask_before_they_show(page: Any, name: str) -> None:
     assert page.evaluate("player.playing") is False
 
 
+TOTALS = """() => [...document.querySelectorAll(".hbm tbody tr")].flatMap((row) => [3, 5].map((n) => row.cells[n].textContent))"""
+SEEN_AHEAD = """(stop) => [...document.querySelectorAll("#lesson .moments li")].filter((entry) =>
+  Number(entry.querySelector("a").hash.slice(3)) >= stop && entry.querySelector("span").checkVisibility()).length"""
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_what_a_stop_asks_is_not_shown_before(page: Any, name: str) -> None:
+    """Neither in the predicted totals nor in the moments; the last step, reached by a link, shows all."""
+    opened(page, name)
+    stop = page.evaluate("player.stops[0][0]")
+    page.evaluate("document.querySelector('#lesson').open = true")
+    for t in (0, stop - 1):
+        page.evaluate(f"player.go({t}), document.querySelector('#lesson').open = true")
+        assert set(page.evaluate(TOTALS)) == {"?"}
+        assert page.evaluate(SEEN_AHEAD, stop) == 0
+    page.evaluate("player.speed = 30, player.play(true)")
+    until(page, "document.querySelector('#stop').open")
+    page.evaluate("player.redraw()")
+    assert set(page.evaluate(TOTALS)) == {"?"}
+    page.click("#stop-on")
+    until(page, "player.t === player.length - 1 || !document.querySelector('#stop').open")
+    page.keyboard.press("End")
+    assert "?" not in page.evaluate(TOTALS)
+    page.evaluate("document.querySelector('#lesson').open = true")
+    assert page.evaluate(SEEN_AHEAD, 0) == page.locator("#lesson .moments li").count()
+
+
+@pytest.mark.parametrize("name", ["standard", "flash_basic"])
+def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
+    """Its totals are in the answer alone; and it is asked before the accesses so far tell."""
+    (trace,) = gallery.pages()[name].traces()
+    lesson = gallery.pages()[name].teach(trace)
+    stop = lesson.stops[0]
+    totals = re.findall(r"\d[\d,]+", stop.because)
+    assert totals
+    assert not [total for total in totals if total in re.findall(r"\d[\d,]+", lesson.text)]
+    before = trace.events[trace.steps[stop.step].first - 1]
+    assert before.reads + before.writes < sum(a.reads + a.writes for a in trace.about.arrays) / 2
+
+
 def test_lessons_lead_to_each_other(page: Any) -> None:
     opened(page, LESSONS[0])
     assert page.locator("[rel=prev]").count() == 0
