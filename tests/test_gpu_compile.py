@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from flashsim import Causal, KeyPadding, SlidingWindow, cli, gpu
-from flashsim.gpu import api, compiling, hopper, hopper_backward, hopper_decode, machine
+from flashsim.gpu import api, compiling, hopper, hopper_backward, hopper_decode, launching, machine
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
 from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
@@ -263,9 +263,9 @@ def test_hoppers_tiles() -> None:
     most = 227 * 1024  # of a block's shared memory on Hopper
     assert all(tiles.shared_bytes(d) <= most for d in hopper.TILES for tiles in hopper.TILES[d])
     assert all(hopper_backward.shared_bytes(d) <= most for d in hopper_backward.HEAD_DIMS)
-    assert hopper.section(2**20, 50 * 2**20, 64) == 32
-    assert hopper.section(2**20, 50 * 2**20, 8) == 8
-    assert hopper.section(2**30, 50 * 2**20, 64) == 1
+    assert launching.section(2**20, 50 * 2**20, 64) == 32
+    assert launching.section(2**20, 50 * 2**20, 8) == 8
+    assert launching.section(2**30, 50 * 2**20, 64) == 1
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ def plan(
     """Return which rung `forward`, or `backward`, takes for these arguments where `kernel` is None. Errors as in `forward`."""
     with taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, _):
         rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
-        return _fastest(direction, arrays, _asked(rule, check_p(dropout_p), blocks, count))
+        asked = _asked(rule, check_p(dropout_p), blocks, count)
+        return _fastest(direction, arrays, _aligned(arrays), asked, capability(current_device()))
 
 
 def forward(
@@ -103,13 +104,9 @@ def forward(
     """
     if kernel is not None:
         rungs.kernel(kernel)
-    dropout_p = check_p(dropout_p)
     with taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, hand_back):
-        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
-        asked = _asked(rule, dropout_p, blocks, count)
-        rung = rungs.kernel(kernel or _fastest("forward", arrays, asked).kernel)
-        _check_shapes(rung, arrays)
-        options = _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count)
+        plain = kernel, causal, scale, dropout_p, seed, False
+        rung, options = _settled("forward", arrays, plain, (mask, masked, block_mask, blocks, count))
         cupy, first = import_cupy(), arrays["q"]
         o = cupy.empty(first.shape, rung.output or first.dtype)
         lse = cupy.empty(first.shape[:3], "float32") if return_lse else None
@@ -145,14 +142,10 @@ def backward(
     """
     if kernel is not None and rungs.kernel(kernel).backward is None:
         raise ValueError(f"kernel {kernel!r} has no backward pass")
-    dropout_p = check_p(dropout_p)
     with taken({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, mask) as (arrays, masked, hand_back):
-        rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked)
-        asked = _asked(rule, dropout_p, blocks, count)
-        rung = rungs.kernel(kernel or _fastest("backward", arrays, asked).kernel)
+        plain = kernel, causal, scale, dropout_p, seed, deterministic
+        rung, options = _settled("backward", arrays, plain, (mask, masked, None, blocks, count))
         assert rung.backward is not None
-        _check_shapes(rung, arrays)
-        options = _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count, deterministic, "backward")
         cupy = import_cupy()
         arrays["o"], arrays["lse"] = (cupy.ascontiguousarray(arrays[name]) for name in ("o", "lse"))
         gradients = [cupy.empty(arrays[name].shape, arrays[name].dtype) for name in ("q", "k", "v")]
@@ -163,7 +156,68 @@ def backward(
     return tuple(results)
 
 
-# ---------------------------------------------------------------------------------------------------------------- checks
+# -------------------------------------------------------------------------------------------------------------- settling
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What is to be known of an array before a kernel is launched, but for where it is."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.itemsize)
+
+
+def _aligned(arrays: dict[str, Any]) -> bool:
+    """Say whether arrays start at multiples of 16 bytes."""
+    return not any(x.data.ptr % 16 for name, x in arrays.items() if name != "lse")
+
+
+_SIMPLE = (type(None), bool, int, float, str)
+
+
+def _settled(
+    direction: str, arrays: dict[str, Any], plain: tuple[Any, ...], others: tuple[Any, ...]
+) -> tuple[Kernel, Options]:
+    """Return which rung is to run, and with what, or raise ValueError.
+
+    plain   kernel, causal, scale, dropout_p, seed, deterministic
+    others  mask, the array that it is, block_mask, blocks, count
+
+    Where no others are asked for, this depends on shapes, strides and dtypes alone, and is kept: it takes longer than a launch.
+    """
+    found = tuple((name, x.shape, x.strides, x.dtype) for name, x in arrays.items())
+    aligned, on = _aligned(arrays), capability(current_device())
+    if all(other is None or other is False for other in others) and all(type(value) in _SIMPLE for value in plain):
+        return _settled_before(direction, found, aligned, on, *plain)
+    return _settle(direction, found, aligned, on, plain, others)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _settled_before(direction: str, found: Any, aligned: bool, on: str, *plain: Any) -> tuple[Kernel, Options]:
+    return _settle(direction, found, aligned, on, plain, (None, None, None, None, False))
+
+
+def _settle(
+    direction: str, found: Any, aligned: bool, on: str, plain: tuple[Any, ...], others: tuple[Any, ...]
+) -> tuple[Kernel, Options]:
+    kernel, causal, scale, dropout_p, seed, deterministic = plain
+    mask, masked, block_mask, blocks, count = others
+    arrays = {name: _Described(*rest) for name, *rest in found}
+    dropout_p = check_p(dropout_p)
+    rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
+    asked = _asked(rule, dropout_p, blocks, count)
+    rung = rungs.kernel(kernel or _fastest(direction, arrays, aligned, asked, on).kernel)
+    _check_shapes(rung, arrays)
+    return rung, _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count, deterministic, direction)
 
 
 def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
@@ -178,12 +232,10 @@ def _takes(rung: Kernel, what: str, direction: str) -> bool:
     return bool(takes) or (what == "window" and rung.masks)
 
 
-def _fastest(direction: str, arrays: dict[str, Any], asked: tuple[bool, ...]) -> Plan:
+def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[bool, ...], on: str) -> Plan:
     q = arrays["q"]
-    aligned = not any(
-        stride % 16 for name, x in arrays.items() if name != "lse" for stride in (x.data.ptr, *x.strides[:-1])
-    )
-    return _plan(direction, q.dtype, q.shape, arrays["k"].shape, aligned, asked, capability(current_device()))
+    aligned &= not any(stride % 16 for name, x in arrays.items() if name != "lse" for stride in x.strides[:-1])
+    return _plan(direction, q.dtype, q.shape, arrays["k"].shape, aligned, asked, on)
 
 
 @lru_cache(maxsize=1024)
@@ -218,30 +270,8 @@ def _plan(
     return Plan(rung.name, "; ".join(skipped) or "the fastest that there is")
 
 
-def _check_shapes(rung: Kernel, arrays: dict[str, Any]) -> None:
+def _check_shapes(rung: Kernel, arrays: dict[str, _Described]) -> None:
     """Raise ValueError for shapes, dtypes or strides that the kernel does not take."""
-    _check_described(rung.name, tuple((name, x.shape, x.strides, x.dtype) for name, x in arrays.items()))
-
-
-@dataclass(frozen=True)
-class _Described:
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: Any
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def itemsize(self) -> int:
-        return int(self.dtype.itemsize)
-
-
-@lru_cache(maxsize=1024)
-def _check_described(rung_name: str, described: tuple[tuple[Any, ...], ...]) -> None:
-    """Check them once: it takes a good part of the time of a small problem."""
-    rung, arrays = rungs.kernel(rung_name), {str(name): _Described(*rest) for name, *rest in described}
     q, k = arrays["q"], arrays["k"]
     for name, array in arrays.items():
         axes = 3 if name == "lse" else 4

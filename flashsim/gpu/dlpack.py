@@ -37,6 +37,8 @@ def taken(given: dict[str, Any], mask: Any) -> Iterator[tuple[dict[str, Any], An
 
 
 def _device(name: str, array: Any) -> int:
+    if isinstance(array, import_cupy().ndarray):
+        return int(array.data.device_id)
     if not hasattr(array, "__dlpack_device__") or not hasattr(array, "__dlpack__"):
         raise ValueError(f"{name} is a {type(array).__name__}; expected a CuPy array, or one with DLPack, on a GPU")
     kind, number = array.__dlpack_device__()

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from flashsim.checking import check_tiles
 from flashsim.gpu import hopper_backward, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import DROPOUT, counter, dropout
+from flashsim.gpu.launching import DROPOUT, NOWHERE, counter, dropout, section
 from flashsim.gpu.tensor_maps import tensor_map
 from flashsim.masks import SlidingWindow
 from flashsim.records import Blocks, Shape
@@ -32,7 +31,6 @@ HEAD_DIMS = (64, 128)  # the kernel's; the rung takes tensor_core's
 ROWS = 64  # of Q_i that a warpgroup has; of the boxes in which O_i is stored
 MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
 SHORT = 4096  # keys: up to so many, smaller tiles pay
-L2_PART = 0.8  # of the L2 that K and V of a section of heads may fill
 
 
 _PROBLEM = np.dtype(
@@ -41,8 +39,7 @@ _PROBLEM = np.dtype(
 )
 
 
-@dataclass(frozen=True)
-class Tiles:
+class Tiles(NamedTuple):
     """B_r × B_c, and which ideas are used: `turns` between warpgroups, `lazy` rescaling of O_i, a `persistent` grid.
 
     Where it is not persistent, a block of threads has one row block.
@@ -97,10 +94,10 @@ def choose_tiles(d: int, kind: str, N_k: int, dropout: bool = False, blocks: tup
 
 def steps(d: int) -> dict[str, Tiles]:
     """Return the kernel for long rows without its ideas, and with one more each time; what `forward` takes is among them."""
-    tiles = replace(TILES[d][0], turns=False, lazy=False, persistent=False)
+    tiles = TILES[d][0]._replace(turns=False, lazy=False, persistent=False)
     found = {"plain": tiles}
     for idea in ("persistent", "lazy", "turns"):
-        tiles = replace(tiles, **{idea: True})
+        tiles = tiles._replace(**{idea: True})
         found[f"+ {idea}"] = tiles
     return found
 
@@ -142,48 +139,49 @@ def kind_of(options: Options) -> str:
 
 def launch(tiles: Tiles, q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     """Fill o and, unless None, lse, with these tiles. Raises ValueError as `forward`."""
-    device = import_cupy().cuda.runtime.getDevice()
-    dtype, d, dropping, kind = q.dtype.name, q.shape[3], options.dropout_p > 0, kind_of(options)
-    window = options.window or (-1, 0 if options.causal else -1)
-    listed = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2]) if kind == "LISTED" else None
-    problem, blocks = _prepared(
-        device,
-        tiles,
-        q.shape,
-        k.shape,
-        lse is not None,
-        kind,
-        window,
-        options.scale,
-        options.dropout_p,
-        options.seed,
-        listed and (listed[0].data.ptr, listed[1].data.ptr),
-    )
-    kernel = _ready(device, tiles, dtype, d, kind, dropping, options.counters is not None)
+    device, kind, counting = import_cupy().cuda.runtime.getDevice(), kind_of(options), options.counters is not None
+    window, drops = options.window or (-1, 0 if options.causal else -1), (options.dropout_p, options.seed)
+    lists: Any = ()
+    if kind == "LISTED":
+        lists = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2])
+    listed = tuple(array.data.ptr for array in lists)
+    wants_L, scale = lse is not None, options.scale
+    made = _made(device, tiles, q.shape, k.shape, q.dtype, wants_L, kind, window, scale, drops, listed, counting)
     sides = (("q", q, tiles.B_r), ("k", k, tiles.B_c), ("v", v, tiles.B_c), ("o", o, ROWS))
-    maps = [tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, rows) for name, x, rows in sides]
-    L = np.uint64(0) if lse is None else lse
-    totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
-    threads = 128 * (tiles.B_r // ROWS + 1)
-    arguments = (*maps, L, counter(device), problem, totals)
-    kernel((blocks,), (threads,), arguments, shared_mem=tiles.shared_bytes(d))
+    maps = [tensor_map(name, x.data.ptr, x.shape, x.strides, made.dtype, rows) for name, x, rows in sides]
+    L = lse if wants_L else NOWHERE
+    totals = options.counters.for_launch(ARRAYS) if options.counters is not None else NOWHERE
+    arguments = (*maps, L, counter(device), made.problem, totals)
+    made.kernel(made.grid, made.threads, arguments, shared_mem=made.shared)
+
+
+class _Made(NamedTuple):
+    """What a launch needs besides its arrays: the function, its grid and block of threads, and struct Problem."""
+
+    kernel: Any
+    grid: tuple[int]
+    threads: tuple[int]
+    shared: int
+    problem: Any
+    dtype: str
 
 
 @lru_cache(maxsize=1024)
-def _prepared(
+def _made(
     device: int,
     tiles: Tiles,
     q: tuple[int, ...],
     k: tuple[int, ...],
+    dtype: Any,
     wants_L: bool,
     kind: str,
     window: tuple[int, int],
     scale: float,
-    dropout_p: float,
-    seed: int,
-    listed: tuple[int, int] | None,
-) -> tuple[Any, int]:
-    """Return struct Problem, and how many blocks of threads, for q and k of these shapes, and lists at these pointers."""
+    drops: tuple[float, int],
+    listed: tuple[int, ...],
+    counting: bool,
+) -> _Made:
+    """Return it for q and k of these shapes, dropout and seed, and lists of tiles at these pointers."""
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     T_r = -(-N_q // tiles.B_r)
     row_blocks = B * H * T_r
@@ -199,9 +197,11 @@ def _prepared(
     )
     problem["starts"], problem["tiles"] = listed or (0, 0)
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    problem["dropout"] = dropout(dropout_p, seed)
-    at_once = attributes["MultiProcessorCount"] if tiles.persistent else row_blocks
-    return np.void(problem.tobytes()), min(at_once, row_blocks)
+    problem["dropout"] = dropout(*drops)
+    kernel = _ready(device, tiles, dtype.name, d, kind, drops[0] > 0, counting)
+    blocks = min(attributes["MultiProcessorCount"] if tiles.persistent else row_blocks, row_blocks)
+    threads = 128 * (tiles.B_r // ROWS + 1)
+    return _Made(kernel, (blocks,), (threads,), tiles.shared_bytes(d), np.void(problem.tobytes()), dtype.name)
 
 
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:
@@ -224,11 +224,6 @@ def _on_gpu(device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tupl
     found = cupy.asarray(starts, "int32"), cupy.asarray(np.nonzero(computed)[1], "int32")
     cupy.cuda.get_current_stream().synchronize()  # other streams may use them next
     return found
-
-
-def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
-    """Return of how many heads K and V, of so many bytes for each, stay in the L2 together: a power of two, or all."""
-    return min(heads, 1 << max(0, int(L2_PART * l2_bytes / bytes_a_head).bit_length() - 1))
 
 
 @cache

@@ -15,6 +15,7 @@ import numpy as np
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
+from flashsim.gpu.launching import NOWHERE
 from flashsim.gpu.tensor_maps import tensor_map
 
 FILE = "hopper_decode.cu"
@@ -74,16 +75,18 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         warnings.warn(f"hopper runs in hopper_decode's place: {reason}", RuntimeWarning, stacklevel=3)
         hopper.forward(q, k, v, o, lse, options)
         return
-    dtype, counting = q.dtype.name, options.counters is not None
-    asked = _prepared(device, q.shape, k.shape, q.strides, lse is not None, options.causal, options.scale)
+    counting = options.counters is not None
+    asked = _prepared(
+        device, q.shape, k.shape, q.strides, q.dtype, lse is not None, options.causal, options.scale, counting
+    )
     tensor_core.check_rows("q", q)
-    K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, dtype, KEYS) for name, x in (("k", k), ("v", v)))
-    L = np.uint64(0) if lse is None else lse
-    totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
+    K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, asked.dtype, KEYS) for name, x in (("k", k), ("v", v)))
+    L = NOWHERE if lse is None else lse
+    totals = options.counters.for_launch(ARRAYS) if options.counters is not None else NOWHERE
     made = cupy.empty(asked.places * (d + 2), "float32") if asked.places else None
     at = 0 if made is None else made.data.ptr
     parts = [np.uint64(at + 4 * asked.places * n) for n in (0, d, d + 1)]  # O_parts, l_parts, m_parts
-    decode, merge = _ready(device, dtype, d, counting)
+    decode, merge = asked.kernels
     given = (q, K, V, o, L, *parts, asked.problem, totals)
     decode((asked.blocks,), (THREADS,), given, shared_mem=shared_bytes(d))
     if made is not None:
@@ -92,9 +95,11 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
 
 
 class _Prepared(NamedTuple):
-    """struct Problem, blocks of threads; if heads are split, places for rows of parts, warps that merge a row, their blocks."""
+    """struct Problem, kernels, dtype, blocks; if heads are split, places for rows of parts, warps a row, merging blocks."""
 
     problem: Any
+    kernels: tuple[Any, Any]
+    dtype: str
     blocks: int
     places: int = 0
     share: int = 0
@@ -107,9 +112,11 @@ def _prepared(
     q: tuple[int, ...],
     k: tuple[int, ...],
     strides: tuple[int, ...],
+    dtype: Any,
     wants_L: bool,
     causal: bool,
     scale: float,
+    counting: bool,
 ) -> _Prepared:
     """Return what a launch for q and k of these shapes needs."""
     (B, H, N_q, _), (_, H_kv, N_k, _) = q, k
@@ -125,11 +132,11 @@ def _prepared(
     problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, T_c
     problem["causal"], problem["wants_L"] = causal, wants_L
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    by_value = np.void(problem.tobytes())
+    found = np.void(problem.tobytes()), _ready(device, dtype.name, q[3], counting), dtype.name, blocks
     if blocks == heads:
-        return _Prepared(by_value, blocks)
+        return _Prepared(*found)
     share = next(share for share in (1, 2, 4, 8) if share == WARPS or -(-blocks // heads) <= PARTS * share)
-    return _Prepared(by_value, blocks, (blocks + heads - 1) * rows, share, -(-heads * rows * share // WARPS))
+    return _Prepared(*found, (blocks + heads - 1) * rows, share, -(-heads * rows * share // WARPS))
 
 
 def shared_bytes(d: int) -> int:

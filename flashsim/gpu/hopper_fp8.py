@@ -6,21 +6,23 @@ The kernel needs a GPU of compute capability 9.0 and d = 128; no other rung take
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import MissingGPU, capability, current_device, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import ELEMENTS, counter
+from flashsim.gpu.launching import ELEMENTS, NOWHERE, counter, section
 from flashsim.gpu.tensor_maps import tensor_map
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
 BLOCKS = (128, 128)  # B_r, B_c
 THREADS, TRANSPOSES, ROUNDS = 384, 256, 256  # of the three kernels
-SHARED = 1024 * (16 + 4 * 16 + 4 * 16 + 32) + 9 * 16 + 2 * 12  # Q_i, K_j, V_j, O_i, barriers, row blocks' numbers
+SHARED = (
+    1024 * (16 + 4 * 16 + 4 * 17 + 32) + 9 * 16 + 2 * 12
+)  # Q_i, K_j, V_j and ones, O_i, barriers, row blocks' numbers
 LARGEST = 448.0
 
 _STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
@@ -78,39 +80,59 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         raise ValueError(f"hopper_fp8 cannot run: {reason}; no other kernel takes {NAME}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         tensor_core.check_rows(name, x)
-    (_, _, _, d), (B, H_kv, N_k, _) = q.shape, k.shape
-    B_r, B_c = BLOCKS
-    T_c = -(-N_k // B_c)
-    problem, blocks = _prepared(device, q.shape, k.shape, lse is not None, options.causal, options.scale)
-    totals = options.counters.for_launch(ARRAYS) if options.counters is not None else np.uint64(0)
-    transpose, kernel = _ready(device, options.causal, options.counters is not None)
-    transposed = cupy.empty((B, H_kv, T_c * d, B_c), "uint8")
-    strides = np.array([v.strides[:3]], _STRIDES)
-    numbers = (np.int32(n) for n in (H_kv, N_k, T_c))
-    transpose((B * H_kv * T_c,), (TRANSPOSES,), (v, strides, transposed, *numbers, totals))
+    counters, wants_L = options.counters, lse is not None
+    made = _made(device, q.shape, k.shape, v.strides, wants_L, options.causal, options.scale, counters is not None)
+    totals = counters.for_launch(ARRAYS) if counters is not None else NOWHERE
+    transposed = cupy.empty(made.transposed, "uint8")
+    made.transpose(made.tiles, (TRANSPOSES,), (v, made.strides, transposed, *made.numbers, totals))
+    (B_r, B_c), d = BLOCKS, q.shape[3]
     sides = (("q", q, NAME, B_r), ("k", k, NAME, B_c), ("v", transposed, NAME, d), ("o", o, "float16", hopper.ROWS))
     maps = [tensor_map(name, x.data.ptr, x.shape, x.strides, kind, rows) for name, x, kind, rows in sides]
-    L = np.uint64(0) if lse is None else lse
-    kernel((blocks,), (THREADS,), (*maps, L, counter(device), problem, totals), shared_mem=SHARED)
+    arguments = (*maps, lse if wants_L else NOWHERE, counter(device), made.problem, totals)
+    made.kernel(made.grid, (THREADS,), arguments, shared_mem=SHARED)
+
+
+class _Made(NamedTuple):
+    """What both launches need besides their arrays: functions and grids; V's strides, Vᵀ's shape and numbers; struct Problem."""
+
+    transpose: Any
+    tiles: tuple[int]
+    strides: Any
+    transposed: tuple[int, ...]
+    numbers: tuple[Any, ...]
+    kernel: Any
+    grid: tuple[int]
+    problem: Any
 
 
 @lru_cache(maxsize=1024)
-def _prepared(
-    device: int, q: tuple[int, ...], k: tuple[int, ...], wants_L: bool, causal: bool, scale: float
-) -> tuple[Any, int]:
-    """Return struct Problem, and how many blocks of threads, for q and k of these shapes."""
+def _made(
+    device: int,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    v_strides: tuple[int, ...],
+    wants_L: bool,
+    causal: bool,
+    scale: float,
+    counting: bool,
+) -> _Made:
+    """Return it for q and k of these shapes, and v of these strides."""
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
-    T_r = -(-N_q // BLOCKS[0])
-    row_blocks = B * H * T_r
-    if max(row_blocks, B * H_kv * -(-N_k // BLOCKS[1])) >= hopper.MOST:
+    T_r, T_c = -(-N_q // BLOCKS[0]), -(-N_k // BLOCKS[1])
+    row_blocks, tiles = B * H * T_r, B * H_kv * T_c
+    if max(row_blocks, tiles) >= hopper.MOST:
         raise ValueError(f"q has shape {q}, k {k}; hopper_fp8 takes fewer than {hopper.MOST:,} tiles")
     attributes = import_cupy().cuda.Device(device).attributes
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
-    problem["section"] = hopper.section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
+    problem["section"] = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    return np.void(problem.tobytes()), min(attributes["MultiProcessorCount"], row_blocks)
+    transpose, kernel = _ready(device, causal, counting)
+    strides, numbers = np.array([v_strides[:3]], _STRIDES), tuple(np.int32(n) for n in (H_kv, N_k, T_c))
+    grid = min(attributes["MultiProcessorCount"], row_blocks)
+    shape = B, H_kv, T_c * d, BLOCKS[1]
+    return _Made(transpose, (tiles,), strides, shape, numbers, kernel, (grid,), np.void(problem.tobytes()))
 
 
 @cache

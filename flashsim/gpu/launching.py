@@ -16,7 +16,9 @@ ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"
 HEAD_DIMS = (32, 64, 128)
 THREADS, SIDE = 256, 16
 GRID = 2**31 - 1
+NOWHERE = np.uint64(0)  # for an array that is not there
 FLOAT = 4
+L2_PART = 0.8  # of the L2 that what a section of heads reads again may fill
 SCALAR_ARCHITECTURES = ("sm_80", "sm_90a")  # sm_90 makes the same code as sm_90a here
 
 DROPOUT = np.dtype([("key_0", "u4"), ("key_1", "u4"), ("last", "u4"), ("keep_scale", "f4")])
@@ -112,6 +114,11 @@ def variants(
         return Variant(file, (("COUNT", count),), tuple(names), SCALAR_ARCHITECTURES)
 
     return (*(compiled(T, 0, T == "float") for T in ELEMENTS.values()), compiled("float", 1, False))
+
+
+def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
+    """Return of how many heads so many bytes for each stay in the L2 together: a power of two, or all."""
+    return min(heads, 1 << max(0, int(L2_PART * l2_bytes / bytes_a_head).bit_length() - 1))
 
 
 _counters: dict[tuple[int, ...], Any] = {}

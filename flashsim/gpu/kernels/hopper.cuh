@@ -62,7 +62,7 @@ __device__ inline void come(int name, int threads) { asm volatile("bar.arrive %0
 __device__ inline void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A ring of `stages` tiles of `bytes`, each with a barrier that opens when the tile is there and one for when it is free. `n`
-// counts the tiles that have gone through, from 0; `left` is how many arrivals free a tile.
+// counts the tiles that have gone through, from 0; `left` is how many arrivals free a tile, `came` how many say that it is there.
 template <int stages, int bytes> struct Ring {
     Word tiles, barriers;
     static constexpr int BARRIER_BYTES = stages * 16;
@@ -70,8 +70,8 @@ template <int stages, int bytes> struct Ring {
     __device__ Word tile(Word n) const { return tiles + n % stages * bytes; }
     __device__ Barrier there(Word n) const { return {barriers + n % stages * 16}; }
     __device__ Barrier free(Word n) const { return {barriers + n % stages * 16 + 8}; }
-    __device__ void init(int left) const {
-        for (int n = 0; n < stages; ++n) there(n).expect_arrivals(1), free(n).expect_arrivals(left);
+    __device__ void init(int left, int came = 1) const {
+        for (int n = 0; n < stages; ++n) there(n).expect_arrivals(came), free(n).expect_arrivals(left);
     }
     __device__ void wait_there(Word n) const { there(n).wait(n / stages & 1); }
     __device__ void wait_free(Word n) const { free(n).wait(~(n / stages) & 1); }

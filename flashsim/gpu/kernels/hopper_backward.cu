@@ -9,7 +9,7 @@
 // which all row blocks that see them pass, of all heads of the group; `round_dQ` rounds dQ, summed in fp32.
 //
 // Roles. A producer, one thread of which starts all loads; two consumers, warpgroups that have 64 keys each; for each of them a
-// warp that adds its half of dQ_i to HBM. The 504 registers of their three threads are all that a block of 384 threads gets.
+// thread that adds its half of dQ_i to HBM. The 504 registers of their three threads are all that a block of 384 threads gets.
 //
 //     d      B_r × B_c   registers   shared memory: K_j V_j | 2 Q_i | 2 dO_i | 2 dS_ij | dQ_i | 2 L_i, D_i
 //     128    64 × 128    2 × 240, 24                64    | 32    | 32     | 32      | 32   | 1      = 193 KB
@@ -24,23 +24,30 @@
 //
 // Order of events, of either consumer: time runs to the right.
 //
-//     tensor cores    dV_j += P_i dO_i      dK_j += dS_i Q_i       dQ_i = dS_i K_j    S_{i+1}              dP_{i+1}
-//     registers       dS_i ──> shared       both consumers meet                       dQ_i ──> shared      P_{i+1}
-//     HBM                                                                                       dQ_i added by TMA
+//     tensor cores    dV_j += P_i dO_i      dK_j += dS_i Q_i       dQ_{i-1} = dS_{i-1} K_j    S_{i+1}                 dP_{i+1}
+//     registers       dS_i ──> shared                                                        dQ_{i-1} ──> shared     P_{i+1}
+//     HBM                                                                                    dQ_{i-1} added by TMA
 //
-// Each step's reason:
-// - Whatever the registers are busy with, a product is under way that does not need it. S_{i+1} is started behind dQ_i, before
-//   dQ_i is waited for; dP_{i+1} once dQ_i has left its registers, into which it goes.
+// Each step's reason; what it bought in same-run ratios, N = 4096 and 16384:
+// - Whatever the registers are busy with, a product is under way that does not need it. A warp may have about 8 wgmma under way:
+//   starting one more waits. So P_{i+1} is what follows the start of dP_{i+1}, and all that dQ wants is done before.
+// - dQ_{i-1}, not dQ_i: dS_i has to come from both consumers, and so they have the time of a whole row block to bring it. Neither
+//   waits for the other, and one computes exponentials while the other's products run: 1.08 to 1.24 times as fast as dQ_i in
+//   its place with both meeting there.
+// - Where d = 128 they have to be kept apart: only one at a time may be between dK_j and dP_{i+1}. Without turns some builds of
+//   the same source fall into step, and lose 8 to 16%. Turns around the exponentials alone are worse. At d = 64 turns cost 1%.
 // - A loop's end must find no product under way, or ptxas runs all of them one by one. The place for it is before dV_j:
 //   P_{i+1} takes longer than dP_{i+1}.
 // - dQ_i is added by one instruction (cp.reduce.async.bulk) for 16 KB, in the order of the accumulators, so nothing is sorted.
 //   The threads' own additions (red.v4) took 2 to 7% longer, and where they had to be in turn half as long again.
 // - In turn (deterministic): a counter for each half row block says who comes next. Of a full problem that is the next key block;
-//   causally the one before, since the last starts at the diagonal. Only the adding warp waits, and a consumer's next dQ_i.
-// - The fence that shows dQ_i's writes to TMA waits for them; it stands behind the start of dP_{i+1}, not before it.
+//   causally the one before, since the last starts at the diagonal. Only the adding thread waits, and a consumer's next dQ_i.
+// - Causally, key blocks that are seen by most come first, across as many heads as have Q, dO, dQ in the L2 together: else the
+//   last head's first block begins when most others are done.
+// - Worse: exponentials by polynomial, one in 4 or 2 (4 to 20%); D_i subtracted by the tensor cores, as what dP_i begins with
+//   (10%). Without min(x, 0), which is x − |x| here since that is not the ALU's, it would be up to 5% faster.
 // - Query heads of a group add to one dK_j, dV_j in one block: no additions in HBM there.
-// - L_i and D_i of a transposed tile belong to its columns: a thread reads those of its queries from shared memory, L_i's while
-//   S_i is under way.
+// - L_i and D_i of a transposed tile belong to its columns: a thread reads those of its queries from shared memory.
 // - P ≤ 1 however large scores are and however they and L_i are rounded. Rows past N_q, and rows that see no key, have L = +∞.
 // - Only tiles on the causal edge, or past N_k, test positions. Those above the edge are skipped.
 //
@@ -82,9 +89,10 @@ template <int d> constexpr int B_r = d == 64 ? 128 : 64;
 
 struct Problem {
     int N_q, N_k, H, H_kv, group, T_r, T_c;  // H query heads, `group` to each of H_kv KV heads
-    float tau, c;                            // τ and τ log₂e, at most finite
+    int section;                             // KV heads whose key blocks take turns
+    float tau, half_c;                       // τ and τ log₂e / 2, at most finite
     Dropout dropout;
-    float *rows, *sums;  // L_i log₂e and D_i, row block after row block; dQ_i, in the order of accumulators
+    float *rows, *sums;  // L_i log₂e / 2 and D_i, row block after row block; dQ_i, in the order of accumulators
     Word* turns;         // how many blocks have added to each half of dQ_i
 
     __device__ Offset row_block(int head, int i) const { return Offset(head) * T_r + i; }
@@ -93,6 +101,14 @@ struct Problem {
 struct KeyBlock {  // the j-th of KV head h of batch b
     int j, h, b;
 };
+
+// Which key block comes n-th of all: sections of heads, in each the blocks that are seen most first, of all its heads. In turn,
+// those that add first.
+template <bool backwards> __device__ inline KeyBlock in_order(const Problem& p, int n) {
+    const int whole = p.section * p.T_c, first = n / whole * p.section, within = n % whole;
+    const int heads = min(p.section, int(gridDim.x) / p.T_c - first), head = first + within % heads, j = within / heads;
+    return {backwards ? p.T_c - 1 - j : j, head % p.H_kv, head / p.H_kv};
+}
 
 // The first row block that sees key `key`.
 template <bool causal, int d> __device__ inline int first_row_block(const Problem& p, int key) {
@@ -111,19 +127,26 @@ template <int d> struct Memory {
     Word base;
     Ring<1, KV_BYTES> K_j, V_j;
     Ring<STAGES, Q_BYTES> Q_i, dO_i;
+    Ring<2, dS_BYTES> dS_ij;
 
     __device__ explicit Memory(Word base) : base(base) {
         K_j = {base, base + END};
         V_j = {base + V_AT, base + END + 16};
         Q_i = {base + Q_AT, base + END + 32};
         dO_i = {base + dO_AT, base + END + 32 + STAGES * 16};
+        dS_ij = {base + dS_AT, base + END + 32 + STAGES * 32};
     }
-    __device__ Word dS_ij(Word n) const { return base + dS_AT + n % 2 * dS_BYTES; }
-    __device__ Word dQ_i(int w) const { return base + dQ_AT + w * HALF_dQ_BYTES; }
+    __device__ Ring<1, HALF_dQ_BYTES> dQ_i(int w) const {
+        return {base + dQ_AT + w * HALF_dQ_BYTES, base + END + 64 + STAGES * 32 + w * 16};
+    }
     __device__ Word L_i(Word n) const { return base + ROWS_AT + n % STAGES * ROWS_BYTES; }
     __device__ Word D_i(Word n) const { return L_i(n) + ROWS_BYTES / 2; }
     __device__ void init() const {
-        if (threadIdx.x == 0) K_j.init(1), V_j.init(1), Q_i.init(4 * CONSUMERS), dO_i.init(4 * CONSUMERS);  // a warp each
+        constexpr int WARPS = 4 * CONSUMERS;
+        if (threadIdx.x == 0) {
+            K_j.init(1), V_j.init(1), Q_i.init(WARPS), dO_i.init(WARPS), dS_ij.init(WARPS, WARPS);
+            for (int w = 0; w < CONSUMERS; ++w) dQ_i(w).init(1, 4);
+        }
         publish_barriers();
     }
 };
@@ -138,8 +161,8 @@ struct Rows {
 #endif
 };
 
-// Named barriers: all consumers; TOGETHER + w, all of warpgroup w; the last two, warpgroup w and the warp that adds its dQ_i.
-constexpr int CONSUMING = 1, TOGETHER = 2, FULL = 4, EMPTY = 6, HANDING_OVER = WARPGROUP + 32;
+// Named barriers: all consumers; TOGETHER + w, all of warpgroup w; TURN + w, when it is its turn.
+constexpr int CONSUMING = 1, TOGETHER = 2, TURN = 4;
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
@@ -174,31 +197,30 @@ __device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& 
 
 // ---------------------------------------------------------------------------------------------------------------- adders
 
-// A warp adds to HBM what warpgroup w has of dQ_i. In turn: after as many other blocks as see row block i and come before.
+// A thread adds to HBM what warpgroup w has of dQ_i. In turn: after as many other blocks as see row block i and come before.
 template <bool causal, int d, bool in_turn>
 __device__ __forceinline__ void add(const Memory<d>& sram, int w, int j, int kv_head, const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>;
-    const bool leader = threadIdx.x % 32 == 0;
+    const auto dQ_i = sram.dQ_i(w);
+    Rows added{0};
+    Word n = 0;
 #pragma unroll 1
     for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head)
 #pragma unroll 1
-        for (int i = first_row_block<causal, d>(p, j * B_c); i < p.T_r; ++i) {
-            come(EMPTY + w, HANDING_OVER);
+        for (int i = first_row_block<causal, d>(p, j * B_c); i < p.T_r; ++i, ++n) {
             const Offset half = p.row_block(head, i) * 2 + w;
-            meet(FULL + w, HANDING_OVER);
-            if (leader) {
-                if (in_turn) {
-                    const int last = Word(min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c;  // that row block i sees
-                    wait_until(p.turns + half, causal ? last - j : j);
-                }
-                add_to(p.sums + half * 4096, sram.dQ_i(w), 64 * 64 * 4);
-                in_turn ? wait_stores() : wait_stores_read();
-                if (in_turn) step(p.turns + half);
-                const Rows added{Word(max(0, min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0))))};
-                added.times(64, totals + 12), added.times(64, totals + 13);
+            dQ_i.wait_there(n);
+            if (in_turn) {
+                const int last = Word(min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c;  // that row block i sees
+                wait_until(p.turns + half, causal ? last - j : j);
             }
-            __syncwarp();
+            add_to(p.sums + half * 4096, dQ_i.tile(n), 64 * 64 * 4);
+            in_turn ? wait_stores() : wait_stores_read();
+            dQ_i.free(n).arrive();
+            if (in_turn) step(p.turns + half);
+            added.rows += max(0, min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0)));
         }
+    added.times(64, totals + 12), added.times(64, totals + 13);
 }
 
 // ------------------------------------------------------------------------------------------------------------- consumers
@@ -231,18 +253,25 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
         start_scores<T, d, B_r>(dP_ij, sram.V_j.tile(0) + here(w) * (64 * 128), B_c, sram.dO_i.tile(n));
     }
 
-    // P_ij = e^{MASK(S_ij) − L_i}, at most 1 however S_ij and L_i are rounded. Its sign becomes minus where dropout drops it.
-    __device__ __forceinline__ void softmax(Word n) {
-        const int lane = thread_index() % 32, key = j * B_c + here(threadIdx.x - WARPGROUP) / 32 * 16 + lane / 4;
-        const Word L_i = sram.L_i(n) + lane % 4 * 8;
-        float L[B_r / 8][2];
-#pragma unroll
-        for (int t = 0; t < B_r / 8; ++t) load_pair(L[t], L_i + t * 32);
-        finish<1>(S_ij);
+    // Where d = 128 there are registers for L_i before S_ij is there.
+    __device__ __forceinline__ void load_L(Word n, float (&L)[B_r / 8][2]) {
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t)
+            if (d == 128) load_pair(L[t], sram.L_i(n) + thread_index() % 4 * 8 + t * 32);
+    }
+    // P_ij = e^{MASK(S_ij) − L_i}, at most 1 however S_ij and L_i are rounded. Its sign becomes minus where dropout drops it.
+    __device__ __forceinline__ void softmax(Word n, float (&L)[B_r / 8][2]) {
+        const int lane = thread_index() % 32, key = j * B_c + here(threadIdx.x - WARPGROUP) / 32 * 16 + lane / 4;
+        finish<1>(S_ij);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) S_ij[t][e] = exp_2(fminf(fmaf(S_ij[t][e], p.c, -L[t][e % 2]), 0.0f));
+        for (int t = 0; t < B_r / 8; ++t) {
+            if (d == 64) load_pair(L[t], sram.L_i(n) + lane % 4 * 8 + t * 32);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float x = fmaf(S_ij[t][e], p.half_c, -L[t][e % 2]);
+                S_ij[t][e] = exp_2(x - fabsf(x));  // 2 min(x, 0)
+            }
+        }
         const int after = (here(j) + 1) * B_c;  // this key block
         if (after > p.N_k || (causal && after - 1 - (p.N_k - p.N_q) > i * B_r)) mask(key, lane);
         if (dropping) drop(key, lane);
@@ -276,7 +305,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
                 Word words[4];  // [2a + r]: of the query 8a further on and key + 8r, in the half that bit 4 of key says
                 // 10 rounds at once would take too many registers where d = 64.
                 const Word key_0 = here(p.dropout.key_0), key_1 = here(p.dropout.key_1);
-                philox<d == 64 ? 1 : 10>(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, key_0, key_1);
+                philox<d == 64 ? 1 : causal ? 5 : 10>(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, key_0, key_1);
 #pragma unroll
                 for (int of = 0; of < 4; ++of) {
                     float& P = S_ij[t + of / 2][of % 2 * 2 + e];
@@ -300,36 +329,64 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
             }
         }
         round_to_operands<T, B_r>(dS_ij, S_ij);
-        const Word to = sram.dS_ij(n) + w * (B_r * 128) + (lane / 16 * 8 + lane % 8) * 128 + ((chunk ^ lane % 8) << 4);
+        const Word to = sram.dS_ij.tile(n) + w * (B_r * 128) + (lane / 16 * 8 + lane % 8) * 128 + ((chunk ^ lane % 8) << 4);
 #pragma unroll
         for (int t = 0; t < B_r / 16; ++t) store_operand<true>(to + t * 2048, dS_ij[t]);
     }
 
-    // dV_j, dK_j and dQ_i of row block i; the first two are waited for.
-    __device__ __forceinline__ void start_gradients(Word n) {
+    __device__ __forceinline__ void take_turn() const {
+        if (d == 128) meet(TURN + w, 2 * WARPGROUP);
+    }
+    __device__ __forceinline__ void pass_turn() const {
+        if (d == 128) come(TURN + 1 - w, 2 * WARPGROUP);
+    }
+
+    // dQ_i of the n-th row block, of which both consumers have written dS_ij.
+    __device__ __forceinline__ void start_dQ(Word n) {
+        const Word rows = d == 64 ? here(w) * (64 * 128) : 0, columns = d == 64 ? 0 : here(w) * (B_c * 128);
+        sram.dS_ij.wait_there(n);
+        start_product<T, B_c>(dQ_i, sram.dS_ij.tile(n) + rows, B_r, sram.K_j.tile(0) + columns);
+    }
+    // dQ_i to shared memory, from where another thread adds it to HBM.
+    template <int later> __device__ __forceinline__ void write_dQ(Word n) {
+        sram.dQ_i(w).wait_free(n);
+        finish<later>(dQ_i);
+        sram.dS_ij.free(n).arrive_once_a_warp();
+        const Word to = sram.dQ_i(w).tile(n) + thread_index() * 16;
+#pragma unroll
+        for (int t = 0; t < 8; ++t) store_four(to + t * (WARPGROUP * 16), dQ_i[t]);
+        show_writes();
+        __syncwarp();
+        sram.dQ_i(w).there(n).arrive_once_a_warp();
+    }
+
+    // dV_j and dK_j of the n-th row block, and dQ_i of the one before, which is not waited for.
+    template <bool first> __device__ __forceinline__ void gradients(Word n) {
         start_values<T, d, B_r>(dV_j, P_ij, sram.dO_i.tile(n));
+        sram.dS_ij.wait_free(n);
         softmax_gradient(n);
+        take_turn();
         start_values<T, d, B_r>(dK_j, dS_ij, sram.Q_i.tile(n));
         show_writes();
-        meet(CONSUMING, CONSUMERS * WARPGROUP);
-        const Word rows = d == 64 ? here(w) * (64 * 128) : 0, columns = d == 64 ? 0 : here(w) * (B_c * 128);
-        start_product<T, B_c>(dQ_i, sram.dS_ij(n) + rows, B_r, sram.K_j.tile(0) + columns);
-        finish<1>();
+        __syncwarp();
+        sram.dS_ij.there(n).arrive_once_a_warp();
+        if (!first) start_dQ(n - 1);
+        finish<first ? 0 : 1>();
         sram.dO_i.free(n).arrive_once_a_warp();
         sram.Q_i.free(n).arrive_once_a_warp();
     }
-
-    // dQ_i to shared memory, from where another warp adds it to HBM.
-    template <int later> __device__ __forceinline__ void write_dQ() {
-        meet(EMPTY + w, HANDING_OVER);
-        finish<later>(dQ_i);
-        const Word to = sram.dQ_i(w) + thread_index() * 16;
-#pragma unroll
-        for (int t = 0; t < 8; ++t) store_four(to + t * (WARPGROUP * 16), dQ_i[t]);
-    }
-    __device__ __forceinline__ void hand_over_dQ() {
-        show_writes();
-        come(FULL + w, HANDING_OVER);
+    // P_ij and dP_ij of the n-th row block, and dQ_i of the one before the last to shared memory.
+    template <bool first> __device__ __forceinline__ void scores(Word n) {
+        start_S(n);
+        if (!first) write_dQ<1>(n - 2);
+        float L[B_r / 8][2];
+        load_L(n, L);
+        start_dP(n);
+        pass_turn();
+        next();
+        softmax(n, L);
+        sram.dO_i.wait_there(n);  // it is there: a loop, beyond which the compiler does not move exponentials
+        finish<0>(dP_ij);
     }
 
     __device__ __forceinline__ void next() {
@@ -361,27 +418,30 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
 #pragma unroll
             for (int e = 0; e < 4; ++e) dK_j[t][e] = dV_j[t][e] = 0.0f;
         i = first_row_block<causal, d>(p, j * B_c);
-        const int last = (p.T_r - i) * p.group - 1;
+        const Word last = (p.T_r - i) * p.group - 1;
         sram.K_j.wait_there(0);
         start_S(0);
         sram.V_j.wait_there(0);
         start_dP(0);
-        softmax(0);
+        float L[B_r / 8][2];
+        load_L(0, L);
+        softmax(0, L);
         finish<0>(dP_ij);
+        if (w == 1) pass_turn();
+        gradients<true>(0);
+        if (last > 0) {
+            scores<true>(1);
 #pragma unroll 1
-        for (Word n = 0; n < last; ++n) {
-            start_gradients(n);
-            start_S(n + 1);
-            write_dQ<1>();
-            start_dP(n + 1);
-            hand_over_dQ();
-            next();
-            softmax(n + 1);
-            finish<0>(dP_ij);
+            for (Word n = 1; n < last; ++n) {
+                gradients<false>(n);
+                scores<false>(n + 1);
+            }
+            gradients<false>(last);
+            write_dQ<0>(last - 1);
         }
-        start_gradients(last);
-        write_dQ<0>();
-        hand_over_dQ();
+        pass_turn();
+        start_dQ(last);
+        write_dQ<0>(last);
         finish<0>(dK_j);
         finish<0>(dV_j);
         meet(CONSUMING, CONSUMERS * WARPGROUP);  // K_j and V_j have been read: their place serves dK_j and dV_j
@@ -399,14 +459,12 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
     extern __shared__ __align__(1024) char shared[];
     const Memory<d> sram(__cvta_generic_to_shared(shared));
     sram.init();
-    // A head's key blocks follow each other, those that are seen most first; in turn, those that add first.
-    const int j = blockIdx.x % p.T_c, head = blockIdx.x / p.T_c;
-    const KeyBlock at = {causal && in_turn ? p.T_c - 1 - j : j, head % p.H_kv, head / p.H_kv};
+    const KeyBlock at = in_order<causal && in_turn>(p, blockIdx.x);
+    const int head = at.b * p.H_kv + at.h;
     if (threadIdx.x < WARPGROUP) {
         keep_registers<24>();
-        const int warp = threadIdx.x / 32;
         if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, dO, at, p, totals);
-        if (warp == 1 || warp == 2) add<causal, d, in_turn>(sram, warp - 1, at.j, head, p, totals);
+        if (threadIdx.x == 32 || threadIdx.x == 64) add<causal, d, in_turn>(sram, threadIdx.x / 64, at.j, head, p, totals);
     } else {
         take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
@@ -418,9 +476,9 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
 // ------------------------------------------------------------------------------------------------------ before and after
 
 constexpr int THREADS = 256;
-constexpr float LOG2_E = 1.44269504088896341f;
+constexpr float HALF_LOG2_E = 0.721347520444481704f;
 
-// L_i log₂e and D_i of a row block, and zeros for dQ_i. Rows past N_q, and rows that see no key, get L = +∞, so P = 0 there.
+// L_i log₂e / 2 and D_i of a row block, and zeros for dQ_i. Rows past N_q, and rows that see no key, get L = +∞, so P = 0 there.
 template <typename T, int d>
 __global__ void __launch_bounds__(THREADS)
 prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row, const float* L, const __grid_constant__ Problem p,
@@ -442,7 +500,7 @@ prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row,
         for (int lanes = LANES / 2; lanes > 0; lanes /= 2) D += __shfl_xor_sync(~0u, D, lanes);
         if (lane == 0) {
             const float L_row = row < end ? L[first + row] : -INFINITY;
-            p.rows[at * (2 * B_r) + row] = L_row == -INFINITY ? INFINITY : L_row * LOG2_E;
+            p.rows[at * (2 * B_r) + row] = L_row == -INFINITY ? INFINITY : L_row * HALF_LOG2_E;
             p.rows[at * (2 * B_r) + B_r + row] = D;
         }
     }

@@ -1,25 +1,36 @@
 // FlashAttention, forward, of e4m3 numbers, 8 bits each, on Hopper's wgmma and TMA (hopper.cuh); d = 128, O in fp16, sums in fp32.
 //
-// hopper.cu's loops, roles and order of events. What 8 bits change:
+// hopper.cu's loops and roles. What 8 bits change:
 //
 // - wgmma takes 8-bit operands of shared memory only with the summed index along rows. For S_ij = Q_i K_jᵀ that is d, as Q and K
 //   have it; for O_i += P̃_ij V_j it is the key, so V is wanted transposed. `transpose` writes V_jᵀ to HBM first, a tile of 128
-//   columns by 128 keys after the other: 2 N d bytes a KV head, 21 µs for 16,384 tokens of 16 heads.
-// - P̃_ij stays in registers. Rounded to 8 bits, a thread's accumulators of columns 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 (q = lane mod 4)
-//   are the 4 bytes that an operand wants to be of columns 4q to 4q + 3. No lane asks another for its bytes: `transpose` puts
+//   columns by 128 keys after the other: 2 N d bytes a KV head.
+// - P̃_ij stays in registers. Rounded to 8 bits, a thread's accumulators of columns 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 (q = lane
+//   mod 4) are the 4 bytes that an operand wants to be of columns 4q to 4q + 3. No lane asks another for its bytes: `transpose` puts
 //   the keys of each 32 in that order, and a sum does not care about the order of its terms.
 // - e4m3 ends at 448, and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET) is at most 2^(LIMIT + OFFSET) under lazy
 //   rescaling, where LIMIT is the power of 2 by which m may lag behind. Both are 4: 256 ≤ 448. What is less than 2^-14 of a row's
 //   largest weight becomes 0. ℓ is the sum of P̃ before rounding.
+// - A tile's products take half the cycles that they take in 16 bits, as many as its exponentials: all must run at once. So the
+//   scores of the next tile are computed during this one's exponentials. There is room for S twice since P̃ takes half of it.
 // - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
 //
-//     B_r × B_c = 128 × 128    consumers 2 × 232 registers, producer 40
+//     B_r × B_c = 128 × 128    consumers 2 × 240 registers, producer 24
 //     shared memory: Q_i 16 | 4 K_j 64 | 4 V_jᵀ 64 | O_i 32 = 176 KB
+//     a consumer's thread: S twice 128 + O_i 64 + P̃ 16 = 208 registers
 //
-// Order of events, and what each idea is for: hopper.cu. A tile's products take half the cycles that they take in 16 bits, 1024
-// in all; its 128 × 128 exponentials, 16 a cycle, take as many. So exponentials are half of what there is to do, and 128 × 128 ×
-// 4 other instructions are no longer hidden: a tile takes about 2400 cycles at 1.86 GHz. With parts left out, N = 16384: 845
-// TFLOP/s as it is, 1001 without exponentials, 924 without ℓ's sums, 1444 with products and scaling alone. Turns: 790 for 861.
+// Order of events: time runs to the right.
+//
+//     tensor cores    S_3   S_2     O += P̃_3 V_3   S_1     O += P̃_2 V_2   S_0     O += P̃_1 V_1     O += P̃_0 V_0
+//     registers             P̃_3     P̃_2                    P̃_1                    P̃_0              O / ℓ ──> shared ──> TMA
+//
+// A loop's end must find no product under way, or ptxas runs all of them one by one: both products are waited for behind the
+// exponentials, which take longer. Waits for tiles stand between, so that the compiler does not move exponentials beyond.
+//
+// With one S, a tile took 2400 cycles at 1.86 GHz, of which its products and its exponentials are 1024 each. Turns between
+// consumers cost 8%. ℓ summed by the tensor cores, of rows of ones below V_jᵀ, was 9 to 17% faster; but they keep about 14 bits of
+// sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%. With ℓ taken from them after each tile, there are too few
+// registers.
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. Measured beside hopper.cu, full / causal, in TFLOP/s:
 //
@@ -88,6 +99,10 @@ __device__ inline void wgmma_8(float (&O)[16][4], const Word (&P)[4], Descriptor
                  : ASM_64(O, 0)
                  : "r"(P[0]), "r"(P[1]), "r"(P[2]), "r"(P[3]), "l"(V));
 }
+// Wait for both.
+__device__ inline void finish(float (&O)[16][4], float (&S)[16][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : ASM_64(O, 0), ASM_64(S, 0)::"memory");
+}
 
 // Start S = Q Kᵀ, of 64 rows of Q; start O += P V.
 __device__ inline void start_scores_8(float (&S)[16][4], Word Q, Word K) {
@@ -134,32 +149,32 @@ struct Strides {
 };
 extern "C" __global__ void __launch_bounds__(256)
 transpose(const unsigned char* V, Strides stride, unsigned char* tiles, int H_kv, int N_k, int T_c, Total* totals) {
-    __shared__ __align__(16) unsigned char V_j[B_c][d + 16], turned[d][B_c + 16];
-    const int j = blockIdx.x % T_c, head = blockIdx.x / T_c, thread = threadIdx.x;
+    __shared__ __align__(16) char turned[d * B_c];
+    const int j = blockIdx.x % T_c, head = blockIdx.x / T_c, thread = threadIdx.x, lane = thread % 32, chunk = thread / 32;
     V += head / H_kv * stride.batch + head % H_kv * stride.head;
-    for (int at = thread; at < B_c * d / 16; at += 256) {
-        const int key = j * B_c + at / 8;
-        uint4 bytes = {0, 0, 0, 0};
-        if (key < N_k) bytes = __ldg(reinterpret_cast<const uint4*>(V + key * stride.row) + at % 8);
-        *reinterpret_cast<uint4*>(&V_j[at / 8][at % 8 * 16]) = bytes;
+    Word rows[16];
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+        const int key = j * B_c + 16 * chunk + key_at(n);
+        rows[n] = key < N_k ? __ldg(reinterpret_cast<const Word*>(V + key * stride.row) + lane) : 0;
     }
-    __syncthreads();
-    for (int at = thread; at < B_c * d / 16; at += 256) {
-        const int column = at % d, first = at / d * 16;
+    const auto place = [&](int column, int chunk) {
+        return reinterpret_cast<uint4*>(turned + column * B_c + ((chunk ^ column / 4 % 8) << 4));
+    };
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
         Word words[4];
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-            words[n] = 0;
-#pragma unroll
-            for (int byte = 0; byte < 4; ++byte)
-                words[n] |= Word(V_j[first + key_at(4 * n + byte)][column]) << 8 * byte;
+            const Word low = __byte_perm(rows[4 * n], rows[4 * n + 1], e | (4 + e) << 4);
+            const Word high = __byte_perm(rows[4 * n + 2], rows[4 * n + 3], e | (4 + e) << 4);
+            words[n] = __byte_perm(low, high, 0x5410);
         }
-        *reinterpret_cast<uint4*>(&turned[column][first]) = {words[0], words[1], words[2], words[3]};
+        *place(4 * lane + e, chunk) = {words[0], words[1], words[2], words[3]};
     }
     __syncthreads();
     uint4* const to = reinterpret_cast<uint4*>(tiles + Offset(blockIdx.x) * (B_c * d));
-    for (int at = thread; at < B_c * d / 16; at += 256)  // whole rows
-        to[at] = *reinterpret_cast<const uint4*>(&turned[at / 8][at % 8 * 16]);
+    for (int at = thread; at < B_c * d / 16; at += 256) to[at] = *place(at / 8, at % 8);  // whole rows
     if (thread == 0) {
         Tally reads(totals + 10), writes(totals + 11);
         reads.add(min(B_c, N_k - j * B_c), d), writes.add(min(B_c, N_k - j * B_c), d);
@@ -213,15 +228,17 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
         const RowBlock at = in_order(p, n);
         n = gridDim.x + atomicInc(counter, p.row_blocks - 1);  // asked for early; as often as there are tiles, so 0 at the end
         const int h_kv = at.h / p.group;
-        const auto load_tile = [&](const Ring<Memory::STAGES, Memory::KV_BYTES>& ring, const TensorMap& X, int j, Word kv,
-                                   Tally& reads) {
-            ring.wait_free(kv);
-            ring.there(kv).arrive_and_expect(Memory::KV_BYTES);
-            load(ring.tile(kv), X, j * B_c, h_kv, at.b, ring.there(kv));
+        const auto load_tile = [&](const TensorMap& X, int j, Word tile, Barrier there, Tally& reads) {
+            there.arrive_and_expect(Memory::KV_BYTES);
+            load(tile, X, j * B_c, h_kv, at.b, there);
             reads.add(min(B_c, p.N_k - j * B_c), d);
         };
+        const auto load_K = [&](int j, Word kv) {
+            sram.K_j.wait_free(kv);
+            load_tile(K, j, sram.K_j.tile(kv), sram.K_j.there(kv), K_reads);
+        };
         int j = tiles_seen<causal>(p, at.i * B_r) - 1;
-        if (j >= 0) load_tile(sram.K_j, K, j, kv, K_reads);
+        if (j >= 0) load_K(j, kv);
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
         sram.Q_i.there(q).arrive_and_expect(Memory::Q_BYTES);
@@ -229,8 +246,9 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
         Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
 #pragma unroll 1
         for (; j >= 0; --j, ++kv) {
-            if (j > 0) load_tile(sram.K_j, K, j - 1, kv + 1, K_reads);
-            load_tile(sram.V_j, V, j, kv, V_reads);
+            if (j > 0) load_K(j - 1, kv + 1);
+            sram.V_j.wait_free(kv);
+            load_tile(V, j, sram.V_j.tile(kv), sram.V_j.there(kv), V_reads);
         }
     }
     sram.Q_i.wait_free(q);
@@ -251,7 +269,9 @@ template <bool causal> struct Consumer {
     int whole;           // tiles without a mask
 
     Rows rows;
-    float S_ij[B_c / 8][4], O_i[d / 8][4];
+    typedef float Scores[B_c / 8][4];
+    Scores S_even, S_odd;
+    float O_i[d / 8][4];
     Word P_ij[B_c / 32][4];
 
     __device__ __forceinline__ Consumer(const Memory& sram, const Problem& p, int w) : sram(sram), p(p), w(w) {}
@@ -259,7 +279,7 @@ template <bool causal> struct Consumer {
     __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * d; }
 
     // −∞ for keys after a row's last.
-    __device__ __forceinline__ void mask(int j) {
+    __device__ __forceinline__ void mask(Scores& S_ij, int j) {
         const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
         const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
         int end[2];
@@ -273,47 +293,53 @@ template <bool causal> struct Consumer {
                 if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
     }
 
-    // S_ij, P̃_ij of the last tile.
-    __device__ __forceinline__ void begin(int j) {
-        sram.K_j.wait_there(kv);
-        start_scores_8(S_ij, Q_w(), sram.K_j.tile(kv));
-        finish<0>(S_ij);
-        sram.K_j.free(kv).arrive_once_a_warp();
-        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
-        if (j >= whole) mask(j);
-        float alpha[2];
-        softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
-        if (j > 0) sram.K_j.wait_there(kv + 1);
-        round_to_operands_8(P_ij, S_ij);
-    }
-
-    // S_ij, P̃_ij of tile j while O_i of tile j + 1 is summed.
-    template <bool masked> __device__ __forceinline__ void advance(int j) {
-        start_scores_8(S_ij, Q_w(), sram.K_j.tile(kv + 1));
-        sram.V_j.wait_there(kv);
-        start_values_8(O_i, P_ij, sram.V_j.tile(kv));
-        finish<1>(S_ij);
-        sram.K_j.free(kv + 1).arrive_once_a_warp();
-        if (j == 0) sram.Q_i.free(q).arrive_once_a_warp();
-        if (masked) mask(j);
+    // P̃_ij of S_ij, which has been computed, while O_i of tile j + 1 is summed and the next S_ij computed.
+    template <bool first, bool last> __device__ __forceinline__ void step(Scores& S_ij, Scores& S_next, int j) {
+        if (!first) start_values_8(O_i, P_ij, sram.V_j.tile(kv - 1));
+        if (!last) start_scores_8(S_next, Q_w(), sram.K_j.tile(kv + 1));
+        if (j >= whole) mask(S_ij, j);
         float alpha[2];
         const bool grown = softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
-        if (rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
-        if (j > 0) sram.K_j.wait_there(kv + 2);
-        finish<0>(O_i);
-        sram.V_j.free(kv).arrive_once_a_warp();
+        sram.V_j.wait_there(kv);
+        if (!last && j > 1) sram.K_j.wait_there(kv + 2);
+        finish(O_i, S_next);
+        if (!first) sram.V_j.free(kv - 1).arrive_once_a_warp();
+        if (!last) sram.K_j.free(kv + 1).arrive_once_a_warp();
+        if (!last && j == 1) sram.Q_i.free(q).arrive_once_a_warp();
         round_to_operands_8(P_ij, S_ij);
-        if (grown) rescale<d>(O_i, alpha);
+        if (!first && grown) rescale<d>(O_i, alpha);
         ++kv;
     }
 
-    // O_i of the first tile.
-    __device__ __forceinline__ void end() {
-        sram.V_j.wait_there(kv);
-        start_values_8(O_i, P_ij, sram.V_j.tile(kv));
-        finish<0>(O_i);
-        sram.V_j.free(kv).arrive_once_a_warp();
-        ++kv;
+    // O_i, of tiles j and before, at least one. S_ij and the next change places each time.
+    __device__ __forceinline__ void sum(int j) {
+        sram.K_j.wait_there(kv);
+        start_scores_8(S_even, Q_w(), sram.K_j.tile(kv));
+        finish<0>(S_even);
+        sram.K_j.free(kv).arrive_once_a_warp();
+        if (j == 0) {
+            sram.Q_i.free(q).arrive_once_a_warp();
+            step<true, true>(S_even, S_odd, 0);
+        } else {
+            sram.K_j.wait_there(kv + 1);
+            step<true, false>(S_even, S_odd, j--);
+#pragma unroll 1
+            for (;; --j) {
+                if (j == 0) {
+                    step<false, true>(S_odd, S_even, 0);
+                    break;
+                }
+                step<false, false>(S_odd, S_even, j--);
+                if (j == 0) {
+                    step<false, true>(S_even, S_odd, 0);
+                    break;
+                }
+                step<false, false>(S_even, S_odd, j);
+            }
+        }
+        start_values_8(O_i, P_ij, sram.V_j.tile(kv - 1));
+        finish(O_i, S_even);
+        sram.V_j.free(kv - 1).arrive_once_a_warp();
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
@@ -375,12 +401,7 @@ template <bool causal> struct Consumer {
             rows.init();
             int j = tiles_seen<causal>(p, i * B_r) - 1;
             if (j >= 0) {
-                begin(j--);
-#pragma unroll 1
-                for (; j >= whole; --j) advance<true>(j);
-#pragma unroll 1
-                for (; j >= 0; --j) advance<false>(j);
-                end();
+                sum(j);
             } else {
                 sram.Q_i.free(q).arrive_once_a_warp();
             }
@@ -398,10 +419,10 @@ hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMa
     const Memory sram(shared);
     sram.init();
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<40>();
+        keep_registers<24>();
         if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, counter, p, totals);
     } else {
-        take_registers<232>();
+        take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
         Consumer<causal> consumer(sram, p, w);
         consumer.consume(shared, O, L, totals);
