@@ -1,8 +1,8 @@
 """How a program of flashsim begins and ends: streams that take any text, errors in one line, an exit status.
 
 Exit status: 0 all is well. 1 a claim or a check failed. 2 the arguments or the input make no sense, or a file or a stream
-cannot be read or written. 130 interrupted (Ctrl-C). 141 whoever read the output has gone, as in `flashsim verify | head`:
-what a shell says of a program that SIGPIPE ended.
+cannot be read or written. 130 interrupted (Ctrl-C). 143 terminated (SIGTERM). 141 whoever read the output has gone, as in
+`flashsim verify | head`: what a shell says of a program that SIGPIPE ended.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import _thread
 import codecs
 import io
 import os
+import signal
 import sys
 import threading
 import unicodedata
@@ -22,7 +23,11 @@ from typing import Any, NoReturn, TextIO
 from flashsim.gpu.compiling import MissingGPU
 from flashsim.memory import MemoryModelError
 
-REFUSED, INTERRUPTED, READER_GONE = 2, 130, 141
+REFUSED, INTERRUPTED, READER_GONE, TERMINATED = 2, 130, 141, 143
+
+
+class Terminated(KeyboardInterrupt):
+    """What SIGTERM raises, so that what Ctrl-C tidies up is tidied up."""
 
 
 def guarded(program: str, work: Callable[[], int | None]) -> int:
@@ -31,7 +36,7 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
     An exception that is none of ours is a bug, and keeps its traceback; but not if it has a note of which line of the user's
     own function it is from (`flashsim.algorithms.own`).
     """
-    with _streams(), _interrupts():
+    with _streams(), _interrupts(), _termination():
         try:
             if sys.stdout is None:
                 raise OSError("standard output is closed")
@@ -42,6 +47,9 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
             sys.stdout.flush()
         except BrokenPipeError:
             status = READER_GONE
+        except Terminated:
+            _say("terminated")
+            status = TERMINATED
         except KeyboardInterrupt:
             _say("interrupted")
             status = INTERRUPTED
@@ -86,6 +94,24 @@ def _interrupts() -> Iterator[None]:
         sys.unraisablehook = before
         for timer in timers:
             timer.cancel()
+
+
+@contextmanager
+def _termination() -> Iterator[None]:
+    """Have SIGTERM raise `Terminated`, where it would end the program on the spot."""
+
+    def end(_number: int, _frame: object) -> NoReturn:
+        raise Terminated
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def one_line(text: object) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from flashsim.files import write_whole
 
@@ -20,9 +20,14 @@ class Exported:
         """Return it as plain data: dictionaries, lists, numbers, text."""
         raise NotImplementedError
 
-    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return `to_dict` as JSON, and write it to a file if there is a path: completely, or not at all."""
-        return to_json(self.to_dict(), path)
+    @overload
+    def to_json(self, path: None = None) -> str: ...
+    @overload
+    def to_json(self, path: str | os.PathLike[str]) -> None: ...
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str | None:
+        """Return `to_dict` as JSON; with a path, write it to that file, completely or not at all, and return None."""
+        text = json.dumps(plain(self.to_dict()), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return given(text, path)
 
     def to_pandas(self) -> Any:
         """Return HBM accesses as a `pandas.DataFrame`, a row for each array; all else is in its `attrs`.
@@ -36,12 +41,12 @@ class Exported:
         return to_pandas(rows, list(rows[0]), index="array", attrs={**traffic, **found})
 
 
-def to_json(data: Mapping[str, Any], path: str | os.PathLike[str] | None = None) -> str:
-    """Return data as JSON text, and write it to a file if there is a path: completely, or not at all."""
-    text = json.dumps(plain(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    if path is not None:
-        write_whole(path, text)
-    return text
+def given(text: str, path: str | os.PathLike[str] | None) -> str | None:
+    """Return a text; with a path, write it to that file, completely or not at all, and return None."""
+    if path is None:
+        return text
+    write_whole(path, text)
+    return None
 
 
 def plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def in_any_order(work: Callable[[T], R], items: Sequence[T], jobs: int | None) -> Iterator[tuple[int, R]]:
@@ -72,25 +73,25 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Have Ctrl-C come after this. Processes that start here do not hear it, though a terminal sends it to all.
+    """Have Ctrl-C and SIGTERM come after this. Processes that start here do not hear them, though they are sent to all.
 
-    The mask is for them; here, a thread without one may hear it, and Python would raise KeyboardInterrupt amid this all the same.
+    The mask is for them; here, a thread without one may hear one, and Python would raise an exception amid this all the same.
     """
     heard: list[int] = []
     main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number)) if main else None
+    before = {one: signal.signal(one, lambda number, _: heard.append(number)) for one in ENDING} if main else {}
     masked = None
     if hasattr(signal, "pthread_sigmask"):  # not on Windows
         from multiprocessing import resource_tracker
 
         resource_tracker.ensure_running()  # once it runs, it leaves the mask alone
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
     finally:
         if masked is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-        if main:
-            signal.signal(signal.SIGINT, before)
+        for one, handler in before.items():
+            signal.signal(one, handler)
         for number in heard:
             signal.raise_signal(number)

@@ -169,6 +169,15 @@ def test_fail_fast_stops_at_the_first_failure_that_is_not_expected(capsys: pytes
     assert json.loads(capsys.readouterr().out)["examples"] == 20
 
 
+def test_a_diagnosis_says_which_failing_cases_it_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """One is drawn, and a simpler one made from it: two are looked at."""
+    mutant = "flashsim.testing.mutants:causal_top_left"
+    assert main(["check", mutant, "--fail-fast", "--check", "causal_no_leak"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "(simplest found; 1 of 1 cases drawn fails)" in out
+    assert "in 2 of 2 drawn and simplified failing cases.)" in out
+
+
 def test_what_is_printed_to_see_it_again_runs_as_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

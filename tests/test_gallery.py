@@ -37,7 +37,7 @@ FRAME = {"width": 960, "height": 480}
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "figures" / "gallery"
-REMEDY = "python scripts/gallery.py makes it anew"
+REMEDY = "flashsim lessons -o figures/gallery makes it anew"
 LESSONS = list(gallery.pages())
 TRACE = re.compile(r'(?<=<script id="trace" type="text/plain">)[^<]+')
 LINK = re.compile(r'<a href="(?:(\w+)\.html)?#t=(\d+)" data-event="([^"]*)">.*?</a>, .*?: <span>(.*?)</span></li>')
@@ -130,6 +130,44 @@ def test_files_are_what_the_script_makes(name: str) -> None:
 
 def test_every_run_makes_the_same_bytes() -> None:
     assert dict(gallery.files()) == made()
+
+
+def test_the_command_writes_the_pages_and_opens_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    pages = made()
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("flashsim.gallery.files", lambda names: iter(pages.items()))
+    monkeypatch.chdir(tmp_path)
+    assert main(["lessons", "--open"]) == 0
+    folder = tmp_path / "flashsim-lessons"
+    assert {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()} == pages
+    assert opened == [(folder / "index.html").as_uri()]
+    assert "Saved flashsim-lessons/index.html" in capsys.readouterr().out
+
+
+def test_the_command_writes_a_lesson_that_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its neighbours are not there: nothing links to them."""
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert main(["lessons", "causal", "online_softmax", "-o", str(tmp_path / "a" / "b"), "--open"]) == 0
+    files = sorted((tmp_path / "a" / "b").iterdir())
+    assert [file.name for file in files] == ["causal.html", "online_softmax.html"]
+    assert not re.findall(r'href="\w+\.html"', files[0].read_text(encoding="utf-8"))
+    assert opened == [files[0].as_uri()]
+
+
+def test_the_command_refuses_what_is_no_lesson_and_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert main(["lessons", "casual"]) == main(["lessons", "causal", "-o", "file"]) == 2
+    unknown, taken = capsys.readouterr().err.splitlines()
+    assert "there is no lesson 'casual', perhaps you mean 'causal'; expected of online_softmax, " in unknown
+    assert "argument -o/--output: file is a file; expected a folder" in taken
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("name", LESSONS)
@@ -535,7 +573,11 @@ SEEN = (
 @pytest.mark.parametrize("viewport", [DESK, PHONE, FRAME], ids=["1280×720", "390×844", "960×480"])
 @pytest.mark.parametrize("name", LESSONS)
 def test_what_a_step_is_about_is_seen_without_scrolling(page: Any, name: str, viewport: dict[str, int]) -> None:
-    """The lit line, the picture, m, ℓ, O and their first row, at each moment and some steps between; nothing covers them."""
+    """The lit line, the picture, m, ℓ, O and their first row, at each moment and some steps between; nothing covers them.
+
+    Where panels are below each other, m, ℓ, O to their last row.
+    """
+    seen = [*SEEN, *([".pairs tbody tr:last-child > :nth-child(-n + 2)"] if viewport == PHONE else [])]
     page.set_viewport_size(viewport)
     opened(page, name)
     moments = {link.step for link in links(article(name))}
@@ -546,7 +588,7 @@ def test_what_a_step_is_about_is_seen_without_scrolling(page: Any, name: str, vi
         assert page.locator("#lesson p").first.is_visible() == (step == 0)  # the text folds after the first step
         if step:
             page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-            assert page.evaluate(UNSEEN, list(SEEN)) == [], step
+            assert page.evaluate(UNSEEN, seen) == [], step
     assert page.evaluate(FITS)
 
 
@@ -588,6 +630,46 @@ def test_lessons_ask_before_they_show(page: Any, name: str) -> None:
     page.keyboard.press("Escape")
     until(page, f"player.t === {stops[0]}")  # a dialog closes in a task of its own
     assert page.evaluate("player.playing") is False
+
+
+TOTALS = """() => [...document.querySelectorAll(".hbm tbody tr")].flatMap((row) => [3, 5].map((n) => row.cells[n].textContent))"""
+SEEN_AHEAD = """(stop) => [...document.querySelectorAll("#lesson .moments li")].filter((entry) =>
+  Number(entry.querySelector("a").hash.slice(3)) >= stop && entry.querySelector("span").checkVisibility()).length"""
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_what_a_stop_asks_is_not_shown_before(page: Any, name: str) -> None:
+    """Neither in the predicted totals nor in the moments; the last step, reached by a link, shows all."""
+    opened(page, name)
+    stop = page.evaluate("player.stops[0][0]")
+    page.evaluate("document.querySelector('#lesson').open = true")
+    for t in (0, stop - 1):
+        page.evaluate(f"player.go({t}), document.querySelector('#lesson').open = true")
+        assert set(page.evaluate(TOTALS)) == {"?"}
+        assert page.evaluate(SEEN_AHEAD, stop) == 0
+    page.evaluate("player.speed = 30, player.play(true)")
+    until(page, "document.querySelector('#stop').open")
+    page.evaluate("player.redraw()")
+    assert set(page.evaluate(TOTALS)) == {"?"}
+    page.click("#stop-on")
+    until(page, "player.t === player.length - 1 || !document.querySelector('#stop').open")
+    page.keyboard.press("End")
+    assert "?" not in page.evaluate(TOTALS)
+    page.evaluate("document.querySelector('#lesson').open = true")
+    assert page.evaluate(SEEN_AHEAD, 0) == page.locator("#lesson .moments li").count()
+
+
+@pytest.mark.parametrize("name", ["standard", "flash_basic"])
+def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
+    """Its totals are in the answer alone; and it is asked before the accesses so far tell."""
+    (trace,) = gallery.pages()[name].traces()
+    lesson = gallery.pages()[name].teach(trace)
+    stop = lesson.stops[0]
+    totals = re.findall(r"\d[\d,]+", stop.because)
+    assert totals
+    assert not [total for total in totals if total in re.findall(r"\d[\d,]+", lesson.text)]
+    before = trace.events[trace.steps[stop.step].first - 1]
+    assert before.reads + before.writes < sum(a.reads + a.writes for a in trace.about.arrays) / 2
 
 
 def test_lessons_lead_to_each_other(page: Any) -> None:

@@ -487,7 +487,7 @@ def test_run_draws_every_read_and_write(tallies: dict[str, flashsim.Run | flashs
     assert "standard: 5,111,808" in texts
     assert "flash_basic: 1,402,880" in texts
     assert {"2.1 M", "393 k", "65.5 k", "13.3 k"} <= set(texts)
-    assert ax.get_title(loc="left") == "flash_basic makes 3.64× fewer HBM accesses"
+    assert ax.get_title(loc="left") == "flash_basic: 3.64× fewer HBM accesses"
     assert ax.get_xlabel() == "HBM accesses (elements)"
     assert legend_texts(ax) == ["read", "written"]
 
@@ -495,9 +495,10 @@ def test_run_draws_every_read_and_write(tallies: dict[str, flashsim.Run | flashs
 def test_run_takes_runs_one_or_equal_ones_and_refuses_none() -> None:
     Q, K, V = np.random.default_rng(0).standard_normal((3, 64, 8))
     run = flashsim.forward("flash_basic", Q, K, V)
-    assert plots.plot_run({"flash": run}).get_title(loc="left") == "What flash moves, by array"
-    assert plots.plot_run({"a": run, "b": run}).get_title(loc="left") == "b makes as many HBM accesses"
+    assert plots.plot_run({"flash": run}).get_title(loc="left") == "flash: HBM accesses by array"
+    assert plots.plot_run({"a": run, "b": run}).get_title(loc="left") == "b: as many HBM accesses"
     more = plots.plot_run({"flash": run, "small": flashsim.count("flash_basic", N=64, d=8, M=64)})
+    assert more.get_title(loc="left").startswith("small: ")
     assert "× more HBM accesses" in more.get_title(loc="left")
     with pytest.raises(ValueError, match="empty"):
         plots.plot_run({})
@@ -514,10 +515,16 @@ def test_the_main_figure_is_of_one_head(tallies: dict[str, flashsim.Run | flashs
     assert f"flash_basic: {one.accesses:,}" in [text.get_text() for text in by_array.texts]
     at = dict(xy(by_block, "theory"))
     assert one.accesses == at[flashsim.count("flash_basic", **size, sizing="fit").blocks.B_c]
-    assert by_array.get_title(loc="left").startswith("Algorithm 1 makes ")
+    assert by_array.get_title(loc="left").startswith("Algorithm 1: ")
     assert (by_array.get_xlabel(), by_block.get_ylabel()) == (
         "HBM accesses (elements), one head", "HBM accesses (elements)"
     )  # fmt: skip
+
+
+def test_the_title_reads_well_for_a_label_that_is_no_subject() -> None:
+    runs = {name: flashsim.count(name, N=64, d=8, M=400) for name in ("standard", "q_outer")}
+    title = plots.run_figure(runs, N=64, d=8, M=400, dtype="float32").axes[0].get_title(loc="left")
+    assert re.fullmatch(r"loops exchanged: [\d.]+× fewer HBM accesses", title)
 
 
 def test_given_axes_are_returned_and_settings_kept(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:

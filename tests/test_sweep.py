@@ -273,9 +273,11 @@ def test_csv_and_json_hold_every_row_exactly(tmp_path: Path) -> None:
     found = flashsim.sweep(
         ["flash", "standard"], N=[9, 2**40], d=4, blocks=[None, (999, 999)], causal=[False, True], M=200
     )
-    lines = list(csv.DictReader(io.StringIO(found.to_csv(tmp_path / "rows.csv"))))
+    assert found.to_csv(tmp_path / "rows.csv") is None
+    lines = list(csv.DictReader(io.StringIO(found.to_csv())))
     assert (tmp_path / "rows.csv").read_bytes().decode() == found.to_csv()
-    loaded = json.loads(found.to_json(tmp_path / "rows.json"))
+    loaded = json.loads(found.to_json())
+    assert found.to_json(tmp_path / "rows.json") is None
     assert loaded == json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
     assert loaded["rows"] == list(found)
     assert (loaded["flashsim"], loaded["points"], loaded["ok"]) == (flashsim.__version__, 16, len(found.ok))

@@ -44,7 +44,9 @@ def with_players(readme: str, index: str) -> str:
     ):
         thumbnail = re.findall(rf'<li>(<svg .*?</svg>)<span>{number}\. <a href="{file}">', index)
         if len(thumbnail) != 1:
-            raise ValueError(f"the gallery's index has not lesson {number}, {file}; run python scripts/gallery.py")
+            raise ValueError(
+                f"the gallery's index has not lesson {number}, {file}; run flashsim lessons -o figures/gallery"
+            )
         name = file.removesuffix(".html")
         cards.append(
             f'<section class="lesson" id="{name}"><a href="{file}" aria-hidden="true" tabindex="-1">{thumbnail[0]}</a>'

@@ -38,6 +38,7 @@ COMMANDS: dict[str, ModuleType] = {
         "example",
         "exercise",
         "step",
+        "lessons",
         "playground",
         "debug",
         "verify",

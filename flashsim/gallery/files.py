@@ -55,17 +55,15 @@ def make(name: str, page: Page) -> Made:
     return Made(name, page, lesson, traces)
 
 
-def placed(made: list[Made], names: list[str]) -> list[Made]:
-    """Return the lessons with their places among all, which `names` has in order."""
-    titles = {name: page.title for name, page in pages().items()}
+def placed(made: list[Made]) -> list[Made]:
+    """Return the lessons with their places among all of these."""
 
     def way(at: int) -> tuple[str, str] | None:
-        return (f"{names[at]}.html", titles[names[at]]) if 0 <= at < len(names) else None
+        return (f"{made[at].name}.html", made[at].page.title) if 0 <= at < len(made) else None
 
     found = []
-    for one in made:
-        at = names.index(one.name)
-        place = Place(at + 1, len(names), one.lesson.minutes, way(at - 1), way(at + 1))
+    for at, one in enumerate(made):
+        place = Place(at + 1, len(made), one.lesson.minutes, way(at - 1), way(at + 1))
         found.append(replace(one, lesson=replace(one.lesson, place=place)))
     return found
 
@@ -110,7 +108,7 @@ def index(made: list[Made]) -> str:
 {articles}
 </main>
 <footer class="faint">
-Made by <code>python scripts/gallery.py</code>. Counts are in elements. Blocks count from 1, as in the paper; rows and steps
+Made by <code>flashsim lessons</code>. Counts are in elements. Blocks count from 1, as in the paper; rows and steps
 from 0.
 </footer>
 </body>
@@ -148,8 +146,9 @@ def readme(made: list[Made]) -> str:
     )
     return f"""# Lessons
 
-Pages that play a recorded run, each with a text on what to look for. A code host shows their source; to see them, clone the
-repository and open `figures/gallery/index.html` in a browser (from 2023 or later). They need no network.
+Pages that play a recorded run, each with a text on what to look for. A code host shows their source; to see them,
+run `flashsim lessons --open`, or clone the repository and open `figures/gallery/index.html` in a browser (from 2023 or later).
+They need no network.
 
 | | lesson | what it shows | takes | size |
 |--:|---|---|--:|--:|
@@ -157,7 +156,7 @@ repository and open `figures/gallery/index.html` in a browser (from 2023 or late
 
 [The playground](playground.html) has sliders for lengths, d, M and block sizes (`flashsim playground` writes it).
 
-`python scripts/gallery.py` makes them all. Without their texts, these commands make the same pages; `--open` in place of
+`flashsim lessons` makes them all. Without their texts, these commands make the same pages; `--open` in place of
 `-o …` opens them:
 
 ```sh
@@ -173,9 +172,9 @@ and this Python the others:
 
 
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
-    """Yield (file name, content) of the lessons with these names, or of all of them and the index."""
-    known = list(pages())
-    made = placed([make(name, page) for name, page in pages().items() if not names or name in names], known)
+    """Yield (file name, content) of the lessons with these names, each alone, or of all of them and the index."""
+    made = [make(name, page) for name, page in pages().items() if not names or name in names]
+    made = made if names else placed(made)
     for one in made:
         yield f"{one.name}.html", one.html
     if not names:

@@ -232,11 +232,11 @@ def _point(run_by_name: Mapping[str, Counted]) -> str:
     names = list(run_by_name)
     first, last = (run_by_name[name].hbm.accesses for name in (names[0], names[-1]))
     if len(names) == 1:
-        return f"What {names[0]} moves, by array"
+        return f"{names[0]}: HBM accesses by array"
     if first == last:
-        return f"{names[-1]} makes as many HBM accesses"
+        return f"{names[-1]}: as many HBM accesses"
     more, ratio = ("more", last / first) if last > first else ("fewer", first / last)
-    return f"{names[-1]} makes {ratio:.3g}× {more} HBM accesses"
+    return f"{names[-1]}: {ratio:.3g}× {more} HBM accesses"
 
 
 FIGURE = Chart(

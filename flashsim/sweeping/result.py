@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from flashsim import __version__
 from flashsim.checking import check_count, shown
-from flashsim.exporting import Exported, to_pandas
-from flashsim.files import write_whole
+from flashsim.exporting import Exported, given, to_pandas
 from flashsim.sweeping.answers import where_fewer
 from flashsim.sweeping.columns import meaning
 from flashsim.sweeping.outcomes import Outcome
@@ -202,8 +201,12 @@ class Sweep(Exported, Sequence[Row]):
         """Return all there is: version, command, how many points there are of each kind, what columns hold, and the rows."""
         return {**self.made, "columns": self.about, "rows": list(self)}
 
-    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the rows as CSV below the columns' names, and write them to a file if there is a path: wholly, or not at all.
+    @overload
+    def to_csv(self, path: None = None) -> str: ...
+    @overload
+    def to_csv(self, path: str | os.PathLike[str]) -> None: ...
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str | None:
+        """Return the rows as CSV below the columns' names; with a path, write that file, wholly or not at all, and return None.
 
         A cell is empty where there is nothing to say; truths are true and false.
         """
@@ -211,9 +214,7 @@ class Sweep(Exported, Sequence[Row]):
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
         writer.writerows([_cell(value) for value in row.values()] for row in self)
-        if path is not None:
-            write_whole(path, text.getvalue())
-        return text.getvalue()
+        return given(text.getvalue(), path)
 
     def to_pandas(self) -> Any:
         """Return the rows as a `pandas.DataFrame`; its `attrs` say how they were made. Needs pandas: flashsim[pandas]."""

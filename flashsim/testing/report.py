@@ -199,9 +199,10 @@ def _finite(value: float) -> float | str:
 def describe(kernel: Kernel, finding: Finding, found: Survey, suspicions: Sequence[Suspicion], how: str) -> str:
     """Return the message of a failure. `how` says how its case was come by."""
     check, tally = CHECKS[finding.check], found.tallies[finding.check]
+    drawn = f"{tally.failed} of {tally.tried} cases drawn fail{'s' if tally.failed == 1 else ''}"
     parts = [
         "\n".join(_wrapped(f"{kernel.name} fails {check.name!r}: {check.about}")),
-        f"  {finding.case}\n  ({how}; {tally.failed} of {tally.tried} cases fail)",
+        f"  {finding.case}\n  ({how}; {drawn})",
         textwrap.indent(_what_differs(finding), "  "),
     ]
     if how == NOT_SHRUNK:

@@ -39,7 +39,7 @@ class Player {
   onTo(t) {
     const n = this.stops.findIndex(([at]) => this.t < at && at <= t);
     if (n < 0) return this.go(t);
-    const [[at, asks]] = this.stops.splice(n, 1), dialog = find("#stop"), because = find("#stop-because"), on = find("#stop-on"), [question, ...answers] = asks.cloneNode(true).children;
+    const [at, asks] = this.stops[n], dialog = find("#stop"), because = find("#stop-because"), on = find("#stop-on"), [question, ...answers] = asks.cloneNode(true).children;
     if (this.playing) this.play(false);
     fill(find("#stop-asks"), ...question.childNodes), fill(because), fill(find("#stop-choices"), answers.slice(0, -1)), (on.textContent = "skip");
     for (const choice of answers.slice(0, -1)) choice.onclick = () => {
@@ -48,15 +48,18 @@ class Player {
       fill(because, make("b", {}, right ? "Yes. " : "No. "), ...answers.at(-1).cloneNode(true).childNodes), (on.textContent = "show");
       because.focus(); // so that it is read
     };
-    dialog.onclose = () => this.go(at);
+    dialog.onclose = () => (this.stops.splice(n, 1), this.go(at));
     on.onclick = () => dialog.close();
     dialog.showModal();
   }
 
+  /** The step of the next question on the way: until it is asked, what would answer it is not shown. */
+  get asked() { return Math.min(...this.stops.map(([at]) => at).filter((at) => at > this.t)); }
+
   /** Says at a moment what there is to see, and marks it in the list. */
   showMoment() {
     const here = this.moments.find(([t]) => t === this.t)?.[1], box = find("#moment");
-    for (const [, entry] of this.moments) entry.classList.toggle("here", entry === here);
+    for (const [t, entry] of this.moments) entry.classList.toggle("here", entry === here), entry.classList.toggle("later", t >= this.asked);
     box.classList.toggle("here", here !== undefined);
     fill(box, here ? [...here.lastElementChild.cloneNode(true).childNodes] : "");
     return here ? ` ${here.lastElementChild.textContent}` : "";
@@ -216,7 +219,7 @@ class Player {
     const steps = this.stepsAt(this.t);
     find("#where").textContent = `step ${this.t} of ${this.length - 1}`;
     const moment = this.showMoment();
-    this.views.forEach((view, n) => view.show(steps[n], this.aside(n, this.t))); // once all else has its room
+    this.views.forEach((view, n) => view.show(steps[n], this.aside(n, this.t), this.asked < Infinity)); // once all else has its room
     this.markDifferences();
     this.sparks.draw(steps);
     const scrub = find("#scrub"), { label } = this.views[0].words(this.views[0].t);

@@ -18,13 +18,15 @@ class Memory {
     const soFar = (what) => head({}, what, make("br"), "so far");
     fill(box.tHead, make("tr", {}, head({}, "array"), head({}, "this", make("br"), "step"), soFar("reads"), formHead("reads"), soFar("writes"), formHead("writes")));
     this.rows = [...this.run.arrays.map(typeset), "total"].map((name, n) => {
-      const cells = this.expected[n].flatMap((form) => [cell(), cell({}, count(form))]);
+      const cells = this.expected[n].flatMap(() => [cell(), cell()]);
       return make("tr", { class: n === this.run.arrays.length ? "sum" : "" }, make("th", { scope: "row" }, name), cell(), cells);
     });
     fill(box.tBodies[0], this.rows);
   }
 
-  show(t) {
+  /** Shows a step; where a question is `asked` later, without the totals, which may answer it. */
+  show(t, asked) {
+    if (asked !== this.asked) this.showTotals(asked);
     this.showPeak(t);
     const { run } = this, at = (sums, t) => (t < 0 ? 0 : sums[t]), all = [0, 0, 0, 0];
     run.arrays.forEach((_, a) => {
@@ -36,6 +38,11 @@ class Memory {
     const [read, written, ...sums] = all;
     this.fillRow(run.arrays.length, read + written ? count(read + written) : "", sums);
     this.showVersus(t, sums[0] + sums[1]);
+  }
+
+  showTotals(asked) {
+    this.asked = asked;
+    this.rows.forEach(({ cells }, n) => this.expected[n].forEach((form, side) => { cells[3 + 2 * side].textContent = asked ? "?" : count(form); }));
   }
 
   fillRow(n, step, [reads, writes]) {

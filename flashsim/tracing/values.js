@@ -10,6 +10,7 @@ class Values {
     this.twoSided = run.follows.some((one) => one.byKey); // blocks of rows and of keys, each with a table of its own
     const of = (byKey) => commas(run.follows.filter((one) => one.byKey === byKey).map(({ name }) => typeset(name)));
     find(".pairs", root).classList.toggle("tall", run.about.blocks.B_r > 8); // of a set height, which spares layouts
+    root.style.setProperty("--rows", Math.min(run.about.blocks.B_r, 8.25)); // that tables have room for
     fill(find(".carried", root), of(false), this.twoSided ? [" of these rows, ", of(true), " of these keys"] : "", ": old above new");
     find(".digits", root).onclick = () => player.toggleDigits();
   }

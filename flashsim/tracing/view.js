@@ -72,11 +72,11 @@ class View {
     this.light(this.t ?? 0);
   }
 
-  /** Shows a step. `aside` is what there is to say of it beside another run. */
-  show(t, aside = "") {
+  /** Shows a step. `aside` is what there is to say of it beside another run; `asked`, whether a question comes first. */
+  show(t, aside = "", asked = false) {
     this.t = t;
     this.showNow(aside);
-    for (const part of this.parts) part.show(t);
+    for (const part of this.parts) part.show(t, asked);
     this.light(t);
   }
 

@@ -29,14 +29,13 @@ def teach(trace: Trace) -> Lesson:
     rows = value(trace, P, "P_ij").sum(axis=1)
     assert about.standard is not None
     text = f"""
-        The forward pass kept neither S nor P. Algorithm 4 computes P again, tile by tile, from Q, K and the rows’ m and
-        ℓ: line 13 divides by the final ℓ at once, so no maximum moves here and nothing is rescaled. (A row’s P in one
-        tile does not sum to 1; over all {T_c} tiles of the row it does.)
+        The forward pass kept neither S nor P. Algorithm 4 computes P again, tile by tile, from Q, K and the rows’ m
+        and ℓ: line 13 divides by the final ℓ at once, so no maximum moves here and nothing is rescaled. (A row’s P in
+        one tile does not sum to 1; over all {T_c} tiles of the row it does.)
 
-        Watch who stays and who travels. dK and dV of a block of keys stay on chip and gather from all {T_r} blocks of
-        rows; after line 5’s zeros they are written once. dQ of a block of rows gets a part from every block of keys, so
-        it is loaded and stored {T_c} times. Line 19’s D, one number a row, stands for a sum over all of the row of P ∘
-        dP: it is why a tile is enough.
+        Watch who stays and who travels. dK and dV of a block of keys gather from all {T_r} blocks of rows, dQ of a
+        block of rows from all {T_c} blocks of keys; the outer loop is over the keys. Line 19’s D, one number a row,
+        stands for a sum over all of the row of P ∘ dP: it is why a tile is enough.
         """
     return Lesson(
         PAGE.title,
@@ -59,11 +58,12 @@ def teach(trace: Trace) -> Lesson:
         ),
         stops=(
             Stop(
-                again.number,
-                "dK and dV stay on chip, dQ comes and goes. Which of them is written most?",
+                dQ.number,
+                "dQ’s first part goes to HBM. In the whole run, which of dQ, dK and dV is written most? Guess.",
                 ("dQ", "dK", "dV"),
                 max(about.arrays, key=lambda array: array.writes).name,
-                f"dQ: once for zeros, and once for each of the {T_c} blocks of keys.",
+                f"dQ: once for zeros, and once for each of the {T_c} blocks of keys. dK and dV stay on chip until "
+                "they are complete: once for zeros, and once more.",
             ),
         ),
     )

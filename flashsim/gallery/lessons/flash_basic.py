@@ -26,12 +26,10 @@ def teach(trace: Trace) -> Lesson:
     again = first(trace, lambda s: does(trace, "load", "O")(s) and s.loops[0] == ("j", 1))
     rise, row, old, new = largest_rise(trace)
     assert about.standard is not None
-    O = moved(trace, "O", "l", "m")
     text = f"""
         Algorithm 1 goes through the score matrix tile by tile, and no tile leaves the chip: there is no S and no P in
-        the table of HBM accesses. The price is that each block of O, with its ℓ and m, is loaded, improved and stored
-        again for each of the {about.blocks.T_c} blocks of keys: {O} of {moved(trace):,} accesses. Standard attention
-        makes {sum(about.standard):,} here.
+        the table of HBM accesses. It has a price: for each of the {about.blocks.T_c} blocks of keys, something is loaded
+        and stored again. What, you are asked on the way.
 
         Watch the tiles fill column by column. From the second column on, rows come back with a maximum, and where a
         tile has a larger score the row is rescaled: row {row} by the most, as its maximum
@@ -63,12 +61,13 @@ def teach(trace: Trace) -> Lesson:
         ),
         stops=(
             Stop(
-                again.number,
+                tile.number,
                 "S and P never leave the chip. In the whole run, which array is accessed most? Guess.",
                 ("Q", "K", "V", "O"),
                 max("QKVO", key=lambda name: moved(trace, name)),
-                f"O, {moved(trace, 'O')} times: each block of keys reads it, improves it and writes it. K and V are read "
-                f"once, {moved(trace, 'K')} each; Q, {moved(trace, 'Q')}, once for each block of keys.",
+                f"O, {moved(trace, 'O')} accesses: with its ℓ and m, each block of O is loaded, improved and stored again for "
+                f"each block of keys. K and V are read once, {moved(trace, 'K')} each; Q, {moved(trace, 'Q')}, once for "
+                "each block of keys.",
             ),
         ),
     )

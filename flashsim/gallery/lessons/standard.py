@@ -24,14 +24,13 @@ def teach(trace: Trace) -> Lesson:
     K = trace.about.arrays[1]
     groups = {"Q, K and V": "QKV", "S and P": "SP", "O": "O"}
     text = f"""
-        Standard attention is three passes: S = QKᵀ, P = softmax(S), O = PV. Between them the N × N matrices S and P go
-        to HBM and come back. Watch the table of HBM accesses: S is written, {N_q * N_k} elements, then read; P is
-        written, then read. Together they make {both:,} of the {sums:,} accesses, {both / sums:.0%}: they are N × N
-        where Q, K, V and O are N × d. A tile of the grid is visited once in each pass, so it is “done in part” until
-        the last one has been there.
+        Standard attention is three passes: S = QKᵀ, P = softmax(S), O = PV. Between them the N × N matrices S and P
+        go to HBM and come back. Watch the table of HBM accesses: S is written, {N_q * N_k} elements, then read; P is
+        written, then read. How much that is of all accesses, you are asked on the way. A tile of the grid is visited
+        once in each pass, so it is “done in part” until the last one has been there.
 
-        The rows of K are loaded again for each block of rows of Q, {K.reads // (K.shape[0] * K.shape[1])} times in all:
-        products too large for the chip cost that, and standard attention as it is counted here pays it.
+        The rows of K are loaded again for each block of rows of Q, {K.reads // (K.shape[0] * K.shape[1])} times in
+        all: products too large for the chip cost that, and standard attention as it is counted here pays it.
         """
     return Lesson(
         PAGE.title,
@@ -45,15 +44,16 @@ def teach(trace: Trace) -> Lesson:
             ),
             see(written[1], "write P", "The rows’ softmax leaves for HBM."),
             see(read[1], "read P", "The third pass begins: P comes back, to be multiplied by V."),
-            end(trace, f"{both:,} of {sums:,} accesses were to S and P."),
+            end(trace, f"{both:,} of {sums:,} accesses were to S and P, {both / sums:.0%}."),
         ),
         stops=(
             Stop(
-                trace.steps[-1].number,
+                read[0].number,
                 "In the whole run, which arrays are accessed most? Guess.",
                 ("Q, K and V", "S and P", "O"),
                 max(groups, key=lambda names: moved(trace, *groups[names])),
-                f"S and P: {both:,} accesses; Q, K and V: {moved(trace, 'Q', 'K', 'V'):,}; O: {moved(trace, 'O'):,}.",
+                f"S and P: {both:,} accesses; Q, K and V: {moved(trace, 'Q', 'K', 'V'):,}; O: {moved(trace, 'O'):,}. "
+                "S and P are N × N, the others N × d.",
             ),
         ),
     )

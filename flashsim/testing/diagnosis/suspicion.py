@@ -32,8 +32,8 @@ class Conviction(NamedTuple):
 
 
 def failing_cases(n: int) -> str:
-    """Return that number of them in words."""
-    return f"{n} failing case{'s' if n != 1 else ''}"
+    """Return that number of them in words: of several, the first is made simpler from one that was drawn."""
+    return "1 failing case" if n == 1 else f"{n} drawn and simplified failing cases"
 
 
 def scores(case: Case) -> int:

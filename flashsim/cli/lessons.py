@@ -1,0 +1,51 @@
+"""`flashsim lessons`: write the lessons, pages that play a recorded run, with an index."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+from flashsim.cli.values import meant
+from flashsim.files import write_whole
+from flashsim.sizes import human_bytes
+
+SUMMARY = "Write the lessons: pages that play an algorithm line by line, with a text and questions; and an index."
+EXAMPLES = "flashsim lessons --open\nflashsim lessons causal backward -o pages"
+
+
+def add_options(parser: Any) -> None:
+    """Add the command's options to its parser."""
+    from flashsim.gallery import pages
+
+    parser.add_argument("lessons", nargs="*", metavar="NAME", help=f"of {', '.join(pages())}. Default: all")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("flashsim-lessons"),
+        metavar="FOLDER",
+        help="where they go. Default: %(default)s",
+    )
+    parser.add_argument("--open", action="store_true", help="open the index, or the first lesson named, in the browser")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command and return 0. Raises ValueError for a lesson that is not there, and for a folder that is a file."""
+    from flashsim import gallery
+
+    known = gallery.pages()
+    for name in options.lessons:
+        if name not in known:
+            raise ValueError(f"there is no lesson {name!r}{meant(name, known)}; expected of {', '.join(known)}")
+    folder: Path = options.output
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"argument -o/--output: {folder} is a file; expected a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in gallery.files(options.lessons):
+        path = write_whole(folder / name, content)
+        print(f"Saved {path} ({human_bytes(path.stat().st_size)})")
+    if options.open:
+        webbrowser.open((folder / f"{(options.lessons or ['index'])[0]}.html").resolve().as_uri())
+    return 0
