@@ -23,6 +23,7 @@ from flashsim.sizes import Size
 from flashsim.theory.lower import LowerBound, lower_bound
 from flashsim.tune import tune
 
+LONGEST = 2**26  # rows, or pairs of a mask that is no band, that are looked at one by one
 CLASS = (
     "Schedules that compute S = QKᵀ and O = PV product by product, in any order and in any tiles, with any recomputation, "
     "partial sums kept, spilled or split, and statistics of the softmax for free. Left out is algebra that mixes entries, "
@@ -98,19 +99,35 @@ def prove(
     stored = float_dtype(dtype)
     M = check_M(M, stored.itemsize)
     rule = as_mask(mask, causal, shape, ())
-    by_query, by_key = _allowed(rule, shape)
-    allowed = "all" if isinstance(rule, All) else "causal" if rule == Causal() else "given"
-    queries, keys = (int(np.count_nonzero(each)) for each in (by_query, by_key))
+    allowed, pairs, queries, keys = _allowed(rule, shape)
     bound = lower_bound(
-        N_q=shape.N_q, N_k=shape.N_k, d=shape.d, d_v=shape.d_v, M=M, pairs=int(by_query.sum()), queries=queries, keys=keys
+        N_q=shape.N_q, N_k=shape.N_k, d=shape.d, d_v=shape.d_v, M=M, pairs=pairs, queries=queries, keys=keys
     )  # fmt: skip
     return Proof(bound, allowed, queries, keys, _best(rule, shape, M, stored.name))
 
 
-def _allowed(rule: Mask, shape: Shape) -> tuple[Any, Any]:
+def _allowed(rule: Mask, shape: Shape) -> tuple[str, int, int, int]:
+    """Return what is allowed, in a word; how many pairs; how many queries and how many keys have any."""
+    N_q, N_k = shape.N_q, shape.N_k
+    if isinstance(rule, All):
+        return "all", N_q * N_k, N_q, N_k
+    if rule == Causal():
+        rows = min(N_q, N_k)
+        return "causal", rows * N_k - rows * (rows - 1) // 2, rows, N_k
+    by_query, by_key = _by_row(rule, shape)
+    return "given", int(by_query.sum()), int(np.count_nonzero(by_query)), int(np.count_nonzero(by_key))
+
+
+def _by_row(rule: Mask, shape: Shape) -> tuple[Any, Any]:
     """Return how many keys each query may attend to, and by how many queries each key is attended to."""
     band = rule.band(shape, ())
-    if band is None or not band.positional:
+    positional = band is not None and band.positional
+    if shape.N_q + shape.N_k > LONGEST or (not positional and shape.N_q * shape.N_k > LONGEST):
+        raise ValueError(
+            f"mask is {rule!r} on N_q = {shape.N_q:,}, N_k = {shape.N_k:,}: too many to look at each; expected no mask, "
+            "causal, or shorter lengths"
+        )
+    if band is None or not positional:
         allowed = rule.allows(np.arange(shape.N_q), np.arange(shape.N_k), shape, ())
         for array in rule.dense(()):
             allowed = allowed & array

@@ -39,6 +39,8 @@ import pytest
 from coverage import CoverageData
 from mutants import Entry, Mutant, key, places_and_mutants
 
+from flashsim.files import write_whole
+
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "figures/mutation.json"
 PYTEST = ["-m", "pytest", "--tb=no", "-pno:cacheprovider", "--hypothesis-profile=mutants"]
@@ -108,9 +110,7 @@ def _write(about: Entry, drawn: list[Mutant]) -> None:
     ends = Counter(_end(mutant.entry) for mutant in drawn)
     numbers = {end: ends[end] for end in ("killed", "equivalent", "survived", "not_tried")}
     record = about | numbers | {"mutants": [mutant.entry for mutant in drawn]}
-    new = RECORD.with_suffix(".new")  # whole or not at all
-    new.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    new.replace(RECORD)
+    write_whole(RECORD, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def killer(mutant: Mutant, last: str | None, copies: SimpleQueue[Path], jobs: int) -> str | None:
@@ -133,10 +133,10 @@ def suite(home: Path, jobs: int) -> tuple[Seconds, CoverageData]:
     kept = ROOT / ".mutation" / _commit(home)
     if not (kept / "seconds.json").exists():
         kept.mkdir(parents=True, exist_ok=True)
-        (kept / "ini").write_text(f"[run]\nrelative_files = true\ndata_file = {kept}/covered\nsource = flashsim\n")
+        write_whole(kept / "ini", f"[run]\nrelative_files = true\ndata_file = {kept}/covered\nsource = flashsim\n")
         took = run_tests(home, f"-n{jobs}", "--cov", f"--cov-config={kept}/ini", "--cov-context=test", "--cov-report=")
         print(f"{len(took)} tests. These fail unchanged:", *(test for test, past in took.items() if past is None))
-        (kept / "seconds.json").write_text(json.dumps(took))
+        write_whole(kept / "seconds.json", json.dumps(took))
     covered = CoverageData(str(kept / "covered"))
     covered.read()
     return json.loads((kept / "seconds.json").read_text()), covered
@@ -163,12 +163,12 @@ def noticed(mutant: Mutant, home: Path, tests: list[str], seconds: Seconds) -> s
     """Return which of the tests fails first with the mutant."""
     path = home / mutant.entry["file"]
     source = path.read_text("utf-8")
-    path.write_text(mutant.source, "utf-8")
+    write_whole(path, mutant.source)
     limit = SECONDS + sum(2 * (seconds.get(test) or 0) for test in tests)
     try:
         found = run_tests(home, "-x", "-n0", *tests, limit=limit)
     finally:
-        path.write_text(source, "utf-8")
+        write_whole(path, source)
     return next((test for test, past in found.items() if past is None), None)
 
 

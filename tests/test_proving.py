@@ -20,7 +20,9 @@ from flashsim import certificate
 from flashsim.algorithms import FORWARD
 from flashsim.certificate import check, fewer_phases, most_in_a_phase
 from flashsim.cli import main
+from flashsim.masks import All, Causal
 from flashsim.memory import SramOverflow
+from flashsim.proving import _allowed
 from flashsim.records import Shape
 from flashsim.theory import lower_bound
 
@@ -221,9 +223,26 @@ def test_nothing_allowed_and_nothing_that_fits() -> None:
     assert proof.bound.accesses > proof.bound.compulsory
 
 
+@pytest.mark.parametrize(("N_q", "N_k"), [(5, 5), (3, 8), (8, 3), (1, 4), (4, 1)])
+def test_causal_pairs_by_formula_are_those_counted_one_by_one(N_q: int, N_k: int) -> None:
+    proof = flashsim.prove(N_q=N_q, N_k=N_k, d=2, M=100, causal=True)
+    dense = flashsim.Causal().allows(np.arange(N_q), np.arange(N_k), Shape(N_q, N_k, 2, 2), ())
+    assert proof.allowed == "causal"
+    assert (proof.bound.pairs, proof.queries, proof.keys) == (dense.sum(), dense.any(1).sum(), dense.any(0).sum())
+    assert "causal" in check(proof.certificate())
+
+
+def test_lengths_of_which_no_array_could_be_made() -> None:
+    for causal in (False, True):
+        assert lower_bound(N=2**40, d=64, M=25_600, pairs=2**78).accesses > 2**70
+        pairs = _allowed(Causal() if causal else All(), Shape(2**40, 2**40, 64, 64))
+        assert pairs[1] == (2**39 * (2**40 + 1) if causal else 2**80)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"N": 2**40, "d": 4, "mask": flashsim.SlidingWindow(3, 0)}, "too many to look at each"),
         ({"N": 0, "d": 4}, "N"),
         ({"N": 4, "d": 4, "M": 0}, "M"),
         ({"N": 4, "d": 4, "mask": np.ones((3, 3), bool)}, "mask"),

@@ -84,7 +84,7 @@ def plot_lower(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | No
     below.xaxis.set_major_locator(FixedLocator([2.0**e for e in range(-4, 6, 2)]))
     below.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" if x >= 1 else f"1/{1 / x:g}"))
     below.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {d}")
-    below.set_title("Below d², the small-cache algorithm comes nearest", x=hang(below, -0.13))
+    below.set_title("Below d², the small-cache algorithm is nearest", x=hang(below, -0.13))
     return [above, below]
 
 
