@@ -556,7 +556,10 @@ def test_texts_are_large_enough_inside_and_apart(
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in ("l2", "cache_size") else name for name in plots.FIGURES],
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("l2", "lower", "cache_size") else name
+        for name in plots.FIGURES
+    ],
 )
 def test_figures_are_drawn_from_their_data_and_readable(name: str) -> None:
     chart = plots.FIGURES[name]
@@ -582,7 +585,7 @@ def words(figure: Figure) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("memory", "l2", "roofline") else name
+        pytest.param(name, marks=pytest.mark.slow) if name in ("memory", "l2", "lower", "roofline") else name
         for name in plots.FIGURES
     ],
 )
