@@ -191,6 +191,15 @@ def test_why_a_certificate_proves_nothing(change: dict[str, Any], why: str) -> N
         check(a_certificate(**change))
 
 
+@pytest.mark.parametrize("sizes", [{"N": 1024, "d": 64, "M": 25_600}, {"N": 512, "d": 64, "M": 6000}])
+def test_one_phase_more_than_is_proved_is_refused(sizes: dict[str, int]) -> None:
+    held = flashsim.prove(**sizes).certificate()
+    assert (held["a"] > 0) == (sizes["M"] == 6000)  # the combined bound, and the theorem alone
+    more = {**held, "n": held["n"] + 1, "bound": held["bound"] + held["Y"] - held["M"]}
+    with pytest.raises(ValueError, match="are enough"):
+        check(more)
+
+
 # --------------------------------------------------------------------------------------------------------------- prove
 
 
@@ -271,6 +280,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         target.write_text(text, encoding="utf-8")
         assert main(["prove", "--check", str(target)]) == 1
         assert "proves nothing" in " ".join(capsys.readouterr().out.split())
-    for command, message in (([], "--d"), (["--check", str(tmp_path / "none.json")], "none.json")):
+    target.write_bytes(b"\xa8\xff")
+    for command, message in (
+        (["--check", str(target)], "proof.json is no text"),
+        (["--check", str(target), "--N", "8"], "--check goes alone"),
+        ([], "--d"),
+        (["--check", str(tmp_path / "none.json")], "none.json"),
+    ):
         assert main(["prove", *command]) == 2
         assert message in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -88,22 +89,34 @@ def _show(proof: Any, itemsize: int, dtype: str) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    import json
-
     from flashsim.certificate import check
     from flashsim.tables import console_for_tables, print_words
 
+    others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json")
+    if options.causal or any(getattr(options, name) is not None for name in others):
+        raise ValueError("--check goes alone: the certificate says what it is of")
     try:
         text = options.check.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"argument --check: {options.check}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"argument --check: {options.check} is no text; expected the JSON that --json wrote") from None
     try:
-        held = json.loads(text)
-        if not isinstance(held, dict):
-            raise ValueError("it is no JSON object")
+        held = _object(text)
         said = check(held)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         print_words(console_for_tables(), f"{options.check} proves nothing: {error}")
         return 1
     print_words(console_for_tables(), f"{said}. {HOW_SURE}")
     return 0
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return what a JSON object holds. Raises ValueError for other text."""
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        held = None
+    if not isinstance(held, dict):
+        raise ValueError("it holds no JSON object")
+    return held
