@@ -2,8 +2,7 @@
 
     python -m flashsim.certificate FILE
 
-This file does not search, and imports nothing of flashsim: what it says can be judged by reading it, beside the proof in
-flashsim/theory/lower.py. There the letters are explained.
+This file does not search, and imports nothing of flashsim: it can be judged by reading it, beside flashsim/theory/lower.py.
 """
 
 from __future__ import annotations
@@ -73,6 +72,10 @@ def most_in_a_phase(Y: int, d: int, M: int, a: int, b: int, H: int) -> bool:
     In a cell of s and c it is at most what the upper corner gives, with t from the lower one. What exceeds H is halved; a single
     point that does is a counterexample, as far as roots are rounded up. What takes too many cells is not shown either.
     """
+
+    def root_up(x: int) -> int:  # in units of 2^−FINE
+        return isqrt(x << (2 * FINE)) + 1
+
     cells, left = [(0, Y, 0, Y)], MOST_CELLS
     while cells:
         left -= 1
@@ -89,11 +92,6 @@ def most_in_a_phase(Y: int, d: int, M: int, a: int, b: int, H: int) -> bool:
         wide = s1 - s0 >= c1 - c0
         cells += [(s0, s, c0, c1), (s + 1, s1, c0, c1)] if wide else [(s0, s1, c0, c), (s0, s1, c + 1, c1)]
     return True
-
-
-def root_up(x: int) -> int:
-    """Return √x, rounded up, in units of 2^−FINE."""
-    return isqrt(x << (2 * FINE)) + 1
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def test_a_certificate_is_checked_apart_from_what_made_it() -> None:
         line.split()[1].partition(".")[0] for line in source.splitlines() if line.startswith(("import", "from"))
     }
     assert "flashsim" not in imported
-    assert len(source.splitlines()) <= 110
+    assert len(source.splitlines()) < 100  # short enough to read
 
 
 @pytest.mark.parametrize("name", certificate.FIELDS)
