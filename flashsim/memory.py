@@ -188,9 +188,9 @@ class Matrix(_InHBM):
             raise ValueError(
                 f"{self.name}.at(rows={rows!r:.60}): expected whole numbers from 0 to {end - 1}, one or more"
             )
-        wrong = given[(given < 0) | (given >= end)]
-        if wrong.size:
-            raise ValueError(f"{self.name}.at(rows=…) has row {wrong[0]}; expected rows from 0 to {end - 1}")
+        if given.min() < 0 or given.max() >= end:
+            wrong = next(row for row in given.tolist() if not 0 <= row < end)
+            raise ValueError(f"{self.name}.at(rows=…) has row {wrong}; expected rows from 0 to {end - 1}")
         first = self._window[0] if self._window else 0
         gathered = [first + row for row in given.tolist()]
         named = ", ".join(map(str, gathered[:4])) + ", …" * (len(gathered) > 4)

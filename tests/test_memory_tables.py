@@ -237,7 +237,7 @@ def reordered_sum(hbm: HBM, sram: SRAM, order: np.ndarray[Any, Any], C: int) -> 
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(1, 13), st.integers(0, 99))
 def test_a_program_that_gathers_counts_alike_whatever_the_order(N: int, h: int, C: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    found = []
+    found: list[Any] = []
     for made in ((), (), (False,), (False,)):
         order = np.stack([rng.permutation(N) for _ in range(h)])
         hbm, sram = memory(*made, fold=len(found) != 3)
