@@ -239,13 +239,15 @@ def test_bad_input_is_named(method: str) -> None:
     assert door(Q, K, V, *rounds, M=20, enforce=False).sram.over > 0
     with pytest.raises(ValueError, match=r"M = 20 elements is too small"):
         approximate.count(method, N=5, d=2, rounds=1, C=3, M=20)
-    for wrong, match in (
+    asked: tuple[tuple[dict[str, Any], str], ...] = (
         ({"k": 3}, f"k is 3; expected none, as '{method}' has rounds of clusters of C rows"),
         ({"blocks": (1, 1, 1, 1)}, r"blocks is \(1, 1, 1, 1\); expected none"),
         ({"rounds": None}, "rounds is None"),
         ({"C": 0}, "C is 0"),
-    ):
-        for cost in (approximate.count, approximate.exact):
+    )
+    costs: tuple[Any, ...] = approximate.count, approximate.exact
+    for wrong, match in asked:
+        for cost in costs:
             with pytest.raises(ValueError, match=match):
                 cost(method, **{"N": 5, "d": 2, "rounds": 1, "C": 3, **wrong})
 
