@@ -469,7 +469,7 @@ class SRAM:
             storage.reads += size * self._weight
             tiles.append(tile)
             if self._observers:
-                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block)
+                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block.where, block.rows)
         return tuple(tiles) if len(tiles) > 1 else tiles[0]
 
     def word(self, block: Block) -> int:
@@ -489,7 +489,7 @@ class SRAM:
         self._admit(tile, block.name, None)
         storage.reads += self._weight
         if self._observers:
-            self._tell("load", block.name, 1, tile, site_of(sys._getframe(1)), block)
+            self._tell("load", block.name, 1, tile, site_of(sys._getframe(1)), block.where, block.rows)
         return word
 
     def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
@@ -555,7 +555,7 @@ class SRAM:
         if block._values is not None:
             block._values[block._at] = tile
         if self._observers:
-            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block)
+            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block.where, block.rows)
 
     def loop(
         self,
@@ -699,10 +699,10 @@ class SRAM:
         elements: int,
         tile: Tile | None,
         site: Site,
-        block: Block | None = None,
+        where: tuple[slice, slice] | None = None,
+        rows: tuple[int, ...] | None = None,
     ) -> None:
         loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)
-        where, rows = (None, None) if block is None else (block.where, block.rows)
         event = Event(kind, name, elements, tile, self._weight, loops, site, self, where, rows)
         for observer in self._observers:
             observer(event)
