@@ -67,7 +67,7 @@ def approximate_data(
     linformer of k mixtures, performer of k features, φ on chip or in HBM; reformer and smyrf in `rounds` of clusters of C rows
     (None: 64, or as many as fit), whose tables count as extra memory. Each takes the largest blocks of its proportions that fit.
     `crosses`, by method that is not exact and by exact one: the multiple of 64 from which it makes fewer accesses (None: not up
-    to 2,048). `paper`: what the paper says of measured runtimes. Raises ValueError for what is no size, and a C that does not fit.
+    to 2,048). `paper`: what the paper says of measured runtimes. Raises ValueError for what is no size and a C that does not fit.
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype)
     shape.pop("N")
@@ -106,7 +106,7 @@ def _cluster(C: int | None, rounds: int, shape: Mapping[str, Any]) -> int:
     return C
 
 
-def _cost(name: str, N: int, k: int, clusters: Mapping[str, int], shape: Mapping[str, Any]) -> tuple[int, int, int]:
+def _cost(name: str, N: int, k: int, clusters: Mapping[str, Any], shape: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return accesses, FLOPs of products, extra memory."""
     if name in approximate.CLUSTERS:
         method = approximate.exact(name, N=N, **clusters, **shape)

@@ -1,12 +1,12 @@
 """SMYRF: attention of clusters of queries to clusters of keys, as many rows in each, in h rounds of hashing.
 
-    Require: Q, K (N×d), V (N×e), each round's queries and keys sorted by hash, order^Q, order^K (h×N), in HBM, on-chip SRAM of
+    Require: Q, K (N×d), V (N×e), each round's queries and keys sorted by hash, order_Q, order_K (h×N), in HBM, on-chip SRAM of
              size M, clusters of C rows, softmax scaling constant τ.
     1  Divide both orders of each round into T = ⌈N/C⌉ clusters of C words.
     2  Divide O into T blocks of C rows. In HBM, O^parts (hN×e) and L^parts (hN×1) have N rows O^a, L^a for each round a.
     3  for 1 ≤ a ≤ h do
     4    for 1 ≤ i ≤ T do
-    5      Read cluster i's words q_i of round a's order^Q and k_i of its order^K from HBM to on-chip SRAM.
+    5      Read cluster i's words q_i of round a's order_Q and k_i of its order_K from HBM to on-chip SRAM.
     6      Load rows q_i of Q, as Q_i, and rows k_i of K and V, as K_i and V_i, from HBM to on-chip SRAM.
     7      S_i = τ Q_i K_iᵀ.
     8      m_i = rowmax(S_i), P̃_i = exp(S_i − m_i), ℓ_i = rowsum(P̃_i).
