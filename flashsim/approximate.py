@@ -29,6 +29,8 @@ METHODS: Mapping[str, str] = {"linformer": "tau", "performer": "c", "performer_m
 """Methods of k mixtures or features, each with its option, which moves nothing."""
 CLUSTERS = ("reformer", "smyrf")
 """Methods of clusters of C rows, in rounds."""
+MOST_WORDS = 2**28
+"""Words of an order up to which `count` makes one."""
 PHI = {"on_chip": "performer", "in_hbm": "performer_materialised"}
 
 
@@ -240,6 +242,11 @@ def count(
     index: dict[str, Array] = {}
     if clusters is not None:
         _check_fits(name, sizes, clusters, M, enforce, dtype)
+        if sizes["h"] * sizes["N"] > MOST_WORDS:
+            raise ValueError(
+                f"rounds · N is {sizes['h'] * sizes['N']:,}; expected at most {MOST_WORDS:,}, as `count` reads so many words of "
+                f"an order; `exact` has no such limit"
+            )
         order = np.broadcast_to(np.arange(sizes["N"], dtype=np.uint32), (sizes["h"], sizes["N"]))
         index = {a: order for a, kind in programs()[name].operands.items() if kind.type == "index"}
     return count_program(

@@ -234,7 +234,7 @@ def test_bad_input_is_named(method: str) -> None:
         door(Q, K[:4], V, *rounds)
     with pytest.raises(ValueError, match="Q has shape"):
         door(Q[0], K, V, *rounds)
-    with pytest.raises(ValueError, match="O overflows float32"):
+    with pytest.raises(ValueError, match=r"O overflows float32, .* Scale Q and K and V down, or"):
         door(*(np.full((5, 2), 1e30, np.float32) for _ in range(3)), *rounds)
     assert door(Q, K, V, *rounds, M=20, enforce=False).sram.over > 0
     with pytest.raises(ValueError, match=r"M = 20 elements is too small"):
@@ -245,6 +245,10 @@ def test_bad_input_is_named(method: str) -> None:
         ({"rounds": None}, "rounds is None"),
         ({"C": 0}, "C is 0"),
     )
+    with pytest.raises(
+        ValueError, match=r"rounds · N is 137,438,953,472; expected at most 268,435,456, .* `exact` has no such"
+    ):
+        approximate.count(method, N=2**36, d=2, rounds=2, C=3)
     costs: tuple[Any, ...] = approximate.count, approximate.exact
     for wrong, match in asked:
         for cost in costs:
