@@ -443,6 +443,10 @@ def test_symbols_are_set_and_all_else_is_escaped() -> None:
     )
     assert "10<sup>−14</sup> &amp; &lt;" in found
     assert found.endswith("row’s <code>S_ij</code> L6-v2 A")
+    assert typeset("W1_cj, W1, X_{i,T_d}") == (
+        '<span class="symbol"><i>W</i>1<sub><i>cj</i></sub></span>, W1, <span class="symbol"><i>X</i><sub>'
+        '<span class="symbol"><i>i</i></span>,<span class="symbol"><i>T</i><sub><i>d</i></sub></span></sub></span>'
+    )
     page = short_trace().html(lesson=Lesson("<b>", "{{trace}} </details><script>", (Moment(0, '"', "&"),)))
     assert "<summary>&lt;b&gt;</summary>" in page
     assert "</details>&lt;script&gt;" not in page

@@ -126,6 +126,11 @@ def test_it_can_be_stepped_through(program: Program, tmp_path: Any) -> None:
     assert {event.label for event in trace.events if event.kind in ("load", "compute", "store")} <= {
         f"line {line.split()[0]}" for line in about.listing
     }
+    assert dict(about.cuts).keys() == program.blocks.keys()
+    names = {event.name for event in trace.events} | {name for event in trace.events for name, _ in event.resident}
+    assert not names & {"a result", "an unnamed tile", "registers", "loop"}
+    moved = [event for event in trace.events if event.kind in ("load", "compute", "store")]
+    assert all(event.value is not None for event in moved), "labels, too, are numbers to look at"
     assert any(step.tile is not None for step in trace.steps)
     assert sum(each.elements for each in ledger.movements) == sum(a.reads + a.writes for a in about.arrays)
     again = load_trace(trace.save(tmp_path / "t.json.gz"))

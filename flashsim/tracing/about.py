@@ -101,6 +101,7 @@ def traced_program(recorder: Recorder, launch: Launch) -> Trace:
         notes=recorder.notes,
         words=program.words,
         sizes=tuple(sizes.items()),
+        cuts=tuple(blocks.items()),
     )
     return Trace(about, tuple(recorder.events))
 

@@ -71,11 +71,12 @@ PROGRAM = Program(
     run=cut_cross_entropy,
     operands={"X": Kind("N", "d"), "E": Kind("v", "d"), "y": Kind("N", "1", "words")},
     returns={"loss": Kind("N", "1", "chip"), "L": Kind("N", "1", "chip")},
+    extras={name: Kind("N", "1", "chip") for name in ("m", "l", "c")},
     blocks={"B_r": "N", "B_c": "v"},
     line_1=x_line_1,
     rows=logit_rows,
     plane=("N", "v"),
     words=("rows of X", "rows of E"),
-    follows=("loss",),
+    follows=("m", "l", "c", "loss"),
     example=example,
 )
