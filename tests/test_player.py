@@ -23,7 +23,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 import flashsim
-from flashsim import Fixed, linear, mlp, patterns
+from flashsim import Fixed, cross_entropy, linear, mlp, patterns
 from flashsim.algorithms import Algorithm
 from flashsim.cli import main
 from flashsim.tracing import Trace
@@ -981,8 +981,13 @@ def test_a_formula_s_numbers_give_its_result(open_page: Opener, name: str, direc
 def test_formulas_of_programs_hold_too(open_page: Opener) -> None:
     """Of one tile of several, X_i[c], and of their functions."""
     X, W1, W2 = np.random.default_rng(0).normal(size=(3, 4, 4))
-    runs = mlp.run(X, W1, W2, blocks=(2, 2, 2, 4), trace=True), linear.attention(X, W1, W2, chunk=3, trace=True)
-    for run, lines, all_of_them in zip(runs, ({10, 12, 15}, {6, 7, 9}), (16, 6), strict=True):
+    runs = (
+        mlp.run(X, W1, W2, blocks=(2, 2, 2, 4), trace=True),
+        linear.attention(X, W1, W2, chunk=3, trace=True),
+        cross_entropy.loss(X, W1, [3, 0, -1, 2], blocks=(2, 2), ignore=-1, trace=True),
+    )
+    of_a_loss = {*range(8, 14), 15, 16}  # 4 tiles of 6, two of them with a −∞ twice, and 2 losses
+    for run, lines, all_of_them in zip(runs, ({10, 12, 15}, {6, 7, 9}, of_a_loss), (16, 6, 22), strict=True):
         page = open_page(run.trace)
         assert formulas_that_hold(page, run.trace) == all_of_them
         spelled = {s.label for s, said in zip(run.trace.steps, page.evaluate(SAID), strict=True) if said}

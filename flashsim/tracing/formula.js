@@ -11,7 +11,7 @@ const GUARDS = { finite: (x) => (x === -Infinity ? 0 : x), nonzero: (x) => x || 
  * from 1, a sum, to 3. `look` finds the value of a name.
  */
 class Speller {
-  constructor(look) { this.look = look; }
+  constructor(look, known) { this.look = look, this.known = known; }
 
   element(tree, r, c) {
     const [kind, a, b] = tree;
@@ -25,6 +25,7 @@ class Speller {
   ofName([name, ...which], r, c) {
     const tile = this.look(name, ...which), x = tile ? tile.data[Math.min(r, tile.rows - 1) * tile.cols + Math.min(c, tile.cols - 1)] : null;
     if (name === "tau") return { x: null, say: ["τ"], tight: 3 };
+    if (!tile && this.known.has(name)) return { x: this.known.get(name), say: [String(this.known.get(name))], tight: 3 };
     return tile ? { x, say: [number(x)], tight: x < 0 ? 1.5 : 3 } : { x: null, say: [typeset(name)], tight: 3 };
   }
 
@@ -51,6 +52,8 @@ class Speller {
     if (name === "maximum") return this.largest([one, two]);
     if (name === "relu") return this.largest([one, ZERO]);
     if (name === "tril") return c > r ? ZERO : one;
+    if (name === "unless_none" && two.x !== null) return two.x === 2 ** 32 - 1 ? ZERO : one;
+    if (name === "at_label" && two.x !== null) return two.x === this.element(args[2], r, c).x + c ? one : ZERO;
     if (name === "exp") return { x: one.x === null ? null : Math.exp(one.x), say: [make("i", {}, "e"), make("sup", {}, one.say)], tight: 3 };
     if (name in GUARDS) { const x = one.x === null ? null : GUARDS[name](one.x); return x === one.x ? one : { x, say: [number(x)], tight: 3 }; }
     return { x: name === "log" && one.x !== null ? Math.log(one.x) : null, say: [`${name}(`, one?.say ?? "", ")"], tight: 3 };
@@ -81,7 +84,7 @@ function spellOut(run, event, row, col) {
   const [file, line] = run.places[run.events.place[event]], name = run.nameOf(event), made = run.tiles[run.events.value[event]];
   const found = run.spelled.find(([at, first, last, target]) => at === file && first <= line && line <= last && target === name);
   if (!found || !made) return null;
-  const turns = new Map(run.loops[run.events.loops[event]]);
+  const turns = new Map([...run.about.cuts, ...run.loops[run.events.loops[event]]]);
   const look = (wanted, quantity, variable) => {
     const block = variable ? `, ${turns.get(variable)}]` : "["; // of X_i[c], the one of this turn
     for (let e = event - 1; e >= 0; e--) {
@@ -90,7 +93,7 @@ function spellOut(run, event, row, col) {
     }
     return null;
   };
-  const r = Math.min(row, made.rows - 1), c = Math.min(col, made.cols - 1), { x, say } = new Speller(look).element(found[4], r, c), is = made.data[r * made.cols + c];
+  const r = Math.min(row, made.rows - 1), c = Math.min(col, made.cols - 1), { x, say } = new Speller(look, turns).element(found[4], r, c), is = made.data[r * made.cols + c];
   if (x !== null && !Object.is(x, is) && !(Math.abs(x - is) <= 1e-3 * Math.max(1, Math.abs(is)))) return null; // a name that stands for two blocks
   return [typeset(name), made.cols > 1 ? make("span", { class: "about" }, ` column ${c}`) : "", " = ", say, " = ", make("b", {}, number(is))];
 }

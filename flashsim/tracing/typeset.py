@@ -8,7 +8,7 @@ from unicodedata import normalize
 
 SCRIPT = r"[_^](?:\{[^}]*\}|[A-Za-z0-9]+)"
 SYMBOL = re.compile(
-    rf"(?<![A-Za-z\u0303'’])(QK|PV|d?[A-Za-zℓΣ]\u0303?|[A-Z]\d(?=_))(?![A-Za-z0-9\u0303])((?:{SCRIPT})*)|([0-9)])((?:{SCRIPT})+)"
+    rf"(?<![A-Za-z\u0303'’])(QK|PV|d?[A-Za-zℓΣ]\u0303?|[A-Z]\d(?=_)|[a-z]{{2,}}(?=_[ij]\b))(?![A-Za-z0-9\u0303])((?:{SCRIPT})*)|([0-9)])((?:{SCRIPT})+)"
 )
 WORDS = {"a", "A", "I", "do"}
 UPRIGHT = {"new", "masked", "dropped", "drop", "parts"}
