@@ -772,7 +772,7 @@ def test_right_answers_are_right() -> None:
     picked = [e.value[0, 0] for e in traces("cross_entropy")[0].events if e.name == "c_i" and e.value is not None]
     assert picked[:6] == [0, 2, 2, 2, 2, -0.0]  # of the first rows, while their maximum rises; then the next rows'
     (linear_trace,) = traces("linear_attention")
-    keys = [e.name for e in linear_trace.events if e.kind == "load" and e.array in "KV"]
+    keys = [e.name for e in linear_trace.events if e.kind == "load" and e.array in ("K", "V")]
     (state,) = {e.elements for e in linear_trace.events if e.name == "S"}
     assert right_answers("linear_attention") == ["none", str(state)]
     assert len(set(keys)) == len(keys)

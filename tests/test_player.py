@@ -988,6 +988,7 @@ def test_formulas_of_programs_hold_too(open_page: Opener) -> None:
     )
     of_a_loss = {*range(8, 14), 15, 16}  # 4 tiles of 6, two of them with a −∞ twice, and 2 losses
     for run, lines, all_of_them in zip(runs, ({10, 12, 15}, {6, 7, 9}, of_a_loss), (16, 6, 22), strict=True):
+        assert run.trace is not None
         page = open_page(run.trace)
         assert formulas_that_hold(page, run.trace) == all_of_them
         spelled = {s.label for s, said in zip(run.trace.steps, page.evaluate(SAID), strict=True) if said}

@@ -11,7 +11,8 @@ from flashsim.tracing.steps import quantity
 
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 Tree = list[Any]
-"""[sign, left, right]; ["name", name, quantity], and of X_i[c] the loop's variable c; ["number", x]; ["T", X]; ["call", function, [arguments]]."""
+"""[sign, left, right]; ["name", name, quantity], of X_i[c] with its variable c; ["number", x]; ["T", X];
+["call", function, [arguments]]."""
 
 
 def spelled(source: Sequence[tuple[str, int, Sequence[str]]]) -> Iterator[tuple[str, int, int, str, Tree]]:
@@ -43,8 +44,8 @@ def _tree(node: ast.expr) -> Tree:
     match node:
         case ast.Name():
             return ["name", node.id, quantity(node.id)]
-        case ast.Subscript(value=ast.Name(), slice=ast.Name()):
-            return [*_tree(node.value), node.slice.id]
+        case ast.Subscript(value=ast.Name() as of, slice=ast.Name(id=variable)):
+            return [*_tree(of), variable]
         case ast.Constant(value=int() | float() as number):
             return ["number", float(number)]
         case ast.BinOp() if type(node.op) in SIGNS:

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.mlp import example, fused_rows, live, relu, row_line_1
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -87,4 +87,17 @@ PROGRAM = Program(
     words=("rows", "hidden columns"),
     follows=("Y",),
     example=example,
+    bugs=(
+        Bug("no relu", "relu(H_ij)", "H_ij"),
+        Bug("the first block of X for all", "X_i[c] @", "X_i[0] @"),
+        Bug("Y of the last block alone", "Y_i[k] + H_ij", "H_ij"),
+        Bug("the other weight's mask", "where=M1[:, j]", "where=M2[j]"),
+        Bug(
+            "tiles with a dead block left out",
+            "np.logical_and(M1.any(0), M2.any(1))",
+            "np.logical_and(M1.all(0), M2.any(1))",
+        ),
+        Bug("dead rows of W2 visited", "where=hidden", "where=M1.any(0)"),
+        Bug("dead blocks of W1 loaded", "where=M1[:, j]", "where=M1[:, j] | True"),
+    ),
 )

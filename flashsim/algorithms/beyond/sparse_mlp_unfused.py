@@ -37,7 +37,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashsim.algorithms.mlp import example, live, relu, row_line_1, unfused_rows
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -99,4 +99,9 @@ PROGRAM = Program(
     words=("rows", "hidden columns"),
     follows=("H", "Y"),
     example=example,
+    bugs=(
+        Bug("no relu", "relu(H_ij)", "H_ij"),
+        Bug("H of the last block alone", "H_ij + X_i[c]", "X_i[c]"),
+        Bug("dead blocks of W2 loaded", "where=M2[j]", "where=M2[j] | True"),
+    ),
 )

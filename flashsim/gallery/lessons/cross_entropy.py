@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from flashsim import cross_entropy
@@ -25,7 +27,9 @@ def record() -> tuple[Trace, ...]:
 def teach(trace: Trace) -> Lesson:
     """Say what there is to see."""
     (N, d, v), T_r = (size for _, size in trace.about.sizes), trace.about.blocks.T_r
-    labels = np.concatenate([e.value for e in trace.events if e.kind == "load" and e.array == "y" and e.value is not None])
+    labels = np.concatenate(
+        [e.value for e in trace.events if e.kind == "load" and e.array == "y" and e.value is not None]
+    )
     start = first(trace, lambda s: s.moved > 0)
     picks = first(trace, lambda s: s.label == "line 9" and bool(value(trace, s, "c_i").any()))
     rise, row, old, new = largest_rise(trace)
@@ -35,8 +39,10 @@ def teach(trace: Trace) -> Lesson:
     loss = first(trace, lambda s: s.label == "line 16")
     again = first(trace, lambda s: s.label == "line 7" and dict(s.loops)["i"] == 1)
     read = next(a.reads for a in trace.about.arrays if a.name == "E")
-    real = {"N": 8192, "v": 256_000, "d": 2304}
-    kept = sum(a.size * a.itemsize for a in cross_entropy.count(**real, M=10**6).hbm.by_array.values() if a.role == "output")
+    real: dict[str, Any] = {"N": 8192, "v": 256_000, "d": 2304}
+    kept = sum(
+        a.size * a.itemsize for a in cross_entropy.count(**real, M=10**6).hbm.by_array.values() if a.role == "output"
+    )
     text = f"""
         A language model’s last layer takes N × v logits, a row for each token and a column for each word, S = X Eᵀ, and
         then needs one number of each row: the loss, log Σ_j e^{{S_ij}} minus the logit of the right word. With N =
@@ -55,9 +61,7 @@ def teach(trace: Trace) -> Lesson:
         PAGE.title,
         text,
         (
-            see(
-                start, "first maximum", f"The first tile: m of row 0 is {short(float(pair(start, 'm')[1][0, 0]))}."
-            ),
+            see(start, "first maximum", f"The first tile: m of row 0 is {short(float(pair(start, 'm')[1][0, 0]))}."),
             see(
                 picks,
                 "line 9",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flashsim import linear, theory
 from flashsim.gallery.looking import end, first, moved, see, value
 from flashsim.gallery.page import Page
@@ -29,7 +31,7 @@ def teach(trace: Trace) -> Lesson:
     second = first(trace, lambda s: s.label == "line 5", state.number)
     last = [s for s in trace.steps if s.label == "line 9"][-1]
     size = value(trace, last, "S").size
-    long = {"N": 65_536, "d": 64, "M": 25_600}
+    long: dict[str, Any] = {"N": 65_536, "d": 64, "M": 25_600}
     one, two = (linear.exact(**long, state=state).hbm.accesses for state in linear.STATES)
     softmax = theory.exact("q_outer", **long, sizing="fit", mask=Causal()).accesses
     text = f"""

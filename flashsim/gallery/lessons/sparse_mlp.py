@@ -41,9 +41,10 @@ def teach(trace: Trace) -> Lesson:
     same |= {"mask1": np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool), "dtype": trace.about.stored}
     unfused = mlp.exact(**same, fused=False).hbm
     M = 1024**2
+    ways: dict[str, dict[str, Any]] = {"fused": {}, "square": {"fused": False, "tiles": "square"}}
     large = {
         (way, size): mlp.exact(N=2048, d=1024, f=4096, M=size, **how).hbm.accesses / (2048 * 4096)
-        for way, how in (("fused", {}), ("square", {"fused": False, "tiles": "square"}))
+        for way, how in ways.items()
         for size in (M // 9, M)
     }
     text = f"""
