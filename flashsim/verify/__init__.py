@@ -18,6 +18,7 @@ from flashsim.verify import (
     practice,
     programs,
     propositions,
+    section_4,
     theorem_5,
     theorems_1_2,
 )
@@ -60,6 +61,8 @@ def checks() -> list[Check]:
         beyond.fusing_pays_from_d_squared,
         figure_3.approximations_exact,
         figure_3.approximations_cross,
+        section_4.memory_footprint,
+        section_4.what_the_speedup_depends_on,
         programs.cut_cross_entropy,
         programs.linear_attention,
         programs.planted_bugs,
