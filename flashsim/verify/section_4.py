@@ -69,8 +69,8 @@ def what_the_speedup_depends_on(full: bool) -> Claim:
     holds &= all(a > b for ratios in more for a, b in zip(ratios, plain, strict=True))
     return Claim(
         "Appendix E.5",
-        "the speed-up over standard attention is less at d = 128, and with a T4's smaller SRAM; more under a causal mask, and with "
-        "dropout; so is the share of accesses saved",
+        "the speed-up over standard attention is less at d = 128, and with a T4's smaller SRAM; more under a causal mask, and "
+        "with dropout; so is the share of accesses saved",
         f"flash against standard, forward, N {lengths[0]} … {lengths[-1]:,}, d = 64, M = 192 KB of float32 but where said",
         "times fewer accesses: " + ", ".join(f"{case} {min(r):.1f} to {max(r):.1f}" for case, r in saved.items()),
         holds,
