@@ -20,9 +20,13 @@ def memory_footprint(full: bool) -> Claim:
     """Figure 3, right: FlashAttention's memory is linear in N, dense or sparse, and less than what it is compared with needs."""
     lengths = [2**p for p in range(7, 17)]
     shape: dict[str, Any] = {"d": 64, "M": 25_600}
+    options: dict[str, dict[str, Any]] = {
+        "flash": {},
+        "block_sparse": {"block_mask": patterns.butterfly},
+        "standard": {},
+    }
     flash, sparse, standard = (
-        [_footprint(count(name, N=N, **shape, **options).hbm) for N in lengths]
-        for name, options in (("flash", {}), ("block_sparse", {"block_mask": patterns.butterfly}), ("standard", {}))
+        [_footprint(count(name, N=N, **shape, **more).hbm) for N in lengths] for name, more in options.items()
     )
     linformer, performer = (
         [_footprint(approximate.count(name, N=N, k=256, **shape).hbm) for N in lengths]
