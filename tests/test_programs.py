@@ -177,14 +177,19 @@ def test_sizes_that_are_none_are_refused(program: Program) -> None:
         ({"sizes": {**sizes, first: 0}}, f"{first} is 0; expected at least 1"),
         ({"sizes": {}}, "sizes are none; expected"),
         ({"blocks": 3}, r"blocks is 3; expected \("),
+        ({"blocks": (2,) * (len(blocks) + 1)}, r"blocks is \(.*\); expected \("),
         ({"blocks": (0,) * len(blocks)}, "blocks, .*, is 0; expected at least 1"),
         ({"options": {"nosuch": 1}}, "options are nosuch; expected"),
         ({"M": 0}, "M is 0"),
         ({"dtype": "int8"}, "dtype int8 is not supported"),
         ({"blocks": None, "sizing": "none"}, "unknown sizing 'none'"),
     ):
-        arguments: dict[str, Any] = {"sizes": sizes, "blocks": blocks, "options": options, "index": index, **wrong}
+        arguments: dict[str, Any] = {"blocks": blocks, "options": options, **wrong}
+        lengths_: Any = arguments.pop("sizes", sizes)
         with pytest.raises(ValueError, match=match):
-            count_program(program, arguments.pop("sizes"), **arguments)
+            count_program(program, lengths_, index=index, **arguments)
+        if "options" not in wrong:
+            with pytest.raises(ValueError, match=match.replace("unknown sizing", "no closed form for sizing")):
+                exact_program(program.name, lengths_, **arguments)
     with pytest.raises(ValueError, match="no closed form for 'nosuch'"):
         exact_program("nosuch", sizes)

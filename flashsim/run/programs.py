@@ -6,7 +6,7 @@ count_program(program, {"N": 1000, …}, …)             what it costs, on shap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,21 @@ import numpy as np
 
 from flashsim.algorithms.program import Program
 from flashsim.blas import one_blas_thread
-from flashsim.checking import check_array, check_count, check_flag, check_observers, is_one_of, shown
+from flashsim.checking import (
+    check_array,
+    check_block_sizes,
+    check_flag,
+    check_lengths,
+    check_observers,
+    is_one_of,
+    shown,
+)
 from flashsim.inputs import FLOATS, Array, check_M, chip_dtype, float_dtype, is_listed, largest
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
 from flashsim.records import Flops, Occupancy, Sizes, Traffic
 from flashsim.run.results import Costs
-from flashsim.sizes import Size
+from flashsim.sizes import Size, first
 
 if TYPE_CHECKING:
     from flashsim.tracing import Trace
@@ -191,10 +199,7 @@ def count_program(
 
     Arguments and errors as there.
     """
-    if set(sizes) != set(program.symbols):
-        raise ValueError(f"sizes are {', '.join(sizes) or 'none'}; expected {', '.join(program.symbols)}")
-    lengths = Sizes(**{name: check_count(name, sizes[name]) for name in program.symbols})
-    stored, given = float_dtype(dtype), dict(index or {})
+    lengths, stored, given = check_lengths(program.symbols, sizes), float_dtype(dtype), dict(index or {})
     launch = _launch(program, given, lengths, stored, M, blocks, sizing, enforce, options or {}, arithmetic=False)
     hbm, sram = launch.run(check_observers(observers))
     return ProgramTally(
@@ -262,15 +267,14 @@ def _launch(
     """Return the launch, with its blocks."""
     if set(options) != set(program.options):
         raise ValueError(f"options are {', '.join(options) or 'none'}; expected {', '.join(program.options) or 'none'}")
-    size, fixed = check_M(M, dtype.itemsize), check_block_sizes(program, blocks)
+    size, fixed = check_M(M, dtype.itemsize), check_block_sizes(program.blocks, blocks)
     if not is_one_of(sizing, SIZINGS):
         raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}")
     enforced = (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
     launch = Launch(program, given, sizes, Sizes(), size, enforced, dtype, options, arithmetic)
 
     def of(values: Sequence[int]) -> Sizes:
-        pairs = zip(program.blocks.items(), values, strict=True)
-        return Sizes(**{name: min(value, sizes[symbol]) for (name, symbol), value in pairs})
+        return sizes.clipped(program.blocks, values)
 
     if fixed is not None:
         return replace(launch, blocks=of(fixed))
@@ -289,37 +293,14 @@ def _launch(
         return True
 
     if not fits(1):
-        least = _first(lambda M: fits(1, M))
+        least = first(lambda M: fits(1, M))
         raise ValueError(
             f"M = {size:,} elements is too small for {program.name!r} even with blocks of one row: at {sizes} it needs at "
             f"least M = {least:,}"
         )
     longest = max(sizes[symbol] for symbol in program.blocks.values())
-    rows = _first(lambda rows: rows >= longest or not fits(rows + 1))
+    rows = first(lambda rows: rows >= longest or not fits(rows + 1))
     return replace(launch, blocks=of(line_1(rows, sizes)))
-
-
-def check_block_sizes(program: Program, blocks: Any) -> tuple[int, ...] | None:
-    """Return block sizes in the record's order, or None where none are given."""
-    if blocks is None:
-        return None
-    names = ", ".join(program.blocks)
-    values = tuple(blocks) if isinstance(blocks, tuple | list) else ()
-    if len(values) != len(program.blocks):
-        raise ValueError(f"blocks is {shown(blocks)}; expected ({names})")
-    return tuple(check_count(f"blocks, {name},", v) for name, v in zip(program.blocks, values, strict=True))
-
-
-def _first(true_from: Callable[[int], bool]) -> int:
-    """Return the least n ≥ 1 at which a predicate that stays true becomes true."""
-    high = 1
-    while not true_from(high):
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if true_from(middle) else (middle, high)
-    return high
 
 
 # --------------------------------------------------------------------------------------------------------------- gather
@@ -332,9 +313,10 @@ def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
         found = np.array(hbm.peek(name))
         bad = np.isnan(found) | (np.isposinf(found) if name in program.logs else np.isinf(found))
         if bad.any():
+            floats = [operand for operand, its in program.operands.items() if its.type == "inputs"]
             raise ValueError(
                 f"{name} overflows {found.dtype}, which ends at {largest(found.dtype):.3g}. "
-                f"Scale {' and '.join(program.operands)} down, or use a wider dtype"
+                f"Scale {' and '.join(floats)} down, or use a wider dtype"
             )
         results[name] = found[:, 0] if kind.columns == "1" else found
     return ProgramRun(
