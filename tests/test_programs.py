@@ -61,12 +61,15 @@ def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject
     sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 24), label=symbol))
     blocks = tuple(data.draw(st.integers(1, 24), label=name) for name in program.blocks)
     operands, options = tried(program, sizes, blocks, data.draw(st.integers(0, 99), label="seed"))
-    want = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype="float64", options=options)
+    dtype = np.dtype(data.draw(st.sampled_from(["float16", "float32", "float64"])))
+    operands = {name: a.astype(program.operands[name].dtype(dtype)) for name, a in operands.items()}
+    want = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options)
     run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
     tally = count_program(
-        program, sizes, M=10**6, blocks=blocks, dtype="float64", options=options, index=index_of(program, operands)
+        program, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options, index=index_of(program, operands)
     )
     assert run.hbm == tally.hbm == want.hbm
+    assert all(a.itemsize == program.kinds[name].dtype(dtype).itemsize for name, a in run.hbm.by_array.items())
     assert run.sram == tally.sram == want.sram
     assert run.blocks == tally.blocks == want.blocks
     assert tally.flops.matmul == want.matmul
