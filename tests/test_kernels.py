@@ -325,6 +325,7 @@ def test_planted_bugs_in_gradients_are_noticed() -> None:
         ({"V": np.ones((9, 2)), "reduction": "logsumexp"}, "V has shape (9, 2); expected (n, 1)"),
         ({"V": -np.ones(9), "reduction": "logsumexp"}, "V has -1; expected weights of at least 0"),
         ({"V": np.full((9, 2), 1e308)}, "Y overflows float64, which ends at 1.8e+308"),
+        ({"V": np.full((9, 2), -1e308)}, "Y overflows float64, which ends at 1.8e+308"),
         ({"X": np.full((7, 3), 1e200), "V": np.ones(9), "reduction": "logsumexp"}, "X and Z are too far apart"),
         ({"X": np.full((7, 3), 9e307), "Z": np.full((9, 3), -9e307), "sigma": 1e308}, "X and Z are too far apart"),
         ({"sigma": 1e-307, "X": np.full((7, 3), 1e3)}, "X and Z are too far apart"),

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from flashsim import load_trace
 from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.program import Program
-from flashsim.memory import SramOverflow
+from flashsim.memory import MemoryModelError, SramOverflow
 from flashsim.observers import Ledger
+from flashsim.planting import planted
 from flashsim.records import Sizes
 from flashsim.run.programs import ProgramRun, count_program, run_program
 from flashsim.theory import exact_program
@@ -75,6 +76,26 @@ def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject
     assert tally.flops.matmul == want.matmul
     with pytest.raises(SramOverflow):
         run_program(program, operands, M=want.sram.peak - 1, blocks=blocks, options=options)
+
+
+@pytest.mark.parametrize("instead", ["None", "Q", "(O, O)"])
+def test_what_is_returned_must_be_what_the_record_says(instead: str) -> None:
+    program = planted(programs()["linear_attention"], ("return O  # line 11", f"return {instead}  # line 11"))
+    with pytest.raises(
+        MemoryModelError, match=r"'linear_attention' returned .*; expected matrices in HBM, {'O': \(5, 5\)}"
+    ):
+        small(program)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "enforce", "enforced"),
+    [((2,), None, True), ((2,), True, True), ((2,), False, False), (None, None, False), (None, True, True)],
+)
+def test_blocks_that_are_given_are_enforced_whatever_sizing_says(blocks: Any, enforce: Any, enforced: bool) -> None:
+    how: dict[str, Any] = {"M": 10**4, "blocks": blocks, "sizing": "paper", "enforce": enforce}
+    sizes = {"N": 5, "d": 2, "e": 2}
+    assert count_program(programs()["linear_attention"], sizes, **how).sram.enforced == enforced
+    assert exact_program("linear_attention", sizes, **how).sram.enforced == enforced
 
 
 @every
