@@ -20,7 +20,8 @@ from flashsim.memory import MemoryModelError, SramOverflow
 from flashsim.observers import Ledger
 from flashsim.planting import planted
 from flashsim.records import Sizes
-from flashsim.run.programs import ProgramRun, _first, count_program, run_program
+from flashsim.run.programs import ProgramRun, count_program, run_program
+from flashsim.sizes import first
 from flashsim.theory import exact_program
 from flashsim.theory.program import program_forms
 
@@ -228,5 +229,5 @@ def test_the_first_size_is_found_by_halving() -> None:
             asked.append(n)
             return n >= least
 
-        assert _first(enough) == least
+        assert first(enough) == least
         assert len(asked) <= max(1, 2 * (least - 1).bit_length())

@@ -5,7 +5,7 @@ The oracle forms all N × n × d differences, in float64; its own error is withi
 Bounds. u is the chip's unit roundoff, r = ‖x − z‖, s = r/σ. A difference of two numbers is off by u relatively, each hypot and
 the division by σ by about u more: s by ρ = (2d + 3)u relatively. So log k is off by
 
-    δ = s²(ρ + u)  gaussian      sρ  laplace      (2ρ + 2u)·s²/(1 + s²) + 4u·|log k| + 4u  cauchy
+    δ = s²(ρ + u)  gaussian      sρ  laplace      (2ρ + 2u)·s²/(1 + s²) + 4u·(|log k| + 1)  cauchy
 
 absolutely, and, exponentials included, k by e^{δ + 4u} − 1 relatively. Where clouds lie far from the origin nothing changes: only
 differences enter. Sums of n terms in T blocks are off by (n + 2T + 8)u of the sum of their magnitudes; what is stored in another
