@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from flashsim.plots.chart import Chart
 from flashsim.plots.setting import setting
 from flashsim.plots.style import BLACK, GREY, hang, looks, styled
 from flashsim.records import ArrayTraffic
-from flashsim.sizes import Size
+from flashsim.sizes import Size, first
 
 LIMIT = 40 * 10**9  # bytes: an A100's 40 GB
 HEADS = 1024
@@ -69,16 +69,9 @@ def _bytes(N: int, *, name: str, extra: bool, shape: Mapping[str, Any]) -> int:
     return sum(a.size * a.itemsize for a in _held(name, N, shape).values() if (a.role == "extra") == extra)
 
 
-def _last(need: Any) -> int:
+def _last(need: Callable[[int], int]) -> int:
     """Return the largest N at which need(N) ≤ LIMIT."""
-    high = 1
-    while need(high) <= LIMIT:
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if need(middle) <= LIMIT else (low, middle)
-    return low
+    return first(lambda N: need(N) > LIMIT) - 1
 
 
 @styled
