@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashsim.checking import check_tiles
-from flashsim.gpu import hopper_backward, tensor_core
+from flashsim.gpu import hopper_backward, tensor_core, tensor_core_backward
 from flashsim.gpu.compiling import capability, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
 from flashsim.gpu.launching import DROPOUT, NOWHERE, counter, dropout, section
@@ -241,7 +241,7 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
     if reason:
         _refuse(options, f"runs in hopper's place as {reason}")
         warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
-        tensor_core.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+        tensor_core_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
         return
     hopper_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
 

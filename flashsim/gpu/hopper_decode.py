@@ -15,7 +15,7 @@ import numpy as np
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import NOWHERE
+from flashsim.gpu.launching import NOWHERE, check_rows
 from flashsim.gpu.tensor_maps import tensor_map
 
 FILE = "hopper_decode.cu"
@@ -79,7 +79,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     asked = _prepared(
         device, q.shape, k.shape, q.strides, q.dtype, lse is not None, options.causal, options.scale, counting
     )
-    tensor_core.check_rows("q", q)
+    check_rows("q", q)
     K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, asked.dtype, KEYS) for name, x in (("k", k), ("v", v)))
     L = NOWHERE if lse is None else lse
     totals = options.counters.for_launch(ARRAYS) if options.counters is not None else NOWHERE

@@ -13,7 +13,7 @@ import numpy as np
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import MissingGPU, capability, current_device, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import ELEMENTS, NOWHERE, counter, section
+from flashsim.gpu.launching import ELEMENTS, NOWHERE, check_rows, counter, section
 from flashsim.gpu.tensor_maps import tensor_map
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
@@ -79,7 +79,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     if reason:
         raise ValueError(f"hopper_fp8 cannot run: {reason}; no other kernel takes {NAME}")
     for name, x in (("q", q), ("k", k), ("v", v)):
-        tensor_core.check_rows(name, x)
+        check_rows(name, x)
     counters, wants_L = options.counters, lse is not None
     made = _made(device, q.shape, k.shape, v.strides, wants_L, options.causal, options.scale, counters is not None)
     totals = counters.for_launch(ARRAYS) if counters is not None else NOWHERE

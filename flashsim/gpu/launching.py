@@ -69,6 +69,15 @@ def check_blocks(kernel: str, blocks: tuple[int, int], shared: int) -> tuple[int
     return blocks
 
 
+def check_rows(name: str, array: Any) -> None:
+    """Raise ValueError unless rows start at multiples of 16 bytes, as they are copied 16 bytes at a time."""
+    strides = [stride for stride, n in zip(array.strides[:3], array.shape[:3], strict=True) if n > 1]
+    if array.data.ptr % 16 or any(stride % 16 for stride in strides):
+        raise ValueError(
+            f"{name} is at {array.data.ptr:#x} with strides {array.strides} bytes; expected multiples of 16 for tensor_core"
+        )
+
+
 def launch(
     file: str,
     function: str,
