@@ -155,7 +155,7 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
                     *zip(*points, strict=True), label=look.label, gid=f"{direction} {causal} {name}", **look.line
                 )
         panel.set_title(f"{direction}{', causal' if causal else ''}, d = {d}")
-        panel.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+        panel.xaxis.set_major_formatter(_in_k)
         ticks(panel.yaxis, LogLocator(10, (1, 2, 5)), lambda y, _: f"{y:g}")
         panel.set_ylabel("TFLOP/s")
         panel.set_xlabel(f"N ({record['results'][0]['H']} heads, {record['results'][0]['dtype']})")
@@ -179,13 +179,21 @@ def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = No
         points = [(N, sum(both.values())) for N, both in sorted(times.get(name, {}).items()) if len(both) == 2]
         if points:
             ax.plot(*zip(*points, strict=True), label=look.label, gid=name, **look.line)
-    ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+    _over_N(ax, d)
     ax.yaxis.set_major_locator(LogLocator(10))
-    ax.set_xlabel(f"N (d = {d}, 16 heads)")
     ax.set_ylabel("forward + backward, ms a sequence")
     ax.set_title(f"Runtime, as in Figure 3 (left), {record['machine']['gpu']}", x=-0.17)
     return ax
+
+
+def _over_N(ax: Axes, d: int) -> None:
+    ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
+    ax.xaxis.set_major_formatter(_in_k)
+    ax.set_xlabel(f"N (d = {d}, 16 heads)")
+
+
+def _in_k(x: float, _: object) -> str:
+    return f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"
 
 
 @styled
@@ -220,10 +228,8 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
         said = f"{len(alike)} on one line,\nwithin {apart - 1:.0%}"
         y = max(drawn[name].get(last, 0) for name in alike)
         ax.annotate(said, (last, y), (0, -36), textcoords="offset points", ha="right", va="top")
-    ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+    _over_N(ax, d)
     ax.yaxis.set_major_formatter(EngFormatter("B", sep=""))
-    ax.set_xlabel(f"N (d = {d}, 16 heads)")
     ax.set_ylabel("allocated in a forward pass, a sequence")
     ax.set_title(f"Memory, as in Figure 3 (right), {record['machine']['gpu']}", x=-0.17)
     return ax
