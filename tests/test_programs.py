@@ -6,6 +6,7 @@ import inspect
 import pickle
 import re
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flashsim import load_trace
+from flashsim import approximate, cross_entropy, kernels, linear, load_trace, mlp
 from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.program import Program
-from flashsim.memory import MemoryModelError, SramOverflow
+from flashsim.memory import Event, MemoryModelError, SramOverflow
 from flashsim.observers import Ledger
 from flashsim.planting import planted
 from flashsim.records import Sizes
@@ -97,6 +98,38 @@ def test_blocks_that_are_given_are_enforced_whatever_sizing_says(blocks: Any, en
     sizes = {"N": 5, "d": 2, "e": 2}
     assert count_program(programs()["linear_attention"], sizes, **how).sram.enforced == enforced
     assert exact_program("linear_attention", sizes, **how).sram.enforced == enforced
+
+
+A = np.random.default_rng(0).normal(size=(5, 5))
+KERNEL, CROSS = kernels.product(A, A, A, M=99), cross_entropy.loss(A, A, [0, 1, 2, 3, 4], M=99)
+CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "product": (partial(kernels.product, A, A, A), {"blocks": (2, 2)}),
+    "its gradient": (partial(kernels.gradient, KERNEL, A), {"blocks": (2, 2)}),
+    "loss": (partial(cross_entropy.loss, A, A, [0, 1, 2, 3, 4]), {"blocks": (2, 2)}),
+    "its gradient to X": (partial(cross_entropy.gradient, CROSS, A[0]), {"blocks": (2, 2)}),
+    "linear attention": (partial(linear.attention, A, A, A), {"chunk": 2}),
+    "MLP": (partial(mlp.run, A, A, A), {"blocks": (2, 2, 2, 2)}),
+    "Linformer": (partial(approximate.linformer, A, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
+    "Performer": (partial(approximate.performer, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_how_a_run_is_asked_for_reaches_it(name: str) -> None:
+    (call, blocks), events = CALLS[name], list[Event]()
+    run = call(M=7, enforce=False, observers=[events.append], trace=True, **blocks)
+    assert (run.sram.capacity, run.sram.enforced) == (7, False)
+    assert {*run.blocks.values()} == {2}
+    assert len(run.trace.events) == len(events) > 0
+    with pytest.raises(SramOverflow):
+        call(M=7, **blocks)
+    if call.func not in (linear.attention, mlp.run):
+        assert not call(M=7, sizing="paper").sram.enforced
+
+
+@pytest.mark.parametrize("name", ["its gradient", "its gradient to X"])
+def test_a_gradient_has_the_M_of_what_it_is_of(name: str) -> None:
+    assert CALLS[name][0]().sram.capacity == 99
 
 
 @every
@@ -205,15 +238,17 @@ def test_sizes_that_are_none_are_refused(program: Program) -> None:
         ({"blocks": (2,) * (len(blocks) + 1)}, r"blocks is \(.*\); expected \("),
         ({"blocks": (0,) * len(blocks)}, "blocks, .*, is 0; expected at least 1"),
         ({"options": {"nosuch": 1}}, "options are nosuch; expected"),
+        ({"index": {"nosuch": 1}}, "index holds nosuch; expected"),
         ({"M": 0}, "M is 0"),
         ({"dtype": "int8"}, "dtype int8 is not supported"),
         ({"blocks": None, "sizing": "none"}, "unknown sizing 'none'"),
     ):
-        arguments: dict[str, Any] = {"blocks": blocks, "options": options, **wrong}
+        arguments: dict[str, Any] = {"blocks": blocks, "options": options, "index": index, **wrong}
         lengths_: Any = arguments.pop("sizes", sizes)
         with pytest.raises(ValueError, match=match):
-            count_program(program, lengths_, index=index, **arguments)
-        if "options" not in wrong:
+            count_program(program, lengths_, **arguments)
+        del arguments["index"]
+        if not wrong.keys() & {"options", "index"}:
             with pytest.raises(ValueError, match=match.replace("unknown sizing", "no closed form for sizing")):
                 exact_program(program.name, lengths_, **arguments)
     with pytest.raises(ValueError, match="no closed form for 'nosuch'"):

@@ -72,9 +72,13 @@ class Launch:
         return hbm.place(name, self.given[name] if self.arithmetic else kind.shape(self.sizes), kind.dtype(self.dtype))
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ProgramCosts(Costs):
-    """What a count and a run of a program have in common."""
+    """What a count and a run of a program have in common: `hbm`, accesses by array; `sram`, peak and capacity; `blocks`."""
 
+    algorithm: str
+    hbm: Traffic
+    sram: Occupancy
     blocks: Sizes
     launch: Launch
 
@@ -83,17 +87,9 @@ class ProgramCosts(Costs):
         """The lengths, by symbol."""
         return self.launch.sizes
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what was asked and what it cost as plain data; the arrays are not in it."""
-        return {
-            "algorithm": self.algorithm,
-            "sizes": dict(self.sizes),
-            "dtype": self.launch.dtype.name,
-            "options": {name: shown(value) for name, value in self.launch.options.items()},
-            "hbm": self.hbm.to_dict(),
-            "sram": asdict(self.sram),
-            "blocks": dict(self.blocks),
-        }
+    def _asked(self) -> dict[str, Any]:
+        options = {name: shown(value) for name, value in self.launch.options.items()}
+        return {"sizes": dict(self.sizes), "dtype": self.launch.dtype.name, "options": options}
 
     def _costs(self) -> str:
         return f"{self.blocks!r}, {self.sram}"
@@ -101,14 +97,9 @@ class ProgramCosts(Costs):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ProgramTally(ProgramCosts):
-    """What a program's run costs: `hbm`, accesses by array; `sram`, peak and capacity; `blocks`; `flops`."""
+    """What a program's run costs, with its `flops`."""
 
-    algorithm: str
-    hbm: Traffic
-    sram: Occupancy
-    blocks: Sizes
     flops: Flops
-    launch: Launch
 
     def to_dict(self) -> dict[str, Any]:
         """Return what it costs as plain data."""
@@ -122,11 +113,6 @@ class ProgramRun(ProgramCosts):
     `trace` holds its events if they were asked for, to step through.
     """
 
-    algorithm: str
-    hbm: Traffic
-    sram: Occupancy
-    blocks: Sizes
-    launch: Launch
     results: Mapping[str, Array] = field(default_factory=dict)
     trace: Trace | None = None
 
@@ -200,11 +186,12 @@ def count_program(
     Arguments and errors as there.
     """
     lengths, stored, given = check_lengths(program.symbols, sizes), float_dtype(dtype), dict(index or {})
+    followed = [name for name, kind in program.operands.items() if kind.type == "index"]
+    if set(given) != set(followed):
+        raise ValueError(f"index holds {', '.join(given) or 'none'}; expected {', '.join(followed) or 'none'}")
     launch = _launch(program, given, lengths, stored, M, blocks, sizing, enforce, options or {}, arithmetic=False)
     hbm, sram = launch.run(check_observers(observers))
-    return ProgramTally(
-        algorithm=program.name, hbm=hbm.traffic, sram=sram.use, blocks=launch.blocks, flops=sram.flops, launch=launch
-    )
+    return ProgramTally(**_cost(launch, hbm, sram), flops=sram.flops)
 
 
 # ---------------------------------------------------------------------------------------------------------------- check
@@ -319,6 +306,10 @@ def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
                 f"Scale {' and '.join(floats)} down, or use a wider dtype"
             )
         results[name] = found[:, 0] if kind.columns == "1" else found
-    return ProgramRun(
-        algorithm=program.name, hbm=hbm.traffic, sram=sram.use, blocks=launch.blocks, launch=launch, results=results
-    )
+    return ProgramRun(**_cost(launch, hbm, sram), results=results)
+
+
+def _cost(launch: Launch, hbm: HBM, sram: SRAM) -> dict[str, Any]:
+    """Return what a count and a run have in common."""
+    name = launch.program.name
+    return {"algorithm": name, "hbm": hbm.traffic, "sram": sram.use, "blocks": launch.blocks, "launch": launch}
