@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,14 @@ def variants(
         return Variant(file, (("COUNT", count),), tuple(names), SCALAR_ARCHITECTURES)
 
     return (*(compiled(T, 0, T == "float") for T in ELEMENTS.values()), compiled("float", 1, False))
+
+
+@cache
+def ready(device: int, file: str, names: tuple[str, ...], large: str, shared: int, counting: bool) -> tuple[Any, ...]:
+    """Return functions, loaded, and `large` of them allowed so much shared memory, on `device`, the current one."""
+    loaded = load(file, names, {"COUNT": int(counting)})
+    loaded[large].max_dynamic_shared_size_bytes = shared
+    return tuple(loaded[name] for name in names)
 
 
 def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
