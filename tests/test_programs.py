@@ -80,7 +80,7 @@ def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject
         run_program(program, operands, M=want.sram.peak - 1, blocks=blocks, options=options)
 
 
-@pytest.mark.parametrize("instead", ["None", "Q", "(O, O)"])
+@pytest.mark.parametrize("instead", ["None", "Q", "(O, O)", 'HBM().empty("O", (5, 5), float)'])
 def test_what_is_returned_must_be_what_the_record_says(instead: str) -> None:
     program = planted(programs()["linear_attention"], ("return O  # line 11", f"return {instead}  # line 11"))
     with pytest.raises(
@@ -184,7 +184,9 @@ def test_it_can_be_stepped_through(program: Program, tmp_path: Any) -> None:
     assert {event.label for event in trace.events if event.kind in ("load", "compute", "store")} <= {
         f"line {line.split()[0]}" for line in about.listing
     }
-    assert any(step.tile is not None for step in trace.steps)
+    gathers = any(event.name.startswith("Q[[") for event in trace.events)  # rows from anywhere are no tile
+    assert any(step.tile is not None for step in trace.steps) != gathers
+    assert not gathers or {step.rows for step in trace.steps if step.label == "line 5"} == {None}  # words of an order
     assert sum(each.elements for each in ledger.movements) == sum(a.reads + a.writes for a in about.arrays)
     again = load_trace(trace.save(tmp_path / "t.json.gz"))
     assert again.about == about

@@ -62,7 +62,7 @@ class Launch:
             result = self.program.run(hbm, sram, *placed, self.blocks, *(self.options[o] for o in self.program.options))
         found = result if isinstance(result, tuple) else (result,)
         shapes = {name: kind.shape(self.sizes) for name, kind in self.program.returns.items()}
-        if [(m.name, m.shape) if isinstance(m, Matrix) else None for m in found] != [*shapes.items()]:
+        if [(m.name, m.shape) if isinstance(m, Matrix) and hbm.holds(m) else None for m in found] != [*shapes.items()]:
             raise MemoryModelError(f"{self.program.name!r} returned {shown(found)}; expected matrices in HBM, {shapes}")
         return hbm, sram
 
@@ -296,14 +296,14 @@ def _launch(
 def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
     """Return the finished run. Raises ValueError where finite operands overflowed a result's type."""
     program, results = launch.program, {}
+    numbers = [name for name, kind in program.operands.items() if kind.type in ("inputs", "chip")]
     for name, kind in program.returns.items():
         found = np.array(hbm.peek(name))
         bad = np.isnan(found) | (np.isposinf(found) if name in program.logs else np.isinf(found))
         if bad.any():
-            floats = [operand for operand, its in program.operands.items() if its.type == "inputs"]
             raise ValueError(
                 f"{name} overflows {found.dtype}, which ends at {largest(found.dtype):.3g}. "
-                f"Scale {' and '.join(floats)} down, or use a wider dtype"
+                f"Scale {' and '.join(numbers)} down, or use a wider dtype"
             )
         results[name] = found[:, 0] if kind.columns == "1" else found
     return ProgramRun(**_cost(launch, hbm, sram), results=results)
