@@ -189,7 +189,7 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
     subject = Subject(
         module=file.stem if file else where,
         name=name,
-        wrapped=fn.code() if options.wrap else "",
+        wrapped=fn.code("unwrapped") if options.wrap else "",
         backward=f"{name}.backward" if own else back,
         backward_from=Path(backward).stem if backward.endswith(".py") else backward,
         expected=options.expect,
