@@ -23,7 +23,7 @@ class Commands(Directive):
 
 def _section(name: str, parser: argparse.ArgumentParser) -> nodes.section:
     section = nodes.section(ids=[f"flashsim-{name}"], names=[f"flashsim {name}"])
-    usage = parser.format_usage().removeprefix("usage: ").rstrip()
+    usage = parser.format_usage().removeprefix("usage: ").rstrip().replace(f"\n{' ' * len('usage: ')}", "\n")
     examples = (parser.epilog or "").rstrip()
     section += [nodes.title("", "", nodes.literal("", f"flashsim {name}")), nodes.paragraph("", COMMANDS[name].SUMMARY)]
     section += nodes.literal_block(usage, usage)
