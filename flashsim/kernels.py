@@ -176,7 +176,7 @@ def _asked(reduction: Any, order: Any, direction: Any, N: Any, n: Any, d: Any, e
 
 def _kernel(kernel: Any, sigma: Any, limit: float) -> KernelFunction:
     if is_one_of(kernel, PROFILES):
-        return Radial(kernel, check_number("sigma", sigma, "a number above 0", lambda s: 0 < s < np.inf))
+        return Radial(kernel, check_number("sigma", sigma, "a finite number above 0", lambda s: 0 < s < np.inf))
     if isinstance(kernel, str) or not callable(kernel):
         raise ValueError(
             f"unknown kernel {shown(kernel)}; known: {', '.join(map(repr, PROFILES))}, or a function f(x, z)"

@@ -96,6 +96,7 @@ def test_bad_input_is_named() -> None:
         (lambda: cross_entropy.gradient(run, g, to="Y"), "to"),
         (lambda: cross_entropy.gradient("run", g), "run is 'run'"),  # type: ignore[arg-type]
         (lambda: cross_entropy.loss(X, E, y, ignore=-100, M=3), "too small"),
+        (lambda: cross_entropy.loss(1e200 * X, 1e200 * E, y, ignore=-100), "loss overflows .* Scale X and E down"),
     ]
     for call, match in calls:
         with pytest.raises(ValueError, match=match):
