@@ -328,6 +328,7 @@ def _first(true_from: Callable[[int], bool]) -> int:
 def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
     """Return the finished run. Raises ValueError where finite operands overflowed a result's type."""
     program, results = launch.program, {}
+    numbers = [name for name, kind in program.operands.items() if kind.type in ("inputs", "chip")]
     for name, kind in program.returns.items():
         found = np.array(hbm.peek(name))
         bad = np.isnan(found) | (np.isposinf(found) if name in program.logs else np.isinf(found))

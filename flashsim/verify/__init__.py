@@ -60,6 +60,7 @@ def checks() -> list[Check]:
         beyond.sparse_mlp_exact,
         beyond.fusing_pays_from_d_squared,
         figure_3.approximations_exact,
+        figure_3.clusters_exact,
         figure_3.approximations_cross,
         section_4.memory_footprint,
         section_4.what_the_speedup_depends_on,
