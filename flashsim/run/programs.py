@@ -333,7 +333,6 @@ def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
         found = np.array(hbm.peek(name))
         bad = np.isnan(found) | (np.isposinf(found) if name in program.logs else np.isinf(found))
         if bad.any():
-            numbers = (operand for operand, kind in program.operands.items() if kind.type not in ("words", "index"))
             raise ValueError(
                 f"{name} overflows {found.dtype}, which ends at {largest(found.dtype):.3g}. "
                 f"Scale {' and '.join(numbers)} down, or use a wider dtype"
