@@ -346,6 +346,7 @@ def test_counts_by_hand() -> None:
         ({"kernel": "gauss"}, "unknown kernel 'gauss'; known: 'gaussian', 'laplace', 'cauchy', or a function f(x, z)"),
         ({"sigma": 0}, "sigma is 0; expected a number from 2.23e-308 to 1.8e+308"),
         ({"sigma": float("nan")}, "sigma is nan; expected a number from 2.23e-308"),
+        ({"sigma": float("inf")}, "sigma is inf; expected a number from 2.23e-308"),
         ({"order": "y"}, "order is 'y'; expected 'x_outer' or 'z_outer' or 'materialised'"),
         ({"reduction": "max"}, "reduction is 'max'; expected 'sum' or 'logsumexp'"),
         ({"kernel": max, "sigma": 2}, "sigma is 2; expected none, as the kernel is a function"),

@@ -72,8 +72,8 @@ def test_bad_input_is_named() -> None:
     Q, K, V = operands(5, 2, 3)
     for wrong, match in (
         ({"state": "nowhere"}, "state"),
-        ({"chunk": 0}, "C, is 0"),
-        ({"chunk": 1.5}, "C, is 1.5"),
+        ({"chunk": 0}, "^chunk is 0; expected at least 1"),
+        ({"chunk": 1.5}, "^chunk is 1.5; expected a whole number"),
         ({"M": 3}, "M = 3 elements is too small"),
     ):
         with pytest.raises(ValueError, match=match):
