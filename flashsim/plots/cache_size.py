@@ -89,7 +89,7 @@ def _point(data: Mapping[str, Any]) -> str:
     if not series["small_cache"][at] or not series["flash"][at]:
         return "HBM accesses against M"
     ratio = series["flash"][at] / series["small_cache"][at]
-    return f"Left of M = d², FlashAttention is not optimal:\nat M = {near:,} it moves {ratio:.1f} × as much as it need"
+    return f"Left of M = d², FlashAttention is not optimal:\nat M = {near:,} it moves {ratio:.1f} × as much as needed"
 
 
 FIGURE = Chart(
