@@ -404,6 +404,8 @@ def test_bad_input_of_a_gradient_is_refused_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
             kernels.gradient(*arguments)
+    with pytest.raises(ValueError, match="derivative is 3; expected a function"):
+        kernels.gradient(own, own.Y, derivative=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"derivative is .*; expected none, as 'gaussian' has its own"):
         kernels.gradient(run, run.Y, derivative=lambda x, z: x)
     with pytest.raises(ValueError, match="order is 'z_outer'; expected 'x_outer', the gradient's only one"):
