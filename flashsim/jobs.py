@@ -31,7 +31,7 @@ def in_any_order(work: Callable[[T], R], items: Sequence[T], jobs: int | None) -
         except ValueError:  # a backend that returns all at the end
             parallel = Parallel()
         yield from parallel(delayed(_numbered)(work, number, item) for number, item in enumerate(items))
-    elif jobs == 1 or len(items) == 1:
+    elif jobs == 1 or len(items) <= 1:
         yield from ((number, work(item)) for number, item in enumerate(items))
     else:
         yield from _over_processes(work, items, min(jobs, len(items)))
@@ -43,7 +43,6 @@ def _numbered(work: Callable[[T], R], number: int, item: T) -> tuple[int, R]:
 
 def _over_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[tuple[int, R]]:
     """Yield the results of `jobs` processes, which are killed where this is left early: by Ctrl-C, or by an error in one."""
-    others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent)
     try:
         with _interrupts_wait():
@@ -52,9 +51,8 @@ def _over_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> It
             yield done.result()
     finally:
         with _interrupts_wait():
-            for process in multiprocessing.active_children():
-                if process not in others:
-                    process.kill()
+            for process in [*pool._processes.values()]:  # Python 3.14 has kill_workers
+                process.kill()
             pool.shutdown()
 
 
