@@ -32,7 +32,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError for a lesson that is not there, and for a folder that is a file."""
+    """Run the command and return 0. Raises ValueError for a lesson that is not there, and a folder that is a file, or another's."""
     from flashsim import gallery
 
     known = gallery.pages()
@@ -42,6 +42,11 @@ def run(options: argparse.Namespace) -> int:
     folder: Path = options.output
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"argument -o/--output: {folder} is a file; expected a folder")
+    for name, words in gallery.OURS.items():
+        there = folder / name
+        if not options.lessons and there.is_file() and words not in there.read_text(encoding="utf-8", errors="replace"):
+            said = f"{folder} has a {name} of its own; expected a folder for the lessons alone"
+            raise ValueError(f"argument -o/--output: {said}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in gallery.files(options.lessons):
         path = write_whole(folder / name, content)

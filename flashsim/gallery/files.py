@@ -171,6 +171,13 @@ and this Python the others:
 """
 
 
+OURS = {
+    "README.md": "Pages that play a recorded run",
+    "index.html": "<title>FlashAttention, step by step: lessons</title>",
+}
+"""Of the files whose names other folders have too, the words by which ours are known again."""
+
+
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
     """Yield (file name, content) of the lessons with these names, each alone, or of all of them and the index."""
     made = [make(name, page) for name, page in pages().items() if not names or name in names]
