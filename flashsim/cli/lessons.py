@@ -32,7 +32,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError for a lesson that is not there, and a folder that is a file, or another's."""
+    """Run the command and return 0. Raises ValueError for a lesson that is not there, and for such a folder."""
     from flashsim import gallery
 
     known = gallery.pages()
