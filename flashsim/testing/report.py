@@ -6,7 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,12 @@ class Report:
             "seed": self.seed,
             "ok": self.ok,
             "checks": {
-                name: {"cases": t.tried, "failed": t.failed, "first": t.first, "worst": _finite(t.worst)}
+                name: {
+                    "cases": t.tried,
+                    "failed": t.failed,
+                    "first": t.first,
+                    "worst": t.worst if np.isfinite(t.worst) else "inf",
+                }
                 for name, t in self.tallies.items()
             },
             "left_out": self.left_out,
@@ -172,9 +177,7 @@ class Report:
                     "check": failure.check,
                     "case": repr(failure.finding.case),
                     "message": failure.message,
-                    "likely": [
-                        {"says": s.says, "threads": list(s.threads), "evidence": s.evidence} for s in failure.suspicions
-                    ],
+                    "likely": [asdict(suspicion) for suspicion in failure.suspicions],
                 }
                 for failure in self.failures
             ],
@@ -187,10 +190,6 @@ def _wrapped(text: str, then: str = "") -> list[str]:
 
 def _shortened(line: str) -> str:
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
-
-
-def _finite(value: float) -> float | str:
-    return value if np.isfinite(value) else "inf"
 
 
 # ----------------------------------------------------------------------------------------------------------- in words
