@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from flashsim.sizes import human_bytes
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -61,6 +63,17 @@ def print_words(console: Console, text: str, further: str = "") -> None:
         text, console.width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
     )
     console.print("\n".join(wrapped))
+
+
+def problem(N_q: int, N_k: int, d: int, d_v: int) -> str:
+    """Return lengths and widths in words, each once where two are the same."""
+    lengths = f"N = {N_q:,}" if N_q == N_k else f"N_q = {N_q:,}, N_k = {N_k:,}"
+    return f"{lengths}, d = {d}" + (f", d_v = {d_v}" if d_v != d else "")
+
+
+def sram(M: int, itemsize: int, dtype: str) -> str:
+    """Return SRAM's size in words."""
+    return f"SRAM of M = {M:,} elements ({human_bytes(M * itemsize)} of {dtype})"
 
 
 def _part(table: Table, columns: list[int]) -> Table:

@@ -20,17 +20,9 @@ EXAMPLES = (
     "flashsim plot roofline --machine H200 --N 4096 --d 128 --dtype bfloat16"
 )
 
-OPTIONS = {
-    "N": "--N",
-    "N_q": "--N-q",
-    "d": "--d",
-    "d_v": "--d-v",
-    "dtype": "--dtype",
-    "machine": "--machine",
-    "M": "--M",
-    "blocks": "--blocks",
-    "algorithms": "--algorithm",
-}  # how what a figure takes is spelt here
+LETTERS = ("N", "N_q", "d", "d_v", "dtype", "machine", "M", "blocks")
+OPTIONS = {**{name: f"--{name.replace('_', '-')}" for name in LETTERS}, "algorithms": "--algorithm"}
+"""How what a figure takes is spelt here."""
 
 
 def add_options(parser: Any) -> None:

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from html import escape
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from flashsim.notebook import table
 
 if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep
@@ -54,11 +55,7 @@ def as_text(sweep: Sweep, most: int, width: int = WIDTH) -> str:
 def as_html(sweep: Sweep, most: int) -> str:
     """Return the same as a table in HTML."""
     shown = _shown(sweep, most, 160)
-    lines = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in shown.cells]
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in shown.headings)
-    notes = "".join(f"<div>{escape(note)}</div>" for note in shown.notes)
-    caption = f"<caption>{escape(sweep.summary)}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>{notes}"
+    return table(sweep.summary, shown.headings, shown.cells, shown.notes)
 
 
 def _shown(sweep: Sweep, most: int, width: int) -> Shown:
