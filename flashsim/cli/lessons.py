@@ -16,7 +16,6 @@ EXAMPLES = "flashsim lessons --open\nflashsim lessons causal backward -o pages"
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     from flashsim.gallery import pages
 
     parser.add_argument("lessons", nargs="*", metavar="NAME", help=f"of {', '.join(pages())}. Default: all")

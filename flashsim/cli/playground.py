@@ -17,7 +17,6 @@ EXAMPLES = "flashsim playground --open\nflashsim playground -o play.html"
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     add(parser, "--output", metavar="FILE", help="FILE.html. Default: flashsim-playground.html")
 

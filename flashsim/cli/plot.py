@@ -26,7 +26,6 @@ OPTIONS = {**{name: f"--{name.replace('_', '-')}" for name in LETTERS}, "algorit
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     from flashsim.plots import FIGURES
 
     def of(option: str) -> str:

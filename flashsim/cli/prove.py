@@ -22,7 +22,6 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     for name in LENGTHS:
         add(parser, name, **({"required": False} if name == "--d" else {}))
     add(parser, "--M", "--causal", "--offset")

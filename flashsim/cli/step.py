@@ -34,7 +34,6 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     add(parser, "--algorithm", default="flash", help=f"which to play: {BOTH}. Default: flash")
     add(parser, "--backward", help="play its backward pass, for a random dO; the forward pass before it is not shown")
     other = parser.add_mutually_exclusive_group()

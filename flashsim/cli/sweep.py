@@ -39,7 +39,6 @@ SHOWN, WIDTH = 20, 80
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     lengths, sizes, some = values.several(whole()), values.several_sizes, {"nargs": "+"}
     parser.add_argument("named", nargs="*", type=algorithm, metavar="NAME", help=f"algorithms: {NAMES}. Default: flash")
     add(parser, "--algorithm", nargs="+", default=[], help="the same")

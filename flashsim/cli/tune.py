@@ -23,7 +23,6 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     add(parser, *LENGTHS, "--M")
     add(parser, "--algorithm", nargs="+", default=[], help=f"try these too: {BOTH}")
     add(parser, "--backward", help="tune the backward pass")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -132,13 +132,9 @@ def _sample(points: Sequence[Point], results: Sequence[Outcome], size: int, seed
             groups.setdefault(id(points[number].way), []).append(number)
     chosen: list[int] = []
     while groups and len(chosen) < size:
-        chosen += _first_of(groups.values(), size - len(chosen))
+        chosen += [group.pop() for group in groups.values()][: size - len(chosen)]
         groups = {way: rest for way, rest in groups.items() if rest}
     return sorted(chosen)
-
-
-def _first_of(groups: Iterable[list[int]], most: int) -> list[int]:
-    return [group.pop() for group, _ in zip(groups, range(most), strict=False)]
 
 
 def _is_quick(point: Point, result: Outcome) -> bool:

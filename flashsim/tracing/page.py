@@ -34,6 +34,7 @@ SCRIPTS = (
     "view",
     "controls",
 )
+OF_STEPS = ("first", "last", "turn", "rows", "cols", "tile", "moved", "rescaled")
 PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAXIMUM} − {MAXIMUM}_new}}")
 
 
@@ -103,14 +104,7 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
         return [at.get(id(s.pairs[name][which]), -1) if name in s.pairs and not left_out else -1 for s in steps]
 
     data["steps"] = {
-        "first": [s.first for s in steps],
-        "last": [s.last for s in steps],
-        "turn": [s.turn for s in steps],
-        "rows": [s.rows for s in steps],
-        "cols": [s.cols for s in steps],
-        "tile": [s.tile for s in steps],
-        "moved": [s.moved for s in steps],
-        "rescaled": [s.rescaled for s in steps],
+        **{name: [getattr(s, name) for s in steps] for name in OF_STEPS},
         "pairs": {name: [values(name, 0), values(name, 1)] for name, _ in trace.about.follows},
     }
     data["wins"] = _wins(trace)
