@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashsim.sizes import human_bytes
@@ -63,6 +64,18 @@ def print_words(console: Console, text: str, further: str = "") -> None:
         text, console.width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
     )
     console.print("\n".join(wrapped))
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (), between: str = "  ") -> list[str]:
+    """Return rows of cells as lines of text: the columns numbered in `left` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        between.join(
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def problem(N_q: int, N_k: int, d: int, d_v: int) -> str:

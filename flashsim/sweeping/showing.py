@@ -10,6 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashsim.notebook import table
+from flashsim.tables import aligned
 
 if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep
@@ -44,10 +45,7 @@ class Shown:
 def as_text(sweep: Sweep, most: int, width: int = WIDTH) -> str:
     """Return `most` rows, evenly spread, as lines of at most `width` characters where that can be; and why others have none."""
     shown = _shown(sweep, most, width)
-    lines = [
-        "  ".join(cell.rjust(size) for cell, size in zip(cells, shown.widths, strict=True)).rstrip()
-        for cells in (shown.headings, ["─" * size for size in shown.widths], *shown.cells)
-    ]
+    lines = aligned([shown.headings, ["─" * size for size in shown.widths], *shown.cells])
     notes = [line for note in shown.notes for line in wrap(note, width, subsequent_indent="    ")]
     return "\n".join([*lines, *notes])
 

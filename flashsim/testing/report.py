@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.inputs import Array
+from flashsim.tables import aligned
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion
@@ -103,11 +104,7 @@ class Report:
         for name, tally in self.tallies.items():
             worst = f"{tally.worst:.2g}" if tally.tried else "–"
             rows.append((name, str(tally.tried), str(tally.failed), worst, self.verdict(name)))
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}".rstrip()
-            for row in rows
-        ]
+        lines = aligned(rows, left=(0, 4))
         lines.insert(1, "─" * max(map(len, lines)))
         for reason in dict.fromkeys(self.left_out.values()):
             names = [name for name, why in self.left_out.items() if why == reason]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from flashsim import theory
 from flashsim.api import count
 from flashsim.inputs import Array
 from flashsim.verify.claim import Claim
@@ -52,6 +54,12 @@ def accesses(name: str, N: int, d: int, M: int, direction: str = "forward") -> i
     return count(name, N=N, d=d, M=M, direction=direction).hbm.accesses
 
 
+def differs(name: str, **arguments: Any) -> bool:
+    """Return whether a count and the closed form differ: in an array's accesses, the peak, or the blocks."""
+    got, want = count(name, **arguments), theory.exact(name, **arguments)
+    return (got.hbm, got.sram, got.blocks) != (want.hbm, want.sram, want.blocks)
+
+
 def slope(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
     """Return the least-squares slope of log₂ y over log₂ x, and the largest residual in log₂."""
     x, y = (np.log2([float(v) for v in column]) for column in zip(*points, strict=True))
@@ -65,6 +73,25 @@ def exponents(source: str, claim: str, tried: str, fits: Mapping[str, tuple[floa
     measured = "; ".join(f"{name} {found:+.3f} (residual {left:.3f})" for name, (_, (found, left)) in fits.items())
     data = {name: {"expected": want, "slope": found, "residual": left} for name, (want, (found, left)) in fits.items()}
     return Claim(source, claim, tried, measured, holds, data)
+
+
+def exponents_of_accesses(source: str, flash: str, direction: str, last: int) -> Claim:
+    """Return the claim that accesses are as N², d², M⁻¹; standard attention's as N², for N from 2¹³ to 2^`last`."""
+
+    def moved(name: str, N: int, d: int, M: int) -> int:
+        return accesses(name, N, d, M, direction)
+
+    return exponents(
+        source,
+        "exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02",
+        f"N 2¹²…2²⁰, d 2⁶…2¹⁰, M 2⁸…2¹⁶ (standard: N 2¹³…2{ {18: '¹⁸', 19: '¹⁹'}[last] }), others fixed",
+        {
+            "N": (2.0, slope([(2**p, moved(flash, 2**p, 64, 2**14)) for p in range(12, 21)])),
+            "d": (2.0, slope([(2**p, moved(flash, 2**20, 2**p, 2**20)) for p in range(6, 11)])),
+            "M": (-1.0, slope([(2**p, moved(flash, 2**16, 64, 2**p)) for p in range(8, 17)])),
+            "N, standard": (2.0, slope([(2**p, moved("standard", 2**p, 64, 2**20)) for p in range(13, last + 1)])),
+        },
+    )
 
 
 def within(source: str, claim: str, tried: str, ratios: Sequence[tuple[float, float, float]]) -> Claim:
