@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 
+import pytest
+
+from flashsim.entry import guarded
 from flashsim.jobs import in_any_order
 
 
@@ -25,3 +29,10 @@ def test_processes_that_are_not_its_own_go_on() -> None:
         for other in others:
             other.kill()
             other.join()
+
+
+def test_a_process_that_is_killed_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """As Linux does where memory runs out."""
+    assert guarded("flashsim verify", lambda: len(list(in_any_order(os._exit, [1, 1], 2)))) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("flashsim verify: error: one of 2 processes ended too early: it was killed, perhaps for want")
