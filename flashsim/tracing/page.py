@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -89,9 +89,7 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
         "lesson": above,
     }
     parts["policy"] = policy(parts["css"], parts["js"])
-    return re.sub(
-        r"\{\{(\w+)\}\}", lambda found: parts[found[1]], read("page.html")
-    )  # in one pass: a title may hold {{js}}
+    return filled(read("page.html"), parts)
 
 
 def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
@@ -177,9 +175,14 @@ def lighter(script: str) -> str:
     return re.sub(r"(?m)^\s*(?://|/?\*).*\n|^[ \t]+", "", script)
 
 
-def read(name: str) -> str:
-    """Return a file of this package: a part of the page."""
-    return (files("flashsim.tracing") / name).read_text(encoding="utf-8")
+def read(name: str, package: str = "flashsim.tracing") -> str:
+    """Return a file of a package, by default of this one: a part of a page."""
+    return (files(package) / name).read_text(encoding="utf-8")
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """Return a page with parts in the places of their {{names}}: in one pass, as a title may hold {{js}}."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
 def policy(css: str, js: str | None = None) -> str:
