@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import webbrowser
 from pathlib import Path
 from typing import Any
 
+from flashsim.cli.outputs import opened, saved
 from flashsim.cli.values import meant
 from flashsim.files import write_whole
-from flashsim.sizes import human_bytes
 
 SUMMARY = "Write the lessons: pages that play an algorithm line by line, with a text and questions; and an index."
 EXAMPLES = "flashsim lessons --open\nflashsim lessons causal backward -o pages"
@@ -48,8 +47,7 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"argument -o/--output: {said}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in gallery.files(options.lessons):
-        path = write_whole(folder / name, content)
-        print(f"Saved {path} ({human_bytes(path.stat().st_size)})")
+        saved(write_whole(folder / name, content))
     if options.open:
-        webbrowser.open((folder / f"{(options.lessons or ['index'])[0]}.html").resolve().as_uri())
+        opened(folder / f"{(options.lessons or ['index'])[0]}.html")
     return 0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import webbrowser
 from pathlib import Path
 from typing import Any
 
-from flashsim.cli.outputs import check_outputs
+from flashsim.cli.outputs import check_outputs, opened, saved
 from flashsim.cli.shared import add
 from flashsim.files import write_whole
-from flashsim.sizes import human_bytes
 
 SUMMARY = "Write a page with sliders for lengths, d, M and blocks: tiles, accesses and SRAM follow at once."
 EXAMPLES = "flashsim playground --open\nflashsim playground -o play.html"
@@ -29,8 +27,7 @@ def run(options: argparse.Namespace) -> int:
     if output.suffix != ".html":
         raise ValueError(f"argument -o/--output: the playground is a page; expected FILE.html, got {output}")
     check_outputs(options, output)
-    write_whole(output, page())
-    print(f"Saved {output} ({human_bytes(output.stat().st_size)})")
+    saved(write_whole(output, page()))
     if options.open:
-        webbrowser.open(output.resolve().as_uri())
+        opened(output)
     return 0
