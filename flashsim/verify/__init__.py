@@ -9,8 +9,12 @@ pass: counts are compared by `==`, constants are derived in `flashsim.theory`, a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import isfunction
 
+from flashsim.blas import one_blas_thread
+from flashsim.jobs import in_any_order
 from flashsim.verify import (
     appendices,
     beyond,
@@ -23,11 +27,12 @@ from flashsim.verify import (
     theorems_1_2,
 )
 from flashsim.verify.claim import Check, Claim
-from flashsim.verify.running import run
 
 __all__ = ["Check", "Claim", "checks", "run"]
 
 MODULES = (theorems_1_2, propositions, theorem_5, appendices, beyond, figure_3, chapter, practice, lower)
+
+OnClaim = Callable[[list[int]], None]
 
 
 def checks() -> list[Check]:
@@ -38,3 +43,24 @@ def checks() -> list[Check]:
         for check in vars(module).values()
         if isfunction(check) and check.__module__ == module.__name__ and check.__annotations__.get("return") == "Claim"
     ]
+
+
+def run(
+    checks: Sequence[Check], full: bool = False, *, jobs: int | None = 1, on_claim: OnClaim | None = None
+) -> list[Claim]:
+    """Return the checks' claims, in their order; the same from one process as from many.
+
+    jobs      processes, or None for a cluster's, as in `flashsim.jobs.in_any_order`
+    on_claim  called after each claim with the numbers of the checks that are left, in order
+    """
+    found: dict[int, Claim] = {}
+    for number, claim in in_any_order(partial(_claim, full), checks, jobs):
+        found[number] = claim
+        if on_claim is not None:
+            on_claim([left for left in range(len(checks)) if left not in found])
+    return [claim for _, claim in sorted(found.items())]
+
+
+def _claim(full: bool, check: Check) -> Claim:
+    with one_blas_thread():
+        return check(full)
