@@ -141,6 +141,27 @@ def tree_masks(full: bool) -> Claim:
     )
 
 
+def what_is_optimal(full: bool) -> Claim:
+    """Of blocks that truly fit, the best with Q outermost move less than the best with K and V outermost; neither by a Θ."""
+    ratios = []
+    best: set[str] = set()
+    for d, k in itertools.product((16, 64), (1, 2, 4, 8, *((16, 32) if full else ()))):
+        tuned = tune(N=512, d=d, M=k * d * d)
+        ratios.append((tuned.by_loops["flash"].accesses / tuned.by_loops["q_outer"].accesses, 1.0, 3.0))
+        best.add(tuned.best.algorithm)
+    small = {tune(N=512, d=64, M=M).best.algorithm for M in (64, 256, 1024)}
+    bounded = within("", "", "", ratios)
+    return Claim(
+        "What is optimal",
+        "among all blocks that truly fit, for d² ≤ M: K, V outermost move 1 to 3 times what Q outermost does, and that is the "
+        "best of all; for M ≤ d²/4 small_cache is",
+        f"{len(ratios)} M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024 at d = 64; every T_r and T_c",
+        f"{bounded.measured}; best from d² up: {', '.join(sorted(best))}; below: {', '.join(sorted(small))}",
+        bounded.holds and best == {"q_outer"} and small == {"small_cache"},
+        {**bounded.data, "best": sorted(best), "best_below": sorted(small)},
+    )
+
+
 def third_level(full: bool) -> Claim:
     """An L2 that holds what is used again leaves FlashAttention the compulsory traffic, standard attention S and P."""
     N, d, M = 256, 32, 2048
@@ -167,25 +188,4 @@ def third_level(full: bool) -> Claim:
         f"intensities {tiles[0].intensity} and {tiles[1].intensity}, as printed {printed[0]:.2f} and {printed[1]:.0f}",
         fits and squares and [tile.intensity for tile in tiles] == [32, 1] and printed == [32.75, 1.0],
         {"dram": left, "sizes": wanted, "printed": printed},
-    )
-
-
-def what_is_optimal(full: bool) -> Claim:
-    """Of blocks that truly fit, the best with Q outermost move less than the best with K and V outermost; neither by a Θ."""
-    ratios = []
-    best: set[str] = set()
-    for d, k in itertools.product((16, 64), (1, 2, 4, 8, *((16, 32) if full else ()))):
-        tuned = tune(N=512, d=d, M=k * d * d)
-        ratios.append((tuned.by_loops["flash"].accesses / tuned.by_loops["q_outer"].accesses, 1.0, 3.0))
-        best.add(tuned.best.algorithm)
-    small = {tune(N=512, d=64, M=M).best.algorithm for M in (64, 256, 1024)}
-    bounded = within("", "", "", ratios)
-    return Claim(
-        "What is optimal",
-        "among all blocks that truly fit, for d² ≤ M: K, V outermost move 1 to 3 times what Q outermost does, and that is the "
-        "best of all; for M ≤ d²/4 small_cache is",
-        f"{len(ratios)} M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024 at d = 64; every T_r and T_c",
-        f"{bounded.measured}; best from d² up: {', '.join(sorted(best))}; below: {', '.join(sorted(small))}",
-        bounded.holds and best == {"q_outer"} and small == {"small_cache"},
-        {**bounded.data, "best": sorted(best), "best_below": sorted(small)},
     )
