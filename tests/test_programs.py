@@ -6,6 +6,7 @@ import inspect
 import pickle
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from hypothesis import strategies as st
 
 from flashsim import load_trace
 from flashsim.algorithms.beyond import programs
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.memory import SramOverflow
 from flashsim.observers import Ledger
 from flashsim.records import Sizes
 from flashsim.run.programs import ProgramRun, _first, count_program, run_program
 from flashsim.theory import exact_program
 from flashsim.theory.program import program_forms
+from flashsim.verify.programs import drawn, unnoticed
 
 NAMES = sorted(programs())
 every = pytest.mark.parametrize("program", [programs()[name] for name in NAMES], ids=NAMES)
@@ -30,15 +32,6 @@ every = pytest.mark.parametrize("program", [programs()[name] for name in NAMES],
 def lengths(program: Program, pick: Any) -> Sizes:
     """A length for each symbol."""
     return Sizes(**{symbol: pick(symbol) for symbol in program.symbols})
-
-
-def tried(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int = 0) -> tuple[dict[str, Any], Any]:
-    """Operands and options to try a program with."""
-    rng = np.random.default_rng(seed)
-    clipped = {n: min(b, sizes[s]) for (n, s), b in zip(program.blocks.items(), blocks, strict=True)}
-    given, options = program.example(rng, sizes, Sizes(**clipped))
-    operands = {name: rng.normal(size=kind.shape(sizes)) for name, kind in program.operands.items()}
-    return {**operands, **given}, options
 
 
 def index_of(program: Program, operands: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +53,7 @@ def test_records_and_forms_are_of_the_same_programs() -> None:
 def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject) -> None:
     sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 24), label=symbol))
     blocks = tuple(data.draw(st.integers(1, 24), label=name) for name in program.blocks)
-    operands, options = tried(program, sizes, blocks, data.draw(st.integers(0, 99), label="seed"))
+    operands, options = drawn(program, sizes, blocks, data.draw(st.integers(0, 99), label="seed"))
     want = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype="float64", options=options)
     run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
     tally = count_program(
@@ -80,7 +73,7 @@ def test_the_blocks_that_are_chosen_are_theorys(program: Program, data: st.DataO
     if program.line_1 is None:
         pytest.skip("its blocks must be given")
     sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 60), label=symbol))
-    options = tried(program, sizes, (1,) * len(program.blocks))[1]
+    options = drawn(program, sizes, (1,) * len(program.blocks))[1]
     sizing = data.draw(st.sampled_from(["fit", "paper"]))
     M = data.draw(st.integers(1, 3_000), label="M")
     want = exact_program(program.name, sizes, M=M, sizing=sizing, options=options)
@@ -110,8 +103,23 @@ def test_each_line_is_labelled_as_in_the_listing(program: Program) -> None:
 def small(program: Program, **more: Any) -> ProgramRun:
     """A run of a few tiles."""
     sizes, blocks = lengths(program, lambda symbol: 5), (2,) * len(program.blocks)
-    operands, options = tried(program, sizes, blocks)
+    operands, options = drawn(program, sizes, blocks)
     return run_program(program, operands, M=10**4, blocks=blocks, options=options, **more)
+
+
+@every
+def test_its_bugs_are_noticed_and_nothing_without_one(program: Program) -> None:
+    assert program.bugs, "none to plant"
+    assert [*unnoticed(program)] == []
+
+
+def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = programs()["kernel_x_outer"]
+    turned = replace(program, bugs=(Bug("turned round", "Y_i + K_ij @ V_j", "K_ij @ V_j + Y_i"), *program.bugs))
+    assert [*unnoticed(turned)] == ["turned round"]
+    wrong = lambda given, blocks: {"Y": (np.zeros((11, 6)), np.zeros((11, 6)))}  # noqa: E731
+    monkeypatch.setattr("flashsim.verify.programs.naive_programs", lambda: {"kernel_x_outer": wrong})
+    assert [*unnoticed(program)] == ["none"]
 
 
 @every
@@ -126,7 +134,14 @@ def test_it_can_be_stepped_through(program: Program, tmp_path: Any) -> None:
     assert {event.label for event in trace.events if event.kind in ("load", "compute", "store")} <= {
         f"line {line.split()[0]}" for line in about.listing
     }
-    assert any(step.tile is not None for step in trace.steps)
+    assert dict(about.cuts).keys() == program.blocks.keys()
+    names = {event.name for event in trace.events} | {name for event in trace.events for name, _ in event.resident}
+    assert not names & {"a result", "an unnamed tile", "registers", "loop"}
+    moved = [event for event in trace.events if event.kind in ("load", "compute", "store")]
+    assert all(event.value is not None for event in moved), "labels, too, are numbers to look at"
+    gathers = any(event.name.startswith("Q[[") for event in trace.events)  # rows from anywhere are no tile
+    assert any(step.tile is not None for step in trace.steps) != gathers
+    assert not gathers or {step.rows for step in trace.steps if step.label == "line 5"} == {None}  # words of an order
     assert sum(each.elements for each in ledger.movements) == sum(a.reads + a.writes for a in about.arrays)
     again = load_trace(trace.save(tmp_path / "t.json.gz"))
     assert again.about == about
@@ -148,7 +163,7 @@ def test_a_run_shows_itself(program: Program) -> None:
 @pytest.mark.parametrize("how", ["missing", "shape", "axes", "empty", "NaN", "dtype", "text"])
 def test_operands_that_do_not_fit_are_refused(program: Program, how: str) -> None:
     sizes, blocks = lengths(program, lambda symbol: 5), (2,) * len(program.blocks)
-    operands, options = tried(program, sizes, blocks)
+    operands, options = drawn(program, sizes, blocks)
     floats = [name for name, kind in program.operands.items() if kind.type == "inputs"]
     last = floats[-1]
     array = operands[last]
@@ -170,8 +185,8 @@ def test_operands_that_do_not_fit_are_refused(program: Program, how: str) -> Non
 def test_sizes_that_are_none_are_refused(program: Program) -> None:
     sizes = lengths(program, lambda symbol: 5)
     blocks = (2,) * len(program.blocks)
-    options = tried(program, sizes, blocks)[1]
-    index = index_of(program, tried(program, sizes, blocks)[0])
+    options = drawn(program, sizes, blocks)[1]
+    index = index_of(program, drawn(program, sizes, blocks)[0])
     first = program.symbols[0]
     for wrong, match in (
         ({"sizes": {**sizes, first: 0}}, f"{first} is 0; expected at least 1"),

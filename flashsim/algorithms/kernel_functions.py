@@ -186,3 +186,10 @@ def example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict
     """Return a kernel function to try a program with, and weights that are not negative."""
     name = (*PROFILES,)[int(rng.integers(len(PROFILES)))]
     return {"V": rng.exponential(size=(sizes.n, sizes.get("e", 1)))}, {"k": Radial(name, float(rng.uniform(0.5, 3)))}
+
+
+def gradient_example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the same, with the log-sum-exps that the product would have returned."""
+    (X, Z), (given, options) = (rng.normal(size=(n, sizes.d)) for n in (sizes.N, sizes.n)), example(rng, sizes, blocks)
+    Y = np.logaddexp.reduce(options["k"].log(X, Z) + np.log(given["V"].T), axis=1, keepdims=True)
+    return {"X": X, "Z": Z, "Y": Y, **given}, options

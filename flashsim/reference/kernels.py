@@ -14,6 +14,8 @@ type, by its roundoff each time. First-order terms are taken `C` times, 2 by def
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -168,3 +170,34 @@ def _softmax(log_k: Array, V: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         S = log_k + np.log(V[:, 0])
         return np.asarray(np.nan_to_num(np.exp(S - _logsumexp(S))))
+
+
+# ------------------------------------------------------------------------------------------------------------- programs
+
+
+def _product(
+    order: str, reduction: str, given: Mapping[str, Any], blocks: Mapping[str, int]
+) -> dict[str, tuple[Array, Array]]:
+    operands, k = (given["X"], given["Z"], given["V"]), given["k"]
+    how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma, "reduction": reduction}
+    bound = kernel_product_bounds(*operands, **how, order=order, blocks=-(-len(operands[1]) // blocks["B_c"]))
+    return {"Y": (kernel_product(*operands, **how), bound)}
+
+
+def _gradient(reduction: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    operands, k = (given["X"], given["Z"], given["V"], given["dY"]), given["k"]
+    how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma, "reduction": reduction}
+    parts, off = -(-len(operands[1]) // blocks["B_c"]), 2.0**-49 * (1 + np.abs(given.get("Y", 0.0)))
+    return {"dX": (kernel_gradient(*operands, **how), kernel_gradient_bounds(*operands, **how, blocks=parts, off=off))}
+
+
+NAIVE = {
+    "kernel_x_outer": partial(_product, "x_outer", "sum"),
+    "kernel_z_outer": partial(_product, "z_outer", "sum"),
+    "kernel_materialised": partial(_product, "materialised", "sum"),
+    "kernel_logsumexp": partial(_product, "x_outer", "logsumexp"),
+    "kernel_logsumexp_z_outer": partial(_product, "z_outer", "logsumexp"),
+    "kernel_logsumexp_materialised": partial(_product, "materialised", "logsumexp"),
+    "kernel_gradient": partial(_gradient, "sum"),
+    "kernel_logsumexp_gradient": partial(_gradient, "logsumexp"),
+}

@@ -8,6 +8,8 @@ another type is off by its roundoff. First-order terms are taken `C` times, 2 by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,3 +67,25 @@ def _forward(X: Any, E: Any, y: Any, g: Any) -> tuple[Array, Array, Array, Array
     P = np.exp(S - S.max(1, keepdims=True))
     label = np.asarray(y)[:, None] == np.arange(S.shape[1])
     return S, P / P.sum(1, keepdims=True), label, np.broadcast_to(np.asarray(g, float), len(S))
+
+
+def _of_program(
+    results: tuple[str, ...], given: Mapping[str, Any], blocks: Mapping[str, int]
+) -> dict[str, tuple[Array, Array]]:
+    X, E, y, g = (
+        given["X"],
+        given["E"],
+        np.asarray(given["y"])[:, 0].astype(np.int64),
+        given.get("g", np.ones((1, 1)))[:, 0],
+    )
+    operands = X, E, np.where(y < len(E), y, -1), g
+    many = max(-(-len(X) // blocks["B_r"]), -(-len(E) // blocks["B_c"]))
+    right, bounds = cross_entropy(*operands), cross_entropy_bounds(*operands, blocks=many)
+    return {name: (getattr(right, name), getattr(bounds, name)) for name in results}
+
+
+NAIVE = {
+    "cut_cross_entropy": partial(_of_program, ("loss", "L")),
+    "cut_cross_entropy_dx": partial(_of_program, ("dX",)),
+    "cut_cross_entropy_de": partial(_of_program, ("dE",)),
+}

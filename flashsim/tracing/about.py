@@ -62,6 +62,8 @@ def traced_program(recorder: Recorder, launch: Launch) -> Trace:
     kinds = {}
     for name, kind in program.kinds.items():
         known = {rows: "N_k"} if name in program.across else {columns: "N_k", rows: "N_q"}
+        if kind.type == "index":  # words by place in an order, say, are of no row
+            known = dict.fromkeys((kind.rows, kind.columns), "")
         kinds[name] = known.get(kind.rows, kind.rows), known.get(kind.columns, kind.columns)
     B_r, B_c = (blocks[by] for by in program.by)
     shape = Shape(sizes[rows], sizes[columns], sizes.get("d", 1), sizes.get("e", sizes.get("d", 1)))
@@ -81,10 +83,11 @@ def traced_program(recorder: Recorder, launch: Launch) -> Trace:
         M=launch.M,
         enforced=launch.enforced,
         stored=launch.dtype.name,
-        options=", ".join(f"{name} {_named(value)}" for name, value in launch.options.items()),
+        options=", ".join(f"{name} {_named(value)}" for name, value in launch.options.items() if value is not None),
         follows=tuple((name, kinds[name]) for name in program.follows),
         words=program.words,
         sizes=tuple(sizes.items()),
+        cuts=tuple(blocks.items()),
     )
 
 

@@ -22,7 +22,9 @@ from flashsim.verify import (
     figure_3,
     lower,
     practice,
+    programs,
     propositions,
+    section_4,
     theorem_5,
     theorems_1_2,
 )
@@ -30,7 +32,19 @@ from flashsim.verify.claim import Check, Claim
 
 __all__ = ["Check", "Claim", "checks", "run"]
 
-MODULES = (theorems_1_2, propositions, theorem_5, appendices, beyond, figure_3, chapter, practice, lower)
+MODULES = (
+    theorems_1_2,
+    propositions,
+    theorem_5,
+    appendices,
+    beyond,
+    figure_3,
+    section_4,
+    programs,
+    chapter,
+    practice,
+    lower,
+)
 
 OnClaim = Callable[[list[int]], None]
 
