@@ -63,6 +63,10 @@ class Mask(ABC):
         """Raise ValueError if the rule does not fit the problem."""
         return
 
+    def __repr__(self) -> str:
+        """Return the class's name, not an address. A subclass that has arguments says them."""
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         """Return (len(rows), len(cols)), True where query may attend to key. `Dense` and `Tree` allow everything here."""

@@ -19,6 +19,11 @@ Site = tuple[str, int]
 
 LABEL = re.compile(r"#\s*(line \d+|equation \d+|summarise|combine|recompute|differentiate)")
 
+if not Path(__file__).is_file():
+    raise ImportError(
+        f"flashsim is imported from {Path(__file__).parents[1]}, an archive, and it reads its own sources: "
+        "expected it installed (pip install flashsim.whl), or unpacked"
+    )
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 ALGORITHMS = f"{PACKAGE}algorithms{os.sep}"
 

@@ -45,6 +45,18 @@ def test_numbers_are_the_naive_ones_within_their_bounds(
     assert run.hbm == cross_entropy.exact(N=N, v=v, d=d, blocks=blocks, dtype=dtype).hbm
 
 
+@pytest.mark.parametrize("sizes", [(1, 1e-42, 1), (1e-42, 1, 1), (1, 1, 1e-42)])
+def test_bounds_of_gradients_hold_where_products_vanish(sizes: tuple[float, float, float]) -> None:
+    rng = np.random.default_rng(17)
+    shapes: tuple[tuple[int, ...], ...] = (9, 3), (25, 3), (9,)
+    X, E, g = ((c * rng.normal(size=shape)).astype(np.float32) for c, shape in zip(sizes, shapes, strict=True))
+    y = rng.integers(0, 25, 9)
+    bound, run = cross_entropy_bounds(X, E, y, g, blocks=25, stored="float32"), cross_entropy.loss(X, E, y)
+    for to in ("X", "E"):
+        got = cross_entropy.gradient(run, g, to=to, blocks=(3, 1)).results[f"d{to}"]
+        assert (abs(got - getattr(naive(X, E, y, g), f"d{to}")) <= getattr(bound, f"d{to}")).all()
+
+
 def test_the_oracle_s_gradients_are_slopes_of_its_loss() -> None:
     X, E, y, g = operands(6, 5, 3)
     for name, size in (("dX", X.shape), ("dE", E.shape)):
@@ -96,6 +108,8 @@ def test_bad_input_is_named() -> None:
         (lambda: cross_entropy.gradient(run, g, to="Y"), "to"),
         (lambda: cross_entropy.gradient("run", g), "run is 'run'"),  # type: ignore[arg-type]
         (lambda: cross_entropy.loss(X, E, y, ignore=-100, M=3), "too small"),
+        (lambda: cross_entropy.loss(X, 3.0, y, ignore=-100), r"E has shape \(\); expected \(v, d\)"),
+        (lambda: cross_entropy.loss(1e200 * X, 1e200 * E, y, ignore=-100), "loss overflows .* Scale X and E down"),
     ]
     for call, match in calls:
         with pytest.raises(ValueError, match=match):

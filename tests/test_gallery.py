@@ -40,7 +40,10 @@ FOLDER = ROOT / "figures" / "gallery"
 REMEDY = "flashsim lessons -o figures/gallery makes it anew"
 LESSONS = list(gallery.pages())
 TRACE = re.compile(r'(?<=<script id="trace" type="text/plain">)[^<]+')
-LINK = re.compile(r'<a href="(?:(\w+)\.html)?#t=(\d+)" data-event="([^"]*)">.*?</a>, .*?: <span>(.*?)</span></li>')
+LINK = re.compile(
+    r'<a href="(?:(\w+)\.html)?#t=(\d+)" data-event="([^"]*)">.*?</a>, .*?: '
+    r"(?:<details>.*?)?<span>(.*?)</span>(?:</details>)?</li>"
+)
 
 
 @cache
@@ -723,6 +726,19 @@ def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
     assert not [total for total in totals if total in re.findall(r"\d[\d,]+", lesson.text)]
     before = trace.events[trace.steps[stop.step].first - 1]
     assert before.reads + before.writes < sum(a.reads + a.writes for a in trace.about.arrays) / 2
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_the_index_folds_what_a_lesson_asks_before_it_shows(name: str) -> None:
+    page = gallery.pages()[name]
+    lesson = page.teach(*page.traces())
+    asked = min((stop.step for stop in lesson.stops), default=None)
+    seen = re.sub(r"<details><summary>the page asks first</summary>.*?</details>", "", article(name))
+    assert asked is not None
+    assert {moment.step for moment in lesson.moments if typeset(moment.words) in seen} == {
+        moment.step for moment in lesson.moments if moment.step < asked
+    }
+    assert all(typeset(moment.words) in article(name) for moment in lesson.moments)
 
 
 def test_lessons_lead_to_each_other(page: Any) -> None:

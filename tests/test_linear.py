@@ -36,6 +36,15 @@ def test_numbers_are_the_naive_ones_within_their_bound(
     assert run.hbm == linear.exact(N=N, d=d, e=e, state=state, chunk=chunk, dtype=dtype).hbm
 
 
+@pytest.mark.parametrize("state", linear.STATES)
+def test_the_bound_holds_where_products_vanish(state: str) -> None:
+    """K V is below the smallest float32, Q K V is not."""
+    given = [np.full((6, 2), size, np.float32) for size in (1e10, 1e-23, 1e-23)]
+    run = linear.attention(*given, state=state, chunk=2)
+    bound = linear_attention_bounds(*given, chunks=3, stored="float32")
+    assert (abs(run.O - linear_attention(*given)) <= bound).all()
+
+
 def test_it_is_the_sum_row_by_row() -> None:
     Q, K, V = operands(6, 3, 2)
     for i, row in enumerate(linear_attention(Q, K, V)):

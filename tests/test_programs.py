@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flashsim import load_trace
+from flashsim import approximate, cross_entropy, kernels, linear, load_trace, mlp
 from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.program import Bug, Program
-from flashsim.memory import SramOverflow
+from flashsim.memory import Event, MemoryModelError, SramOverflow
 from flashsim.observers import Ledger
+from flashsim.planting import planted
 from flashsim.records import Sizes
-from flashsim.run.programs import ProgramRun, _first, count_program, run_program
+from flashsim.run.programs import ProgramRun, count_program, run_program
+from flashsim.sizes import first
 from flashsim.theory import exact_program
 from flashsim.theory.program import program_forms
 from flashsim.verify.programs import drawn, unnoticed
@@ -54,17 +57,72 @@ def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject
     sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 24), label=symbol))
     blocks = tuple(data.draw(st.integers(1, 24), label=name) for name in program.blocks)
     operands, options = drawn(program, sizes, blocks, data.draw(st.integers(0, 99), label="seed"))
-    want = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype="float64", options=options)
+    dtype = np.dtype(data.draw(st.sampled_from(["float16", "float32", "float64"])))
+    operands = {name: a.astype(program.operands[name].dtype(dtype)) for name, a in operands.items()}
+    want = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options)
     run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
     tally = count_program(
-        program, sizes, M=10**6, blocks=blocks, dtype="float64", options=options, index=index_of(program, operands)
+        program, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options, index=index_of(program, operands)
     )
     assert run.hbm == tally.hbm == want.hbm
+    assert all(a.itemsize == program.kinds[name].dtype(dtype).itemsize for name, a in run.hbm.by_array.items())
     assert run.sram == tally.sram == want.sram
     assert run.blocks == tally.blocks == want.blocks
     assert tally.flops.matmul == want.matmul
     with pytest.raises(SramOverflow):
         run_program(program, operands, M=want.sram.peak - 1, blocks=blocks, options=options)
+
+
+@pytest.mark.parametrize("instead", ["None", "Q", "(O, O)", 'HBM().empty("O", (5, 5), float)'])
+def test_what_is_returned_must_be_what_the_record_says(instead: str) -> None:
+    program = planted(programs()["linear_attention"], ("return O  # line 11", f"return {instead}  # line 11"))
+    with pytest.raises(
+        MemoryModelError, match=r"'linear_attention' returned .*; expected matrices in HBM, {'O': \(5, 5\)}"
+    ):
+        small(program)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "enforce", "enforced"),
+    [((2,), None, True), ((2,), True, True), ((2,), False, False), (None, None, False), (None, True, True)],
+)
+def test_blocks_that_are_given_are_enforced_whatever_sizing_says(blocks: Any, enforce: Any, enforced: bool) -> None:
+    how: dict[str, Any] = {"M": 10**4, "blocks": blocks, "sizing": "paper", "enforce": enforce}
+    sizes = {"N": 5, "d": 2, "e": 2}
+    assert count_program(programs()["linear_attention"], sizes, **how).sram.enforced == enforced
+    assert exact_program("linear_attention", sizes, **how).sram.enforced == enforced
+
+
+A = np.random.default_rng(0).normal(size=(5, 5))
+KERNEL, CROSS = kernels.product(A, A, A, M=99), cross_entropy.loss(A, A, [0, 1, 2, 3, 4], M=99)
+CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "product": (partial(kernels.product, A, A, A), {"blocks": (2, 2)}),
+    "its gradient": (partial(kernels.gradient, KERNEL, A), {"blocks": (2, 2)}),
+    "loss": (partial(cross_entropy.loss, A, A, [0, 1, 2, 3, 4]), {"blocks": (2, 2)}),
+    "its gradient to X": (partial(cross_entropy.gradient, CROSS, A[0]), {"blocks": (2, 2)}),
+    "linear attention": (partial(linear.attention, A, A, A), {"chunk": 2}),
+    "MLP": (partial(mlp.run, A, A, A), {"blocks": (2, 2, 2, 2)}),
+    "Linformer": (partial(approximate.linformer, A, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
+    "Performer": (partial(approximate.performer, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_how_a_run_is_asked_for_reaches_it(name: str) -> None:
+    (call, blocks), events = CALLS[name], list[Event]()
+    run = call(M=7, enforce=False, observers=[events.append], trace=True, **blocks)
+    assert (run.sram.capacity, run.sram.enforced) == (7, False)
+    assert {*run.blocks.values()} == {2}
+    assert len(run.trace.events) == len(events) > 0
+    with pytest.raises(SramOverflow):
+        call(M=7, **blocks)
+    if call.func not in (linear.attention, mlp.run):
+        assert not call(M=7, sizing="paper").sram.enforced
+
+
+@pytest.mark.parametrize("name", ["its gradient", "its gradient to X"])
+def test_a_gradient_has_the_M_of_what_it_is_of(name: str) -> None:
+    assert CALLS[name][0]().sram.capacity == 99
 
 
 @every
@@ -192,15 +250,22 @@ def test_sizes_that_are_none_are_refused(program: Program) -> None:
         ({"sizes": {**sizes, first: 0}}, f"{first} is 0; expected at least 1"),
         ({"sizes": {}}, "sizes are none; expected"),
         ({"blocks": 3}, r"blocks is 3; expected \("),
+        ({"blocks": (2,) * (len(blocks) + 1)}, r"blocks is \(.*\); expected \("),
         ({"blocks": (0,) * len(blocks)}, "blocks, .*, is 0; expected at least 1"),
         ({"options": {"nosuch": 1}}, "options are nosuch; expected"),
+        ({"index": {"nosuch": 1}}, "index holds nosuch; expected"),
         ({"M": 0}, "M is 0"),
         ({"dtype": "int8"}, "dtype int8 is not supported"),
         ({"blocks": None, "sizing": "none"}, "unknown sizing 'none'"),
     ):
-        arguments: dict[str, Any] = {"sizes": sizes, "blocks": blocks, "options": options, "index": index, **wrong}
+        arguments: dict[str, Any] = {"blocks": blocks, "options": options, "index": index, **wrong}
+        lengths_: Any = arguments.pop("sizes", sizes)
         with pytest.raises(ValueError, match=match):
-            count_program(program, arguments.pop("sizes"), **arguments)
+            count_program(program, lengths_, **arguments)
+        del arguments["index"]
+        if not wrong.keys() & {"options", "index"}:
+            with pytest.raises(ValueError, match=match.replace("unknown sizing", "no closed form for sizing")):
+                exact_program(program.name, lengths_, **arguments)
     with pytest.raises(ValueError, match="no closed form for 'nosuch'"):
         exact_program("nosuch", sizes)
 
@@ -214,5 +279,5 @@ def test_the_first_size_is_found_by_halving() -> None:
             asked.append(n)
             return n >= least
 
-        assert _first(enough) == least
+        assert first(enough) == least
         assert len(asked) <= max(1, 2 * (least - 1).bit_length())

@@ -31,7 +31,8 @@ def linear_attention_bounds(
     N, d = np.shape(Q)
     sizes = linear_attention(*(np.abs(np.asarray(x).astype(np.float64)) for x in (Q, K, V)))
     O = np.abs(linear_attention(Q, K, V))
-    tiny = (N * d + N + d) * smallest_step(chip_dtype(float_dtype(stored))) * (1 + np.abs(np.asarray(V, float)).max())
+    factors = sum(np.abs(np.asarray(x, float)).max() for x in (Q, V))  # of what is too small for full precision
+    tiny = (N * d + N + d) * smallest_step(chip_dtype(float_dtype(stored))) * (1 + factors)
     result: Array = C * ((d + N + chunks + 3) * u * sizes + u_s * O + tiny + smallest_step(stored))
     return result
 

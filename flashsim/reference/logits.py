@@ -53,7 +53,8 @@ def cross_entropy_bounds(
     G = np.abs(g)[:, None] * np.where((np.asarray(y) < 0)[:, None], 0.0, np.abs(P - label) + 2 * u)
 
     def summed(to: Array, off: Array, G: Array, terms: int, exact: Array) -> Array:
-        sums: Array = off @ to + C * (terms + 2 * blocks + 8) * u * (G @ to) + u_s * np.abs(exact) + tiny
+        vanished = C * terms * smallest_step(chip) * (1 + np.abs(g).max()) * (1 + to.max())
+        sums: Array = off @ to + C * (terms + 2 * blocks + 8) * u * (G @ to) + u_s * np.abs(exact) + vanished + tiny
         return sums
 
     dX = summed(np.abs(E), off, G, v, right.dX)
