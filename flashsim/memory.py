@@ -523,24 +523,28 @@ class SRAM:
 
     def loop(
         self,
-        turns: int,
+        turns: int | range,
         *,
         where: NDArray[np.bool_] | Kinds | None = None,
         alike: Sequence[Hashable] | Kinds | None = None,
     ) -> Iterator[int]:
-        """Count 0 … turns−1, or those where `where` is True; what a turn brings on chip is evicted at its end.
+        """Count 0 … turns−1, or those where `where` is True, or a range; what a turn brings on chip is evicted at its end.
 
         In counting-only mode turns that are equal are run once and counted as often as they occur: blocks differ only
         in the ragged last one, so that is the first turn, standing for all but one, and the last. If turns differ in
-        more than that, `alike[index]` says which are equal. Either argument may be `Kinds`, for counting only. An SRAM with
-        `fold=False` runs every turn.
+        more than that, `alike[index]` says which are equal. Either argument may be `Kinds`, for counting only. A range takes
+        neither: its second turn stands for all but the ends. An SRAM with `fold=False` runs every turn.
 
         A turn left early, by `break` or an error, evicts too, but observers are told nothing of that: Python could only
         print what they raise there.
         """
         site = site_of(sys._getframe(1))
         schedule: Iterable[tuple[int, int | Fraction]]
-        if isinstance(where, Kinds):
+        if isinstance(turns, range):
+            ends = ((turns[0], 1), (turns[1], len(turns) - 2), (turns[-1], 1)) if len(turns) > 2 else ()
+            schedule = ends if self._fold and ends else ((index, 1) for index in turns)
+            turns = len(turns)
+        elif isinstance(where, Kinds):
             schedule = where.below(turns)
         elif isinstance(alike, Kinds):
             schedule = alike.below(turns)
