@@ -48,7 +48,7 @@ def line_2(rows: int, d: int) -> tuple[int, int]:
 
 
 def line_4(M: int, blocks: Blocks, w: int, masking: int) -> int:
-    """Return p: blocks of K and V, w columns together, beside Q_i, O_i, K_j, V_j, S_ij, ℓ_i, m_i, m_i^new and the mask's block."""
+    """Return p: blocks of K and V, w columns wide, that fit beside Q_i, O_i, K_j, V_j, S_ij, ℓ_i, m_i, m_i^new and the mask's."""
     B_r, B_c = blocks.B_r, blocks.B_c
     spare = M - (B_r + B_c) * w - B_r * B_c - 3 * B_r - masking
     return min(max(spare, 0) // (B_c * w), blocks.T_c)

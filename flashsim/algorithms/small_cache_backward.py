@@ -1,7 +1,7 @@
 """The backward pass of `small_cache`, for M < d²: five products, each by outer products into square tiles.
 
-Its I/O complexity is Θ(N²d/√M) there, as the forward pass's is (X. Li, Y. Liang, Z. Shi, Z. Song, Y. Zhou, "Fine-grained attention
-I/O complexity: comprehensive analysis for backward passes", arXiv 2410.09397). This listing is ours.
+X. Li, Y. Liang, Z. Shi, Z. Song, Y. Zhou, "Fine-grained attention I/O complexity: comprehensive analysis for backward passes"
+(arXiv 2410.09397), show that Θ(N²d/√M) is what it costs there, as the forward pass does; this listing is ours.
 
     Require: Q, K, V, O, dO in HBM, log-sum-exp L in HBM, on-chip SRAM of size M, softmax scaling constant τ, masking
              function MASK, dropout probability p_drop, generator state R.
