@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import version
+from importlib.util import cache_from_source
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
@@ -163,13 +164,19 @@ def noticed(mutant: Mutant, home: Path, tests: list[str], seconds: Seconds) -> s
     """Return which of the tests fails first with the mutant."""
     path = home / mutant.entry["file"]
     source = path.read_text("utf-8")
-    write_whole(path, mutant.source)
+    _replace(path, mutant.source)
     limit = SECONDS + sum(2 * (seconds.get(test) or 0) for test in tests)
     try:
         found = run_tests(home, "-x", "-n0", *tests, limit=limit)
     finally:
-        write_whole(path, source)
+        _replace(path, source)
     return next((test for test, past in found.items() if past is None), None)
+
+
+def _replace(path: Path, source: str) -> None:
+    """Write a module, and forget its bytecode: Python would take that of as long a text written within the same second."""
+    write_whole(path, source)
+    Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
 def run_tests(home: Path, *arguments: str, limit: float | None = None) -> Seconds:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import kernels, reference, theory
 from flashsim.algorithms.beyond import programs
-from flashsim.algorithms.kernel_functions import PROFILES, Radial, distances
+from flashsim.algorithms.kernel_functions import PROFILES, Radial, along, distances
 from flashsim.cli import main
 from flashsim.examples import kernel_product
 from flashsim.planting import planted
 from flashsim.run.programs import run_program
+from flashsim.shape_only import ShapeOnly
 
 Array = np.ndarray[Any, Any]
 ORDERS, KERNELS = [*kernels.ORDERS], [*PROFILES]
@@ -81,6 +83,49 @@ def test_bounds_are_not_far_from_what_happens() -> None:
         error = np.abs(run.Y - reference.kernel_product(X, Z, V, kernel=kernel))
         assert 1e-3 < (error / bound).max() < 1
         assert (bound / np.abs(run.Y)).max() < 1e-3
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_bounds_of_a_single_pair_are_those_derived(kernel: str, order: str) -> None:
+    """One point each, d = e = 1, Z in two blocks: the terms of the module's text, one by one."""
+    x, z, v, dy, sigma = 0.75, -1.0, 3.0, -2.0, 0.5
+    u, tiny, s = 2.0**-24, 2.0**-149, 1.75 / 0.5
+    log_k = {"gaussian": -s * s / 2, "laplace": -s, "cauchy": -math.log1p(s * s)}[kernel]
+    slope = {"gaussian": s, "laplace": 1.0, "cauchy": 2 * s / (1 + s * s)}[kernel]
+    rho, exps = 5 * u, 4 * u
+    delta = {
+        "gaussian": s * s * (rho + u) + exps,
+        "laplace": s * rho + exps,
+        "cauchy": (2 * rho + 2 * u) * s * s / (1 + s * s) - 4 * u * log_k + exps,
+    }[kernel]
+    stores, stored_K = {"x_outer": (1, 0), "z_outer": (3, 0), "materialised": (1, 1)}[order]
+    k, more = math.exp(log_k), math.exp(log_k + 2 * delta)
+    off = more - k + k * (1 + 2 * 2 + 8 + stores + stored_K) * u
+    steps = (1 + stored_K) * tiny * (v + 1) + stores * tiny
+    how: dict[str, Any] = {"kernel": kernel, "sigma": sigma, "blocks": 2, "stored": "float32"}
+    X, Z, V, dY = ([[each]] for each in (x, z, v, dy))
+    found = reference.kernel_product_bounds(X, Z, V, order=order, **how)
+    assert found == pytest.approx(2 * (off * v + steps), rel=1e-9)
+    pair = (more - k) * (3 if kernel == "cauchy" else 1) + k * ((1 + 2 + 4 + 16 + 1 + 4) * u + u)
+    steps = tiny * (abs(dy) * v * slope / sigma + 1) + tiny
+    found = reference.kernel_gradient_bounds(X, Z, V, dY, **how)
+    assert found == pytest.approx(2 * (abs(dy) * v * slope * pair / sigma + steps), rel=1e-9)
+
+
+def test_operations_of_directions() -> None:
+    """A difference, a quotient, a product and a sum, for each pair and each coordinate."""
+
+    class Counter:
+        other = 0
+
+        def count_flops(self, *, matmul: int = 0, other: int = 0) -> None:
+            self.other += matmul + other
+
+    counter = Counter()
+    X, Z, W = (cast("Any", ShapeOnly(shape, counter)) for shape in ((2, 5), (3, 5), (2, 3)))
+    assert along(W, W, X, Z).shape == (2, 5)
+    assert counter.other == 4 * 2 * 3 * 5
 
 
 @pytest.mark.parametrize("reduction", kernels.REDUCTIONS)

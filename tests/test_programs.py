@@ -19,7 +19,7 @@ from flashsim.algorithms.program import Program
 from flashsim.memory import SramOverflow
 from flashsim.observers import Ledger
 from flashsim.records import Sizes
-from flashsim.run.programs import ProgramRun, count_program, run_program
+from flashsim.run.programs import ProgramRun, _first, count_program, run_program
 from flashsim.theory import exact_program
 from flashsim.theory.program import program_forms
 
@@ -188,3 +188,16 @@ def test_sizes_that_are_none_are_refused(program: Program) -> None:
             count_program(program, arguments.pop("sizes"), **arguments)
     with pytest.raises(ValueError, match="no closed form for 'nosuch'"):
         exact_program("nosuch", sizes)
+
+
+def test_the_first_size_is_found_by_halving() -> None:
+    """Up by doubling, then between the last two powers of two: n = 1000 takes 11 questions and 9."""
+    for least in (1, 2, 3, 64, 1000):
+        asked: list[int] = []
+
+        def enough(n: int, least: int = least, asked: list[int] = asked) -> bool:
+            asked.append(n)
+            return n >= least
+
+        assert _first(enough) == least
+        assert len(asked) <= max(1, 2 * (least - 1).bit_length())

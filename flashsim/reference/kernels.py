@@ -108,7 +108,8 @@ def kernel_gradient_bounds(
         more = k * np.exp(np.minimum(C * (delta + 4 * u * size + off + u), 700.0))
     slopes = _steepness(kernel, s)
     relative = (e + 2 + 4 * d + 16 + n + 2 * blocks) * u + u_s
-    pairs = weight * slopes * ((more - k) * (3 if kernel == "cauchy" else 1) + k * relative) / sigma
+    times = {"cauchy": 3}.get(kernel, 1)  # k, s and 1 + s² are each off in its slope
+    pairs = weight * slopes * ((more - k) * times + k * relative) / sigma
     steps = n * smallest_step(chip) * (weight.max() * slopes.max() / sigma + 1) + smallest_step(stored)
     return np.asarray(C * (np.einsum("ij,ijc->ic", pairs, along) + steps))
 
@@ -146,11 +147,13 @@ def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[A
     """Return log k, and δ."""
     s = _distances(X, Z) / sigma
     log_k, rho = _log(kernel, s), (2 * _wide(X).shape[1] + 3) * u
-    if kernel == "gaussian":
-        return log_k, s**2 * (rho + u) + 4 * u
-    if kernel == "laplace":
-        return log_k, s * rho + 4 * u
-    return log_k, (2 * rho + 2 * u) * s**2 / (1 + s**2) - 4 * u * log_k + 4 * u
+    match kernel:
+        case "gaussian":
+            return log_k, s**2 * (rho + u) + 4 * u
+        case "laplace":
+            return log_k, s * rho + 4 * u
+        case _:
+            return log_k, (2 * rho + 2 * u) * s**2 / (1 + s**2) - 4 * u * log_k + 4 * u
 
 
 def _logsumexp(S: Array) -> Array:

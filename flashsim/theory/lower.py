@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil, isqrt, sqrt
+from math import cbrt, ceil, isqrt, sqrt
 
 from flashsim.certificate import fewer_phases, most_in_a_phase
 from flashsim.checking import check_count
@@ -124,22 +124,25 @@ def lower_bound(
 
 
 def _by_terms(given: LowerBound) -> Iterator[LowerBound]:
-    """Yield bounds by the theorem: for Y spread evenly by ratio, then about the best of these."""
+    """Yield the best bound of the theorem: n for Y = 2M and for others spread evenly by ratio, then about the best of these."""
     T, M, d = given.pairs * given.d_v, given.M, given.d
     most = max(M + 1, isqrt(16 * d * T))  # from there on there are fewer than two phases
     low, high, best = M + 1, most, given
     for _ in range(4):
-        ratio, before = (high / low) ** (1 / 200), best
-        tried = sorted({min(ceil(low * ratio**step), high) for step in range(201)})
+        ratio = (high / low) ** (1 / 200)
+        tried = sorted({2 * M, *(min(ceil(low * ratio**step), high) for step in range(201))})
         for Y in tried:
-            n = fewer_phases(T, d, Y) + 1
-            if n >= 2:
-                best = max(best, replace(given, Y=Y, n=n), key=lambda bound: bound.phases)
-        if best is before:
-            break
+            if fewer := fewer_phases(T, d, Y):
+                largest = min(
+                    isqrt((16 * d * T - 1) // fewer), int(cbrt((27 * T * T - 1) / fewer**2))
+                )  # as many phases
+                Y = max(Y, largest)
+                bound = replace(given, Y=Y, n=fewer_phases(T, d, Y) + 1)
+                best = max(best, bound, key=lambda bound: bound.phases)
+        if not best.n:
+            return
         low, high = max(M + 1, ceil(best.Y / ratio)), min(most, ceil(best.Y * ratio))
-    if best.n:
-        yield best
+    yield best
 
 
 def _combined(given: LowerBound) -> Iterator[LowerBound]:
