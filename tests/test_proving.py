@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import certificate
 from flashsim.algorithms import FORWARD
+from flashsim.allowed import allowed_pairs
 from flashsim.certificate import check, fewer_phases, most_in_a_phase
 from flashsim.cli import main
 from flashsim.masks import All, Causal
 from flashsim.memory import SramOverflow
-from flashsim.proving import _allowed
 from flashsim.records import Shape
 from flashsim.theory import lower_bound
 
@@ -245,7 +245,7 @@ def test_causal_pairs_by_formula_are_those_counted_one_by_one(N_q: int, N_k: int
 def test_lengths_of_which_no_array_could_be_made() -> None:
     for causal in (False, True):
         assert lower_bound(N=2**40, d=64, M=25_600, pairs=2**78).accesses > 2**70
-        pairs = _allowed(Causal() if causal else All(), Shape(2**40, 2**40, 64, 64))
+        pairs = allowed_pairs(Causal() if causal else All(), Shape(2**40, 2**40, 64, 64))
         assert pairs[1] == (2**39 * (2**40 + 1) if causal else 2**80)
 
 

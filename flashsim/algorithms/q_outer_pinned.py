@@ -116,7 +116,7 @@ ALGORITHM = Algorithm(
     returns=("O", "L"),
     follows=("m", "l", "O", "L"),
     line_1=line_2,
-    loops="Q outermost, pinned",
+    loops="K, V pinned",
     short="pinned",
     look=("orange", "^", "--"),
 )

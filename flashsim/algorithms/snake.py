@@ -111,6 +111,6 @@ ALGORITHM = Algorithm(
     returns=("O", "L"),
     follows=("m", "l", "O", "L"),
     line_1=line_2,
-    loops="Q outermost, snake",
+    loops="there and back",
     short="snake",
 )
