@@ -77,7 +77,8 @@ def q_outer_pinned(
     for i in sram.loop(blocks.T_r):  # line 5
         Q_i = sram.load(Q[i])  # line 6
         O_i = sram.full(O[i].shape, 0.0)  # line 7
-        l_i, m_i = sram.full(L[i].shape, 0.0), sram.full(L[i].shape, float("-inf"))  # line 7
+        l_i = sram.full(L[i].shape, 0.0)  # line 7
+        m_i = sram.full(L[i].shape, float("-inf"))  # line 7
         for j in sram.loop(range(p)):  # line 8
             K_j, V_j = pinned[j]
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 9

@@ -86,8 +86,8 @@ def small_cache_hybrid(
     L_blocks, S_tiles = L.divide(B_r), S.divide(B_r, B_c)  # line 4
     for i in sram.loop(blocks.T_r):  # line 5
         Q_i = sram.load(Q[i])  # line 6
-        shape = L_blocks[i].shape
-        l_i, m_i = sram.full(shape, 0.0), sram.full(shape, float("-inf"))  # line 7
+        l_i = sram.full(L_blocks[i].shape, 0.0)  # line 7
+        m_i = sram.full(L_blocks[i].shape, float("-inf"))  # line 7
         for j in sram.loop(blocks.T_c):  # line 8
             K_j = sram.load(K[j])  # line 9
             S_ij = on_chip(tau * (Q_i @ K_j.T))  # line 10

@@ -70,7 +70,8 @@ def snake(
     for i in sram.loop(blocks.T_r, alike=(0, 1) * blocks.T_r):  # line 5
         Q_i = sram.load(Q[i])  # line 6
         O_i = sram.full(O[i].shape, 0.0)  # line 7
-        l_i, m_i = sram.full(L[i].shape, 0.0), sram.full(L[i].shape, float("-inf"))  # line 7
+        l_i = sram.full(L[i].shape, 0.0)  # line 7
+        m_i = sram.full(L[i].shape, float("-inf"))  # line 7
         for j in sram.loop(ways[i % 2][:1]):  # line 8
             keys = K[j].shape[0]  # fewer in the last block
             K_j, V_j = K_here[:keys], V_here[:keys]

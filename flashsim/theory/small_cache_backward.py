@@ -60,9 +60,10 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Backward."""
     B_r, B_c = blocks.B_r, blocks.B_c
     by_d, by_d_v = min(B_c, p.d), min(B_c, p.d_v)
-    tile = tiles.most(lambda r, c: r * c + r + p.mask_tile(r, c))
-    pieces = (b * (x + 1) + x for b, x in ((B_c, by_d_v), (B_c, by_d), (B_r, by_d)))
-    return p.R + max(3 * B_r, B_r * B_c + max(B_r + B_c, 2 * B_r), tile, *pieces)
+    tile = B_r * B_c + max(B_r + B_c, 2 * B_r)
+    masked = tiles.most(lambda r, c: r * c + r + p.mask_tile(r, c))
+    pieces = max(B_c * (by_d_v + 1) + by_d_v, max(B_c, B_r) * (by_d + 1) + by_d)
+    return p.R + max(3 * B_r, tile, masked, pieces)
 
 
 FORM = Form(

@@ -154,7 +154,7 @@ def what_is_optimal(full: bool) -> Claim:
     return Claim(
         "What is optimal",
         "among all blocks that truly fit, for d² ≤ M: K, V outermost move 1 to 3 times what Q outermost does; best of all are, "
-        "for 2d² ≤ M, Q outermost (plain, K and V pinned, or there and back), for d²/2 and d² the hybrid, for M ≤ d²/4 small_cache",
+        "for 2d² ≤ M, Q outermost (plain, pinned, or there and back), for d²/2 and d² the hybrid, for M ≤ d²/4 small_cache",
         f"{len(ratios)} M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024, 2,048, 4,096 at d = 64; every T_r and T_c",
         f"{bounded.measured}; best from 2d² up: {', '.join(sorted(best))}; about d²: {', '.join(sorted(about))}; below: "
         f"{', '.join(sorted(small))}",
