@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -225,3 +226,43 @@ def test_bad_input_is_named() -> None:
         approximate.count("linformer", N=4, d=2, k=0)
     with pytest.raises(ValueError, match="O overflows float32"):
         approximate.linformer(*(np.full((4, 4), 1e30, np.float32) for _ in range(5)))
+
+
+def averaged(s: float, delta: float, v: float, E_v: float, blocks: int) -> tuple[float, float]:
+    """How far the average of one value is off, and its log-sum-exp: the module's text, in float32, C = 2."""
+    R = math.expm1(2 * (delta + 8 * U * abs(s))) + 2 * (1 + 8 * blocks + 8) * U
+    E_O = R * abs(v) + (1 + R) * E_v + TINY * (1 + abs(v) + E_v)
+    return stored(v, E_O), delta + 2 * ((1 + 3 * blocks + 8) * U + 4 * U * abs(s) + U * abs(s)) + TINY
+
+
+def stored(x: float, off: float) -> float:
+    return off + 2 * U * (abs(x) + off) + TINY
+
+
+U, TINY = 2.0**-24, 2.0**-149
+
+
+@pytest.mark.parametrize("e", [0.0, 0.5])
+def test_linformer_s_bounds_of_one_element_are_those_derived(e: float) -> None:
+    q, k, v, f, tau = 0.75, -1.25, 2.0, e * 3, 0.5
+    E_K, E_V = (stored(w * x, 2 * (1 + 2 + 3) * U * abs(w * x)) for w, x in ((e, k), (f, v)))
+    delta = tau * q * (E_K + 2 * 5 * U * (abs(e * k) + E_K))
+    want = averaged(tau * q * e * k, delta, f * v, E_V, 3)
+    how: dict[str, Any] = {"scale": tau, "blocks": (2, 3), "stored": "float32"}
+    found = reference.linformer_bounds(*([[x]] for x in (q, k, v, e, f)), **how)
+    assert [*found.O.flat, *found.L.flat] == pytest.approx(want, rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize("phi", ["on_chip", "in_hbm"])
+def test_performer_s_bounds_of_one_element_are_those_derived(phi: str) -> None:
+    q, k, v, w, c = 0.75, -1.25, 2.0, 0.625, 0.5
+    many = 2 * 9 * U
+    g, x = c * w * k - (c * k) ** 2 / 2, c * q * w
+    E_G, E_Q = many * (abs(c * w * k) + (c * k) ** 2), many * abs(x)
+    if phi == "in_hbm":
+        E_G, E_Q = stored(g, E_G), stored(x, E_Q)
+    E_S, E_A = averaged(g, E_G, v, 0.0, 2)
+    want, _ = averaged(x + g, E_Q + 4 * U * abs(g) + E_A, v, E_S, 3)
+    how: dict[str, Any] = {"scale": c * c, "blocks": (2, 3), "stored": "float32", "phi": phi}
+    found = reference.performer_bounds(*([[x]] for x in (q, k, v, w)), **how)
+    assert found.item() == pytest.approx(want, rel=1e-9, abs=0)

@@ -113,6 +113,43 @@ def test_bounds_of_a_single_pair_are_those_derived(kernel: str, order: str) -> N
     assert found == pytest.approx(2 * (abs(dy) * v * slope * pair / sigma + steps), rel=1e-9)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "cauchy"])
+def test_bounds_under_a_log_sum_exp_are_those_derived(kernel: str) -> None:
+    """One x and two z, of which the second is the nearer, in two blocks. A row that is −∞ is off by what merging may add."""
+    u, tiny, sigma, dy, off = 2.0**-24, 2.0**-149, 0.5, -2.0, 1e-6
+    z, v = np.array([-1.0, 0.25]), np.array([3.0, 0.5])
+    s = (0.75 - z) / sigma
+    log_k = -s * s / 2 if kernel == "gaussian" else -np.log1p(s * s)
+    delta = s * s * 6 * u + 4 * u if kernel == "gaussian" else 12 * u * s * s / (1 + s * s) - 4 * u * log_k + 4 * u
+    S = log_k + np.log(v)
+    size = abs(S) + abs(np.log(v))
+    Y = math.log(np.exp(S).sum())
+    how: dict[str, Any] = {"kernel": kernel, "sigma": sigma, "blocks": 2, "stored": "float32", "reduction": "logsumexp"}
+    X, Z, V = [[0.75]], z[:, None], v[:, None]
+    shift = math.log(np.exp(S + 2 * (delta + 4 * u * size)).sum()) - Y
+    merging = (2 + 4 + 8) * u
+    found = reference.kernel_product_bounds(X, Z, V, **how)
+    assert found.item() == pytest.approx(shift + 2 * (merging + 24 * u * (1 + abs(Y))), rel=1e-7)
+    nothing = reference.kernel_product_bounds(X, Z, 0 * V, **how)
+    assert nothing.item() == pytest.approx(2 * (merging + 24 * u), rel=1e-9)
+    P = np.exp(S - Y)
+    slope = s if kernel == "gaussian" else 2 * s / (1 + s * s)
+    more = P * np.expm1(2 * (delta + 4 * u * size + off + u))
+    pairs = abs(dy) * slope * (more * (3 if kernel == "cauchy" else 1) + P * ((1 + 2 + 4 + 16 + 2 + 4) * u + u)) / sigma
+    steps = 2 * tiny * (abs(dy) * slope.max() / sigma + 1) + tiny
+    found = reference.kernel_gradient_bounds(X, Z, V, [[dy]], off=off, **how)
+    assert found.item() == pytest.approx(2 * (pairs.sum() + steps), rel=1e-7)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_gradient_of_a_log_sum_exp_at_another_sigma(kernel: str) -> None:
+    X, Z, V = clouds(e=1)
+    run = kernels.product(X, Z, V + 1, kernel=kernel, sigma=0.5, reduction="logsumexp")
+    dY = np.ones_like(run.Y)
+    want = reference.kernel_gradient(X, Z, V + 1, dY, kernel=kernel, sigma=0.5, reduction="logsumexp")
+    assert np.allclose(kernels.gradient(run, dY).dX, want, rtol=1e-12, atol=1e-12)
+
+
 def test_operations_of_directions() -> None:
     """A difference, a quotient, a product and a sum, for each pair and each coordinate."""
 

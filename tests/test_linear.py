@@ -103,3 +103,13 @@ def test_bad_input_is_named() -> None:
         linear.attention(Q, K, V[:4])
     with pytest.raises(ValueError, match="O overflows float32"):
         linear.attention(*(np.full((4, 4), 1e30, np.float32) for _ in range(3)))
+
+
+def test_bounds_are_those_derived() -> None:
+    """N = 2, d = 3, in 4 chunks; where V is 0, only the smallest steps are left: Nd + N + d of the chip's, one of the store's."""
+    Q, K, V = np.full((2, 3), 0.5), np.full((2, 3), -2.0), np.full((2, 1), 3.0)
+    u, tiny = 2.0**-24, 2.0**-149
+    found = linear_attention_bounds(Q, K, V, chunks=4, stored="float32")
+    want = [2 * ((3 + 2 + 4 + 3) * u * size + u * size + 11 * tiny * 4 + tiny) for size in (9.0, 18.0)]
+    assert found.ravel() == pytest.approx(want, rel=1e-9)
+    assert linear_attention_bounds(Q, K, 0 * V, chunks=4, stored="float32") == pytest.approx(2 * 12 * tiny, abs=0)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from flashsim import mlp, patterns
 from flashsim.algorithms.beyond import programs
 from flashsim.planting import planted
+from flashsim.records import Sizes
 from flashsim.reference import sparse_mlp, sparse_mlp_bounds
 from flashsim.run.programs import run_program
-from flashsim.theory.mlp import fusing_border
+from flashsim.theory.mlp import fusing_border, square_rows
 
 Array = np.ndarray[Any, Any]
 WAYS: dict[str, dict[str, Any]] = {
@@ -197,3 +198,8 @@ def test_bad_input_is_named() -> None:
             mlp.run(*arrays, **how)
     with pytest.raises(ValueError, match="mask1 has shape"):
         mlp.exact(N=5, d=4, f=6, o=3, mask1=some.T, blocks=(2, 2, 2, 2))
+
+
+def test_square_tiles_fit_and_are_one_at_least() -> None:
+    p = Sizes(d=4, f=4, o=4)
+    assert [square_rows(M, p) for M in (3, 7, 8, 14, 15)] == [1, 1, 2, 2, 3]

@@ -89,8 +89,7 @@ def unfused_rows(M: int, p: Sizes) -> int:
 
 def square_rows(M: int, p: Sizes) -> int:
     """Return the largest b with (b + 1)² ≤ M + 1, at least 1."""
-    b = isqrt(M + 1) - 1
-    return b if b > 1 else 1
+    return max(isqrt(M + 1) - 1, 1)
 
 
 def row_line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
