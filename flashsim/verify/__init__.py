@@ -68,4 +68,5 @@ def checks() -> list[Check]:
         practice.saha_ye_small_cache,
         lower.nothing_below_the_lower_bound,
         lower.q_outer_is_optimal,
+        lower.schedules_near_the_bound,
     ]
