@@ -118,6 +118,5 @@ ALGORITHM = Algorithm(
     follows=("m", "l", "O", "L"),
     line_1=line_2,
     loops="K, V pinned",
-    short="pinned",
-    look=("orange", "^", "--"),
+    short="exchanged, pinned",
 )

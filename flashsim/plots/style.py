@@ -44,14 +44,16 @@ class Look:
 def looks(names: Iterable[str]) -> dict[str, Look]:
     """Return the look of each algorithm: what its record says; one that is not known, or says nothing, has one of its own."""
     found: dict[str, Look] = {}
-    spare = 0
+    names, spare = list(names), 0
+    taken = [FORWARD[name].look for name in names if name in FORWARD]
+    free = [(colour, *shape) for colour, *shape in SPARE if not any(look and look[1] == shape[0] for look in taken)]
     for name in names:
         record = FORWARD.get(name)
         if record is not None and record.look is not None:
             colour, *shape = record.look
             look = (NAMED[colour], *shape)
         else:
-            look = SPARE[spare % len(SPARE)]
+            look = free[spare % len(free)]
             spare += 1
         found[name] = Look(record.short if record is not None and record.short else name, *look)
     return found

@@ -80,7 +80,7 @@ def schedules_near_the_bound(full: bool) -> Claim:
         winners.append(best)
     return Claim(
         _SOURCE,
-        "as M grows the best schedule is small_cache, then the hybrid about d², then q_outer with K and V pinned, each within 1.7 "
+        "as M grows the best schedule is small_cache, then the hybrid about d², then q_outer with K, V pinned, each within 1.7 "
         "times the bound",
         f"{len(winners)} M from d²/16 to 32 d², N = 4,096, d = 64, the best blocks that fit",
         f"at most {worst:.3f} times; best: {', '.join(dict.fromkeys(winners))}",
