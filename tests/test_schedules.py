@@ -1,4 +1,4 @@
-"""q_outer_pinned, snake and small_cache_hybrid: counted by hand, what they save, where each is best, and bugs in them are caught."""
+"""q_outer_pinned, snake, small_cache_hybrid: counted by hand, what they save, where each is best, and bugs in them are caught."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_pinned_counts_by_hand(counted: Any) -> None:
 
 @pytest.mark.parametrize("counted", [flashsim.count, theory.exact])
 def test_snake_counts_by_hand(counted: Any) -> None:
-    """N_q = 5 in 2, 2, 1 rows, N_k = 7 in 3, 3, 1: 7 rows of keys, then 3 + 3 from the last of 1, then 3 + 1 from the first of 3."""
+    """N_q = 5 in 2, 2, 1 rows, N_k = 7 in 3, 3, 1: 7 rows of keys, then 3 + 3 without the last one, 3 + 1 without the first."""
     by_hand = counted("snake", **SHAPE, M=1000, blocks=(2, 3))
     assert moved(by_hand) == {"Q": (10, 0), "K": (17 * 2, 0), "V": (17 * 4, 0), "O": (0, 20), "L": (0, 5)}
     assert by_hand.sram.peak == 3 * 6 + 2 * 6 + 3 * 2 + 2 * 3
@@ -153,7 +153,8 @@ SOFTMAX: list[Bug] = [
 BUGS: dict[str, list[Bug]] = {
     "q_outer_pinned": [
         *SOFTMAX,
-        ("O is not rescaled by pinned blocks", "exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13",
+        ("O is not rescaled by pinned blocks",
+         "exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13",
          "O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13", {"exact"}),
         ("one block more is pinned than fits", "MASK.room(B_r, B_c))  # line 4", "MASK.room(B_r, B_c)) + 1", {"counts"}),
         ("none is pinned", "for j in range(p)]", "for j in range(p * 0)]; p = 0", {"counts"}),

@@ -61,7 +61,7 @@ def test_below_d_squared_it_moves_least_and_grows_as_saha_and_ye_s_bound() -> No
 def test_a_bias_has_no_gradient_here() -> None:
     Q, K, V = (np.random.default_rng(0).normal(size=(6, 3)) for _ in range(3))
     run = flashsim.forward("small_cache", Q, K, V, M=100, mask=flashsim.Bias(np.zeros((6, 6))))
-    with pytest.raises(ValueError, match="'small_cache' .* makes no gradient of a bias; 'standard' or"):
+    with pytest.raises(ValueError, match=r"'small_cache' .* makes no gradient of a bias; 'standard' or"):
         flashsim.backward("small_cache", run, Q)
 
 
