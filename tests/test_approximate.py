@@ -221,7 +221,7 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match="seed is -1"):
         approximate.features(3, 2, seed=-1)
     with pytest.raises(ValueError, match="method"):
-        approximate.count("reformer", N=4, d=2, k=2)
+        approximate.count("longformer", N=4, d=2, k=2)
     with pytest.raises(ValueError, match="k is 0"):
         approximate.count("linformer", N=4, d=2, k=0)
     with pytest.raises(ValueError, match="O overflows float32"):

@@ -674,6 +674,15 @@ def test_approximations_are_drawn_where_closed_forms_cross() -> None:
         assert (512, tally.hbm.accesses) in xy(axes[0], f"{name} accesses")
         assert (512, tally.flops.matmul) in xy(axes[1], f"{name} flops")
         assert (512, tally.hbm.extra) in xy(axes[2], f"{name} extra")
+    assert data["C"] == 36  # the most that fit
+    assert approximate.exact("smyrf", N=9999, rounds=4, C=36, **shape).sram.over == 0
+    assert approximate.exact("reformer", N=9999, rounds=4, C=37, **shape).sram.over > 0
+    tally = approximate.count("reformer", N=512, rounds=4, C=36, **shape)
+    assert (512, tally.hbm.accesses) in xy(axes[0], "reformer accesses")
+    assert (512, tally.flops.matmul) in xy(axes[1], "reformer flops")
+    assert (512, tally.hbm.extra + 2 * 4 * 512) in xy(axes[2], "smyrf extra")
+    with pytest.raises(ValueError, match="C is 37; expected clusters that fit in M = 4,096 elements, d = 16"):
+        plots.FIGURES["approximate"].data(d=16, k=64, M=4096, C=37)
     window = flashsim.count("sliding_window", N=512, window=(32, 31), sizing="fit", **shape)
     assert (512, window.hbm.accesses) in xy(axes[0], "sliding_window accesses")
     assert (512, 2 * 512**2) in xy(axes[2], "standard extra")

@@ -126,7 +126,9 @@ def test_it_can_be_stepped_through(program: Program, tmp_path: Any) -> None:
     assert {event.label for event in trace.events if event.kind in ("load", "compute", "store")} <= {
         f"line {line.split()[0]}" for line in about.listing
     }
-    assert any(step.tile is not None for step in trace.steps)
+    gathers = any(event.name.startswith("Q[[") for event in trace.events)  # rows from anywhere are no tile
+    assert any(step.tile is not None for step in trace.steps) != gathers
+    assert not gathers or {step.rows for step in trace.steps if step.label == "line 5"} == {None}  # words of an order
     assert sum(each.elements for each in ledger.movements) == sum(a.reads + a.writes for a in about.arrays)
     again = load_trace(trace.save(tmp_path / "t.json.gz"))
     assert again.about == about

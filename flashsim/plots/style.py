@@ -20,6 +20,7 @@ COLUMN = 3.5  # inches: one column of a two-column page
 BLACK, GREY = "#000000", "#666666"
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+WINE, OLIVE = "#882255", "#999933"  # P. Tol's, for a figure of more lines
 BY_DIRECTION = {"forward": BLUE, "backward": GREEN}
 NAMED = {"black": BLACK, "grey": GREY, "orange": ORANGE, "sky": SKY, "green": GREEN, "blue": BLUE, "vermillion": VERMILLION,
          "purple": PURPLE}  # fmt: skip

@@ -328,13 +328,14 @@ def _first(true_from: Callable[[int], bool]) -> int:
 def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
     """Return the finished run. Raises ValueError where finite operands overflowed a result's type."""
     program, results = launch.program, {}
+    numbers = [name for name, kind in program.operands.items() if kind.type in ("inputs", "chip")]
     for name, kind in program.returns.items():
         found = np.array(hbm.peek(name))
         bad = np.isnan(found) | (np.isposinf(found) if name in program.logs else np.isinf(found))
         if bad.any():
             raise ValueError(
                 f"{name} overflows {found.dtype}, which ends at {largest(found.dtype):.3g}. "
-                f"Scale {' and '.join(program.operands)} down, or use a wider dtype"
+                f"Scale {' and '.join(numbers)} down, or use a wider dtype"
             )
         results[name] = found[:, 0] if kind.columns == "1" else found
     return ProgramRun(

@@ -70,6 +70,8 @@ def traced_program(recorder: Recorder, launch: Launch) -> Trace:
     kinds = {}
     for name, kind in program.kinds.items():
         known = {rows: "N_k"} if name in program.across else {columns: "N_k", rows: "N_q"}
+        if kind.type == "index":  # words by place in an order, say, are of no row
+            known = dict.fromkeys((kind.rows, kind.columns), "")
         kinds[name] = known.get(kind.rows, kind.rows), known.get(kind.columns, kind.columns)
     B_r, B_c = (blocks[by] for by in program.by)
     shape = Shape(sizes[rows], sizes[columns], sizes.get("d", 1), sizes.get("e", sizes.get("d", 1)))

@@ -58,6 +58,7 @@ def checks() -> list[Check]:
         beyond.sparse_mlp_exact,
         beyond.fusing_pays_from_d_squared,
         figure_3.approximations_exact,
+        figure_3.clusters_exact,
         figure_3.approximations_cross,
         chapter.loops_exchanged,
         chapter.flash_decoding,
