@@ -32,11 +32,11 @@ def nothing_below_the_lower_bound(full: bool) -> Claim:
         queries = int((rows > 0).sum())
         bound = lower_bound(**sizes, pairs=int(rows.sum()), queries=queries)
         checked += bool(check(Proof(bound, "causal" if mask else "all", queries, N_k, None).certificate()))
-        of = sizes if number % 2 else {**sizes, "blocks": (int(rng.integers(1, 30)), 1), "enforce": True}
+        blocks: dict[str, Any] = {"sizing": "fit"} if number % 2 else {"blocks": (int(rng.integers(1, 30)), 1)}
         for name in names:
             if mask is not None and "MASK" not in FORWARD[name].parts:
                 continue
-            exact = theory.exact(name, **of, **({"sizing": "fit"} if of is sizes else {}), mask=mask)
+            exact = theory.exact(name, **sizes, **blocks, mask=mask)
             if exact.sram.peak <= exact.sram.capacity:
                 runs, least = runs + 1, min(least, exact.accesses / bound.accesses)
     return Claim(
