@@ -102,8 +102,8 @@ def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(Y: int, d: in
 def test_the_search_comes_near_the_most_of_a_phase(Y: int, d: int, M: int, a: int, b: int) -> None:
     most = brute(Y, d, M, a, b)
     for fine, short in ((12, 1e-6), (3, 1e-4)):
-        (found,) = _about(*(np.full((1, 1), float(n)) for n in (a, b, Y)), d=d, M=M, fine=fine)
-        assert 1 - short <= found[0] / most <= 1.002  # of real s and c, brute's are whole
+        found = _about(np.array([[a]]), np.array([[b]]), np.array([[float(Y)]]), d, M, fine)[0, 0]
+        assert 1 - short <= found / most <= 1.002  # of real s and c, brute's are whole
 
 
 @given(T=st.integers(1, 10**9), d=st.integers(1, 200), Y=st.integers(1, 10**5))

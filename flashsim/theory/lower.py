@@ -160,7 +160,7 @@ def _combined(given: LowerBound) -> Iterator[LowerBound]:
     best = int(np.argmax(Ys + (work / H_of - 2) * (Ys - M)))
     a, Y = int(weights[best, 0]), M + M * int(steps[best, 0]) // 4
     b = WEIGHTS - a
-    H = float(_about(*(np.full((1, 1), float(number)) for number in (a, b, Y)), d=d, M=M, fine=12)[0, 0])
+    H = float(_about(np.array([[a]]), np.array([[b]]), np.array([[float(Y)]]), d, M, fine=12)[0, 0])
     for slack in (2e-4, 2e-3, 2e-2):
         whole = ceil(H * (1 + slack)) + 1
         if most_in_a_phase(Y, d, M, a, b, whole):
