@@ -12,7 +12,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flashsim.algorithms import FORWARD
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms.blocks import paper_rows
 
 COLUMN = 3.5  # inches: one column of a two-column page
 
@@ -63,6 +64,11 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 def compared() -> list[str]:
     """Return the names of the forward passes that pictures of all algorithms show: those with a look."""
     return [name for name, record in FORWARD.items() if record.look is not None]
+
+
+def compared_both_ways() -> list[str]:
+    """Return those of them that have a backward pass by their own name, and line 1's sizes."""
+    return [name for name in compared() if name in BACKWARD and FORWARD[name].rows is paper_rows]
 
 
 def tint(colour: str) -> str:
@@ -172,8 +178,15 @@ def several(ax: Sequence[Axes] | None, panels: int) -> Sequence[Axes] | None:
     return ax
 
 
-def dress(ax: Axes) -> None:
-    """Give axes made elsewhere the common look: the style alone reaches only what is made under it."""
+def dress(ax: Axes, *, x: int = 0, y: int = 0) -> None:
+    """Give axes made elsewhere the common look: the style alone reaches only what is made under it.
+
+    x, y  the base of a scale that is to be logarithmic
+    """
+    if x:
+        ax.set_xscale("log", base=x)
+    if y:
+        ax.set_yscale("log", base=y)
     ax.spines[["top", "right"]].set_visible(False)
     for axis in (ax.xaxis, ax.yaxis):
         axis.label.set_fontsize(8)
