@@ -144,33 +144,6 @@ def test_rounds_bring_reformer_nearer_to_attention() -> None:
     assert many < few / 2
 
 
-BUGS = {
-    "reformer": (
-        ("tau * (Q_i @ K_j.T)", "Q_i @ K_j.T"),
-        ("shared_out(S_ij, H_i, H_j, a)", "shared_out(S_ij, H_i, H_j, 0)"),
-        ("shared_out(S_ij, H_i, H_j, a)", "shared_out(S_ij, H_i, H_i, a)"),
-        ("2 if i > 0 else 1", "1"),
-        ("places(i - 1, C, N)", "places(i, C, N)"),
-        ("V.at(r_j)", "V.at(r_i)"),
-        ("exp(m_i - finite(m_i_new)) * O_i + P_tilde", "O_i + P_tilde"),
-        ("sram.store(O_a.at(r_i), O_i)", "sram.store(O_a[i], O_i)"),
-        ("sram.store(L_a.at(r_i), L_i)", "sram.store(L_a.at(r_i[::-1]), L_i)"),
-        ("m_i + log(l_i)", "m_i"),
-        ("exp(L_ia - finite(m_i_new)) * O_ia", "O_ia"),
-    ),
-    "smyrf": (
-        ("tau * (Q_i @ K_i.T)", "Q_i @ K_i.T"),
-        ("V.at(k_i)", "V.at(q_i)"),
-        ("sram.word(order_K[a, n])", "sram.word(order_Q[a, n])"),
-        ("sram.word(order_K[a, n])", "sram.word(order_K[0, n])"),
-        ("sram.store(O_a.at(q_i), O_i)", "sram.store(O_a[i], O_i)"),
-        ("m_i + log(l_i)", "log(l_i)"),
-        ("exp(m_i - finite(m_i_new)) * l_i", "l_i"),
-        ("exp(L_ia - finite(m_i_new)) * O_ia", "O_ia"),
-    ),
-}
-
-
 def run_of(program: Any, method: str) -> tuple[ProgramRun, Array, Array]:
     """A run of a program as the door would run it, what is right, and its bound."""
     given = *operands(11, 4, 4), *rounds_of(method, 3, 11, different=2)
@@ -181,17 +154,6 @@ def run_of(program: Any, method: str) -> tuple[ProgramRun, Array, Array]:
     named = {**dict(zip("QKV", given, strict=False)), **tables}
     run = run_program(program, named, blocks=(4,), options={"tau": 0.5})
     return run, FORMULAS[method](*given, C=4), BOUNDS[method](*given, C=4)
-
-
-@pytest.mark.parametrize(("method", "bug"), [(method, bug) for method, bugs in BUGS.items() for bug in bugs])
-def test_a_planted_bug_is_noticed(method: str, bug: tuple[str, str]) -> None:
-    run, want, bound = run_of(programs()[method], method)
-    assert of_bound(run.O, want, bound) <= 1
-    try:
-        wrong, _, _ = run_of(planted(programs()[method], bug), method)
-    except ValueError:  # NaN or ∞
-        return
-    assert of_bound(wrong.O, want, bound) > 1
 
 
 @pytest.mark.parametrize(

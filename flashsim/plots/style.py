@@ -170,8 +170,15 @@ def several(ax: Sequence[Axes] | None, panels: int) -> Sequence[Axes] | None:
     return ax
 
 
-def dress(ax: Axes) -> None:
-    """Give axes made elsewhere the common look: the style alone reaches only what is made under it."""
+def dress(ax: Axes, *, x: int = 0, y: int = 0) -> None:
+    """Give axes made elsewhere the common look: the style alone reaches only what is made under it.
+
+    x, y  the base of a scale that is to be logarithmic
+    """
+    if x:
+        ax.set_xscale("log", base=x)
+    if y:
+        ax.set_yscale("log", base=y)
     ax.spines[["top", "right"]].set_visible(False)
     for axis in (ax.xaxis, ax.yaxis):
         axis.label.set_fontsize(8)

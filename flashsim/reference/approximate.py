@@ -18,6 +18,8 @@ another type is off by its roundoff. First-order terms are taken `C` times, 2 by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,3 +217,44 @@ class _Rounding:
         right = _averages(S, V)
         E_L = delta.max(1) + C * ((n + 3 * blocks + 8) * u + 4 * u * size + u * abs(right.L)) + self.least
         return Approximate(self.stores(right.O, E_O), E_L)
+
+
+def _linformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    operands, scale = [given[name] for name in "QKVEF"], given["tau"]
+    parts = -(-len(operands[0]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_k"])
+    right, bounds = linformer(*operands, scale=scale), linformer_bounds(*operands, scale=scale, blocks=parts)
+    return {"O": (right.O, bounds.O), "L": (right.L, bounds.L)}
+
+
+def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    operands, scale = [given[name] for name in "QKVW"], given["c"] ** 2
+    parts = -(-len(operands[0]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_g"])
+    return {"O": (performer(*operands, scale=scale), performer_bounds(*operands, scale=scale, phi=phi, blocks=parts))}
+
+
+def _reformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    order, home = np.asarray(given["order"]).astype(np.int64), np.asarray(given["home"]).T.astype(np.int64)
+    buckets = np.empty_like(order)
+    steps = np.diff(np.take_along_axis(home, order, axis=1), axis=1, prepend=0)
+    np.put_along_axis(
+        buckets, order, np.cumsum(steps > 1, axis=1), axis=1
+    )  # a step of 1 is the same bucket's next cluster
+    how = {"C": blocks["C"], "scale": given["tau"]}
+    operands = [*(given[name] for name in "QKV"), buckets]
+    return {"O": (reformer(*operands, **how), reformer_bounds(*operands, **how))}
+
+
+def _smyrf(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    places = [np.argsort(given[name], axis=1) for name in ("order_Q", "order_K")]
+    how = {"C": blocks["C"], "scale": given["tau"]}
+    operands = [*(given[name] for name in "QKV"), *places]
+    return {"O": (smyrf(*operands, **how), smyrf_bounds(*operands, **how))}
+
+
+NAIVE = {
+    "linformer": _linformer,
+    "performer": partial(_performer, "on_chip"),
+    "performer_materialised": partial(_performer, "in_hbm"),
+    "reformer": _reformer,
+    "smyrf": _smyrf,
+}

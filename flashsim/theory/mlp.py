@@ -18,9 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.records import Sizes
+from flashsim.matrices import Kind
+from flashsim.records import Role, Sizes
 
 SIDE = 16
+ARRAYS: Mapping[str, tuple[Role, Kind]] = {
+    "X": ("input", Kind("N", "d")), "W1": ("input", Kind("d", "f")), "W2": ("input", Kind("f", "o")),
+    "Y": ("output", Kind("N", "o")),
+}  # fmt: skip
+"""But for H."""
 
 
 class Live(NamedTuple):

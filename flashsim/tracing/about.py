@@ -92,7 +92,7 @@ def traced_program(recorder: Recorder, launch: Launch) -> Trace:
         sram.peak,
         sram.dtype.name,
         launch.dtype.name,
-        ", ".join(f"{name} {_named(value)}" for name, value in launch.options.items()),
+        ", ".join(f"{name} {_named(value)}" for name, value in launch.options.items() if value is not None),
         None,
         _counts(sram, kinds, shape, None if exact is None else exact.hbm.by_array),
         None if exact is None else exact.sram.peak,
@@ -103,6 +103,7 @@ def traced_program(recorder: Recorder, launch: Launch) -> Trace:
         notes=recorder.notes,
         words=program.words,
         sizes=tuple(sizes.items()),
+        cuts=tuple(blocks.items()),
     )
     return Trace(about, tuple(recorder.events))
 

@@ -92,6 +92,7 @@ class About:
     command    the command line that made it, if one did
     words      what rows and columns of tiles are
     sizes      where these are no queries and keys, the lengths that the run has in place of `shape`, by symbol
+    cuts       and its block sizes, in place of B_r and B_c
     """
 
     algorithm: str
@@ -116,3 +117,4 @@ class About:
     notes: tuple[str, ...] = ()
     words: tuple[str, str] = ("queries", "keys")
     sizes: tuple[tuple[str, int], ...] = ()
+    cuts: tuple[tuple[str, int], ...] = ()

@@ -49,7 +49,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.clusters import example_buckets, places, shared_out
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -130,4 +130,17 @@ PROGRAM = Program(
     words=("queries", "keys"),
     follows=("O",),
     example=example_buckets,
+    bugs=(
+        Bug("scores without τ", "tau * (Q_i @ K_j.T)", "Q_i @ K_j.T"),
+        Bug("pairs counted in every round", "shared_out(S_ij, H_i, H_j, a)", "shared_out(S_ij, H_i, H_j, 0)"),
+        Bug("keys at home where the queries are", "shared_out(S_ij, H_i, H_j, a)", "shared_out(S_ij, H_i, H_i, a)"),
+        Bug("no cluster looks back", "2 if i > 0 else 1", "1"),
+        Bug("the own cluster twice", "places(i - 1, C, N)", "places(i, C, N)"),
+        Bug("V of the queries' rows", "V.at(r_j)", "V.at(r_i)"),
+        Bug("O is not rescaled", "exp(m_i - finite(m_i_new)) * O_i + P_tilde", "O_i + P_tilde"),
+        Bug("O left in the round's order", "sram.store(O_a.at(r_i), O_i)", "sram.store(O_a[i], O_i)"),
+        Bug("L turned round", "sram.store(L_a.at(r_i), L_i)", "sram.store(L_a.at(r_i[::-1]), L_i)"),
+        Bug("L without ℓ", "m_i + log(l_i)", "m_i"),
+        Bug("rounds are not weighted", "exp(L_ia - finite(m_i_new)) * O_ia", "O_ia"),
+    ),
 )  # fmt: skip

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.clusters import example_orders, places
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -109,4 +109,14 @@ PROGRAM = Program(
     words=("queries", "keys"),
     follows=("O",),
     example=example_orders,
+    bugs=(
+        Bug("scores without τ", "tau * (Q_i @ K_i.T)", "Q_i @ K_i.T"),
+        Bug("V of the queries' rows", "V.at(k_i)", "V.at(q_i)"),
+        Bug("keys in the queries' order", "sram.word(order_K[a, n])", "sram.word(order_Q[a, n])"),
+        Bug("keys of the first round", "sram.word(order_K[a, n])", "sram.word(order_K[0, n])"),
+        Bug("O left in the round's order", "sram.store(O_a.at(q_i), O_i)", "sram.store(O_a[i], O_i)"),
+        Bug("L without m", "m_i + log(l_i)", "log(l_i)"),
+        Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),
+        Bug("rounds are not weighted", "exp(L_ia - finite(m_i_new)) * O_ia", "O_ia"),
+    ),
 )  # fmt: skip
