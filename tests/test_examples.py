@@ -329,11 +329,11 @@ def test_prefill_s_text(capsys: pytest.CaptureFixture[str]) -> None:
         "    O[1] = [0.8146, 1.0] / 1.8146 = [0.449, 0.551]",
         "  Key tile 1 (keys 3–5): skipped",
         "    Its first key, 3, comes after the tile's last query, 1: every score would be",
-        "      All of these keys are masked: m stays, correction = exp(0) = 1, every weight",
-        "      is 0.",
+        "      All of these keys are masked: m stays, correction = exp(0) = 1, every",
+        "      weight is 0.",
         "      correction = exp(0.445 − 0.488) = 0.9585",
         "    O[5] = [2.5400, 2.3038] / 4.8438 = [0.524, 0.476]",
-        "The chapter's printed numbers of this example are all right to their last",
+        "The chapter's printed numbers of this example are all right to their last digit.",
     ):
         assert line in out.splitlines()
     assert [out.count(f"Query tile {i} ") for i in range(4)] == [1, 1, 1, 0]
