@@ -2,14 +2,16 @@
 
     python scripts/exhaustive.py [--backward] [--most STATES] N_q N_k d M [N_q N_k d M …]
 
-The game knows nothing of the bounds' proofs. Every number is a word: an input, or a partial sum, which is told by the terms that it
-holds. On chip are at most M words. A word is read from HBM or written to it for 1. Free are: to forget a word; to multiply two words
-on chip and add the product to a partial sum on chip, or begin one, over any word on chip if need be; to add two partial sums that
-share no term. A sum S_ik that is whole is P_ik, as statistics are free. All else is search: A*, which expands a state at
-its least cost, with the loads and stores that are sure to come as its heuristic.
+The game knows nothing of the bounds' proofs. Every number is a word: an input, or a part of a sum, told by the terms in it. On
+chip are at most M words. To read a word from HBM, or write it there, costs 1. Free are: to forget a word; to multiply two words on
+chip and add the product to a part of a sum on chip, or begin one, over any word on chip if need be; to add two parts of a sum that
+share no term. A whole S_ik is P_ik, as statistics are free. The rest is search: A*, which expands the state that may cost least,
+guided by the reads and writes that are sure to come.
 
-Nothing is left out but what helps no schedule: words whose every use is past are forgotten; a word is forgotten, or written, only to
-make room; an output is written when it is whole; and each of its terms is added once, in place, as twice would count it twice.
+Left out is only what helps no schedule. Words whose every use is past are forgotten. A word is forgotten, or written, only to make
+room; an output is written when it is whole. Each term of an output is added once, in place: twice would count it twice, and what
+is not counted need not be done. What is there to be added in place is added (`eager`), as a part with more terms does all that
+one with fewer does; of sums that are made anew, as S, only for two terms at most, where that is plain.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ def backward_sums(N_q: int, N_k: int, d: int) -> list[Sum]:
 class Game:
     """The game of some sums. A state is (words on chip, words in HBM that are no inputs), as bits."""
 
-    def __init__(self, sums: list[Sum], M: int) -> None:
-        self.sums, self.M = sums, M
+    def __init__(self, sums: list[Sum], M: int, *, eager: bool = True) -> None:
+        self.sums, self.M, self.eager = sums, M, eager
         number = {s.name: at for at, s in enumerate(sums)}
         inputs = sorted({word for s in sums for term in s.terms for word in term if word not in number})
         self.first: list[int] = []  # the bit of each sum's subset {}; subset m has the bit first + m
@@ -70,7 +72,9 @@ class Game:
         bit = {word: 1 << at for at, word in enumerate(inputs)}
         whole = {s.name: 1 << self.first[at] + 2 ** len(s.terms) - 1 for at, s in enumerate(sums)}
         self.operands = [[(bit | whole)[a] | (bit | whole)[b] for a, b in s.terms] for s in sums]
-        self.all_of = [sum(1 << f + m for m in range(1, 2 ** len(s.terms))) for f, s in zip(self.first, sums, strict=True)]
+        self.all_of = [
+            sum(1 << f + m for m in range(1, 2 ** len(s.terms))) for f, s in zip(self.first, sums, strict=True)
+        ]
         self.with_term = [
             [sum(1 << f + m for m in range(1, 2 ** len(s.terms)) if m >> t & 1) for t in range(len(s.terms))]
             for f, s in zip(self.first, sums, strict=True)
@@ -102,9 +106,7 @@ class Game:
             return missing[at]
 
         def useful(at: int) -> bool:  # a word of an intermediate sum, if ever again
-            return any(
-                not held & self.with_term[s][t] if self.sums[s].output else useful(s) for s, t in self.uses[at]
-            )
+            return any(not held & self.with_term[s][t] if self.sums[s].output else useful(s) for s, t in self.uses[at])
 
         must = keep = 0
         for word, uses in self.input_uses:
@@ -148,6 +150,12 @@ class Game:
 
     def moves(self, chip: int, hbm: int) -> Iterator[tuple[int, int, int]]:
         """Yield (cost, chip, HBM) of what a schedule can do next."""
+        if self.eager:
+            for at, s in enumerate(self.sums):
+                if (chip & self.all_of[at]) and (s.output or len(s.terms) <= 2):
+                    for after in self._in_place(chip, hbm, at):
+                        yield after
+                        return
         _, keep = self.needed_of((chip | hbm) & ~self.inputs)
         away = (self.inputs & keep | hbm) & ~chip & ~self.whole_outputs
         while away:
@@ -157,7 +165,7 @@ class Game:
             f = self.first[at]
             partial = [m for m in range(1, 2 ** len(s.terms)) if chip >> f + m & 1]
             for t, operands in enumerate(self.operands[at]):
-                if operands & ~chip or s.output and (chip | hbm) & self.with_term[at][t]:
+                if operands & ~chip or (s.output and (chip | hbm) & self.with_term[at][t]):
                     continue
                 for m in (0, *partial):
                     if not m >> t & 1:
@@ -167,6 +175,20 @@ class Game:
                     if m < other and not m & other:
                         gone = 1 << f + other if s.output else 0
                         yield from self._added(chip & ~gone, hbm & ~gone, at, m, m | other)
+
+    def _in_place(self, chip: int, hbm: int, at: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the states in which one of a sum's parts on chip has a term, or another part, more."""
+        s, f = self.sums[at], self.first[at]
+        partial = [m for m in range(1, 2 ** len(s.terms)) if chip >> f + m & 1]
+        for m in partial:
+            bare = chip & ~(1 << f + m)
+            for other in partial:
+                if not m & other:
+                    gone = 1 << f + other
+                    yield from self._added(bare & ~gone, hbm & ~gone if s.output else hbm, at, m, m | other)
+            for t, operands in enumerate(self.operands[at]):
+                if not operands & ~chip and not ((chip | hbm) if s.output else 1 << f + m) & self.with_term[at][t]:
+                    yield from self._added(bare, hbm, at, m, m | 1 << t)
 
     def _added(self, chip: int, hbm: int, at: int, old: int, new: int) -> Iterator[tuple[int, int, int]]:
         """Yield the states in which a sum's part `old` has become `new`; a whole output is written."""
@@ -211,6 +233,7 @@ def fewest(N_q: int, N_k: int, d: int, M: int, *, backward: bool = False, most: 
 
 
 def main() -> None:
+    """Play the games that are asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sizes", nargs="+", type=int, metavar="N_q N_k d M")
     parser.add_argument("--backward", action="store_true")

@@ -7,6 +7,7 @@ what its own type rounds. First-order terms are taken `C` times, 2 by default, f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,20 @@ def linear_attention_bounds(
     N, d = np.shape(Q)
     sizes = linear_attention(*(np.abs(np.asarray(x).astype(np.float64)) for x in (Q, K, V)))
     O = np.abs(linear_attention(Q, K, V))
-    tiny = (N * d + N + d) * smallest_step(chip_dtype(float_dtype(stored))) * (1 + np.abs(np.asarray(V, float)).max())
+    factors = sum(np.abs(np.asarray(x, float)).max() for x in (Q, V))  # of what is too small for full precision
+    tiny = (N * d + N + d) * smallest_step(chip_dtype(float_dtype(stored))) * (1 + factors)
     result: Array = C * ((d + N + chunks + 3) * u * sizes + u_s * O + tiny + smallest_step(stored))
     return result
+
+
+def _of_program(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    operands = given["Q"], given["K"], given["V"]
+    return {
+        "O": (
+            linear_attention(*operands),
+            linear_attention_bounds(*operands, chunks=-(-len(operands[0]) // blocks["C"])),
+        )
+    }
+
+
+NAIVE = dict.fromkeys(("linear_attention", "linear_attention_two_pass"), _of_program)

@@ -74,6 +74,7 @@ def check_attention(
     progress = check_callback("progress", progress)
     kernel, names = _kernel(fn, spec, backward, dropout), _names(checks)
     expected = _check_expected(kernel, expected_failures, names)
+    undeclared_for = applicable(kernel, names)[1]
     missed = mismatches(kernel)
     kernel = _without(kernel, missed)
     if any(mismatch.stops for mismatch in missed):
@@ -86,7 +87,8 @@ def check_attention(
         _failure(kernel, name, found, names, max_examples, seed, shrunk=number < SHRUNK)
         for number, name in enumerate(failing[:1] if on_fail == "raise" else failing)
     ]
-    counted = (kernel.name, repr(spec), found.examples, seed, found.tallies, found.left_out)
+    left_out = {name: undeclared_for.get(name, "left out by the first calls") for name in found.left_out}
+    counted = (kernel.name, repr(spec), found.examples, seed, found.tallies, left_out)
     report = Report(*counted, failures, expected, missed, undeclared(kernel))
     if on_fail == "raise" and (failures or missed):
         said = [report.missed(), *(f"{failure.message}\n\n{report.table()}" for failure in failures[:1])]

@@ -12,6 +12,7 @@ import numpy as np
 from flashsim.testing.case import Case
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool
 from flashsim.testing.probe import ALIASES, FIELDS, broken_by, fits, other_specs, parameters, plain, smallest
+from flashsim.testing.wrapping import Wrapped
 
 PACKAGES = {"ensor": "torch", "torch": "torch", "jax": "jax", "cupy": "cupy"}  # by a word of an error
 WITHOUT: dict[str, Any] = {
@@ -90,7 +91,8 @@ def _explained(kernel: Kernel, case: Case, broken: str) -> Mismatch | None:
     if not broken_by(kernel, smallest(case)):
         return None
     q, k = (case.B, case.H_kv, case.N_q, case.d), (case.B, case.H_kv, case.N_k, case.d)
-    package = next((name for word, name in PACKAGES.items() if word in broken), "")
+    words = {} if isinstance(kernel.fn, Wrapped) else PACKAGES
+    package = next((name for word, name in words.items() if word in broken), "")
     give = f". If it takes {package} arrays, give --wrap {package}, in Python wrap(fn, {package!r})" if package else ""
     says = f"No call succeeds. With NumPy arrays q {q} and k, v {k} of {case.dtype} (B, H, N, d) it {broken.rstrip('.')}{give}"
     return Mismatch(says, stops=True)

@@ -33,7 +33,7 @@ from flashsim.theory.bounds import (
     theorem_5_standard,
     theorem_saha_ye,
 )
-from flashsim.theory.counts import BYTES, Exact, exact
+from flashsim.theory.counts import Exact, exact
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of
 from flashsim.theory.formulas import SYMBOLS, formulas, symbols
@@ -45,7 +45,7 @@ from flashsim.theory.kernel_products import (
 )
 from flashsim.theory.lower import LowerBound, lower_bound
 from flashsim.theory.lower_backward import BackwardBound, lower_bound_backward
-from flashsim.theory.problem import NoClosedForm
+from flashsim.theory.problem import BYTES, NoClosedForm
 from flashsim.theory.program import ExactProgram, ProgramForm, exact_program
 
 __all__ = [

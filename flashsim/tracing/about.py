@@ -70,6 +70,8 @@ def traced_program(recorder: Recorder, launch: Launch) -> Trace:
     kinds = {}
     for name, kind in program.kinds.items():
         known = {rows: "N_k"} if name in program.across else {columns: "N_k", rows: "N_q"}
+        if kind.type == "index":  # words by place in an order, say, are of no row
+            known = dict.fromkeys((kind.rows, kind.columns), "")
         kinds[name] = known.get(kind.rows, kind.rows), known.get(kind.columns, kind.columns)
     B_r, B_c = (blocks[by] for by in program.by)
     shape = Shape(sizes[rows], sizes[columns], sizes.get("d", 1), sizes.get("e", sizes.get("d", 1)))
@@ -90,7 +92,7 @@ def traced_program(recorder: Recorder, launch: Launch) -> Trace:
         sram.peak,
         sram.dtype.name,
         launch.dtype.name,
-        ", ".join(f"{name} {_named(value)}" for name, value in launch.options.items()),
+        ", ".join(f"{name} {_named(value)}" for name, value in launch.options.items() if value is not None),
         None,
         _counts(sram, kinds, shape, None if exact is None else exact.hbm.by_array),
         None if exact is None else exact.sram.peak,
@@ -101,6 +103,7 @@ def traced_program(recorder: Recorder, launch: Launch) -> Trace:
         notes=recorder.notes,
         words=program.words,
         sizes=tuple(sizes.items()),
+        cuts=tuple(blocks.items()),
     )
     return Trace(about, tuple(recorder.events))
 

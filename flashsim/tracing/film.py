@@ -201,7 +201,7 @@ def _math(name: str) -> str:
     """Return a name of the program in matplotlib's mathematics: K[0] as K_1, m_tilde_ij with its tilde. Others as they are."""
     base, bracket, index = name.partition("[")
     letter, *rest = base.split("_")
-    if not letter.isalpha() or not all(part.isalnum() for part in rest):
+    if not letter.isalpha() or not all(part.isalnum() for part in rest) or index.startswith("["):
         return name.replace("$", r"\$")
     if letter == "l":
         letter = r"\ell"

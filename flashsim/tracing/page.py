@@ -171,7 +171,7 @@ def _set(traces: Iterable[Recording]) -> dict[str, str]:
     for trace in traces:
         found |= {text: typeset(text) for line in trace.about.listing for *_, text in [_indented(line)]}
         found |= {variable: typeset(variable) for event in trace.events for variable, _ in event.loops}
-        found |= {symbol: typeset(symbol) for symbol, _ in trace.about.sizes}
+        found |= {symbol: typeset(symbol) for symbol, _ in (*trace.about.sizes, *trace.about.cuts)}
         names = {event.name for event in trace.events} | {name for name, _ in trace.about.follows}
         names |= {array.name for array in trace.about.arrays}
         found |= {name: named(name) for name in sorted({name.partition("[")[0] for name in names})}
