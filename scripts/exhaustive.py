@@ -3,15 +3,14 @@
     python scripts/exhaustive.py [--backward] [--most STATES] N_q N_k d M [N_q N_k d M …]
 
 The game knows nothing of the bounds' proofs. Every number is a word: an input, or a part of a sum, told by the terms in it. On
-chip are at most M words. To read a word from HBM, or write it there, costs 1. Free are: to forget a word; to multiply two words on
-chip and add the product to a part of a sum on chip, or begin one, over any word on chip if need be; to add two parts of a sum that
-share no term. A whole S_ik is P_ik, as statistics are free. The rest is search: A*, which expands the state that may cost least,
-guided by the reads and writes that are sure to come.
+chip are at most M words. To read a word from HBM, or write it there, costs 1. Free are: to forget a word; to multiply two words
+on chip and add the product to a part of a sum on chip, or begin one, over any word on chip if need be; to add two parts of a sum
+that share no term. A whole S_ik is P_ik, as statistics are free. The rest is search: A*, which expands the state that may cost
+least, guided by the reads and writes that are sure to come.
 
-Left out is only what helps no schedule. Words whose every use is past are forgotten. A word is forgotten, or written, only to make
-room; an output is written when it is whole. Each term of an output is added once, in place: twice would count it twice, and what
-is not counted need not be done. What is there to be added in place is added (`eager`), as a part with more terms does all that
-one with fewer does; of sums that are made anew, as S, only for two terms at most, where that is plain.
+Left out is only what helps no schedule. Words whose every use is past are forgotten. A word is forgotten, or written, only to
+make room; an output is written when it is whole. Each term of an output is added once, in place: twice would count it twice, and
+what is not counted need not be done. Games that are equal but for the order of rows, keys or columns are one.
 """
 
 from __future__ import annotations
@@ -20,17 +19,24 @@ import argparse
 from collections.abc import Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import product
+from itertools import permutations, product
+from operator import getitem
 from typing import NamedTuple
 
 from flashsim.theory import lower_bound, lower_bound_backward
+
+Word = tuple[str, int, int]
+AXES = {  # what a word's two numbers count: rows 0, keys 1, columns of Q and K 2, columns of V and O 3
+    "Q": (0, 2), "K": (1, 2), "V": (1, 3), "O": (0, 3), "S": (0, 1), "dO": (0, 3), "dP": (0, 1), "dS": (0, 1),
+    "dQ": (0, 2), "dK": (1, 2), "dV": (1, 3),
+}  # fmt: skip
 
 
 class Sum(NamedTuple):
     """A sum: for each term the two words that it multiplies, as (array, row, column); whole sums count as words too."""
 
-    name: tuple[str, int, int]
-    terms: list[tuple[tuple[str, int, int], tuple[str, int, int]]]
+    name: Word
+    terms: list[tuple[Word, Word]]
     output: bool
 
 
@@ -59,8 +65,8 @@ def backward_sums(N_q: int, N_k: int, d: int) -> list[Sum]:
 class Game:
     """The game of some sums. A state is (words on chip, words in HBM that are no inputs), as bits."""
 
-    def __init__(self, sums: list[Sum], M: int, *, eager: bool = True) -> None:
-        self.sums, self.M, self.eager = sums, M, eager
+    def __init__(self, sums: list[Sum], M: int) -> None:
+        self.sums, self.M = sums, M
         number = {s.name: at for at, s in enumerate(sums)}
         inputs = sorted({word for s in sums for term in s.terms for word in term if word not in number})
         self.first: list[int] = []  # the bit of each sum's subset {}; subset m has the bit first + m
@@ -91,7 +97,43 @@ class Game:
         self.outputs = [at for at, s in enumerate(sums) if s.output]
         self.of_outputs = sum(self.all_of[at] for at in self.outputs)
         self.whole_outputs = sum(self.whole[at] for at in self.outputs)
+        self.orders = [self._bytes(order) for order in self._orders(inputs)]
         self.needed_of = lru_cache(None)(self._needed)
+
+    def _orders(self, inputs: list[Word]) -> Iterator[list[int]]:
+        """Yield where each bit goes when rows, keys, columns of Q and K, or columns of V and O, are put in another order."""
+        names = [*inputs, *(s.name for s in self.sums)]
+        sizes = [1 + max(name[1] for name in names if name[0] == array) for array in "QK"]
+        sizes += [1 + max(name[2] for name in names if name[0] == array) for array in "QV"]
+        at_input = {word: at for at, word in enumerate(inputs)}
+        at_sum = {s.name: at for at, s in enumerate(self.sums)}
+        for orders in product(*(permutations(range(size)) for size in sizes)):
+
+            def moved(word: Word, orders: tuple[tuple[int, ...], ...] = orders) -> Word:
+                first, second = AXES[word[0]]
+                return word[0], orders[first][word[1]], orders[second][word[2]]
+
+            to = [at_input[moved(word)] for word in inputs]
+            for s in self.sums:
+                other = at_sum[moved(s.name)]
+                terms = [set(term) for term in self.sums[other].terms]
+                goes = [terms.index({moved(word) for word in term}) for term in s.terms]
+                for m in range(1, 2 ** len(s.terms)):
+                    to.append(self.first[other] + sum(1 << goes[t] for t in range(len(s.terms)) if m >> t & 1))
+            yield to
+
+    def _bytes(self, order: list[int]) -> list[list[int]]:
+        """Return, for each byte of a state and each value of it, the bits that it becomes."""
+        return [
+            [sum(1 << to for bit, to in enumerate(order[at : at + 8]) if value >> bit & 1) for value in range(256)]
+            for at in range(0, len(order), 8)
+        ]
+
+    def alike(self, chip: int, hbm: int) -> tuple[int, int]:
+        """Return the one state that stands for all that are equal to this but for order."""
+        size = len(self.orders[0])
+        ours, theirs = chip.to_bytes(size, "little"), hbm.to_bytes(size, "little")
+        return min((sum(map(getitem, order, ours)), sum(map(getitem, order, theirs))) for order in self.orders)
 
     def _needed(self, held: int) -> tuple[int, int]:
         """Of all words held: the inputs that are sure to be needed on chip yet, and the words that have a use to come."""
@@ -150,12 +192,6 @@ class Game:
 
     def moves(self, chip: int, hbm: int) -> Iterator[tuple[int, int, int]]:
         """Yield (cost, chip, HBM) of what a schedule can do next."""
-        if self.eager:
-            for at, s in enumerate(self.sums):
-                if (chip & self.all_of[at]) and (s.output or len(s.terms) <= 2):
-                    for after in self._in_place(chip, hbm, at):
-                        yield after
-                        return
         _, keep = self.needed_of((chip | hbm) & ~self.inputs)
         away = (self.inputs & keep | hbm) & ~chip & ~self.whole_outputs
         while away:
@@ -175,20 +211,6 @@ class Game:
                     if m < other and not m & other:
                         gone = 1 << f + other if s.output else 0
                         yield from self._added(chip & ~gone, hbm & ~gone, at, m, m | other)
-
-    def _in_place(self, chip: int, hbm: int, at: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the states in which one of a sum's parts on chip has a term, or another part, more."""
-        s, f = self.sums[at], self.first[at]
-        partial = [m for m in range(1, 2 ** len(s.terms)) if chip >> f + m & 1]
-        for m in partial:
-            bare = chip & ~(1 << f + m)
-            for other in partial:
-                if not m & other:
-                    gone = 1 << f + other
-                    yield from self._added(bare & ~gone, hbm & ~gone if s.output else hbm, at, m, m | other)
-            for t, operands in enumerate(self.operands[at]):
-                if not operands & ~chip and not ((chip | hbm) if s.output else 1 << f + m) & self.with_term[at][t]:
-                    yield from self._added(bare, hbm, at, m, m | 1 << t)
 
     def _added(self, chip: int, hbm: int, at: int, old: int, new: int) -> Iterator[tuple[int, int, int]]:
         """Yield the states in which a sum's part `old` has become `new`; a whole output is written."""
@@ -218,7 +240,7 @@ class Game:
             if expanded > most:
                 raise ValueError(f"more than {most:,} states")
             for price, chip, hbm in self.moves(*state):
-                after = self.tidy(chip, hbm)
+                after = self.alike(*self.tidy(chip, hbm))
                 total = price - below
                 if total < cost.get(after, 1 << 30):
                     cost[after] = total

@@ -20,8 +20,11 @@ from flashsim.algorithms import BACKWARD
 from flashsim.certificate_backward import check, most_in_a_phase
 from flashsim.cli import main
 from flashsim.memory import SramOverflow
+from flashsim.reference import gradients
 from flashsim.theory import lower_bound_backward
 from flashsim.theory.lower_backward import most
+
+from .two_passes import ALGORITHM as TWO_PASSES
 
 LENGTHS, WIDTHS, SIDES = st.integers(1, 200), st.integers(1, 24), st.integers(0, 400)
 
@@ -214,3 +217,23 @@ def test_masks_and_what_does_not_fit() -> None:
     assert flashsim.prove(N=64, d=32, M=2, direction="backward").best is None
     with pytest.raises(ValueError, match="direction"):
         flashsim.prove(N=4, d=2, direction="sideways")
+
+
+# ------------------------------------------------------------------------------------------------------------ schedules
+
+
+def test_two_passes_with_tiles_of_their_own_move_14() -> None:
+    """Their gradients, their count by hand, that they fit, and how near the bound that is."""
+    Q, K, V, dO = np.random.default_rng(0).normal(size=(4, 12, 3))
+    run = flashsim.forward("q_outer", Q, K, V, M=500)
+    got, want = flashsim.backward(TWO_PASSES, run, dO, M=500, blocks=(5, 4)), gradients(Q, K, V, dO)
+    for name in ("dQ", "dK", "dV"):
+        np.testing.assert_allclose(getattr(got, name), getattr(want, name), atol=1e-14)
+    N, d, M, B_r, B_c = 65_536, 64, 25_600, 130, 98
+    tally = flashsim.count(TWO_PASSES, N=N, d=d, M=M, direction="backward", blocks=(B_r, B_c))
+    T_r, T_c = -(-N // B_r), -(-N // B_c)
+    assert tally.hbm.accesses == (T_c + T_r) * 2 * N * d + 9 * N * d + 2 * T_c * N + 3 * N
+    bound = lower_bound_backward(N=N, d=d, M=M).accesses
+    assert 14 < tally.hbm.accesses * M / (N * d) ** 2 < 14.6
+    assert bound < tally.hbm.accesses < 1.39 * bound
+    assert tally.hbm.accesses < 0.86 * flashsim.tune(N=N, d=d, M=M, direction="backward").best.accesses
