@@ -346,6 +346,7 @@ def test_counts_by_hand() -> None:
         ({"kernel": "gauss"}, "unknown kernel 'gauss'; known: 'gaussian', 'laplace', 'cauchy', or a function f(x, z)"),
         ({"sigma": 0}, "sigma is 0; expected a number from 2.23e-308 to 1.8e+308"),
         ({"sigma": float("nan")}, "sigma is nan; expected a number from 2.23e-308"),
+        ({"sigma": float("inf")}, "sigma is inf; expected a number from 2.23e-308"),
         ({"order": "y"}, "order is 'y'; expected 'x_outer' or 'z_outer' or 'materialised'"),
         ({"reduction": "max"}, "reduction is 'max'; expected 'sum' or 'logsumexp'"),
         ({"kernel": max, "sigma": 2}, "sigma is 2; expected none, as the kernel is a function"),
@@ -403,6 +404,8 @@ def test_bad_input_of_a_gradient_is_refused_by_name() -> None:
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
             kernels.gradient(*arguments)
+    with pytest.raises(ValueError, match="derivative is 3; expected a function"):
+        kernels.gradient(own, own.Y, derivative=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"derivative is .*; expected none, as 'gaussian' has its own"):
         kernels.gradient(run, run.Y, derivative=lambda x, z: x)
     with pytest.raises(ValueError, match="order is 'z_outer'; expected 'x_outer', the gradient's only one"):
