@@ -238,4 +238,4 @@ def test_two_passes_with_tiles_of_their_own_move_14() -> None:
     best = tune(N=N, d=d, M=M, direction="backward").best
     assert 14 < tally.hbm.accesses * M / (N * d) ** 2 < 14.6
     assert bound < tally.hbm.accesses < 1.39 * bound
-    assert tally.hbm.accesses < 0.86 * best.accesses
+    assert tally.hbm.accesses < 0.88 * best.accesses
