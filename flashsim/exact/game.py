@@ -1,0 +1,112 @@
+"""The row game of attention, and a checker of its optima: whole numbers alone, no search, and nothing of flashsim.
+
+    python -m flashsim.game FILE
+
+The game. What moves is a row: Q_i, K_j, V_j, or O_i with its m_i and ℓ_i, which is in one place at a time. A product (i, j) is S_ij,
+P_ij and its term of O_i at once; it needs Q_i, K_j, V_j and O_i on chip, and one element for S_ij. Products come in any order, with
+at most M elements on chip. Loading a row costs its d or d_v elements; beginning O_i costs d_v + 1, which pays for its last write,
+O_i and L_i. That much is compulsory. A row that is evicted before it is done is moved again: d or d_v, and 2 (d_v + 2) for O_i, out
+and in. So the cost is what is compulsory, and the price of evictions.
+
+Normal form. A state with more on chip, or with more products done, is never worse: what follows the one can follow the other, at no
+more cost. So load late, evict late, multiply early: some optimum goes from product to product, and for the next one evicts rows of
+which none could stay, loads what is lacking, and makes every product that is possible then. Rows that are done leave the chip.
+
+Proof of an optimum. A table says of states that they are reached for a certain price at most. The start is in it, for 0. Each move
+from a state of the table leads to a state of the table, at no more than the price so far; unless that price, and what is compulsory,
+come to the optimum. The end of the game is not in the table. So a schedule that costs less never leaves it, and never ends.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Pair = tuple[int, int]
+Unit = tuple[str, int]  # a row: its array, its number
+MOST = 12  # rows, and columns
+
+
+class Game(NamedTuple):
+    """Elements of a row of each array on chip; of O_i's last write; and the room for rows."""
+
+    Q: int
+    K: int
+    V: int
+    O: int
+    out: int
+    room: int
+
+
+class State(NamedTuple):
+    """The rows on chip, and the products to do."""
+
+    chip: frozenset[Unit]
+    todo: frozenset[Pair]
+
+
+def needs(pairs: frozenset[Pair]) -> frozenset[Unit]:
+    """Return the rows that products take."""
+    return frozenset(unit for i, j in pairs for unit in (("Q", i), ("O", i), ("K", j), ("V", j)))
+
+
+def compulsory(game: Game, todo: frozenset[Pair]) -> int:
+    """Return what it costs to load each row once."""
+    return sum(game.out if name == "O" else getattr(game, name) for name, _ in needs(todo))
+
+
+def price(game: Game, gone: Sequence[Unit]) -> int:
+    """Return what it costs to evict rows that are needed again."""
+    return sum(2 * game.O if name == "O" else getattr(game, name) for name, _ in gone)
+
+
+def moves(game: Game, state: State) -> Iterator[tuple[Pair, tuple[Unit, ...]]]:
+    """Yield each product that may be next, and each set of rows to evict for it. Of rows that are alike, the first is enough."""
+    size = {unit: int(getattr(game, unit[0])) for unit in needs(state.todo)}
+    room = game.room - sum(size[unit] for unit in state.chip)
+    large_first = sorted(state.chip, key=lambda unit: (-size[unit], unit))
+    row = {i: (frozenset(b for a, b in state.todo if a == i), *((X, i) in state.chip for X in "QO")) for i, _ in state.todo}
+    column = {j: (frozenset(a for a, b in state.todo if b == j), *((X, j) in state.chip for X in "KV")) for _, j in state.todo}
+    for i, j in sorted({(row[i], column[j]): (i, j) for i, j in sorted(state.todo, reverse=True)}.values()):
+        need = needs(frozenset({(i, j)}))
+        lack = sum(size[unit] for unit in need - state.chip) - room
+        for gone in least([unit for unit in large_first if unit not in need], size, lack):
+            yield (i, j), gone
+
+
+def least(units: Sequence[Unit], size: Mapping[Unit, int], lack: int) -> Iterator[tuple[Unit, ...]]:
+    """Yield the sets of units, given from large to small, that make `lack` room and can spare none of their own."""
+    if lack <= 0:
+        yield ()
+        return
+    for at, unit in enumerate(units):
+        if size[unit]:
+            yield from ((unit, *more) for more in least(units[at + 1 :], size, lack - size[unit]))
+
+
+def after(state: State, pair: Pair, gone: Sequence[Unit]) -> State:
+    """Return the state after a move."""
+    chip = (state.chip - {*gone}) | needs(frozenset({pair}))
+    todo = frozenset((i, j) for i, j in state.todo if not {("Q", i), ("O", i), ("K", j), ("V", j)} <= chip)
+    return State(chip & needs(todo), todo)
+
+
+def in_order(state: State) -> tuple[State, list[int], list[int]]:
+    """Return the state with rows and columns renumbered, most often alike for states that are alike; and their old numbers."""
+    across = {i: [b for a, b in state.todo if a == i] for i in {i for i, _ in state.todo}}
+    down = {j: [a for a, b in state.todo if b == j] for j in {j for _, j in state.todo}}
+    by_row: dict[int, Any] = {i: 0 for i in across}
+    for _ in range(3):
+        by_column = _ranks({j: (("K", j) in state.chip, ("V", j) in state.chip, sorted(by_row[i] for i in down[j])) for j in down})
+        by_row = _ranks({i: (("Q", i) in state.chip, ("O", i) in state.chip, sorted(by_column[j] for j in across[i])) for i in across})
+    rows, columns = sorted(across, key=lambda i: (by_row[i], i)), sorted(down, key=lambda j: (by_column[j], j))
+    new = {**{(X, i): n for n, i in enumerate(rows) for X in "QO"}, **{(X, j): n for n, j in enumerate(columns) for X in "KV"}}
+    chip = frozenset((unit[0], new[unit]) for unit in state.chip)
+    return State(chip, frozenset((new["Q", i], new["K", j]) for i, j in state.todo)), rows, columns
+
+
+def _ranks(values: Mapping[int, Any]) -> dict[int, int]:
+    order = sorted(values.values())
+    return {key: order.index(value) for key, value in values.items()}
