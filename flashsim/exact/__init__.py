@@ -1,1 +1,1 @@
-"""Optima of small problems: the row game, a search for its optimum, the replay on the memory, and a certificate with its checker."""
+"""Optima of small problems: the row game, the search for its optimum, its replay on the memory, a certificate and its checker."""

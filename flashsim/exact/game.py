@@ -1,32 +1,24 @@
-"""The row game of attention, and a checker of its optima: whole numbers alone, no search, and nothing of flashsim.
+"""The row game of attention: its rules, which search, replay and certificate share. It imports nothing of flashsim.
 
-    python -m flashsim.game FILE
+The game. What moves is a row: Q_i, K_j, V_j, or O_i with its m_i and ℓ_i, which is in one place at a time. A product (i, j)
+is S_ij, P_ij and its term of O_i at once; it needs Q_i, K_j, V_j and O_i on chip, and one element for S_ij. Products come in
+any order, with at most M elements on chip. Loading a row costs its d or d_v elements; beginning O_i costs d_v + 1, which pays
+for its last write, O_i and L_i. That much is compulsory. A row that is evicted before it is done is moved again: d or d_v,
+and 2 (d_v + 2) for O_i, out and in. So the cost is what is compulsory, and the price of evictions.
 
-The game. What moves is a row: Q_i, K_j, V_j, or O_i with its m_i and ℓ_i, which is in one place at a time. A product (i, j) is S_ij,
-P_ij and its term of O_i at once; it needs Q_i, K_j, V_j and O_i on chip, and one element for S_ij. Products come in any order, with
-at most M elements on chip. Loading a row costs its d or d_v elements; beginning O_i costs d_v + 1, which pays for its last write,
-O_i and L_i. That much is compulsory. A row that is evicted before it is done is moved again: d or d_v, and 2 (d_v + 2) for O_i, out
-and in. So the cost is what is compulsory, and the price of evictions.
-
-Normal form. A state with more on chip, or with more products done, is never worse: what follows the one can follow the other, at no
-more cost. So load late, evict late, multiply early: some optimum goes from product to product, and for the next one evicts rows of
-which none could stay, loads what is lacking, and makes every product that is possible then. Rows that are done leave the chip.
-
-Proof of an optimum. A table says of states that they are reached for a certain price at most. The start is in it, for 0. Each move
-from a state of the table leads to a state of the table, at no more than the price so far; unless that price, and what is compulsory,
-come to the optimum. The end of the game is not in the table. So a schedule that costs less never leaves it, and never ends.
+Normal form. A state with more on chip, or with more products done, is never worse: what follows the one can follow the other,
+at no more cost. So load late, evict late, multiply early: some optimum goes from product to product, and for the next one
+evicts rows of which none could stay, loads what is lacking, and makes every product that is possible then. Rows that are done
+leave the chip.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Pair = tuple[int, int]
 Unit = tuple[str, int]  # a row: its array, its number
-MOST = 12  # rows, and columns
 
 
 class Game(NamedTuple):
@@ -67,8 +59,12 @@ def moves(game: Game, state: State) -> Iterator[tuple[Pair, tuple[Unit, ...]]]:
     size = {unit: int(getattr(game, unit[0])) for unit in needs(state.todo)}
     room = game.room - sum(size[unit] for unit in state.chip)
     large_first = sorted(state.chip, key=lambda unit: (-size[unit], unit))
-    row = {i: (frozenset(b for a, b in state.todo if a == i), *((X, i) in state.chip for X in "QO")) for i, _ in state.todo}
-    column = {j: (frozenset(a for a, b in state.todo if b == j), *((X, j) in state.chip for X in "KV")) for _, j in state.todo}
+    row = {
+        i: (frozenset(b for a, b in state.todo if a == i), *((X, i) in state.chip for X in "QO")) for i, _ in state.todo
+    }
+    column = {
+        j: (frozenset(a for a, b in state.todo if b == j), *((X, j) in state.chip for X in "KV")) for _, j in state.todo
+    }
     for i, j in sorted({(row[i], column[j]): (i, j) for i, j in sorted(state.todo, reverse=True)}.values()):
         need = needs(frozenset({(i, j)}))
         lack = sum(size[unit] for unit in need - state.chip) - room
@@ -97,12 +93,22 @@ def in_order(state: State) -> tuple[State, list[int], list[int]]:
     """Return the state with rows and columns renumbered, most often alike for states that are alike; and their old numbers."""
     across = {i: [b for a, b in state.todo if a == i] for i in {i for i, _ in state.todo}}
     down = {j: [a for a, b in state.todo if b == j] for j in {j for _, j in state.todo}}
-    by_row: dict[int, Any] = {i: 0 for i in across}
+    by_row: dict[int, Any] = dict.fromkeys(across, 0)
     for _ in range(3):
-        by_column = _ranks({j: (("K", j) in state.chip, ("V", j) in state.chip, sorted(by_row[i] for i in down[j])) for j in down})
-        by_row = _ranks({i: (("Q", i) in state.chip, ("O", i) in state.chip, sorted(by_column[j] for j in across[i])) for i in across})
+        by_column = _ranks(
+            {j: (("K", j) in state.chip, ("V", j) in state.chip, sorted(by_row[i] for i in down[j])) for j in down}
+        )
+        by_row = _ranks(
+            {
+                i: (("Q", i) in state.chip, ("O", i) in state.chip, sorted(by_column[j] for j in across[i]))
+                for i in across
+            }
+        )
     rows, columns = sorted(across, key=lambda i: (by_row[i], i)), sorted(down, key=lambda j: (by_column[j], j))
-    new = {**{(X, i): n for n, i in enumerate(rows) for X in "QO"}, **{(X, j): n for n, j in enumerate(columns) for X in "KV"}}
+    new = {
+        **{(X, i): n for n, i in enumerate(rows) for X in "QO"},
+        **{(X, j): n for n, j in enumerate(columns) for X in "KV"},
+    }
     chip = frozenset((unit[0], new[unit]) for unit in state.chip)
     return State(chip, frozenset((new["Q", i], new["K", j]) for i, j in state.todo)), rows, columns
 

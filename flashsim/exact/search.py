@@ -1,9 +1,9 @@
 """A* for the optimum of the row game (`flashsim.exact.game`), with bounds on it all the way.
 
-What a state is rated by is what has been moved, and what is still to come at least: each open row that is not on chip, once. This
-never says too much, since such a row must be loaded, or begun and written, whatever else happens. And it never falls along a move: a load moves
-what was to come, an eviction adds its price to it. So the rating is what is compulsory, and the price of evictions so far; a state is
-met first at its lowest rating, and need not be opened again.
+A state is rated by what has been moved, and what is still to come at least: each open row that is not on chip, once. That
+never says too much, as such a row must be loaded, or begun and written, whatever else happens. And along a move it never
+falls: a load moves what was to come, and an eviction adds its price to it. So the rating is what is compulsory and the price
+of evictions so far, and a state that is met first at its lowest rating need not be opened again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from heapq import heappop, heappush, nsmallest
 from flashsim.exact.game import Game, Pair, State, Unit, after, compulsory, in_order, moves, price
 
 Move = tuple[Pair, tuple[Unit, ...]]
-WIDTH = 8  # states with as many products done that are kept on the way to a first schedule
+WIDTH = 3
 
 
 class Search:
@@ -74,8 +74,10 @@ class Search:
 
 
 def a_schedule(game: Game, first: State) -> tuple[int, list[Move]]:
-    """Return a schedule that is fair and quickly found: the price of its evictions, and its moves. Of states with as many products done
-    the cheapest few are gone on from."""
+    """Return what the evictions of a schedule cost that is soon found, and its moves.
+
+    Of the states that have as many products done, it goes on from the cheapest few.
+    """
     found: list[dict[State, tuple[int, list[Move]]]] = [{} for _ in range(len(first.todo) + 1)]
     found[0][first] = 0, []
     for states in found[:-1]:
