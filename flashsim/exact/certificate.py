@@ -88,8 +88,8 @@ def nothing_below(game: Game, first: State, optimum: int, table: Mapping[str, in
             )
         if state not in seen:
             seen.add(state)
-            further = [(pair, gone, said + price(game, gone)) for pair, gone in moves(game, state)]
-            reached += [(in_order(after(state, pair, gone))[0], cost) for pair, gone, cost in further if cost < gap]
+            further = [(pair, gone, said + price(game, gone)) for pair, gone in moves(game, state, gap - said)]
+            reached += [(in_order(after(state, pair, gone))[0], cost) for pair, gone, cost in further]
 
 
 if __name__ == "__main__":

@@ -54,8 +54,11 @@ def price(game: Game, gone: Sequence[Unit]) -> int:
     return sum(2 * game.O if name == "O" else getattr(game, name) for name, _ in gone)
 
 
-def moves(game: Game, state: State) -> Iterator[tuple[Pair, tuple[Unit, ...]]]:
-    """Yield each product that may be next, and each set of rows to evict for it. Of rows that are alike, the first is enough."""
+def moves(game: Game, state: State, below: int) -> Iterator[tuple[Pair, tuple[Unit, ...]]]:
+    """Yield each product that may be next, and each set of rows to evict for it at a price below this one.
+
+    Of rows that are alike, and of columns, the first is enough.
+    """
     size = {unit: int(getattr(game, unit[0])) for unit in needs(state.todo)}
     room = game.room - sum(size[unit] for unit in state.chip)
     large_first = sorted(state.chip, key=lambda unit: (-size[unit], unit))
@@ -68,18 +71,19 @@ def moves(game: Game, state: State) -> Iterator[tuple[Pair, tuple[Unit, ...]]]:
     for i, j in sorted({(row[i], column[j]): (i, j) for i, j in sorted(state.todo, reverse=True)}.values()):
         need = needs(frozenset({(i, j)}))
         lack = sum(size[unit] for unit in need - state.chip) - room
-        for gone in least([unit for unit in large_first if unit not in need], size, lack):
+        for gone in least(game, [unit for unit in large_first if size[unit] and unit not in need], lack, below):
             yield (i, j), gone
 
 
-def least(units: Sequence[Unit], size: Mapping[Unit, int], lack: int) -> Iterator[tuple[Unit, ...]]:
-    """Yield the sets of units, given from large to small, that make `lack` room and can spare none of their own."""
+def least(game: Game, units: Sequence[Unit], lack: int, below: int) -> Iterator[tuple[Unit, ...]]:
+    """Yield the sets of units, given from large to small, that make `lack` room, can spare none of their own, and cost less."""
     if lack <= 0:
         yield ()
         return
     for at, unit in enumerate(units):
-        if size[unit]:
-            yield from ((unit, *more) for more in least(units[at + 1 :], size, lack - size[unit]))
+        left = below - price(game, (unit,))
+        if left > 0:
+            yield from ((unit, *more) for more in least(game, units[at + 1 :], lack - getattr(game, unit[0]), left))
 
 
 def after(state: State, pair: Pair, gone: Sequence[Unit]) -> State:

@@ -8,13 +8,14 @@ of evictions so far, and a state that is met first at its lowest rating need not
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush, nsmallest
 
-from flashsim.exact.game import Game, Pair, State, Unit, after, compulsory, in_order, moves, price
+from flashsim.exact.game import Game, Pair, State, Unit, after, compulsory, in_order, moves, needs, price
 
 Move = tuple[Pair, tuple[Unit, ...]]
-WIDTH = 3
+WIDTH = 20
 
 
 class Search:
@@ -48,11 +49,9 @@ class Search:
                 self.upper, self.steps = self.lower, self._way(came, state)
                 return
             self.prices[state] = evicted
-            for pair, gone in moves(self.game, state):
-                total = evicted + price(self.game, gone)
-                if self.least + total < self.upper:
-                    pushed += 1
-                    heappush(heap, (total, len(state.todo), pushed, state, (pair, gone)))
+            for pair, gone in moves(self.game, state, self.upper - self.lower):
+                pushed += 1
+                heappush(heap, (evicted + price(self.game, gone), len(state.todo), pushed, state, (pair, gone)))
             if tell is not None and not len(self.prices) % 100:
                 tell(self)
         self.lower = self.upper
@@ -82,10 +81,28 @@ def a_schedule(game: Game, first: State) -> tuple[int, list[Move]]:
     found[0][first] = 0, []
     for states in found[:-1]:
         for state, (evicted, steps) in nsmallest(WIDTH, states.items(), key=lambda item: item[1][0]):
-            for pair, gone in moves(game, state):
+            for pair in sorted(state.todo):
+                gone = least_wanted(game, state, pair)
                 total, then = evicted + price(game, gone), after(state, pair, gone)
                 there = found[len(first.todo) - len(then.todo)]
                 if then not in there or total < there[then][0]:
                     there[then] = total, [*steps, (pair, gone)]
     (best,) = found[-1].values()
     return best
+
+
+def least_wanted(game: Game, state: State, pair: Pair) -> tuple[Unit, ...]:
+    """Return a set of rows to evict for a product: those that the fewest products need, as far as room is lacking."""
+    need, size = needs(frozenset({pair})), {unit: getattr(game, unit[0]) for unit in needs(state.todo)}
+    lack = sum(size[unit] for unit in state.chip | need) - game.room
+    uses = Counter(unit for product in state.todo for unit in needs(frozenset({product})))
+    gone: list[Unit] = []
+    for unit in sorted(state.chip - need, key=lambda unit: (uses[unit] * price(game, (unit,)), unit)):
+        if lack > 0:
+            gone.append(unit)
+            lack -= size[unit]
+    for unit in list(gone):
+        if size[unit] <= -lack:
+            gone.remove(unit)
+            lack += size[unit]
+    return tuple(gone)
