@@ -9,26 +9,31 @@ found.certificate()                           # for flashsim.exact.certificate, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-import flashsim.api
+from flashsim.api import count, forward
 from flashsim.checking import check_shape
 from flashsim.exact.certificate import MOST, game_of, text_of
 from flashsim.exact.replay import REPLAY, Schedule, turns
 from flashsim.exact.search import Search
 from flashsim.inputs import check_M, float_dtype
 from flashsim.masks import as_mask
-from flashsim.run.results import Run
+from flashsim.memory import SramOverflow
+from flashsim.proving import Proof, prove
+from flashsim.reference import attention, error_bound, rounding
+from flashsim.reference.bounds import of_bound
+from flashsim.run.results import Run, Tally
 from flashsim.sizes import Size
-from flashsim.theory.lower import LowerBound, lower_bound
 
+MOST_STATES = 10**6  # about 2 GB
 CLASS = (
-    "Schedules of the row game: rows of Q, K, V, and of O with m and ℓ, move whole, each in one place at a time; S_ij and P_ij are made "
-    "when the product of their row and column is, and never leave the chip."
+    "Schedules of the row game: rows of Q, K, V, and of O with m and ℓ, move whole, each O in one place at a time; S_ij and P_ij "
+    "are used at once, and never kept."
 )
 
 
@@ -61,10 +66,18 @@ class Optimum:
         game = game_of(shape.d, shape.d_v, self.M)
         least = game.Q + game.K + game.V + game.O + 1
         if least > self.M:
-            raise ValueError(f"M is {self.M:,}; expected {least:,} at least: rows of Q, K, V, of O with m and ℓ, and S_ij")
+            raise ValueError(
+                f"M is {self.M:,}; expected {least:,} at least: rows of Q, K, V, of O with m and ℓ, and S_ij"
+            )
         self.mask = as_mask(mask, causal, shape, ())
         self.allowed = np.array(self.mask.whole(shape, ()), bool)
         self.search = Search(game, frozenset(zip(*(at.tolist() for at in np.nonzero(self.allowed)), strict=True)))
+        if self.estimate[0] > MOST_STATES:
+            states, seconds = self.estimate
+            raise ValueError(
+                f"N_q × N_k is {shape.N_q} × {shape.N_k} and M = {self.M:,}: a search of about {states:.0e} states, {seconds / 3600:,.0f} "
+                f"hours; expected {MOST_STATES:,} states at most: take fewer rows, or a larger M"
+            )
         self._idle = int((~self.allowed.any(1)).sum()) * game.out
 
     def run(self, tell: Callable[[Search], None] | None = None) -> None:
@@ -92,20 +105,63 @@ class Optimum:
         return turns(self.search.first.todo, self.search.steps)
 
     @cached_property
-    def bound(self) -> LowerBound:
-        """What no schedule of a larger class moves less than (`flashsim.theory.lower`)."""
-        any_key, any_query = (int(self.allowed.any(axis).sum()) for axis in (1, 0))
-        return lower_bound(**asdict(self.shape), M=self.M, pairs=int(self.allowed.sum()), queries=any_key, keys=any_query)
+    def proof(self) -> Proof:
+        """What no schedule of a larger class moves less than, and the best tiles that flashsim knows."""
+        return prove(**asdict(self.shape), M=self.M, dtype=self.dtype, mask=self.mask)
+
+    @cached_property
+    def tiles(self) -> Tally | None:
+        """What `q_outer` moves with the best tiles, a schedule of the game; None where none fit."""
+        found = []
+        for B_r in range(1, self.shape.N_q + 1):
+            with suppress(SramOverflow):
+                found.append(
+                    count("q_outer", **asdict(self.shape), M=self.M, dtype=self.dtype, blocks=(B_r, 1), mask=self.mask)
+                )
+        return min(found, key=lambda tally: tally.hbm.accesses, default=None)
+
+    @property
+    def moved(self) -> list[int]:
+        """Elements moved after each turn of the schedule."""
+        game, begun = self.search.game, set()
+        total, found = self._idle, []
+        for turn in self.schedule:
+            for X, n in turn.load:
+                total += (game.O if n in begun else 0) if X == "O" else getattr(game, X)
+                begun |= {n} if X == "O" else set()
+            total += sum(game.O for X, _ in turn.evict if X == "O") + sum(game.out for X, _ in turn.done if X == "O")
+            found.append(total)
+        return found
 
     def replay(self, Q: Any, K: Any, V: Any, *, trace: bool = False) -> Run:
         """Run the schedule on Q (N_q, d), K (N_k, d), V (N_k, d_v), with M enforced. Raises ValueError for other shapes."""
         shape = self.shape
-        found, wanted = [np.shape(a) for a in (Q, K, V)], [(shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)]
+        found, wanted = (
+            [np.shape(a) for a in (Q, K, V)],
+            [(shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)],
+        )
         if found != wanted:
             raise ValueError(f"Q, K, V are {found}; expected {wanted}")
-        return flashsim.api.forward(
-            REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, schedule=self.schedule, trace=trace
-        )
+        return forward(REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, schedule=self.schedule, trace=trace)
+
+    def off(self, run: Run) -> float:
+        """Return by how much O of a replay differs from naive attention's, as a part of its error bound."""
+        given = run.inputs.Q, run.inputs.K, run.inputs.V
+        bound = error_bound(*given, mask=self.allowed, **rounding(REPLAY, run.blocks))
+        return of_bound(run.O, attention(*given, mask=self.allowed), bound)
+
+    @property
+    def estimate(self) -> tuple[int, float]:
+        """About how many states a search may have to go through, and how many seconds that takes: 0 where nothing is to be searched.
+
+        A rule of thumb, from searches of up to 25 products: 2^{0.65 · products} at most, and fewer where few evictions are in question.
+        """
+        game, products = self.search.game, len(self.search.first.todo)
+        evictions = (self.search.upper - self.search.least) // min(game.Q, game.K, game.V)
+        if not evictions:
+            return 0, 0.0
+        states = min(round(2 ** (0.65 * products)), 8 * products * 2 ** min(evictions, 100))
+        return states, states * products / 30_000
 
     def certificate(self) -> dict[str, Any]:
         """Return what `flashsim.exact.certificate.check` needs, as plain data. Raises ValueError before the bounds meet."""
@@ -116,7 +172,15 @@ class Optimum:
         steps = [[*pair, [f"{X}{n}" for X, n in gone]] for pair, gone in self.search.steps]
         rows = ["".join("01"[int(one)] for one in row) for row in self.allowed]
         sizes = {**asdict(self.shape), "M": self.M}
-        return {"kind": "optimum", "class": CLASS, **sizes, "optimum": self.upper, "allowed": rows, "steps": steps, "table": table}
+        return {
+            "kind": "optimum",
+            "class": CLASS,
+            **sizes,
+            "optimum": self.upper,
+            "allowed": rows,
+            "steps": steps,
+            "table": table,
+        }
 
 
 def optimum(**problem: Any) -> Optimum:

@@ -15,7 +15,7 @@ from heapq import heappop, heappush, nsmallest
 from flashsim.exact.game import Game, Pair, State, Unit, after, compulsory, in_order, moves, needs, price
 
 Move = tuple[Pair, tuple[Unit, ...]]
-WIDTH = 20
+WIDTH = 8
 
 
 class Search:
