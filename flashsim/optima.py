@@ -75,8 +75,8 @@ class Optimum:
         if self.estimate[0] > MOST_STATES:
             states, seconds = self.estimate
             raise ValueError(
-                f"N_q × N_k is {shape.N_q} × {shape.N_k} and M = {self.M:,}: a search of about {states:.0e} states, {seconds / 3600:,.0f} "
-                f"hours; expected {MOST_STATES:,} states at most: take fewer rows, or a larger M"
+                f"N_q × N_k is {shape.N_q} × {shape.N_k} and M is {self.M:,}: a search of about {states:.0e} states, "
+                f"{seconds / 3600:,.0f} hours; expected {MOST_STATES:,} states at most: take fewer rows, or a larger M"
             )
         self._idle = int((~self.allowed.any(1)).sum()) * game.out
 
@@ -152,9 +152,9 @@ class Optimum:
 
     @property
     def estimate(self) -> tuple[int, float]:
-        """About how many states a search may have to go through, and how many seconds that takes: 0 where nothing is to be searched.
+        """About how many states a search may go through, and how many seconds that takes; 0 where there is nothing to search.
 
-        A rule of thumb, from searches of up to 25 products: 2^{0.65 · products} at most, and fewer where few evictions are in question.
+        A rule of thumb, from searches of up to 25 products: 2^{0.65 · products}, or fewer where few evictions are in question.
         """
         game, products = self.search.game, len(self.search.first.todo)
         evictions = (self.search.upper - self.search.least) // min(game.Q, game.K, game.V)

@@ -97,6 +97,9 @@ def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) 
     )
     console.print()
     print_words(console, f"The class: {CLASS}")
+    best = found.proof.best
+    if best is not None and best.accesses < found.upper:
+        print_words(console, f"{best.algorithm} moves less: it keeps S, and is no schedule of this game.")
     if options.output is not None:
         size = human_bytes(options.output.stat().st_size)
         console.print(f"\nSaved {options.output} ({size}, {len(played.trace.steps):,} steps)")
