@@ -156,7 +156,7 @@ class Optimum:
 
         A rule of thumb, from searches of up to 25 products: 2^{0.65 · products}, or fewer where few evictions are in question.
         """
-        game, products = self.search.game, len(self.search.first.todo)
+        game, products = self.search.game, self.allowed.size
         evictions = (self.search.upper - self.search.least) // min(game.Q, game.K, game.V)
         if not evictions:
             return 0, 0.0

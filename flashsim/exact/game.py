@@ -62,12 +62,8 @@ def moves(game: Game, state: State, below: int) -> Iterator[tuple[Pair, tuple[Un
     size = {unit: int(getattr(game, unit[0])) for unit in needs(state.todo)}
     room = game.room - sum(size[unit] for unit in state.chip)
     large_first = sorted(state.chip, key=lambda unit: (-size[unit], unit))
-    row = {
-        i: (frozenset(b for a, b in state.todo if a == i), *((X, i) in state.chip for X in "QO")) for i, _ in state.todo
-    }
-    column = {
-        j: (frozenset(a for a, b in state.todo if b == j), *((X, j) in state.chip for X in "KV")) for _, j in state.todo
-    }
+    row = {i: (_on(state, "QO", i), frozenset(b for a, b in state.todo if a == i)) for i, _ in state.todo}
+    column = {j: (_on(state, "KV", j), frozenset(a for a, b in state.todo if b == j)) for _, j in state.todo}
     for i, j in sorted({(row[i], column[j]): (i, j) for i, j in sorted(state.todo, reverse=True)}.values()):
         need = needs(frozenset({(i, j)}))
         lack = sum(size[unit] for unit in need - state.chip) - room
@@ -99,22 +95,20 @@ def in_order(state: State) -> tuple[State, list[int], list[int]]:
     down = {j: [a for a, b in state.todo if b == j] for j in {j for _, j in state.todo}}
     by_row: dict[int, Any] = dict.fromkeys(across, 0)
     for _ in range(3):
-        by_column = _ranks(
-            {j: (("K", j) in state.chip, ("V", j) in state.chip, sorted(by_row[i] for i in down[j])) for j in down}
-        )
-        by_row = _ranks(
-            {
-                i: (("Q", i) in state.chip, ("O", i) in state.chip, sorted(by_column[j] for j in across[i]))
-                for i in across
-            }
-        )
+        by_column = _ranks({j: (_on(state, "KV", j), sorted(by_row[i] for i in down[j])) for j in down})
+        by_row = _ranks({i: (_on(state, "QO", i), sorted(by_column[j] for j in across[i])) for i in across})
     rows, columns = sorted(across, key=lambda i: (by_row[i], i)), sorted(down, key=lambda j: (by_column[j], j))
     new = {
-        **{(X, i): n for n, i in enumerate(rows) for X in "QO"},
-        **{(X, j): n for n, j in enumerate(columns) for X in "KV"},
+        (X, old): n
+        for X, olds in (("Q", rows), ("O", rows), ("K", columns), ("V", columns))
+        for n, old in enumerate(olds)
     }
     chip = frozenset((unit[0], new[unit]) for unit in state.chip)
     return State(chip, frozenset((new["Q", i], new["K", j]) for i, j in state.todo)), rows, columns
+
+
+def _on(state: State, arrays: str, n: int) -> tuple[bool, ...]:
+    return tuple((X, n) in state.chip for X in arrays)
 
 
 def _ranks(values: Mapping[int, Any]) -> dict[int, int]:

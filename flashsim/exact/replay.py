@@ -64,15 +64,16 @@ def turns(todo: Iterable[Pair], steps: Iterable[tuple[Pair, Sequence[Unit]]]) ->
     for pair, gone in steps:
         then, need = after(state, pair, gone), needs(frozenset({pair}))
         chip = (state.chip - {*gone}) | need
-        parts = gone, need - state.chip, state.todo - then.todo, chip - then.chip
-        found.append(Turn(*(tuple(sorted(part)) for part in parts)))
+        load, made, done = sorted(need - state.chip), sorted(state.todo - then.todo), sorted(chip - then.chip)
+        found.append(Turn(tuple(sorted(gone)), tuple(load), tuple(made), tuple(done)))
         state = then
     return Schedule(found)
 
 
 def weight(x: Tile, m_i: Tile, S_ij: Tile) -> Tile:
     """Return e^{x − max(m_i, S_ij)}."""
-    return exp(x - maximum(m_i, S_ij))
+    result: Tile = exp(x - maximum(m_i, S_ij))
+    return result
 
 
 def row_game(
@@ -103,7 +104,7 @@ def row_game(
     for number, turn in enumerate(schedule):
         for i, j in turn.products:
             products[number, i, j] = True
-    for i in sram.loop(N_q, where=~products.any((0, 2))):  # line 1
+    for i in sram.loop(N_q, where=np.array([not products[:, i].any() for i in range(N_q)])):  # line 1
         O_i = sram.full((1, d_v), 0.0)  # line 1
         L_i = sram.full((1, 1), float("-inf"))  # line 1
         sram.store(O[i], O_i)  # line 1

@@ -9,13 +9,13 @@ of evictions so far, and a state that is met first at its lowest rating need not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush, nsmallest
 
 from flashsim.exact.game import Game, Pair, State, Unit, after, compulsory, in_order, moves, needs, price
 
 Move = tuple[Pair, tuple[Unit, ...]]
-WIDTH = 8
+WIDTH = 4
 
 
 class Search:
@@ -81,8 +81,7 @@ def a_schedule(game: Game, first: State) -> tuple[int, list[Move]]:
     found[0][first] = 0, []
     for states in found[:-1]:
         for state, (evicted, steps) in nsmallest(WIDTH, states.items(), key=lambda item: item[1][0]):
-            for pair in sorted(state.todo):
-                gone = least_wanted(game, state, pair)
+            for pair, gone in plain_moves(game, state):
                 total, then = evicted + price(game, gone), after(state, pair, gone)
                 there = found[len(first.todo) - len(then.todo)]
                 if then not in there or total < there[then][0]:
@@ -91,18 +90,21 @@ def a_schedule(game: Game, first: State) -> tuple[int, list[Move]]:
     return best
 
 
-def least_wanted(game: Game, state: State, pair: Pair) -> tuple[Unit, ...]:
-    """Return a set of rows to evict for a product: those that the fewest products need, as far as room is lacking."""
-    need, size = needs(frozenset({pair})), {unit: getattr(game, unit[0]) for unit in needs(state.todo)}
-    lack = sum(size[unit] for unit in state.chip | need) - game.room
-    uses = Counter(unit for product in state.todo for unit in needs(frozenset({product})))
-    gone: list[Unit] = []
-    for unit in sorted(state.chip - need, key=lambda unit: (uses[unit] * price(game, (unit,)), unit)):
-        if lack > 0:
-            gone.append(unit)
-            lack -= size[unit]
-    for unit in list(gone):
-        if size[unit] <= -lack:
-            gone.remove(unit)
-            lack += size[unit]
-    return tuple(gone)
+def plain_moves(game: Game, state: State) -> Iterator[Move]:
+    """Yield each product with one set of rows to evict: those that the fewest products need, as far as room is lacking."""
+    size = {unit: getattr(game, unit[0]) for unit in needs(state.todo)}
+    uses = Counter(unit for i, j in state.todo for unit in (("Q", i), ("O", i), ("K", j), ("V", j)))
+    least_used = sorted(state.chip, key=lambda unit: (uses[unit] * price(game, (unit,)), unit))
+    for pair in sorted(state.todo):
+        need = needs(frozenset({pair}))
+        lack = sum(size[unit] for unit in state.chip | need) - game.room
+        gone: list[Unit] = []
+        for unit in least_used:
+            if lack > 0 and unit not in need:
+                gone.append(unit)
+                lack -= size[unit]
+        for unit in list(gone):
+            if size[unit] <= -lack:
+                gone.remove(unit)
+                lack += size[unit]
+        yield pair, tuple(gone)

@@ -91,8 +91,8 @@ def _steps(about: About, events: tuple[TraceEvent, ...]) -> Iterator[Step]:
 
 def _at(spans: list[Span], block: int | None, size: int) -> Span | None:
     """Return which of the spans on chip a turn is at: its own block's, if it is one of several; else the last that came."""
-    own = [span for span in spans if block is not None and span[0] == block * size]
-    return (own or spans or [None])[-1]
+    own = [span for span in spans if block is not None and span[0] == block * size] or spans
+    return own[-1] if own else None
 
 
 def _spans(events: tuple[TraceEvent, ...]) -> Iterator[tuple[int, int, int]]:

@@ -24,13 +24,17 @@ def teach(trace: Trace, tiles: Trace) -> Lesson:
     loads = {name: sum(e.kind == "load" and e.array == name for e in trace.events) for name in "QKV"}
     multiplied = [step for step in trace.steps if step.label == "line 11"]
     second = multiplied[N]  # the second row's first product
+    before = multiplied[N - 1].tile
     assert second.tile is not None
+    assert before is not None
     row, column = second.tile
     between = [e for s in trace.steps[multiplied[N - 1].number : second.number] for e in trace.of(s)]
     kept = not any(e.kind == "load" and e.array in ("K", "V") for e in between)
     assert kept
     dropped = next(e for e in trace.events if e.kind == "evict" and e.name[0] in "KV")
-    at = next(step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped))
+    at = next(
+        step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped)
+    )
     least = N * (3 * d + d + 1)
     text = f"""
         What is the least that any schedule can move? For so small a problem it can be searched for: N = {N}, d = {d},
@@ -54,7 +58,7 @@ def teach(trace: Trace, tiles: Trace) -> Lesson:
             see(
                 second,
                 "line 11",
-                f"Row {row} of Q begins with row {column} of K and V, which row {trace.steps[multiplied[N - 1].number].tile[0]} "
+                f"Row {row} of Q begins with row {column} of K and V, which row {before[0]} "
                 "has just used: nothing of K and V is loaded.",
             ),
             see(first(trace, does(trace, "store", "O"), second.number), "write O", "The second row of O is done."),
