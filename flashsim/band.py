@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flashsim.records import Blocks, Shape
+from flashsim.sizes import ceil_div
 
 Kind = tuple[bool, bool, bool]
 """(in the last row, in the last column, partial)."""
@@ -125,8 +126,8 @@ class _Rows:
         """
         top, g, B_r, B_c = first * self._blocks.B_r, self._g, self._blocks.B_r, self._blocks.B_c
         keys, left, shift = self._band.keys, self._left, self._shift
-        number = min(max(_ceil((keys - shift + left) * g - top, B_r), 0), number)  # the others begin beyond the keys
-        columns = min(columns, _ceil(keys, B_c))
+        number = min(max(ceil_div((keys - shift + left) * g - top, B_r), 0), number)  # the others begin beyond the keys
+        columns = min(columns, ceil_div(keys, B_c))
         begin = _clipped_sum(B_r, top + (shift - left) * g, g * B_c, number, columns)
         end = _clipped_sum(B_r, top + height - 1 + (shift + self._right + B_c) * g, g * B_c, number, columns)
         return begin, end
@@ -152,13 +153,9 @@ class _Rows:
         top, g, B_r, shift = first * self._blocks.B_r, self._g, self._blocks.B_r, self._shift
         least = self._N_k - shift - self._right - 1  # what the first row's position must be
         most = (self._blocks.T_c - 1) * self._blocks.B_c - shift + self._left  # and the last row's
-        begin = _ceil(least * g - top, B_r)
-        end = _ceil((most + 1) * g - top - height + 1, B_r)
+        begin = ceil_div(least * g - top, B_r)
+        end = ceil_div((most + 1) * g - top - height + 1, B_r)
         return max(min(end, number) - max(begin, 0), 0)
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _first(holds: Callable[[int], bool], most: int) -> int:
@@ -174,8 +171,8 @@ def _clipped_sum(a: int, b: int, m: int, n: int, most: int) -> int:
     """Return Σ over 0 ≤ i < n of ⌊(a·i + b) / m⌋, each clipped to 0 … most; a > 0."""
     if n <= 0 or most <= 0:
         return 0
-    from_zero = min(max(_ceil(-b, a), 0), n)
-    to_most = min(max(_ceil(m * most - b, a), from_zero), n)
+    from_zero = min(max(ceil_div(-b, a), 0), n)
+    to_most = min(max(ceil_div(m * most - b, a), from_zero), n)
     return floor_sum(a, a * from_zero + b, m, to_most - from_zero) + most * (n - to_most)
 
 

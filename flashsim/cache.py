@@ -111,7 +111,10 @@ class L2:
         width = head.shape(array)[1]
         start = head.first_line[array] * self.line + top * width + left
         write = event.kind != "load"
-        if cols == width:
+        if event.rows is not None:
+            for row in event.rows:
+                self.access(array, start + row * width, width, write)
+        elif cols == width:
             self.access(array, start, rows * cols, write)
         else:
             for row in range(rows):
@@ -226,7 +229,7 @@ class _Head:
     def place(self, event: Event) -> tuple[str, int, int, int, int]:
         """Return array, first row, first column, rows and columns of what an event moved."""
         array = event.name.partition("[")[0]
-        if event.where is None:  # "init" writes all of it
+        if event.where is None:  # "init" writes all of it, and what is gathered lies anywhere in it
             return array, 0, 0, *self.shape(array)
         rows, cols = event.where
         return array, rows.start, cols.start, rows.stop - rows.start, cols.stop - cols.start

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from fractions import Fraction
 from functools import wraps
 from inspect import signature
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.dlpack import as_array
-from flashsim.records import Blocks, Shape
+from flashsim.records import Blocks, Shape, Sizes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -192,6 +192,24 @@ def check_blocks(blocks: Any) -> tuple[int, int] | None:
     except (TypeError, ValueError):
         raise ValueError(f"blocks is {shown(blocks)}; expected a pair (B_r, B_c)") from None
     return check_count("blocks[0], B_r,", B_r), check_count("blocks[1], B_c,", B_c)
+
+
+def check_block_sizes(names: Collection[str], blocks: Any) -> tuple[int, ...] | None:
+    """Return block sizes of these names, in order, or None where none are given."""
+    if blocks is None:
+        return None
+    values = tuple(blocks) if isinstance(blocks, tuple | list) else ()
+    if len(values) != len(names):
+        raise ValueError(f"blocks is {shown(blocks)}; expected ({', '.join(names)})")
+    return tuple(check_count(f"blocks, {name},", v) for name, v in zip(names, values, strict=True))
+
+
+def check_lengths(symbols: Collection[str], sizes: Any) -> Sizes:
+    """Return a length for each symbol, in order."""
+    if not isinstance(sizes, Mapping) or set(sizes) != set(symbols):
+        said = ", ".join(map(str, sizes)) if isinstance(sizes, Mapping) else shown(sizes)
+        raise ValueError(f"sizes are {said or 'none'}; expected {', '.join(symbols)}")
+    return Sizes(**{symbol: check_count(symbol, sizes[symbol]) for symbol in symbols})
 
 
 def check_record(blocks: Any) -> Blocks:

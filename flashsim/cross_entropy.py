@@ -45,7 +45,10 @@ def loss(
 
     Raises ValueError for arguments that make no sense, labels that are none included; SramOverflow.
     """
-    labels = _labels(y, len(check_array("E", E)), ignore)
+    rows = check_array("E", E).shape
+    if not rows:
+        raise ValueError("E has shape (); expected (v, d)")
+    labels = _labels(y, rows[0], ignore)
     return run_program(
         programs()[PASSES["loss"]], {"X": X, "E": E, "y": labels}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
         observers=observers, trace=trace,

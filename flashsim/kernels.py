@@ -19,7 +19,7 @@ import numpy as np
 from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.kernel_functions import PROFILES, KernelFunction, Own, Radial
 from flashsim.checking import check_array, check_choice, check_number, is_one_of, shown
-from flashsim.inputs import Array, chip_dtype, largest
+from flashsim.inputs import Array, chip_dtype, largest, smallest_normal
 from flashsim.memory import Observer
 from flashsim.run.programs import ProgramRun, ProgramTally, check_operands, count_program, run_program
 from flashsim.sizes import Size
@@ -63,10 +63,13 @@ def product(
     name = program_name(reduction, order)
     operands, flat = {"X": X, "Z": Z, "V": V}, check_array("V", V).ndim == 1
     given, _, stored = check_operands(programs()[name], operands)
-    dtype = stored if order == "materialised" else chip_dtype(stored)
-    k = _kernel(kernel, sigma, largest(dtype))
-    if reduction == "logsumexp":
-        _check_weights(given, k, dtype)
+    chip = chip_dtype(stored)
+    dtype = stored if order == "materialised" else chip
+    k = _kernel(kernel, sigma, chip, largest(dtype))
+    if isinstance(k, Radial):
+        _check_distances(given, k, chip, dtype if reduction == "logsumexp" else None)
+    if reduction == "logsumexp" and (given["V"] < 0).any():
+        raise ValueError(f"V has {given['V'].min():g}; expected weights of at least 0, as reduction is 'logsumexp'")
     run = run_program(
         programs()[name], operands, M=M, blocks=blocks, sizing=sizing, enforce=enforce, options={"k": k},
         observers=observers, trace=trace,
@@ -174,14 +177,16 @@ def _asked(reduction: Any, order: Any, direction: Any, N: Any, n: Any, d: Any, e
     return name, {symbol: sizes[symbol] for symbol in programs()[name].symbols}
 
 
-def _kernel(kernel: Any, sigma: Any, limit: float) -> KernelFunction:
+def _kernel(kernel: Any, sigma: Any, chip: np.dtype[Any], limit: float) -> KernelFunction:
     if is_one_of(kernel, PROFILES):
-        return Radial(kernel, check_number("sigma", sigma, "a number above 0", lambda s: 0 < s < np.inf))
+        least, most = smallest_normal(chip), largest(chip)
+        expected = f"a number from {least:.3g} to {most:.3g}, as {chip} holds it"
+        return Radial(kernel, check_number("sigma", sigma, expected, lambda s: least <= s <= most))
     if isinstance(kernel, str) or not callable(kernel):
         raise ValueError(
             f"unknown kernel {shown(kernel)}; known: {', '.join(map(repr, PROFILES))}, or a function f(x, z)"
         )
-    if sigma != 1.0:
+    if not isinstance(sigma, int | float) or sigma != 1:
         raise ValueError(f"sigma is {shown(sigma)}; expected none, as the kernel is a function")
     return Own(kernel, limit)
 
@@ -193,17 +198,17 @@ def _function(name: str, value: Any) -> Callable[..., Any]:
     return function
 
 
-def _check_weights(given: Mapping[str, Array], k: KernelFunction, dtype: np.dtype[Any]) -> None:
-    """Refuse weights below 0, and clouds so far apart that a logarithm would overflow the type that it is held in."""
-    if (given["V"] < 0).any():
-        raise ValueError(f"V has {given['V'].min():g}; expected weights of at least 0, as reduction is 'logsumexp'")
-    if isinstance(k, Radial):
-        X, Z, end = given["X"].astype(float), given["Z"].astype(float), largest(dtype)
-        with np.errstate(over="ignore"):
-            reach = np.hypot.reduce(np.maximum(X.max(0) - Z.min(0), Z.max(0) - X.min(0)), keepdims=True) / k.sigma
-            most = -float(PROFILES[k.name].log(reach)[0])
-        if not most < end / 4:
+def _check_distances(given: Mapping[str, Array], k: Radial, chip: np.dtype[Any], logs: np.dtype[Any] | None) -> None:
+    """Refuse clouds so far apart that a distance would overflow the chip's type, or a logarithm that in which it is held."""
+    X, Z = given["X"].astype(float), given["Z"].astype(float)
+    with np.errstate(over="ignore"):
+        reach = np.hypot.reduce(np.maximum(X.max(0) - Z.min(0), Z.max(0) - X.min(0)), keepdims=True)
+        most = {"‖x − z‖": (reach, chip), "‖x − z‖/σ": (reach / k.sigma, chip)}
+        if logs is not None:
+            most["|log k|"] = (-PROFILES[k.name].log(reach / k.sigma), logs)
+    for what, ((size,), dtype) in most.items():
+        if not size < largest(dtype) / 4:
             raise ValueError(
-                f"X and Z are too far apart: |log k| could reach {most:.3g}, and {dtype} ends at {end:.3g}. "
-                "Take a larger sigma, or a wider dtype"
+                f"X and Z are too far apart: {what} could reach {size:.3g}, and {dtype} ends at {largest(dtype):.3g}. "
+                f"Take {'X and Z closer' if what == '‖x − z‖' else 'a larger sigma'}, or a wider dtype"
             )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashsim.algorithms.beyond import programs
-from flashsim.checking import check_choice
+from flashsim.checking import check_choice, check_count
 from flashsim.memory import Observer
 from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
 from flashsim.sizes import Size
@@ -50,38 +50,21 @@ def attention(
 
 
 def count(
-    *,
-    N: int,
-    d: int,
-    e: int | None = None,
-    state: str = "on_chip",
-    M: Size | None = None,
-    chunk: int | None = None,
-    enforce: bool | None = None,
-    dtype: Any = "float32",
-    observers: Sequence[Observer] = (),
+    *, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk: int | None = None, **how: Any
 ) -> ProgramTally:
-    """Count what `attention` would move, on shapes alone. `e`, the width of V, is d by default. Errors as there."""
-    return count_program(
-        programs()[_name(state)], {"N": N, "d": d, "e": d if e is None else e}, M=M, blocks=_blocks(chunk),
-        enforce=enforce, dtype=dtype, observers=observers,
-    )  # fmt: skip
+    """Count what `attention` would move, on shapes alone. `e`, the width of V, is d by default. Errors as there.
+
+    The rest is `flashsim.run.programs.count_program`'s: M, enforce, dtype, observers.
+    """
+    sizes = {"N": N, "d": d, "e": d if e is None else e}
+    return count_program(programs()[_name(state)], sizes, blocks=_blocks(chunk), **how)
 
 
 def exact(
-    *,
-    N: int,
-    d: int,
-    e: int | None = None,
-    state: str = "on_chip",
-    M: Size | None = None,
-    chunk: int | None = None,
-    enforce: bool | None = None,
-    dtype: Any = "float32",
+    *, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk: int | None = None, **how: Any
 ) -> ExactProgram:
     """Return the same by formula: equal, whatever the arguments."""
-    sizes = {"N": N, "d": d, "e": d if e is None else e}
-    return exact_program(_name(state), sizes, M=M, blocks=_blocks(chunk), enforce=enforce, dtype=dtype)
+    return exact_program(_name(state), {"N": N, "d": d, "e": d if e is None else e}, blocks=_blocks(chunk), **how)
 
 
 def _name(state: Any) -> str:
@@ -89,4 +72,4 @@ def _name(state: Any) -> str:
 
 
 def _blocks(chunk: Any) -> tuple[Any] | None:
-    return None if chunk is None else (chunk,)
+    return None if chunk is None else (check_count("chunk", chunk),)

@@ -20,7 +20,7 @@ from typing import Any
 from flashsim.algorithms import Algorithm
 from flashsim.api import count
 from flashsim.checking import check_number, checked, shown
-from flashsim.inputs import float_dtype
+from flashsim.inputs import DEFAULT_DTYPE, float_dtype
 
 _KB, _MB, _GB = 1024, 1024**2, 1024**3
 
@@ -165,7 +165,7 @@ class Roofline:
         return self.flops / self.time
 
 
-def roofline(machine: Machine, nbytes: float, flops: float, dtype: Any = "float16") -> Roofline:
+def roofline(machine: Machine, nbytes: float, flops: float, dtype: Any = DEFAULT_DTYPE) -> Roofline:
     """Return the roofline's prediction for moving `nbytes` and computing `flops` in a dtype.
 
     Raises ValueError for negative numbers, or if both are 0.
@@ -192,7 +192,7 @@ def _known(machine: Any) -> Machine:
     return machine
 
 
-def predict(machine: Machine, algorithm: str | Algorithm, *, dtype: Any = "float16", **asked: Any) -> Roofline:
+def predict(machine: Machine, algorithm: str | Algorithm, *, dtype: Any = DEFAULT_DTYPE, **asked: Any) -> Roofline:
     """Return the roofline of an algorithm, counted with M = one SM's SRAM, all its HBM accesses being DRAM traffic.
 
     `asked` are `flashsim.count`'s other arguments: N, d, heads, direction, causal, … All FLOPs count alike, though the peak

@@ -63,6 +63,10 @@ class Mask(ABC):
         """Raise ValueError if the rule does not fit the problem."""
         return
 
+    def __repr__(self) -> str:
+        """Return the class's name, not an address. A subclass that has arguments says them."""
+        return f"{type(self).__name__}()"
+
     @abstractmethod
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         """Return (len(rows), len(cols)), True where query may attend to key. `Dense` and `Tree` allow everything here."""
@@ -209,12 +213,11 @@ class SlidingWindow(Mask):
 
     def _within(self, least: Index, most: Index) -> Bools:
         """Whether a range of distances j − p, from `least` to `most`, meets the window."""
-        allowed = np.ones(np.broadcast_shapes(least.shape, most.shape), bool)
-        if self.right != -1:
-            allowed &= least <= self.right
-        if self.left != -1:
-            allowed &= most >= -self.left
-        return allowed
+        right = None if self.right == -1 else least <= self.right
+        if self.left == -1:
+            return np.ones(least.shape, bool) if right is None else right
+        left = most >= -self.left
+        return left if right is None else left & right
 
     def __repr__(self) -> str:
         offset = "" if self.offset is None else f", offset={_thawed(self.offset)}"

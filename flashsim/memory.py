@@ -8,7 +8,8 @@ Algorithms speak to it in five verbs::
     sram.store(O[i], O_i_new)                # SRAM -> HBM, counted
     for j in sram.loop(T_c): ...             # whatever a turn brought on chip is evicted at its end
 
-A table that a program follows is read a word at a time: `b = sram.word(table[s, j])` is a number.
+A table that a program follows is read a word at a time: `b = sram.word(table[s, j])` is a number. Rows that lie anywhere
+are one block, `K.at(rows)`, which is gathered by a load and scattered by a store.
 
 What lives in HBM is a handle (`Matrix`, `Block`), not an array: computing with it raises `NotOnChip`. A tile on chip
 is a plain `np.ndarray`; evicted, it becomes NaN. One statement is one fused on-chip operation: its result occupies
@@ -115,15 +116,26 @@ class _Storage:
 
 
 class Block(_InHBM):
-    """One block of a matrix in HBM, such as `K[j]`: what `sram.load` reads and `sram.store` writes."""
+    """One block of a matrix in HBM, such as `K[j]`: what `sram.load` reads and `sram.store` writes.
 
-    __slots__ = ("_storage", "_values", "where")
+    `where` is its (rows, columns). Gathered from anywhere, as `K.at(rows)`, it has none, but those `rows`.
+    """
 
-    def __init__(self, storage: _Storage, name: str, index: tuple[slice, slice]) -> None:
-        rows, cols = self.where = index
-        self.name, self.shape = name, (rows.stop - rows.start, cols.stop - cols.start)
-        self._storage = storage
-        self._values = None if storage.values is None else storage.values[index]
+    __slots__ = ("_at", "_storage", "_values", "rows", "where")
+
+    def __init__(
+        self, storage: _Storage, name: str, where: tuple[slice, slice] | None, gathered: Sequence[int] = ()
+    ) -> None:
+        self.name, self._storage, self.where = name, storage, where
+        self.rows = None if where else tuple(gathered)
+        self._at: Any = ... if where else [*gathered]
+        if where:
+            rows, cols = where
+            self.shape = rows.stop - rows.start, cols.stop - cols.start
+        else:
+            self.shape = len(gathered), storage.shape[1]
+        values = storage.values
+        self._values = None if values is None else values[where] if where else values
 
     def __repr__(self) -> str:
         return f"<{self.name} in HBM, {_by(self.shape)}>"
@@ -163,6 +175,26 @@ class Matrix(_InHBM):
             )
         first = self._window[0] if self._window else 0
         return Matrix(self._storage, self._rows, self._cols, (first + int(a), first + int(b)))
+
+    def at(self, rows: Sequence[int] | NDArray[np.integer[Any]]) -> Block:
+        """Return these rows, whole, in this order, as one block, `K[[5, 0, 3]]`: loaded they are gathered, stored to, scattered.
+
+        They are counted from this handle's first row, and may come from words that were read. Moves nothing. Raises ValueError
+        unless they are whole numbers from 0 to the number of rows − 1, at least one.
+        """
+        given = np.asarray(rows)
+        end = self.shape[0]
+        if given.ndim != 1 or given.dtype.kind not in "iu" or not given.size:
+            raise ValueError(
+                f"{self.name}.at(rows={rows!r:.60}): expected whole numbers from 0 to {end - 1}, one or more"
+            )
+        if given.min() < 0 or given.max() >= end:
+            wrong = next(row for row in given.tolist() if not 0 <= row < end)
+            raise ValueError(f"{self.name}.at(rows=…) has row {wrong}; expected rows from 0 to {end - 1}")
+        first = self._window[0] if self._window else 0
+        gathered = [first + row for row in given.tolist()]
+        named = ", ".join(map(str, gathered[:4])) + ", …" * (len(gathered) > 4)
+        return Block(self._storage, f"{self._storage.name}[[{named}]]", None, gathered)
 
     def __len__(self) -> int:
         """Return the number of row blocks, T_r or T_c."""
@@ -326,6 +358,7 @@ class Event:
     site      (file, line) in the source
     sram      the memory itself
     where     (rows, columns) of the matrix that a loaded or stored block is; None for all else
+    rows      the rows of the matrix that a gathered or scattered block has, which has no `where`; None for all else
     """
 
     kind: EventKind
@@ -337,6 +370,7 @@ class Event:
     site: Site
     sram: SRAM
     where: tuple[slice, slice] | None = None
+    rows: tuple[int, ...] | None = None
 
     @property
     def label(self) -> str | None:
@@ -430,12 +464,12 @@ class SRAM:
                 tile = cast(Tile, ShapeOnly(block.shape, self))
             else:
                 dtype = storage.dtype if storage.dtype.kind in "bu" else self.dtype
-                tile = np.array(block._values, dtype, order="C")
+                tile = np.array(block._values[block._at], dtype, order="C")
             size = self._admit(tile, block.name, None)
             storage.reads += size * self._weight
             tiles.append(tile)
             if self._observers:
-                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block.where)
+                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block.where, block.rows)
         return tuple(tiles) if len(tiles) > 1 else tiles[0]
 
     def word(self, block: Block) -> int:
@@ -450,12 +484,12 @@ class SRAM:
             raise TypeError(f"sram.word reads index arrays, hbm.place(…, index=True); {storage.name} is none")
         if block.shape != (1, 1):
             raise ValueError(f"sram.word reads one element; {block.name} is {_by(block.shape)}: divide(1, 1)")
-        tile = storage.words[block.where].copy()
+        tile = np.array(storage.words[block.where or block._at])
         word = int(tile[0, 0])
         self._admit(tile, block.name, None)
         storage.reads += self._weight
         if self._observers:
-            self._tell("load", block.name, 1, tile, site_of(sys._getframe(1)), block.where)
+            self._tell("load", block.name, 1, tile, site_of(sys._getframe(1)), block.where, block.rows)
         return word
 
     def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
@@ -514,12 +548,14 @@ class SRAM:
             self._refuse_absent(tile, f"sram.store to {block.name}")
         if tile.shape != block.shape:
             raise ValueError(f"a {_by(tile.shape)} tile cannot be stored to {block.name}, which is {_by(block.shape)}")
+        if block.rows is not None and len(set(block.rows)) < len(block.rows):
+            raise ValueError(f"sram.store to {block.name}: expected each row once, as one of two would be lost")
         storage = block._storage
         storage.writes += tile.size * self._weight
         if block._values is not None:
-            block._values[...] = tile
+            block._values[block._at] = tile
         if self._observers:
-            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block.where)
+            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block.where, block.rows)
 
     def evict(self, *tiles: Tile) -> None:
         """Free tiles before their turn ends: for a schedule that is a list of steps, in which the last to come need not go first.
@@ -679,9 +715,10 @@ class SRAM:
         tile: Tile | None,
         site: Site,
         where: tuple[slice, slice] | None = None,
+        rows: tuple[int, ...] | None = None,
     ) -> None:
         loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)
-        event = Event(kind, name, elements, tile, self._weight, loops, site, self, where)
+        event = Event(kind, name, elements, tile, self._weight, loops, site, self, where, rows)
         for observer in self._observers:
             observer(event)
 

@@ -220,6 +220,11 @@ class Sizes(Mapping[str, int]):
             raise AttributeError(f"there is no size {name!r}; there are {', '.join(self.__dict__.get('_sizes', ()))}")
         return self._sizes[name]
 
+    def clipped(self, blocks: Mapping[str, str], sizes: Sequence[int]) -> Sizes:
+        """Return block sizes, each at most as long as what it divides: `blocks` has the symbol of that, by name."""
+        pairs = zip(blocks.items(), sizes, strict=True)
+        return Sizes(**{name: min(size, self[symbol]) for (name, symbol), size in pairs})
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._sizes)
 

@@ -1,13 +1,31 @@
-"""Sizes as people write and read them: "100KB" of a dtype, 25,600 elements, 3.1 MB."""
+"""Sizes: what is reckoned with them, and how people write and read them: "100KB" of a dtype, 25,600 elements, 3.1 MB."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 Size = int | float | str
 """What a size of SRAM may be given as: elements, 25_600 or 1e5, or bytes as text, "100KB"."""
 UNITS = {"": None, "B": 1, "KB": 1024, "KIB": 1024, "MB": 1024**2, "MIB": 1024**2, "GB": 1024**3, "GIB": 1024**3}
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Return ⌈a / b⌉."""
+    return -(-a // b)
+
+
+def first(true_from: Callable[[int], bool]) -> int:
+    """Return the least n ≥ 1 at which a predicate that stays true becomes true."""
+    high = 1
+    while not true_from(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if true_from(middle) else (middle, high)
+    return high
 
 
 def parse_size(text: str, itemsize: int) -> int:

@@ -19,6 +19,11 @@ Site = tuple[str, int]
 
 LABEL = re.compile(r"#\s*(line \d+|equation \d+|summarise|combine|recompute|differentiate)")
 
+if not Path(__file__).is_file():
+    raise ImportError(
+        f"flashsim is imported from {Path(__file__).parents[1]}, an archive, and it reads its own sources: "
+        "expected it installed (pip install flashsim.whl), or unpacked"
+    )
 PACKAGE = f"{Path(__file__).parent}{os.sep}"
 ALGORITHMS = f"{PACKAGE}algorithms{os.sep}"
 
@@ -36,9 +41,10 @@ def _targets(filename: str) -> dict[int, str]:
         return {}
     names: dict[int, str] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                names[line] = node.targets[0].id
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0].value if isinstance(node.targets[0], ast.Subscript) else node.targets[0]
+            if isinstance(target, ast.Name):  # Y_i = …, or Y_i[k] = …, one of a list of tiles
+                names |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), target.id)
         elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
             names.setdefault(node.lineno, node.target.id)
     return names

@@ -80,7 +80,8 @@ class TileMask:
         if self._implicit and self._sram.hbm.arithmetic:
             top, left = i * self._B_r, j * self._B_c
             rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
-            allowed = self._mask.allows(rows, cols, self._shape, self._head) & allowed
+            own = self._mask.allows(rows, cols, self._shape, self._head)
+            allowed = own if allowed is True else own & allowed
         if allowed is True and not self._implicit:  # a bias alone
             return S_ij
         return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))

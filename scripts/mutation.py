@@ -123,8 +123,12 @@ def killer(mutant: Mutant, last: str | None, copies: SimpleQueue[Path], jobs: in
         with ONE_RUN:
             seconds, covered = suite(home, jobs)
         tests = tests_of(mutant, seconds, covered)
-        batches = filter(None, (tests[first:end] for first, end in pairwise((0, *FIRST, len(tests)))))
-        return next(filter(None, (noticed(mutant, home, few, seconds) for few in batches)), None)
+        for few in (tests[first:end] for first, end in pairwise((0, *FIRST, len(tests)))):
+            while few and (failed := noticed(mutant, home, few, seconds)):
+                if failed == OUT_OF_TIME or noticed(mutant, home, [failed], {}) == failed:  # alone, too
+                    return failed
+                few = few[few.index(failed) + 1 :]
+        return None
     finally:
         copies.put(home)
 

@@ -2,7 +2,7 @@
 
 python scripts/step_picture.py
 
-Needs Playwright and a Chromium: pip install ".[browser]", apt-get install chromium.
+Needs Playwright and a Chromium: pip install ".[browser]", apt-get install chromium-headless-shell.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from flashsim.files import write_whole
 from flashsim.tracing import Step
 
 ROOT = Path(__file__).resolve().parents[1]
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 COMMAND = "flashsim step --algorithm flash --N 12 --d 4 --blocks 3 4 --causal"
 
 
@@ -39,7 +40,7 @@ def photograph() -> None:
 
     trace, _ = recorded(parse(shlex.split(COMMAND)[1:]))
     step = max((s for s in trace.steps if s.rescaled), key=rise)
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    chromium = next(filter(None, map(shutil.which, BROWSERS)), None)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         page_file = trace.save(Path(folder) / "step.html")
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,15 @@ if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN
 ):  # as in a shell's background job; processes started here inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _tracer() -> Iterator[None]:
+    """A debugger in a test takes the place of coverage's tracer, for all tests that follow: give it back."""
+    before = sys.gettrace()
+    yield
+    if before and sys.gettrace() is not before:
+        sys.settrace(before)
 
 
 @pytest.fixture(scope="module")

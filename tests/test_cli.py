@@ -296,6 +296,8 @@ def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", "blocks", "--N", "96", "--d", "8", "--M", "1024", "-o", "pictures/blocks"]) == 0
     assert "Saved pictures/blocks.png, pictures/blocks.svg, pictures/blocks.json" in capsys.readouterr().out
     assert json.loads(Path("pictures/blocks.json").read_text(encoding="utf-8"))["data"]["M"] == 1_024
+    assert main(["plot", "approximate", "--k", "32", "--d", "8", "--json", "-", "-o", "pictures/k"]) == 0
+    assert json.loads(capsys.readouterr().out)["k"] == 32
     assert main(["plot", "theorem2", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)
     assert Path("flashsim-theorem2.png").exists()

@@ -144,6 +144,15 @@ def test_what_a_spec_misses_is_said_once(arguments: list[str], said: str, capsys
     assert "FAILS" not in out
 
 
+def test_what_was_declared_and_left_out_is_not_said_to_be_undeclared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "my_kernels:narrow", "--gqa", "--backward", "my_kernels:narrow", "--examples", "4"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Not checked, left out by the first calls: grouped_heads, gradients, finite_differences" in out
+    assert "declares no gqa" not in out
+    assert "no backward= was given" not in out
+    assert "the spec declares no causal: causal_no_leak" in out
+
+
 def test_what_is_not_declared_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "my_kernels:attention", "--examples", "2"]) == 0
     assert "Not checked, as the spec does not declare them: its parameters mask." in capsys.readouterr().out

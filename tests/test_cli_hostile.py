@@ -181,6 +181,8 @@ REFUSED = {  # command line: what is said
     "plot blocks --N 0": "--N: got '0'",
     "plot blocks --d -1": "--d: got '-1'",
     "plot blocks --M x": "--M",
+    "plot blocks --k 8": "--k is for approximate; blocks does not take it",
+    "plot approximate --k 0": "--k: got '0'",
     "plot blocks --machine H200": "--machine is for roofline",
     "plot roofline --M 100KB": "--M is for appendix_b5, approximate",
     "plot traffic --N 64": "traffic does not take it",

@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashsim import cross_entropy
-from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.labels import NONE, at_label, minus_label
-from flashsim.planting import planted
 from flashsim.reference.logits import cross_entropy as naive
 from flashsim.reference.logits import cross_entropy_bounds
-from flashsim.run.programs import run_program
 
 Array = np.ndarray[Any, Any]
 
@@ -48,6 +45,18 @@ def test_numbers_are_the_naive_ones_within_their_bounds(
     assert run.hbm == cross_entropy.exact(N=N, v=v, d=d, blocks=blocks, dtype=dtype).hbm
 
 
+@pytest.mark.parametrize("sizes", [(1, 1e-42, 1), (1e-42, 1, 1), (1, 1, 1e-42)])
+def test_bounds_of_gradients_hold_where_products_vanish(sizes: tuple[float, float, float]) -> None:
+    rng = np.random.default_rng(17)
+    shapes: tuple[tuple[int, ...], ...] = (9, 3), (25, 3), (9,)
+    X, E, g = ((c * rng.normal(size=shape)).astype(np.float32) for c, shape in zip(sizes, shapes, strict=True))
+    y = rng.integers(0, 25, 9)
+    bound, run = cross_entropy_bounds(X, E, y, g, blocks=25, stored="float32"), cross_entropy.loss(X, E, y)
+    for to in ("X", "E"):
+        got = cross_entropy.gradient(run, g, to=to, blocks=(3, 1)).results[f"d{to}"]
+        assert (abs(got - getattr(naive(X, E, y, g), f"d{to}")) <= getattr(bound, f"d{to}")).all()
+
+
 def test_the_oracle_s_gradients_are_slopes_of_its_loss() -> None:
     X, E, y, g = operands(6, 5, 3)
     for name, size in (("dX", X.shape), ("dE", E.shape)):
@@ -75,32 +84,6 @@ def test_rows_left_out_have_no_part() -> None:
     assert cross_entropy.gradient(run, g, to="E").dE == pytest.approx(cross_entropy.gradient(keep, g[~out], to="E").dE)
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "after"),
-    [
-        ("cut_cross_entropy", "j * B_c", "0"),  # labels counted from the tile
-        ("cut_cross_entropy", "j * B_c", "j * B_r"),
-        ("cut_cross_entropy", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),
-        ("cut_cross_entropy", "unless_none(L_i - c_i, y_i)", "L_i - c_i"),
-        ("cut_cross_entropy_dx", "minus_label(P_ij, y_i, j * B_c)", "P_ij"),
-        ("cut_cross_entropy_dx", "j * B_c", "0"),
-        ("cut_cross_entropy_dx", "g_i * minus_label", "minus_label"),
-        ("cut_cross_entropy_de", "j * B_c", "i * B_c"),
-        ("cut_cross_entropy_de", "dE_j + G_ij.T @ X_i", "G_ij.T @ X_i"),
-    ],
-)
-def test_a_planted_bug_is_noticed(name: str, before: str, after: str) -> None:
-    X, E, y, g = operands(11, 13, 4, seed=3)
-    want, bound = naive(X, E, y, g), cross_entropy_bounds(X, E, y, g, blocks=5)
-    words = np.where(y < 0, NONE, y).astype(np.uint32)
-    program = programs()[name]
-    more = {} if name == "cut_cross_entropy" else {"L": want.L, "g": g}
-    for tried, right in ((program, True), (planted(program, (before, after)), False)):
-        run = run_program(tried, {"X": X, "E": E, "y": words, **more}, blocks=(4, 3))
-        within = [(abs(run.results[n] - getattr(want, n)) <= getattr(bound, n)).all() for n in run.results]
-        assert all(within) == right
-
-
 def test_what_is_at_a_label() -> None:
     S, y = np.arange(6.0).reshape(2, 3), np.array([[4], [NONE]], np.uint32)
     assert at_label(S, y, 3).tolist() == [[0, 1, 0], [0, 0, 0]]
@@ -125,6 +108,8 @@ def test_bad_input_is_named() -> None:
         (lambda: cross_entropy.gradient(run, g, to="Y"), "to"),
         (lambda: cross_entropy.gradient("run", g), "run is 'run'"),  # type: ignore[arg-type]
         (lambda: cross_entropy.loss(X, E, y, ignore=-100, M=3), "too small"),
+        (lambda: cross_entropy.loss(X, 3.0, y, ignore=-100), r"E has shape \(\); expected \(v, d\)"),
+        (lambda: cross_entropy.loss(1e200 * X, 1e200 * E, y, ignore=-100), "loss overflows .* Scale X and E down"),
     ]
     for call, match in calls:
         with pytest.raises(ValueError, match=match):

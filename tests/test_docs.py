@@ -66,6 +66,7 @@ def test_python_sessions_print_what_is_shown(
     (tmp_path / "mine.py").write_text(mine, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # another's
     test = doctest.DocTestParser().get_doctest("".join(sessions(page)), {}, page.name, str(page), 0)
     result = doctest.DocTestRunner(optionflags=doctest.IGNORE_EXCEPTION_DETAIL).run(test)
     assert result.failed == 0, capsys.readouterr().out

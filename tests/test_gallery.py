@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import examples, gallery, theory
+from flashsim import examples, gallery, linear, mlp, theory
 from flashsim.cli import main
 from flashsim.tracing import Lesson, Moment, Step, Stop, Trace
 from flashsim.tracing.loading import trace_of
@@ -40,7 +40,10 @@ FOLDER = ROOT / "figures" / "gallery"
 REMEDY = "flashsim lessons -o figures/gallery makes it anew"
 LESSONS = list(gallery.pages())
 TRACE = re.compile(r'(?<=<script id="trace" type="text/plain">)[^<]+')
-LINK = re.compile(r'<a href="(?:(\w+)\.html)?#t=(\d+)" data-event="([^"]*)">.*?</a>, .*?: <span>(.*?)</span></li>')
+LINK = re.compile(
+    r'<a href="(?:(\w+)\.html)?#t=(\d+)" data-event="([^"]*)">.*?</a>, .*?: '
+    r"(?:<details>.*?)?<span>(.*?)</span>(?:</details>)?</li>"
+)
 
 
 @cache
@@ -168,6 +171,20 @@ def test_the_command_refuses_what_is_no_lesson_and_no_folder(
     assert "there is no lesson 'casual', perhaps you mean 'causal'; expected of online_softmax, " in unknown
     assert "argument -o/--output: file is a file; expected a folder" in taken
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_command_writes_over_its_own_files_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = made()
+    monkeypatch.setattr("flashsim.gallery.files", lambda names: iter(pages.items()))
+    assert main(["lessons", "-o", str(tmp_path)]) == main(["lessons", "-o", str(tmp_path)]) == 0
+    for name in ("README.md", "index.html"):
+        (tmp_path / name).write_text("# Lessons\n\nof my own", encoding="utf-8")
+        assert main(["lessons", "-o", str(tmp_path)]) == 2
+        assert f"has a {name} of its own; expected a folder for the lessons" in capsys.readouterr().err
+        assert (tmp_path / name).read_text(encoding="utf-8").endswith("my own")
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize("name", LESSONS)
@@ -394,6 +411,40 @@ def test_counts_in_texts_are_the_closed_forms(name: str, algorithm: str, options
         assert f"{standard.hbm.accesses:,}." in said
 
 
+def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
+    said = text_of("sparse_mlp")
+    mask = np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool)
+    small: dict[str, Any] = {"N": 4, "d": 4, "f": 8, "o": 2, "mask1": mask, "blocks": (2, 2, 2, 2)}
+    fused, unfused = (mlp.count(**small, fused=fused).hbm.accesses for fused in (True, False))
+    assert f"This run moves {fused} elements; with H in HBM and the same blocks it would be {unfused}." in said
+    for M, words in (
+        (1024**2 // 9, "moves {0:g} elements for each of H’s if fused, and {1:g} in"),
+        (1024**2, "{0:g} against {1:g}"),
+    ):
+        ways: tuple[dict[str, Any], ...] = ({}, {"fused": False, "tiles": "square"})
+        moved = (mlp.exact(N=2048, d=1024, f=4096, M=M, **way).hbm.accesses / 2048 / 4096 for way in ways)
+        assert words.format(*moved) in said
+    (trace,) = traces("cross_entropy")
+    X, E, y = (
+        np.concatenate(
+            [e.value for e in {e.name: e for e in trace.events if e.kind == "load" and e.array == name}.values()]
+        )
+        for name in "XEy"
+    )
+    want = flashsim.reference.cross_entropy(X, E, y[:, 0].astype(int))
+    assert f"The loss, L − c: {want.loss[0]:.4g} for row 0." in plain(article("cross_entropy"))
+    assert f"L = m + log ℓ: {want.L[0]:.4g} for row 0." in plain(article("cross_entropy"))
+    assert "the logits are 8.4 GB; what is asked for is 66 KB" in text_of("cross_entropy")
+    long: dict[str, Any] = {"N": 65_536, "d": 64, "M": 25_600}
+    kept, through = (linear.exact(**long, state=state).hbm.accesses for state in linear.STATES)
+    softmax = theory.exact("q_outer", **long, sizing="fit", mask=flashsim.Causal()).accesses
+    said = text_of("linear_attention")
+    assert f"{kept:,} accesses, where causal softmax attention makes {softmax / kept:.0f} times as many" in said
+    assert f"for {through / kept:.1f} times the accesses" in said
+    (trace,) = traces("linear_attention")
+    assert all(array.reads + array.writes == np.prod(array.shape) for array in trace.about.arrays)
+
+
 def test_the_missing_rescale_is_wrong_where_it_says() -> None:
     """Against the oracle on the operands that both runs loaded."""
     right, wrong = traces("missing_rescale")
@@ -443,6 +494,11 @@ def test_symbols_are_set_and_all_else_is_escaped() -> None:
     )
     assert "10<sup>−14</sup> &amp; &lt;" in found
     assert found.endswith("row’s <code>S_ij</code> L6-v2 A")
+    assert typeset("loss_i of loss") == '<span class="symbol"><i>loss</i><sub><i>i</i></sub></span> of loss'
+    assert typeset("W1_cj, W1, X_{i,T_d}") == (
+        '<span class="symbol"><i>W</i>1<sub><i>cj</i></sub></span>, W1, <span class="symbol"><i>X</i><sub>'
+        '<span class="symbol"><i>i</i></span>,<span class="symbol"><i>T</i><sub><i>d</i></sub></span></sub></span>'
+    )
     page = short_trace().html(lesson=Lesson("<b>", "{{trace}} </details><script>", (Moment(0, '"', "&"),)))
     assert "<summary>&lt;b&gt;</summary>" in page
     assert "</details>&lt;script&gt;" not in page
@@ -672,6 +728,19 @@ def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
     assert before.reads + before.writes < sum(a.reads + a.writes for a in trace.about.arrays) / 2
 
 
+@pytest.mark.parametrize("name", LESSONS)
+def test_the_index_folds_what_a_lesson_asks_before_it_shows(name: str) -> None:
+    page = gallery.pages()[name]
+    lesson = page.teach(*page.traces())
+    asked = min((stop.step for stop in lesson.stops), default=None)
+    seen = re.sub(r"<details><summary>the page asks first</summary>.*?</details>", "", article(name))
+    assert asked is not None
+    assert {moment.step for moment in lesson.moments if typeset(moment.words) in seen} == {
+        moment.step for moment in lesson.moments if moment.step < asked
+    }
+    assert all(typeset(moment.words) in article(name) for moment in lesson.moments)
+
+
 def test_lessons_lead_to_each_other(page: Any) -> None:
     opened(page, LESSONS[0])
     assert page.locator("[rel=prev]").count() == 0
@@ -726,6 +795,17 @@ def test_right_answers_are_right() -> None:
     assert right_answers("missing_rescale") == ["O"]
     assert right_answers("causal") == ["none"]
     assert right_answers("online_softmax") == ["e−3"]
+    loads = [e.name for e in traces("sparse_mlp")[0].events if e.kind == "load"]
+    assert right_answers("sparse_mlp") == ["never"]
+    assert "W2[1, 0]" in loads and "W2[2, 0]" not in loads  # noqa: PT018
+    assert right_answers("cross_entropy") == ["by nothing"]
+    picked = [e.value[0, 0] for e in traces("cross_entropy")[0].events if e.name == "c_i" and e.value is not None]
+    assert picked[:6] == [0, 2, 2, 2, 2, -0.0]  # of the first rows, while their maximum rises; then the next rows'
+    (linear_trace,) = traces("linear_attention")
+    keys = [e.name for e in linear_trace.events if e.kind == "load" and e.array in ("K", "V")]
+    (state,) = {e.elements for e in linear_trace.events if e.name == "S"}
+    assert right_answers("linear_attention") == ["none", str(state)]
+    assert len(set(keys)) == len(keys)
 
 
 def test_a_stop_s_right_answer_can_be_chosen() -> None:

@@ -38,18 +38,22 @@ def test_presets_are_complete_and_say_their_sources() -> None:
 
 
 def test_roofline_is_the_longer_of_the_two_times() -> None:
-    moving = roofline(ROUND, nbytes=200, flops=1000)
+    moving = roofline(ROUND, nbytes=200, flops=1000, dtype="float16")
     assert (moving.time, moving.intensity, moving.bound, moving.ridge) == (2.0, 5.0, "bandwidth", 10.0)
     assert moving.reached == 500
-    computing = roofline(ROUND, nbytes=50, flops=1000)
+    computing = roofline(ROUND, nbytes=50, flops=1000, dtype="float16")
     assert (computing.time, computing.intensity, computing.bound) == (1.0, 20.0, "compute")
     assert computing.reached == 1000
-    assert roofline(ROUND, nbytes=100, flops=1000).bound == "compute"  # at the ridge both take as long
-    assert roofline(ROUND, 0, 10).intensity == math.inf
-    assert roofline(ROUND, 10, 0).bound == "bandwidth"
+    assert roofline(ROUND, nbytes=100, flops=1000, dtype="float16").bound == "compute"  # at the ridge both take as long
+    assert roofline(ROUND, 0, 10, dtype="float16").intensity == math.inf
+    assert roofline(ROUND, 10, 0, dtype="float16").bound == "bandwidth"
     for nbytes, flops in ((-1, 1), (1, -1), (0, 0), (math.nan, 1)):
         with pytest.raises(ValueError, match=r"expected (a finite number ≥ 0|not both to be 0)"):
-            roofline(ROUND, nbytes, flops)
+            roofline(ROUND, nbytes, flops, dtype="float16")
+
+
+def test_predictions_are_of_the_dtype_that_all_else_is_of() -> None:
+    assert predict(MACHINES["M2"], "flash", N=64, d=16) == predict(MACHINES["M2"], "flash", N=64, d=16, dtype="float32")
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
@@ -80,21 +84,23 @@ def test_the_chapters_decode_is_1_flop_per_byte() -> None:
     tile = kv_tile(B_q=1, B_k=32, d=128)
     assert (tile.flops, tile.nbytes) == (16_384, 16_384)
     assert tile.intensity == tile.as_printed == 1
-    assert all(roofline(m, tile.nbytes, tile.flops).bound == "bandwidth" for m in MACHINES.values())
+    assert all(roofline(m, tile.nbytes, tile.flops, dtype="float16").bound == "bandwidth" for m in MACHINES.values())
 
 
 def test_the_chapters_prefill_tile_is_not_compute_bound_by_any_of_these_bandwidths() -> None:
     tile = kv_tile(B_q=32, B_k=32, d=128)
-    assert {roofline(m, tile.nbytes, tile.flops).bound for m in MACHINES.values()} == {"bandwidth"}
+    assert {roofline(m, tile.nbytes, tile.flops, dtype="float16").bound for m in MACHINES.values()} == {"bandwidth"}
     larger = kv_tile(B_q=64, B_k=32, d=128)
-    assert [n for n, m in MACHINES.items() if roofline(m, larger.nbytes, larger.flops).bound == "compute"] == ["M2"]
+    assert [
+        n for n, m in MACHINES.items() if roofline(m, larger.nbytes, larger.flops, dtype="float16").bound == "compute"
+    ] == ["M2"]
 
 
 def test_the_chapters_decode_time() -> None:
     kv_cache = 2 * 4096 * 128 * 2
     assert kv_cache == 2 * 2**20
     chapter = Machine("chapter", 32 * 1024, 10, 0, 0, 200e9, {"float16": 3.6e12}, {})
-    line = roofline(chapter, kv_cache, 4 * 4096 * 128)
+    line = roofline(chapter, kv_cache, 4 * 4096 * 128, dtype="float16")
     assert (line.intensity, line.bound) == (1, "bandwidth")
     assert 1e3 * line.time == pytest.approx(0.01, rel=0.05)  # "~0.01 ms per head"
     assert 32e3 * line.time == pytest.approx(0.32, rel=0.05)  # "~0.32 ms for 32 heads": 0.336, rounded before × 32
@@ -118,7 +124,7 @@ def test_roofline_figure_has_its_points_on_the_roof(machine: str) -> None:
         assert low == pytest.approx(left * on.bandwidth)
         assert high == on.peak["float16"]
         for name in ("standard", "flash", "memory_efficient"):
-            line = predict(on, name, N=256, d=64, direction=direction)
+            line = predict(on, name, N=256, d=64, dtype="float16", direction=direction)
             assert points["algorithms"][name]["time"] == line.time
             ((x, y),) = xy(ax, name)
             assert x == line.intensity

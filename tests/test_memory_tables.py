@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
+from flashsim.cache import L2
 from flashsim.memory import HBM, SRAM, Event, Matrix, SramOverflow
 
 NONE = 2**32 - 1
@@ -140,6 +141,119 @@ def test_words_are_copied_once_and_typed_as_words() -> None:
         HBM().place("table", given, np.float64, index=True)
 
 
+# ---------------------------------------------------------------------------------------------------- gathered rows
+
+
+@pytest.mark.parametrize("arithmetic", [True, False])
+def test_rows_from_anywhere_are_one_block(arithmetic: bool) -> None:
+    heard: list[Event] = []
+    hbm, sram = memory(arithmetic, observers=[heard.append])
+    K = placed(hbm, "K", 10).divide(4, 2)
+    tile = sram.load(K.at([7, 0, 7]))
+    assert (tile.shape, sram.resident, sram.peak) == ((3, D), {"K[[7, 0, 7]]": 3 * D}, 3 * D)
+    assert hbm.traffic.by_array["K"].reads == 3 * D
+    assert not arithmetic or np.array_equal(tile, hbm.peek("K")[[7, 0, 7]])
+    (event,) = heard
+    assert (event.kind, event.elements, event.where, event.rows) == ("load", 3 * D, None, (7, 0, 7))
+    assert repr(K.at(np.arange(6, dtype=np.uint32))) == "<K[[0, 1, 2, 3, …]] in HBM, 6×3>"
+    assert K.rows(3, 9).at([1, 5]).rows == (4, 8)
+
+
+def test_rows_are_gathered_when_they_are_loaded_and_take_room() -> None:
+    hbm, sram = memory(capacity=2 * D)
+    O = hbm.empty("O", (5, D), np.float64, "output")
+    gathered = O.at([4, 1])
+    for value in (1.0, 2.0):
+        for _ in sram.loop(1):
+            sram.store(O.at([4, 1]), sram.full((2, D), value))
+        for _ in sram.loop(1):
+            assert (sram.load(gathered) == value).all()
+    with pytest.raises(SramOverflow, match=r"O\[\[0, 1, 2\]\] \(3×3 = 9 elements\) does not fit"):
+        sram.load(O.at([0, 1, 2]))
+
+
+@pytest.mark.parametrize("arithmetic", [True, False])
+def test_a_store_to_gathered_rows_scatters(arithmetic: bool) -> None:
+    hbm, sram = memory(arithmetic)
+    O = hbm.empty("O", (5, D), np.float32, "output")
+    tile = sram.load(placed(hbm, "K", 9).at([8, 3]))
+    sram.store(O.rows(1, 5).at([3, 0]), tile)
+    assert hbm.traffic.by_array["O"].writes == 2 * D
+    assert not arithmetic or np.array_equal(hbm.peek("O")[[4, 1]], hbm.peek("K")[[8, 3]])
+    assert not arithmetic or np.isnan(hbm.peek("O")[[0, 2, 3]]).all()
+    with pytest.raises(ValueError, match=r"^sram\.store to O\[\[2, 2\]\]: expected each row once"):
+        sram.store(O.at([2, 2]), tile)
+
+
+@pytest.mark.parametrize("arithmetic", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([0, 5], r"\(rows=…\) has row 5; expected rows from 0 to 4"),
+        ([-1], r"\(rows=…\) has row -1; expected rows from 0 to 4"),
+        ([NONE], r"\(rows=…\) has row 4294967295; expected rows from 0 to 4"),
+        *(
+            (rows, r"\(rows=.*\): expected whole numbers from 0 to 4, one or more")
+            for rows in ([], 3, [1.0], [True], [2**70], "01", None)
+        ),
+    ],
+)
+def test_rows_that_are_none_are_refused(arithmetic: bool, rows: Any, said: str) -> None:
+    hbm, _ = memory(arithmetic)
+    with pytest.raises(ValueError, match=rf"^K\[1:6\]\.at{said}"):
+        placed(hbm, "K", 9).rows(1, 6).at(rows)
+
+
+def test_a_gathered_word_is_a_word() -> None:
+    hbm, sram = memory(False)
+    assert sram.word(hbm.place("table", np.array([[5], [6]]), index=True).at([1])) == 6
+
+
+def test_a_cache_reads_the_lines_of_the_rows_that_are_gathered() -> None:
+    l2 = L2(2 * D, line=D)
+    hbm, sram = memory(observers=[l2])
+    K, O = placed(hbm, "K", 9), hbm.empty("O", (9, D), np.float64, "output")
+    for rows in ([8, 3], [8, 3], [0, 3]):  # a line each, and the cache holds two
+        sram.load(K.at(rows))
+    assert (l2.by_array["K"].reads, l2.by_array["K"].dram_reads) == (6 * D, 3 * D)
+    sram.store(O.at([4, 2]), sram.full((2, D), 0.0))
+    l2.flush()
+    assert (l2.by_array["O"].writes, l2.by_array["O"].dram_writes) == (2 * D, 2 * D)
+
+
+def reordered_sum(hbm: HBM, sram: SRAM, order: np.ndarray[Any, Any], C: int) -> Matrix:
+    """Sum the rows of each cluster of C, in an order that a table says, and write the sum to each of them."""
+    words = hbm.place("order", order, index=True).divide(1, 1)
+    h, N = order.shape
+    K, O = placed(hbm, "K", N), hbm.empty("O", (h * N, D), np.float64, "output")
+    for a in sram.loop(h):
+        for i in sram.loop(-(-N // C)):
+            rows = [sram.word(words[a, n]) for n in range(i * C, min((i + 1) * C, N))]
+            K_i = sram.load(K.at(rows))
+            sram.store(O.rows(a * N, (a + 1) * N).at(rows), sram.on_chip(K_i * 0 + K_i.sum(axis=0, keepdims=True)))
+    return O
+
+
+@given(st.integers(1, 12), st.integers(1, 3), st.integers(1, 13), st.integers(0, 99))
+def test_a_program_that_gathers_counts_alike_whatever_the_order(N: int, h: int, C: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    found: list[Any] = []
+    for made in ((), (), (False,), (False,)):
+        order = np.stack([rng.permutation(N) for _ in range(h)])
+        hbm, sram = memory(*made, fold=len(found) != 3)
+        reordered_sum(hbm, sram, order, C)
+        found.append((hbm.traffic, sram.peak))
+        if not made:
+            for a in range(h):
+                for first in range(0, N, C):
+                    rows = order[a, first : first + C]
+                    assert (hbm.peek("O")[a * N + rows] == hbm.peek("K")[rows].sum(axis=0)).all()
+    assert all(each == found[0] for each in found)
+    by_array = found[0][0].by_array
+    assert (by_array["order"].reads, by_array["K"].reads, by_array["O"].writes) == (h * N, h * N * D, h * N * D)
+    assert found[0][1] == min(C, N) * (1 + 2 * D)
+
+
 # ------------------------------------------------------------------------------------------------ a program on a table
 
 
@@ -191,17 +305,19 @@ def first_keys(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: An
     O = hbm.empty("O", (Q.shape[0], V.shape[1]), V.dtype, "output")
     count = hbm.place("count", np.array([[3]]), index=True)
     Q_i, n = sram.load(Q[0]), sram.word(count[0])
-    K_j, V_j = sram.load(K.rows(0, n)[0], V.rows(0, n)[0])
+    K_j, V_j = sram.load(K.rows(0, n)[0], V.at([2, 0, 1]))
     P = sram.on_chip(np.exp(Q_i @ K_j.T))
     sram.store(O[0], sram.on_chip(P @ V_j / P.sum(axis=1, keepdims=True)))
     return O
 
 
-def test_a_trace_knows_windows_and_words(tmp_path: Path) -> None:
+def test_a_trace_knows_windows_words_and_gathered_rows(tmp_path: Path) -> None:
     Q = np.ones((4, 2))
     trace = flashsim.trace(first_keys, Q, Q, Q, M=100)
     loaded = {event.name: (event.array, event.indices) for event in trace.events if event.kind == "load"}
-    assert loaded == {"Q[0]": ("Q", (0,)), "count[0]": ("count", (0,)), "K[0:3]": ("K", ()), "V[0:3]": ("V", ())}
+    assert loaded == {
+        "Q[0]": ("Q", (0,)), "count[0]": ("count", (0,)), "K[0:3]": ("K", ()), "V[[2, 0, 1]]": ("V", ())
+    }  # fmt: skip
     for file in ("t.json.gz", "t.npz"):
         again = flashsim.load_trace(trace.save(tmp_path / file))
         assert [event.name for event in again.events] == [event.name for event in trace.events]

@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashsim import mlp, patterns
-from flashsim.algorithms.beyond import programs
-from flashsim.planting import planted
+from flashsim.records import Sizes
 from flashsim.reference import sparse_mlp, sparse_mlp_bounds
-from flashsim.run.programs import run_program
-from flashsim.theory.mlp import fusing_border
+from flashsim.theory.mlp import fusing_border, square_rows
 
 Array = np.ndarray[Any, Any]
 WAYS: dict[str, dict[str, Any]] = {
@@ -126,43 +124,6 @@ def test_fusing_pays_from_the_derived_border_on(d: int, o: int, strides: tuple[i
             assert (fused < unfused) == pays
 
 
-@pytest.mark.parametrize(
-    ("way", "before", "after"),
-    [
-        ("sparse_mlp_fused", "relu(H_ij)", "H_ij"),
-        ("sparse_mlp_fused", "X_i[c] @", "X_i[0] @"),
-        ("sparse_mlp_fused", "Y_i[k] + H_ij", "H_ij"),
-        ("sparse_mlp_fused", "where=M1[:, j]", "where=M2[j]"),
-        ("sparse_mlp_fused", "np.logical_and(M1.any(0), M2.any(1))", "M1.all(0)"),
-        ("sparse_mlp_unfused", "relu(H_ij)", "H_ij"),
-        ("sparse_mlp_unfused", "H_ij + X_i[c]", "X_i[c]"),
-        ("sparse_mlp_unfused", "where=M2[j]", "where=M2[j] | True"),
-        ("sparse_mlp_square", "relu(H_ij)", "H_ij"),
-        ("sparse_mlp_square", "where=in_d[:, j]", "where=in_d[:, 0]"),
-        ("sparse_mlp_square", "Y_ik + H_ic", "Y_ik - H_ic"),
-    ],
-)
-def test_a_planted_bug_is_noticed(way: str, before: str, after: str) -> None:
-    given, blocks = operands(7, 6, 6, 6, seed=1), (3, 2, 2, 2)
-    mask1, mask2, keep1, keep2 = masks(6, 6, 6, blocks, 0.6, seed=2)
-    want, bound = sparse_mlp(*given, keep1, keep2), sparse_mlp_bounds(*given, keep1, keep2, blocks=(6, 6), fused=False)
-    program = programs()[way]
-    for tried, right in ((program, True), (planted(program, (before, after)), False)):
-        named = dict(zip(("X", "W1", "W2"), given, strict=True))
-        run = run_program(tried, named, blocks=blocks, options={"mask1": mask1, "mask2": mask2})
-        assert bool((abs(run.Y - want) <= bound).all()) == right
-
-
-def test_loading_dead_blocks_is_noticed_by_the_counts() -> None:
-    X, W1, W2 = operands(7, 6, 6, 6)
-    blocks, mask = (3, 2, 2, 2), np.eye(3, dtype=bool)
-    options: dict[str, Any] = {"mask1": mask, "mask2": mask & (np.arange(3) < 2)}
-    want = mlp.exact(N=7, d=6, f=6, **options, blocks=blocks, dtype="float64").hbm
-    for change in (("where=hidden", "where=M1.any(0)"), ("where=M1[:, j]", "where=M1[:, j] | True")):
-        wrong = planted(programs()["sparse_mlp_fused"], change)
-        assert run_program(wrong, {"X": X, "W1": W1, "W2": W2}, blocks=blocks, options=options).hbm != want
-
-
 def test_a_mask_may_be_a_function_of_the_numbers_of_blocks() -> None:
     X, W1, W2 = operands(40, 64, 64, 64)
     run = mlp.run(X, W1, W2, patterns.butterfly, patterns.butterfly, M=3000)
@@ -197,3 +158,8 @@ def test_bad_input_is_named() -> None:
             mlp.run(*arrays, **how)
     with pytest.raises(ValueError, match="mask1 has shape"):
         mlp.exact(N=5, d=4, f=6, o=3, mask1=some.T, blocks=(2, 2, 2, 2))
+
+
+def test_square_tiles_fit_and_are_one_at_least() -> None:
+    p = Sizes(d=4, f=4, o=4)
+    assert [square_rows(M, p) for M in (3, 7, 8, 14, 15)] == [1, 1, 2, 2, 3]

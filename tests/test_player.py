@@ -23,7 +23,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 import flashsim
-from flashsim import Fixed, patterns
+from flashsim import Fixed, cross_entropy, linear, mlp, patterns
 from flashsim.algorithms import Algorithm
 from flashsim.cli import main
 from flashsim.tracing import Trace
@@ -974,7 +974,29 @@ SAID = """Array.from({length: player.length}, (_, t) => (player.go(t), [...docum
 def test_a_formula_s_numbers_give_its_result(open_page: Opener, name: str, direction: str) -> None:
     """What is written between the first and the last sign of equality, computed here, is what stands after the last."""
     trace = recorded(name) if direction == "forward" else recorded_backward(name)
-    page = open_page(trace)
+    assert formulas_that_hold(open_page(trace), trace) > 25
+    assert {e.name for e in trace.events if e.kind == "compute"} >= {"S_ij"}
+
+
+def test_formulas_of_programs_hold_too(open_page: Opener) -> None:
+    """Of one tile of several, X_i[c], and of their functions."""
+    X, W1, W2 = np.random.default_rng(0).normal(size=(3, 4, 4))
+    runs = (
+        mlp.run(X, W1, W2, blocks=(2, 2, 2, 4), trace=True),
+        linear.attention(X, W1, W2, chunk=3, trace=True),
+        cross_entropy.loss(X, W1, [3, 0, -1, 2], blocks=(2, 2), ignore=-1, trace=True),
+    )
+    of_a_loss = {*range(8, 14), 15, 16}  # 4 tiles of 6, two of them with a −∞ twice, and 2 losses
+    for run, lines, all_of_them in zip(runs, ({10, 12, 15}, {6, 7, 9}, of_a_loss), (16, 6, 22), strict=True):
+        assert run.trace is not None
+        page = open_page(run.trace)
+        assert formulas_that_hold(page, run.trace) == all_of_them
+        spelled = {s.label for s, said in zip(run.trace.steps, page.evaluate(SAID), strict=True) if said}
+        assert spelled == {f"line {line}" for line in lines}
+
+
+def formulas_that_hold(page: Any, trace: Trace) -> int:
+    """Compute every formula of a page, and return how many there are without a symbol."""
     shown = page.evaluate(SAID)
     computed = 0
     for at, lines in zip(trace.steps, shown, strict=True):
@@ -986,9 +1008,7 @@ def test_a_formula_s_numbers_give_its_result(open_page: Opener, name: str, direc
             value = eval(text, {"__builtins__": {}, "e": np.e, "max": max, "inf": np.inf})
             assert value == pytest.approx(float(result), abs=2e-3, rel=2e-3), (at.number, line)
             computed += 1
-    assert computed > 25
-    made = {e.name for e in trace.events if e.kind == "compute"}
-    assert made >= {"S_ij"}
+    return computed
 
 
 def test_a_row_of_one_s_choice_is_spelled_out(open_page: Opener) -> None:

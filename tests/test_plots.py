@@ -114,7 +114,7 @@ def test_importing_flashsim_imports_no_matplotlib() -> None:
 
 @pytest.fixture(scope="module")
 def blocks() -> Axes:
-    return plot_blocks(N=LENGTH, d=D, dtype="float16")
+    return plot_blocks(blocks_data(N=LENGTH, d=D, dtype="float16"))
 
 
 PASSES = (("flash_basic", "forward"), ("flash", "backward"))
@@ -164,10 +164,10 @@ def test_blocks_limit_is_where_theory_stops_fitting(blocks: Axes) -> None:
 
 
 def test_blocks_where_everything_and_where_nothing_fits() -> None:
-    roomy = plot_blocks(N=32, d=16, M=10**6)
+    roomy = plot_blocks(blocks_data(N=32, d=16, M=10**6))
     assert not [x for x in roomy.collections if x.get_gid() == "does not fit"]
     assert any("⌈M/4d⌉ ≥ N = 32" in text for text in legend_texts(roomy))
-    tight = plot_blocks(N=32, d=16, M=20)
+    tight = plot_blocks(blocks_data(N=32, d=16, M=20))
     assert blocks_data(N=32, d=16, M=20)["largest_that_fits"] is None
     assert area(tight, "does not fit").get_paths()[0].get_extents().x0 == pytest.approx(tight.get_xlim()[0])
     assert not [x for x in tight.get_lines() if x.get_gid() in {"limit", "paper"}]
@@ -207,7 +207,7 @@ def test_blocks_of_any_small_size() -> None:
     ax = Figure().subplots()
     for N_k in range(1, 21):
         ax.clear()
-        plot_blocks(N_q=21 - N_k, N=N_k, d=3, backward=False, ax=ax)
+        plot_blocks(blocks_data(N_q=21 - N_k, N=N_k, d=3, backward=False), ax=ax)
         sizes = [x for x, _ in xy(ax, "theory")]
         assert sizes == list(range(max(N_k // 8, 1), N_k + 1))
         assert {B_c for B_c in (1, 2, 4, 8, 16) if sizes[0] <= B_c <= N_k} <= {x for x, _ in xy(ax, "simulator")}
@@ -217,7 +217,7 @@ def test_blocks_of_any_small_size() -> None:
 
 
 def test_blocks_forward_alone() -> None:
-    ax = plot_blocks(N=128, d=16, backward=False)
+    ax = plot_blocks(blocks_data(N=128, d=16, backward=False))
     assert not [x for x in ax.get_lines() if str(x.get_gid()).startswith("backward")]
     assert "backward" not in blocks_data(N=128, d=16, backward=False)
 
@@ -530,7 +530,7 @@ def test_the_title_reads_well_for_a_label_that_is_no_subject() -> None:
 def test_given_axes_are_returned_and_settings_kept(tallies: dict[str, flashsim.Run | flashsim.Tally]) -> None:
     before = dict(matplotlib.rcParams)
     axes = list(Figure(figsize=(40, 3)).subplots(1, 16))
-    assert plot_blocks(N=32, d=8, ax=axes[0]) is axes[0]
+    assert plot_blocks(blocks_data(N=32, d=8), ax=axes[0]) is axes[0]
     given = axes[1:4]
     assert plot_theorem2(ax=given) is given
     assert plots.plot_run(tallies, ax=axes[4]) is axes[4]
@@ -657,7 +657,7 @@ def test_the_size_asked_for_is_the_size_counted() -> None:
 
 @pytest.mark.parametrize("shape", [{"N": 4096, "d": 128, "M": 116_736}, {"N": 300, "d": 32, "M": 4096}])
 def test_blocks_is_readable_at_other_shapes(shape: dict[str, Any]) -> None:
-    assert_readable(figure_of(plot_blocks(**shape)))
+    assert_readable(figure_of(plot_blocks(blocks_data(**shape))))
 
 
 def test_approximations_are_drawn_where_closed_forms_cross() -> None:
@@ -674,6 +674,15 @@ def test_approximations_are_drawn_where_closed_forms_cross() -> None:
         assert (512, tally.hbm.accesses) in xy(axes[0], f"{name} accesses")
         assert (512, tally.flops.matmul) in xy(axes[1], f"{name} flops")
         assert (512, tally.hbm.extra) in xy(axes[2], f"{name} extra")
+    assert data["C"] == 36  # the most that fit
+    assert approximate.exact("smyrf", N=9999, rounds=4, C=36, **shape).sram.over == 0
+    assert approximate.exact("reformer", N=9999, rounds=4, C=37, **shape).sram.over > 0
+    tally = approximate.count("reformer", N=512, rounds=4, C=36, **shape)
+    assert (512, tally.hbm.accesses) in xy(axes[0], "reformer accesses")
+    assert (512, tally.flops.matmul) in xy(axes[1], "reformer flops")
+    assert (512, tally.hbm.extra + 2 * 4 * 512) in xy(axes[2], "smyrf extra")
+    with pytest.raises(ValueError, match="C is 37; expected clusters that fit in M = 4,096 elements, d = 16"):
+        plots.FIGURES["approximate"].data(d=16, k=64, M=4096, C=37)
     window = flashsim.count("sliding_window", N=512, window=(32, 31), sizing="fit", **shape)
     assert (512, window.hbm.accesses) in xy(axes[0], "sliding_window accesses")
     assert (512, 2 * 512**2) in xy(axes[2], "standard extra")
@@ -687,7 +696,7 @@ def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:
     contents = []
     for folder in ("a", "b"):
         figure = plots.column_figure(3.4)
-        plot_blocks(N=64, d=8, ax=figure.subplots())
+        plot_blocks(blocks_data(N=64, d=8), ax=figure.subplots())
         files = plots.save(figure, tmp_path / folder / "v1.2", data, "python here.py")
         assert [path.name for path in files] == ["v1.2.png", "v1.2.svg", "v1.2.json"]
         contents.append([path.read_bytes() for path in files])

@@ -6,6 +6,8 @@ import inspect
 import pickle
 import re
 import sys
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flashsim import load_trace
+from flashsim import approximate, cross_entropy, kernels, linear, load_trace, mlp
 from flashsim.algorithms.beyond import programs
-from flashsim.algorithms.program import Program
-from flashsim.memory import SramOverflow
+from flashsim.algorithms.program import Bug, Program
+from flashsim.memory import Event, MemoryModelError, SramOverflow
 from flashsim.observers import Ledger
+from flashsim.planting import planted
 from flashsim.records import Sizes
-from flashsim.run.programs import ProgramRun, _first, count_program, run_program
+from flashsim.run.programs import ProgramRun, count_program, run_program
+from flashsim.sizes import first
 from flashsim.theory import exact_program
 from flashsim.theory.program import program_forms
+from flashsim.verify.programs import drawn, unnoticed
 
 NAMES = sorted(programs())
 every = pytest.mark.parametrize("program", [programs()[name] for name in NAMES], ids=NAMES)
@@ -30,15 +35,6 @@ every = pytest.mark.parametrize("program", [programs()[name] for name in NAMES],
 def lengths(program: Program, pick: Any) -> Sizes:
     """A length for each symbol."""
     return Sizes(**{symbol: pick(symbol) for symbol in program.symbols})
-
-
-def tried(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int = 0) -> tuple[dict[str, Any], Any]:
-    """Operands and options to try a program with."""
-    rng = np.random.default_rng(seed)
-    clipped = {n: min(b, sizes[s]) for (n, s), b in zip(program.blocks.items(), blocks, strict=True)}
-    given, options = program.example(rng, sizes, Sizes(**clipped))
-    operands = {name: rng.normal(size=kind.shape(sizes)) for name, kind in program.operands.items()}
-    return {**operands, **given}, options
 
 
 def index_of(program: Program, operands: dict[str, Any]) -> dict[str, Any]:
@@ -60,18 +56,73 @@ def test_records_and_forms_are_of_the_same_programs() -> None:
 def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject) -> None:
     sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 24), label=symbol))
     blocks = tuple(data.draw(st.integers(1, 24), label=name) for name in program.blocks)
-    operands, options = tried(program, sizes, blocks, data.draw(st.integers(0, 99), label="seed"))
-    want = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype="float64", options=options)
+    operands, options = drawn(program, sizes, blocks, data.draw(st.integers(0, 99), label="seed"))
+    dtype = np.dtype(data.draw(st.sampled_from(["float16", "float32", "float64"])))
+    operands = {name: a.astype(program.operands[name].dtype(dtype)) for name, a in operands.items()}
+    want = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options)
     run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
     tally = count_program(
-        program, sizes, M=10**6, blocks=blocks, dtype="float64", options=options, index=index_of(program, operands)
+        program, sizes, M=10**6, blocks=blocks, dtype=dtype, options=options, index=index_of(program, operands)
     )
     assert run.hbm == tally.hbm == want.hbm
+    assert all(a.itemsize == program.kinds[name].dtype(dtype).itemsize for name, a in run.hbm.by_array.items())
     assert run.sram == tally.sram == want.sram
     assert run.blocks == tally.blocks == want.blocks
     assert tally.flops.matmul == want.matmul
     with pytest.raises(SramOverflow):
         run_program(program, operands, M=want.sram.peak - 1, blocks=blocks, options=options)
+
+
+@pytest.mark.parametrize("instead", ["None", "Q", "(O, O)", 'HBM().empty("O", (5, 5), float)'])
+def test_what_is_returned_must_be_what_the_record_says(instead: str) -> None:
+    program = planted(programs()["linear_attention"], ("return O  # line 11", f"return {instead}  # line 11"))
+    with pytest.raises(
+        MemoryModelError, match=r"'linear_attention' returned .*; expected matrices in HBM, {'O': \(5, 5\)}"
+    ):
+        small(program)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "enforce", "enforced"),
+    [((2,), None, True), ((2,), True, True), ((2,), False, False), (None, None, False), (None, True, True)],
+)
+def test_blocks_that_are_given_are_enforced_whatever_sizing_says(blocks: Any, enforce: Any, enforced: bool) -> None:
+    how: dict[str, Any] = {"M": 10**4, "blocks": blocks, "sizing": "paper", "enforce": enforce}
+    sizes = {"N": 5, "d": 2, "e": 2}
+    assert count_program(programs()["linear_attention"], sizes, **how).sram.enforced == enforced
+    assert exact_program("linear_attention", sizes, **how).sram.enforced == enforced
+
+
+A = np.random.default_rng(0).normal(size=(5, 5))
+KERNEL, CROSS = kernels.product(A, A, A, M=99), cross_entropy.loss(A, A, [0, 1, 2, 3, 4], M=99)
+CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "product": (partial(kernels.product, A, A, A), {"blocks": (2, 2)}),
+    "its gradient": (partial(kernels.gradient, KERNEL, A), {"blocks": (2, 2)}),
+    "loss": (partial(cross_entropy.loss, A, A, [0, 1, 2, 3, 4]), {"blocks": (2, 2)}),
+    "its gradient to X": (partial(cross_entropy.gradient, CROSS, A[0]), {"blocks": (2, 2)}),
+    "linear attention": (partial(linear.attention, A, A, A), {"chunk": 2}),
+    "MLP": (partial(mlp.run, A, A, A), {"blocks": (2, 2, 2, 2)}),
+    "Linformer": (partial(approximate.linformer, A, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
+    "Performer": (partial(approximate.performer, A, A, A, A), {"blocks": (2, 2, 2, 2)}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_how_a_run_is_asked_for_reaches_it(name: str) -> None:
+    (call, blocks), events = CALLS[name], list[Event]()
+    run = call(M=7, enforce=False, observers=[events.append], trace=True, **blocks)
+    assert (run.sram.capacity, run.sram.enforced) == (7, False)
+    assert {*run.blocks.values()} == {2}
+    assert len(run.trace.events) == len(events) > 0
+    with pytest.raises(SramOverflow):
+        call(M=7, **blocks)
+    if call.func not in (linear.attention, mlp.run):
+        assert not call(M=7, sizing="paper").sram.enforced
+
+
+@pytest.mark.parametrize("name", ["its gradient", "its gradient to X"])
+def test_a_gradient_has_the_M_of_what_it_is_of(name: str) -> None:
+    assert CALLS[name][0]().sram.capacity == 99
 
 
 @every
@@ -80,7 +131,7 @@ def test_the_blocks_that_are_chosen_are_theorys(program: Program, data: st.DataO
     if program.line_1 is None:
         pytest.skip("its blocks must be given")
     sizes = lengths(program, lambda symbol: data.draw(st.integers(1, 60), label=symbol))
-    options = tried(program, sizes, (1,) * len(program.blocks))[1]
+    options = drawn(program, sizes, (1,) * len(program.blocks))[1]
     sizing = data.draw(st.sampled_from(["fit", "paper"]))
     M = data.draw(st.integers(1, 3_000), label="M")
     want = exact_program(program.name, sizes, M=M, sizing=sizing, options=options)
@@ -110,8 +161,23 @@ def test_each_line_is_labelled_as_in_the_listing(program: Program) -> None:
 def small(program: Program, **more: Any) -> ProgramRun:
     """A run of a few tiles."""
     sizes, blocks = lengths(program, lambda symbol: 5), (2,) * len(program.blocks)
-    operands, options = tried(program, sizes, blocks)
+    operands, options = drawn(program, sizes, blocks)
     return run_program(program, operands, M=10**4, blocks=blocks, options=options, **more)
+
+
+@every
+def test_its_bugs_are_noticed_and_nothing_without_one(program: Program) -> None:
+    assert program.bugs, "none to plant"
+    assert [*unnoticed(program)] == []
+
+
+def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = programs()["kernel_x_outer"]
+    turned = replace(program, bugs=(Bug("turned round", "Y_i + K_ij @ V_j", "K_ij @ V_j + Y_i"), *program.bugs))
+    assert [*unnoticed(turned)] == ["turned round"]
+    wrong = lambda given, blocks: {"Y": (np.zeros((11, 6)), np.zeros((11, 6)))}  # noqa: E731
+    monkeypatch.setattr("flashsim.verify.programs.naive_programs", lambda: {"kernel_x_outer": wrong})
+    assert [*unnoticed(program)] == ["none"]
 
 
 @every
@@ -126,7 +192,14 @@ def test_it_can_be_stepped_through(program: Program, tmp_path: Any) -> None:
     assert {event.label for event in trace.events if event.kind in ("load", "compute", "store")} <= {
         f"line {line.split()[0]}" for line in about.listing
     }
-    assert any(step.tile is not None for step in trace.steps)
+    assert dict(about.cuts).keys() == program.blocks.keys()
+    names = {event.name for event in trace.events} | {name for event in trace.events for name, _ in event.resident}
+    assert not names & {"a result", "an unnamed tile", "registers", "loop"}
+    moved = [event for event in trace.events if event.kind in ("load", "compute", "store")]
+    assert all(event.value is not None for event in moved), "labels, too, are numbers to look at"
+    gathers = any(event.name.startswith("Q[[") for event in trace.events)  # rows from anywhere are no tile
+    assert any(step.tile is not None for step in trace.steps) != gathers
+    assert not gathers or {step.rows for step in trace.steps if step.label == "line 5"} == {None}  # words of an order
     assert sum(each.elements for each in ledger.movements) == sum(a.reads + a.writes for a in about.arrays)
     again = load_trace(trace.save(tmp_path / "t.json.gz"))
     assert again.about == about
@@ -148,7 +221,7 @@ def test_a_run_shows_itself(program: Program) -> None:
 @pytest.mark.parametrize("how", ["missing", "shape", "axes", "empty", "NaN", "dtype", "text"])
 def test_operands_that_do_not_fit_are_refused(program: Program, how: str) -> None:
     sizes, blocks = lengths(program, lambda symbol: 5), (2,) * len(program.blocks)
-    operands, options = tried(program, sizes, blocks)
+    operands, options = drawn(program, sizes, blocks)
     floats = [name for name, kind in program.operands.items() if kind.type == "inputs"]
     last = floats[-1]
     array = operands[last]
@@ -170,22 +243,29 @@ def test_operands_that_do_not_fit_are_refused(program: Program, how: str) -> Non
 def test_sizes_that_are_none_are_refused(program: Program) -> None:
     sizes = lengths(program, lambda symbol: 5)
     blocks = (2,) * len(program.blocks)
-    options = tried(program, sizes, blocks)[1]
-    index = index_of(program, tried(program, sizes, blocks)[0])
+    options = drawn(program, sizes, blocks)[1]
+    index = index_of(program, drawn(program, sizes, blocks)[0])
     first = program.symbols[0]
     for wrong, match in (
         ({"sizes": {**sizes, first: 0}}, f"{first} is 0; expected at least 1"),
         ({"sizes": {}}, "sizes are none; expected"),
         ({"blocks": 3}, r"blocks is 3; expected \("),
+        ({"blocks": (2,) * (len(blocks) + 1)}, r"blocks is \(.*\); expected \("),
         ({"blocks": (0,) * len(blocks)}, "blocks, .*, is 0; expected at least 1"),
         ({"options": {"nosuch": 1}}, "options are nosuch; expected"),
+        ({"index": {"nosuch": 1}}, "index holds nosuch; expected"),
         ({"M": 0}, "M is 0"),
         ({"dtype": "int8"}, "dtype int8 is not supported"),
         ({"blocks": None, "sizing": "none"}, "unknown sizing 'none'"),
     ):
-        arguments: dict[str, Any] = {"sizes": sizes, "blocks": blocks, "options": options, "index": index, **wrong}
+        arguments: dict[str, Any] = {"blocks": blocks, "options": options, "index": index, **wrong}
+        lengths_: Any = arguments.pop("sizes", sizes)
         with pytest.raises(ValueError, match=match):
-            count_program(program, arguments.pop("sizes"), **arguments)
+            count_program(program, lengths_, **arguments)
+        del arguments["index"]
+        if not wrong.keys() & {"options", "index"}:
+            with pytest.raises(ValueError, match=match.replace("unknown sizing", "no closed form for sizing")):
+                exact_program(program.name, lengths_, **arguments)
     with pytest.raises(ValueError, match="no closed form for 'nosuch'"):
         exact_program("nosuch", sizes)
 
@@ -199,5 +279,5 @@ def test_the_first_size_is_found_by_halving() -> None:
             asked.append(n)
             return n >= least
 
-        assert _first(enough) == least
+        assert first(enough) == least
         assert len(asked) <= max(1, 2 * (least - 1).bit_length())

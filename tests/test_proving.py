@@ -25,6 +25,7 @@ from flashsim.memory import SramOverflow
 from flashsim.proving import _allowed
 from flashsim.records import Shape
 from flashsim.theory import lower_bound
+from flashsim.theory.lower import _about
 
 LENGTHS, WIDTHS = st.integers(1, 200), st.integers(1, 24)
 
@@ -92,6 +93,13 @@ def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(Y: int, d: in
     most = brute(Y, d, M, a, b)
     assert most_in_a_phase(Y, d, M, a, b, math.ceil(most + 1e-3))
     assert not most_in_a_phase(Y, d, M, a, b, math.ceil(most) - 1)
+
+
+@pytest.mark.parametrize(("Y", "d", "M", "a", "b"), [(60, 8, 40, 9, 11), (90, 2, 10, 3, 17), (80, 5, 64, 1, 19)])
+def test_the_search_comes_near_the_most_of_a_phase(Y: int, d: int, M: int, a: int, b: int) -> None:
+    most = brute(Y, d, M, a, b)
+    for fine, short in ((12, 1e-6), (3, 1e-4)):
+        assert 1 - short <= _about(a, b, Y, d, M, fine) / most <= 1.002  # of real s and c, brute's are whole
 
 
 @given(T=st.integers(1, 10**9), d=st.integers(1, 200), Y=st.integers(1, 10**5))

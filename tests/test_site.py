@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 import warnings
@@ -12,6 +13,7 @@ import pytest
 
 import flashsim
 from flashsim import api
+from flashsim.cli import COMMANDS, parsers
 
 from .pages import ROOT, text_of
 
@@ -20,6 +22,7 @@ pytest.importorskip("myst_parser", reason='needs the site\'s tools: pip install 
 sys.path.insert(0, str(ROOT / "docs" / "_site"))
 docstrings: Any = __import__("docstrings")
 pages: Any = __import__("pages")
+commands: Any = __import__("commands")
 
 CONF = f"""
 import runpy
@@ -146,3 +149,14 @@ def test_every_lesson_has_a_card_to_play() -> None:
     assert page.count("<svg") == len(lessons)
     with pytest.raises(ValueError, match="the gallery's index has not lesson 1"):
         pages.with_players(text_of(gallery / "README.md"), "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_page_of_the_command_line_has_every_option_with_what_it_does(name: str) -> None:
+    parser = parsers()[name]
+    said = commands._section(name, parser).astext()
+    for action in parser._actions[1:]:  # but for --help
+        if action.help != argparse.SUPPRESS:
+            assert (action.option_strings or [str(action.metavar or action.dest)])[-1] in said
+            assert str(action.help).partition("%")[0] in said
+    assert COMMANDS[name].EXAMPLES.split()[:3] == said.rpartition("examples:")[2].split()[:3]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +76,16 @@ def test_a_cycle_is_found() -> None:
     assert imported(lazy) == {"flashsim.masks"}
     assert imported("from flashsim import theory, forward") == {"flashsim.theory", "flashsim"}
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d", "a"}}) == {frozenset("bc"), frozenset("d")}
+
+
+def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_path: Path) -> None:
+    wheel = tmp_path / "flashsim.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in MODULES.values():
+            archive.write(path, path.relative_to(ROOT.parent))
+    code = f"import sys; sys.path.insert(0, {str(wheel)!r}); import flashsim"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: flashsim is imported from {wheel}, an archive, and it reads its own sources: "
+        "expected it installed (pip install flashsim.whl), or unpacked"
+    )

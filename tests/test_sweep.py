@@ -332,6 +332,16 @@ def test_a_logarithmic_axis_has_ticks_to_read_it_by(lengths: tuple[int, int]) ->
     assert 3 <= sum(low <= tick <= high for tick in ax.get_yticks()) <= 9
 
 
+def test_a_mask_of_ones_own_is_called_by_its_class_where_it_says_nothing() -> None:
+    class Diagonal(flashsim.Mask):
+        def allows(self, rows: Any, columns: Any, shape: Any, head: Any = ()) -> Any:
+            return rows == columns
+
+    found = repr(flashsim.sweep("flash", N=8, d=4, mask=[Diagonal(), Diagonal() & flashsim.Causal()]))
+    assert "Diagonal()" in found
+    assert "0x" not in found
+
+
 def test_a_sweep_shows_what_varies() -> None:
     found = flashsim.sweep(["flash", "standard"], N=range(8, 108), d=4, M=[100, 400])
     said = repr(found)

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashsim.testing.bridges import Bridge, Sent
+from flashsim.testing.checking import check_attention
 from flashsim.testing.spec import Spec
-from flashsim.testing.wrapping import wrap
+from flashsim.testing.wrapping import Wrapped, wrap
 
 from .wrapping import DTYPES, inputs, layouts, same_bits
 
@@ -52,6 +54,38 @@ def test_unknown_arguments_are_refused() -> None:
         wrap(lambda q, k, v: q, "jax", convention="sdpa")
     with pytest.raises(ValueError, match="fn is 3; expected a function"):
         wrap(3, "torch")  # type: ignore[arg-type]
+
+
+class Plain(Bridge):
+    """To NumPy's own arrays, in torch's name."""
+
+    package = "torch"
+
+    def send(self, name: str, array: Any) -> Sent:
+        return Sent(name, array)
+
+
+def test_a_callable_object_has_its_class_s_name_and_is_wrapped_again_by_one_s_own() -> None:
+    class Attention:
+        def __call__(self, q: Any, k: Any, v: Any) -> Any:
+            return q
+
+        def __repr__(self) -> str:
+            return "Attention(\n  (drop): Dropout(p=0.0)\n)"
+
+    module = Wrapped(Attention(), Plain(), None)
+    assert module.__name__ == "Attention"
+    assert module.code("attend") == "wrap(attend, 'torch')"
+
+
+def test_who_wraps_already_is_not_told_to() -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        raise RuntimeError("torch has no device")
+
+    said = str(check_attention(Wrapped(attention, Plain(), None), Spec(), on_fail="return"))
+    assert "it raised RuntimeError: torch has no device" in " ".join(said.split())
+    assert "--wrap" not in said
+    assert "give --wrap torch" in " ".join(str(check_attention(attention, Spec(), on_fail="return")).split())
 
 
 def test_specs_of_the_conventions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,8 @@ from typing import Protocol
 
 from flashsim.checking import check_count
 from flashsim.records import Blocks, Shape
-
-
-def ceil_div(a: int, b: int) -> int:
-    """Return ⌈a / b⌉."""
-    return -(-a // b)
+from flashsim.sizes import ceil_div as ceil_div
+from flashsim.sizes import first
 
 
 def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
@@ -95,13 +92,13 @@ class Fit:
         """Return the largest blocks that fit."""
         fits, M = problem.fits, problem.M
         if not fits(problem.blocks(1), M):
-            least = _first(lambda M: fits(problem.blocks(1), M))
+            least = first(lambda M: fits(problem.blocks(1), M))
             raise ValueError(
                 f"M = {M:,} elements is too small for {problem.algorithm!r} even with blocks of one row: "
                 f"at {problem.shape} it needs at least M = {least:,}"
             )
         longest = max(problem.shape.N_q, problem.shape.N_k)
-        return problem.blocks(_first(lambda rows: rows >= longest or not fits(problem.blocks(rows + 1), M)))
+        return problem.blocks(first(lambda rows: rows >= longest or not fits(problem.blocks(rows + 1), M)))
 
 
 @dataclass(frozen=True)
@@ -132,15 +129,3 @@ class Told:
     def __call__(self, problem: SizingProblem) -> Blocks:
         """Return the policy's blocks."""
         return self.policy(problem)
-
-
-def _first(true_from: Callable[[int], bool]) -> int:
-    """Return the least n ≥ 1 at which a predicate that stays true becomes true."""
-    high = 1
-    while not true_from(high):
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if true_from(middle) else (middle, high)
-    return high

@@ -48,16 +48,22 @@ class Profile:
     log_slope: Callable[[Tile], Tile]
 
 
+def twice_over(h: Tile, x: Any) -> Tile:
+    """Return x/h², where h² may overflow."""
+    result: Tile = x / h / h
+    return result
+
+
 PROFILES: Mapping[str, Profile] = {
     "gaussian": Profile(
         lambda s: np.exp(-0.5 * s * s), lambda s: -0.5 * s * s, lambda s: s * np.exp(-0.5 * s * s), lambda s: s
     ),
     "laplace": Profile(lambda s: np.exp(-s), lambda s: -s, lambda s: np.exp(-s), np.ones_like),
     "cauchy": Profile(
-        lambda s: 1.0 / (1.0 + s * s),
-        lambda s: -np.log1p(s * s),
-        lambda s: 2.0 * s / (1.0 + s * s) / (1.0 + s * s),
-        lambda s: 2.0 * s / (1.0 + s * s),
+        lambda s: twice_over(np.hypot(1.0, s), 1.0),
+        lambda s: -2.0 * np.log(np.hypot(1.0, s)),
+        lambda s: twice_over(np.hypot(1.0, s), twice_over(np.hypot(1.0, s), 2.0 * s)),
+        lambda s: twice_over(np.hypot(1.0, s), 2.0 * s),
     ),
 }
 """By name: e^{−s²/2}, e^{−s}, 1/(1 + s²)."""
@@ -186,3 +192,10 @@ def example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict
     """Return a kernel function to try a program with, and weights that are not negative."""
     name = (*PROFILES,)[int(rng.integers(len(PROFILES)))]
     return {"V": rng.exponential(size=(sizes.n, sizes.get("e", 1)))}, {"k": Radial(name, float(rng.uniform(0.5, 3)))}
+
+
+def gradient_example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the same, with the log-sum-exps that the product would have returned."""
+    (X, Z), (given, options) = (rng.normal(size=(n, sizes.d)) for n in (sizes.N, sizes.n)), example(rng, sizes, blocks)
+    Y = np.logaddexp.reduce(options["k"].log(X, Z) + np.log(given["V"].T), axis=1, keepdims=True)
+    return {"X": X, "Z": Z, "Y": Y, **given}, options

@@ -59,3 +59,10 @@ def example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict
     """Return labels to try a program with, some of them left out."""
     y = rng.integers(0, sizes.v, size=(sizes.N, 1))
     return {"y": np.where(rng.random((sizes.N, 1)) < 0.2, NONE, y)}, {}
+
+
+def gradient_example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the same, with the log-sum-exps that the loss would have returned."""
+    X, E = rng.normal(size=(sizes.N, sizes.d)), rng.normal(size=(sizes.v, sizes.d))
+    L = np.logaddexp.reduce(X @ E.T, axis=1, keepdims=True)
+    return {"X": X, "E": E, "L": L, **example(rng, sizes, blocks)[0]}, {}

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,14 @@ Example = tuple[Mapping[str, Any], Mapping[str, Any]]
 def normal(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> Example:
     """Return that all operands are normally distributed, and that there are no options."""
     return {}, {}
+
+
+class Bug(NamedTuple):
+    """What is wrong, and the text of the function that is changed to make it so."""
+
+    what: str
+    before: str
+    after: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +55,7 @@ class Program:
     follows    what the player follows from tile to tile, as in `flashsim.algorithms.Algorithm`
     direction  "forward", or "backward" for gradients
     logs       those of its operands and results that are logarithms, in which −∞ is a number
+    bugs       mistakes to plant in it, each of which its tests must notice, by its numbers or its counts
     example    (random numbers, lengths, block sizes) -> operands and options to try it with; an operand left out is normal
     """
 
@@ -68,6 +77,7 @@ class Program:
     follows: tuple[str, ...]
     direction: str = "forward"
     logs: tuple[str, ...] = ()
+    bugs: tuple[Bug, ...] = field(default=(), repr=False)
     example: Callable[[np.random.Generator, Sizes, Sizes], Example] = normal
 
     def __reduce__(self) -> Any:

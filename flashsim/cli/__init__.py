@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from types import ModuleType
 
@@ -67,6 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command, with its `name`, `command_line` and `flags`, how they are spelt. Raises ValueError."""
+    commands = parsers(arguments[:1])  # others need not know their options
+    options, extra = commands.pop("").parse_known_args(arguments)
+    flags = [flag for action in commands[options.name]._actions for flag in action.option_strings]
+    if extra:
+        raise ValueError(f"unrecognized arguments: {' '.join(extra)}{meant(extra[0], flags)}")
+    options.flags = flags
+    options.command_line = shlex.join(["flashsim", *map(name_of, arguments)])
+    return options
+
+
+def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command, those of these names with their options; under "" the one of them all."""
     parser = Parser(
         prog="flashsim",
         description="FlashAttention on a simulated HBM and SRAM: real numbers, executed counts, an enforced capacity.",
@@ -74,26 +86,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "`flashsim COMMAND --help` shows a command's options and examples.",
     )
     parser.add_argument("--version", action="version", version=f"flashsim {flashsim.__version__}")
-    flags: list[str] = []
+    found: dict[str, argparse.ArgumentParser] = {"": parser}
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        added = commands.add_parser(
+        found[name] = commands.add_parser(
             name,
             help=command.SUMMARY,
             description=_wrapped(command.SUMMARY, "", ""),
             epilog="examples:\n" + "\n".join(map(_example, command.EXAMPLES.splitlines())),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        added.set_defaults(name=name)
-        if name in arguments[:1]:  # others need not know theirs
-            command.add_options(added)
-            flags = [flag for action in added._actions for flag in action.option_strings]
-    options, extra = parser.parse_known_args(arguments)
-    if extra:
-        raise ValueError(f"unrecognized arguments: {' '.join(extra)}{meant(extra[0], flags)}")
-    options.flags = flags
-    options.command_line = shlex.join(["flashsim", *map(name_of, arguments)])
-    return options
+        found[name].set_defaults(name=name)
+        if name in whole:
+            command.add_options(found[name])
+    return found
 
 
 def _wrapped(text: str, end: str, further: str) -> str:

@@ -26,9 +26,9 @@ EXAMPLES = (
     "flashsim check flashsim.testing.mutants:causal_top_left --fail-fast\n"
     "flashsim check torch.nn.functional:scaled_dot_product_attention --wrap torch --convention sdpa --backward auto \\\n"
     "    --expect masked_kv_poison backward_poison\n"
-    "  PyTorch does not promise that NaN in masked keys stays out of O and of the gradients: hence --expect. Nor the same\n"
-    "  on every backend: rows in which every key is masked are 0 on the CPU, and may be something else with cuDNN\n"
-    "  (--empty-rows undefined). Its causal is aligned at the top left, which --convention sdpa declares."
+    "  PyTorch does not promise that NaN in masked keys stays out of O and of the gradients: hence --expect. "
+    "Nor the same on every backend: rows in which every key is masked are 0 on the CPU, and may be something else with cuDNN "
+    "(--empty-rows undefined). Its causal is aligned at the top left, which --convention sdpa declares."
 )
 WHERE = "MODULE:FUNCTION"
 YES_OR_NO = argparse.BooleanOptionalAction
@@ -60,7 +60,6 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     own = "your kernel: a function of a module, or of a file (my_kernels.py:attention)"
     parser.add_argument("function", nargs="?", metavar=WHERE, help=own)
     parser.add_argument("--list", action="store_true", help="list the checks, and check nothing")
@@ -189,7 +188,7 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
     subject = Subject(
         module=file.stem if file else where,
         name=name,
-        wrapped=fn.code() if options.wrap else "",
+        wrapped=fn.code("unwrapped") if options.wrap else "",
         backward=f"{name}.backward" if own else back,
         backward_from=Path(backward).stem if backward.endswith(".py") else backward,
         expected=options.expect,

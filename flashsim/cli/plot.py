@@ -7,7 +7,7 @@ from typing import Any
 
 from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import NAMES, add
-from flashsim.cli.values import elements
+from flashsim.cli.values import elements, whole
 from flashsim.inputs import DEFAULT_DTYPE, float_dtype
 from flashsim.machines import MACHINES
 
@@ -17,24 +17,16 @@ EXAMPLES = (
     "flashsim plot blocks --N 4096 --d 128 --M 228KB -o out/blocks\n"
     "flashsim plot theorem2 --wide\n"
     "flashsim plot cache_size --algorithm mine.py:attention\n"
+    "flashsim plot approximate --k 64\n"
     "flashsim plot roofline --machine H200 --N 4096 --d 128 --dtype bfloat16"
 )
 
-OPTIONS = {
-    "N": "--N",
-    "N_q": "--N-q",
-    "d": "--d",
-    "d_v": "--d-v",
-    "dtype": "--dtype",
-    "machine": "--machine",
-    "M": "--M",
-    "blocks": "--blocks",
-    "algorithms": "--algorithm",
-}  # how what a figure takes is spelt here
+LETTERS = ("N", "N_q", "d", "d_v", "k", "dtype", "machine", "M", "blocks")
+OPTIONS = {**{name: f"--{name.replace('_', '-')}" for name in LETTERS}, "algorithms": "--algorithm"}
+"""How what a figure takes is spelt here."""
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     from flashsim.plots import FIGURES
 
     def of(option: str) -> str:
@@ -58,6 +50,8 @@ def add_options(parser: Any) -> None:
     add(parser, "--N-q", help=f"{of('N_q')}: number of queries, where it differs from the keys'")
     add(parser, "--d", required=False, help=f"{of('d')}: head dimension. Default: 64; for fusing 1024")
     add(parser, "--d-v", help=f"{of('d_v')}: width of V, where it differs from d")
+    what = "mixtures, features, or keys of a window, that approximations have"
+    parser.add_argument("--k", type=whole(), help=f"{of('k')}: {what}. Default: 256")
     add(parser, "--dtype", default=None, help=f"{of('dtype')}. Default: {DEFAULT_DTYPE}")
     add(parser, "--blocks", help=f"{of('blocks')}: these block sizes instead of line 1's; M enforced")
     parser.add_argument(

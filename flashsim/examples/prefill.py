@@ -108,11 +108,6 @@ def update(query: int, m_old: Any, s_old: Any, O_old: Array, S: Array, V_tile: A
     return Row(query, m_old, s_old, O_old, m, correction, s_corrected, O_corrected, weights, s, O)
 
 
-def is_skipped(queries: range, keys: range) -> bool:
-    """Whether even the tile's first key comes after its last query, so that the tile is empty under a causal mask."""
-    return keys.start > queries[-1]
-
-
 def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int, causal: bool = True) -> QueryTile:
     """Stream all keys and values past one tile of queries."""
     dtype = Q.dtype.type
@@ -120,7 +115,7 @@ def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int, causal: b
     tiles = []
     for start in range(0, len(K), B_k):
         keys = range(start, min(start + B_k, len(K)))
-        if causal and is_skipped(queries, keys):
+        if causal and keys.start > queries[-1]:  # all masked: even its first key comes after its last query
             nothing = np.zeros((0, 0), dtype)
             tiles.append(Tile(queries, keys, True, nothing, nothing, nothing, ()))
             continue

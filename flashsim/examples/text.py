@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.tables import aligned
+
 NEW_MAXIMUM = "   ← new maximum"
 ROUNDED = "All numbers are computed unrounded, and rounded only to be shown."
 WIDTH = 100
@@ -71,13 +73,7 @@ def column(rows: Sequence[str]) -> list[str]:
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ", left: Sequence[int] = (0,)) -> Iterator[str]:
     """Yield lines of aligned columns: those numbered in `left` to the left, the others to the right."""
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    for row in rows:
-        cells = (
-            text.ljust(width) if c in left else text.rjust(width)
-            for c, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield (indent + "   ".join(cells)).rstrip()
+    yield from (indent + line for line in aligned(rows, left, "   "))
 
 
 def paragraph(text: str, indent: str = "") -> Iterator[str]:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashsim.gpu.algorithm_2 import shared_bytes
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import ELEMENTS, FLOAT, HEAD_DIMS, check_blocks, launch, lse_of, problem, variants
+from flashsim.gpu.launching import ELEMENTS, HEAD_DIMS, check_blocks, launch, lse_of, problem, variants
 
 FILE = "algorithm_1.cu"
 ARRAYS = ("Q", "K", "V", "O", "l", "m")
 MEASURED = (16, 32, 64, 128, 256)  # B_c of the paper's Figure 2 (middle), at d = 64
-
-
-def shared_bytes(d: int, B_r: int, B_c: int) -> int:
-    """Return the shared memory of Q_i, K_j, V_j, P̃_ij, ℓ_i, m_i; rows of tiles are one longer than they look."""
-    return FLOAT * (B_r * (d + 1) + 2 * B_c * (d + 1) + B_r * (B_c + 1) + 2 * B_r)
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:

@@ -257,42 +257,32 @@ def _ours(name: str, setting: Setting) -> Call:
 
 
 def _torchs(backend: str, setting: Setting, torch: Any) -> Call:
-    shape = setting.batch, setting.H, setting.N, setting.d
-    backward = setting.direction == "backward"
-    q, k, v = (
-        torch.randn(shape, device="cuda", dtype=getattr(torch, setting.dtype), requires_grad=backward) for _ in range(3)
-    )
     attention = _fused(backend, setting) if backend else _unfused(setting, torch)
-
-    def forward() -> Any:
-        return attention(q, k, v)
-
-    if not backward:
-        return forward
-    o = forward()
-    do = torch.randn_like(o)
-    return lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+    return _peer(attention, (setting.batch, setting.H, setting.N, setting.d), setting, torch)
 
 
 def _fa4(setting: Setting, torch: Any) -> Call:
-    """Its arrays are (B, N, H, d); PyTorch's autograd has its backward pass."""
+    """Its arrays are (B, N, H, d)."""
     from flash_attn.cute import flash_attn_func
 
-    shape = setting.batch, setting.N, setting.H, setting.d
-    backward = setting.direction == "backward"
-    q, k, v = (
-        torch.randn(shape, device="cuda", dtype=getattr(torch, setting.dtype), requires_grad=backward) for _ in range(3)
-    )
-
-    def forward() -> Any:
+    def attention(q: Any, k: Any, v: Any) -> Any:
         found = flash_attn_func(q, k, v, causal=setting.causal)
         return found[0] if isinstance(found, tuple) else found
 
     if setting.dropout_p:
         raise ValueError("FlashAttention-4 has no dropout")
+    return _peer(attention, (setting.batch, setting.N, setting.H, setting.d), setting, torch)
+
+
+def _peer(attention: Callable[..., Any], shape: tuple[int, ...], setting: Setting, torch: Any) -> Call:
+    """Return a call of attention on tensors of that shape, or of its backward pass, which PyTorch's autograd has."""
+    backward = setting.direction == "backward"
+    q, k, v = (
+        torch.randn(shape, device="cuda", dtype=getattr(torch, setting.dtype), requires_grad=backward) for _ in range(3)
+    )
     if not backward:
-        return forward
-    o = forward()
+        return partial(attention, q, k, v)
+    o = attention(q, k, v)
     do = torch.randn_like(o)
     return lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flashsim.checking import check_tiles
-from flashsim.gpu import hopper_backward, tensor_core
-from flashsim.gpu.compiling import capability, import_cupy, load
+from flashsim.gpu import hopper_backward, tensor_core, tensor_core_backward
+from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import DROPOUT, NOWHERE, counter, dropout, section
+from flashsim.gpu.launching import DROPOUT, NOWHERE, counter, dropout, ready, section
 from flashsim.gpu.tensor_maps import tensor_map
 from flashsim.masks import SlidingWindow
 from flashsim.records import Blocks, Shape
@@ -198,10 +198,11 @@ def _made(
     problem["starts"], problem["tiles"] = listed or (0, 0)
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     problem["dropout"] = dropout(*drops)
-    kernel = _ready(device, tiles, dtype.name, d, kind, drops[0] > 0, counting)
+    name, shared = tiles.function(dtype.name, d, kind, drops[0] > 0), tiles.shared_bytes(d)
+    (kernel,) = ready(device, FILE, (name,), name, shared, counting)
     blocks = min(attributes["MultiProcessorCount"] if tiles.persistent else row_blocks, row_blocks)
     threads = 128 * (tiles.B_r // ROWS + 1)
-    return _Made(kernel, (blocks,), (threads,), tiles.shared_bytes(d), np.void(problem.tobytes()), dtype.name)
+    return _Made(kernel, (blocks,), (threads,), shared, np.void(problem.tobytes()), dtype.name)
 
 
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:
@@ -226,22 +227,13 @@ def _on_gpu(device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tupl
     return found
 
 
-@cache
-def _ready(device: int, tiles: Tiles, dtype: str, d: int, kind: str, dropout: bool, counting: bool) -> Any:
-    """Return a function, loaded and allowed its shared memory, on `device`, the current one."""
-    name = tiles.function(dtype, d, kind, dropout)
-    kernel = load(FILE, (name,), {"COUNT": int(counting)})[name]
-    kernel.max_dynamic_shared_size_bytes = tiles.shared_bytes(d)
-    return kernel
-
-
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
     """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`."""
     reason = why_not(capability(import_cupy().cuda.runtime.getDevice()), q.shape[3])
     if reason:
         _refuse(options, f"runs in hopper's place as {reason}")
         warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
-        tensor_core.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+        tensor_core_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
         return
     hopper_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
 

@@ -6,14 +6,14 @@ dQ is summed in HBM, in fp32, by blocks of threads that run at once: in any orde
 from __future__ import annotations
 
 import struct
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashsim.gpu.compiling import import_cupy, load
+from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Options, Variant
-from flashsim.gpu.launching import DROPOUT, NOWHERE, dropout, section
+from flashsim.gpu.launching import DROPOUT, NOWHERE, dropout, ready, section
 from flashsim.gpu.tensor_core import ELEMENTS, LOG2_E
 from flashsim.gpu.tensor_maps import tensor_map
 
@@ -129,9 +129,10 @@ def _made(
     most = float(np.finfo(np.float32).max)
     problem["tau"], problem["half_c"] = (max(-most, min(x, most)) for x in (scale, scale * LOG2_E / 2))
     problem["dropout"] = dropout(dropout_p, seed)
+    names = functions(dtype.name, d, causal, dropout_p > 0, deterministic)
     sums, rows, turns = 4 * row_blocks * B_r * d, 8 * row_blocks * B_r, 8 * row_blocks
     return _Made(
-        _ready(device, dtype.name, d, causal, dropout_p > 0, deterministic, counting),
+        ready(device, FILE, names, names[1], shared_bytes(d), counting),
         (row_blocks,),
         (key_blocks,),
         shared_bytes(d),
@@ -141,15 +142,6 @@ def _made(
         (sums, sums + rows, sums + rows + turns),
         dtype.name,
     )
-
-
-@cache
-def _ready(device: int, dtype: str, d: int, causal: bool, drops: bool, deterministic: bool, counting: bool) -> Any:
-    """Return the three kernels, loaded and allowed their shared memory, on `device`, the current one."""
-    names = functions(dtype, d, causal, drops, deterministic)
-    kernels = load(FILE, names, {"COUNT": int(counting)})
-    kernels[names[1]].max_dynamic_shared_size_bytes = shared_bytes(d)
-    return tuple(kernels[name] for name in names)
 
 
 VARIANTS = tuple(

@@ -7,15 +7,15 @@ heads, at all positions. Elsewhere this rung runs `hopper` in its place, with a 
 from __future__ import annotations
 
 import warnings
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flashsim.gpu import hopper, tensor_core
-from flashsim.gpu.compiling import capability, import_cupy, load
+from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import NOWHERE
+from flashsim.gpu.launching import NOWHERE, check_rows, ready
 from flashsim.gpu.tensor_maps import tensor_map
 
 FILE = "hopper_decode.cu"
@@ -79,7 +79,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     asked = _prepared(
         device, q.shape, k.shape, q.strides, q.dtype, lse is not None, options.causal, options.scale, counting
     )
-    tensor_core.check_rows("q", q)
+    check_rows("q", q)
     K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, asked.dtype, KEYS) for name, x in (("k", k), ("v", v)))
     L = NOWHERE if lse is None else lse
     totals = options.counters.for_launch(ARRAYS) if options.counters is not None else NOWHERE
@@ -132,7 +132,9 @@ def _prepared(
     problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, T_c
     problem["causal"], problem["wants_L"] = causal, wants_L
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    found = np.void(problem.tobytes()), _ready(device, dtype.name, q[3], counting), dtype.name, blocks
+    names = functions(dtype.name, q[3])
+    kernels = ready(device, FILE, names, names[0], shared_bytes(q[3]), counting)
+    found = np.void(problem.tobytes()), (kernels[0], kernels[1]), dtype.name, blocks
     if blocks == heads:
         return _Prepared(*found)
     share = next(share for share in (1, 2, 4, 8) if share == WARPS or -(-blocks // heads) <= PARTS * share)
@@ -148,15 +150,6 @@ def shared_bytes(d: int) -> int:
 def functions(dtype: str, d: int) -> tuple[str, str]:
     """Return the kernels' names for one case."""
     return f"hopper_decode<{ELEMENTS[dtype]}, {d}>", f"merge<{ELEMENTS[dtype]}, {d}>"
-
-
-@cache
-def _ready(device: int, dtype: str, d: int, counting: bool) -> tuple[Any, Any]:
-    """Return both functions, loaded and allowed their shared memory, on `device`, the current one."""
-    names = functions(dtype, d)
-    loaded = load(FILE, names, {"COUNT": int(counting)})
-    loaded[names[0]].max_dynamic_shared_size_bytes = shared_bytes(d)
-    return loaded[names[0]], loaded[names[1]]
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:

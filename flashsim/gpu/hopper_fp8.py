@@ -13,7 +13,7 @@ import numpy as np
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import MissingGPU, capability, current_device, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import ELEMENTS, NOWHERE, counter, section
+from flashsim.gpu.launching import ELEMENTS, NOWHERE, check_rows, counter, ready, section
 from flashsim.gpu.tensor_maps import tensor_map
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
@@ -79,7 +79,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     if reason:
         raise ValueError(f"hopper_fp8 cannot run: {reason}; no other kernel takes {NAME}")
     for name, x in (("q", q), ("k", k), ("v", v)):
-        tensor_core.check_rows(name, x)
+        check_rows(name, x)
     counters, wants_L = options.counters, lse is not None
     made = _made(device, q.shape, k.shape, v.strides, wants_L, options.causal, options.scale, counters is not None)
     totals = counters.for_launch(ARRAYS) if counters is not None else NOWHERE
@@ -128,20 +128,12 @@ def _made(
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
     problem["section"] = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    transpose, kernel = _ready(device, causal, counting)
+    name = function(causal)
+    transpose, kernel = ready(device, FILE, ("transpose", name), name, SHARED, counting)
     strides, numbers = np.array([v_strides[:3]], _STRIDES), tuple(np.int32(n) for n in (H_kv, N_k, T_c))
     grid = min(attributes["MultiProcessorCount"], row_blocks)
     shape = B, H_kv, T_c * d, BLOCKS[1]
     return _Made(transpose, (tiles,), strides, shape, numbers, kernel, (grid,), np.void(problem.tobytes()))
-
-
-@cache
-def _ready(device: int, causal: bool, counting: bool) -> tuple[Any, Any]:
-    """Return both functions, loaded and allowed their shared memory, on `device`, the current one."""
-    names = ("transpose", function(causal))
-    loaded = load(FILE, names, {"COUNT": int(counting)})
-    loaded[names[1]].max_dynamic_shared_size_bytes = SHARED
-    return loaded[names[0]], loaded[names[1]]
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:

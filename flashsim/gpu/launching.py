@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,15 @@ def check_blocks(kernel: str, blocks: tuple[int, int], shared: int) -> tuple[int
     return blocks
 
 
+def check_rows(name: str, array: Any) -> None:
+    """Raise ValueError unless rows start at multiples of 16 bytes, as they are copied 16 bytes at a time."""
+    strides = [stride for stride, n in zip(array.strides[:3], array.shape[:3], strict=True) if n > 1]
+    if array.data.ptr % 16 or any(stride % 16 for stride in strides):
+        raise ValueError(
+            f"{name} is at {array.data.ptr:#x} with strides {array.strides} bytes; expected multiples of 16 for tensor_core"
+        )
+
+
 def launch(
     file: str,
     function: str,
@@ -114,6 +124,14 @@ def variants(
         return Variant(file, (("COUNT", count),), tuple(names), SCALAR_ARCHITECTURES)
 
     return (*(compiled(T, 0, T == "float") for T in ELEMENTS.values()), compiled("float", 1, False))
+
+
+@cache
+def ready(device: int, file: str, names: tuple[str, ...], large: str, shared: int, counting: bool) -> tuple[Any, ...]:
+    """Return functions, loaded, and `large` of them allowed so much shared memory, on `device`, the current one."""
+    loaded = load(file, names, {"COUNT": int(counting)})
+    loaded[large].max_dynamic_shared_size_bytes = shared
+    return tuple(loaded[name] for name in names)
 
 
 def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:

@@ -50,7 +50,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     cupy = import_cupy()
     (B, H, N_q, d), (_, H_kv, N_k, _) = q.shape, k.shape
     for name, array in (("q", q), ("k", k), ("v", v)):
-        check_rows(name, array)
+        launching.check_rows(name, array)
     if max(B, H) > GRID:
         raise ValueError(f"q has shape {q.shape}; tensor_core takes a batch and a number of heads of {GRID:,} at most")
     dropout = options.dropout_p > 0
@@ -78,37 +78,8 @@ def _ready(device: int, name: str, shared: int) -> Any:
     return kernel
 
 
-def check_rows(name: str, array: Any) -> None:
-    """Raise ValueError unless rows start at multiples of 16 bytes, as they are copied 16 bytes at a time."""
-    strides = [stride for stride, n in zip(array.strides[:3], array.shape[:3], strict=True) if n > 1]
-    if array.data.ptr % 16 or any(stride % 16 for stride in strides):
-        raise ValueError(
-            f"{name} is at {array.data.ptr:#x} with strides {array.strides} bytes; expected multiples of 16 for tensor_core"
-        )
-
-
 def _elements(array: Any) -> tuple[int, ...]:
     return tuple(stride // array.itemsize for stride in array.strides[:3])
-
-
-def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
-    """Fill dq, dk, dv. Raises ValueError as `tensor_core_backward.backward`."""
-    tensor_core_backward.backward(
-        q,
-        k,
-        v,
-        o,
-        do,
-        lse,
-        dq,
-        dk,
-        dv,
-        causal=options.causal,
-        scale=options.scale,
-        dropout_p=options.dropout_p,
-        seed=options.seed,
-        deterministic=options.deterministic,
-    )
 
 
 KERNEL = Kernel(
@@ -137,7 +108,7 @@ KERNEL = Kernel(
     )
     + tensor_core_backward.VARIANTS,
     forward=forward,
-    backward=backward,
+    backward=tensor_core_backward.backward,
     dropout=True,
     aligned=True,
 )

@@ -14,7 +14,7 @@ import numpy as np
 
 from flashsim.gpu import launching
 from flashsim.gpu.compiling import ARCHITECTURES, import_cupy, load
-from flashsim.gpu.kernel import Variant
+from flashsim.gpu.kernel import Options, Variant
 
 FILE = "tensor_core_backward.cu"
 HEAD_DIMS = (32, 64, 128)
@@ -114,44 +114,19 @@ VARIANTS = tuple(
 )
 
 
-def backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any,
-    do: Any,
-    lse: Any,
-    dq: Any,
-    dk: Any,
-    dv: Any,
-    *,
-    causal: bool,
-    scale: float,
-    dropout_p: float = 0.0,
-    seed: int = 0,
-    deterministic: bool = False,
-    tiles: Tiles | None = None,
-) -> None:
-    """Fill dq, dk, dv: the gradients of softmax(scale · q kᵀ) v, given o, its gradient do, and lse.
+def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
+    """Fill dq, dk, dv: the gradients of softmax(scale · q kᵀ) v, given o, lse (−∞ where all keys are masked) and do.
 
-    q, o, do, dq  (B, H_q, N_q, d), float16 or bfloat16
-    k, v, dk, dv  (B, H_k, N_k, d); H_q is a multiple of H_k, and each H_q / H_k query heads share a KV head
-    lse           (B, H_q, N_q), float32, contiguous: log-sum-exp of scaled scores; −∞ where all keys are masked
-    causal        key j is attended to if j ≤ i + N_k − N_q
-    deterministic the same bits in every run
-
-    The last axis is contiguous; rows start at multiples of 16 bytes. Raises ValueError for arrays that are not so, and for
-    more tiles than a grid has room for.
+    Raises ValueError for rows that do not start at multiples of 16 bytes, and for more tiles than a grid has room for.
     """
     cupy = import_cupy()
     (B, H_q, N_q, d), (_, H_k, N_k, _) = q.shape, k.shape
     arrays = dict(zip(_STRIDED, (q, k, v, o, do, dq, dk, dv), strict=True))
     for name, x in arrays.items():
-        _check_rows(name, x)
-    dropout = dropout_p > 0
+        launching.check_rows(name, x)
+    dropout, deterministic = options.dropout_p > 0, options.deterministic
     room = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
-    choices = [tiles] if tiles else [of[d] for of in (TILES, SMALL) if d in of]
-    for choice in choices:
+    for choice in (of[d] for of in (TILES, SMALL) if d in of):
         names = choice.functions(deterministic)
         launches = choice.launches(deterministic, B * H_q, B * H_k, N_q, N_k, d)
         needed = max(shared for _, _, shared in launches)
@@ -172,10 +147,10 @@ def backward(
         problem[name] = 0 if x is None else x.data.ptr
     for name, x in arrays.items():
         problem[name] = tuple(stride // 2 for stride in x.strides[:3])
-    problem["dropout"] = launching.dropout(dropout_p, seed)
+    problem["dropout"] = launching.dropout(options.dropout_p, options.seed)
     problem["N_q"], problem["N_k"], problem["H_q"], problem["H_k"] = N_q, N_k, H_q, H_k
-    problem["group"], problem["causal"], problem["padded"] = H_q // H_k, causal, padded
-    problem["tau"], problem["tau_2"] = scale, scale * LOG2_E
+    problem["group"], problem["causal"], problem["padded"] = H_q // H_k, options.causal, padded
+    problem["tau"], problem["tau_2"] = options.scale, options.scale * LOG2_E
 
     kernels = load(FILE, names, defines(d, "float16" if q.dtype.name == "float16" else "bfloat16", dropout))
     for name, (blocks, threads, shared) in zip(names, launches, strict=True):
@@ -183,11 +158,3 @@ def backward(
         if shared > 48 * 1024 and kernel.max_dynamic_shared_size_bytes < shared:
             kernel.max_dynamic_shared_size_bytes = shared
         kernel((blocks,), (threads,), (np.void(problem.tobytes()),), shared_mem=shared)
-
-
-def _check_rows(name: str, x: Any) -> None:
-    """Raise ValueError unless rows of x are contiguous and start at multiples of 16 bytes."""
-    if x.strides[-1] != x.dtype.itemsize:
-        raise ValueError(f"{name} has strides {x.strides} bytes; expected a contiguous last axis")
-    if x.data.ptr % 16 or any(stride % 16 for stride, n in zip(x.strides[:3], x.shape[:3], strict=True) if n > 1):
-        raise ValueError(f"{name} is at {x.data.ptr:#x} with strides {x.strides} bytes; expected multiples of 16")

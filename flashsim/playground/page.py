@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-import re
-from importlib.resources import files
+from functools import partial
 from typing import Any
 
 from flashsim import theory
@@ -15,8 +14,7 @@ from flashsim.playground.javascript import Script, expression, traced
 from flashsim.theory.form import Form
 from flashsim.theory.formulas import symbols
 from flashsim.theory.live import _clipped
-from flashsim.tracing.page import lighter, policy
-from flashsim.tracing.page import read as read_shared
+from flashsim.tracing.page import filled, lighter, policy, read
 from flashsim.tracing.typeset import named, typeset
 
 OUTER = {"K": "columns", "Q": "rows"}
@@ -27,10 +25,8 @@ FIRST = ("flash", "q_outer", "standard")
 def page() -> str:
     """Return the page."""
     passes = [(algorithm, theory.form_of(algorithm.name, algorithm.direction)) for algorithm in _shown()]
-    css, js = (
-        f"\n{read_shared('typeset.css')}{_read('playground.css')}\n",
-        f"\n{lighter(script(passes) + _read('playground.js'))}\n",
-    )
+    css, js = f"\n{read('typeset.css')}{_read('playground.css')}\n", lighter(script(passes) + _read("playground.js"))
+    js = f"\n{js}\n"
     parts = {
         "css": css,
         "js": js,
@@ -38,7 +34,7 @@ def page() -> str:
         "algorithms": _choices(passes),
         "symbols": _symbols(passes),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("playground.html"))
+    return filled(_read("playground.html"), parts)
 
 
 def _shown() -> list[Algorithm]:
@@ -123,5 +119,4 @@ def _symbols(passes: list[tuple[Algorithm, Form]]) -> str:
     return "".join(f'<span data-text="{html.escape(text)}">{set_}</span>' for text, set_ in texts.items())
 
 
-def _read(name: str) -> str:
-    return (files("flashsim.playground") / name).read_text(encoding="utf-8")
+_read = partial(read, package="flashsim.playground")

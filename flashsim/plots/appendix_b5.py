@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from flashsim.api import count
+from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BLACK, GREY, column_figure, dress, hang, looks, styled
+from flashsim.plots.style import BLACK, GREY, hang, looks, styled
 from flashsim.sizes import Size
 
 _LOOKS = looks(("flash", "rabe_staats", "memory_efficient"))
@@ -59,16 +60,11 @@ def appendix_b5_data(
 
 @styled
 def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draw each measure as a multiple of FlashAttention's, on a log axis, with the count beside the dot.
-
-    `data`: what `appendix_b5_data` returned. `ax=None` draws on a new figure.
-    """
+    """Draw each measure as a multiple of FlashAttention's, on a log axis, with the count beside the dot."""
     data = appendix_b5_data() if data is None else data
-    ax = column_figure(4.3).subplots() if ax is None else ax
-    dress(ax)
-    ax.set_xscale("log")
+    ax = canvas(ax, 4.3, x=10)
     ax.set_xlim(0.75, 11_000)
-    ticks, y = [], 0.0
+    labels, y = [], 0.0
     for measure, title in _MEASURES.items():
         counts = data["measures"][measure]
         ax.text(hang(ax, -0.4), y, title, transform=ax.get_yaxis_transform(), va="center", weight="bold")
@@ -79,16 +75,14 @@ def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None =
             ax.plot([ratio], [y], "o", color=look.colour, mec=BLACK, mew=0.6, ms=6, gid=f"{measure} {name}", zorder=3)
             times = "" if name == "flash" else f"  ({_times(ratio)})"
             ax.annotate(f"{counts[name]:,}{times}", (ratio, y), (6, 0), textcoords="offset points", va="center")
-            ticks.append((y, look.label))
+            labels.append((y, look.label))
             y += 1
         y += 0.4
-    ax.set_yticks([at for at, _ in ticks], [label for _, label in ticks])
+    ax.set_yticks([at for at, _ in labels], [label for _, label in labels])
     ax.set_ylim(y - 0.7, -0.6)
     ax.tick_params(axis="y", left=False)
     ax.spines["left"].set_visible(False)
-    ax.xaxis.set_major_locator(FixedLocator([1, 10, 100]))
-    ax.xaxis.set_major_formatter(FixedFormatter(["1×", "10×", "100×"]))
-    ax.xaxis.set_minor_locator(NullLocator())
+    ticks(ax.xaxis, FixedLocator([1, 10, 100]), FixedFormatter(["1×", "10×", "100×"]))
     ax.set_xlabel(f"times FlashAttention's\n{said(data, 'N', 'd', 'M')}")
     ax.set_title("Rabe & Staats: no more accesses, but\nmore memory and one product more", x=hang(ax, -0.4))
     return ax

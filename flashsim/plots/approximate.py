@@ -6,13 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim import approximate, patterns, theory
 from flashsim.checking import check_count
+from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BLACK, GREEN, GREY, PURPLE, SKY, column_figure, dress, hang, looks, several, styled
+from flashsim.plots.style import (
+    BLACK,
+    GREEN,
+    GREY,
+    OLIVE,
+    PURPLE,
+    SKY,
+    WINE,
+    column_figure,
+    dress,
+    hang,
+    looks,
+    several,
+    styled,
+)
 from flashsim.sizes import Size
 
 EXACT = ("standard", "flash", "q_outer")
@@ -22,7 +37,8 @@ PAPER = {
 }
 _LENGTHS = [2**e for e in range(7, 17)]
 _STEP, _LAST = 64, 2048  # where crossings are looked for
-_TOLD = ("performer", "linformer")  # whose crossings are marked
+_TOLD = ("performer", "linformer", "smyrf", "reformer")  # whose crossings are marked
+_CLUSTER, _LONG = 64, 2**20  # rows, if they fit; and an N at which clusters take the most room
 _MEASURES = {
     "accesses": "HBM accesses (elements)",
     "flops": "FLOPs of matrix products",
@@ -30,7 +46,7 @@ _MEASURES = {
 }
 _SIZES = {
     "standard": 9, "flash": 7, "q_outer": 5, "block_sparse": 4, "sliding_window": 3, "linformer": 7, "performer": 4,
-    "performer_materialised": 3,
+    "performer_materialised": 3, "reformer": 5, "smyrf": 4,
 }  # fmt: skip
 _DRAWN: Mapping[str, tuple[str, str, str, str]] = {
     "block_sparse": ("block-sparse, butterfly", SKY, "s", "-"),
@@ -38,26 +54,33 @@ _DRAWN: Mapping[str, tuple[str, str, str, str]] = {
     "linformer": ("Linformer", GREEN, "P", "--"),
     "performer": ("Performer", BLACK, "X", "--"),
     "performer_materialised": ("Performer, φ in HBM", GREY, "d", ":"),
+    "reformer": ("Reformer", WINE, "<", "-."),
+    "smyrf": ("SMYRF", OLIVE, ">", ":"),
 }
 
 
-def approximate_data(*, d: int = 64, k: int = 256, M: Size | None = None, dtype: str = "float32") -> dict[str, Any]:
+def approximate_data(
+    *, d: int = 64, k: int = 256, rounds: int = 4, C: int | None = None, M: Size | None = None, dtype: str = "float32"
+) -> dict[str, Any]:
     """Return forward accesses, FLOPs of products and extra memory (elements, one head) against N, 128 … 65,536, by method.
 
     Exact: standard, flash, q_outer. Sparse: block_sparse in Algorithm 5's butterfly, sliding_window of k keys. Linear in N:
-    linformer of k mixtures, performer of k features, φ on chip or in HBM. Each takes the largest blocks of its proportions
-    that fit. `crosses`, by method that is not exact and by exact one: the multiple of 64 from which it makes fewer accesses
-    (None: not up to 2,048). `paper`: what the paper says of measured runtimes.
+    linformer of k mixtures, performer of k features, φ on chip or in HBM; reformer and smyrf in `rounds` of clusters of C rows
+    (None: 64, or as many as fit), whose tables count as extra memory. Each takes the largest blocks of its proportions that fit.
+    `crosses`, by method that is not exact and by exact one: the multiple of 64 from which it makes fewer accesses (None: not up
+    to 2,048). `paper`: what the paper says of measured runtimes. Raises ValueError for what is no size and a C that does not fit.
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype)
     shape.pop("N")
     names = (*EXACT, *_DRAWN)
     check_count("k", k)
+    clusters = {"rounds": check_count("rounds", rounds), "C": _cluster(C, rounds, shape)}
     near = range(_STEP, _LAST + 1, _STEP)
-    moved = {name: {N: _cost(name, N, k, shape) for N in {*_LENGTHS, *near}} for name in names}
+    moved = {name: {N: _cost(name, N, k, clusters, shape) for N in {*_LENGTHS, *near}} for name in names}
     return {
         **shape,
         "k": k,
+        **clusters,
         "N": _LENGTHS,
         "series": {
             name: {what: [moved[name][N][at] for N in _LENGTHS] for at, what in enumerate(_MEASURES)} for name in names
@@ -70,8 +93,26 @@ def approximate_data(*, d: int = 64, k: int = 256, M: Size | None = None, dtype:
     }  # fmt: skip
 
 
-def _cost(name: str, N: int, k: int, shape: Mapping[str, Any]) -> tuple[int, int, int]:
+def _cluster(C: int | None, rounds: int, shape: Mapping[str, Any]) -> int:
+    """Return how many rows a cluster has. Raises ValueError where one of C does not fit."""
+
+    def fits(C: int) -> bool:
+        costs = (approximate.exact(name, N=_LONG, rounds=rounds, C=C, **shape) for name in approximate.CLUSTERS)
+        return all(cost.sram.over == 0 for cost in costs)
+
+    if C is None:
+        return next((C for C in range(_CLUSTER, 1, -1) if fits(C)), 1)
+    if not fits(check_count("C", C)):
+        raise ValueError(f"C is {C}; expected clusters that fit in M = {shape['M']:,} elements, d = {shape['d']}")
+    return C
+
+
+def _cost(name: str, N: int, k: int, clusters: Mapping[str, Any], shape: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return accesses, FLOPs of products, extra memory."""
+    if name in approximate.CLUSTERS:
+        method = approximate.exact(name, N=N, **clusters, **shape)
+        tables = sum(a.size for array, a in method.hbm.by_array.items() if a.role == "input" and array not in "QKV")
+        return method.hbm.accesses, method.matmul, method.hbm.extra + tables
     if name in approximate.METHODS:
         method = approximate.exact(name, N=N, k=k, **shape)
         return method.hbm.accesses, method.matmul, method.hbm.extra
@@ -93,17 +134,12 @@ def _from(not_fewer: Sequence[int]) -> int | None:
 
 @styled
 def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw the three against N, log-log; in the first, where the paper's runtimes cross, in grey, and where accesses do, a bar.
-
-    `data`: what `approximate_data` returned. `ax`: three axes; None: a new column of three.
-    """
+    """Draw the three against N, log-log; in the first, grey where the paper's runtimes cross, a bar where accesses do."""
     data = approximate_data() if data is None else data
     axes: Sequence[Axes] = several(ax, 3) or list(column_figure(8.4).subplots(3, sharex=True))
     known = looks(EXACT)
     for panel, (what, label) in zip(axes, _MEASURES.items(), strict=True):
-        dress(panel)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
+        dress(panel, x=2, y=10)
         for name, series in data["series"].items():
             said_as, colour, marker, dashes = _DRAWN.get(name) or (
                 known[name].label, known[name].colour, known[name].marker, known[name].dashes
@@ -113,29 +149,31 @@ def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes
                 label=said_as, gid=f"{name} {what}",
             )  # fmt: skip
         panel.set_ylabel(label)
-        panel.xaxis.set_major_locator(LogLocator(4))
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-        panel.yaxis.set_major_locator(LogLocator(100))
-        panel.yaxis.set_minor_locator(NullLocator())
-        panel.yaxis.set_major_formatter(EngFormatter(sep=""))
+        ticks(panel.xaxis, LogLocator(4), lambda x, _: f"{x:,.0f}")
+        ticks(panel.yaxis, LogLocator(100), EngFormatter(sep=""))
     axes[0].axvspan(*data["paper"]["between"], color=GREY, alpha=0.2, linewidth=0, gid="paper")
     for name in _TOLD:
         at = data["crosses"][name]["q_outer"]
         if at is not None:
-            axes[0].axvline(at, color=_DRAWN[name][1], linewidth=0.9, gid=f"{name} crosses")
+            _, colour, _, dashes = _DRAWN[name]
+            axes[0].axvline(at, color=colour, linestyle=dashes, linewidth=0.9, gid=f"{name} crosses")
     axes[1].legend(loc="upper left")
-    axes[2].set_xlabel(f"sequence length N\n{said(data, 'd', 'k', 'M')}")
+    clusters = f"clusters of {data['C']} in {data['rounds']} rounds"
+    axes[2].set_xlabel(f"sequence length N\n{said(data, 'd', 'k', 'M')}\n{clusters}")
     axes[0].set_title(_point(data), x=hang(axes[0], -0.2))
     return axes
 
 
 def _point(data: Mapping[str, Any]) -> str:
-    found = [(data["crosses"][name]["q_outer"], _DRAWN[name][0]) for name in _TOLD]
-    if any(at is None for at, _ in found):
-        return "Exact and approximate attention against N"
-    words = ", ".join(f"{name} from N = {at:,}" for at, name in sorted(found))
-    return f"Fewer accesses than with loops exchanged:\n{words}"
+    found: dict[int, list[str]] = {}
+    for name in _TOLD:
+        at = data["crosses"][name]["q_outer"]
+        if at is None:
+            return "Exact and approximate attention against N"
+        found.setdefault(at, []).append(_DRAWN[name][0])
+    words = [f"{at:,} ({', '.join(names)})" for at, names in sorted(found.items())]
+    half = -(-len(words) // 2)
+    return f"Fewer accesses than with loops exchanged from\nN = {', '.join(words[:half])},\n{', '.join(words[half:])}"
 
 
 FIGURE = Chart(

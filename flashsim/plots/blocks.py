@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim import theory
 from flashsim.algorithms.blocks import Fixed, Paper, Sizing
@@ -17,8 +17,9 @@ from flashsim.algorithms.own import chosen
 from flashsim.api import Run, Tally, count, forward
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
+from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, column_figure, dress, hang, looks, styled
+from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, styled
 from flashsim.sizes import human_bytes
 from flashsim.tune import cost
 
@@ -74,16 +75,12 @@ def blocks_data(
         Q, K, V = (random.standard_normal(size, np.float32).astype(stored) for size in sizes)
 
     def simulate(name: str, M: int, blocks: tuple[int, int] | None = None) -> dict[str, Any]:
-        run: Run | Tally = (
-            forward(name, Q, K, V, M=M, blocks=blocks) if as_run else count(name, **shape, M=M, blocks=blocks)
-        )
-        costs = {k: getattr(run.hbm, k) for k in ("reads", "writes", "accesses", "bytes")}
-        return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
+        if as_run:
+            return _numbers(forward(name, Q, K, V, M=M, blocks=blocks))
+        return _numbers(count(name, **shape, M=M, blocks=blocks))
 
     def simulate_backward(name: str, sizing: Sizing) -> dict[str, Any]:
-        tally = count(name, **shape, M=M, direction="backward", sizing=sizing)
-        costs = {k: getattr(tally.hbm, k) for k in ("reads", "writes", "accesses", "bytes")}
-        return {"B_r": tally.blocks.B_r, "B_c": tally.blocks.B_c, **costs, "peak": tally.sram.peak}
+        return _numbers(count(name, **shape, M=M, direction="backward", sizing=sizing))
 
     def backward_at(B_c: int) -> dict[str, Any]:
         return simulate_backward("flash", Fixed(min(B_c, d), B_c, enforced=False))
@@ -127,32 +124,23 @@ def blocks_data(
     }
 
 
+def _numbers(run: Run | Tally) -> dict[str, Any]:
+    costs = {k: getattr(run.hbm, k) for k in ("reads", "writes", "accesses", "bytes")}
+    return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
+
+
 @styled
-def plot_blocks(
-    data: Mapping[str, Any] | None = None,
-    *,
-    N: int = 1024,
-    d: int = 64,
-    M: int | None = None,
-    dtype: str = "float32",
-    N_q: int | None = None,
-    d_v: int | None = None,
-    backward: bool = True,
-    ax: Axes | None = None,
-) -> Axes:
+def plot_blocks(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 
-    `data`: what `blocks_data` returned; None: called with the other arguments. `ax=None` draws on a new figure.
     Where blocks do not fit is grey, and no curve goes there. The diamond is the paper's choice of B_c, which may lie there.
     """
-    if data is None:
-        data = blocks_data(N=N, d=d, M=M, dtype=dtype, N_q=N_q, d_v=d_v, backward=backward)
+    data = blocks_data() if data is None else data
     N, passes = data["N"], {"forward": {**data, "curve": data["theory"]}}
     if "backward" in data:
         passes["backward"] = data["backward"]
     both = len(passes) > 1
-    ax = column_figure(4.6 if both else 3.4).subplots() if ax is None else ax
-    dress(ax)
+    ax = canvas(ax, 4.6 if both else 3.4)
     top = max(max(2.8 * p["standard"]["accesses"], 1.4 * max(p["curve"]["accesses"])) for p in passes.values())
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -248,12 +236,8 @@ def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, 
 
     powers = [e for e in range(N.bit_length()) if 2**e >= left]
     every = math.ceil(len(powers) * len(f"{N:,}") / 36)  # about 36 digits fit
-    ax.xaxis.set_major_locator(FixedLocator([2**e for e in powers[::every]]))
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
-    ax.yaxis.set_major_formatter(EngFormatter())
-    ax.yaxis.set_minor_locator(NullLocator())
+    ticks(ax.xaxis, FixedLocator([2**e for e in powers[::every]]), "{x:,.0f}")
+    ticks(ax.yaxis, LogLocator(10, (1, 2, 5)), EngFormatter())
     limit = data["largest_that_fits"]
     lengths = f"N = {N:,}" if data["N_q"] == N else f"N_q = {data['N_q']:,}, N_k = {N:,}"
     widths = f"d = {d:,}" if data["d_v"] == d else f"d = {d:,}, d_v = {data['d_v']:,}"

@@ -15,7 +15,8 @@ from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.own import backward_of, chosen
 from flashsim.api import count
 from flashsim.patterns import butterfly
-from flashsim.plots.blocks import plot_blocks
+from flashsim.plots.axes import canvas
+from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
 from flashsim.plots.style import (
@@ -70,8 +71,7 @@ def plot_run(run_by_name: Mapping[str, Counted], ax: Axes | None = None, *, head
     """
     if not run_by_name:
         raise ValueError('run_by_name is empty: give at least one run, such as {"standard": flashsim.count(…)}')
-    ax = column_figure(0.8 + 0.95 * len(run_by_name)).subplots() if ax is None else ax
-    dress(ax)
+    ax = canvas(ax, 0.8 + 0.95 * len(run_by_name))
     shares = {name: _numbers(run, heads) for name, run in run_by_name.items()}
     most = max(map(_total, shares.values()))
     for row, (name, share) in enumerate(shares.items()):
@@ -166,7 +166,7 @@ def run_figure(run_by_name: Mapping[str, Counted], *, heads: int = 1, **shape: A
     plot_run({getattr(run, "title", name): run for name, run in run_by_name.items()}, ax=by_array, heads=heads)
     labels = looks(run_by_name)
     by_array.set_title(_point({labels[name].label: run for name, run in run_by_name.items()}), pad=18)
-    plot_blocks(**shape, backward=False, ax=by_block)
+    plot_blocks(blocks_data(**shape, backward=False), ax=by_block)
     by_block.set_title(by_block.get_title(loc="left").replace("\n", " "), x=0)  # there is room for one line here
     return figure
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim import theory
 from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
+from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import GREY, column_figure, compared, dress, hang, looks, styled
+from flashsim.plots.style import GREY, compared, hang, looks, styled
 from flashsim.tune import best_of
 
 
@@ -42,15 +43,9 @@ def cache_size_data(*, N: int = 1024, d: int = 64, algorithms: Sequence[Any] = (
 
 @styled
 def plot_cache_size(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draw accesses over M, log-log, with M = d² and M = Nd marked, and the bound's order, or 4Nd where that is more.
-
-    `data`: what `cache_size_data` returned. `ax`: axes to draw on; None: a new figure.
-    """
+    """Draw accesses over M, log-log, with M = d² and M = Nd marked, and the bound's order, or 4Nd where that is more."""
     data = cache_size_data() if data is None else data
-    ax = column_figure(3.6).subplots() if ax is None else ax
-    dress(ax)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    ax = canvas(ax, 3.6, x=10, y=10)
     N, d, rooms = data["N"], data["d"], data["M"]
     drawn: list[list[int | None]] = []
     for name, look in looks(data["series"]).items():
@@ -72,9 +67,7 @@ def plot_cache_size(data: Mapping[str, Any] | None = None, *, ax: Axes | None = 
     ax.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
     ax.set_title(_point(data), x=hang(ax, -0.17))
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(10))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(EngFormatter(sep=""))
+        ticks(axis, LogLocator(10), EngFormatter(sep=""))
     ax.set_xlabel(f"SRAM size M (elements); N = {N:,}, d = {d}")
     ax.set_ylabel("HBM accesses (elements)")
     return ax
@@ -96,7 +89,7 @@ def _point(data: Mapping[str, Any]) -> str:
     if not series["small_cache"][at] or not series["flash"][at]:
         return "HBM accesses against M"
     ratio = series["flash"][at] / series["small_cache"][at]
-    return f"Left of M = d², FlashAttention is not optimal:\nat M = {near:,} it moves {ratio:.1f} × as much as it need"
+    return f"Left of M = d², FlashAttention is not optimal:\nat M = {near:,} it moves {ratio:.1f} × as much as needed"
 
 
 FIGURE = Chart(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from flashsim.api import count
+from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import setting
-from flashsim.plots.style import BLACK, GREY, column_figure, dress, hang, looks, styled
+from flashsim.plots.style import BLACK, GREY, hang, looks, styled
 from flashsim.records import ArrayTraffic
-from flashsim.sizes import Size
+from flashsim.sizes import Size, first
 
 LIMIT = 40 * 10**9  # bytes: an A100's 40 GB
 HEADS = 1024
@@ -68,29 +69,16 @@ def _bytes(N: int, *, name: str, extra: bool, shape: Mapping[str, Any]) -> int:
     return sum(a.size * a.itemsize for a in _held(name, N, shape).values() if (a.role == "extra") == extra)
 
 
-def _last(need: Any) -> int:
+def _last(need: Callable[[int], int]) -> int:
     """Return the largest N at which need(N) ≤ LIMIT."""
-    high = 1
-    while need(high) <= LIMIT:
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if need(middle) <= LIMIT else (low, middle)
-    return low
+    return first(lambda N: need(N) > LIMIT) - 1
 
 
 @styled
 def plot_memory(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB.
-
-    `data`: what `memory_data` returned. `ax=None` draws on a new figure.
-    """
+    """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB."""
     data = memory_data() if data is None else data
-    ax = column_figure(4.1).subplots() if ax is None else ax
-    dress(ax)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    ax = canvas(ax, 4.1, x=10, y=10)
     N, limit = data["N"], data["limit"]
     ax.set_xlim(N[0], N[-1] * 1.3)
     ax.set_ylim(4e5, 4e14)
@@ -124,9 +112,7 @@ def _label(ax: Axes, data: Mapping[str, Any]) -> Axes:
     ax.xaxis.set_major_locator(LogLocator(10))
     ax.xaxis.set_major_formatter(EngFormatter())
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.yaxis.set_major_locator(LogLocator(1000))
-    ax.yaxis.set_major_formatter(EngFormatter("B"))
-    ax.yaxis.set_minor_locator(NullLocator())
+    ticks(ax.yaxis, LogLocator(1000), EngFormatter("B"))
     ax.set_xlabel(f"sequence length N\nd = {data['d']}, {data['dtype']}, {data['heads']:,} heads, M = {data['M']:,}")
     ax.set_ylabel("extra HBM, forward + backward")
     ax.set_title("FlashAttention's extra memory is linear in N", x=hang(ax, -0.2))

@@ -63,10 +63,7 @@ def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
 
 @styled
 def plot_fusing(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> list[Axes]:
-    """Draw accesses of an N × f hidden layer, and of N × N scores, per element of these, over M/d², log-log.
-
-    `data`: what `fusing_data` returned. `ax`: two axes to draw on; None: a new figure.
-    """
+    """Draw accesses of an N × f hidden layer, and of N × N scores, per element of these, over M/d², log-log."""
     data = fusing_data() if data is None else data
     N, d = data["N"], data["d"]
     given = several(ax, 2)
@@ -76,9 +73,7 @@ def plot_fusing(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
         ("attention", looks(_ATTENTION), "S (N × N)", N * N),
     )
     for panel, (what, its, matrix, size) in zip(axes, panels, strict=True):
-        dress(panel)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
+        dress(panel, x=2, y=10)
         for name, look in its.items():
             points = [
                 (M / d**2, moved / size)

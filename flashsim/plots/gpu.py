@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim.gpu.rungs import ladder
+from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import (
     BLACK,
@@ -79,9 +80,7 @@ def _predicted(ax: Axes, record: Mapping[str, Any]) -> None:
     line = [min(ends) / 1.5, max(ends) * 1.5]
     ax.plot(line, line, color=GREY, linewidth=0.8, gid="equal")
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(10))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(EngFormatter("B", sep=""))
+        ticks(axis, LogLocator(10), EngFormatter("B", sep=""))
     ax.legend(loc="lower right")  # no pass is there: all lie on the line
     ax.set_xlabel("predicted by the model")
     ax.set_ylabel("counted by the GPU")
@@ -141,9 +140,7 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
         (direction, causal, d) for direction in ("forward", "backward") for causal in (False, True) for d in widths
     ]
     for panel, (direction, causal, d) in zip(ax, cases, strict=True):
-        dress(panel)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
+        dress(panel, x=2, y=10)
         chosen = [
             r
             for r in record["results"]
@@ -158,10 +155,8 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
                     *zip(*points, strict=True), label=look.label, gid=f"{direction} {causal} {name}", **look.line
                 )
         panel.set_title(f"{direction}{', causal' if causal else ''}, d = {d}")
-        panel.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
-        panel.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
-        panel.yaxis.set_minor_locator(NullLocator())
-        panel.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        panel.xaxis.set_major_formatter(_in_k)
+        ticks(panel.yaxis, LogLocator(10, (1, 2, 5)), lambda y, _: f"{y:g}")
         panel.set_ylabel("TFLOP/s")
         panel.set_xlabel(f"N ({record['results'][0]['H']} heads, {record['results'][0]['dtype']})")
         panel.label_outer()
@@ -173,10 +168,7 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
 @styled
 def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = None) -> Axes:
     """Draw forward + backward runtime over N, log-log: the paper's Figure 3, left."""
-    ax = column_figure(4.2).subplots() if ax is None else ax
-    dress(ax)
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
+    ax = canvas(ax, 4.2, x=2, y=10)
     times: dict[str, dict[int, dict[str, float]]] = {}
     for r in record["results"]:
         if r["d"] == d and not r["causal"] and not r["dropout_p"]:
@@ -187,22 +179,27 @@ def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = No
         points = [(N, sum(both.values())) for N, both in sorted(times.get(name, {}).items()) if len(both) == 2]
         if points:
             ax.plot(*zip(*points, strict=True), label=look.label, gid=name, **look.line)
-    ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+    _over_N(ax, d)
     ax.yaxis.set_major_locator(LogLocator(10))
-    ax.set_xlabel(f"N (d = {d}, 16 heads)")
     ax.set_ylabel("forward + backward, ms a sequence")
     ax.set_title(f"Runtime, as in Figure 3 (left), {record['machine']['gpu']}", x=-0.17)
     return ax
 
 
+def _over_N(ax: Axes, d: int) -> None:
+    ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
+    ax.xaxis.set_major_formatter(_in_k)
+    ax.set_xlabel(f"N (d = {d}, 16 heads)")
+
+
+def _in_k(x: float, _: object) -> str:
+    return f"{x / 1024:g}k" if x >= 1024 else f"{x:g}"
+
+
 @styled
 def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = None) -> Axes:
     """Draw the memory that a forward pass allocates over N, log-log, output included: the paper's Figure 3, right."""
-    ax = column_figure(4.2).subplots() if ax is None else ax
-    dress(ax)
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
+    ax = canvas(ax, 4.2, x=2, y=10)
     of = {
         name: {
             r["N"]: t["extra_bytes"] / r["B"]
@@ -231,10 +228,8 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
         said = f"{len(alike)} on one line,\nwithin {apart - 1:.0%}"
         y = max(drawn[name].get(last, 0) for name in alike)
         ax.annotate(said, (last, y), (0, -36), textcoords="offset points", ha="right", va="top")
-    ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1024:g}k" if x >= 1024 else f"{x:g}")
+    _over_N(ax, d)
     ax.yaxis.set_major_formatter(EngFormatter("B", sep=""))
-    ax.set_xlabel(f"N (d = {d}, 16 heads)")
     ax.set_ylabel("allocated in a forward pass, a sequence")
     ax.set_title(f"Memory, as in Figure 3 (right), {record['machine']['gpu']}", x=-0.17)
     return ax
@@ -259,8 +254,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     `record` holds results with dropout, of one setting, forward and backward. Beside each bar: how many times as fast as
     unfused attention written in PyTorch, the paper's baseline.
     """
-    ax = column_figure(2.8).subplots() if ax is None else ax
-    dress(ax)
+    ax = canvas(ax, 2.8)
     results = {r["direction"]: r for r in record["results"] if r["dropout_p"]}
     ms = {
         direction: {t["name"]: t["median"] for t in r["timings"] if not t["failed"]} for direction, r in results.items()

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from flashsim.algorithms.own import chosen
 from flashsim.api import forward
 from flashsim.cache import L2
 from flashsim.machines import MACHINES
+from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import GREY, column_figure, dress, hang, looks, styled
+from flashsim.plots.style import GREY, hang, looks, styled
 from flashsim.sizes import Size
 
 _SIZES = [round(2 ** (e / 2)) for e in range(2 * 14, 2 * 22)]
@@ -61,15 +62,9 @@ def l2_data(
 
 @styled
 def plot_l2(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each (dotted).
-
-    `data`: what `l2_data` returned.
-    """
+    """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each (dotted)."""
     data = l2_data() if data is None else data
-    ax = column_figure(3.6).subplots() if ax is None else ax
-    dress(ax)
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
+    ax = canvas(ax, 3.6, x=2, y=10)
     sizes, curves = data["sizes"], data["curves"]
     for name, look in looks(curves).items():
         curve, colour = curves[name], look.colour
@@ -95,9 +90,7 @@ def plot_l2(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) ->
     )
     ax.set_ylim(1.5e5, 1.6e7)
     ax.set_xlim(sizes[0] / 1.1, sizes[-1] * 1.1)
-    ax.xaxis.set_major_locator(LogLocator(4))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x / 2**20:.0f} Mi" if x >= 2**20 else f"{x / 2**10:.0f} Ki")
+    ticks(ax.xaxis, LogLocator(4), lambda x, _: f"{x / 2**20:.0f} Mi" if x >= 2**20 else f"{x / 2**10:.0f} Ki")
     ax.set_xlabel(f"size of the L2 (elements)\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("DRAM reads + writes (elements)")
     ax.set_title("An L2 that holds Q and O leaves FlashAttention\nonly what it must move", x=hang(ax, -0.16))

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
+from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, column_figure, dress, hang, looks, styled
+from flashsim.plots.style import BLACK, GREY, hang, looks, styled
 from flashsim.tune import cost, sides
 
 LOOPS = ("flash", "q_outer")
@@ -62,15 +63,9 @@ def _frontier(points: Iterable[list[int]]) -> list[list[int]]:
 
 @styled
 def plot_pareto(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draw accesses over peak occupancy, log-log: points for block sizes, steps for the frontiers, × the paper's choice.
-
-    `data`: what `pareto_data` returned. `ax`: axes to draw on; None: a new figure.
-    """
+    """Draw accesses over peak occupancy, log-log: points for block sizes, steps for the frontiers, × the paper's choice."""
     data = pareto_data() if data is None else data
-    ax = column_figure(3.3).subplots() if ax is None else ax
-    dress(ax)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    ax = canvas(ax, 3.3, x=10, y=10)
     for name, look in looks(data["algorithms"]).items():
         drawn, colour, marker = data["algorithms"][name], look.colour, look.marker
         label = (FORWARD[name].loops if name in FORWARD else None) or look.label
@@ -97,9 +92,7 @@ def plot_pareto(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None
             x=hang(ax, -0.17),
         )
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(10))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(EngFormatter(sep=""))
+        ticks(axis, LogLocator(10), EngFormatter(sep=""))
     ax.annotate("M", (M, ax.get_ylim()[0]), xytext=(2, 3), textcoords="offset points", fontsize=8)
     ax.set_xlabel(f"most elements on chip at once (N = {data['N']:,}, d = {data['d']})")
     ax.set_ylabel("HBM accesses (elements)")

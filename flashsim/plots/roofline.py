@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from flashsim.algorithms import BACKWARD, PASSES, Algorithm
 from flashsim.algorithms.own import backward_of, chosen
@@ -17,6 +17,7 @@ from flashsim.api import backward, forward
 from flashsim.cache import L2
 from flashsim.checking import is_one_of, shown
 from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
+from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
 from flashsim.plots.style import BLACK, GREY, column_figure, compared, dress, hang, looks, several, styled
@@ -119,8 +120,6 @@ def plot_roofline(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] |
 
     Filled: every HBM access reaches DRAM. Hollow, where that is elsewhere: through an SM's share of the L2. The legend has
     intensities. Black: the book chapter's tiles. What hardly differs from FlashAttention is left out.
-
-    `data`: what `roofline_data` returned. `ax`: two axes; None: a new column of two.
     """
     data = roofline_data() if data is None else data
     axes: Sequence[Axes] = several(ax, 2) or list(column_figure(6.2).subplots(2))
@@ -175,8 +174,7 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
     ax.set_xlim(left, right)
     ax.set_ylim(bottom, peak * 5)
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(10))
-        axis.set_minor_locator(NullLocator())
+        ticks(axis, LogLocator(10))
     ax.yaxis.set_major_formatter(lambda y, _: f"{y / 1e12:g}")
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     shape = f"\n{said(data, 'N', 'd', 'M')}" if direction == "backward" else ""

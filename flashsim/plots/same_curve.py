@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from flashsim.checking import check_count
 from flashsim.examples import as_json
 from flashsim.examples.same_curve import EARLY, STEPS, WITHIN, compute
+from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, GREY, PURPLE, column_figure, dress, hang, looks, several, styled
 
@@ -32,10 +33,7 @@ def same_curve_data(*, steps: int = STEPS) -> dict[str, Any]:
 
 @styled
 def plot_same_curve(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw the curves, and how far each is from standard attention's in its dtype.
-
-    `data`: what `same_curve_data` returned. `ax`: two axes.
-    """
+    """Draw the curves, and how far each is from standard attention's in its dtype."""
     data = same_curve_data() if data is None else data
     given = several(ax, 2)
     above, below = column_figure(5.4).subplots(2) if given is None else given
@@ -69,8 +67,7 @@ def plot_same_curve(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes]
         )
     below.set_yscale("log")
     below.set_ylim(_LEAST / 2, 3)
-    below.yaxis.set_major_locator(LogLocator(10, numticks=7))
-    below.yaxis.set_minor_locator(NullLocator())
+    ticks(below.yaxis, LogLocator(10, numticks=7))
     below.set_ylabel("largest distance so far\nto standard attention's")
     below.set_title("float64 tells a bug from rounding in two steps", x=hang(below, -0.17))
     for dtype, limit in WITHIN.items():

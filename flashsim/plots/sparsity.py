@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, LogLocator
 from numpy.typing import NDArray
 
 from flashsim import patterns
 from flashsim.api import count
+from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BY_DIRECTION, GREY, column_figure, dress, hang, styled
+from flashsim.plots.style import BY_DIRECTION, GREY, hang, styled
 from flashsim.sizes import Size
 
 SEED = 2205_14135
@@ -79,15 +80,9 @@ def sparsity_data(
 
 @styled
 def plot_sparsity(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left to compute, the floor.
-
-    `data`: what `sparsity_data` returned. `ax=None` draws on a new figure.
-    """
+    """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left to compute, the floor."""
     data = sparsity_data() if data is None else data
-    ax = column_figure(3.9).subplots() if ax is None else ax
-    dress(ax)
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
+    ax = canvas(ax, 3.9, x=2, y=10)
     tiles = data["T_r"] * data["T_c"]
     every = np.geomspace(2.0**-13, 1, 200)
     left, right = 2.0**-13, 1.35
@@ -131,12 +126,12 @@ def plot_sparsity(data: Mapping[str, Any] | None = None, *, ax: Axes | None = No
     key = "circles: tiles at random\nline: floor + s · (all − floor)"
     ax.text(at, middle * 1.6, key, va="center", linespacing=1.4)
     exponents = range(-12, 1, 3)
-    ax.xaxis.set_major_locator(FixedLocator([2.0**e for e in exponents]))
-    ax.xaxis.set_major_formatter(FixedFormatter([f"1/{2**-e:,}" if e else "1" for e in exponents]))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
-    ax.yaxis.set_major_formatter(EngFormatter())
-    ax.yaxis.set_minor_locator(NullLocator())
+    ticks(
+        ax.xaxis,
+        FixedLocator([2.0**e for e in exponents]),
+        FixedFormatter([f"1/{2**-e:,}" if e else "1" for e in exponents]),
+    )
+    ticks(ax.yaxis, LogLocator(10, (1, 2, 5)), EngFormatter())
     ax.set_xlabel(f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("HBM accesses (elements)")
     ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=hang(ax, -0.2))

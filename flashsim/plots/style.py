@@ -20,6 +20,7 @@ COLUMN = 3.5  # inches: one column of a two-column page
 BLACK, GREY = "#000000", "#666666"
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+WINE, OLIVE = "#882255", "#999933"  # P. Tol's, for a figure of more lines
 BY_DIRECTION = {"forward": BLUE, "backward": GREEN}
 NAMED = {"black": BLACK, "grey": GREY, "orange": ORANGE, "sky": SKY, "green": GREEN, "blue": BLUE, "vermillion": VERMILLION,
          "purple": PURPLE}  # fmt: skip
@@ -169,8 +170,15 @@ def several(ax: Sequence[Axes] | None, panels: int) -> Sequence[Axes] | None:
     return ax
 
 
-def dress(ax: Axes) -> None:
-    """Give axes made elsewhere the common look: the style alone reaches only what is made under it."""
+def dress(ax: Axes, *, x: int = 0, y: int = 0) -> None:
+    """Give axes made elsewhere the common look: the style alone reaches only what is made under it.
+
+    x, y  the base of a scale that is to be logarithmic
+    """
+    if x:
+        ax.set_xscale("log", base=x)
+    if y:
+        ax.set_yscale("log", base=y)
     ax.spines[["top", "right"]].set_visible(False)
     for axis in (ax.xaxis, ax.yaxis):
         axis.label.set_fontsize(8)

@@ -8,22 +8,11 @@ from typing import Any, Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim.checking import shown
-from flashsim.plots.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    column_figure,
-    dress,
-    looks,
-    styled,
-)
+from flashsim.plots.axes import canvas, ticks
+from flashsim.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, looks, styled
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, GREY)
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
@@ -86,8 +75,7 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     """Draw the lines of `sweep_data` on axes, by default of a new figure; return the axes."""
     lines = data["lines"]
     named = min(len(lines), MOST_NAMED + 1)
-    ax = column_figure(2.5 + 0.13 * named).subplots() if ax is None else ax
-    dress(ax)
+    ax = canvas(ax, 2.5 + 0.13 * named)
     first, rest = _looks(lines)
     for line in lines:
         values = list(line["of"].items())
@@ -102,8 +90,7 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         if min(values) > 0 and max(values) >= WIDE * min(values):
             scale("log")
             narrow = max(values) < WIDE**3 * min(values)
-            axis.set_major_locator(LogLocator(10, (1, 2, 5) if narrow else (1,)))
-            axis.set_minor_locator(NullLocator())
+            ticks(axis, LogLocator(10, (1, 2, 5) if narrow else (1,)))
         axis.set_major_formatter(EngFormatter(sep=""))
     if len(lines) > 1:
         handles, labels = ax.get_legend_handles_labels()

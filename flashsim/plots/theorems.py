@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from flashsim import theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
 from flashsim.api import count
+from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import setting
 from flashsim.plots.style import BLACK, BLUE, GREY, SKY, column_figure, dress, hang, looks, on_slide, several, styled
@@ -199,8 +200,7 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     ax.margins(x=0.04)
     ax.set_xlabel(_LABELS[variable] + "\n" + ", ".join(f"{name} = {value:,}" for name, value in fixed.items()))
     ax.set_ylabel(("" if theorem.direction == "forward" else "backward\n") + "HBM accesses (elements)")
-    ax.yaxis.set_major_locator(LogLocator(10, numticks=8))
-    ax.yaxis.set_minor_locator(NullLocator())
+    ticks(ax.yaxis, LogLocator(10, numticks=8))
     heading = "residual: greatest |log₁₀(accesses / fit)|" if variable == "N" and not on_slide(ax) else None
     ax.legend(
         handles=handles,

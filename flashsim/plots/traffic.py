@@ -159,10 +159,7 @@ _EDGE: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.5}
 
 @styled
 def plot_traffic(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw three panels: HBM traffic in GB at three M beside the paper's, FLOPs as ratios likewise, and the model's passes.
-
-    `data`: what `traffic_data` returned. `ax`: three axes; None: a new column of three.
-    """
+    """Draw three panels: HBM traffic in GB at three M beside the paper's, FLOPs as ratios likewise, and the model's passes."""
     data = traffic_data() if data is None else data
     ax = several(ax, 3)
     if ax is None:

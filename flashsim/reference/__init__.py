@@ -10,7 +10,17 @@ every key is masked has O = 0, l = 0, m = −∞ and gradients 0. What is masked
 there.
 """
 
-from flashsim.reference.approximate import Approximate, linformer, linformer_bounds, performer, performer_bounds
+from flashsim.reference.approximate import (
+    Approximate,
+    linformer,
+    linformer_bounds,
+    performer,
+    performer_bounds,
+    reformer,
+    reformer_bounds,
+    smyrf,
+    smyrf_bounds,
+)
 from flashsim.reference.bounds import (
     BackwardRounding,
     Rounding,
@@ -63,8 +73,12 @@ __all__ = [
     "of_bound",
     "performer",
     "performer_bounds",
+    "reformer",
+    "reformer_bounds",
     "rounding",
     "score_reach",
+    "smyrf",
+    "smyrf_bounds",
     "sparse_mlp",
     "sparse_mlp_bounds",
 ]

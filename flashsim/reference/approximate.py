@@ -7,6 +7,9 @@ queries to them,
 
 which is φ(Q) (φ(K)ᵀ V) divided by φ(Q) (φ(K)ᵀ 1), with φ(x)_f = e^{c w_f · x − ‖c x‖²/2}: what belongs to a query cancels.
 
+Reformer is attention to those keys that a query meets in any round, SMYRF to each as often as they meet: a masked softmax, and
+one of S + log times.
+
 Bounds. u is the chip's unit roundoff. A sum of n products in T parts is off by (n + T + 3)u of the sum of their sizes. Where
 scores are off by δ, and values by ε, an average of n values in T blocks is off by R Σ_j P_j|v_j| + (1 + R) Σ_j P_j ε_j, with
 R = e^{2 max δ + 8u max|S|} − 1 + (n + 8T + 8)u, and its log-sum-exp by max δ + (n + 3T + 8)u + 4u max|S|. What is stored in
@@ -15,6 +18,8 @@ another type is off by its roundoff. First-order terms are taken `C` times, 2 by
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,8 +50,9 @@ def linformer_bounds(
     Q, K, V, E, F = _wide(Q, K, V, E, F)
     tau, (N, d) = _tau(scale, Q), Q.shape
     K_low, V_low = E @ K, F @ V
-    E_K = has.stores(K_low, C * (N + blocks[0] + 3) * has.u * (abs(E) @ abs(K)))
-    E_V = has.stores(V_low, C * (N + blocks[0] + 3) * has.u * (abs(F) @ abs(V)))
+    terms = C * (N + blocks[0] + 3) * has.u
+    E_K = has.stores(K_low, terms * (abs(E) @ abs(K)) + N * has.least)
+    E_V = has.stores(V_low, terms * (abs(F) @ abs(V)) + N * has.least)
     delta = abs(tau) * abs(Q) @ (E_K + C * (d + 4) * has.u * (abs(K_low) + E_K)).T
     return has.averages(tau * Q @ K_low.T, delta, V_low, E_V, blocks[1])
 
@@ -80,6 +86,82 @@ def performer_bounds(
     return has.averages(c * Q @ W.T + A, delta, S, E_S, blocks[1]).O
 
 
+def reformer(Q: Any, K: Any, V: Any, buckets: Any, *, C: int, scale: float | None = None) -> Array:
+    """Return attention of each row to those that it meets in any of the rounds, in float64, (N, e).
+
+    They meet in a round where they are in one bucket, and, sorted by bucket, in one cluster of C or the key in the one before.
+    """
+    Q, K, V = _wide(Q, K, V)
+    return _averages(np.where(_meet_reformer(buckets, C).any(0), _tau(scale, Q) * Q @ K.T, -np.inf), V).O
+
+
+def reformer_bounds(
+    Q: Any, K: Any, V: Any, buckets: Any, *, C: int, scale: float | None = None, stored: DTypeLike = "float64",
+    factor: float = 2.0,
+) -> Array:  # fmt: skip
+    """Return how far each element may lie from exact arithmetic; first-order terms are taken `factor` times."""
+    meet = _meet_reformer(buckets, C)
+    biases = np.where(meet, -np.log(np.maximum(meet.sum(0), 1)), -np.inf)
+    return _rounds_bounds(Q, K, V, biases, scale, 2, _Rounding(stored, factor))
+
+
+def smyrf(Q: Any, K: Any, V: Any, hashes_Q: Any, hashes_K: Any, *, C: int, scale: float | None = None) -> Array:
+    """Return attention of each query to each key as often as they meet, in float64, (N, e).
+
+    They meet in a round where, each sorted by hash, they are in clusters of C of one number.
+    """
+    Q, K, V = _wide(Q, K, V)
+    with np.errstate(divide="ignore"):
+        return _averages(_tau(scale, Q) * Q @ K.T + np.log(_meet_smyrf(hashes_Q, hashes_K, C).sum(0)), V).O
+
+
+def smyrf_bounds(
+    Q: Any, K: Any, V: Any, hashes_Q: Any, hashes_K: Any, *, C: int, scale: float | None = None,
+    stored: DTypeLike = "float64", factor: float = 2.0,
+) -> Array:  # fmt: skip
+    """Return how far each element may lie from exact arithmetic; first-order terms are taken `factor` times."""
+    biases = np.where(_meet_smyrf(hashes_Q, hashes_K, C), 0.0, -np.inf)
+    return _rounds_bounds(Q, K, V, biases, scale, 1, _Rounding(stored, factor))
+
+
+def _meet_reformer(buckets: Any, C: int) -> Array:
+    """Return which row looks at which in each round, (h, N, N)."""
+    b, cluster = np.asarray(buckets), _clusters(buckets, C)
+    back = cluster[:, :, None] - cluster[:, None, :]
+    meet: Array = (b[:, :, None] == b[:, None, :]) & ((back == 0) | (back == 1))
+    return meet
+
+
+def _meet_smyrf(hashes_Q: Any, hashes_K: Any, C: int) -> Array:
+    """Return which query meets which key in each round, (h, N, N)."""
+    meet: Array = _clusters(hashes_Q, C)[:, :, None] == _clusters(hashes_K, C)[:, None, :]
+    return meet
+
+
+def _clusters(keys: Any, C: int) -> Array:
+    """Return the number of each row's cluster in each round: how many come before it, of smaller keys or as large, over C."""
+    keys = np.asarray(keys)
+    earlier = np.arange(keys.shape[1])[:, None] > np.arange(keys.shape[1])
+    before = (keys[:, None, :] < keys[:, :, None]) | ((keys[:, None, :] == keys[:, :, None]) & earlier)
+    clusters: Array = before.sum(2) // C
+    return clusters
+
+
+def _rounds_bounds(Q: Any, K: Any, V: Any, biases: Array, scale: float | None, blocks: int, has: _Rounding) -> Array:
+    """Return how far rounds of attention under biases (h, N, N), merged by their log-sum-exps, are off, O stored each time."""
+    Q, K, V = _wide(Q, K, V)
+    tau, d = _tau(scale, Q), Q.shape[1]
+    S, E_S = tau * Q @ K.T, has.C * (d + 4) * has.u * abs(tau) * abs(Q) @ abs(K).T
+    parts = []
+    for bias in biases:
+        met = np.isfinite(bias)
+        off = np.where(met, E_S + has.C * has.u * (abs(S) + 3 * abs(np.where(met, bias, 0))), 0)
+        parts.append((_averages(S + bias, V), has.averages(S + bias, off, V, 0 * V, blocks)))
+    L, E_L = (np.stack([part.L for part in column], axis=1) for column in zip(*parts, strict=True))
+    O, E_O = (np.stack([part.O for part in column], axis=1) for column in zip(*parts, strict=True))
+    return has.averages(L, E_L, O, E_O, len(biases)).O
+
+
 def _features(c: float, K: Array, W: Array) -> Array:
     """Return log φ(K)ᵀ, (k, N)."""
     G: Array = c * W @ K.T - (c * K * c * K).sum(1) / 2
@@ -98,7 +180,13 @@ def _averages(S: Array, V: Array) -> Approximate:
     """Return softmax(S) V, and the log-sum-exp of each row of S."""
     top = S.max(1, keepdims=True)
     P = np.exp(S - top)
-    return Approximate(P / P.sum(1, keepdims=True) @ V, np.log(P.sum(1)) + top[:, 0])
+    return Approximate(_mixed(P / P.sum(1, keepdims=True), V), np.log(P.sum(1)) + top[:, 0])
+
+
+def _mixed(P: Array, V: Array) -> Array:
+    """Return P V, where V is one matrix (n, e) for all rows, or one for each, (N, n, e)."""
+    mixed: Array = P @ V if V.ndim == 2 else (P[:, None, :] @ V)[:, 0]
+    return mixed
 
 
 class _Rounding:
@@ -115,14 +203,59 @@ class _Rounding:
         return result
 
     def averages(self, S: Array, delta: Array, V: Array, E_V: Array, blocks: int) -> Approximate:
-        """Return how far softmax(S) V, stored, and the log-sum-exps are off, where S is off by delta and V by E_V."""
-        n, C, u = len(V), self.C, self.u
+        """Return how far softmax(S) V, stored, and the log-sum-exps are off, where S is off by delta and V by E_V.
+
+        S may hold −∞, off by 0. V as in `_mixed`.
+        """
+        n, C, u = V.shape[-2], self.C, self.u
         P = np.exp(S - S.max(1, keepdims=True))
         P /= P.sum(1, keepdims=True)
-        off, size = (delta + 4 * C * u * abs(S)).max(1, keepdims=True), abs(S).max(1)
+        sizes = np.where(np.isfinite(S), abs(S), 0)
+        off, size = (delta + 4 * C * u * sizes).max(1, keepdims=True), sizes.max(1)
         R = np.expm1(2 * off) + C * (n + 8 * blocks + 8) * u
         most = abs(V) + E_V
-        E_O = R * (P @ abs(V)) + (1 + R) * (P @ E_V) + n * self.least * (1 + most.max())
+        E_O = R * _mixed(P, abs(V)) + (1 + R) * _mixed(P, E_V) + n * self.least * (1 + most.max())
         right = _averages(S, V)
         E_L = delta.max(1) + C * ((n + 3 * blocks + 8) * u + 4 * u * size + u * abs(right.L)) + self.least
         return Approximate(self.stores(right.O, E_O), E_L)
+
+
+def _linformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    operands, scale = [given[name] for name in "QKVEF"], given["tau"]
+    parts = -(-len(operands[0]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_k"])
+    right, bounds = linformer(*operands, scale=scale), linformer_bounds(*operands, scale=scale, blocks=parts)
+    return {"O": (right.O, bounds.O), "L": (right.L, bounds.L)}
+
+
+def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    operands, scale = [given[name] for name in "QKVW"], given["c"] ** 2
+    parts = -(-len(operands[0]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_g"])
+    return {"O": (performer(*operands, scale=scale), performer_bounds(*operands, scale=scale, phi=phi, blocks=parts))}
+
+
+def _reformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    order, home = np.asarray(given["order"]).astype(np.int64), np.asarray(given["home"]).T.astype(np.int64)
+    buckets = np.empty_like(order)
+    steps = np.diff(np.take_along_axis(home, order, axis=1), axis=1, prepend=0)
+    np.put_along_axis(
+        buckets, order, np.cumsum(steps > 1, axis=1), axis=1
+    )  # a step of 1 is the same bucket's next cluster
+    how = {"C": blocks["C"], "scale": given["tau"]}
+    operands = [*(given[name] for name in "QKV"), buckets]
+    return {"O": (reformer(*operands, **how), reformer_bounds(*operands, **how))}
+
+
+def _smyrf(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    places = [np.argsort(given[name], axis=1) for name in ("order_Q", "order_K")]
+    how = {"C": blocks["C"], "scale": given["tau"]}
+    operands = [*(given[name] for name in "QKV"), *places]
+    return {"O": (smyrf(*operands, **how), smyrf_bounds(*operands, **how))}
+
+
+NAIVE = {
+    "linformer": _linformer,
+    "performer": partial(_performer, "on_chip"),
+    "performer_materialised": partial(_performer, "in_hbm"),
+    "reformer": _reformer,
+    "smyrf": _smyrf,
+}

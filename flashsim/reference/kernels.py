@@ -5,15 +5,18 @@ The oracle forms all N × n × d differences, in float64; its own error is withi
 Bounds. u is the chip's unit roundoff, r = ‖x − z‖, s = r/σ. A difference of two numbers is off by u relatively, each hypot and
 the division by σ by about u more: s by ρ = (2d + 3)u relatively. So log k is off by
 
-    δ = s²(ρ + u)  gaussian      sρ  laplace      (2ρ + 2u)·s²/(1 + s²) + 4u·|log k|  cauchy
+    δ = s²(ρ + u)  gaussian      sρ  laplace      (2ρ + 2u)·s²/(1 + s²) + 4u·(|log k| + 1)  cauchy
 
 absolutely, and, exponentials included, k by e^{δ + 4u} − 1 relatively. Where clouds lie far from the origin nothing changes: only
 differences enter. Sums of n terms in T blocks are off by (n + 2T + 8)u of the sum of their magnitudes; what is stored in another
-type, by its roundoff each time. First-order terms are taken `C` times, 2 by default, for the rest.
+type, by its roundoff each time; what vanishes, by the chip's smallest step, times what it is multiplied with. First-order
+terms are taken `C` times, 2 by default, for the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,7 @@ from flashsim.checking import check_choice
 from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
 
 KERNELS = ("gaussian", "laplace", "cauchy")
+REDUCTIONS = ("sum", "logsumexp")
 
 
 def kernel_product(
@@ -31,7 +35,7 @@ def kernel_product(
     """Return Y_i = Σ_j k(x_i, z_j) v_j, (N, e); or, "logsumexp", log Σ_j k(x_i, z_j) v_j, (N, 1). Raises ValueError."""
     V = _wide(V)
     log_k = _log(kernel, _distances(X, Z) / sigma)
-    if reduction == "sum":
+    if check_choice("reduction", reduction, REDUCTIONS) == "sum":
         product: Array = np.exp(log_k) @ V
         return product
     with np.errstate(divide="ignore"):
@@ -44,7 +48,8 @@ def kernel_gradient(
     """Return the gradient to X of the same, (N, d), for dY of its shape. A pair at distance 0 has no part. Raises ValueError."""
     s, along, V, dY = _distances(X, Z) / sigma, _directions(X, Z), _wide(V), _wide(dY)
     log_k = _log(kernel, s)
-    weights = (dY @ V.T) * np.exp(log_k) if reduction == "sum" else dY * _softmax(log_k, V)
+    summed = check_choice("reduction", reduction, REDUCTIONS) == "sum"
+    weights = (dY @ V.T) * np.exp(log_k) if summed else dY * _softmax(log_k, V)
     result: Array = np.einsum("ij,ijc->ic", -weights * _steepness(kernel, s) / sigma, along)
     return result
 
@@ -66,7 +71,7 @@ def kernel_product_bounds(
     u, n = roundoff(chip), len(V)
     log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
     terms = (n + 2 * blocks + 8) * u
-    if reduction == "sum":
+    if check_choice("reduction", reduction, REDUCTIONS) == "sum":
         k = np.exp(log_k)
         off = np.exp(log_k + C * delta) - k + k * (terms + stores * u_s + stored_K * u_s)
         steps = smallest_step(chip) + stored_K * smallest_step(stored)  # of what is too small for full precision
@@ -98,7 +103,7 @@ def kernel_gradient_bounds(
     u, (n, e), d = roundoff(chip), V.shape, X.shape[1]
     log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
     s, along = _distances(X, Z) / sigma, np.abs(_directions(X, Z))
-    if reduction == "sum":
+    if check_choice("reduction", reduction, REDUCTIONS) == "sum":
         weight, k, more = np.abs(dY) @ np.abs(V).T, np.exp(log_k), np.exp(log_k + C * delta)
     else:
         with np.errstate(divide="ignore"):
@@ -110,7 +115,7 @@ def kernel_gradient_bounds(
     relative = (e + 2 + 4 * d + 16 + n + 2 * blocks) * u + u_s
     times = {"cauchy": 3}.get(kernel, 1)  # k, s and 1 + s² are each off in its slope
     pairs = weight * slopes * ((more - k) * times + k * relative) / sigma
-    steps = n * smallest_step(chip) * (weight.max() * slopes.max() / sigma + 1) + smallest_step(stored)
+    steps = n * smallest_step(chip) * ((1 + weight.max()) * (1 + slopes.max()) / sigma + 1) + smallest_step(stored)
     return np.asarray(C * (np.einsum("ij,ijc->ic", pairs, along) + steps))
 
 
@@ -132,15 +137,22 @@ def _directions(X: Any, Z: Any) -> Array:
 
 
 def _log(kernel: str, s: Array) -> Array:
-    """Return log k."""
+    """Return log k. No square overflows: where s² would, e^{−s²/2} is 0."""
     if check_choice("kernel", kernel, KERNELS) == "gaussian":
-        return -(s**2) / 2
-    return -s if kernel == "laplace" else -np.log1p(s**2)
+        return -(np.minimum(s, 1e154) ** 2) / 2
+    with np.errstate(divide="ignore"):
+        return -s if kernel == "laplace" else -np.logaddexp(0, 2 * np.log(s))
 
 
 def _steepness(kernel: str, s: Array) -> Array:
     """Return −d log k/ds."""
-    return s if kernel == "gaussian" else np.ones_like(s) if kernel == "laplace" else 2 * s / (1 + s**2)
+    return (
+        s
+        if kernel == "gaussian"
+        else np.ones_like(s)
+        if kernel == "laplace"
+        else 2 * s / np.hypot(1, s) / np.hypot(1, s)
+    )
 
 
 def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[Array, Array]:
@@ -149,11 +161,11 @@ def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[A
     log_k, rho = _log(kernel, s), (2 * _wide(X).shape[1] + 3) * u
     match kernel:
         case "gaussian":
-            return log_k, s**2 * (rho + u) + 4 * u
+            return log_k, -2 * log_k * (rho + u) + 4 * u
         case "laplace":
             return log_k, s * rho + 4 * u
         case _:
-            return log_k, (2 * rho + 2 * u) * s**2 / (1 + s**2) - 4 * u * log_k + 4 * u
+            return log_k, (2 * rho + 2 * u) * (s / np.hypot(1, s)) ** 2 - 4 * u * log_k + 8 * u
 
 
 def _logsumexp(S: Array) -> Array:
@@ -168,3 +180,34 @@ def _softmax(log_k: Array, V: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         S = log_k + np.log(V[:, 0])
         return np.asarray(np.nan_to_num(np.exp(S - _logsumexp(S))))
+
+
+# ------------------------------------------------------------------------------------------------------------- programs
+
+
+def _product(
+    order: str, reduction: str, given: Mapping[str, Any], blocks: Mapping[str, int]
+) -> dict[str, tuple[Array, Array]]:
+    operands, k = (given["X"], given["Z"], given["V"]), given["k"]
+    how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma, "reduction": reduction}
+    bound = kernel_product_bounds(*operands, **how, order=order, blocks=-(-len(operands[1]) // blocks["B_c"]))
+    return {"Y": (kernel_product(*operands, **how), bound)}
+
+
+def _gradient(reduction: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    operands, k = (given["X"], given["Z"], given["V"], given["dY"]), given["k"]
+    how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma, "reduction": reduction}
+    parts, off = -(-len(operands[1]) // blocks["B_c"]), 2.0**-49 * (1 + np.abs(given.get("Y", 0.0)))
+    return {"dX": (kernel_gradient(*operands, **how), kernel_gradient_bounds(*operands, **how, blocks=parts, off=off))}
+
+
+NAIVE = {
+    "kernel_x_outer": partial(_product, "x_outer", "sum"),
+    "kernel_z_outer": partial(_product, "z_outer", "sum"),
+    "kernel_materialised": partial(_product, "materialised", "sum"),
+    "kernel_logsumexp": partial(_product, "x_outer", "logsumexp"),
+    "kernel_logsumexp_z_outer": partial(_product, "z_outer", "logsumexp"),
+    "kernel_logsumexp_materialised": partial(_product, "materialised", "logsumexp"),
+    "kernel_gradient": partial(_gradient, "sum"),
+    "kernel_logsumexp_gradient": partial(_gradient, "logsumexp"),
+}

@@ -2,11 +2,13 @@
 
 Bounds. Each term q_ic k_jc v_je is rounded d + N + T + 3 times at most on its way into O_i, in T chunks: by two products, and by
 sums over c, over j, and over chunks. So O is off by (d + N + T + 3)u of Σ_j Σ_c |q_ic k_jc v_je|, u the unit roundoff, plus
-what its own type rounds. First-order terms are taken `C` times, 2 by default, for the rest.
+what its own type rounds. A product that vanishes is off by the chip's smallest step, and goes into O times an element of V,
+or of Q. First-order terms are taken `C` times, 2 by default, for the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,20 @@ def linear_attention_bounds(
     N, d = np.shape(Q)
     sizes = linear_attention(*(np.abs(np.asarray(x).astype(np.float64)) for x in (Q, K, V)))
     O = np.abs(linear_attention(Q, K, V))
-    tiny = (N * d + N + d) * smallest_step(chip_dtype(float_dtype(stored))) * (1 + np.abs(np.asarray(V, float)).max())
+    factors = sum(np.abs(np.asarray(x, float)).max() for x in (Q, V))  # of what is too small for full precision
+    tiny = (N * d + N + d) * smallest_step(chip_dtype(float_dtype(stored))) * (1 + factors)
     result: Array = C * ((d + N + chunks + 3) * u * sizes + u_s * O + tiny + smallest_step(stored))
     return result
+
+
+def _of_program(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    operands = given["Q"], given["K"], given["V"]
+    return {
+        "O": (
+            linear_attention(*operands),
+            linear_attention_bounds(*operands, chunks=-(-len(operands[0]) // blocks["C"])),
+        )
+    }
+
+
+NAIVE = dict.fromkeys(("linear_attention", "linear_attention_two_pass"), _of_program)

@@ -3,11 +3,14 @@
 Bounds. u is the chip's unit roundoff. A logit of d terms is off by δ = (d + 2)u·Σ|x||e|. So L, a log-sum-exp of v terms in T
 blocks, is off by Λ = max δ + (v + 3T + 8)u + 4u·max|S|, the loss by Λ + δ at the label, and u of its size. P is off by
 e^{δ + Λ + 4u} − 1 relatively. Gradients are off by that, and by (n + 2T + 8)u of the n rows that they sum. What is stored in
-another type is off by its roundoff. First-order terms are taken `C` times, 2 by default, for the rest.
+another type is off by its roundoff. P, or g P, may vanish: off by the chip's smallest step, times what it is multiplied with.
+First-order terms are taken `C` times, 2 by default, for the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +54,8 @@ def cross_entropy_bounds(
     G = np.abs(g)[:, None] * np.where((np.asarray(y) < 0)[:, None], 0.0, np.abs(P - label) + 2 * u)
 
     def summed(to: Array, off: Array, G: Array, terms: int, exact: Array) -> Array:
-        sums: Array = off @ to + C * (terms + 2 * blocks + 8) * u * (G @ to) + u_s * np.abs(exact) + tiny
+        vanished = C * terms * smallest_step(chip) * (1 + np.abs(g).max()) * (1 + to.max())
+        sums: Array = off @ to + C * (terms + 2 * blocks + 8) * u * (G @ to) + u_s * np.abs(exact) + vanished + tiny
         return sums
 
     dX = summed(np.abs(E), off, G, v, right.dX)
@@ -65,3 +69,25 @@ def _forward(X: Any, E: Any, y: Any, g: Any) -> tuple[Array, Array, Array, Array
     P = np.exp(S - S.max(1, keepdims=True))
     label = np.asarray(y)[:, None] == np.arange(S.shape[1])
     return S, P / P.sum(1, keepdims=True), label, np.broadcast_to(np.asarray(g, float), len(S))
+
+
+def _of_program(
+    results: tuple[str, ...], given: Mapping[str, Any], blocks: Mapping[str, int]
+) -> dict[str, tuple[Array, Array]]:
+    X, E, y, g = (
+        given["X"],
+        given["E"],
+        np.asarray(given["y"])[:, 0].astype(np.int64),
+        given.get("g", np.ones((1, 1)))[:, 0],
+    )
+    operands = X, E, np.where(y < len(E), y, -1), g
+    many = max(-(-len(X) // blocks["B_r"]), -(-len(E) // blocks["B_c"]))
+    right, bounds = cross_entropy(*operands), cross_entropy_bounds(*operands, blocks=many)
+    return {name: (getattr(right, name), getattr(bounds, name)) for name in results}
+
+
+NAIVE = {
+    "cut_cross_entropy": partial(_of_program, ("loss", "L")),
+    "cut_cross_entropy_dx": partial(_of_program, ("dX",)),
+    "cut_cross_entropy_de": partial(_of_program, ("dE",)),
+}

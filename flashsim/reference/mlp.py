@@ -8,6 +8,8 @@ First-order terms are taken `C` times, 2 by default, for the rest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,3 +46,29 @@ def sparse_mlp_bounds(
 def _kept(X: Any, W1: Any, W2: Any, keep1: Any, keep2: Any) -> tuple[Array, Array, Array]:
     X, W1, W2 = (np.asarray(x).astype(np.float64) for x in (X, W1, W2))
     return X, np.where(keep1, W1, 0.0), np.where(keep2, W2, 0.0)
+
+
+def _of_program(fused: bool, given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+    X, W1, W2 = (given[name] for name in ("X", "W1", "W2"))
+    keep1 = _spread(given["mask1"], W1.shape, (blocks["B_d"], blocks["B_f"]))
+    keep2 = _spread(given["mask2"], W2.shape, (blocks["B_f"], blocks["B_o"]))
+    bound = sparse_mlp_bounds(
+        X, W1, W2, keep1, keep2, blocks=W1.shape, fused=fused
+    )  # a product's blocks are columns at least
+    return {"Y": (sparse_mlp(X, W1, W2, keep1, keep2), bound)}
+
+
+def _spread(mask: Any, shape: tuple[int, int], block: tuple[int, int]) -> Any:
+    """Return which elements a block mask keeps."""
+    if mask is None:
+        return True
+    (rows, cols), (down, across) = shape, block
+    live = mask(-(-rows // down), -(-cols // across)) if callable(mask) else mask
+    return np.repeat(np.repeat(live, down, axis=0), across, axis=1)[:rows, :cols]
+
+
+NAIVE = {
+    "sparse_mlp_fused": partial(_of_program, True),
+    "sparse_mlp_unfused": partial(_of_program, False),
+    "sparse_mlp_square": partial(_of_program, False),
+}

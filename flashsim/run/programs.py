@@ -6,7 +6,7 @@ count_program(program, {"N": 1000, …}, …)             what it costs, on shap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,21 @@ import numpy as np
 
 from flashsim.algorithms.program import Program
 from flashsim.blas import one_blas_thread
-from flashsim.checking import check_array, check_count, check_flag, check_observers, is_one_of, shown
+from flashsim.checking import (
+    check_array,
+    check_block_sizes,
+    check_flag,
+    check_lengths,
+    check_observers,
+    is_one_of,
+    shown,
+)
 from flashsim.inputs import FLOATS, Array, check_M, chip_dtype, float_dtype, is_listed, largest
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
 from flashsim.records import Flops, Occupancy, Sizes, Traffic
 from flashsim.run.results import Costs
-from flashsim.sizes import Size
+from flashsim.sizes import Size, first
 
 if TYPE_CHECKING:
     from flashsim.tracing import Trace
@@ -54,7 +62,7 @@ class Launch:
             result = self.program.run(hbm, sram, *placed, self.blocks, *(self.options[o] for o in self.program.options))
         found = result if isinstance(result, tuple) else (result,)
         shapes = {name: kind.shape(self.sizes) for name, kind in self.program.returns.items()}
-        if [(m.name, m.shape) if isinstance(m, Matrix) else None for m in found] != [*shapes.items()]:
+        if [(m.name, m.shape) if isinstance(m, Matrix) and hbm.holds(m) else None for m in found] != [*shapes.items()]:
             raise MemoryModelError(f"{self.program.name!r} returned {shown(found)}; expected matrices in HBM, {shapes}")
         return hbm, sram
 
@@ -64,9 +72,13 @@ class Launch:
         return hbm.place(name, self.given[name] if self.arithmetic else kind.shape(self.sizes), kind.dtype(self.dtype))
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ProgramCosts(Costs):
-    """What a count and a run of a program have in common."""
+    """What a count and a run of a program have in common: `hbm`, accesses by array; `sram`, peak and capacity; `blocks`."""
 
+    algorithm: str
+    hbm: Traffic
+    sram: Occupancy
     blocks: Sizes
     launch: Launch
 
@@ -75,17 +87,9 @@ class ProgramCosts(Costs):
         """The lengths, by symbol."""
         return self.launch.sizes
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return what was asked and what it cost as plain data; the arrays are not in it."""
-        return {
-            "algorithm": self.algorithm,
-            "sizes": dict(self.sizes),
-            "dtype": self.launch.dtype.name,
-            "options": {name: shown(value) for name, value in self.launch.options.items()},
-            "hbm": self.hbm.to_dict(),
-            "sram": asdict(self.sram),
-            "blocks": dict(self.blocks),
-        }
+    def _asked(self) -> dict[str, Any]:
+        options = {name: shown(value) for name, value in self.launch.options.items()}
+        return {"sizes": dict(self.sizes), "dtype": self.launch.dtype.name, "options": options}
 
     def _costs(self) -> str:
         return f"{self.blocks!r}, {self.sram}"
@@ -93,14 +97,9 @@ class ProgramCosts(Costs):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ProgramTally(ProgramCosts):
-    """What a program's run costs: `hbm`, accesses by array; `sram`, peak and capacity; `blocks`; `flops`."""
+    """What a program's run costs, with its `flops`."""
 
-    algorithm: str
-    hbm: Traffic
-    sram: Occupancy
-    blocks: Sizes
     flops: Flops
-    launch: Launch
 
     def to_dict(self) -> dict[str, Any]:
         """Return what it costs as plain data."""
@@ -114,11 +113,6 @@ class ProgramRun(ProgramCosts):
     `trace` holds its events if they were asked for, to step through.
     """
 
-    algorithm: str
-    hbm: Traffic
-    sram: Occupancy
-    blocks: Sizes
-    launch: Launch
     results: Mapping[str, Array] = field(default_factory=dict)
     trace: Trace | None = None
 
@@ -191,15 +185,13 @@ def count_program(
 
     Arguments and errors as there.
     """
-    if set(sizes) != set(program.symbols):
-        raise ValueError(f"sizes are {', '.join(sizes) or 'none'}; expected {', '.join(program.symbols)}")
-    lengths = Sizes(**{name: check_count(name, sizes[name]) for name in program.symbols})
-    stored, given = float_dtype(dtype), dict(index or {})
+    lengths, stored, given = check_lengths(program.symbols, sizes), float_dtype(dtype), dict(index or {})
+    followed = [name for name, kind in program.operands.items() if kind.type == "index"]
+    if set(given) != set(followed):
+        raise ValueError(f"index holds {', '.join(given) or 'none'}; expected {', '.join(followed) or 'none'}")
     launch = _launch(program, given, lengths, stored, M, blocks, sizing, enforce, options or {}, arithmetic=False)
     hbm, sram = launch.run(check_observers(observers))
-    return ProgramTally(
-        algorithm=program.name, hbm=hbm.traffic, sram=sram.use, blocks=launch.blocks, flops=sram.flops, launch=launch
-    )
+    return ProgramTally(**_cost(launch, hbm, sram), flops=sram.flops)
 
 
 # ---------------------------------------------------------------------------------------------------------------- check
@@ -262,15 +254,14 @@ def _launch(
     """Return the launch, with its blocks."""
     if set(options) != set(program.options):
         raise ValueError(f"options are {', '.join(options) or 'none'}; expected {', '.join(program.options) or 'none'}")
-    size, fixed = check_M(M, dtype.itemsize), check_block_sizes(program, blocks)
+    size, fixed = check_M(M, dtype.itemsize), check_block_sizes(program.blocks, blocks)
     if not is_one_of(sizing, SIZINGS):
         raise ValueError(f"unknown sizing {shown(sizing)}; known: {', '.join(map(repr, SIZINGS))}")
     enforced = (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
     launch = Launch(program, given, sizes, Sizes(), size, enforced, dtype, options, arithmetic)
 
     def of(values: Sequence[int]) -> Sizes:
-        pairs = zip(program.blocks.items(), values, strict=True)
-        return Sizes(**{name: min(value, sizes[symbol]) for (name, symbol), value in pairs})
+        return sizes.clipped(program.blocks, values)
 
     if fixed is not None:
         return replace(launch, blocks=of(fixed))
@@ -289,37 +280,14 @@ def _launch(
         return True
 
     if not fits(1):
-        least = _first(lambda M: fits(1, M))
+        least = first(lambda M: fits(1, M))
         raise ValueError(
             f"M = {size:,} elements is too small for {program.name!r} even with blocks of one row: at {sizes} it needs at "
             f"least M = {least:,}"
         )
     longest = max(sizes[symbol] for symbol in program.blocks.values())
-    rows = _first(lambda rows: rows >= longest or not fits(rows + 1))
+    rows = first(lambda rows: rows >= longest or not fits(rows + 1))
     return replace(launch, blocks=of(line_1(rows, sizes)))
-
-
-def check_block_sizes(program: Program, blocks: Any) -> tuple[int, ...] | None:
-    """Return block sizes in the record's order, or None where none are given."""
-    if blocks is None:
-        return None
-    names = ", ".join(program.blocks)
-    values = tuple(blocks) if isinstance(blocks, tuple | list) else ()
-    if len(values) != len(program.blocks):
-        raise ValueError(f"blocks is {shown(blocks)}; expected ({names})")
-    return tuple(check_count(f"blocks, {name},", v) for name, v in zip(program.blocks, values, strict=True))
-
-
-def _first(true_from: Callable[[int], bool]) -> int:
-    """Return the least n ≥ 1 at which a predicate that stays true becomes true."""
-    high = 1
-    while not true_from(high):
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if true_from(middle) else (middle, high)
-    return high
 
 
 # --------------------------------------------------------------------------------------------------------------- gather
@@ -328,15 +296,20 @@ def _first(true_from: Callable[[int], bool]) -> int:
 def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
     """Return the finished run. Raises ValueError where finite operands overflowed a result's type."""
     program, results = launch.program, {}
+    numbers = [name for name, kind in program.operands.items() if kind.type in ("inputs", "chip")]
     for name, kind in program.returns.items():
         found = np.array(hbm.peek(name))
         bad = np.isnan(found) | (np.isposinf(found) if name in program.logs else np.isinf(found))
         if bad.any():
             raise ValueError(
                 f"{name} overflows {found.dtype}, which ends at {largest(found.dtype):.3g}. "
-                f"Scale {' and '.join(program.operands)} down, or use a wider dtype"
+                f"Scale {' and '.join(numbers)} down, or use a wider dtype"
             )
         results[name] = found[:, 0] if kind.columns == "1" else found
-    return ProgramRun(
-        algorithm=program.name, hbm=hbm.traffic, sram=sram.use, blocks=launch.blocks, launch=launch, results=results
-    )
+    return ProgramRun(**_cost(launch, hbm, sram), results=results)
+
+
+def _cost(launch: Launch, hbm: HBM, sram: SRAM) -> dict[str, Any]:
+    """Return what a count and a run have in common."""
+    name = launch.program.name
+    return {"algorithm": name, "hbm": hbm.traffic, "sram": sram.use, "blocks": launch.blocks, "launch": launch}

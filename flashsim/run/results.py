@@ -42,7 +42,7 @@ class Costs(Exported):
             **self._asked(),
             "hbm": self.hbm.to_dict(),
             "sram": asdict(self.sram),
-            "blocks": asdict(self.blocks),
+            "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else asdict(self.blocks),
         }
 
     def _asked(self) -> dict[str, Any]:

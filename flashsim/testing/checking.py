@@ -74,6 +74,7 @@ def check_attention(
     progress = check_callback("progress", progress)
     kernel, names = _kernel(fn, spec, backward, dropout), _names(checks)
     expected = _check_expected(kernel, expected_failures, names)
+    undeclared_for = applicable(kernel, names)[1]
     missed = mismatches(kernel)
     kernel = _without(kernel, missed)
     if any(mismatch.stops for mismatch in missed):
@@ -86,7 +87,8 @@ def check_attention(
         _failure(kernel, name, found, names, max_examples, seed, shrunk=number < SHRUNK)
         for number, name in enumerate(failing[:1] if on_fail == "raise" else failing)
     ]
-    counted = (kernel.name, repr(spec), found.examples, seed, found.tallies, found.left_out)
+    left_out = {name: undeclared_for.get(name, "left out by the first calls") for name in found.left_out}
+    counted = (kernel.name, repr(spec), found.examples, seed, found.tallies, left_out)
     report = Report(*counted, failures, expected, missed, undeclared(kernel))
     if on_fail == "raise" and (failures or missed):
         said = [report.missed(), *(f"{failure.message}\n\n{report.table()}" for failure in failures[:1])]
@@ -118,7 +120,9 @@ def replay(
     finding = try_check(CHECKS[check], kernel, case)
     if finding is None or not finding.failed:
         return
-    found = Survey({check: _tally(finding)}, {}, [(finding.case, False, check)], 1)
+    tally = Tally()
+    tally.add(finding, 1)
+    found = Survey({check: tally}, {}, [(finding.case, False, check)], 1)
     failure = Failure(check, finding, 1, 1, (), describe(kernel, finding, found, (), "replayed"))
     report = Report(kernel.name, repr(spec), 1, case.seed, found.tallies, {}, [failure], {}, [], [])
     raise AttentionCheckFailed(failure.message, report)
@@ -129,12 +133,6 @@ def _without(kernel: Kernel, missed: Sequence[Mismatch]) -> Kernel:
     changes = {name: value for mismatch in missed if not mismatch.stops for name, value in mismatch.changes.items()}
     back = kernel.back if changes.pop("backward", True) else None
     return _kernel(kernel.fn, replace(kernel.spec, **changes), back, kernel.keep_mask) if missed else kernel
-
-
-def _tally(finding: Finding) -> Tally:
-    tally = Tally()
-    tally.add(finding, 1)
-    return tally
 
 
 def _kernel(fn: Any, spec: Any, backward: Any, dropout: Any) -> Kernel:

@@ -38,7 +38,7 @@ class Subject:
     """The kernel that the files are for.
 
     module, name  from where, and under which name, it is imported
-    wrapped       Python that wraps it, or ""
+    wrapped       Python that wraps it, as `unwrapped`, or ""
     backward      its backward function: Python, such as "attention.backward", or ""
     backward_from the module of that function, or "" where it needs no import
     expected      checks that are known to fail
@@ -63,7 +63,7 @@ def first_files(subject: Subject, inferred: Inferred, folder: Path, command: str
     imports = ["from flashsim.testing import Spec"]
     if subject.wrapped:
         imports = [f"from {subject.module} import {name} as unwrapped", "from flashsim.testing import Spec, wrap", ""]
-        imports += [f"{name} = {subject.wrapped.replace(f'wrap({name},', 'wrap(unwrapped,')}"]
+        imports += [f"{name} = {subject.wrapped}"]
     return {
         spec: SPEC_FILE.format(
             name=name, command=command, imports="\n".join([*imports, ""]), arguments=_arguments(inferred)

@@ -25,7 +25,8 @@ class Wrapped:
         self.fn = fn
         self.device = device
         self.convention = convention
-        self.__name__ = str(getattr(getattr(fn, "func", fn), "__name__", fn))  # .func: of a functools.partial
+        inner = getattr(fn, "func", fn)  # of a functools.partial
+        self.__name__ = str(getattr(inner, "__name__", type(inner).__name__))
         self.__qualname__ = self.__name__
         self._bridge = bridge
 
@@ -69,11 +70,11 @@ class Wrapped:
             raise ValueError(f"layout is {layout!r}; expected {defaults['layout']!r}, that of {self.convention}")
         return Spec(**{**defaults, **overrides})
 
-    def code(self) -> str:
-        """Return Python that wraps the function again, where that has its own name."""
+    def code(self, name: str = "") -> str:
+        """Return Python that wraps the function again, which is there by that name, or by its own."""
         said = {"convention": self.convention, "device": self.device}
         more = "".join(f", {name}={value!r}" for name, value in said.items() if value is not None)
-        return f"wrap({self.__name__}, {self._bridge.package!r}{more})"
+        return f"wrap({name or self.__name__}, {self._bridge.package!r}{more})"
 
     def __repr__(self) -> str:
         return f"<{self.__name__} on {self._bridge.package}, wrapped for NumPy>"

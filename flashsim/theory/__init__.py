@@ -32,7 +32,7 @@ from flashsim.theory.bounds import (
     theorem_5_standard,
     theorem_saha_ye,
 )
-from flashsim.theory.counts import BYTES, Exact, exact
+from flashsim.theory.counts import Exact, exact
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of
 from flashsim.theory.formulas import SYMBOLS, formulas, symbols
@@ -43,7 +43,7 @@ from flashsim.theory.kernel_products import (
     kernel_z_outer_constants,
 )
 from flashsim.theory.lower import LowerBound, lower_bound
-from flashsim.theory.problem import NoClosedForm
+from flashsim.theory.problem import BYTES, NoClosedForm
 from flashsim.theory.program import ExactProgram, ProgramForm, exact_program
 
 __all__ = [

@@ -20,15 +20,13 @@ from flashsim.inputs import check_M, float_name
 from flashsim.masks import All, Mask, as_mask
 from flashsim.options import check_options
 from flashsim.records import Blocks, Occupancy, Shape, Traffic
-from flashsim.sizes import Size
+from flashsim.sizes import Size, first
 from flashsim.theory import groups
 from flashsim.theory.bounds import products_flops
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of, forms
 from flashsim.theory.live import Chosen, Listed
-from flashsim.theory.problem import NoClosedForm, OneHead, arrays_of, ceil_div, live_tiles
-
-BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+from flashsim.theory.problem import BYTES, NoClosedForm, OneHead, arrays_of, ceil_div, live_tiles
 
 
 @dataclass(frozen=True)
@@ -171,17 +169,8 @@ def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) 
         return _clipped(p, *blocks)
     if sizing == "paper":
         return of(form.rows(p.M, p.d, p.d_v))
-    low, rows, longest = 0, 1, max(p.N_q, p.N_k)
-    if not fits(1):
-        return of(1)
-    while rows < longest and fits(rows + 1):
-        low, rows = rows, 2 * rows
-    while (
-        rows - low > 1
-    ):  # at `low` one more fits, at `rows` not: searched as a run does, as a tree's peak need not grow
-        middle = (low + rows) // 2
-        low, rows = (middle, rows) if middle < longest and fits(middle + 1) else (low, middle)
-    return of(rows)
+    longest = max(p.N_q, p.N_k)
+    return of(first(lambda rows: rows >= longest or not fits(rows + 1)) if fits(1) else 1)
 
 
 def _clipped(p: OneHead, B_r: int, B_c: int) -> Blocks:

@@ -5,9 +5,18 @@ Throughout w = d + e, the width of a row of X and Y together, or of Z and V; e i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flashsim.checking import check_count
-from flashsim.records import Sizes
+from flashsim.matrices import Kind
+from flashsim.records import Role, Sizes
 from flashsim.theory.problem import ceil_div
+
+POINTS: Mapping[str, tuple[Role, Kind]] = {
+    "X": ("input", Kind("N", "d")), "Z": ("input", Kind("n", "d")), "V": ("input", Kind("n", "e"))
+}  # fmt: skip
+WEIGHTED: Mapping[str, tuple[Role, Kind]] = {**POINTS, "V": ("input", Kind("n", "1"))}
+"""Operands; V one column of weights."""
 
 
 def kernel_rows(M: int, p: Sizes) -> int:

@@ -1,8 +1,19 @@
-"""What the forms of cut cross-entropy share: their block sizes."""
+"""What the forms of cut cross-entropy share: their operands and block sizes."""
 
 from __future__ import annotations
 
-from flashsim.records import Sizes
+from collections.abc import Mapping
+
+from flashsim.matrices import Kind
+from flashsim.records import Role, Sizes
+
+GIVEN: Mapping[str, tuple[Role, Kind]] = {
+    "X": ("input", Kind("N", "d")), "E": ("input", Kind("v", "d")), "y": ("input", Kind("N", "1", "words"))
+}  # fmt: skip
+PASSED: Mapping[str, tuple[Role, Kind]] = {
+    **GIVEN, "L": ("input", Kind("N", "1", "chip")), "g": ("input", Kind("N", "1"))
+}  # fmt: skip
+"""Operands; of a gradient."""
 
 
 def logit_rows(M: int, p: Sizes) -> int:

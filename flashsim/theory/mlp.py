@@ -18,9 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.records import Sizes
+from flashsim.matrices import Kind
+from flashsim.records import Role, Sizes
 
 SIDE = 16
+ARRAYS: Mapping[str, tuple[Role, Kind]] = {
+    "X": ("input", Kind("N", "d")), "W1": ("input", Kind("d", "f")), "W2": ("input", Kind("f", "o")),
+    "Y": ("output", Kind("N", "o")),
+}  # fmt: skip
+"""But for H."""
 
 
 class Live(NamedTuple):
@@ -89,8 +95,7 @@ def unfused_rows(M: int, p: Sizes) -> int:
 
 def square_rows(M: int, p: Sizes) -> int:
     """Return the largest b with (b + 1)² ≤ M + 1, at least 1."""
-    b = isqrt(M + 1) - 1
-    return b if b > 1 else 1
+    return max(isqrt(M + 1) - 1, 1)
 
 
 def row_line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:

@@ -10,6 +10,7 @@ from flashsim.checking import check_count
 from flashsim.masks import Mask
 from flashsim.matrices import KINDS, Kind
 from flashsim.records import ArrayTraffic, Blocks, Role, Shape
+from flashsim.sizes import ceil_div as ceil_div
 from flashsim.theory.live import Chosen, Every, Live
 
 
@@ -20,6 +21,7 @@ class NoClosedForm(ValueError):
 Arrays = dict[str, ArrayTraffic]
 COLUMN = Kind("N_q", "1")
 ITEMSIZES: Mapping[str, int] = {"bits": 1, "words": 4}
+BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -211,11 +213,6 @@ class OneHead:
     def R(self) -> int:
         """What the generator's state takes on chip throughout a backward pass."""
         return 2 if self.dropout else 0
-
-
-def ceil_div(a: int, b: int) -> int:
-    """Return ⌈a / b⌉."""
-    return -(-a // b)
 
 
 def arrays_of(mask: Mask, group: int) -> tuple[Stored, ...]:

@@ -10,14 +10,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flashsim.checking import check_count, check_flag, is_one_of, shown
+from flashsim.checking import check_block_sizes, check_flag, check_lengths, is_one_of, shown
 from flashsim.inputs import check_M, float_name
 from flashsim.matrices import Kind
 from flashsim.records import ArrayTraffic, Occupancy, Role, Sizes, Traffic
-from flashsim.sizes import Size
-from flashsim.theory.problem import NoClosedForm, ceil_div
+from flashsim.sizes import Size, first
+from flashsim.theory.problem import BYTES, NoClosedForm, ceil_div
 
-ITEMSIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+QKV: Mapping[str, tuple[Role, Kind]] = {
+    "Q": ("input", Kind("N", "d")), "K": ("input", Kind("N", "d")), "V": ("input", Kind("N", "e"))
+}  # fmt: skip
+"""What stands in for attention takes these."""
 
 
 class Moved(NamedTuple):
@@ -91,12 +94,13 @@ def exact_program(
     if not isinstance(name, ProgramForm) and not is_one_of(name, program_forms()):
         raise NoClosedForm(f"no closed form for {shown(name)}; known: {', '.join(map(repr, program_forms()))}")
     form = name if isinstance(name, ProgramForm) else program_forms()[name]
-    p = Sizes(**{symbol: check_count(symbol, size) for symbol, size in sizes.items()})
-    stored, asked = ITEMSIZES[float_name(dtype)], options or {}
+    inputs = [side for role, kind in form.arrays.values() if role == "input" for side in (kind.rows, kind.columns)]
+    p = check_lengths([*dict.fromkeys(side for side in inputs if not side.isdigit())], sizes)
+    stored, asked = BYTES[float_name(dtype)], options or {}
     capacity = check_M(M, stored)
     if not is_one_of(sizing, ("fit", "paper")):
         raise NoClosedForm(f"no closed form for sizing {shown(sizing)}; known: 'fit', 'paper', or blocks")
-    b = _blocks(form, p, capacity, blocks, sizing, asked)
+    b = _blocks(form, p, capacity, check_block_sizes(form.blocks, blocks), sizing, asked)
     itemsizes = {"inputs": stored, "chip": max(stored, 4), "bits": 1, "words": 4, "index": 4}
     numbers = {
         name.replace("B", "T").replace("C", "T"): ceil_div(p[form.blocks[name]], size) for name, size in b.items()
@@ -120,8 +124,7 @@ def _blocks(
     """Return the block sizes: those given, line 1's, or the largest of its proportions that fit; of one row where none does."""
 
     def of(values: Sequence[int]) -> Sizes:
-        pairs = zip(form.blocks.items(), values, strict=True)
-        return Sizes(**{name: min(size, p[symbol]) for (name, symbol), size in pairs})
+        return p.clipped(form.blocks, values)
 
     if given is not None:
         return of(given)
@@ -134,10 +137,4 @@ def _blocks(
     def fits(rows: int) -> bool:
         return form.peak(p, of(line_1(rows, p)), options) <= M
 
-    low, high = 1, 1
-    while high < longest and fits(high + 1):
-        low, high = high, 2 * high
-    while high - low > 1:  # at `low` it fits
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return of(line_1(high if high <= longest and fits(high) else low, p))
+    return of(line_1(first(lambda rows: rows >= longest or not fits(rows + 1)) if fits(1) else 1, p))

@@ -29,7 +29,8 @@ class TraceEvent(NamedTuple):
     kind, name, elements, loops  as there
     site       (file, line) of the algorithm's line that it happened at
     label      what that line is called: "line 9" in the paper's terms, or "line 12 of mine.py" where nothing labels it
-    where      ((first row, end), (first column, end)) of a loaded or stored block in its matrix; None for all else
+    where      ((first row, end), (first column, end)) of a loaded or stored block in its matrix; None for all else, as for rows
+               from anywhere
     occupancy  elements in SRAM
     resident   what they are: (name, elements) in order of arrival
     reads, writes  elements moved so far, of all arrays
@@ -56,9 +57,9 @@ class TraceEvent(NamedTuple):
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The block's indices, counted from 0; () for what is no block, and for one that is named by its rows, K[3:7]."""
+        """The block's indices, counted from 0; () for what is no block, and for one named by its rows, K[3:7] or K[[5, 0]]."""
         inside = self.name.partition("[")[2].rstrip("]")
-        return tuple(int(index) for index in inside.split(",")) if inside and ":" not in inside else ()
+        return tuple(int(index) for index in inside.split(",")) if inside and not {*":["} & {*inside} else ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class About:
     command    the command line that made it, if one did
     words      what rows and columns of tiles are
     sizes      where these are no queries and keys, the lengths that the run has in place of `shape`, by symbol
+    cuts       and its block sizes, in place of B_r and B_c
     """
 
     algorithm: str
@@ -115,3 +117,4 @@ class About:
     notes: tuple[str, ...] = ()
     words: tuple[str, str] = ("queries", "keys")
     sizes: tuple[tuple[str, int], ...] = ()
+    cuts: tuple[tuple[str, int], ...] = ()

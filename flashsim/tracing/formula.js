@@ -11,20 +11,21 @@ const GUARDS = { finite: (x) => (x === -Infinity ? 0 : x), nonzero: (x) => x || 
  * from 1, a sum, to 3. `look` finds the value of a name.
  */
 class Speller {
-  constructor(look) { this.look = look; }
+  constructor(look, known) { this.look = look, this.known = known; }
 
   element(tree, r, c) {
     const [kind, a, b] = tree;
-    if (kind === "name") return this.ofName(a, b, r, c);
+    if (kind === "name") return this.ofName(tree.slice(1), r, c);
     if (kind === "number") return { x: a, say: [number(a)], tight: 3 };
     if (kind === "T") return this.element(a, c, r);
     if (kind === "@") return this.sum(Array.from({ length: this.columns(a) }, (_, k) => this.product(this.element(a, r, k), this.element(b, k, c))));
     return kind === "call" ? this.called(a, b, r, c) : this.signed(kind, this.element(a, r, c), this.element(b, r, c));
   }
 
-  ofName(name, quantity, r, c) {
-    const tile = this.look(name, quantity), x = tile ? tile.data[Math.min(r, tile.rows - 1) * tile.cols + Math.min(c, tile.cols - 1)] : null;
+  ofName([name, ...which], r, c) {
+    const tile = this.look(name, ...which), x = tile ? tile.data[Math.min(r, tile.rows - 1) * tile.cols + Math.min(c, tile.cols - 1)] : null;
     if (name === "tau") return { x: null, say: ["τ"], tight: 3 };
+    if (!tile && this.known.has(name)) return { x: this.known.get(name), say: [String(this.known.get(name))], tight: 3 };
     return tile ? { x, say: [number(x)], tight: x < 0 ? 1.5 : 3 } : { x: null, say: [typeset(name)], tight: 3 };
   }
 
@@ -49,6 +50,10 @@ class Speller {
     if (name === "gated") return this.element(["*", ...args], r, c);
     const [one, two] = args.map((argument) => this.element(argument, r, c));
     if (name === "maximum") return this.largest([one, two]);
+    if (name === "relu") return this.largest([one, ZERO]);
+    if (name === "tril") return c > r ? ZERO : one;
+    if (name === "unless_none" && two.x !== null) return two.x === 2 ** 32 - 1 ? ZERO : one;
+    if (name === "at_label" && two.x !== null) return two.x === this.element(args[2], r, c).x + c ? one : ZERO;
     if (name === "exp") return { x: one.x === null ? null : Math.exp(one.x), say: [make("i", {}, "e"), make("sup", {}, one.say)], tight: 3 };
     if (name in GUARDS) { const x = one.x === null ? null : GUARDS[name](one.x); return x === one.x ? one : { x, say: [number(x)], tight: 3 }; }
     return { x: name === "log" && one.x !== null ? Math.log(one.x) : null, say: [`${name}(`, one?.say ?? "", ")"], tight: 3 };
@@ -62,15 +67,16 @@ class Speller {
   /** How many columns a tree's value has. */
   columns(tree) {
     const [kind, a, b] = tree;
-    if (kind === "name") return this.look(a, b)?.cols ?? 1;
+    if (kind === "name") return this.look(...tree.slice(1))?.cols ?? 1;
     if (kind === "T") return this.rows(a);
     if (kind === "call") return ["rowmax", "rowsum"].includes(a) ? 1 : a === "product" ? this.columns(b[1]) : Math.max(1, ...b.map((one) => this.columns(one)));
     return kind === "@" ? this.columns(b) : kind === "number" ? 1 : Math.max(this.columns(a), this.columns(b));
   }
 
-  rows(tree) { return tree[0] === "name" ? this.look(tree[1], tree[2])?.rows ?? 1 : tree[0] === "T" ? this.columns(tree[1]) : 1; }
+  rows(tree) { return tree[0] === "name" ? this.look(...tree.slice(1))?.rows ?? 1 : tree[0] === "T" ? this.columns(tree[1]) : 1; }
 }
 
+const ZERO = { x: 0, say: ["0"], tight: 3 };
 const inside = ({ say, tight }, least) => (tight < least ? ["(", say, ")"] : say);
 
 /** The formula of what an event computed, for one row and column; null where its line has none, or where it would not be so. */
@@ -78,14 +84,16 @@ function spellOut(run, event, row, col) {
   const [file, line] = run.places[run.events.place[event]], name = run.nameOf(event), made = run.tiles[run.events.value[event]];
   const found = run.spelled.find(([at, first, last, target]) => at === file && first <= line && line <= last && target === name);
   if (!found || !made) return null;
-  const look = (wanted, quantity) => {
+  const turns = new Map([...run.about.cuts, ...run.loops[run.events.loops[event]]]);
+  const look = (wanted, quantity, variable) => {
+    const block = variable ? `, ${turns.get(variable)}]` : "["; // of X_i[c], the one of this turn
     for (let e = event - 1; e >= 0; e--) {
-      const value = run.tiles[run.events.value[e]], same = run.nameOf(e) === wanted || (run.events.kind[e] === "load" && run.nameOf(e).includes("[") && run.quantityOf(e) === quantity);
+      const value = run.tiles[run.events.value[e]], same = run.nameOf(e) === wanted || (run.events.kind[e] === "load" && run.nameOf(e).includes(block) && run.quantityOf(e) === quantity);
       if (value && same) return value;
     }
     return null;
   };
-  const r = Math.min(row, made.rows - 1), c = Math.min(col, made.cols - 1), { x, say } = new Speller(look).element(found[4], r, c), is = made.data[r * made.cols + c];
+  const r = Math.min(row, made.rows - 1), c = Math.min(col, made.cols - 1), { x, say } = new Speller(look, turns).element(found[4], r, c), is = made.data[r * made.cols + c];
   if (x !== null && !Object.is(x, is) && !(Math.abs(x - is) <= 1e-3 * Math.max(1, Math.abs(is)))) return null; // a name that stands for two blocks
   return [typeset(name), made.cols > 1 ? make("span", { class: "about" }, ` column ${c}`) : "", " = ", say, " = ", make("b", {}, number(is))];
 }

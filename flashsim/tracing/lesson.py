@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import html
+import math
 from dataclasses import dataclass
 
 from flashsim.tracing.typeset import typeset
+
+SHOWN = "<span>{}</span>"
+FOLDED = f"<details><summary>the page asks first</summary>{SHOWN}</details>"
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,16 @@ class Lesson:
     place: Place | None = None
 
     def html(self, page: str = "") -> str:
-        """Return paragraphs and links as HTML; the links are to `page`, by default the one they are in."""
+        """Return paragraphs and links as HTML; the links are to `page`, by default the one they are in.
+
+        On another page, which does not ask, what there is to see from the first question on is folded.
+        """
         paragraphs = "\n".join(f"<p>{typeset(' '.join(part.split()))}</p>" for part in self.text.strip().split("\n\n"))
+        asked = min((stop.step for stop in self.stops), default=math.inf) if page else math.inf
         links = "\n".join(
             f'<li><a href="{html.escape(page)}#t={moment.step}" data-event="{html.escape(moment.event)}">'
-            f"Step {moment.step:,}</a>, {typeset(moment.event)}: <span>{typeset(moment.words)}</span></li>"
+            f"Step {moment.step:,}</a>, {typeset(moment.event)}: "
+            f"{(FOLDED if moment.step >= asked else SHOWN).format(typeset(moment.words))}</li>"
             for moment in self.moments
         )
         return f'{paragraphs}\n<ul class="moments">\n{links}\n</ul>' if links else paragraphs

@@ -39,7 +39,9 @@ MOST_RESIDENTS = 2**24
 
 LARGEST_SIZE = 2**53  # elements: up to it, numbers are exact in a page too
 LARGEST_NUMBER = 2**1000  # of anything: M may be as good as infinite
-BLOCK = re.compile(r"([^\[\]]+)(?:\[[0-9]{1,18}(?::[0-9]{1,18})?(?:, [0-9]{1,18})?\])?")
+BLOCK = re.compile(
+    r"([^\[\]]+)(?:\[[0-9]{1,18}(?::[0-9]{1,18})?(?:, [0-9]{1,18})?\]|\[\[[0-9]{1,18}(?:, [0-9]{1,18}){0,3}(?:, …)?\]\])?"
+)
 LINE = re.compile(r"(?!line )|line [0-9]{1,18}( of .*)?\Z", re.DOTALL)
 
 

@@ -128,7 +128,7 @@ class Recorded {
     const here = this.reaches[t];
     if (here && here[0] <= i && i < here[1] && here[2] <= j && j < here[3]) return "current";
     const visits = this.visits[i * this.about.blocks.T_c + j];
-    if (!visits.length) return "skipped";
+    if (!visits.length) return this.tileStarts.length ? "skipped" : "ahead"; // rows gathered from anywhere are of no tile
     if (visits[visits.length - 1][1] < t) return "done";
     return visits[0][1] < t ? "part" : "ahead";
   }

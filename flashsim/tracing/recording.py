@@ -86,11 +86,13 @@ class Recorder:
     def _value(self, event: Event) -> NDArray[Any] | None:
         """Return a copy of the tile, the same for equal tiles; None if it is not kept."""
         tile = event.tile
-        if tile is None or event.kind not in DATA or tile.size > LARGEST_TILE or tile.dtype.kind == "u":
+        if tile is None or event.kind not in DATA or tile.size > LARGEST_TILE:
             return None
         if self._bytes > MOST_VALUES:
             return None
         value = np.array(tile, event.sram.dtype)
+        if tile.dtype.kind == "u" and (value != tile).any():  # words that are no small numbers
+            return None
         value.flags.writeable = False
         kept = self._kept.setdefault((value.shape, value.tobytes()), value)
         if kept is value:

@@ -11,7 +11,8 @@ from flashsim.tracing.steps import quantity
 
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@"}
 Tree = list[Any]
-"""[sign, left, right]; ["name", name, quantity]; ["number", x]; ["T", X]; ["call", function, [arguments]]."""
+"""[sign, left, right]; ["name", name, quantity], of X_i[c] with its variable c; ["number", x]; ["T", X];
+["call", function, [arguments]]."""
 
 
 def spelled(source: Sequence[tuple[str, int, Sequence[str]]]) -> Iterator[tuple[str, int, int, str, Tree]]:
@@ -22,11 +23,12 @@ def spelled(source: Sequence[tuple[str, int, Sequence[str]]]) -> Iterator[tuple[
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
         for node in statements:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            if isinstance(node, ast.Assign):
+                target = node.targets[0].value if isinstance(node.targets[0], ast.Subscript) else node.targets[0]
                 tree = _on_chip(node.value)
-                if tree is not None:
+                if tree is not None and isinstance(target, ast.Name):
                     last = node.end_lineno or node.lineno
-                    yield file, first + node.lineno - 1, first + last - 1, node.targets[0].id, tree
+                    yield file, first + node.lineno - 1, first + last - 1, target.id, tree
 
 
 def _on_chip(value: ast.expr) -> Tree | None:
@@ -42,6 +44,8 @@ def _tree(node: ast.expr) -> Tree:
     match node:
         case ast.Name():
             return ["name", node.id, quantity(node.id)]
+        case ast.Subscript(value=ast.Name() as of, slice=ast.Name(id=variable)):
+            return [*_tree(of), variable]
         case ast.Constant(value=int() | float() as number):
             return ["number", float(number)]
         case ast.BinOp() if type(node.op) in SIGNS:

@@ -271,7 +271,7 @@ class Stage {
     for (let i = 0; i < T_r; i++)
       for (let j = 0; j < T_c; j++) {
         if (run.leaves(i, j) !== "all") occurs.add(run.leaves(i, j));
-        if (!run.visits[i * T_c + j].length) occurs.add("skipped");
+        if (!run.visits[i * T_c + j].length && run.tileStarts.length) occurs.add("skipped");
         if (run.visits[i * T_c + j].length > 1) occurs.add("part");
       }
     const entries = { ...FATES, nothing: "empty", some: "partial" };

@@ -22,9 +22,10 @@ def lines(trace: Recording) -> Iterator[str]:
     shape, blocks = about.shape, about.blocks
     yield f"{about.title}{f', {about.options}' if about.options else ''}"
     sizes = about.sizes or (("N_q", shape.N_q), ("N_k", shape.N_k), ("d", shape.d), ("d_v", shape.d_v))
+    cuts = ", ".join(f"{name} = {size:,}" for name, size in about.cuts) or f"B_r × B_c = {blocks.B_r} × {blocks.B_c}"
     yield (
         f"{', '.join(f'{name} = {size:,}' for name, size in sizes)}; M = {about.M:,} elements; "
-        f"B_r × B_c = {blocks.B_r} × {blocks.B_c}, T_r × T_c = {blocks.T_r} × {blocks.T_c}"
+        f"{cuts}, T_r × T_c = {blocks.T_r} × {blocks.T_c}"
     )
     listing = {label_of(line): line.split(maxsplit=1)[-1] for line in about.listing}
     source = {(file, first + n): line for file, first, code in about.source for n, line in enumerate(code)}

@@ -8,7 +8,7 @@ from unicodedata import normalize
 
 SCRIPT = r"[_^](?:\{[^}]*\}|[A-Za-z0-9]+)"
 SYMBOL = re.compile(
-    rf"(?<![A-Za-z\u0303'’])(QK|PV|d?[A-Za-zℓΣ]\u0303?)(?![A-Za-z0-9\u0303])((?:{SCRIPT})*)|([0-9)])((?:{SCRIPT})+)"
+    rf"(?<![A-Za-z\u0303'’])(QK|PV|d?[A-Za-zℓΣ]\u0303?|[A-Z]\d(?=_)|[a-z]{{2,}}(?=_[ij]\b))(?![A-Za-z0-9\u0303])((?:{SCRIPT})*)|([0-9)])((?:{SCRIPT})+)"
 )
 WORDS = {"a", "A", "I", "do"}
 UPRIGHT = {"new", "masked", "dropped", "drop", "parts"}
@@ -49,7 +49,7 @@ def _symbol(found: re.Match[str]) -> str:
 def _lettered(letter: str) -> str:
     """Return a letter in italics, with its tilde drawn above it by the page's style: few fonts have one that fits."""
     if not letter.endswith("\u0303"):
-        return f"<i>{letter}</i>"
+        return re.sub(r"^\w+?(?=\d?$)", r"<i>\g<0></i>", letter)
     before = f"<i>{letter[:-2]}</i>" if letter[:-2] else ""
     return f'{before}<span class="tilde"><i>{letter[-2]}</i></span>'
 

@@ -23,12 +23,12 @@ class View {
   }
 
   setHead() {
-    const { title, shape, sizes: own, blocks, dtype, options, command, notes } = this.run.about, is = (name, n) => [typeset(name), ` = ${count(n)}`];
+    const { title, shape, sizes: own, cuts, blocks, dtype, options, command, notes } = this.run.about, is = (name, n) => [typeset(name), ` = ${count(n)}`];
     find("h1", this.root).textContent = title;
     this.root.setAttribute("aria-label", this.which ? `${this.which}: ${title}` : title);
     const sizes = own.length ? own.map(([name, n]) => is(name, n)) : Object.entries(shape).filter(([name]) => name !== "d_v" || shape.d_v !== shape.d).map(([name, n]) => is(name, n));
     const by = (r, c) => [typeset(r), " × ", typeset(c), ` = ${blocks[r]} × ${blocks[c]}`];
-    fill(find(".about", this.root), commas(sizes), "; ", by("B_r", "B_c"), ", ", by("T_r", "T_c"), `; ${dtype}`, options && `; ${options}`);
+    fill(find(".about", this.root), commas(sizes), "; ", cuts.length ? commas(cuts.map(([name, n]) => is(name, n))) : by("B_r", "B_c"), ", ", by("T_r", "T_c"), `; ${dtype}`, options && `; ${options}`);
     find(".command", this.root).textContent = command;
     const box = find(".notes", this.root);
     box.hidden = !notes.length;

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.labels import at_label, example, logit_rows, unless_none, x_line_1
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -71,11 +71,18 @@ PROGRAM = Program(
     run=cut_cross_entropy,
     operands={"X": Kind("N", "d"), "E": Kind("v", "d"), "y": Kind("N", "1", "words")},
     returns={"loss": Kind("N", "1", "chip"), "L": Kind("N", "1", "chip")},
+    extras={name: Kind("N", "1", "chip") for name in ("m", "l", "c")},
     blocks={"B_r": "N", "B_c": "v"},
     line_1=x_line_1,
     rows=logit_rows,
     plane=("N", "v"),
     words=("rows of X", "rows of E"),
-    follows=("loss",),
+    follows=("m", "l", "c", "loss"),
     example=example,
+    bugs=(
+        Bug("labels counted from the tile", "j * B_c", "0"),
+        Bug("labels counted by the wrong block size", "j * B_c", "j * B_r"),
+        Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),
+        Bug("rows left out have a loss", "unless_none(L_i - c_i, y_i)", "L_i - c_i"),
+    ),
 )

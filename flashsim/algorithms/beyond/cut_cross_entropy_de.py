@@ -21,9 +21,9 @@ The listing is ours, as that of `cut_cross_entropy_dx`. The two gradients are tw
 
 from __future__ import annotations
 
-from flashsim.algorithms.labels import e_line_1, example, logit_rows, minus_label
+from flashsim.algorithms.labels import e_line_1, gradient_example, logit_rows, minus_label
 from flashsim.algorithms.notation import at_most_0, exp
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -72,5 +72,9 @@ PROGRAM = Program(
     words=("rows of X", "rows of E"),
     follows=("dE",),
     direction="backward",
-    example=example,
+    example=gradient_example,
+    bugs=(
+        Bug("labels counted by the other loop", "j * B_c", "i * B_c"),
+        Bug("dE of the last block alone", "dE_j + G_ij.T @ X_i", "G_ij.T @ X_i"),
+    ),
 )

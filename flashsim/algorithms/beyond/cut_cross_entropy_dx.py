@@ -22,9 +22,9 @@ the sum, which is a block mask made of data, and not done here.
 
 from __future__ import annotations
 
-from flashsim.algorithms.labels import example, logit_rows, minus_label, x_line_1
+from flashsim.algorithms.labels import gradient_example, logit_rows, minus_label, x_line_1
 from flashsim.algorithms.notation import at_most_0, exp
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -73,5 +73,10 @@ PROGRAM = Program(
     words=("rows of X", "rows of E"),
     follows=("dX",),
     direction="backward",
-    example=example,
+    example=gradient_example,
+    bugs=(
+        Bug("the label's 1 left out", "minus_label(P_ij, y_i, j * B_c)", "P_ij"),
+        Bug("labels counted from the tile", "j * B_c", "0"),
+        Bug("g left out", "g_i * minus_label", "minus_label"),
+    ),
 )

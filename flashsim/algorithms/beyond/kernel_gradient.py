@@ -21,7 +21,7 @@ The listing is ours. K is not kept, nor needed: line 9 computes its slopes anew,
 from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, x_line_1
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -64,4 +64,8 @@ PROGRAM = Program(
     follows=("dX",),
     direction="backward",
     example=example,
+    bugs=(
+        Bug("dX of the last block alone", "dX_i + k.pull", "k.pull"),
+        Bug("the slope of log k", "k.pull(", "k.pull_log("),
+    ),
 )

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, x_line_1
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -74,4 +74,5 @@ PROGRAM = Program(
     follows=("m", "l"),
     logs=("Y",),
     example=example,
+    bugs=(Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),),
 )

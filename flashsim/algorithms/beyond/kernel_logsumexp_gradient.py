@@ -21,9 +21,9 @@ The listing is ours. P is computed from Y as Algorithm 4 computes it from ℓ an
 
 from __future__ import annotations
 
-from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, x_line_1
+from flashsim.algorithms.kernel_functions import KernelFunction, gradient_example, kernel_rows, x_line_1
 from flashsim.algorithms.notation import at_most_0, exp, finite, log
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -74,5 +74,9 @@ PROGRAM = Program(
     follows=("dX",),
     direction="backward",
     logs=("Y",),
-    example=example,
+    example=gradient_example,
+    bugs=(
+        Bug("dY of a whole block", "dY_i * P_ij", "P_ij * dY_i * dY_i.size"),
+        Bug("the slope of k", "k.pull_log(", "k.pull("),
+    ),
 )

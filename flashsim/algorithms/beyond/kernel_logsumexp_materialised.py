@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, x_line_1
 from flashsim.algorithms.notation import log, logaddexp, logsumexp
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -79,4 +79,5 @@ PROGRAM = Program(
     follows=("Y",),
     logs=("Y",),
     example=example,
+    bugs=(Bug("k in place of log k", "k.log(X_i, Z_j)", "k(X_i, Z_j)"),),
 )

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, z_line_1
 from flashsim.algorithms.notation import log, logaddexp, logsumexp
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -63,4 +63,5 @@ PROGRAM = Program(
     follows=("Y",),
     logs=("Y",),
     example=example,
+    bugs=(Bug("log V left out", "k.log(X_i, Z_j) + log(V_j.T)", "k.log(X_i, Z_j) + 0 * V_j.T"),),
 )

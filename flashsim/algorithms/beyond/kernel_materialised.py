@@ -27,7 +27,7 @@ The listing is ours, after Algorithm 0: it is what a program does that forms the
 from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, x_line_1
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -77,4 +77,5 @@ PROGRAM = Program(
     words=("rows of X", "rows of Z"),
     follows=("Y",),
     example=example,
+    bugs=(Bug("K of another tile", "sram.load(K[i, j], V[j])", "sram.load(K[i, 0], V[j])"),),
 )

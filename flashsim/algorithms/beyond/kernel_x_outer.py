@@ -23,7 +23,7 @@ x − z, which lose nothing where clouds lie far from the origin; ‖x‖² + �
 from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, x_line_1
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -63,4 +63,8 @@ PROGRAM = Program(
     words=("rows of X", "rows of Z"),
     follows=("Y",),
     example=example,
+    bugs=(
+        Bug("Y of the last block alone", "Y_i + K_ij @ V_j", "K_ij @ V_j"),
+        Bug("Z of the first block", "sram.load(Z[j], V[j])", "sram.load(Z[0], V[j])"),
+    ),
 )

@@ -20,7 +20,7 @@ The listing is ours. It is the order of Algorithm 1: what is read of Z and V onc
 from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, z_line_1
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -59,4 +59,5 @@ PROGRAM = Program(
     words=("rows of X", "rows of Z"),
     follows=("Y",),
     example=example,
+    bugs=(Bug("Y read, and not added to", "Y_i + K_ij @ V_j", "K_ij @ V_j"),),
 )

@@ -21,7 +21,7 @@ any M that holds a state and a chunk: the traffic is the compulsory one. Queries
 from __future__ import annotations
 
 from flashsim.algorithms.linear_chunks import chunk_line_1, chunk_rows, tril
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -59,4 +59,10 @@ PROGRAM = Program(
     by=("C", "C"),
     words=("queries", "keys"),
     follows=("O",),
+    bugs=(
+        Bug("keys ahead attended to", "tril(Q_i @ K_i.T)", "Q_i @ K_i.T"),
+        Bug("the state transposed", "K_i.T @ V_i", "V_i.T @ K_i"),
+        Bug("A transposed", "A_i @ V_i", "A_i.T @ V_i"),
+        Bug("the state twice", "Q_i @ S", "2 * Q_i @ S"),
+    ),
 )

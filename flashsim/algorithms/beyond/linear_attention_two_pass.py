@@ -25,7 +25,7 @@ on chip, where nothing is put away by hand; it is part of line 1's sum.
 from __future__ import annotations
 
 from flashsim.algorithms.linear_chunks import chunk_line_1, chunk_rows, tril
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -69,4 +69,11 @@ PROGRAM = Program(
     by=("C", "C"),
     words=("queries", "keys"),
     follows=("O",),
+    bugs=(
+        Bug("keys ahead attended to", "tril(Q_i @ K_i.T)", "Q_i @ K_i.T"),
+        Bug("the state transposed", "K_i.T @ V_i", "V_i.T @ K_i"),
+        Bug("A transposed", "A_i @ V_i", "A_i.T @ V_i"),
+        Bug("the state twice", "Q_i @ S", "2 * Q_i @ S"),
+        Bug("the state is not written", "sram.store(S[i], S_new)  # line 5", "pass  # line 5"),
+    ),
 )

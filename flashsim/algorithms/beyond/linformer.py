@@ -47,7 +47,7 @@ from __future__ import annotations
 from flashsim.algorithms.blocks import ceil_div
 from flashsim.algorithms.kernel_functions import kernel_rows
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -126,4 +126,12 @@ PROGRAM = Program(
     words=("queries", "mixtures of keys"),
     follows=("O", "L"),
     example=lambda rng, sizes, blocks: ({}, {"tau": float(rng.uniform(0.1, 1))}),
+    bugs=(
+        Bug("scores without τ", "tau * (Q_i @ K_low_b.T)", "Q_i @ K_low_b.T"),
+        Bug("V mixed by E", "sram.load(F[a, j], V[j])", "sram.load(E[a, j], V[j])"),
+        Bug("V mixed from the last block alone", "on_chip(V_low_a + F_aj @ V_j,", "on_chip(F_aj @ V_j,"),
+        Bug("O is not rescaled", "exp(m_i - finite(m_i_new)) * O_i +", "O_i +"),
+        Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i +", "l_i +"),
+        Bug("L without m", "m_i + log(l_i)", "log(l_i)"),
+    ),
 )

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import kernel_rows
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -122,4 +122,12 @@ PROGRAM = Program(
     words=("queries", "features"),
     follows=("O",),
     example=lambda rng, sizes, blocks: ({}, {"c": float(rng.uniform(0.1, 1))}),
+    bugs=(
+        Bug("features without −‖ck‖²/2", " - 0.5 * rowsum((c * K_j) * (c * K_j)).T", ""),
+        Bug("c twice", "c * (W_f @ K_j.T)", "c * c * (W_f @ K_j.T)"),
+        Bug("the features' sums left out", " + z_g.T", ""),
+        Bug("S is not rescaled", "exp(m_f - finite(m_f_new)) * S_f +", "S_f +"),
+        Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i +", "l_i +"),
+        Bug("z without log ℓ", "m_f + log(l_f)", "m_f"),
+    ),
 )

@@ -4,8 +4,8 @@
     1  Set block sizes B_r = ⌊(M − 16²)/(d + o + 16)⌋, B_d = B_f = B_o = min(B_r, 16).
     2  Divide X into T_r × T_d blocks of B_r × B_d, W1 into T_d × T_f of B_d × B_f, W2 into T_f × T_o of B_f × B_o.
     3  for 1 ≤ i ≤ T_r do
-    4    Load X_i1, …, X_iT_d from HBM to on-chip SRAM.
-    5    Initialize Y_i1, …, Y_iT_o = (0)_{B_r×B_o} on SRAM.
+    4    Load X_{i,1}, …, X_{i,T_d} from HBM to on-chip SRAM.
+    5    Initialize Y_{i,1}, …, Y_{i,T_o} = (0)_{B_r×B_o} on SRAM.
     6    for 1 ≤ j ≤ T_f where column j of M1 and row j of M2 have a live block do
     7      Initialize H_ij = (0)_{B_r×B_f} on SRAM.
     8      for 1 ≤ c ≤ T_d where M1_cj do
@@ -18,7 +18,7 @@
     15       Y_ik ← Y_ik + H_ij W2_jk.
     16     end for
     17   end for
-    18   Write Y_i1, …, Y_iT_o to HBM.
+    18   Write Y_{i,1}, …, Y_{i,T_o} to HBM.
     19 end for
     20 Return Y.
 
@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.mlp import example, fused_rows, live, relu, row_line_1
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -87,4 +87,17 @@ PROGRAM = Program(
     words=("rows", "hidden columns"),
     follows=("Y",),
     example=example,
+    bugs=(
+        Bug("no relu", "relu(H_ij)", "H_ij"),
+        Bug("the first block of X for all", "X_i[c] @", "X_i[0] @"),
+        Bug("Y of the last block alone", "Y_i[k] + H_ij", "H_ij"),
+        Bug("the other weight's mask", "where=M1[:, j]", "where=M2[j]"),
+        Bug(
+            "tiles with a dead block left out",
+            "np.logical_and(M1.any(0), M2.any(1))",
+            "np.logical_and(M1.all(0), M2.any(1))",
+        ),
+        Bug("dead rows of W2 visited", "where=hidden", "where=M1.any(0)"),
+        Bug("dead blocks of W1 loaded", "where=M1[:, j]", "where=M1[:, j] | True"),
+    ),
 )

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.mlp import example, live, relu, square_line_1, square_rows
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -95,4 +95,9 @@ PROGRAM = Program(
     words=("rows", "hidden columns"),
     follows=("H", "Y"),
     example=example,
+    bugs=(
+        Bug("no relu", "relu(H_ij)", "H_ij"),
+        Bug("the first column's mask for all", "where=in_d[:, j]", "where=in_d[:, 0]"),
+        Bug("subtracted", "Y_ik + H_ic", "Y_ik - H_ic"),
+    ),
 )

@@ -5,7 +5,7 @@
     2  Divide X into T_r × T_d blocks of B_r × B_d, W1 into T_d × T_f of B_d × B_f, W2 into T_f × T_o of B_f × B_o, H in HBM
        into T_r × T_f.
     3  for 1 ≤ i ≤ T_r do
-    4    Load X_i1, …, X_iT_d from HBM to on-chip SRAM.
+    4    Load X_{i,1}, …, X_{i,T_d} from HBM to on-chip SRAM.
     5    for 1 ≤ j ≤ T_f do
     6      Initialize H_ij = (0)_{B_r×B_f} on SRAM.
     7      for 1 ≤ c ≤ T_d where M1_cj do
@@ -16,7 +16,7 @@
     12   end for
     13 end for
     14 for 1 ≤ i ≤ T_r do
-    15   Initialize Y_i1, …, Y_iT_o = (0)_{B_r×B_o} on SRAM.
+    15   Initialize Y_{i,1}, …, Y_{i,T_o} = (0)_{B_r×B_o} on SRAM.
     16   for 1 ≤ j ≤ T_f do
     17     Load H_ij from HBM to on-chip SRAM.
     18     for 1 ≤ k ≤ T_o where M2_jk do
@@ -24,7 +24,7 @@
     20       Y_ik ← Y_ik + H_ij W2_jk.
     21     end for
     22   end for
-    23   Write Y_i1, …, Y_iT_o to HBM.
+    23   Write Y_{i,1}, …, Y_{i,T_o} to HBM.
     24 end for
     25 Return Y.
 
@@ -37,7 +37,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashsim.algorithms.mlp import example, live, relu, row_line_1, unfused_rows
-from flashsim.algorithms.program import Program
+from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -99,4 +99,9 @@ PROGRAM = Program(
     words=("rows", "hidden columns"),
     follows=("H", "Y"),
     example=example,
+    bugs=(
+        Bug("no relu", "relu(H_ij)", "H_ij"),
+        Bug("H of the last block alone", "H_ij + X_i[c]", "X_i[c]"),
+        Bug("dead blocks of W2 loaded", "where=M2[j]", "where=M2[j] | True"),
+    ),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
-from flashsim.theory.logits import logit_rows, x_line_1
+from flashsim.theory.logits import GIVEN, logit_rows, x_line_1
 from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm
 
@@ -36,13 +36,7 @@ def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 FORM = ProgramForm(
     name="cut_cross_entropy",
-    arrays={
-        "X": ("input", Kind("N", "d")),
-        "E": ("input", Kind("v", "d")),
-        "y": ("input", Kind("N", "1", "words")),
-        "loss": ("output", Kind("N", "1", "chip")),
-        "L": ("output", Kind("N", "1", "chip")),
-    },
+    arrays={**GIVEN, "loss": ("output", Kind("N", "1", "chip")), "L": ("output", Kind("N", "1", "chip"))},
     blocks={"B_r": "N", "B_c": "v"},
     line_1=x_line_1,
     rows=logit_rows,

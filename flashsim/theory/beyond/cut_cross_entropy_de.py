@@ -12,7 +12,7 @@ from typing import Any
 
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
-from flashsim.theory.logits import e_line_1, logit_rows
+from flashsim.theory.logits import PASSED, e_line_1, logit_rows
 from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm
 
@@ -35,14 +35,7 @@ def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 FORM = ProgramForm(
     name="cut_cross_entropy_de",
-    arrays={
-        "X": ("input", Kind("N", "d")),
-        "E": ("input", Kind("v", "d")),
-        "y": ("input", Kind("N", "1", "words")),
-        "L": ("input", Kind("N", "1", "chip")),
-        "g": ("input", Kind("N", "1")),
-        "dE": ("output", Kind("v", "d")),
-    },
+    arrays={**PASSED, "dE": ("output", Kind("v", "d"))},
     blocks={"B_r": "N", "B_c": "v"},
     line_1=e_line_1,
     rows=logit_rows,

@@ -12,7 +12,7 @@ from typing import Any
 
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
-from flashsim.theory.kernel_products import kernel_rows, x_line_1
+from flashsim.theory.kernel_products import POINTS, kernel_rows, x_line_1
 from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm
 
@@ -36,13 +36,7 @@ def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 FORM = ProgramForm(
     name="kernel_gradient",
-    arrays={
-        "X": ("input", Kind("N", "d")),
-        "Z": ("input", Kind("n", "d")),
-        "V": ("input", Kind("n", "e")),
-        "dY": ("input", Kind("N", "e")),
-        "dX": ("output", Kind("N", "d")),
-    },
+    arrays={**POINTS, "dY": ("input", Kind("N", "e")), "dX": ("output", Kind("N", "d"))},
     blocks={"B_r": "N", "B_c": "n"},
     line_1=x_line_1,
     rows=kernel_rows,

@@ -12,7 +12,7 @@ from typing import Any
 
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
-from flashsim.theory.kernel_products import kernel_rows, x_line_1
+from flashsim.theory.kernel_products import WEIGHTED, kernel_rows, x_line_1
 from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm
 
@@ -38,9 +38,7 @@ def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 FORM = ProgramForm(
     name="kernel_logsumexp_gradient",
     arrays={
-        "X": ("input", Kind("N", "d")),
-        "Z": ("input", Kind("n", "d")),
-        "V": ("input", Kind("n", "1")),
+        **WEIGHTED,
         "Y": ("input", Kind("N", "1", "chip")),
         "dY": ("input", Kind("N", "1")),
         "dX": ("output", Kind("N", "d")),

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flashsim.matrices import Kind
 from flashsim.records import Sizes
-from flashsim.theory.mlp import fused_rows, live, row_line_1, widest
+from flashsim.theory.mlp import ARRAYS, fused_rows, live, row_line_1, widest
 from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm
 
@@ -43,12 +42,7 @@ def matmul(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 FORM = ProgramForm(
     name="sparse_mlp_fused",
-    arrays={
-        "X": ("input", Kind("N", "d")),
-        "W1": ("input", Kind("d", "f")),
-        "W2": ("input", Kind("f", "o")),
-        "Y": ("output", Kind("N", "o")),
-    },
+    arrays={**ARRAYS},
     blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
     line_1=row_line_1,
     rows=fused_rows,

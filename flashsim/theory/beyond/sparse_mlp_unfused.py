@@ -13,7 +13,7 @@ from typing import Any
 
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
-from flashsim.theory.mlp import live, products, row_line_1, unfused_rows, widest
+from flashsim.theory.mlp import ARRAYS, live, products, row_line_1, unfused_rows, widest
 from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm
 
@@ -39,13 +39,7 @@ def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 FORM = ProgramForm(
     name="sparse_mlp_unfused",
-    arrays={
-        "X": ("input", Kind("N", "d")),
-        "W1": ("input", Kind("d", "f")),
-        "W2": ("input", Kind("f", "o")),
-        "Y": ("output", Kind("N", "o")),
-        "H": ("extra", Kind("N", "f")),
-    },
+    arrays={**ARRAYS, "H": ("extra", Kind("N", "f"))},
     blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
     line_1=row_line_1,
     rows=unfused_rows,
