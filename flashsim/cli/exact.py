@@ -92,8 +92,8 @@ def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) 
     console.print()
     print_words(
         console,
-        f"No schedule of the row game moves less than {found.upper:,} elements: a search went through {len(found.search.prices):,} "
-        "states, and --json writes what --check needs to verify that without a search. That the search passes over no better "
+        f"No schedule of the row game moves less than {found.upper:,} elements: a search went through "
+        f"{len(found.search.prices):,} states, and --json writes what --check needs to verify that without a search. That the search passes over no better "
         "schedule, is proved by hand.",
     )
     console.print()

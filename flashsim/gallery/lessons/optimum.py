@@ -12,10 +12,10 @@ def record() -> tuple[Trace, ...]:
     import flashsim
     from flashsim.tracing.sample import operands
 
-    Q, K, V = operands(4, 4)
-    trace = flashsim.optimum(N=4, d=4, M=28).replay(Q, K, V, trace=True).trace
-    tiles = flashsim.trace("q_outer", Q, K, V, M=28, blocks=(1, 1))
-    return (trace, tiles) if trace else ()
+    Q, K, V = operands(4, 2)
+    trace = flashsim.optimum(N=4, d=2, M=15).replay(Q, K, V, trace=True).trace
+    versus = flashsim.trace("q_outer", Q, K, V, M=15, blocks=(1, 1))
+    return (trace, versus) if trace else ()
 
 
 def teach(trace: Trace, tiles: Trace) -> Lesson:
@@ -35,6 +35,7 @@ def teach(trace: Trace, tiles: Trace) -> Lesson:
     at = next(
         step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped)
     )
+    gone = f"{dropped.name[0]}_{dropped.indices[0] + 1}"
     least = N * (3 * d + d + 1)
     text = f"""
         What is the least that any schedule can move? For so small a problem it can be searched for: N = {N}, d = {d},
@@ -54,12 +55,12 @@ def teach(trace: Trace, tiles: Trace) -> Lesson:
         text,
         (
             see(multiplied[0], "line 11", "The first product: four rows are on chip, and one element for S_ij."),
-            see(at, at.label, f"{dropped.name} had to go first: no room is left. It will have to be loaded again."),
+            see(at, at.label, f"{gone} had to go first: no room is left. It will have to be loaded again."),
             see(
                 second,
                 "line 11",
-                f"Row {row} of Q begins with row {column} of K and V, which row {before[0]} "
-                "has just used: nothing of K and V is loaded.",
+                f"Q_{row + 1} begins with K_{column + 1} and V_{column + 1}, which Q_{before[0] + 1} has just used: "
+                "nothing of K and V is loaded.",
             ),
             see(first(trace, does(trace, "store", "O"), second.number), "write O", "The second row of O is done."),
             end(trace, f"{moved(trace)} accesses; the tiles beside it made {moved(tiles)}, with the same M."),
