@@ -200,7 +200,7 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     words = " ".join(" ".join(pair) for pair in found.values())
     notes = [
         f"{symbol} = {values[symbol]:,}: {theory.SYMBOLS[symbol]}"
-        for symbol in ("T_v", "U_c", "p")
+        for symbol in ("T_v", "T_d", "s", "U_r", "U_v", "W", "U_c", "p")
         if re.search(rf"\b{symbol}\b", words)
     ]
     if problems > 1:

@@ -79,7 +79,10 @@ def print_tuned(tuned: Any, itemsize: int, dtype: str) -> None:
     once = (
         "Q, K, V read once, O written" if tuned.direction == "forward" else "Q, K, V, dO read once, dQ, dK, dV written"
     )
-    console.print(f"Compulsory: {tuned.compulsory:,} elements ({once})\n")
+    console.print(f"Compulsory: {tuned.compulsory:,} elements ({once})")
+    if tuned.bound is not None:
+        console.print(f"Lower bound: {tuned.bound:,} elements; no schedule moves less (flashsim prove)")
+    console.print()
     print_table(console, _choices(tuned, tuned.by_loops))
     if tuned.paper:
         console.print("\nThe same with the blocks of line 1 of each:\n")
@@ -89,6 +92,8 @@ def print_tuned(tuned: Any, itemsize: int, dtype: str) -> None:
         f"Fewest: {best.algorithm} ({best.loops}) with tiles of {best.blocks.B_r:,} × {best.blocks.B_c:,}. "
         f"It moves {best.accesses / tuned.compulsory:.2f} × the compulsory traffic"
     )
+    if tuned.bound is not None:
+        said += f", {best.accesses / tuned.bound:.3f} × the lower bound"
     paper = tuned.paper.get("flash")
     if paper is not None:
         ratio = f"{paper.accesses / best.accesses:.2f} × as much"

@@ -154,7 +154,7 @@ def lines(run: ExpOverflow) -> Iterator[str]:
     """Yield what each exponential is."""
     yield "Is exp(100) fine in float32, as the chapter says? No."
     yield ""
-    rows = [("", "the chapter, for float32", "float32", "float64", "the chapter is")]
+    rows = [("", "the chapter, for float32", "float32", "float64", "it is")]
     for at in run.claims:
         verdict = "right" if at.right else "WRONG"
         rows.append(
@@ -176,8 +176,8 @@ def lines(run: ExpOverflow) -> Iterator[str]:
                     x["last_finite_x"],
                     "exp = " + scientific(end.exp_of_last_finite_x, 4),
                 ),
-                ("least x with exp(x) of full precision", x["last_normal_x"], f"smallest normal number {normal}"),
-                ("least x with exp(x) above 0", x["last_nonzero_x"], f"smallest subnormal number {subnormal}"),
+                ("least x of full precision", x["last_normal_x"], f"smallest normal {normal}"),
+                ("least x with exp(x) above 0", x["last_nonzero_x"], f"smallest subnormal {subnormal}"),
             ],
             left=(0, 2),
         )

@@ -190,7 +190,7 @@ def lines(run: Prefill) -> Iterator[str]:
     )
     yield f"  The largest difference is {tiny(abs(run.output - run.naive).max())}."
     yield from slips_lines(run.slips)
-    yield "The chapter shows query tile 0 only; its loop runs over query tiles 1 and 2 just the same."
+    yield from paragraph("The chapter shows query tile 0 only; its loop runs over query tiles 1 and 2 just the same.")
 
 
 def _named(what: str, indices: range) -> str:
@@ -249,7 +249,9 @@ def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[st
     hidden = [str(tile.keys[j]) for j in range(len(tile.keys)) if j not in seen]
     yield f"    Row {row.query}"
     if not seen:
-        yield "      All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0."
+        yield from paragraph(
+            "All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0.", "      "
+        )
         yield f"      m = {m}, s = {number(row.s)}, O = {vector(row.O)}, as before"
         return
     top = ", ".join(fixed(scores[j], 3) for j in seen)
@@ -267,7 +269,7 @@ def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[st
     if hidden:
         yield f"      (masked: key{'s' if len(hidden) > 1 else ''} {', '.join(hidden)}, of weight exp(−∞) = 0)"
     added = " + ".join(f"{number(row.weights[j])}·{vector(run.V[tile.keys[j]])}" for j in seen)
-    yield f"      O = {vector(row.O_corrected)} + {added}"
+    yield from paragraph(f"O = {vector(row.O_corrected)} + {added}", "      ")
     yield f"        = {vector(row.O)}"
     yield f"      s = {' + '.join([number(row.s_corrected), *(number(row.weights[j]) for j in seen)])} = {number(row.s)}"
     yield f"      m = {m}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from flashsim.algorithms import PASSES
 from flashsim.algorithms.record import Algorithm
 from flashsim.playground.javascript import Script, expression, traced
 from flashsim.theory.form import Form
-from flashsim.theory.formulas import symbols
+from flashsim.theory.formulas import OWN, common_symbols
 from flashsim.theory.live import _clipped
 from flashsim.tracing.page import filled, lighter, policy, read
 from flashsim.tracing.typeset import named, typeset
@@ -38,7 +39,7 @@ def page() -> str:
 
 
 def _shown() -> list[Algorithm]:
-    """Return the passes that run without an option, each closed form once, in the order of the list."""
+    """Return the passes without an option or a symbol of their own, each closed form once, in the order of the list."""
     found: list[Algorithm] = []
     for passes in PASSES.values():
         seen = set()
@@ -47,7 +48,8 @@ def _shown() -> list[Algorithm]:
         ):
             form = theory.form_of(algorithm.name, algorithm.direction)
             moves = tuple(sorted(form.formulas.items())), form.peak, _skips(form)
-            if moves not in seen and all(option.name != "window" for option in form.options):
+            own = any(re.search(rf"\b({'|'.join(OWN)})\b", text) for pair in form.formulas.values() for text in pair)
+            if moves not in seen and not own and all(option.name != "window" for option in form.options):
                 seen.add(moves)
                 found.append(algorithm)
     return found
@@ -93,7 +95,7 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
         called = ", ".join(f"{k}: {v}" for k, v in functions.items())
         own = f"arrays: {{{arrays}}}, live: {{{skipping}}}, masking: {{{masking}}}"
         entries.append(f"{{{about}, {own}, {called}}}")
-    name, clipped = translated.of(symbols), translated.of(_clipped)
+    name, clipped = translated.of(common_symbols), translated.of(_clipped)
     listed = ",\n  ".join(entries)
     constants = f"const symbolsOf = {name}, clippedSum = {clipped};\nconst FORMS = [\n  {listed},\n];"
     return f'"use strict";\n{_read("runtime.js")}\n{translated.text}\n{constants}'

@@ -199,7 +199,7 @@ def describe(kernel: Kernel, finding: Finding, found: Survey, suspicions: Sequen
     parts = [
         "\n".join(_wrapped(f"{kernel.name} fails {check.name!r}: {check.about}")),
         f"  {finding.case}\n  ({how}; {drawn})",
-        textwrap.indent(_what_differs(finding), "  "),
+        "\n".join(line for said in _what_differs(finding).splitlines() for line in _wrapped(f"  {said}", "    ")),
     ]
     if how == NOT_SHRUNK:
         return "\n\n".join(parts)
