@@ -11,7 +11,9 @@ import numpy as np
 from flashsim import certificate, certificate_backward, theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.record import Algorithm
+from flashsim.exact.certificate import check as check_optimum
 from flashsim.masks import Causal
+from flashsim.optima import optimum
 from flashsim.proving import Proof
 from flashsim.theory import lower_bound, lower_bound_backward
 from flashsim.tune import best_of
@@ -78,6 +80,30 @@ def q_outer_is_optimal(full: bool) -> Claim:
         ", ".join(f"{ratio:.3f}" for ratio in ratios),
         all(1 <= later < earlier for earlier, later in pairwise(ratios)) and ratios[-1] < 1.05,
         {"ratios": ratios},
+    )
+
+
+def nothing_below_exact_optima(full: bool) -> Claim:
+    """The bound is at most the optimum of small problems, which are searched for; their certificates check."""
+    rng = np.random.default_rng(5)
+    wanted, least, checked = 300 if full else 40, np.inf, 0
+    for _ in range(wanted):
+        N_q, N_k, d, d_v = (int(size) for size in rng.integers(1, (4, 4, 6, 6)))
+        smallest = 2 * d + 2 * d_v + 3
+        M = int(rng.integers(smallest, 2 * smallest))
+        found = optimum(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, causal=bool(rng.integers(2)))
+        any_key, any_query = (int(found.allowed.any(axis).sum()) for axis in (1, 0))
+        pairs = int(found.allowed.sum())
+        bound = lower_bound(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, pairs=pairs, queries=any_key, keys=any_query)
+        least = min(least, found.upper / bound.accesses)
+        checked += bool(check_optimum(found.certificate()))
+    return Claim(
+        "Exact optima (flashsim.exact)",
+        "the lower bound is at most the optimum, where that is known",
+        f"{wanted} problems of up to 3 × 3 rows, d < 6, full and causal; {checked} certificates",
+        f"optimum ÷ bound at least {least:.3f}",
+        least >= 1,
+        {"problems": wanted, "least": float(least), "certificates": checked},
     )
 
 
