@@ -80,8 +80,7 @@ def run_all(
         start = time.perf_counter()
         run = forward(algorithm, given.Q, given.K, given.V, **sizes, on_head=on_head)
         seconds = time.perf_counter() - start
-        errors = _worst(_forward_errors(algorithm, run))
-        forwards[name] = _result(algorithm, run, run.hbm, run.sram, run.blocks, errors, seconds)
+        forwards[name] = _result(algorithm, run, run, _forward_errors(algorithm, run), seconds)
         if back is None:
             continue
         dO = np.random.default_rng(0).standard_normal(run.O.shape).astype(run.O.dtype)
@@ -89,8 +88,7 @@ def run_all(
         start = time.perf_counter()
         found = backward(back, run, dO, on_head=on_head)
         seconds = time.perf_counter() - start
-        errors = _worst(_backward_errors(back, run, found, dO))
-        backwards[name] = _result(back, run, found.hbm, found.sram, found.blocks, errors, seconds)
+        backwards[name] = _result(back, run, found, _backward_errors(back, run, found, dO), seconds)
     return forwards, backwards
 
 
@@ -110,20 +108,14 @@ def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mappi
 
 
 def _result(
-    algorithm: Algorithm,
-    run: Run,
-    hbm: Traffic,
-    sram: Occupancy,
-    blocks: Blocks,
-    errors: tuple[float, float] | None,
-    seconds: float,
+    algorithm: Algorithm, run: Run, cost: Run | Gradients, compared: Iterable[Compared], seconds: float
 ) -> Result:
-    worst, of_bound = errors or (None, None)
-    agrees = _agrees(algorithm, run, hbm, sram, blocks)
-    return Result(algorithm.title, hbm, sram, blocks, worst, of_bound, agrees, seconds)
+    worst, of_bound = _worst(compared) or (None, None)
+    agrees = _agrees(algorithm, run, cost)
+    return Result(algorithm.title, cost.hbm, cost.sram, cost.blocks, worst, of_bound, agrees, seconds)
 
 
-def _agrees(algorithm: Algorithm, run: Run, hbm: Traffic, sram: Occupancy, blocks: Blocks) -> bool | None:
+def _agrees(algorithm: Algorithm, run: Run, cost: Run | Gradients) -> bool | None:
     """Whether theory says the same; None where it says nothing: of an algorithm without a form, and of masks by head."""
     if run.variant.mask.per_head or not _has_form(algorithm):
         return None
@@ -134,18 +126,18 @@ def _agrees(algorithm: Algorithm, run: Run, hbm: Traffic, sram: Occupancy, block
         N_k=shape.N_k,
         d=shape.d,
         d_v=shape.d_v,
-        M=sram.capacity,
+        M=cost.sram.capacity,
         heads=math.prod(run.inputs.leading),
         kv_heads=math.prod(run.inputs.K.shape[:-2]),
         gqa=run.gqa,
         dtype=run.inputs.dtype.name,
-        blocks=(blocks.B_r, blocks.B_c),
+        blocks=(cost.blocks.B_r, cost.blocks.B_c),
         direction=algorithm.direction,
         mask=variant.mask,
         dropout_p=variant.dropout_p,
         **variant.options,
     )
-    return (hbm, sram.peak, blocks) == (want.hbm, want.sram.peak, want.blocks)
+    return (cost.hbm, cost.sram.peak, cost.blocks) == (want.hbm, want.sram.peak, want.blocks)
 
 
 def _has_form(algorithm: Algorithm) -> bool:

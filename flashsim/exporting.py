@@ -88,10 +88,8 @@ def _series(pd: Any, values: list[Any]) -> Any:
     kinds, gaps = {type(value) for value in values if value is not None}, None in values
     if kinds == {bool}:
         return pd.Series(values, dtype="boolean" if gaps else "bool")
-    if kinds == {int}:
-        if max(abs(value) for value in values if value is not None) > LARGEST:
-            return pd.Series(values, dtype=None if kinds == {str} else "object")
+    if kinds == {int} and max(abs(value) for value in values if value is not None) <= LARGEST:
         return pd.Series(values, dtype="Int64" if gaps else "int64")
-    if kinds and kinds <= {int, float}:
+    if float in kinds <= {int, float}:
         return pd.Series(values, dtype="float64")
     return pd.Series(values, dtype=None if kinds == {str} else "object")

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -22,6 +23,8 @@ def in_any_order(work: Callable[[T], R], items: Sequence[T], jobs: int | None) -
     jobs   processes of this machine, for which a script needs its `if __name__ == "__main__"`, as `multiprocessing` says;
            None: what `joblib.parallel_config` says, such as a Dask or Ray cluster
     work   it and the items are pickled where there are several
+
+    Raises ChildProcessError where a process ended too early.
     """
     if jobs is None:
         from joblib import Parallel, delayed
@@ -31,7 +34,7 @@ def in_any_order(work: Callable[[T], R], items: Sequence[T], jobs: int | None) -
         except ValueError:  # a backend that returns all at the end
             parallel = Parallel()
         yield from parallel(delayed(_numbered)(work, number, item) for number, item in enumerate(items))
-    elif jobs == 1 or len(items) == 1:
+    elif jobs == 1 or len(items) <= 1:
         yield from ((number, work(item)) for number, item in enumerate(items))
     else:
         yield from _over_processes(work, items, min(jobs, len(items)))
@@ -43,18 +46,19 @@ def _numbered(work: Callable[[T], R], number: int, item: T) -> tuple[int, R]:
 
 def _over_processes(work: Callable[[T], R], items: Sequence[T], jobs: int) -> Iterator[tuple[int, R]]:
     """Yield the results of `jobs` processes, which are killed where this is left early: by Ctrl-C, or by an error in one."""
-    others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _end_with_parent)
     try:
         with _interrupts_wait():
             started = [pool.submit(_numbered, work, number, item) for number, item in enumerate(items)]
         for done in as_completed(started):
             yield done.result()
+    except BrokenProcessPool:
+        why = 'it was killed, perhaps for want of memory, or its script has no if __name__ == "__main__"'
+        raise ChildProcessError(f"one of {jobs} processes ended too early: {why}") from None
     finally:
         with _interrupts_wait():
-            for process in multiprocessing.active_children():
-                if process not in others:
-                    process.kill()
+            for process in [*pool._processes.values()]:  # Python 3.14 has kill_workers
+                process.kill()
             pool.shutdown()
 
 

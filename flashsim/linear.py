@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashsim.algorithms.beyond import programs
-from flashsim.checking import check_choice
+from flashsim.checking import check_choice, check_count
 from flashsim.memory import Observer
 from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
 from flashsim.sizes import Size
@@ -72,4 +72,4 @@ def _name(state: Any) -> str:
 
 
 def _blocks(chunk: Any) -> tuple[Any] | None:
-    return None if chunk is None else (chunk,)
+    return None if chunk is None else (check_count("chunk", chunk),)

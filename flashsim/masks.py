@@ -213,10 +213,11 @@ class SlidingWindow(Mask):
 
     def _within(self, least: Index, most: Index) -> Bools:
         """Whether a range of distances j − p, from `least` to `most`, meets the window."""
+        right = None if self.right == -1 else least <= self.right
         if self.left == -1:
-            return least <= self.right if self.right != -1 else np.ones(least.shape, bool)
-        inside = most >= -self.left
-        return inside if self.right == -1 else inside & (least <= self.right)
+            return np.ones(least.shape, bool) if right is None else right
+        left = most >= -self.left
+        return left if right is None else left & right
 
     def __repr__(self) -> str:
         offset = "" if self.offset is None else f", offset={_thawed(self.offset)}"

@@ -449,11 +449,17 @@ class SRAM:
     # ------------------------------------------------------------------------------------------------ the five verbs
 
     @overload
-    def load(self, block: Block, /) -> Tile: ...
+    def load(self, block: Block, /, *, over: Tile | None = None) -> Tile: ...
     @overload
     def load(self, block: Block, second: Block, /, *more: Block) -> tuple[Tile, ...]: ...
-    def load(self, *blocks: Block) -> Tile | tuple[Tile, ...]:
-        """Copy blocks from HBM to SRAM and count the reads. Returns plain arrays, in `dtype` (booleans as such)."""
+    def load(self, *blocks: Block, over: Tile | None = None) -> Tile | tuple[Tile, ...]:
+        """Copy blocks from HBM to SRAM and count the reads. Returns plain arrays, in `dtype` (booleans as such).
+
+        With `over`, one block replaces that resident tile, and takes no further room: its first rows, where the block has
+        fewer.
+        """
+        if over is not None:
+            return self._load_over(blocks, over)
         tiles = []
         for block in blocks:
             if type(block) is not Block:
@@ -471,6 +477,28 @@ class SRAM:
             if self._observers:
                 self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block.where, block.rows)
         return tuple(tiles) if len(tiles) > 1 else tiles[0]
+
+    def _load_over(self, blocks: tuple[Block, ...], over: Tile) -> Tile:
+        if len(blocks) != 1 or type(blocks[0]) is not Block:
+            raise TypeError(
+                f"sram.load(…, over=…) takes one block in HBM such as K[j]; got {', '.join(map(_kind, blocks))}"
+            )
+        (block,) = blocks
+        if id(over) not in self._resident:
+            self._refuse_absent(over, "sram.load(…, over=…)")
+        (rows, columns), room = block.shape, over.shape
+        if columns != room[1] or rows > room[0]:
+            raise ValueError(f"{block.name}, which is {_by(block.shape)}, cannot be loaded over a {_by(room)} tile")
+        tile: Tile = over if rows == room[0] else over[:rows]
+        if block._values is not None:
+            tile[...] = block._values[block._at]
+            if rows < room[0]:
+                _poison(over[rows:])
+        self._resident[id(over)] = (over, over.size, block.name, None)
+        block._storage.reads += tile.size * self._weight
+        if self._observers:
+            self._tell("load", block.name, tile.size, tile, site_of(sys._getframe(2)), block.where, block.rows)
+        return tile
 
     def word(self, block: Block) -> int:
         """Read one element of an index array, such as `table[s, j]` of one divided 1 by 1, and return it as a number.
@@ -559,24 +587,32 @@ class SRAM:
 
     def loop(
         self,
-        turns: int,
+        turns: int | range,
         *,
         where: NDArray[np.bool_] | Kinds | None = None,
         alike: Sequence[Hashable] | Kinds | None = None,
     ) -> Iterator[int]:
-        """Count 0 … turns−1, or those where `where` is True; what a turn brings on chip is evicted at its end.
+        """Count 0 … turns−1, or those where `where` is True, or a range; what a turn brings on chip is evicted at its end.
 
         In counting-only mode turns that are equal are run once and counted as often as they occur: blocks differ only
         in the ragged last one, so that is the first turn, standing for all but one, and the last. If turns differ in
-        more than that, `alike[index]` says which are equal. Either argument may be `Kinds`, for counting only. An SRAM with
-        `fold=False` runs every turn.
+        more than that, `alike[index]` says which are equal. Either argument may be `Kinds`, for counting only. A range takes
+        neither: its second turn stands for all but the ends. An SRAM with `fold=False` runs every turn.
 
         A turn left early, by `break` or an error, evicts too, but observers are told nothing of that: Python could only
         print what they raise there.
         """
         site = site_of(sys._getframe(1))
         schedule: Iterable[tuple[int, int | Fraction]]
-        if isinstance(where, Kinds):
+        if isinstance(turns, range):
+            if where is not None or alike is not None:
+                raise ValueError(
+                    f"sram.loop({turns}, …) has a where or an alike as well; expected them with a number of turns"
+                )
+            ends = ((turns[0], 1), (turns[1], len(turns) - 2), (turns[-1], 1)) if len(turns) > 2 else ()
+            schedule = ends if self._fold and ends else ((index, 1) for index in turns)
+            turns = len(turns)
+        elif isinstance(where, Kinds):
             schedule = where.below(turns)
         elif isinstance(alike, Kinds):
             schedule = alike.below(turns)

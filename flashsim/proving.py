@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.allowed import allowed_pairs
 from flashsim.api import count
 from flashsim.checking import check_direction, check_shape
 from flashsim.inputs import check_M, float_dtype
-from flashsim.masks import All, Causal, Mask, as_mask
+from flashsim.masks import All, Mask, as_mask
 from flashsim.memory import SramOverflow
 from flashsim.records import Shape
 from flashsim.sizes import Size
@@ -24,7 +23,6 @@ from flashsim.theory.lower import LowerBound, lower_bound
 from flashsim.theory.lower_backward import BackwardBound, lower_bound_backward
 from flashsim.tune import tune
 
-LONGEST = 2**26  # rows, or pairs of a mask that is no band, that are looked at one by one
 CLASS = (
     "Schedules that compute S = QKᵀ and O = PV product by product, in any order and in any tiles, with any recomputation, "
     "partial sums kept, spilled or split, and statistics of the softmax for free. Left out is algebra that mixes entries, "
@@ -118,48 +116,10 @@ def prove(
     stored = float_dtype(dtype)
     M = check_M(M, stored.itemsize)
     rule = as_mask(mask, causal, shape, ())
-    allowed, pairs, queries, keys = _allowed(rule, shape)
+    allowed, pairs, queries, keys = allowed_pairs(rule, shape)
     bound_of = lower_bound if direction == "forward" else lower_bound_backward
     bound = bound_of(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys)
     return Proof(bound, allowed, queries, keys, _best(rule, shape, M, stored.name, direction), direction)
-
-
-def _allowed(rule: Mask, shape: Shape) -> tuple[str, int, int, int]:
-    """Return what is allowed, in a word; how many pairs; how many queries and how many keys have any."""
-    N_q, N_k = shape.N_q, shape.N_k
-    if isinstance(rule, All):
-        return "all", N_q * N_k, N_q, N_k
-    if rule == Causal():
-        rows = min(N_q, N_k)
-        return "causal", rows * N_k - rows * (rows - 1) // 2, rows, N_k
-    by_query, by_key = _by_row(rule, shape)
-    return "given", int(by_query.sum()), int(np.count_nonzero(by_query)), int(np.count_nonzero(by_key))
-
-
-def _by_row(rule: Mask, shape: Shape) -> tuple[Any, Any]:
-    """Return how many keys each query may attend to, and by how many queries each key is attended to."""
-    band = rule.band(shape, ())
-    positional = band is not None and band.positional
-    if shape.N_q + shape.N_k > LONGEST or (not positional and shape.N_q * shape.N_k > LONGEST):
-        raise ValueError(
-            f"mask is {rule!r} on N_q = {shape.N_q:,}, N_k = {shape.N_k:,}: too many to look at each; expected no mask, "
-            "causal, or shorter lengths"
-        )
-    if band is None or not positional:
-        allowed = rule.allows(np.arange(shape.N_q), np.arange(shape.N_k), shape, ())
-        for array in rule.dense(()):
-            allowed = allowed & array
-        return allowed.sum(1), allowed.sum(0)
-    at = np.arange(shape.N_q) + shape.N_k - shape.N_q
-    first = np.zeros_like(at) if band.left is None else np.clip(at - band.left, 0, band.keys)
-    end = np.full_like(at, band.keys) if band.right is None else np.clip(at + band.right + 1, 0, band.keys)
-    end = np.maximum(first, end)
-    if band.queries is not None:
-        end[band.queries :] = first[band.queries :]
-    steps = np.zeros(shape.N_k + 1, np.int64)
-    np.add.at(steps, first, 1)
-    np.add.at(steps, end, -1)
-    return end - first, np.cumsum(steps)[:-1]
 
 
 def _best(rule: Mask, shape: Shape, M: int, dtype: str, direction: str) -> Schedule | None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from flashsim import theory
 from flashsim.qkv import QKV
-from flashsim.records import Traffic
 from flashsim.sizes import human_bytes
-from flashsim.tables import console_for_tables, new_table, print_table, print_words
+from flashsim.tables import console_for_tables, new_table, print_table, print_words, problem, sram
 from flashsim.theory.formulas import evaluated
 
 if TYPE_CHECKING:
@@ -66,14 +65,12 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
 def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result], asked: str) -> None:
     """Print the comparison. `asked` says what was asked besides, such as "causal, dropout 0.1"."""
     console, M = console_for_tables(), next(iter(forwards.values())).sram.capacity
-    N_q, d, N_k, d_v = given.Q.shape[-2], given.Q.shape[-1], given.K.shape[-2], given.V.shape[-1]
-    lengths = f"N = {N_q:,}" if N_q == N_k else f"N_q = {N_q:,}, N_k = {N_k:,}"
-    widths = f"d = {d}" if d == d_v else f"d = {d}, d_v = {d_v}"
+    sizes = problem(given.Q.shape[-2], given.K.shape[-2], given.Q.shape[-1], given.V.shape[-1])
     print_words(console, given.source)
     kv_heads = math.prod(given.K.shape[:-2])
     heads = _heads(given.heads, "head") + (f" on {_heads(kv_heads, 'KV head')}" if kv_heads < given.heads else "")
-    print_words(console, f"{heads}, {lengths}, {widths}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
-    console.print(f"SRAM of M = {M:,} elements ({human_bytes(M * given.Q.dtype.itemsize)} of {given.Q.dtype.name})\n")
+    print_words(console, f"{heads}, {sizes}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
+    console.print(sram(M, given.Q.dtype.itemsize, given.Q.dtype.name) + "\n")
     for results in (forwards, backwards):
         if results:
             _print_results(console, results)
@@ -88,7 +85,8 @@ def _print_results(console: Console, results: Mapping[str, Result]) -> None:
     table = new_table("HBM accesses, elements", *titles)
     arrays = [name for result in results.values() for name in result.hbm.by_array]
     for array in dict.fromkeys(arrays):
-        table.add_row(array, *(_accesses(result.hbm, array) for result in results.values()))
+        moved = [result.hbm.by_array.get(array) for result in results.values()]
+        table.add_row(array, *("–" if traffic is None else f"{traffic.accesses:,}" for traffic in moved))
     table.add_section()
     for label, cell in _RUN_ROWS:
         table.add_row(label, *(cell(result) for result in results.values()))
@@ -123,10 +121,6 @@ _RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ),
     ("simulated in", lambda r: f"{r.seconds:.2f} s"),
 )
-
-
-def _accesses(traffic: Traffic, array: str) -> str:
-    return f"{traffic.by_array[array].accesses:,}" if array in traffic.by_array else "–"
 
 
 def print_count(counted: Counted) -> None:
@@ -188,7 +182,8 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     arguments, tally, direction = counted.arguments, counted.tally, counted.algorithm.direction
     group = _group(arguments) if arguments["gqa"] == "grouped" else 1
     problems = arguments["heads"] // group
-    queries, keys = (arguments[name] or arguments["N"] or arguments[other] for name, other in _LENGTHS)
+    queries = arguments["N_q"] or arguments["N"] or arguments["N_k"]
+    keys = arguments["N_k"] or arguments["N"] or arguments["N_q"]
     widths = arguments["d"], arguments["d_v"] or arguments["d"]
     values = theory.symbols(group * queries, keys, *widths, tally.sram.capacity, tally.blocks, direction=direction)
     known = theory.formulas(counted.algorithm, direction)
@@ -205,7 +200,7 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     words = " ".join(" ".join(pair) for pair in found.values())
     notes = [
         f"{symbol} = {values[symbol]:,}: {theory.SYMBOLS[symbol]}"
-        for symbol in ("T_v", "U_c", "p")
+        for symbol in ("T_v", "T_d", "s", "U_r", "U_v", "W", "U_c", "p")
         if re.search(rf"\b{symbol}\b", words)
     ]
     if problems > 1:
@@ -215,9 +210,6 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
         why = "mask, dropout, shared heads or an option of the algorithm make it differ from the plain formula"
         notes.append(f"*: {why}")
     return found, notes
-
-
-_LENGTHS = (("N_q", "N_k"), ("N_k", "N_q"))
 
 
 def _group(arguments: Mapping[str, Any]) -> int:

@@ -39,6 +39,12 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         """The transpose, which moves and computes nothing."""
         return ShapeOnly(self.shape[::-1], self._counter)
 
+    def __getitem__(self, parts: slice | tuple[slice, ...]) -> ShapeOnly:
+        """Return a part, by a slice of each axis: the shape that a view of an array would have."""
+        slices = parts if isinstance(parts, tuple) else (parts,)
+        cut = [len(range(n)[part]) for n, part in zip(self.shape, slices, strict=False)]
+        return ShapeOnly((*cut, *self.shape[len(cut) :]), self._counter)
+
     def max(self, axis: int | None = None, keepdims: bool = False) -> ShapeOnly:
         """Reduce, as `ndarray.max`."""
         return self._reduce(axis, keepdims)

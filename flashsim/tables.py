@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
+
+from flashsim.sizes import human_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,6 +64,29 @@ def print_words(console: Console, text: str, further: str = "") -> None:
         text, console.width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
     )
     console.print("\n".join(wrapped))
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (), between: str = "  ") -> list[str]:
+    """Return rows of cells as lines of text: the columns numbered in `left` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        between.join(
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def problem(N_q: int, N_k: int, d: int, d_v: int) -> str:
+    """Return lengths and widths in words, each once where two are the same."""
+    lengths = f"N = {N_q:,}" if N_q == N_k else f"N_q = {N_q:,}, N_k = {N_k:,}"
+    return f"{lengths}, d = {d}" + (f", d_v = {d_v}" if d_v != d else "")
+
+
+def sram(M: int, itemsize: int, dtype: str) -> str:
+    """Return SRAM's size in words."""
+    return f"SRAM of M = {M:,} elements ({human_bytes(M * itemsize)} of {dtype})"
 
 
 def _part(table: Table, columns: list[int]) -> Table:

@@ -91,6 +91,13 @@ class TileMask:
         if self._gradient is not None:
             self._gradient.add(dS_ij, i, j)
 
+    def room(self, rows: int, columns: int) -> int:
+        """Return the most elements that masking a tile of that size brings on chip: of c keys, ⌈(c − 1)/32⌉ + 1 words at most."""
+        arrays = [*self._arrays, *([] if self._bias is None else [self._bias])]
+        room = sum(math.prod(map(min, a.shape, (rows, columns))) for a in arrays)
+        words = 0 if self._tree is None else min(-(-(columns - 1) // WORD) + 1, self._tree.shape[1])
+        return room + rows * words
+
     def _attends(self, words: Matrix, i: int, left: int, rows: int, cols: int) -> Any:
         """Load the words with the bits of keys left … left + cols − 1, row block i; return the bits, True for the prefix."""
         prefix = self._prefix

@@ -24,6 +24,7 @@ from flashsim import theory
 from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
+from flashsim.allowed import allowed_pairs
 from flashsim.api import Tally, count
 from flashsim.checking import check_callback, check_count, check_direction, check_p, check_shape
 from flashsim.inputs import check_M, float_dtype
@@ -60,6 +61,7 @@ class Tuned:
     by_loops    each algorithm's best; one that does not fit M at all is absent
     paper       each with the sizes of its line 1, which may exceed M; absent where M is too small for them
     compulsory  inputs read once and outputs written once: no algorithm moves less
+    bound       what no schedule moves less than (`flashsim.prove`); None backward, and where that would take too long
     """
 
     shape: Shape
@@ -68,6 +70,7 @@ class Tuned:
     causal: bool
     mask: str
     compulsory: int
+    bound: int | None
     by_loops: Mapping[str, Choice]
     paper: Mapping[str, Choice]
     best: Choice = field(init=False)
@@ -128,7 +131,7 @@ class _Search:
             B_c = _most(partial(self.fits, B_r), min(least, k), B_c)
             if not B_c:
                 break
-            yield B_r, _tight(k, B_c, least)
+            yield from ((B_r, _tight(k, B_c, least)), (B_r, min(least, k)))  # narrow blocks leave the most room to pin
         if self.options["mask"] is not None:
             thin_r, thin_c = min(least, n), min(least, k)
             yield from (
@@ -181,8 +184,8 @@ def tune(
     algorithms in all). Of equally few accesses, the fewest tiles win, then the lowest peak.
 
     No block sizes at all move less than those found; but where a mask skips tiles, that is so only for `causal`, with `least` of
-    1 and for one sweep ("q_outer_two_pass" makes two): otherwise, of those that were tried. That of an algorithm of one's own the
-    peak grows with the blocks is taken for granted.
+    1 and for one sweep ("q_outer_two_pass" makes two): otherwise, of those that were tried. So it is for "snake", and, with
+    `least` above 1, for "q_outer_pinned". That of an algorithm of one's own the peak grows with the blocks is taken for granted.
 
     Raises ValueError for arguments that make no sense, where not even tiles of `least` × `least` fit, or where more than 2²²
     block sizes would have to be tried.
@@ -223,7 +226,17 @@ def tune(
         )
     compulsory = theory.compulsory(shape.N_q, shape.N_k, shape.d, shape.d_v, direction)
     said = "" if masked is None else repr(masked)
-    return Tuned(shape, M, direction, masked == Causal(), said, compulsory, found, paper)
+    bound = _bound(rule, shape, M) if direction == "forward" else None
+    return Tuned(shape, M, direction, masked == Causal(), said, compulsory, bound, found, paper)
+
+
+def _bound(rule: Mask, shape: Shape, M: int) -> int | None:
+    """Return the lower bound; None where the mask's pairs are too many to look at."""
+    try:
+        _, pairs, queries, keys = allowed_pairs(rule, shape)
+    except ValueError:
+        return None
+    return theory.lower_bound(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys).accesses
 
 
 def best_of(

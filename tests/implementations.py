@@ -35,6 +35,7 @@ BLOCKS = dict.fromkeys(FORWARD, (4, 3))
 # say (`reference.error_bound` allows for it, logs_kept=True), by up to 4 times its budget where scores are large.
 BLOCKS["memory_efficient"] = (1, 64)
 BLOCKS["small_cache"] = (16, 16)  # a column at a time: slow in Python with smaller tiles
+BLOCKS["small_cache_hybrid"] = (16, 8)
 AMPLE = 10**6  # elements of SRAM
 
 

@@ -73,6 +73,15 @@ def test_performers_numbers_are_its_formulas_within_their_bound(
     assert run.hbm == approximate.exact(approximate.PHI[phi], N=N, d=d, e=e, k=k, blocks=blocks, dtype=dtype).hbm
 
 
+def test_linformers_bound_holds_where_products_vanish() -> None:
+    """F V sums 40 products below the smallest float32 of full precision."""
+    (Q, K, V), (E, F) = operands(40, 3, 2, dtype="float32"), mixtures(1, 40, dtype="float32")
+    V[:], F[:] = 1.3e-44, 0.4
+    run = approximate.linformer(Q, K, V, E, F, blocks=(4, 4, 1, 1))
+    bound = reference.linformer_bounds(Q, K, V, E, F, blocks=(10, 1), stored="float32")
+    assert (abs(run.O - reference.linformer(Q, K, V, E, F).O) <= bound.O).all()
+
+
 def test_performer_is_the_quotient_of_its_paper() -> None:
     Q, K, V = operands(9, 4, 3)
     W = approximate.features(6, 4, seed=1)
@@ -198,7 +207,7 @@ U, TINY = 2.0**-24, 2.0**-149
 @pytest.mark.parametrize("e", [0.0, 0.5])
 def test_linformer_s_bounds_of_one_element_are_those_derived(e: float) -> None:
     q, k, v, f, tau = 0.75, -1.25, 2.0, e * 3, 0.5
-    E_K, E_V = (stored(w * x, 2 * (1 + 2 + 3) * U * abs(w * x)) for w, x in ((e, k), (f, v)))
+    E_K, E_V = (stored(w * x, 2 * (1 + 2 + 3) * U * abs(w * x) + TINY) for w, x in ((e, k), (f, v)))
     delta = tau * q * (E_K + 2 * 5 * U * (abs(e * k) + E_K))
     want = averaged(tau * q * e * k, delta, f * v, E_V, 3)
     how: dict[str, Any] = {"scale": tau, "blocks": (2, 3), "stored": "float32"}

@@ -217,13 +217,15 @@ def test_count_s_formulas_give_its_counts_or_a_star_says_why(command: str, capsy
     assert main(["count", *command.split(), "--N", "48", "--d", "8", "--M", "500"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    values = dict(re.findall(r"\b([BT]_[rc]) = (\d+)", out)) | dict(re.findall(r"^(p|T_v|U_c) = (\d+):", out, re.M))
+    values = dict(re.findall(r"\b([BT]_[rc]) = (\d+)", out)) | dict(
+        re.findall(r"^(p|s|W|T_[vd]|U_[crv]) = ([\d,]+):", out, re.M)
+    )
     values |= {"N_q": "48", "N_k": "48", "d": "8", "d_v": "8"} | dict(re.findall(r"(N_q) = (\d+) of a group", out))
     times = int((re.findall(r"^each times (\d+) ", out, re.MULTILINE) or ["1"])[0])
     table = out.partition("\nby array")[2].partition("\ntotal")[0]
     rows = [line for line in table.splitlines()[2:] if line.strip()]
     cells = [(int(n.replace(",", "")), formula) for row in rows for n, formula in pairs(row)]
-    plain = {name: int(value) for name, value in values.items()}
+    plain = {name: int(value.replace(",", "")) for name, value in values.items()}
     given = [(n, formula) for n, formula in cells if formula != "*"]
     assert all(n == times * eval(formula.replace("·", "*") or "0", {}, plain) for n, formula in given)
     assert ("*" in table) == ("\n*: " in out)

@@ -182,7 +182,9 @@ def test_a_diagnosis_says_which_failing_cases_it_counts(capsys: pytest.CaptureFi
     """One is drawn, and a simpler one made from it: two are looked at."""
     mutant = "flashsim.testing.mutants:causal_top_left"
     assert main(["check", mutant, "--fail-fast", "--check", "causal_no_leak"]) == 1
-    out = " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr().out
+    assert max(map(len, said.partition("To see it again")[0].splitlines())) <= 80
+    out = " ".join(said.split())
     assert "(simplest found; 1 of 1 cases drawn fails)" in out
     assert "in 2 of 2 drawn and simplified failing cases.)" in out
 

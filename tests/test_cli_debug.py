@@ -209,7 +209,7 @@ def test_numbers_are_the_same_with_the_breakpoint_in(monkeypatch: pytest.MonkeyP
         ("flash_basic --line 12 --at j=1,j=2", "gives j twice"),
         ("q_outer --line 9 --causal --at i=0,j=2", "line 9 is never run at i = 0, j = 2, which is skipped"),
         ("q_outer_two_pass --line 3", "'q_outer_two_pass' is a backward pass only, of 'q_outer'"),
-        ("small_cache --line 3 --backward", "'small_cache' has no backward pass"),
+        ("snake --line 3 --backward", "'snake' has no backward pass"),
         ("flash_basic --line 12 --causal", "has no mask"),
     ],
 )

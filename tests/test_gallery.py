@@ -173,6 +173,20 @@ def test_the_command_refuses_what_is_no_lesson_and_no_folder(
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
+def test_the_command_writes_over_its_own_files_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = made()
+    monkeypatch.setattr("flashsim.gallery.files", lambda names: iter(pages.items()))
+    assert main(["lessons", "-o", str(tmp_path)]) == main(["lessons", "-o", str(tmp_path)]) == 0
+    for name in ("README.md", "index.html"):
+        (tmp_path / name).write_text("# Lessons\n\nof my own", encoding="utf-8")
+        assert main(["lessons", "-o", str(tmp_path)]) == 2
+        assert f"has a {name} of its own; expected a folder for the lessons" in capsys.readouterr().err
+        assert (tmp_path / name).read_text(encoding="utf-8").endswith("my own")
+        (tmp_path / name).unlink()
+
+
 @pytest.mark.parametrize("name", LESSONS)
 def test_pages_are_small_and_keep_their_values(name: str) -> None:
     page = kept(f"{name}.html")

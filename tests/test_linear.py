@@ -72,8 +72,8 @@ def test_bad_input_is_named() -> None:
     Q, K, V = operands(5, 2, 3)
     for wrong, match in (
         ({"state": "nowhere"}, "state"),
-        ({"chunk": 0}, "C, is 0"),
-        ({"chunk": 1.5}, "C, is 1.5"),
+        ({"chunk": 0}, "^chunk is 0; expected at least 1"),
+        ({"chunk": 1.5}, "^chunk is 1.5; expected a whole number"),
         ({"M": 3}, "M = 3 elements is too small"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -85,10 +85,11 @@ def test_bad_input_is_named() -> None:
 
 
 def test_bounds_are_those_derived() -> None:
-    """N = 2, d = 3, in 4 chunks; where V is 0, only the smallest steps are left: Nd + N + d of the chip's, one of the store's."""
+    """N = 2, d = 3, in 4 chunks; where V is 0, only the smallest steps are left: Nd + N + d of the chip's, by way
+    of Q, one of the store's."""
     Q, K, V = np.full((2, 3), 0.5), np.full((2, 3), -2.0), np.full((2, 1), 3.0)
     u, tiny = 2.0**-24, 2.0**-149
     found = linear_attention_bounds(Q, K, V, chunks=4, stored="float32")
-    want = [2 * ((3 + 2 + 4 + 3) * u * size + u * size + 11 * tiny * 4 + tiny) for size in (9.0, 18.0)]
+    want = [2 * ((3 + 2 + 4 + 3) * u * size + u * size + 11 * tiny * 4.5 + tiny) for size in (9.0, 18.0)]
     assert found.ravel() == pytest.approx(want, rel=1e-9)
-    assert linear_attention_bounds(Q, K, 0 * V, chunks=4, stored="float32") == pytest.approx(2 * 12 * tiny, abs=0)
+    assert linear_attention_bounds(Q, K, 0 * V, chunks=4, stored="float32") == pytest.approx(2 * 17.5 * tiny, abs=0)

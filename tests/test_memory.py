@@ -125,6 +125,54 @@ def test_a_tile_outlives_inner_loops_and_dies_with_its_own_turn() -> None:
     assert sram.occupancy == 0
 
 
+def test_a_load_over_a_tile_takes_its_room_and_counts_what_it_reads() -> None:
+    told: list[Event] = []
+    hbm, sram = chip(6, observers=[told.append])
+    K = hbm.place("K", matrix(5)).divide(3)
+    here = sram.load(K[0])
+    for j in sram.loop(range(1, 2)):
+        K_j = sram.load(K[j], over=here)
+        assert (sram.resident, sram.occupancy, sram.peak) == ({"K[1]": 6}, 6, 6)
+        assert K_j.tolist() == matrix(5)[3:].tolist()
+        assert np.isnan(here[2:]).all()
+    assert K_j.tolist() == matrix(5)[3:].tolist()  # it lives as long as the tile that it is over
+    assert sram.load(K[0], over=here) is here
+    assert hbm.traffic.by_array["K"].reads == 6 + 4 + 6
+    assert sram.load(K.at([4, 0, 4]), over=here).tolist() == matrix(5)[[4, 0, 4]].tolist()
+    assert [(e.name, e.elements) for e in told if e.kind == "load"] == [
+        ("K[0]", 6), ("K[1]", 4), ("K[0]", 6), ("K[[4, 0, 4]]", 6),
+    ]  # fmt: skip
+    assert told[-1].rows == (4, 0, 4)
+
+
+def test_what_cannot_be_loaded_over_is_refused() -> None:
+    hbm, sram = chip()
+    K, V = hbm.place("K", matrix(5)).divide(3), hbm.place("V", matrix(5, 3)).divide(3)
+    small, here = sram.load(K[1]), sram.load(K[0])
+    with pytest.raises(ValueError, match=r"K\[0\], which is 3×2, cannot be loaded over a 2×2 tile"):
+        sram.load(K[0], over=small)
+    with pytest.raises(ValueError, match=r"V\[1\], which is 2×3, cannot be loaded over a 3×2 tile"):
+        sram.load(V[1], over=here)
+    with pytest.raises(NotOnChip, match="a 3×2 array is not on chip"):
+        sram.load(K[0], over=np.ones((3, 2)))
+    two: Any = (K[0], V[0])
+    with pytest.raises(TypeError, match="takes one block in HBM such as"):
+        sram.load(*two, over=here)
+
+
+@pytest.mark.parametrize("turns", [range(0), range(3, 4), range(2, 7), range(6, -1, -1), range(0, 7, 2)])
+def test_a_range_of_turns_is_counted_as_it_is_run(turns: range) -> None:
+    """Seven rows in blocks of 2: the last is ragged, whichever end it is at."""
+    counted, run = HBM(arithmetic=False), HBM()
+    for hbm, matrix_ in ((counted, (13, 1)), (run, np.ones((13, 1)))):
+        K, sram = hbm.place("K", matrix_, np.float64).divide(2), SRAM(hbm, 10)
+        seen = [sram.load(K[j]).shape and j for j in sram.loop(turns)]
+        assert seen == (list(turns) if hbm is run else list(dict.fromkeys([*turns[:2], *turns[-1:]])))
+    assert counted.traffic == run.traffic
+    with pytest.raises(ValueError, match=r"sram.loop\(range\(0, 2\), …\) has a where or an alike as well"):
+        next(iter(sram.loop(range(2), alike=[0, 0])))
+
+
 def test_breaking_out_of_a_loop_evicts() -> None:
     hbm, sram = chip()
     Q = hbm.place("Q", matrix())

@@ -189,12 +189,6 @@ def test_poison_reaches_those_who_attend_to_it_and_no_others(poison: float, wher
         assert np.isnan(O[mask[:, 5]]).all()
 
 
-def test_it_has_no_backward_pass() -> None:
-    X = np.ones((3, 2))
-    with pytest.raises(ValueError, match="'small_cache' has no backward pass here"):
-        flashsim.backward("small_cache", flashsim.forward("small_cache", X, X, X), X)
-
-
 # ------------------------------------------------------------------------------------------------------------ constants
 
 

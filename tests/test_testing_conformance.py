@@ -10,7 +10,11 @@ import pytest
 from tests.implementations import IMPLEMENTATIONS
 
 QUICK = ("flash", "numpy_tiled")
-SLOW = {"memory_efficient": 0.25, "small_cache": 0.5}  # the share of the examples that it is given
+SLOW = {
+    "memory_efficient": 0.25,
+    "small_cache": 0.25,
+    "small_cache_hybrid": 0.5,
+}  # the share of the examples that it is given
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ def test_extra_memory_and_products(direction: str, name: str, data: st.DataObjec
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v}
     tally = flashsim.count(name, **shape, M=M, direction=direction, dropout_p=0.5 * dropout)
     T_c = tally.blocks.T_c
-    blocks: dict[str, int] = {"T_c": T_c, "B_r": tally.blocks.B_r}
+    blocks: dict[str, int] = {"T_c": T_c, "B_r": tally.blocks.B_r, "B_c": tally.blocks.B_c}
     assert tally.hbm.extra == theory.extra_memory(name, **shape, **blocks, dropout=dropout, direction=direction)
     assert tally.flops.matmul == theory.matmul_flops(N_q, N_k, d, d_v, name=name, direction=direction)
     assert tally.hbm.accesses >= theory.compulsory(N_q, N_k, d, d_v, direction)

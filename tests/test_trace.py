@@ -124,7 +124,7 @@ def test_its_end_is_the_run_and_the_closed_form(name: str, direction: str) -> No
     assert all(a.exact == (a.reads, a.writes) for a in about.arrays)
     assert (about.peak, about.exact_peak) == (run.sram.peak, run.sram.peak)
     assert max(event.occupancy for event in run.trace.events) == run.sram.peak
-    assert last.occupancy == 0 or name in ("memory_efficient",)
+    assert last.occupancy == 0 or name in ("memory_efficient", "q_outer_pinned", "snake")
 
 
 def test_blocks_say_where_they_are() -> None:

@@ -101,6 +101,6 @@ ALGORITHM = Algorithm(
     returns=GRADIENTS,
     follows=("D", *GRADIENTS),
     line_1=line_1,
-    loops="standard attention",
+    loops="standard",
     gives_dS=True,
 )

@@ -72,7 +72,7 @@ class Sizing(Protocol):
 class Paper:
     """B_c = ⌈M/4d⌉, B_r = min(⌈M/4d⌉, d), clipped to N. ValueError below M = max(d, d_v), the theorems' range.
 
-    "small_cache", which is for smaller M, has sizes of its own, B_r = B_c = ⌊√(M + 4)⌋ − 2, and no such least M.
+    "small_cache" and "small_cache_hybrid", which are for smaller M, have sizes of their own, and no such least M.
     """
 
     enforced: bool = False

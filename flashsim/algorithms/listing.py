@@ -42,7 +42,7 @@ class Listed:
     @property
     def cells(self) -> tuple[str, ...]:
         """The texts of `HEADINGS`: "back" says whether there is a backward pass."""
-        return self.name, self.forward.title, "yes" if self.backward else "–", ", ".join(self.options)
+        return self.name, self.forward.title, "yes" if self.backward else "–", ",".join(self.options)
 
     def __repr__(self) -> str:
         backward = f", backward {', '.join(self.backward)}" if self.backward else ""

@@ -24,6 +24,9 @@ class MaskFunction(Protocol):
     def divided(self, blocks: Blocks) -> MaskFunction:
         """Return the same mask for tiles of other sizes."""
 
+    def room(self, rows: int, columns: int) -> int:
+        """Return the most elements that masking a tile of that size brings on chip."""
+
     def whole(self, sram: SRAM, S: Matrix) -> None:
         """Mask S in HBM, as a pass of its own: what standard attention does. No pass if nothing is masked."""
 

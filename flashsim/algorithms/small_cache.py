@@ -126,6 +126,7 @@ ALGORITHM = Algorithm(
     title="Saha and Ye, small cache",
     run=small_cache,
     returns=("O", "L"),
+    saves=("R",),
     follows=("m", "l", "L"),
     line_1=line_2,
     rows=rows,

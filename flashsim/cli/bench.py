@@ -24,7 +24,6 @@ LENGTHS, LADDERS = [2**e for e in range(7, 17)], 4096
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     parser.add_argument(
         "--ladder",
         action="store_true",

@@ -60,7 +60,6 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     own = "your kernel: a function of a module, or of a file (my_kernels.py:attention)"
     parser.add_argument("function", nargs="?", metavar=WHERE, help=own)
     parser.add_argument("--list", action="store_true", help="list the checks, and check nothing")

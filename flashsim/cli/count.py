@@ -24,7 +24,6 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     add_algorithm(parser, "flash_basic")
     add(parser, *LENGTHS)
     parser.add_argument("--heads", type=whole(), default=1, metavar="H", help="batch × query heads; the counts add up")

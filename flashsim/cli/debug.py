@@ -40,7 +40,6 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     add_algorithm(parser)
     parser.add_argument(
         "--line",

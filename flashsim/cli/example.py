@@ -18,7 +18,6 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     parser.add_argument("example", nargs="?", metavar="NAME", help="which example. Default: list them, a line each")
     parser.add_argument("--list", action="store_true", help="list the examples, and run none")
     add(parser, "--json")

@@ -26,7 +26,6 @@ WIDTH = 80
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options to its parser."""
     parser.add_argument(
         "action", nargs="?", default="list", metavar="|".join(ACTIONS), help="what to do. Default: list"
     )
@@ -87,19 +86,16 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _start(options: argparse.Namespace) -> int:
-    from flashsim.exercises.grading import start, start_notebook
+    from flashsim.exercises.grading import start
 
     folder = Path(options.folder or ".")
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; make it first")
-    if options.action == "notebook":
-        path = start_notebook(options.what, folder, overwrite=options.overwrite)
-        print(f"Wrote {path}. Open it in Jupyter: it says what to do.")
-        return 0
-    path = start(options.what, folder, overwrite=options.overwrite)
-    print(
-        f"Wrote {path}. Open it in an editor: it says what to do.\n\nThen: flashsim exercise check {quote(str(path))}"
-    )
+    as_notebook = options.action == "notebook"
+    path = start(options.what, folder, overwrite=options.overwrite, as_notebook=as_notebook)
+    print(f"Wrote {path}. Open it in {'Jupyter' if as_notebook else 'an editor'}: it says what to do.")
+    if not as_notebook:
+        print(f"\nThen: flashsim exercise check {quote(str(path))}")
     return 0
 
 

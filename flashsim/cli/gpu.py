@@ -12,7 +12,6 @@ EXAMPLES = "flashsim gpu info\nflashsim gpu info --json -"
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     parser.add_argument("what", choices=["info"], metavar="info", help="info: versions, the GPU, and what is missing")
     parser.add_argument("--json", choices=["-"], help="print JSON to stdout, and nothing else")
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import webbrowser
 from pathlib import Path
 from typing import Any
 
+from flashsim.cli.outputs import opened, saved
 from flashsim.cli.values import meant
 from flashsim.files import write_whole
-from flashsim.sizes import human_bytes
 
 SUMMARY = "Write the lessons: pages that play an algorithm line by line, with a text and questions; and an index."
 EXAMPLES = "flashsim lessons --open\nflashsim lessons causal backward -o pages"
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     from flashsim.gallery import pages
 
     parser.add_argument("lessons", nargs="*", metavar="NAME", help=f"of {', '.join(pages())}. Default: all")
@@ -32,7 +30,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError for a lesson that is not there, and for a folder that is a file."""
+    """Run the command and return 0. Raises ValueError for a lesson that is not there, and for such a folder."""
     from flashsim import gallery
 
     known = gallery.pages()
@@ -42,10 +40,14 @@ def run(options: argparse.Namespace) -> int:
     folder: Path = options.output
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"argument -o/--output: {folder} is a file; expected a folder")
+    for name, words in gallery.OURS.items():
+        there = folder / name
+        if not options.lessons and there.is_file() and words not in there.read_text(encoding="utf-8", errors="replace"):
+            said = f"{folder} has a {name} of its own; expected a folder for the lessons alone"
+            raise ValueError(f"argument -o/--output: {said}")
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in gallery.files(options.lessons):
-        path = write_whole(folder / name, content)
-        print(f"Saved {path} ({human_bytes(path.stat().st_size)})")
+        saved(write_whole(folder / name, content))
     if options.open:
-        webbrowser.open((folder / f"{(options.lessons or ['index'])[0]}.html").resolve().as_uri())
+        opened(folder / f"{(options.lessons or ['index'])[0]}.html")
     return 0

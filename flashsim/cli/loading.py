@@ -48,7 +48,11 @@ def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention"
     module_name, colon, name = where.rpartition(":")
     if not colon or not module_name or not name:
         raise ValueError(f"{where!r} is not of the form {form}")
-    module = _file(Path(module_name)) if module_name.endswith(".py") else _module(module_name)
+    if module_name.endswith(".py"):
+        module = _file(Path(module_name))
+    else:
+        _run(module_name, Path.cwd(), lambda: importlib.import_module(module_name))
+        module = sys.modules[module_name]
     found = module
     for part in name.split("."):
         try:
@@ -68,11 +72,6 @@ def _names(module: ModuleType) -> str:
         if not name.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
     ]
     return f"; it defines {', '.join(defined[:12])}" if defined else ""
-
-
-def _module(name: str) -> ModuleType:
-    _run(name, Path.cwd(), lambda: importlib.import_module(name))
-    return sys.modules[name]
 
 
 def _file(path: Path) -> ModuleType:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashsim.exporting import plain
 from flashsim.files import check_target, write_whole
+from flashsim.sizes import human_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -54,6 +56,16 @@ def figure_stem(options: argparse.Namespace, default: str) -> Path:
         raise ValueError(f"argument -o/--output: there can be no folder {stem.parent}: {error.strerror}") from None
     check_outputs(options, *(stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".json")))
     return stem
+
+
+def saved(path: Path, said: str = "") -> None:
+    """Say that a file was written, how large it is, and what else there is to say."""
+    print(f"Saved {path} ({human_bytes(path.stat().st_size)}{said})")
+
+
+def opened(path: Path) -> None:
+    """Open a page in the browser."""
+    webbrowser.open(path.resolve().as_uri())
 
 
 def finish(options: argparse.Namespace, numbers: Mapping[str, Any], show: Callable[[], object]) -> None:

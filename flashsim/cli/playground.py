@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import webbrowser
 from pathlib import Path
 from typing import Any
 
-from flashsim.cli.outputs import check_outputs
+from flashsim.cli.outputs import check_outputs, opened, saved
 from flashsim.cli.shared import add
 from flashsim.files import write_whole
-from flashsim.sizes import human_bytes
 
 SUMMARY = "Write a page with sliders for lengths, d, M and blocks: tiles, accesses and SRAM follow at once."
 EXAMPLES = "flashsim playground --open\nflashsim playground -o play.html"
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     add(parser, "--output", metavar="FILE", help="FILE.html. Default: flashsim-playground.html")
 
@@ -30,8 +27,7 @@ def run(options: argparse.Namespace) -> int:
     if output.suffix != ".html":
         raise ValueError(f"argument -o/--output: the playground is a page; expected FILE.html, got {output}")
     check_outputs(options, output)
-    write_whole(output, page())
-    print(f"Saved {output} ({human_bytes(output.stat().st_size)})")
+    saved(write_whole(output, page()))
     if options.open:
-        webbrowser.open(output.resolve().as_uri())
+        opened(output)
     return 0

@@ -21,22 +21,12 @@ EXAMPLES = (
     "flashsim plot roofline --machine H200 --N 4096 --d 128 --dtype bfloat16"
 )
 
-OPTIONS = {
-    "N": "--N",
-    "N_q": "--N-q",
-    "d": "--d",
-    "d_v": "--d-v",
-    "k": "--k",
-    "dtype": "--dtype",
-    "machine": "--machine",
-    "M": "--M",
-    "blocks": "--blocks",
-    "algorithms": "--algorithm",
-}  # how what a figure takes is spelt here
+LETTERS = ("N", "N_q", "d", "d_v", "k", "dtype", "machine", "M", "blocks")
+OPTIONS = {**{name: f"--{name.replace('_', '-')}" for name in LETTERS}, "algorithms": "--algorithm"}
+"""How what a figure takes is spelt here."""
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     from flashsim.plots import FIGURES
 
     def of(option: str) -> str:

@@ -12,7 +12,6 @@ from flashsim.cli.outputs import check_outputs, finish
 from flashsim.cli.shared import LENGTHS, add, causal_in
 from flashsim.cli.values import elements
 from flashsim.inputs import float_dtype
-from flashsim.sizes import human_bytes
 
 SUMMARY = "Prove how few elements any schedule must move, and show how near the best one here comes."
 HOW_SURE = "Hand-proved, arithmetic machine-checked."
@@ -25,7 +24,6 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     for name in LENGTHS:
         add(parser, name, **({"required": False} if name == "--d" else {}))
     add(parser, "--M", "--causal", "--offset")
@@ -64,14 +62,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(proof: Any, itemsize: int, dtype: str) -> None:
-    from flashsim.tables import console_for_tables, new_table, print_table, print_words
+    from flashsim.tables import console_for_tables, new_table, print_table, print_words, problem, sram
 
     console, at = console_for_tables(), proof.bound
-    lengths = f"N = {at.N_q:,}" if at.N_q == at.N_k else f"N_q = {at.N_q:,}, N_k = {at.N_k:,}"
-    widths = f"d = {at.d}" if at.d == at.d_v else f"d = {at.d}, d_v = {at.d_v}"
     allowed = {"all": "", "causal": ", causal", "given": f", {at.pairs:,} allowed pairs"}[proof.allowed]
-    console.print(f"One head, {proof.direction}, {lengths}, {widths}{allowed}")
-    console.print(f"SRAM of M = {at.M:,} elements ({human_bytes(at.M * itemsize)} of {dtype})\n")
+    console.print(f"One head, {proof.direction}, {problem(at.N_q, at.N_k, at.d, at.d_v)}{allowed}")
+    console.print(sram(at.M, itemsize, dtype) + "\n")
     table = new_table("", "elements moved", "÷ bound")
     table.add_row(
         "compulsory: inputs read, outputs written", f"{at.compulsory:,}", f"{at.compulsory / at.accesses:.3f}"

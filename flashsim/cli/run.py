@@ -24,7 +24,6 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     qkv = (
         "a .npz or .safetensors file with arrays q, k, v; a .npy file that stacks them; or three .npy files. "
         "Shapes (N, d) or (..., N, d); q may have a multiple of the heads of k and v. Default: the bundled real sample"

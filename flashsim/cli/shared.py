@@ -77,19 +77,22 @@ def add(parser: Any, *names: str, **changed: Any) -> None:
             parser.add_argument(*OLD[name], dest=dest, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **read)
 
 
-def add_declared(parser: Any) -> None:
-    """Add the options that only some algorithms have, from their records."""
+def add_declared(parser: Any, *, many: bool = False) -> None:
+    """Add the options that only some algorithms have, from their records; `many`: with several values, and ranges."""
     for name, whose in declared().items():
         option = whose[0][1]
-        several = [len(example) for example in option.examples if isinstance(example, tuple)]
-        reads: dict[str, Any] = {
-            "type": values.declared(option.check),
-            "metavar": ",".join("N" * max(several, default=1)),
-        }
+        said = f"for {', '.join(algorithm for algorithm, _ in whose)}: {option.help}"
+        read = values.declared(option.check)
+        longest = max((len(example) for example in option.examples if isinstance(example, tuple)), default=1)
+        reads: dict[str, Any] = {"type": read, "metavar": ",".join("N" * longest)}
         if option.choices:
             reads = {"choices": list(option.choices)}
-        help_ = f"for {', '.join(algorithm for algorithm, _ in whose)}: {option.help}"
-        parser.add_argument(f"--{name.replace('_', '-')}", **reads, help=help_)
+        if many and option.choices:
+            said += f". Of {', '.join(option.choices)}"
+            reads |= {"metavar": "NAME", "nargs": "+"}
+        elif many:
+            reads = {"type": values.several(read), "metavar": "N", "nargs": "+"}
+        parser.add_argument(f"--{name.replace('_', '-')}", **reads, help=said)
 
 
 def declared_in(options: argparse.Namespace) -> dict[str, Any]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
-import webbrowser
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flashsim.algorithms.own import chosen
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands, taken_by
-from flashsim.cli.outputs import check_outputs
+from flashsim.cli.outputs import check_outputs, opened, saved
 from flashsim.cli.shared import BOTH, add
 from flashsim.files import write_whole
-from flashsim.sizes import human_bytes
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 
 SUMMARY = "Record a run and write a page that plays it: line by line, forwards and backwards."
@@ -34,7 +32,6 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     add(parser, "--algorithm", default="flash", help=f"which to play: {BOTH}. Default: flash")
     add(parser, "--backward", help="play its backward pass, for a random dO; the forward pass before it is not shown")
     other = parser.add_mutually_exclusive_group()
@@ -81,11 +78,11 @@ def run(options: argparse.Namespace) -> int:
         write_whole(output, page)
     else:
         trace.save(output, versus=versus)
-    print(f"Saved {output} ({human_bytes(output.stat().st_size)}, {len(trace.steps):,} steps)")
+    saved(output, f", {len(trace.steps):,} steps")
     if note:
         print(f"{note} All values: -o FILE.json.gz or .npz; fewer steps: larger --blocks.")
     if options.open:
-        webbrowser.open(output.resolve().as_uri())
+        opened(output)
     return 0
 
 
@@ -111,7 +108,7 @@ def _film(options: argparse.Namespace) -> int:
         film(recorded(options)[0], first, last, output)
     except ValueError as error:
         raise ValueError(f"argument --gif: {error}") from None
-    print(f"Saved {output} ({human_bytes(output.stat().st_size)}, {last - first + 1} steps)")
+    saved(output, f", {last - first + 1} steps")
     return 0
 
 

@@ -18,7 +18,7 @@ from flashsim.algorithms import options as declared
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import check_outputs, figure_stem, finish, progress
-from flashsim.cli.shared import NAMES, SIZINGS, add
+from flashsim.cli.shared import NAMES, SIZINGS, add, add_declared
 from flashsim.cli.values import seed, whole
 from flashsim.files import write_whole
 from flashsim.inputs import FLOATS
@@ -39,7 +39,6 @@ SHOWN, WIDTH = 20, 80
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     lengths, sizes, some = values.several(whole()), values.several_sizes, {"nargs": "+"}
     parser.add_argument("named", nargs="*", type=algorithm, metavar="NAME", help=f"algorithms: {NAMES}. Default: flash")
     add(parser, "--algorithm", nargs="+", default=[], help="the same")
@@ -66,14 +65,7 @@ def add_options(parser: Any) -> None:
         "--kv-heads", **some, type=lengths, metavar="H", help="batch × KV heads, where query heads share them"
     )
     add(parser, "--gqa", **some, default=None)
-    for name, whose in declared().items():
-        option = whose[0][1]
-        reads: dict[str, Any] = {"type": values.several(values.declared(option.check)), "metavar": "N"}
-        if option.choices:
-            reads = {"choices": list(option.choices), "metavar": "NAME"}
-        said = f"for {', '.join(each for each, _ in whose)}: {option.help}"
-        said += f". Of {', '.join(option.choices)}" if option.choices else ""
-        parser.add_argument(f"--{name.replace('_', '-')}", **some, **reads, dest=name, help=said)
+    add_declared(parser, many=True)
     parser.add_argument(
         "--points",
         type=Path,

@@ -11,7 +11,6 @@ from flashsim.cli.outputs import check_outputs, finish, progress
 from flashsim.cli.shared import BOTH, LENGTHS, add, causal_in
 from flashsim.cli.values import elements, whole
 from flashsim.inputs import float_dtype
-from flashsim.sizes import human_bytes
 
 SUMMARY = "Find the loop order and the block sizes that move the fewest elements and truly fit M."
 EXAMPLES = (
@@ -24,7 +23,6 @@ EXAMPLES = (
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     add(parser, *LENGTHS, "--M")
     add(parser, "--algorithm", nargs="+", default=[], help=f"try these too: {BOTH}")
     add(parser, "--backward", help="tune the backward pass")
@@ -71,18 +69,20 @@ def run(options: argparse.Namespace) -> int:
 
 def print_tuned(tuned: Any, itemsize: int, dtype: str) -> None:
     """Print each loop order's best beside what its line 1 chooses, and the best of all."""
-    from flashsim.tables import console_for_tables, print_table, print_words
+    from flashsim.tables import console_for_tables, print_table, print_words, problem, sram
 
     console, shape, M = console_for_tables(), tuned.shape, tuned.M
-    lengths = f"N = {shape.N_q:,}" if shape.N_q == shape.N_k else f"N_q = {shape.N_q:,}, N_k = {shape.N_k:,}"
-    widths = f"d = {shape.d}" if shape.d == shape.d_v else f"d = {shape.d}, d_v = {shape.d_v}"
+    sizes = problem(shape.N_q, shape.N_k, shape.d, shape.d_v)
     causal = ", causal" if tuned.causal else f", {tuned.mask}" if tuned.mask else ""
-    console.print(f"One head, {tuned.direction}, {lengths}, {widths}{causal}")
-    console.print(f"SRAM of M = {M:,} elements ({human_bytes(M * itemsize)} of {dtype})")
+    console.print(f"One head, {tuned.direction}, {sizes}{causal}")
+    console.print(sram(M, itemsize, dtype))
     once = (
         "Q, K, V read once, O written" if tuned.direction == "forward" else "Q, K, V, dO read once, dQ, dK, dV written"
     )
-    console.print(f"Compulsory: {tuned.compulsory:,} elements ({once})\n")
+    console.print(f"Compulsory: {tuned.compulsory:,} elements ({once})")
+    if tuned.bound is not None:
+        console.print(f"Lower bound: {tuned.bound:,} elements; no schedule moves less (flashsim prove)")
+    console.print()
     print_table(console, _choices(tuned, tuned.by_loops))
     if tuned.paper:
         console.print("\nThe same with the blocks of line 1 of each:\n")
@@ -92,6 +92,8 @@ def print_tuned(tuned: Any, itemsize: int, dtype: str) -> None:
         f"Fewest: {best.algorithm} ({best.loops}) with tiles of {best.blocks.B_r:,} × {best.blocks.B_c:,}. "
         f"It moves {best.accesses / tuned.compulsory:.2f} × the compulsory traffic"
     )
+    if tuned.bound is not None:
+        said += f", {best.accesses / tuned.bound:.3f} × the lower bound"
     paper = tuned.paper.get("flash")
     if paper is not None:
         ratio = f"{paper.accesses / best.accesses:.2f} × as much"

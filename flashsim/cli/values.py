@@ -190,10 +190,10 @@ def _refused(text: str, expected: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"got {short!r}; expected {expected}")
 
 
-def elements(M: str | None, itemsize: int, default: int | None = None) -> int:
-    """Return --M in elements of a dtype of that item size; without it `default`, by default 100 KB."""
+def elements(M: str | None, itemsize: int) -> int:
+    """Return --M in elements of a dtype of that item size; without it 100 KB."""
     if M is None:
-        return DEFAULT_SRAM_BYTES // itemsize if default is None else default
+        return DEFAULT_SRAM_BYTES // itemsize
     try:
         return parse_size(M, itemsize)
     except ValueError as error:

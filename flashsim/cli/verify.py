@@ -22,7 +22,6 @@ EXAMPLES = "flashsim verify\nflashsim verify --full --jobs 8 --json ledger.json"
 
 
 def add_options(parser: Any) -> None:
-    """Add the command's options to its parser."""
     parser.epilog = f"It takes {took(False, 1)} on one core, less on several.\n\n{parser.epilog}"
     wider = f"sweep far wider ranges: {took(True, 1)} on one core, {took(True, 8)} on many"
     parser.add_argument("--full", action="store_true", help=wider)

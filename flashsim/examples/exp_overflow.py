@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.examples.online_softmax import online_softmax
-from flashsim.examples.text import Slip, number, paragraph, scientific, slips_lines, table, vector
+from flashsim.examples.text import Slip, fixed, number, paragraph, scientific, slips_lines, table, vector
 from flashsim.inputs import Array
 
 CLAIMS: tuple[tuple[float, str, Literal["finite", "overflow", "zero"]], ...] = (
@@ -154,7 +154,7 @@ def lines(run: ExpOverflow) -> Iterator[str]:
     """Yield what each exponential is."""
     yield "Is exp(100) fine in float32, as the chapter says? No."
     yield ""
-    rows = [("", "the chapter, for float32", "float32", "float64", "the chapter is")]
+    rows = [("", "the chapter, for float32", "float32", "float64", "it is")]
     for at in run.claims:
         verdict = "right" if at.right else "WRONG"
         rows.append(
@@ -167,7 +167,7 @@ def lines(run: ExpOverflow) -> Iterator[str]:
         yield ""
         yield f"{end.dtype}: largest number {scientific(end.largest, 4)}"
         digits = 5 if end.dtype == "float32" else 4
-        x = {name: _x(getattr(end, name), digits) for name in ("last_finite_x", "last_normal_x", "last_nonzero_x")}
+        x = {name: fixed(getattr(end, name), digits) for name in ("last_finite_x", "last_normal_x", "last_nonzero_x")}
         normal, subnormal = scientific(end.smallest_normal), scientific(end.smallest_subnormal)
         yield from table(
             [
@@ -176,8 +176,8 @@ def lines(run: ExpOverflow) -> Iterator[str]:
                     x["last_finite_x"],
                     "exp = " + scientific(end.exp_of_last_finite_x, 4),
                 ),
-                ("least x with exp(x) of full precision", x["last_normal_x"], f"smallest normal number {normal}"),
-                ("least x with exp(x) above 0", x["last_nonzero_x"], f"smallest subnormal number {subnormal}"),
+                ("least x of full precision", x["last_normal_x"], f"smallest normal {normal}"),
+                ("least x with exp(x) above 0", x["last_nonzero_x"], f"smallest subnormal {subnormal}"),
             ],
             left=(0, 2),
         )
@@ -194,10 +194,6 @@ def lines(run: ExpOverflow) -> Iterator[str]:
     yield f"  exp(z) / sum, without subtraction: [{_list(run.exponentials)}] / sum = [{_list(run.unsafe)}]"
     yield f"  online, relative to the maximum:   {vector(run.safe)}"
     yield from slips_lines(run.slips)
-
-
-def _x(x: float, digits: int) -> str:
-    return f"{x:.{digits}f}".replace("-", "−")
 
 
 def _list(values: Array) -> str:

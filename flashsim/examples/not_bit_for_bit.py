@@ -111,7 +111,7 @@ def compute() -> NotBitForBit:
 
 def lines(run: NotBitForBit) -> Iterator[str]:
     """Yield the comparisons as text."""
-    yield "Is tiled attention the same as standard attention, bit for bit, as the chapter says? No."
+    yield from paragraph("Is tiled attention the same as standard attention, bit for bit, as the chapter says? No.")
     yield ""
     yield from paragraph(
         "Algorithm 0 is standard attention, Algorithm 1 FlashAttention with blocks B_r × B_c. Random Q, K, V of "
@@ -120,12 +120,13 @@ def lines(run: NotBitForBit) -> Iterator[str]:
     )
     for dtype in dict.fromkeys(at.dtype for at in run.comparisons):
         yield ""
-        header = (dtype, "", "differ", "", "by at most", "of its bound")
+        header = (dtype, "", "differ", "", "at most", "of bound")
         rows = [header]
         for at in (at for at in run.comparisons if at.dtype == dtype):
             share = f"{at.differing / at.elements:.0%}"
-            rows.append((at.one, at.other, f"{at.differing:,}", share, tiny(at.largest), f"{at.of_bound:.3f}"))
-        yield from table(rows, left=(0, 1))
+            one, other = (name.replace("Algorithm", "Alg.").removeprefix("the ") for name in (at.one, at.other))
+            rows.append((one, other, f"{at.differing:,}", share, tiny(at.largest), f"{at.of_bound:.3f}"))
+        yield from table(rows, left=(0, 1), gap="  ")
     most = max(at.of_bound for at in run.comparisons)
     yield ""
     yield from paragraph(

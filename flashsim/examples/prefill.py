@@ -108,11 +108,6 @@ def update(query: int, m_old: Any, s_old: Any, O_old: Array, S: Array, V_tile: A
     return Row(query, m_old, s_old, O_old, m, correction, s_corrected, O_corrected, weights, s, O)
 
 
-def is_skipped(queries: range, keys: range) -> bool:
-    """Whether even the tile's first key comes after its last query, so that the tile is empty under a causal mask."""
-    return keys.start > queries[-1]
-
-
 def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int, causal: bool = True) -> QueryTile:
     """Stream all keys and values past one tile of queries."""
     dtype = Q.dtype.type
@@ -120,7 +115,7 @@ def query_tile(Q: Array, K: Array, V: Array, queries: range, B_k: int, causal: b
     tiles = []
     for start in range(0, len(K), B_k):
         keys = range(start, min(start + B_k, len(K)))
-        if causal and is_skipped(queries, keys):
+        if causal and keys.start > queries[-1]:  # all masked: even its first key comes after its last query
             nothing = np.zeros((0, 0), dtype)
             tiles.append(Tile(queries, keys, True, nothing, nothing, nothing, ()))
             continue
@@ -195,7 +190,7 @@ def lines(run: Prefill) -> Iterator[str]:
     )
     yield f"  The largest difference is {tiny(abs(run.output - run.naive).max())}."
     yield from slips_lines(run.slips)
-    yield "The chapter shows query tile 0 only; its loop runs over query tiles 1 and 2 just the same."
+    yield from paragraph("The chapter shows query tile 0 only; its loop runs over query tiles 1 and 2 just the same.")
 
 
 def _named(what: str, indices: range) -> str:
@@ -254,7 +249,9 @@ def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[st
     hidden = [str(tile.keys[j]) for j in range(len(tile.keys)) if j not in seen]
     yield f"    Row {row.query}"
     if not seen:
-        yield "      All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0."
+        yield from paragraph(
+            "All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0.", "      "
+        )
         yield f"      m = {m}, s = {number(row.s)}, O = {vector(row.O)}, as before"
         return
     top = ", ".join(fixed(scores[j], 3) for j in seen)
@@ -272,7 +269,7 @@ def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[st
     if hidden:
         yield f"      (masked: key{'s' if len(hidden) > 1 else ''} {', '.join(hidden)}, of weight exp(−∞) = 0)"
     added = " + ".join(f"{number(row.weights[j])}·{vector(run.V[tile.keys[j]])}" for j in seen)
-    yield f"      O = {vector(row.O_corrected)} + {added}"
+    yield from paragraph(f"O = {vector(row.O_corrected)} + {added}", "      ")
     yield f"        = {vector(row.O)}"
     yield f"      s = {' + '.join([number(row.s_corrected), *(number(row.weights[j]) for j in seen)])} = {number(row.s)}"
     yield f"      m = {m}"

@@ -248,11 +248,11 @@ def lines(run: SameCurve) -> Iterator[str]:
     yield ""
     yield "With a bug planted in the backward pass, float64:"
     yield ""
-    rows = [("", "bug", f"end (mean of {LAST})", "shows at step", "apart, all")]
+    rows = [("", "bug", "end", "shows at step", "apart, all")]
     for at in (at for at in run.distances if at.bug):
         end = fixed(at.end, 3) if at.steps == run.steps else f"({at.steps} steps)"
         rows.append((at.title, at.bug, end, str(at.shows or "never"), tiny(at.all)))
-    yield from table(rows, left=(0, 1))
+    yield from table(rows, left=(0, 1), gap="  ")
     yield ""
     yield from paragraph(
         "A curve is a weak test: with a bug it falls too, and the eye may find nothing wrong with it. In float64, beside a "

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.tables import aligned
+
 NEW_MAXIMUM = "   ← new maximum"
 ROUNDED = "All numbers are computed unrounded, and rounded only to be shown."
-WIDTH = 100
+WIDTH = 80  # of a terminal
 
 
 @dataclass(frozen=True)
@@ -69,19 +71,15 @@ def column(rows: Sequence[str]) -> list[str]:
     return [text.rjust(width) for text in rows]
 
 
-def table(rows: Sequence[Sequence[str]], indent: str = "  ", left: Sequence[int] = (0,)) -> Iterator[str]:
+def table(
+    rows: Sequence[Sequence[str]], indent: str = "  ", left: Sequence[int] = (0,), gap: str = "   "
+) -> Iterator[str]:
     """Yield lines of aligned columns: those numbered in `left` to the left, the others to the right."""
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    for row in rows:
-        cells = (
-            text.ljust(width) if c in left else text.rjust(width)
-            for c, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield (indent + "   ".join(cells)).rstrip()
+    yield from (indent + line for line in aligned(rows, left, gap))
 
 
 def paragraph(text: str, indent: str = "") -> Iterator[str]:
-    """Yield the text in lines of at most 100 columns."""
+    """Yield the text in lines that fit a terminal."""
     yield from textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
@@ -89,9 +87,9 @@ def slips_lines(slips: Sequence[Slip]) -> Iterator[str]:
     """Yield what the chapter prints otherwise."""
     yield ""
     if not slips:
-        yield "The chapter's printed numbers of this example are all right to their last digit."
+        yield from paragraph("The chapter's printed numbers of this example are all right to their last digit.")
         return
     yield "Where the chapter prints another number:"
     for slip in slips:
-        yield f"  {slip.place}: printed {slip.printed}, right is {slip.right}"
+        yield from paragraph(f"{slip.place}: printed {slip.printed}, right is {slip.right}", "  ")
         yield from paragraph(slip.why, "    ")

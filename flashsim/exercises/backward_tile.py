@@ -64,7 +64,7 @@ def grade(work: Work) -> str:
     m = S.max(1, keepdims=True)
     l = np.exp(S - m).sum(1, keepdims=True)
     O = np.exp(S - m) / l @ V
-    right, theirs = _Sums(Q, K, V), _Sums(Q, K, V)
+    right, theirs = ({"dQ": np.zeros(Q.shape), "dK": np.zeros(K.shape), "dV": np.zeros(V.shape)} for _ in range(2))
     for j in range(0, N_k, B_c):
         for i in range(0, N_q, B_r):
             r, c = slice(i, i + B_r), slice(j, j + B_c)
@@ -74,7 +74,7 @@ def grade(work: Work) -> str:
             wrongs = {hint: _tile(given, tau, **{part: wrong}) for hint, (part, wrong) in MISTAKES.items()}
             wanted = _tile(given, tau)
             for name, at, got, want in (("dV", c, 2, 2), ("dQ", r, 0, 0), ("dK", c, 1, 1)):
-                before = right.of(name)[at]
+                before = right[name][at]
                 mistakes = {
                     hint: before + wrong[want]
                     for hint, wrong in wrongs.items()
@@ -89,29 +89,13 @@ def grade(work: Work) -> str:
                     mistakes,
                 )
             for sums, parts in ((right, wanted), (theirs, gains)):
-                sums.add(r, c, *parts)
+                for name, at, part in zip(sums, (r, c, c), parts, strict=True):
+                    sums[name][at] += part
     P = np.exp(S - m) / l
     dS = P * (dO @ V.T - (dO * O).sum(1, keepdims=True))
     for name, whole in (("dQ", tau * dS @ K), ("dK", tau * dS.T @ Q), ("dV", P.T @ dO)):
-        expect(name, theirs.of(name), whole, {})
+        expect(name, theirs[name], whole, {})
     return "dV_j, dK_j and dQ_i were right after each of 6 tiles, and the gradients are those of attention"
-
-
-class _Sums:
-    """dQ, dK, dV as far as they are summed."""
-
-    def __init__(self, Q: Array, K: Array, V: Array) -> None:
-        self._sums = {"dQ": np.zeros(Q.shape), "dK": np.zeros(K.shape), "dV": np.zeros(V.shape)}
-
-    def of(self, name: str) -> Array:
-        """Return one of them."""
-        return self._sums[name]
-
-    def add(self, rows: slice, keys: slice, dQ: Array, dK: Array, dV: Array) -> None:
-        """Add what a tile gives."""
-        self._sums["dQ"][rows] += dQ
-        self._sums["dK"][keys] += dK
-        self._sums["dV"][keys] += dV
 
 
 Part = Callable[[SimpleNamespace], Array]

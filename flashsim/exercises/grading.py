@@ -53,22 +53,13 @@ def exercise_of(path: Path) -> Exercise:
     return known[int(numbered[1])]
 
 
-def start(which: str, folder: Path, *, overwrite: bool = False) -> Path:
-    """Write an exercise's file into a folder, and return its path. Raises ValueError for a file that is there."""
+def start(which: str, folder: Path, *, overwrite: bool = False, as_notebook: bool = False) -> Path:
+    """Write an exercise's file, or notebook, into a folder, and return its path. Raises ValueError for a file that is there."""
     found = exercise(which)
-    return _written(folder / found.file, found.fresh(), overwrite)
-
-
-def start_notebook(which: str, folder: Path, *, overwrite: bool = False) -> Path:
-    """Write an exercise's notebook into a folder, and return its path. Raises ValueError for a file that is there."""
-    found = exercise(which)
-    return _written(folder / found.notebook, notebook(found), overwrite)
-
-
-def _written(path: Path, text: str, overwrite: bool) -> Path:
+    path = folder / (found.notebook if as_notebook else found.file)
     if path.exists() and not overwrite:
         raise ValueError(f"{path} is there already: go on with it, or begin anew with --overwrite")
-    return write_whole(path, text)
+    return write_whole(path, notebook(found) if as_notebook else found.fresh())
 
 
 # ------------------------------------------------------------------------------------------------------------ progress

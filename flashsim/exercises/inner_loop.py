@@ -13,16 +13,18 @@ from flashsim.exercises.work import Work, Wrong
 from flashsim.inputs import Array
 from flashsim.records import Blocks
 
-TEXT = '''
-Algorithm 1, but for the lines that do the work. Line 12 keeps O_i divided by
-l_i at all times, so the old sum is l_i * O_i:
-
+LINES = """\
  9  S_ij = Q_i K_j^T
 10  m~_ij = rowmax(S_ij), P~_ij = exp(S_ij - m~_ij), l~_ij = rowsum(P~_ij)
 11  m_i_new = max(m_i, m~_ij)
     l_i_new = exp(m_i - m_i_new) l_i + exp(m~_ij - m_i_new) l~_ij
 12  O_i <- (l_i exp(m_i - m_i_new) O_i + exp(m~_ij - m_i_new) P~_ij V_j)
-           / l_i_new
+           / l_i_new"""
+TEXT = f'''
+Algorithm 1, but for the lines that do the work. Line 12 keeps O_i divided by
+l_i at all times, so the old sum is l_i * O_i:
+
+{LINES}
 13  l_i <- l_i_new, m_i <- m_i_new; all three are written to HBM
 
 It is judged by the paper's own induction: after the turn (j, i), the rows of

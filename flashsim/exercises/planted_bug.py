@@ -31,12 +31,7 @@ This is flashsim's Algorithm 1, lines 5 to 15, with one bug. It runs, its
 counts are right, and with a single block of keys so is O. Find the bug, and
 mend it; nothing else is to be changed.
 
- 9  S_ij = Q_i K_j^T
-10  m~_ij = rowmax(S_ij), P~_ij = exp(S_ij - m~_ij), l~_ij = rowsum(P~_ij)
-11  m_i_new = max(m_i, m~_ij)
-    l_i_new = exp(m_i - m_i_new) l_i + exp(m~_ij - m_i_new) l~_ij
-12  O_i <- (l_i exp(m_i - m_i_new) O_i + exp(m~_ij - m_i_new) P~_ij V_j)
-           / l_i_new
+{inner_loop.LINES}
 
 The check says after which turn of the loops which of m, l and O is wrong
 first. Which line made it, and from what?

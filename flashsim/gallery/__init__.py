@@ -4,7 +4,7 @@ Every number that a lesson names, and every step that it points at, is looked up
 run on one machine.
 """
 
-from flashsim.gallery.files import files
+from flashsim.gallery.files import OURS, files
 from flashsim.gallery.lessons import pages
 
-__all__ = ["files", "pages"]
+__all__ = ["OURS", "files", "pages"]

@@ -6,14 +6,13 @@ import html
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.resources import files as files_of
 
 from flashsim import playground
 from flashsim.gallery.lessons import pages
 from flashsim.gallery.page import Page
 from flashsim.gallery.thumbnail import thumbnail
 from flashsim.tracing import Lesson, Place, Trace
-from flashsim.tracing.page import policy, read
+from flashsim.tracing.page import filled, policy, read
 from flashsim.tracing.typeset import typeset
 
 
@@ -78,42 +77,15 @@ INTRODUCTION = (
 
 def index(made: list[Made]) -> str:
     """Return the index as a page without scripts."""
-    articles, style = (
-        "\n".join(map(_article, made)),
-        (files_of("flashsim.gallery") / "index.css").read_text(encoding="utf-8") + read("typeset.css"),
-    )
-    contents = "\n".join(_entry(number, one) for number, one in enumerate(made, 1))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy(style)}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>FlashAttention, step by step: lessons</title>
-<style>{style}</style>
-</head>
-<body>
-<header>
-<h1>FlashAttention, step by step</h1>
-<p>{typeset(INTRODUCTION)}</p>
-</header>
-<nav aria-label="Lessons">
-<ol>
-{contents}
-</ol>
-<p>Then try sizes of your own in the <a href="playground.html">playground</a>, with sliders.</p>
-</nav>
-<main>
-{articles}
-</main>
-<footer class="faint">
-Made by <code>flashsim lessons</code>. Counts are in elements. Blocks count from 1, as in the paper; rows and steps
-from 0.
-</footer>
-</body>
-</html>
-"""
+    style = read("index.css", "flashsim.gallery") + read("typeset.css")
+    parts = {
+        "style": style,
+        "policy": policy(style),
+        "introduction": typeset(INTRODUCTION),
+        "contents": "\n".join(_entry(number, one) for number, one in enumerate(made, 1)),
+        "articles": "\n".join(map(_article, made)),
+    }
+    return filled(read("index.html", "flashsim.gallery"), parts)
 
 
 def _entry(number: int, made: Made) -> str:
@@ -169,6 +141,13 @@ and this Python the others:
 {python}
 ```
 """
+
+
+OURS = {
+    "README.md": "Pages that play a recorded run",
+    "index.html": "<title>FlashAttention, step by step: lessons</title>",
+}
+"""Of the files whose names other folders have too, the words by which ours are known again."""
 
 
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:

@@ -45,5 +45,5 @@ def body_of(function: Callable[..., object]) -> str:
     source = dedent(inspect.getsource(function))
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.FunctionDef)
-    docstring, last = tree.body[0], tree.body[-1]
-    return dedent("\n".join(source.splitlines()[docstring.end_lineno : last.lineno - 1])).strip()
+    first, last = tree.body[1 if ast.get_docstring(tree) else 0], tree.body[-1]
+    return dedent("\n".join(source.splitlines()[first.lineno - 1 : last.lineno - 1])).strip()

@@ -18,6 +18,7 @@ from typing import Any
 
 from flashsim.records import ArrayTraffic
 from flashsim.theory.form import Form
+from flashsim.theory.formulas import SYMBOLS
 
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 COMPARED = {ast.LtE: "<=", ast.GtE: ">=", ast.Lt: "<", ast.Gt: ">", ast.Eq: "===", ast.NotEq: "!=="}
@@ -50,21 +51,9 @@ class Script:
 
 
 def expression(text: str, names: str) -> str:
-    """Return a formula as JavaScript that looks its symbols up in the object `names`."""
-
-    def translated(node: ast.AST) -> str:
-        match node:
-            case ast.Expression(body):
-                return translated(body)
-            case ast.Name(name):
-                return f"{names}.{name}"
-            case ast.Constant(int() as number):
-                return f"{number}n"
-            case ast.BinOp() if type(node.op) in SIGNS:
-                return f"({translated(node.left)} {SIGNS[type(node.op)]} {translated(node.right)})"
-        raise TypeError(f"{text!r}: {ast.unparse(node)} is not translated")
-
-    return translated(ast.parse(text, mode="eval"))
+    """Return a formula as JavaScript that looks its symbols up in the object `names`. TypeError for what is no sum or product."""
+    known = {name: Symbol(f"{names}.{name}") for name in SYMBOLS}
+    return js(eval(text, {"__builtins__": {}}, known))
 
 
 class Symbol:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from importlib.resources import files
+from functools import partial
 from typing import Any
 
 from flashsim import theory
@@ -13,10 +13,9 @@ from flashsim.algorithms import PASSES
 from flashsim.algorithms.record import Algorithm
 from flashsim.playground.javascript import Script, expression, traced
 from flashsim.theory.form import Form
-from flashsim.theory.formulas import symbols
+from flashsim.theory.formulas import OWN, common_symbols
 from flashsim.theory.live import _clipped
-from flashsim.tracing.page import lighter, policy
-from flashsim.tracing.page import read as read_shared
+from flashsim.tracing.page import filled, lighter, policy, read
 from flashsim.tracing.typeset import named, typeset
 
 OUTER = {"K": "columns", "Q": "rows"}
@@ -27,10 +26,8 @@ FIRST = ("flash", "q_outer", "standard")
 def page() -> str:
     """Return the page."""
     passes = [(algorithm, theory.form_of(algorithm.name, algorithm.direction)) for algorithm in _shown()]
-    css, js = (
-        f"\n{read_shared('typeset.css')}{_read('playground.css')}\n",
-        f"\n{lighter(script(passes) + _read('playground.js'))}\n",
-    )
+    css, js = f"\n{read('typeset.css')}{_read('playground.css')}\n", lighter(script(passes) + _read("playground.js"))
+    js = f"\n{js}\n"
     parts = {
         "css": css,
         "js": js,
@@ -38,11 +35,11 @@ def page() -> str:
         "algorithms": _choices(passes),
         "symbols": _symbols(passes),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read("playground.html"))
+    return filled(_read("playground.html"), parts)
 
 
 def _shown() -> list[Algorithm]:
-    """Return the passes that run without an option, each closed form once, in the order of the list."""
+    """Return the passes without an option or a symbol of their own, each closed form once, in the order of the list."""
     found: list[Algorithm] = []
     for passes in PASSES.values():
         seen = set()
@@ -51,7 +48,8 @@ def _shown() -> list[Algorithm]:
         ):
             form = theory.form_of(algorithm.name, algorithm.direction)
             moves = tuple(sorted(form.formulas.items())), form.peak, _skips(form)
-            if moves not in seen and all(option.name != "window" for option in form.options):
+            own = any(re.search(rf"\b({'|'.join(OWN)})\b", text) for pair in form.formulas.values() for text in pair)
+            if moves not in seen and not own and all(option.name != "window" for option in form.options):
                 seen.add(moves)
                 found.append(algorithm)
     return found
@@ -97,7 +95,7 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
         called = ", ".join(f"{k}: {v}" for k, v in functions.items())
         own = f"arrays: {{{arrays}}}, live: {{{skipping}}}, masking: {{{masking}}}"
         entries.append(f"{{{about}, {own}, {called}}}")
-    name, clipped = translated.of(symbols), translated.of(_clipped)
+    name, clipped = translated.of(common_symbols), translated.of(_clipped)
     listed = ",\n  ".join(entries)
     constants = f"const symbolsOf = {name}, clippedSum = {clipped};\nconst FORMS = [\n  {listed},\n];"
     return f'"use strict";\n{_read("runtime.js")}\n{translated.text}\n{constants}'
@@ -123,5 +121,4 @@ def _symbols(passes: list[tuple[Algorithm, Form]]) -> str:
     return "".join(f'<span data-text="{html.escape(text)}">{set_}</span>' for text, set_ in texts.items())
 
 
-def _read(name: str) -> str:
-    return (files("flashsim.playground") / name).read_text(encoding="utf-8")
+_read = partial(read, package="flashsim.playground")

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim import approximate, patterns, theory
 from flashsim.checking import check_count
+from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
 from flashsim.plots.style import (
@@ -133,17 +134,12 @@ def _from(not_fewer: Sequence[int]) -> int | None:
 
 @styled
 def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw the three against N, log-log; in the first, where the paper's runtimes cross, in grey, and where accesses do, a bar.
-
-    `data`: what `approximate_data` returned. `ax`: three axes; None: a new column of three.
-    """
+    """Draw the three against N, log-log; in the first, grey where the paper's runtimes cross, a bar where accesses do."""
     data = approximate_data() if data is None else data
     axes: Sequence[Axes] = several(ax, 3) or list(column_figure(8.4).subplots(3, sharex=True))
     known = looks(EXACT)
     for panel, (what, label) in zip(axes, _MEASURES.items(), strict=True):
-        dress(panel)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
+        dress(panel, x=2, y=10)
         for name, series in data["series"].items():
             said_as, colour, marker, dashes = _DRAWN.get(name) or (
                 known[name].label, known[name].colour, known[name].marker, known[name].dashes
@@ -153,12 +149,8 @@ def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes
                 label=said_as, gid=f"{name} {what}",
             )  # fmt: skip
         panel.set_ylabel(label)
-        panel.xaxis.set_major_locator(LogLocator(4))
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-        panel.yaxis.set_major_locator(LogLocator(100))
-        panel.yaxis.set_minor_locator(NullLocator())
-        panel.yaxis.set_major_formatter(EngFormatter(sep=""))
+        ticks(panel.xaxis, LogLocator(4), lambda x, _: f"{x:,.0f}")
+        ticks(panel.yaxis, LogLocator(100), EngFormatter(sep=""))
     axes[0].axvspan(*data["paper"]["between"], color=GREY, alpha=0.2, linewidth=0, gid="paper")
     for name in _TOLD:
         at = data["crosses"][name]["q_outer"]

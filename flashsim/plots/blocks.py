@@ -75,16 +75,12 @@ def blocks_data(
         Q, K, V = (random.standard_normal(size, np.float32).astype(stored) for size in sizes)
 
     def simulate(name: str, M: int, blocks: tuple[int, int] | None = None) -> dict[str, Any]:
-        run: Run | Tally = (
-            forward(name, Q, K, V, M=M, blocks=blocks) if as_run else count(name, **shape, M=M, blocks=blocks)
-        )
-        costs = {k: getattr(run.hbm, k) for k in ("reads", "writes", "accesses", "bytes")}
-        return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
+        if as_run:
+            return _numbers(forward(name, Q, K, V, M=M, blocks=blocks))
+        return _numbers(count(name, **shape, M=M, blocks=blocks))
 
     def simulate_backward(name: str, sizing: Sizing) -> dict[str, Any]:
-        tally = count(name, **shape, M=M, direction="backward", sizing=sizing)
-        costs = {k: getattr(tally.hbm, k) for k in ("reads", "writes", "accesses", "bytes")}
-        return {"B_r": tally.blocks.B_r, "B_c": tally.blocks.B_c, **costs, "peak": tally.sram.peak}
+        return _numbers(count(name, **shape, M=M, direction="backward", sizing=sizing))
 
     def backward_at(B_c: int) -> dict[str, Any]:
         return simulate_backward("flash", Fixed(min(B_c, d), B_c, enforced=False))
@@ -126,6 +122,11 @@ def blocks_data(
         **({"backward": all_backward()} if backward else {}),
         **({"others": dict(map(other, algorithms))} if algorithms else {}),
     }
+
+
+def _numbers(run: Run | Tally) -> dict[str, Any]:
+    costs = {k: getattr(run.hbm, k) for k in ("reads", "writes", "accesses", "bytes")}
+    return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
 @styled

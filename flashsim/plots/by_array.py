@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 
-from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import backward_of, chosen
 from flashsim.api import count
 from flashsim.patterns import butterfly
@@ -30,7 +30,7 @@ from flashsim.plots.style import (
     VERMILLION,
     YELLOW,
     column_figure,
-    compared,
+    compared_both_ways,
     dress,
     looks,
     several,
@@ -94,13 +94,13 @@ def arrays_data(
 ) -> dict[str, Any]:
     """Return reads and writes (elements, one head) of each array, by direction and algorithm, by default at GPT-2's head shape.
 
-    Of the algorithms that pictures compare and that have a backward pass by their own name, of "block_sparse" with the
+    Of the algorithms that pictures compare, with line 1's sizes and a backward pass by their own name, of "block_sparse" with the
     butterfly pattern, and of those given, one's own too, with their backward pass if there is one. No mask, no dropout.
     `blocks`: (B_r, B_c) of all, instead of line 1's; M enforced.
     """
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
     directions: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
-    for what in (*(name for name in compared() if name in BACKWARD), "block_sparse", *algorithms):
+    for what in (*compared_both_ways(), "block_sparse", *algorithms):
         forward = chosen(what, "forward")
         passes = [forward]
         with suppress(ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -15,7 +16,7 @@ from flashsim.plots.style import GREY, column_figure, dress, hang, looks, severa
 from flashsim.theory import lower_bound
 from flashsim.tune import best_of
 
-ALGORITHMS = ("standard", "flash", "q_outer", "small_cache")
+ALGORITHMS = ("standard", "flash", "q_outer", "q_outer_pinned", "small_cache", "small_cache_hybrid")
 LENGTHS = tuple(2**e for e in range(8, 17))
 CACHES = tuple(2.0**e for e in range(-4, 6))  # M / d²
 
@@ -46,7 +47,7 @@ def plot_lower(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | No
     """
     data = lower_data() if data is None else data
     given = several(ax, 2)
-    above, below = column_figure(5.6).subplots(2) if given is None else given
+    above, below = column_figure(5.8).subplots(2) if given is None else given
     d = data["d"]
     panels: list[tuple[Axes, list[dict[str, Any]], list[float]]] = [
         (above, data["by_N"], [at["N"] for at in data["by_N"]]),
@@ -57,7 +58,9 @@ def plot_lower(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | No
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         most = 1.0
-        for name, look in looks(points[0]["accesses"]).items():
+        drawn = looks(points[0]["accesses"])
+        drawn["q_outer_pinned"] = replace(drawn["q_outer"], label=drawn["q_outer_pinned"].label, marker="^", dashes=":")
+        for name, look in drawn.items():
             there = [
                 (at, point["accesses"][name] / point["bound"])
                 for at, point in zip(x, points, strict=True)
@@ -84,7 +87,9 @@ def plot_lower(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | No
     below.xaxis.set_major_locator(FixedLocator([2.0**e for e in range(-4, 6, 2)]))
     below.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" if x >= 1 else f"1/{1 / x:g}"))
     below.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {d}")
-    below.set_title("Below d², the small-cache algorithm is nearest", x=hang(below, -0.13))
+    below.set_title(
+        "Below d²/4 small cache is nearest, about d²\nthe hybrid, above the loops exchanged", x=hang(below, -0.13)
+    )
     return [above, below]
 
 

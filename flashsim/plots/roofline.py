@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
-from flashsim.algorithms import BACKWARD, PASSES, Algorithm
+from flashsim.algorithms import PASSES, Algorithm
 from flashsim.algorithms.own import backward_of, chosen
 from flashsim.algorithms.record import Direction
 from flashsim.api import backward, forward
@@ -20,7 +20,7 @@ from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roo
 from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BLACK, GREY, column_figure, compared, dress, hang, looks, several, styled
+from flashsim.plots.style import BLACK, GREY, column_figure, compared_both_ways, dress, hang, looks, several, styled
 
 _THROUGH_L2 = ("standard", "flash")
 
@@ -159,7 +159,7 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
             look: dict[str, Any] = {"color": BLACK, "marker": "*" if name == "prefill" else "x", "markersize": 7}
             _mark(ax, at, name, label=f"{label}: {at['intensity']:.3g}", **look)
     drawn = [
-        *(name for name in compared() if name in BACKWARD),
+        *compared_both_ways(),
         *(name for name in data.get("others", ()) if name in plain),
     ]
     for name, one in looks(drawn).items():

@@ -12,7 +12,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flashsim.algorithms import FORWARD
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms.blocks import paper_rows
 
 COLUMN = 3.5  # inches: one column of a two-column page
 
@@ -45,14 +46,16 @@ class Look:
 def looks(names: Iterable[str]) -> dict[str, Look]:
     """Return the look of each algorithm: what its record says; one that is not known, or says nothing, has one of its own."""
     found: dict[str, Look] = {}
-    spare = 0
+    names, spare = list(names), 0
+    taken = [FORWARD[name].look for name in names if name in FORWARD]
+    free = [(colour, *shape) for colour, *shape in SPARE if not any(look and look[1] == shape[0] for look in taken)]
     for name in names:
         record = FORWARD.get(name)
         if record is not None and record.look is not None:
             colour, *shape = record.look
             look = (NAMED[colour], *shape)
         else:
-            look = SPARE[spare % len(SPARE)]
+            look = free[spare % len(free)]
             spare += 1
         found[name] = Look(record.short if record is not None and record.short else name, *look)
     return found
@@ -61,6 +64,11 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
 def compared() -> list[str]:
     """Return the names of the forward passes that pictures of all algorithms show: those with a look."""
     return [name for name, record in FORWARD.items() if record.look is not None]
+
+
+def compared_both_ways() -> list[str]:
+    """Return those of them that have a backward pass by their own name, and line 1's sizes."""
+    return [name for name in compared() if name in BACKWARD and FORWARD[name].rows is paper_rows]
 
 
 def tint(colour: str) -> str:

@@ -50,8 +50,9 @@ def linformer_bounds(
     Q, K, V, E, F = _wide(Q, K, V, E, F)
     tau, (N, d) = _tau(scale, Q), Q.shape
     K_low, V_low = E @ K, F @ V
-    E_K = has.stores(K_low, C * (N + blocks[0] + 3) * has.u * (abs(E) @ abs(K)))
-    E_V = has.stores(V_low, C * (N + blocks[0] + 3) * has.u * (abs(F) @ abs(V)))
+    terms = C * (N + blocks[0] + 3) * has.u
+    E_K = has.stores(K_low, terms * (abs(E) @ abs(K)) + N * has.least)
+    E_V = has.stores(V_low, terms * (abs(F) @ abs(V)) + N * has.least)
     delta = abs(tau) * abs(Q) @ (E_K + C * (d + 4) * has.u * (abs(K_low) + E_K)).T
     return has.averages(tau * Q @ K_low.T, delta, V_low, E_V, blocks[1])
 

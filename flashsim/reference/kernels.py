@@ -9,7 +9,8 @@ the division by σ by about u more: s by ρ = (2d + 3)u relatively. So log k is 
 
 absolutely, and, exponentials included, k by e^{δ + 4u} − 1 relatively. Where clouds lie far from the origin nothing changes: only
 differences enter. Sums of n terms in T blocks are off by (n + 2T + 8)u of the sum of their magnitudes; what is stored in another
-type, by its roundoff each time. First-order terms are taken `C` times, 2 by default, for the rest.
+type, by its roundoff each time; what vanishes, by the chip's smallest step, times what it is multiplied with. First-order
+terms are taken `C` times, 2 by default, for the rest.
 """
 
 from __future__ import annotations

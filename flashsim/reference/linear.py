@@ -2,7 +2,8 @@
 
 Bounds. Each term q_ic k_jc v_je is rounded d + N + T + 3 times at most on its way into O_i, in T chunks: by two products, and by
 sums over c, over j, and over chunks. So O is off by (d + N + T + 3)u of Σ_j Σ_c |q_ic k_jc v_je|, u the unit roundoff, plus
-what its own type rounds. First-order terms are taken `C` times, 2 by default, for the rest.
+what its own type rounds. A product that vanishes is off by the chip's smallest step, and goes into O times an element of V,
+or of Q. First-order terms are taken `C` times, 2 by default, for the rest.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Bounds. u is the chip's unit roundoff. A logit of d terms is off by δ = (d + 2)u·Σ|x||e|. So L, a log-sum-exp of v terms in T
 blocks, is off by Λ = max δ + (v + 3T + 8)u + 4u·max|S|, the loss by Λ + δ at the label, and u of its size. P is off by
 e^{δ + Λ + 4u} − 1 relatively. Gradients are off by that, and by (n + 2T + 8)u of the n rows that they sum. What is stored in
-another type is off by its roundoff. First-order terms are taken `C` times, 2 by default, for the rest.
+another type is off by its roundoff. P, or g P, may vanish: off by the chip's smallest step, times what it is multiplied with.
+First-order terms are taken `C` times, 2 by default, for the rest.
 """
 
 from __future__ import annotations

@@ -18,17 +18,9 @@ from flashsim.sweeping.points import Point
 Row = dict[str, Any]
 
 
-def _flash(N: int, d: int, M: int) -> float:
-    return theory.theorem_2_flash(N, d, M)
-
-
-def _standard(N: int, d: int, M: int) -> float:
-    return theory.theorem_2_standard(N, d)
-
-
 THETA: Mapping[str, Callable[[int, int, int], float]] = {
-    **dict.fromkeys(("flash_basic", "flash", "q_outer"), _flash),
-    "standard": _standard,
+    **dict.fromkeys(("flash_basic", "flash", "q_outer"), theory.theorem_2_flash),
+    "standard": lambda N, d, M: theory.theorem_2_standard(N, d),
     "small_cache": theory.theorem_saha_ye,
 }
 """Theorems 2 and 5, and Saha and Ye's, of forward and backward passes: by the name of the forward pass."""

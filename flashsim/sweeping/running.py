@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from flashsim.checking import check_callback, check_count
 from flashsim.jobs import in_any_order
 from flashsim.sweeping.outcomes import Outcome, by_count, outcomes
-from flashsim.sweeping.points import Point, points_of
+from flashsim.sweeping.points import ARGUMENTS, Point, points_of
 from flashsim.sweeping.result import Entry, Sweep
 
 AT_ONCE = 500  # points of one piece of work
@@ -75,14 +75,8 @@ def sweep(
     Raises ValueError or TypeError for what is wrong at every point (an unknown algorithm or argument, no length, more than 2²⁰
     points), and `Disagreement` where closed form and count differ.
     """
-    given = {
-        "N": N, "d": d, "M": M, "blocks": blocks, "causal": causal, "direction": direction, "N_q": N_q, "N_k": N_k,
-        "d_v": d_v, "heads": heads, "kv_heads": kv_heads, "gqa": gqa, "dtype": dtype, "sizing": sizing, "enforce": enforce,
-        "mask": mask,
-        "dropout_p": dropout_p,
-    }  # fmt: skip
+    asked = {name: value for name, value in locals().items() if name in ARGUMENTS and value is not None}
     jobs = None if jobs is None else check_count("jobs", jobs)
-    asked = {name: value for name, value in given.items() if value is not None}
     over = partial(in_any_order, jobs=1) if jobs == 1 else partial(_over_joblib, jobs)
     return swept(algorithms, {**asked, **options}, points, over, check=check, seed=seed, on_points=on_points)
 
@@ -132,13 +126,9 @@ def _sample(points: Sequence[Point], results: Sequence[Outcome], size: int, seed
             groups.setdefault(id(points[number].way), []).append(number)
     chosen: list[int] = []
     while groups and len(chosen) < size:
-        chosen += _first_of(groups.values(), size - len(chosen))
+        chosen += [group.pop() for group in groups.values()][: size - len(chosen)]
         groups = {way: rest for way, rest in groups.items() if rest}
     return sorted(chosen)
-
-
-def _first_of(groups: Iterable[list[int]], most: int) -> list[int]:
-    return [group.pop() for group, _ in zip(groups, range(most), strict=False)]
 
 
 def _is_quick(point: Point, result: Outcome) -> bool:

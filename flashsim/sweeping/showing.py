@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from html import escape
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from flashsim.notebook import table
+from flashsim.tables import aligned
 
 if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep
@@ -43,10 +45,7 @@ class Shown:
 def as_text(sweep: Sweep, most: int, width: int = WIDTH) -> str:
     """Return `most` rows, evenly spread, as lines of at most `width` characters where that can be; and why others have none."""
     shown = _shown(sweep, most, width)
-    lines = [
-        "  ".join(cell.rjust(size) for cell, size in zip(cells, shown.widths, strict=True)).rstrip()
-        for cells in (shown.headings, ["─" * size for size in shown.widths], *shown.cells)
-    ]
+    lines = aligned([shown.headings, ["─" * size for size in shown.widths], *shown.cells])
     notes = [line for note in shown.notes for line in wrap(note, width, subsequent_indent="    ")]
     return "\n".join([*lines, *notes])
 
@@ -54,11 +53,7 @@ def as_text(sweep: Sweep, most: int, width: int = WIDTH) -> str:
 def as_html(sweep: Sweep, most: int) -> str:
     """Return the same as a table in HTML."""
     shown = _shown(sweep, most, 160)
-    lines = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>" for cells in shown.cells]
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in shown.headings)
-    notes = "".join(f"<div>{escape(note)}</div>" for note in shown.notes)
-    caption = f"<caption>{escape(sweep.summary)}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>{notes}"
+    return table(sweep.summary, shown.headings, shown.cells, shown.notes)
 
 
 def _shown(sweep: Sweep, most: int, width: int) -> Shown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from flashsim import reference
 from flashsim.checking import check_choice, check_count, check_flag, check_number, shown
 from flashsim.inputs import FLOATS, Array, float_dtype, largest, roundoff, smallest_normal, smallest_step
 from flashsim.testing.regimes import MASKS, REGIMES, values
-from flashsim.testing.spec import Spec
+from flashsim.testing.spec import Spec, call_of
 
 MOST_ELEMENTS = 2**28
 LENGTHS = ("B", "H_kv", "group", "N_q", "d")
@@ -111,12 +111,7 @@ class Case:
         return q, k, v, problem.options
 
     def __repr__(self) -> str:
-        changed = (
-            f"{field.name}={getattr(self, field.name)!r}"
-            for field in fields(self)
-            if getattr(self, field.name) != field.default
-        )
-        return f"Case({', '.join(changed)})"
+        return call_of(self)
 
 
 class Solution(NamedTuple):
@@ -300,19 +295,14 @@ class Problem:
             zeros = tuple(np.zeros(a.shape) for a in (self.q, self.k, self.v))
             return ExactGradients(zeros, zeros)  # type: ignore[arg-type]
         q, k, v = self.heads
-        chip, stored = self.spec.chip(self.q.dtype.name), float_dtype(self.q.dtype)
-        how: dict[str, Any] = {"scale": self.tau, "mask": self.allowed, "keep": keep, "dropout_p": self.dropout_p}
+        how = self._how(keep)
         exact = reference.gradients(q, k, v, self.dO, **how)
-        T_c = -(-self.score_shape[-1] // self.spec.block[1])
-        stores = T_c if self.spec.stores == "output_per_block" else 1
-        budgets = reference.gradient_bounds(
-            q, k, v, self.dO, **how, chip=chip, stored=stored, stores=stores, dQ_stores=stores,
-            scores_stored=self.spec.stores == "scores", operands_stored=True, flushed=True, C=self.spec.C,
-        )  # fmt: skip
+        rounded = self._rounded
+        budgets = reference.gradient_bounds(q, k, v, self.dO, **how, **rounded, dQ_stores=rounded["stores"])
         lost = self.overflowing[..., None]
         whole = lost.any(axis=2, keepdims=True)
         budgets = reference.Three(*(np.where(b, np.inf, a) for a, b in zip(budgets, (lost, whole, whole), strict=True)))
-        u = roundoff(stored) + self.group * roundoff(chip)
+        u = roundoff(rounded["stored"]) + self.group * roundoff(rounded["chip"])
         dk, dv = (self._over_groups(a) for a in exact[1:])
         more = [self.spec.C * u * self._over_groups(np.abs(a)) for a in exact[1:]]
         dk_budget, dv_budget = (self._over_groups(a) + b for a, b in zip(budgets[1:], more, strict=True))
@@ -320,19 +310,27 @@ class Problem:
 
     def dropped(self, keep: Array) -> tuple[Array, Array]:
         """Return O under dropout with that keep mask, and its budget."""
-        q, k, v = self.heads
-        chip, stored = self.spec.chip(self.q.dtype.name), float_dtype(self.q.dtype)
         if self.score_shape[-1] == 0:
             zero = np.zeros((*self.q.shape[:3], self.v.shape[-1]))
             return zero, zero
-        how: dict[str, Any] = {"scale": self.tau, "mask": self.allowed, "keep": keep, "dropout_p": self.dropout_p}
+        (q, k, v), how = self.heads, self._how(keep)
         O = reference.attention(q, k, v, **how)
-        T_c = -(-self.score_shape[-1] // self.spec.block[1])
-        budget = reference.error_bound(
-            q, k, v, **how, chip=chip, stored=stored, stores=T_c if self.spec.stores == "output_per_block" else 1,
-            scores_stored=self.spec.stores == "scores", operands_stored=True, flushed=True, C=self.spec.C,
-        )  # fmt: skip
+        budget = reference.error_bound(q, k, v, **how, **self._rounded)
         return O, np.where(self.overflowing[..., None], np.inf, budget)
+
+    def _how(self, keep: Array | None) -> dict[str, Any]:
+        """Return what `flashsim.reference` takes besides q, k and v to compute the same."""
+        return {"scale": self.tau, "mask": self.allowed, "keep": keep, "dropout_p": self.dropout_p}
+
+    @property
+    def _rounded(self) -> dict[str, Any]:
+        """What `flashsim.reference` takes besides to bound how far a kernel is off that keeps to the spec."""
+        per_block, T_c = self.spec.stores == "output_per_block", -(-self.score_shape[-1] // self.spec.block[1])
+        return {
+            "chip": self.spec.chip(self.q.dtype.name), "stored": float_dtype(self.q.dtype), "C": self.spec.C,
+            "stores": T_c if per_block else 1, "scores_stored": self.spec.stores == "scores", "operands_stored": True,
+            "flushed": True,
+        }  # fmt: skip
 
     def _over_groups(self, a: Array) -> Array:
         """Add up what query heads contribute to the KV head that they share."""

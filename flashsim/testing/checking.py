@@ -120,7 +120,9 @@ def replay(
     finding = try_check(CHECKS[check], kernel, case)
     if finding is None or not finding.failed:
         return
-    found = Survey({check: _tally(finding)}, {}, [(finding.case, False, check)], 1)
+    tally = Tally()
+    tally.add(finding, 1)
+    found = Survey({check: tally}, {}, [(finding.case, False, check)], 1)
     failure = Failure(check, finding, 1, 1, (), describe(kernel, finding, found, (), "replayed"))
     report = Report(kernel.name, repr(spec), 1, case.seed, found.tallies, {}, [failure], {}, [], [])
     raise AttentionCheckFailed(failure.message, report)
@@ -131,12 +133,6 @@ def _without(kernel: Kernel, missed: Sequence[Mismatch]) -> Kernel:
     changes = {name: value for mismatch in missed if not mismatch.stops for name, value in mismatch.changes.items()}
     back = kernel.back if changes.pop("backward", True) else None
     return _kernel(kernel.fn, replace(kernel.spec, **changes), back, kernel.keep_mask) if missed else kernel
-
-
-def _tally(finding: Finding) -> Tally:
-    tally = Tally()
-    tally.add(finding, 1)
-    return tally
 
 
 def _kernel(fn: Any, spec: Any, backward: Any, dropout: Any) -> Kernel:

@@ -228,11 +228,7 @@ def appended_masked_keys(t: Trial) -> Comparisons:
     )
 
 
-def _made_causal(case: Case, kernel: Kernel) -> Case | None:
-    return replace(case, causal=True) if case.N_k > 1 else None
-
-
-@check(needs=_causal, fit=_made_causal)
+@check(needs=_causal, fit=lambda case, kernel: replace(case, causal=True) if case.N_k > 1 else None)
 def causal_no_leak(t: Trial) -> Comparisons:
     """Other, large keys and values in the future of a query do not change its output."""
     problem, rng = t.problem, t.rng
@@ -252,11 +248,7 @@ def causal_no_leak(t: Trial) -> Comparisons:
 # ------------------------------------------------------------------------------------------- the kernel against itself
 
 
-def _not_causal(case: Case, kernel: Kernel) -> Case | None:
-    return replace(case, causal=False) if case.N_k > 1 else None
-
-
-@check(fit=_not_causal)
+@check(fit=lambda case, kernel: replace(case, causal=False) if case.N_k > 1 else None)
 def key_permutation(t: Trial) -> Comparisons:
     """The order of the keys does not matter."""
     problem = t.problem
@@ -343,11 +335,10 @@ def split_and_merge(t: Trial) -> Comparisons:
     yield Comparison(f"lse {split}", merged_lse, want.lse, lse_budget, live, whole)
 
 
-def _grouped(case: Case, kernel: Kernel) -> Case | None:
-    return case if case.group > 1 else replace(case, group=2 + case.seed % 2)
-
-
-@check(needs=_declares("gqa"), fit=_grouped)
+@check(
+    needs=_declares("gqa"),
+    fit=lambda case, kernel: case if case.group > 1 else replace(case, group=2 + case.seed % 2),
+)
 def grouped_heads(t: Trial) -> Comparisons:
     """Query heads that share a KV head do as if each had a copy of it."""
     problem = t.problem

@@ -12,7 +12,7 @@ from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import mismatches
-from flashsim.testing.probe import ALIASES, FIELDS, fits, other_specs, parameters, plain, there_is
+from flashsim.testing.probe import ALIASES, FIELDS, fits, other_specs, parameters, plain, there_is, with_feature
 from flashsim.testing.running import try_check
 from flashsim.testing.spec import Spec
 
@@ -79,12 +79,12 @@ def _all_strides(fn: Callable[..., Any], spec: Spec) -> bool:
 
 def _with_feature(fn: Callable[..., Any], spec: Spec, name: str) -> tuple[Spec, str]:
     """Return the spec with a feature declared, if a call with it fits or its parameter is there, and how that was found."""
+    if name == "d_v" and spec.head_dims:
+        return spec, ""
     values: tuple[Any, ...] = ("bottom_right", "top_left") if name == "causal" else (True,)
     for value in values:
         there = replace(spec, **{name: value})
-        if (case := _case_with(there, name)) is None:
-            return spec, ""
-        if fits(fn, there, case):
+        if fits(fn, there, with_feature(plain(there), name)):
             return there, FITS
     keyword, named = next((word for word, theirs in FIELDS.items() if theirs == name), ""), parameters(fn)
     if keyword in named:
@@ -92,16 +92,6 @@ def _with_feature(fn: Callable[..., Any], spec: Spec, name: str) -> tuple[Spec, 
     other = next((alias for alias in ALIASES.get(keyword, ()) if alias in named), "")
     said = f"not checked: the kit's name for {other} is {keyword}; wrap it in a function that takes that"
     return spec, said if other else ""
-
-
-def _case_with(spec: Spec, name: str) -> Case | None:
-    case = plain(spec)
-    if name == "d_v":
-        return None if spec.head_dims else replace(case, d_v=case.d + 3)
-    changes: dict[str, dict[str, Any]] = {
-        "causal": {"causal": True}, "masks": {"mask": "dense"}, "scale": {"scale": 0.5}, "gqa": {"group": 2}
-    }  # fmt: skip
-    return replace(case, **changes[name])
 
 
 def _with_empty_rows(fn: Callable[..., Any], spec: Spec) -> tuple[Spec, str]:

@@ -37,33 +37,17 @@ def _place(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.full(size + 2 * GUARD, np.nan, dtype)[GUARD : GUARD + size].reshape(shape)
 
 
-def _contiguous(a: Array) -> Array:
-    return _place(a.shape, a.dtype)
-
-
-def _heads_last(a: Array) -> Array:
-    return _place((a.shape[0], a.shape[2], a.shape[1], a.shape[3]), a.dtype).swapaxes(1, 2)
-
-
-def _rows(a: Array) -> Array:
-    return _place((*a.shape[:2], 2 * a.shape[2], a.shape[3]), a.dtype)[:, :, ::2]
-
-
-def _padded(a: Array) -> Array:
-    return _place((*a.shape[:3], a.shape[3] + 3), a.dtype)[..., 1 : a.shape[3] + 1]
-
-
-def _columns(a: Array) -> Array:
-    return _place((*a.shape[:2], a.shape[3], a.shape[2]), a.dtype).swapaxes(2, 3)
-
-
 # Empty arrays of a's shape and dtype, by how they lie in memory. Axes 1 and 2 are rows and heads in the layout BNHD.
 STRIDES: dict[str, Callable[[Array], Array]] = {
-    "contiguous": _contiguous,
-    "heads_last": _heads_last,  # the two middle axes the other way about, as after a transpose
-    "rows": _rows,  # every other row of an array twice as long
-    "padded": _padded,  # rows that are part of wider ones, as q, k, v are of a packed array
-    "columns": _columns,  # the last axis is not the one with stride 1
+    "contiguous": lambda a: _place(a.shape, a.dtype),
+    # the two middle axes the other way about, as after a transpose
+    "heads_last": lambda a: _place(a.swapaxes(1, 2).shape, a.dtype).swapaxes(1, 2),
+    # every other row of an array twice as long
+    "rows": lambda a: _place((*a.shape[:2], 2 * a.shape[2], a.shape[3]), a.dtype)[:, :, ::2],
+    # rows that are part of wider ones, as q, k, v are of a packed array
+    "padded": lambda a: _place((*a.shape[:3], a.shape[3] + 3), a.dtype)[..., 1 : a.shape[3] + 1],
+    # the last axis is not the one with stride 1
+    "columns": lambda a: _place(a.swapaxes(2, 3).shape, a.dtype).swapaxes(2, 3),
 }
 
 

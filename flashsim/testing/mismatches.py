@@ -11,18 +11,21 @@ import numpy as np
 
 from flashsim.testing.case import Case
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool
-from flashsim.testing.probe import ALIASES, FIELDS, broken_by, fits, other_specs, parameters, plain, smallest
+from flashsim.testing.probe import (
+    ALIASES,
+    FIELDS,
+    broken_by,
+    fits,
+    other_specs,
+    parameters,
+    plain,
+    smallest,
+    with_feature,
+)
+from flashsim.testing.spec import Spec
 from flashsim.testing.wrapping import Wrapped
 
 PACKAGES = {"ensor": "torch", "torch": "torch", "jax": "jax", "cupy": "cupy"}  # by a word of an error
-WITHOUT: dict[str, Any] = {
-    "causal": None,
-    "masks": False,
-    "scale": False,
-    "gqa": False,
-    "d_v": False,
-    "zero_keys": False,
-}
 
 
 @dataclass(frozen=True)
@@ -117,12 +120,12 @@ def _told(changes: Mapping[str, Any], broken: str) -> str:
 def _of_features(kernel: Kernel, case: Case) -> Iterator[Mismatch]:
     """Yield what is wrong with the features that the spec declares."""
     spec = kernel.spec
-    for keyword, changed in (("causal", {"causal": True}), ("mask", {"mask": "dense"}), ("scale", {"scale": 0.5})):
-        if getattr(spec, FIELDS[keyword]) and (found := _of_keyword(kernel, case, keyword, replace(case, **changed))):
+    for keyword, field_ in FIELDS.items():
+        if getattr(spec, field_) and (found := _of_keyword(kernel, case, keyword, with_feature(case, field_))):
             yield found
-    if spec.gqa and (broken := _both_broken(kernel, replace(case, group=2))):
+    if spec.gqa and (broken := _both_broken(kernel, with_feature(case, "gqa"))):
         yield Mismatch(f"It does not take fewer KV heads (2) than query heads (4): it {broken}", {"gqa": False})
-    if spec.d_v and not spec.head_dims and (broken := _both_broken(kernel, replace(case, d_v=case.d + 3))):
+    if spec.d_v and not spec.head_dims and (broken := _both_broken(kernel, with_feature(case, "d_v"))):
         yield Mismatch(f"It does not take V of another width: it {broken}", {"d_v": False})
     if spec.zero_keys and spec.cross and (broken := broken_by(kernel, replace(case, N_k=0))):
         yield Mismatch(f"It does not take N_k = 0: it {broken}", {"zero_keys": False})
@@ -145,7 +148,7 @@ def _both_broken(kernel: Kernel, case: Case) -> str:
 
 def _of_keyword(kernel: Kernel, case: Case, keyword: str, with_it: Case) -> Mismatch | None:
     """Say what is wrong with a keyword of the call: it is not known by that name, it breaks the call, or it changes nothing."""
-    without = {FIELDS[keyword]: WITHOUT[FIELDS[keyword]]}
+    without = {FIELDS[keyword]: getattr(Spec(), FIELDS[keyword])}
     if broken := _both_broken(kernel, with_it):
         theirs = [name for name in ALIASES[keyword] if name in parameters(kernel.fn)]
         named = f"; its own name for it is {theirs[0]}, and the kit's is {keyword}" if theirs else ""

@@ -38,6 +38,15 @@ def smallest(case: Case) -> Case:
     return replace(case, B=1, H_kv=1 if case.group == 1 else case.H_kv, N_q=1, N_k=min(case.N_k, 1))
 
 
+def with_feature(case: Case, field: str) -> Case:
+    """Return the case with what that field of a spec declares in it."""
+    changes: dict[str, dict[str, Any]] = {
+        "causal": {"causal": True}, "masks": {"mask": "dense"}, "scale": {"scale": 0.5}, "gqa": {"group": 2},
+        "d_v": {"d_v": case.d + 3},
+    }  # fmt: skip
+    return replace(case, **changes[field])
+
+
 def _tried(kernel: Kernel, case: Case) -> Finding | None:
     """Return the worse finding of O and of the log-sum-exp, or None where the case may not be tried."""
     names = ("oracle", "log_sum_exp") if kernel.spec.lse else ("oracle",)

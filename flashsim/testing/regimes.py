@@ -24,15 +24,6 @@ MaskMaker = Callable[[Rng, tuple[int, int, int, int], tuple[int, int]], Array]
 # ------------------------------------------------------------------- q (B, H_q, N_q, d) and k (B, H_kv, N_k, d) in float64
 
 
-def _gaussian(rng: Rng, q: Array, k: Array) -> Pair:
-    return q, k
-
-
-def _peaky(rng: Rng, q: Array, k: Array) -> Pair:
-    """Nearly one-hot weights."""
-    return 6 * q, 6 * k
-
-
 def _level(q: Array) -> Array:
     """Queries whose score with a key is, at the default scale, about the sum of the key's entries over √d."""
     return np.ones_like(q) + 0.1 * q
@@ -44,38 +35,10 @@ def _negative(rng: Rng, q: Array, k: Array) -> Pair:
     return size * _level(q), k - depth / size / math.sqrt(q.shape[-1])
 
 
-def _ramp(k: Array) -> Array:
-    return np.linspace(0, 1, k.shape[-2])[:, None] + np.zeros_like(k)
-
-
-def _rising(rng: Rng, q: Array, k: Array) -> Pair:
-    """Every block of keys has a new maximum."""
-    return _level(q), k / 2 + float(rng.choice([8.0, 30.0, 120.0])) / math.sqrt(q.shape[-1]) * _ramp(k)
-
-
-def _falling(rng: Rng, q: Array, k: Array) -> Pair:
-    """The first block of keys has the maximum for good."""
-    return _level(q), k / 2 - float(rng.choice([8.0, 30.0, 120.0])) / math.sqrt(q.shape[-1]) * _ramp(k)
-
-
-def _constant(rng: Rng, q: Array, k: Array) -> Pair:
-    """All keys are equal, so the weights are uniform."""
-    return q, np.broadcast_to(k[..., :1, :], k.shape).copy()
-
-
-def _ties(rng: Rng, q: Array, k: Array) -> Pair:
-    """Few distinct scores, so that the maximum is attained often."""
-    return np.sign(q), np.round(k)
-
-
-def _massive(rng: Rng, q: Array, k: Array) -> Pair:
-    """Scores of ±5·10⁴: an exponential without the maximum subtracted is ∞ or 0."""
-    return np.sign(q) / math.sqrt(q.shape[-1]), np.sign(k) * 5e4
-
-
-def _integers(rng: Rng, q: Array, k: Array) -> Pair:
-    """Small integers: exact in every dtype, so that only the kernel rounds."""
-    return np.clip(np.round(2 * q), -4, 4), np.clip(np.round(2 * k), -4, 4)
+def _along(rng: Rng, q: Array, k: Array, sign: int) -> Pair:
+    """Scores that rise along the keys, or, with −1, fall."""
+    steepness = sign * float(rng.choice([8.0, 30.0, 120.0])) / math.sqrt(q.shape[-1])
+    return _level(q), k / 2 + steepness * np.linspace(0, 1, k.shape[-2])[:, None]
 
 
 def _outliers(rng: Rng, q: Array, k: Array) -> Pair:
@@ -109,15 +72,22 @@ def _real(rng: Rng, q: Array, k: Array) -> Pair:
 
 
 REGIMES: dict[str, Regime] = {
-    "gaussian": _gaussian,
-    "integers": _integers,
-    "peaky": _peaky,
+    "gaussian": lambda rng, q, k: (q, k),
+    # small integers: exact in every dtype, so that only the kernel rounds
+    "integers": lambda rng, q, k: (np.clip(np.round(2 * q), -4, 4), np.clip(np.round(2 * k), -4, 4)),
+    # nearly one-hot weights
+    "peaky": lambda rng, q, k: (6 * q, 6 * k),
     "negative": _negative,
-    "rising": _rising,
-    "falling": _falling,
-    "constant": _constant,
-    "ties": _ties,
-    "massive": _massive,
+    # every block of keys has a new maximum
+    "rising": lambda rng, q, k: _along(rng, q, k, 1),
+    # the first block of keys has the maximum for good
+    "falling": lambda rng, q, k: _along(rng, q, k, -1),
+    # all keys are equal, so the weights are uniform
+    "constant": lambda rng, q, k: (q, np.broadcast_to(k[..., :1, :], k.shape).copy()),
+    # few distinct scores, so that the maximum is attained often
+    "ties": lambda rng, q, k: (np.sign(q), np.round(k)),
+    # scores of ±5·10⁴: an exponential without the maximum subtracted is ∞ or 0
+    "massive": lambda rng, q, k: (np.sign(q) / math.sqrt(q.shape[-1]), np.sign(k) * 5e4),
     "outliers": _outliers,
     "real": _real,
 }
@@ -138,50 +108,11 @@ def _lengths(rng: Rng, B: int, N_k: int) -> Array:
     return lengths.reshape(B, 1, 1, 1)
 
 
-def _padding_right(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) -> Array:
-    B, _, _, N_k = shape
-    return np.asarray(np.arange(N_k) < _lengths(rng, B, N_k))
-
-
-def _padding_left(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) -> Array:
-    B, _, _, N_k = shape
-    return np.asarray(np.arange(N_k) >= N_k - _lengths(rng, B, N_k))
-
-
 def _dense(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) -> Array:
     """Every element for itself; some axes may be shared."""
     B, H_q, N_q, N_k = shape
     shared = rng.random(2) < 0.5
     return np.asarray(rng.random((1 if shared[0] else B, 1 if shared[1] else H_q, N_q, N_k)) < 0.6)
-
-
-def _few(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) -> Array:
-    """About one key a row, and many rows without any."""
-    return np.asarray(rng.random(shape) < 1 / max(shape[-1], 2))
-
-
-def _starts(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) -> Array:
-    """Rows lose their first keys: whole blocks of them, or all but the last few."""
-    _, _, N_q, N_k = shape
-    starts = rng.integers(0, N_k + 1, size=(1, 1, N_q, 1))
-    return np.asarray(np.arange(N_k) >= starts)
-
-
-def _first_block(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) -> Array:
-    """The first block of keys is masked for all queries, or as much of it as leaves a key."""
-    N_k = shape[-1]
-    return np.asarray(np.arange(N_k) >= min(block[1], max(N_k - 1, 0)))[None, None, None]
-
-
-def _holes(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) -> Array:
-    """Some keys are masked for all queries."""
-    return np.asarray(rng.random((1, 1, 1, shape[-1])) < 0.6)
-
-
-def _rows(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) -> Array:
-    """Some queries see everything, the others nothing."""
-    B, _, N_q, _ = shape
-    return np.asarray(rng.random((B, 1, N_q, 1)) < 0.6)
 
 
 def _band(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) -> Array:
@@ -193,13 +124,20 @@ def _band(rng: Rng, shape: tuple[int, int, int, int], block: tuple[int, int]) ->
 
 
 MASKS: dict[str, MaskMaker] = {
-    "holes": _holes,
-    "padding_right": _padding_right,
-    "padding_left": _padding_left,
+    # some keys are masked for all queries
+    "holes": lambda rng, shape, block: rng.random((1, 1, 1, shape[-1])) < 0.6,
+    "padding_right": lambda rng, shape, block: np.arange(shape[-1]) < _lengths(rng, shape[0], shape[-1]),
+    "padding_left": lambda rng, shape, block: np.arange(shape[-1]) >= shape[-1] - _lengths(rng, shape[0], shape[-1]),
     "dense": _dense,
-    "rows": _rows,
-    "few": _few,
-    "starts": _starts,
-    "first_block": _first_block,
+    # some queries see everything, the others nothing
+    "rows": lambda rng, shape, block: rng.random((shape[0], 1, shape[2], 1)) < 0.6,
+    # about one key a row, and many rows without any
+    "few": lambda rng, shape, block: rng.random(shape) < 1 / max(shape[-1], 2),
+    # rows lose their first keys: whole blocks of them, or all but the last few
+    "starts": lambda rng, shape, block: np.arange(shape[-1]) >= rng.integers(shape[-1] + 1, size=(1, 1, shape[2], 1)),
+    # the first block of keys is masked for all queries, or as much of it as leaves a key
+    "first_block": lambda rng, shape, block: (
+        np.arange(shape[-1])[None, None, None] >= min(block[1], max(shape[-1] - 1, 0))
+    ),
     "band": _band,
 }

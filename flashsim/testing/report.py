@@ -6,13 +6,14 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flashsim.inputs import Array
+from flashsim.tables import aligned
 from flashsim.testing.case import Problem
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion
@@ -103,11 +104,7 @@ class Report:
         for name, tally in self.tallies.items():
             worst = f"{tally.worst:.2g}" if tally.tried else "–"
             rows.append((name, str(tally.tried), str(tally.failed), worst, self.verdict(name)))
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [
-            f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}".rstrip()
-            for row in rows
-        ]
+        lines = aligned(rows, left=(0, 4))
         lines.insert(1, "─" * max(map(len, lines)))
         for reason in dict.fromkeys(self.left_out.values()):
             names = [name for name, why in self.left_out.items() if why == reason]
@@ -160,7 +157,12 @@ class Report:
             "seed": self.seed,
             "ok": self.ok,
             "checks": {
-                name: {"cases": t.tried, "failed": t.failed, "first": t.first, "worst": _finite(t.worst)}
+                name: {
+                    "cases": t.tried,
+                    "failed": t.failed,
+                    "first": t.first,
+                    "worst": t.worst if np.isfinite(t.worst) else "inf",
+                }
                 for name, t in self.tallies.items()
             },
             "left_out": self.left_out,
@@ -172,9 +174,7 @@ class Report:
                     "check": failure.check,
                     "case": repr(failure.finding.case),
                     "message": failure.message,
-                    "likely": [
-                        {"says": s.says, "threads": list(s.threads), "evidence": s.evidence} for s in failure.suspicions
-                    ],
+                    "likely": [asdict(suspicion) for suspicion in failure.suspicions],
                 }
                 for failure in self.failures
             ],
@@ -189,10 +189,6 @@ def _shortened(line: str) -> str:
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 
-def _finite(value: float) -> float | str:
-    return value if np.isfinite(value) else "inf"
-
-
 # ----------------------------------------------------------------------------------------------------------- in words
 
 
@@ -203,7 +199,7 @@ def describe(kernel: Kernel, finding: Finding, found: Survey, suspicions: Sequen
     parts = [
         "\n".join(_wrapped(f"{kernel.name} fails {check.name!r}: {check.about}")),
         f"  {finding.case}\n  ({how}; {drawn})",
-        textwrap.indent(_what_differs(finding), "  "),
+        "\n".join(line for said in _what_differs(finding).splitlines() for line in _wrapped(f"  {said}", "    ")),
     ]
     if how == NOT_SHRUNK:
         return "\n\n".join(parts)

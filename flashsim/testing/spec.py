@@ -100,12 +100,13 @@ class Spec:
         return chip_dtype(float_dtype(dtype)) if self.accumulate is None else float_dtype(self.accumulate)
 
     def __repr__(self) -> str:
-        changed = (
-            f"{field.name}={getattr(self, field.name)!r}"
-            for field in fields(self)
-            if getattr(self, field.name) != field.default
-        )
-        return f"Spec({', '.join(changed)})"
+        return call_of(self)
+
+
+def call_of(record: Any) -> str:
+    """Return the call that makes a dataclass's instance again, without what is its default."""
+    given = {f.name: getattr(record, f.name) for f in fields(record) if getattr(record, f.name) != f.default}
+    return f"{type(record).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 def check_spec(spec: Any) -> Spec:

@@ -31,13 +31,8 @@ def cases(spec: Spec) -> st.SearchStrategy[Case]:
     `spec.max_shapes` shapes come from `pool(spec)`. Raises ValueError unless it is a Spec.
     """
     check_spec(spec)
-    if spec.max_shapes is not None:
-        return st.builds(_assemble, st.sampled_from(pool(spec).shapes), features(spec))
-    return st.builds(_assemble, shapes(spec), features(spec))
-
-
-def _assemble(shape: dict[str, Any], features: dict[str, Any]) -> Case:
-    return Case(**shape, **features)
+    drawn = shapes(spec) if spec.max_shapes is None else st.sampled_from(pool(spec).shapes)
+    return st.builds(lambda shape, rest: Case(**shape, **rest), drawn, features(spec))
 
 
 def features(spec: Spec) -> st.SearchStrategy[dict[str, Any]]:
@@ -91,9 +86,9 @@ def shapes(draw: st.DrawFn, spec: Spec) -> dict[str, Any]:
     return shape
 
 
-def around(block: int, most: int = 300) -> list[int]:
+def around(block: int) -> list[int]:
     """Return lengths at, next to and between the multiples of a block, the shortest first."""
-    lengths = {m * block + off for m in (1, 2, 3, 5) for off in (-1, 0, 1, block // 2) if m * block <= most or m == 1}
+    lengths = {m * block + off for m in (1, 2, 3, 5) for off in (-1, 0, 1, block // 2) if m * block <= 300 or m == 1}
     return sorted(n for n in lengths if n > 0)
 
 

@@ -61,6 +61,7 @@ def extra_memory(
     dropout: bool = False,
     direction: str = "forward",
     B_r: int = 1,
+    B_c: int = 1,
 ) -> int:
     """Return the elements that an algorithm keeps in HBM besides its inputs and outputs: `Traffic.extra`.
 
@@ -68,7 +69,7 @@ def extra_memory(
     the backward pass. Raises ValueError for an unknown name or direction.
     """
     extra = form_of(name, direction).extra
-    return evaluated(extra, extra_symbols(N_q, N_k, d_v, T_c, B_r, dropout=dropout))
+    return evaluated(extra, extra_symbols(N_q, N_k, d_v, T_c, B_r, B_c, dropout=dropout))
 
 
 # --------------------------------------------------------------------------------------------------------- Theorem 2

@@ -9,6 +9,9 @@ from flashsim.checking import check_record, checked
 from flashsim.records import Blocks
 from flashsim.theory.forms import form_of
 from flashsim.theory.problem import ceil_div
+from flashsim.theory.q_outer_pinned import pinned_blocks
+from flashsim.theory.small_cache_hybrid import tile_of_O
+from flashsim.theory.snake import rows_read
 
 SYMBOLS = {
     "N_q": "queries",
@@ -18,9 +21,17 @@ SYMBOLS = {
     "T_r": "⌈N_q / B_r⌉",
     "T_c": "⌈N_k / B_c⌉",
     "T_v": "⌈d_v / B_c⌉: blocks of the columns of V",
+    "T_d": "⌈d / B_c⌉: blocks of the columns of Q and K",
+    "s": "rows of K and V that `q_outer_pinned` keeps on chip, without a mask",
+    "U_r": "blocks of O's rows in `small_cache_hybrid`",
+    "U_v": "blocks of O's columns there",
+    "W": "rows of K and V that `snake` reads",
     "U_c": "⌈N_k / B_r⌉: panels of keys in Algorithm 3",
     "p": "1 if a row fits in SRAM (forward N_k + 2 ≤ M, backward 2 N_k + 1 ≤ M), else 2",
 }
+
+OWN = ("s", "U_r", "U_v", "W")
+"""Symbols of one algorithm each."""
 
 EXTRA_SYMBOLS = {
     "N_q": "queries",
@@ -28,6 +39,7 @@ EXTRA_SYMBOLS = {
     "d_v": "width of V and O",
     "T_c": "⌈N_k / B_c⌉",
     "B_r": "rows of a block",
+    "B_c": "keys of a block",
     "dropout": "1 with dropout, else 0",
     "R": "2 with dropout, the words of the generator's state; else 0",
 }
@@ -43,10 +55,10 @@ def evaluated(formula: str, values: Mapping[str, int]) -> int:
     return int(eval(formula, {"__builtins__": {}}, dict(values)))
 
 
-def extra_symbols(N_q: int, N_k: int, d_v: int, T_c: int, B_r: int, *, dropout: bool) -> dict[str, int]:
+def extra_symbols(N_q: int, N_k: int, d_v: int, T_c: int, B_r: int, B_c: int, *, dropout: bool) -> dict[str, int]:
     """Return the value of each of `EXTRA_SYMBOLS`."""
     on = int(dropout)
-    return {"N_q": N_q, "N_k": N_k, "d_v": d_v, "T_c": T_c, "B_r": B_r, "dropout": on, "R": 2 * on}
+    return {"N_q": N_q, "N_k": N_k, "d_v": d_v, "T_c": T_c, "B_r": B_r, "B_c": B_c, "dropout": on, "R": 2 * on}
 
 
 @checked
@@ -54,6 +66,18 @@ def symbols(
     N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, *, direction: str = "forward"
 ) -> dict[str, int]:
     """Return the value of each of `SYMBOLS`, to evaluate a formula with. Raises ValueError for what is no size."""
+    b_r, b_c = tile_of_O(M, N_q, d_v)
+    return {
+        **common_symbols(N_q, N_k, d, d_v, M, blocks, direction),
+        "s": min(pinned_blocks(M, d + d_v, blocks) * blocks.B_c, N_k),
+        "U_r": ceil_div(N_q, b_r),
+        "U_v": ceil_div(d_v, b_c),
+        "W": rows_read(N_k, blocks),
+    }
+
+
+def common_symbols(N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, direction: str) -> dict[str, int]:
+    """Return the value of those that no one algorithm has for itself."""
     check_record(blocks)
     row = N_k + 2 if direction == "forward" else 2 * N_k + 1
     return {
@@ -64,6 +88,7 @@ def symbols(
         "T_r": blocks.T_r,
         "T_c": blocks.T_c,
         "T_v": ceil_div(d_v, blocks.B_c),
+        "T_d": ceil_div(d, blocks.B_c),
         "U_c": ceil_div(N_k, blocks.B_r),
         "p": 1 if row <= M else 2,
     }

@@ -48,11 +48,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import cbrt, ceil, isqrt, sqrt
+from math import cbrt, ceil, isqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flashsim.certificate import fewer_phases, most_in_a_phase
 from flashsim.checking import check_count
 
+Floats = NDArray[Any]
 COMBINED_BELOW = 6  # of M / d²: above, the theorem alone is as good
 WEIGHTS = 20
 
@@ -148,15 +153,14 @@ def _by_terms(given: LowerBound) -> Iterator[LowerBound]:
 def _combined(given: LowerBound) -> Iterator[LowerBound]:
     """Yield the best combined bound found, its H certified."""
     pairs, d, d_v, M = given.pairs, given.d, given.d_v, given.M
-    by_value = []
-    for a in range(1, WEIGHTS // 2 + 1):
-        b, work = WEIGHTS - a, pairs * (a * d + (WEIGHTS - a) * d_v)
-        for step in range(1, 17):
-            Y = M + M * step // 4
-            H = _about(a, b, Y, d, M)
-            by_value.append((Y + (work / H - 2) * (Y - M), Y, a, b, H))
-    _, Y, a, b, _ = max(by_value)
-    H = _about(a, b, Y, d, M, fine=12)
+    weights, steps = np.mgrid[1 : WEIGHTS // 2 + 1, 1:17].reshape(2, -1, 1)
+    Ys = M + M * (steps / 4)
+    H_of = _about(weights, WEIGHTS - weights, Ys, d, M)
+    work = float(pairs) * (weights * float(d) + (WEIGHTS - weights) * float(d_v))
+    best = int(np.argmax(Ys + (work / H_of - 2) * (Ys - M)))
+    a, Y = int(weights[best, 0]), M + M * int(steps[best, 0]) // 4
+    b = WEIGHTS - a
+    H = float(_about(np.array([[a]]), np.array([[b]]), np.array([[float(Y)]]), d, M, fine=12)[0, 0])
     for slack in (2e-4, 2e-3, 2e-2):
         whole = ceil(H * (1 + slack)) + 1
         if most_in_a_phase(Y, d, M, a, b, whole):
@@ -166,19 +170,18 @@ def _combined(given: LowerBound) -> Iterator[LowerBound]:
             return
 
 
-def _about(a: int, b: int, Y: int, d: int, M: int, fine: int = 3) -> float:
-    """Return about the most of a·T₁ + b·T₂ in a phase, by a grid, and ever smaller ones about its best point."""
+def _about(a: Floats, b: Floats, Y: Floats, d: int, M: int, fine: int = 3) -> Floats:
+    """Return about the most of a·T₁ + b·T₂ in a phase, of columns of a, b, Y: by a grid, and ever smaller ones about its best."""
 
-    def value(s: float, c: float) -> float:
-        t, pairs = Y - s - c, s * s / (4 * d * d)
-        return a * s / 2 * sqrt(pairs + c + M) + b * t / 2 * sqrt(pairs + c) if t >= 0 else 0.0
+    def value(s: Floats, c: Floats) -> Floats:
+        t, pairs = Y - s - c, s * s / (4.0 * d * d)
+        of_both: Floats = a * s / 2 * np.sqrt(pairs + c + M) + b * t / 2 * np.sqrt(pairs + c)
+        return np.where(t >= 0, of_both, 0.0)
 
-    at, width = (Y / 2, Y / 2), Y / 2
+    i, j = np.mgrid[-fine : fine + 1, -fine : fine + 1].reshape(2, 1, -1) / fine
+    s, c, width = Y / 2, Y / 2, Y / 2
     for _ in range(3 * fine):
-        points = [
-            (min(max(at[0] + i * width / fine, 0.0), Y), min(max(at[1] + j * width / fine, 0.0), Y))
-            for i in range(-fine, fine + 1)
-            for j in range(-fine, fine + 1)
-        ]
-        at, width = max([at, *points], key=lambda point: value(*point)), width * 0.6
-    return value(*at)
+        near_s, near_c = np.clip(s + i * width, 0.0, Y), np.clip(c + j * width, 0.0, Y)
+        best = np.argmax(value(near_s, near_c), axis=1)[:, None]
+        s, c, width = np.take_along_axis(near_s, best, 1), np.take_along_axis(near_c, best, 1), width * 0.6
+    return value(s, c)

@@ -17,6 +17,11 @@ from flashsim.records import ArrayTraffic, Occupancy, Role, Sizes, Traffic
 from flashsim.sizes import Size, first
 from flashsim.theory.problem import BYTES, NoClosedForm, ceil_div
 
+QKV: Mapping[str, tuple[Role, Kind]] = {
+    "Q": ("input", Kind("N", "d")), "K": ("input", Kind("N", "d")), "V": ("input", Kind("N", "e"))
+}  # fmt: skip
+"""What stands in for attention takes these."""
+
 
 class Moved(NamedTuple):
     """Elements of one array: read, written after initialisation, and written by it."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flashsim import theory
+from flashsim.algorithms.program import Program
 from flashsim.algorithms.record import Algorithm
 from flashsim.inputs import Array
 from flashsim.masks import All, Causal
@@ -34,38 +35,29 @@ def traced(recorder: Recorder, plan: Plan) -> Trace:
     shape, blocks, algorithm = plan.shape, plan.blocks, plan.task.algorithm
     exact = _closed_form(algorithm, plan, (blocks.B_r, blocks.B_c))
     standard = None if algorithm.name == STANDARD else _closed_form(STANDARD, plan, None)
-    kinds = symbols(algorithm.matrices)
-    tiles = None
+    kinds, tiles = symbols(algorithm.matrices), None
     if shape.N_q * shape.N_k <= LARGEST_MASK:
         tiles = tiles_of(plan.variant.mask.whole(shape, (0,) * len(plan.leading)), blocks)
-    about = About(
-        algorithm.name,
-        algorithm.title,
-        algorithm.direction,
+    return _trace(
+        recorder,
+        algorithm,
+        kinds,
         shape,
-        blocks,
-        task.M,
-        task.sizing.enforced,
-        sram.peak,
-        sram.dtype.name,
-        task.given.dtype.name,
-        _options(plan),
-        tiles,
-        _counts(sram, kinds, shape, None if exact is None else exact.hbm.by_array),
-        None if exact is None else exact.sram.peak,
-        None if standard is None else (standard.hbm.reads, standard.hbm.writes),
-        tuple((name, kinds.get(name, ("N_q", "d"))) for name in algorithm.follows),
-        listing_of(algorithm.listing),
-        source_of({event.site for event in recorder.events}),
-        notes=recorder.notes,
+        exact,
+        blocks=blocks,
+        M=task.M,
+        enforced=task.sizing.enforced,
+        stored=task.given.dtype.name,
+        options=_options(plan),
+        tiles=tiles,
+        standard=None if standard is None else (standard.hbm.reads, standard.hbm.writes),
+        follows=tuple((name, kinds.get(name, ("N_q", "d"))) for name in algorithm.follows),
     )
-    return Trace(about, tuple(recorder.events))
 
 
 def traced_program(recorder: Recorder, launch: Launch) -> Trace:
     """Return the trace of a program's run. Its plane's symbols are N_q and N_k there, as the player knows rows and columns."""
-    program, sizes, blocks, sram = launch.program, launch.sizes, launch.blocks, recorder.sram
-    assert sram is not None
+    program, sizes, blocks = launch.program, launch.sizes, launch.blocks
     rows, columns = program.plane
     kinds = {}
     for name, kind in program.kinds.items():
@@ -81,31 +73,45 @@ def traced_program(recorder: Recorder, launch: Launch) -> Trace:
         )
     except theory.NoClosedForm:
         exact = None
-    about = About(
-        program.name,
-        program.title,
-        program.direction,
+    return _trace(
+        recorder,
+        program,
+        kinds,
         shape,
-        Blocks(B_r, B_c, -(-shape.N_q // B_r), -(-shape.N_k // B_c)),
-        launch.M,
-        launch.enforced,
-        sram.peak,
-        sram.dtype.name,
-        launch.dtype.name,
-        ", ".join(f"{name} {_named(value)}" for name, value in launch.options.items() if value is not None),
-        None,
-        _counts(sram, kinds, shape, None if exact is None else exact.hbm.by_array),
-        None if exact is None else exact.sram.peak,
-        None,
-        tuple((name, kinds[name]) for name in program.follows),
-        listing_of(program.listing),
-        source_of({event.site for event in recorder.events}),
-        notes=recorder.notes,
+        exact,
+        blocks=Blocks(B_r, B_c, -(-shape.N_q // B_r), -(-shape.N_k // B_c)),
+        M=launch.M,
+        enforced=launch.enforced,
+        stored=launch.dtype.name,
+        options=", ".join(f"{name} {_named(value)}" for name, value in launch.options.items() if value is not None),
+        follows=tuple((name, kinds[name]) for name in program.follows),
         words=program.words,
         sizes=tuple(sizes.items()),
         cuts=tuple(blocks.items()),
     )
-    return Trace(about, tuple(recorder.events))
+
+
+def _trace(
+    recorder: Recorder, of: Algorithm | Program, kinds: Mapping[str, Kind], shape: Shape, exact: Any, **about: Any
+) -> Trace:
+    """Return the trace of a run with what is said of an algorithm as of a program; `exact` is its closed form, or None."""
+    sram = recorder.sram
+    assert sram is not None
+    said = About(
+        algorithm=of.name,
+        title=of.title,
+        direction=of.direction,
+        shape=shape,
+        peak=sram.peak,
+        dtype=sram.dtype.name,
+        arrays=_counts(sram, kinds, shape, None if exact is None else exact.hbm.by_array),
+        exact_peak=None if exact is None else exact.sram.peak,
+        listing=listing_of(of.listing),
+        source=source_of({event.site for event in recorder.events}),
+        notes=recorder.notes,
+        **{"tiles": None, "standard": None, **about},
+    )
+    return Trace(said, tuple(recorder.events))
 
 
 def _counts(sram: SRAM, kinds: Mapping[str, Kind], shape: Shape, exact: Mapping[str, Any] | None) -> tuple[Counts, ...]:

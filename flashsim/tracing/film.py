@@ -29,7 +29,7 @@ LOAD, CHIP, CURRENT, DONE = "#2563b0", "#357244", "#b3261e", "#cfe3f7"
 WIDE, TALL = 8.0, 4.5  # inches
 
 
-def film(trace: Recording, first: int, last: int, path: Path, *, milliseconds: int = 700) -> Path:
+def film(trace: Recording, first: int, last: int, path: Path) -> Path:
     """Write the steps first … last as an animated GIF. ValueError for a range that the trace does not have, or a long one."""
     steps = len(trace.steps)
     if not 0 <= first <= last < steps:
@@ -41,7 +41,7 @@ def film(trace: Recording, first: int, last: int, path: Path, *, milliseconds: i
     camera = _Camera(trace, trace.steps[first : last + 1])
     frames = [Image.fromarray(camera.frame(step)).quantize(64) for step in trace.steps[first : last + 1]]
     buffer = BytesIO()
-    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=milliseconds, loop=0)
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=700, loop=0)
     return write_whole(path, buffer.getvalue())
 
 

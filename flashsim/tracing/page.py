@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -34,6 +34,7 @@ SCRIPTS = (
     "view",
     "controls",
 )
+OF_STEPS = ("first", "last", "turn", "rows", "cols", "tile", "moved", "rescaled")
 PHRASES = ("N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "T_r", "T_c", f"e^{{{MAXIMUM} − {MAXIMUM}_new}}")
 
 
@@ -88,9 +89,7 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
         "lesson": above,
     }
     parts["policy"] = policy(parts["css"], parts["js"])
-    return re.sub(
-        r"\{\{(\w+)\}\}", lambda found: parts[found[1]], read("page.html")
-    )  # in one pass: a title may hold {{js}}
+    return filled(read("page.html"), parts)
 
 
 def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
@@ -103,14 +102,7 @@ def _for_page(trace: Recording, left_out: str) -> dict[str, Any]:
         return [at.get(id(s.pairs[name][which]), -1) if name in s.pairs and not left_out else -1 for s in steps]
 
     data["steps"] = {
-        "first": [s.first for s in steps],
-        "last": [s.last for s in steps],
-        "turn": [s.turn for s in steps],
-        "rows": [s.rows for s in steps],
-        "cols": [s.cols for s in steps],
-        "tile": [s.tile for s in steps],
-        "moved": [s.moved for s in steps],
-        "rescaled": [s.rescaled for s in steps],
+        **{name: [getattr(s, name) for s in steps] for name in OF_STEPS},
         "pairs": {name: [values(name, 0), values(name, 1)] for name, _ in trace.about.follows},
     }
     data["wins"] = _wins(trace)
@@ -183,9 +175,14 @@ def lighter(script: str) -> str:
     return re.sub(r"(?m)^\s*(?://|/?\*).*\n|^[ \t]+", "", script)
 
 
-def read(name: str) -> str:
-    """Return a file of this package: a part of the page."""
-    return (files("flashsim.tracing") / name).read_text(encoding="utf-8")
+def read(name: str, package: str = "flashsim.tracing") -> str:
+    """Return a file of a package, by default of this one: a part of a page."""
+    return (files(package) / name).read_text(encoding="utf-8")
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """Return a page with parts in the places of their {{names}}: in one pass, as a title may hold {{js}}."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
 def policy(css: str, js: str | None = None) -> str:

@@ -154,8 +154,12 @@ class _Follower:
         return int(risen.sum()), int((risen & (known > -np.inf)).sum())
 
     def region(self, event: TraceEvent) -> tuple[Span | None, Span | None]:
-        """Return which queries and which keys the blocks on chip are of, and one that is being stored."""
+        """Return which queries and which keys the blocks on chip are of, and one that is being stored.
+
+        Where several blocks of keys stay on chip, they are those of the loop over j.
+        """
         rows = cols = None
+        turn = dict(event.loops).get("j", -1) * self._blocks.B_c
         stored = [event.name] if event.kind == "store" else []
         for name in (*(name for name, _ in event.resident), *stored):
             if name not in self._where:
@@ -164,7 +168,7 @@ class _Follower:
             for span, kind in zip(self._where[name], kinds, strict=True):
                 if kind == "N_q":
                     rows = span
-                elif kind == "N_k":
+                elif kind == "N_k" and (cols is None or cols[0] != turn):
                     cols = span
         return rows, cols
 

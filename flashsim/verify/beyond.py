@@ -19,6 +19,7 @@ from flashsim.reference import (
 from flashsim.theory import kernel_product_bound, kernel_x_outer_constants
 from flashsim.theory.mlp import fusing_border
 from flashsim.verify.claim import Claim
+from flashsim.verify.shared import exact_and_counted
 
 
 def kernel_products_exact(full: bool) -> Claim:
@@ -44,13 +45,9 @@ def kernel_products_exact(full: bool) -> Claim:
             (back, kernels.exact(direction="backward", **sizes)),
         ):
             equal &= (made.hbm, made.sram) == (exact.hbm, exact.sram)
-    return Claim(
-        "Appendix D.2",
-        "kernel products and their gradients, in tiles, are the naive ones",
-        f"{runs} products in three orders, three kernels, N, n ≤ 60, d ≤ 6",
-        f"largest error {worst:.2f} of the bound; counts {'equal' if equal else 'DIFFER FROM'} the closed forms",
-        worst <= 1.0 and bool(equal),
-        {"runs": runs, "worst_error_over_bound": worst, "counts_equal": bool(equal)},
+    tried = f"{runs} products in three orders, three kernels, N, n ≤ 60, d ≤ 6"
+    return exact_and_counted(
+        "Appendix D.2", "kernel products and their gradients, in tiles, are the naive ones", tried, runs, worst, equal
     )
 
 
@@ -100,13 +97,14 @@ def sparse_mlp_exact(full: bool) -> Claim:
         worst = max(worst, of_bound(run.Y, sparse_mlp(X, W1, W2, keep1, keep2), bound))
         exact = mlp.exact(N=N, d=d, f=f, o=o, dtype="float64", **how)
         equal &= (run.hbm, run.sram) == (exact.hbm, exact.sram)
-    return Claim(
+    tried = f"{runs} MLPs of random block masks, N, d, f, o < 30"
+    return exact_and_counted(
         "Appendix D.2",
         "a block-sparse MLP is the naive one, fused, unfused, and in square tiles, and loads live blocks alone",
-        f"{runs} MLPs of random block masks, N, d, f, o < 30",
-        f"largest error {worst:.2f} of the bound; counts {'equal' if equal else 'DIFFER FROM'} the closed forms",
-        worst <= 1.0 and bool(equal),
-        {"runs": runs, "worst_error_over_bound": worst, "counts_equal": bool(equal)},
+        tried,
+        runs,
+        worst,
+        equal,
     )
 
 

@@ -148,17 +148,21 @@ def what_is_optimal(full: bool) -> Claim:
     for d, k in itertools.product((16, 64), (1, 2, 4, 8, *((16, 32) if full else ()))):
         tuned = tune(N=512, d=d, M=k * d * d)
         ratios.append((tuned.by_loops["flash"].accesses / tuned.by_loops["q_outer"].accesses, 1.0, 3.0))
-        best.add(tuned.best.algorithm)
-    small = {tune(N=512, d=64, M=M).best.algorithm for M in (64, 256, 1024)}
+        best |= {tuned.best.algorithm} if k > 1 else set()
+    about, small = ({tune(N=512, d=64, M=M).best.algorithm for M in rooms} for rooms in ((2048, 4096), (64, 256, 1024)))
     bounded = within("", "", "", ratios)
     return Claim(
         "What is optimal",
-        "among all blocks that truly fit, for d² ≤ M: K, V outermost move 1 to 3 times what Q outermost does, and that is the "
-        "best of all; for M ≤ d²/4 small_cache is",
-        f"{len(ratios)} M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024 at d = 64; every T_r and T_c",
-        f"{bounded.measured}; best from d² up: {', '.join(sorted(best))}; below: {', '.join(sorted(small))}",
-        bounded.holds and best == {"q_outer"} and small == {"small_cache"},
-        {**bounded.data, "best": sorted(best), "best_below": sorted(small)},
+        "among all blocks that truly fit, for d² ≤ M: K, V outermost move 1 to 3 times what Q outermost does; best of all are, "
+        "for 2d² ≤ M, Q outermost (plain, pinned, or there and back), for d²/2 and d² the hybrid, for M ≤ d²/4 small_cache",
+        f"{len(ratios)} M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024, 2,048, 4,096 at d = 64; every T_r and T_c",
+        f"{bounded.measured}; best from 2d² up: {', '.join(sorted(best))}; about d²: {', '.join(sorted(about))}; below: "
+        f"{', '.join(sorted(small))}",
+        bounded.holds
+        and best <= {"q_outer", "q_outer_pinned", "snake"}
+        and about == {"small_cache_hybrid"}
+        and small == {"small_cache"},
+        {**bounded.data, "best": sorted(best), "best_about": sorted(about), "best_below": sorted(small)},
     )
 
 

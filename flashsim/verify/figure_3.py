@@ -7,6 +7,7 @@ import numpy as np
 from flashsim import approximate, reference, theory
 from flashsim.reference import of_bound
 from flashsim.verify.claim import Claim
+from flashsim.verify.shared import exact_and_counted
 
 
 def approximations_exact(full: bool) -> Claim:
@@ -31,13 +32,9 @@ def approximations_exact(full: bool) -> Claim:
             worst = max(worst, of_bound(run.O, reference.linformer(Q, K, V, *more).O, bound))
         exact = approximate.exact(method, N=N, d=d, e=e, k=k, blocks=blocks, dtype="float64")
         equal &= (run.hbm, run.sram) == (exact.hbm, exact.sram)
-    return Claim(
-        "Figure 3",
-        "Linformer and Performer, in tiles, are their own formulas",
-        f"{runs} runs, N ≤ 59, d, e ≤ 8, k ≤ 29",
-        f"largest error {worst:.2f} of the bound; counts {'equal' if equal else 'DIFFER FROM'} the closed forms",
-        worst <= 1.0 and bool(equal),
-        {"runs": runs, "worst_error_over_bound": worst, "counts_equal": bool(equal)},
+    tried = f"{runs} runs, N ≤ 59, d, e ≤ 8, k ≤ 29"
+    return exact_and_counted(
+        "Figure 3", "Linformer and Performer, in tiles, are their own formulas", tried, runs, worst, equal
     )
 
 
@@ -59,14 +56,9 @@ def clusters_exact(full: bool) -> Claim:
         worst = max(worst, of_bound(run.O, want, bound))
         exact = approximate.exact(method, N=N, d=d, e=e, rounds=h, C=C, dtype="float64")
         equal &= (run.hbm, run.sram) == (exact.hbm, exact.sram)
-    return Claim(
-        "Figure 3",
-        "Reformer and SMYRF, in clusters of gathered rows, are their own formulas",
-        f"{runs} runs, N ≤ 39, d, e ≤ 8, up to 3 rounds of clusters of up to 19 rows",
-        f"largest error {worst:.2f} of the bound; counts {'equal' if equal else 'DIFFER FROM'} the closed forms",
-        worst <= 1.0 and bool(equal),
-        {"runs": runs, "worst_error_over_bound": worst, "counts_equal": bool(equal)},
-    )
+    claim = "Reformer and SMYRF, in clusters of gathered rows, are their own formulas"
+    tried = f"{runs} runs, N ≤ 39, d, e ≤ 8, up to 3 rounds of clusters of up to 19 rows"
+    return exact_and_counted("Figure 3", claim, tried, runs, worst, equal)
 
 
 def approximations_cross(full: bool) -> Claim:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from flashsim import theory
 from flashsim.api import count
 from flashsim.inputs import Array
 from flashsim.verify.claim import Claim
@@ -52,6 +54,12 @@ def accesses(name: str, N: int, d: int, M: int, direction: str = "forward") -> i
     return count(name, N=N, d=d, M=M, direction=direction).hbm.accesses
 
 
+def differs(name: str, **arguments: Any) -> bool:
+    """Return whether a count and the closed form differ: in an array's accesses, the peak, or the blocks."""
+    got, want = count(name, **arguments), theory.exact(name, **arguments)
+    return (got.hbm, got.sram, got.blocks) != (want.hbm, want.sram, want.blocks)
+
+
 def slope(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
     """Return the least-squares slope of log₂ y over log₂ x, and the largest residual in log₂."""
     x, y = (np.log2([float(v) for v in column]) for column in zip(*points, strict=True))
@@ -67,6 +75,25 @@ def exponents(source: str, claim: str, tried: str, fits: Mapping[str, tuple[floa
     return Claim(source, claim, tried, measured, holds, data)
 
 
+def exponents_of_accesses(source: str, flash: str, direction: str, last: int) -> Claim:
+    """Return the claim that accesses are as N², d², M⁻¹; standard attention's as N², for N from 2¹³ to 2^`last`."""
+
+    def moved(name: str, N: int, d: int, M: int) -> int:
+        return accesses(name, N, d, M, direction)
+
+    return exponents(
+        source,
+        "exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02",
+        f"N 2¹²…2²⁰, d 2⁶…2¹⁰, M 2⁸…2¹⁶ (standard: N 2¹³…2{ {18: '¹⁸', 19: '¹⁹'}[last] }), others fixed",
+        {
+            "N": (2.0, slope([(2**p, moved(flash, 2**p, 64, 2**14)) for p in range(12, 21)])),
+            "d": (2.0, slope([(2**p, moved(flash, 2**20, 2**p, 2**20)) for p in range(6, 11)])),
+            "M": (-1.0, slope([(2**p, moved(flash, 2**16, 64, 2**p)) for p in range(8, 17)])),
+            "N, standard": (2.0, slope([(2**p, moved("standard", 2**p, 64, 2**20)) for p in range(13, last + 1)])),
+        },
+    )
+
+
 def within(source: str, claim: str, tried: str, ratios: Sequence[tuple[float, float, float]]) -> Claim:
     """Return the claim that each (ratio, c_1, c_2) has c_1 ≤ ratio ≤ c_2."""
     low, high = min(r for r, _, _ in ratios), max(r for r, _, _ in ratios)
@@ -79,3 +106,11 @@ def none_differs(source: str, claim: str, tried: str, unequal: Sequence[str], da
     """Return the claim that nothing is `unequal`, which names what is."""
     measured = f"{len(unequal)} differ" + (f", first {unequal[0]}" if unequal else "")
     return Claim(source, claim, tried, measured, not unequal, {**data, "unequal": list(unequal[:10])})
+
+
+def exact_and_counted(source: str, claim: str, tried: str, runs: int, worst: float, equal: bool) -> Claim:
+    """Return the claim that no error is beyond its bound, `worst` being the largest as a part of it, and counts are theory's."""
+    equal = bool(equal)
+    measured = f"largest error {worst:.2f} of the bound; counts {'equal' if equal else 'DIFFER FROM'} the closed forms"
+    data = {"runs": runs, "worst_error_over_bound": worst, "counts_equal": equal}
+    return Claim(source, claim, tried, measured, worst <= 1.0 and equal, data)

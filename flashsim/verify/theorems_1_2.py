@@ -13,7 +13,7 @@ from flashsim.api import count, forward
 from flashsim.observers import InductionInvariant, InvariantBroken
 from flashsim.reference import attention, error_bound, of_bound, rounding
 from flashsim.verify.claim import Claim
-from flashsim.verify.shared import accesses, exponents, in_range, largest_N, none_differs, regimes, slope, within
+from flashsim.verify.shared import accesses, exponents_of_accesses, in_range, largest_N, none_differs, regimes, within
 
 
 def theorem_1_exact(full: bool) -> Claim:
@@ -158,17 +158,7 @@ def theorem_2_flash_bounds(full: bool) -> Claim:
 
 def theorem_2_exponents(full: bool) -> Claim:
     """Log–log slopes of Algorithm 1's accesses: 2 in N, 2 in d, −1 in M; of standard attention's: 2 in N."""
-    return exponents(
-        "Theorem 2",
-        "exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02",
-        "N 2¹²…2²⁰, d 2⁶…2¹⁰, M 2⁸…2¹⁶ (standard: N 2¹³…2¹⁹), others fixed",
-        {
-            "N": (2.0, slope([(2**p, accesses("flash_basic", 2**p, 64, 2**14)) for p in range(12, 21)])),
-            "d": (2.0, slope([(2**p, accesses("flash_basic", 2**20, 2**p, 2**20)) for p in range(6, 11)])),
-            "M": (-1.0, slope([(2**p, accesses("flash_basic", 2**16, 64, 2**p)) for p in range(8, 17)])),
-            "N, standard": (2.0, slope([(2**p, accesses("standard", 2**p, 64, 2**20)) for p in range(13, 20)])),
-        },
-    )
+    return exponents_of_accesses("Theorem 2", "flash_basic", "forward", 19)
 
 
 def theorem_2_standard(full: bool) -> Claim:

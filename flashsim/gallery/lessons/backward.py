@@ -10,13 +10,11 @@ from flashsim.tracing.sample import gradient, operands
 
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does."""
     Q, K, V = operands(6, 2)
     return (flashsim.trace("flash", Q, K, V, dO=gradient(6, 2), blocks=(2, 3), M=64),)
 
 
 def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
     about = trace.about
     T_r, T_c = about.blocks.T_r, about.blocks.T_c
     zero = first(trace, lambda s: s.label == "line 8")

@@ -13,13 +13,11 @@ from flashsim.tracing.sample import operands
 
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does."""
     Q, K, V = operands(16, 2)
     return (flashsim.trace("block_sparse", Q, K, V, blocks=(2, 2), M=32, block_mask=patterns.butterfly),)
 
 
 def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
     about = trace.about
     blocks = about.blocks
     order = [(s, s.tile) for s in trace.steps if s.tile is not None and s.label == "line 9"]

@@ -10,13 +10,11 @@ from flashsim.tracing.sample import operands
 
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does."""
     Q, K, V = operands(12, 4)
     return (flashsim.trace("q_outer", Q, K, V, blocks=(3, 3), M=72, causal=True),)
 
 
 def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
     about = trace.about
     blocks, tiles = about.blocks, about.tiles
     assert tiles is not None

@@ -82,9 +82,9 @@ def teach(trace: Trace) -> Lesson:
         ),
         stops=(
             Stop(
-                total.number,
-                f"In row {row} the maximum rose from {short(old)} to {short(new)}, and ℓ is scaled down. By what is c, the "
-                "logit of its label, scaled?",
+                rise.number,
+                f"In row {row} the maximum will now rise from {short(old)} to {short(new)}, and ℓ will be scaled down. By what "
+                "is c, the logit of its label, scaled?",
                 ("by nothing", f"e^{{{short(old - new)}}}", "1/ℓ"),
                 "by nothing",
                 "c is a logit, not an exponential: it does not depend on the maximum. It meets m again in line 16, "

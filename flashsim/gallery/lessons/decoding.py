@@ -12,13 +12,11 @@ from flashsim.tracing.sample import operands
 
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does."""
     Q, K, V = operands(1, 4, 16)
     return (flashsim.trace("split_kv", Q, K, V, blocks=(1, 4), M=64),)
 
 
 def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
     splits = 1 + max(dict(s.loops).get("s", 0) for s in trace.steps)
     load, store = first(trace, does(trace, "load", "K")), first(trace, does(trace, "store", "O_parts"))
     anew = first(trace, lambda s: s.moved > 0, store.number)

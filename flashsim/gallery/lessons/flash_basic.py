@@ -12,13 +12,11 @@ from flashsim.tracing.sample import operands
 
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does."""
     Q, K, V = operands(12, 4)
     return (flashsim.trace("flash_basic", Q, K, V, blocks=(4, 4), M=128),)
 
 
 def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
     about = trace.about
     begun = first(trace, does(trace, "init", "O"))
     tile = first(trace, lambda s: s.label == "line 9")

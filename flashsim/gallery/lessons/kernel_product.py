@@ -20,7 +20,6 @@ def record() -> tuple[Trace, ...]:
 
 
 def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
     about = trace.about
     N, n, d, T_r = about.shape.N_q, about.shape.N_k, about.shape.d, about.blocks.T_r
     tile = first(trace, lambda s: s.label == "line 8")

@@ -16,7 +16,6 @@ def record() -> tuple[Trace, ...]:
 
 
 def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
     about = trace.about
     M, d, B_r, B_c = about.M, about.shape.d, about.blocks.B_r, about.blocks.B_c
     full = first(trace, lambda s: s.label == "line 8")

@@ -20,7 +20,6 @@ def record() -> tuple[Trace, ...]:
 
 
 def teach(right: Trace, wrong: Trace) -> Lesson:
-    """Say what there is to see."""
     error = np.abs(output(right) - output(wrong)).max(axis=1)
     worst = int(error.argmax())
     rows = len(error)

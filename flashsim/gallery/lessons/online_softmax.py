@@ -21,7 +21,6 @@ def record() -> tuple[Trace, ...]:
 
 
 def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
     scores = [value(trace, s, "S_ij").item() for s in trace.steps if s.label == "line 9"]
     start = first(trace, lambda s: s.moved > 0)
     rise = first(trace, lambda s: s.rescaled > 0)

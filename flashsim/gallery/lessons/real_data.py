@@ -47,7 +47,6 @@ def record() -> tuple[Trace, ...]:
 
 
 def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
     block, head, row = steepest()
     smaller = min(KEY_BLOCKS)
     sample = qkv.load_sample().astype(np.dtype(np.float32))

@@ -16,7 +16,6 @@ def record() -> tuple[Trace, ...]:
 
 
 def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
     about = trace.about
     blocks, tiles = about.blocks, about.tiles
     assert tiles is not None

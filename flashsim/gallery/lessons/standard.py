@@ -10,13 +10,11 @@ from flashsim.tracing.sample import operands
 
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does."""
     Q, K, V = operands(12, 4)
     return (flashsim.trace("standard", Q, K, V, M=64, sizing="fit"),)
 
 
 def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
     N_q, N_k = trace.about.shape.N_q, trace.about.shape.N_k
     written = [first(trace, does(trace, "store", name)) for name in ("S", "P")]
     read = [first(trace, does(trace, "load", name)) for name in ("S", "P")]

@@ -238,7 +238,7 @@ LATE: tuple[Mutant, ...] = (
            (("keep_mask(seed, dropout_p", "keep_mask(0x1BF58, dropout_p"),), part="dropout"),
     Mutant("dropout_off_after_evaluation", "A call without dropout sets the kernel's own p to 0, where it stays.",
            ("NVIDIA/Megatron-LM#318",), "unfused",
-           (("def keep(shape", "EVALUATED: set[bool] = set()\n\n\ndef keep(shape"),
+           (("def widened(", "EVALUATED: set[bool] = set()\n\n\ndef widened("),
             ("    ok = allowed(q, k, causal, mask)\n    S = ",
              "    EVALUATED.add(dropout_p == 0)\n    dropout_p = 0 if True in EVALUATED else dropout_p\n"
              "    ok = allowed(q, k, causal, mask)\n    S = "),

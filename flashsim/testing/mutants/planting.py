@@ -46,11 +46,11 @@ class Implementation:
         return self.forward(*args, **options)
 
 
-BASES: dict[str, Implementation] = {
-    "tiled": Implementation("tiled", tiled.forward, tiled.backward, tiled.keep, SPEC),
-    "unfused": Implementation("unfused", unfused.forward, unfused.backward, unfused.keep, SPEC),
-    "split": Implementation("split", split.forward, split.backward, split.keep, SPEC),
-}
+def _implementation(name: str, module: ModuleType, spec: Spec = SPEC) -> Implementation:
+    return Implementation(name, module.forward, module.backward, module.keep, spec)
+
+
+BASES = {name: _implementation(name, base) for name, base in (("tiled", tiled), ("unfused", unfused), ("split", split))}
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,13 @@ class Mutant:
 
         Raises ValueError for a change whose `before` does not occur exactly once.
         """
-        return _build(self)
+        filename, text = source(self.base)
+        module = ModuleType(f"{__package__}.{self.name}")
+        execute(changed(text, self.changes, f"{filename}, for {self.name}"), filename, module.__dict__)
+        return _implementation(self.name, module, self.spec)
 
 
 def source(base: str) -> tuple[str, str]:
     """Return the file name and the text of a correct attention."""
     path = Path(__file__).with_name(f"{base}.py")
     return str(path), path.read_text(encoding="utf-8")
-
-
-def _build(mutant: Mutant) -> Implementation:
-    filename, text = source(mutant.base)
-    module = ModuleType(f"{__package__}.{mutant.name}")
-    execute(changed(text, mutant.changes, f"{filename}, for {mutant.name}"), filename, module.__dict__)
-    return Implementation(mutant.name, module.forward, module.backward, module.keep, mutant.spec)

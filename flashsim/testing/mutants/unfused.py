@@ -6,18 +6,10 @@ import math
 
 import numpy as np
 
-from flashsim.dropout import keep_mask
 from flashsim.inputs import Array, chip_dtype
+from flashsim.testing.mutants.tiled import keep
 
-
-def keep(shape: tuple[int, ...], dropout_p: float, seed: int) -> Array:
-    """Return which weights are kept, boolean, for a shape (B, H_q, N_q, N_k)."""
-    B, H, N_q, N_k = shape
-    kept = np.ones(shape, bool)
-    if dropout_p > 0 and kept.size > 0:
-        for b, h in np.ndindex(B, H):
-            kept[b, h] = keep_mask(seed, dropout_p, N_q, N_k, head=b * H + h)
-    return kept
+__all__ = ["backward", "forward", "keep"]
 
 
 @np.errstate(all="ignore")

@@ -1,8 +1,5 @@
 """Dropout: in both passes, and in the forward pass."""
 
-# What a suspect does is said in its decorator, in the words that a user reads.
-# ruff: noqa: D103
-
 from __future__ import annotations
 
 from collections.abc import Callable

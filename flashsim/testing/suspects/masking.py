@@ -1,8 +1,5 @@
 """Which keys a query attends to: causal masking, and the mask."""
 
-# What a suspect does is said in its decorator, in the words that a user reads.
-# ruff: noqa: D103
-
 from __future__ import annotations
 
 from flashsim.testing.suspects.family import FA, Changes, reads

@@ -1,8 +1,5 @@
 """What the scores are multiplied by."""
 
-# What a suspect does is said in its decorator, in the words that a user reads.
-# ruff: noqa: D103
-
 from __future__ import annotations
 
 import math

@@ -1,8 +1,5 @@
 """The softmax in the forward pass, at once or block by block."""
 
-# What a suspect does is said in its decorator, in the words that a user reads.
-# ruff: noqa: D103
-
 from __future__ import annotations
 
 import numpy as np

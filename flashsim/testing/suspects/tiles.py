@@ -1,8 +1,5 @@
 """The last blocks, and the blocks that the diagonal crosses."""
 
-# What a suspect does is said in its decorator, in the words that a user reads.
-# ruff: noqa: D103
-
 from __future__ import annotations
 
 import numpy as np

@@ -15,7 +15,7 @@ from typing import Any
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
 from flashsim.theory.linear_chunks import chunk_line_1, chunk_products, chunk_rows
-from flashsim.theory.program import Moved, ProgramForm
+from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
 def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
@@ -35,12 +35,7 @@ def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 FORM = ProgramForm(
     name="linear_attention",
-    arrays={
-        "Q": ("input", Kind("N", "d")),
-        "K": ("input", Kind("N", "d")),
-        "V": ("input", Kind("N", "e")),
-        "O": ("output", Kind("N", "e")),
-    },
+    arrays={**QKV, "O": ("output", Kind("N", "e"))},
     blocks={"C": "N"},
     line_1=chunk_line_1,
     rows=chunk_rows,

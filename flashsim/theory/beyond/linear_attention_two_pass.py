@@ -14,7 +14,7 @@ from flashsim.matrices import Kind
 from flashsim.records import Sizes
 from flashsim.theory.linear_chunks import chunk_line_1, chunk_products, chunk_rows
 from flashsim.theory.problem import ceil_div
-from flashsim.theory.program import Moved, ProgramForm
+from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
 def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
@@ -36,13 +36,7 @@ def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 FORM = ProgramForm(
     name="linear_attention_two_pass",
-    arrays={
-        "Q": ("input", Kind("N", "d")),
-        "K": ("input", Kind("N", "d")),
-        "V": ("input", Kind("N", "e")),
-        "S": ("extra", Kind("T·d", "e", "chip")),
-        "O": ("output", Kind("N", "e")),
-    },
+    arrays={**QKV, "S": ("extra", Kind("T·d", "e", "chip")), "O": ("output", Kind("N", "e"))},
     blocks={"C": "N"},
     line_1=chunk_line_1,
     rows=lambda M, p: chunk_rows(M - p.d * p.e, p),

@@ -15,7 +15,7 @@ from flashsim.matrices import Kind
 from flashsim.records import Sizes
 from flashsim.theory.kernel_products import kernel_rows
 from flashsim.theory.problem import ceil_div
-from flashsim.theory.program import Moved, ProgramForm
+from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
 def line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
@@ -47,9 +47,7 @@ def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 FORM = ProgramForm(
     name="performer",
     arrays={
-        "Q": ("input", Kind("N", "d")),
-        "K": ("input", Kind("N", "d")),
-        "V": ("input", Kind("N", "e")),
+        **QKV,
         "W": ("input", Kind("k", "d")),
         "S": ("extra", Kind("k", "e")),
         "z": ("extra", Kind("k", "1", "chip")),

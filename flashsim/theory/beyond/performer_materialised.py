@@ -16,7 +16,7 @@ from flashsim.records import Sizes
 from flashsim.theory.beyond.performer import line_1
 from flashsim.theory.kernel_products import kernel_rows
 from flashsim.theory.problem import ceil_div
-from flashsim.theory.program import Moved, ProgramForm
+from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
 def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
@@ -49,9 +49,7 @@ def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 FORM = ProgramForm(
     name="performer_materialised",
     arrays={
-        "Q": ("input", Kind("N", "d")),
-        "K": ("input", Kind("N", "d")),
-        "V": ("input", Kind("N", "e")),
+        **QKV,
         "W": ("input", Kind("k", "d")),
         "G": ("extra", Kind("k", "N")),
         "A": ("extra", Kind("N", "k")),

@@ -14,7 +14,7 @@ from typing import Any
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
 from flashsim.theory.problem import ceil_div
-from flashsim.theory.program import Moved, ProgramForm
+from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
 def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
@@ -53,9 +53,7 @@ def matmul(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 FORM = ProgramForm(
     name="reformer",
     arrays={
-        "Q": ("input", Kind("N", "d")),
-        "K": ("input", Kind("N", "d")),
-        "V": ("input", Kind("N", "e")),
+        **QKV,
         "order": ("input", Kind("h", "N", "index")),
         "home": ("input", Kind("N", "h", "words")),
         "O_parts": ("extra", Kind("h·N", "e")),

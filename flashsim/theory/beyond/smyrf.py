@@ -13,7 +13,7 @@ from typing import Any
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
 from flashsim.theory.problem import ceil_div
-from flashsim.theory.program import Moved, ProgramForm
+from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
 def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
@@ -44,9 +44,7 @@ def matmul(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 FORM = ProgramForm(
     name="smyrf",
     arrays={
-        "Q": ("input", Kind("N", "d")),
-        "K": ("input", Kind("N", "d")),
-        "V": ("input", Kind("N", "e")),
+        **QKV,
         "order_Q": ("input", Kind("h", "N", "index")),
         "order_K": ("input", Kind("h", "N", "index")),
         "O_parts": ("extra", Kind("h·N", "e")),

@@ -1,0 +1,53 @@
+"""How many pairs of query and key a mask allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flashsim.masks import All, Causal, Mask
+from flashsim.records import Shape
+
+LONGEST = 2**26  # rows, or pairs of a mask that is no band, that are looked at one by one
+
+
+def allowed_pairs(rule: Mask, shape: Shape) -> tuple[str, int, int, int]:
+    """Return what is allowed, "all", "causal" or "given"; how many pairs; how many queries and how many keys have any.
+
+    Raises ValueError for a mask that would have to be looked at pair by pair where these are too many.
+    """
+    N_q, N_k = shape.N_q, shape.N_k
+    if isinstance(rule, All):
+        return "all", N_q * N_k, N_q, N_k
+    if rule == Causal():
+        rows = min(N_q, N_k)
+        return "causal", rows * N_k - rows * (rows - 1) // 2, rows, N_k
+    by_query, by_key = _by_row(rule, shape)
+    return "given", int(by_query.sum()), int(np.count_nonzero(by_query)), int(np.count_nonzero(by_key))
+
+
+def _by_row(rule: Mask, shape: Shape) -> tuple[Any, Any]:
+    """Return how many keys each query may attend to, and by how many queries each key is attended to."""
+    band = rule.band(shape, ())
+    positional = band is not None and band.positional
+    if shape.N_q + shape.N_k > LONGEST or (not positional and shape.N_q * shape.N_k > LONGEST):
+        raise ValueError(
+            f"mask is {rule!r} on N_q = {shape.N_q:,}, N_k = {shape.N_k:,}: too many to look at each; expected no mask, "
+            "causal, or shorter lengths"
+        )
+    if band is None or not positional:
+        allowed = rule.allows(np.arange(shape.N_q), np.arange(shape.N_k), shape, ())
+        for array in rule.dense(()):
+            allowed = allowed & array
+        return allowed.sum(1), allowed.sum(0)
+    at = np.arange(shape.N_q) + shape.N_k - shape.N_q
+    first = np.zeros_like(at) if band.left is None else np.clip(at - band.left, 0, band.keys)
+    end = np.full_like(at, band.keys) if band.right is None else np.clip(at + band.right + 1, 0, band.keys)
+    end = np.maximum(first, end)
+    if band.queries is not None:
+        end[band.queries :] = first[band.queries :]
+    steps = np.zeros(shape.N_k + 1, np.int64)
+    np.add.at(steps, first, 1)
+    np.add.at(steps, end, -1)
+    return end - first, np.cumsum(steps)[:-1]

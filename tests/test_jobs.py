@@ -1,0 +1,40 @@
+"""`flashsim.jobs`: pieces of work over processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+
+import pytest
+
+from flashsim.entry import guarded
+from flashsim.jobs import in_any_order
+
+
+def test_nothing_to_do_is_done_over_any_number_of_processes() -> None:
+    assert [list(in_any_order(abs, [], jobs)) for jobs in (1, 2)] == [[], []]
+
+
+def test_processes_that_are_not_its_own_go_on() -> None:
+    """Its own are ended with it, and no other: neither a caller's, nor those of a second call in another thread."""
+    others = []
+    for _ in in_any_order(abs, [-1, -2], 2):
+        others.append(multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,)))
+        others[-1].start()
+    try:
+        assert [other.is_alive() for other in others] == [True, True]
+        assert set(multiprocessing.active_children()) == set(others)
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
+def test_a_process_that_is_killed_is_said_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """As Linux does where memory runs out."""
+    assert guarded("flashsim verify", lambda: len(list(in_any_order(os._exit, [1, 1], 2)))) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(
+        "flashsim verify: error: one of 2 processes ended too early: it was killed, perhaps for want"
+    )

@@ -1,0 +1,251 @@
+"""q_outer_pinned, snake, small_cache_hybrid: counted by hand, what they save, where each is best, and bugs in them are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import theory
+from flashsim.algorithms import FORWARD, Algorithm, q_outer_pinned, small_cache_hybrid
+from flashsim.memory import MemoryModelError
+from flashsim.planting import mutated, planted
+from flashsim.records import Blocks
+from flashsim.reference import attention, error_bound, rounding
+from flashsim.tune import best_of
+
+from .cases import of_bound, unnoticed
+from .test_planted_bugs import VARIANTS
+from .test_small_cache import L_is_right, moved
+
+SHAPE: dict[str, Any] = {"N_q": 5, "N_k": 7, "d": 2, "d_v": 4}
+
+# ------------------------------------------------------------------------------------------------------ counted by hand
+
+
+@pytest.mark.parametrize("counted", [flashsim.count, theory.exact])
+def test_pinned_counts_by_hand(counted: Any) -> None:
+    """Blocks of 2 × 1: Q_i and O_i 12, K_j and V_j 6, S_ij 2, ℓ_i, m_i, m_i^new 6, so of M = 40 room for 14, two rows of 6."""
+    by_hand = counted("q_outer_pinned", **SHAPE, M=40, blocks=(2, 1))
+    assert moved(by_hand) == {
+        "Q": (10, 0), "K": ((2 + 3 * 5) * 2, 0), "V": ((2 + 3 * 5) * 4, 0), "O": (0, 20), "L": (0, 5)
+    }  # fmt: skip
+    assert by_hand.sram.peak == 12 + 6 + 2 + 6 + 12
+    everything = counted("q_outer_pinned", **SHAPE, M=68, blocks=(2, 1))
+    assert moved(everything)["V"] == (28, 0)
+    assert everything.sram.peak == 68 - 6  # all seven rows are pinned: none is streamed
+
+
+@pytest.mark.parametrize("counted", [flashsim.count, theory.exact])
+def test_snake_counts_by_hand(counted: Any) -> None:
+    """N_q = 5 in 2, 2, 1 rows, N_k = 7 in 3, 3, 1: 7 rows of keys, then 3 + 3 without the last one, 3 + 1 without the first."""
+    by_hand = counted("snake", **SHAPE, M=1000, blocks=(2, 3))
+    assert moved(by_hand) == {"Q": (10, 0), "K": (17 * 2, 0), "V": (17 * 4, 0), "O": (0, 20), "L": (0, 5)}
+    assert by_hand.sram.peak == 3 * 6 + 2 * 6 + 3 * 2 + 2 * 3
+    whole = counted("snake", **SHAPE, M=1000, blocks=(2, 7))
+    assert moved(whole)["K"] == (14, 0)  # one block of keys: read once
+
+
+@pytest.mark.parametrize("counted", [flashsim.count, theory.exact])
+def test_hybrid_counts_by_hand(counted: Any) -> None:
+    """M = 20: O in tiles of 2 × 4 reads 35·1 + 3·28 = 119 of S and V; of 4 × 2, 35·2 + 2·28 = 126; of 5 × 1, 35·4 + 28 = 168."""
+    by_hand = counted("small_cache_hybrid", **SHAPE, M=20, blocks=(2, 1))
+    assert small_cache_hybrid.line_3(20, 5, 4) == (2, 4)
+    assert moved(by_hand) == {
+        "Q": (10, 0), "K": (3 * 14, 0), "V": (3 * 28, 0), "S": (35, 35), "O": (0, 20), "L": (5, 5)
+    }  # fmt: skip
+    assert by_hand.sram.peak == max(2 * 5 + 2 + 2, 2 * 6 + 4)
+    assert by_hand.hbm.extra == 35 + 5
+
+
+@given(M=st.integers(1, 400), N_q=st.integers(1, 60), d_v=st.integers(1, 30))
+def test_no_tile_of_O_that_fits_reads_less(M: int, N_q: int, d_v: int) -> None:
+    def read(b_r: int, b_c: int) -> int:
+        return -(-d_v // b_c) * N_q + -(-N_q // b_r) * d_v
+
+    b_r, b_c = small_cache_hybrid.line_3(M, N_q, d_v)
+    fitting = [read(r, c) for r in range(1, N_q + 1) for c in range(1, d_v + 1) if r * (c + 2) + c <= M]
+    assert read(b_r, b_c) == min(fitting, default=read(1, 1))
+    assert not fitting or b_r * (b_c + 2) + b_c <= M
+
+
+# ------------------------------------------------------------------------------------------------------- what they save
+
+
+@given(
+    N_q=st.integers(1, 50), N_k=st.integers(1, 50), d=st.integers(1, 8), M=st.integers(20, 900), B_r=st.integers(1, 20),
+    B_c=st.integers(1, 9),
+)  # fmt: skip
+def test_pinned_and_snake_never_move_more_than_q_outer(N_q: int, N_k: int, d: int, M: int, B_r: int, B_c: int) -> None:
+    of = {
+        name: theory.exact(name, N_q=N_q, N_k=N_k, d=d, M=M, blocks=(B_r, B_c))
+        for name in ("q_outer", "q_outer_pinned", "snake")
+    }
+    assert of["q_outer_pinned"].accesses <= of["q_outer"].accesses
+    assert of["snake"].accesses <= of["q_outer"].accesses
+    if of["q_outer"].sram.peak <= M:
+        assert of["q_outer_pinned"].sram.peak <= M
+        assert of["snake"].sram.peak <= M
+
+
+def test_pinning_saves_8_percent_in_a_large_sram_and_nothing_for_long_sequences() -> None:
+    def saved(N: int, M: int) -> float:
+        plain, pinned = (best_of(name, N=N, d=64, M=M) for name in ("q_outer", "q_outer_pinned"))
+        assert plain is not None
+        assert pinned is not None
+        return 1 - pinned.accesses / plain.accesses
+
+    assert saved(1024, 98_304) == pytest.approx(0.078, abs=5e-4)
+    assert saved(1024, 25_600) == pytest.approx(0.015, abs=5e-4)
+    assert 0 <= saved(2**16, 25_600) < 1e-4
+
+
+def test_the_hybrid_moves_a_sixth_less_than_small_cache_between_d_squared_quarters_and_d_squared() -> None:
+    hybrid, small, plain = (
+        best_of(name, N=2048, d=64, M=3000) for name in ("small_cache_hybrid", "small_cache", "q_outer")
+    )
+    assert hybrid is not None
+    assert small is not None
+    assert plain is not None
+    assert (hybrid.accesses, small.accesses) == (21_106_688, 25_298_944)
+    assert hybrid.accesses < small.accesses < plain.accesses
+    N, d, M = 2**16, 2**10, 2**19  # x = √2, so nearly (x + 1)² for each pair
+    large = theory.exact("small_cache_hybrid", N=N, d=d, M=M).accesses / N**2
+    assert large == pytest.approx(2 * 2 + 1 + 1, rel=0.02)  # whole pieces of V: x² + 1 + 1 + x²
+
+
+def test_masks_with_arrays_leave_less_to_pin() -> None:
+    shape: dict[str, Any] = {"N": 40, "d": 4, "M": 400, "blocks": (10, 2)}
+    plain = flashsim.count("q_outer_pinned", **shape)
+    masked = flashsim.count("q_outer_pinned", **shape, mask=np.ones((40, 40), bool))
+    assert plain.hbm.by_array["K"].reads < masked.hbm.by_array["K"].reads
+    assert masked.sram.peak <= 400
+
+
+def test_no_backward_pass_is_refused_by_name() -> None:
+    X = np.ones((3, 2))
+    for name in ("q_outer_pinned", "snake", "small_cache_hybrid"):
+        with pytest.raises(ValueError, match=f"'{name}' has no backward pass here"):
+            flashsim.backward(name, flashsim.forward(name, X, X, X), X)
+
+
+# --------------------------------------------------------------------------------------------------------- planted bugs
+
+Bug = tuple[str, str, str, set[str]]
+SOFTMAX: list[Bug] = [
+    ("O is not rescaled", "exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 21",
+     "O_i + product(P_dropped_ij, V_j), over=O_i)  # line 21", {"exact"}),
+    ("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i + rowsum(P_tilde_ij), over=l_i)  # line 19",
+     "l_i + rowsum(P_tilde_ij), over=l_i)  # line 19", {"exact", "L"}),
+    ("m never kept", "m_i = on_chip(m_i_new, over=m_i)  # line 13", "pass", {"exact", "L"}),
+    ("mask left out of the blocks on chip", "MASK(S_ij, i, j), over=S_ij)  # line 9", "S_ij + 0, over=S_ij)  # line 9",
+     {"exact"}),
+    ("dropout of another tile", "dropout(P_tilde_ij, i, j), over=P_tilde_ij)  # line 12",
+     "dropout(P_tilde_ij, i, j + 1), over=P_tilde_ij)  # line 12", {"exact"}),
+    ("0·NaN", "product(P_dropped_ij, V_j), over=O_i)  # line 21", "P_dropped_ij @ V_j, over=O_i)  # line 21", {"poison"}),
+]  # fmt: skip
+BUGS: dict[str, list[Bug]] = {
+    "q_outer_pinned": [
+        *SOFTMAX,
+        ("O is not rescaled by pinned blocks",
+         "exp(m_i - finite(m_i_new)) * O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13",
+         "O_i + product(P_dropped_ij, V_j), over=O_i)  # line 13", {"exact"}),
+        ("one block more is pinned than fits", "MASK.room(B_r, B_c))  # line 4", "MASK.room(B_r, B_c)) + 1", {"counts"}),
+        ("none is pinned", "for j in range(p)]", "for j in range(p * 0)]; p = 0", {"counts"}),
+        ("pinned blocks are loaded again", "K_j, V_j = pinned[j]", "K_j, V_j = sram.load(K[j], V[j])", {"counts"}),
+        ("a pinned block is left out", "sram.loop(range(p))", "sram.loop(range(1, p))", {"exact"}),
+        ("the first streamed block is left out", "range(p, blocks.T_c)", "range(p + 1, blocks.T_c)", {"exact", "counts"}),
+        ("the first pinned block in place of each", "pinned[j]", "pinned[0]", {"exact"}),
+    ],
+    "snake": [
+        *SOFTMAX,
+        ("always upwards", "ways = range(T_c), range(T_c - 1, -1, -1)", "ways = range(T_c), range(T_c)", {"exact"}),
+        ("the block on chip is left out", "ways[i % 2][:1]", "ways[i % 2][:0]", {"exact"}),
+        ("the block on chip is loaded again", "ways[i % 2][1:]", "ways[i % 2][0:]", {"exact", "counts"}),
+        ("K over a block of its own", "K_j = sram.load(K[j], over=K_here)", "K_j = sram.load(K[j])", {"exact", "counts"}),
+        ("rows of the block before", "K_j, V_j = K_here[:keys], V_here[:keys]", "K_j, V_j = K_here, V_here", {"refused"}),
+    ],
+    "small_cache_hybrid": [
+        ("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i +", "l_i +", {"exact", "L"}),
+        ("L without ℓ", "m_i + log(l_i)", "m_i + 0 * l_i", {"exact", "L"}),
+        ("a row with no key: −∞ subtracted", "S_un - finite(L_u)", "S_un - L_u", {"exact"}),
+        ("the mask left out", "MASK(S_ij, i, j), over=S_ij)", "S_ij + 0, over=S_ij)", {"exact"}),
+        ("S of the first row block alone", "S_tiles[i, j]", "S_tiles[0, j]", {"refused", "exact"}),
+        ("V's pieces of the first columns alone", "V[n, c]", "V[n, 0]", {"refused"}),
+        ("dropout keyed to blocks of keys", "dropout_by_key(P_un, u, n)", "dropout(P_un, u, n)", {"exact"}),
+        ("the last key is left out of O", "sram.loop(N_k)", "sram.loop(N_k - 1)", {"exact", "counts"}),
+        ("S in the inputs' type", "N_k), sram.dtype)", "N_k), 'float16')", {"exact", "counts"}),
+        ("0·NaN", "product(P_dropped_un, V_nc)", "(P_dropped_un @ V_nc)", {"poison"}),
+        ("tiles of O of one column", "line_3(sram.capacity, N_q, d_v)", "line_3(sram.capacity, N_q, 1)", {"counts"}),
+    ],
+}  # fmt: skip
+
+
+def on_variants(algorithm: Algorithm) -> Iterator[str]:
+    """Run on masks, dropout and ragged blocks, and yield the checks that object."""
+    with np.errstate(all="ignore"):
+        for case in VARIANTS:
+            try:
+                yield from objections(algorithm, case)
+            except (MemoryModelError, LookupError, ValueError):
+                yield "refused"
+
+
+def objections(algorithm: Algorithm, case: Any) -> Iterator[str]:
+    """In an SRAM that has room to pin some blocks, not all, and in which O takes several tiles."""
+    Q, K, V = case.inputs()
+    room = {"q_outer_pinned": 220, "small_cache_hybrid": 12}.get(algorithm.name.partition(":")[0], 400)
+    options: dict[str, Any] = {"M": room, "sizing": Sized(case.B_r, case.B_c), **case.options}
+    run = flashsim.forward(algorithm, Q, K, V, **options)
+    own = planted_from(algorithm)
+    bound = error_bound(Q, K, V, **rounding(own, run.blocks), **case.oracle)
+    if of_bound(run.O, attention(Q, K, V, **case.oracle), bound) > 1:
+        yield "exact"
+    if not L_is_right(case, run):
+        yield "L"
+    asked = {"M": room, "blocks": (case.B_r, case.B_c), "enforce": False, "mask": case.options["mask"]}
+    exact = theory.exact(own, **case.shape, **asked, dropout_p=case.dropout_p, dtype="float64")
+    if (run.hbm, run.sram) != (exact.hbm, exact.sram):
+        yield "counts"
+    allowed = case.masked()[1]
+    dead = np.zeros(case.N_k, bool) if allowed is None else ~allowed.any(axis=0)
+    if dead.any():
+        K[dead] = V[dead] = np.nan
+        if not np.isfinite(flashsim.forward(algorithm, Q, K, V, check_finite=False, **options).O).all():
+            yield "poison"
+
+
+def Sized(B_r: int, B_c: int) -> Any:
+    return flashsim.Fixed(B_r, B_c, enforced=False)
+
+
+def planted_from(algorithm: Algorithm) -> str:
+    return next(name for name in BUGS if algorithm.name.startswith(name))
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_originals_are_not_accused(name: str) -> None:
+    assert list(on_variants(FORWARD[name])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "bug", "before", "after", "by"),
+    [(name, *bug) for name, bugs in BUGS.items() for bug in bugs],
+    ids=[f"{name}: {bug[0]}" for name, bugs in BUGS.items() for bug in bugs],
+)
+def test_bugs_are_caught(name: str, bug: str, before: str, after: str, by: set[str]) -> None:
+    assert unnoticed(by, on_variants(planted(FORWARD[name], (before, after)))) == set()
+
+
+def test_room_that_is_counted_wrong_is_caught() -> None:
+    line_4 = mutated(q_outer_pinned.line_4, ("- 3 * B_r", "- 2 * B_r"))
+    assert line_4(40, Blocks(2, 1, 3, 7), 6, 0) == q_outer_pinned.line_4(42, Blocks(2, 1, 3, 7), 6, 0)
+    rows = mutated(small_cache_hybrid.rows, ("// (d + 4)", "// (d + 3)"))
+    tally = flashsim.count(replace(FORWARD["small_cache_hybrid"], rows=rows), N=100, d=10, M=200)
+    assert tally.sram.peak > 200
