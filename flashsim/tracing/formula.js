@@ -15,15 +15,15 @@ class Speller {
 
   element(tree, r, c) {
     const [kind, a, b] = tree;
-    if (kind === "name") return this.ofName(tree.slice(1), r, c);
+    if (kind === "name") return this.ofName(tree, r, c);
     if (kind === "number") return { x: a, say: [number(a)], tight: 3 };
     if (kind === "T") return this.element(a, c, r);
     if (kind === "@") return this.sum(Array.from({ length: this.columns(a) }, (_, k) => this.product(this.element(a, r, k), this.element(b, k, c))));
     return kind === "call" ? this.called(a, b, r, c) : this.signed(kind, this.element(a, r, c), this.element(b, r, c));
   }
 
-  ofName([name, ...which], r, c) {
-    const tile = this.look(name, ...which), x = tile ? tile.data[Math.min(r, tile.rows - 1) * tile.cols + Math.min(c, tile.cols - 1)] : null;
+  ofName(tree, r, c) {
+    const name = tree[1], tile = this.look(tree), x = tile ? tile.data[Math.min(r, tile.rows - 1) * tile.cols + Math.min(c, tile.cols - 1)] : null;
     if (name === "tau") return { x: null, say: ["τ"], tight: 3 };
     if (!tile && this.known.has(name)) return { x: this.known.get(name), say: [String(this.known.get(name))], tight: 3 };
     return tile ? { x, say: [number(x)], tight: x < 0 ? 1.5 : 3 } : { x: null, say: [typeset(name)], tight: 3 };
@@ -67,13 +67,13 @@ class Speller {
   /** How many columns a tree's value has. */
   columns(tree) {
     const [kind, a, b] = tree;
-    if (kind === "name") return this.look(...tree.slice(1))?.cols ?? 1;
+    if (kind === "name") return this.look(tree)?.cols ?? 1;
     if (kind === "T") return this.rows(a);
     if (kind === "call") return ["rowmax", "rowsum"].includes(a) ? 1 : a === "product" ? this.columns(b[1]) : Math.max(1, ...b.map((one) => this.columns(one)));
     return kind === "@" ? this.columns(b) : kind === "number" ? 1 : Math.max(this.columns(a), this.columns(b));
   }
 
-  rows(tree) { return tree[0] === "name" ? this.look(...tree.slice(1))?.rows ?? 1 : tree[0] === "T" ? this.columns(tree[1]) : 1; }
+  rows(tree) { return tree[0] === "name" ? this.look(tree)?.rows ?? 1 : tree[0] === "T" ? this.columns(tree[1]) : 1; }
 }
 
 const ZERO = { x: 0, say: ["0"], tight: 3 };
@@ -85,7 +85,7 @@ function spellOut(run, event, row, col) {
   const found = run.spelled.find(([at, first, last, target]) => at === file && first <= line && line <= last && target === name);
   if (!found || !made) return null;
   const turns = new Map([...run.about.cuts, ...run.loops[run.events.loops[event]]]);
-  const look = (wanted, quantity, variable) => {
+  const look = ([, wanted, quantity, variable]) => {
     const block = variable ? `, ${turns.get(variable)}]` : "["; // of X_i[c], the one of this turn
     for (let e = event - 1; e >= 0; e--) {
       const value = run.tiles[run.events.value[e]], same = run.nameOf(e) === wanted || (run.events.kind[e] === "load" && run.nameOf(e).includes(block) && run.quantityOf(e) === quantity);
