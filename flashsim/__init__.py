@@ -102,6 +102,7 @@ LATER = {
         )
     },
     "load_trace": "flashsim.tracing",
+    "optimum": "flashsim.optima",
     "prove": "flashsim.proving",
     "sweep": "flashsim.sweeping",
 }

@@ -585,6 +585,21 @@ class SRAM:
         if self._observers:
             self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block.where, block.rows)
 
+    def evict(self, *tiles: Tile) -> None:
+        """Free tiles before their turn ends: for a schedule that is a list of steps, in which the last to come need not go first.
+
+        Raises NotOnChip for what is not on chip, MemoryModelError for what a turn around this one brought there.
+        """
+        for tile in tiles:
+            key = id(tile)
+            if key not in self._resident:
+                self._refuse_absent(tile, "sram.evict")
+            if key not in self._scope:
+                name = _name(self._resident[key])
+                raise MemoryModelError(f"sram.evict: a turn around this one brought {name} on chip, and evicts it")
+            self._scope.remove(key)
+            self._evict([key], site_of(sys._getframe(1)))
+
     def loop(
         self,
         turns: int | range,
@@ -704,13 +719,13 @@ class SRAM:
             f"or was evicted when its loop turn ended."
         )
 
-    def _evict(self, scope: list[int]) -> None:
+    def _evict(self, scope: list[int], site: Site | None = None) -> None:
         for key in scope:
             gone = self._resident.pop(key)
             tile, size, _, _ = gone
             try:
                 if self._observers:
-                    self._tell("evict", _name(gone), size, tile, self._loops[-1][0])
+                    self._tell("evict", _name(gone), size, tile, site or self._loops[-1][0])
             finally:
                 self.occupancy -= size
                 if self.hbm.arithmetic:

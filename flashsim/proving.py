@@ -10,22 +10,28 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashsim.algorithms import FORWARD
+from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.allowed import allowed_pairs
 from flashsim.api import count
-from flashsim.checking import check_shape
+from flashsim.checking import check_direction, check_shape
 from flashsim.inputs import check_M, float_dtype
 from flashsim.masks import All, Mask, as_mask
 from flashsim.memory import SramOverflow
 from flashsim.records import Shape
 from flashsim.sizes import Size
 from flashsim.theory.lower import LowerBound, lower_bound
+from flashsim.theory.lower_backward import BackwardBound, lower_bound_backward
 from flashsim.tune import tune
 
 CLASS = (
     "Schedules that compute S = QKᵀ and O = PV product by product, in any order and in any tiles, with any recomputation, "
     "partial sums kept, spilled or split, and statistics of the softmax for free. Left out is algebra that mixes entries, "
     "such as Strassen's."
+)
+BACKWARD_CLASS = (
+    "Schedules that compute S = QKᵀ, dP = dO Vᵀ, dV = Pᵀ dO, dK = dSᵀ Q and dQ = dS K product by product, in any order and in "
+    "any tiles, with any recomputation, partial sums kept, spilled or split, P given or not, and statistics of rows for free. "
+    "Left out are algebra that mixes entries, such as Strassen's, and products of K or Q with a part of dP's sum."
 )
 
 
@@ -45,13 +51,15 @@ class Proof:
 
     allowed   "all", "causal", or "given": which pairs of query and key there are
     queries, keys  how many have any
+    direction  "forward" or "backward"
     """
 
-    bound: LowerBound
+    bound: LowerBound | BackwardBound
     allowed: str
     queries: int
     keys: int
     best: Schedule | None
+    direction: str = "forward"
 
     @property
     def ratio(self) -> float | None:
@@ -64,16 +72,26 @@ class Proof:
         at = self.bound
         if at.accesses == at.compulsory:
             return "as every input that matters is read once and every output written once"
-        kind = "the combined bound" if at.a else "the theorem"
-        return f"by {kind} of flashsim.theory.lower with {at.n:,} phases that touch Y = {at.Y:,} elements each"
+        kind = "the combined bound of flashsim.theory.lower"
+        if isinstance(at, BackwardBound):
+            kind = "the theorem of flashsim.theory.lower_backward"
+        elif not at.a:
+            kind = "the theorem of flashsim.theory.lower"
+        return f"by {kind} with {at.n:,} phases that touch Y = {at.Y:,} elements each"
+
+    @property
+    def schedules(self) -> str:
+        """The class of schedules, in words."""
+        return CLASS if self.direction == "forward" else BACKWARD_CLASS
 
     def certificate(self) -> dict[str, Any]:
-        """Return what `flashsim.certificate.check` needs, as plain data."""
+        """Return what `flashsim.certificate.check`, or `flashsim.certificate_backward.check`, needs, as plain data."""
         at = asdict(self.bound)
         del at["compulsory"]
         schedule = None if self.best is None else asdict(self.best)
         more = {"queries": self.queries, "keys": self.keys, "allowed": self.allowed, "bound": self.bound.accesses}
-        return {"kind": "lower bound", "class": CLASS, **at, **more, "schedule": schedule}
+        kind = {"kind": "lower bound", "direction": self.direction, "class": self.schedules}
+        return {**kind, **at, **more, "schedule": schedule}
 
 
 def prove(
@@ -85,28 +103,28 @@ def prove(
     N_k: int | None = None,
     d_v: int | None = None,
     dtype: Any = "float32",
+    direction: str = "forward",
     causal: bool = False,
     mask: Any = None,
 ) -> Proof:
-    """Return the fewest HBM accesses that any schedule can make for one head's forward pass, and the best schedule known here.
+    """Return the fewest HBM accesses that any schedule can make for one head's pass, and the best schedule known here.
 
     Arguments as for `flashsim.count`; `mask` is a boolean array (N_q, N_k), True = attend, or a mask object. Raises ValueError
     for arguments that make no sense.
     """
-    shape = check_shape(N, d, N_q, N_k, d_v)
+    direction, shape = check_direction(direction), check_shape(N, d, N_q, N_k, d_v)
     stored = float_dtype(dtype)
     M = check_M(M, stored.itemsize)
     rule = as_mask(mask, causal, shape, ())
     allowed, pairs, queries, keys = allowed_pairs(rule, shape)
-    bound = lower_bound(
-        N_q=shape.N_q, N_k=shape.N_k, d=shape.d, d_v=shape.d_v, M=M, pairs=pairs, queries=queries, keys=keys
-    )  # fmt: skip
-    return Proof(bound, allowed, queries, keys, _best(rule, shape, M, stored.name))
+    bound_of = lower_bound if direction == "forward" else lower_bound_backward
+    bound = bound_of(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys)
+    return Proof(bound, allowed, queries, keys, _best(rule, shape, M, stored.name, direction), direction)
 
 
-def _best(rule: Mask, shape: Shape, M: int, dtype: str) -> Schedule | None:
+def _best(rule: Mask, shape: Shape, M: int, dtype: str, direction: str) -> Schedule | None:
     """Return the schedule of fewest accesses: as `tune` finds it, or, under a mask that is in HBM, of those that fill M."""
-    sizes: dict[str, Any] = {**asdict(shape), "M": M, "dtype": dtype}
+    sizes: dict[str, Any] = {**asdict(shape), "M": M, "dtype": dtype, "direction": direction}
     if not (rule.dense(()) or rule.tree is not None or rule.bias is not None):
         try:
             best = tune(**sizes, mask=None if isinstance(rule, All) else rule).best
@@ -114,7 +132,7 @@ def _best(rule: Mask, shape: Shape, M: int, dtype: str) -> Schedule | None:
             return None
         return Schedule(best.algorithm, best.blocks.B_r, best.blocks.B_c, best.accesses)
     found = []
-    for name in FORWARD:
+    for name in FORWARD if direction == "forward" else BACKWARD:
         try:
             tally = count(name, **sizes, sizing="fit", mask=rule)
         except (SramOverflow, ValueError):

@@ -140,7 +140,7 @@ def test_bounds_under_a_log_sum_exp_are_those_derived(kernel: str) -> None:
     z, v = np.array([-1.0, 0.25]), np.array([3.0, 0.5])
     s = (0.75 - z) / sigma
     log_k = -s * s / 2 if kernel == "gaussian" else -np.log1p(s * s)
-    delta = s * s * 6 * u + 4 * u if kernel == "gaussian" else 12 * u * s * s / (1 + s * s) - 4 * u * log_k + 4 * u
+    delta = s * s * 6 * u + 4 * u if kernel == "gaussian" else 12 * u * s * s / (1 + s * s) - 4 * u * log_k + 8 * u
     S = log_k + np.log(v)
     size = abs(S) + abs(np.log(v))
     Y = math.log(np.exp(S).sum())
@@ -156,7 +156,7 @@ def test_bounds_under_a_log_sum_exp_are_those_derived(kernel: str) -> None:
     slope = s if kernel == "gaussian" else 2 * s / (1 + s * s)
     more = P * np.expm1(2 * (delta + 4 * u * size + off + u))
     pairs = abs(dy) * slope * (more * (3 if kernel == "cauchy" else 1) + P * ((1 + 2 + 4 + 16 + 2 + 4) * u + u)) / sigma
-    steps = 2 * tiny * (abs(dy) * slope.max() / sigma + 1) + tiny
+    steps = 2 * tiny * ((1 + abs(dy)) * (1 + slope.max()) / sigma + 1) + tiny
     found = reference.kernel_gradient_bounds(X, Z, V, [[dy]], off=off, **how)
     assert found.item() == pytest.approx(2 * (pairs.sum() + steps), rel=1e-7)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashsim.memory import HBM, SRAM, Event, NotOnChip, Observer, SramOverflow
+from flashsim.memory import HBM, SRAM, Event, MemoryModelError, NotOnChip, Observer, SramOverflow
 
 
 def chip(capacity: int = 1000, **options: Any) -> tuple[HBM, SRAM]:
@@ -123,6 +123,25 @@ def test_a_tile_outlives_inner_loops_and_dies_with_its_own_turn() -> None:
         assert np.isfinite(outer).all()
     assert np.isnan(outer).all()
     assert sram.occupancy == 0
+
+
+def test_a_tile_may_be_evicted_before_its_turn_ends() -> None:
+    told: list[str] = []
+    hbm, sram = chip(8, observers=[lambda event: told.append(f"{event.kind} {event.name}")])
+    Q = hbm.place("Q", matrix()).divide(2)
+    first, second = sram.load(Q[0], Q[1])
+    sram.evict(first)
+    assert np.isnan(first).all()
+    assert np.isfinite(second).all()
+    assert (sram.occupancy, told[-1]) == (4, "evict Q[0]")
+    for _ in sram.loop(1):
+        third = sram.load(Q[2])  # there is room for it again
+        with pytest.raises(NotOnChip, match="evicted"):
+            sram.evict(first)
+        with pytest.raises(MemoryModelError, match="around"):
+            sram.evict(second)
+        sram.evict(third)
+    assert (list(sram.resident), hbm.traffic.reads) == (["Q[1]"], 12)
 
 
 def test_a_load_over_a_tile_takes_its_room_and_counts_what_it_reads() -> None:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from flashsim.checking import DIRECTIONS
+from flashsim.cli.exact import SEARCHED, run_exact
 from flashsim.cli.outputs import check_outputs, finish
 from flashsim.cli.shared import LENGTHS, add, causal_in
 from flashsim.cli.values import elements
@@ -17,6 +19,9 @@ HOW_SURE = "Hand-proved, arithmetic machine-checked."
 EXAMPLES = (
     "flashsim prove --N 4096 --d 64 --M 25600\n"
     "flashsim prove --N 4096 --d 64 --M 25600 --causal --json proof.json\n"
+    "flashsim prove --N 4096 --d 64 --M 25600 --backward\n"
+    "flashsim prove --exact --N 4 --d 4 --M 24\n"
+    "flashsim prove --exact --N 4 --d 4 --M 24 -o optimum.html --json optimum.json\n"
     "flashsim prove --check proof.json"
 )
 
@@ -25,7 +30,18 @@ def add_options(parser: Any) -> None:
     for name in LENGTHS:
         add(parser, name, **({"required": False} if name == "--d" else {}))
     add(parser, "--M", "--causal", "--offset")
+    add(parser, "--backward", help="of the backward pass: dQ, dK, dV")
+    parser.add_argument("--direction", choices=DIRECTIONS, help=argparse.SUPPRESS)  # the same, as Python says it
     parser.add_argument("--mask", type=Path, metavar="FILE", help="a .npy file: booleans (N_q, N_k), True = attend")
+    parser.add_argument(
+        "--exact", action="store_true", help="search for the optimum, of lengths up to 8, and replay it"
+    )
+    add(
+        parser,
+        "--output",
+        metavar="FILE",
+        help="with --exact: the page that plays the optimum, FILE.html, or its trace",
+    )
     parser.add_argument(
         "--check", type=Path, metavar="FILE", help="check a certificate that --json wrote, and nothing else"
     )
@@ -41,16 +57,22 @@ def run(options: argparse.Namespace) -> int:
         return _check(options)
     if options.d is None:
         raise ValueError("--d is missing: expected --N N --d D, or --check FILE")
-    check_outputs(options)
+    if options.output is not None and not options.exact:
+        raise ValueError("-o/--output goes with --exact: it plays the optimum")
+    check_outputs(options, *filter(None, [options.output]))
     rule: dict[str, Any] = causal_in(options)
     if options.mask is not None:
         given = qkv.load_mask(options.mask)
         rule["mask"] = rule["mask"] & given if "mask" in rule else given
     itemsize = float_dtype(options.dtype).itemsize
-    proof = prove(
-        N=options.N, N_q=options.N_q, N_k=options.N_k, d=options.d, d_v=options.d_v, M=elements(options.M, itemsize),
-        dtype=options.dtype, **rule,
-    )  # fmt: skip
+    problem = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype")}
+    problem |= {"M": elements(options.M, itemsize), **rule}
+    direction = "backward" if options.backward else options.direction or "forward"
+    if options.exact and direction == "backward":
+        raise ValueError("--exact is of the forward pass; without it, --backward gives a lower bound")
+    if options.exact:
+        return run_exact(options, problem)
+    proof = prove(**problem, direction=direction)
     finish(
         options, {"command": options.command_line, **proof.certificate()}, lambda: _show(proof, itemsize, options.dtype)
     )
@@ -58,12 +80,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(proof: Any, itemsize: int, dtype: str) -> None:
-    from flashsim.proving import CLASS
     from flashsim.tables import console_for_tables, new_table, print_table, print_words, problem, sram
 
     console, at = console_for_tables(), proof.bound
     allowed = {"all": "", "causal": ", causal", "given": f", {at.pairs:,} allowed pairs"}[proof.allowed]
-    console.print(f"One head, forward, {problem(at.N_q, at.N_k, at.d, at.d_v)}{allowed}")
+    console.print(f"One head, {proof.direction}, {problem(at.N_q, at.N_k, at.d, at.d_v)}{allowed}")
     console.print(sram(at.M, itemsize, dtype) + "\n")
     table = new_table("", "elements moved", "÷ bound")
     table.add_row(
@@ -78,18 +99,24 @@ def _show(proof: Any, itemsize: int, dtype: str) -> None:
     console.print()
     print_words(console, f"No schedule of this class moves less than {at.accesses:,} elements, {proof.how}. {HOW_SURE}")
     console.print()
-    print_words(console, f"The class: {CLASS}")
+    print_words(console, f"The class: {proof.schedules}")
     if best is None:
         console.print()
         print_words(console, "Of the schedules known here none fits this M.")
 
 
 def _check(options: argparse.Namespace) -> int:
-    from flashsim.certificate import check
+    from flashsim import certificate, certificate_backward
+    from flashsim.exact import certificate as of_optimum
     from flashsim.tables import console_for_tables, print_words
 
-    others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json")
-    if options.causal or any(getattr(options, name) is not None for name in others):
+    others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json", "output", "direction")
+    if (
+        options.causal
+        or options.backward
+        or options.exact
+        or any(getattr(options, name) is not None for name in others)
+    ):
         raise ValueError("--check goes alone: the certificate says what it is of")
     try:
         text = options.check.read_text(encoding="utf-8")
@@ -99,11 +126,13 @@ def _check(options: argparse.Namespace) -> int:
         raise ValueError(f"argument --check: {options.check} is no text; expected the JSON that --json wrote") from None
     try:
         held = _object(text)
-        said = check(held)
+        exact = held.get("kind") == "optimum"
+        bound = certificate_backward if held.get("direction") == "backward" else certificate
+        said = (of_optimum if exact else bound).check(held)
     except ValueError as error:
         print_words(console_for_tables(), f"{options.check} proves nothing: {error}")
         return 1
-    print_words(console_for_tables(), f"{said}. {HOW_SURE}")
+    print_words(console_for_tables(), f"{said}. {SEARCHED if exact else HOW_SURE}")
     return 0
 
 

@@ -114,7 +114,9 @@ def readme(made: list[Made]) -> str:
     )
     commands = "\n".join(f"{m.page.command} -o {m.name}.html" for m in made if m.page.command)
     python = "\n```\n\n```python\n".join(
-        f'{m.page.made_by}\ntrace.save("{m.name}.html")' for m in made if not m.page.command
+        f'{m.page.made_by}\ntrace.save("{m.name}.html"{", versus=versus" * (len(m.traces) - 1)})'
+        for m in made
+        if not m.page.command
     )
     return f"""# Lessons
 

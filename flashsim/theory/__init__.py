@@ -3,7 +3,8 @@
 Symbols: N_q, N_k lengths (N when equal), d and d_v widths, M elements of SRAM, B_r × B_c tiles of S, T_r = ⌈N_q/B_r⌉,
 T_c = ⌈N_k/B_c⌉. Each algorithm's forms, derived, are in the file that has its file's name, and end in its `Form`; those of
 heads that share keys and values are in `groups`. Put together with masks, dropout and block sizes they are `exact`. The
-theorems' Θ expressions and their constants, derived, are in `bounds`; what no schedule can beat, with its proof, in `lower`.
+theorems' Θ expressions and their constants, derived, are in `bounds`; what no schedule can beat, with its proof, in `lower` and
+`lower_backward`.
 
 Of flashsim nothing is imported but records, the checks of arguments and the mask objects that users make.
 """
@@ -43,12 +44,14 @@ from flashsim.theory.kernel_products import (
     kernel_z_outer_constants,
 )
 from flashsim.theory.lower import LowerBound, lower_bound
+from flashsim.theory.lower_backward import BackwardBound, lower_bound_backward
 from flashsim.theory.problem import BYTES, NoClosedForm
 from flashsim.theory.program import ExactProgram, ProgramForm, exact_program
 
 __all__ = [
     "BYTES",
     "SYMBOLS",
+    "BackwardBound",
     "Exact",
     "ExactProgram",
     "Form",
@@ -70,6 +73,7 @@ __all__ = [
     "kernel_x_outer_constants",
     "kernel_z_outer_constants",
     "lower_bound",
+    "lower_bound_backward",
     "matmul_flops",
     "proof_accounting",
     "proposition_4",

@@ -89,6 +89,12 @@ def _steps(about: About, events: tuple[TraceEvent, ...]) -> Iterator[Step]:
         yield Step(number, first, last, event.label, event.loops, turn, rows, cols, tile, pairs, moved, rescaled)
 
 
+def _at(spans: list[Span], block: int | None, size: int) -> Span | None:
+    """Return which of the spans on chip a turn is at: its own block's, if it is one of several; else the last that came."""
+    own = [span for span in spans if block is not None and span[0] == block * size] or spans
+    return own[-1] if own else None
+
+
 def _spans(events: tuple[TraceEvent, ...]) -> Iterator[tuple[int, int, int]]:
     """Yield (first event, last event, turn) of each step."""
     start: int | None = None
@@ -156,20 +162,17 @@ class _Follower:
     def region(self, event: TraceEvent) -> tuple[Span | None, Span | None]:
         """Return which queries and which keys the blocks on chip are of, and one that is being stored.
 
-        Where several blocks of keys stay on chip, they are those of the loop over j.
+        Where several blocks stay on chip, they are those of the loops over i and j.
         """
-        rows = cols = None
-        turn = dict(event.loops).get("j", -1) * self._blocks.B_c
+        spans: dict[str, list[Span]] = {"N_q": [], "N_k": []}
         stored = [event.name] if event.kind == "store" else []
         for name in (*(name for name, _ in event.resident), *stored):
-            if name not in self._where:
-                continue
-            kinds = self._kinds.get(name.partition("[")[0], ("", ""))
-            for span, kind in zip(self._where[name], kinds, strict=True):
-                if kind == "N_q":
-                    rows = span
-                elif kind == "N_k" and (cols is None or cols[0] != turn):
-                    cols = span
+            if name in self._where:
+                kinds = self._kinds.get(name.partition("[")[0], ("", ""))
+                for span, kind in zip(self._where[name], kinds, strict=True):
+                    spans.get(kind, []).append(span)
+        at, blocks = dict(event.loops), self._blocks
+        rows, cols = _at(spans["N_q"], at.get("i"), blocks.B_r), _at(spans["N_k"], at.get("j"), blocks.B_c)
         return rows, cols
 
     def tile(self, rows: Span | None, cols: Span | None) -> tuple[int, int] | None:

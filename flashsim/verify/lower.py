@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from flashsim import theory
-from flashsim.algorithms import FORWARD
-from flashsim.certificate import check
+from flashsim import certificate, certificate_backward, theory
+from flashsim.algorithms import BACKWARD, FORWARD
+from flashsim.algorithms.record import Algorithm
+from flashsim.exact.certificate import check as check_optimum
 from flashsim.masks import Causal
+from flashsim.optima import optimum
 from flashsim.proving import Proof
-from flashsim.theory import lower_bound
+from flashsim.theory import lower_bound, lower_bound_backward
 from flashsim.tune import best_of
 from flashsim.verify.claim import Claim
 
@@ -21,28 +24,41 @@ _SOURCE = "Lower bound (flashsim.theory.lower)"
 
 def nothing_below_the_lower_bound(full: bool) -> Claim:
     """No algorithm moves less than the bound, at random shapes, with and without a causal mask; and certificates check."""
+    algorithms = [each for name, each in FORWARD.items() if not each.options or name == "split_kv"]
+    return _nothing_below(algorithms, lower_bound, certificate.check, full)
+
+
+def nothing_below_the_backward_bound(full: bool) -> Claim:
+    """The same of the backward pass."""
+    algorithms = [each for each in BACKWARD.values() if not each.options]
+    return _nothing_below(algorithms, lower_bound_backward, certificate_backward.check, full)
+
+
+def _nothing_below(
+    algorithms: list[Algorithm], bound_of: Callable[..., Any], check: Callable[..., str], full: bool
+) -> Claim:
+    direction = algorithms[0].direction
     rng = np.random.default_rng(12)
     shapes, runs, least, checked = 3_000 if full else 200, 0, np.inf, 0
-    names = [name for name, algorithm in FORWARD.items() if not algorithm.options or name == "split_kv"]
     for number in range(shapes):
         N_q, N_k, d, d_v = (int(size) for size in rng.integers(1, (150, 150, 24, 24)))
         sizes: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": int(10 ** rng.uniform(1, 4))}
         mask = Causal() if rng.integers(2) else None
         rows = np.clip(np.arange(N_q) + 1 + N_k - N_q, 0, N_k) if mask else np.full(N_q, N_k)
         queries = int((rows > 0).sum())
-        bound = lower_bound(**sizes, pairs=int(rows.sum()), queries=queries)
-        checked += bool(check(Proof(bound, "causal" if mask else "all", queries, N_k, None).certificate()))
+        bound = bound_of(**sizes, pairs=int(rows.sum()), queries=queries)
+        checked += bool(check(Proof(bound, "causal" if mask else "all", queries, N_k, None, direction).certificate()))
         blocks: dict[str, Any] = {"sizing": "fit"} if number % 2 else {"blocks": (int(rng.integers(1, 30)), 1)}
-        for name in names:
-            if mask is not None and "MASK" not in FORWARD[name].parts:
+        for algorithm in algorithms:
+            if mask is not None and "MASK" not in algorithm.parts:
                 continue
-            exact = theory.exact(name, **sizes, **blocks, mask=mask)
+            exact = theory.exact(algorithm.name, **sizes, **blocks, mask=mask, direction=direction)
             if exact.sram.peak <= exact.sram.capacity:
                 runs, least = runs + 1, min(least, exact.accesses / bound.accesses)
     return Claim(
-        _SOURCE,
-        "no algorithm makes fewer HBM accesses than the lower bound",
-        f"{runs:,} runs that fit M, of {len(names)} algorithms at {shapes:,} shapes, N < 150, d < 24, M 10 … 10⁴, full and "
+        _SOURCE if direction == "forward" else f"{_SOURCE[:-1]}_backward)",
+        f"no algorithm makes fewer HBM accesses than the lower bound, {direction}",
+        f"{runs:,} runs that fit M, of {len(algorithms)} algorithms at {shapes:,} shapes, N < 150, d < 24, M 10 … 10⁴, full and "
         f"causal; {checked:,} certificates",
         f"accesses ÷ bound at least {least:.3f}",
         least >= 1 and checked == shapes,
@@ -64,6 +80,30 @@ def q_outer_is_optimal(full: bool) -> Claim:
         ", ".join(f"{ratio:.3f}" for ratio in ratios),
         all(1 <= later < earlier for earlier, later in pairwise(ratios)) and ratios[-1] < 1.05,
         {"ratios": ratios},
+    )
+
+
+def nothing_below_exact_optima(full: bool) -> Claim:
+    """The bound is at most the optimum of small problems, which are searched for; their certificates check."""
+    rng = np.random.default_rng(5)
+    wanted, least, checked = 300 if full else 40, np.inf, 0
+    for _ in range(wanted):
+        N_q, N_k, d, d_v = (int(size) for size in rng.integers(1, (4, 4, 6, 6)))
+        smallest = 2 * d + 2 * d_v + 3
+        M = int(rng.integers(smallest, 2 * smallest))
+        found = optimum(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, causal=bool(rng.integers(2)))
+        any_key, any_query = (int(found.allowed.any(axis).sum()) for axis in (1, 0))
+        pairs = int(found.allowed.sum())
+        bound = lower_bound(N_q=N_q, N_k=N_k, d=d, d_v=d_v, M=M, pairs=pairs, queries=any_key, keys=any_query)
+        least = min(least, found.upper / bound.accesses)
+        checked += bool(check_optimum(found.certificate()))
+    return Claim(
+        "Exact optima (flashsim.exact)",
+        "the lower bound is at most the optimum, where that is known",
+        f"{wanted} problems of up to 3 × 3 rows, d < 6, full and causal; {checked} certificates",
+        f"optimum ÷ bound at least {least:.3f}",
+        least >= 1,
+        {"problems": wanted, "least": float(least), "certificates": checked},
     )
 
 

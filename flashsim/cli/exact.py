@@ -1,0 +1,112 @@
+"""`flashsim prove --exact`: the optimum of a small problem, step by step."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flashsim.cli.outputs import finish
+from flashsim.sizes import human_bytes
+from flashsim.tables import console_for_tables, new_table, print_table, print_words
+
+if TYPE_CHECKING:
+    from flashsim.optima import Optimum
+
+SEARCHED = "Checked by machine, but for the game's normal form, which is hand-proved."
+
+
+def run_exact(options: argparse.Namespace, problem: dict[str, Any]) -> int:
+    """Search for the optimum, replay it, and show it; return 0. Ctrl-C shows the bounds so far, and goes on its way."""
+    from flashsim.optima import Optimum
+
+    found = Optimum(**problem)
+    states, seconds = found.estimate
+    if states:
+        said = f"Up to about {states:,} states to search, {_time(seconds)}; Ctrl-C stops with the best bounds so far."
+        print(said, file=sys.stderr, flush=True)
+    try:
+        found.run()
+    except KeyboardInterrupt:
+        console = console_for_tables()
+        _show_bounds(console, found)
+        print_words(console, f"Stopped: the optimum is from {found.lower:,} to {found.upper:,} elements.")
+        raise
+    shape = found.shape
+    lengths = (shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)
+    rng = np.random.default_rng(0)
+    Q, K, V = (rng.normal(size=size).astype(found.dtype) for size in lengths)
+    played = found.replay(Q, K, V, trace=options.output is not None)
+    off = found.off(played)
+    if played.trace is not None:
+        replace(played.trace, about=replace(played.trace.about, command=options.command_line)).save(options.output)
+    finish(
+        options, {"command": options.command_line, **found.certificate()}, lambda: _show(options, found, played, off)
+    )
+    return 0
+
+
+def _show_bounds(console: Any, found: Optimum) -> None:
+    shape, itemsize = found.shape, found.dtype.itemsize
+    lengths = f"N = {shape.N_q}" if shape.N_q == shape.N_k else f"N_q = {shape.N_q}, N_k = {shape.N_k}"
+    widths = f"d = {shape.d}" if shape.d == shape.d_v else f"d = {shape.d}, d_v = {shape.d_v}"
+    allowed = "" if found.allowed.all() else f", {int(found.allowed.sum())} allowed pairs"
+    console.print(f"One head, forward, {lengths}, {widths}{allowed}")
+    console.print(f"SRAM of M = {found.M:,} elements ({human_bytes(found.M * itemsize)} of {found.dtype.name})\n")
+    table = new_table("", "elements moved")
+    table.add_row("lower bound of the theorem's larger class", f"{found.proof.bound.accesses:,}")
+    table.add_row("compulsory: each row once, O and L written", f"{found.compulsory:,}")
+    if found.lower == found.upper:
+        table.add_row("optimum of the row game", f"{found.upper:,}")
+    else:
+        table.add_row("no schedule of the row game moves less", f"{found.lower:,}")
+        table.add_row("best schedule found", f"{found.upper:,}")
+    tiles, best = found.tiles, found.proof.best
+    if tiles is not None:
+        table.add_row(f"uniform tiles: q_outer, {tiles.blocks.B_r} × {tiles.blocks.B_c}", f"{tiles.hbm.accesses:,}")
+    if best is not None and best.algorithm != "q_outer":
+        table.add_row(f"best schedule here: {best.algorithm}, {best.B_r} × {best.B_c}", f"{best.accesses:,}")
+    print_table(console, table)
+    console.print()
+
+
+def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) -> None:
+    from flashsim.optima import CLASS
+
+    console = console_for_tables()
+    _show_bounds(console, found)
+    steps = new_table("turn", "evict =", "load =", "products =", "moved so far")
+    for number, (turn, moved) in enumerate(zip(found.schedule, found.moved, strict=True)):
+        units = (" ".join(f"{X}{n}" for X, n in part) for part in (turn.evict, turn.load))
+        steps.add_row(str(number), *units, " ".join(f"{i},{j}" for i, j in turn.products), f"{moved:,}")
+    print_table(console, steps)
+    console.print()
+    print_words(
+        console,
+        f"Replayed on the memory with random numbers, M enforced: {played.hbm.accesses:,} elements counted, and O differs from "
+        f"naive attention's by {off:.2g} of its error bound at most.",
+    )
+    console.print()
+    print_words(
+        console,
+        f"No schedule of the row game moves less than {found.upper:,} elements: a search went through "
+        f"{len(found.search.prices):,} states, and --json writes what --check needs to verify that without a search. That the "
+        "search passes over no better schedule, is proved by hand.",
+    )
+    console.print()
+    print_words(console, f"The class: {CLASS}")
+    best = found.proof.best
+    if best is not None and best.accesses < found.upper:
+        print_words(console, f"{best.algorithm} moves less: it keeps S, and is no schedule of this game.")
+    if options.output is not None:
+        size = human_bytes(options.output.stat().st_size)
+        console.print(f"\nSaved {options.output} ({size}, {len(played.trace.steps):,} steps)")
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return "under a second"
+    return f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} minutes"

@@ -1,0 +1,87 @@
+"""The optimum of a small problem, beside uniform tiles."""
+
+from __future__ import annotations
+
+from flashsim.gallery.looking import does, end, first, moved, see
+from flashsim.gallery.page import Page
+from flashsim.tracing import Lesson, Stop, Trace
+
+
+def record() -> tuple[Trace, ...]:
+    """Record the optimum of N = 4, and the best tiles there."""
+    import flashsim
+    from flashsim.tracing.sample import operands
+
+    Q, K, V = operands(4, 2)
+    trace = flashsim.optimum(N=4, d=2, M=15).replay(Q, K, V, trace=True).trace
+    versus = flashsim.trace("q_outer", Q, K, V, M=15, blocks=(1, 1))
+    return (trace, versus) if trace else ()
+
+
+def teach(trace: Trace, tiles: Trace) -> Lesson:
+    """Say what there is to see."""
+    N, d = trace.about.shape.N_q, trace.about.shape.d
+    loads = {name: sum(e.kind == "load" and e.array == name for e in trace.events) for name in "QKV"}
+    multiplied = [step for step in trace.steps if step.label == "line 11"]
+    second = multiplied[N]  # the second row's first product
+    before = multiplied[N - 1].tile
+    assert second.tile is not None
+    assert before is not None
+    row, column = second.tile
+    between = [e for s in trace.steps[multiplied[N - 1].number : second.number] for e in trace.of(s)]
+    kept = not any(e.kind == "load" and e.array in ("K", "V") for e in between)
+    assert kept
+    dropped = next(e for e in trace.events if e.kind == "evict" and e.name[0] in "KV")
+    at = next(
+        step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped)
+    )
+    gone = f"{dropped.name[0]}_{dropped.indices[0] + 1}"
+    least = N * (3 * d + d + 1)
+    text = f"""
+        What is the least that any schedule can move? For so small a problem it can be searched for: N = {N}, d = {d},
+        and M = {trace.about.M}, in which two rows of K and V fit beside one of Q and O. Whole rows move, and S stays on
+        chip. A search through all schedules of this kind, which knows nothing of loops, finds {moved(trace)} elements:
+        no schedule moves fewer. Beside it are the best tiles of `q_outer`, which move {moved(tiles)}.
+
+        The optimum turns around. Where a row of Q is done, the last rows of K and V are still on chip, and the next row
+        of Q begins with them; `q_outer` begins anew with K_1, which is long gone. So K is loaded {loads["K"]} times in
+        place of {N * N}, and V {loads["V"]} times. {least} elements are compulsory: each row of Q, K and V once, O and L.
+
+        Nobody told the search so. `flashsim prove --exact` prints the schedule, turn by turn, and writes a certificate
+        that a short program checks without searching.
+        """
+    return Lesson(
+        PAGE.title,
+        text,
+        (
+            see(multiplied[0], "line 11", "The first product: four rows are on chip, and one element for S_ij."),
+            see(at, at.label, f"{gone} had to go first: no room is left. It will have to be loaded again."),
+            see(
+                second,
+                "line 11",
+                f"Q_{row + 1} begins with K_{column + 1} and V_{column + 1}, which Q_{before[0] + 1} has just used: "
+                "nothing of K and V is loaded.",
+            ),
+            see(first(trace, does(trace, "store", "O"), second.number), "write O", "The second row of O is done."),
+            end(trace, f"{moved(trace)} accesses; the tiles beside it made {moved(tiles)}, with the same M."),
+        ),
+        stops=(
+            Stop(
+                second.number,
+                "Which rows of K and V does the second row of Q meet first?",
+                ("the first", "the last that were used", "any: it makes no difference"),
+                "the last that were used",
+                "They are still on chip. What was used longest ago has been evicted.",
+            ),
+        ),
+    )
+
+
+PAGE = Page(
+    title="What is optimal",
+    order=45,
+    about="The fewest accesses of all schedules of four rows, beside the best tiles.",
+    record=record,
+    teach=teach,
+)
+"""After the lessons on the algorithms, as it is compared with one."""

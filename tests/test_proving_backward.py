@@ -1,0 +1,241 @@
+"""The backward lower bound: each step of its proof tried on random sets, never above a count, its certificate checked apart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flashsim
+from flashsim import certificate, certificate_backward
+from flashsim.algorithms import BACKWARD
+from flashsim.certificate_backward import check, most_in_a_phase
+from flashsim.cli import main
+from flashsim.memory import SramOverflow
+from flashsim.reference import gradients
+from flashsim.theory import lower_bound_backward
+from flashsim.theory.lower_backward import most
+from flashsim.tune import tune
+
+from .two_passes import ALGORITHM as TWO_PASSES
+
+LENGTHS, WIDTHS, SIDES = st.integers(1, 200), st.integers(1, 24), st.integers(0, 400)
+
+
+@given(N_q=LENGTHS, N_k=LENGTHS, d=WIDTHS, d_v=WIDTHS, M=st.integers(8, 4000), causal=st.booleans(), data=st.data())
+def test_no_algorithm_moves_less_than_the_bound(
+    N_q: int, N_k: int, d: int, d_v: int, M: int, causal: bool, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(sorted(set(BACKWARD) - {"sliding_window"})))
+    sizes: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M}
+    mask = flashsim.Causal() if causal else None
+    try:
+        tally = flashsim.count(name, **sizes, direction="backward", sizing="fit", mask=mask)
+    except (SramOverflow, ValueError):  # nothing fits, or the algorithm needs options
+        return
+    rows = np.clip(np.arange(N_q) + 1 + N_k - N_q, 0, N_k) if causal else np.full(N_q, N_k)
+    bound = lower_bound_backward(**sizes, pairs=int(rows.sum()), queries=int((rows > 0).sum()))
+    assert bound.compulsory <= bound.accesses <= tally.hbm.accesses
+
+
+def test_the_constant() -> None:
+    for d, M in ((64, 25_600), (64, 98_304), (128, 98_304), (8, 300)):  # M ≥ 2.7√3 d²
+        bound = lower_bound_backward(N=2**17, d=d, M=M)
+        constant = bound.accesses * M / (2**34 * d * d)
+        assert 8 * 3**0.25 * (1 - 1e-7) <= constant < 10.54
+    below = lower_bound_backward(N=2**17, d=64, M=4 * 64 * 64)  # where pairs that wait in HBM help
+    assert below.accesses * below.M / (2**34 * 64**2) < 8 * 3**0.25
+
+
+# ------------------------------------------------------------------------------------------------------ steps of the proof
+
+
+@given(data=st.data(), N=st.integers(1, 4), d=st.integers(1, 3), d_v=st.integers(1, 3))
+def test_no_set_of_entries_gives_more_terms_than_the_proof_allows(
+    data: st.DataObject, N: int, d: int, d_v: int
+) -> None:
+    """Draw what a phase touches, count the terms it can take one by one, and hold them against G² of as many entries."""
+
+    def some(width: int) -> set[tuple[int, int]]:
+        return data.draw(st.sets(st.sampled_from([*product(range(N), range(width))])))
+
+    Q, K, dQ, dK, V, dO, dV, given_pairs = (*(some(d) for _ in range(4)), *(some(d_v) for _ in range(3)), some(N))
+
+    def whole(X: set[tuple[int, int]], width: int) -> set[int]:
+        return {i for i in range(N) if all((i, c) in X for c in range(width))}
+
+    P = given_pairs | {*product(whole(Q, d), whole(K, d))}
+    dS = given_pairs | {*product(whole(Q, d) & whole(dO, d_v), whole(K, d) & whole(V, d_v))}
+    terms = sum((i, c) in dO and (k, c) in dV for i, k in P for c in range(d_v))
+    terms += sum(((i, c) in Q and (k, c) in dK) + ((k, c) in K and (i, c) in dQ) for i, k in dS for c in range(d))
+    Y = sum(map(len, (Q, K, dQ, dK, V, dO, dV, given_pairs)))
+    assert terms**2 <= most(Y, min(d, d_v)) * (1 + 1e-12)
+
+
+@given(q=SIDES, o=SIDES, k=SIDES, v=SIDES)
+def test_step_6(q: int, o: int, k: int, v: int) -> None:
+    s, t, A = min(q, o), min(k, v), q + o + k + v
+    assert 432 * (q * k * o + s * t * (q + k)) ** 2 <= A**6
+
+
+def test_step_6_has_no_smaller_constant() -> None:
+    q = o = 1000
+    k = round(1000 * (3**0.5 - 1))  # m : n as in the proof
+    assert 433 * (q * k * o + q * k * (q + k)) ** 2 > (2 * q + 2 * k) ** 6
+
+
+def brute(Y: int, delta: int) -> Any:
+    """Return G² by trying every A and c."""
+    return max((Y - A - c) * (A**3 / (432**0.5 * delta**2) + A * c) for A in range(Y + 1) for c in range(Y + 1 - A))
+
+
+@given(Y=st.integers(1, 120), delta=st.integers(1, 6))
+def test_the_most_of_a_phase_is_found_and_nothing_less_is_let_pass(Y: int, delta: int) -> None:
+    tried = brute(Y, delta)
+    assert tried <= most(Y, delta) * (1 + 1e-12)
+    assert most_in_a_phase(Y, delta, int(most(Y, delta) * (1 + 1e-7)) + 1)
+    assert tried < 1 or not most_in_a_phase(Y, delta, int(tried * (1 - 1e-9)) - (tried == int(tried)))
+
+
+@pytest.mark.parametrize(("Y", "delta"), [(10, 1), (1000, 10), (50_000, 64), (10**7, 64), (3000, 64), (20_000, 64)])
+def test_the_most_of_all_reals_is_found(Y: int, delta: int) -> None:
+    A = np.linspace(0, Y, 100_001)
+    c = np.maximum((Y - A - A * A / (432**0.5 * delta**2)) / 2, 0)
+    tried = float(((Y - A - c) * (A**3 / (432**0.5 * delta**2) + A * c)).max())
+    assert tried == pytest.approx(most(Y, delta), rel=1e-8)
+
+
+# ----------------------------------------------------------------------------------------------------------- certificate
+
+
+def a_certificate(**changed: Any) -> dict[str, Any]:
+    proof = flashsim.prove(N=512, d=64, M=6000, direction="backward", causal=True)
+    return {**json.loads(json.dumps(proof.certificate())), **changed}
+
+
+def test_a_certificate_is_checked_apart_from_what_made_it() -> None:
+    held = a_certificate()
+    assert f"no backward schedule moves fewer than {held['bound']} elements" in check(held)
+    assert "every input that matters" in check(a_certificate(bound=1000)).lower()
+    source = Path(certificate_backward.__file__).read_text(encoding="utf-8")
+    assert "flashsim" not in {
+        line.split()[1][:8] for line in source.splitlines() if line.startswith(("import", "from"))
+    }
+    assert len(source.splitlines()) < 100  # short enough to read
+
+
+@pytest.mark.parametrize("name", certificate_backward.FIELDS)
+def test_a_certificate_that_is_tampered_with_proves_nothing_more(name: str) -> None:
+    held = a_certificate()
+    for value in (held[name] + 1, held[name] * 2, held[name] - 1, held[name] // 2, -1, 1.5, "7", None, True, 10**400):
+        changed = {**held, name: value}
+        try:
+            check(changed)
+        except ValueError:
+            continue
+        assert type(value) is int
+        true = lower_bound_backward(
+            **{key: changed[key] for key in ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys")}
+        ).accesses
+        assert changed["bound"] <= true * 1.02, (name, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"bound": 10**9}, "phases of Y"),
+        ({"n": 10**6, "bound": 10**9}, "phases are enough"),
+        ({"n": 1, "bound": 10**9}, "prove nothing"),
+        ({"H": 10, "n": 10**6, "bound": 10**9}, "a phase may have more"),
+        ({"pairs": 512 * 512}, "causal, they are"),
+        ({"allowed": "all"}, "all allowed, they are"),
+        ({"keys": 513}, "no such problem"),
+        ({"M": 0}, "no such problem"),
+        ({"d": "64"}, "expected a whole number"),
+        ({"direction": "forward"}, "direction"),
+    ],
+)
+def test_why_a_certificate_proves_nothing(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        check(a_certificate(**change))
+
+
+@pytest.mark.parametrize("sizes", [{"N": 1024, "d": 64, "M": 25_600}, {"N": 512, "d": 64, "M": 6000}])
+def test_one_phase_more_than_is_proved_is_refused(sizes: dict[str, int]) -> None:
+    held = flashsim.prove(**sizes, direction="backward").certificate()
+    more = {**held, "n": held["n"] + 1, "bound": held["bound"] + held["Y"] - held["M"]}
+    with pytest.raises(ValueError, match="are enough"):
+        check(more)
+
+
+def test_a_certificate_of_one_pass_proves_nothing_of_the_other() -> None:
+    with pytest.raises(ValueError, match="whole number"):
+        certificate.check(a_certificate())
+    with pytest.raises(ValueError, match="direction"):
+        check(flashsim.prove(N=64, d=8, M=500).certificate())
+
+
+# ---------------------------------------------------------------------------------------------------------------- prove
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "proof.json"
+    for how in (["--backward"], ["--direction", "backward"]):
+        assert main(["prove", "--N", "1024", "--d", "64", "--M", "25600", *how, "--json", str(target)]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        assert "1,792,000" in out
+        assert "dK = dSᵀ Q" in " ".join(out.split())
+        assert "Hand-proved, arithmetic machine-checked." in out
+        assert max(map(len, out.splitlines())) <= 80
+    assert main(["prove", "--check", str(target)]) == 0
+    assert "no backward schedule moves fewer than 1792000" in " ".join(capsys.readouterr().out.split())
+    done = subprocess.run(
+        [sys.executable, certificate_backward.__file__, target], capture_output=True, text=True, check=True
+    )
+    assert "fewer than 1792000 elements" in done.stdout
+    assert main(["prove", "--check", str(target), "--backward"]) == 2
+    assert "--check goes alone" in capsys.readouterr().err
+
+
+def test_masks_and_what_does_not_fit() -> None:
+    allowed = np.zeros((20, 30), bool)
+    allowed[2:9, 3:5] = True
+    proof = flashsim.prove(N_q=20, N_k=30, d=4, M=500, mask=allowed, direction="backward")
+    assert (proof.bound.pairs, proof.queries, proof.keys) == (14, 7, 2)
+    assert proof.bound.compulsory == 7 * 8 + 2 * 8 + 20 * 4 + 30 * 8
+    assert proof.best is not None
+    assert proof.best.accesses >= proof.bound.accesses
+    assert "taken as given" in check(proof.certificate())
+    assert flashsim.prove(N=64, d=32, M=2, direction="backward").best is None
+    with pytest.raises(ValueError, match="direction"):
+        flashsim.prove(N=4, d=2, direction="sideways")
+
+
+# ------------------------------------------------------------------------------------------------------------ schedules
+
+
+def test_two_passes_with_tiles_of_their_own_move_14() -> None:
+    """Their gradients, their count by hand, that they fit, and how near the bound that is."""
+    Q, K, V, dO = np.random.default_rng(0).normal(size=(4, 12, 3))
+    run = flashsim.forward("q_outer", Q, K, V, M=500)
+    got, want = flashsim.backward(TWO_PASSES, run, dO, M=500, blocks=(5, 4)), gradients(Q, K, V, dO)
+    for name in ("dQ", "dK", "dV"):
+        np.testing.assert_allclose(getattr(got, name), getattr(want, name), atol=1e-14)
+    N, d, M, B_r, B_c = 65_536, 64, 25_600, 130, 98
+    tally = flashsim.count(TWO_PASSES, N=N, d=d, M=M, direction="backward", blocks=(B_r, B_c))
+    T_r, T_c = -(-N // B_r), -(-N // B_c)
+    assert tally.hbm.accesses == (T_c + T_r) * 2 * N * d + 9 * N * d + 2 * T_c * N + 3 * N
+    bound = lower_bound_backward(N=N, d=d, M=M).accesses
+    best = tune(N=N, d=d, M=M, direction="backward").best
+    assert 14 < tally.hbm.accesses * M / (N * d) ** 2 < 14.6
+    assert bound < tally.hbm.accesses < 1.39 * bound
+    assert tally.hbm.accesses < 0.88 * best.accesses
