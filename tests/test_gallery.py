@@ -692,8 +692,10 @@ def test_lessons_ask_before_they_show(page: Any, name: str) -> None:
 
 
 TOTALS = """() => [...document.querySelectorAll(".hbm tbody tr")].flatMap((row) => [3, 5].map((n) => row.cells[n].textContent))"""
+NAMED = """[...document.querySelectorAll("#lesson .later")].every((entry) =>
+    entry.innerText.trim().startsWith([...entry.childNodes].slice(0, -1).map((part) => part.textContent).join("").trim()))"""
 SEEN_AHEAD = """(stop) => [...document.querySelectorAll("#lesson .moments li")].filter((entry) =>
-  Number(entry.querySelector("a").hash.slice(3)) >= stop && entry.querySelector("span").checkVisibility()).length"""
+  Number(entry.querySelector("a").hash.slice(3)) >= stop && entry.lastElementChild.checkVisibility()).length"""
 
 
 @pytest.mark.parametrize("name", LESSONS)
@@ -706,6 +708,7 @@ def test_what_a_stop_asks_is_not_shown_before(page: Any, name: str) -> None:
         page.evaluate(f"player.go({t}), document.querySelector('#lesson').open = true")
         assert set(page.evaluate(TOTALS)) == {"?"}
         assert page.evaluate(SEEN_AHEAD, stop) == 0
+        assert page.evaluate(NAMED)
     page.evaluate("player.speed = 30, player.play(true)")
     until(page, "document.querySelector('#stop').open")
     page.evaluate("player.redraw()")
