@@ -64,10 +64,12 @@ def _show_bounds(console: Any, found: Optimum) -> None:
     else:
         table.add_row("no schedule of the row game moves less", f"{found.lower:,}")
         table.add_row("best schedule found", f"{found.upper:,}")
-    tiles, best = found.tiles, found.proof.best
-    if tiles is not None:
-        table.add_row(f"uniform tiles: q_outer, {tiles.blocks.B_r} × {tiles.blocks.B_c}", f"{tiles.hbm.accesses:,}")
-    if best is not None and best.algorithm != "q_outer":
+    best = found.proof.best
+    for name, said in (("snake", "the snake"), ("q_outer", "uniform tiles")):
+        tiles = found.tiles(name)
+        if tiles is not None:
+            table.add_row(f"{said}: {name}, {tiles.blocks.B_r} × {tiles.blocks.B_c}", f"{tiles.hbm.accesses:,}")
+    if best is not None and best.algorithm not in ("snake", "q_outer"):
         table.add_row(f"best schedule here: {best.algorithm}, {best.B_r} × {best.B_c}", f"{best.accesses:,}")
     print_table(console, table)
     console.print()
@@ -93,8 +95,8 @@ def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) 
     print_words(
         console,
         f"No schedule of the row game moves less than {found.upper:,} elements: a search went through "
-        f"{len(found.search.prices):,} states, and --json writes what --check needs to verify that without a search. That the search passes over no better "
-        "schedule, is proved by hand.",
+        f"{len(found.search.prices):,} states, and --json writes what --check needs to verify that without a search. That the "
+        "search passes over no better schedule, is proved by hand.",
     )
     console.print()
     print_words(console, f"The class: {CLASS}")
