@@ -188,7 +188,7 @@ def test_a_certificate_that_holds() -> None:
         ({"optimum": 1}, "its .* steps cost"),
         ({"optimum": "75"}, "expected a whole number"),
         ({"d": 3}, "its .* steps cost"),
-        ({"M": 20}, "does not fit on chip"),
+        ({"M": 22}, "does not fit on chip"),
         ({"M": 25}, "not in the table"),
         ({"N_q": 2}, "allowed is"),
         ({"N_k": 99}, "expected 8 at most"),
