@@ -109,14 +109,13 @@ class Optimum:
         """What no schedule of a larger class moves less than, and the best tiles that flashsim knows."""
         return prove(**asdict(self.shape), M=self.M, dtype=self.dtype, mask=self.mask)
 
-    @cached_property
-    def tiles(self) -> Tally | None:
-        """What `q_outer` moves with the best tiles, a schedule of the game; None where none fit."""
+    def tiles(self, name: str) -> Tally | None:
+        """What `q_outer` or `snake`, schedules of the game, move with their best tiles; None where none fit."""
         found = []
         for B_r in range(1, self.shape.N_q + 1):
             with suppress(SramOverflow):
                 found.append(
-                    count("q_outer", **asdict(self.shape), M=self.M, dtype=self.dtype, blocks=(B_r, 1), mask=self.mask)
+                    count(name, **asdict(self.shape), M=self.M, dtype=self.dtype, blocks=(B_r, 1), mask=self.mask)
                 )
         return min(found, key=lambda tally: tally.hbm.accesses, default=None)
 

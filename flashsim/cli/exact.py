@@ -64,10 +64,12 @@ def _show_bounds(console: Any, found: Optimum) -> None:
     else:
         table.add_row("no schedule of the row game moves less", f"{found.lower:,}")
         table.add_row("best schedule found", f"{found.upper:,}")
-    tiles, best = found.tiles, found.proof.best
-    if tiles is not None:
-        table.add_row(f"uniform tiles: q_outer, {tiles.blocks.B_r} × {tiles.blocks.B_c}", f"{tiles.hbm.accesses:,}")
-    if best is not None and best.algorithm != "q_outer":
+    best = found.proof.best
+    for name, said in (("snake", "the snake"), ("q_outer", "uniform tiles")):
+        tiles = found.tiles(name)
+        if tiles is not None:
+            table.add_row(f"{said}: {name}, {tiles.blocks.B_r} × {tiles.blocks.B_c}", f"{tiles.hbm.accesses:,}")
+    if best is not None and best.algorithm not in ("snake", "q_outer"):
         table.add_row(f"best schedule here: {best.algorithm}, {best.B_r} × {best.B_c}", f"{best.accesses:,}")
     print_table(console, table)
     console.print()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import flashsim
 from flashsim.gallery.looking import does, end, first, moved, see
 from flashsim.gallery.page import Page
 from flashsim.tracing import Lesson, Stop, Trace
@@ -35,6 +36,7 @@ def teach(trace: Trace, tiles: Trace) -> Lesson:
     at = next(
         step for step in trace.steps if trace.events[step.first].reads > 0 and step.first > trace.events.index(dropped)
     )
+    snake = flashsim.count("snake", N=N, d=d, M=trace.about.M, blocks=(1, 1)).hbm.accesses
     gone = f"{dropped.name[0]}_{dropped.indices[0] + 1}"
     least = N * (3 * d + d + 1)
     text = f"""
@@ -46,6 +48,8 @@ def teach(trace: Trace, tiles: Trace) -> Lesson:
         The optimum turns around. Where a row of Q is done, the last rows of K and V are still on chip, and the next row
         of Q begins with them; `q_outer` begins anew with K_1, which is long gone. So K is loaded {loads["K"]} times in
         place of {N * N}, and V {loads["V"]} times. {least} elements are compulsory: each row of Q, K and V once, O and L.
+
+        `snake` does this, and moves {snake}. The optimum also fills the room that is left, with rows of K or V.
 
         Nobody told the search so. `flashsim prove --exact` prints the schedule, turn by turn, and writes a certificate
         that a short program checks without searching.
