@@ -77,6 +77,15 @@ def test_the_optimum_is_a_plain_dijkstra_s(N_q: int, N_k: int, d: int) -> None:
         assert found.lower == found.upper == plain(N_q, N_k, d, d + 1, M)
 
 
+def test_rows_are_alike_only_if_their_products_are_of_the_same_columns() -> None:
+    """Two rows of two products each, of which K_0 helps one: each product may be the next."""
+    todo = frozenset({(0, 0), (0, 1), (1, 1), (1, 2)})
+    rules, state = Game(Q=1, K=1, V=1, O=3, out=2, room=99), game.State(frozenset({("K", 0)}), todo)
+    assert {pair for pair, _ in game.moves(rules, state, 99)} == todo
+    same = game.State(frozenset(), frozenset({(0, 0), (0, 1), (1, 0), (1, 1)}))
+    assert {pair for pair, _ in game.moves(rules, same, 99)} == {(0, 0)}
+
+
 def test_the_same_under_masks_and_with_three_rows() -> None:
     allowed = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0]], bool)
     assert optimum(N=3, d=1, M=8, mask=allowed).upper == plain(3, 3, 1, 1, 8, allowed)

@@ -133,6 +133,18 @@ def test_bounds_of_a_single_pair_are_those_derived(kernel: str, order: str) -> N
     assert found == pytest.approx(2 * (abs(dy) * v * slope * pair / sigma + steps), rel=1e-9)
 
 
+def test_defaults_of_the_oracle_are_those_of_its_docstrings() -> None:
+    X, Z, V = clouds()
+    how: dict[str, Any] = {"kernel": "gaussian", "sigma": 1.0, "reduction": "sum"}
+    for function, more in (
+        (reference.kernel_product, ()),
+        (reference.kernel_gradient, (V[: len(X)],)),
+        (reference.kernel_product_bounds, ()),
+        (reference.kernel_gradient_bounds, (V[: len(X)],)),
+    ):
+        assert np.array_equal(function(X, Z, V, *more), function(X, Z, V, *more, **how))
+
+
 @pytest.mark.parametrize("kernel", ["gaussian", "cauchy"])
 def test_bounds_under_a_log_sum_exp_are_those_derived(kernel: str) -> None:
     """One x and two z, of which the second is the nearer, in two blocks. A row that is −∞ is off by what merging may add."""

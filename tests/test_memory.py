@@ -522,3 +522,10 @@ def test_operations_are_counted_by_kind() -> None:
     sram.count_flops(matmul=6)
     sram.count_flops(other=2)
     assert (sram.flops.matmul, sram.flops.other) == (6, 2)
+
+
+def test_an_observer_hears_of_constants_too() -> None:
+    told: list[Event] = []
+    _, sram = chip(6, observers=[told.append])
+    l_i = sram.full((3, 1), 0.0)
+    assert [(e.kind, e.name, e.elements, e.tile is l_i) for e in told] == [("compute", "l_i", 3, True)]

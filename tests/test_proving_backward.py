@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from itertools import product
@@ -20,6 +21,7 @@ from flashsim.algorithms import BACKWARD
 from flashsim.certificate_backward import check, most_in_a_phase
 from flashsim.cli import main
 from flashsim.memory import SramOverflow
+from flashsim.proving import Proof
 from flashsim.reference import gradients
 from flashsim.theory import lower_bound_backward
 from flashsim.theory.lower_backward import most
@@ -240,3 +242,15 @@ def test_two_passes_with_tiles_of_their_own_move_14() -> None:
     q_outer = best_of("q_outer", N=N, d=d, M=M, direction="backward")
     assert q_outer is not None
     assert tally.hbm.accesses < 0.88 * q_outer.accesses
+
+
+@pytest.mark.parametrize(("d", "d_v"), [(4, 9), (9, 4)])
+def test_of_two_widths_the_smaller_counts(d: int, d_v: int) -> None:
+    bound = lower_bound_backward(N=60, d=d, d_v=d_v, M=60)
+    A, c = np.mgrid[0 : bound.Y + 1, 0 : bound.Y + 1]
+    largest = ((bound.Y - A - c) * (A**3 / (12 * math.sqrt(3) * 4 * 4) + A * c)).max()
+    assert bound.n > 2
+    assert largest <= bound.H <= 1.01 * largest
+    tampered = {**Proof(bound, "all", 60, 60, None, "backward").certificate(), "H": int(largest * 0.99)}
+    with pytest.raises(ValueError, match="a phase may have more"):
+        check(tampered)
