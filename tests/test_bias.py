@@ -289,3 +289,12 @@ def test_a_gradient_of_parts_that_is_summed_wrongly_is_noticed(
     swap(function, before, after, monkeypatch)
     with pytest.raises((AssertionError, ValueError)):
         test_grouped_heads_learn_it(name, shape)
+
+
+@pytest.mark.parametrize(("N_k", "rows"), [(4, 3), (8, 2)])
+def test_rows_of_dS_beside_the_bias_s_gradient_fill_SRAM(N_k: int, rows: int) -> None:
+    """Algorithm 3 holds as many rows of dS and dB as fit: here more than any other of its lines."""
+    M = 2 * N_k * rows
+    options: dict[str, Any] = {"N_q": 7, "N_k": N_k, "d": 1, "M": M, "sizing": "fit", "direction": "backward"}
+    options["mask"] = Bias(np.zeros((7, N_k)))
+    assert theory.exact("standard", **options).sram.peak == flashsim.count("standard", **options).sram.peak == M

@@ -114,3 +114,10 @@ def test_bad_input_is_named() -> None:
     for call, match in calls:
         with pytest.raises(ValueError, match=match):
             call()
+
+
+def test_without_weights_each_row_counts_once() -> None:
+    X, E, y, _ = operands(5, 7, 3, 0, "float64", 1.0)
+    for function in (naive, cross_entropy_bounds):
+        for found, want in zip(function(X, E, y), function(X, E, y, 1.0), strict=True):
+            assert np.array_equal(found, want)

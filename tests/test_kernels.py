@@ -195,6 +195,9 @@ def test_operations_of_directions() -> None:
     X, Z, W = (cast("Any", ShapeOnly(shape, counter)) for shape in ((2, 5), (3, 5), (2, 3)))
     assert along(W, W, X, Z).shape == (2, 5)
     assert counter.other == 4 * 2 * 3 * 5
+    counter.other, own = 0, Own(max, 1.0, max)
+    assert own.pull(W, X, Z).shape == (2, 5)  # a gradient of one's own, a product and a sum
+    assert counter.other == 3 * 2 * 3 * 5
 
 
 @pytest.mark.parametrize("reduction", kernels.REDUCTIONS)
