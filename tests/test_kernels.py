@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import flashsim
 from flashsim import kernels, reference, theory
-from flashsim.algorithms.kernel_functions import PROFILES, Own, Radial, along, distances
+from flashsim.algorithms.kernel_functions import PROFILES, Own, along, distances
 from flashsim.cli import main
 from flashsim.examples import kernel_product
 from flashsim.shape_only import ShapeOnly
