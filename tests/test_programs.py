@@ -281,3 +281,11 @@ def test_the_first_size_is_found_by_halving() -> None:
 
         assert first(enough) == least
         assert len(asked) <= max(1, 2 * (least - 1).bit_length())
+
+
+def test_in_a_notebook_a_run_is_a_table_and_a_traced_one_the_player() -> None:
+    program = programs()["kernel_x_outer"]
+    assert small(program)._repr_html_().startswith("<table")
+    traced = small(program, trace=True)
+    assert traced.trace is not None
+    assert traced._repr_html_() == traced.trace._repr_html_() != small(program)._repr_html_()
