@@ -213,7 +213,10 @@ def test_who_refuses_it() -> None:
     for name in FORWARD.keys() - {*TAKE}:
         with pytest.raises(ValueError, match="has no mask"):
             flashsim.forward(name, X, X, X, mask=bias)
-    assert BACKWARD.keys() == {*LEARN}
+    assert {name for name, each in BACKWARD.items() if each.gives_dS} == {*LEARN}
+    run = flashsim.forward("small_cache", X, X, X, mask=bias, M=400)
+    with pytest.raises(ValueError, match=r"makes no gradient of a bias"):
+        flashsim.backward("small_cache", run, X)
     own = replace(BACKWARD["flash"], gives_dS=False)
     run = flashsim.forward("flash", X, X, X, mask=bias, M=400)
     with pytest.raises(ValueError, match=r"makes no gradient of a bias; .*'flash' or .* does"):
