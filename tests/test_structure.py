@@ -7,9 +7,11 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 
 import flashsim
+from flashsim.verify import checks
 
 ROOT = Path(flashsim.__file__).parent
 MODULES = {
@@ -89,3 +91,8 @@ def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_
         f"ImportError: flashsim is imported from {wheel}, an archive, and it reads its own sources: "
         "expected it installed (pip install flashsim.whl), or unpacked"
     )
+
+
+def test_every_check_of_the_ledger_takes_full_alone() -> None:
+    """What checks share returns claims, too, and is none."""
+    assert {tuple(signature(check).parameters) for check in checks()} == {("full",)}

@@ -3,8 +3,9 @@
 The last are not the paper's: the systems of the book chapter among the sources, what is optimal, Saha and Ye's, on what
 attention costs where M < d², and a lower bound.
 
-Each check runs one claim and returns a `Claim`; each function of `MODULES` that returns one is a check. Nothing here is fitted to
-pass: counts are compared by `==`, constants are derived in `flashsim.theory`, and rounding bounds in `flashsim.reference`.
+Each check runs one claim and returns a `Claim`; each public function of `MODULES` that returns one is a check. Nothing here is
+fitted to pass: counts are compared by `==`, constants are derived in `flashsim.theory`, and rounding bounds in
+`flashsim.reference`.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def checks() -> list[Check]:
     return [
         check
         for module in MODULES
-        for check in vars(module).values()
-        if isfunction(check) and check.__module__ == module.__name__ and check.__annotations__.get("return") == "Claim"
+        for name, check in vars(module).items()
+        if isfunction(check) and check.__module__ == module.__name__ and not name.startswith("_")
+        if check.__annotations__.get("return") == "Claim"
     ]
 
 
