@@ -302,3 +302,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert main(["prove", *command]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_window_that_allows_nothing_has_no_pairs() -> None:
+    """Its right end lies before its left one."""
+    shape = Shape(6, 6, 2, 2)
+    rule = flashsim.SlidingWindow(1, 0) & flashsim.Causal(offset=-4)
+    allowed = rule.allows(np.arange(6), np.arange(6), shape, ())
+    assert allowed_pairs(rule, shape)[1:] == (allowed.sum(), allowed.any(1).sum(), allowed.any(0).sum()) == (0, 0, 0)

@@ -254,3 +254,18 @@ def test_of_two_widths_the_smaller_counts(d: int, d_v: int) -> None:
     tampered = {**Proof(bound, "all", 60, 60, None, "backward").certificate(), "H": int(largest * 0.99)}
     with pytest.raises(ValueError, match="a phase may have more"):
         check(tampered)
+
+
+def test_a_phase_more_than_the_terms_need_is_refused() -> None:
+    """The most phases that n − 1 of √H terms cannot fill, and not one more."""
+    bound = lower_bound_backward(N=300, d=4, M=400)
+    terms = 300 * 300 * 3 * 4
+    most = math.isqrt((terms * terms - 1) // bound.H) + 1
+    for n, wrong in ((most, False), (most + 1, True)):
+        phases = {"n": n, "bound": bound.Y + (n - 2) * (bound.Y - 400)}
+        given = {**Proof(bound, "all", 300, 300, None, "backward").certificate(), **phases}
+        if wrong:
+            with pytest.raises(ValueError, match="phases are enough"):
+                check(given)
+        else:
+            assert str(phases["bound"]) in check(given)
