@@ -251,6 +251,34 @@ def test_init_says_what_it_could_not_find(capsys: pytest.CaptureFixture[str]) ->
     assert not Path("two_spec.py").exists()
 
 
+def test_init_says_at_once_what_is_doubtful(capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel whose every answer is wrong, or wrong in some types, or whose keyword has another name, is no clean slate."""
+    assert main(["check", "--init", "my_kernels.py:unscaled"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Doubtful: dtypes: no plain call gave the right numbers" in out
+    Path("half.py").write_text(
+        "import my_kernels, numpy as np\n"
+        "def half(q, k, v, is_causal=False):\n    return my_kernels.attention(q, k, v).astype(np.float16)\n", "utf-8"
+    )  # fmt: skip
+    assert main(["check", "--init", "half.py:half"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "dtypes: each was tried; float32, float64 gave no right answer" in out
+    assert "causal: not checked: the kit's name for is_causal is causal" in out
+
+
+def test_init_says_which_lengths_a_kernel_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tiles.py").write_text(
+        "import my_kernels\n"
+        "def tiles(q, k, v):\n"
+        "    if q.shape[2] % 16 or k.shape[2] % 16:\n        raise ValueError('N must be a multiple of 16')\n"
+        "    return my_kernels.attention(q, k, v)\n", "utf-8"
+    )  # fmt: skip
+    assert main(["check", "--init", "tiles.py:tiles"]) == 2
+    said = capsys.readouterr().err
+    assert "raised ValueError: N must be a multiple of 16" in said
+    assert "It answers N_q = N_k = 16, but the kit draws lengths of all kinds" in said
+
+
 @pytest.mark.slow
 def test_the_help_s_example_for_torch_runs_and_so_does_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch", reason="torch is not installed")

@@ -611,6 +611,20 @@ def test_every_option_that_a_figure_takes_is_in_its_numbers_and_its_picture(name
             chart.data(**{option: OTHER[option]})
 
 
+def test_slides_titles_are_whole_and_free() -> None:
+    """Wider and taller than printed: a long title ends within the slide, and a legend below one stays below it."""
+    chart = plots.FIGURES["same_curve"]
+    kept = json.loads((ROOT / "figures" / "same_curve.json").read_text(encoding="utf-8"))
+    figure = chart.draw(kept["data"], wide=True)
+    draw(figure)
+    assert all(box.x1 <= figure.bbox.x1 for box in (text.get_window_extent() for text in readable(figure)))
+    chart = plots.FIGURES["arrays"]
+    panel = chart.draw(chart.data(N=48, d=4, M="1KB"), wide=True).axes[0]
+    draw(panel.figure)
+    title = next(text for text in readable(panel.figure) if text.get_text().startswith("Forward:"))
+    assert not title.get_window_extent().overlaps(panel.get_legend().get_window_extent())
+
+
 def test_a_figure_by_name_on_axes_of_ones_own_and_as_a_slide() -> None:
     ax = Figure().subplots()
     assert plots.draw("pareto", N=24, d=4, M="1KB", ax=ax) is ax

@@ -200,6 +200,8 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
     spec, tests = written
     print(f"Wrote {spec}, what a few calls show; check each line:\n")
     print(fill(repr(inferred.spec), 80, subsequent_indent="     "))
+    for field in inferred.doubtful:
+        print("\n" + fill(f"Doubtful: {field}: {inferred.notes[field]}", 80))
     print(f"\nWrote {tests}; run it:\n\npytest {tests}")
     return 0
 
