@@ -15,8 +15,8 @@ import pytest
 
 from flashsim.testing.bridges import Bridge, Sent
 from flashsim.testing.checking import check_attention
-from flashsim.testing.spec import Spec
 from flashsim.testing.probe import parameters
+from flashsim.testing.spec import Spec
 from flashsim.testing.wrapping import Wrapped, wrap
 
 from .wrapping import DTYPES, inputs, layouts, same_bits

@@ -95,7 +95,8 @@ def _explained(kernel: Kernel, case: Case, broken: str) -> Mismatch | None:
     if not broken_by(kernel, smallest(case)):
         return None
     if (other := _other_lengths(kernel, case)) is not None:
-        says = f"It answers {other}, but the kit draws lengths of all kinds, and at N_q = {case.N_q}, N_k = {case.N_k} it {broken}"
+        at = f"at N_q = {case.N_q}, N_k = {case.N_k} it {broken.rstrip('.')}"
+        says = f"It answers {other}, but the kit draws lengths of all kinds, and {at}"
         return Mismatch(f"{says}. Check a function that pads, and hides the padding, instead", stops=True)
     q, k = (case.B, case.H_kv, case.N_q, case.d), (case.B, case.H_kv, case.N_k, case.d)
     words = {} if isinstance(kernel.fn, Wrapped) else PACKAGES
