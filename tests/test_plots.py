@@ -619,10 +619,12 @@ def test_slides_titles_are_whole_and_free() -> None:
     draw(figure)
     assert all(box.x1 <= figure.bbox.x1 for box in (text.get_window_extent() for text in readable(figure)))
     chart = plots.FIGURES["arrays"]
-    panel = chart.draw(chart.data(N=48, d=4, M="1KB"), wide=True).axes[0]
-    draw(panel.figure)
-    title = next(text for text in readable(panel.figure) if text.get_text().startswith("Forward:"))
-    assert not title.get_window_extent().overlaps(panel.get_legend().get_window_extent())
+    figure = chart.draw(chart.data(N=48, d=4, M="1KB"), wide=True)
+    draw(figure)
+    title = next(text for text in readable(figure) if text.get_text().startswith("Forward:"))
+    legend = figure.axes[0].get_legend()
+    assert legend is not None
+    assert not title.get_window_extent().overlaps(legend.get_window_extent())
 
 
 def test_a_figure_by_name_on_axes_of_ones_own_and_as_a_slide() -> None:

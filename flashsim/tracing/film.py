@@ -86,8 +86,9 @@ class _Camera:
             0.02, 0.94, " · ".join(filter(None, (f"step {step.number}", step.label, loops))), size=11, weight="bold"
         )
         said = self._figure.text(0.02, 0.885, self._listing.get(step.label, "").split(". ")[0], size=10)
-        wide = said.get_window_extent(self._canvas.get_renderer()).width / (100 * WIDE)
-        said.set_size(10 * min(1, 0.96 / max(wide, 0.01)))
+        renderer = self._canvas.get_renderer()  # type: ignore[no-untyped-call]
+        wide = said.get_window_extent(renderer).width / (100 * WIDE)
+        said.set_fontsize(10 * min(1, 0.96 / max(wide, 0.01)))
         axes: Axes = self._figure.add_axes((0.0, 0.0, 1.0, 0.87), xlim=(0, WIDE), ylim=(TALL * 0.87, 0))
         axes.axis("off")
         last = trace.events[step.last]
