@@ -158,8 +158,10 @@ def test_the_list_shows_progress_and_what_is_next(
     assert second.endswith("begun")
     assert state.startswith("1 of")
     assert following == "Next: flashsim exercise check 02_scores.py"
-    (tmp_path / PROGRESS).write_text("not JSON", encoding="utf-8")
-    assert main(["exercise"]) == 0
+    for kept in ("not JSON", '{"softmax": {"hints": "x", "solved": 1}, "merge": 3}'):
+        (tmp_path / PROGRESS).write_text(kept, encoding="utf-8")
+        assert main(["exercise"]) == 0
+    assert f"0 of {len(EXERCISES)} solved" in capsys.readouterr().out
 
 
 def test_hints_come_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
