@@ -164,6 +164,14 @@ def test_the_list_shows_progress_and_what_is_next(
     assert f"0 of {len(EXERCISES)} solved" in capsys.readouterr().out
 
 
+def test_a_notebook_counts_as_a_file_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exercise", "notebook", "1", str(tmp_path)]) == 0
+    assert main(["exercise", "list", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "load a tile" in out.partition("begun")[0]
+    assert out.endswith(f"Next: {tmp_path / '01_load_a_tile.ipynb'}, in Jupyter\n")
+
+
 def test_hints_come_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(start("4", tmp_path))
     hints = EXERCISES["online_softmax"].hints
