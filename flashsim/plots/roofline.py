@@ -170,10 +170,8 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
     ax.legend(loc="lower right", title=title, alignment="left", numpoints=1, handlelength=1)
     ax.set_xlim(left, right)
     ax.set_ylim(bottom, peak * 5)
-    for axis in (ax.xaxis, ax.yaxis):
-        ticks(axis, LogLocator(10))
-    ax.yaxis.set_major_formatter(lambda y, _: f"{y / 1e12:g}")
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    ticks(ax.yaxis, LogLocator(10), lambda y, _: f"{y / 1e12:g}")
+    ticks(ax.xaxis, LogLocator(10), lambda x, _: f"{x:g}")
     shape = f"\n{said(data, 'N', 'd', 'M')}" if direction == "backward" else ""
     ax.set_xlabel(f"{direction}: FLOP / DRAM byte{shape}")
     ax.set_ylabel("attainable TFLOP/s")
