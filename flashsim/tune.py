@@ -115,10 +115,8 @@ class _Search:
         Where tiles are skipped, narrow ones hug the diagonal: so every size of one side with the least of the other, too.
         """
         n, k = self.shape.N_q, self.shape.N_k
-        B_r = n
-        for B_c in merge(
-            sides(k, least), (B for B in sides(self.shape.d_v) if min(least, k) <= B <= k)
-        ):  # T_c, and T_v
+        B_r, panels = n, (B for B in sides(self.shape.d_v) if min(least, k) <= B <= k)
+        for B_c in merge(sides(k, least), panels):  # T_c, and T_v
             B_r = _most(partial(self.fits, B_c=B_c), min(least, n), B_r)
             if not B_r:
                 break
