@@ -74,6 +74,7 @@ def test_run_on_the_bundled_sample(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("flashsim-run.png").stat().st_size > 10_000
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("kind", ["npz", "NPZ upper-case names", "npy stacked", "npy three", "safetensors"])
 def test_run_on_the_user_s_own_file(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     given, files = arrays(2, 3), ["mine.npz"]
@@ -294,6 +295,7 @@ def test_verify_exits_by_its_verdict(capsys: pytest.CaptureFixture[str], monkeyp
     assert "FAILS  Theorem 2: FlashAttention: 12/5 ≤ accesses" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", "blocks", "--N", "96", "--d", "8", "--M", "1024", "-o", "pictures/blocks"]) == 0
     assert "Saved pictures/blocks.png, pictures/blocks.svg, pictures/blocks.json" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
 
 LADDER = list(gpu.ladder())
-VARIANTS = [variant for name in LADDER for variant in gpu.kernel(name).variants]
+VARIANTS = [variant for name in reversed(LADDER) for variant in gpu.kernel(name).variants]
 PROMISE = "no spills, no stack"
 LISTED = {"algorithm_1.cu": 16, "algorithm_2.cu": 19, "algorithm_4.cu": 26, "q_outer.cu": 21}
 

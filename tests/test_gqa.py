@@ -607,6 +607,7 @@ def test_arguments_that_make_no_sense_are_refused() -> None:
 # ---------------------------------------------------------------------------------------------------------- the command line
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_run_takes_heads_that_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = Shared(2, 3, 12, 16, 4, 4, "float32", 0, 4, 4)
     Q, K, V, _ = case.inputs()
