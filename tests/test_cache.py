@@ -107,7 +107,7 @@ def run_both_ways(
 def test_without_room_every_access_reaches_dram_by_array(name: str, case: str) -> None:
     if case != "plain" and "MASK" not in FORWARD[name].parts:
         pytest.skip("has neither mask nor dropout")
-    for line in (1, 7, 32):
+    for line in (1, 7):
         l2 = L2(line - 1, line=line)
         runs = run_both_ways(name, l2, arguments(case, 13, 22), (13, 22, 3, 5), M=60)
         l2.flush()

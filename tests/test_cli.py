@@ -328,16 +328,14 @@ def test_a_table_that_is_too_wide_is_stacked(width: int, capsys: pytest.CaptureF
     assert all(f"{row}{n}" in " ".join(lines) for row in "fs" for n in range(8))
 
 
-def test_python_m_flashsim_and_pipes() -> None:
+def test_python_m_flashsim() -> None:
     python = f"'{sys.executable}' -m flashsim"
     assert shell(f"{python} --version").stdout == f"flashsim {flashsim.__version__}\n"
     done = shell(f"{python} count --N 64 --d 8")
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
-    piped = shell(f"{python} count --N 64 --d 8 | head -1")
-    assert piped.stderr == ""
-    assert piped.stdout == "Algorithm 1, FlashAttention\n"
+    assert done.stdout.startswith("Algorithm 1, FlashAttention\n")
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
