@@ -578,7 +578,9 @@ def words(figure: Figure) -> list[str]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("memory", "l2", "lower", "roofline") else name
+        pytest.param(name, marks=pytest.mark.slow)
+        if name in ("cache_size", "memory", "l2", "lower", "roofline")
+        else name
         for name in plots.FIGURES
     ],
 )
