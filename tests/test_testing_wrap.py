@@ -112,6 +112,17 @@ def test_specs_of_the_conventions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrap(lambda q, k, v: q, "torch").spec(layout="BNHD", masks=True) == Spec(layout="BNHD", masks=True)
 
 
+def test_a_device_that_is_none_is_refused_before_any_call(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(name: Any) -> Any:
+        raise RuntimeError("Unknown backend") if isinstance(name, str) else TypeError("device() received an object")
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(device=never))
+    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(devices=never, Device=int))
+    for xp, device in (("cupy", object()), ("cupy", -1), ("torch", object()), ("jax", object()), ("jax", "none")):
+        with pytest.raises(ValueError, match=r"^device is (-1|<object|'none').*; expected"):
+            wrap(lambda q, k, v: q, xp, device=device)
+
+
 # --------------------------------------------------------------------------------------------------------------- CuPy
 
 

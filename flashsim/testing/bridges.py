@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.checking import check_count, shown
 from flashsim.inputs import Array, float_dtype
 from flashsim.testing.kernel import memory_of
 
@@ -91,7 +92,10 @@ class _Torch(Bridge):
 
     def __init__(self, device: Any) -> None:
         self.torch = _import("torch")
-        self.device = self.torch.device("cpu" if device is None else device)
+        try:
+            self.device = self.torch.device("cpu" if device is None else device)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(f"device is {shown(device)}; expected what torch.device takes: {error}") from None
 
     def send(self, name: str, array: Array) -> Sent:
         torch, dtype = self.torch, self._dtype(name, array)
@@ -136,7 +140,7 @@ class _Cupy(Bridge):
 
     def __init__(self, device: Any) -> None:
         self.cupy = _import("cupy")
-        self.device = device
+        self.device = None if device is None else check_count("device", device, 0)
 
     def use(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = (
@@ -172,7 +176,12 @@ class _Jax(Bridge):
 
     def __init__(self, device: Any) -> None:
         self.jax = _import("jax")
-        self.device = self.jax.devices(device)[0] if isinstance(device, str) else device
+        try:
+            self.device = self.jax.devices(device)[0] if isinstance(device, str) else device
+        except RuntimeError as error:
+            raise ValueError(f"device is {shown(device)}; expected a platform: {error}") from None
+        if not (device is None or isinstance(self.device, self.jax.Device)):
+            raise ValueError(f"device is {shown(device)}; expected a jax.Device, or a platform's name")
 
     def send(self, name: str, array: Array) -> Sent:
         if array.dtype.itemsize == 8 and not self.jax.config.jax_enable_x64:
