@@ -528,7 +528,7 @@ def test_right_attentions_train_alike_and_a_bug_shows_in_two_steps() -> None:
         assert at.all > 1e-5 if at.bug else at.all <= 1e-12 if at.dtype == "float64" else at.early <= 1e-5
     assert {(at.title.partition(",")[0], at.bug) for at in two_steps().distances if at.bug} == {
         (name, bug.what)
-        for name in ("standard", "flash", "q_outer")
+        for name in ("standard", "flash", "q_outer", *([same_curve.GPU] if same_curve.has_gpu() else []))
         for bug in (same_curve.SCALED_TWICE, same_curve.NO_D)
     }
 
