@@ -451,6 +451,7 @@ def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
     assert shown is not None
     P = np.exp(X @ E.T - want.L[:, None]) - np.eye(8)[y[:, 0].astype(int)]
     np.testing.assert_allclose([float(x.replace("−", "-")) for x in shown.groups()], (P @ E / 4)[0], rtol=1e-3)
+    assert dX is not None
     np.testing.assert_allclose(dX, (P @ E / 4)[:2], atol=1e-6)
     (trace,) = traces("linear_attention")
     assert all(array.reads + array.writes == np.prod(array.shape) for array in trace.about.arrays)

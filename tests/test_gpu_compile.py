@@ -175,12 +175,12 @@ def test_a_planted_bug_compiles_to_other_code_and_leaves_none_behind(bug: same_c
         ).cubin
 
     right = compiled()
-    compiling._loaded["a function of the right file"] = {}
+    compiling._loaded[("a function of the right file",)] = {}
     with planting.planted(bug.file, (bug.before, bug.after)):
         assert compiled() != right
         assert not compiling._loaded
         folder = compiling.KERNELS
-    assert compiling._loaded.pop("a function of the right file") == {}
+    assert compiling._loaded.pop(("a function of the right file",)) == {}
     assert compiled() == right
     assert not folder.exists()
 

@@ -62,7 +62,7 @@ def add_options(parser: Any) -> None:
         choices=NAMES,
         default=[],
         metavar="NAME",
-        help=f"time these alone: {', '.join(NAMES)}. Default: all but hopper_window, of 256 keys, and hopper_butterfly, of blocks",
+        help=f"time these alone: {', '.join(NAMES)}. Default: all but hopper_window (256 keys) and hopper_butterfly",
     )
     parser.add_argument("--rounds", type=whole(), default=7, help="time each so often; medians are told. Default: 7")
     parser.add_argument("--commit", help="of the sources, for the record")
