@@ -175,12 +175,9 @@ def test_a_planted_bug_compiles_to_other_code_and_leaves_none_behind(bug: same_c
         ).cubin
 
     right = compiled()
-    compiling._loaded[("a function of the right file",)] = {}
     with planting.planted(bug.file, (bug.before, bug.after)):
         assert compiled() != right
-        assert not compiling._loaded
         folder = compiling.KERNELS
-    assert compiling._loaded.pop(("a function of the right file",)) == {}
     assert compiled() == right
     assert not folder.exists()
 
@@ -193,11 +190,16 @@ def test_the_kernel_that_trains_a_curve_has_the_bugs_in_its_file(capability: str
     assert plan.kernel == algorithm_2.KERNEL.name
 
 
-def test_a_bug_is_planted_where_it_can_be() -> None:
+def test_a_bug_is_planted_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    right: dict[tuple[Any, ...], dict[str, Any]] = {("a function of the right file",): {}}
+    monkeypatch.setattr(compiling, "_loaded", dict(right))
     for bug in same_curve.ON_GPU:
         with planting.planted(bug.file, (bug.before, bug.after)):
             assert bug.after in (compiling.KERNELS / bug.file).read_text(encoding="utf-8")
             assert {path.name for path in compiling.KERNELS.iterdir()} == {path.name for path in KERNELS.iterdir()}
+            assert not compiling._loaded
+            compiling._loaded["a function of the wrong file",] = {}
+        assert compiling._loaded == right
         with (
             pytest.raises(ValueError, match=r"' occurs 0 times in algorithm_2.cu; expected once"),
             planting.planted("algorithm_2.cu", (bug.before, bug.after)),
