@@ -17,11 +17,14 @@ from flashsim.algorithms.labels import NONE
 from flashsim.checking import check_array, check_choice, check_count, shown
 from flashsim.inputs import Array
 from flashsim.memory import Observer
+from flashsim.options import check_how
 from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
 from flashsim.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
 PASSES = {"loss": "cut_cross_entropy", "X": "cut_cross_entropy_dx", "E": "cut_cross_entropy_de"}
+HOW = ("M", "blocks", "sizing", "enforce", "dtype")
+"""What `count` and `exact` take besides lengths."""
 
 
 def loss(
@@ -90,11 +93,13 @@ def count(*, N: int, v: int, d: int, of: str = "loss", **how: Any) -> ProgramTal
 
     The rest is `flashsim.run.programs.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
     """
+    check_how(count, how, (*HOW, "observers"))
     return count_program(programs()[PASSES[check_choice("of", of, PASSES)]], {"N": N, "d": d, "v": v}, **how)
 
 
 def exact(*, N: int, v: int, d: int, of: str = "loss", **how: Any) -> ExactProgram:
     """Return the same by formula, with which `count` agrees by `==`."""
+    check_how(exact, how, HOW)
     return exact_program(PASSES[check_choice("of", of, PASSES)], {"N": N, "d": d, "v": v}, **how)
 
 

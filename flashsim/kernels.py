@@ -21,6 +21,7 @@ from flashsim.algorithms.kernel_functions import PROFILES, KernelFunction, Own, 
 from flashsim.checking import check_array, check_choice, check_number, is_one_of, shown
 from flashsim.inputs import Array, chip_dtype, largest, smallest_normal
 from flashsim.memory import Observer
+from flashsim.options import check_how
 from flashsim.run.programs import ProgramRun, ProgramTally, check_operands, count_program, run_program
 from flashsim.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
@@ -28,6 +29,8 @@ from flashsim.theory.program import ExactProgram, exact_program
 ORDERS = {"x_outer": "", "z_outer": "_z_outer", "materialised": "_materialised"}
 REDUCTIONS = ("sum", "logsumexp")
 GRADIENTS = {"sum": "kernel_gradient", "logsumexp": "kernel_logsumexp_gradient"}
+HOW = ("M", "blocks", "sizing", "enforce", "dtype")
+"""What `count` and `exact` take besides lengths."""
 
 
 def product(
@@ -139,6 +142,7 @@ def count(
 
     The rest is `flashsim.run.programs.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
     """
+    check_how(count, how, (*HOW, "observers"))
     name, sizes = _asked(reduction, order, direction, N, n, d, e)
     return count_program(programs()[name], sizes, options={"k": Radial("gaussian")}, **how)
 
@@ -155,6 +159,7 @@ def exact(
     **how: Any,
 ) -> ExactProgram:
     """Return the same by formula, with which `count` agrees by `==`."""
+    check_how(exact, how, HOW)
     name, sizes = _asked(reduction, order, direction, N, n, d, e)
     return exact_program(name, sizes, **how)
 

@@ -15,11 +15,14 @@ from typing import Any
 from flashsim.algorithms.beyond import programs
 from flashsim.checking import check_choice, check_count
 from flashsim.memory import Observer
+from flashsim.options import check_how
 from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
 from flashsim.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
 STATES = {"on_chip": "linear_attention", "in_hbm": "linear_attention_two_pass"}
+HOW = ("M", "enforce", "dtype")
+"""What `count` and `exact` take besides lengths."""
 
 
 def attention(
@@ -56,6 +59,7 @@ def count(
 
     The rest is `flashsim.run.programs.count_program`'s: M, enforce, dtype, observers.
     """
+    check_how(count, how, (*HOW, "observers"))
     sizes = {"N": N, "d": d, "e": d if e is None else e}
     return count_program(programs()[_name(state)], sizes, blocks=_blocks(chunk), **how)
 
@@ -64,6 +68,7 @@ def exact(
     *, N: int, d: int, e: int | None = None, state: str = "on_chip", chunk: int | None = None, **how: Any
 ) -> ExactProgram:
     """Return the same by formula: equal, whatever the arguments."""
+    check_how(exact, how, HOW)
     return exact_program(_name(state), {"N": N, "d": d, "e": d if e is None else e}, blocks=_blocks(chunk), **how)
 
 

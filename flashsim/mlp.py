@@ -14,11 +14,14 @@ from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.mlp import check_live
 from flashsim.checking import check_choice, check_flag, shown
 from flashsim.memory import Observer
+from flashsim.options import check_how
 from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
 from flashsim.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
 TILES = {"rows": "sparse_mlp_unfused", "square": "sparse_mlp_square"}
+HOW = ("M", "blocks", "enforce", "dtype")
+"""What `count` and `exact` take besides lengths."""
 
 
 def run(
@@ -62,6 +65,7 @@ def count(
 
     The rest is `flashsim.run.programs.count_program`'s: M, blocks, enforce, dtype, observers.
     """
+    check_how(count, how, (*HOW, "observers"))
     program, options = _asked(fused, tiles, mask1, mask2, how.get("blocks"))
     return count_program(program, {"N": N, "d": d, "f": f, "o": d if o is None else o}, options=options, **how)
 
@@ -71,6 +75,7 @@ def exact(
     tiles: str = "rows", **how: Any,
 ) -> ExactProgram:  # fmt: skip
     """Return the same by formula, with which `count` agrees by `==`."""
+    check_how(exact, how, HOW)
     program, options = _asked(fused, tiles, mask1, mask2, how.get("blocks"))
     return exact_program(program.name, {"N": N, "d": d, "f": f, "o": d if o is None else o}, options=options, **how)
 

@@ -52,13 +52,23 @@ def check_options(
             continue
         others = {who: option for who, each in known.items() for option in each.options if option.name == name}
         if not others:
-            from difflib import get_close_matches
-
-            options = [option.name for each in (own, *known.values()) for option in each.options]
-            names = [*signature(function).parameters, *options]
-            close = [each for each in names if each.lower() == name.lower()] or get_close_matches(name, names, 1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"{function.__name__} takes no argument {name!r}{meant}")
+            raise _unknown(function, name, [option.name for each in (own, *known.values()) for option in each.options])
         if not any(option.is_default(value) for option in others.values()):
             raise ValueError(f"{whose} takes no option {name}; {' or '.join(map(repr, others))} does")
     return values
+
+
+def check_how(function: Callable[..., Any], given: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise TypeError for a name in `given`, `function`'s keywords without a parameter of their own, that is none of `known`."""
+    for name in given:
+        if name not in known:
+            raise _unknown(function, name, known)
+
+
+def _unknown(function: Callable[..., Any], name: str, known: Sequence[str]) -> TypeError:
+    from difflib import get_close_matches
+
+    names = [*signature(function).parameters, *known]
+    close = [each for each in names if each.lower() == name.lower()] or get_close_matches(name, names, 1)
+    meant = f"; did you mean {close[0]!r}?" if close else ""
+    return TypeError(f"{function.__name__} takes no argument {name!r}{meant}")

@@ -2,6 +2,7 @@
 
 python scripts/gpu_figures.py        # from figures/gpu_bench.json, which a GPU made; needs none
 python scripts/gpu_figures.py --record figures/gpu_ladder.json       # of flashsim bench --ladder: figures/gpu_ladder
+python scripts/gpu_figures.py --record figures/gpu_figure_3.json     # of flashsim bench --only hopper hopper_window …
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ DRAWN: dict[str, Callable[..., Any]] = {
     "gpu_memory": plot_peak_memory,
     "gpu_gpt2": plot_figure_1,
 }
+ALONE: dict[str, dict[str, Callable[..., Any]]] = {
+    "gpu_ladder": {"gpu_ladder": plot_ladder},
+    "gpu_figure_3": {"gpu_figure_3": plot_runtime},
+}
 
 
 def main() -> None:
@@ -32,8 +37,8 @@ def main() -> None:
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("figures"), help="folder of the figures")
     options = parser.parse_args()
-    drawn_of = {"gpu_ladder": plot_ladder} if options.record.stem == "gpu_ladder" else DRAWN
-    record = read_record(options.record, "machine", "results" if drawn_of is DRAWN else "steps")
+    drawn_of = ALONE.get(options.record.stem, DRAWN)
+    record = read_record(options.record, "machine", "steps" if options.record.stem == "gpu_ladder" else "results")
     for name, plot in drawn_of.items():
         try:
             figure = figure_of(plot(record))

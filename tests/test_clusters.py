@@ -133,6 +133,15 @@ def test_near_rows_share_buckets_and_clusters() -> None:
     assert all(np.isfinite(hashes).all() for hashes in again)
 
 
+def test_hashes_are_the_nearer_the_larger_the_product() -> None:
+    """Over many directions, their mean squared distance is ‖F(q) − G(k)‖² = 2r² − 2q · k, of what they are divided by."""
+    Q, K = np.random.default_rng(0).normal(size=(2, 5, 3))
+    q, k = approximate.lsh_hashes(Q, K, 4000)
+    squares = ((q[:, :, None] - k[:, None, :]) ** 2).mean(axis=0)
+    r2 = (Q * Q).sum(axis=1).max() + (K * K).sum(axis=1).max()
+    np.testing.assert_allclose(squares, (2 * r2 - 2 * Q @ K.T) / abs(np.stack([Q, K])).max() ** 2, rtol=0.15)
+
+
 def test_rounds_bring_reformer_nearer_to_attention() -> None:
     Q, _, V = operands(64, 8, 3)
     K = Q / np.linalg.norm(Q, axis=1, keepdims=True)

@@ -528,9 +528,29 @@ def test_right_attentions_train_alike_and_a_bug_shows_in_two_steps() -> None:
         assert at.all > 1e-5 if at.bug else at.all <= 1e-12 if at.dtype == "float64" else at.early <= 1e-5
     assert {(at.title.partition(",")[0], at.bug) for at in two_steps().distances if at.bug} == {
         (name, bug.what)
-        for name in ("standard", "flash", "q_outer")
+        for name in ("standard", "flash", "q_outer", *([same_curve.GPU] if same_curve.has_gpu() else []))
         for bug in (same_curve.SCALED_TWICE, same_curve.NO_D)
     }
+
+
+def test_in_float32_a_bug_shows_in_the_first_steps_and_drift_is_none() -> None:
+    right = [4.0] * 12
+
+    def shown(step: int, by: float) -> int | None:
+        losses = [loss + by if at >= step - 1 else loss for at, loss in enumerate(right)]
+        curves = (
+            same_curve.Curve(name, "float32", "", tuple(of)) for name, of in (("standard", right), ("gpu", losses))
+        )
+        (found,) = same_curve.distances(tuple(curves))
+        return found.shows
+
+    assert [shown(2, 2e-5), shown(10, -2e-5), shown(11, 1.0), shown(2, 5e-6), shown(2, math.nan)] == [
+        2,
+        10,
+        None,
+        None,
+        2,
+    ]
 
 
 def test_curves_that_differ_are_said_to() -> None:

@@ -441,6 +441,18 @@ def test_numbers_of_programs_texts_are_counts_and_formulas() -> None:
     said = text_of("linear_attention")
     assert f"{kept:,} accesses, where causal softmax attention makes {softmax / kept:.0f} times as many" in said
     assert f"for {through / kept:.1f} times the accesses" in said
+    said = text_of("linear_attention_two_pass")
+    assert f"{through / kept:.1f} times as many" in said
+    one, two = (linear.count(N=12, d=2, chunk=3, state=state).hbm.accesses for state in linear.STATES)
+    assert f"{two} accesses where one pass makes {one};" in said
+    (trace,) = traces("cross_entropy_gradient")
+    (dX,) = (e.value for e in trace.events if e.name == "dX[0]" and e.kind == "store")
+    shown = re.search(r"complete: (.*?), (.*?)\. It", plain(article("cross_entropy_gradient")))
+    assert shown is not None
+    P = np.exp(X @ E.T - want.L[:, None]) - np.eye(8)[y[:, 0].astype(int)]
+    np.testing.assert_allclose([float(x.replace("−", "-")) for x in shown.groups()], (P @ E / 4)[0], rtol=1e-3)
+    assert dX is not None
+    np.testing.assert_allclose(dX, (P @ E / 4)[:2], atol=1e-6)
     (trace,) = traces("linear_attention")
     assert all(array.reads + array.writes == np.prod(array.shape) for array in trace.about.arrays)
 
@@ -813,6 +825,14 @@ def test_right_answers_are_right() -> None:
     assert right_answers("cross_entropy") == ["by nothing"]
     picked = [e.value[0, 0] for e in traces("cross_entropy")[0].events if e.name == "c_i" and e.value is not None]
     assert picked[:6] == [0, 2, 2, 2, 2, -0.0]  # of the first rows, while their maximum rises; then the next rows'
+    assert right_answers("cross_entropy_gradient") == ["0", "three times"]
+    tiles = [e.value for e in traces("cross_entropy_gradient")[0].events if e.name == "G_ij" and e.value is not None]
+    np.testing.assert_allclose(sum(G[0].sum() for G in tiles[: len(tiles) // 2]), 0, atol=1e-7)
+    assert right_answers("linear_attention_two_pass") == ["in any, or all at once", "half"]
+    events_2 = traces("linear_attention_two_pass")[0].events
+    assert {e.array for e in events_2 if e.kind == "store" and e.label == "line 13"} == {"O"}
+    states = (linear.exact(N=12, d=2, chunk=C, state="in_hbm").hbm.by_array["S"].accesses for C in (3, 6))
+    assert next(states) == 2 * next(states)
     (linear_trace,) = traces("linear_attention")
     keys = [e.name for e in linear_trace.events if e.kind == "load" and e.array in ("K", "V")]
     (state,) = {e.elements for e in linear_trace.events if e.name == "S"}

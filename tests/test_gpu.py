@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 import flashsim
 from flashsim import gpu
 from flashsim.dropout import keep_mask
+from flashsim.examples import same_curve
 from flashsim.gpu import hopper, hopper_backward
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.launching import launch
@@ -665,3 +666,11 @@ def check(rung: Kernel, dtype: str, d: int, *, examples: int) -> None:
         if rung.name == "standard"
         else None,
     )
+
+
+@pytest.mark.parametrize("bug", [None, *same_curve.ON_GPU], ids=lambda bug: bug.what if bug else "right")
+def test_a_kernel_s_bug_shows_in_two_steps_of_training(bug: same_curve.Bug | None) -> None:
+    first = same_curve.train(same_curve.Setup("standard", None, "float32", 2))
+    curve = same_curve.train(same_curve.Setup(same_curve.GPU, None, "float32", 2, bug))
+    (apart,) = same_curve.distances([first, curve])
+    assert apart.shows == (2 if bug else None)

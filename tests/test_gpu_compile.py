@@ -16,7 +16,18 @@ import numpy as np
 import pytest
 
 from flashsim import Causal, KeyPadding, SlidingWindow, cli, gpu
-from flashsim.gpu import api, compiling, hopper, hopper_backward, hopper_decode, launching, machine
+from flashsim.examples import same_curve
+from flashsim.gpu import (
+    algorithm_2,
+    api,
+    compiling,
+    hopper,
+    hopper_backward,
+    hopper_decode,
+    launching,
+    machine,
+    planting,
+)
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
 from flashsim.gpu.kernel import Variant
 from flashsim.gpu.masking import Rule, rule_of
@@ -155,6 +166,53 @@ def test_cubins_are_kept_until_a_source_changes(monkeypatch: pytest.MonkeyPatch,
         kept.write_bytes(b"cut off")
     assert forget_and_compile()[:4] == b"\x7fELF"
     assert len(made) == 4
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("bug", same_curve.ON_GPU, ids=lambda bug: bug.what)
+def test_a_planted_bug_compiles_to_other_code_and_leaves_none_behind(bug: same_curve.Bug) -> None:
+    def compiled() -> bytes:
+        return compile_file(
+            bug.file, ("algorithm_4<float, 32, 32, 64, Causal, NoDropout>",), {"COUNT": 0}, "sm_80"
+        ).cubin
+
+    right = compiled()
+    with planting.planted(bug.file, (bug.before, bug.after)):
+        assert compiled() != right
+        folder = compiling.KERNELS
+    assert compiled() == right
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_the_kernel_that_trains_a_curve_has_the_bugs_in_its_file(capability: str) -> None:
+    shape, asked = (4, 2, 64, 32), tuple(what == "causal" for what in api.TAKES)
+    plan = api._plan("backward", np.dtype("float32"), shape, shape, True, asked, capability)
+    assert {bug.file for bug in same_curve.ON_GPU} == {algorithm_2.BACKWARD}
+    assert plan.kernel == algorithm_2.KERNEL.name
+
+
+def test_a_bug_is_planted_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    right: dict[tuple[Any, ...], dict[str, Any]] = {("a function of the right file",): {}}
+    monkeypatch.setattr(compiling, "_loaded", dict(right))
+    for bug in same_curve.ON_GPU:
+        with planting.planted(bug.file, (bug.before, bug.after)):
+            assert bug.after in (compiling.KERNELS / bug.file).read_text(encoding="utf-8")
+            assert {path.name for path in compiling.KERNELS.iterdir()} == {path.name for path in KERNELS.iterdir()}
+            assert not compiling._loaded
+            compiling._loaded["a function of the wrong file",] = {}
+        assert compiling._loaded == right
+        with (
+            pytest.raises(ValueError, match=r"' occurs 0 times in algorithm_2.cu; expected once"),
+            planting.planted("algorithm_2.cu", (bug.before, bug.after)),
+        ):
+            pass
+    with (
+        pytest.raises(ValueError, match=r"kernel file is 'hopper.cu'; expected one of algorithm_1.cu, "),
+        planting.planted("hopper.cu", ("a", "b")),
+    ):
+        pass
+    assert compiling.KERNELS == KERNELS
 
 
 @pytest.mark.parametrize(

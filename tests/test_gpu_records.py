@@ -17,10 +17,12 @@ import flashsim
 from flashsim import gpu
 from flashsim.cli import bench, main
 from flashsim.gpu import benchmark, standard
-from flashsim.gpu.benchmark import NAMES, Setting, settings
+from flashsim.gpu.benchmark import NAMES, SPARSE, Setting, settings
 from flashsim.gpu.compiling import MissingGPU, import_cupy
+from flashsim.gpu.masking import rule_of
 from flashsim.gpu.profiling import METRICS, parse
 from flashsim.gpu.validation import Pass, _row
+from flashsim.patterns import butterfly
 from flashsim.plots import figure_of
 from flashsim.plots.gpu import (
     LOOKS,
@@ -98,6 +100,45 @@ def test_a_rung_takes_part_in_what_it_is_for() -> None:
     assert not benchmark._can(decoding, Setting(64, 128, dropout_p=0.1))
 
 
+@pytest.mark.parametrize("N", [64, 300, 1024])
+def test_sparse_contestants_are_asked_for_and_rated_by_what_they_compute(
+    N: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting, called = Setting(N, 64), []
+    monkeypatch.setattr(benchmark, "_torch", lambda: None)
+    monkeypatch.setattr(benchmark, "arrays", lambda *_: [np.zeros((1, 1, N, 64), np.float16)] * 4)
+    monkeypatch.setattr(gpu, "forward", lambda q, k, v, **options: called.append(options))
+    assert not set(SPARSE) & {name for name, _ in benchmark.contestants(setting, ())}
+    assert not list(benchmark.contestants(Setting(N, 64, direction="backward"), tuple(SPARSE)))
+    assert not list(benchmark.contestants(Setting(N, 64, causal=True), tuple(SPARSE)))
+    live = {}
+    for name, make in benchmark.contestants(setting, tuple(SPARSE)):
+        make()()
+        options = called.pop()
+        assert options["kernel"] == "hopper"
+        q = np.zeros((1, 1, N, 64))
+        rule = rule_of(q, q, False, options.get("mask"), None, options.get("block_mask"))
+        at = np.arange(N)
+        if rule.window:
+            live[name] = (at[:, None] - at <= rule.window[0]) & (at - at[:, None] <= rule.window[1])
+        else:
+            tiles = butterfly(-(-N // 128), -(-N // 128))
+            live[name] = tiles[np.ix_(at // 128, at // 128)]
+    assert {name: benchmark.share(name, setting) for name in SPARSE} == {name: m.mean() for name, m in live.items()}
+    assert benchmark.share("hopper", setting) == 1
+
+
+def test_a_rate_is_of_what_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(1024, 64)
+    monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
+    monkeypatch.setattr(benchmark, "_extra_bytes", lambda call: 0)
+    monkeypatch.setattr(benchmark, "interleaved", lambda calls, rounds: {name: [2.0, 1.0, 3.0] for name in calls})
+    timed = benchmark.race(setting, [(name, lambda: lambda: None) for name in ("hopper", "hopper_window")], 3)
+    whole, window = (timing.tflops for timing in timed)
+    assert whole == setting.flops / 2e9
+    assert window == pytest.approx(whole * (256 * 1024 - 128 * 129 / 2 - 127 * 128 / 2) / 1024**2)
+
+
 def benchmark_record() -> dict[str, Any]:
     def timing(name: str, setting: Setting) -> dict[str, Any]:
         rate = {"tensor_core": 300.0, "torch_flash": 310.0, "standard": 40.0}[name]
@@ -136,6 +177,9 @@ def test_pictures_of_times_draw_every_contestant_that_did_not_fail() -> None:
     assert np.asarray(lines["forward False standard"].get_xdata()).tolist() == [1024]
     assert np.asarray(lines["forward False tensor_core"].get_ydata()).tolist() == [300.0, 300.0]
     assert len(plot_runtime(record).get_lines()) == 3
+    forward = {**record, "results": [r for r in record["results"] if r["direction"] == "forward"]}
+    alone = plot_runtime(forward)
+    assert (len(alone.get_lines()), alone.get_ylabel()) == (3, "forward, ms a sequence")
     assert len(plot_peak_memory(record).get_lines()) == 3
     assert figure_of(axes).get_axes() == list(axes)
 

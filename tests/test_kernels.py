@@ -471,3 +471,10 @@ def test_numbers_are_keops() -> None:
         assert np.allclose(k @ V, kernels.product(X, Z, V, kernel=kernel).Y, rtol=1e-13, atol=0)
     lse = (-squares / 2).logsumexp(axis=1)
     assert np.allclose(lse[:, 0], kernels.product(X, Z, np.ones(40), reduction="logsumexp").Y, rtol=1e-13, atol=0)
+
+
+def test_a_distance_beyond_the_chips_type_is_refused() -> None:
+    """In float64 it is a number: it is float32 that ends before."""
+    X, Z = (np.full((3, 1), x, np.float32) for x in (2e38, -2e38))
+    with pytest.raises(ValueError, match=r"X and Z are too far apart: .* 4e\+38, and float32 ends at 3.4e\+38"):
+        kernels.product(X, Z, np.ones((3, 1), np.float32))

@@ -163,3 +163,8 @@ def test_bad_input_is_named() -> None:
 def test_square_tiles_fit_and_are_one_at_least() -> None:
     p = Sizes(d=4, f=4, o=4)
     assert [square_rows(M, p) for M in (3, 7, 8, 14, 15)] == [1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("ask", [mlp.count, mlp.exact])
+def test_the_output_is_as_wide_as_the_input_by_default(ask: Any) -> None:
+    assert ask(N=5, d=4, f=7).hbm == ask(N=5, d=4, f=7, o=4).hbm

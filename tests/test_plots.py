@@ -694,6 +694,12 @@ def test_approximations_are_drawn_where_closed_forms_cross() -> None:
     assert (512, tally.hbm.extra + 2 * 4 * 512) in xy(axes[2], "smyrf extra")
     with pytest.raises(ValueError, match="C is 37; expected clusters that fit in M = 4,096 elements, d = 16"):
         plots.FIGURES["approximate"].data(d=16, k=64, M=4096, C=37)
+    for M, words in (
+        (1, "M is 1; expected at least 33 elements, which 'standard' needs"),
+        (100, "cuts N = 8,192 into 8,192 × "),
+    ):
+        with pytest.raises(ValueError, match=words):
+            plots.FIGURES["approximate"].data(d=16, k=64, M=M)
     window = flashsim.count("sliding_window", N=512, window=(32, 31), sizing="fit", **shape)
     assert (512, window.hbm.accesses) in xy(axes[0], "sliding_window accesses")
     assert (512, 2 * 512**2) in xy(axes[2], "standard extra")

@@ -6,6 +6,7 @@ import inspect
 import pickle
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -289,3 +290,22 @@ def test_in_a_notebook_a_run_is_a_table_and_a_traced_one_the_player() -> None:
     traced = small(program, trace=True)
     assert traced.trace is not None
     assert traced._repr_html_() == traced.trace._repr_html_() != small(program)._repr_html_()
+
+
+@pytest.mark.parametrize("asked", ["count", "exact"])
+@pytest.mark.parametrize(
+    ("module", "sizes", "wrong"),
+    [
+        (kernels, {"N": 4, "d": 2}, ("size", "options", "index")),
+        (cross_entropy, {"N": 4, "v": 5, "d": 2}, ("size", "options", "index")),
+        (linear, {"N": 4, "d": 2}, ("size", "blocks", "sizing", "options")),
+        (mlp, {"N": 4, "d": 2, "f": 3}, ("size", "sizing", "options")),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_an_argument_that_there_is_not_is_named(
+    module: Any, sizes: dict[str, int], wrong: Sequence[str], asked: str
+) -> None:
+    for name in wrong:
+        with pytest.raises(TypeError, match=rf"^{asked} takes no argument '{name}'"):
+            getattr(module, asked)(**sizes, **{name: (2,)})

@@ -18,6 +18,7 @@ EXAMPLES = (
     "flashsim bench --only tensor_core torch_flash --N 4096 --d 64 128 --json bench.json\n"
     "flashsim bench --only hopper torch_cudnn fa4 --d 64 128 --heads 32 16 --direction forward --rounds 9\n"
     "flashsim bench --N 1024 --d 64 --dropout 0.1 --causal yes\n"
+    "flashsim bench --only standard hopper hopper_window hopper_butterfly torch_flash --d 64 --causal no --direction forward\n"
     "flashsim bench --ladder --json ladder.json"
 )
 LENGTHS, LADDERS = [2**e for e in range(7, 17)], 4096
@@ -62,7 +63,7 @@ def add_options(parser: Any) -> None:
         choices=NAMES,
         default=[],
         metavar="NAME",
-        help=f"time these alone: {', '.join(NAMES)}. Default: all",
+        help=f"time these alone: {', '.join(NAMES)}. Default: all but hopper_window (256 keys) and hopper_butterfly",
     )
     parser.add_argument("--rounds", type=whole(), default=7, help="time each so often; medians are told. Default: 7")
     parser.add_argument("--commit", help="of the sources, for the record")

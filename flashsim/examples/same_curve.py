@@ -1,13 +1,15 @@
 """The same training curve, whichever attention trains it: the paper's §4.1 and Appendix E, at the size of a laptop.
 
 In flashsim: flashsim.forward and flashsim.backward of each algorithm named, and flashsim.gpu's where there is a GPU, in the
-transformer of flashsim.examples.transformer. Its bugs are planted by flashsim.planting. `flashsim plot same_curve` draws it.
+transformer of flashsim.examples.transformer. Its bugs are planted by flashsim.planting; in a kernel's CUDA, by
+flashsim.gpu.planting. `flashsim plot same_curve` draws it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
@@ -36,17 +38,22 @@ Tiled = tuple[str, tuple[int, int] | None]
 
 @dataclass(frozen=True)
 class Bug:
-    """What is wrong, the text to change in a backward pass, and the function that holds it, if not the algorithm's own."""
+    """What is wrong, the text to change in a backward pass, and what holds it: the algorithm's own, or a function or .cu file."""
 
     what: str
     before: str
     after: str
     within: Callable[..., Any] | None = None
+    file: str = ""
 
 
 SCALED_TWICE = Bug("dK scaled by τ twice", "tau * product(dS_ij.T, Q_i)", "tau * tau * product(dS_ij.T, Q_i)")
 NO_D = Bug("no − D in dS", "dP_ij - D_i", "dP_ij")
 NO_D_IN_ROWS = Bug(NO_D.what, "dP_i - D_i", "dP_i", whole_rows_backward)
+ON_GPU = (  # in the kernel that gpu.backward chooses for float32
+    Bug(SCALED_TWICE.what, "element *= p.tau;", "element *= p.tau * p.tau;", file="algorithm_4.cu"),
+    Bug(NO_D.what, "dP_ij.at[a][b] - D_i", "dP_ij.at[a][b]", file="algorithm_4.cu"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class Setup:
     def attend(self) -> Attend:
         """Return its attention as the transformer takes it."""
         if self.name == GPU:
-            return on_a_gpu
+            return partial(on_a_gpu, self.bug)
         algorithm, bug = BACKWARD[self.name], self.bug
         if bug is not None:
             algorithm = planted(algorithm, (bug.before, bug.after), within=bug.within, what=bug.what)
@@ -131,11 +138,12 @@ def simulated(
     return run.O, turned_back
 
 
-def on_a_gpu(Q: Array, K: Array, V: Array) -> tuple[Array, Back]:
+def on_a_gpu(bug: Bug | None, Q: Array, K: Array, V: Array) -> tuple[Array, Back]:
     """Causal attention by a GPU's kernels, in float32. They take d = 32, so columns of zeros are added, which change nothing."""
     import cupy
 
     from flashsim import gpu
+    from flashsim.gpu.planting import planted
 
     d = Q.shape[-1]
     wide = [cupy.asarray(np.pad(x, [(0, 0)] * 3 + [(0, 32 - d)])) for x in (Q, K, V)]
@@ -144,7 +152,8 @@ def on_a_gpu(Q: Array, K: Array, V: Array) -> tuple[Array, Back]:
     def turned_back(dO: Array) -> tuple[Array, Array, Array]:
         do = cupy.asarray(np.pad(dO, [(0, 0)] * 3 + [(0, 32 - d)]))
         q, k, v = wide
-        found = gpu.backward(q, k, v, o, lse, do, causal=True, scale=d**-0.5)
+        with planted(bug.file, (bug.before, bug.after)) if bug else nullcontext():
+            found = gpu.backward(q, k, v, o, lse, do, causal=True, scale=d**-0.5)
         dq, dk, dv = (cupy.asnumpy(g)[..., :d] for g in found)
         return dq, dk, dv
 
@@ -183,9 +192,9 @@ def setups(steps: int) -> list[Setup]:
     flash: Tiled = ("flash", (32, 16))
     q_outer: Tiled = ("q_outer", (16, 32))
     every = [Setup(*which, dtype, steps) for dtype in WITHIN for which in (standard, flash, q_outer)]
-    if has_gpu():
-        every.append(Setup(GPU, None, "float32", steps))
     few = min(steps, EARLY)
+    if has_gpu():
+        every += [Setup(GPU, None, "float32", steps), *(Setup(GPU, None, "float32", few, bug) for bug in ON_GPU)]
     every += [Setup(*flash, "float64", steps, bug) for bug in (SCALED_TWICE, NO_D)]
     every += [Setup(*standard, "float64", few, bug) for bug in (SCALED_TWICE, NO_D_IN_ROWS)]
     return every + [Setup(*q_outer, "float64", few, bug) for bug in (SCALED_TWICE, NO_D)]
@@ -246,7 +255,8 @@ def lines(run: SameCurve) -> Iterator[str]:
     yield ""
     yield from paragraph(_verdict(run))
     yield ""
-    yield "With a bug planted in the backward pass, float64:"
+    on_gpu = any(at.title == GPU and at.bug for at in run.distances)
+    yield "With a bug planted in the backward pass, float64" + (", on the GPU float32:" if on_gpu else ":")
     yield ""
     rows = [("", "bug", "end", "shows at step", "apart, all")]
     for at in (at for at in run.distances if at.bug):

@@ -19,17 +19,26 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
-from flashsim.gpu import hopper_fp8
+import numpy as np
+
+from flashsim.gpu import hopper, hopper_fp8
 from flashsim.gpu.compiling import current_device, import_cupy
 from flashsim.gpu.kernel import Kernel
 from flashsim.gpu.rungs import ladder
+from flashsim.masks import SlidingWindow
+from flashsim.patterns import butterfly
 
 OnSetting = Callable[[int, int, str], None]
 Call = Callable[[], Any]
 TORCH = {"torch_unfused": "", "torch_math": "MATH", "torch_flash": "FLASH_ATTENTION", "torch_cudnn": "CUDNN_ATTENTION"}
 """Backends of PyTorch's scaled_dot_product_attention; "": attention written in PyTorch, the paper's baseline."""
 FA4 = "fa4"  # FlashAttention-4, of the package flash-attn-4, where it is installed
-NAMES = (*ladder(), *TORCH, FA4)
+SPARSE: dict[str, dict[str, Any]] = {
+    "hopper_window": {"mask": SlidingWindow(128, 127)},
+    "hopper_butterfly": {"block_mask": butterfly},
+}
+"""What else the paper's Figure 3 compares: less than all of S, by `hopper`, forward. They take part if they are asked for."""
+NAMES = (*ladder(), *SPARSE, *TORCH, FA4)
 LONGEST = {"torch_unfused": 16_384, "torch_math": 16_384}
 """Beyond these lengths the N × N matrices are too large to be worth the time. Our kernels' records have their own."""
 TOKENS, HEADS = 16_384, 16
@@ -127,7 +136,8 @@ def race(setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rou
         cupy.cuda.runtime.deviceSynchronize()
     for name, measured in interleaved(calls, rounds).items():
         median = statistics.median(measured)
-        yield Timing(name, median, min(measured), max(measured), setting.flops / median / 1e9, extra[name])
+        rate = setting.flops * share(name, setting) / median / 1e9
+        yield Timing(name, median, min(measured), max(measured), rate, extra[name])
     del calls
     _free()
 
@@ -197,18 +207,37 @@ def _torch() -> Any:
 
 def contestants(setting: Setting, asked: Sequence[str]) -> Iterator[tuple[str, Callable[[], Call]]]:
     """Yield names, and what makes a call of each: that may fail too."""
-    names = [name for name in NAMES if (name in asked if asked else _longest(name, setting.N) >= setting.N)]
+    usual = [name for name in NAMES if name not in SPARSE and _longest(name, setting.N) >= setting.N]
+    names = [name for name in NAMES if name in asked] if asked else usual
     torch = _torch()
     for name in names:
         if name in ladder():
             if _can(ladder()[name], setting):
                 yield name, partial(_ours, name, setting)
+        elif name in SPARSE:
+            if setting.direction == "forward" and not setting.causal:
+                yield name, partial(_ours, "hopper", setting, **SPARSE[name])
         elif torch is None or (name == FA4 and _version("flash-attn-4") is None):
             continue
         elif name == FA4:
             yield name, partial(_fa4, setting, torch)
         else:
             yield name, partial(_torchs, TORCH[name], setting, torch)
+
+
+def share(name: str, setting: Setting) -> float:
+    """Return how many of S's elements a contestant is asked for, of all that a setting has."""
+    N, more = setting.N, SPARSE.get(name, {})
+    if "mask" in more:
+        rows, window = np.arange(N), more["mask"]
+        keys = np.minimum(rows, window.left) + 1 + np.minimum(N - 1 - rows, window.right)
+        return float(keys.sum()) / N**2
+    if "block_mask" in more:
+        tiles = hopper.choose_tiles(setting.d, "LISTED", N)
+        T_r, T_c = -(-N // tiles.B_r), -(-N // tiles.B_c)
+        rows, columns = (np.diff([*range(0, N, B), N]) for B in (tiles.B_r, tiles.B_c))
+        return float(rows @ more["block_mask"](T_r, T_c) @ columns) / N**2
+    return 1.0
 
 
 def _longest(name: str, otherwise: int) -> int:
@@ -245,11 +274,17 @@ def arrays(setting: Setting, count: int, dtype: str = "") -> list[Any]:
     return [x.astype(dtype or setting.dtype) for x in made]
 
 
-def _ours(name: str, setting: Setting) -> Call:
+def _ours(name: str, setting: Setting, **more: Any) -> Call:
     from flashsim import gpu
 
     q, k, v, do = arrays(setting, 4, dtype_of(ladder()[name], setting))
-    options: dict[str, Any] = {"kernel": name, "causal": setting.causal, "dropout_p": setting.dropout_p, "seed": 1}
+    options: dict[str, Any] = {
+        "kernel": name,
+        "causal": setting.causal,
+        "dropout_p": setting.dropout_p,
+        "seed": 1,
+        **more,
+    }
     if setting.direction == "forward":
         return lambda: gpu.forward(q, k, v, **options)
     o, lse = gpu.forward(q, k, v, return_lse=True, **options)

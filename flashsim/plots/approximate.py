@@ -28,6 +28,7 @@ from flashsim.plots.style import (
     several,
     styled,
 )
+from flashsim.records import Occupancy
 from flashsim.sizes import Size
 
 EXACT = ("standard", "flash", "q_outer")
@@ -38,6 +39,7 @@ PAPER = {
 _LENGTHS = [2**e for e in range(7, 17)]
 _STEP, _LAST = 64, 2048  # where crossings are looked for
 _TOLD = ("performer", "linformer", "smyrf", "reformer")  # whose crossings are marked
+_MOST_TILES = 2**25  # of the butterfly, which lists them
 _CLUSTER, _LONG = 64, 2**20  # rows, if they fit; and an N at which clusters take the most room
 _MEASURES = {
     "accesses": "HBM accesses (elements)",
@@ -68,7 +70,8 @@ def approximate_data(
     linformer of k mixtures, performer of k features, φ on chip or in HBM; reformer and smyrf in `rounds` of clusters of C rows
     (None: 64, or as many as fit), whose tables count as extra memory. Each takes the largest blocks of its proportions that fit.
     `crosses`, by method that is not exact and by exact one: the multiple of 64 from which it makes fewer accesses (None: not up
-    to 2,048). `paper`: what the paper says of measured runtimes. Raises ValueError for what is no size and a C that does not fit.
+    to 2,048). `paper`: what the paper says of measured runtimes. Raises ValueError for what is no size, a C that does not fit,
+    and an M so small that a method does not fit, or that the butterfly has too many tiles.
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype)
     shape.pop("N")
@@ -115,15 +118,28 @@ def _cost(name: str, N: int, k: int, clusters: Mapping[str, Any], shape: Mapping
         return method.hbm.accesses, method.matmul, method.hbm.extra + tables
     if name in approximate.METHODS:
         method = approximate.exact(name, N=N, k=k, **shape)
+        _check_fits(name, method.sram)
         return method.hbm.accesses, method.matmul, method.hbm.extra
     more: dict[str, Any] = {}
     if name == "sliding_window":
         more["window"] = (k // 2, k - 1 - k // 2)
     if name == "block_sparse":
         tiles = theory.exact("flash", N=N, sizing="fit", **shape).blocks
+        if tiles.T_r * tiles.T_c > _MOST_TILES:
+            raise ValueError(
+                f"M is {shape['M']:,}, which cuts N = {N:,} into {tiles.T_r:,} × {tiles.T_c:,} tiles; expected an M "
+                f"for at most {_MOST_TILES:,}, as the butterfly lists them"
+            )
         more["block_mask"] = patterns.butterfly(tiles.T_r, tiles.T_c)
     exact = theory.exact(name, N=N, sizing="fit", **shape, **more)
+    _check_fits(name, exact.sram)
     return exact.hbm.accesses, exact.matmul, exact.hbm.extra
+
+
+def _check_fits(name: str, use: Occupancy) -> None:
+    """Raise ValueError where even blocks of one row do not fit."""
+    if use.over:
+        raise ValueError(f"M is {use.capacity:,}; expected at least {use.peak:,} elements, which {name!r} needs")
 
 
 def _from(not_fewer: Sequence[int]) -> int | None:

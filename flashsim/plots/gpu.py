@@ -30,6 +30,8 @@ from flashsim.plots.style import (
 )
 
 _PEERS = {
+    "hopper_window": ("wgmma and TMA, a window", ("sky", "v", "-.")),
+    "hopper_butterfly": ("wgmma and TMA, butterfly", ("sky", "s", "--")),
     "torch_unfused": ("PyTorch, unfused", ("grey", "1", ":")),
     "torch_math": ("PyTorch, math", ("grey", "+", "-.")),
     "torch_flash": ("FlashAttention-2", ("green", "D", "--")),
@@ -167,21 +169,24 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
 
 @styled
 def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = None) -> Axes:
-    """Draw forward + backward runtime over N, log-log: the paper's Figure 3, left."""
+    """Draw forward + backward runtime over N, log-log, or of the one that the record has: the paper's Figure 3, left."""
     ax = canvas(ax, 4.2, x=2, y=10)
     times: dict[str, dict[int, dict[str, float]]] = {}
+    directions = list(dict.fromkeys(r["direction"] for r in record["results"]))
     for r in record["results"]:
         if r["d"] == d and not r["causal"] and not r["dropout_p"]:
             for t in r["timings"]:
                 if not t["failed"]:
                     times.setdefault(t["name"], {}).setdefault(r["N"], {})[r["direction"]] = t["median"] / r["B"]
     for name, look in LOOKS.items():
-        points = [(N, sum(both.values())) for N, both in sorted(times.get(name, {}).items()) if len(both) == 2]
+        points = [
+            (N, sum(both.values())) for N, both in sorted(times.get(name, {}).items()) if len(both) == len(directions)
+        ]
         if points:
             ax.plot(*zip(*points, strict=True), label=look.label, gid=name, **look.line)
     _over_N(ax, d)
     ax.yaxis.set_major_locator(LogLocator(10))
-    ax.set_ylabel("forward + backward, ms a sequence")
+    ax.set_ylabel(f"{' + '.join(directions)}, ms a sequence")
     ax.set_title(f"Runtime, as in Figure 3 (left), {record['machine']['gpu']}", x=-0.17)
     return ax
 
