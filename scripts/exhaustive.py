@@ -110,7 +110,7 @@ class Game:
         self.inputs = (1 << len(inputs)) - 1
         self.whole = [1 << f + 2 ** len(s.terms) - 1 for f, s in zip(self.first, sums, strict=True)]
         word = {name: 1 << at for name, at in self.bit.items()} | {
-            s.name: self.whole[at] for s, at in zip(sums, number.values())
+            s.name: self.whole[at] for s, at in zip(sums, number.values(), strict=True)
         }
         self.operands = [[word[a] | word[b] for a, b in s.terms] for s in sums]
         self.all_of = [
@@ -129,14 +129,14 @@ class Game:
         self.whole_outputs = sum(self.whole[at] for at in self.outputs)
         self.orders = [self.to(self, orders) for orders in product(*(permutations(range(size)) for size in sizes))]
         self.needed_of = lru_cache(None)(self._needed)
-        self.alike = lru_cache(10**6)(self._alike)
+        self.settled = lru_cache(10**6)(self._settled)
         self.exact: dict[State, int] = {}
         self.rated: dict[State, int] = {}
 
     # ------------------------------------------------------------------------------------------ games that are like it
 
     def to(self, other: Game, orders: tuple[tuple[int | None, ...], ...]) -> list[list[int]]:
-        """Return, for each byte of a state, what each value of it becomes in another game: of each axis, where each index goes."""
+        """Return, for each byte of a state, what each value becomes in another game, as indices go."""
         goes: list[int] = []
 
         def moved(word: Word) -> Word | None:
@@ -152,9 +152,9 @@ class Game:
                 goes += [0] * (2 ** len(s.terms) - 1)
                 continue
             at = other.number[name]
-            terms = [set(term) for term in other.sums[at].terms]
+            terms: list[set[Word | None]] = [{*term} for term in other.sums[at].terms]
             new = [{moved(word) for word in term} for term in s.terms]
-            place = [0 if None in term else 1 << terms.index(term) for term in new]
+            place = [1 << terms.index(term) if term in terms else 0 for term in new]
             for m in range(1, 2 ** len(s.terms)):
                 left = sum(place[t] for t in range(len(s.terms)) if m >> t & 1)
                 goes.append(1 << other.first[at] + left if left else 0)
@@ -166,7 +166,7 @@ class Game:
             for at in range(0, len(goes), 8)
         ]
 
-    def _alike(self, state: State) -> State:
+    def alike(self, state: State) -> State:
         """Return the one state that stands for all that are equal to this but for order."""
         size = len(self.orders[0])
         ours, theirs = (x.to_bytes(size, "little") for x in state)
@@ -181,7 +181,7 @@ class Game:
         found = []
         for axis, size in enumerate(self.sizes):
             for n in range(size if size > 1 else 0):
-                orders = [tuple(range(length)) for length in self.sizes]
+                orders: list[tuple[int | None, ...]] = [tuple(range(length)) for length in self.sizes]
                 orders[axis] = tuple(None if at == n else at - (at > n) for at in range(size))
                 sizes = tuple(length - (at == axis) for at, length in enumerate(self.sizes))
                 other = self.games[sizes]
@@ -242,14 +242,17 @@ class Game:
 
     # ------------------------------------------------------------------------------------------------------- moves
 
-    def settled(self, chip: int, hbm: int) -> tuple[int, State]:
+    def _settled(self, chip: int, hbm: int) -> tuple[int, State]:
         """Do what is best done at once, points 3 to 7: return what it costs, and the state, in order."""
         price = 0
         for at, s in enumerate(self.sums):  # operands come before the sums that take them
-            f, there = self.first[at], chip & self.all_of[at]
+            there = chip & self.all_of[at]
             if not there:
                 continue
-            m = reduce(operator.or_, (m for m in range(1, 2 ** len(s.terms)) if there >> f + m & 1))
+            f, m, bits = self.first[at], 0, there
+            while bits:
+                m |= (bits & -bits).bit_length() - 1 - f
+                bits &= bits - 1
             for t, operands in enumerate(self.operands[at]):
                 if not operands & ~chip and not (s.output and (chip | hbm) & self.with_term[at][t]):
                     m |= 1 << t
@@ -261,16 +264,19 @@ class Game:
         _, keep = self.needed_of((chip | hbm) & ~self.inputs)
         return price, self.alike((chip & keep, hbm & keep))
 
-    def room(self, chip: int, hbm: int, words: int, lack: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (cost, chip, HBM) with as many of these words gone: forgotten, or written first."""
-        among = [1 << at for at in range(words.bit_length()) if words >> at & 1]
-        for gone in combinations(among, max(lack, 0)):
-            new = [word for word in gone if not word & (self.inputs | hbm)]
-            left, must = chip & ~sum(gone), sum(word for word in new if word & self.of_outputs)
-            may = [word for word in new if not word & self.of_outputs]
-            for number in range(len(may) + 1):
-                for written in combinations(may, number):
-                    yield must.bit_count() + number, left, hbm | must | sum(written)
+    def room(self, chip: int, hbm: int, words: int, lack: int) -> list[tuple[int, int, int]]:
+        """Return (cost, chip, HBM) with as many of these words gone: forgotten, or written first."""
+        found, rest = [(0, chip, hbm)] if lack <= 0 else [], words if lack > 0 else 0
+        while rest:
+            word = rest & -rest
+            rest ^= word
+            stays = word & (self.inputs | hbm)
+            for price, left, stored in self.room(chip & ~word, hbm, rest, lack - 1):
+                if stays or not word & self.of_outputs:
+                    found.append((price, left, stored))
+                if not stays:
+                    found.append((price + 1, left, stored | word))
+        return found
 
     def moves(self, state: State) -> Iterator[tuple[int, State]]:
         """Yield what an operation costs, with the loads and evictions before it, and the state after it."""
@@ -313,7 +319,7 @@ class Game:
             if old:
                 last = [(0, left & ~old, stored & ~old if self.sums[at].output else stored)]
             else:
-                last = list(self.room(left, stored, left, left.bit_count() + 1 - self.M))
+                last = self.room(left, stored, left, left.bit_count() + 1 - self.M)
             for more, chip_after, hbm_after in last:
                 written, after = self.settled(chip_after | new, hbm_after)
                 yield price + more + written, after
@@ -324,6 +330,8 @@ class Game:
         """Return the fewest accesses from a state, settled, to the end; NEVER if there is no way. Raises Cut."""
         if start in self.exact:
             return self.exact[start]
+        if start == (0, 0):
+            self.lower = self.least(start)
         cost, came, opened = {start: 0}, dict[State, State](), dict[State, int]()
         queue, total, state = [(self.rate(start), 0, start)], NEVER, start
         while queue:
@@ -377,7 +385,7 @@ class Games(dict[tuple[int, ...], Game]):
 def fewest(
     N_q: int, N_k: int, d: int, M: int, *, d_v: int | None = None, backward: bool = False, most: int = 10**7
 ) -> Found:
-    """Return the fewest accesses that any schedule makes with M words on chip, or what is known when `most` states are expanded."""
+    """Return the fewest accesses that any schedule makes with M words on chip, or a bound, if `most` states are expanded."""
     games = Games(M, backward, most)
     game = games[N_q, N_k, d, d if d_v is None else d_v]
     try:
