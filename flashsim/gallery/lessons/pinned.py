@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import flashsim
 from flashsim.gallery.looking import end, first, moved, see
 from flashsim.gallery.page import Page
 from flashsim.tracing import Lesson, Stop, Trace
@@ -10,6 +9,7 @@ from flashsim.tracing import Lesson, Stop, Trace
 
 def record() -> tuple[Trace, ...]:
     """Record both with the same M and the same blocks."""
+    import flashsim
     from flashsim.tracing.sample import operands
 
     Q, K, V = operands(6, 2)
