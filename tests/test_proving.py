@@ -250,6 +250,16 @@ def test_what_takes_too_many_cells_is_not_shown(monkeypatch: pytest.MonkeyPatch)
     assert not most_in_a_phase(60, 8, 40, 9, 11, H)
 
 
+def test_phases_that_are_just_enough_are_enough() -> None:
+    """Two phases of ten terms, and twenty to do; with one more, there must be a third."""
+    with pytest.raises(ValueError, match="are enough"):
+        certificate.by_phases(1, 1, 1, 10, 2, 3, 1, 1, 10, 3)
+    with pytest.raises(ValueError, match="are enough"):
+        certificate_backward.by_phases(1, 1, 20, 2, 3, 100, 3)
+    assert "at least 3" in certificate.by_phases(1, 1, 1, 11, 2, 3, 1, 1, 10, 3)
+    assert "at least 3" in certificate_backward.by_phases(1, 1, 21, 2, 3, 100, 3)
+
+
 @pytest.mark.parametrize(("d", "d_v"), [(4, 9), (9, 4)])
 @pytest.mark.parametrize(("N", "M"), [(60, 30), (60, 60), (400, 600)])
 def test_certificates_of_two_widths(d: int, d_v: int, N: int, M: int) -> None:
