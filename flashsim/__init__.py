@@ -24,7 +24,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flashsim import dropout, patterns, reference, theory
+from flashsim import dropout
 from flashsim.algorithms.blocks import Fit, Fixed, Paper
 from flashsim.api import Gradients, Run, Tally, backward, count, forward, trace
 from flashsim.bias import Bias
@@ -43,8 +43,11 @@ if TYPE_CHECKING:
     from flashsim import machines as machines
     from flashsim import mlp as mlp
     from flashsim import observers as observers
+    from flashsim import patterns as patterns
     from flashsim import plots as plots
+    from flashsim import reference as reference
     from flashsim import testing as testing
+    from flashsim import theory as theory
     from flashsim import tune as tune
     from flashsim.optima import optimum as optimum
     from flashsim.proving import prove as prove
@@ -99,8 +102,11 @@ LATER = {
             "machines",
             "mlp",
             "observers",
+            "patterns",
             "plots",
+            "reference",
             "testing",
+            "theory",
             "tune",
         )
     },
