@@ -205,7 +205,7 @@ def test_why_a_certificate_proves_nothing(change: dict[str, Any], why: str) -> N
 
 
 @pytest.mark.parametrize("sizes", [{"N": 1024, "d": 64, "M": 25_600}, {"N": 512, "d": 64, "M": 6000}])
-def test_one_phase_more_than_is_proved_is_refused(sizes: dict[str, int]) -> None:
+def test_one_phase_more_than_is_proved_is_refused(sizes: dict[str, Any]) -> None:
     held = flashsim.prove(**sizes).certificate()
     assert (held["a"] > 0) == (sizes["M"] == 6000)  # the combined bound, and the theorem alone
     more = {**held, "n": held["n"] + 1, "bound": held["bound"] + held["Y"] - held["M"]}

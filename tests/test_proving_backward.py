@@ -175,7 +175,7 @@ def test_why_a_certificate_proves_nothing(change: dict[str, Any], why: str) -> N
 
 
 @pytest.mark.parametrize("sizes", [{"N": 1024, "d": 64, "M": 25_600}, {"N": 512, "d": 64, "M": 6000}])
-def test_one_phase_more_than_is_proved_is_refused(sizes: dict[str, int]) -> None:
+def test_one_phase_more_than_is_proved_is_refused(sizes: dict[str, Any]) -> None:
     held = flashsim.prove(**sizes, direction="backward").certificate()
     more = {**held, "n": held["n"] + 1, "bound": held["bound"] + held["Y"] - held["M"]}
     with pytest.raises(ValueError, match="are enough"):
