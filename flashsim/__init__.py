@@ -14,8 +14,9 @@ with, to try them,
     kernel = flashsim.reference.attention
 
 `flashsim.backward` makes a run's gradients, `flashsim.sweep` counts at many
-points, `flashsim.theory.exact` counts by formula, `flashsim.plots` draws,
-`flashsim.algorithms()` lists what there is. docs/use.md shows each.
+points, `flashsim.theory.exact` counts by formula, `flashsim.prove` says what
+no schedule can beat, `flashsim.plots` draws, `flashsim.algorithms()` lists
+what there is. docs/use.md shows each.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from flashsim import testing as testing
     from flashsim import theory as theory
     from flashsim import tune as tune
+    from flashsim.optima import optimum as optimum
+    from flashsim.proving import prove as prove
     from flashsim.sweeping import sweep as sweep
     from flashsim.tracing import load_trace
 

@@ -20,12 +20,14 @@ FIELDS = ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys", "Y", "n", "
 
 def check(certificate: Mapping[str, Any]) -> str:
     """Return what is proved, in a sentence. Raises ValueError for a certificate that proves nothing, and says why."""
+    if certificate.get("direction") != "forward":
+        raise ValueError("its direction is not 'forward'")
     for name in FIELDS:
         value = certificate.get(name)
         if type(value) is not int or not 0 <= value < 10**30:
             raise ValueError(f"{name} is {str(value)[:50]}; expected a whole number below 10³⁰")
     N_q, N_k, d, d_v, M, pairs, queries, keys, Y, n, a, b, H, bound = (int(certificate[name]) for name in FIELDS)
-    if min(N_q, N_k, d, d_v, M) < 1 or queries > N_q or keys > N_k or pairs > queries * keys:
+    if min(N_q - queries, N_k - keys, d - 1, d_v - 1, M - 1, pairs - queries, pairs - keys, queries * keys - pairs) < 0:
         raise ValueError("there is no such problem")
     allowed = certificate.get("allowed")
     if allowed == "all" and (pairs, queries, keys) != (N_q * N_k, N_q, N_k):
@@ -81,10 +83,8 @@ def most_in_a_phase(Y: int, d: int, M: int, a: int, b: int, H: int) -> bool:
         left -= 1
         s0, s1, c0, c1 = cells.pop()
         t = Y - s0 - c0
-        if t < 0:
-            continue
         one = a * s1 * root_up(s1 * s1 + 4 * d * d * (c1 + M))
-        if one + b * t * root_up(s1 * s1 + 4 * d * d * c1) <= (4 * d * H) << FINE:
+        if t < 0 or one + b * t * root_up(s1 * s1 + 4 * d * d * c1) <= (4 * d * H) << FINE:
             continue
         if (s0, c0) == (s1, c1) or not left:
             return False

@@ -28,7 +28,7 @@ def check(certificate: Mapping[str, Any]) -> str:
         if type(value) is not int or not 0 <= value < 10**60:
             raise ValueError(f"{name} is {str(value)[:50]}; expected a whole number below 10⁶⁰")
     N_q, N_k, d, d_v, M, pairs, queries, keys, Y, n, H, bound = (int(certificate[name]) for name in FIELDS)
-    if min(N_q, N_k, d, d_v, M) < 1 or queries > N_q or keys > N_k or pairs > queries * keys:
+    if min(N_q - queries, N_k - keys, d - 1, d_v - 1, M - 1, pairs - queries, pairs - keys, queries * keys - pairs) < 0:
         raise ValueError("there is no such problem")
     allowed = certificate.get("allowed")
     if allowed == "all" and (pairs, queries, keys) != (N_q * N_k, N_q, N_k):

@@ -1,35 +1,51 @@
 """Play attention scalar by scalar on tiny sizes, all schedules, and hold the fewest accesses against the lower bounds.
 
-    python scripts/exhaustive.py [--backward] [--most STATES] N_q N_k d M [N_q N_k d M …]
+    python scripts/exhaustive.py [--backward] [--d-v D_V] [--most STATES] N_q N_k d M [N_q N_k d M …]
 
 The game knows nothing of the bounds' proofs. Every number is a word: an input, or a part of a sum, told by the terms in it. On
 chip are at most M words. To read a word from HBM, or write it there, costs 1. Free are: to forget a word; to multiply two words
 on chip and add the product to a part of a sum on chip, or begin one, over any word on chip if need be; to add two parts of a sum
-that share no term. A whole S_ik is P_ik, as statistics are free. The rest is search: A*, which expands the state that may cost
-least, guided by the reads and writes that are sure to come.
+that share no term. A whole S_ik is P_ik, as statistics are free. Each term of an output is added once: twice would count it
+twice, and what is not counted need not be done. d (backward also d_v) is 1 or 2.
 
-Left out is only what helps no schedule. Words whose every use is past are forgotten. A word is forgotten, or written, only to
-make room; an output is written when it is whole. Each term of an output is added once, in place: twice would count it twice, and
-what is not counted need not be done. Games that are equal but for the order of rows, keys or columns are one.
+What is not tried, and why nothing is lost.
+1. Late loads. Before its first use a word takes room and gives nothing. So a move is one operation, with the loads that it
+   lacks just before it. A read of a part of an output is used at once, to change it.
+2. Late evictions. A word leaves only where the next load or result needs its room. It is written only then, if at all.
+3. No use to come. Words whose every use is past are forgotten. Parts of outputs are never lost: they were made for nothing.
+4. A term of an output goes at once to the part that is on chip with both operands. A schedule that adds it later can be followed
+   without that step: where it holds a part, hold the part with the term, or nothing in place of the term alone.
+5. Two parts of an output on chip are added at once. A schedule that keeps them apart can be followed with their sum in the place
+   of the one that is on chip, and in HBM where both are. So the part that is on chip is the only one that takes terms.
+6. A whole output is written at once: that has to be paid, and gives room.
+7. Of S and dP, half a sum on chip becomes the whole as soon as it can: of two terms, the whole serves wherever a half does.
+8. Games that are equal but for the order of rows, keys or columns are one.
+
+The search is A*, and what is sure to come is estimated by smaller games. Leave out a row, or a key, or a column. What a schedule
+does with the rest is a schedule of the smaller game, so it costs at least that game's fewest; and what it does with the words
+left out costs at least a read of each that is needed yet, and a write of each output. The smaller games are searched in the
+same way. So at any time the estimate of the best state left is a proven bound on the fewest accesses.
 """
 
 from __future__ import annotations
 
 import argparse
+import operator
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache, reduce
 from heapq import heappop, heappush
-from itertools import permutations, product
-from operator import getitem
+from itertools import combinations, permutations, product
 from typing import NamedTuple
 
 from flashsim.theory import lower_bound, lower_bound_backward
 
 Word = tuple[str, int, int]
+State = tuple[int, int]  # words on chip, and words in HBM that are no inputs, as bits
 AXES = {  # what a word's two numbers count: rows 0, keys 1, columns of Q and K 2, columns of V and O 3
     "Q": (0, 2), "K": (1, 2), "V": (1, 3), "O": (0, 3), "S": (0, 1), "dO": (0, 3), "dP": (0, 1), "dS": (0, 1),
     "dQ": (0, 2), "dK": (1, 2), "dV": (1, 3),
 }  # fmt: skip
+NEVER = 1 << 30  # what cannot be done costs this
 
 
 class Sum(NamedTuple):
@@ -40,44 +56,63 @@ class Sum(NamedTuple):
     output: bool
 
 
-def forward_sums(N_q: int, N_k: int, d: int) -> list[Sum]:
+def forward_sums(N_q: int, N_k: int, d: int, d_v: int) -> list[Sum]:
     """Return S = QKᵀ and O = PV."""
-    I, J, C = range(N_q), range(N_k), range(d)
+    I, J, C, D = map(range, (N_q, N_k, d, d_v))
     S = [Sum(("S", i, k), [(("Q", i, c), ("K", k, c)) for c in C], False) for i, k in product(I, J)]
-    O = [Sum(("O", i, c), [(("S", i, k), ("V", k, c)) for k in J], True) for i, c in product(I, C)]
+    O = [Sum(("O", i, c), [(("S", i, k), ("V", k, c)) for k in J], True) for i, c in product(I, D)]
     return S + O
 
 
-def backward_sums(N_q: int, N_k: int, d: int) -> list[Sum]:
+def backward_sums(N_q: int, N_k: int, d: int, d_v: int) -> list[Sum]:
     """Return S, dP, dS (of one term, a function of both) and the three gradients."""
-    I, J, C = range(N_q), range(N_k), range(d)
+    I, J, C, D = map(range, (N_q, N_k, d, d_v))
     sums = []
     for i, k in product(I, J):
         sums.append(Sum(("S", i, k), [(("Q", i, c), ("K", k, c)) for c in C], False))
-        sums.append(Sum(("dP", i, k), [(("dO", i, c), ("V", k, c)) for c in C], False))
+        sums.append(Sum(("dP", i, k), [(("dO", i, c), ("V", k, c)) for c in D], False))
         sums.append(Sum(("dS", i, k), [(("S", i, k), ("dP", i, k))], False))
-    sums += [Sum(("dV", k, c), [(("S", i, k), ("dO", i, c)) for i in I], True) for k, c in product(J, C)]
+    sums += [Sum(("dV", k, c), [(("S", i, k), ("dO", i, c)) for i in I], True) for k, c in product(J, D)]
     sums += [Sum(("dK", k, c), [(("dS", i, k), ("Q", i, c)) for i in I], True) for k, c in product(J, C)]
     sums += [Sum(("dQ", i, c), [(("dS", i, k), ("K", k, c)) for k in J], True) for i, c in product(I, C)]
     return sums
 
 
-class Game:
-    """The game of some sums. A state is (words on chip, words in HBM that are no inputs), as bits."""
+class Found(NamedTuple):
+    """The fewest accesses, None if the search was cut off or there is no schedule; a bound; the states expanded in all games."""
 
-    def __init__(self, sums: list[Sum], M: int) -> None:
-        self.sums, self.M = sums, M
-        number = {s.name: at for at, s in enumerate(sums)}
+    fewest: int | None
+    at_least: int
+    states: int
+
+
+class Cut(Exception):
+    """The search has expanded as many states as it may."""
+
+
+class Game:
+    """The game of a pass of these sizes (N_q, N_k, d, d_v), with M words on chip."""
+
+    def __init__(self, sizes: tuple[int, int, int, int], M: int, backward: bool, games: Games) -> None:
+        if max(sizes[2:] if backward else sizes[2:3]) > 2:
+            raise ValueError(f"d and d_v are {sizes[2]}, {sizes[3]}; expected sums S and dP of two terms at most")
+        self.sizes, self.M, self.games, self.lower = sizes, M, games, 0
+        self.sums = sums = (backward_sums if backward else forward_sums)(*sizes)
+        self.number = number = {s.name: at for at, s in enumerate(sums)}
         inputs = sorted({word for s in sums for term in s.terms for word in term if word not in number})
+        self.bit = {word: at for at, word in enumerate(inputs)}
         self.first: list[int] = []  # the bit of each sum's subset {}; subset m has the bit first + m
         at = len(inputs) - 1
         for s in sums:
             self.first.append(at)
             at += 2 ** len(s.terms) - 1
+        self.bits = at + 1
         self.inputs = (1 << len(inputs)) - 1
-        bit = {word: 1 << at for at, word in enumerate(inputs)}
-        whole = {s.name: 1 << self.first[at] + 2 ** len(s.terms) - 1 for at, s in enumerate(sums)}
-        self.operands = [[(bit | whole)[a] | (bit | whole)[b] for a, b in s.terms] for s in sums]
+        self.whole = [1 << f + 2 ** len(s.terms) - 1 for f, s in zip(self.first, sums, strict=True)]
+        word = {name: 1 << at for name, at in self.bit.items()} | {
+            s.name: self.whole[at] for s, at in zip(sums, number.values(), strict=True)
+        }
+        self.operands = [[word[a] | word[b] for a, b in s.terms] for s in sums]
         self.all_of = [
             sum(1 << f + m for m in range(1, 2 ** len(s.terms))) for f, s in zip(self.first, sums, strict=True)
         ]
@@ -85,173 +120,279 @@ class Game:
             [sum(1 << f + m for m in range(1, 2 ** len(s.terms)) if m >> t & 1) for t in range(len(s.terms))]
             for f, s in zip(self.first, sums, strict=True)
         ]
-        self.whole = [whole[s.name] for s in sums]
-        self.uses: dict[int, list[tuple[int, int]]] = {}  # of a sum: (sum, term) that take it
-        self.input_uses: list[tuple[int, list[tuple[int, int]]]] = []
-        for word in [*inputs, *number]:
-            uses = [(at, t) for at, s in enumerate(sums) for t, term in enumerate(s.terms) if word in term]
-            if word in number:
-                self.uses[number[word]] = uses
-            else:
-                self.input_uses.append((bit[word], uses))
+        self.uses = {
+            name: [(at, t) for at, s in enumerate(sums) for t, term in enumerate(s.terms) if name in term]
+            for name in word
+        }
         self.outputs = [at for at, s in enumerate(sums) if s.output]
         self.of_outputs = sum(self.all_of[at] for at in self.outputs)
         self.whole_outputs = sum(self.whole[at] for at in self.outputs)
-        self.orders = [self._bytes(order) for order in self._orders(inputs)]
+        self.orders = [self.to(self, orders) for orders in product(*(permutations(range(size)) for size in sizes))]
         self.needed_of = lru_cache(None)(self._needed)
+        self.settled = lru_cache(10**6)(self._settled)
+        self.exact: dict[State, int] = {}
+        self.rated: dict[State, int] = {}
 
-    def _orders(self, inputs: list[Word]) -> Iterator[list[int]]:
-        """Yield where each bit goes when rows, keys, columns of Q and K, or columns of V and O, are put in another order."""
-        names = [*inputs, *(s.name for s in self.sums)]
-        sizes = [1 + max(name[1] for name in names if name[0] == array) for array in "QK"]
-        sizes += [1 + max(name[2] for name in names if name[0] == array) for array in "QV"]
-        at_input = {word: at for at, word in enumerate(inputs)}
-        at_sum = {s.name: at for at, s in enumerate(self.sums)}
-        for orders in product(*(permutations(range(size)) for size in sizes)):
+    # ------------------------------------------------------------------------------------------ games that are like it
 
-            def moved(word: Word, orders: tuple[tuple[int, ...], ...] = orders) -> Word:
-                first, second = AXES[word[0]]
-                return word[0], orders[first][word[1]], orders[second][word[2]]
+    def to(self, other: Game, orders: tuple[tuple[int | None, ...], ...]) -> list[list[int]]:
+        """Return, for each byte of a state, what each value becomes in another game, as indices go."""
+        goes: list[int] = []
 
-            to = [at_input[moved(word)] for word in inputs]
-            for s in self.sums:
-                other = at_sum[moved(s.name)]
-                terms = [set(term) for term in self.sums[other].terms]
-                goes = [terms.index({moved(word) for word in term}) for term in s.terms]
-                for m in range(1, 2 ** len(s.terms)):
-                    to.append(self.first[other] + sum(1 << goes[t] for t in range(len(s.terms)) if m >> t & 1))
-            yield to
+        def moved(word: Word) -> Word | None:
+            first, second = (orders[axis][n] for axis, n in zip(AXES[word[0]], word[1:], strict=True))
+            return None if first is None or second is None else (word[0], first, second)
 
-    def _bytes(self, order: list[int]) -> list[list[int]]:
-        """Return, for each byte of a state and each value of it, the bits that it becomes."""
+        for word in self.bit:
+            name = moved(word)
+            goes.append(0 if name is None else 1 << other.bit[name])
+        for s in self.sums:
+            name = moved(s.name)
+            if name is None:
+                goes += [0] * (2 ** len(s.terms) - 1)
+                continue
+            at = other.number[name]
+            terms: list[set[Word | None]] = [{*term} for term in other.sums[at].terms]
+            new = [{moved(word) for word in term} for term in s.terms]
+            place = [1 << terms.index(term) if term in terms else 0 for term in new]
+            for m in range(1, 2 ** len(s.terms)):
+                left = sum(place[t] for t in range(len(s.terms)) if m >> t & 1)
+                goes.append(1 << other.first[at] + left if left else 0)
         return [
-            [sum(1 << to for bit, to in enumerate(order[at : at + 8]) if value >> bit & 1) for value in range(256)]
-            for at in range(0, len(order), 8)
+            [
+                reduce(operator.or_, (to for b, to in enumerate(goes[at : at + 8]) if value >> b & 1), 0)
+                for value in range(256)
+            ]
+            for at in range(0, len(goes), 8)
         ]
 
-    def alike(self, chip: int, hbm: int) -> tuple[int, int]:
+    def alike(self, state: State) -> State:
         """Return the one state that stands for all that are equal to this but for order."""
         size = len(self.orders[0])
-        ours, theirs = chip.to_bytes(size, "little"), hbm.to_bytes(size, "little")
-        return min((sum(map(getitem, order, ours)), sum(map(getitem, order, theirs))) for order in self.orders)
+        ours, theirs = (x.to_bytes(size, "little") for x in state)
+        return min(
+            (sum(map(operator.getitem, order, ours)), sum(map(operator.getitem, order, theirs)))
+            for order in self.orders
+        )
 
-    def _needed(self, held: int) -> tuple[int, int]:
+    @cached_property
+    def smaller(self) -> list[tuple[Game, list[list[int]], int]]:
+        """The games with a row, key or column less; how a state becomes one of theirs; and the words left out."""
+        found = []
+        for axis, size in enumerate(self.sizes):
+            for n in range(size if size > 1 else 0):
+                orders: list[tuple[int | None, ...]] = [tuple(range(length)) for length in self.sizes]
+                orders[axis] = tuple(None if at == n else at - (at > n) for at in range(size))
+                sizes = tuple(length - (at == axis) for at, length in enumerate(self.sizes))
+                other = self.games[sizes]
+                out = 0
+                for word in (*self.bit, *self.number):
+                    if any(a == axis and at == n for a, at in zip(AXES[word[0]], word[1:], strict=True)):
+                        out |= 1 << self.bit[word] if word in self.bit else self.all_of[self.number[word]]
+                found.append((other, self.to(other, tuple(orders)), out))
+        return found
+
+    # ------------------------------------------------------------------------------------------ what is sure to come
+
+    def _needed(self, held: int) -> State:
         """Of all words held: the inputs that are sure to be needed on chip yet, and the words that have a use to come."""
-        missing: dict[int, bool] = {}
+        sums, seen, of_use = self.sums, dict[int, bool](), dict[int, bool]()
 
         def wanted(at: int, t: int) -> bool:  # a term that is to be added yet
-            return not held & self.with_term[at][t] and (self.sums[at].output or needed(at))
+            return not held & self.with_term[at][t] and (sums[at].output or needed(at))
 
         def needed(at: int) -> bool:
-            if at not in missing:
-                missing[at] = any(wanted(*use) for use in self.uses[at])
-            return missing[at]
+            if at not in seen:
+                seen[at] = any(wanted(*use) for use in self.uses[sums[at].name])
+            return seen[at]
 
-        def useful(at: int) -> bool:  # a word of an intermediate sum, if ever again
-            return any(not held & self.with_term[s][t] if self.sums[s].output else useful(s) for s, t in self.uses[at])
+        def useful(name: Word) -> bool:  # an input, or a word of an intermediate sum, if ever again
+            return any(not held & self.with_term[s][t] if sums[s].output else of_sum(s) for s, t in self.uses[name])
 
-        must = keep = 0
-        for word, uses in self.input_uses:
-            if any(wanted(*use) for use in uses):
-                must |= word
-            if any(not held & self.with_term[s][t] if self.sums[s].output else useful(s) for s, t in uses):
-                keep |= word
-        for at, s in enumerate(self.sums):
-            if s.output or useful(at):
-                keep |= self.all_of[at]
-        return must, keep
+        def of_sum(at: int) -> bool:
+            if at not in of_use:
+                of_use[at] = useful(sums[at].name)
+            return of_use[at]
 
-    def tidy(self, chip: int, hbm: int) -> tuple[int, int]:
-        """Forget what has no use to come."""
-        _, keep = self.needed_of((chip | hbm) & ~self.inputs)
-        return chip & keep, hbm & keep
+        must = sum(1 << at for name, at in self.bit.items() if any(wanted(*use) for use in self.uses[name]))
+        keep = sum(1 << at for name, at in self.bit.items() if useful(name))
+        return must, keep | sum(self.all_of[at] for at, s in enumerate(sums) if s.output or of_sum(at))
 
-    def least(self, chip: int, hbm: int) -> int:
-        """Return loads and stores that are sure to come."""
+    def least(self, state: State, words: int = -1) -> int:
+        """Return the loads and stores of these words that are sure to come."""
+        chip, hbm = state
         must, _ = self.needed_of((chip | hbm) & ~self.inputs)
-        sure = (must & ~chip).bit_count()
+        sure = (must & ~chip & words).bit_count()
         for at in self.outputs:
-            if not hbm & self.whole[at]:
+            if words & self.whole[at] and not hbm & self.whole[at]:
                 sure += 1 + (hbm & ~chip & self.all_of[at]).bit_count()
         return sure
 
-    def with_room(self, cost: int, chip: int, hbm: int, new: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the states with a word more on chip; if it is full, each with another word forgotten, or written first."""
-        if (chip | new).bit_count() <= self.M:
-            yield cost, chip | new, hbm
-            return
-        rest = chip & ~new
+    def rate(self, state: State) -> int:
+        """Return what a schedule costs at least from a state on."""
+        if state not in self.rated:
+            best, size = self.least(state), len(self.orders[0])
+            ours, theirs = (x.to_bytes(size, "little") for x in state)
+            for other, to, out in self.smaller:
+                chip = reduce(operator.or_, map(operator.getitem, to, ours))
+                price, then = other.settled(chip, reduce(operator.or_, map(operator.getitem, to, theirs)))
+                best = max(best, min(NEVER, price + other.fewest(then) + self.least(state, out)))
+            self.rated[state] = best
+        return self.rated[state]
+
+    # ------------------------------------------------------------------------------------------------------- moves
+
+    def _settled(self, chip: int, hbm: int) -> tuple[int, State]:
+        """Do what is best done at once, points 3 to 7: return what it costs, and the state, in order."""
+        price = 0
+        for at, s in enumerate(self.sums):  # operands come before the sums that take them
+            there = chip & self.all_of[at]
+            if not there:
+                continue
+            f, m, bits = self.first[at], 0, there
+            while bits:
+                m |= (bits & -bits).bit_length() - 1 - f
+                bits &= bits - 1
+            for t, operands in enumerate(self.operands[at]):
+                if not operands & ~chip and not (s.output and (chip | hbm) & self.with_term[at][t]):
+                    m |= 1 << t
+            if there != 1 << f + m:
+                chip = chip & ~there | 1 << f + m
+                hbm &= ~there if s.output else -1
+            if s.output and chip & self.whole[at]:
+                price, chip, hbm = price + 1, chip & ~self.whole[at], hbm | self.whole[at]
+        _, keep = self.needed_of((chip | hbm) & ~self.inputs)
+        return price, self.alike((chip & keep, hbm & keep))
+
+    def room(self, chip: int, hbm: int, words: int, lack: int) -> list[tuple[int, int, int]]:
+        """Return (cost, chip, HBM) with as many of these words gone: forgotten, or written first."""
+        found, rest = [(0, chip, hbm)] if lack <= 0 else [], words if lack > 0 else 0
         while rest:
             word = rest & -rest
-            rest &= rest - 1
+            rest ^= word
             stays = word & (self.inputs | hbm)
-            if stays or not word & self.of_outputs:  # a part of an output that is lost was made for nothing
-                yield cost, (chip | new) & ~word, hbm
-            if not stays:
-                yield cost + 1, (chip | new) & ~word, hbm | word
+            for price, left, stored in self.room(chip & ~word, hbm, rest, lack - 1):
+                if stays or not word & self.of_outputs:
+                    found.append((price, left, stored))
+                if not stays:
+                    found.append((price + 1, left, stored | word))
+        return found
 
-    def moves(self, chip: int, hbm: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (cost, chip, HBM) of what a schedule can do next."""
+    def moves(self, state: State) -> Iterator[tuple[int, State]]:
+        """Yield what an operation costs, with the loads and evictions before it, and the state after it."""
+        chip, hbm = state
         _, keep = self.needed_of((chip | hbm) & ~self.inputs)
-        away = (self.inputs & keep | hbm) & ~chip & ~self.whole_outputs
-        while away:
-            yield from self.with_room(1, chip, hbm, away & -away)
-            away &= away - 1
         for at, s in enumerate(self.sums):
-            f = self.first[at]
-            partial = [m for m in range(1, 2 ** len(s.terms)) if chip >> f + m & 1]
-            for t, operands in enumerate(self.operands[at]):
-                if operands & ~chip or (s.output and (chip | hbm) & self.with_term[at][t]):
-                    continue
-                for m in (0, *partial):
-                    if not m >> t & 1:
-                        yield from self._added(chip, hbm, at, m, m | 1 << t)
-            for m in partial:
-                for other in partial:
-                    if m < other and not m & other:
-                        gone = 1 << f + other if s.output else 0
-                        yield from self._added(chip & ~gone, hbm & ~gone, at, m, m | other)
-
-    def _added(self, chip: int, hbm: int, at: int, old: int, new: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the states in which a sum's part `old` has become `new`; a whole output is written."""
-        f = self.first[at]
-        if chip >> f + new & 1:
-            return
-        if old and self.sums[at].output:
-            chip, hbm = chip & ~(1 << f + old), hbm & ~(1 << f + old)
-        if 1 << f + new & self.whole_outputs:
-            yield 1, chip, hbm | 1 << f + new
-        else:
-            yield from self.with_room(0, chip, hbm, 1 << f + new)
-
-    def fewest(self, most: int = 10**7) -> tuple[int | None, int]:
-        """Return the fewest accesses of all schedules, None if there is none, and the states expanded. ValueError past `most`."""
-        start = (0, 0)
-        cost, expanded = {start: 0}, 0
-        queue = [(self.least(*start), 0, start)]
-        while queue:
-            _, below, state = heappop(queue)
-            if -below > cost[state]:  # reached for less since
+            if (hbm if s.output else chip) & self.whole[at] or not keep & self.whole[at]:
                 continue
-            expanded += 1
-            chip, hbm = state
-            if not self.whole_outputs & ~hbm:
-                return -below, expanded
-            if expanded > most:
-                raise ValueError(f"more than {most:,} states")
-            for price, chip, hbm in self.moves(*state):
-                after = self.alike(*self.tidy(chip, hbm))
-                total = price - below
-                if total < cost.get(after, 1 << 30):
-                    cost[after] = total
-                    heappush(queue, (total + self.least(*after), -total, after))
-        return None, expanded
+            f, every = self.first[at], range(1, 2 ** len(s.terms))
+            parts = [m for m in every if (chip | hbm) >> f + m & 1]
+            here = chip & self.all_of[at]
+            for t, operands in enumerate(self.operands[at]):
+                if s.output and (chip | hbm) & self.with_term[at][t]:
+                    continue
+                yield from self.operation(state, at, operands, 0, 1 << f + (1 << t), here)
+                for m in parts:
+                    if not m >> t & 1:
+                        part = 1 << f + m
+                        yield from self.operation(state, at, operands | part, part, 1 << f + (m | 1 << t), here & ~part)
+            for m, other in combinations(parts, 2):
+                if not m & other:
+                    both = 1 << f + m | 1 << f + other
+                    yield from self.operation(state, at, both, both, 1 << f + (m | other), here & ~both)
+
+    def operation(
+        self, state: State, at: int, takes: int, old: int, new: int, gone: int
+    ) -> Iterator[tuple[int, State]]:
+        """Yield the states after an operation that takes these words, and puts `new` in the place of `old`, if there is any.
+
+        What is `gone` must have left before, for want of room: else it had better taken part.
+        """
+        chip, hbm = state
+        loads, lack = takes & ~chip, (chip | takes).bit_count() - self.M
+        if takes.bit_count() > self.M or loads & ~(self.inputs | hbm) or max(lack, 0) < gone.bit_count():
+            return
+        for price, left, stored in self.room(chip, hbm, chip & ~takes, lack):
+            if left & gone:
+                continue
+            price, left = price + loads.bit_count(), left | takes
+            if old:
+                last = [(0, left & ~old, stored & ~old if self.sums[at].output else stored)]
+            else:
+                last = self.room(left, stored, left, left.bit_count() + 1 - self.M)
+            for more, chip_after, hbm_after in last:
+                written, after = self.settled(chip_after | new, hbm_after)
+                yield price + more + written, after
+
+    # ------------------------------------------------------------------------------------------------------ search
+
+    def fewest(self, start: State = (0, 0)) -> int:
+        """Return the fewest accesses from a state, settled, to the end; NEVER if there is no way. Raises Cut."""
+        if start in self.exact:
+            return self.exact[start]
+        if start == (0, 0):
+            self.lower = self.least(start)
+        cost, came, opened = {start: 0}, dict[State, State](), dict[State, int]()
+        queue, total, state = [(self.rate(start), 0, start)], NEVER, start
+        while queue:
+            about, below, state = heappop(queue)
+            if opened.get(state, NEVER) <= -below or -below > cost[state]:
+                continue
+            rest = self.exact.get(state, self.rate(state))
+            if rest - below > about:
+                if rest < NEVER:
+                    heappush(queue, (rest - below, below, state))
+                continue
+            if start == (0, 0):
+                self.lower = max(self.lower, about)
+            if state in self.exact or not self.whole_outputs & ~state[1]:
+                total = -below + self.exact.get(state, 0)
+                break
+            self.games.expand()
+            opened[state] = -below
+            for price, after in self.moves(state):
+                if price - below < cost.get(after, NEVER):
+                    cost[after], came[after] = price - below, state
+                    rest = self.rated.get(after, 0) or self.least(after)
+                    heappush(queue, (max(about, price - below + rest), below - price, after))
+        for other, spent in opened.items():  # no way from there is shorter than what is left of this one
+            self.rated[other] = max(self.rated[other], min(NEVER, total - spent))
+        while total < NEVER and state != start:
+            self.exact[state] = total - cost[state]
+            state = came[state]
+        self.exact[start] = total
+        return total
 
 
-def fewest(N_q: int, N_k: int, d: int, M: int, *, backward: bool = False, most: int = 10**7) -> tuple[int | None, int]:
-    """Return the fewest accesses that any schedule makes with M words on chip, d_v = d, and how many states that took."""
-    sums = backward_sums(N_q, N_k, d) if backward else forward_sums(N_q, N_k, d)
-    return Game(sums, M).fewest(most)
+class Games(dict[tuple[int, ...], Game]):
+    """The games of a pass by their sizes, all with M words on chip, which may expand `most` states together."""
+
+    def __init__(self, M: int, backward: bool, most: int) -> None:
+        super().__init__()
+        self.M, self.backward, self.most, self.states = M, backward, most, 0
+
+    def __missing__(self, sizes: tuple[int, int, int, int]) -> Game:
+        self[sizes] = Game(sizes, self.M, self.backward, self)
+        return self[sizes]
+
+    def expand(self) -> None:
+        """Count a state. Raises Cut if it is one too many."""
+        self.states += 1
+        if self.states > self.most:
+            raise Cut
+
+
+def fewest(
+    N_q: int, N_k: int, d: int, M: int, *, d_v: int | None = None, backward: bool = False, most: int = 10**7
+) -> Found:
+    """Return the fewest accesses that any schedule makes with M words on chip, or a bound, if `most` states are expanded."""
+    games = Games(M, backward, most)
+    game = games[N_q, N_k, d, d if d_v is None else d_v]
+    try:
+        found = game.fewest()
+    except (Cut, KeyboardInterrupt):
+        return Found(None, game.lower, games.states)
+    return Found(found if found < NEVER else None, found, games.states)
 
 
 def main() -> None:
@@ -259,20 +400,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sizes", nargs="+", type=int, metavar="N_q N_k d M")
     parser.add_argument("--backward", action="store_true")
-    parser.add_argument("--most", type=int, default=10**7, metavar="STATES")
+    parser.add_argument("--d-v", type=int, help="columns of V and O; default: d")
+    parser.add_argument("--most", type=int, default=10**7, metavar="STATES", help="expand no more; default: 10⁷")
     options = parser.parse_args()
     if len(options.sizes) % 4:
         parser.error("sizes come in fours: N_q N_k d M")
+    if min(options.sizes) < 1 or options.d_v == 0:
+        parser.error("sizes are whole numbers from 1")
     bound_of = lower_bound_backward if options.backward else lower_bound
     for at in range(0, len(options.sizes), 4):
         N_q, N_k, d, M = options.sizes[at : at + 4]
-        bound = bound_of(N_q=N_q, N_k=N_k, d=d, M=M)
-        found, states = fewest(N_q, N_k, d, M, backward=options.backward, most=options.most)
-        said = "no schedule" if found is None else f"fewest {found}"
-        holds = "holds" if found is None or bound.accesses <= found else "IS BROKEN"
+        bound = bound_of(N_q=N_q, N_k=N_k, d=d, d_v=options.d_v, M=M)
+        found = fewest(N_q, N_k, d, M, d_v=options.d_v, backward=options.backward, most=options.most)
+        said = "no schedule" if found.at_least >= NEVER else f"at least {found.at_least}, cut off"
+        said = said if found.fewest is None else f"fewest {found.fewest}"
+        holds = "IS BROKEN" if found.fewest is not None and bound.accesses > found.fewest else "holds"
+        holds = "is not tried" if found.fewest is None and bound.accesses > found.at_least else holds
         print(
-            f"N_q = {N_q}, N_k = {N_k}, d = {d}, M = {M}: {said}, compulsory {bound.compulsory}, by phases {bound.phases}: "
-            f"the bound {holds} ({states:,} states)", flush=True
+            f"N_q = {N_q}, N_k = {N_k}, d = {d}, d_v = {options.d_v or d}, M = {M}: {said}, compulsory {bound.compulsory}, "
+            f"by phases {bound.phases}: the bound {holds} ({found.states:,} states)", flush=True
         )  # fmt: skip
 
 

@@ -164,6 +164,8 @@ def test_a_schedule_that_spills_O_brings_it_back() -> None:
     Q, K, V = (np.random.default_rng(1).normal(size=(2, width)) for width in (3, 3, 2))
     run = found.replay(Q, K, V)
     assert run.hbm.accesses == found.moved[-1] == found.compulsory + 2 * (3 + 2 * 4)
+    evicted = sum(game.price(found.search.game, gone) for _, gone in found.search.steps)
+    assert run.hbm.accesses == found.compulsory + evicted  # the game's prices are the memory's
     assert found.off(run) <= 1
     with pytest.raises(ValueError, match="expected"):
         found.replay(Q, K, Q)

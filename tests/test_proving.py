@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import flashsim
-from flashsim import certificate
+from flashsim import certificate, certificate_backward
 from flashsim.algorithms import FORWARD
 from flashsim.allowed import allowed_pairs
 from flashsim.certificate import check, fewer_phases, most_in_a_phase
@@ -24,7 +24,7 @@ from flashsim.cli import main
 from flashsim.masks import All, Causal
 from flashsim.memory import SramOverflow
 from flashsim.records import Shape
-from flashsim.theory import lower_bound
+from flashsim.theory import lower_bound, lower_bound_backward
 from flashsim.theory.lower import _about
 from flashsim.tune import best_of
 
@@ -78,7 +78,7 @@ def test_the_theorem_s_own_choice_of_Y_is_never_better(N: int, d: int, over: int
 def test_more_memory_never_needs_more_and_more_pairs_never_less() -> None:
     by_M = [lower_bound(N=512, d=32, M=M).accesses for M in range(64, 9000, 900)]
     assert all(later <= earlier * 1.01 for earlier, later in pairwise(by_M))  # weights are on a grid
-    by_pairs = [lower_bound(N=512, d=32, M=2048, pairs=pairs).accesses for pairs in range(0, 512**2 + 1, 2**15)]
+    by_pairs = [lower_bound(N=512, d=32, M=2048, pairs=pairs).accesses for pairs in range(512, 512**2 + 1, 2**15)]
     assert by_pairs == sorted(by_pairs)
 
 
@@ -205,12 +205,69 @@ def test_why_a_certificate_proves_nothing(change: dict[str, Any], why: str) -> N
 
 
 @pytest.mark.parametrize("sizes", [{"N": 1024, "d": 64, "M": 25_600}, {"N": 512, "d": 64, "M": 6000}])
-def test_one_phase_more_than_is_proved_is_refused(sizes: dict[str, int]) -> None:
+def test_one_phase_more_than_is_proved_is_refused(sizes: dict[str, Any]) -> None:
     held = flashsim.prove(**sizes).certificate()
     assert (held["a"] > 0) == (sizes["M"] == 6000)  # the combined bound, and the theorem alone
     more = {**held, "n": held["n"] + 1, "bound": held["bound"] + held["Y"] - held["M"]}
     with pytest.raises(ValueError, match="are enough"):
         check(more)
+
+
+def of_a_mask(**changed: Any) -> dict[str, Any]:
+    mask = np.zeros((20, 30), bool)
+    mask[2:9, 3:5] = True
+    return {**flashsim.prove(N_q=20, N_k=30, d=4, M=8, mask=mask).certificate(), **changed}
+
+
+@pytest.mark.parametrize(
+    "change", [{"queries": 21}, {"keys": 31}, {"pairs": 15}, {"pairs": 0}, {"pairs": 6}, {"queries": 1, "pairs": 1}]
+)
+def test_pairs_that_no_mask_allows_prove_nothing(change: dict[str, int]) -> None:
+    """Seven queries and two keys, each of which attends: from 7 to 14 pairs."""
+    assert "124" in check(of_a_mask())
+    with pytest.raises(ValueError, match="no such problem"):
+        check(of_a_mask(**change))
+
+
+@pytest.mark.parametrize("bound_of", [lower_bound, lower_bound_backward])
+def test_each_query_and_key_that_has_pairs_has_one_at_least(bound_of: Any) -> None:
+    assert bound_of(N_q=20, N_k=30, d=4, M=8, pairs=7, queries=7, keys=2).compulsory
+    for pairs in (0, 6, 15):
+        with pytest.raises(ValueError, match=f"pairs is {pairs}|pairs.*{pairs}"):
+            bound_of(N_q=20, N_k=30, d=4, M=8, pairs=pairs, queries=7, keys=2)
+
+
+def test_a_certificate_is_of_the_pass_that_it_names() -> None:
+    for wrong in ("backward", "sideways", None):
+        with pytest.raises(ValueError, match="direction"):
+            check(of_a_mask(direction=wrong))
+
+
+def test_what_takes_too_many_cells_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    H = math.ceil(brute(60, 8, 40, 9, 11) * 1.001)
+    assert most_in_a_phase(60, 8, 40, 9, 11, H)
+    monkeypatch.setattr(certificate, "MOST_CELLS", 5)
+    assert not most_in_a_phase(60, 8, 40, 9, 11, H)
+
+
+def test_phases_that_are_just_enough_are_enough() -> None:
+    """Two phases of ten terms, and twenty to do; with one more, there must be a third."""
+    with pytest.raises(ValueError, match="are enough"):
+        certificate.by_phases(1, 1, 1, 10, 2, 3, 1, 1, 10, 3)
+    with pytest.raises(ValueError, match="are enough"):
+        certificate_backward.by_phases(1, 1, 20, 2, 3, 100, 3)
+    assert "at least 3" in certificate.by_phases(1, 1, 1, 11, 2, 3, 1, 1, 10, 3)
+    assert "at least 3" in certificate_backward.by_phases(1, 1, 21, 2, 3, 100, 3)
+
+
+@pytest.mark.parametrize(("d", "d_v"), [(4, 9), (9, 4)])
+@pytest.mark.parametrize(("N", "M"), [(60, 30), (60, 60), (400, 600)])
+def test_certificates_of_two_widths(d: int, d_v: int, N: int, M: int) -> None:
+    """Of both passes, by the theorem and by the combined bound."""
+    for direction, checker in (("forward", certificate), ("backward", certificate_backward)):
+        proof = flashsim.prove(N=N, d=d, d_v=d_v, M=M, direction=direction)
+        assert proof.bound.accesses > proof.bound.compulsory
+        assert f"{proof.bound.accesses} elements" in checker.check(proof.certificate())
 
 
 # --------------------------------------------------------------------------------------------------------------- prove

@@ -163,6 +163,10 @@ def test_a_certificate_that_is_tampered_with_proves_nothing_more(name: str) -> N
         ({"M": 0}, "no such problem"),
         ({"d": "64"}, "expected a whole number"),
         ({"direction": "forward"}, "direction"),
+        ({"allowed": "given", "queries": 513}, "no such problem"),
+        ({"allowed": "given", "pairs": 512 * 512 + 1}, "no such problem"),
+        ({"allowed": "given", "pairs": 0, "bound": 1000}, "no such problem"),
+        ({"allowed": "given", "pairs": 511, "bound": 1000}, "no such problem"),
     ],
 )
 def test_why_a_certificate_proves_nothing(change: dict[str, Any], why: str) -> None:
@@ -171,15 +175,22 @@ def test_why_a_certificate_proves_nothing(change: dict[str, Any], why: str) -> N
 
 
 @pytest.mark.parametrize("sizes", [{"N": 1024, "d": 64, "M": 25_600}, {"N": 512, "d": 64, "M": 6000}])
-def test_one_phase_more_than_is_proved_is_refused(sizes: dict[str, int]) -> None:
+def test_one_phase_more_than_is_proved_is_refused(sizes: dict[str, Any]) -> None:
     held = flashsim.prove(**sizes, direction="backward").certificate()
     more = {**held, "n": held["n"] + 1, "bound": held["bound"] + held["Y"] - held["M"]}
     with pytest.raises(ValueError, match="are enough"):
         check(more)
 
 
+def test_what_takes_too_many_cells_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    H = int(most(120, 6) * 1.001)
+    assert most_in_a_phase(120, 6, H)
+    monkeypatch.setattr(certificate_backward, "MOST_CELLS", 3)
+    assert not most_in_a_phase(120, 6, H)
+
+
 def test_a_certificate_of_one_pass_proves_nothing_of_the_other() -> None:
-    with pytest.raises(ValueError, match="whole number"):
+    with pytest.raises(ValueError, match="direction"):
         certificate.check(a_certificate())
     with pytest.raises(ValueError, match="direction"):
         check(flashsim.prove(N=64, d=8, M=500).certificate())

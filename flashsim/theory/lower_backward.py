@@ -112,7 +112,7 @@ def lower_bound_backward(
     d_v = d if d_v is None else check_count("d_v", d_v)
     queries = N_q if queries is None else check_count("queries", queries, 0, N_q)
     keys = N_k if keys is None else check_count("keys", keys, 0, N_k)
-    pairs = queries * keys if pairs is None else check_count("pairs", pairs, 0, queries * keys)
+    pairs = queries * keys if pairs is None else check_count("pairs", pairs, max(queries, keys), queries * keys)
     compulsory = (queries + keys) * (d + d_v) + N_q * d + N_k * (d + d_v)
     found = BackwardBound(N_q, N_k, d, d_v, M, pairs, compulsory)
     if not pairs:
