@@ -6,9 +6,10 @@
 In the model nothing but traffic costs: the best tiles are those that re-read least, however narrow. So one side of the
 tile is often a single row, which no matrix unit likes; `tune(..., least=16)` asks for tiles of at least that on each side.
 
-Accesses depend on the blocks by T_r and T_c alone (and by which tiles are live), so the search tries every T_c with the most
-rows that fit, and every T_r with the most columns, by the closed forms of `theory`, or, for an algorithm of one's own that
-has none, by running it on shapes; the winner is then run so, M enforced.
+Accesses depend on the blocks by T_r and T_c alone (by which tiles are live, and, for a small cache, by how many pieces of B_c
+columns d and d_v make), so the search tries every T_c with the most rows that fit, and every T_r with the most columns, by the
+closed forms of `theory`, or, for an algorithm of one's own that has none, by running it on shapes; the winner is then run so,
+M enforced.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from heapq import merge
+from itertools import takewhile
 from math import isqrt
 from typing import Any
 
@@ -118,10 +120,9 @@ class _Search:
         Where tiles are skipped, narrow ones hug the diagonal: so every size of one side with the least of the other, too.
         """
         n, k = self.shape.N_q, self.shape.N_k
+        widths = (takewhile(k.__ge__, sides(width, least)) for width in (self.shape.d, self.shape.d_v))
         B_r = n
-        for B_c in merge(
-            sides(k, least), (B for B in sides(self.shape.d_v) if min(least, k) <= B <= k)
-        ):  # T_c, and T_v
+        for B_c in merge(sides(k, least), *widths):  # T_c, T_d, T_v
             B_r = _most(partial(self._fits_beside, B_c), min(least, n), B_r)
             if not B_r:
                 break

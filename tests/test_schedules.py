@@ -75,6 +75,14 @@ def test_no_tile_of_O_that_fits_reads_less(M: int, N_q: int, d_v: int) -> None:
     assert not fitting or b_r * (b_c + 2) + b_c <= M
 
 
+@pytest.mark.parametrize("counted", [flashsim.count, theory.exact])
+def test_the_width_of_V_takes_no_time(counted: Any) -> None:
+    """Of 10⁹ widths of a tile few are tried: all 10 rows fit with 11·b_c + 20 ≤ M, so V is read once, and S in 10⁹/b_c pieces."""
+    tally = counted("small_cache_hybrid", N_q=10, N_k=3, d=1, d_v=10**9, M=7 * 10**6, blocks=(10, 1))
+    assert moved(tally)["V"] == (3 * 10**9, 0)
+    assert moved(tally)["S"] == (30 * -(-(10**9) // ((7 * 10**6 - 20) // 11)), 30)
+
+
 # ------------------------------------------------------------------------------------------------------- what they save
 
 

@@ -88,6 +88,14 @@ def test_panels_of_standard_attentions_backward_pass_are_of_queries_and_of_keys(
     assert tune(**options).by_loops["standard"].accesses == by_trying_all("standard", 1, options) == 184
 
 
+def test_pieces_of_gradients_are_of_d_and_of_d_v() -> None:
+    """Blocks of 4 keys make as many as of 3, and Q and K one piece of d = 4 columns, not two."""
+    options: dict[str, Any] = {"N_q": 11, "N_k": 5, "d": 4, "d_v": 5, "M": 27, "direction": "backward"}
+    found = tune(**options).by_loops["small_cache"]
+    assert (found.blocks.B_c, found.accesses) == (4, 1406)
+    assert by_trying_all("small_cache", 1, {**options, "causal": False, "mask": None}) == 1406
+
+
 def test_sides_are_the_smallest_of_each_number_of_blocks() -> None:
     for N, least in itertools.product((1, 2, 3, 10, 97, 100, 128), (1, 2, 16)):
         sizes = range(min(least, N), N + 1)
