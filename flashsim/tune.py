@@ -120,9 +120,11 @@ class _Search:
         Where tiles are skipped, narrow ones hug the diagonal: so every size of one side with the least of the other, too.
         """
         n, k = self.shape.N_q, self.shape.N_k
-        widths = (takewhile(k.__ge__, sides(width, least)) for width in (self.shape.d, self.shape.d_v))
         B_r = n
-        for B_c in merge(sides(k, least), *widths):  # T_c, T_d, T_v
+        pieces = (takewhile(k.__ge__, sides(width)) for width in (self.shape.d, self.shape.d_v))
+        for B_c in merge(sides(k, least), *pieces):  # T_c, T_d, T_v
+            if B_c < min(least, k):
+                continue
             B_r = _most(partial(self._fits_beside, B_c), min(least, n), B_r)
             if not B_r:
                 break

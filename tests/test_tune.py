@@ -39,6 +39,11 @@ def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
     return min(found, default=None)
 
 
+def test_least_is_kept_where_V_is_narrower() -> None:
+    found = tune(N_q=15, N_k=9, d=5, d_v=1, M=86, least=2).by_loops
+    assert all(min(choice.blocks.B_r, choice.blocks.B_c) >= 2 for choice in found.values())
+
+
 @given(data=st.data())
 @settings(max_examples=25)
 def test_no_block_sizes_move_less(data: st.DataObject) -> None:
@@ -69,7 +74,8 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
         if options["mask"] is None and every_size and (causal or not options["causal"]):
             assert choice.accesses == want[name], name
         assert choice.peak <= options["M"]
-        assert min(choice.blocks.B_r, N_q) >= min(least, N_q)
+        assert choice.blocks.B_r >= min(least, N_q)
+        assert choice.blocks.B_c >= min(least, N_k)
     assert tuned.best.accesses == min(choice.accesses for choice in tuned.by_loops.values())
 
 

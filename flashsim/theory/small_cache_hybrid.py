@@ -30,7 +30,7 @@ def proportions(rows: int, d: int) -> tuple[int, int]:
 
 @lru_cache(1024)
 def tile_of_O(M: int, N_q: int, d_v: int) -> tuple[int, int]:
-    """Return (b_r, b_c): for each number of pieces the narrowest, b_c, as it leaves the most rows. Of equally good the narrowest."""
+    """Return (b_r, b_c). The narrowest of as many pieces leaves the most rows. Of equally good ones the narrowest."""
     best, fewest, b_c = (1, 1), 0, 1
     while (M - b_c) // (b_c + 2) >= 1:
         b_r, pieces = min((M - b_c) // (b_c + 2), N_q), ceil_div(d_v, b_c)
