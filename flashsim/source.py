@@ -43,11 +43,19 @@ def _targets(filename: str) -> dict[int, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0].value if isinstance(node.targets[0], ast.Subscript) else node.targets[0]
-            if isinstance(target, ast.Name):  # Y_i = …, or Y_i[k] = …, one of a list of tiles
-                names |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), target.id)
+            several = target.elts if isinstance(target, ast.Tuple) else [target]
+            found = [one.id for one in several if isinstance(one, ast.Name)]
+            if len(found) == len(several):  # Y_i = …; m_i, l_i = …; or Y_i[k] = …, one of a list of tiles
+                names |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), ", ".join(found))
         elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
             names.setdefault(node.lineno, node.target.id)
     return names
+
+
+def at_line(file: str, line: int) -> str:
+    """Return a note for an error that occurred there."""
+    linecache.checkcache(file)
+    return f"at line {line} of {file}: {linecache.getline(file, line).strip()}"
 
 
 def reread(file: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from flashsim.algorithms import BACKWARD, FORWARD, PASSES
 from flashsim.algorithms.record import OPERANDS, Algorithm, every_block
 from flashsim.checking import check_direction, is_one_of, shown
+from flashsim.source import at_line
 
 SIGNATURE = "f(hbm, sram, Q, K, V, blocks)"
 PARTS = ("tau", "MASK", "dropout", "live")
@@ -138,7 +138,6 @@ class _Explained:
             return self._function(*args)
         except Exception as error:
             lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == self._file]
-            linecache.checkcache(self._file)
             for line in lines[-1:]:
-                error.add_note(f"at line {line} of {self._file}: {linecache.getline(self._file, line).strip()}")
+                error.add_note(at_line(self._file, line))
             raise
