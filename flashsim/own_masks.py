@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from inspect import unwrap
-from traceback import walk_tb
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from flashsim.checking import shown
 from flashsim.records import Shape
-from flashsim.source import Site, at_line
+from flashsim.source import at_line, note_line
 
 Bools = NDArray[np.bool_]
 
@@ -24,10 +23,7 @@ def allowed_by(mask: Any, rows: Any, cols: Any, shape: Shape, head: tuple[int, .
     try:
         found = mask.allows(rows, cols, shape, head)
     except Exception as error:
-        file, _ = _site(mask)
-        lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
-        for line in lines[-1:]:
-            error.add_note(at_line(file, line))
+        note_line(error, type(mask).allows)
         raise
     expected = len(rows), len(cols)
     if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != expected:
@@ -37,11 +33,8 @@ def allowed_by(mask: Any, rows: Any, cols: Any, shape: Shape, head: tuple[int, .
             f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = attend, such as "
             "rows[:, None] >= cols"
         )
-        wrong.add_note(at_line(*_site(mask)))
+        code = getattr(unwrap(type(mask).allows), "__code__", None)
+        if code is not None:
+            wrong.add_note(at_line(code.co_filename, code.co_firstlineno))
         raise wrong
     return found
-
-
-def _site(mask: Any) -> Site:
-    code = getattr(unwrap(type(mask).allows), "__code__", None)
-    return (code.co_filename, code.co_firstlineno) if code else ("?", 0)

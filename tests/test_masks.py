@@ -430,6 +430,7 @@ OWN_MASKS = {
         "returned an array of bool of shape (2, 4); expected booleans of shape (4, 2)",
     ),
     "lists": ("[[bool(i >= j) for j in cols] for i in rows]", "expected booleans of shape (4, 2)"),
+    "too much": ("rows[:, None] >= cols, True", "returned (array"),
     "a name that there is not": ("rows[:, None] >= colz", "name 'colz' is not defined"),
 }
 

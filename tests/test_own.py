@@ -22,6 +22,7 @@ from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError
 from flashsim.options import Option
 from flashsim.records import Blocks
 from flashsim.reference import attention, error_bound, rounding
+from flashsim.theory.formulas import evaluated
 
 from .own import FORM, TWO_SWEEPS, module_of
 from .two_sweeps import two_sweeps
@@ -344,3 +345,50 @@ def test_numpy_s_sums_are_counted_as_an_array_s_own(tmp_path: Path) -> None:
     for name in ("sum", "max"):
         theirs, own = (tally(line.format(name)) for line in ("np.{}(Q_i, axis=1, keepdims=True)", "Q_i.{}(1, True)"))
         assert (theirs.flops, theirs.sram) == (own.flops, own.sram)
+
+
+FORMS = {
+    "no whole number": (
+        "reads=p.N_q * p.d)",
+        "reads=p.N_q * p.d / 2)",
+        "Q has reads=16.0, writes=0, init=0; expected whole",
+    ),
+    "a name that there is not": ("p.N_q * p.d)", "p.Nq * p.d)", "'OneHead' object has no attribute 'Nq'"),
+    "too few parameters": (
+        "def traffic(p, blocks, tiles)",
+        "def traffic(p, blocks)",
+        "takes 2 positional arguments but 3",
+    ),
+    "nothing": (
+        "    return {",
+        "    wanted = {",
+        "the traffic of Form 'two_sweeps' is None; expected a dict of p.array(…)",
+    ),
+    "no peak": (
+        "    return tiles.most",
+        "    tiles.most",
+        "the peak of Form 'two_sweeps' is None; expected a whole number",
+    ),
+    "no blocks": ("(min(rows, d), rows)", "rows", "the proportions of Form 'two_sweeps' are 1; expected (B_r, B_c)"),
+    "another direction": ('direction="forward"', 'direction="ahead"', "direction is 'ahead'; expected 'forward' or"),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "said"), FORMS.values(), ids=list(FORMS))
+def test_a_form_of_ones_own_that_goes_wrong(before: str, after: str, said: str, tmp_path: Path) -> None:
+    assert before in FORM
+    with pytest.raises((ValueError, TypeError, AttributeError), match=re.escape(said)) as caught:
+        theory.exact(
+            module_of(TWO_SWEEPS + FORM.replace(before, after), tmp_path / "formed.py").FORM,
+            N=8,
+            d=4,
+            M=500,
+            sizing="fit",
+        )
+    if not isinstance(caught.value, ValueError):
+        assert caught.value.__notes__[0].startswith("at line ")
+
+
+def test_a_formula_with_a_symbol_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match=r"the formula 'N_q \* w': name 'w' is not defined; expected one in N_q, d"):
+        evaluated("N_q * w", {"N_q": 1, "d": 2})
