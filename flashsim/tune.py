@@ -28,7 +28,7 @@ from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
 from flashsim.allowed import allowed_pairs
 from flashsim.api import Tally, count
-from flashsim.checking import check_callback, check_count, check_direction, check_p, check_shape
+from flashsim.checking import check_callback, check_count, check_direction, check_p, check_shape, shown
 from flashsim.inputs import check_M, float_dtype
 from flashsim.masks import All, Causal, Mask, as_mask
 from flashsim.records import Blocks, Shape
@@ -284,6 +284,8 @@ def _cost(choice: Choice) -> tuple[int, int, int]:
 
 def _tried(direction: str, algorithms: Iterable[str | Algorithm | Callable[..., Any]]) -> list[Algorithm]:
     """Return the algorithms with loops of this direction, and those given."""
+    if isinstance(algorithms, str) or not isinstance(algorithms, Iterable):
+        raise ValueError(f"algorithms is {shown(algorithms)}; expected several: [{shown(algorithms)}]")
     known = PASSES["forward" if direction == "forward" else "backward"]
     tried = {name: algorithm for name, algorithm in known.items() if algorithm.loops}
     tried |= {algorithm.name: algorithm for algorithm in (chosen(given, direction) for given in algorithms)}

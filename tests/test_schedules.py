@@ -48,6 +48,8 @@ def test_snake_counts_by_hand(counted: Any) -> None:
     by_hand = counted("snake", **SHAPE, M=1000, blocks=(2, 3))
     assert moved(by_hand) == {"Q": (10, 0), "K": (17 * 2, 0), "V": (17 * 4, 0), "O": (0, 20), "L": (0, 5)}
     assert by_hand.sram.peak == 3 * 6 + 2 * 6 + 3 * 2 + 2 * 3
+    even = counted("snake", **SHAPE, M=1000, blocks=(3, 3))
+    assert moved(even)["K"] == ((7 + 6) * 2, 0)  # two turns: the second begins with the last block
     whole = counted("snake", **SHAPE, M=1000, blocks=(2, 7))
     assert moved(whole)["K"] == (14, 0)  # one block of keys: read once
 

@@ -164,6 +164,8 @@ def test_paper_sizes_are_absent_where_m_is_below_d() -> None:
 @pytest.mark.parametrize(
     ("message", "asked"),
     [
+        (r"algorithms is 'flash'; expected several: \['flash'\]", {"algorithms": "flash"}),
+        ("algorithms is <function two_sweeps at .*>; expected several: ", {"algorithms": two_sweeps}),
         ("direction is 'sideways'", {"direction": "sideways"}),
         ("least is 0; expected at least 1", {"least": 0}),
         ("M = 4 elements is too small", {"M": 4}),
