@@ -704,7 +704,7 @@ PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
     ("live tiles by row", groups.GroupedMask.live, "rows // self._group", "rows", {"exact, grouped"}),
     ("live tiles of one position fewer", groups.GroupedMask.live, "(row_ends - 1) // self._group + 1",
      "(row_ends - 1) // self._group", {"exact, grouped"}),
-    ("live for all heads, not for any", groups.GroupedMask._any, "np.any", "np.all", {"exact, grouped"}),
+    ("live for all heads, not for any", groups.GroupedMask.live, "np.any", "np.all", {"exact, grouped"}),
     ("keys of the head with fewest", groups.GroupedMask.keys, "max(", "min(", {"exact, grouped"}),
     ("a dense array's rows in the wrong order", groups._grouped_array, "array.repeat(group, axis=-2)",
      "np.concatenate([array] * group, axis=-2)", {"exact, grouped"}),

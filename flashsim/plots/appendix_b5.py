@@ -73,7 +73,7 @@ def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None =
         for name, look in _LOOKS.items():
             ratio = counts[name] / counts["flash"]
             ax.plot([ratio], [y], "o", color=look.colour, mec=BLACK, mew=0.6, ms=6, gid=f"{measure} {name}", zorder=3)
-            times = "" if name == "flash" else f"  ({_times(ratio)})"
+            times = "" if name == "flash" else f"  ({ratio:.3g}×)"
             ax.annotate(f"{counts[name]:,}{times}", (ratio, y), (6, 0), textcoords="offset points", va="center")
             labels.append((y, look.label))
             y += 1
@@ -86,10 +86,6 @@ def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None =
     ax.set_xlabel(f"times FlashAttention's\n{said(data, 'N', 'd', 'M')}")
     ax.set_title("Rabe & Staats: no more accesses, but\nmore memory and one product more", x=hang(ax, -0.4))
     return ax
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.3g}×"
 
 
 FIGURE = Chart(

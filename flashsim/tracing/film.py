@@ -164,14 +164,8 @@ class _Camera:
             width, height = tile.shape[1] * cell, tile.shape[0] * cell
             most = self._most.get(quantity(name), 0.0) or 1.0
             shown = np.where(np.isfinite(tile), tile, np.nan)
-            axes.imshow(
-                shown,
-                cmap="RdBu_r",
-                vmin=-1.4 * most,
-                vmax=1.4 * most,
-                extent=(x, x + width, y + height, y),
-                aspect="auto",
-            )
+            extent = (x, x + width, y + height, y)
+            axes.imshow(shown, cmap="RdBu_r", vmin=-1.4 * most, vmax=1.4 * most, extent=extent, aspect="auto")
             edge = CURRENT if name in fresh else LOAD if "[" in name else CHIP
             axes.add_patch(Rectangle((x, y), width, height, fill=False, ec=edge, lw=2 if name in fresh else 1))
             axes.text(x, y - 0.05, _math(name), size=9)
