@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.masks import All, Causal, Mask
+from flashsim.own_masks import allowed_by
 from flashsim.records import Shape
 
 LONGEST = 2**26  # rows, or pairs of a mask that is no band, that are looked at one by one
@@ -37,7 +38,7 @@ def _by_row(rule: Mask, shape: Shape) -> tuple[Any, Any]:
             "causal, or shorter lengths"
         )
     if band is None or not positional:
-        allowed = rule.allows(np.arange(shape.N_q), np.arange(shape.N_k), shape, ())
+        allowed = allowed_by(rule, np.arange(shape.N_q), np.arange(shape.N_k), shape, ())
         for array in rule.dense(()):
             allowed = allowed & array
         return allowed.sum(1), allowed.sum(0)

@@ -16,6 +16,7 @@ from flashsim.band import Band
 from flashsim.bias import Bias
 from flashsim.inputs import Array
 from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask
+from flashsim.own_masks import allowed_by
 from flashsim.records import Shape
 from flashsim.tree_mask import Tree
 
@@ -103,7 +104,7 @@ class GroupedMask(Mask):
         for member in self._members:
             mine = rows % self._group == member if self._mask.per_head else slice(None)
             at = self._member(head, member)
-            allowed[mine] = self._mask.allows(rows[mine] // self._group, cols, self._one(shape), at)
+            allowed[mine] = allowed_by(self._mask, rows[mine] // self._group, cols, self._one(shape), at)
         return allowed
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from flashsim.band import Band
 from flashsim.checking import broadcasts, check_booleans, check_count, check_flag, check_whole, shown
+from flashsim.own_masks import allowed_by
 from flashsim.records import Shape
 
 Bools = NDArray[np.bool_]
@@ -117,7 +118,7 @@ class Mask(ABC):
 
     def whole(self, shape: Shape, head: Head) -> Bools:
         """Return the whole (N_q, N_k) mask of one head, for the reference."""
-        allowed = self.allows(np.arange(shape.N_q), np.arange(shape.N_k), shape, head)
+        allowed = allowed_by(self, np.arange(shape.N_q), np.arange(shape.N_k), shape, head)
         for array in self.dense(head):
             allowed = allowed & array
         if self.tree is not None:
@@ -302,7 +303,7 @@ class Both(Mask):
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
         """Allow what both do."""
-        return self.a.allows(rows, cols, shape, head) & self.b.allows(rows, cols, shape, head)
+        return allowed_by(self.a, rows, cols, shape, head) & allowed_by(self.b, rows, cols, shape, head)
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Return where tiles may be live for both."""

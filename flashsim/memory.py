@@ -137,6 +137,8 @@ class Block(_InHBM):
         values = storage.values
         self._values = None if values is None else values[where] if where else values
 
+    __getitem__ = __iter__ = _InHBM._refuse
+
     def __repr__(self) -> str:
         return f"<{self.name} in HBM, {_by(self.shape)}>"
 
@@ -159,8 +161,8 @@ class Matrix(_InHBM):
 
     def divide(self, rows: int, cols: int | None = None) -> Matrix:
         """Divide into blocks of `rows` rows (and `cols` columns); the last may be smaller. Moves nothing."""
-        if rows < 1 or (cols is not None and cols < 1):
-            raise ValueError(f"{self.name}.divide(rows={rows}, cols={cols}): block sizes must be at least 1")
+        if not all(_is_whole(size) and size >= 1 for size in (rows, 1 if cols is None else cols)):
+            raise ValueError(f"{self.name}.divide(rows={rows}, cols={cols}): expected whole numbers of at least 1")
         return Matrix(self._storage, rows, self.shape[1] if cols is None else cols, self._window)
 
     def rows(self, a: int, b: int) -> Matrix:
@@ -168,8 +170,7 @@ class Matrix(_InHBM):
 
         Moves nothing. Raises ValueError unless 0 ≤ a ≤ b ≤ the number of rows.
         """
-        whole = isinstance(a, int | np.integer) and isinstance(b, int | np.integer)
-        if not whole or not 0 <= a <= b <= self.shape[0]:
+        if not (_is_whole(a) and _is_whole(b)) or not 0 <= a <= b <= self.shape[0]:
             raise ValueError(
                 f"{self.name}.rows(a={a!r}, b={b!r}): expected whole numbers 0 ≤ a ≤ b ≤ {self.shape[0]}, its rows"
             )
@@ -206,10 +207,16 @@ class Matrix(_InHBM):
         return self._storage.dtype
 
     def __getitem__(self, index: int | tuple[int, int]) -> Block:
-        if index in self._row_blocks:
+        if type(index) is int and index in self._row_blocks:
             return self._row_blocks[index]
-        i, j = index if isinstance(index, tuple) else (index, None)
+        at: tuple[Any, Any] = index if type(index) is tuple and len(index) == 2 else (index, None)
+        i, j = at
         down, across = self.blocks
+        if not _is_whole(i) or (j is not None and not _is_whole(j)):
+            raise TypeError(
+                f"{self.name}[{index}]: expected a block's number, as {self.name}[0], or two, as {self.name}[0, 0]; "
+                f"{self.name}.divide(rows, columns) says how large blocks are"
+            )
         if not 0 <= i < down or not 0 <= (j or 0) < across or (j is None and across != 1):
             raise IndexError(f"{self.name}[{index}]: {self.name} has {down} × {across} blocks, counted from 0")
         first, end = self._window or (0, self.shape[0])
@@ -291,6 +298,8 @@ class HBM:
 
     def empty(self, name: str, shape: tuple[int, int], dtype: DTypeLike, role: Role = "extra") -> Matrix:
         """Allocate a matrix without writing it; until it is stored to, it reads as NaN."""
+        if not isinstance(shape, tuple) or len(shape) != 2 or not all(map(_is_whole, shape)):
+            raise TypeError(f"the shape of {name} is {shape!r}; expected (rows, columns)")
         values = np.empty(shape, dtype) if self.arithmetic else None
         if values is not None:
             _poison(values)
@@ -476,6 +485,8 @@ class SRAM:
             tiles.append(tile)
             if self._observers:
                 self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block.where, block.rows)
+        if not tiles:
+            raise TypeError("sram.load takes blocks in HBM such as K[j]; got none")
         return tuple(tiles) if len(tiles) > 1 else tiles[0]
 
     def _load_over(self, blocks: tuple[Block, ...], over: Tile) -> Tile:
@@ -528,7 +539,10 @@ class SRAM:
         """
         if type(result) is ndarray:
             if over is None and result.dtype is not self.dtype and result.dtype != self.dtype:
-                raise TypeError(f"{_kind(result)} of {result.dtype} came on chip, which computes in {self.dtype}")
+                raise TypeError(
+                    f"{_kind(result)} of {result.dtype} came on chip, which computes in {self.dtype}: "
+                    "expected numbers of sram.dtype, such as sram.full(shape, value)"
+                )
         elif not isinstance(result, ShapeOnly):
             if result is ONES:  # takes no room
                 neutral: Tile = ONES
@@ -558,6 +572,8 @@ class SRAM:
 
     def full(self, shape: tuple[int, ...], value: float) -> Tile:
         """Set registers on chip to a constant, such as an accumulator's zeros. Moves nothing."""
+        if not isinstance(shape, tuple) or not all(map(_is_whole, shape)):
+            raise TypeError(f"sram.full takes a shape such as (B_r, 1); got {shape!r}")
         frame = sys._getframe(1)
         place = frame.f_code, frame.f_lasti
         tile: Tile
@@ -619,6 +635,8 @@ class SRAM:
         """
         site = site_of(sys._getframe(1))
         schedule: Iterable[tuple[int, int | Fraction]]
+        if not isinstance(turns, range) and not (_is_whole(turns) and turns >= 0):
+            raise TypeError(f"sram.loop takes a number of turns, such as blocks.T_c, or a range; got {turns!r}")
         if isinstance(turns, range):
             if where is not None or alike is not None:
                 raise ValueError(
@@ -790,7 +808,11 @@ def _folded(turns: int, where: NDArray[np.bool_] | None, alike: Sequence[Hashabl
     return [(index, times) for index, times in kinds.values()]
 
 
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int | np.integer)
+
+
 def _kind(thing: Any) -> str:
-    if isinstance(thing, np.ndarray):
+    if isinstance(thing, np.ndarray | ShapeOnly):
         return f"a {_by(thing.shape)} array"
-    return repr(thing) if isinstance(thing, _InHBM | ShapeOnly) else f"a {type(thing).__name__}"
+    return repr(thing) if isinstance(thing, _InHBM) else f"a {type(thing).__name__}"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.api import count, forward
-from flashsim.checking import check_shape
+from flashsim.checking import check_array, check_shape
 from flashsim.exact.certificate import MOST, game_of, text_of
 from flashsim.exact.replay import REPLAY, Schedule, turns
 from flashsim.exact.search import Search
@@ -136,7 +136,8 @@ class Optimum:
         """Run the schedule on Q (N_q, d), K (N_k, d), V (N_k, d_v), with M enforced. Raises ValueError for other shapes."""
         shape = self.shape
         wanted = [(shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)]
-        if (found := [np.shape(a) for a in (Q, K, V)]) != wanted:
+        found = [check_array(name, a).shape for name, a in zip("QKV", (Q, K, V), strict=True)]
+        if found != wanted:
             raise ValueError(f"Q, K, V are {found}; expected {wanted}")
         return forward(REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, schedule=self.schedule, trace=trace)
 

@@ -48,4 +48,4 @@ def strided(T_r: int, T_c: int, stride: int) -> Bools:
 
 def strided_by_root(T_r: int, T_c: int) -> Bools:
     """Return `strided` with a stride of about √T_c."""
-    return strided(T_r, T_c, max(round(T_c**0.5), 1))
+    return strided(T_r, T_c, round(check_count("T_c", T_c) ** 0.5))

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
+
+NOT_COUNTED = (
+    "cannot be counted on shapes alone: expected +, −, ×, /, @, .T, slices, sums, maxima, NumPy's functions of single elements, "
+    "np.where, and on_chip(…, over=tile) to change a tile"
+)
 
 
 class FlopCounter(Protocol):
@@ -84,7 +89,9 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         return target
 
     def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take part in the few functions that algorithms use besides ufuncs: `np.where`, `np.ones_like`."""
+        """Take part in the few functions that algorithms use besides ufuncs: `np.where`, `np.ones_like`, `np.sum`, `np.max`."""
+        if function in (np.sum, np.max):
+            return (self.sum if function is np.sum else self.max)(*args[1:], **kwargs)
         if function is np.ones_like:
             return ShapeOnly(self.shape, self._counter)
         if function is np.where:
@@ -92,7 +99,21 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             shape = _broadcast(*shapes)
             self._counter.count_flops(other=math.prod(shape))
             return ShapeOnly(shape, self._counter)
-        return NotImplemented
+        raise TypeError(f"np.{function.__name__} {NOT_COUNTED}")
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        """Say what to use instead of an array's other attributes."""
+        if attribute.startswith("_") or not hasattr(np.ndarray, attribute):
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {attribute!r}")
+        raise TypeError(f"an array's .{attribute} {NOT_COUNTED}")
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError(
+            "a branch that depends on numbers cannot be counted on shapes alone: expected one for all numbers"
+        )
+
+    def __setitem__(self, parts: Any, value: Any) -> NoReturn:
+        raise TypeError(f"an array's [...] = {NOT_COUNTED}")
 
     def __repr__(self) -> str:
         return f"ShapeOnly{self.shape}"

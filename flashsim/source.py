@@ -7,12 +7,16 @@ The name stands in the source, so it is looked up there, and only when somebody 
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import os
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
+from typing import Any
 
 Site = tuple[str, int]
 """(file name, line number) of a call."""
@@ -43,11 +47,28 @@ def _targets(filename: str) -> dict[int, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0].value if isinstance(node.targets[0], ast.Subscript) else node.targets[0]
-            if isinstance(target, ast.Name):  # Y_i = …, or Y_i[k] = …, one of a list of tiles
-                names |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), target.id)
+            several = target.elts if isinstance(target, ast.Tuple) else [target]
+            found = [one.id for one in several if isinstance(one, ast.Name)]
+            if len(found) == len(several):  # Y_i = …; m_i, l_i = …; or Y_i[k] = …, one of a list of tiles
+                names |= dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), ", ".join(found))
         elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
             names.setdefault(node.lineno, node.target.id)
     return names
+
+
+def at_line(file: str, line: int) -> str:
+    """Return a note for an error that occurred there."""
+    linecache.checkcache(file)
+    return f"at line {line} of {file}: {linecache.getline(file, line).strip()}"
+
+
+def note_line(error: Exception, function: Callable[..., Any]) -> None:
+    """Note at which line of its file a user's function went wrong: its first, if it could not be called."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_filename.startswith(PACKAGE):
+        return
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == code.co_filename]
+    error.add_note(at_line(code.co_filename, [code.co_firstlineno, *lines][-1]))
 
 
 def reread(file: str) -> None:

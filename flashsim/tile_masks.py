@@ -16,6 +16,7 @@ from flashsim.bias import Bias
 from flashsim.inputs import Array
 from flashsim.masks import All, Dense, Head, Mask
 from flashsim.memory import HBM, SRAM, Block, Matrix, Tile, pass_tiles
+from flashsim.own_masks import allowed_by
 from flashsim.records import Blocks, Shape
 from flashsim.tree_mask import WORD, Tree
 
@@ -80,7 +81,7 @@ class TileMask:
         if self._implicit and self._sram.hbm.arithmetic:
             top, left = i * self._B_r, j * self._B_c
             rows, cols = np.arange(top, top + S_ij.shape[0]), np.arange(left, left + S_ij.shape[1])
-            own = self._mask.allows(rows, cols, self._shape, self._head)
+            own = allowed_by(self._mask, rows, cols, self._shape, self._head)
             allowed = own if allowed is True else own & allowed
         if allowed is True and not self._implicit:  # a bias alone
             return S_ij

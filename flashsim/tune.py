@@ -6,9 +6,10 @@
 In the model nothing but traffic costs: the best tiles are those that re-read least, however narrow. So one side of the
 tile is often a single row, which no matrix unit likes; `tune(..., least=16)` asks for tiles of at least that on each side.
 
-Accesses depend on the blocks by T_r and T_c alone (and by which tiles are live), so the search tries every T_c with the most
-rows that fit, and every T_r with the most columns, by the closed forms of `theory`, or, for an algorithm of one's own that
-has none, by running it on shapes; the winner is then run so, M enforced.
+Accesses depend on the blocks by T_r and T_c alone (by which tiles are live, and, for a small cache, by how many pieces of B_c
+columns d and d_v make), so the search tries every T_c with the most rows that fit, and every T_r with the most columns, by the
+closed forms of `theory`, or, for an algorithm of one's own that has none, by running it on shapes; the winner is then run so,
+M enforced.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from heapq import merge
+from itertools import takewhile
 from math import isqrt
 from typing import Any
 
@@ -26,7 +28,7 @@ from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
 from flashsim.allowed import allowed_pairs
 from flashsim.api import Tally, count
-from flashsim.checking import check_callback, check_count, check_direction, check_p, check_shape
+from flashsim.checking import check_callback, check_count, check_direction, check_p, check_shape, shown
 from flashsim.inputs import check_M, float_dtype
 from flashsim.masks import All, Causal, Mask, as_mask
 from flashsim.records import Blocks, Shape
@@ -115,8 +117,11 @@ class _Search:
         Where tiles are skipped, narrow ones hug the diagonal: so every size of one side with the least of the other, too.
         """
         n, k = self.shape.N_q, self.shape.N_k
-        B_r, panels = n, (B for B in sides(self.shape.d_v) if min(least, k) <= B <= k)
-        for B_c in merge(sides(k, least), panels):  # T_c, and T_v
+        B_r = n
+        pieces = (takewhile(k.__ge__, sides(width)) for width in (self.shape.d, self.shape.d_v))
+        for B_c in merge(sides(k, least), *pieces):  # T_c, T_d, T_v
+            if B_c < min(least, k):
+                continue
             B_r = _most(partial(self.fits, B_c=B_c), min(least, n), B_r)
             if not B_r:
                 break
@@ -274,6 +279,8 @@ def _cost(choice: Choice) -> tuple[int, int, int]:
 
 def _tried(direction: str, algorithms: Iterable[str | Algorithm | Callable[..., Any]]) -> list[Algorithm]:
     """Return the algorithms with loops of this direction, and those given."""
+    if isinstance(algorithms, str) or not isinstance(algorithms, Iterable):
+        raise ValueError(f"algorithms is {shown(algorithms)}; expected several: [{shown(algorithms)}]")
     known = PASSES["forward" if direction == "forward" else "backward"]
     tried = {name: algorithm for name, algorithm in known.items() if algorithm.loops}
     tried |= {algorithm.name: algorithm for algorithm in (chosen(given, direction) for given in algorithms)}

@@ -179,3 +179,15 @@ def test_the_peak_is_that_of_the_fullest_head() -> None:
     first = flashsim.forward("block_sparse", x[0], x[0], x[0], M=40, block_mask="live")
     last = flashsim.forward("block_sparse", x[1], x[1], x[1], M=40, mask=flashsim.KeyPadding(0), block_mask="live")
     assert both.sram.peak == first.sram.peak > last.sram.peak
+
+
+def test_patterns_of_more_rows_than_columns_are_spread() -> None:
+    """Each column of a tall pattern is every other one of the square's; each row of a wide one likewise."""
+    for pattern in (patterns.butterfly, patterns.local):
+        square = pattern(8, 8)
+        assert np.array_equal(pattern(8, 4), square[:, ::2])
+        assert np.array_equal(pattern(4, 8), square[::2])
+    assert patterns.strided_by_root(2, 2).all()  # a stride of 1
+    assert np.array_equal(patterns.strided_by_root(9, 9), patterns.strided(9, 9, 3))
+    with pytest.raises(ValueError, match="T_c is '9'; expected a whole number"):
+        patterns.strided_by_root(9, "9")  # type: ignore[arg-type]

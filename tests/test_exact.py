@@ -169,6 +169,8 @@ def test_a_schedule_that_spills_O_brings_it_back() -> None:
     assert found.off(run) <= 1
     with pytest.raises(ValueError, match="expected"):
         found.replay(Q, K, Q)
+    with pytest.raises(ValueError, match=r"V is \[\[1\], \[1, 2\]\]; expected an array"):
+        found.replay(Q, K, [[1], [1, 2]])
 
 
 # -------------------------------------------------------------------------------------------------------- certificates

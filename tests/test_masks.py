@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from flashsim.reference import (
 )
 
 from .cases import FEW, MASKS, Array, Case, cases, forward_of, full_cases, of_bound, room_for
+from .own import module_of
 
 MASKED = tuple(BACKWARD)  # and what has no backward pass, by the kit: test_testing_conformance.py
 KEEP_STATISTICS = [name for name, a in FORWARD.items() if {"l", "m"} <= {*a.returns} and "MASK" in a.parts]
@@ -414,3 +417,42 @@ def test_poison_in_a_query_that_attends_to_nothing_reaches_no_other(name: str) -
     assert not run.O[4].any()
     for part in ("dQ", "dK", "dV"):
         assert np.allclose(getattr(got, part), getattr(wanted, part), rtol=0, atol=1e-14), part
+
+
+OWN_MASKS = {
+    "numbers to add": (
+        "np.where(rows[:, None] >= cols, 0.0, -np.inf)",
+        "returned an array of float64 of shape (4, 2); expected",
+    ),
+    "nothing": (
+        "None",
+        "returned None; expected booleans of shape (4, 2), True = attend, such as rows[:, None] >= cols",
+    ),
+    "one of a tile": ("True", "returned True; expected booleans of shape (4, 2)"),
+    "columns down": (
+        "rows >= cols[:, None]",
+        "returned an array of bool of shape (2, 4); expected booleans of shape (4, 2)",
+    ),
+    "lists": ("[[bool(i >= j) for j in cols] for i in rows]", "expected booleans of shape (4, 2)"),
+    "too much": ("rows[:, None] >= cols, True", "returned (array"),
+    "a name that there is not": ("rows[:, None] >= colz", "name 'colz' is not defined"),
+}
+
+
+@pytest.mark.parametrize(("returned", "said"), OWN_MASKS.values(), ids=list(OWN_MASKS))
+def test_a_mask_of_ones_own_that_returns_what_it_should_not(returned: str, said: str, tmp_path: Path) -> None:
+    lines = f"""import flashsim, numpy as np
+class Mine(flashsim.Mask):
+    def allows(self, rows, cols, shape, head):
+        return {returned}
+"""
+    mine = module_of(lines, tmp_path / "mask.py").Mine()
+    Q, K, V = np.ones((3, 4, 2))
+    asked: dict[str, Any] = {"blocks": (4, 2), "M": 100}
+    for mask in (mine, mine & Causal(), SlidingWindow(1, 1) & mine):
+        with pytest.raises((TypeError, NameError), match=re.escape(said)) as caught:
+            flashsim.forward("flash", Q, K, V, mask=mask, **asked)
+        assert f" of {tmp_path / 'mask.py'}: " in caught.value.__notes__[0]
+    said = said.replace("(4, 2)", "(4, 6)").replace("(2, 4)", "(6, 4)")
+    with pytest.raises((TypeError, NameError), match=re.escape(said)):
+        flashsim.prove(N_q=4, N_k=6, d=2, M=100, mask=mine)

@@ -22,6 +22,7 @@ from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError
 from flashsim.options import Option
 from flashsim.records import Blocks
 from flashsim.reference import attention, error_bound, rounding
+from flashsim.theory.formulas import evaluated
 
 from .own import FORM, TWO_SWEEPS, module_of
 from .two_sweeps import two_sweeps
@@ -243,6 +244,22 @@ MISTAKES = {
     "a matrix for a block": ("Q_i = sram.load(Q)", "sram.load takes blocks in HBM such as K[j]; got <Q in HBM, 9×4"),
     "assigned": ("O[i] = Q_i", "O[0] is in HBM: write to it with sram.store(O[0], …)"),
     "stored to an array": ("sram.store(Q_i, Q_i)", "sram.store writes to a block in HBM such as O[i]; got a 4×4 array"),
+    "part of a block": ("sram.load(K[0][:2])", "K[0] (5×4) is in HBM. Bring a block on chip first: sram.load(K[0])"),
+    "rows for a block": ("sram.load(K[0:2])", "K[slice(0, 2, None)]: expected a block's number, as K[0], or two"),
+    "a half for a block": ("sram.load(K[0.5])", "K[0.5]: expected a block's number"),
+    "half a block": ("Q.divide(2.5)", "Q.divide(rows=2.5, cols=None): expected whole numbers of at least 1"),
+    "nothing loaded": ("sram.load()", "sram.load takes blocks in HBM such as K[j]; got none"),
+    "a loop over blocks": (
+        "list(sram.loop(K))",
+        "sram.loop takes a number of turns, such as blocks.T_c, or a range; got <K",
+    ),
+    "a loop of -1 turns": (
+        "list(sram.loop(-1))",
+        "sram.loop takes a number of turns, such as blocks.T_c, or a range; got -1",
+    ),
+    "a length for a shape": ("hbm.empty('l', 9, V.dtype)", "the shape of l is 9; expected (rows, columns)"),
+    "a length for registers": ("sram.full(4, 0.0)", "sram.full takes a shape such as (B_r, 1); got 4"),
+    "another type": ("on_chip(Q_i.astype('f2'))", "which computes in float64: expected numbers of sram.dtype"),
     "one block too many": ("sram.load(Q[i + 3])", "Q[3]: Q has 3 × 1 blocks, counted from 0"),
 }
 
@@ -261,17 +278,14 @@ def test_a_beginners_mistake_is_told_at_its_line(line: str, said: str, tmp_path:
         ("", "'mine.py:mine' (mine) returned None; expected (O) or (O, L) or (O, l, m), matrices in HBM"),
         ("    return Q_i\n", "returned an array; expected (O)"),
         ("    return K\n", "returned K; expected (O)"),
-        (
-            "    return O\n",
-            "'mine.py:mine' returned an O with NaN in it: rows never stored, or made of what was evicted",
-        ),
+        ("    return O\n", "'mine.py:mine' returned an O with NaN in it: rows of it were never stored"),
         (
             "    L = hbm.empty('L', (Q.shape[0], 1), V.dtype)\n    return hbm.full('O2', O.shape, 0.0, V.dtype), L\n",
             "returned (O2, L); expected (O)",
         ),
         (
             "        sram.store(O[i], sram.full(O[i].shape, 0.0))\n    return O, hbm.empty('L', (9, 1), V.dtype)\n",
-            "returned an L with NaN in it: rows never stored",
+            "returned an L with NaN in it: rows of it were never stored",
         ),
         (
             "    return O, hbm.full('L', (9, 2), 0.0, V.dtype)\n",
@@ -287,3 +301,94 @@ def test_what_comes_back_is_checked(end: str, said: str, tmp_path: Path) -> None
     mine = module_of(HEAD + end, tmp_path / "mine.py").mine
     with pytest.raises(MemoryModelError, match=re.escape(said)):
         flashsim.forward(mine, Q, K, V, blocks=(4, 5), M=200)
+
+
+WHERE_NAN_BEGINS = {
+    "made of what was evicted": (
+        "l_i = sram.full((4, 1), 1.0); [on_chip(l_i + Q_i) for l_i in [on_chip(l_i + 1) for j in sram.loop(2)]]",
+        "it begins in l_i, made of a tile that was evicted at the end of its turn (on_chip(…, over=tile) keeps that tile)",
+    ),
+    "loaded before it was stored": ("sram.load(O[i])", "it begins in O[0], which is loaded before it was stored"),
+    "too large": ("S = on_chip(exp(1e4 * abs(Q_i)) * 0)", "it begins in S, made of a tile that was evicted"),
+}
+
+
+@pytest.mark.parametrize(("line", "said"), WHERE_NAN_BEGINS.values(), ids=list(WHERE_NAN_BEGINS))
+def test_nan_is_told_where_it_begins(line: str, said: str, tmp_path: Path) -> None:
+    mine = module_of(HEAD + f"        {line}\n    return O\n", tmp_path / "mine.py").mine
+    with np.errstate(all="ignore"), pytest.raises(MemoryModelError, match=re.escape(said)) as caught:
+        flashsim.forward(mine, Q, K, V, blocks=(4, 5), M=200)
+    assert caught.value.__notes__ == [f"at line 10 of {tmp_path / 'mine.py'}: {line}"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("np.dot(Q_i, K_0.T)", "np.dot cannot be counted on shapes alone: expected +, −, ×, /, @"),
+        ("Q_i.copy()", "an array's .copy cannot be counted on shapes alone"),
+        ("Q_i[:] = 0", "an array's [...] = cannot be counted on shapes alone"),
+        ("1 if Q_i.max() > 0 else 2", "a branch that depends on numbers cannot be counted on shapes alone"),
+    ],
+)
+def test_what_cannot_be_counted_is_told(line: str, said: str, tmp_path: Path) -> None:
+    mine = module_of("import numpy as np\n" + HEAD + f"        {line}\n    return O\n", tmp_path / "mine.py").mine
+    with pytest.raises(TypeError, match=re.escape(said)) as caught:
+        flashsim.count(mine, N=9, d=4, blocks=(4, 5), M=200)
+    assert caught.value.__notes__ == [f"at line 11 of {tmp_path / 'mine.py'}: {line}"]
+
+
+def test_numpy_s_sums_are_counted_as_an_array_s_own(tmp_path: Path) -> None:
+    def tally(line: str) -> Any:
+        text = f"import numpy as np\n{HEAD}        on_chip({line} * 1)\n    return O\n"
+        return flashsim.count(module_of(text, tmp_path / "mine.py").mine, N=9, d=4, blocks=(4, 5), M=200)
+
+    for name in ("sum", "max"):
+        theirs, own = (tally(line.format(name)) for line in ("np.{}(Q_i, axis=1, keepdims=True)", "Q_i.{}(1, True)"))
+        assert (theirs.flops, theirs.sram) == (own.flops, own.sram)
+
+
+FORMS = {
+    "no whole number": (
+        "reads=p.N_q * p.d)",
+        "reads=p.N_q * p.d / 2)",
+        "Q has reads=16.0, writes=0, init=0; expected whole",
+    ),
+    "a name that there is not": ("p.N_q * p.d)", "p.Nq * p.d)", "'OneHead' object has no attribute 'Nq'"),
+    "too few parameters": (
+        "def traffic(p, blocks, tiles)",
+        "def traffic(p, blocks)",
+        "takes 2 positional arguments but 3",
+    ),
+    "nothing": (
+        "    return {",
+        "    wanted = {",
+        "the traffic of Form 'two_sweeps' is None; expected a dict of p.array(…)",
+    ),
+    "no peak": (
+        "    return tiles.most",
+        "    tiles.most",
+        "the peak of Form 'two_sweeps' is None; expected a whole number",
+    ),
+    "no blocks": ("(min(rows, d), rows)", "rows", "the proportions of Form 'two_sweeps' are 1; expected (B_r, B_c)"),
+    "another direction": ('direction="forward"', 'direction="ahead"', "direction is 'ahead'; expected 'forward' or"),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "said"), FORMS.values(), ids=list(FORMS))
+def test_a_form_of_ones_own_that_goes_wrong(before: str, after: str, said: str, tmp_path: Path) -> None:
+    assert before in FORM
+    with pytest.raises((ValueError, TypeError, AttributeError), match=re.escape(said)) as caught:
+        theory.exact(
+            module_of(TWO_SWEEPS + FORM.replace(before, after), tmp_path / "formed.py").FORM,
+            N=8,
+            d=4,
+            M=500,
+            sizing="fit",
+        )
+    if not isinstance(caught.value, ValueError):
+        assert caught.value.__notes__[0].startswith("at line ")
+
+
+def test_a_formula_with_a_symbol_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match=r"the formula 'N_q \* w': name 'w' is not defined; expected one in N_q, d"):
+        evaluated("N_q * w", {"N_q": 1, "d": 2})

@@ -48,6 +48,8 @@ def test_snake_counts_by_hand(counted: Any) -> None:
     by_hand = counted("snake", **SHAPE, M=1000, blocks=(2, 3))
     assert moved(by_hand) == {"Q": (10, 0), "K": (17 * 2, 0), "V": (17 * 4, 0), "O": (0, 20), "L": (0, 5)}
     assert by_hand.sram.peak == 3 * 6 + 2 * 6 + 3 * 2 + 2 * 3
+    even = counted("snake", **SHAPE, M=1000, blocks=(3, 3))
+    assert moved(even)["K"] == ((7 + 6) * 2, 0)  # two turns: the second begins with the last block
     whole = counted("snake", **SHAPE, M=1000, blocks=(2, 7))
     assert moved(whole)["K"] == (14, 0)  # one block of keys: read once
 
@@ -73,6 +75,14 @@ def test_no_tile_of_O_that_fits_reads_less(M: int, N_q: int, d_v: int) -> None:
     fitting = [read(r, c) for r in range(1, N_q + 1) for c in range(1, d_v + 1) if r * (c + 2) + c <= M]
     assert read(b_r, b_c) == min(fitting, default=read(1, 1))
     assert not fitting or b_r * (b_c + 2) + b_c <= M
+
+
+@pytest.mark.parametrize("counted", [flashsim.count, theory.exact])
+def test_the_width_of_V_takes_no_time(counted: Any) -> None:
+    """Of 10⁹ widths of a tile few are tried: all 10 rows fit with 11·b_c + 20 ≤ M, so V is read once, and S in 10⁹/b_c pieces."""
+    tally = counted("small_cache_hybrid", N_q=10, N_k=3, d=1, d_v=10**9, M=7 * 10**6, blocks=(10, 1))
+    assert moved(tally)["V"] == (3 * 10**9, 0)
+    assert moved(tally)["S"] == (30 * -(-(10**9) // ((7 * 10**6 - 20) // 11)), 30)
 
 
 # ------------------------------------------------------------------------------------------------------- what they save

@@ -39,6 +39,11 @@ def by_trying_all(name: Any, least: int, options: dict[str, Any]) -> int | None:
     return min(found, default=None)
 
 
+def test_least_is_kept_where_V_is_narrower() -> None:
+    found = tune(N_q=15, N_k=9, d=5, d_v=1, M=86, least=2).by_loops
+    assert all(min(choice.blocks.B_r, choice.blocks.B_c) >= 2 for choice in found.values())
+
+
 @given(data=st.data())
 @settings(max_examples=25)
 def test_no_block_sizes_move_less(data: st.DataObject) -> None:
@@ -69,7 +74,8 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
         if options["mask"] is None and every_size and (causal or not options["causal"]):
             assert choice.accesses == want[name], name
         assert choice.peak <= options["M"]
-        assert min(choice.blocks.B_r, N_q) >= min(least, N_q)
+        assert choice.blocks.B_r >= min(least, N_q)
+        assert choice.blocks.B_c >= min(least, N_k)
     assert tuned.best.accesses == min(choice.accesses for choice in tuned.by_loops.values())
 
 
@@ -86,6 +92,14 @@ def test_panels_of_standard_attentions_backward_pass_are_of_queries_and_of_keys(
         "direction": "backward",
     }
     assert tune(**options).by_loops["standard"].accesses == by_trying_all("standard", 1, options) == 184
+
+
+def test_pieces_of_gradients_are_of_d_and_of_d_v() -> None:
+    """Blocks of 4 keys make as many as of 3, and Q and K one piece of d = 4 columns, not two."""
+    options: dict[str, Any] = {"N_q": 11, "N_k": 5, "d": 4, "d_v": 5, "M": 27, "direction": "backward"}
+    found = tune(**options).by_loops["small_cache"]
+    assert (found.blocks.B_c, found.accesses) == (4, 1406)
+    assert by_trying_all("small_cache", 1, {**options, "causal": False, "mask": None}) == 1406
 
 
 def test_sides_are_the_smallest_of_each_number_of_blocks() -> None:
@@ -150,6 +164,8 @@ def test_paper_sizes_are_absent_where_m_is_below_d() -> None:
 @pytest.mark.parametrize(
     ("message", "asked"),
     [
+        (r"algorithms is 'flash'; expected several: \['flash'\]", {"algorithms": "flash"}),
+        ("algorithms is <function two_sweeps at .*>; expected several: ", {"algorithms": two_sweeps}),
         ("direction is 'sideways'", {"direction": "sideways"}),
         ("least is 0; expected at least 1", {"least": 0}),
         ("M = 4 elements is too small", {"M": 4}),

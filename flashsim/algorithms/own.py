@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, PASSES
 from flashsim.algorithms.record import OPERANDS, Algorithm, every_block
 from flashsim.checking import check_direction, is_one_of, shown
+from flashsim.source import note_line
 
 SIGNATURE = "f(hbm, sram, Q, K, V, blocks)"
 PARTS = ("tau", "MASK", "dropout", "live")
@@ -104,7 +103,7 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
         name=f"{Path(file).name}:{name}",
         direction="forward",
         title=(inspect.getdoc(function) or name).splitlines()[0].rstrip("."),
-        run=_Explained(function, file),
+        run=_Explained(function),
         parts=parts,
         returns=(),
         follows=("m", "l", "O", "L"),
@@ -128,8 +127,8 @@ def _file_of(function: Callable[..., Any]) -> str:
 class _Explained:
     """A function of the user's; its errors say at which of its lines they occurred."""
 
-    def __init__(self, function: Callable[..., Any], file: str) -> None:
-        self._function, self._file = function, file
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
         self.__module__ = function.__module__
         self.__wrapped__ = function
 
@@ -137,8 +136,5 @@ class _Explained:
         try:
             return self._function(*args)
         except Exception as error:
-            lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == self._file]
-            linecache.checkcache(self._file)
-            for line in lines[-1:]:
-                error.add_note(f"at line {line} of {self._file}: {linecache.getline(self._file, line).strip()}")
+            note_line(error, self._function)
             raise

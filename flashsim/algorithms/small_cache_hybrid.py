@@ -40,6 +40,8 @@ The price is all of S in HBM, N_q·N_k elements, in the chip's type.
 
 from __future__ import annotations
 
+from math import isqrt
+
 from flashsim.algorithms.notation import at_most_0, exp, finite, log, maximum, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
@@ -58,9 +60,13 @@ def line_2(rows: int, d: int) -> tuple[int, int]:
 
 
 def line_3(M: int, N_q: int, d_v: int) -> tuple[int, int]:
-    """Return (b_r, b_c), by which N_k (⌈d_v/b_c⌉ N_q + ⌈N_q/b_r⌉ d_v) elements of S and V are read; 1 × 1 if none fits."""
-    sizes = [(min((M - b_c) // (b_c + 2), N_q), b_c) for b_c in range(1, d_v + 1)]
-    fitting = [(b_r, b_c) for b_r, b_c in sizes if b_r >= 1] or [(1, 1)]
+    """Return (b_r, b_c), by which N_k (⌈d_v/b_c⌉ N_q + ⌈N_q/b_r⌉ d_v) elements of S and V are read; 1 × 1 if none fits.
+
+    Of those b_c that make as many pieces, the least leaves the most rows: it is ⌈d_v/c⌉, or c, for a c of √d_v + 1 at most.
+    """
+    few = range(1, isqrt(d_v) + 2)
+    widths = sorted({*few, *(-(-d_v // c) for c in few)})
+    fitting = [(min((M - b_c) // (b_c + 2), N_q), b_c) for b_c in widths if 2 * b_c + 2 <= M] or [(1, 1)]
     return min(fitting, key=lambda b: -(-d_v // b[1]) * N_q + -(-N_q // b[0]) * d_v)
 
 

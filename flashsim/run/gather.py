@@ -11,12 +11,13 @@ import numpy as np
 from flashsim.groups import by_head
 from flashsim.inputs import Array, Inputs, largest
 from flashsim.matrices import KINDS
-from flashsim.memory import HBM, SRAM, MemoryModelError, Observer
+from flashsim.memory import HBM, SRAM, Event, MemoryModelError, Observer
 from flashsim.records import Occupancy, Traffic
-from flashsim.run.launch import Outcome
+from flashsim.run.launch import Outcome, launch
 from flashsim.run.results import Gradients, Run, Tally
 from flashsim.run.sums import NAMES, bias_gradient, sum_bias_gradient, sum_one_group, summed, with_parts
 from flashsim.run.task import Plan
+from flashsim.source import at_line
 
 
 def gather_run(plan: Plan, outcome: Outcome) -> Run:
@@ -26,9 +27,8 @@ def gather_run(plan: Plan, outcome: Outcome) -> Run:
     if task.check_finite and not task.algorithm.returns:
         for name, matrix in found.items():
             if np.isnan(matrix).any():
-                raise MemoryModelError(
-                    f"{task.algorithm.name!r} returned an {'L' if name == 'lse' else name} with NaN in it: rows never stored, "
-                    "or made of what was evicted"
+                raise _of_nan(
+                    plan, f"{task.algorithm.name!r} returned an {'L' if name == 'lse' else name} with NaN in it"
                 )
     saved = {name: each for name, each in matrices.items() if name not in {*found, "L"}}
     return Run(
@@ -36,6 +36,31 @@ def gather_run(plan: Plan, outcome: Outcome) -> Run:
         hbm=_once_per_group(plan, outcome.traffic), sram=_use(plan, outcome.peak), blocks=plan.blocks, plan=plan,
         scale=task.variant.tau, gqa=task.gqa, inputs=cast(Inputs, task.given), variant=task.variant, saved=saved,
     )  # fmt: skip
+
+
+def _of_nan(plan: Plan, said: str) -> MemoryModelError:
+    """Return the error for a user's algorithm whose results are NaN: it is run again, to see where they begin."""
+    events: list[Event] = []
+
+    def first(event: Event) -> None:
+        if not events and event.tile is not None and event.kind in ("load", "compute") and np.isnan(event.tile).any():
+            events.append(event)
+
+    for number, head in enumerate(np.ndindex(plan.leading)):
+        with np.errstate(all="ignore"):
+            launch(plan, head, number, [first])
+    if not events:
+        return MemoryModelError(f"{said}: rows of it were never stored")
+    (event,) = events
+    if event.kind == "load":
+        error = MemoryModelError(f"{said}: it begins in {event.name}, which is loaded before it was stored")
+    else:
+        error = MemoryModelError(
+            f"{said}: it begins in {event.name}, made of a tile that was evicted at the end of its turn "
+            "(on_chip(…, over=tile) keeps that tile), or of numbers that are too large, or −∞ − −∞"
+        )
+    error.add_note(at_line(*event.site))
+    return error
 
 
 def gather_gradients(plan: Plan, outcome: Outcome, observers: Sequence[Observer]) -> Gradients:

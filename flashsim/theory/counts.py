@@ -26,7 +26,7 @@ from flashsim.theory.bounds import products_flops
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of, forms
 from flashsim.theory.live import Chosen, Listed
-from flashsim.theory.problem import BYTES, NoClosedForm, OneHead, arrays_of, ceil_div, live_tiles
+from flashsim.theory.problem import BYTES, NoClosedForm, OneHead, Tiles, arrays_of, ceil_div, live_tiles
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,9 @@ def exact(
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else own.get("block_mask")
     tiles = p.tiles(sizes.B_r, sizes.B_c, _chosen(skipping, rule, p, sizes))
-    arrays, peak = form.traffic(p, sizes, tiles), form.peak(p, sizes, tiles)
+    arrays, peak = form.asked(form.traffic, p, sizes, tiles), _peak(form, p, sizes, tiles)
+    if not isinstance(arrays, dict):
+        raise ValueError(f"the traffic of Form {form.name!r} is {shown(arrays)}; expected a dict of p.array(…)")
     traffic = Traffic(arrays).times(problems)
     if share > 1 and not together:
         arrays = groups.shared(arrays, share, kv_heads)
@@ -157,20 +159,27 @@ def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) 
     width = ceil_div(p.d + p.d_v, 2)
 
     def of(rows: int) -> Blocks:
-        return _clipped(p, *form.proportions(rows, width))
+        found = form.asked(form.proportions, rows, width)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise ValueError(f"the proportions of Form {form.name!r} are {shown(found)}; expected (B_r, B_c)")
+        return _clipped(p, *(form.whole("block size", size, 1) for size in found))
 
     def fits(rows: int) -> bool:
         sizes = of(rows)
-        return form.peak(p, sizes, p.tiles(sizes.B_r, sizes.B_c)) <= p.M
+        return _peak(form, p, sizes, p.tiles(sizes.B_r, sizes.B_c)) <= p.M
 
     if not is_one_of(sizing, ("paper", "fit")):
         raise NoClosedForm(f"no closed form for sizing {shown(sizing)}; known: 'paper', 'fit', or blocks=(B_r, B_c)")
     if blocks is not None:
         return _clipped(p, *blocks)
     if sizing == "paper":
-        return of(form.rows(p.M, p.d, p.d_v))
+        return of(form.whole("number of rows", form.asked(form.rows, p.M, p.d, p.d_v), 1))
     longest = max(p.N_q, p.N_k)
     return of(first(lambda rows: rows >= longest or not fits(rows + 1)) if fits(1) else 1)
+
+
+def _peak(form: Form, p: OneHead, sizes: Blocks, tiles: Tiles) -> int:
+    return form.whole("peak", form.asked(form.peak, p, sizes, tiles), 0)
 
 
 def _clipped(p: OneHead, B_r: int, B_c: int) -> Blocks:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+from flashsim.checking import check_direction
 from flashsim.options import Option
 from flashsim.records import Blocks
+from flashsim.source import note_line
 from flashsim.theory.problem import Arrays, OneHead, Tiles, ceil_div
+
+T = TypeVar("T")
 
 
 def paper_rows(M: int, d: int, d_v: int) -> int:
@@ -46,3 +51,23 @@ class Form:
     options: tuple[Option, ...] = ()
     live: bool = False
     gives_dS: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a direction that there is not."""
+        check_direction(self.direction)
+
+    def asked(self, function: Callable[..., T], *arguments: object) -> T:
+        """Return what one of its functions says; an error in a user's own notes the line of their file."""
+        try:
+            return function(*arguments)
+        except Exception as error:
+            note_line(error, function)
+            raise
+
+    def whole(self, what: str, found: object, least: int) -> int:
+        """Return a number that one of its functions returned. Raises ValueError for what is no whole number from `least` up."""
+        if not isinstance(found, int) or found < least:
+            raise ValueError(
+                f"the {what} of Form {self.name!r} is {found!r}; expected a whole number of at least {least}"
+            )
+        return found

@@ -51,8 +51,11 @@ def formulas(name: Any, direction: str = "forward") -> Mapping[str, tuple[str, s
 
 
 def evaluated(formula: str, values: Mapping[str, int]) -> int:
-    """Return the value of a formula."""
-    return int(eval(formula, {"__builtins__": {}}, dict(values)))
+    """Return the value of a formula. Raises ValueError for what is none."""
+    try:
+        return int(eval(formula, {"__builtins__": {}}, dict(values)))
+    except Exception as error:
+        raise ValueError(f"the formula {formula!r}: {error}; expected one in {', '.join(values)}") from None
 
 
 def extra_symbols(N_q: int, N_k: int, d_v: int, T_c: int, B_r: int, B_c: int, *, dropout: bool) -> dict[str, int]:

@@ -159,6 +159,8 @@ class OneHead:
 
     def array(self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0) -> Arrays:
         """Return one array's entry: elements read, and written after and (`init`) by initialisation."""
+        if not all(isinstance(moved, int) and moved >= 0 for moved in (reads, writes, init)):
+            raise TypeError(f"{name} has reads={reads}, writes={writes}, init={init}; expected whole numbers, from 0")
         type_ = KINDS.get(name, COLUMN).type
         itemsize = self.stored if type_ == "inputs" else self.chip if type_ == "chip" else ITEMSIZES[type_]
         return {name: ArrayTraffic(reads, init + writes, init, self.size(name), itemsize, role)}

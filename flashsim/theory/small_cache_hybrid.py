@@ -30,15 +30,16 @@ def proportions(rows: int, d: int) -> tuple[int, int]:
 
 @lru_cache(1024)
 def tile_of_O(M: int, N_q: int, d_v: int) -> tuple[int, int]:
-    """Return (b_r, b_c). Of equally good ones the narrowest."""
-    best, fewest = (1, 1), 0
-    for b_c in range(1, d_v + 1):
-        b_r = min((M - b_c) // (b_c + 2), N_q)
-        if b_r < 1:
-            break
-        read = ceil_div(d_v, b_c) * N_q + ceil_div(N_q, b_r) * d_v
+    """Return (b_r, b_c). The narrowest of as many pieces leaves the most rows. Of equally good ones the narrowest."""
+    best, fewest, b_c = (1, 1), 0, 1
+    while (M - b_c) // (b_c + 2) >= 1:
+        b_r, pieces = min((M - b_c) // (b_c + 2), N_q), ceil_div(d_v, b_c)
+        read = pieces * N_q + ceil_div(N_q, b_r) * d_v
         if not fewest or read < fewest:
             best, fewest = (b_r, b_c), read
+        if pieces == 1:
+            break
+        b_c = ceil_div(d_v, pieces - 1)
     return best
 
 
