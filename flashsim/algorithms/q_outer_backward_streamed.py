@@ -36,10 +36,10 @@
     31 end for
     32 Return dQ, dK, dV.
 
-The listing is ours. `q_outer_backward_two_pass` has one square tile for both passes, as a kernel would, and half of M goes to what
-streams past. Here nearly all of M holds what stays: four blocks of keys, then three of queries. So the passes read Q and dO M/4d keys
-at a time, and K and V M/3d queries at a time: 8 and 6, together 14 N²d²/M accesses, the fewest known here for M well above d².
-No matrix unit likes tiles of one row.
+The listing is ours. `q_outer_backward_two_pass` has one square tile for both passes, as a kernel would, and so gives much of M to
+what streams past. Here nearly all of M holds what stays: four blocks of B_c ≈ M/4d keys, then three of B_r ≈ M/3d queries. Each
+block has all of Q and dO, or all of K and V, read once: 8 and 6, together 14 N²d²/M accesses, the fewest known here for M well
+above d². No matrix unit likes tiles of one row, or one key.
 """
 
 from __future__ import annotations
