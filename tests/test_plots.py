@@ -557,7 +557,7 @@ def test_texts_are_large_enough_inside_and_apart(
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("l2", "lower", "cache_size") else name
+        pytest.param(name, marks=pytest.mark.slow) if name in ("l2", "lower", "lower_backward", "cache_size") else name
         for name in plots.FIGURES
     ],
 )
