@@ -106,7 +106,7 @@ def memory_efficient_backward(
 ALGORITHM = Algorithm(
     name="memory_efficient",
     direction="backward",
-    title="Appendix B.2, closed form, backward",
+    title="Appendix B.2, memory-efficient, backward",
     run=memory_efficient_backward,
     operands=("Q", "K", "V", "O", "dO", "L"),
     returns=GRADIENTS,
