@@ -323,7 +323,9 @@ def _triton() -> Subject:
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     **{name: Implementation(algorithm.title, partial(_own, name)) for name, algorithm in FORWARD.items()},
-    "q_outer_streamed": Implementation(BACKWARD["q_outer_streamed"].title, partial(_own, "q_outer", "q_outer_streamed")),
+    "q_outer_streamed": Implementation(
+        BACKWARD["q_outer_streamed"].title, partial(_own, "q_outer", "q_outer_streamed")
+    ),
     "numpy_tiled": Implementation("NumPy, as FlashAttention-2", partial(_numpy, "tiled")),
     "numpy_unfused": Implementation("NumPy, with the matrix of scores", partial(_numpy, "unfused")),
     "numpy_split": Implementation("NumPy, keys in parts, merged", partial(_numpy, "split")),
