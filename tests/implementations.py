@@ -90,9 +90,8 @@ RECOMBINED = (
 )
 
 
-def _own(name: str, back: str = "") -> Subject:
-    """Return a forward pass with the backward pass of its name, or another one."""
-    algorithm, back = FORWARD[name], back or name
+def _own(name: str) -> Subject:
+    algorithm = FORWARD[name]
     keeps_logs = not {"l", "L"}.isdisjoint(algorithm.returns)
     plain = "MASK" not in algorithm.parts
     stores = "scores" if algorithm.stores_scores else "output_per_block" if algorithm.rounds(2) == 2 else "output"
@@ -108,11 +107,11 @@ def _own(name: str, back: str = "") -> Subject:
         stores=stores,
     )
     return Subject(
-        _named(back, partial(_own_forward, name)),
+        _named(name, partial(_own_forward, name)),
         spec,
-        partial(_own_backward, name, back) if back in BACKWARD else None,
+        partial(_own_backward, name) if name in BACKWARD else None,
         None if plain else _keep,
-        {"dropout_gradients": RECOMBINED} if back in BACKWARD and BACKWARD[back].recombines else {},
+        {"dropout_gradients": RECOMBINED} if name in BACKWARD and BACKWARD[name].recombines else {},
     )
 
 
@@ -127,10 +126,8 @@ def _own_forward(name: str, q: Array, k: Array, v: Array, **options: Any) -> Any
     )  # where S or its statistics were stored, so is their rounding
 
 
-def _own_backward(
-    name: str, back: str, q: Array, k: Array, v: Array, do: Array, **options: Any
-) -> tuple[Array, Array, Array]:
-    found = flashsim.backward(back, _run(name, q, k, v, **options), do, check_finite=False)
+def _own_backward(name: str, q: Array, k: Array, v: Array, do: Array, **options: Any) -> tuple[Array, Array, Array]:
+    found = flashsim.backward(name, _run(name, q, k, v, **options), do, check_finite=False)
     return found.dQ, found.dK, found.dV
 
 
@@ -323,9 +320,6 @@ def _triton() -> Subject:
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     **{name: Implementation(algorithm.title, partial(_own, name)) for name, algorithm in FORWARD.items()},
-    "q_outer_streamed": Implementation(
-        BACKWARD["q_outer_streamed"].title, partial(_own, "q_outer", "q_outer_streamed")
-    ),
     "numpy_tiled": Implementation("NumPy, as FlashAttention-2", partial(_numpy, "tiled")),
     "numpy_unfused": Implementation("NumPy, with the matrix of scores", partial(_numpy, "unfused")),
     "numpy_split": Implementation("NumPy, keys in parts, merged", partial(_numpy, "split")),
