@@ -23,7 +23,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flashsim import dropout, patterns, reference, theory
+from flashsim import dropout
 from flashsim.algorithms.blocks import Fit, Fixed, Paper
 from flashsim.api import Gradients, Run, Tally, backward, count, forward, trace
 from flashsim.bias import Bias
@@ -42,8 +42,11 @@ if TYPE_CHECKING:
     from flashsim import machines as machines
     from flashsim import mlp as mlp
     from flashsim import observers as observers
+    from flashsim import patterns as patterns
     from flashsim import plots as plots
+    from flashsim import reference as reference
     from flashsim import testing as testing
+    from flashsim import theory as theory
     from flashsim import tune as tune
     from flashsim.sweeping import sweep as sweep
     from flashsim.tracing import load_trace
@@ -96,8 +99,11 @@ LATER = {
             "machines",
             "mlp",
             "observers",
+            "patterns",
             "plots",
+            "reference",
             "testing",
+            "theory",
             "tune",
         )
     },

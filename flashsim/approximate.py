@@ -19,7 +19,7 @@ import numpy as np
 from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.clusters import homes, sorted_rows
 from flashsim.checking import check_array, check_choice, check_count, check_scale, check_seed, shown
-from flashsim.inputs import Array, float_dtype
+from flashsim.inputs import DEFAULT_DTYPE, Array, float_dtype
 from flashsim.memory import Observer
 from flashsim.run.programs import ProgramRun, ProgramTally, check_operands, count_program, run_program
 from flashsim.sizes import Size
@@ -219,29 +219,18 @@ def lsh_hashes(Q: Any, K: Any, rounds: int, *, seed: int = 0) -> tuple[Array, Ar
 
 
 def count(
-    method: str,
-    *,
-    N: int,
-    d: int,
-    k: int | None = None,
-    e: int | None = None,
-    rounds: int | None = None,
-    C: int | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int, int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    dtype: Any = "float32",
-    observers: Sequence[Observer] = (),
-) -> ProgramTally:
+    method: str, *, N: int, d: int, k: int | None = None, e: int | None = None, rounds: int | None = None,
+    C: int | None = None, **how: Any,
+) -> ProgramTally:  # fmt: skip
     """Count what a method would move, on shapes alone. `e`, V's width, is d by default.
 
     `k`: mixtures, or features. "reformer" and "smyrf" have none, and no `blocks`, but `rounds` of clusters of `C` rows.
+    The rest is `flashsim.run.programs.count_program`'s: M, blocks, sizing, enforce, dtype, observers.
     """
-    name, sizes, clusters = _asked(method, N, d, k, e, rounds, C, blocks)
+    name, sizes, how = _asked(method, N, d, k, e, rounds, C, how)
     index: dict[str, Array] = {}
-    if clusters is not None:
-        _check_fits(name, sizes, clusters, M, enforce, dtype)
+    if name in CLUSTERS:
+        _check_fits(name, sizes, how["blocks"], how.get("M"), how.get("enforce"), how.get("dtype", DEFAULT_DTYPE))
         if sizes["h"] * sizes["N"] > MOST_WORDS:
             raise ValueError(
                 f"rounds · N is {sizes['h'] * sizes['N']:,}; expected at most {MOST_WORDS:,}, as `count` reads so many words of "
@@ -249,45 +238,31 @@ def count(
             )
         order = np.broadcast_to(np.arange(sizes["N"], dtype=np.uint32), (sizes["h"], sizes["N"]))
         index = {a: order for a, kind in programs()[name].operands.items() if kind.type == "index"}
-    return count_program(
-        programs()[name], sizes, M=M, blocks=clusters or blocks, sizing=sizing, enforce=enforce, dtype=dtype,
-        options={METHODS.get(name, "tau"): 1.0}, index=index, observers=observers,
-    )  # fmt: skip
+    return count_program(programs()[name], sizes, options={METHODS.get(name, "tau"): 1.0}, index=index, **how)
 
 
 def exact(
-    method: str,
-    *,
-    N: int,
-    d: int,
-    k: int | None = None,
-    e: int | None = None,
-    rounds: int | None = None,
-    C: int | None = None,
-    M: Size | None = None,
-    blocks: tuple[int, int, int, int] | None = None,
-    sizing: str = "fit",
-    enforce: bool | None = None,
-    dtype: Any = "float32",
-) -> ExactProgram:
+    method: str, *, N: int, d: int, k: int | None = None, e: int | None = None, rounds: int | None = None,
+    C: int | None = None, **how: Any,
+) -> ExactProgram:  # fmt: skip
     """Return the same by formula: equal, whatever the arguments."""
-    name, sizes, clusters = _asked(method, N, d, k, e, rounds, C, blocks)
-    return exact_program(name, sizes, M=M, blocks=clusters or blocks, sizing=sizing, enforce=enforce, dtype=dtype)
+    name, sizes, how = _asked(method, N, d, k, e, rounds, C, how)
+    return exact_program(name, sizes, **how)
 
 
 def _asked(
-    method: Any, N: Any, d: Any, k: Any, e: Any, rounds: Any, C: Any, blocks: Any
-) -> tuple[str, dict[str, Any], tuple[int] | None]:
-    """Return a program's name, its lengths, and its clusters if it has any. Raises ValueError for what is another method's."""
+    method: Any, N: Any, d: Any, k: Any, e: Any, rounds: Any, C: Any, how: dict[str, Any]
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return a program's name, its lengths, and how to run it. Raises ValueError for what is another method's."""
     name = check_choice("method", method, (*METHODS, *CLUSTERS))
     sizes, of_k = {"N": N, "d": d, "e": d if e is None else e}, name in METHODS
-    for argument, value in (("rounds", rounds), ("C", C)) if of_k else (("k", k), ("blocks", blocks)):
+    for argument, value in (("rounds", rounds), ("C", C)) if of_k else (("k", k), ("blocks", how.get("blocks"))):
         if value is not None:
             has = "k mixtures or features" if of_k else "rounds of clusters of C rows"
             raise ValueError(f"{argument} is {shown(value)}; expected none, as {name!r} has {has}")
     if of_k:
-        return name, {**sizes, "k": k}, None
-    return name, {**sizes, "h": check_count("rounds", rounds)}, (check_count("C", C),)
+        return name, {**sizes, "k": k}, how
+    return name, {**sizes, "h": check_count("rounds", rounds)}, {**how, "blocks": (check_count("C", C),)}
 
 
 def _clustered(

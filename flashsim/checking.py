@@ -73,6 +73,16 @@ def check_booleans(name: str, value: Any) -> NDArray[np.bool_]:
     return array
 
 
+def check_whole(name: str, value: Any, most: int = LARGEST) -> NDArray[Any]:
+    """Return whole numbers as an array. ValueError for others, and for those above `most`, or below its negative."""
+    array = check_array(name, value)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"{name}: dtype {array.dtype}; expected whole numbers")
+    if array.size and (array.min() < -most or array.max() > most):
+        raise ValueError(f"{name} runs from {array.min()} to {array.max()}; expected from -{most} to {most}")
+    return array
+
+
 def broadcasts(shape: tuple[int, ...], onto: tuple[int, ...]) -> bool:
     """Say whether an array of one shape broadcasts to another."""
     return len(shape) <= len(onto) and all(n in (1, m) for n, m in zip(shape[::-1], onto[::-1], strict=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -119,13 +119,10 @@ def _agrees(algorithm: Algorithm, run: Run, cost: Run | Gradients) -> bool | Non
     """Whether theory says the same; None where it says nothing: of an algorithm without a form, and of masks by head."""
     if run.variant.mask.per_head or not _has_form(algorithm):
         return None
-    shape, variant = run.inputs.shape, run.variant
+    variant = run.variant
     want = theory.exact(
         algorithm,
-        N_q=shape.N_q,
-        N_k=shape.N_k,
-        d=shape.d,
-        d_v=shape.d_v,
+        **asdict(run.inputs.shape),
         M=cost.sram.capacity,
         heads=math.prod(run.inputs.leading),
         kv_heads=math.prod(run.inputs.K.shape[:-2]),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -83,7 +82,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     if _is_stream(target) or (before is not None and not stat.S_ISREG(before.st_mode)):
         path.write_bytes(data)
         return path
-    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    beside = target.with_name(f".{os.urandom(8).hex()}.tmp")
     try:
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     except PermissionError:

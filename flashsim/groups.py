@@ -7,7 +7,6 @@ run on that as they are; a mask and dropout must know that rows are no longer po
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -110,7 +109,9 @@ class GroupedMask(Mask):
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Ask for the positions that a tile's rows are of; a tile is live if it is for any head of the group."""
         tops, ends = rows // self._group, (row_ends - 1) // self._group + 1
-        return self._any(lambda at: self._mask.live(tops, ends, cols, col_ends, self._one(shape), at), head)
+        heads, one = [self._member(head, member) for member in self._members], self._one(shape)
+        some: Bools = np.any([self._mask.live(tops, ends, cols, col_ends, one, at) for at in heads], axis=0)
+        return some
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Ask likewise; a tile is full if it is for every head of the group."""
@@ -118,11 +119,6 @@ class GroupedMask(Mask):
         heads = [self._member(head, member) for member in self._members]
         every: Bools = np.all([self._mask.full(tops, ends, cols, col_ends, one, at) for at in heads], axis=0)
         return every
-
-    def _any(self, asked: Callable[[Head], Bools], head: Head) -> Bools:
-        answers = [asked(self._member(head, member)) for member in self._members]
-        any_of_them: Bools = np.any(answers, axis=0)
-        return any_of_them
 
     def keys(self, shape: Shape, head: Head) -> int:
         """Return the most of any head of the group."""

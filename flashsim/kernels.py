@@ -110,7 +110,9 @@ def gradient(
         )
         raise ValueError(f"derivative is {shown(derivative)}; expected {said}")
     if isinstance(k, Own):
-        k = replace(k, gradient=_function("derivative", derivative))
+        if not callable(derivative):
+            raise ValueError(f"derivative is {shown(derivative)}; expected a function")
+        k = replace(k, gradient=derivative)
     if (shape := check_array("dY", dY).shape) != run.Y.shape:
         raise ValueError(f"dY has shape {shape}; expected that of Y, {run.Y.shape}")
     operands = {**launch.given, "dY": dY}
@@ -189,13 +191,6 @@ def _kernel(kernel: Any, sigma: Any, chip: np.dtype[Any], limit: float) -> Kerne
     if not isinstance(sigma, int | float) or sigma != 1:
         raise ValueError(f"sigma is {shown(sigma)}; expected none, as the kernel is a function")
     return Own(kernel, limit)
-
-
-def _function(name: str, value: Any) -> Callable[..., Any]:
-    if not callable(value):
-        raise ValueError(f"{name} is {shown(value)}; expected a function")
-    function: Callable[..., Any] = value
-    return function
 
 
 def _check_distances(given: Mapping[str, Array], k: Radial, chip: np.dtype[Any], logs: np.dtype[Any] | None) -> None:

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.band import Band
-from flashsim.checking import LARGEST, broadcasts, check_array, check_booleans, check_count, check_flag, shown
+from flashsim.checking import broadcasts, check_booleans, check_count, check_flag, check_whole, shown
 from flashsim.records import Shape
 
 Bools = NDArray[np.bool_]
@@ -360,16 +360,6 @@ def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head, options: Mappi
         given = given & value if isinstance(value, Mask) else given
     given.check(shape, leading)
     return given
-
-
-def check_whole(name: str, value: Any, most: int = LARGEST) -> NDArray[Any]:
-    """Return whole numbers as an array. ValueError for others, and for those above `most`, or below its negative."""
-    array = check_array(name, value)
-    if not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"{name}: dtype {array.dtype}; expected whole numbers")
-    if array.size and (array.min() < -most or array.max() > most):
-        raise ValueError(f"{name} runs from {array.min()} to {array.max()}; expected from -{most} to {most}")
-    return array
 
 
 def check_leading(name: str, shape: tuple[int, ...], leading: Head) -> None:

@@ -135,11 +135,8 @@ class Optimum:
     def replay(self, Q: Any, K: Any, V: Any, *, trace: bool = False) -> Run:
         """Run the schedule on Q (N_q, d), K (N_k, d), V (N_k, d_v), with M enforced. Raises ValueError for other shapes."""
         shape = self.shape
-        found, wanted = (
-            [np.shape(a) for a in (Q, K, V)],
-            [(shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)],
-        )
-        if found != wanted:
+        wanted = [(shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)]
+        if (found := [np.shape(a) for a in (Q, K, V)]) != wanted:
             raise ValueError(f"Q, K, V are {found}; expected {wanted}")
         return forward(REPLAY, Q, K, V, M=self.M, blocks=(1, 1), mask=self.mask, schedule=self.schedule, trace=trace)
 
@@ -170,16 +167,8 @@ class Optimum:
         table = {text_of(state): evicted for state, evicted in self.search.prices.items() if evicted < gap}
         steps = [[*pair, [f"{X}{n}" for X, n in gone]] for pair, gone in self.search.steps]
         rows = ["".join("01"[int(one)] for one in row) for row in self.allowed]
-        sizes = {**asdict(self.shape), "M": self.M}
-        return {
-            "kind": "optimum",
-            "class": CLASS,
-            **sizes,
-            "optimum": self.upper,
-            "allowed": rows,
-            "steps": steps,
-            "table": table,
-        }
+        said = {"kind": "optimum", "class": CLASS, **asdict(self.shape), "M": self.M}
+        return {**said, "optimum": self.upper, "allowed": rows, "steps": steps, "table": table}
 
 
 def optimum(**problem: Any) -> Optimum:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flashsim.band import Band
-from flashsim.masks import Bools, Head, Index, Mask, at_head, check_leading, check_whole
+from flashsim.checking import check_whole
+from flashsim.masks import Bools, Head, Index, Mask, at_head, check_leading
 from flashsim.records import Shape
 
 

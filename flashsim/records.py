@@ -13,6 +13,7 @@ from flashsim.exporting import Exported
 from flashsim.notebook import table
 
 Role = Literal["input", "output", "extra"]
+ADDED = ("reads", "writes", "init_writes", "size")
 
 
 @dataclass(frozen=True)
@@ -42,25 +43,11 @@ class ArrayTraffic:
 
     def plus(self, other: ArrayTraffic) -> ArrayTraffic:
         """Return the sum with another array of the same kind."""
-        return ArrayTraffic(
-            self.reads + other.reads,
-            self.writes + other.writes,
-            self.init_writes + other.init_writes,
-            self.size + other.size,
-            self.itemsize,
-            self.role,
-        )
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in ADDED})
 
     def times(self, heads: int) -> ArrayTraffic:
         """Return the same traffic repeated for `heads` heads."""
-        return ArrayTraffic(
-            self.reads * heads,
-            self.writes * heads,
-            self.init_writes * heads,
-            self.size * heads,
-            self.itemsize,
-            self.role,
-        )
+        return replace(self, **{name: getattr(self, name) * heads for name in ADDED})
 
     def shared(self, heads: int) -> ArrayTraffic:
         """Return the same where so many heads use one array in turn: it is as large as one, and initialised once."""

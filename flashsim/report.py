@@ -103,10 +103,7 @@ _RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
     ("  of them initial", lambda r: f"{r.hbm.init_writes:,}"),
     ("accesses", lambda r: f"{r.hbm.accesses:,}"),
     ("bytes", lambda r: human_bytes(r.hbm.bytes)),
-    (
-        "equals the closed form",
-        lambda r: {True: "yes, by array", False: "NO", None: "no closed form"}[r.equals_theory],
-    ),
+    ("equals the closed form", lambda r: {True: "yes, by array", False: "NO", None: "no closed form"}[r.equals_theory]),
     ("blocks B_r × B_c", lambda r: f"{r.blocks.B_r} × {r.blocks.B_c}"),
     ("blocks T_r × T_c", lambda r: f"{r.blocks.T_r} × {r.blocks.T_c}"),
     ("extra HBM, elements", lambda r: f"{r.hbm.extra:,}"),

@@ -104,20 +104,15 @@ class _Search:
         use = cost(self.algorithm, **asdict(self.shape), **plain, blocks=(B_r, B_c)).sram
         return use.peak <= use.capacity
 
-    def _fits_beside(self, B_c: int, B_r: int) -> bool:
-        return self.fits(B_r, B_c)
-
     def candidates(self, least: int) -> Iterator[tuple[int, int]]:
         """Yield each (B_r, B_c) that fits and can be the best: of one side every T, of the other as many as fit.
 
         Where tiles are skipped, narrow ones hug the diagonal: so every size of one side with the least of the other, too.
         """
         n, k = self.shape.N_q, self.shape.N_k
-        B_r = n
-        for B_c in merge(
-            sides(k, least), (B for B in sides(self.shape.d_v) if min(least, k) <= B <= k)
-        ):  # T_c, and T_v
-            B_r = _most(partial(self._fits_beside, B_c), min(least, n), B_r)
+        B_r, panels = n, (B for B in sides(self.shape.d_v) if min(least, k) <= B <= k)
+        for B_c in merge(sides(k, least), panels):  # T_c, and T_v
+            B_r = _most(partial(self.fits, B_c=B_c), min(least, n), B_r)
             if not B_r:
                 break
             yield from ((_tight(n, B_r, least), B_c), (B_r, B_c))  # the more rows, the fewer panels of keys
@@ -129,9 +124,7 @@ class _Search:
             yield from ((B_r, _tight(k, B_c, least)), (B_r, min(least, k)))  # narrow blocks leave the most room to pin
         if self.options["mask"] is not None:
             thin_r, thin_c = min(least, n), min(least, k)
-            yield from (
-                (B_r, thin_c) for B_r in range(thin_r, _most(partial(self._fits_beside, thin_c), thin_r, n) + 1)
-            )
+            yield from ((B_r, thin_c) for B_r in range(thin_r, _most(partial(self.fits, B_c=thin_c), thin_r, n) + 1))
             yield from ((thin_r, B_c) for B_c in range(thin_c, _most(partial(self.fits, thin_r), thin_c, k) + 1))
 
     def best(self, least: int) -> Choice | None:

@@ -24,7 +24,7 @@ settings.register_profile(  # scripts/mutation.py's: what fails, fails every tim
     database=None,
     phases=(Phase.explicit, Phase.generate),
 )
-settings.register_profile("wide", settings.get_profile("flashsim"), max_examples=200)  # .ci/run's, for searches
+settings.register_profile("wide", settings.get_profile("flashsim"), max_examples=100)  # .ci/run's, for searches
 settings.load_profile("flashsim")
 
 FUZZ_EXAMPLES = 60
@@ -43,6 +43,12 @@ def _tracer() -> Iterator[None]:
     yield
     if before and sys.gettrace() is not before:
         sys.settrace(before)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of figures are written empty: for tests that look at what else there is."""
+    monkeypatch.setattr("flashsim.plots.saving.drawn", lambda figure, form: b"")
 
 
 @pytest.fixture(scope="module")

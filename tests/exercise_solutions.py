@@ -195,6 +195,7 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("rowsum(exp(s - m_new))", "rowsum(exp(s - m))", "against the old m"),
     ],
     "inner_loop": [
+        ("on_chip(Q_i @ K_j.T)", "on_chip(sram.load(Q[i]) @ K_j.T)", "Q is loaded more often than line 8 says"),
         ("(l_i * exp(m_i - m_new) * O_i", "(l_i * O_i", "The old O_i is not rescaled"),
         ("(l_i * exp(m_i - m_new) * O_i", "(exp(m_i - m_new) * O_i", "Multiply by l_i"),
         ("exp(m_tilde - m_new) * (P_tilde @ V_j)", "(P_tilde @ V_j)", "P~_ij V_j was summed against"),

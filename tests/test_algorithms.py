@@ -38,7 +38,7 @@ from flashsim.observers import InductionInvariant
 from flashsim.records import Blocks
 from flashsim.reference import attention, attention_with_statistics, error_bound, rounding, score_reach
 
-from .cases import DTYPES, Case, cases, full_cases, of_bound, room_for
+from .cases import DTYPES, FEW, Case, cases, full_cases, of_bound, room_for
 
 POLICIES = ("paper", "fit", "blocks")
 
@@ -81,7 +81,7 @@ def test_exact_within_the_derived_bound(name: str, case: Case, policy: str) -> N
 
 @pytest.mark.parametrize("name", FORWARD)
 @given(case=full_cases(), policy=st.sampled_from(POLICIES))
-@settings(max_examples=20)
+@FEW
 def test_a_run_touches_no_input_and_repeats_bit_for_bit(name: str, case: Case, policy: str) -> None:
     case = for_algorithm(name, case)
     Q, K, V = case.inputs()
@@ -158,7 +158,7 @@ def test_run_count_and_theory_are_equal(name: str, case: Case, policy: str) -> N
 
 @pytest.mark.parametrize("name", FORWARD)
 @given(case=full_cases(), policy=st.sampled_from(POLICIES))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_run_and_count_are_equal_with_masks_and_dropout(name: str, case: Case, policy: str) -> None:
     case = for_algorithm(name, case)
     run = run_or_refused(name, case, policy)

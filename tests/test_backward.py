@@ -23,7 +23,7 @@ from flashsim.reference import (
     rounding,
 )
 
-from .cases import DROPOUTS, MASKS, Case, cases, forward_of, full_cases, of_bound, room_for
+from .cases import DROPOUTS, FEW, MASKS, Case, cases, forward_of, full_cases, of_bound, room_for
 
 POLICIES = ("paper", "fit", "blocks")
 PARTS = ("dQ", "dK", "dV")
@@ -71,7 +71,7 @@ def test_gradients_are_within_the_derived_bounds(name: str, case: Case, policy: 
 
 @pytest.mark.parametrize("name", BACKWARD)
 @given(case=full_cases(), policy=st.sampled_from(POLICIES))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_run_and_count_are_equal(name: str, case: Case, policy: str) -> None:
     ran = both_passes(name, case, policy)
     if ran is None:
@@ -88,7 +88,7 @@ def test_run_and_count_are_equal(name: str, case: Case, policy: str) -> None:
 
 @pytest.mark.parametrize("name", BACKWARD)
 @given(case=full_cases(dtypes=("float64", "float16")))
-@settings(max_examples=20)
+@FEW
 def test_backward_touches_nothing_it_is_given_and_repeats_bit_for_bit(name: str, case: Case) -> None:
     ran = both_passes(name, case, "blocks")
     if ran is None:

@@ -301,3 +301,11 @@ def test_rows_of_dS_beside_the_bias_s_gradient_fill_SRAM(N_k: int, rows: int) ->
     options: dict[str, Any] = {"N_q": 7, "N_k": N_k, "d": 1, "M": M, "sizing": "fit", "direction": "backward"}
     options["mask"] = Bias(np.zeros((7, N_k)))
     assert theory.exact("standard", **options).sram.peak == flashsim.count("standard", **options).sram.peak == M
+
+
+def test_the_pass_that_sums_a_grouped_gradient_may_hold_the_most() -> None:
+    """Its tiles are as large as M allows, whatever the blocks: 2·16·16 elements here."""
+    mask = Bias(np.zeros((16, 16)))
+    asked: dict[str, Any] = {"N": 16, "d": 1, "M": 1000, "blocks": (2, 2), "heads": 2, "kv_heads": 1, "gqa": "grouped"}
+    exact, tally = (of("flash", **asked, mask=mask, direction="backward") for of in (theory.exact, flashsim.count))
+    assert exact.sram.peak == tally.sram.peak == 2 * 16 * 16

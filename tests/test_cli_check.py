@@ -78,7 +78,7 @@ def test_a_right_kernel_passes(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("where", ["my_kernels:unscaled", "my_kernels.py:unscaled", "./my_kernels.py:unscaled"])
 def test_a_wrong_kernel_fails_with_code_to_see_it_again(where: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", where, "--examples", "15", "--masks"]) == 1
+    assert main(["check", where, "--examples", "15", "--masks", "--check", "oracle"]) == 1
     out, _ = capsys.readouterr()
     assert "unscaled fails 'oracle'" in out
     assert "The scale is missing" in out
@@ -86,7 +86,8 @@ def test_a_wrong_kernel_fails_with_code_to_see_it_again(where: str, capsys: pyte
 
 
 def test_a_kernel_may_carry_its_own_declaration(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "flashsim.testing.mutants:D_omitted", "--examples", "15"]) == 1
+    mutant = "flashsim.testing.mutants:D_omitted"
+    assert main(["check", mutant, "--examples", "15", "--check", "gradients"]) == 1
     out, _ = capsys.readouterr()
     assert "Spec(dtypes=('float32', 'float16', 'bfloat16'), block=(8, 4), causal='bottom_right'" in out
     assert "D_omitted fails 'gradients'" in out
@@ -115,8 +116,8 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_expected_to_fail(capsys: pytest.CaptureFixture[str]) -> None:
-    poison = ["masked_kv_poison", "backward_poison"]
-    leaky = ["check", "flashsim.testing.mutants:nan_in_masked_values", "--examples", "20", "--check", *poison]
+    poison = ["masked_kv_poison"]
+    leaky = ["check", "flashsim.testing.mutants:nan_in_masked_values", "--examples", "8", "--check", *poison]
     assert main([*leaky, "--fail-fast"]) == 1
     assert main([*leaky, "--expect", *poison]) == 0
     assert "fails, as expected" in capsys.readouterr().out
@@ -249,6 +250,34 @@ def test_init_says_what_it_could_not_find(capsys: pytest.CaptureFixture[str]) ->
     assert main(["check", "--init", "two.py:two"]) == 2
     assert "two: No call succeeds. With NumPy arrays q (2, 2, 5, 8)" in capsys.readouterr().err
     assert not Path("two_spec.py").exists()
+
+
+def test_init_says_at_once_what_is_doubtful(capsys: pytest.CaptureFixture[str]) -> None:
+    """A kernel whose every answer is wrong, or wrong in some types, or whose keyword has another name, is no clean slate."""
+    assert main(["check", "--init", "my_kernels.py:unscaled"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Doubtful: dtypes: no plain call gave the right numbers" in out
+    Path("half.py").write_text(
+        "import my_kernels, numpy as np\n"
+        "def half(q, k, v, is_causal=False):\n    return my_kernels.attention(q, k, v).astype(np.float16)\n", "utf-8"
+    )  # fmt: skip
+    assert main(["check", "--init", "half.py:half"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "dtypes: each was tried; float32, float64 gave no right answer" in out
+    assert "causal: not checked: the kit's name for is_causal is causal" in out
+
+
+def test_init_says_which_lengths_a_kernel_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tiles.py").write_text(
+        "import my_kernels\n"
+        "def tiles(q, k, v):\n"
+        "    if q.shape[2] % 16 or k.shape[2] % 16:\n        raise ValueError('N must be a multiple of 16')\n"
+        "    return my_kernels.attention(q, k, v)\n", "utf-8"
+    )  # fmt: skip
+    assert main(["check", "--init", "tiles.py:tiles"]) == 2
+    said = capsys.readouterr().err
+    assert "raised ValueError: N must be a multiple of 16" in said
+    assert "It answers N_q = N_k = 16, but the kit draws lengths of all kinds" in said
 
 
 @pytest.mark.slow

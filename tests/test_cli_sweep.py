@@ -97,6 +97,11 @@ def test_ranges(typed: str, values: list[int], capsys: pytest.CaptureFixture[str
     assert [int(row["N"]) for row in rows(capsys, "--N", typed, "--d", "4")] == values
 
 
+def test_dtypes_as_people_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    short, whole = (rows(capsys, "--N", "64", "--d", "8", "--dtype", *names) for names in (["fp16"], ["float16"]))
+    assert short == whole
+
+
 def test_ranges_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     def sizes(*typed: str) -> list[str]:
         return [row["M"] for row in rows(capsys, "--N", "8", "--d", "4", "--M", *typed)]

@@ -83,6 +83,25 @@ def test_bfloat16_by_dlpack_keeps_every_bit_in_any_layout() -> None:
         assert np.array_equal(got.view(np.uint16), array.view(np.uint16))
 
 
+def test_a_capsule_with_a_version_and_memory_pinned_for_a_device_are_read_too() -> None:
+    class Versioned(Foreign):
+        def __dlpack__(self, **asked: Any) -> Any:
+            capsule = self.array.view(np.uint16).__dlpack__(max_version=(1, 0))
+            pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
+            pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+            ctypes.c_uint8.from_address(pointer(capsule, b"dltensor_versioned") + 32 + 20).value = 4
+            return capsule
+
+    if np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        pytest.skip("this NumPy exports no version")
+    array = Q.astype(BF16)
+    got = check_array("Q", Versioned(array))
+    assert got.dtype == BF16
+    assert np.array_equal(got, array)
+    for pinned in (3, 11):
+        assert np.array_equal(check_array("Q", Foreign(Q, device=pinned)), Q)
+
+
 def test_lists_of_such_arrays_are_stacked() -> None:
     heads = np.stack([Q, K]).astype(BF16)
     assert np.array_equal(check_array("Q", [Tensor(head) for head in heads]), heads)

@@ -33,6 +33,7 @@ def matches(shown: str, line: str) -> bool:
     return re.fullmatch(re.escape(shown).replace("…", ".*"), line.rstrip()) is not None
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(("page", "block"), COMMANDS)
 def test_commands_print_what_is_shown(
     page: Path, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -84,6 +84,48 @@ def test_whatever_is_returned_is_judged(name: str, returned: str, tmp_path: Path
     assert found.said
 
 
+RAGGED, ARRAYS = "([[1, 2], [3]],) * 3", "(np.ones((2, 3)), np.ones((2, 3)))"
+
+
+@pytest.mark.parametrize(
+    ("name", "returned", "said"),
+    [
+        ("causal_skip", "np.ones((2, 3))", "expected True or False"),
+        ("choose_blocks", ARRAYS, "expected two whole numbers"),
+        ("backward_tile", RAGGED, "expected an array of real numbers, of shape (4, 4)"),
+        ("softmax", "1j * S", "expected an array of real numbers"),
+    ],
+)
+def test_arrays_that_make_no_sense_are_no_traceback(name: str, returned: str, said: str, tmp_path: Path) -> None:
+    head, _, _ = SOLUTIONS[name].partition(":\n")
+    text = f'"""{EXERCISES[name].heading}"""\nimport numpy as np\n{head}:\n    return {returned}\n'
+    assert said in grade(written(tmp_path, name, text)).said
+
+
+@pytest.mark.parametrize("name", ["inner_loop", "planted_bug", "divide_once"])
+def test_turns_that_no_loop_of_the_memory_made_are_not_called_right(name: str, tmp_path: Path) -> None:
+    """Wrong numbers behind `range` would be seen by nobody: what is judged are the turns of sram.loop."""
+    found = grade(
+        written(tmp_path, name, solved(name).replace("sram.loop(", "range(").replace("exp(m_i", "exp(0 * m_i"))
+    )
+    assert not found.solved
+    assert "0 turns of the inner loop" in found.said
+    assert "sram.loop" in found.hint
+
+
+def test_dots_within_brackets_are_no_hole_and_a_byte_order_mark_no_mistake(tmp_path: Path) -> None:
+    columns = solved("softmax", ("rowmax(S)", "S.max(-1)[..., None]"))
+    assert grade(written(tmp_path, "softmax", columns)).solved
+    assert grade(written(tmp_path, "softmax", f"\ufeff{columns}")).solved
+    fewer = grade(written(tmp_path, "softmax", columns.replace("exp(S - m)", "...")))
+    assert fewer.said.startswith("One hole is left")
+
+
+def test_numpy_s_whole_numbers_are_whole_numbers(tmp_path: Path) -> None:
+    assert grade(written(tmp_path, "choose_blocks", solved("choose_blocks").replace("B_c = 1", "B_c = np.int64(1)")
+                         .replace("def blocks", "import numpy as np\ndef blocks"))).solved  # fmt: skip
+
+
 def test_the_docs_show_what_a_check_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,8 +158,18 @@ def test_the_list_shows_progress_and_what_is_next(
     assert second.endswith("begun")
     assert state.startswith("1 of")
     assert following == "Next: flashsim exercise check 02_scores.py"
-    (tmp_path / PROGRESS).write_text("not JSON", encoding="utf-8")
-    assert main(["exercise"]) == 0
+    for kept in ("not JSON", '{"softmax": {"hints": "x", "solved": 1}, "merge": 3}'):
+        (tmp_path / PROGRESS).write_text(kept, encoding="utf-8")
+        assert main(["exercise"]) == 0
+    assert f"0 of {len(EXERCISES)} solved" in capsys.readouterr().out
+
+
+def test_a_notebook_counts_as_a_file_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exercise", "notebook", "1", str(tmp_path)]) == 0
+    assert main(["exercise", "list", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "load a tile" in out.partition("begun")[0]
+    assert out.endswith(f"Next: {tmp_path / '01_load_a_tile.ipynb'}, in Jupyter\n")
 
 
 def test_hints_come_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

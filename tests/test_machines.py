@@ -149,7 +149,7 @@ def test_roofline_through_the_l2() -> None:
 
 
 def test_l2_figure_falls_from_the_models_accesses_to_the_compulsory() -> None:
-    data = l2_data(dtype="float16")
+    data = l2_data(N=512, dtype="float16")
     N, d, M = data["N"], data["d"], data["M"]
     ax = plot_l2(data)
     for name, floor in (("flash", 4 * N * d + 2 * N), ("standard", 4 * N * d + 2 * N * N)):

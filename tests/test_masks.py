@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flashsim
@@ -26,7 +26,7 @@ from flashsim.reference import (
     score_reach,
 )
 
-from .cases import MASKS, Array, Case, cases, forward_of, full_cases, of_bound, room_for
+from .cases import FEW, MASKS, Array, Case, cases, forward_of, full_cases, of_bound, room_for
 
 MASKED = tuple(BACKWARD)  # and what has no backward pass, by the kit: test_testing_conformance.py
 KEEP_STATISTICS = [name for name, a in FORWARD.items() if {"l", "m"} <= {*a.returns} and "MASK" in a.parts]
@@ -81,6 +81,7 @@ def test_causal_by_hand_is_aligned_at_the_bottom_right() -> None:
 
 
 @pytest.mark.parametrize("name", MASKED)
+@FEW
 @given(case=cases(masks=tuple(MASKS)[1:], dtypes=("float64", "float16"), regimes=("gaussian",)))
 def test_an_array_that_says_the_same_gives_the_same_numbers(name: str, case: Case) -> None:
     mask, allowed = case.masked()
@@ -128,6 +129,7 @@ def test_flash_with_nothing_to_do_is_algorithm_1_bit_for_bit(case: Case, policy:
 
 
 @pytest.mark.parametrize("name", MASKED)
+@FEW
 @given(case=cases(regimes=("gaussian", "all very negative")))
 def test_masks_that_allow_everything_change_no_number(name: str, case: Case) -> None:
     Q, K, V = case.inputs()
@@ -141,6 +143,7 @@ def test_masks_that_allow_everything_change_no_number(name: str, case: Case) -> 
 
 
 @pytest.mark.parametrize("name", MASKED)
+@FEW
 @given(case=full_cases())
 def test_what_is_wholly_masked_is_zero(name: str, case: Case) -> None:
     """O = 0, ℓ = 0, m = −∞, gradients 0: exactly, and without a warning (pytest makes them errors)."""
@@ -220,6 +223,7 @@ POISON = (np.nan, np.inf, -np.inf)
     poison=st.sampled_from(POISON),
     where=st.sampled_from(("K", "V", "K and V")),
 )
+@FEW
 def test_poison_in_keys_that_nobody_attends_to_reaches_nothing(
     name: str, case: Case, poison: float, where: str
 ) -> None:
@@ -247,7 +251,7 @@ def test_poison_in_keys_that_nobody_attends_to_reaches_nothing(
     which=st.integers(0, 10**6),
     where=st.sampled_from("KV"),
 )
-@settings(max_examples=40)
+@FEW
 def test_poison_reaches_those_who_attend_to_it_and_no_others(
     name: str, case: Case, poison: float, which: int, where: str
 ) -> None:

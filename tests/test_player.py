@@ -1129,6 +1129,16 @@ def test_a_film_has_a_frame_for_each_step(tmp_path: Path, capsys: pytest.Capture
     assert not (tmp_path / "no.gif").exists()
 
 
+def test_a_film_shows_the_whole_of_a_long_line(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(2, 2))
+    trace = flashsim.trace("flash", X, X, X, blocks=(2, 2), M=10**4)
+    step = next(step.number for step in trace.steps if step.label == "line 15")
+    with Image.open(film(trace, step, step, tmp_path / "one.gif")) as gif:
+        frame = np.asarray(gif.convert("L"))
+    assert (frame[35:58, 795:] > 250).all()
+    assert (frame[35:58, 700:790] < 128).any()
+
+
 @pytest.mark.parametrize(("n", "d", "blocks"), [(4, 100, (4, 4)), (100, 50, (100, 100))], ids=["wide", "not recorded"])
 def test_a_film_keeps_within_sram_whatever_the_tiles(n: int, d: int, blocks: tuple[int, int], tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(n, d))

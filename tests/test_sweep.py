@@ -197,6 +197,24 @@ def test_a_sweep_is_a_table(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ cross-checked
 
 
+def test_a_sweep_read_back_varies_in_what_it_varied_in() -> None:
+    """N_q and N_k, where they are N, and d_v, where it is d, are no arguments of their own."""
+    found = flashsim.sweep(["flash", "q_outer"], N=[64, 256, 1024], d=[16, 32], heads=[2, 4], M=2000)
+    back = flashsim.sweep(points=found)
+    assert back.axes == found.axes
+    assert answers.sentences(back) == answers.sentences(found) != []
+    apart = flashsim.sweep(points=flashsim.sweep(N_q=[8, 16], N_k=[8, 16], d=8, d_v=[8, 9]))
+    assert {"N_q", "N_k", "d_v"} <= set(apart.axes)
+
+
+def test_a_row_without_a_width_says_so_and_dtypes_are_called_by_one_name() -> None:
+    (_, row) = flashsim.sweep(points=[{"N": 8, "d": 4}, {"N": 8}])
+    assert row["reason"] == "d is missing: give the head dimension"
+    assert keys(flashsim.sweep(N=8, d=4, dtype=["fp16", np.float16, "half", "int8"]), "dtype") == [
+        ("float16",), ("float16",), ("float16",), ("int8",)
+    ]  # fmt: skip
+
+
 def test_the_sample_is_seeded_and_has_some_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[points.Point] = []
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.implementations import IMPLEMENTATIONS
 
-QUICK = ("flash", "numpy_tiled")
+QUICK = ("numpy_tiled",)
 SLOW = {
     "memory_efficient": 0.25,
     "small_cache": 0.25,

@@ -15,6 +15,7 @@ import pytest
 
 from flashsim.testing.bridges import Bridge, Sent
 from flashsim.testing.checking import check_attention
+from flashsim.testing.probe import parameters
 from flashsim.testing.spec import Spec
 from flashsim.testing.wrapping import Wrapped, wrap
 
@@ -76,6 +77,14 @@ def test_a_callable_object_has_its_class_s_name_and_is_wrapped_again_by_one_s_ow
     module = Wrapped(Attention(), Plain(), None)
     assert module.__name__ == "Attention"
     assert module.code("attend") == "wrap(attend, 'torch')"
+
+
+def test_a_wrapped_function_s_parameters_are_its_own_but_for_a_convention_s() -> None:
+    def attend(q: Any, k: Any, v: Any, is_causal: bool = False) -> Any:
+        return q
+
+    assert parameters(Wrapped(attend, Plain(), None)) == ("q", "k", "v", "is_causal")
+    assert "is_causal" not in parameters(Wrapped(attend, Plain(), "sdpa"))
 
 
 def test_who_wraps_already_is_not_told_to() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish, progress
 from flashsim.cli.shared import add
-from flashsim.cli.values import whole
+from flashsim.cli.values import dtype, whole
 from flashsim.gpu.benchmark import NAMES
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
@@ -40,6 +40,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--dropout")
     parser.add_argument(
         "--dtype",
+        type=dtype,
         choices=["float16", "bfloat16", "float32"],
         default="float16",
         help="of the inputs. Default: float16, not float32 as elsewhere: the fast kernels are for matrix units of 16 bits",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flashsim.cli.loading import load
 from flashsim.cli.outputs import check_outputs, finish, progress
 from flashsim.cli.shared import add
-from flashsim.cli.values import positive, whole
+from flashsim.cli.values import dtype, positive, whole
 from flashsim.files import write_whole
 from flashsim.inputs import FLOATS
 
@@ -33,7 +33,7 @@ EXAMPLES = (
 WHERE = "MODULE:FUNCTION"
 YES_OR_NO = argparse.BooleanOptionalAction
 SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
-    "dtypes": {"nargs": "+", "choices": FLOATS, "metavar": "DTYPE", "help": f"of {', '.join(FLOATS)}"},
+    "dtypes": {"nargs": "+", "type": dtype, "choices": FLOATS, "metavar": "DTYPE", "help": f"of {', '.join(FLOATS)}"},
     "layout": {"choices": ["BHND", "BNHD"], "help": "the order of axes: batch, heads, rows, width. Default: BHND"},
     "block": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "its tile; lengths are drawn around it"},
     "causal": {"choices": ["bottom_right", "top_left"], "help": "it takes causal=, so aligned"},
@@ -200,6 +200,8 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
     spec, tests = written
     print(f"Wrote {spec}, what a few calls show; check each line:\n")
     print(fill(repr(inferred.spec), 80, subsequent_indent="     "))
+    for field in inferred.doubtful:
+        print("\n" + fill(f"Doubtful: {field}: {inferred.notes[field]}", 80))
     print(f"\nWrote {tests}; run it:\n\npytest {tests}")
     return 0
 

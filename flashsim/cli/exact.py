@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flashsim.cli.outputs import finish
 from flashsim.sizes import human_bytes
-from flashsim.tables import console_for_tables, new_table, print_table, print_words
+from flashsim.tables import console_for_tables, new_table, print_table, print_words, problem, sram
 
 if TYPE_CHECKING:
     from flashsim.optima import Optimum
@@ -50,12 +50,9 @@ def run_exact(options: argparse.Namespace, problem: dict[str, Any]) -> int:
 
 
 def _show_bounds(console: Any, found: Optimum) -> None:
-    shape, itemsize = found.shape, found.dtype.itemsize
-    lengths = f"N = {shape.N_q}" if shape.N_q == shape.N_k else f"N_q = {shape.N_q}, N_k = {shape.N_k}"
-    widths = f"d = {shape.d}" if shape.d == shape.d_v else f"d = {shape.d}, d_v = {shape.d_v}"
     allowed = "" if found.allowed.all() else f", {int(found.allowed.sum())} allowed pairs"
-    console.print(f"One head, forward, {lengths}, {widths}{allowed}")
-    console.print(f"SRAM of M = {found.M:,} elements ({human_bytes(found.M * itemsize)} of {found.dtype.name})\n")
+    console.print(f"One head, forward, {problem(**asdict(found.shape))}{allowed}")
+    console.print(sram(found.M, found.dtype.itemsize, found.dtype.name) + "\n")
     table = new_table("", "elements moved")
     table.add_row("lower bound of the theorem's larger class", f"{found.proof.bound.accesses:,}")
     table.add_row("compulsory: each row once, O and L written", f"{found.compulsory:,}")
@@ -85,21 +82,16 @@ def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) 
         units = (" ".join(f"{X}{n}" for X, n in part) for part in (turn.evict, turn.load))
         steps.add_row(str(number), *units, " ".join(f"{i},{j}" for i, j in turn.products), f"{moved:,}")
     print_table(console, steps)
-    console.print()
-    print_words(
-        console,
+    for said in (
         f"Replayed on the memory with random numbers, M enforced: {played.hbm.accesses:,} elements counted, and O differs from "
         f"naive attention's by {off:.2g} of its error bound at most.",
-    )
-    console.print()
-    print_words(
-        console,
         f"No schedule of the row game moves less than {found.upper:,} elements: a search went through "
         f"{len(found.search.prices):,} states, and --json writes what --check needs to verify that without a search. That the "
         "search passes over no better schedule, is proved by hand.",
-    )
-    console.print()
-    print_words(console, f"The class: {CLASS}")
+        f"The class: {CLASS}",
+    ):
+        console.print()
+        print_words(console, said)
     best = found.proof.best
     if best is not None and best.accesses < found.upper:
         print_words(console, f"{best.algorithm} moves less: it keeps S, and is no schedule of this game.")

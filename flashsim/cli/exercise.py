@@ -71,17 +71,18 @@ def _list(options: argparse.Namespace) -> int:
     reached = progress(folder)
     width = max(len(found.title) for found in exercises().values())
     for name, found in exercises().items():
-        state = "solved" if reached[name]["solved"] else "begun" if (folder / found.file).exists() else ""
+        begun = any((folder / file).exists() for file in (found.file, found.notebook))
+        state = "solved" if reached[name]["solved"] else "begun" if begun else ""
         hints = f"{reached[name]['hints']} of {len(found.hints)} hints" if reached[name]["hints"] else ""
         print(f"{found.number:2}  {found.title:{width}}  {state:6}  {hints}".rstrip())
     solved = sum(entry["solved"] for entry in reached.values())
     print(f"\n{solved} of {len(reached)} solved")
     following = next((found for name, found in exercises().items() if not reached[name]["solved"]), None)
     if following is not None:
-        begun = (folder / following.file).exists()
-        print(
-            f"Next: flashsim exercise {f'check {quote(str(folder / following.file))}' if begun else f'start {following.number}'}"
-        )
+        path, other = folder / following.file, folder / following.notebook
+        check = f"flashsim exercise check {quote(str(path))}"
+        anew = f"{other}, in Jupyter" if other.exists() else f"flashsim exercise start {following.number}"
+        print(f"Next: {check if path.exists() else anew}")
     return 0
 
 

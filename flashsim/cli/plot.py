@@ -32,12 +32,7 @@ def add_options(parser: Any) -> None:
     def of(option: str) -> str:
         return f"for {', '.join(name for name, chart in FIGURES.items() if option in chart.takes)}"
 
-    parser.add_argument(
-        "figure",
-        choices=list(FIGURES),
-        metavar="FIGURE",
-        help="one of those below",
-    )
+    parser.add_argument("figure", choices=list(FIGURES), metavar="FIGURE", help="one of those below")
     width = max(map(len, FIGURES))
     listed = "".join(f"  {name:{width}}  {chart.what}\n" for name, chart in FIGURES.items())
     parser.epilog = f"figures:\n{listed}\n{parser.epilog}"

@@ -12,7 +12,7 @@ from flashsim.algorithms.own import chosen
 from flashsim.algorithms.record import Direction
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
-from flashsim.cli.values import head, offset, output, probability, seed, size, whole
+from flashsim.cli.values import dtype, head, offset, output, probability, seed, size, whole
 from flashsim.inputs import DEFAULT_DTYPE, FLOATS
 from flashsim.masks import Causal
 
@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--d": {"type": whole(), "required": True, "help": "head dimension"},
     "--d-v": {"type": whole(), "metavar": "D", "help": "width of V, where it differs from d"},
     "--dropout": {"type": probability, "default": 0.0, "metavar": "P", "help": "drop weights with this probability. Default: 0"},
-    "--dtype": {"choices": FLOATS, "default": DEFAULT_DTYPE, "help": f"of Q, K, V. Default: {DEFAULT_DTYPE}"},
+    "--dtype": {"type": dtype, "choices": FLOATS, "default": DEFAULT_DTYPE, "help": f"of Q, K, V. Default: {DEFAULT_DTYPE}"},
     "--gqa": {
         "choices": ["separate", "grouped"],
         "default": "separate",

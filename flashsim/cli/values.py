@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flashsim.inputs import DEFAULT_SRAM_BYTES
+from flashsim.inputs import ALIASES, DEFAULT_SRAM_BYTES
 from flashsim.masks import MOST_OFFSET
 from flashsim.sizes import parse_size
 
@@ -21,6 +21,11 @@ def meant(text: object, known: Iterable[object]) -> str:
     """Say which of the known names is near."""
     near = difflib.get_close_matches(str(text), list(map(str, known)), 1)
     return f", perhaps you mean {near[0]!r}" if near else ""
+
+
+def dtype(text: str) -> str:
+    """Return a dtype's whole name, as of fp16; what is none stays."""
+    return ALIASES.get(text, text)
 
 
 class Parser(argparse.ArgumentParser):

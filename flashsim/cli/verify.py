@@ -10,14 +10,10 @@ from flashsim.cli.shared import add
 from flashsim.cli.values import whole
 
 SUMMARY = "Check the paper's claims and print the ledger: claim, range tried, measurement, verdict."
-SECONDS, LONGEST = (
-    60,
-    15,
-)  # of one core, and of its longest claim: `time flashsim verify --jobs 1` says 56 on an AMD EPYC
-FULL, FULL_LONGEST = (
-    900,
-    600,
-)  # likewise, of its claims' processor time added up; of Theorem 1's first, from a part of its shapes
+# Of one core, and of its longest claim: `time flashsim verify --jobs 1` says 56 on an AMD EPYC.
+SECONDS, LONGEST = 60, 15
+# Likewise, of its claims' processor time added up; of Theorem 1's first, from a part of its shapes.
+FULL, FULL_LONGEST = 900, 600
 EXAMPLES = "flashsim verify\nflashsim verify --full --jobs 8 --json ledger.json"
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from flashsim.exercises.judging import expect, pair
+from flashsim.exercises.judging import expect, numbers, pair
 from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
@@ -80,7 +80,8 @@ def grade(work: Work) -> str:
                     for hint, wrong in wrongs.items()
                     if np.shape(wrong[want]) == before.shape
                 }
-                if np.shape(gains[got]) != before.shape:
+                gain = numbers(gains[got])
+                if gain is None or gain.shape != before.shape:
                     expect(f"{said}, the gain of {name}", gains[got], wanted[want], {})
                 expect(
                     f"{said}, {name}_{'i' if name == 'dQ' else 'j'}",

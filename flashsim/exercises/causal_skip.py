@@ -48,11 +48,12 @@ def grade(work: Work) -> str:
     live = work.function("live")
     tiles = 0
     answers = {shape: tiles_of(live, shape) for shape in SHAPES}
+    for said in (said for chosen in answers.values() for said in chosen.values()):
+        if not isinstance(said, bool | np.bool_):
+            raise Wrong(f"live returned {said!r}; expected True or False.", "A comparison, such as a <= b, is one.")
     hint = hint_of(answers)
     for shape, chosen in answers.items():
         for at, said in chosen.items():
-            if not isinstance(said, bool | np.bool_):
-                raise Wrong(f"live returned {said!r}; expected True or False.", "A comparison, such as a <= b, is one.")
             count = scores_in(at, shape)
             if count and not said:
                 raise Wrong(f"{_shape(shape)}: tile {at} is skipped, but {count} of its scores count.", hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import flashsim
-from flashsim.exercises.judging import pair
+from flashsim.exercises.judging import WHOLE, is_whole, pair
 from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work, Wrong
 from flashsim.memory import SramOverflow
@@ -59,14 +59,13 @@ def grade(work: Work) -> str:
     """Run Algorithm 1 on the blocks, with M enforced, and compare its accesses with those of the largest blocks."""
     blocks = work.function("blocks")
     answers = {case: pair("blocks", blocks(*case), "B_r, B_c") for case in CASES}
+    for (M, d), sides in answers.items():
+        if not all(is_whole(n) and n > 0 for n in sides):
+            raise Wrong(f"M = {M:,}, d = {d}: blocks {sides}; expected two whole numbers, at least 1.", WHOLE)
     hints = [hint for hint, wrong in MISTAKES.items() if all(wrong(*case) == B_c for case, (_, B_c) in answers.items())]
     hint = hints[0] if hints else ""
     for (M, d), (B_r, B_c) in answers.items():
         said = f"M = {M:,}, d = {d}: blocks ({B_r}, {B_c})"
-        if not all(type(n) is int and n > 0 for n in (B_r, B_c)):
-            raise Wrong(
-                f"{said}; expected two whole numbers, at least 1.", "// divides whole numbers; / makes a float."
-            )
         if B_r != min(B_c, d):
             raise Wrong(f"{said}: B_r is {B_r}; expected min(B_c, d) = {min(B_c, d)}.")
         best = largest(M, lambda n, d=d: elements(n, d))  # type: ignore[misc]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from flashsim.exercises.inner_loop import State, over
-from flashsim.exercises.judging import Stage, Turns, expect, expect_count
+from flashsim.exercises.judging import Stage, Turns, expect, expect_count, expect_turns
 from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work, Wrong
 from flashsim.inputs import Array
@@ -76,6 +76,7 @@ def grade(work: Work) -> str:
             _judge_turn(turn.values, [index for _, index in turn.loops], Q, K, V, blocks)
         if error is not None:
             raise error
+        expect_turns(watched, blocks.T_r * blocks.T_c)
         turns += len(watched.seen)
         want, first = over(Q, K, V), stage.hbm.peek("O")
         expect(

@@ -43,7 +43,7 @@ def exercise_of(path: Path) -> Exercise:
     if path.suffix == ".ipynb":
         raise ValueError(f"{path} is a notebook: run its cells in Jupyter, one of which checks")
     try:
-        head = path.read_text(encoding="utf-8")[:400]
+        head = path.read_text(encoding="utf-8-sig")[:400]
     except UnicodeDecodeError:
         raise ValueError(f"{path} is no text in UTF-8; expected a file of `flashsim exercise start`") from None
     numbered = re.search(r"Exercise (\d+):", head) or re.match(r"(\d+)_", path.name)

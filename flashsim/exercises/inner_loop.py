@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashsim.exercises.judging import Stage, Turns, expect, expect_count
+from flashsim.exercises.judging import Stage, Turns, expect, expect_count, expect_turns
 from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work, Wrong
 from flashsim.inputs import Array
@@ -106,6 +106,7 @@ def run(flash: Callable[..., object], N_q: int, N_k: int, d: int, B_r: int, B_c:
         _judge(turn.values, [index for _, index in turn.loops], Q, K, V, blocks)
     if error is not None:
         raise error
+    expect_turns(watched, blocks.T_r * blocks.T_c)
     T_r, T_c = blocks.T_r, blocks.T_c
     for name, reads, writes in (
         ("Q", T_c * N_q * d, 0),

@@ -15,22 +15,28 @@ from flashsim.memory import HBM, SRAM, Event, Matrix, Observer
 ROUNDING = 1e-9  # relative; the exercises compute in float64, on numbers of ordinary size
 
 
+def numbers(given: Any) -> Array | None:
+    """Return an array of real numbers; None for what is none."""
+    try:
+        return None if np.iscomplexobj(given) else np.asarray(given, float)
+    except (TypeError, ValueError):
+        return None
+
+
 def same(got: Any, want: Any) -> bool:
     """Say whether two arrays are equal up to rounding; NaN equals NaN. What is no array of numbers is equal to none."""
-    try:
-        got, want = np.asarray(got, float), np.asarray(want, float)
-    except (TypeError, ValueError):
+    found, wanted = numbers(got), numbers(want)
+    if found is None or wanted is None or found.shape != wanted.shape:
         return False
-    return got.shape == want.shape and bool(np.allclose(got, want, rtol=ROUNDING, atol=ROUNDING, equal_nan=True))
+    return bool(np.allclose(found, wanted, rtol=ROUNDING, atol=ROUNDING, equal_nan=True))
 
 
 def expect(what: str, got: Any, want: Any, mistakes: Mapping[str, Any]) -> None:
     """Compare numbers; `mistakes` are hints with the wrong numbers that each mistake leads to. Raises Wrong."""
     want = np.asarray(want, float)
-    try:
-        found = np.asarray(got, float)
-    except (TypeError, ValueError):
-        raise Wrong(f"{what} is a {type(got).__name__}; expected an array of shape {want.shape}.") from None
+    found = numbers(got)
+    if found is None:
+        raise Wrong(f"{what} is a {type(got).__name__}; expected an array of real numbers, of shape {want.shape}.")
     if same(found, want):
         return
     hint = next((hint for hint, wrong in mistakes.items() if same(found, wrong)), "")
@@ -49,12 +55,27 @@ def pair(function: str, result: Any, what: str) -> tuple[Any, ...]:
     return tuple(result)
 
 
+WHOLE = "// divides whole numbers; / makes a float."
+
+
+def is_whole(given: Any) -> bool:
+    """Say whether it is a whole number, Python's or NumPy's."""
+    return isinstance(given, int | np.integer) and not isinstance(given, bool)
+
+
+def expect_turns(watched: Turns, want: int) -> None:
+    """Refuse a run of which not each turn could be judged. Raises Wrong."""
+    if (got := len(watched.seen)) != want:
+        hint = (
+            "Both loops are sram.loop(…), one within the other, as in the file at first: its turns are what is judged."
+        )
+        raise Wrong(f"{got} turns of the inner loop were seen; expected {want}.", hint)
+
+
 def expect_count(what: str, got: Any, want: int, mistakes: Mapping[str, int]) -> None:
     """Compare counts with ==; `mistakes` as in `expect`. Raises Wrong."""
-    if isinstance(got, bool) or not isinstance(got, int | np.integer):
-        raise Wrong(
-            f"{what} is {got!r}; expected a whole number, an int.", "// divides whole numbers; / makes a float."
-        )
+    if not is_whole(got):
+        raise Wrong(f"{what} is {got!r}; expected a whole number, an int.", WHOLE)
     if got != want:
         hint = next((hint for hint, wrong in mistakes.items() if got == wrong), "")
         raise Wrong(f"{what}: {got:,}; expected {want:,}.", hint)

@@ -26,7 +26,10 @@ HINTS: dict[tuple[type[Exception], str], str] = {
     ): "Register a result with on_chip(…) before you store it, and use it in the turn that made it.",
     (TypeError, "sram.load takes blocks"): "Load a block, as X[i], not the whole matrix and not a tile.",
     (TypeError, "sram.store writes to a block"): "The block comes first: sram.store(O[i], O_i).",
-    (SramOverflow, ""): "More is on chip at once than SRAM holds. What does not have to be?",
+    (
+        SramOverflow,
+        "",
+    ): "More is on chip at once than SRAM holds. What does not have to be? (sram.loop evicts; range does not.)",
     (NameError, ""): "A name is used that has no value at that point. Is it spelt as it is where it is set?",
 }
 
@@ -44,7 +47,7 @@ class Work:
 
     def __init__(self, path: Path) -> None:
         self.path, self.file = path, str(path.resolve())
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         reread(self.file)
         try:
             tree = ast.parse(text, self.file)
@@ -53,9 +56,7 @@ class Work:
             raise Wrong(
                 f"{_at(line)}Python cannot read this: {getattr(error, 'msg', error)}{self._text(line)}"
             ) from None
-        if holes := sorted(
-            {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value is ...}
-        ):
+        if holes := _holes(tree):
             left = f"{len(holes)} holes are left, at lines" if len(holes) > 1 else "One hole is left, at line"
             raise Wrong(f"{left} {', '.join(map(str, holes))}. Put your code where it says ...")
         self._names: dict[str, Any] = {"__name__": "exercise", "__file__": self.file}
@@ -90,6 +91,13 @@ class Work:
     def _text(self, line: int | None) -> str:
         text = linecache.getline(self.file, line).strip() if line else ""
         return f"\n\n    {text}" if text else ""
+
+
+def _holes(tree: ast.AST) -> list[int]:
+    """Return the lines with a hole, `...`, but for those within brackets, as in m[..., None]."""
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)}
+    dots = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value is ...)
+    return sorted({node.lineno for node in dots if id(node) not in inside})
 
 
 def _at(line: int | None) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 from flashsim.files import write_whole
 
 KERNELS = Path(__file__).parent / "kernels"
-ARCHITECTURES = ("sm_80", "sm_90", "sm_90a")  # compiled in the tests, with a GPU or without
+ARCHITECTURES = ("sm_80", "sm_90a")  # compiled in the tests, with a GPU or without; on no GPU is sm_90 chosen
 INSTALL = 'pip install "flashsim[gpu]" (CuPy for CUDA 13, with the NVRTC and runtime headers that it needs)'
 OPTIONS = ("-std=c++17", "-ftz=true", "--ptxas-options=-v", "--no-cache")  # NVRTC's own cache would keep ptxas silent
 

@@ -43,7 +43,7 @@ class Variant:
     file: str
     defines: tuple[tuple[str, str | int], ...]
     functions: tuple[str, ...]
-    architectures: tuple[str, ...] = ("sm_80", "sm_90", "sm_90a")
+    architectures: tuple[str, ...] = ("sm_80", "sm_90a")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ GRID = 2**31 - 1
 NOWHERE = np.uint64(0)  # for an array that is not there
 FLOAT = 4
 L2_PART = 0.8  # of the L2 that what a section of heads reads again may fill
-SCALAR_ARCHITECTURES = ("sm_80", "sm_90a")  # sm_90 makes the same code as sm_90a here
 
 DROPOUT = np.dtype([("key_0", "u4"), ("key_1", "u4"), ("last", "u4"), ("keep_scale", "f4")])
 _STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
@@ -107,23 +106,30 @@ def launch(
 def variants(
     file: str, function: str, types: Sequence[str], *, dims: Sequence[tuple[int, int, int]]
 ) -> tuple[Variant, ...]:
-    """Return what the tests compile of a `function<T, d, B_r, B_c, types>`, for (d, B_r, B_c) in `dims`, all together.
+    """Return what the tests compile of a `function<T, d, B_r, B_c, types>`, for (d, B_r, B_c) in `dims`.
 
-    Every one of `types`, such as ", Causal, NoDropout", at the middle of `dims` in float; elsewhere, in other element types,
-    and in builds that count, the first and the last: what does least and most.
+    The last of `types`, such as ", Causal, NoDropout", does most. For sm_90a: in float every one of them at the middle of
+    `dims`, elsewhere the first and the last; in other element types, and in builds that count, the last. For sm_80, whose code
+    the sources do not tell from it: the last, in float everywhere, in other element types at the middle.
     """
+    middle, most = dims[len(dims) // 2], types[-1:]
     ends = tuple(dict.fromkeys((types[0], types[-1])))
-    middle = dims[len(dims) // 2]
 
-    def compiled(T: str, count: int, every: bool) -> Variant:
-        names = (
-            f"{function}<{T}, {d}, {B_r}, {B_c}{rest}>"
-            for d, B_r, B_c in dims
-            for rest in (types if every and (d, B_r, B_c) == middle else ends)
-        )
-        return Variant(file, (("COUNT", count),), tuple(names), SCALAR_ARCHITECTURES)
+    def names(T: str, of: Sequence[str], where: Sequence[tuple[int, int, int]] = dims) -> tuple[str, ...]:
+        return tuple(f"{function}<{T}, {d}, {B_r}, {B_c}{rest}>" for d, B_r, B_c in where for rest in of)
 
-    return (*(compiled(T, 0, T == "float") for T in ELEMENTS.values()), compiled("float", 1, False))
+    def variant(count: int, functions: tuple[str, ...], arch: str) -> Variant:
+        return Variant(file, (("COUNT", count),), functions, (arch,))
+
+    *others, scalar = ELEMENTS.values()
+    in_scalar = tuple(dict.fromkeys(names(scalar, types, [middle]) + names(scalar, ends)))
+    at_middle = (name for T in others for name in names(T, most, [middle]))
+    return (
+        variant(0, in_scalar, "sm_90a"),
+        *(variant(0, names(T, most), "sm_90a") for T in others),
+        variant(1, names(scalar, most), "sm_90a"),
+        variant(0, (*names(scalar, most), *at_middle), "sm_80"),
+    )
 
 
 @cache

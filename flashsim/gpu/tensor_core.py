@@ -93,20 +93,24 @@ KERNEL = Kernel(
     tensor_cores=True,
     dtypes=tuple(ELEMENTS),
     head_dims=HEAD_DIMS,
-    variants=tuple(
-        Variant(
-            FILE,
-            (),
-            tuple(
-                function(dtype, d, causal, dropout)
-                for d in HEAD_DIMS
-                for causal in (False, True)
-                for dropout in (False, True)
-            ),
-        )
-        for dtype in ELEMENTS
-    )
-    + tensor_core_backward.VARIANTS,
+    variants=(
+        *(
+            Variant(
+                FILE,
+                (),
+                tuple(
+                    function(dtype, d, causal, dropout)
+                    for d in HEAD_DIMS
+                    for causal in (False, True)
+                    for dropout in (False, True)
+                ),
+                ("sm_90a",),
+            )
+            for dtype in ELEMENTS
+        ),
+        Variant(FILE, (), tuple(function(T, d, True, True) for T in ELEMENTS for d in HEAD_DIMS), ("sm_80",)),
+        *tensor_core_backward.VARIANTS,
+    ),
     forward=forward,
     backward=tensor_core_backward.backward,
     dropout=True,

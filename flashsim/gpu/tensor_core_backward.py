@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.gpu import launching
-from flashsim.gpu.compiling import ARCHITECTURES, import_cupy, load
+from flashsim.gpu.compiling import import_cupy, load
 from flashsim.gpu.kernel import Options, Variant
 
 FILE = "tensor_core_backward.cu"
@@ -105,7 +105,7 @@ VARIANTS = tuple(
         FILE,
         tuple(defines(d, dtype, dropout).items()),
         tuple(dict.fromkeys(tiles.functions(False) + tiles.functions(True))),
-        ARCHITECTURES if (dtype, dropout) == ("float16", False) else ("sm_80", "sm_90a"),
+        ("sm_80", "sm_90a") if dropout and (dtype == "float16" or d == 64) else ("sm_90a",),  # sm_80: what does most
     )
     for of in (TILES, SMALL)
     for d, tiles in of.items()

@@ -108,11 +108,7 @@ def blocks_data(
         **shape,
         "M": M,
         "itemsize": stored.itemsize,
-        "theory": {
-            "B_c": every,
-            "accesses": [e.accesses for e in exact],
-            "peak": [e.sram.peak for e in exact],
-        },
+        "theory": {"B_c": every, "accesses": [e.accesses for e in exact], "peak": [e.sram.peak for e in exact]},
         "simulator_ran_on": "numbers" if as_run else "shapes",
         "simulator": [simulate("flash_basic", exact_at(B_c).sram.peak, (min(B_c, d), B_c)) for B_c in chosen_sizes],
         "paper": simulate("flash_basic", M),

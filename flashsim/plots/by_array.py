@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import backward_of, chosen
@@ -151,7 +152,13 @@ def _finish(ax: Axes, bars: int, most: int) -> None:
 def _legend(ax: Axes) -> None:
     keys = [Patch(facecolor="white", edgecolor=BLACK, linewidth=0.5, label="read")]
     keys += [Patch(facecolor="white", edgecolor=BLACK, linewidth=0.5, hatch=_WRITTEN, label="written")]
-    ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1.02), ncols=2, borderaxespad=0)
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    above = ax.transAxes + ScaledTranslation(
+        0, 3.5 / 72, figure.dpi_scale_trans
+    )  # in points, as the title's distance is
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "bbox_transform": above, "borderaxespad": 0}
+    ax.legend(handles=keys, ncols=2, **place)
 
 
 @styled

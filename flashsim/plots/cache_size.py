@@ -60,9 +60,8 @@ def plot_cache_size(data: Mapping[str, Any] | None = None, *, ax: Axes | None = 
     bound = [max(order, data["floor"]) for order in data["bound"]]
     ax.plot(rooms, bound, color=GREY, linestyle="-.", linewidth=0.9, label="order of the bound", gid="bound")
     bottom = data["floor"] / 2
-    ax.set_ylim(
-        bottom, 8 * max(moved for curve in drawn for moved in curve if moved is not None)
-    )  # room for the legend
+    most = max(moved for curve in drawn for moved in curve if moved is not None)
+    ax.set_ylim(bottom, 8 * most)  # room for the legend
     for M, label in ((d * d, "M = d²"), (N * d, "M = Nd")):
         ax.axvline(M, color=GREY, linewidth=0.6, gid=label)
         ax.annotate(label, (M, bottom), xytext=(2, 3), textcoords="offset points", fontsize=8)

@@ -87,9 +87,8 @@ def plot_memory(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None
     shown = [(n, held) for n, held in zip(N, given["bytes"], strict=True) if held <= 4 * limit]
     ax.plot(*zip(*shown, strict=True), color=GREY, linestyle="-.", linewidth=1, gid="inputs and outputs")
     for name, look in _LOOKS.items():
-        below = (
-            {"linewidth": 3.5, "marker": None} if name == "memory_efficient" else {}
-        )  # what FlashAttention's line covers
+        # FlashAttention's line covers this one
+        below = {"linewidth": 3.5, "marker": None} if name == "memory_efficient" else {}
         ax.plot(N, data["extra"][name], **{**look.line, **below}, gid=name)
         crosses = data["crosses"][name]
         ax.plot([crosses], [limit], "D", color=look.colour, mec=BLACK, ms=6, gid=f"{name} crosses", zorder=5)

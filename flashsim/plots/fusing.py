@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator
 
 from flashsim import mlp, theory
 from flashsim.checking import check_count
+from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import (
     BLUE,
@@ -87,12 +88,9 @@ def plot_fusing(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
         panel.annotate("M = d²", (1, 0.02), (3, 0), xycoords=panel.get_xaxis_transform(), textcoords="offset points")
         panel.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
         panel.set_ylabel(f"HBM accesses per\nelement of {matrix}")
-        panel.xaxis.set_major_locator(FixedLocator([1 / 64, 1 / 16, 1 / 4, 1, 4, 16]))
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"1/{round(1 / x)}" if x < 1 else f"{x:g}"))
-        panel.yaxis.set_major_locator(LogLocator(10))
-        panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        for axis in (panel.xaxis, panel.yaxis):
-            axis.set_minor_locator(NullLocator())
+        shares = FixedLocator([1 / 64, 1 / 16, 1 / 4, 1, 4, 16])
+        ticks(panel.xaxis, shares, lambda x, _: f"1/{round(1 / x)}" if x < 1 else f"{x:g}")
+        ticks(panel.yaxis, LogLocator(10), lambda y, _: f"{y:g}")
     for panel in axes if given is not None else axes[1:]:
         panel.set_xlabel(f"SRAM size M / d²\nN = {N:,}, d = {d:,}, f = {data['f']:,}")
     axes[0].set_title(_point(data, "mlp", ["fused"], "An MLP: fusing its two layers"), x=hang(axes[0], -0.2))

@@ -265,15 +265,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         colour = tint(LOOKS[name].colour)
         forward = ms["forward"][name]
         ax.barh(row, forward, color=colour, edgecolor=BLACK, linewidth=0.6)
-        ax.barh(
-            row,
-            total[name] - forward,
-            left=forward,
-            color=colour,
-            edgecolor=BLACK,
-            linewidth=0.6,
-            hatch="//////",
-        )
+        ax.barh(row, total[name] - forward, left=forward, color=colour, edgecolor=BLACK, linewidth=0.6, hatch="//////")
         said = f"{total[name]:.1f} ms, {total['torch_unfused'] / total[name]:.1f}×"
         after = max(total[name], 1.4 * total["torch_unfused"] / PAPERS_SPEEDUP)  # right of the paper's line
         beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8}

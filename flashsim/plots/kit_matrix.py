@@ -26,40 +26,21 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
     figure = Figure(figsize=(7.2, height), layout="constrained")
     ax = figure.subplots()
     colours = ax.pcolormesh(shares**0.5, cmap=SHADES, vmin=0, vmax=1, edgecolors="#DDDDDD", linewidth=0.4)
+    middle: dict[str, Any] = {"ha": "center", "va": "center"}
+    small: dict[str, Any] = {**middle, "fontsize": 6.5}
     for y, row in enumerate(mutants):
         for x, name in enumerate(checks):
             if name not in row["tried"] or not row["tried"][name]:
-                ax.text(x + 0.5, y + 0.5, "–", ha="center", va="center", fontsize=6.5, color=GREY)
+                ax.text(x + 0.5, y + 0.5, "–", color=GREY, **small)
             elif shares[y, x]:
                 ink = "white" if shares[y, x] > 0.3 else "black"
-                ax.text(
-                    x + 0.5,
-                    y + 0.52,
-                    f"{max(1, round(100 * shares[y, x]))}",
-                    ha="center",
-                    va="center",
-                    fontsize=6.5,
-                    color=ink,
-                )
-        noticed = row["textbook"]
-        ax.text(
-            len(checks) + 0.7, y + 0.52, "✓" if noticed else "·", ha="center", va="center", fontsize=8,
-            color="black" if noticed else GREY, family="DejaVu Sans",
-        )  # fmt: skip
+                ax.text(x + 0.5, y + 0.52, f"{max(1, round(100 * shares[y, x]))}", color=ink, **small)
+        sign, ink = ("✓", "black") if row["textbook"] else ("·", GREY)
+        ax.text(len(checks) + 0.7, y + 0.52, sign, fontsize=8, color=ink, family="DejaVu Sans", **middle)
         known = [k for k in row["first"] if k is not None]
         missed = len(row["first"]) - len(known)
-        middle = (
-            "never" if not known else f"{sorted(known)[len(known) // 2]}" + (f" ({missed} missed)" if missed else "")
-        )
-        ax.text(
-            len(checks) + 2.0,
-            y + 0.52,
-            middle,
-            ha="center",
-            va="center",
-            fontsize=6.5,
-            color=VERMILLION if missed else "black",
-        )
+        first = f"{sorted(known)[len(known) // 2]}" + f" ({missed} missed)" * bool(missed) if known else "never"
+        ax.text(len(checks) + 2.0, y + 0.52, first, color=VERMILLION if missed else "black", **small)
     missed_then = data["missed_when_frozen"]
     labels = [
         row["name"].replace("_", " ")

@@ -79,15 +79,8 @@ def plot_l2(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) ->
         ax.axvline(share, color=GREY, linestyle="-.", linewidth=0.8, gid=machine)
     names = " and ".join(machine.removesuffix("-40GB") for machine in shares)
     at = max(shares.values())
-    ax.annotate(
-        f"an SM's share\nof the L2: {names}",
-        (at, 1),
-        (3, 0),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        color=GREY,
-        va="top",
-    )
+    above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top"}
+    ax.annotate(f"an SM's share\nof the L2: {names}", (at, 1), (3, 0), color=GREY, **above)
     ax.set_ylim(1.5e5, 1.6e7)
     ax.set_xlim(sizes[0] / 1.1, sizes[-1] * 1.1)
     ticks(ax.xaxis, LogLocator(4), lambda x, _: f"{x / 2**20:.0f} Mi" if x >= 2**20 else f"{x / 2**10:.0f} Ki")
@@ -103,15 +96,8 @@ def _say_floors(ax: Axes, data: Mapping[str, Any]) -> None:
     for name, look in looks(data["curves"]).items():
         floor = sum(data["curves"][name]["compulsory"].values())
         text = f"compulsory: {forms[floor]}" if floor in forms else f"compulsory: {floor:,}"
-        ax.annotate(
-            text,
-            (data["sizes"][-1], floor),
-            (0, -3),
-            textcoords="offset points",
-            color=look.colour,
-            ha="right",
-            va="top",
-        )
+        below: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "top"}
+        ax.annotate(text, (data["sizes"][-1], floor), (0, -3), color=look.colour, **below)
 
 
 FIGURE = Chart("l2", l2_data, plot_l2, "a third level: DRAM traffic against the size of an L2")

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
+from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import GREY, column_figure, dress, hang, looks, several, styled
 from flashsim.theory import lower_bound
@@ -54,9 +55,7 @@ def plot_lower(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | No
         (below, data["by_M"], [at["M"] / d**2 for at in data["by_M"]]),
     ]
     for axes, points, x in panels:
-        dress(axes)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        dress(axes, x=2, y=10)
         most = 1.0
         drawn = looks(points[0]["accesses"])
         drawn["q_outer_pinned"] = replace(drawn["q_outer"], label=drawn["q_outer_pinned"].label, marker="^", dashes=":")
@@ -70,22 +69,19 @@ def plot_lower(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | No
             axes.plot(*zip(*there, strict=True), **look.line, label=look.label, gid=name)
         axes.axhline(1, color=GREY, linewidth=0.8, gid="bound")
         axes.set_ylim(0.9, most * 1.3)
-        axes.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500]))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
-        axes.yaxis.set_minor_locator(NullLocator())
+        ticks(axes.yaxis, FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500]), lambda y, _: f"{y:g}")
         axes.set_ylabel("accesses ÷ lower bound")
     above.legend(loc="upper left", ncols=2, columnspacing=1.0)
     above.set_ylim(0.9, above.get_ylim()[1] * 2.5)
-    above.xaxis.set_major_locator(FixedLocator([2.0**e for e in range(8, 17, 2)]))
-    above.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    ticks(above.xaxis, FixedLocator([2.0**e for e in range(8, 17, 2)]), "{x:,.0f}")
     above.set_xlabel(f"N\nd = {d}, M = {data['M']:,}")
     above.set_title(
         "No schedule moves less than 1:\nwith Q outermost, nearly nothing is left to gain", x=hang(above, -0.13)
     )
     below.axvline(1, color=GREY, linestyle="--", linewidth=0.8, gid="Saha and Ye's border")
     below.text(1.06, below.get_ylim()[1] / 1.1, "M = d²: Saha and\nYe's border", color=GREY, va="top")
-    below.xaxis.set_major_locator(FixedLocator([2.0**e for e in range(-4, 6, 2)]))
-    below.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" if x >= 1 else f"1/{1 / x:g}"))
+    shares = FixedLocator([2.0**e for e in range(-4, 6, 2)])
+    ticks(below.xaxis, shares, lambda x, _: f"{x:g}" if x >= 1 else f"1/{1 / x:g}")
     below.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {d}")
     below.set_title(
         "Below d²/4 small cache is nearest, about d²\nthe hybrid, above the loops exchanged", x=hang(below, -0.13)

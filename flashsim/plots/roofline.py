@@ -158,10 +158,7 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
             at = data["chapter"][name]
             look: dict[str, Any] = {"color": BLACK, "marker": "*" if name == "prefill" else "x", "markersize": 7}
             _mark(ax, at, name, label=f"{label}: {at['intensity']:.3g}", **look)
-    drawn = [
-        *compared_both_ways(),
-        *(name for name in data.get("others", ()) if name in plain),
-    ]
+    drawn = [*compared_both_ways(), *(name for name in data.get("others", ()) if name in plain)]
     for name, one in looks(drawn).items():
         look, text = {"color": one.colour, "marker": one.marker}, f"{one.label}: {plain[name]['intensity']:.3g}"
         if name in cached and _apart(cached[name], plain[name]):
@@ -173,10 +170,8 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
     ax.legend(loc="lower right", title=title, alignment="left", numpoints=1, handlelength=1)
     ax.set_xlim(left, right)
     ax.set_ylim(bottom, peak * 5)
-    for axis in (ax.xaxis, ax.yaxis):
-        ticks(axis, LogLocator(10))
-    ax.yaxis.set_major_formatter(lambda y, _: f"{y / 1e12:g}")
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    ticks(ax.yaxis, LogLocator(10), lambda y, _: f"{y / 1e12:g}")
+    ticks(ax.xaxis, LogLocator(10), lambda x, _: f"{x:g}")
     shape = f"\n{said(data, 'N', 'd', 'M')}" if direction == "backward" else ""
     ax.set_xlabel(f"{direction}: FLOP / DRAM byte{shape}")
     ax.set_ylabel("attainable TFLOP/s")

@@ -14,7 +14,7 @@ from flashsim.examples import as_json
 from flashsim.examples.same_curve import EARLY, STEPS, WITHIN, compute
 from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, PURPLE, column_figure, dress, hang, looks, several, styled
+from flashsim.plots.style import BLACK, GREY, PURPLE, column_figure, dress, hang, looks, on_slide, several, styled
 
 _BUGS = (BLACK, PURPLE)
 _WIDTHS = {"standard": 4.0, "flash": 2.2}  # what is drawn over by others is wider
@@ -69,7 +69,8 @@ def plot_same_curve(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes]
     below.set_ylim(_LEAST / 2, 3)
     ticks(below.yaxis, LogLocator(10, numticks=7))
     below.set_ylabel("largest distance so far\nto standard attention's")
-    below.set_title("float64 tells a bug from rounding in two steps", x=hang(below, -0.17))
+    title = "float64 tells a bug from rounding in two steps"
+    below.set_title(title.replace(" from", "\nfrom") if on_slide(below) else title, x=hang(below, -0.17))
     for dtype, limit in WITHIN.items():
         until = data["steps"] if dtype == "float64" else EARLY
         below.plot([1, until], [limit] * 2, "--", color=GREY, linewidth=0.8, gid=f"{dtype} limit")

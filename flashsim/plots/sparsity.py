@@ -93,25 +93,12 @@ def plot_sparsity(data: Mapping[str, Any] | None = None, *, ax: Axes | None = No
         numbers = data["directions"][direction]
         floor, flash = numbers["floor"], numbers["flash"]
         ax.plot(every, floor + (flash - floor) * every, color=colour, linewidth=1, gid=f"{direction} line")
-        points = numbers["random"]
-        ax.plot(
-            [p["tiles"] / tiles for p in points],
-            [p["accesses"] for p in points],
-            "o",
-            color=colour,
-            mfc="white",
-            gid=f"{direction} random",
-        )
-        named = numbers["patterns"].values()
-        ax.plot(
-            [p["s"] for p in named],
-            [p["accesses"] for p in named],
-            "D",
-            color=colour,
-            mec="black",
-            ms=5.5,
-            gid=f"{direction} patterns",
-        )
+        looks: tuple[tuple[str, dict[str, Any]], ...] = (("o", {"mfc": "white"}), ("D", {"mec": "black", "ms": 5.5}))
+        for what, points, (marker, look) in zip(
+            ("random", "patterns"), (numbers["random"], numbers["patterns"].values()), looks, strict=True
+        ):
+            s, moved = [p["tiles"] / tiles for p in points], [p["accesses"] for p in points]
+            ax.plot(s, moved, marker, color=colour, gid=f"{direction} {what}", **look)
         ax.axhline(flash, color=colour, linestyle="--", gid=f"{direction} flash")
         ax.axhline(floor, color=GREY, linestyle="-.", linewidth=1, gid=f"{direction} floor")
     at = left * 1.2
@@ -126,11 +113,8 @@ def plot_sparsity(data: Mapping[str, Any] | None = None, *, ax: Axes | None = No
     key = "circles: tiles at random\nline: floor + s · (all − floor)"
     ax.text(at, middle * 1.6, key, va="center", linespacing=1.4)
     exponents = range(-12, 1, 3)
-    ticks(
-        ax.xaxis,
-        FixedLocator([2.0**e for e in exponents]),
-        FixedFormatter([f"1/{2**-e:,}" if e else "1" for e in exponents]),
-    )
+    parts = [f"1/{2**-e:,}" if e else "1" for e in exponents]
+    ticks(ax.xaxis, FixedLocator([2.0**e for e in exponents]), FixedFormatter(parts))
     ticks(ax.yaxis, LogLocator(10, (1, 2, 5)), EngFormatter())
     ax.set_xlabel(f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("HBM accesses (elements)")

@@ -215,10 +215,6 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
 
 
 THEOREM_2 = Chart(
-    "theorem2",
-    theorem2_data,
-    plot_theorem2,
-    "Theorem 2: accesses against N, d, M, with fitted exponents",
-    panels=3,
+    "theorem2", theorem2_data, plot_theorem2, "Theorem 2: accesses against N, d, M, with fitted exponents", panels=3
 )
 THEOREM_5 = Chart("theorem5", theorem5_data, plot_theorem5, "Theorem 5: the same for the backward pass", panels=3)

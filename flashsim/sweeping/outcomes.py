@@ -44,6 +44,8 @@ def outcome(point: Point) -> Outcome:
     """Return what a point comes to."""
     if point.way.algorithm is None:
         return Outcome("refused", point.way.refused)
+    if "d" not in point.arguments:
+        return Outcome("refused", "d is missing: give the head dimension")
     try:
         return by_form(point)
     except NoClosedForm:

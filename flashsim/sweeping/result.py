@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHOWN = 10
+FOLLOWS = {"N_q": "N", "N_k": "N", "d_v": "d", "kv_heads": "heads"}
+"""Arguments that are another one by default; a table of points, such as a sweep's, has both."""
 KINDS = {
     "ok": "with counts",
     "does_not_fit": "that do not fit M",
@@ -107,6 +109,7 @@ class Sweep(Exported, Sequence[Row]):
         """The arguments that vary, each with its values in order of appearance: M is in elements."""
         rows = [arguments_of(entry.point, entry.outcome) for entry in self.entries]
         given = {name for entry in self.entries for name in entry.point.arguments}
+        given -= {name for name, of in FOLLOWS.items() if of in given and all(row[name] == row[of] for row in rows)}
         names = [name for name in self.columns if name in given or name in ("label", "algorithm")]
         values = {name: list(dict.fromkeys(row.get(name) for row in rows)) for name in names}
         return {name: several for name, several in values.items() if len(several) > 1}

@@ -58,7 +58,7 @@ def _asked(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
         "heads": heads,
         "kv_heads": heads if given.get("kv_heads") is None else given["kv_heads"],
         "gqa": given.get("gqa", "separate"),
-        "dtype": given.get("dtype", "float32"),
+        "dtype": _dtype(given.get("dtype", "float32")),
         "causal": given.get("causal", False),
         "mask": given.get("mask"),
         "dropout_p": given.get("dropout_p", 0.0),
@@ -155,6 +155,14 @@ def _M(given: Mapping[str, Any]) -> Any:
         return check_M(given.get("M"), theory.BYTES[float_name(given.get("dtype", "float32"))])
     except ValueError:
         return plain(given.get("M"))
+
+
+def _dtype(given: Any) -> Any:
+    """Return a dtype's name, or, if it is none, as it was given."""
+    try:
+        return float_name(given)
+    except ValueError:
+        return given
 
 
 def _shape(given: Mapping[str, Any]) -> Shape | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,7 +12,17 @@ from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import mismatches
-from flashsim.testing.probe import ALIASES, FIELDS, fits, other_specs, parameters, plain, there_is, with_feature
+from flashsim.testing.probe import (
+    ALIASES,
+    FIELDS,
+    broken_by,
+    fits,
+    other_specs,
+    parameters,
+    plain,
+    there_is,
+    with_feature,
+)
 from flashsim.testing.running import try_check
 from flashsim.testing.spec import Spec
 
@@ -23,10 +33,11 @@ FIRST: dict[str, Any] = {"causal": "bottom_right", "masks": True, "scale": True,
 
 @dataclass(frozen=True)
 class Inferred:
-    """A spec, and for each field that was found, how: a few words."""
+    """A spec, for each field that was found, how, in a few words; and which of these are a reason to look twice."""
 
     spec: Spec
     notes: Mapping[str, str]
+    doubtful: Sequence[str] = ()
 
 
 def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
@@ -35,7 +46,7 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
     What it takes but answers wrongly is declared too, if it is a parameter by name, so that the checks show it. Raises
     ValueError where no call succeeds.
     """
-    spec, notes = Spec() if start is None else start, {}
+    spec, notes, doubtful = Spec() if start is None else start, {}, []
     given = {f.name for f in fields(Spec) if getattr(spec, f.name) != f.default}
     if not fits(fn, spec):
         changes = next((c for c in other_specs(spec) if fits(fn, replace(spec, **c))), None)
@@ -44,12 +55,18 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
             if found and found[0].stops and not found[0].changes:
                 raise ValueError(f"{Kernel(fn, spec).name}: {found[0].says}")
             changes, notes["dtypes"] = (dict(found[0].changes) if found else {}), "no plain call gave the right numbers"
+            doubtful.append("dtypes")
         spec = replace(spec, **changes)
         notes |= dict.fromkeys(changes, "found by trying")
     case = plain(spec)
     more = tuple(d for d in FLOATS if d not in spec.dtypes and there_is(d) and fits(fn, spec, replace(case, dtype=d)))
     if more and "dtypes" not in given:
         spec, notes["dtypes"] = replace(spec, dtypes=(*spec.dtypes, *more)), "each was tried"
+    answered = [name for name in ("float32", "float64") if not broken_by(Kernel(fn, spec), replace(case, dtype=name))]
+    wrong = [name for name in answered if name not in spec.dtypes]
+    if "dtypes" in notes and "dtypes" not in doubtful and wrong:
+        notes["dtypes"] = f"each was tried; {', '.join(wrong)} gave no right answer"
+        doubtful.append("dtypes")
     if spec.head_dims is not None and "head_dims" not in given:
         dims = tuple(d for d in WIDTHS if fits(fn, replace(spec, head_dims=(d,))))
         spec, notes["head_dims"] = (
@@ -60,6 +77,7 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
         if name not in given:
             spec, note = _with_feature(fn, spec, name)
             notes |= {name: note} if note else {}
+            doubtful += [name] if note not in ("", FITS) else []
     if "empty_rows" not in given:
         spec, note = _with_empty_rows(fn, spec)
         notes |= {"empty_rows": note} if note else {}
@@ -69,7 +87,7 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
         kinds = ("any", "last_contiguous", "contiguous")
         spec = next(there for kind in kinds if _all_strides(fn, there := replace(spec, strides=kind)))
         notes |= {} if spec.strides == "any" else {"strides": "others gave wrong answers, or an error"}
-    return Inferred(spec, notes)
+    return Inferred(spec, notes, doubtful)
 
 
 def _all_strides(fn: Callable[..., Any], spec: Spec) -> bool:

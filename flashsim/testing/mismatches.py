@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -93,12 +94,27 @@ def _explained(kernel: Kernel, case: Case, broken: str) -> Mismatch | None:
             return Mismatch(_told({"lse": lse}, broken), {"lse": lse}, stops=True)
     if not broken_by(kernel, smallest(case)):
         return None
+    if (other := _other_lengths(kernel, case)) is not None:
+        at = f"at N_q = {case.N_q}, N_k = {case.N_k} it {broken.rstrip('.')}"
+        says = f"It answers {other}, but the kit draws lengths of all kinds, and {at}"
+        return Mismatch(f"{says}. Check a function that pads, and hides the padding, instead", stops=True)
     q, k = (case.B, case.H_kv, case.N_q, case.d), (case.B, case.H_kv, case.N_k, case.d)
     words = {} if isinstance(kernel.fn, Wrapped) else PACKAGES
     package = next((name for word, name in words.items() if word in broken), "")
     give = f". If it takes {package} arrays, give --wrap {package}, in Python wrap(fn, {package!r})" if package else ""
     says = f"No call succeeds. With NumPy arrays q {q} and k, v {k} of {case.dtype} (B, H, N, d) it {broken.rstrip('.')}{give}"
     return Mismatch(says, stops=True)
+
+
+def _other_lengths(kernel: Kernel, case: Case) -> str | None:
+    """Return, in words, a whole number of tiles that a call succeeds with, or None."""
+    if kernel.spec.max_shapes is not None:
+        return None
+    for n, d, dtype in product((16, 64, 128), dict.fromkeys((case.d, 64)), dict.fromkeys((case.dtype, "float16"))):
+        if not broken_by(kernel, replace(case, N_q=n, N_k=n, d=d, dtype=dtype)):
+            more = [f"d = {d}"] * (d != case.d) + [f"dtype {dtype}"] * (dtype != case.dtype)
+            return ", ".join([f"N_q = N_k = {n}", *more])
+    return None
 
 
 def _told(changes: Mapping[str, Any], broken: str) -> str:

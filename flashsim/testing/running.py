@@ -136,14 +136,17 @@ def survey(
 ) -> Survey:
     """Draw cases and try the checks on each: all that were asked for by name, or else some on every case and others in turn.
 
-    With `until_failure` no case is tried after the first that fails, but for checks that are `expected` to.
+    With `until_failure` no case is drawn after the first that fails, but for checks that are `expected` to.
     """
     checks, left_out = applicable(kernel, names)
     found = Survey({check.name: Tally() for check in checks}, left_out)
 
+    def enough() -> bool:
+        return until_failure and any(tally.failed for name, tally in found.tallies.items() if name not in expected)
+
     def look(case: Case) -> bool:
-        if until_failure and any(tally.failed for name, tally in found.tallies.items() if name not in expected):
-            return False
+        if enough():  # Hypothesis tries the case that ends the search once more
+            return True
         found.examples += 1
         trial = Trial(kernel, case)
         for check in checks if names is not None else _in_turn(checks, case):
@@ -153,9 +156,9 @@ def survey(
                 found.verdicts.append((finding.case, not finding.failed, check.name))
         if progress is not None:
             progress(found.examples, max_examples)
-        return False
+        return enough()
 
-    _find(kernel, look, max_examples, seed)
+    _find(kernel, look, max_examples, seed, (Phase.generate,))
     return found
 
 
@@ -234,14 +237,20 @@ def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
             )
 
 
-def _find(kernel: Kernel, condition: Callable[[Case], bool], max_examples: int, seed: int) -> Case | None:
+def _find(
+    kernel: Kernel,
+    condition: Callable[[Case], bool],
+    max_examples: int,
+    seed: int,
+    phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink),
+) -> Case | None:
     how = settings(
         max_examples=max_examples,
         database=None,
         deadline=None,
         derandomize=False,
         verbosity=Verbosity.quiet,
-        phases=(Phase.generate, Phase.shrink),
+        phases=phases,
         suppress_health_check=list(HealthCheck),
     )
     try:

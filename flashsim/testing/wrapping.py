@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,9 @@ class Wrapped:
         self.__name__ = str(getattr(inner, "__name__", type(inner).__name__))
         self.__qualname__ = self.__name__
         self._bridge = bridge
+        if convention is None:  # which names what it takes in its own way
+            with suppress(TypeError, ValueError):
+                self.__signature__ = inspect.signature(fn)
 
     def __call__(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         """Return O, or (O, lse), as NumPy arrays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,10 +160,7 @@ def _closed_form(what: str | Algorithm, plan: Plan, blocks: tuple[int, int] | No
         return theory.exact(
             what,
             direction=task.algorithm.direction,
-            N_q=shape.N_q // group,
-            N_k=shape.N_k,
-            d=shape.d,
-            d_v=shape.d_v,
+            **asdict(replace(shape, N_q=shape.N_q // group)),
             M=task.M,
             heads=group,
             kv_heads=1,

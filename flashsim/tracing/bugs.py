@@ -30,10 +30,7 @@ BUGS = {
     ),
     "max_reset": Bug(
         "the maximum starts anew in every tile",
-        (
-            ("maximum(m_i, m_tilde_ij)", "m_tilde_ij + 0"),
-            ("maximum(m_i, rowmax(S_masked_ij))", "rowmax(S_masked_ij)"),
-        ),
+        (("maximum(m_i, m_tilde_ij)", "m_tilde_ij + 0"), ("maximum(m_i, rowmax(S_masked_ij))", "rowmax(S_masked_ij)")),
     ),
     "no_mask": Bug("the mask is left out", (("MASK(S_ij, i, j)", "S_ij + 0"),)),
     "last_block": Bug("the last block of keys is dropped", (("sram.loop(blocks.T_c)", "sram.loop(blocks.T_c - 1)"),)),
@@ -43,8 +40,7 @@ BACKWARD_BUGS = {
     "no_D": Bug("dS lacks D", (("gated(P_ij, dP_ij - D_i)", "gated(P_ij, dP_ij + 0)"),)),
     "no_tau": Bug("dQ lacks the factor τ", (("dQ_i + tau * product(dS_ij, K_j)", "dQ_i + product(dS_ij, K_j)"),)),
     "overwrite": Bug(
-        "dQ is overwritten, not added to",
-        (("dQ_i + tau * product(dS_ij, K_j)", "tau * product(dS_ij, K_j) + 0"),),
+        "dQ is overwritten, not added to", (("dQ_i + tau * product(dS_ij, K_j)", "tau * product(dS_ij, K_j) + 0"),)
     ),
     "no_mask": BUGS["no_mask"],
     "last_block": BUGS["last_block"],

@@ -85,7 +85,10 @@ class _Camera:
         self._figure.text(
             0.02, 0.94, " · ".join(filter(None, (f"step {step.number}", step.label, loops))), size=11, weight="bold"
         )
-        self._figure.text(0.02, 0.885, self._listing.get(step.label, "").split(". ")[0][:110], size=10)
+        said = self._figure.text(0.02, 0.885, self._listing.get(step.label, "").split(". ")[0], size=10)
+        renderer = self._canvas.get_renderer()  # type: ignore[no-untyped-call]
+        wide = said.get_window_extent(renderer).width / (100 * WIDE)
+        said.set_fontsize(10 * min(1, 0.96 / max(wide, 0.01)))
         axes: Axes = self._figure.add_axes((0.0, 0.0, 1.0, 0.87), xlim=(0, WIDE), ylim=(TALL * 0.87, 0))
         axes.axis("off")
         last = trace.events[step.last]
@@ -164,14 +167,8 @@ class _Camera:
             width, height = tile.shape[1] * cell, tile.shape[0] * cell
             most = self._most.get(quantity(name), 0.0) or 1.0
             shown = np.where(np.isfinite(tile), tile, np.nan)
-            axes.imshow(
-                shown,
-                cmap="RdBu_r",
-                vmin=-1.4 * most,
-                vmax=1.4 * most,
-                extent=(x, x + width, y + height, y),
-                aspect="auto",
-            )
+            extent = (x, x + width, y + height, y)
+            axes.imshow(shown, cmap="RdBu_r", vmin=-1.4 * most, vmax=1.4 * most, extent=extent, aspect="auto")
             edge = CURRENT if name in fresh else LOAD if "[" in name else CHIP
             axes.add_patch(Rectangle((x, y), width, height, fill=False, ec=edge, lw=2 if name in fresh else 1))
             axes.text(x, y - 0.05, _math(name), size=9)

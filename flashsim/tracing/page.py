@@ -70,14 +70,10 @@ def _page(traces: Sequence[Recording], lesson: Lesson | None, left_out: str = ""
         )
     data = [_for_page(trace, left_out) for trace in traces]
     for one, trace, other in zip(data, traces, reversed(traces), strict=True):
-        if (
-            trace.about.algorithm != STANDARD == other.about.algorithm
-            and trace.about.direction == other.about.direction
-        ):
-            one["about"]["standard"] = (
-                other.events[-1].reads,
-                other.events[-1].writes,
-            )  # as it is beside it, not as it might be
+        mine, its = trace.about, other.about
+        if mine.algorithm != STANDARD == its.algorithm and mine.direction == its.direction:
+            # as it is beside it, not as it might be
+            one["about"]["standard"] = other.events[-1].reads, other.events[-1].writes
     parts = {
         "title": html.escape(title),
         "css": f"\n{read('typeset.css')}{read('player.css')}\n",

@@ -33,6 +33,25 @@ template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline __half from_float<__half>(float x) { return __float2half_rn(x); }
 template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 
+// Two neighbours, rounded, in one register.
+template <typename T> __device__ inline Word pack(float low, float high);
+template <> __device__ inline Word pack<__half>(float low, float high) {
+    Word both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+template <> __device__ inline Word pack<__nv_bfloat16>(float low, float high) {
+    Word both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+__device__ inline float exp_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // ---------------------------------------------------------------------------------------------------------------- HBM
 
 // One array in HBM. `totals` are its {reads, writes}, of which builds without COUNT know nothing.

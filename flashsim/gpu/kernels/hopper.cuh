@@ -294,18 +294,6 @@ template <int later> __device__ inline void finish(float (&C)[16][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %64;" : ASM_64(C, 0) : "n"(later) : "memory");
 }
 
-// P, rounded to T, as left operands.
-template <typename T> __device__ Word pack(float low, float high);
-template <> __device__ inline Word pack<__half>(float low, float high) {
-    Word both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-template <> __device__ inline Word pack<__nv_bfloat16>(float low, float high) {
-    Word both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
 // Write 16 × 16 elements, a left operand of this warp's, to a tile: rows 128 bytes apart, each lane giving the address of one,
 // lanes 0 to 7 of the top left 8 × 8, then bottom left, top right, bottom right. Transposed: the address of a column.
 template <bool transposed> __device__ inline void store_operand(Word row, const Word (&A)[4]) {
@@ -319,15 +307,10 @@ template <bool transposed> __device__ inline void store_operand(Word row, const 
                      : "memory");
 }
 
+// P, rounded to T, as left operands.
 template <typename T, int n> __device__ inline void round_to_operands(Word (&P)[n / 16][4], const float (&S)[n / 8][4]) {
 #pragma unroll
     for (int t = 0; t < n / 8; ++t)
 #pragma unroll
         for (int r = 0; r < 2; ++r) P[t / 2][t % 2 * 2 + r] = pack<T>(S[t][2 * r], S[t][2 * r + 1]);
-}
-
-__device__ inline float exp_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }

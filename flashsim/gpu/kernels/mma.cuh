@@ -32,19 +32,6 @@ template <> __device__ inline void mma<__nv_bfloat16>(float (&C)[4], const Fragm
         : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B_0), "r"(B_1));
 }
 
-// Two neighbours, rounded, in one register.
-template <typename T> __device__ inline Word pack(float low, float high);
-template <> __device__ inline Word pack<__half>(float low, float high) {
-    Word both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-template <> __device__ inline Word pack<__nv_bfloat16>(float low, float high) {
-    Word both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
 __device__ inline void ldmatrix(Fragment& x, Word address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -56,12 +43,6 @@ __device__ inline void ldmatrix_transposed(Fragment& x, Word address) {
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(address)
                  : "memory");
-}
-
-__device__ inline float exp_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // ------------------------------------------------------------------------------------------------ tiles in shared memory
@@ -79,6 +60,8 @@ template <int pitch> __device__ inline Word swizzled(int row, int chunk) {
 template <int pitch> __device__ inline Word lane_offset(int lane, bool down) {
     return down ? swizzled<pitch>(lane % 16, lane / 16) : swizzled<pitch>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
+
+template <int pitch> __device__ inline Word lane_offset(bool down) { return lane_offset<pitch>(threadIdx.x % 32, down); }
 
 // The address of the 16×16 elements at (row, column), multiples of 16, given tile + lane_offset. Tiles are 1024-byte aligned.
 template <int pitch> __device__ inline Word at(Word tile_and_lane, int row, int column) {

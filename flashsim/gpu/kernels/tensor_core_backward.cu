@@ -53,7 +53,7 @@
 // 4.36 GB were predicted; DRAM 0.42 GB read, 0.26 GB written, predicted 0.40 and 0.27 for `dk_dv` alone. Shared
 // memory is busy 64% of the time (0.8% of its cycles are bank conflicts), the tensor cores 49%: with two warps a scheduler,
 // latency is not hidden.
-#include "common.cuh"
+#include "mma.cuh"
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 128  // d
@@ -66,19 +66,13 @@
 #endif
 #if BF16
 typedef __nv_bfloat16 Element;
-#define TYPE "bf16"
 #else
 typedef __half Element;
-#define TYPE "f16"
 #endif
 
 constexpr int d = HEAD_DIM, PITCH = 2 * d;  // PITCH: bytes of a row of Q, K, V, dO
 constexpr int PAD = 128;                    // D and L are padded to a multiple of this many rows
 constexpr float LOG2_E = 1.44269504088896341f;
-
-struct Strides {
-    Offset batch, head, row;  // in elements
-};
 
 // Everything a launch needs; the same for all four kernels.
 struct Problem {
@@ -96,37 +90,7 @@ struct Problem {
     __device__ bool live(int i, int j) const { return j < N_k && (!causal || j <= i - N_q + N_k); }
 };
 
-// ------------------------------------------------------------------------------------------------------- instructions
-
-typedef Word Fragment[4];  // 16×16 elements over a warp: a left operand, or two right operands side by side
-
-__device__ inline void mma(float (&C)[4], const Fragment& A, Word B_0, Word B_1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(C[0]), "+f"(C[1]), "+f"(C[2]), "+f"(C[3])
-        : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B_0), "r"(B_1));
-}
-
-__device__ inline void ldmatrix(Fragment& x, Word address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(address));
-}
-
-__device__ inline void ldmatrix_transposed(Fragment& x, Word address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(address));
-}
-
-__device__ inline Word pack(float low, float high) {
-    Word both;
-    asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
-__device__ inline float exp_2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
+// ------------------------------------------------------------------------------------------------------------- copies
 
 // Copy 16 bytes to shared memory, or zeros.
 __device__ inline void copy_16(Word to, const void* from, bool there) {
@@ -134,27 +98,6 @@ __device__ inline void copy_16(Word to, const void* from, bool there) {
 }
 __device__ inline void copies_end() { asm volatile("cp.async.commit_group;"); }
 __device__ inline void copies_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
-
-// --------------------------------------------------------------------------------------------- tiles in shared memory
-
-// Where 16-byte chunk `chunk` of row `row` lies in a tile whose rows are `pitch` bytes. Eight rows at one chunk fall into
-// eight different 16-byte columns of the banks.
-template <int pitch> __device__ inline Word swizzled(int row, int chunk) {
-    return row * pitch + ((chunk ^ (pitch == 64 ? row >> 1 & 3 : row & 7)) << 4);
-}
-
-// What a lane adds to a tile's address for ldmatrix to read 16×16 elements. `down`: matrices 0 1 2 3 are top left, bottom
-// left, top right, bottom right (a left operand; transposed, two right ones); else top left, top right, bottom left, bottom
-// right (two right operands; transposed, a left one).
-template <int pitch> __device__ inline Word lane_offset(bool down) {
-    const int lane = threadIdx.x % 32;
-    return down ? swizzled<pitch>(lane % 16, lane / 16) : swizzled<pitch>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-}
-
-// The address of the 16×16 elements at (row, column), multiples of 16, given tile + lane_offset. Tiles are 1024-byte aligned.
-template <int pitch> __device__ inline Word at(Word tile_and_lane, int row, int column) {
-    return (tile_and_lane ^ (column * 2)) + row * pitch;
-}
 
 // Start copying rows first … first + ROWS − 1 of an N×d matrix; rows past N become zeros.
 template <int ROWS, int THREADS>
@@ -186,31 +129,7 @@ __device__ inline Word here(Word x) {
     return x;
 }
 
-// C = A Bᵀ over the tiles' d columns: 16 M rows of A, 8 N of B. A and B are addresses with their lane's offset.
-template <int M, int N> __device__ inline void product_rows(float (&C)[M][N][4], Word A, Word B) {
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-        for (int n = 0; n < N; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) C[m][n][e] = 0.0f;
-#pragma unroll
-    for (int k = 0; k < d; k += 16) {
-        Fragment a[M];
-#pragma unroll
-        for (int m = 0; m < M; ++m) ldmatrix(a[m], at<PITCH>(A, 16 * m, k));
-#pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            Fragment b;
-            ldmatrix(b, at<PITCH>(B, 8 * n, k));
-#pragma unroll
-            for (int m = 0; m < M; ++m) {
-                mma(C[m][n], a[m], b[0], b[1]);
-                mma(C[m][n + 1], a[m], b[2], b[3]);
-            }
-        }
-    }
-}
+// ------------------------------------------------------------------------------------------------------------ products
 
 // C += A B, with A rounded accumulators, 16 M × 8 N, in registers; B has 8 N rows, and its columns start at its address.
 template <int M, int N, int W>
@@ -224,8 +143,8 @@ __device__ inline void add_product(float (&C)[M][W][4], const Word (&A)[M][N][2]
 #pragma unroll
             for (int m = 0; m < M; ++m) {
                 const Fragment a = {A[m][k][0], A[m][k][1], A[m][k + 1][0], A[m][k + 1][1]};
-                mma(C[m][n], a, b[0], b[1]);
-                mma(C[m][n + 1], a, b[2], b[3]);
+                mma<Element>(C[m][n], a, b[0], b[1]);
+                mma<Element>(C[m][n + 1], a, b[2], b[3]);
             }
         }
 }
@@ -243,8 +162,8 @@ template <int N, int pitch, int M, int W> __device__ inline void add_product(flo
             ldmatrix_transposed(b, at<PITCH>(B, k, 8 * n));
 #pragma unroll
             for (int m = 0; m < M; ++m) {
-                mma(C[m][n], a[m], b[0], b[1]);
-                mma(C[m][n + 1], a[m], b[2], b[3]);
+                mma<Element>(C[m][n], a[m], b[0], b[1]);
+                mma<Element>(C[m][n + 1], a[m], b[2], b[3]);
             }
         }
     }
@@ -324,7 +243,7 @@ __device__ inline void store_rows(
         for (int n = 0; n < W; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const Word both = pack(factor * C[m][n][2 * half], factor * C[m][n][2 * half + 1]);
+                const Word both = pack<Element>(factor * C[m][n][2 * half], factor * C[m][n][2 * half + 1]);
                 const Word to = tile + swizzled<PITCH>(16 * m + 8 * half + lane / 4, n + column / 8) + lane % 4 * 4;
                 asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(both) : "memory");
             }
@@ -461,7 +380,7 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
         // S_ijᵀ = K_j Q_iᵀ, and P_ijᵀ in its place. The query of element e of group n:
         // first_query + first_column + 8 n + 2 (lane mod 4) + (e mod 2).
         float S[M][COLUMNS / 8][4];
-        product_rows(S, K_j + own * PITCH + down, Q_i + first_column * PITCH + right);
+        product<Element, d>(S, K_j + own * PITCH + down, Q_i + first_column * PITCH + right);
 #pragma unroll
         for (int n = 0; n < COLUMNS / 8; ++n) {
             float L[2];
@@ -492,13 +411,13 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
 #pragma unroll
             for (int n = 0; n < COLUMNS / 8; ++n)
 #pragma unroll
-                for (int e = 0; e < 4; e += 2) rounded[m][n][e / 2] = pack(dropped(S[m][n][e]), dropped(S[m][n][e + 1]));
+                for (int e = 0; e < 4; e += 2) rounded[m][n][e / 2] = pack<Element>(dropped(S[m][n][e]), dropped(S[m][n][e + 1]));
         if constexpr (HALVES > 1) share(P, rounded);
         add_product(dV, rounded, dO_i + first_column * PITCH + down_half);
 
         // dP_ijᵀ = V_j dO_iᵀ, and dS_ijᵀ = P_ijᵀ ∘ (dP_ijᵀ ∘ Z_ijᵀ − D_iᵀ), rounded.
         float dP[M][COLUMNS / 8][4];
-        product_rows(dP, V_j + own * PITCH + down, dO_i + first_column * PITCH + right);
+        product<Element, d>(dP, V_j + own * PITCH + down, dO_i + first_column * PITCH + right);
 #pragma unroll
         for (int n = 0; n < COLUMNS / 8; ++n) {
             float D[2];
@@ -509,8 +428,8 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
                 float dS_ij[4];
 #pragma unroll
                 for (int e = 0; e < 4; ++e) dS_ij[e] = dS_of(S[m][n][e], dP[m][n][e], D[e & 1], p);
-                rounded[m][n][0] = pack(dS_ij[0], dS_ij[1]);
-                rounded[m][n][1] = pack(dS_ij[2], dS_ij[3]);
+                rounded[m][n][0] = pack<Element>(dS_ij[0], dS_ij[1]);
+                rounded[m][n][1] = pack<Element>(dS_ij[2], dS_ij[3]);
             }
         }
         if constexpr (ADD_DQ || HALVES > 1) share(dS, rounded);
@@ -543,8 +462,8 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dk_dv(const __grid_constan
                     ldmatrix_transposed(b, at<PITCH>(K_lane, k, part.column + 8 * n));
 #pragma unroll
                     for (int m = 0; m < part.DOWN; ++m) {
-                        mma(dQ[m][n], a[m], b[0], b[1]);
-                        mma(dQ[m][n + 1], a[m], b[2], b[3]);
+                        mma<Element>(dQ[m][n], a[m], b[0], b[1]);
+                        mma<Element>(dQ[m][n + 1], a[m], b[2], b[3]);
                     }
                 }
             }
@@ -582,7 +501,8 @@ __global__ void __launch_bounds__(32 * WARPS) round_dq(const __grid_constant__ P
             for (int n = 0; n < part.ACROSS; ++n) {
                 const float* x = sums + ((m * part.ACROSS + n) * 4 + e) * 32;
                 const int query = i * B_r + part.row + 16 * m + 4 * e + lane / 4;
-                if (query < p.N_q) *reinterpret_cast<Word*>(dQ + query * p.dq.row + 8 * n) = pack(p.tau * x[0], p.tau * x[32]);
+                if (query < p.N_q)
+                    *reinterpret_cast<Word*>(dQ + query * p.dq.row + 8 * n) = pack<Element>(p.tau * x[0], p.tau * x[32]);
             }
 }
 
@@ -643,8 +563,8 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__
 
         // S_ij = Q_i K_jᵀ, P_ij and then dS_ij in its place; dP_ij = dO_i V_jᵀ.
         float S[M][B_c / 8][4], dP[M][B_c / 8][4];
-        product_rows(S, Q_i + own * PITCH + down, K_j + right);
-        product_rows(dP, dO_i + own * PITCH + down, V_j + right);
+        product<Element, d>(S, Q_i + own * PITCH + down, K_j + right);
+        product<Element, d>(dP, dO_i + own * PITCH + down, V_j + right);
         const bool edge = first_key + B_c > p.N_k || (p.causal && first_key + B_c - 1 > first_query - p.N_q + p.N_k);
         Word rounded[M][B_c / 8][2];
 #pragma unroll
@@ -659,8 +579,8 @@ __global__ void __launch_bounds__(32 * WARPS, BLOCKS) dq(const __grid_constant__
                     if (edge && !p.live(query, key)) P = 0.0f;
                     S[m][n][e] = dS_of(Z_ij(m, n, e, P), dP[m][n][e], D[m][e / 2], p);
                 }
-                rounded[m][n][0] = pack(S[m][n][0], S[m][n][1]);
-                rounded[m][n][1] = pack(S[m][n][2], S[m][n][3]);
+                rounded[m][n][0] = pack<Element>(S[m][n][0], S[m][n][1]);
+                rounded[m][n][1] = pack<Element>(S[m][n][2], S[m][n][3]);
             }
         add_product(dQ, rounded, K_j + down);  // dQ_i += dS_ij K_j. τ waits for the end.
     }
