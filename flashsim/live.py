@@ -38,6 +38,10 @@ class LiveTiles:
             self._rows, self._row_ends, self._cols[here], self._col_ends[here], self._shape, self._head
         )
 
+    def divided(self, blocks: Blocks) -> LiveTiles:
+        """Return the live tiles of other sizes."""
+        return LiveTiles(self._mask, blocks, self._shape, self._head)
+
     def row(self, i: int) -> Bools:
         """Return row i, (T_c,)."""
         here = slice(i, i + 1)
@@ -85,6 +89,12 @@ class CountedTiles:
 
     def __init__(self, band: Band, blocks: Blocks, shape: Shape, group: int) -> None:
         self._kinds, self._blocks = band.kinds(blocks, shape, group), blocks
+        self._rest = band, shape, group
+
+    def divided(self, blocks: Blocks) -> CountedTiles:
+        """Return the live tiles of other sizes."""
+        band, shape, group = self._rest
+        return CountedTiles(band, blocks, shape, group)
 
     @cached_property
     def rows_alike(self) -> Kinds:

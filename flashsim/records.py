@@ -192,6 +192,11 @@ class Blocks:
     T_r: int
     T_c: int
 
+    @property
+    def tiles(self) -> int:
+        """How many tiles they make of S."""
+        return self.T_r * self.T_c
+
 
 class Sizes(Mapping[str, int]):
     """Lengths or block sizes by name, which are attributes too: `sizes["N"]` is `sizes.N`."""

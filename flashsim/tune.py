@@ -24,7 +24,7 @@ from typing import Any
 
 from flashsim import theory
 from flashsim.algorithms import PASSES, Algorithm
-from flashsim.algorithms.blocks import Fixed
+from flashsim.algorithms.blocks import Fixed, clipped
 from flashsim.algorithms.own import chosen
 from flashsim.allowed import allowed_pairs
 from flashsim.api import Tally, count
@@ -47,11 +47,6 @@ class Choice:
     blocks: Blocks
     accesses: int
     peak: int
-
-    @property
-    def tiles(self) -> int:
-        """How many tiles S is computed in."""
-        return self.blocks.T_r * self.blocks.T_c
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,14 @@ class _Search:
 
     def best(self, least: int) -> Choice | None:
         """Return the choice of fewest accesses among the candidates; None if there is none."""
-        return min((self.choice(blocks=blocks) for blocks in {*self.candidates(least)}), key=_cost, default=None)
+        tried = (blocks for blocks in {*self.candidates(least)} if self._all_at_least(least, blocks))
+        return min((self.choice(blocks=blocks) for blocks in tried), key=_cost, default=None)
+
+    def _all_at_least(self, least: int, blocks: tuple[int, int]) -> bool:
+        """Say whether tiles are that large in each pass: those of single rows are not."""
+        n, k = self.shape.N_q, self.shape.N_k
+        cuts = self.algorithm.cuts(clipped(self.shape, *blocks), n, k)
+        return all(cut.B_r >= min(least, n) and cut.B_c >= min(least, k) for cut in cuts)
 
 
 def cost(algorithm: str | Algorithm, *, direction: str = "forward", **arguments: Any) -> theory.Exact | Tally:
@@ -182,8 +184,9 @@ def tune(
     algorithms in all). Of equally few accesses, the fewest tiles win, then the lowest peak.
 
     No block sizes at all move less than those found; but where a mask skips tiles, that is so only for `causal`, with `least` of
-    1 and for one sweep ("q_outer_two_pass" makes two): otherwise, of those that were tried. So it is for "snake", and, with
-    `least` above 1, for "q_outer_pinned". That of an algorithm of one's own the peak grows with the blocks is taken for granted.
+    1 and for one sweep ("q_outer_two_pass" and "q_outer_streamed" make two): otherwise, of those that were tried. So it is for
+    "snake", and, with `least` above 1, for "q_outer_pinned"; "q_outer_streamed" is then left out, as it has tiles of one row.
+    That of an algorithm of one's own the peak grows with the blocks is taken for granted.
 
     Raises ValueError for arguments that make no sense, where not even tiles of `least` × `least` fit, or where more than 2²²
     block sizes would have to be tried.
@@ -274,7 +277,7 @@ def _tight(N: int, B: int, least: int) -> int:
 
 
 def _cost(choice: Choice) -> tuple[int, int, int]:
-    return choice.accesses, choice.tiles, choice.peak
+    return choice.accesses, choice.blocks.tiles, choice.peak
 
 
 def _tried(direction: str, algorithms: Iterable[str | Algorithm | Callable[..., Any]]) -> list[Algorithm]:

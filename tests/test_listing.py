@@ -28,7 +28,10 @@ def test_the_table_has_every_pass_and_fits_a_terminal() -> None:
         False,
         True,
     )
-    assert repr(by_name["q_outer"]) == "<q_outer: FlashAttention, loops exchanged, backward q_outer, q_outer_two_pass>"
+    assert (
+        repr(by_name["q_outer"])
+        == "<q_outer: FlashAttention, loops exchanged, backward q_outer, q_outer_streamed, q_outer_two_pass>"
+    )
 
 
 def test_it_is_a_package_as_before() -> None:

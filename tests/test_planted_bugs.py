@@ -306,6 +306,30 @@ TWO_PASS: Bugs = [
      {"gradients", "counts"}),
     ("0·NaN in dQ", "product(dS_ij, K_j)", "(dS_ij @ K_j)", {"poison"}),
 ]  # fmt: skip
+STREAMED: Bugs = [
+    ("dQ of the last key alone", "on_chip(dQ_tilde_i + tau", "on_chip(tau", {"gradients"}),
+    ("dK of the last row alone", "on_chip(dK_tilde_j + tau", "on_chip(tau", {"gradients"}),
+    ("dV of the last row alone", "on_chip(dV_tilde_j + p", "on_chip(p", {"gradients"}),
+    ("dQ without τ", "tau * product(dS_in, K_n)", "product(dS_in, K_n)", {"gradients"}),
+    ("D of dO alone", "rowsum(dO_n * O_n)", "rowsum(dO_n)", {"gradients"}),
+    ("dS from the dropped P", "gated(P_nj, dO_n", "gated(P_dropped_nj, dO_n", {"gradients"}),
+    ("dV from the undropped P", "product(P_dropped_nj.T, dO_n)", "product(P_nj.T, dO_n)", {"gradients"}),
+    ("the second pass not dropped", "dO_i @ V_n.T * dropout_by_key(P_in, i, n)", "dO_i @ V_n.T", {"gradients"}),
+    ("rows dropped as line 1's blocks", "dropout_by_row(P_nj, n, j)", "dropout(P_nj, n, j)", {"gradients"}),
+    ("the first key's mask for all keys", "MASK_by_key(S_in, i, n)", "MASK_by_key(S_in, i, 0)", {"gradients"}),
+    ("keys skipped as rows are", "where=live_by_key.row(i)", "where=live_by_row.row(i)", {"gradients", "counts"}),
+    ("the second pass skips nothing", ", where=live_by_key.row(i)", "", {"counts"}),
+    ("the first pass's skip a block too far", "where=live_by_row.column(j)",
+     "where=live_by_row.column(min(j + 1, blocks.T_c - 1))", {"gradients", "counts"}),
+    ("last row of queries dropped", "loop(N_q, where=live_by_row.column(j))",
+     "loop(N_q - 1, where=live_by_row.column(j)[:-1] if hasattr(live_by_row.column(j), 'shape') else live_by_row.column(j))",
+     {"gradients", "counts"}),
+    ("dP beside P", "dS_nj = on_chip(gated(P_nj, dO_n @ V_j.T * Z_nj - D_n), over=P_nj)",
+     "dS_nj = on_chip(gated(P_nj, dO_n @ V_j.T * Z_nj - D_n))", {"counts"}),
+    ("0·NaN in dQ", "product(dS_in, K_n)", "(dS_in @ K_n)", {"poison"}),
+    ("0·NaN in dS", "gated(P_in, dO_i @ V_n.T * dropout_by_key(P_in, i, n) - D_i)",
+     "P_in * (dO_i @ V_n.T * dropout_by_key(P_in, i, n) - D_i)", {"poison"}),
+]  # fmt: skip
 TEXTS: list[tuple[Algorithm, Any, Bugs]] = [
     (FORWARD["flash"], None, FLASH_2),
     (FORWARD["block_sparse"], None, SPARSE),
@@ -319,6 +343,7 @@ TEXTS: list[tuple[Algorithm, Any, Bugs]] = [
     (FORWARD["q_outer"], None, Q_OUTER),
     (BACKWARD["q_outer"], None, Q_OUTER_BACK),
     (BACKWARD["q_outer_two_pass"], None, TWO_PASS),
+    (BACKWARD["q_outer_streamed"], None, STREAMED),
     (FORWARD["standard"], softmax_rows.whole_rows, WHOLE_ROWS),
     (BACKWARD["standard"], softmax_rows.whole_rows_backward, WHOLE_ROWS_3),
 ]

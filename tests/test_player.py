@@ -995,6 +995,12 @@ def test_formulas_of_programs_hold_too(open_page: Opener) -> None:
         assert spelled == {f"line {line}" for line in lines}
 
 
+def test_dropout_by_row_and_by_key_is_a_factor_by_position_too(open_page: Opener) -> None:
+    said = str(open_page(recorded_backward("memory_efficient")).evaluate(SAID))
+    assert "· dropout" in said
+    assert "dropout_by" not in said
+
+
 def formulas_that_hold(page: Any, trace: Trace) -> int:
     """Compute every formula of a page, and return how many there are without a symbol."""
     shown = page.evaluate(SAID)

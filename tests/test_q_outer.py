@@ -195,7 +195,10 @@ def test_flops_are_those_of_a_run_tile_by_tile(monkeypatch: pytest.MonkeyPatch) 
     """Folded turns and all turns, for every algorithm that skips: equal operations, equal counts."""
     asked: list[tuple[str, dict[str, Any]]] = [
         (name, {"N_q": 29, "N_k": 41, "d": 4, "M": 500, "blocks": (3, 5), "mask": mask, "direction": direction})
-        for direction, names in (("forward", ("q_outer", "split_kv")), ("backward", ("q_outer", "q_outer_two_pass")))
+        for direction, names in (
+            ("forward", ("q_outer", "split_kv")),
+            ("backward", ("q_outer", "q_outer_two_pass", "q_outer_streamed")),
+        )
         for name in names
         for mask in (Causal(), KeyPadding(18), SlidingWindow(11, 4), Causal() & KeyPadding(33))
     ]

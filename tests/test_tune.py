@@ -58,7 +58,11 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
     options |= {"causal": data.draw(st.booleans()), "direction": data.draw(st.sampled_from(("forward", "backward")))}
     options["mask"] = data.draw(st.sampled_from((None, None, Causal(offset=0), Causal(offset=3), SlidingWindow(2, 1))))
     options["dropout_p"], least = data.draw(st.sampled_from((0.0, 0.5))), data.draw(st.integers(1, 4))
-    tried = [name for name, algorithm in PASSES[options["direction"]].items() if algorithm.loops]
+    tried = [
+        name
+        for name, algorithm in PASSES[options["direction"]].items()
+        if algorithm.loops and (name != "q_outer_streamed" or least == 1 or N_q == N_k == 1)
+    ]
     every = {name: by_trying_all(name, least, options) for name in tried}
     want = {name: accesses for name, accesses in every.items() if accesses is not None}
     if not want:
@@ -70,7 +74,7 @@ def test_no_block_sizes_move_less(data: st.DataObject) -> None:
     for name, choice in tuned.by_loops.items():
         assert choice.accesses >= want[name], name
         every_size = name != "snake" and (least == 1 or name != "q_outer_pinned")
-        causal = options["causal"] and least == 1 and name != "q_outer_two_pass"
+        causal = options["causal"] and least == 1 and name not in ("q_outer_two_pass", "q_outer_streamed")
         if options["mask"] is None and every_size and (causal or not options["causal"]):
             assert choice.accesses == want[name], name
         assert choice.peak <= options["M"]

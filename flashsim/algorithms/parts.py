@@ -88,6 +88,9 @@ class Live(BlockMask, Protocol):
     def rows_alike(self) -> Alike:
         """Rows, by what they cost."""
 
+    def divided(self, blocks: Blocks) -> Live:
+        """Return the live tiles of other sizes."""
+
 
 class Splits(Protocol):
     """The blocks of keys, cut into runs of blocks."""
@@ -116,6 +119,10 @@ class EveryTile:
 
     def row(self, i: int) -> None:
         """Skip nothing in row i."""
+
+    def divided(self, blocks: Blocks) -> EveryTile:
+        """Return itself."""
+        return self
 
 
 class ArrayBlockMask:

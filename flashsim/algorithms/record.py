@@ -13,6 +13,7 @@ from flashsim.algorithms.blocks import paper_rows
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, Matrix, Tile
 from flashsim.options import Option
+from flashsim.records import Blocks
 from flashsim.source import Site
 
 Direction = Literal["forward", "backward"]
@@ -23,6 +24,13 @@ SERVICES = (*PARTS, "block_mask", "live", "splits", "dB")
 GRADIENTS = ("dQ", "dK", "dV")
 OfBlocks = Callable[[int], int]
 """Of T_c, how many blocks of keys there are."""
+Cuts = Callable[[Blocks, int, int], tuple[Blocks, ...]]
+"""(blocks, N_q, N_k) -> the blocks of S in each of its passes over S."""
+
+
+def one_cut(blocks: Blocks, N_q: int, N_k: int) -> tuple[Blocks, ...]:
+    """Return line 1's blocks: all passes have them."""
+    return (blocks,)
 
 
 def once(T_c: int) -> int:
@@ -59,6 +67,7 @@ class Algorithm:
     matrices       kinds of matrices, by name, that `flashsim.matrices` does not know: what it saves for its backward pass, say
     line_1         (rows, d) -> (B_r, B_c)
     rows           (M, d, d_v) -> rows, for the paper's sizes; ValueError where M is too small
+    cuts           the blocks of S in each of its passes over S, where these are not line 1's (`Cuts`)
     loops          its loop order in words, for `flashsim.tune`, which tries it; None: not tried
     short          its name in pictures; "": `name`
     look           the colour, marker and dashes of its curve in pictures of all algorithms; None: left out there, as it moves
@@ -95,6 +104,7 @@ class Algorithm:
     matrices: Mapping[str, Kind] = field(default_factory=dict, hash=False)
     line_1: Callable[[int, int], tuple[int, int]]
     rows: Callable[[int, int, int], int] = paper_rows
+    cuts: Cuts = one_cut
     loops: str | None
     short: str = ""
     look: tuple[str, str, str] | None = None

@@ -89,9 +89,9 @@ def js(number: Symbol | int) -> str:
 def traced(form: Form) -> dict[str, tuple[str, str]]:
     """Return (reads, writes) of each array in the object `s` of symbols: the form, run on symbols in place of numbers.
 
-    The rows of the tiles that are computed are `s.A` in all, their columns `s.C`.
+    The tiles that are computed are `s.tiles`: their rows are `s.tiles.A` in all, their columns `s.tiles.C`.
     """
-    s = {name: Symbol(f"s.{name}") for name in ("N_q", "N_k", "d", "d_v", "T_r", "T_c", "A", "C")}
+    s = {name: Symbol(f"s.{name}") for name in ("N_q", "N_k", "d", "d_v", "B_r", "B_c", "T_r", "T_c")}
 
     def array(name: str, role: Any, *, reads: Any = 0, writes: Any = 0, init: Any = 0) -> dict[str, ArrayTraffic]:
         return {name: ArrayTraffic(reads, init + writes, init, 0, 4, role)}
@@ -103,9 +103,16 @@ def traced(form: Form) -> dict[str, tuple[str, str]]:
     lengths = {name: s[name] for name in ("N_q", "N_k", "d", "d_v")}
     parts = {"array": array, "masks": nothing, "generator": nothing, "gradient": nothing, "options": options, "chip": 4}
     problem: Any = SimpleNamespace(**lengths, **parts, dropout=False)
-    blocks: Any = SimpleNamespace(T_r=s["T_r"], T_c=s["T_c"])
-    tiles: Any = SimpleNamespace(rows=s["A"], columns=s["C"])
-    return {name: (js(a.reads), js(a.writes)) for name, a in form.traffic(problem, blocks, tiles).items()}
+    blocks: Any = SimpleNamespace(**{name: s[name] for name in ("B_r", "B_c", "T_r", "T_c")})
+    traffic = form.traffic(problem, blocks, _traced_tiles("s.tiles"))
+    return {name: (js(a.reads), js(a.writes)) for name, a in traffic.items()}
+
+
+def _traced_tiles(text: str) -> Any:
+    def cut(B_r: Symbol | int, B_c: Symbol | int) -> Any:
+        return _traced_tiles(f"{text}.cut({js(B_r)}, {js(B_c)})")
+
+    return SimpleNamespace(rows=Symbol(f"{text}.A"), columns=Symbol(f"{text}.C"), cut=cut)
 
 
 class _Constant:

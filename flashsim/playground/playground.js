@@ -21,7 +21,7 @@ function make(tag, attributes = {}, ...content) {
 /** All that the page says of a setting. Sizes are BigInts. */
 function count(form, sizes, every = false) {
   const p = problemOf(sizes), blocks = blocksOf(p, sizes.B_r, sizes.B_c), live = sizes.causal && form.skips && !every, tiles = tilesOf(p, sizes.B_r, sizes.B_c, live);
-  const s = { ...symbolsOf(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, form.direction), A: tiles.A, C: tiles.C };
+  const s = { ...symbolsOf(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, form.direction), B_r: blocks.B_r, B_c: blocks.B_c, tiles };
   const arrays = Object.keys(form.arrays).map((name) => {
     const more = (sizes.causal && form.masking[name]) || [0n, 0n], moved = (live ? form.live : form.arrays)[name].map((of, at) => of(s) + more[at] * p.N_q * p.N_k);
     return [name, ...moved, form.arrays[name].every((of, at) => of(s) === moved[at])];

@@ -30,7 +30,8 @@ const tilesOf = (p, rows, columns, live) => {
     kinds.push([B_r, c, (T_r - 1n) * (end - first) - dead(end) + dead(first)], [p.N_q - (T_r - 1n) * B_r, c, end - first]);
   }
   const some = kinds.filter(([, , number]) => number), sum = (of) => some.reduce((total, kind) => total + of(kind), 0n);
-  return { A: sum(([r, , n]) => r * n), C: sum(([, c, n]) => c * n), most: (occupancy) => largest(...some.map(([r, c]) => occupancy(r, c))) };
+  const cut = (r, c) => tilesOf(p, r, c, live);
+  return { cut, A: sum(([r, , n]) => r * n), C: sum(([, c, n]) => c * n), most: (occupancy) => largest(...some.map(([r, c]) => occupancy(r, c))) };
 };
 
 /** Tiles of a pass that masks S: as many whole rows as M has room for, or a piece of one. */

@@ -83,7 +83,7 @@ def launch(
     band = variant.band(shape, head)
     counted = None if hbm.arithmetic else band
     if not hbm.arithmetic and band is None:
-        _refuse_too_many(variant.mask, blocks)
+        _refuse_too_many(variant.mask, algorithm.cuts(blocks, shape.N_q, shape.N_k))
     chip = chip_dtype(task.given.dtype)
     sram = SRAM(hbm, task.M, enforced=task.sizing.enforced, dtype=chip, observers=observers, fold=band is not None)
     placed = _placed(plan, hbm, head, number)
@@ -155,12 +155,13 @@ def _named(value: Any) -> str:
     return str(getattr(value, "name", value))
 
 
-def _refuse_too_many(mask: Mask, blocks: Blocks) -> None:
+def _refuse_too_many(mask: Mask, cuts: Sequence[Blocks]) -> None:
     """Raise ValueError where tiles of one shape cost unequal amounts, so that each is run, and that would take too long."""
-    tiles = blocks.T_r * blocks.T_c
+    tiles = sum(blocks.tiles for blocks in cuts)
     if tiles > MOST_RUN_ONE_BY_ONE:
         raise ValueError(
             f"mask is {shown(mask)}: its tiles are counted one by one, and here are "
-            f"T_r × T_c = {blocks.T_r:,} × {blocks.T_c:,} of them, which takes about {tiles * 1e-4 / 3600:,.1f} hours; "
+            f"T_r × T_c = {' + '.join(f'{blocks.T_r:,} × {blocks.T_c:,}' for blocks in cuts)} of them, "
+            f"which takes about {tiles * 1e-4 / 3600:,.1f} hours; "
             f"expected at most {MOST_RUN_ONE_BY_ONE:,} tiles. Take larger blocks, or flashsim.theory.exact"
         )

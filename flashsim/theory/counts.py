@@ -141,7 +141,7 @@ def exact(
             peak, M, (fixed is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
         ),
         sizes,
-        problems * products_flops(form, tiles.area, d, shape.d_v),
+        problems * (form.matmul(p, sizes, tiles) if form.matmul else products_flops(form, tiles.area, d, shape.d_v)),
     )
 
 

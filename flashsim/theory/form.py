@@ -30,6 +30,7 @@ class Form:
     traffic          what each array moves, for a set of computed tiles
     peak             the most on chip, in elements
     products         how many products of 2·N_q·N_k·d FLOPs it makes, and of 2·N_q·N_k·d_v
+    matmul           FLOPs of products for a set of computed tiles, where its passes cut S in tiles of their own
     extra            elements in HBM besides inputs and outputs, as text, in `EXTRA_SYMBOLS` (`flashsim.theory.formulas`)
     formulas         (reads, writes) of each array as text, in `SYMBOLS`, for no mask, no dropout, and all tiles
     plain            it has neither mask nor dropout
@@ -45,6 +46,7 @@ class Form:
     traffic: Callable[[OneHead, Blocks, Tiles], Arrays]
     peak: Callable[[OneHead, Blocks, Tiles], int]
     products: tuple[int, int]
+    matmul: Callable[[OneHead, Blocks, Tiles], int] | None = None
     extra: str
     formulas: Mapping[str, tuple[str, str]]
     plain: bool = False

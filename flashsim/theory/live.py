@@ -9,13 +9,14 @@ that are `group` interleaved heads', ⌊row/group⌋ is the position.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.records import Blocks
+from flashsim.sizes import ceil_div
 
 Bools = NDArray[np.bool_]
 
@@ -65,6 +66,10 @@ class Live(Chosen):
     length: int
     group: int
     rows: int
+
+    def cut(self, B_r: int, B_c: int) -> Live:
+        """Return the live tiles of other sizes, at most as long as S."""
+        return replace(self, blocks=Blocks(B_r, B_c, ceil_div(self.N_q, B_r), ceil_div(self.N_k, B_c)))
 
     def in_columns(self, first: int, end: int) -> tuple[int, int]:
         """Sum over columns; the one in which the length ends has an end of its own."""

@@ -43,8 +43,9 @@ derivative has the sign of Y − 3A + 5A²/(12√3 δ²), which is nowhere negat
 27/256 · Y⁴/(12√3 δ²), and G = 3^¾ Y²/32δ.
 
 How tight. For M far above d², dQ alone costs 6 N²d²/M (by the same proof, and as it takes at most d·r terms), dK and dV cost 8,
-and two passes with tiles of their own reach both, 14 in all. But the dQ, dK and dV of one phase may share what was on chip when
-it began, and that leaves 8·3^¼ = 10.53 of the 14. No schedule is known that shares it, nor a proof that there is none.
+and two passes with tiles of their own, "q_outer_streamed", reach both, 14 in all. But the dQ, dK and dV of one phase may share
+what was on chip when it began, and that leaves 8·3^¼ = 10.53 of the 14. No schedule is known that shares it, nor a proof that
+there is none.
 
 H, a whole number, is at least G²: found in floating point, then proved (`flashsim.certificate_backward`). The theorem is proved
 by hand; its arithmetic is checked by machine.

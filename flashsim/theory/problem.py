@@ -29,10 +29,11 @@ class Tiles:
     """A set of tiles of S, by kind: (rows, columns, words) -> how many tiles are of it.
 
     `words` is how many words each row of a tile overlaps in the bitmask of a tree, 0 if there is none: four kinds at most
-    then, as only ends are ragged.
+    then, as only ends are ragged. `whole` is what they are tiles of: N_q, N_k, which are chosen, and how many keys are nodes.
     """
 
     kinds: Mapping[tuple[int, int, int], int]
+    whole: tuple[int, int, Chosen | None, int] = (0, 0, None, 0)
 
     @classmethod
     def of(cls, N_q: int, N_k: int, B_r: int, B_c: int, chosen: Chosen | None = None, nodes: int = 0) -> Tiles:
@@ -40,6 +41,7 @@ class Tiles:
 
         Node c has its bit in word ⌊c/32⌋, so a tile whose last node is b and whose first is a overlaps ⌊b/32⌋ − ⌊a/32⌋ + 1.
         """
+        whole = N_q, N_k, chosen, nodes
         T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
         last_r, last_c = N_q - (T_r - 1) * B_r, N_k - (T_c - 1) * B_c
         if (
@@ -54,7 +56,7 @@ class Tiles:
             ):
                 if count:
                     kinds[kind] = kinds.get(kind, 0) + count
-            return cls(kinds)
+            return cls(kinds, whole)
         chosen = Every(T_r) if chosen is None else chosen
         runs = [(0, T_c - 1, 0), (T_c - 1, T_c, 0)]  # columns, and their words
         if nodes:
@@ -69,7 +71,13 @@ class Tiles:
                 if count:
                     kind = rows, B_c if end < T_c else last_c, words
                     kinds[kind] = kinds.get(kind, 0) + count
-        return cls(kinds)
+        return cls(kinds, whole)
+
+    def cut(self, B_r: int, B_c: int) -> Tiles:
+        """Return the same part of S, all of it or what is live, in tiles of B_r × B_c."""
+        N_q, N_k, chosen, nodes = self.whole
+        assert chosen is None or isinstance(chosen, Live)
+        return Tiles.of(N_q, N_k, B_r, B_c, chosen and chosen.cut(B_r, B_c), nodes)
 
     @property
     def number(self) -> int:

@@ -55,7 +55,7 @@ class Speller {
     if (name === "unless_none" && two.x !== null) return two.x === 2 ** 32 - 1 ? ZERO : one;
     if (name === "at_label" && two.x !== null) return two.x === this.element(args[2], r, c).x + c ? one : ZERO;
     if (name === "exp") return { x: one.x === null ? null : Math.exp(one.x), say: [make("i", {}, "e"), make("sup", {}, one.say)], tight: 3 };
-    if (name === "dropout") return { x: null, say: ["dropout"], tight: 3 }; // a factor by position, whatever the tile holds
+    if (name.startsWith("dropout")) return { x: null, say: ["dropout"], tight: 3 }; // a factor by position, whatever the tile holds
     if (name in GUARDS) { const x = one.x === null ? null : GUARDS[name](one.x); return x === one.x ? one : { x, say: [number(x)], tight: 3 }; }
     return { x: name === "log" && one.x !== null ? Math.log(one.x) : null, say: [`${name}(`, one?.say ?? "", ")"], tight: 3 };
   }
