@@ -7,6 +7,7 @@ proof.certificate()   # for flashsim.certificate, which checks it on its own
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -120,6 +121,26 @@ def prove(
     bound_of = lower_bound if direction == "forward" else lower_bound_backward
     bound = bound_of(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys)
     return Proof(bound, allowed, queries, keys, _best(rule, shape, M, stored.name, direction), direction)
+
+
+def recount(certificate: Mapping[str, Any]) -> str:
+    """Count a certificate's schedule again, and return a sentence; "" for none, or one whose mask the certificate does not hold.
+
+    Raises ValueError for one that does not move what it is said to.
+    """
+    schedule, allowed = certificate.get("schedule"), certificate.get("allowed")
+    if schedule is None or allowed not in ("all", "causal"):
+        return ""
+    sizes = {name: certificate[name] for name in ("N_q", "N_k", "d", "d_v", "M", "direction")}
+    try:
+        said = Schedule(**schedule)
+        moved = count(said.algorithm, **sizes, blocks=(said.B_r, said.B_c), causal=allowed == "causal").hbm.accesses
+    except (SramOverflow, TypeError, ValueError) as error:
+        raise ValueError(f"its schedule cannot be counted: {error}") from None
+    what = f"{said.algorithm} with blocks {said.B_r} × {said.B_c}, counted again, moves {moved:,}"
+    if moved != said.accesses:
+        raise ValueError(f"its schedule, {what}; it is said to move {said.accesses:,}")
+    return f"{what}."
 
 
 def _best(rule: Mask, shape: Shape, M: int, dtype: str, direction: str) -> Schedule | None:

@@ -23,6 +23,7 @@ from flashsim.certificate import check, fewer_phases, most_in_a_phase
 from flashsim.cli import main
 from flashsim.masks import All, Causal
 from flashsim.memory import SramOverflow
+from flashsim.proving import prove, recount
 from flashsim.records import Shape
 from flashsim.theory import lower_bound, lower_bound_backward
 from flashsim.theory.lower import _about
@@ -350,6 +351,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         target.write_text(text, encoding="utf-8")
         assert main(["prove", "--check", str(target)]) == 1
         assert "proves nothing" in " ".join(capsys.readouterr().out.split())
+    moved = held["schedule"]["accesses"]
+    held["schedule"]["accesses"] = 7
+    target.write_text(json.dumps(held), encoding="utf-8")
+    assert main(["prove", "--check", str(target)]) == 1
+    assert f"counted again, moves {moved:,}; it is said to move 7" in " ".join(capsys.readouterr().out.split())
     target.write_bytes(b"\xa8\xff")
     for command, message in (
         (["--check", str(target)], "proof.json is no text"),
@@ -359,6 +365,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert main(["prove", *command]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_certificate_s_schedule_is_counted_again(direction: str) -> None:
+    held = prove(N_q=20, N_k=30, d=8, M=900, direction=direction, causal=True).certificate()
+    name, B_r, B_c, accesses = held["schedule"].values()
+    assert recount(held) == f"{name} with blocks {B_r} × {B_c}, counted again, moves {accesses:,}."
+    assert recount({**held, "schedule": None}) == ""
+    assert recount({**held, "allowed": "given"}) == ""
+    for change in ({"accesses": accesses + 1}, {"B_r": 0}, {"B_c": "2"}, {"algorithm": "flush"}, {"algorithm": [1]}):
+        with pytest.raises(ValueError, match="its schedule"):
+            recount({**held, "schedule": {**held["schedule"], **change}})
+    with pytest.raises(ValueError, match="its schedule"):
+        recount({**held, "schedule": 3})
 
 
 def test_a_window_that_allows_nothing_has_no_pairs() -> None:

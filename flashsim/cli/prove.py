@@ -108,6 +108,7 @@ def _show(proof: Any, itemsize: int, dtype: str) -> None:
 def _check(options: argparse.Namespace) -> int:
     from flashsim import certificate, certificate_backward
     from flashsim.exact import certificate as of_optimum
+    from flashsim.proving import recount
     from flashsim.tables import console_for_tables, print_words
 
     others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json", "output", "direction")
@@ -129,10 +130,15 @@ def _check(options: argparse.Namespace) -> int:
         exact = held.get("kind") == "optimum"
         bound = certificate_backward if held.get("direction") == "backward" else certificate
         said = (of_optimum if exact else bound).check(held)
+        schedule = "" if exact else recount(held)
     except ValueError as error:
         print_words(console_for_tables(), f"{options.check} proves nothing: {error}")
         return 1
-    print_words(console_for_tables(), f"{said}. {SEARCHED if exact else HOW_SURE}")
+    console = console_for_tables()
+    print_words(console, f"{said}. {SEARCHED if exact else HOW_SURE}")
+    if schedule:
+        console.print()
+        print_words(console, f"The best schedule here, {schedule}")
     return 0
 
 
