@@ -195,3 +195,16 @@ def test_masks_and_dropout_broadcast_over_heads() -> None:
         ):
             assert of_bound(part[b, h], want, most[b, h]) <= 1
             assert np.allclose(most[b, h], alone_most, rtol=1e-12, atol=0)
+
+
+def test_finite_input_is_never_nan_but_refused() -> None:
+    q = np.random.default_rng(0).standard_normal((5, 3))
+    for scale, dtype in ((1e308, "float64"), (1e300, "float32"), (1e5, "float16")):
+        with pytest.raises(ValueError, match=rf"scores overflow {dtype}, which ends at .*scaled down"):
+            attention(q, q, q, scale=scale, dtype=dtype)
+    with pytest.raises(ValueError, match="scores overflow float64"):
+        gradients(q, q, q, q, scale=1e308)
+    with pytest.raises(ValueError, match=r"gradients overflow float64"):
+        gradients(q, q, 1e200 * q, 1e200 * q)
+    with np.errstate(all="raise"):
+        assert np.isnan(attention(q, q * np.inf, q)).all()  # as it came

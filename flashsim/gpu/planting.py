@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flashsim.files import write_whole
 from flashsim.gpu import compiling
 from flashsim.planting import Change, changed
 
@@ -34,7 +35,7 @@ def planted(file: str, *changes: Change) -> Iterator[None]:
     loaded = dict(compiling._loaded)
     with tempfile.TemporaryDirectory(prefix="flashsim-") as folder:
         shutil.copytree(original, folder, dirs_exist_ok=True)
-        (Path(folder) / file).write_text(wrong, encoding="utf-8")
+        write_whole(Path(folder) / file, wrong)
         compiling.KERNELS = Path(folder)
         compiling._loaded.clear()
         try:

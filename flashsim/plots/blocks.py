@@ -264,4 +264,4 @@ def _label_limits(ax: Axes, N: int, passes: Mapping[str, Mapping[str, Any]]) -> 
         line.set_data([limit, limit], [passes["forward"]["floor"], y])
 
 
-FIGURE = Chart("blocks", blocks_data, plot_blocks, "Figure 2 (middle): HBM accesses against block size, both passes")
+FIGURE = Chart("blocks", blocks_data, plot_blocks, "Figure 2 (middle): accesses against block size, both passes")

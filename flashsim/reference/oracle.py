@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.checking import check_p, check_scale
-from flashsim.inputs import Array, check_attention, float_dtype
+from flashsim.inputs import Array, check_attention, float_dtype, largest
 
 
 class Attention(NamedTuple):
@@ -115,23 +115,31 @@ def _gradients(
     P, l, _ = softmax(Q, K, tau, mask, bias)
     P = P / np.where(l == 0, 1, l)
     Z: Any = 1.0 if keep is None else Z_of(keep, dropout_p, P.dtype)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         dP = np.where(P == 0, 0.0, (dO @ V.swapaxes(-1, -2)) * Z)  # P = 0: masked, or as good as
         D = (P * dP).sum(axis=-1, keepdims=True)
         dS = np.where(P == 0, 0.0, P * (dP - D))
-    dS_T, P_dropped_T = dS.swapaxes(-1, -2), (P * Z).swapaxes(-1, -2)
-    return Three(tau * _weighted(dS, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO)), dS
+        dS_T, P_dropped_T = dS.swapaxes(-1, -2), (P * Z).swapaxes(-1, -2)
+        found = Three(tau * _weighted(dS, K), tau * _weighted(dS_T, Q), _weighted(P_dropped_T, dO))
+    for gradient in found:
+        _refuse_overflow("gradients", gradient, Q, K, V, dO)
+    return found, dS
 
 
 def tau_of(scale: float | None, Q: Array) -> Array:
     """Return the scale, 1/√d where it is None, in Q's dtype."""
-    return np.asarray(check_scale(scale, Q.shape[-1]), Q.dtype)
+    with np.errstate(over="ignore"):  # whose scores overflow then
+        return np.asarray(check_scale(scale, Q.shape[-1]), Q.dtype)
 
 
 def softmax(Q: Array, K: Array, tau: Array, mask: Any, bias: Any = None) -> tuple[Array, Array, Array]:
-    """Return exp(S − m), not yet divided, with its row sums l and row maxima m as columns."""
-    with np.errstate(invalid="ignore"):
+    """Return exp(S − m), not yet divided, with its row sums l and row maxima m as columns.
+
+    Raises ValueError for finite Q and K whose scores overflow.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
         S = (tau * Q) @ K.swapaxes(-1, -2)
+        _refuse_overflow("scores", S, Q, K)
         if bias is not None:
             S = S + np.asarray(bias).astype(S.dtype)
         if mask is not None:
@@ -139,6 +147,13 @@ def softmax(Q: Array, K: Array, tau: Array, mask: Any, bias: Any = None) -> tupl
         m = S.max(axis=-1, keepdims=True)
         P = np.exp(S - np.where(m == -np.inf, 0, m))
     return P, P.sum(axis=-1, keepdims=True), m
+
+
+def _refuse_overflow(what: str, found: Array, *given: Array) -> None:
+    """Raise ValueError where finite arrays gave one that is not."""
+    if not np.isfinite(found).all() and all(np.isfinite(a).all() for a in given):
+        end = largest(found.dtype)
+        raise ValueError(f"{what} overflow {found.dtype}, which ends at {end:.3g}; expected inputs scaled down")
 
 
 def Z_of(keep: Any, dropout_p: float, dtype: DTypeLike) -> Array:
