@@ -20,7 +20,7 @@ FIELDS = ("N_q", "N_k", "d", "d_v", "M", "pairs", "queries", "keys", "Y", "n", "
 
 def check(certificate: Mapping[str, Any]) -> str:
     """Return what is proved, in a sentence. Raises ValueError for a certificate that proves nothing, and says why."""
-    if certificate.get("direction") != "forward":
+    if not isinstance(certificate, Mapping) or certificate.get("direction") != "forward":
         raise ValueError("its direction is not 'forward'")
     for name in FIELDS:
         value = certificate.get(name)

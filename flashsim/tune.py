@@ -58,7 +58,7 @@ class Tuned:
     by_loops    each algorithm's best; one that does not fit M at all is absent
     paper       each with the sizes of its line 1, which may exceed M; absent where M is too small for them
     compulsory  inputs read once and outputs written once: no algorithm moves less
-    bound       what no schedule moves less than (`flashsim.prove`); None backward, and where that would take too long
+    bound       what no schedule moves less than (`flashsim.prove`); None where that would take too long
     """
 
     shape: Shape
@@ -227,17 +227,18 @@ def tune(
         )
     compulsory = theory.compulsory(shape.N_q, shape.N_k, shape.d, shape.d_v, direction)
     said = "" if masked is None else repr(masked)
-    bound = _bound(rule, shape, M) if direction == "forward" else None
+    bound = _bound(rule, shape, M, direction)
     return Tuned(shape, M, direction, masked == Causal(), said, compulsory, bound, found, paper)
 
 
-def _bound(rule: Mask, shape: Shape, M: int) -> int | None:
+def _bound(rule: Mask, shape: Shape, M: int, direction: str) -> int | None:
     """Return the lower bound; None where the mask's pairs are too many to look at."""
     try:
         _, pairs, queries, keys = allowed_pairs(rule, shape)
     except ValueError:
         return None
-    return theory.lower_bound(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys).accesses
+    bound_of = theory.lower_bound if direction == "forward" else theory.lower_bound_backward
+    return bound_of(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys).accesses
 
 
 def best_of(

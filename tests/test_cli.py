@@ -297,7 +297,7 @@ def test_verify_exits_by_its_verdict(capsys: pytest.CaptureFixture[str], monkeyp
 
 @pytest.mark.usefixtures("no_pictures")
 def test_plot_saves_three_files(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plot", "blocks", "--N", "96", "--d", "8", "--M", "1024", "-o", "pictures/blocks"]) == 0
+    assert main(["plot", "blocks", "--N", "96", "--d", "8", "--M", "1024", "-o", "pictures/blocks.png"]) == 0
     assert "Saved pictures/blocks.png, pictures/blocks.svg, pictures/blocks.json" in capsys.readouterr().out
     assert json.loads(Path("pictures/blocks.json").read_text(encoding="utf-8"))["data"]["M"] == 1_024
     assert main(["plot", "approximate", "--k", "32", "--d", "8", "--json", "-", "-o", "pictures/k"]) == 0

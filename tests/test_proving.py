@@ -21,6 +21,7 @@ from flashsim.algorithms import FORWARD
 from flashsim.allowed import allowed_pairs
 from flashsim.certificate import check, fewer_phases, most_in_a_phase
 from flashsim.cli import main
+from flashsim.exact import certificate as certificate_of_optimum
 from flashsim.masks import All, Causal
 from flashsim.memory import SramOverflow
 from flashsim.proving import prove, recount
@@ -236,6 +237,13 @@ def test_each_query_and_key_that_has_pairs_has_one_at_least(bound_of: Any) -> No
     for pairs in (0, 6, 15):
         with pytest.raises(ValueError, match=f"pairs is {pairs}|pairs.*{pairs}"):
             bound_of(N_q=20, N_k=30, d=4, M=8, pairs=pairs, queries=7, keys=2)
+
+
+@pytest.mark.parametrize("module", [certificate, certificate_backward, certificate_of_optimum])
+@pytest.mark.parametrize("held", [[], None, "bound", {}])
+def test_what_is_no_certificate(module: Any, held: Any) -> None:
+    with pytest.raises(ValueError, match=r"certificate is|is not|expected"):
+        module.check(held)
 
 
 def test_a_certificate_is_of_the_pass_that_it_names() -> None:

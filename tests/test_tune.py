@@ -249,6 +249,14 @@ def test_the_frontier_is_of_all_block_sizes() -> None:
         assert choice.accesses == least
 
 
+def test_backward_the_bound_is_prove_s() -> None:
+    tuned = tune(N=256, d=16, M=4000, direction="backward")
+    proof = flashsim.prove(N=256, d=16, M=4000, direction="backward")
+    assert tuned.bound == proof.bound.accesses < tuned.best.accesses
+    assert proof.best is not None
+    assert proof.best.accesses == tuned.best.accesses
+
+
 def test_the_bound_is_below_what_everything_moves() -> None:
     """Its order, with constant 1, and 4Nd: no counted algorithm is under either."""
     data = plots.FIGURES["cache_size"].data(N=256, d=16)

@@ -19,6 +19,8 @@ from flashsim.sizes import human_bytes
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+FIGURE = (".png", ".svg", ".json")
+
 
 def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
     """Ask before the work whether its results can be written: to --json, --csv, and to `outputs`, the files of --output.
@@ -50,11 +52,13 @@ def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
 def figure_stem(options: argparse.Namespace, default: str) -> Path:
     """Return the stem of a figure's files, -o's or `default`, in a folder that is there; checked as by `check_outputs`."""
     stem = options.output or Path(default)
+    if stem.suffix in FIGURE:  # p.png is p's picture, and not p.png.png's
+        stem = stem.with_suffix("")
     try:
         stem.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"argument -o/--output: there can be no folder {stem.parent}: {error.strerror}") from None
-    check_outputs(options, *(stem.with_name(stem.name + suffix) for suffix in (".png", ".svg", ".json")))
+    check_outputs(options, *(stem.with_name(stem.name + suffix) for suffix in FIGURE))
     return stem
 
 

@@ -34,7 +34,7 @@ def text_of(state: State) -> str:
 def check(certificate: Mapping[str, Any]) -> str:
     """Return what is proved, in a sentence. Raises ValueError for a certificate that proves nothing, and says why."""
     for name in SIZES:
-        value = certificate.get(name)
+        value = certificate.get(name) if isinstance(certificate, Mapping) else None
         if type(value) is not int or not 0 < value < 10**12:
             raise ValueError(f"{name} is {str(value)[:50]}; expected a whole number from 1 to 10¹²")
     N_q, N_k, d, d_v, M, optimum = (int(certificate[name]) for name in SIZES)
