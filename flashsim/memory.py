@@ -161,7 +161,7 @@ class Matrix(_InHBM):
 
     def divide(self, rows: int, cols: int | None = None) -> Matrix:
         """Divide into blocks of `rows` rows (and `cols` columns); the last may be smaller. Moves nothing."""
-        if not all(_is_whole(size) and size >= 1 for size in (rows, 1 if cols is None else cols)):
+        if not (_is_whole(rows) and rows >= 1 and (cols is None or (_is_whole(cols) and cols >= 1))):
             raise ValueError(f"{self.name}.divide(rows={rows}, cols={cols}): expected whole numbers of at least 1")
         return Matrix(self._storage, rows, self.shape[1] if cols is None else cols, self._window)
 
@@ -209,10 +209,10 @@ class Matrix(_InHBM):
     def __getitem__(self, index: int | tuple[int, int]) -> Block:
         if type(index) is int and index in self._row_blocks:
             return self._row_blocks[index]
-        at: tuple[Any, Any] = index if type(index) is tuple and len(index) == 2 else (index, None)
-        i, j = at
+        i: Any
+        i, j = index if type(index) is tuple and len(index) == 2 else (index, None)
         down, across = self.blocks
-        if not _is_whole(i) or (j is not None and not _is_whole(j)):
+        if not (_is_whole(i) and (j is None or _is_whole(j))):
             raise TypeError(
                 f"{self.name}[{index}]: expected a block's number, as {self.name}[0], or two, as {self.name}[0, 0]; "
                 f"{self.name}.divide(rows, columns) says how large blocks are"
@@ -298,7 +298,7 @@ class HBM:
 
     def empty(self, name: str, shape: tuple[int, int], dtype: DTypeLike, role: Role = "extra") -> Matrix:
         """Allocate a matrix without writing it; until it is stored to, it reads as NaN."""
-        if not isinstance(shape, tuple) or len(shape) != 2 or not all(map(_is_whole, shape)):
+        if not (isinstance(shape, tuple) and len(shape) == 2 and _is_whole(shape[0]) and _is_whole(shape[1])):
             raise TypeError(f"the shape of {name} is {shape!r}; expected (rows, columns)")
         values = np.empty(shape, dtype) if self.arithmetic else None
         if values is not None:
@@ -809,7 +809,7 @@ def _folded(turns: int, where: NDArray[np.bool_] | None, alike: Sequence[Hashabl
 
 
 def _is_whole(number: Any) -> bool:
-    return isinstance(number, int | np.integer)
+    return type(number) is int or isinstance(number, int | np.integer)
 
 
 def _kind(thing: Any) -> str:
