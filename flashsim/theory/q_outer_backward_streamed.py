@@ -6,8 +6,8 @@ and one key (T_r·N_k). w = d + d_v.
     reads   O: N_q·d_v   Q: (A + N_q)d   dO: (A + 2N_q)d_v   L, D: A + N_q each   K: (C + N_k)d   V: (C + N_k)d_v
     writes  D: N_q   dQ: N_q·d   dK, dV: N_k·w
     peak    first pass: 2b_c·w + w + 2 + b_c: K_j V_j dK̃_j dṼ_j, Q_n dO_n L_n D_n, P_nj; + 2b_c with dropout, Z_nj and
-            P_nj^dropped; second: b_r(w + d + 2) + w + b_r; each with no live tile without its row and what goes with it; or,
-            before them, 2d_v + 1
+            P_nj^dropped; second: b_r(w + d + 2) + w + b_r; each with no live tile without its row and what goes with it
+            (line 6's 2d_v + 1 is less)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     w, squares = p.d + p.d_v, 3 if p.dropout else 1
     of_row = first.most(lambda r, c: (2 * w + squares) * c + w + 2 + p.mask_tile(r, c) + p.gradient_tile(r, c))
     of_key = second.most(lambda r, c: (w + p.d + 3) * r + w + p.mask_tile(r, c))
-    untiled = max(2 * p.d_v + 1, 2 * blocks.B_c * w, blocks.B_r * (w + p.d + 2))
+    untiled = max(2 * blocks.B_c * w, blocks.B_r * (w + p.d + 2))
     return p.R + max(untiled, of_row, of_key)
 
 
