@@ -199,6 +199,7 @@ def test_a_certificate_that_holds() -> None:
     [
         ({"optimum": 1}, "its .* steps cost"),
         ({"optimum": "75"}, "expected a whole number"),
+        ({"d": 0}, "d is 0; expected a whole number from 1"),
         ({"d": 3}, "its .* steps cost"),
         ({"M": 22}, "does not fit on chip"),
         ({"M": 25}, "not in the table"),

@@ -259,3 +259,10 @@ def test_room_that_is_counted_wrong_is_caught() -> None:
     rows = mutated(small_cache_hybrid.rows, ("// (d + 4)", "// (d + 3)"))
     tally = flashsim.count(replace(FORWARD["small_cache_hybrid"], rows=rows), N=100, d=10, M=200)
     assert tally.sram.peak > 200
+
+
+def test_what_is_pinned_leaves_room_for_words_of_a_tree_that_tiles_cut() -> None:
+    """Keys 30 to 37 of the tree lie in one tile of 8, and in two words of 32 for each of its 4 rows."""
+    sizes: dict[str, Any] = {"N_q": 40, "N_k": 42, "d": 2, "blocks": (4, 8), "mask": flashsim.Tree([*range(-1, 39)])}
+    peaks = [flashsim.count("q_outer_pinned", M=M, **sizes).sram.peak for M in range(100, 170)]
+    assert peaks == [100] * 32 + [132] * 32 + [164] * 6  # a block more of K and V whenever it fits
