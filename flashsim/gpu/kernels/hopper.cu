@@ -239,6 +239,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
 template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy> struct Consumer {
     typedef Memory<d, B_r, B_c> Sram;
+    static constexpr bool QUICK = lazy && !dropping && (B_r == 128 && d <= 128 || kind <= CAUSAL && B_r != 192);
     const Sram& sram;
     const Problem& p;
     const int w;
@@ -297,6 +298,15 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             }
     }
 
+    // P̃ of the next tile takes its place. A plain copy the compiler would leave out, and then have P_ij written while P_ij Vⱼ runs.
+    __device__ __forceinline__ void move(Word (&P)[B_c / 16][4], const Word (&P_next)[B_c / 16][4]) {
+        const Word zero = p.wants_L >> 1;  // which only the launch knows
+#pragma unroll
+        for (int t = 0; t < B_c / 16; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) P[t][e] = P_next[t][e] ^ zero;
+    }
+
     // S_ij, P̃_ij of the last tile.
     __device__ __forceinline__ void begin(int j, bool masked, bool last) {
         sram.wait_K(kv);
@@ -325,14 +335,20 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         sram.free_K(kv + 1);
         if (last) sram.Q_i.free(q).arrive_once_a_warp();
         if (masked) mask(j);
+        constexpr bool quick = QUICK && !masked;
         float alpha[2];
-        const bool grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
-        if (dropping) drop(j);
-        if (rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
+        bool grown = false;
+        Word P_next[B_c / 16][4];
+        if (!quick || !softmax_as_before<T, B_c>(P_next, S_ij, rows, p.c)) {
+            grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
+            if (dropping) drop(j);
+            if (quick) round_to_operands<T, B_c>(P_next, S_ij);
+        }
+        if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
         if (!last) sram.wait_K(kv + 2);
         finish<0>(O_i);
         sram.free_V(kv);
-        round_to_operands<T, B_c>(P_ij, S_ij);
+        quick ? move(P_ij, P_next) : round_to_operands<T, B_c>(P_ij, S_ij);
         if (grown) rescale<d>(O_i, alpha);
         ++kv;
     }
@@ -426,7 +442,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             rows.init();
 
             const Range live = live_tiles<kind, B_r, B_c>(p, i);
-            const Range mine = B_c == 64 ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live;
+            const Range mine = B_c == 64 && !turns ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live;
             if (mine.begin < mine.end) {
                 if (B_c == 64) skip(live.end - mine.end);
                 int t = mine.end - 1, j = tile<kind>(p, t);
