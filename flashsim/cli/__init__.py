@@ -16,6 +16,7 @@ from importlib import import_module
 from types import ModuleType
 
 import flashsim
+from flashsim.algorithms import FORWARD
 from flashsim.cli.spoken import spoken
 from flashsim.cli.values import Parser, meant
 from flashsim.entry import guarded
@@ -69,12 +70,25 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command, with its `name`, `command_line` and `flags`, how they are spelt. Raises ValueError."""
     commands = parsers(arguments[:1])  # others need not know their options
     options, extra = commands.pop("").parse_known_args(arguments)
-    flags = [flag for action in commands[options.name]._actions for flag in action.option_strings]
+    flags = _flags(commands[options.name])
     if extra:
-        raise ValueError(f"unrecognized arguments: {' '.join(extra)}{meant(extra[0], flags)}")
+        raise ValueError(f"unrecognized arguments: {' '.join(extra)}{_instead(extra[0], flags)}")
     options.flags = flags
     options.command_line = shlex.join(["flashsim", *map(name_of, arguments)])
     return options
+
+
+def _flags(command: argparse.ArgumentParser) -> list[str]:
+    return [flag for action in command._actions for flag in action.option_strings]
+
+
+def _instead(unknown: str, flags: Collection[str]) -> str:
+    """Say what could have been typed for an argument that a command with these options does not have."""
+    flag = unknown.partition("=")[0]
+    if unknown in FORWARD and "--algorithm" in flags:
+        return f"; an algorithm is given as --algorithm {unknown}"
+    having = [name for name, command in parsers().items() if name and flag in _flags(command)]
+    return f"; {flag} is for {', '.join(having)}" if having else meant(flag, flags)
 
 
 def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.ArgumentParser]:
