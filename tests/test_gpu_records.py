@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,38 @@ def test_a_rate_is_of_what_was_computed(monkeypatch: pytest.MonkeyPatch) -> None
     whole, window = (timing.tflops for timing in timed)
     assert whole == setting.flops / 2e9
     assert window == pytest.approx(whole * (256 * 1024 - 128 * 129 / 2 - 127 * 128 / 2) / 1024**2)
+
+
+def test_memory_is_what_a_call_takes_though_the_pool_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pool:
+        """As CuPy's: a chunk that is in use in part stays, and its rest is given out again."""
+
+        def __init__(self, room: int = 0) -> None:
+            self.total, self.room = room, room
+
+        def malloc(self, size: int) -> None:
+            grown = max(size - self.room, 0)
+            self.total, self.room = self.total + grown, self.room + grown - size
+
+        def total_bytes(self) -> int:
+            return self.total
+
+        def free_all_blocks(self) -> None:
+            """Nothing is free as a whole."""
+
+    @contextmanager
+    def using_allocator(malloc: Any) -> Iterator[None]:
+        allocators.append(malloc)
+        yield
+        allocators.pop()
+
+    usual, cupy = Pool(room=100), MagicMock()
+    allocators = [usual.malloc]
+    cupy.get_default_memory_pool = lambda: usual
+    cupy.cuda.MemoryPool, cupy.cuda.using_allocator = Pool, using_allocator
+    monkeypatch.setattr(benchmark, "import_cupy", lambda: cupy)
+    monkeypatch.setattr(benchmark, "_torch", lambda: None)
+    assert benchmark._extra_bytes(lambda: allocators[-1](60)) == 60
 
 
 def benchmark_record() -> dict[str, Any]:
