@@ -171,18 +171,17 @@ def _time(call: Call, launches: int) -> float:
 
 
 def _extra_bytes(call: Call) -> int:
-    """Return the most memory a call allocates beyond what was there: CuPy's pool and PyTorch's, emptied before."""
-    cupy = import_cupy()
+    """Return the most memory a call allocates beyond what was there: in a pool of CuPy's that starts empty, and in PyTorch's."""
+    cupy, torch = import_cupy(), _torch()
     _free()
-    pool = cupy.get_default_memory_pool()
-    before = pool.total_bytes()
-    torch = _torch()
     if torch is not None:
         torch.cuda.reset_peak_memory_stats()
         allocated = torch.cuda.memory_allocated()
-    result = call()
-    cupy.cuda.runtime.deviceSynchronize()
-    most = pool.total_bytes() - before
+    pool = cupy.cuda.MemoryPool()  # the usual one may have room in what the inputs left
+    with cupy.cuda.using_allocator(pool.malloc):
+        result = call()
+        cupy.cuda.runtime.deviceSynchronize()
+    most = pool.total_bytes()
     if torch is not None:
         most += torch.cuda.max_memory_allocated() - allocated
     del result
