@@ -19,6 +19,8 @@ import pytest
 import flashsim
 from flashsim import gpu
 from flashsim.cli import bench, main
+from flashsim.examples.same_curve import EARLY
+from flashsim.examples.text import tiny
 from flashsim.gpu import benchmark, standard
 from flashsim.gpu.benchmark import NAMES, SPARSE, Setting, settings
 from flashsim.gpu.compiling import MissingGPU, import_cupy
@@ -38,6 +40,7 @@ from flashsim.plots.gpu import (
     plot_times,
     plot_validation,
 )
+from flashsim.plots.same_curve import plot_same_curve
 from flashsim.reference import attention
 
 CSV = """==PROF== Connected to process 1
@@ -557,3 +560,20 @@ def test_the_picture_of_figure_3_says_the_recorded_lengths() -> None:
     (band,) = (patch for patch in ax.patches if patch.get_gid() == "paper")
     assert band.get_extents().x0 < band.get_extents().x1
     assert {line.get_gid() for line in ax.get_lines()} == {t["name"] for t in record["results"][0]["timings"]}
+
+
+def test_the_pages_words_on_training_are_the_recorded_ones() -> None:
+    of_gpu = {at["bug"]: at for at in figure("gpu_same_curve")["steps"]["distances"] if at["title"] == "gpu"}
+    assert of_gpu[""]["shows"] is None
+    assert {at["shows"] for bug, at in of_gpu.items() if bug} == {2}
+    said = " ".join(PAGE.split())
+    twice, no_D = (tiny(of_gpu[bug]["all"]) for bug in ("dK scaled by τ twice", "no − D in dS"))
+    words = f"within {tiny(of_gpu['']['early'])} of standard attention's for {EARLY} steps"
+    assert words in said
+    assert f"both show at step 2, by step {EARLY} {twice} and {no_D} away" in said
+
+
+def test_the_picture_of_training_names_above_what_is_drawn_above() -> None:
+    above, below = plot_same_curve(figure("gpu_same_curve")["steps"])
+    assert not any("gpu" in text.get_text() for text in above.texts)
+    assert "gpu float32 apart" in {line.get_gid() for line in below.get_lines()}
