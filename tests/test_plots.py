@@ -703,6 +703,12 @@ def test_approximations_are_drawn_where_closed_forms_cross() -> None:
     window = flashsim.count("sliding_window", N=512, window=(32, 31), sizing="fit", **shape)
     assert (512, window.hbm.accesses) in xy(axes[0], "sliding_window accesses")
     assert (512, 2 * 512**2) in xy(axes[2], "standard extra")
+    paper = plots.FIGURES["approximate"].data(d=16, M=4096)
+    axes = plots.FIGURES["approximate"].draw(paper).axes
+    for N, k, C in ((128, 16, 4), (512, 64, 16), (8192, 256, 36)):
+        assert (N, approximate.count("linformer", N=N, k=k, **shape).hbm.accesses) in xy(axes[0], "linformer accesses")
+        assert (N, approximate.count("smyrf", N=N, rounds=4, C=C, **shape).flops.matmul) in xy(axes[1], "smyrf flops")
+    assert "k = min(N/8, 256)" in axes[2].get_xlabel()
     none = plots.FIGURES["approximate"].data(d=16, k=4096, M=4096)
     assert none["crosses"]["linformer"]["q_outer"] is None
     assert "crosses" not in [line.get_gid() for line in plots.FIGURES["approximate"].draw(none).axes[0].get_lines()]

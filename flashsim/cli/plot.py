@@ -46,7 +46,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--d", required=False, help=f"{of('d')}: head dimension. Default: 64; for fusing 1024")
     add(parser, "--d-v", help=f"{of('d_v')}: width of V, where it differs from d")
     what = "mixtures, features, or keys of a window, that approximations have"
-    parser.add_argument("--k", type=whole(), help=f"{of('k')}: {what}. Default: 256")
+    parser.add_argument("--k", type=whole(), help=f"{of('k')}: {what}. Default: the paper's, N/8, at most 256")
     add(parser, "--dtype", default=None, help=f"{of('dtype')}. Default: {DEFAULT_DTYPE}")
     add(parser, "--blocks", help=f"{of('blocks')}: these block sizes instead of line 1's; M enforced")
     parser.add_argument(
