@@ -74,7 +74,7 @@ def approximations_cross(full: bool) -> Claim:
                     if approximate.exact(method, N=N, d=64, k=256, M=M).hbm.accesses
                     >= theory.exact(name, N=N, d=64, M=M, sizing="fit").accesses
                 ]
-                first[f"{method}, {name}, M = {M:,}"] = max(more) + step
+                first[f"{method}, {name}, M = {M:,}"] = max(more, default=0) + step
     low, high = min(first.values()), max(first.values())
     return Claim(
         "Figure 3",
