@@ -9,7 +9,7 @@ runs `tensor_core` in its place, if that takes d, with a RuntimeWarning; `flashs
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from flashsim.checking import check_tiles
 from flashsim.gpu import hopper_backward, tensor_core, tensor_core_backward
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import DROPOUT, NOWHERE, counter, dropout, ready, section
-from flashsim.gpu.tensor_maps import tensor_map
+from flashsim.gpu.launching import DROPOUT, Launch, counter, dropout, ready, section
+from flashsim.gpu.tensor_maps import contiguous, tensor_map
 from flashsim.masks import SlidingWindow
 from flashsim.records import Blocks, Shape
 
@@ -134,9 +134,12 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
         tensor_core.forward(q, k, v, o, lse, options)
         return
-    kind = kind_of(options)
-    tiles = choose_tiles(q.shape[3], kind, k.shape[2], options.dropout_p > 0, options.blocks)
-    launch(tiles, q, k, v, o, lse, options)
+    prepared(None, device, q, k, v, lse is not None, options)(q, k, v, o, lse)
+
+
+def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Callable[..., None] | None:
+    """Return `forward` for arrays of these shapes, strides and dtypes, or None where tensor_core runs in the kernel's place."""
+    return None if why_not(capability(device), q.shape[3]) else prepared(None, device, q, k, v, wants_L, options)
 
 
 def kind_of(options: Options) -> str:
@@ -146,39 +149,39 @@ def kind_of(options: Options) -> str:
 
 def launch(tiles: Tiles, q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     """Fill o and, unless None, lse, with these tiles. Raises ValueError as `forward`."""
-    device, kind, counting = import_cupy().cuda.runtime.getDevice(), kind_of(options), options.counters is not None
+    device = import_cupy().cuda.runtime.getDevice()
+    prepared(tiles, device, q, k, v, lse is not None, options)(q, k, v, o, lse)
+
+
+def prepared(
+    tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
+) -> Callable[..., None]:
+    """Return what fills o and lse for arrays of these shapes, strides and dtypes, with these tiles or the fastest."""
+    kind, counters = kind_of(options), options.counters
+    tiles = tiles or choose_tiles(q.shape[3], kind, k.shape[2], options.dropout_p > 0, options.blocks)
     window, drops = options.window or (-1, 0 if options.causal else -1), (options.dropout_p, options.seed)
     lists: Any = ()
     if kind == "LISTED":
         lists = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2])
     listed = tuple(array.data.ptr for array in lists)
-    wants_L, scale = lse is not None, options.scale
-    made = _made(device, tiles, q.shape, k.shape, q.dtype, wants_L, kind, window, scale, drops, listed, counting)
-    sides = (("q", q, tiles.B_r), ("k", k, tiles.B_c), ("v", v, tiles.B_c), ("o", o, ROWS, O_COLUMNS))
-    maps = [tensor_map(name, x.data.ptr, x.shape, x.strides, made.dtype, *box) for name, x, *box in sides]
-    L = lse if wants_L else NOWHERE
-    totals = options.counters.for_launch(ARRAYS) if options.counters is not None else NOWHERE
-    arguments = (*maps, L, counter(device), made.problem, totals)
-    made.kernel(made.grid, made.threads, arguments, shared_mem=made.shared)
+    strides, asked = (q.strides, k.strides, v.strides), (options.scale, drops, listed, counters is not None)
+    start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, wants_L, kind, window, *asked)
 
+    def run(q: Any, k: Any, v: Any, o: Any, lse: Any) -> None:
+        totals = 0 if counters is None else counters.for_launch(ARRAYS).data.ptr
+        L = lse.data.ptr if wants_L else 0
+        start(q.data.ptr, k.data.ptr, v.data.ptr, o.data.ptr, L, counter(device).data.ptr, totals)
 
-class _Made(NamedTuple):
-    """What a launch needs besides its arrays: the function, its grid and block of threads, and struct Problem."""
-
-    kernel: Any
-    grid: tuple[int]
-    threads: tuple[int]
-    shared: int
-    problem: Any
-    dtype: str
+    return run
 
 
 @lru_cache(maxsize=1024)
-def _made(
+def _launch(
     device: int,
     tiles: Tiles,
     q: tuple[int, ...],
     k: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
     dtype: Any,
     wants_L: bool,
     kind: str,
@@ -187,8 +190,8 @@ def _made(
     drops: tuple[float, int],
     listed: tuple[int, ...],
     counting: bool,
-) -> _Made:
-    """Return it for q and k of these shapes, dropout and seed, and lists of tiles at these pointers."""
+) -> Launch:
+    """Return it, to be called with the addresses of Q, K, V, O, L, the counter and totals, for lists of tiles at these."""
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     T_r = -(-N_q // tiles.B_r)
     row_blocks = B * H * T_r
@@ -209,7 +212,17 @@ def _made(
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
     blocks = min(attributes["MultiProcessorCount"] if tiles.persistent else row_blocks, row_blocks)
     threads = 128 * (tiles.B_r // ROWS + 1)
-    return _Made(kernel, (blocks,), (threads,), shared, np.void(problem.tobytes()), dtype.name)
+    shapes, given = (q, k, k, q), (*strides, contiguous(q, dtype.itemsize))
+    boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (ROWS, O_COLUMNS)
+    sides = tuple(zip("qkvo", shapes, given, boxes, strict=True))
+    by_value = np.void(problem.tobytes())
+
+    def arguments(Q: int, K: int, V: int, O: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
+        each = zip(sides, (Q, K, V, O), strict=True)
+        maps = (tensor_map(name, at, *given, dtype.name, *box) for (name, *given, box), at in each)
+        return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
+
+    return Launch(kernel, blocks, threads, shared, arguments)
 
 
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:
@@ -243,6 +256,11 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
         tensor_core_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
         return
     hopper_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+
+
+def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Callable[..., None] | None:
+    """Return `backward` for arrays of these shapes, strides and dtypes, or None as `prepare`."""
+    return None if why_not(capability(device), q.shape[3]) else hopper_backward.prepared(device, q, k, v, do, options)
 
 
 def outrun(direction: str, d: int, asked: Sequence[str]) -> str:
@@ -299,6 +317,8 @@ KERNEL = Kernel(
     + hopper_backward.VARIANTS,
     forward=forward,
     backward=backward,
+    prepare=prepare,
+    prepare_backward=prepare_backward,
     windows=True,
     block_masks=True,
     dropout=True,

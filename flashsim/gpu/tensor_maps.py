@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import cache, lru_cache
 from typing import Any
 
@@ -10,6 +11,11 @@ import numpy as np
 
 HALF_BYTES = 128  # of a row of a half of a tile: the widest swizzle
 TYPES = {"float8_e4m3fn": (0, 1), "float16": (6, 2), "bfloat16": (9, 2)}  # the driver's number, bytes
+
+
+def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return the strides of an array of this shape without gaps, in bytes."""
+    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 @lru_cache(maxsize=4096)
