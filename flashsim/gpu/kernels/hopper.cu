@@ -237,9 +237,8 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // ------------------------------------------------------------------------------------------------------------- consumers
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy> struct Consumer {
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy, bool sums> struct Consumer {
     typedef Memory<d, B_r, B_c> Sram;
-    static constexpr bool QUICK = lazy && !dropping && (B_r == 128 && d <= 128 || kind <= CAUSAL && B_r != 192);
     const Sram& sram;
     const Problem& p;
     const int w;
@@ -335,7 +334,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         sram.free_K(kv + 1);
         if (last) sram.Q_i.free(q).arrive_once_a_warp();
         if (masked) mask(j);
-        constexpr bool quick = QUICK && !masked;
+        constexpr bool quick = sums && !masked;  // without maxima
         float alpha[2];
         bool grown = false;
         Word P_next[B_c / 16][4];
@@ -469,7 +468,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     }
 };
 
-template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy>
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy, bool sums>
 __global__ void __launch_bounds__((B_r / 64 + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
@@ -477,12 +476,12 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
     const Memory<d, B_r, B_c> sram(shared);
     sram.init();
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<B_r == 128 ? 40 : 32>();
+        keep_registers<B_r == 256 ? 32 : 40>();
         if (threadIdx.x == 0) produce<kind>(sram, Q, K, V, counter, p, totals);
     } else {
-        take_registers<B_r == 256 ? 112 : B_r == 192 ? 160 : 232>();
+        take_registers<B_r == 256 ? 112 : 232>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<T, d, B_r, B_c, kind, dropping, turns, lazy> consumer(sram, p, w);
+        Consumer<T, d, B_r, B_c, kind, dropping, turns, lazy, sums> consumer(sram, p, w);
         consumer.consume(shared, O, L, totals);
     }
 }
