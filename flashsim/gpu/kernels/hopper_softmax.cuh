@@ -6,14 +6,14 @@
 constexpr int LAZY = 8;               // log₂ of how far P̃ may exceed 1
 constexpr float EXACT = 16777216.0f;  // from here on, m c has no fraction
 constexpr float MOST = 32768.0f;      // of a sum of P̃: fp16 ends at 65504
-#define NONE __int_as_float(0x7fffffff)  // NaN, and what is made of it: no shift
+#define NO_SHIFT __int_as_float(0x7fffffff)  // NaN, and what is computed with it
 
 // What a thread knows of its two rows: m, near the maximum so far; m c, as it is subtracted; ℓ, of this lane's columns alone.
 struct Rows {
     float m[2], shift[2], l[2];
 
     __device__ void init() {
-        m[0] = m[1] = -INFINITY, shift[0] = shift[1] = NONE, l[0] = l[1] = 0.0f;
+        m[0] = m[1] = -INFINITY, shift[0] = shift[1] = NO_SHIFT, l[0] = l[1] = 0.0f;
     }
     // Whether in some row of the warp m is −∞, or |m c| so large that S c − m c would round to anything: S − m is taken first.
     __device__ bool exact() const { return shift[0] != shift[0]; }
@@ -46,7 +46,7 @@ __device__ __forceinline__ bool softmax(float (&S)[B_c / 8][4], Rows& rows, floa
             rows.l[r] *= alpha[r];
         }
         const float largest = fmaxf(fabsf(rows.shift[0]), fabsf(rows.shift[1])), least = fminf(rows.m[0], rows.m[1]);
-        if (__any_sync(~0u, largest >= EXACT || least == -INFINITY)) rows.shift[0] = rows.shift[1] = NONE;
+        if (__any_sync(~0u, largest >= EXACT || least == -INFINITY)) rows.shift[0] = rows.shift[1] = NO_SHIFT;
     }
     float shift[2] = {rows.shift[0], rows.shift[1]};
     if (rows.exact()) {
