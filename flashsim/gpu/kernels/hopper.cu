@@ -37,11 +37,11 @@
 // - Lazy rescaling. Without the threshold, wherever a maximum grows: 396, not 423; 515, not 545, with tiles of 192 × 128. A vote
 //   of the warp says whether it must ask neighbours for their maxima.
 // - Sums for maxima: a whole tile's weights are found with the m of before, and only if their sums say so, again. The scores stay
-//   till then. 64 maxima a thread and tile less, and exponentials start at once. d = 128, full / causal: 1.10 / 1.06 of the rate
-//   at N = 1024, 1.12 / 1.09 at 16384; d = 64: 1.09 / 1.11 and 1.11 / 1.14; d = 256: 1.05 / 1.05 and 1.02 / 1.00 (0.97 / 1.04 at
-//   4096). Before, a tile of d = 128 took 2550 cycles at 1.41 GHz, 2048 of products; its consumer spent 1300 on exponentials.
+//   till then. 64 maxima a thread and tile less, and exponentials start at once. d = 128, full / causal: 1.07 / 1.00 of the rate
+//   at N = 512, 1.09 / 1.04 at 1024, 1.13 / 1.13 at 16384; d = 64: 1.08 / 1.10, 1.12 / 1.10 and 1.14 / 1.12; d = 256, at 1024, 4096
+//   and 16384: 1.05 / 1.05, 0.97 / 1.04 and 1.02 / 1.00. Before, a tile of d = 128 took 2550 cycles at 1.41 GHz, 2048 of products; its consumer spent 1300 on exponentials.
 // - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
-//   different times. Three consumers had use for it (423 for 402); two have not (0.98 to 1.01 of the rate), and four do not see
+//   different times. Three consumers had use for it (423 for 402); two have not (0.97 to 1.01 of the rate), and four do not see
 //   the same tiles. A step of the ladder only.
 // - Exponentials above the wait for O_i, where they belong: the compiler moves them below, but not beyond a barrier in a loop
 //   (K's) and not if their sum is looked at. Without, the kernel ran at 0.94 to 1.04 of cuDNN's rate, with, 1.06 to 1.19.
