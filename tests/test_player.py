@@ -914,7 +914,7 @@ def test_targets_are_large_enough(open_page: Opener, viewport: dict[str, int]) -
 def test_boxes_scroll_by_shift_and_arrows(open_page: Opener) -> None:
     trace = recorded(d=16)
     at = next(s for s in trace.steps if s.label == "line 15" and s.tile == (1, 1))
-    page = open_page(trace, at=f"#t={at.number}")
+    page = open_page(trace, at=f"#t={at.number}", viewport=PHONE)
     page.focus(".pairs")
     press(page, "Shift+ArrowRight", 2)
     assert page.evaluate("document.querySelector('.pairs').scrollLeft") > 60
