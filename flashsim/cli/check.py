@@ -113,6 +113,8 @@ def run(options: argparse.Namespace) -> int:
     auto = options.backward == "auto"
     backward = function("--backward", options.backward) if options.backward and not auto else None
     dropout = function("--dropout", options.dropout) if options.dropout else None
+    if options.convention and options.wrap not in (None, "torch"):
+        raise ValueError(f"--convention {options.convention} goes with --wrap torch; got --wrap {options.wrap}")
     if options.wrap:
         fn = _wrapped(fn, options)
     elif options.convention or options.device:
