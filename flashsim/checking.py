@@ -34,14 +34,16 @@ MERGES = ("sequence", "tree")
 
 _short = Repr()
 _short.maxstring = _short.maxother = 80
+_LONGEST = 160
 
 
 def shown(value: object) -> str:
     """Return a value as a message shows it: its repr, shortened, in one line."""
     try:
-        return " ".join(_short.repr(value).split())
+        text = " ".join(_short.repr(value).split())
     except Exception:  # a repr may fail, and that of an int does beyond 4,300 digits
         return f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def near(word: object, known: Iterable[object]) -> str | None:

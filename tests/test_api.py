@@ -386,6 +386,15 @@ def test_standard_attention_refuses_scores_that_overflow_what_s_is_kept_in() -> 
     assert np.isfinite(flashsim.forward("flash_basic", Q, Q, Q, scale=1.0).O).all()
 
 
+def test_what_is_too_large_is_said_to_be_larger_than_what_the_type_holds() -> None:
+    """Scores of 48,400 are in float16; of 2·10³⁸ in float32, too, but not the difference of two."""
+    Q = np.full((4, 4), 110, np.float16)
+    assert np.array_equal(flashsim.forward("standard", Q, -Q, Q, scale=1.0).O, Q)
+    Q = np.full((4, 4), np.sqrt(0.5e38), np.float32)
+    bad("two scores could be 4e.38 apart, and float32 ends at 3.4e.38", Q, Q, Q, scale=1.0)
+    bad("a row of scale · Q could be 1.41e.39 long, and float32 ends at 3.4e.38", Q, Q * 0, Q, scale=1e20)
+
+
 def test_importing_flashsim_is_quick_to_do() -> None:
     """Plotting, tables and optional packages are only imported when used."""
     heavy: tuple[str, ...] = (
