@@ -596,10 +596,10 @@ def test_the_pages_words_on_figure_3_are_the_recorded_ones() -> None:
     faster = " and ".join(f"{ms['hopper'] / ms[name]:.0f}" for name in SPARSE)
     assert f"At N = {longest['N']:,} they are {faster} times as fast as `hopper`" in said
     at = Setting(butterfly["hopper"], 64)
-    assert f"at N = {at.N} it has {benchmark.share('hopper_butterfly', at):.0%} of the pairs and is faster" in said
+    assert f"At N = {at.N} it has {benchmark.share('hopper_butterfly', at):.0%} of the pairs and is faster" in said
 
     def moved(N: int, d: int = 64) -> tuple[int, int]:
-        """By all of S in tiles of 256 × 64, and by the butterfly in tiles of 128 × 128, each row block of which reads its columns."""
+        """By all of S in tiles of 256 × 64, and by the butterfly in tiles of 128 × 128."""
         whole = theory.exact("q_outer", N=N, d=d, M=10**6, blocks=(256, 64)).hbm
         columns = int(patterns.butterfly(N // 128, N // 128).sum()) * 128
         return whole.accesses, whole.accesses + 2 * columns * d - whole.by_array["K"].reads - whole.by_array["V"].reads
