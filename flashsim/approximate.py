@@ -34,6 +34,14 @@ MOST_WORDS = 2**28
 PHI = {"on_chip": "performer", "in_hbm": "performer_materialised"}
 
 
+def compressed(N: int) -> int:
+    """Return the k that the paper's measurements have at length N: N/8, at least 1 and at most 256.
+
+    Source: T. Dao et al., "FlashAttention", Appendix E.6. Raises ValueError for an N below 1.
+    """
+    return max(1, min(check_count("N", N) // 8, 256))
+
+
 def linformer(
     Q: Any,
     K: Any,

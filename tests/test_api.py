@@ -169,7 +169,14 @@ def test_what_does_not_fit_is_counted_where_m_is_not_enforced() -> None:
 
 def test_m_below_the_least_possible_says_the_least() -> None:
     bad("M = 3 elements is too small.*at least 4", X, X, X, M=3)
-    bad("M = 3 elements is too small.*needs at least M = 23", X, X, X, M=3, sizing="fit")
+    bad(
+        "M = 3 elements is too small.* at N_q = 6, N_k = 6, d = 4, d_v = 4 it needs at least M = 23",
+        X,
+        X,
+        X,
+        M=3,
+        sizing="fit",
+    )
     assert flashsim.forward("flash_basic", X, X, X, M=23, sizing="fit").sram.peak == 23
 
 

@@ -228,3 +228,9 @@ def test_performer_s_bounds_of_one_element_are_those_derived(phi: str) -> None:
     how: dict[str, Any] = {"scale": c * c, "blocks": (2, 3), "stored": "float32", "phi": phi}
     found = reference.performer_bounds(*([[x]] for x in (q, k, v, w)), **how)
     assert found.item() == pytest.approx(want, rel=1e-9, abs=0)
+
+
+def test_the_papers_k_is_an_eighth_of_N_and_at_most_256() -> None:
+    assert [approximate.compressed(N) for N in (1, 15, 16, 2047, 2048, 10**6)] == [1, 1, 2, 255, 256, 256]
+    with pytest.raises(ValueError, match="N is 0"):
+        approximate.compressed(0)

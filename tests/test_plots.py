@@ -229,6 +229,24 @@ def test_long_sequences_are_counted_on_shapes() -> None:
     assert blocks_data(N=64, d=8)["simulator_ran_on"] == "numbers"
 
 
+def test_blocks_runs_no_more_tiles_with_numbers_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small M is: line 1's own blocks, and standard attention's, may be single rows."""
+    tiles = []
+
+    def followed(*args: Any, **how: Any) -> flashsim.Run:
+        run = flashsim.forward(*args, **how)
+        tiles.append(run.blocks.tiles)
+        return run
+
+    monkeypatch.setattr("flashsim.plots.blocks.forward", followed)
+    data = blocks_data(N=256, d=8, M=40)
+    assert (data["simulator_ran_on"], max(tiles)) == ("numbers", 32 * 16)
+    assert data["paper"]["B_c"] == 2
+    tiles.clear()
+    assert blocks_data(N=2048, d=1, backward=False)["simulator_ran_on"] == "shapes"
+    assert tiles == []
+
+
 def test_blocks_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match="int8"):
         blocks_data(dtype="int8")
@@ -703,6 +721,12 @@ def test_approximations_are_drawn_where_closed_forms_cross() -> None:
     window = flashsim.count("sliding_window", N=512, window=(32, 31), sizing="fit", **shape)
     assert (512, window.hbm.accesses) in xy(axes[0], "sliding_window accesses")
     assert (512, 2 * 512**2) in xy(axes[2], "standard extra")
+    paper = plots.FIGURES["approximate"].data(d=16, M=4096)
+    axes = plots.FIGURES["approximate"].draw(paper).axes
+    for N, k, C in ((128, 16, 4), (512, 64, 16), (8192, 256, 36)):
+        assert (N, approximate.count("linformer", N=N, k=k, **shape).hbm.accesses) in xy(axes[0], "linformer accesses")
+        assert (N, approximate.count("smyrf", N=N, rounds=4, C=C, **shape).flops.matmul) in xy(axes[1], "smyrf flops")
+    assert "k = min(N/8, 256)" in axes[2].get_xlabel()
     none = plots.FIGURES["approximate"].data(d=16, k=4096, M=4096)
     assert none["crosses"]["linformer"]["q_outer"] is None
     assert "crosses" not in [line.get_gid() for line in plots.FIGURES["approximate"].draw(none).axes[0].get_lines()]

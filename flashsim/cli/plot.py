@@ -46,7 +46,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--d", required=False, help=f"{of('d')}: head dimension. Default: 64; for fusing 1024")
     add(parser, "--d-v", help=f"{of('d_v')}: width of V, where it differs from d")
     what = "mixtures, features, or keys of a window, that approximations have"
-    parser.add_argument("--k", type=whole(), help=f"{of('k')}: {what}. Default: 256")
+    parser.add_argument("--k", type=whole(), help=f"{of('k')}: {what}. Default: the paper's, N/8, at most 256")
     add(parser, "--dtype", default=None, help=f"{of('dtype')}. Default: {DEFAULT_DTYPE}")
     add(parser, "--blocks", help=f"{of('blocks')}: these block sizes instead of line 1's; M enforced")
     parser.add_argument(
@@ -69,8 +69,10 @@ def run(options: argparse.Namespace) -> int:
     arguments = _arguments(options)
     stem = figure_stem(options, f"flashsim-{options.figure}")
     with progress(options) as bar:
-        bar.add_task(f"plot {options.figure}", total=None)
+        task = bar.add_task(f"plot {options.figure}", total=None)
         chart = plots.FIGURES[options.figure]
+        if chart.says_progress:
+            arguments["on_done"] = lambda done, of: bar.update(task, completed=done, total=of)
         data = chart.data(**arguments)
         saved = plots.save(chart.draw(data, wide=options.wide), stem, data, options.command_line)
     finish(options, data, lambda: print(f"Saved {', '.join(map(str, saved))}"))

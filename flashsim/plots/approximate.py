@@ -32,9 +32,10 @@ from flashsim.records import Occupancy
 from flashsim.sizes import Size
 
 EXACT = ("standard", "flash", "q_outer")
+BETWEEN = (512, 1024)
 PAPER = {
     "source": "FlashAttention, arXiv:2205.14135, Section 4.3: runtimes of forward + backward on an A100 begin to cross",
-    "between": (512, 1024),
+    "between": BETWEEN,
 }
 _LENGTHS = [2**e for e in range(7, 17)]
 _STEP, _LAST = 64, 2048  # where crossings are looked for
@@ -62,13 +63,20 @@ _DRAWN: Mapping[str, tuple[str, str, str, str]] = {
 
 
 def approximate_data(
-    *, d: int = 64, k: int = 256, rounds: int = 4, C: int | None = None, M: Size | None = None, dtype: str = "float32"
+    *,
+    d: int = 64,
+    k: int | None = None,
+    rounds: int = 4,
+    C: int | None = None,
+    M: Size | None = None,
+    dtype: str = "float32",
 ) -> dict[str, Any]:
     """Return forward accesses, FLOPs of products and extra memory (elements, one head) against N, 128 … 65,536, by method.
 
     Exact: standard, flash, q_outer. Sparse: block_sparse in Algorithm 5's butterfly, sliding_window of k keys. Linear in N:
-    linformer of k mixtures, performer of k features, φ on chip or in HBM; reformer and smyrf in `rounds` of clusters of C rows
-    (None: 64, or as many as fit), whose tables count as extra memory. Each takes the largest blocks of its proportions that fit.
+    linformer of k mixtures, performer of k features, φ on chip or in HBM; reformer and smyrf in `rounds` of clusters of C rows,
+    whose tables count as extra memory. k is the paper's at each N (None: `approximate.compressed`); then C is k/rounds at most.
+    C is 64 (None), or as many as fit. Each takes the largest blocks of its proportions that fit.
     `crosses`, by method that is not exact and by exact one: the multiple of 64 from which it makes fewer accesses (None: not up
     to 2,048). `paper`: what the paper says of measured runtimes. Raises ValueError for what is no size, a C that does not fit,
     and an M so small that a method does not fit, or that the butterfly has too many tiles.
@@ -76,7 +84,8 @@ def approximate_data(
     shape = setting(N=1, d=d, M=M, dtype=dtype)
     shape.pop("N")
     names = (*EXACT, *_DRAWN)
-    check_count("k", k)
+    if k is not None:
+        check_count("k", k)
     clusters = {"rounds": check_count("rounds", rounds), "C": _cluster(C, rounds, shape)}
     near = range(_STEP, _LAST + 1, _STEP)
     moved = {name: {N: _cost(name, N, k, clusters, shape) for N in {*_LENGTHS, *near}} for name in names}
@@ -110,8 +119,13 @@ def _cluster(C: int | None, rounds: int, shape: Mapping[str, Any]) -> int:
     return C
 
 
-def _cost(name: str, N: int, k: int, clusters: Mapping[str, Any], shape: Mapping[str, Any]) -> tuple[int, int, int]:
+def _cost(
+    name: str, N: int, k: int | None, clusters: Mapping[str, Any], shape: Mapping[str, Any]
+) -> tuple[int, int, int]:
     """Return accesses, FLOPs of products, extra memory."""
+    if k is None:
+        k = approximate.compressed(N)
+        clusters = {**clusters, "C": min(clusters["C"], max(1, k // clusters["rounds"]))}
     if name in approximate.CLUSTERS:
         method = approximate.exact(name, N=N, **clusters, **shape)
         tables = sum(a.size for array, a in method.hbm.by_array.items() if a.role == "input" and array not in "QKV")
@@ -152,7 +166,7 @@ def _from(not_fewer: Sequence[int]) -> int | None:
 def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
     """Draw the three against N, log-log; in the first, grey where the paper's runtimes cross, a bar where accesses do."""
     data = approximate_data() if data is None else data
-    axes: Sequence[Axes] = several(ax, 3) or list(column_figure(8.4).subplots(3, sharex=True))
+    axes: Sequence[Axes] = several(ax, 3) or list(column_figure(8.9).subplots(3, sharex=True))
     known = looks(EXACT)
     for panel, (what, label) in zip(axes, _MEASURES.items(), strict=True):
         dress(panel, x=2, y=10)
@@ -173,9 +187,12 @@ def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes
         if at is not None:
             _, colour, _, dashes = _DRAWN[name]
             axes[0].axvline(at, color=colour, linestyle=dashes, linewidth=0.9, gid=f"{name} crosses")
+    axes[1].set_ylim(top=axes[1].get_ylim()[1] * 1000)  # room for the legend
     axes[1].legend(loc="upper left")
-    clusters = f"clusters of {data['C']} in {data['rounds']} rounds"
-    axes[2].set_xlabel(f"sequence length N\n{said(data, 'd', 'k', 'M')}\n{clusters}")
+    k = "min(N/8, 256), as in the paper" if data["k"] is None else f"{data['k']:,}"
+    at_most = "up to " if data["k"] is None else ""
+    clusters = f"clusters of {at_most}{data['C']} in {data['rounds']} rounds"
+    axes[2].set_xlabel(f"sequence length N\n{said(data, 'd', 'M')}\nk = {k}\n{clusters}")
     axes[0].set_title(_point(data), x=hang(axes[0], -0.2))
     return axes
 
