@@ -161,6 +161,7 @@ def test_what_is_not_translated_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"power: a \*\* 2 is not translated"):
         Script().of(power)
+
     def enclosed(a: int) -> int:
         return a + power(a)
 
