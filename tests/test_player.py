@@ -20,6 +20,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, Rectangle
 from PIL import Image, ImageSequence
 
 import flashsim
@@ -1135,12 +1137,12 @@ def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(
 ) -> None:
     drawn: dict[str, list[Any]] = {"tiles": [], "arrows": [], "values": []}
 
-    class Tile(filming.Rectangle):
+    class Tile(Rectangle):
         def __init__(self, *args: Any, **how: Any) -> None:
             super().__init__(*args, **how)
             drawn["tiles"].append(how.get("fc"))
 
-    class Arrow(filming.FancyArrowPatch):
+    class Arrow(FancyArrowPatch):
         def __init__(self, start: Any, end: Any, **how: Any) -> None:
             super().__init__(start, end, **how)
             drawn["arrows"].append((start[0] > 4.8, end[0] > 4.8))
@@ -1151,7 +1153,7 @@ def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(
     for where, name, to in (
         (filming, "Rectangle", Tile),
         (filming, "FancyArrowPatch", Arrow),
-        (filming.Axes, "imshow", imshow),
+        (Axes, "imshow", imshow),
     ):
         monkeypatch.setattr(where, name, to)
     trace = recorded(n=6, d=2)
