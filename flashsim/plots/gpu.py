@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim.gpu.rungs import ladder
-from flashsim.plots.approximate import PAPER
+from flashsim.plots.approximate import BETWEEN
 from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import (
@@ -206,7 +206,8 @@ def plot_figure_3(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     Grey: where the paper's own lines begin to cross.
     """
     ax = plot_runtime(record, ax=ax)
-    ax.axvspan(*PAPER["between"], color=GREY, alpha=0.2, linewidth=0, gid="paper")
+    first, last = BETWEEN
+    ax.axvspan(first, last, color=GREY, alpha=0.2, linewidth=0, gid="paper")
     since = [f"{pays_from(record, name, 'hopper'):,}" for name in ("hopper_window", "hopper_butterfly")]
     ax.set_title(
         f"Faster than exact attention from N = {since[0]}\n(window), {since[1]} (butterfly) on, {record['machine']['gpu']}",
