@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
 from fractions import Fraction
 from functools import wraps
 from inspect import signature
@@ -33,14 +34,27 @@ MERGES = ("sequence", "tree")
 
 _short = Repr()
 _short.maxstring = _short.maxother = 80
+_LONGEST = 160
 
 
 def shown(value: object) -> str:
     """Return a value as a message shows it: its repr, shortened, in one line."""
     try:
-        return " ".join(_short.repr(value).split())
+        text = " ".join(_short.repr(value).split())
     except Exception:  # a repr may fail, and that of an int does beyond 4,300 digits
         return f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def near(word: object, known: Iterable[object]) -> str | None:
+    """Return the known name that `word` is a slip of, dashes and case aside; None where none is near."""
+    names = {_bare(name): str(name) for name in known}
+    close = get_close_matches(_bare(word), names, 1, cutoff=0.75)
+    return names[close[0]] if close else None
+
+
+def _bare(name: object) -> str:
+    return str(name).strip("-").lower()
 
 
 def check_array(name: str, value: Any) -> NDArray[Any]:

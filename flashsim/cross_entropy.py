@@ -48,10 +48,10 @@ def loss(
 
     Raises ValueError for arguments that make no sense, labels that are none included; SramOverflow.
     """
-    rows = check_array("E", E).shape
-    if not rows:
-        raise ValueError("E has shape (); expected (v, d)")
-    labels = _labels(y, rows[0], ignore)
+    shape = check_array("E", E).shape
+    if len(shape) != 2:
+        raise ValueError(f"E has shape {shape}; expected (v, d)")
+    labels = _labels(y, shape[0], ignore)
     return run_program(
         programs()[PASSES["loss"]], {"X": X, "E": E, "y": labels}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
         observers=observers, trace=trace,

@@ -273,8 +273,9 @@ def check_range(
 ) -> None:
     """Refuse finite inputs so large that a score or a weighted sum could overflow, which would give NaN.
 
-    Scores, and every partial sum on the way to one, are at most |scale|·|q|·|k| (Cauchy–Schwarz); partial sums of P̃V at
-    most N_k·max|v|. `bias` is the most that one adds. `stored` is the type S is written to HBM in, for the algorithms that do.
+    Scores, and every partial sum on the way to one, are at most |scale|·|q|·|k| (Cauchy–Schwarz), the difference of two at
+    most twice that; partial sums of P̃V at most N_k·max|v|. `bias` is the most that one adds. `stored` is the type S is
+    written to HBM in, for the algorithms that do.
 
     Raises ValueError.
     """
@@ -283,12 +284,17 @@ def check_range(
         q, k = (_longest_row(a) for a in (inputs.Q, inputs.K))
         score = abs(scale) * q * k + bias
         total = float(np.max(np.abs(inputs.V.astype(np.float64)), initial=0.0)) * inputs.shape.N_k / (1 - dropout_p)
-    score_type = stored if stored is not None and largest(stored) < largest(chip) else chip
-    if not score < largest(score_type) / 2 or not max(q, abs(scale) * q) < largest(chip):
-        raise ValueError(
-            f"Q and K{' and the bias' * bool(bias)} are too large: scores could reach {score:.3g}, and {score_type.name} ends at "
-            f"{largest(score_type):.3g}. Scale the inputs down, or give a wider dtype"
+        reached = (
+            ("scores could reach {:.3g}", score, chip if stored is None else stored),
+            ("a row of scale · Q could be {:.3g} long", max(q, abs(scale) * q), chip),
+            ("two scores could be {:.3g} apart", 2 * score, chip),
         )
+    for said, most, type_ in reached:
+        if not most < largest(type_):
+            raise ValueError(
+                f"Q and K{' and the bias' * bool(bias)} are too large: {said.format(most)}, and {type_.name} ends at "
+                f"{largest(type_):.3g}. Scale the inputs down, or give a wider dtype"
+            )
     if not total < largest(chip) / 4:
         raise ValueError(
             f"V is too large: a sum over {inputs.shape.N_k:,} keys could reach {total:.3g}, and {chip.name} ends at "

@@ -53,8 +53,8 @@ def product(
 
     kernel     a name; or f(x, z) of arrays (…, d) that broadcast, returning k, (…)
     sigma      the named kernels' width
-    reduction  "sum"; or "logsumexp", Y_i = log Σ_j k(x_i, z_j) v_j: V is then one column of weights, not negative, and a
-               function f returns log k
+    reduction  "sum"; or "logsumexp", Y_i = log Σ_j k(x_i, z_j) v_j, (N,): V is then one column of weights, not negative, and
+               a function f returns log k
     order      "x_outer": Y_i stays on chip; "z_outer": Y is added up in HBM; "materialised": K is written to HBM and read
     M, blocks, sizing, enforce, observers, trace  as in `flashsim.forward`, but that sizing is "fit" by default
 
@@ -92,7 +92,7 @@ def gradient(
     observers: Sequence[Observer] = (),
     trace: bool = False,
 ) -> ProgramRun:
-    """Return the gradient to X of what `product` returned, dX (N, d), as `.dX`, for the gradient dY of Y's shape.
+    """Return the gradient to X of what `product` returned, dX (N, d), as `.dX`, for the gradient dY, of Y's shape and X's type.
 
     derivative  ∂f/∂x, (…, d), of a kernel function f of one's own: needed there, and only there
     M           by default the product's

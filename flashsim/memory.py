@@ -96,10 +96,10 @@ class _InHBM:
         block = f"{self.name}[{index}]" if isinstance(self, Matrix) else self.name
         raise NotOnChip(f"{block} is in HBM: write to it with sram.store({block}, …)")
 
-    def __getattr__(self, attribute: str) -> NoReturn:
-        if not attribute.startswith("_") and hasattr(np.ndarray, attribute):
-            self._refuse()
-        raise AttributeError(f"{type(self).__name__!r} has no attribute {attribute!r}")
+
+for _attribute in {*dir(np.ndarray)} - {*dir(_InHBM)}:  # a __getattr__ would make every attribute slow
+    if not _attribute.startswith("_"):
+        setattr(_InHBM, _attribute, property(_InHBM._refuse))
 
 
 class _Storage:
@@ -207,8 +207,8 @@ class Matrix(_InHBM):
         return self._storage.dtype
 
     def __getitem__(self, index: int | tuple[int, int]) -> Block:
-        if type(index) is int and index in self._row_blocks:
-            return self._row_blocks[index]
+        if type(index) is int and (known := self._row_blocks.get(index)):
+            return known
         i: Any
         i, j = index if type(index) is tuple and len(index) == 2 else (index, None)
         down, across = self.blocks

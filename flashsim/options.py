@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Protocol
 
+from flashsim.checking import near
+
 
 @dataclass(frozen=True)
 class Option:
@@ -66,9 +68,6 @@ def check_how(function: Callable[..., Any], given: Mapping[str, Any], known: Seq
 
 
 def _unknown(function: Callable[..., Any], name: str, known: Sequence[str]) -> TypeError:
-    from difflib import get_close_matches
-
-    names = [*signature(function).parameters, *known]
-    close = [each for each in names if each.lower() == name.lower()] or get_close_matches(name, names, 1)
-    meant = f"; did you mean {close[0]!r}?" if close else ""
+    close = near(name, [*signature(function).parameters, *known])
+    meant = f"; did you mean {close!r}?" if close else ""
     return TypeError(f"{function.__name__} takes no argument {name!r}{meant}")

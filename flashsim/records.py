@@ -182,6 +182,9 @@ class Shape:
     d: int
     d_v: int
 
+    def __str__(self) -> str:
+        return f"N_q = {self.N_q:,}, N_k = {self.N_k:,}, d = {self.d:,}, d_v = {self.d_v:,}"
+
 
 @dataclass(frozen=True)
 class Blocks:

@@ -101,12 +101,6 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             return ShapeOnly(shape, self._counter)
         raise TypeError(f"np.{function.__name__} {NOT_COUNTED}")
 
-    def __getattr__(self, attribute: str) -> NoReturn:
-        """Say what to use instead of an array's other attributes."""
-        if attribute.startswith("_") or not hasattr(np.ndarray, attribute):
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {attribute!r}")
-        raise TypeError(f"an array's .{attribute} {NOT_COUNTED}")
-
     def __bool__(self) -> NoReturn:
         raise TypeError(
             "a branch that depends on numbers cannot be counted on shapes alone: expected one for all numbers"
@@ -117,6 +111,18 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __repr__(self) -> str:
         return f"ShapeOnly{self.shape}"
+
+
+def _refused(attribute: str) -> property:
+    def refuse(_: ShapeOnly) -> NoReturn:
+        raise TypeError(f"an array's .{attribute} {NOT_COUNTED}")
+
+    return property(refuse)
+
+
+for _attribute in {*dir(np.ndarray)} - {*dir(ShapeOnly)}:  # a __getattr__ would make every attribute slow
+    if not _attribute.startswith("_"):
+        setattr(ShapeOnly, _attribute, _refused(_attribute))
 
 
 class Ones:

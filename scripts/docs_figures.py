@@ -57,8 +57,9 @@ def shown(picture: Path) -> Iterator[str]:
 
 
 def commands(picture: Path, script: Path | None) -> Iterator[str]:
-    """Yield the commands of the picture's JSON, and that of a script which draws what others count."""
-    record = picture.with_suffix(".json")
+    """Yield the commands of the picture's JSON, or of the record it is drawn from, and then that of the script which draws it."""
+    drawn_from = next((name for name, plots in _given(script).items() if picture.stem in plots), picture.stem)
+    record = picture.with_name(f"{drawn_from}.json")
     if record.exists():
         kept = json.loads(record.read_text(encoding="utf-8"))["command"]
         yield from [kept] if isinstance(kept, str) else kept
@@ -79,10 +80,16 @@ def script_of(stem: str) -> Path | None:
     return own if own.exists() else next(iter(named), None)
 
 
+def _given(script: Path | None) -> dict[str, dict[str, Any]]:
+    """Return, by record, what a script of several pictures draws them with."""
+    given: dict[str, dict[str, Any]] = runpy.run_path(str(script)).get("DRAWN", {}) if script else {}
+    return given
+
+
 def _drawn_by(script: Path | None, stem: str) -> str:
     """Return the first sentence of the function that draws it, where the script has that function."""
-    found: dict[str, Any] = runpy.run_path(str(script)) if script else {}
-    plot = found.get("DRAWN", {}).get(stem) or found.get(f"plot_{stem}")
+    plots = {name: plot for pictures in _given(script).values() for name, plot in pictures.items()}
+    plot = plots.get(stem) or (runpy.run_path(str(script)).get(f"plot_{stem}") if script else None)
     told = re.match(r"Draw (.*?)\.(\s|$)", plot.__doc__ or "", re.DOTALL) if plot else None
     return " ".join(told[1].split()) if told else ""
 

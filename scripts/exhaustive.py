@@ -405,13 +405,16 @@ def main() -> None:
     options = parser.parse_args()
     if len(options.sizes) % 4:
         parser.error("sizes come in fours: N_q N_k d M")
-    if min(options.sizes) < 1 or options.d_v == 0:
-        parser.error("sizes are whole numbers from 1")
+    if min(*options.sizes, options.most) < 1:
+        parser.error("sizes and STATES are whole numbers from 1")
     bound_of = lower_bound_backward if options.backward else lower_bound
     for at in range(0, len(options.sizes), 4):
         N_q, N_k, d, M = options.sizes[at : at + 4]
-        bound = bound_of(N_q=N_q, N_k=N_k, d=d, d_v=options.d_v, M=M)
-        found = fewest(N_q, N_k, d, M, d_v=options.d_v, backward=options.backward, most=options.most)
+        try:
+            bound = bound_of(N_q=N_q, N_k=N_k, d=d, d_v=options.d_v, M=M)
+            found = fewest(N_q, N_k, d, M, d_v=options.d_v, backward=options.backward, most=options.most)
+        except ValueError as error:
+            parser.error(str(error))
         said = "no schedule" if found.at_least >= NEVER else f"at least {found.at_least}, cut off"
         said = said if found.fewest is None else f"fewest {found.fewest}"
         holds = "IS BROKEN" if found.fewest is not None and bound.accesses > found.fewest else "holds"

@@ -169,7 +169,14 @@ def test_what_does_not_fit_is_counted_where_m_is_not_enforced() -> None:
 
 def test_m_below_the_least_possible_says_the_least() -> None:
     bad("M = 3 elements is too small.*at least 4", X, X, X, M=3)
-    bad("M = 3 elements is too small.*needs at least M = 23", X, X, X, M=3, sizing="fit")
+    bad(
+        "M = 3 elements is too small.* at N_q = 6, N_k = 6, d = 4, d_v = 4 it needs at least M = 23",
+        X,
+        X,
+        X,
+        M=3,
+        sizing="fit",
+    )
     assert flashsim.forward("flash_basic", X, X, X, M=23, sizing="fit").sram.peak == 23
 
 
@@ -377,6 +384,15 @@ def test_standard_attention_refuses_scores_that_overflow_what_s_is_kept_in() -> 
     Q = np.full((4, 4), 200, np.float16)
     bad("scores could reach .*float16 ends at 6.55e.04", Q, Q, Q, name="standard", scale=1.0)
     assert np.isfinite(flashsim.forward("flash_basic", Q, Q, Q, scale=1.0).O).all()
+
+
+def test_what_is_too_large_is_said_to_be_larger_than_what_the_type_holds() -> None:
+    """Scores of 48,400 are in float16; of 2·10³⁸ in float32, too, but not the difference of two."""
+    Q = np.full((4, 4), 110, np.float16)
+    assert np.array_equal(flashsim.forward("standard", Q, -Q, Q, scale=1.0).O, Q)
+    Q = np.full((4, 4), np.sqrt(0.5e38), np.float32)
+    bad("two scores could be 4e.38 apart, and float32 ends at 3.4e.38", Q, Q, Q, scale=1.0)
+    bad("a row of scale · Q could be 1.41e.39 long, and float32 ends at 3.4e.38", Q, Q * 0, Q, scale=1e20)
 
 
 def test_importing_flashsim_is_quick_to_do() -> None:

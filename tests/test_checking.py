@@ -254,8 +254,8 @@ def test_values_are_shown_short_and_never_fail() -> None:
         def __repr__(self) -> str:
             raise RuntimeError
 
-    for value in (10**5000, Angry(), np.zeros((100, 100)), "x" * 10_000, [[0] * 100] * 100):
-        assert len(shown(value)) < 400
+    for value in (10**5000, Angry(), np.zeros((100, 100)), "x" * 10_000, [[0] * 100] * 100, [[-2 / 3] * 9] * 9):
+        assert len(shown(value)) <= 160
         assert "\n" not in shown(value)
         with pytest.raises(ValueError, match=r"n is .*; expected"):
             check_count("n", value)

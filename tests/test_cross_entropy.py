@@ -109,6 +109,8 @@ def test_bad_input_is_named() -> None:
         (lambda: cross_entropy.gradient("run", g), "run is 'run'"),  # type: ignore[arg-type]
         (lambda: cross_entropy.loss(X, E, y, ignore=-100, M=3), "too small"),
         (lambda: cross_entropy.loss(X, 3.0, y, ignore=-100), r"E has shape \(\); expected \(v, d\)"),
+        (lambda: cross_entropy.loss(X, [0, 1, 2], y, ignore=-100), r"E has shape \(3,\); expected \(v, d\)"),
+        (lambda: cross_entropy.loss(X, [], y, ignore=-100), r"E has shape \(0,\); expected \(v, d\)"),
         (lambda: cross_entropy.loss(1e200 * X, 1e200 * E, y, ignore=-100), "loss overflows .* Scale X and E down"),
     ]
     for call, match in calls:

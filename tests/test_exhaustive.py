@@ -7,6 +7,7 @@ import sys
 from heapq import heappop, heappush
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +145,56 @@ def test_a_search_that_is_cut_off_leaves_a_bound(most: int) -> None:
     assert 10 <= found.at_least <= 17  # compulsory, and the fewest
 
 
+@pytest.mark.parametrize(("sizes", "M", "backward"), [((1, 2, 2, 1), 4, False), ((1, 1, 1, 1), 4, True)])
+def test_what_is_kept_of_a_search_is_what_a_new_one_finds(sizes: tuple[int, ...], M: int, backward: bool) -> None:
+    games = exhaustive.Games(M, backward, 10**6)
+    games[sizes].fewest()
+    for own, game in games.items():
+        for state, at_least in game.rated.items():
+            left = exhaustive.Games(M, backward, 10**6)[own].fewest(state)
+            assert at_least <= left
+            assert game.exact.get(state, left) == left
+
+
 def test_what_cannot_be_played_is_refused() -> None:
     with pytest.raises(ValueError, match="two terms at most"):
         exhaustive.fewest(1, 1, 3, 4)
+
+
+def said(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", [str(FILE), *arguments])
+    exhaustive.main()
+
+
+def test_the_script_holds_the_bound_against_what_it_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(monkeypatch, "1", "2", "1", "3", "1", "1", "1", "1")
+    first, second = capsys.readouterr().out.splitlines()
+    assert "fewest 6, compulsory 6" in first
+    assert "the bound holds" in first
+    assert "no schedule" in second
+    more = SimpleNamespace(accesses=7, compulsory=6, phases=7)
+    monkeypatch.setattr(exhaustive, "lower_bound", lambda **_: more)
+    said(monkeypatch, "1", "2", "1", "3")
+    assert "IS BROKEN" in capsys.readouterr().out
+    said(monkeypatch, "1", "2", "1", "3", "--most", "1")
+    assert "cut off" in (out := capsys.readouterr().out)
+    assert "is not tried" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ("1 1 3 4", "two terms at most"),
+        ("1 1 1 2 --d-v -1", "d_v is -1; expected at least 1"),
+        ("1 1 1 2 --most 0", "from 1"),
+        ("1 1 1", "in fours"),
+    ],
+)
+def test_the_script_refuses(
+    arguments: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        said(monkeypatch, *arguments.split())
+    assert why in capsys.readouterr().err

@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ import pytest
 import flashsim
 from flashsim import gpu
 from flashsim.cli import bench, main
+from flashsim.examples.same_curve import EARLY
+from flashsim.examples.text import tiny
 from flashsim.gpu import benchmark, standard
 from flashsim.gpu.benchmark import NAMES, SPARSE, Setting, settings
 from flashsim.gpu.compiling import MissingGPU, import_cupy
@@ -26,13 +31,16 @@ from flashsim.patterns import butterfly
 from flashsim.plots import figure_of
 from flashsim.plots.gpu import (
     LOOKS,
+    pays_from,
     plot_figure_1,
+    plot_figure_3,
     plot_ladder,
     plot_peak_memory,
     plot_runtime,
     plot_times,
     plot_validation,
 )
+from flashsim.plots.same_curve import plot_same_curve
 from flashsim.reference import attention
 
 CSV = """==PROF== Connected to process 1
@@ -132,11 +140,67 @@ def test_a_rate_is_of_what_was_computed(monkeypatch: pytest.MonkeyPatch) -> None
     setting = Setting(1024, 64)
     monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
     monkeypatch.setattr(benchmark, "_extra_bytes", lambda call: 0)
-    monkeypatch.setattr(benchmark, "interleaved", lambda calls, rounds: {name: [2.0, 1.0, 3.0] for name in calls})
+    monkeypatch.setattr(benchmark, "interleaved", lambda calls, *_: {name: [2.0, 1.0, 3.0] for name in calls})
     timed = benchmark.race(setting, [(name, lambda: lambda: None) for name in ("hopper", "hopper_window")], 3)
     whole, window = (timing.tflops for timing in timed)
     assert whole == setting.flops / 2e9
     assert window == pytest.approx(whole * (256 * 1024 - 128 * 129 / 2 - 127 * 128 / 2) / 1024**2)
+
+
+def test_a_contestant_that_fails_in_its_turn_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another left in its pool may be in the way once; freed, it goes on. What fails again is out."""
+    freed: list[int] = []
+    monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
+    monkeypatch.setattr(benchmark, "_extra_bytes", lambda call: 0)
+    monkeypatch.setattr(benchmark, "_free", lambda: freed.append(1))
+    monkeypatch.setattr(benchmark, "_time", lambda call, launches: call())
+    calls = {"hopper": 0, "standard": 0, "torch_flash": 0}
+
+    def call(name: str) -> float:
+        calls[name] += 1
+        if (name == "standard" and calls[name] > 4) or (name == "torch_flash" and calls[name] == 4):
+            raise MemoryError("full")
+        return 2.0
+
+    makers = [(name, partial(partial, call, name)) for name in calls]
+    timed = list(benchmark.race(Setting(1024, 64), makers, 7))
+    assert [(t.name, t.failed) for t in timed] == [
+        ("standard", "MemoryError: full"), ("hopper", ""), ("torch_flash", "")
+    ]  # fmt: skip
+    assert [t.median for t in timed][1:] == [2.0, 2.0]
+    assert len(freed) == 3  # before either's second try, and at the end
+
+
+def test_memory_is_what_a_call_takes_though_the_pool_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pool:
+        """As CuPy's: a chunk that is in use in part stays, and its rest is given out again."""
+
+        def __init__(self, room: int = 0) -> None:
+            self.total, self.room = room, room
+
+        def malloc(self, size: int) -> None:
+            grown = max(size - self.room, 0)
+            self.total, self.room = self.total + grown, self.room + grown - size
+
+        def total_bytes(self) -> int:
+            return self.total
+
+        def free_all_blocks(self) -> None:
+            """Nothing is free as a whole."""
+
+    @contextmanager
+    def using_allocator(malloc: Any) -> Iterator[None]:
+        allocators.append(malloc)
+        yield
+        allocators.pop()
+
+    usual, cupy = Pool(room=100), MagicMock()
+    allocators = [usual.malloc]
+    cupy.get_default_memory_pool = lambda: usual
+    cupy.cuda.MemoryPool, cupy.cuda.using_allocator = Pool, using_allocator
+    monkeypatch.setattr(benchmark, "import_cupy", lambda: cupy)
+    monkeypatch.setattr(benchmark, "_torch", lambda: None)
+    assert benchmark._extra_bytes(lambda: allocators[-1](60)) == 60
 
 
 def benchmark_record() -> dict[str, Any]:
@@ -181,7 +245,40 @@ def test_pictures_of_times_draw_every_contestant_that_did_not_fail() -> None:
     alone = plot_runtime(forward)
     assert (len(alone.get_lines()), alone.get_ylabel()) == (3, "forward, ms a sequence")
     assert len(plot_peak_memory(record).get_lines()) == 3
+    assert alone.get_xlabel() == "N (d = 64, 16 heads)"
     assert figure_of(axes).get_axes() == list(axes)
+
+
+def test_the_legend_of_times_has_whoever_is_in_a_panel() -> None:
+    record = benchmark_record()
+    for r in record["results"]:
+        if r["d"] == 128:
+            r["timings"].append({**r["timings"][0], "name": "hopper_fp8"})
+    (legend,) = figure_of(plot_times(record)).legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert shown == [LOOKS[name].label for name in ("standard", "tensor_core", "hopper_fp8", "torch_flash")]
+
+
+def test_a_contestant_pays_from_where_it_is_faster_for_good() -> None:
+    ms = {128: (2.0, 1.0), 1024: (1.0, 2.0), 256: (1.0, 2.0), 512: (2.0, 1.0), 4096: (1.0, 3.0)}
+
+    def record(ms: dict[int, tuple[float, float]]) -> dict[str, Any]:
+        return {
+            "results": [
+                {
+                    "N": N,
+                    "timings": [
+                        {"name": name, "median": t, "failed": ""}
+                        for name, t in zip(("one", "other"), both, strict=True)
+                    ],
+                }
+                for N, both in ms.items()
+            ]
+        }
+
+    assert pays_from(record(ms), "one", "other") == 1024
+    with pytest.raises(ValueError, match="one is not faster than other at the longest N"):
+        pays_from(record({**ms, 8192: (2.0, 2.0)}), "one", "other")
 
 
 def test_the_picture_of_predicted_and_measured() -> None:
@@ -240,6 +337,8 @@ def test_the_papers_baseline_is_attention(causal: bool) -> None:
     [
         "validate_hardware",
         "gpu_bench",
+        "gpu_figure_3",
+        "gpu_gpt2",
         "gpu_hopper",
         "gpu_hopper_backward",
         "gpu_hopper_cases",
@@ -299,7 +398,8 @@ def figure(name: str) -> dict[str, Any]:
 
 def timings(N: int, d: int, causal: bool, direction: str, dropout_p: float = 0.0) -> dict[str, dict[str, Any]]:
     asked = {"N": N, "d": d, "causal": causal, "direction": direction, "dropout_p": dropout_p}
-    (found,) = (r for r in figure("gpu_bench")["results"] if all(r[key] == value for key, value in asked.items()))
+    record = figure("gpu_gpt2" if dropout_p else "gpu_bench")
+    (found,) = (r for r in record["results"] if all(r[key] == value for key, value in asked.items()))
     return {t["name"]: t for t in found["timings"] if not t["failed"]}
 
 
@@ -437,7 +537,7 @@ def test_the_pages_words_on_the_counters_are_the_recorded_ones() -> None:
 
 
 def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:
-    record = figure("gpu_bench")
+    record = figure("gpu_gpt2")
     both = [timings(1024, 64, True, direction, 0.1) for direction in ("forward", "backward")]
     ax = plot_figure_1(record)
     said = {text.get_text() for text in ax.texts}
@@ -447,3 +547,33 @@ def test_the_picture_of_gpt_2_says_the_recorded_ratios() -> None:
     for name in both[1]:
         total, unfused = (sum(found[which]["median"] for found in both) for which in (name, "torch_unfused"))
         assert f"{total:.1f} ms, {unfused / total:.1f}×" in said
+
+
+def test_the_picture_of_figure_3_says_the_recorded_lengths() -> None:
+    record = figure("gpu_figure_3")
+    ax = plot_figure_3(record)
+    since = [pays_from(record, name, "hopper") for name in SPARSE]
+    assert all(
+        f"{N:,} ({what})" in ax.get_title(loc="left").replace("\n", " ")
+        for N, what in zip(since, ("window", "butterfly"), strict=True)
+    )
+    (band,) = (patch for patch in ax.patches if patch.get_gid() == "paper")
+    assert band.get_extents().x0 < band.get_extents().x1
+    assert {line.get_gid() for line in ax.get_lines()} == {t["name"] for t in record["results"][0]["timings"]}
+
+
+def test_the_pages_words_on_training_are_the_recorded_ones() -> None:
+    of_gpu = {at["bug"]: at for at in figure("gpu_same_curve")["steps"]["distances"] if at["title"] == "gpu"}
+    assert of_gpu[""]["shows"] is None
+    assert {at["shows"] for bug, at in of_gpu.items() if bug} == {2}
+    said = " ".join(PAGE.split())
+    twice, no_D = (tiny(of_gpu[bug]["all"]) for bug in ("dK scaled by τ twice", "no − D in dS"))
+    words = f"within {tiny(of_gpu['']['early'])} of standard attention's for {EARLY} steps"
+    assert words in said
+    assert f"both show at step 2, by step {EARLY} {twice} and {no_D} away" in said
+
+
+def test_the_picture_of_training_names_above_what_is_drawn_above() -> None:
+    above, below = plot_same_curve(figure("gpu_same_curve")["steps"])
+    assert not any("gpu" in text.get_text() for text in above.texts)
+    assert "gpu float32 apart" in {line.get_gid() for line in below.get_lines()}

@@ -166,6 +166,14 @@ def test_l2_figure_falls_from_the_models_accesses_to_the_compulsory() -> None:
     assert plots.FIGURES["l2"].data is l2_data
 
 
+def test_l2_figure_says_how_much_of_its_runs_is_done() -> None:
+    told: list[tuple[int, int]] = []
+    data = l2_data(N=32, d=4, M=300, on_done=lambda done, of: told.append((done, of)))
+    assert told == [(percent, 100) for percent in range(1, 101)]
+    assert data == l2_data(N=32, d=4, M=300)
+    assert "on_done" not in plots.FIGURES["l2"].takes
+
+
 def test_dram_bytes_take_each_array_at_its_own_size() -> None:
     zeros = np.zeros((64, 8), np.float16)
     l2 = L2(0)

@@ -229,6 +229,24 @@ def test_long_sequences_are_counted_on_shapes() -> None:
     assert blocks_data(N=64, d=8)["simulator_ran_on"] == "numbers"
 
 
+def test_blocks_runs_no_more_tiles_with_numbers_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small M is: line 1's own blocks, and standard attention's, may be single rows."""
+    tiles = []
+
+    def followed(*args: Any, **how: Any) -> flashsim.Run:
+        run = flashsim.forward(*args, **how)
+        tiles.append(run.blocks.tiles)
+        return run
+
+    monkeypatch.setattr("flashsim.plots.blocks.forward", followed)
+    data = blocks_data(N=256, d=8, M=40)
+    assert (data["simulator_ran_on"], max(tiles)) == ("numbers", 32 * 16)
+    assert data["paper"]["B_c"] == 2
+    tiles.clear()
+    assert blocks_data(N=2048, d=1, backward=False)["simulator_ran_on"] == "shapes"
+    assert tiles == []
+
+
 def test_blocks_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match="int8"):
         blocks_data(dtype="int8")

@@ -771,7 +771,7 @@ def test_step_compares_backward_passes(tmp_path: Path) -> None:
     assert titles == ["Algorithm 4, FlashAttention, backward", "Algorithm 3, standard attention, backward"]
     assert main(["step", "--backward", "--bug", "overwrite", "-o", str(path)]) == 0
     assert "overwritten" in in_page(path.read_text(encoding="utf-8"))[1]["about"]["title"]
-    asked = ["--algorithm", "block_sparse", "--block-mask", "butterfly", "--vs", "flash"]
+    asked = ["block_sparse", "--block-mask", "butterfly", "--vs", "flash"]
     assert main(["step", "--backward", *asked, "-o", str(path)]) == 0
     first, second = in_page(path.read_text(encoding="utf-8"))
     assert len(first["steps"]["first"]) < len(second["steps"]["first"])

@@ -13,9 +13,12 @@ import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from importlib import import_module
+from itertools import takewhile
 from types import ModuleType
+from typing import NoReturn
 
 import flashsim
+from flashsim.algorithms import FORWARD
 from flashsim.cli.spoken import spoken
 from flashsim.cli.values import Parser, meant
 from flashsim.entry import guarded
@@ -68,13 +71,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the options of a command, with its `name`, `command_line` and `flags`, how they are spelt. Raises ValueError."""
     commands = parsers(arguments[:1])  # others need not know their options
-    options, extra = commands.pop("").parse_known_args(arguments)
-    flags = [flag for action in commands[options.name]._actions for flag in action.option_strings]
+    parser = commands.pop("")
+    flags = _flags(commands[arguments[0]]) if arguments[0] in commands else []
+    for text in takewhile(lambda text: text != "--", arguments[1:]) if flags else ():
+        flag = text.partition("=")[0]
+        if flag.startswith("--") and " " not in text and not any(known.startswith(flag) for known in flags):
+            _refuse([flag], flags)
+    options, extra = parser.parse_known_args(arguments)
     if extra:
-        raise ValueError(f"unrecognized arguments: {' '.join(extra)}{meant(extra[0], flags)}")
+        _refuse(extra, flags)
     options.flags = flags
     options.command_line = shlex.join(["flashsim", *map(name_of, arguments)])
     return options
+
+
+def _flags(command: argparse.ArgumentParser) -> list[str]:
+    return [flag for action in command._actions for flag in action.option_strings]
+
+
+def _refuse(unknown: Sequence[str], flags: Collection[str]) -> NoReturn:
+    """Raise ValueError for arguments that a command with these options does not have, with what could be meant."""
+    first = unknown[0]
+    having = [name for name, command in parsers().items() if name and first in _flags(command)]
+    if first in FORWARD and "--algorithm" in flags:
+        instead = f"; an algorithm is given as --algorithm {first}"
+    else:
+        instead = f"; {first} is for {', '.join(having)}" if having else meant(first, flags)
+    raise ValueError(f"unrecognized arguments: {' '.join(unknown)}{instead}")
 
 
 def parsers(whole: Collection[str] = tuple(COMMANDS)) -> dict[str, argparse.ArgumentParser]:

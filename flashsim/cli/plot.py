@@ -69,8 +69,10 @@ def run(options: argparse.Namespace) -> int:
     arguments = _arguments(options)
     stem = figure_stem(options, f"flashsim-{options.figure}")
     with progress(options) as bar:
-        bar.add_task(f"plot {options.figure}", total=None)
+        task = bar.add_task(f"plot {options.figure}", total=None)
         chart = plots.FIGURES[options.figure]
+        if chart.says_progress:
+            arguments["on_done"] = lambda done, of: bar.update(task, completed=done, total=of)
         data = chart.data(**arguments)
         saved = plots.save(chart.draw(data, wide=options.wide), stem, data, options.command_line)
     finish(options, data, lambda: print(f"Saved {', '.join(map(str, saved))}"))

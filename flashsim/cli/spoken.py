@@ -17,7 +17,6 @@ ARGUMENTS = (
     "N|N_q|N_k|d|d_v|M|heads|kv_heads|blocks|sizing|dtype|gqa|seed|scale|mask|window|splits|merge|block_mask|least"
 )
 SPOKEN: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
-    (r"\bShape\(([^()]*)\)", lambda m: m[1].replace("=", " = ")),
     (r"give N, or both N_q and N_k|expected N alone, or N_q and N_k", lambda m: re.sub(r"\bN(_.)?\b", _flag, m[0])),
     (rf"^(argument --[\w-]+: )(?:{ARGUMENTS}) is ", r"\1got "),
     (rf"(?:(?<=^)|(?<=\band ))({ARGUMENTS})(?= is\b)", _flag),

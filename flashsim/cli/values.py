@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flashsim.checking import near
 from flashsim.inputs import ALIASES, DEFAULT_SRAM_BYTES
 from flashsim.masks import MOST_OFFSET
 from flashsim.sizes import parse_size
@@ -19,8 +19,8 @@ MOST = 2**20  # numbers of a range
 
 def meant(text: object, known: Iterable[object]) -> str:
     """Say which of the known names is near."""
-    near = difflib.get_close_matches(str(text), list(map(str, known)), 1)
-    return f", perhaps you mean {near[0]!r}" if near else ""
+    close = near(text, known)
+    return f", perhaps you mean {close!r}" if close else ""
 
 
 def dtype(text: str) -> str:
@@ -41,6 +41,16 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(
                 action, f"there is no {value!r}{meant(value, action.choices)}; expected one of {known}"
             )
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError as error:
+            takes = self._get_formatter()._format_args(action, action.dest.upper())
+            if action.choices is not None:
+                *first, last = map(str, action.choices)
+                takes = f"{', '.join(first)} or {last}" if first else last
+            raise argparse.ArgumentError(action, f"{error.message}: {takes}") from None
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stdout).write(message)  # argparse's hides that it cannot

@@ -86,7 +86,7 @@ def forward(
     mask       booleans on the same GPU that broadcast to (B, H_q, N_q, N_k), True = attend; or `flashsim.SlidingWindow`,
                whose dead tiles "hopper" skips, and of which kernels that take masks get an array. With `causal`, both must allow
     block_mask (T_r, T_c) booleans, True = computed, or a function of (T_r, T_c) that returns them, as in `flashsim.patterns`:
-               "hopper" computes these tiles alone, of (B_r, B_c) = (128, 128)
+               "hopper" computes these tiles alone, of (B_r, B_c) = (128, 128), where d = 256 (128, 64)
     dropout_p, seed  the mask is `flashsim.dropout.keep_mask`, bit for bit
     blocks     (B_r, B_c), for kernels that are compiled for any; None: the kernel's own
     return_lse return also log Σ exp(scaled scores), (B, H_q, N_q), float32: −∞ for a query whose every key is masked,
@@ -234,7 +234,7 @@ def _settle(
     rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
     asked = _asked(rule, dropout_p, blocks, count)
     rung = rungs.kernel(kernel or _fastest(direction, arrays, aligned, asked, capability(device)).kernel)
-    _check_shapes(rung, arrays)
+    _check_shapes(rung, arrays, direction)
     options = _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count, deterministic, direction)
     q, k, v = (arrays[name] for name in "qkv")
     if direction == "forward":
@@ -282,7 +282,7 @@ def _plan(
         lacks = [what for what in wants if not _takes(rung, what, direction)]
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
-            or f"does not take d = {d}" * (d not in rung.head_dims)
+            or f"does not take d = {d}" * (d not in rung.widths(direction))
             or (rung.why_not(capability, d) if rung.why_not else "")
             or (rung.unsuited(q, k) if rung.unsuited and shapes_known else "")
             or "needs rows that start at multiples of 16 bytes" * (rung.aligned and not aligned)
@@ -295,7 +295,7 @@ def _plan(
     return Plan(rung.name, "; ".join(skipped) or "the fastest that there is")
 
 
-def _check_shapes(rung: Kernel, arrays: dict[str, _Described]) -> None:
+def _check_shapes(rung: Kernel, arrays: dict[str, _Described], direction: str) -> None:
     """Raise ValueError for shapes, dtypes or strides that the kernel does not take."""
     q, k = arrays["q"], arrays["k"]
     for name, array in arrays.items():
@@ -319,9 +319,10 @@ def _check_shapes(rung: Kernel, arrays: dict[str, _Described]) -> None:
                 f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k {k.shape}"
             )
     d, heads, kv_heads = q.shape[3], q.shape[1], k.shape[1]
-    if d not in rung.head_dims:
+    widths = rung.widths(direction)
+    if d not in widths:
         raise ValueError(
-            f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, rung.head_dims))}"
+            f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, widths))} {direction}"
         )
     if heads % kv_heads or (heads != kv_heads and not rung.gqa):
         expected = "a multiple of" if rung.gqa else "as many as"

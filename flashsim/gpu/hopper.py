@@ -2,8 +2,8 @@
 
 The backward pass is `hopper_backward`'s.
 
-The kernel needs a GPU of compute capability 9.0 and d of 64 or 128. Elsewhere this rung runs `tensor_core` in its place, with
-a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
+The kernel needs a GPU of compute capability 9.0 and d of 64, 128 or, forward and without dropout, 256. Elsewhere this rung
+runs `tensor_core` in its place, if that takes d, with a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from flashsim.records import Blocks, Shape
 FILE = "hopper.cu"
 ARRAYS = ("Q", "K", "V", "O", "L")
 ELEMENTS = tensor_core.ELEMENTS
-HEAD_DIMS = (64, 128)  # the kernel's; the rung takes tensor_core's
+HEAD_DIMS = (64, 128, 256)  # the kernel's; the rung takes tensor_core's too
+WIDEST = 256  # for which there are no registers for Philox, and no backward pass
 ROWS = 64  # of Q_i that a warpgroup has; of the boxes in which O_i is stored
+O_COLUMNS = 128  # of O_i at most that are stored at a time
 MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
 SHORT = 4096  # keys: up to so many, smaller tiles pay
 
@@ -58,21 +60,22 @@ class Tiles(NamedTuple):
 
     def shared_bytes(self, d: int) -> int:
         """Return the shared memory of Q_i, K_j, V_j, O_i, each tile's pair of barriers, and the row blocks' numbers."""
-        Q_stages, stages = (2, 8) if self.B_c == 64 else (1, 2)
-        tiles = 2 * d * ((Q_stages + 1) * self.B_r + 2 * stages * self.B_c)
+        Q_stages, stages = (2, 8) if d == self.B_c == 64 else (1, 2)
+        tiles = 2 * (d * (Q_stages * self.B_r + 2 * stages * self.B_c) + min(d, O_COLUMNS) * self.B_r)
         return tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * 12
 
 
 WIDE, TALL = Tiles(128, 128, turns=False, lazy=True), Tiles(192, 128, turns=True, lazy=True)
 FINE, SMALL = Tiles(256, 64, turns=False, lazy=True), Tiles(128, 128, turns=False, lazy=True)
-TILES = {128: (WIDE,), 64: (TALL, FINE, SMALL)}
+DEEP = Tiles(128, 64, turns=False, lazy=True)
+TILES = {256: (DEEP,), 128: (WIDE,), 64: (TALL, FINE, SMALL)}
 KINDS = ("FULL", "CAUSAL", "WINDOW", "LISTED")  # of masks, as the kernel calls them
 
 
 def tiles_of(d: int, kind: str, dropout: bool) -> tuple[Tiles, ...]:
     """Return what the kernel is compiled for. Philox needs registers, of which more than two consumers have too few."""
-    if d == 128:
-        return (WIDE,)
+    if d != 64:
+        return () if dropout and d == WIDEST else TILES[d]
     if dropout or kind == "LISTED":
         return (SMALL,)
     return (FINE,) if kind == "WINDOW" else (TALL, FINE)
@@ -80,8 +83,10 @@ def tiles_of(d: int, kind: str, dropout: bool) -> tuple[Tiles, ...]:
 
 @lru_cache(maxsize=1024)
 def choose_tiles(d: int, kind: str, N_k: int, dropout: bool = False, blocks: tuple[int, int] | None = None) -> Tiles:
-    """Return what is fastest, or the tiles of these sizes; ValueError for sizes that the kernel is not compiled for."""
+    """Return what is fastest, or the tiles of these sizes; ValueError for what the kernel is not compiled for."""
     choices = tiles_of(d, kind, dropout)
+    if not choices:
+        raise ValueError(f"dropout_p is given and d is {d}; hopper takes dropout with d below {WIDEST}")
     if blocks is None:
         return choices[-1 if N_k <= SHORT else 0]
     for tiles in choices:
@@ -115,7 +120,7 @@ def why_not(capability: str, d: int) -> str:
     """Return why tensor_core is to run in the kernel's place, or "" if it is not."""
     if capability != "90":
         return f"the GPU has compute capability {capability}, and wgmma needs 90 (Hopper)"
-    return "" if d in HEAD_DIMS else f"d is {d}, and the kernel takes {' or '.join(map(str, HEAD_DIMS))}"
+    return "" if d in HEAD_DIMS else f"d is {d}, and the kernel takes {min(HEAD_DIMS)} or more"
 
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
@@ -123,6 +128,8 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     device = import_cupy().cuda.runtime.getDevice()
     reason = why_not(capability(device), q.shape[3])
     if reason:
+        if q.shape[3] not in tensor_core.HEAD_DIMS:
+            raise ValueError(f"q has shape {q.shape}, d = {q.shape[3]}, which tensor_core does not take, and {reason}")
         _refuse(options, f"runs in hopper's place as {reason}")
         warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
         tensor_core.forward(q, k, v, o, lse, options)
@@ -206,12 +213,13 @@ def _launch(
     blocks = min(attributes["MultiProcessorCount"] if tiles.persistent else row_blocks, row_blocks)
     threads = 128 * (tiles.B_r // ROWS + 1)
     shapes, given = (q, k, k, q), (*strides, contiguous(q, dtype.itemsize))
-    sides = tuple(zip("qkvo", shapes, given, (tiles.B_r, tiles.B_c, tiles.B_c, ROWS), strict=True))
+    boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (ROWS, O_COLUMNS)
+    sides = tuple(zip("qkvo", shapes, given, boxes, strict=True))
     by_value = np.void(problem.tobytes())
 
     def arguments(Q: int, K: int, V: int, O: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
         each = zip(sides, (Q, K, V, O), strict=True)
-        maps = (tensor_map(name, at, *given, dtype.name, rows) for (name, *given, rows), at in each)
+        maps = (tensor_map(name, at, *given, dtype.name, *box) for (name, *given, box), at in each)
         return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
 
     return Launch(kernel, blocks, threads, shared, arguments)
@@ -256,7 +264,9 @@ def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Opti
 
 
 def outrun(direction: str, d: int, asked: Sequence[str]) -> str:
-    """Return why `tensor_core`, which cannot count, is faster, or ""."""
+    """Return why `tensor_core`, which cannot count, is faster, or why there is no kernel for this, or ""."""
+    if d == WIDEST and "dropout_p" in asked:
+        return f"takes dropout with d below {WIDEST}"
     slower = direction == "backward" and d == 64 and "dropout_p" in asked and "count" not in asked
     return "tensor_core is faster with dropout at d = 64" if slower else ""
 
@@ -284,6 +294,7 @@ KERNEL = Kernel(
     tensor_cores=True,
     dtypes=tuple(ELEMENTS),
     head_dims=tensor_core.HEAD_DIMS,
+    forward_dims=(WIDEST,),
     variants=tuple(
         Variant(
             FILE,

@@ -59,7 +59,7 @@ class Kernel:
     longest      the N up to which a benchmark has it take part, if nobody asks for it by name; None: any
     dtypes       "float16", "bfloat16", "float32", or "float8_e4m3fn", of those that it takes
     output       the dtype of what it returns, or None: the inputs'
-    head_dims    widths d of Q, K and V that it takes
+    head_dims    widths d of Q, K and V that it takes; forward_dims: others, that the backward pass does not take
     causal, masks, windows, block_masks, dropout, gqa, blocks, counts  what else it takes
     forward_only what of these the backward pass does not take, by the names of `flashsim.gpu.forward`'s parameters
     variants     what the tests compile
@@ -105,8 +105,13 @@ class Kernel:
     blocks: bool = False
     counts: bool = False
     forward_only: tuple[str, ...] = ()
+    forward_dims: tuple[int, ...] = ()
     aligned: bool = False
     choose_blocks: Callable[[int, str, str], tuple[int, int]] | None = None
     why_not: Callable[[str, int], str] | None = None
     unsuited: Callable[[tuple[int, ...], tuple[int, ...]], str] | None = None
     outrun: Callable[[str, int, Sequence[str]], str] | None = None
+
+    def widths(self, direction: str) -> tuple[int, ...]:
+        """Return the widths d that it takes in a direction."""
+        return (*self.head_dims, *(self.forward_dims if direction == "forward" else ()))

@@ -19,13 +19,22 @@ def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def tensor_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
+def tensor_map(
+    name: str,
+    pointer: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: str,
+    rows: int,
+    columns: int = 256,
+) -> Any:
     """Return the driver's description of an array (B, H, N, d) in tiles of so many rows, as kernels take it by value.
 
-    Its axes: column within a half, row, half, head, batch. Raises ValueError, with the array's name, where there is none.
+    Tiles are as wide as the array, up to so many columns. Its axes: column within a half, row, half, head, batch.
+    Raises ValueError, with the array's name, where there is none.
     """
     (B, H, N, d), (kind, width) = shape, TYPES[dtype]
-    columns = HALF_BYTES // width
+    half = HALF_BYTES // width
     batch, head, row = (stride if n > 1 else 16 for stride, n in zip(strides[:3], shape[:3], strict=True))
     memory = np.zeros(128 + 63, np.uint8)
     found = memory[-memory.ctypes.data % 64 :][:128]
@@ -34,9 +43,9 @@ def tensor_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[i
         kind,
         5,
         ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * 5)(columns, N, d // columns, H, B),
+        (ctypes.c_uint64 * 5)(half, N, d // half, H, B),
         (ctypes.c_uint64 * 4)(row, HALF_BYTES, head, batch),
-        (ctypes.c_uint32 * 5)(columns, rows, d // columns, 1, 1),
+        (ctypes.c_uint32 * 5)(half, rows, min(d, columns) // half, 1, 1),
         (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
         0,  # not interleaved
         3,  # swizzled over 128 bytes

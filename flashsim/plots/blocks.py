@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim import theory
-from flashsim.algorithms.blocks import Fixed, Paper, Sizing
+from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
 from flashsim.api import Run, Tally, count, forward
 from flashsim.checking import check_count
@@ -23,7 +23,7 @@ from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, 
 from flashsim.sizes import human_bytes
 from flashsim.tune import cost
 
-LARGEST_RUN = 2048  # the longest N run with numbers; above it, shapes alone
+MOST_TILES = 2**14  # of a run with numbers; above it, shapes alone
 (_STANDARD,) = looks(["standard"]).values()
 CURVE = 2000  # the most points the closed form's curve has
 
@@ -44,7 +44,8 @@ def blocks_data(
     N is the number of keys; N_q, of queries, and d_v, V's width, default to N and d. One head.
 
     `theory`: every B_c from 16, or N/8 where that is less, to N (2,000 of them where N is large). `simulator`: powers of
-    two and half-way between, run with random numbers up to N = 2048, else on shapes alone. `paper`: line 1's own blocks.
+    two and half-way between, run with random numbers where they make at most 16,384 tiles, so up to N = 2048, else on shapes
+    alone. `paper`: line 1's own blocks; these and `standard` are counted on shapes.
     `largest_that_fits`: the last B_c whose peak is at most M elements (None: not one); M defaults to 100 KB of `dtype`.
     `floor`: Q, K, V read once and O written, 4Nd. Accesses are elements; `bytes` take each array at its own item size.
 
@@ -68,30 +69,29 @@ def blocks_data(
     every = sorted({int(B_c) for B_c in spread} | set(chosen_sizes))
     exact = [exact_at(B_c) for B_c in every]
     fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: exact_at(B_c).sram.peak)  # the peak grows with B_c
-    as_run = max(N, N_q) <= LARGEST_RUN
+    as_run = -(-N_q // min(first, d)) * -(-N // first) <= MOST_TILES
     if as_run:
         random = np.random.default_rng(2205_14135)
         sizes = ((N_q, d), (N, d), (N, d_v))
         Q, K, V = (random.standard_normal(size, np.float32).astype(stored) for size in sizes)
 
-    def simulate(name: str, M: int, blocks: tuple[int, int] | None = None) -> dict[str, Any]:
-        if as_run:
-            return _numbers(forward(name, Q, K, V, M=M, blocks=blocks))
-        return _numbers(count(name, **shape, M=M, blocks=blocks))
+    def counted(name: str, **how: Any) -> dict[str, Any]:
+        return _numbers(count(name, **shape, **{"M": M, **how}))
 
-    def simulate_backward(name: str, sizing: Sizing) -> dict[str, Any]:
-        return _numbers(count(name, **shape, M=M, direction="backward", sizing=sizing))
+    def simulate(B_c: int) -> dict[str, Any]:
+        how: dict[str, Any] = {"M": exact_at(B_c).sram.peak, "blocks": (min(B_c, d), B_c)}
+        return _numbers(forward("flash_basic", Q, K, V, **how)) if as_run else counted("flash_basic", **how)
 
     def backward_at(B_c: int) -> dict[str, Any]:
-        return simulate_backward("flash", Fixed(min(B_c, d), B_c, enforced=False))
+        return counted("flash", direction="backward", sizing=Fixed(min(B_c, d), B_c, enforced=False))
 
     def all_backward() -> dict[str, Any]:
-        counted = [backward_at(B_c) for B_c in every]
+        points = [backward_at(B_c) for B_c in every]
         fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: backward_at(B_c)["peak"])
         return {
-            "curve": {"B_c": every, **{k: [c[k] for c in counted] for k in ("accesses", "peak")}},
-            "paper": simulate_backward("flash", Paper()),
-            "standard": simulate_backward("standard", Paper()),
+            "curve": {"B_c": every, **{k: [point[k] for point in points] for k in ("accesses", "peak")}},
+            "paper": counted("flash", direction="backward"),
+            "standard": counted("standard", direction="backward"),
             "largest_that_fits": fitting if fitting >= every[0] else None,
             "floor": 2 * (N_q * d + N * (d + d_v) + N_q * d_v),
         }
@@ -110,9 +110,9 @@ def blocks_data(
         "itemsize": stored.itemsize,
         "theory": {"B_c": every, "accesses": [e.accesses for e in exact], "peak": [e.sram.peak for e in exact]},
         "simulator_ran_on": "numbers" if as_run else "shapes",
-        "simulator": [simulate("flash_basic", exact_at(B_c).sram.peak, (min(B_c, d), B_c)) for B_c in chosen_sizes],
-        "paper": simulate("flash_basic", M),
-        "standard": simulate("standard", M),
+        "simulator": [simulate(B_c) for B_c in chosen_sizes],
+        "paper": counted("flash_basic"),
+        "standard": counted("standard"),
         "largest_that_fits": fitting if fitting >= every[0] else None,
         "floor": N_q * d + N * (d + d_v) + N_q * d_v,
         **({"backward": all_backward()} if backward else {}),

@@ -28,8 +28,14 @@ class Chart:
 
     @property
     def takes(self) -> dict[str, Any]:
-        """The arguments of `data`, with their defaults."""
-        return {name: given.default for name, given in inspect.signature(self.data).parameters.items()}
+        """The arguments of `data`, with their defaults; not `on_done`."""
+        given = inspect.signature(self.data).parameters.items()
+        return {name: parameter.default for name, parameter in given if name != "on_done"}
+
+    @property
+    def says_progress(self) -> bool:
+        """Whether `data` takes `on_done`, a function that it calls with (done, of) while it works."""
+        return "on_done" in inspect.signature(self.data).parameters
 
     def draw(self, data: dict[str, Any] | None = None, *, wide: bool = False) -> Figure:
         """Return the figure of `data`, by default of `data()`: as tall as it needs, one printed column wide; `wide`: 16:9."""

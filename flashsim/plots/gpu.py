@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim.gpu.rungs import ladder
+from flashsim.plots.approximate import BETWEEN
 from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import (
@@ -30,8 +31,8 @@ from flashsim.plots.style import (
 )
 
 _PEERS = {
-    "hopper_window": ("wgmma and TMA, a window", ("sky", "v", "-.")),
-    "hopper_butterfly": ("wgmma and TMA, butterfly", ("sky", "s", "--")),
+    "hopper_window": ("window, 256 keys", ("sky", "v", "-.")),
+    "hopper_butterfly": ("butterfly of blocks", ("sky", "s", "--")),
     "torch_unfused": ("PyTorch, unfused", ("grey", "1", ":")),
     "torch_math": ("PyTorch, math", ("grey", "+", "-.")),
     "torch_flash": ("FlashAttention-2", ("green", "D", "--")),
@@ -162,8 +163,9 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
         panel.set_ylabel("TFLOP/s")
         panel.set_xlabel(f"N ({record['results'][0]['H']} heads, {record['results'][0]['dtype']})")
         panel.label_outer()
-    handles, labels = ax[0].get_legend_handles_labels()
-    figure_of(ax).legend(handles, labels, loc="outside upper center", ncols=4)
+    known = {label: handle for panel in ax for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    shown = [look.label for look in LOOKS.values() if look.label in known]
+    figure_of(ax).legend([known[label] for label in shown], shown, loc="outside upper center", ncols=4)
     return ax
 
 
@@ -184,17 +186,46 @@ def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = No
         ]
         if points:
             ax.plot(*zip(*points, strict=True), label=look.label, gid=name, **look.line)
-    _over_N(ax, d)
+    _over_N(ax, d, record)
     ax.yaxis.set_major_locator(LogLocator(10))
     ax.set_ylabel(f"{' + '.join(directions)}, ms a sequence")
     ax.set_title(f"Runtime, as in Figure 3 (left), {record['machine']['gpu']}", x=-0.17)
     return ax
 
 
-def _over_N(ax: Axes, d: int) -> None:
+def _over_N(ax: Axes, d: int, record: Mapping[str, Any]) -> None:
     ax.legend(loc="upper left", bbox_to_anchor=(-0.22, -0.22), ncols=2)
     ax.xaxis.set_major_formatter(_in_k)
-    ax.set_xlabel(f"N (d = {d}, 16 heads)")
+    ax.set_xlabel(f"N (d = {d}, {record['results'][0]['H']} heads)")
+
+
+@styled
+def plot_figure_3(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
+    """Draw the runtime of exact and sparse attention over N, log-log: the paper's Figure 3, left, of those that exist here.
+
+    Grey: where the paper's own lines begin to cross.
+    """
+    ax = plot_runtime(record, ax=ax)
+    first, last = BETWEEN
+    ax.axvspan(first, last, color=GREY, alpha=0.2, linewidth=0, gid="paper")
+    since = [f"{pays_from(record, name, 'hopper'):,}" for name in ("hopper_window", "hopper_butterfly")]
+    ax.set_title(
+        f"Faster than exact attention from N = {since[0]}\n(window), {since[1]} (butterfly) on, {record['machine']['gpu']}",
+        x=-0.17,
+    )
+    return ax
+
+
+def pays_from(record: Mapping[str, Any], name: str, exact: str) -> int:
+    """Return the least measured N from which on one contestant is faster than another. Raises ValueError if there is none."""
+    since = None
+    for r in sorted(record["results"], key=lambda r: int(r["N"])):
+        ms = {t["name"]: t["median"] for t in r["timings"] if not t["failed"]}
+        if name in ms and exact in ms:
+            since = (since or int(r["N"])) if ms[name] < ms[exact] else None
+    if since is None:
+        raise ValueError(f"{name} is not faster than {exact} at the longest N of the record")
+    return since
 
 
 def _in_k(x: float, _: object) -> str:
@@ -233,7 +264,7 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
         said = f"{len(alike)} on one line,\nwithin {apart - 1:.0%}"
         y = max(drawn[name].get(last, 0) for name in alike)
         ax.annotate(said, (last, y), (0, -36), textcoords="offset points", ha="right", va="top")
-    _over_N(ax, d)
+    _over_N(ax, d, record)
     ax.yaxis.set_major_formatter(EngFormatter("B", sep=""))
     ax.set_ylabel("allocated in a forward pass, a sequence")
     ax.set_title(f"Memory, as in Figure 3 (right), {record['machine']['gpu']}", x=-0.17)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,18 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from flashsim.algorithms.own import chosen
-from flashsim.api import forward
+from flashsim.api import count, forward
 from flashsim.cache import L2
+from flashsim.checking import check_callback
 from flashsim.machines import MACHINES
+from flashsim.memory import Event
 from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
 from flashsim.plots.style import GREY, hang, looks, styled
 from flashsim.sizes import Size
 
+OnDone = Callable[[int, int], object]
 _SIZES = [round(2 ** (e / 2)) for e in range(2 * 14, 2 * 22)]
 _MARKED = ("A100-40GB", "H200")
 
@@ -31,22 +34,28 @@ def l2_data(
     dtype: str = "float32",
     blocks: tuple[int, int] | None = None,
     algorithms: Sequence[Any] = (),
+    on_done: OnDone | None = None,
 ) -> dict[str, Any]:
     """Return DRAM traffic (elements, one head) of standard and FlashAttention against the size of the L2 (elements).
 
     `accesses`: the model's HBM accesses, what SMs and L2 exchange. `compulsory`: what is left when the L2 holds
     everything, by array. A line is a row of Q. `per_sm`: an SM's share of the L2 of some machines, in elements of `dtype`.
     `blocks`: (B_r, B_c) of all, instead of line 1's; M enforced. `algorithms`: others to run, one's own too. It takes a time of
-    order N²: four seconds at N = 1024.
+    order N², four seconds at N = 1024, and minutes where tiles are of single rows, as for M = 300. `on_done` is called with
+    (percent of the accesses, 100).
     """
-    shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
+    on_done, shape = check_callback("on_done", on_done), setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
     N, d = shape["N"], shape["d"]
     Q, K, V = (np.zeros((N, d), np.float32) for _ in range(3))  # nothing but the order of accesses matters
-    curves = {}
-    for algorithm in (chosen(what, "forward") for what in ("standard", "flash", *algorithms)):
+    curves, all_of = {}, [chosen(what, "forward") for what in ("standard", "flash", *algorithms)]
+    followed: list[_Progress] = []
+    if on_done is not None:
+        counted = (count(algorithm, N=N, d=d, M=shape["M"], blocks=blocks) for algorithm in all_of)
+        followed = [_Progress(sum(tally.hbm.accesses for tally in counted), on_done)]
+    for algorithm in all_of:
         caches = [L2(size, line=d) for size in _SIZES]
         everything = L2(10**9, line=d)
-        run = forward(algorithm, Q, K, V, M=shape["M"], blocks=blocks, observers=[*caches, everything])
+        run = forward(algorithm, Q, K, V, M=shape["M"], blocks=blocks, observers=[*caches, everything, *followed])
         for l2 in (*caches, everything):
             l2.flush()
         curves[algorithm.name] = {
@@ -58,6 +67,20 @@ def l2_data(
     shares = {name: MACHINES[name].l2_share(shape["dtype"]) for name in _MARKED}
     of = {name: value for name, value in shape.items() if name != "dtype"}
     return {**of, "line": d, "sizes": _SIZES, "per_sm": {"dtype": shape["dtype"], **shares}, "curves": curves}
+
+
+class _Progress:
+    """An observer that says how many percent of `of` accesses there have been, each time it is one more."""
+
+    def __init__(self, of: int, on_done: OnDone) -> None:
+        self.of, self.on_done, self.moved, self.percent = of, on_done, 0, 0
+
+    def __call__(self, event: Event) -> None:
+        if event.kind in ("init", "load", "store"):
+            self.moved += event.elements
+            while 100 * self.moved >= self.of * (self.percent + 1):
+                self.percent += 1
+                self.on_done(self.percent, 100)
 
 
 @styled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -48,17 +48,20 @@ def sparsity_data(
     shape = setting(N=N, d=d, M=M, dtype=dtype, blocks=blocks)
     sizes = count("block_sparse", **shape).blocks
     T = sizes.T_r, sizes.T_c
-    random = np.random.default_rng(SEED)
-    masks = [random.random(T) < density for density in _DENSITIES]
-    named = {name: pattern(*T) for name, pattern in _PATTERNS.items()}
+    total = T[0] * T[1]
 
     def accesses(name: str, direction: str, mask: NDArray[np.bool_] | None = None) -> int:
         return count(name, **shape, direction=direction, block_mask=mask).hbm.accesses
 
-    def at(direction: str, mask: NDArray[np.bool_]) -> dict[str, Any]:
-        tiles = int(mask.sum())
-        return {"s": tiles / mask.size, "tiles": tiles, "accesses": accesses("block_sparse", direction, mask)}
+    def at(mask: NDArray[np.bool_]) -> dict[str, dict[str, Any]]:
+        tiles = int(np.count_nonzero(mask))
+        return {
+            direction: {"s": tiles / total, "tiles": tiles, "accesses": accesses("block_sparse", direction, mask)}
+            for direction in BY_DIRECTION
+        }
 
+    random = [at(mask) for mask in _random_masks(T)]
+    named = {name: at(pattern(*T)) for name, pattern in _PATTERNS.items()}
     return {
         **shape,
         "B_r": sizes.B_r,
@@ -68,14 +71,24 @@ def sparsity_data(
         "seed": SEED,
         "directions": {
             direction: {
-                "random": [at(direction, mask) for mask in masks],
-                "patterns": {name: at(direction, mask) for name, mask in named.items()},
+                "random": [point[direction] for point in random],
+                "patterns": {name: point[direction] for name, point in named.items()},
                 "floor": accesses("block_sparse", direction, np.zeros(T, bool)),
                 "flash": accesses("flash", direction),
             }
             for direction in BY_DIRECTION
         },
     }
+
+
+def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
+    """Yield a seeded random mask (T_r, T_c) of each density: one at a time, and drawn by rows, as they may be large."""
+    random, row = np.random.default_rng(SEED), np.empty(T[1])
+    mask = np.empty(T, bool)
+    for density in _DENSITIES:
+        for i in range(T[0]):
+            np.less(random.random(out=row), density, out=mask[i])
+        yield mask
 
 
 @styled

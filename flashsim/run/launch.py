@@ -18,6 +18,7 @@ from flashsim.masks import Head, Mask
 from flashsim.matrices import kind_of
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
 from flashsim.records import Blocks, Traffic
+from flashsim.run.following import followed
 from flashsim.run.task import Plan
 from flashsim.shape_only import ShapeOnly
 from flashsim.tile_masks import BiasGradient, NoBiasGradient, PartialTileMask, TileMask
@@ -101,7 +102,8 @@ def launch(
         "splits": lambda: variant.splits_of(blocks, shape, head, counted),
     }
     given = (parts[part]() if part in parts else variant.options[part] for part in algorithm.parts)
-    result = algorithm.run(hbm, sram, *placed, blocks, *given)
+    run = algorithm.run if number else followed(algorithm.run, sram)
+    result = run(hbm, sram, *placed, blocks, *given)
     return hbm, sram, _returned(plan, hbm, result)
 
 

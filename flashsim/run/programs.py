@@ -27,6 +27,7 @@ from flashsim.inputs import FLOATS, Array, check_M, chip_dtype, float_dtype, is_
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
 from flashsim.records import Flops, Occupancy, Sizes, Traffic
+from flashsim.run.following import followed
 from flashsim.run.results import Costs
 from flashsim.sizes import Size, first
 
@@ -59,7 +60,8 @@ class Launch:
         sram = SRAM(hbm, self.M, enforced=self.enforced, dtype=chip_dtype(self.dtype), observers=observers)
         placed = [self._placed(hbm, name, kind) for name, kind in self.program.operands.items()]
         with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            result = self.program.run(hbm, sram, *placed, self.blocks, *(self.options[o] for o in self.program.options))
+            run = followed(self.program.run, sram)
+            result = run(hbm, sram, *placed, self.blocks, *(self.options[o] for o in self.program.options))
         found = result if isinstance(result, tuple) else (result,)
         shapes = {name: kind.shape(self.sizes) for name, kind in self.program.returns.items()}
         if [(m.name, m.shape) if isinstance(m, Matrix) and hbm.holds(m) else None for m in found] != [*shapes.items()]:

@@ -8,13 +8,12 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
 from flashsim import __version__
-from flashsim.checking import check_count, shown
+from flashsim.checking import check_count, near, shown
 from flashsim.exporting import Exported, given, to_pandas
 from flashsim.sweeping.answers import where_fewer
 from flashsim.sweeping.columns import meaning
@@ -126,8 +125,8 @@ class Sweep(Exported, Sequence[Row]):
         whole = [name for name in self.columns if isinstance(column, str) and name.startswith(f"{column}_")]
         if not whole:
             short = {name.rpartition("_")[0]: name for name in self.columns if "_" in name}
-            near = get_close_matches(str(column), [*self.columns, *short], 1)
-            meant = f", perhaps you mean {short.get(near[0], near[0])!r}" if near else ""
+            close = near(column, [*self.columns, *short])
+            meant = f", perhaps you mean {short.get(close, close)!r}" if close else ""
             raise ValueError(f"there is no column {shown(column)}{meant}; there are {', '.join(self.columns)}")
         return whole[0]
 

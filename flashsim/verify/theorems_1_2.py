@@ -32,9 +32,10 @@ def theorem_1_exact(full: bool) -> Claim:
                 try:
                     run = forward(name, Q, K, V, M=M, scale=1.0)
                 except ValueError:
-                    if not (FORWARD[name].stores_scores and dtype == "float16"):
+                    reach = np.prod([np.linalg.norm(a.astype(float), axis=1).max() for a in (Q, K)])
+                    if not (FORWARD[name].stores_scores and dtype == "float16" and reach >= 65_504):
                         raise
-                    refused += 1  # scores of 5·10⁴ do not fit float16, in which standard attention keeps S
+                    refused += 1  # standard attention keeps S in float16, which ends there
                     continue
                 bound = error_bound(Q, K, V, scale=1.0, **rounding(name, run.blocks))
                 worst = max(worst, of_bound(run.O, attention(Q, K, V, scale=1.0), bound))
@@ -43,7 +44,7 @@ def theorem_1_exact(full: bool) -> Claim:
         "Theorem 1",
         "every algorithm returns softmax(QKᵀ)V",
         f"{runs} runs: {len(shapes)} shapes, ragged blocks, 7 kinds of scores, float64, float32, float16",
-        f"largest error {worst:.2f} of the derived rounding bound; standard refused {refused} that overflow float16",
+        f"largest error {worst:.2f} of the derived rounding bound; standard refused {refused} whose S could overflow float16",
         worst <= 1.0,
         {"runs": runs, "refused": refused, "worst_error_over_bound": worst},
     )
@@ -61,7 +62,7 @@ def theorem_1_induction(full: bool) -> Claim:
                 forward("flash_basic", Q, K, V, M=M, scale=1.0, observers=[steps])
     except InvariantBroken as error:
         broken = str(error)
-    worst = max(step.worst for step in steps.steps)
+    worst = max((step.worst for step in steps.steps), default=0.0)
     return Claim(
         "Theorem 1",
         "the proof's induction: after every outer step j, m, ℓ, O are those of the first j·B_c keys",

@@ -142,13 +142,14 @@ template <bool turns, int consumers> struct Turn {
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. With B_c = 64: 2 Q_i, 8 K_j, 8 V_j.
+// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. With d = B_c = 64: 2 Q_i, 8 K_j, 8 V_j.
 template <int d, int B_r, int B_c> struct Memory {
-    static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
-    static constexpr bool JOINT = B_c == 64;  // K_j and V_j come, and are free, together: K_j's barriers are V_j's
+    static constexpr int O_COLUMNS = d < 128 ? d : 128;  // that leave at a time
+    static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2, O_BYTES = B_r * O_COLUMNS * 2;
+    static constexpr bool JOINT = d == 64 && B_c == 64;  // K_j and V_j come, and are free, together: K_j's barriers are V_j's
     static constexpr int Q_STAGES = JOINT ? 2 : 1, STAGES = JOINT ? 8 : 2;
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
-    static constexpr int END = O_AT + Q_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES) * 16;
+    static constexpr int END = O_AT + O_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES) * 16;
     typedef Ring<Q_STAGES, Q_BYTES> RingQ;
     typedef Ring<STAGES, KV_BYTES> RingKV;
     RingQ Q_i;
@@ -360,31 +361,41 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     __device__ __forceinline__ void write(const TensorMap& O, float* L, char* O_w, Tally& O_writes, Tally& L_writes) {
         const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
         const RowBlock at = sram.row_block(q);
-        if (thread == 0) wait_stores_read();
-        meet(TOGETHER + w, WARPGROUP);
+        const int first = at.i * B_r + 64 * w;
+        float factor[2];
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float l = rows.l[r];
             l += __shfl_xor_sync(~0u, l, 1);
             l += __shfl_xor_sync(~0u, l, 2);
-            const int below = row + 8 * r, query = at.i * B_r + 64 * w + below;
+            const int query = first + row + 8 * r;
             if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
                 L[query] = l == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l);
                 L_writes.add(1, 1);
             }
-            const float factor = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(l));
-#pragma unroll
-            for (int t = 0; t < d / 8; ++t)
-                *reinterpret_cast<Word*>(O_w + t / 8 * (64 * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4) =
-                    pack<T>(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+            factor[r] = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(l));
         }
-        show_writes();
-        meet(TOGETHER + w, WARPGROUP);
-        if (thread == 0) {
-            const int first = at.i * B_r + 64 * w;
-            store(O, first, at.h, at.b, __cvta_generic_to_shared(O_w));
-            O_writes.add(min(64, p.N_q - first), d);
+#pragma unroll
+        for (int x = 0; x < d; x += Sram::O_COLUMNS) {
+            if (thread == 0) wait_stores_read();
+            meet(TOGETHER + w, WARPGROUP);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int below = row + 8 * r;
+#pragma unroll
+                for (int t = 0; t < Sram::O_COLUMNS / 8; ++t) {
+                    const float(&two)[4] = O_i[x / 8 + t];
+                    char* const to = O_w + t / 8 * (64 * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4;
+                    *reinterpret_cast<Word*>(to) = pack<T>(two[2 * r] * factor[r], two[2 * r + 1] * factor[r]);
+                }
+            }
+            show_writes();
+            meet(TOGETHER + w, WARPGROUP);
+            if (thread == 0) {
+                store(O, first, at.h, at.b, __cvta_generic_to_shared(O_w), x / HALF);
+                O_writes.add(min(64, p.N_q - first), Sram::O_COLUMNS);
+            }
         }
     }
 
@@ -436,7 +447,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
                 sram.Q_i.free(q).arrive_once_a_warp();
                 if (B_c == 64) skip(live.end - live.begin);
             }
-            write(O, L, shared + Sram::O_AT + w * 64 * d * 2, O_writes, L_writes);
+            write(O, L, shared + Sram::O_AT + w * 64 * Sram::O_COLUMNS * 2, O_writes, L_writes);
         }
         if (thread_index() == 0) wait_stores();
     }
