@@ -268,7 +268,7 @@ template <typename T, int d> struct Consumer {
         meet(1, WARPGROUP);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float m = finite(rows.m[r]), factor = rows.exact ? 1.0f : exp_2(fmaf(-m, p.c, rows.shift[r]));  // m c rounded
+            const float m = finite(rows.m[r]), factor = rows.exact() ? 1.0f : exp_2(fmaf(-m, p.c, rows.shift[r]));  // m c rounded
             if (lane % 4 == 0 && row + 8 * r < p.rows) {
                 l_parts[part * p.rows + row + 8 * r] = rows.l[r] * factor, m_parts[part * p.rows + row + 8 * r] = rows.m[r];
                 l_writes.add(1, 1), m_writes.add(1, 1);
