@@ -22,8 +22,7 @@ pytestmark = ON_HOPPER
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("shape", [(1, 2, 1, 1000, 777, 64), (2, 2, 2, 300, 900, 64), (1, 1, 1, 700, 130, 64)])
-def test_hopper_counts_whatever_its_tiles(shape: tuple[int, ...], causal: bool) -> None:
-
+def test_hopper_counts_with_its_blocks_given(shape: tuple[int, ...], causal: bool) -> None:
     problem = given(shape, "bfloat16")
     q, k, v = on_gpu(problem)
     blocks = (256, 64)
