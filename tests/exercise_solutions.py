@@ -165,11 +165,13 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("sram.store(Y[i], Y_i)", "sram.store(Y_i, Y[i])", "The block comes first"),
         ("sram.store(Y[i], Y_i)", "sram.store(Y[i], Y_i); sram.store(Y[i], Y_i)", "stored twice"),
         ("sram.store(Y[i], Y_i)", "Y[i] = Y_i", "written by sram.store"),
+        ("sram.loop(len(X))", "range(len(X))", "sram.loop evicts; range does not"),
     ],
     "scores": [
         ("K_j = sram.load(K[j])", "Q_i, K_j = sram.load(Q[i], K[j])", "Q[i] is loaded in the inner loop"),
         ("Q_i @ K_j.T", "Q_i @ K_j", "The shapes of a product must meet"),
         ("Q_i @ K_j.T", "Q_i @ K_j.T / 2", "divided by √d"),
+        ("K_j = sram.load(K[j])", "K_j = sram.load(K[j]); K_j = sram.load(K[j])", "K[j] is loaded twice"),
     ],
     "softmax": [
         ("m = rowmax(S)", "m = 0", "exp overflows"),
@@ -232,6 +234,8 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("        sram.store(O[i], O_i)\n", "", "O was never stored"),
         ("on_chip(m_new, over=m_i)", "on_chip(m_i, over=m_i)", "m_i stays what it was"),
         ("exp(m_i - m_new) * O_i +", "l_i * exp(m_i - m_new) * O_i +", ""),
+        ("O_i = sram.full(O[i].shape, 0.0)", "O_i = on_chip(1 * sram.load(O[i]))", "O_i began as O[i]"),
+        ("        sram.store(O[i], O_i)\n", "        sram.store(O[i], O_i); sram.load(O[i])\n", "O is loaded"),
     ],
     "causal_mask": [
         ("k <= q + N_k - N_q", "k <= q", "aligned at the top left"),
@@ -250,6 +254,8 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ("first_key <=", "first_key <", "The diagonal counts"),
         ("(i + 1) * B_r - 1", "(i + 1) * B_r", "the query after the last"),
         ("first_key = j * B_c", "first_key = min((j + 1) * B_c, N_k) - 1", "the block's last key"),
+        ("+ N_k - N_q", "+ max(N_k - N_q, 0)", "negative"),
+        ("+ N_k - N_q", "- N_k + N_q", "The sign"),
     ],
     "merge": [
         ("(w_a * O_a + w_b * O_b) / (w_a + w_b)", "(O_a + O_b) / 2", "The parts count equally"),

@@ -66,6 +66,15 @@ def test_the_oracle_s_gradients_are_slopes_of_its_loss() -> None:
         assert (there - back) / 2e-6 == pytest.approx((getattr(naive(X, E, y, g), name) * way).sum(), rel=1e-6)
 
 
+@pytest.mark.parametrize("to", ["X", "E"])
+def test_large_logits_rounded_otherwise_than_the_loss_s_have_no_weight_above_1(to: str) -> None:
+    """Logits of 10¹⁰ in float32, summed over d in other tiles, are hundreds apart: e^{S − L} would be ∞."""
+    X, E = (np.random.default_rng(0).normal(scale=1e4, size=(2, 9, 64))).astype(np.float32)
+    run = cross_entropy.loss(X, E, np.arange(9), blocks=(9, 9))
+    found = cross_entropy.gradient(run, np.ones(9, np.float32), to=to, blocks=(1, 1))
+    assert abs(found.results[f"d{to}"]).max() < 9 * max(abs(X).max(), abs(E).max())
+
+
 def test_no_logit_is_in_hbm() -> None:
     tally = cross_entropy.count(N=8192, v=256_000, d=2304, M=10**6)
     assert tally.hbm.extra == 0

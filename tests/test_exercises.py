@@ -8,7 +8,7 @@ import pytest
 
 from flashsim.cli import main
 from flashsim.exercises import exercises
-from flashsim.exercises.grading import PROGRESS, grade, start
+from flashsim.exercises.grading import PROGRESS, grade, progress, start
 from flashsim.planting import changed
 
 from .exercise_solutions import MISTAKES, SOLUTIONS
@@ -94,6 +94,12 @@ RAGGED, ARRAYS = "([[1, 2], [3]],) * 3", "(np.ones((2, 3)), np.ones((2, 3)))"
         ("choose_blocks", ARRAYS, "expected two whole numbers"),
         ("backward_tile", RAGGED, "expected an array of real numbers, of shape (4, 4)"),
         ("softmax", "1j * S", "expected an array of real numbers"),
+        ("softmax", "np.full((3, 4), '0.1')", "expected an array of real numbers"),
+        ("backward_tile", "[['1'] * 4] * 2, [['1'] * 4] * 4, [['1'] * 4] * 4", "expected an array of real numbers"),
+        ("backward_tile", "Q_i, K_j", "tile returned 2 values; expected 3: dQ, dK, dV"),
+        ("choose_blocks", "(d, 10**5000)", "expected two whole numbers, from 1 to 10¹⁸"),
+        ("count_by_hand", "(10**5000, 1)", "more digits than a count has; expected "),
+        ("merge", "(O_a, " + "-" * 10**5 + "1)", "Python cannot read this"),
     ],
 )
 def test_arrays_that_make_no_sense_are_no_traceback(name: str, returned: str, said: str, tmp_path: Path) -> None:
@@ -119,6 +125,13 @@ def test_dots_within_brackets_are_no_hole_and_a_byte_order_mark_no_mistake(tmp_p
     assert grade(written(tmp_path, "softmax", f"\ufeff{columns}")).solved
     fewer = grade(written(tmp_path, "softmax", columns.replace("exp(S - m)", "...")))
     assert fewer.said.startswith("One hole is left")
+
+
+def test_a_small_error_is_an_error_and_can_be_seen(tmp_path: Path) -> None:
+    found = grade(written(tmp_path, "merge", solved("merge", ("L = m +", "L = 1e-7 + m +"))))
+    assert not found.solved
+    got, want = found.said.split(" is ")[1].rstrip(".").split("; expected ")
+    assert abs(float(got) - float(want) - 1e-7) < 1e-9
 
 
 def test_numpy_s_whole_numbers_are_whole_numbers(tmp_path: Path) -> None:
@@ -158,6 +171,8 @@ def test_the_list_shows_progress_and_what_is_next(
     assert second.endswith("begun")
     assert state.startswith("1 of")
     assert following == "Next: flashsim exercise check 02_scores.py"
+    (tmp_path / PROGRESS).write_text('{"softmax": {"hints": 99}}', encoding="utf-8")
+    assert progress(tmp_path)["softmax"]["hints"] == len(EXERCISES["softmax"].hints)
     for kept in ("not JSON", '{"softmax": {"hints": "x", "solved": 1}, "merge": 3}'):
         (tmp_path / PROGRESS).write_text(kept, encoding="utf-8")
         assert main(["exercise"]) == 0

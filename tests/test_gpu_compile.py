@@ -222,6 +222,9 @@ def test_a_bug_is_planted_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> No
         ("80", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 80"),
         ("100", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 100"),
         ("90", "float16", 32, True, (), "tensor_core", "hopper: d is 32"),
+        ("90", "float16", 256, True, ("causal", "window", "block_mask", "count"), "hopper", "does not take d = 256"),
+        ("90", "float16", 256, True, ("dropout_p",), "q_outer", "hopper: takes dropout with d below 256"),
+        ("80", "float16", 256, True, (), "q_outer", "hopper: the GPU has compute capability 80"),
         ("90", "float16", 64, True, ("dropout_p", "causal", "count"), "hopper", "280 queries"),
         ("90", "float16", 64, True, ("mask",), "q_outer", "tensor_core: does not take mask"),
         ("90", "float16", 64, True, ("window", "block_mask"), "hopper", ""),
@@ -291,6 +294,7 @@ def test_mask_objects_that_no_kernel_knows_are_refused() -> None:
         ("90", 128, ("dropout_p",), "hopper", "the fastest"),
         ("90", 64, ("blocks",), "algorithm_2", "hopper: does not take blocks; tensor_core: does not take blocks"),
         ("90", 32, (), "tensor_core", "hopper: d is 32"),
+        ("90", 256, (), "algorithm_2", "hopper: does not take d = 256"),
         ("80", 128, (), "tensor_core", "hopper: the GPU has compute capability 80"),
         ("80", 128, ("count",), "algorithm_2", "tensor_core: does not take count"),
     ],
@@ -320,6 +324,9 @@ def test_hoppers_tiles() -> None:
         ValueError, match=r"blocks is \(64, 64\); hopper takes \(128, 128\) where d = 128, with a window"
     ):
         hopper.choose_tiles(128, "WINDOW", 4096, blocks=(64, 64))
+    assert hopper.choose_tiles(256, "LISTED", 9999) == hopper.Tiles(128, 64, turns=False, lazy=True)
+    with pytest.raises(ValueError, match="dropout_p is given and d is 256; hopper takes dropout with d below 256"):
+        hopper.choose_tiles(256, "FULL", 9999, dropout=True)
     most = 227 * 1024  # of a block's shared memory on Hopper
     assert all(tiles.shared_bytes(d) <= most for d in hopper.TILES for tiles in hopper.TILES[d])
     assert all(hopper_backward.shared_bytes(d) <= most for d in hopper_backward.HEAD_DIMS)

@@ -76,6 +76,42 @@ def test_block_masks_lie_within_rounding_and_skip_dead_tiles(d: int, causal: boo
     assert (butterfly == gpu.forward(*on_gpu(problem), block_mask=flashsim.patterns.butterfly(8, 11))).all()
 
 
+WIDE_CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "one": ((1, 1, 1, 1, 1, 256), {}),
+    "full": ((1, 3, 1, 200, 333, 256), {}),
+    "causal": ((2, 2, 2, 300, 300, 256), {"causal": True}),
+    "rows without keys": ((1, 1, 1, 333, 130, 256), {"causal": True}),
+    "window": ((1, 2, 1, 400, 400, 256), {"window": (100, 3)}),
+    "block mask": ((1, 1, 1, 300, 300, 256), {"block_mask": np.eye(3, 5, dtype=bool), "causal": True}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("shape", "asked"), WIDE_CASES.values(), ids=WIDE_CASES)
+def test_heads_of_256_lie_within_rounding_and_count(shape: tuple[int, ...], asked: dict[str, Any], dtype: str) -> None:
+    problem, rung = given(shape, dtype, outliers=True), gpu.kernel("hopper")
+    *_, N_q, N_k, d = shape
+    allowed = problem.causal if "causal" in asked else np.ones((N_q, N_k), bool)
+    if "window" in asked:
+        allowed = flashsim.SlidingWindow(*asked["window"]).whole(Shape(N_q, N_k, d, d), ())
+    if "block_mask" in asked:
+        allowed = allowed & asked["block_mask"].repeat(128, axis=0)[:N_q].repeat(64, axis=1)[:, :N_k]
+    assert_near(rung, problem, run(rung, problem, **asked), allowed)
+    if "block_mask" not in asked:
+        mask = {"mask": flashsim.SlidingWindow(*asked["window"])} if "window" in asked else asked
+        *_, counted = gpu.forward(*on_gpu(problem), return_lse=True, count=True, **mask)
+        assert moved(counted) == tally("q_outer", (*shape, (128, 64)), **mask)
+
+
+def test_heads_of_256_have_neither_dropout_nor_a_backward_pass() -> None:
+    q, k, v = on_gpu(given((1, 1, 1, 9, 9, 256), "float16"))
+    o, lse = gpu.forward(q, k, v, return_lse=True)
+    with pytest.raises(ValueError, match="dropout_p is given and d is 256; hopper takes dropout with d below 256"):
+        gpu.forward(q, k, v, kernel="hopper", dropout_p=0.1)
+    with pytest.raises(ValueError, match="d = 256; hopper takes d of 32, 64, 128 backward"):
+        gpu.backward(q, k, v, o, lse, o, kernel="hopper")
+
+
 def test_a_window_is_an_array_to_kernels_that_take_masks() -> None:
     problem = given((2, 2, 1, 70, 90, 64), "float32")
     mask = flashsim.SlidingWindow(20, 3)

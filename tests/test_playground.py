@@ -111,6 +111,18 @@ def test_sliders_and_numbers_redraw_at_once(page: Any) -> None:
     assert page.evaluate("['N_q', 'M'].map((name) => String(playground.sizes[name]))") == [str(10**15), "3"]
 
 
+def test_every_step_of_a_slider_is_another_size(page: Any) -> None:
+    """From 2 the arrow keys lead to 1, too: with two steps of one size they would lead back."""
+    page.fill("input[type=number][aria-label^='B_r,']", "4")
+    page.focus("input[type=range][aria-label^='B_r,']")
+    for key, sizes in (("ArrowLeft", ["3", "2", "1", "1"]), ("ArrowRight", ["2", "3", "4", "6", "8", "12"])):
+        for size in sizes:
+            page.keyboard.press(key)
+            assert page.input_value("input[type=number][aria-label^='B_r,']") == size
+    page.keyboard.press("End")
+    assert page.input_value("input[type=number][aria-label^='B_r,']") == str(2**14)
+
+
 def test_a_causal_mask_is_a_box_to_tick(page: Any) -> None:
     page.evaluate("location.hash = '#algorithm=q_outer&N_q=6&N_k=9&d=4&M=4000&B_r=2&B_c=3'")
     page.wait_for_timeout(50)
@@ -149,6 +161,12 @@ def test_what_is_not_translated_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"power: a \*\* 2 is not translated"):
         Script().of(power)
+
+    def enclosed(a: int) -> int:
+        return a + power(a)
+
+    with pytest.raises(TypeError, match=r"enclosed: power is not known where"):
+        Script().of(enclosed)
     with pytest.raises(TypeError, match="unsupported operand"):
         expression("N_q / 2", "s")
     assert expression("(T_c + 1) * N_q", "s") == "((s.T_c + 1n) * s.N_q)"

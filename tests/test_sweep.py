@@ -426,9 +426,69 @@ def test_points_that_look_alike_are_not_taken_for_one() -> None:
     with pytest.raises(ValueError, match="several points of 'block_sparse' at d = 4 have other counts, and look alike"):
         found.where_fewer("flash")
     assert answers.sentences(found) == []
+    alike = flashsim.sweep(["flash", "q_outer"], N=4, d=[4, 5], M=100, mask=masks)
+    assert len(alike.as_text().splitlines()) == 2 + len(alike)  # not beside each other, where one would hide another
     table = [{"label": name, "block_mask": mask} for name, mask in zip(("lower", "diagonal"), masks, strict=True)]
     labelled = flashsim.sweep("block_sparse", points=table, **common)
     assert labelled.where_fewer("block_sparse") == []
+
+
+def test_a_table_holds_the_algorithms_beside_each_other() -> None:
+    found = flashsim.sweep(["flash", "q_outer", "flash_basic"], N=range(8, 208, 8), d=4, M=100)
+    head, _, *lines, omitted, unit = found.as_text(most=5).splitlines()
+    assert head.split() == ["N", "flash", "q_outer", "flash_basic", "fewest"]
+    assert [int(line.split()[0]) for line in lines] == [8, 56, 104, 152, 200]
+    for line in lines:
+        N, *counts = (int(cell.replace(",", "")) for cell in line.split()[:4])
+        assert counts == [flashsim.count(name, N=N, d=4, M=100).hbm.accesses for name in head.split()[1:4]]
+        assert line.split()[4] == "q_outer"
+        assert counts[1] == min(counts)
+    assert (omitted, unit) == ("5 of 25 shown", "in elements of HBM accesses")
+
+
+def test_ratios_are_to_the_first_of_their_own_line() -> None:
+    found = flashsim.sweep("flash", N=[16, 64], d=[4, 8], M=100)
+    head, _, *lines = found.as_text().splitlines()
+    assert head.split("  ")[2:] == ["accesses", "÷ first", "÷ compulsory", "peak ÷ M", "B_r × B_c"]
+    for row, line in zip(found, lines, strict=True):
+        first = flashsim.count("flash", N=16, d=row["d"], M=100).hbm.accesses
+        ratios = row["accesses_elements"] / first, row["over_compulsory"], row["peak_elements"] / 100
+        assert line.split()[3:6] == [f"{ratio:.2f}" for ratio in ratios]
+
+
+def test_answers_say_no_more_than_was_found() -> None:
+    assert answers._halved("M", {1: 8, 2: 4, 3: 4}) == "half of what M = 1 moves, or less: from M = 2 on"
+    assert answers._halved("M", {1: 8, 2: 3, 3: 5, 4: 4}) == "half of what M = 1 moves, or less: from M = 4 on"
+    assert answers._halved("M", {1: 8, 2: 3, 3: 5}) == ""
+    equal = flashsim.sweep(["flash", "block_sparse"], N=[8, 64], d=[4, 8], M=100)
+    assert equal.where_fewer("flash") == []
+    assert answers.sentences(equal) == ["flash and block_sparse move equally many at all 4 points that both have"]
+    found = flashsim.sweep("flash", N=64, d=[4, 8, 16], M=[100, 300, 1000, 5000])
+    said = answers.sentences(found)
+    assert len(said) == 3
+    assert answers.sentences(found, most=1) == [said[0], "and 2 more such lines"]
+    every_other = answers._compared("a", "b", "N", {n: -(n % 2) for n in range(10)}, dict.fromkeys(range(10), 0))
+    assert every_other == (
+        "a moves fewer than b at N = 1, at N = 3, at N = 5, at N = 7, and in 1 more range (tried: N = 0 to 9, 10 values)"
+    )
+
+
+def test_what_fills_sram_fits() -> None:
+    peak = flashsim.count("flash", N=16, d=4, M=10**4, blocks=(4, 4)).sram.peak
+    found = flashsim.sweep("flash", N=16, d=4, M=[peak, peak - 1], blocks=(4, 4))
+    assert [row["status"] for row in found] == ["ok", "does not fit"]
+
+
+def test_no_more_points_are_checked_than_asked() -> None:
+    assert [flashsim.sweep(["flash", "q_outer"], N=[8, 9], d=4, check=n).checked for n in (0, 1, 3, 9)] == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"N": range(10**9)}, {"N": itertools.count(1)}, {"points": ({"N": 1} for _ in itertools.count())}]
+)
+def test_what_has_no_end_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"(N|points) has more than 1,048,576 values; expected fewer"):
+        flashsim.sweep(d=4, **arguments)
 
 
 def test_a_picture_has_a_line_for_each_combination() -> None:

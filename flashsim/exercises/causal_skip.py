@@ -124,6 +124,10 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "The diagonal counts: a query sees itself, so <= and not <.": lambda i, j, q, k, more: k[0] < q[1] + more,
     "(i + 1) * B_r is the query after the last one of the block.": lambda i, j, q, k, more: k[0] <= q[1] + 1 + more,
+    "With more queries than keys N_k - N_q is negative: the first queries see no key.": (
+        lambda i, j, q, k, more: k[0] <= q[1] + max(more, 0)
+    ),
+    "The sign of N_k - N_q is the other one.": lambda i, j, q, k, more: k[0] <= q[1] - more,
     "Past and future are exchanged: a query sees the keys up to it.": lambda i, j, q, k, more: k[0] >= q[1] + more,
 }
 

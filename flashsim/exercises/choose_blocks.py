@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import flashsim
+from flashsim.checking import shown
 from flashsim.exercises.judging import WHOLE, is_whole, pair
 from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work, Wrong
@@ -60,8 +61,10 @@ def grade(work: Work) -> str:
     blocks = work.function("blocks")
     answers = {case: pair("blocks", blocks(*case), "B_r, B_c") for case in CASES}
     for (M, d), sides in answers.items():
-        if not all(is_whole(n) and n > 0 for n in sides):
-            raise Wrong(f"M = {M:,}, d = {d}: blocks {sides}; expected two whole numbers, at least 1.", WHOLE)
+        if not all(is_whole(n) and 0 < n < 10**18 for n in sides):
+            raise Wrong(
+                f"M = {M:,}, d = {d}: blocks {shown(sides)}; expected two whole numbers, from 1 to 10¹⁸.", WHOLE
+            )
     hints = [hint for hint, wrong in MISTAKES.items() if all(wrong(*case) == B_c for case, (_, B_c) in answers.items())]
     hint = hints[0] if hints else ""
     for (M, d), (B_r, B_c) in answers.items():

@@ -97,7 +97,8 @@ def grade(work: Work) -> str:
         T_c = blocks.T_c
         writes = {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d, "O is stored twice.": 2 * N_q * d}
         expect_count("Elements of O written", stage.moved("O")[1], N_q * d, writes)
-        expect_count("Elements of O read", stage.moved("O")[0], 0, {})
+        loaded = "O is loaded. O_i stays on chip, and is only stored, at the end."
+        expect_count("Elements of O read", stage.moved("O")[0], 0, {loaded: N_q * d, f"{loaded} ": T_c * N_q * d})
         expect_count("Elements of Q read", stage.moved("Q")[0], N_q * d, {"Q[i] is loaded for each j.": T_c * N_q * d})
         for name in "KV":
             expect_count(f"Elements of {name} read", stage.moved(name)[0], blocks.T_r * N_k * d, {})
@@ -128,6 +129,7 @@ def _judge_turn(values: dict[str, Array], at: list[int], Q: Array, K: Array, V: 
         "O_i": {
             "The old O_i is not rescaled: it was summed against the old maximum. The factor is exp(m_i - m_new).": O
             + PV,
+            "O_i began as O[i], in which nothing was written yet. It begins as 0, on chip.": np.full_like(O, np.nan),
             early: sums.O / sums.l,
             early + " ": (a * before.O + PV) / sums.l,
             "This is the block's product alone. Where is the old O_i?": PV,

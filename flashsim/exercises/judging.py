@@ -18,9 +18,10 @@ ROUNDING = 1e-9  # relative; the exercises compute in float64, on numbers of ord
 def numbers(given: Any) -> Array | None:
     """Return an array of real numbers; None for what is none."""
     try:
-        return None if np.iscomplexobj(given) else np.asarray(given, float)
+        found = np.asarray(given)
     except (TypeError, ValueError):
         return None
+    return found.astype(float) if found.dtype.kind in "biuf" else None
 
 
 def same(got: Any, want: Any) -> bool:
@@ -44,14 +45,17 @@ def expect(what: str, got: Any, want: Any, mistakes: Mapping[str, Any]) -> None:
         raise Wrong(f"{what} has shape {found.shape}; expected {want.shape}.", hint)
     at = tuple(int(i) for i in np.argwhere(~np.isclose(found, want, rtol=ROUNDING, atol=ROUNDING))[0])
     where = f"[{', '.join(map(str, at))}]" if at else ""
-    raise Wrong(f"{what}{where} is {found[at]:.6g}; expected {want[at]:.6g}.", hint)
+    digits = next((n for n in (6, 9, 12) if f"{found[at]:.{n}g}" != f"{want[at]:.{n}g}"), 17)
+    raise Wrong(f"{what}{where} is {found[at]:.{digits}g}; expected {want[at]:.{digits}g}.", hint)
 
 
 def pair(function: str, result: Any, what: str) -> tuple[Any, ...]:
     """Return what a function returned if it is as many things as `what` names. Raises Wrong."""
     count = what.count(",") + 1
-    if not isinstance(result, tuple | list) or len(result) != count:
+    if not isinstance(result, tuple | list):
         raise Wrong(f"{function} returned a {type(result).__name__}; expected {what}.")
+    if len(result) != count:
+        raise Wrong(f"{function} returned {len(result)} values; expected {count}: {what}.")
     return tuple(result)
 
 
@@ -78,7 +82,8 @@ def expect_count(what: str, got: Any, want: int, mistakes: Mapping[str, int]) ->
         raise Wrong(f"{what} is {got!r}; expected a whole number, an int.", WHOLE)
     if got != want:
         hint = next((hint for hint, wrong in mistakes.items() if got == wrong), "")
-        raise Wrong(f"{what}: {got:,}; expected {want:,}.", hint)
+        said = f"{got:,}" if abs(got) < 10**30 else "more digits than a count has"
+        raise Wrong(f"{what}: {said}; expected {want:,}.", hint)
 
 
 @dataclass

@@ -63,8 +63,9 @@ def grade(work: Work) -> str:
         expect_count("Elements of Q read", stage.moved("Q")[0], N_q * d, Q_reads)
         every = "All of K is read in each turn of the inner loop. Load K[j] alone."
         only = "K is read once in all, so it stays on chip: that takes N_k·d of SRAM. Load K[j] in the inner loop."
-        K_reads = stage.moved("K")[0]
-        expect_count("Elements of K read", K_reads, T_r * N_k * d, {every: T_r * T_c * N_k * d, only: N_k * d})
+        twice = "K[j] is loaded twice in a turn of the inner loop. Load it once, and use the tile."
+        K_reads = {every: T_r * T_c * N_k * d, only: N_k * d, twice: 2 * T_r * N_k * d}
+        expect_count("Elements of K read", stage.moved("K")[0], T_r * N_k * d, K_reads)
     return "S is Q Kᵀ; Q was read once, K once for each block of queries: counts ==, also with ragged blocks"
 
 

@@ -51,11 +51,9 @@ class Work:
         reread(self.file)
         try:
             tree = ast.parse(text, self.file)
-        except (SyntaxError, ValueError) as error:
-            line = getattr(error, "lineno", None)
-            raise Wrong(
-                f"{_at(line)}Python cannot read this: {getattr(error, 'msg', error)}{self._text(line)}"
-            ) from None
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            line, why = getattr(error, "lineno", None), str(getattr(error, "msg", error)) or "it is nested too deeply"
+            raise Wrong(f"{_at(line)}Python cannot read this: {why}{self._text(line)}") from None
         if holes := _holes(tree):
             left = f"{len(holes)} holes are left, at lines" if len(holes) > 1 else "One hole is left, at line"
             raise Wrong(f"{left} {', '.join(map(str, holes))}. Put your code where it says ...")

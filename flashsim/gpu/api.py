@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from flashsim.checking import check_blocks, check_flag, check_p, check_scale, check_seed
 from flashsim.gpu import rungs
@@ -85,7 +86,7 @@ def forward(
     mask       booleans on the same GPU that broadcast to (B, H_q, N_q, N_k), True = attend; or `flashsim.SlidingWindow`,
                whose dead tiles "hopper" skips, and of which kernels that take masks get an array. With `causal`, both must allow
     block_mask (T_r, T_c) booleans, True = computed, or a function of (T_r, T_c) that returns them, as in `flashsim.patterns`:
-               "hopper" computes these tiles alone, of (B_r, B_c) = (128, 128)
+               "hopper" computes these tiles alone, of (B_r, B_c) = (128, 128), where d = 256 (128, 64)
     dropout_p, seed  the mask is `flashsim.dropout.keep_mask`, bit for bit
     blocks     (B_r, B_c), for kernels that are compiled for any; None: the kernel's own
     return_lse return also log Σ exp(scaled scores), (B, H_q, N_q), float32: −∞ for a query whose every key is masked,
@@ -105,15 +106,15 @@ def forward(
     if kernel is not None:
         rungs.kernel(kernel)
     with taken({"q": q, "k": k, "v": v}, mask) as (arrays, masked, hand_back):
-        plain = kernel, causal, scale, dropout_p, seed, False
-        rung, options = _settled("forward", arrays, plain, (mask, masked, block_mask, blocks, count))
-        cupy, first = import_cupy(), arrays["q"]
-        o = cupy.empty(first.shape, rung.output or first.dtype)
-        lse = cupy.empty(first.shape[:3], "float32") if return_lse else None
-        rung.forward(*arrays.values(), o, lse, options)
+        plain = kernel, causal, scale, dropout_p, seed, False, bool(return_lse)
+        rung, counters, run = _settled("forward", arrays, plain, (mask, masked, block_mask, blocks, count))
+        ndarray, first = import_cupy().ndarray, arrays["q"]
+        o = ndarray(first.shape, rung.output or first.dtype)
+        lse = ndarray(first.shape[:3], "float32") if return_lse else None
+        run(*arrays.values(), o, lse)
         results = [hand_back(o)] + ([hand_back(lse)] if return_lse else [])
-        if options.counters is not None:
-            results.append(options.counters.moved())
+        if counters is not None:
+            results.append(counters.moved())
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -143,16 +144,17 @@ def backward(
     if kernel is not None and rungs.kernel(kernel).backward is None:
         raise ValueError(f"kernel {kernel!r} has no backward pass")
     with taken({"q": q, "k": k, "v": v, "o": o, "lse": lse, "do": do}, mask) as (arrays, masked, hand_back):
-        plain = kernel, causal, scale, dropout_p, seed, deterministic
-        rung, options = _settled("backward", arrays, plain, (mask, masked, None, blocks, count))
-        assert rung.backward is not None
+        plain = kernel, causal, scale, dropout_p, seed, deterministic, False
+        _, counters, run = _settled("backward", arrays, plain, (mask, masked, None, blocks, count))
         cupy = import_cupy()
-        arrays["o"], arrays["lse"] = (cupy.ascontiguousarray(arrays[name]) for name in ("o", "lse"))
-        gradients = [cupy.empty(arrays[name].shape, arrays[name].dtype) for name in ("q", "k", "v")]
-        rung.backward(*arrays.values(), *gradients, options)
+        for name in ("o", "lse"):
+            if not arrays[name].flags.c_contiguous:
+                arrays[name] = cupy.ascontiguousarray(arrays[name])
+        gradients = [cupy.ndarray(arrays[name].shape, arrays[name].dtype) for name in ("q", "k", "v")]
+        run(*arrays.values(), *gradients)
         results: list[Any] = [hand_back(gradient) for gradient in gradients]
-        if options.counters is not None:
-            results.append(options.counters.moved())
+        if counters is not None:
+            results.append(counters.moved())
     return tuple(results)
 
 
@@ -178,46 +180,69 @@ class _Described:
 
 def _aligned(arrays: dict[str, Any]) -> bool:
     """Say whether arrays start at multiples of 16 bytes."""
-    return not any(x.data.ptr % 16 for name, x in arrays.items() if name != "lse")
+    together = 0
+    for name, x in arrays.items():
+        together |= 0 if name == "lse" else x.data.ptr
+    return not together % 16
 
 
-_SIMPLE = (type(None), bool, int, float, str)
+class _Settled(NamedTuple):
+    """Which rung is to run; where it counts, if it does; and what runs it, given arrays and those that it is to fill."""
+
+    rung: Kernel
+    counters: Counters | None
+    run: Callable[..., None]
 
 
-def _settled(
-    direction: str, arrays: dict[str, Any], plain: tuple[Any, ...], others: tuple[Any, ...]
-) -> tuple[Kernel, Options]:
-    """Return which rung is to run, and with what, or raise ValueError.
+_SIMPLE = frozenset((type(None), bool, int, float, str))
 
-    plain   kernel, causal, scale, dropout_p, seed, deterministic
+
+def _settled(direction: str, arrays: dict[str, Any], plain: tuple[Any, ...], others: tuple[Any, ...]) -> _Settled:
+    """Return what is to run, or raise ValueError.
+
+    plain   kernel, causal, scale, dropout_p, seed, deterministic, whether lse is wanted
     others  mask, the array that it is, block_mask, blocks, count
 
     Where no others are asked for, this depends on shapes, strides and dtypes alone, and is kept: it takes longer than a launch.
     """
-    found = tuple((name, x.shape, x.strides, x.dtype) for name, x in arrays.items())
-    aligned, on = _aligned(arrays), capability(current_device())
-    if all(other is None or other is False for other in others) and all(type(value) in _SIMPLE for value in plain):
-        return _settled_before(direction, found, aligned, on, *plain)
-    return _settle(direction, found, aligned, on, plain, others)
+    found = tuple([(name, x.shape, x.strides, x.dtype) for name, x in arrays.items()])
+    aligned, device = _aligned(arrays), current_device()
+    mask, _, block_mask, blocks, count = others
+    if (
+        mask is None
+        and block_mask is None
+        and blocks is None
+        and count is False
+        and _SIMPLE.issuperset(map(type, plain))
+    ):
+        return _settled_before(direction, found, aligned, device, *plain)
+    return _settle(direction, found, aligned, device, plain, others)
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _settled_before(direction: str, found: Any, aligned: bool, on: str, *plain: Any) -> tuple[Kernel, Options]:
-    return _settle(direction, found, aligned, on, plain, (None, None, None, None, False))
+def _settled_before(direction: str, found: Any, aligned: bool, device: int, *plain: Any) -> _Settled:
+    return _settle(direction, found, aligned, device, plain, (None, None, None, None, False))
 
 
 def _settle(
-    direction: str, found: Any, aligned: bool, on: str, plain: tuple[Any, ...], others: tuple[Any, ...]
-) -> tuple[Kernel, Options]:
-    kernel, causal, scale, dropout_p, seed, deterministic = plain
+    direction: str, found: Any, aligned: bool, device: int, plain: tuple[Any, ...], others: tuple[Any, ...]
+) -> _Settled:
+    kernel, causal, scale, dropout_p, seed, deterministic, wants_lse = plain
     mask, masked, block_mask, blocks, count = others
     arrays = {name: _Described(*rest) for name, *rest in found}
     dropout_p = check_p(dropout_p)
     rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
     asked = _asked(rule, dropout_p, blocks, count)
-    rung = rungs.kernel(kernel or _fastest(direction, arrays, aligned, asked, on).kernel)
-    _check_shapes(rung, arrays)
-    return rung, _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count, deterministic, direction)
+    rung = rungs.kernel(kernel or _fastest(direction, arrays, aligned, asked, capability(device)).kernel)
+    _check_shapes(rung, arrays, direction)
+    options = _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count, deterministic, direction)
+    q, k, v = (arrays[name] for name in "qkv")
+    if direction == "forward":
+        run = rung.prepare and rung.prepare(device, q, k, v, wants_lse, options)
+        return _Settled(rung, options.counters, run or partial(rung.forward, options=options))
+    assert rung.backward is not None
+    run = rung.prepare_backward and rung.prepare_backward(device, q, k, v, arrays["do"], options)
+    return _Settled(rung, options.counters, run or partial(rung.backward, options=options))
 
 
 def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
@@ -257,7 +282,7 @@ def _plan(
         lacks = [what for what in wants if not _takes(rung, what, direction)]
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
-            or f"does not take d = {d}" * (d not in rung.head_dims)
+            or f"does not take d = {d}" * (d not in rung.widths(direction))
             or (rung.why_not(capability, d) if rung.why_not else "")
             or (rung.unsuited(q, k) if rung.unsuited and shapes_known else "")
             or "needs rows that start at multiples of 16 bytes" * (rung.aligned and not aligned)
@@ -270,7 +295,7 @@ def _plan(
     return Plan(rung.name, "; ".join(skipped) or "the fastest that there is")
 
 
-def _check_shapes(rung: Kernel, arrays: dict[str, _Described]) -> None:
+def _check_shapes(rung: Kernel, arrays: dict[str, _Described], direction: str) -> None:
     """Raise ValueError for shapes, dtypes or strides that the kernel does not take."""
     q, k = arrays["q"], arrays["k"]
     for name, array in arrays.items():
@@ -294,9 +319,10 @@ def _check_shapes(rung: Kernel, arrays: dict[str, _Described]) -> None:
                 f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k {k.shape}"
             )
     d, heads, kv_heads = q.shape[3], q.shape[1], k.shape[1]
-    if d not in rung.head_dims:
+    widths = rung.widths(direction)
+    if d not in widths:
         raise ValueError(
-            f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, rung.head_dims))}"
+            f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, widths))} {direction}"
         )
     if heads % kv_heads or (heads != kv_heads and not rung.gqa):
         expected = "a multiple of" if rung.gqa else "as many as"

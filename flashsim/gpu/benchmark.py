@@ -79,10 +79,10 @@ class Timing:
     """A contestant's time of one call in ms: median, least and most over the rounds; TFLOP/s; peak bytes beyond inputs."""
 
     name: str
-    median: float
-    least: float
-    most: float
-    tflops: float
+    median: float = math.nan
+    least: float = math.nan
+    most: float = math.nan
+    tflops: float = math.nan
     extra_bytes: int | None = None
     failed: str = ""
 
@@ -125,6 +125,7 @@ def race(setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rou
     cupy = import_cupy()
     calls: dict[str, Call] = {}
     extra: dict[str, int] = {}
+    failed: dict[str, str] = {}
     for name, make in makers:
         try:
             call = make()
@@ -132,9 +133,12 @@ def race(setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rou
             extra[name] = _extra_bytes(call)
             calls[name] = call
         except Exception as error:  # a contestant that cannot do this setting must not end the benchmark
-            yield Timing(name, math.nan, math.nan, math.nan, math.nan, failed=f"{type(error).__name__}: {error}"[:300])
+            failed[name] = _said(error)
         cupy.cuda.runtime.deviceSynchronize()
-    for name, measured in interleaved(calls, rounds).items():
+    times = interleaved(calls, rounds, failed)
+    for name, reason in failed.items():
+        yield Timing(name, failed=reason)
+    for name, measured in times.items():
         median = statistics.median(measured)
         rate = setting.flops * share(name, setting) / median / 1e9
         yield Timing(name, median, min(measured), max(measured), rate, extra[name])
@@ -142,20 +146,45 @@ def race(setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rou
     _free()
 
 
-def interleaved(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
+def interleaved(calls: Mapping[str, Call], rounds: int, failed: dict[str, str] | None = None) -> dict[str, list[float]]:
     """Return the ms of each call, a number a round: all take turns, each with as many launches as take 30 ms.
 
-    Rounds have orders of their own: who comes after one that draws little power would clock higher each time.
+    Rounds have orders of their own: who comes after one that draws little power would clock higher each time. One that fails
+    twice goes to `failed`, with the reason, and the others go on; without `failed` the error is raised.
     """
-    launches = {
-        name: max(1, min(MOST_LAUNCHES, int(LAUNCHES_MS / max(_time(call, 2), 1e-3)))) for name, call in calls.items()
-    }
+    launches: dict[str, int] = {}
     times: dict[str, list[float]] = {name: [] for name in calls}
     shuffled = random.Random(0)
-    for _ in range(max(rounds, LEAST_ROUNDS)):
-        for name in shuffled.sample(list(calls), len(calls)):
-            times[name].append(_time(calls[name], launches[name]))
+    for _ in range(1 + max(rounds, LEAST_ROUNDS)):
+        for name in shuffled.sample(list(times), len(times)):
+            try:
+                taken = _turn(calls[name], launches.get(name, 2))
+            except Exception as error:
+                if failed is None:
+                    raise
+                failed[name] = _said(error)
+                del times[name]
+            else:
+                if name in launches:
+                    times[name].append(taken)
+                else:  # the first round is to find how many
+                    launches[name] = max(1, min(MOST_LAUNCHES, int(LAUNCHES_MS / max(taken, 1e-3))))
     return times
+
+
+def _said(error: Exception) -> str:
+    """Return an error in words: itself, it would keep its frames' arrays."""
+    return f"{type(error).__name__}: {error}"[:300]
+
+
+def _turn(call: Call, launches: int) -> float:
+    """Return the ms of one call, of so many; where what others keep in their pools is in the way, of a second try."""
+    try:
+        return _time(call, launches)
+    except Exception:  # CuPy and PyTorch free their own pools when memory ends, and not each other's
+        _free()
+        call()
+        return _time(call, launches)
 
 
 def _time(call: Call, launches: int) -> float:

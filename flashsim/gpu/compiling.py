@@ -128,7 +128,7 @@ def current_device() -> int:
     try:
         if not cupy.cuda.runtime.getDeviceCount():
             raise MissingGPU("no GPU: CUDA sees no device")
-        return int(cupy.cuda.Device().id)
+        return int(cupy.cuda.runtime.getDevice())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise MissingGPU(f"no GPU: {error}. A driver for CUDA 13 (580 or later) and a device are needed") from None
 

@@ -17,8 +17,10 @@ CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memor
 @contextmanager
 def taken(given: dict[str, Any], mask: Any) -> Iterator[tuple[dict[str, Any], Any, Callable[[Any], Any]]]:
     """Within their device, and PyTorch's stream for tensors: the arrays as CuPy's, the mask, and how to hand results back."""
-    cupy = import_cupy()
-    current_device()
+    cupy, current = import_cupy(), current_device()
+    if mask is None and all(type(x) is cupy.ndarray and x.data.device_id == current for x in given.values()):
+        yield given, None, _itself  # what follows, in less time
+        return
     everything = given if mask is None or isinstance(mask, Mask) else {**given, "mask": mask}
     devices = {name: _device(name, array) for name, array in everything.items()}
     first = next(iter(devices.values()))
@@ -29,11 +31,15 @@ def taken(given: dict[str, Any], mask: Any) -> Iterator[tuple[dict[str, Any], An
     with cupy.cuda.Device(first):
         if torch is None:
             arrays = {name: _cupy(name, array) for name, array in everything.items()}
-            yield {name: arrays[name] for name in given}, arrays.get("mask"), lambda array: array
+            yield {name: arrays[name] for name in given}, arrays.get("mask"), _itself
         else:
             with cupy.cuda.Stream.from_external(_Stream(torch.cuda.current_stream(first).cuda_stream)):
                 arrays = {name: _cupy(name, array) for name, array in everything.items()}
                 yield {name: arrays[name] for name in given}, arrays.get("mask"), torch.from_dlpack
+
+
+def _itself(array: Any) -> Any:
+    return array
 
 
 def _device(name: str, array: Any) -> int:

@@ -2,14 +2,14 @@
 
 The backward pass is `hopper_backward`'s.
 
-The kernel needs a GPU of compute capability 9.0 and d of 64 or 128. Elsewhere this rung runs `tensor_core` in its place, with
-a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
+The kernel needs a GPU of compute capability 9.0 and d of 64, 128 or, forward and without dropout, 256. Elsewhere this rung
+runs `tensor_core` in its place, if that takes d, with a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,16 +19,18 @@ from flashsim.checking import check_tiles
 from flashsim.gpu import hopper_backward, tensor_core, tensor_core_backward
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import DROPOUT, NOWHERE, counter, dropout, ready, section
-from flashsim.gpu.tensor_maps import tensor_map
+from flashsim.gpu.launching import DROPOUT, Launch, counter, dropout, ready, section
+from flashsim.gpu.tensor_maps import contiguous, tensor_map
 from flashsim.masks import SlidingWindow
 from flashsim.records import Blocks, Shape
 
 FILE = "hopper.cu"
 ARRAYS = ("Q", "K", "V", "O", "L")
 ELEMENTS = tensor_core.ELEMENTS
-HEAD_DIMS = (64, 128)  # the kernel's; the rung takes tensor_core's
-ROWS = 64  # of Q_i that a warpgroup has; of the boxes in which O_i is stored
+HEAD_DIMS = (64, 128, 256)  # the kernel's; the rung takes tensor_core's too
+WIDEST = 256  # for which there are no registers for Philox, and no backward pass
+ROWS, O_ROWS = 64, 16  # of Q_i that a warpgroup has; of O_i that are stored at a time: a warp's
+O_COLUMNS = 128  # of O_i at most that are stored at a time
 MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
 SHORT = 4096  # keys: up to so many, smaller tiles pay
 
@@ -58,21 +60,22 @@ class Tiles(NamedTuple):
 
     def shared_bytes(self, d: int) -> int:
         """Return the shared memory of Q_i, K_j, V_j, O_i, each tile's pair of barriers, and the row blocks' numbers."""
-        Q_stages, stages = (2, 8) if self.B_c == 64 else (1, 2)
-        tiles = 2 * d * ((Q_stages + 1) * self.B_r + 2 * stages * self.B_c)
+        Q_stages, stages = (2, 8) if d == self.B_c == 64 else (1, 2)
+        tiles = 2 * (d * (Q_stages * self.B_r + 2 * stages * self.B_c) + min(d, O_COLUMNS) * self.B_r)
         return tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * 12
 
 
 WIDE, TALL = Tiles(128, 128, turns=False, lazy=True), Tiles(192, 128, turns=True, lazy=True)
 FINE, SMALL = Tiles(256, 64, turns=False, lazy=True), Tiles(128, 128, turns=False, lazy=True)
-TILES = {128: (WIDE,), 64: (TALL, FINE, SMALL)}
+DEEP = Tiles(128, 64, turns=False, lazy=True)
+TILES = {256: (DEEP,), 128: (WIDE,), 64: (TALL, FINE, SMALL)}
 KINDS = ("FULL", "CAUSAL", "WINDOW", "LISTED")  # of masks, as the kernel calls them
 
 
 def tiles_of(d: int, kind: str, dropout: bool) -> tuple[Tiles, ...]:
     """Return what the kernel is compiled for. Philox needs registers, of which more than two consumers have too few."""
-    if d == 128:
-        return (WIDE,)
+    if d != 64:
+        return () if dropout and d == WIDEST else TILES[d]
     if dropout or kind == "LISTED":
         return (SMALL,)
     return (FINE,) if kind == "WINDOW" else (TALL, FINE)
@@ -80,8 +83,10 @@ def tiles_of(d: int, kind: str, dropout: bool) -> tuple[Tiles, ...]:
 
 @lru_cache(maxsize=1024)
 def choose_tiles(d: int, kind: str, N_k: int, dropout: bool = False, blocks: tuple[int, int] | None = None) -> Tiles:
-    """Return what is fastest, or the tiles of these sizes; ValueError for sizes that the kernel is not compiled for."""
+    """Return what is fastest, or the tiles of these sizes; ValueError for what the kernel is not compiled for."""
     choices = tiles_of(d, kind, dropout)
+    if not choices:
+        raise ValueError(f"dropout_p is given and d is {d}; hopper takes dropout with d below {WIDEST}")
     if blocks is None:
         return choices[-1 if N_k <= SHORT else 0]
     for tiles in choices:
@@ -115,7 +120,7 @@ def why_not(capability: str, d: int) -> str:
     """Return why tensor_core is to run in the kernel's place, or "" if it is not."""
     if capability != "90":
         return f"the GPU has compute capability {capability}, and wgmma needs 90 (Hopper)"
-    return "" if d in HEAD_DIMS else f"d is {d}, and the kernel takes {' or '.join(map(str, HEAD_DIMS))}"
+    return "" if d in HEAD_DIMS else f"d is {d}, and the kernel takes {min(HEAD_DIMS)} or more"
 
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
@@ -123,13 +128,18 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     device = import_cupy().cuda.runtime.getDevice()
     reason = why_not(capability(device), q.shape[3])
     if reason:
+        if q.shape[3] not in tensor_core.HEAD_DIMS:
+            raise ValueError(f"q has shape {q.shape}, d = {q.shape[3]}, which tensor_core does not take, and {reason}")
         _refuse(options, f"runs in hopper's place as {reason}")
         warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
         tensor_core.forward(q, k, v, o, lse, options)
         return
-    kind = kind_of(options)
-    tiles = choose_tiles(q.shape[3], kind, k.shape[2], options.dropout_p > 0, options.blocks)
-    launch(tiles, q, k, v, o, lse, options)
+    prepared(None, device, q, k, v, lse is not None, options)(q, k, v, o, lse)
+
+
+def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Callable[..., None] | None:
+    """Return `forward` for arrays of these shapes, strides and dtypes, or None where tensor_core runs in the kernel's place."""
+    return None if why_not(capability(device), q.shape[3]) else prepared(None, device, q, k, v, wants_L, options)
 
 
 def kind_of(options: Options) -> str:
@@ -139,39 +149,39 @@ def kind_of(options: Options) -> str:
 
 def launch(tiles: Tiles, q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     """Fill o and, unless None, lse, with these tiles. Raises ValueError as `forward`."""
-    device, kind, counting = import_cupy().cuda.runtime.getDevice(), kind_of(options), options.counters is not None
+    device = import_cupy().cuda.runtime.getDevice()
+    prepared(tiles, device, q, k, v, lse is not None, options)(q, k, v, o, lse)
+
+
+def prepared(
+    tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
+) -> Callable[..., None]:
+    """Return what fills o and lse for arrays of these shapes, strides and dtypes, with these tiles or the fastest."""
+    kind, counters = kind_of(options), options.counters
+    tiles = tiles or choose_tiles(q.shape[3], kind, k.shape[2], options.dropout_p > 0, options.blocks)
     window, drops = options.window or (-1, 0 if options.causal else -1), (options.dropout_p, options.seed)
     lists: Any = ()
     if kind == "LISTED":
         lists = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2])
     listed = tuple(array.data.ptr for array in lists)
-    wants_L, scale = lse is not None, options.scale
-    made = _made(device, tiles, q.shape, k.shape, q.dtype, wants_L, kind, window, scale, drops, listed, counting)
-    sides = (("q", q, tiles.B_r), ("k", k, tiles.B_c), ("v", v, tiles.B_c), ("o", o, ROWS))
-    maps = [tensor_map(name, x.data.ptr, x.shape, x.strides, made.dtype, rows) for name, x, rows in sides]
-    L = lse if wants_L else NOWHERE
-    totals = options.counters.for_launch(ARRAYS) if options.counters is not None else NOWHERE
-    arguments = (*maps, L, counter(device), made.problem, totals)
-    made.kernel(made.grid, made.threads, arguments, shared_mem=made.shared)
+    strides, asked = (q.strides, k.strides, v.strides), (options.scale, drops, listed, counters is not None)
+    start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, wants_L, kind, window, *asked)
 
+    def run(q: Any, k: Any, v: Any, o: Any, lse: Any) -> None:
+        totals = 0 if counters is None else counters.for_launch(ARRAYS).data.ptr
+        L = lse.data.ptr if wants_L else 0
+        start(q.data.ptr, k.data.ptr, v.data.ptr, o.data.ptr, L, counter(device).data.ptr, totals)
 
-class _Made(NamedTuple):
-    """What a launch needs besides its arrays: the function, its grid and block of threads, and struct Problem."""
-
-    kernel: Any
-    grid: tuple[int]
-    threads: tuple[int]
-    shared: int
-    problem: Any
-    dtype: str
+    return run
 
 
 @lru_cache(maxsize=1024)
-def _made(
+def _launch(
     device: int,
     tiles: Tiles,
     q: tuple[int, ...],
     k: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
     dtype: Any,
     wants_L: bool,
     kind: str,
@@ -180,8 +190,8 @@ def _made(
     drops: tuple[float, int],
     listed: tuple[int, ...],
     counting: bool,
-) -> _Made:
-    """Return it for q and k of these shapes, dropout and seed, and lists of tiles at these pointers."""
+) -> Launch:
+    """Return it, to be called with the addresses of Q, K, V, O, L, the counter and totals, for lists of tiles at these."""
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     T_r = -(-N_q // tiles.B_r)
     row_blocks = B * H * T_r
@@ -202,7 +212,17 @@ def _made(
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
     blocks = min(attributes["MultiProcessorCount"] if tiles.persistent else row_blocks, row_blocks)
     threads = 128 * (tiles.B_r // ROWS + 1)
-    return _Made(kernel, (blocks,), (threads,), shared, np.void(problem.tobytes()), dtype.name)
+    shapes, given = (q, k, k, q), (*strides, contiguous(q, dtype.itemsize))
+    boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (O_ROWS, O_COLUMNS)
+    sides = tuple(zip("qkvo", shapes, given, boxes, strict=True))
+    by_value = np.void(problem.tobytes())
+
+    def arguments(Q: int, K: int, V: int, O: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
+        each = zip(sides, (Q, K, V, O), strict=True)
+        maps = (tensor_map(name, at, *given, dtype.name, *box) for (name, *given, box), at in each)
+        return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
+
+    return Launch(device, kernel, blocks, threads, shared, arguments)
 
 
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:
@@ -238,8 +258,15 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
     hopper_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
 
 
+def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Callable[..., None] | None:
+    """Return `backward` for arrays of these shapes, strides and dtypes, or None as `prepare`."""
+    return None if why_not(capability(device), q.shape[3]) else hopper_backward.prepared(device, q, k, v, do, options)
+
+
 def outrun(direction: str, d: int, asked: Sequence[str]) -> str:
-    """Return why `tensor_core`, which cannot count, is faster, or ""."""
+    """Return why `tensor_core`, which cannot count, is faster, or why there is no kernel for this, or ""."""
+    if d == WIDEST and "dropout_p" in asked:
+        return f"takes dropout with d below {WIDEST}"
     slower = direction == "backward" and d == 64 and "dropout_p" in asked and "count" not in asked
     return "tensor_core is faster with dropout at d = 64" if slower else ""
 
@@ -267,6 +294,7 @@ KERNEL = Kernel(
     tensor_cores=True,
     dtypes=tuple(ELEMENTS),
     head_dims=tensor_core.HEAD_DIMS,
+    forward_dims=(WIDEST,),
     variants=tuple(
         Variant(
             FILE,
@@ -289,6 +317,8 @@ KERNEL = Kernel(
     + hopper_backward.VARIANTS,
     forward=forward,
     backward=backward,
+    prepare=prepare,
+    prepare_backward=prepare_backward,
     windows=True,
     block_masks=True,
     dropout=True,

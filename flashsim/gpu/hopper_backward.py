@@ -5,7 +5,7 @@ dQ is summed in HBM, in fp32, by blocks of threads that run at once: in any orde
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,16 +13,15 @@ import numpy as np
 
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Options, Variant
-from flashsim.gpu.launching import DROPOUT, NOWHERE, dropout, ready, section
+from flashsim.gpu.launching import DROPOUT, Launch, dropout, ready, section
 from flashsim.gpu.tensor_core import ELEMENTS, LOG2_E
-from flashsim.gpu.tensor_maps import tensor_map
+from flashsim.gpu.tensor_maps import contiguous, tensor_map
 
 FILE = "hopper_backward.cu"
 HEAD_DIMS = (64, 128)
 ROWS = 64  # of the boxes in which dK_j and dV_j are stored
 PREPARES, SUMS, ROUNDS = 256, 384, 256  # threads of the three kernels
 GRID = 2**31 - 1
-POINTERS = 3 * 8  # bytes, at the end of struct Problem
 MOVES = (  # what each kernel's totals are of, in its order
     ("O", "dO", "L", "D", "dQ"),
     ("Q", "K", "V", "dO", "L", "D", "dQ", "dK", "dV"),
@@ -57,53 +56,44 @@ def functions(dtype: str, d: int, causal: bool, drops: bool, deterministic: bool
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
     """Fill dq, dk, dv. Raises ValueError for rows that do not start at multiples of 16 bytes, and for too large a grid."""
-    cupy, counters = import_cupy(), options.counters
-    made = _made(
-        cupy.cuda.runtime.getDevice(),
-        q.shape,
-        k.shape,
-        do.strides,
-        q.dtype,
-        options.causal,
-        options.scale,
-        options.dropout_p,
-        options.seed,
-        options.deterministic,
-        counters is not None,
-    )
-    B_r, B_c = made.blocks
-    sides = (("q", q, B_r), ("k", k, B_c), ("v", v, B_c), ("do", do, B_r), ("dk", dk, ROWS), ("dv", dv, ROWS))
-    maps = [tensor_map(name, x.data.ptr, x.shape, x.strides, made.dtype, rows) for name, x, rows in sides]
-    scratch = cupy.empty(made.ends[-1], "uint8")  # dQ's sums; L and D; whose turn it is
-    at = scratch.data.ptr
-    problem = np.void(made.problem + struct.pack("<3Q", at + made.ends[0], at, at + made.ends[1]))
-    totals = [counters.for_launch(names) if counters is not None else NOWHERE for names in MOVES]
-    prepare, main, round_dQ = made.kernels
-    prepare(made.grid, (PREPARES,), (o, do, *made.strides, lse, problem, totals[0]))
-    main(made.main_grid, (SUMS,), (*maps, problem, totals[1]), shared_mem=made.shared)
-    round_dQ(made.grid, (ROUNDS,), (dq, problem, totals[2]))
+    device = import_cupy().cuda.runtime.getDevice()
+    prepared(device, q, k, v, do, options)(q, k, v, o, lse, do, dq, dk, dv)
 
 
-class _Made(NamedTuple):
-    """What the launches need besides their arrays. `problem` lacks its three pointers into scratch memory."""
+def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Callable[..., None]:
+    """Return `backward` for arrays of these shapes, strides and dtypes."""
+    alloc, counters, strides = import_cupy().cuda.alloc, options.counters, (q.strides, k.strides, v.strides, do.strides)
+    asked = options.causal, options.scale, options.dropout_p, options.seed, options.deterministic, counters is not None
+    prepare, main, round_dQ, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, *asked)
 
-    kernels: tuple[Any, ...]
-    grid: tuple[int]
-    main_grid: tuple[int]
-    shared: int
-    blocks: tuple[int, int]
-    problem: bytes
-    strides: tuple[Any, ...]
-    ends: tuple[int, int, int]  # of what is in scratch memory, in bytes
-    dtype: str
+    def run(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any) -> None:
+        memory = alloc(scratch)
+        totals = [0 if counters is None else counters.for_launch(names).data.ptr for names in MOVES]
+        prepare(o.data.ptr, do.data.ptr, lse.data.ptr, memory.ptr, totals[0])
+        main(q.data.ptr, k.data.ptr, v.data.ptr, do.data.ptr, dk.data.ptr, dv.data.ptr, memory.ptr, totals[1])
+        round_dQ(dq.data.ptr, memory.ptr, totals[2])
+
+    return run
+
+
+class _Launches(NamedTuple):
+    """Called with the addresses of O, dO, L; of Q, K, V, dO, dK, dV; of dQ: each then with scratch memory's and totals'.
+
+    And the bytes of scratch memory.
+    """
+
+    prepare: Launch
+    main: Launch
+    round_dQ: Launch
+    scratch: int
 
 
 @lru_cache(maxsize=1024)
-def _made(
+def _launches(
     device: int,
     q: tuple[int, ...],
     k: tuple[int, ...],
-    do_strides: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
     dtype: Any,
     causal: bool,
     scale: float,
@@ -111,8 +101,8 @@ def _made(
     seed: int,
     deterministic: bool,
     counting: bool,
-) -> _Made:
-    """Return it for q and k of these shapes, and do of these strides."""
+) -> _Launches:
+    """Return them for q and k of these shapes; strides are q's, k's, v's and do's."""
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     B_r, B_c = choose_blocks(d)
     T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
@@ -130,17 +120,46 @@ def _made(
     problem["tau"], problem["half_c"] = (max(-most, min(x, most)) for x in (scale, scale * LOG2_E / 2))
     problem["dropout"] = dropout(dropout_p, seed)
     names = functions(dtype.name, d, causal, dropout_p > 0, deterministic)
-    sums, rows, turns = 4 * row_blocks * B_r * d, 8 * row_blocks * B_r, 8 * row_blocks
-    return _Made(
-        ready(device, FILE, names, names[1], shared_bytes(d), counting),
-        (row_blocks,),
-        (key_blocks,),
-        shared_bytes(d),
-        (B_r, B_c),
-        problem.tobytes()[:-POINTERS],
-        tuple(np.int64(stride // 2) for stride in do_strides[:3]),
-        (sums, sums + rows, sums + rows + turns),
-        dtype.name,
+    kernels = ready(device, FILE, names, names[1], shared_bytes(d), counting)
+    sums, rows, turns = (
+        4 * row_blocks * B_r * d,
+        8 * row_blocks * B_r,
+        8 * row_blocks,
+    )  # dQ's; L and D; whose turn it is
+    do_strides = tuple(np.int64(stride // 2) for stride in strides[3][:3])
+    sides = tuple(
+        zip(
+            ("q", "k", "v", "do", "dk", "dv"),
+            (q, k, k, q, k, k),
+            (*strides, *[contiguous(k, dtype.itemsize)] * 2),
+            (B_r, B_c, B_c, B_r, ROWS, ROWS),
+            strict=True,
+        )
+    )
+
+    def placed(scratch: int) -> Any:
+        found = problem.copy()
+        found["rows"], found["sums"], found["turns"] = scratch + sums, scratch, scratch + sums + rows
+        return np.void(found.tobytes())
+
+    def preparing(O: int, dO: int, L: int, scratch: int, totals: int) -> tuple[Any, ...]:
+        return (np.uint64(O), np.uint64(dO), *do_strides, np.uint64(L), placed(scratch), np.uint64(totals))
+
+    def summing(*addresses: int) -> tuple[Any, ...]:
+        *arrays, scratch, totals = addresses
+        maps = (
+            tensor_map(name, at, *given, dtype.name, B) for (name, *given, B), at in zip(sides, arrays, strict=True)
+        )
+        return (*maps, placed(scratch), np.uint64(totals))
+
+    def rounding(dQ: int, scratch: int, totals: int) -> tuple[Any, ...]:
+        return np.uint64(dQ), placed(scratch), np.uint64(totals)
+
+    return _Launches(
+        Launch(device, kernels[0], row_blocks, PREPARES, 0, preparing),
+        Launch(device, kernels[1], key_blocks, SUMS, shared_bytes(d), summing),
+        Launch(device, kernels[2], row_blocks, ROUNDS, 0, rounding),
+        sums + rows + turns,
     )
 
 

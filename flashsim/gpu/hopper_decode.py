@@ -7,6 +7,7 @@ heads, at all positions. Elsewhere this rung runs `hopper` in its place, with a 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,12 +16,13 @@ import numpy as np
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import NOWHERE, check_rows, ready
+from flashsim.gpu.launching import Launch, check_rows, ready
 from flashsim.gpu.tensor_maps import tensor_map
 
 FILE = "hopper_decode.cu"
 ARRAYS = ("Q", "K", "V", "O", "L", "O_parts", "l_parts", "m_parts")
 ELEMENTS = tensor_core.ELEMENTS
+HEAD_DIMS = (64, 128)  # the kernel's
 ROWS = 64  # of the tile of queries
 KEYS = 64  # B_c
 THREADS, PLACES = 160, 2  # the kernel's; blocks on a multiprocessor
@@ -68,58 +70,63 @@ def unsuited(q: tuple[int, ...], k: tuple[int, ...]) -> str:
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     """Fill o and, unless None, lse. Raises ValueError for rows of q, k or v that do not start at multiples of 16 bytes."""
-    cupy = import_cupy()
-    device, d = cupy.cuda.runtime.getDevice(), q.shape[3]
-    reason = hopper.why_not(capability(device), d) or unsuited(q.shape, k.shape)
+    device = import_cupy().cuda.runtime.getDevice()
+    reason = hopper.why_not(capability(device), q.shape[3]) or unsuited(q.shape, k.shape)
     if reason:
         warnings.warn(f"hopper runs in hopper_decode's place: {reason}", RuntimeWarning, stacklevel=3)
         hopper.forward(q, k, v, o, lse, options)
         return
-    counting = options.counters is not None
-    asked = _prepared(
-        device, q.shape, k.shape, q.strides, q.dtype, lse is not None, options.causal, options.scale, counting
-    )
-    check_rows("q", q)
-    K, V = (tensor_map(name, x.data.ptr, x.shape, x.strides, asked.dtype, KEYS) for name, x in (("k", k), ("v", v)))
-    L = NOWHERE if lse is None else lse
-    totals = options.counters.for_launch(ARRAYS) if options.counters is not None else NOWHERE
-    made = cupy.empty(asked.places * (d + 2), "float32") if asked.places else None
-    at = 0 if made is None else made.data.ptr
-    parts = [np.uint64(at + 4 * asked.places * n) for n in (0, d, d + 1)]  # O_parts, l_parts, m_parts
-    decode, merge = asked.kernels
-    given = (q, K, V, o, L, *parts, asked.problem, totals)
-    decode((asked.blocks,), (THREADS,), given, shared_mem=shared_bytes(d))
-    if made is not None:
-        given = (o, L, *parts, np.int32(asked.blocks), np.int32(asked.share), asked.problem, totals)
-        merge((asked.merging,), (32 * WARPS,), given)
+    _prepared(device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
-class _Prepared(NamedTuple):
-    """struct Problem, kernels, dtype, blocks; if heads are split, places for rows of parts, warps a row, merging blocks."""
+def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Callable[..., None] | None:
+    """Return `forward` for arrays of these shapes, strides and dtypes, or None where `hopper` runs in its place."""
+    reason = hopper.why_not(capability(device), q.shape[3]) or unsuited(q.shape, k.shape)
+    return None if reason else _prepared(device, q, k, v, wants_L, options)
 
-    problem: Any
-    kernels: tuple[Any, Any]
-    dtype: str
-    blocks: int
-    places: int = 0
-    share: int = 0
-    merging: int = 0
+
+def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Callable[..., None]:
+    alloc, counters, strides = import_cupy().cuda.alloc, options.counters, (q.strides, k.strides, v.strides)
+    asked = wants_L, options.causal, options.scale, counters is not None
+    decode, merge, parts = _launches(device, q.shape, k.shape, strides, q.dtype, *asked)
+
+    def run(q: Any, k: Any, v: Any, o: Any, lse: Any) -> None:
+        totals = 0 if counters is None else counters.for_launch(ARRAYS).data.ptr
+        O, L = o.data.ptr, lse.data.ptr if wants_L else 0
+        memory = alloc(parts) if merge is not None else None
+        at = 0 if memory is None else memory.ptr
+        decode(q.data.ptr, k.data.ptr, v.data.ptr, O, L, at, totals)
+        if merge is not None:
+            merge(O, L, at, totals)
+
+    return run
+
+
+class _Launches(NamedTuple):
+    """Called with the addresses of Q, K, V, O, L, parts and totals; if heads are split, the second with the last four.
+
+    And the bytes of parts.
+    """
+
+    decode: Launch
+    merge: Launch | None = None
+    parts: int = 0
 
 
 @lru_cache(maxsize=1024)
-def _prepared(
+def _launches(
     device: int,
     q: tuple[int, ...],
     k: tuple[int, ...],
-    strides: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
     dtype: Any,
     wants_L: bool,
     causal: bool,
     scale: float,
     counting: bool,
-) -> _Prepared:
-    """Return what a launch for q and k of these shapes needs."""
-    (B, H, N_q, _), (_, H_kv, N_k, _) = q, k
+) -> _Launches:
+    """Return them for q and k of these shapes; strides are q's, k's and v's."""
+    (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     heads, group, T_c = B * H_kv, H // H_kv, -(-N_k // KEYS)
     rows = group * N_q
     if heads * rows >= MOST:
@@ -127,18 +134,36 @@ def _prepared(
     places = PLACES * import_cupy().cuda.Device(device).attributes["MultiProcessorCount"]
     blocks = grid(heads, T_c, rows, places)
     problem = np.zeros((), _PROBLEM)
-    problem["Q"] = tuple(stride // 2 for stride in strides[:3])
+    problem["Q"] = tuple(stride // 2 for stride in strides[0][:3])
     problem["tiles"], problem["N_q"], problem["N_k"], problem["H_kv"] = heads * T_c, N_q, N_k, H_kv
     problem["group"], problem["heads"], problem["rows"], problem["T_c"] = group, heads, rows, T_c
     problem["causal"], problem["wants_L"] = causal, wants_L
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    names = functions(dtype.name, q[3])
-    kernels = ready(device, FILE, names, names[0], shared_bytes(q[3]), counting)
-    found = np.void(problem.tobytes()), (kernels[0], kernels[1]), dtype.name, blocks
-    if blocks == heads:
-        return _Prepared(*found)
+    names = functions(dtype.name, d)
+    kernels = ready(device, FILE, names, names[0], shared_bytes(d), counting)
+    places = 0 if blocks == heads else (blocks + heads - 1) * rows
     share = next(share for share in (1, 2, 4, 8) if share == WARPS or -(-blocks // heads) <= PARTS * share)
-    return _Prepared(*found, (blocks + heads - 1) * rows, share, -(-heads * rows * share // WARPS))
+    by_value = np.void(problem.tobytes())
+
+    def cut(parts: int) -> tuple[Any, ...]:
+        return tuple(np.uint64(parts + 4 * places * n) for n in (0, d, d + 1))  # O_parts, l_parts, m_parts
+
+    def decoding(Q: int, K: int, V: int, O: int, L: int, parts: int, totals: int) -> tuple[Any, ...]:
+        check_rows("q", Q, q, strides[0])
+        maps = (
+            tensor_map(name, at, k, given, dtype.name, KEYS)
+            for name, at, given in (("k", K, strides[1]), ("v", V, strides[2]))
+        )
+        return (np.uint64(Q), *maps, np.uint64(O), np.uint64(L), *cut(parts), by_value, np.uint64(totals))
+
+    def merging(O: int, L: int, parts: int, totals: int) -> tuple[Any, ...]:
+        return (np.uint64(O), np.uint64(L), *cut(parts), np.int32(blocks), np.int32(share), by_value, np.uint64(totals))
+
+    decode = Launch(device, kernels[0], blocks, THREADS, shared_bytes(d), decoding)
+    if blocks == heads:
+        return _Launches(decode)
+    merge = Launch(device, kernels[1], -(-heads * rows * share // WARPS), 32 * WARPS, 0, merging)
+    return _Launches(decode, merge, 4 * places * (d + 2))
 
 
 def shared_bytes(d: int) -> int:
@@ -154,7 +179,7 @@ def functions(dtype: str, d: int) -> tuple[str, str]:
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
     """Return (B_r, B_c), in rows of a group."""
-    return (ROWS, KEYS) if d in hopper.HEAD_DIMS else hopper.choose_blocks(d, dtype, direction)
+    return (ROWS, KEYS) if d in HEAD_DIMS else hopper.choose_blocks(d, dtype, direction)
 
 
 KERNEL = Kernel(
@@ -172,12 +197,13 @@ KERNEL = Kernel(
         Variant(
             FILE,
             (("COUNT", count),),
-            tuple(function for d in hopper.HEAD_DIMS for function in functions(dtype, d)),
+            tuple(function for d in HEAD_DIMS for function in functions(dtype, d)),
             ("sm_90a",),
         )
         for dtype, count in (("float16", 0), ("bfloat16", 0), ("float16", 1))
     ),
     forward=forward,
+    prepare=prepare,
     counts=True,
     aligned=True,
     choose_blocks=choose_blocks,

@@ -77,7 +77,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     if reason:
         raise ValueError(f"hopper_fp8 cannot run: {reason}; no other kernel takes {NAME}")
     for name, x in (("q", q), ("k", k), ("v", v)):
-        check_rows(name, x)
+        check_rows(name, x.data.ptr, x.shape, x.strides)
     counters, wants_L = options.counters, lse is not None
     made = _made(device, q.shape, k.shape, v.strides, wants_L, options.causal, options.scale, counters is not None)
     totals = counters.for_launch(ARRAYS) if counters is not None else NOWHERE

@@ -59,7 +59,7 @@ class Kernel:
     longest      the N up to which a benchmark has it take part, if nobody asks for it by name; None: any
     dtypes       "float16", "bfloat16", "float32", or "float8_e4m3fn", of those that it takes
     output       the dtype of what it returns, or None: the inputs'
-    head_dims    widths d of Q, K and V that it takes
+    head_dims    widths d of Q, K and V that it takes; forward_dims: others, that the backward pass does not take
     causal, masks, windows, block_masks, dropout, gqa, blocks, counts  what else it takes
     forward_only what of these the backward pass does not take, by the names of `flashsim.gpu.forward`'s parameters
     variants     what the tests compile
@@ -70,6 +70,9 @@ class Kernel:
     outrun       (direction, d, the names of what is asked for) -> why a lower rung is faster, or ""
     forward      (q, k, v, o, lse, options): fills o (B, H_q, N_q, d) and, unless None, lse (B, H_q, N_q), float32
     backward     (q, k, v, o, lse, do, dq, dk, dv, options): fills dq, dk, dv, shaped as q, k, v; or None
+    prepare      (device, q, k, v, whether lse is wanted, options) -> what does as `forward`, without options, for all arrays
+                 of these shapes, strides and dtypes, or None; it looks at no more of an array. Or None
+    prepare_backward  (device, q, k, v, do, options) -> likewise what does as `backward`, or None; or None
 
     Arrays are CuPy's, checked, on the current device; inputs have unit last stride, otherwise any strides; what is to be
     filled, and o and lse in the backward pass, are contiguous. Bfloat16 is ml_dtypes' type: `q.dtype.name` is "bfloat16".
@@ -88,6 +91,8 @@ class Kernel:
     variants: tuple[Variant, ...]
     forward: Callable[..., None]
     backward: Callable[..., None] | None = None
+    prepare: Callable[..., Callable[..., None] | None] | None = None
+    prepare_backward: Callable[..., Callable[..., None] | None] | None = None
     tensor_cores: bool = False
     output: str | None = None
     longest: int | None = None
@@ -100,8 +105,13 @@ class Kernel:
     blocks: bool = False
     counts: bool = False
     forward_only: tuple[str, ...] = ()
+    forward_dims: tuple[int, ...] = ()
     aligned: bool = False
     choose_blocks: Callable[[int, str, str], tuple[int, int]] | None = None
     why_not: Callable[[str, int], str] | None = None
     unsuited: Callable[[tuple[int, ...], tuple[int, ...]], str] | None = None
     outrun: Callable[[str, int, Sequence[str]], str] | None = None
+
+    def widths(self, direction: str) -> tuple[int, ...]:
+        """Return the widths d that it takes in a direction."""
+        return (*self.head_dims, *(self.forward_dims if direction == "forward" else ()))

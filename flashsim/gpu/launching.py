@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -69,13 +70,10 @@ def check_blocks(kernel: str, blocks: tuple[int, int], shared: int) -> tuple[int
     return blocks
 
 
-def check_rows(name: str, array: Any) -> None:
+def check_rows(name: str, at: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
     """Raise ValueError unless rows start at multiples of 16 bytes, as they are copied 16 bytes at a time."""
-    strides = [stride for stride, n in zip(array.strides[:3], array.shape[:3], strict=True) if n > 1]
-    if array.data.ptr % 16 or any(stride % 16 for stride in strides):
-        raise ValueError(
-            f"{name} is at {array.data.ptr:#x} with strides {array.strides} bytes; expected multiples of 16 for tensor_core"
-        )
+    if at % 16 or any(stride % 16 for stride, n in zip(strides[:3], shape[:3], strict=True) if n > 1):
+        raise ValueError(f"{name} is at {at:#x} with strides {strides} bytes; expected multiples of 16 for tensor_core")
 
 
 def launch(
@@ -138,6 +136,36 @@ def ready(device: int, file: str, names: tuple[str, ...], large: str, shared: in
     loaded = load(file, names, {"COUNT": int(counting)})
     loaded[large].max_dynamic_shared_size_bytes = shared
     return tuple(loaded[name] for name in names)
+
+
+class Launch:
+    """A launch of which all but addresses is settled: it is called with them.
+
+    `arguments` makes the kernel's arguments of addresses, and is to depend on nothing else that changes, since what it made
+    is kept: so memory may be freed and come back at the same address.
+    """
+
+    def __init__(
+        self, device: int, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., tuple[Any, ...]]
+    ) -> None:
+        self._device, self._kernel = device, kernel.kernel  # CuPy's function, on the current device
+        self._how = grid, 1, 1, threads, 1, 1, shared
+        self._arguments = lru_cache(maxsize=1024)(lambda *addresses: InMemory(arguments(*addresses)))
+
+    def __call__(self, *addresses: int) -> None:
+        """Launch the kernel on the current stream: by the driver, since CuPy would look at each argument in every call."""
+        cuda, given = import_cupy().cuda, self._arguments(*addresses)
+        cuda.runtime.setDevice(self._device)  # a thread that has not used it yet has no context
+        cuda.driver.launchKernel(self._kernel.ptr, *self._how, cuda.get_current_stream().ptr, given.at, 0)
+
+
+class InMemory:
+    """A kernel's arguments, NumPy's scalars, where the driver reads them: `at` is the address of a table of addresses."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self.values = [ctypes.create_string_buffer(value.tobytes(), value.nbytes) for value in arguments]
+        self._table = (ctypes.c_void_p * len(self.values))(*map(ctypes.addressof, self.values))
+        self.at = ctypes.addressof(self._table)
 
 
 def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:

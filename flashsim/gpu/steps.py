@@ -62,7 +62,7 @@ def steps(setting: Setting) -> Iterator[Step]:
     """Yield what takes part, from the lowest rung up."""
     for rung in ladder().values():
         shape = setting.batch, setting.H, setting.N, setting.d
-        lacks = setting.causal and not rung.causal, setting.d not in rung.head_dims
+        lacks = setting.causal and not rung.causal, setting.d not in rung.widths("forward")
         if any(lacks) or (rung.unsuited and rung.unsuited(shape, shape)):
             continue
         if rung.name != "hopper":

@@ -50,7 +50,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     cupy = import_cupy()
     (B, H, N_q, d), (_, H_kv, N_k, _) = q.shape, k.shape
     for name, array in (("q", q), ("k", k), ("v", v)):
-        launching.check_rows(name, array)
+        launching.check_rows(name, array.data.ptr, array.shape, array.strides)
     if max(B, H) > GRID:
         raise ValueError(f"q has shape {q.shape}; tensor_core takes a batch and a number of heads of {GRID:,} at most")
     dropout = options.dropout_p > 0

@@ -123,7 +123,7 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
     (B, H_q, N_q, d), (_, H_k, N_k, _) = q.shape, k.shape
     arrays = dict(zip(_STRIDED, (q, k, v, o, do, dq, dk, dv), strict=True))
     for name, x in arrays.items():
-        launching.check_rows(name, x)
+        launching.check_rows(name, x.data.ptr, x.shape, x.strides)
     dropout, deterministic = options.dropout_p > 0, options.deterministic
     room = cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
     for choice in (of[d] for of in (TILES, SMALL) if d in of):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import cache, lru_cache
 from typing import Any
 
@@ -12,14 +13,28 @@ HALF_BYTES = 128  # of a row of a half of a tile: the widest swizzle
 TYPES = {"float8_e4m3fn": (0, 1), "float16": (6, 2), "bfloat16": (9, 2)}  # the driver's number, bytes
 
 
+def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return the strides of an array of this shape without gaps, in bytes."""
+    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
 @lru_cache(maxsize=4096)
-def tensor_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, rows: int) -> Any:
+def tensor_map(
+    name: str,
+    pointer: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: str,
+    rows: int,
+    columns: int = 256,
+) -> Any:
     """Return the driver's description of an array (B, H, N, d) in tiles of so many rows, as kernels take it by value.
 
-    Its axes: column within a half, row, half, head, batch. Raises ValueError, with the array's name, where there is none.
+    Tiles are as wide as the array, up to so many columns. Its axes: column within a half, row, half, head, batch.
+    Raises ValueError, with the array's name, where there is none.
     """
     (B, H, N, d), (kind, width) = shape, TYPES[dtype]
-    columns = HALF_BYTES // width
+    half = HALF_BYTES // width
     batch, head, row = (stride if n > 1 else 16 for stride, n in zip(strides[:3], shape[:3], strict=True))
     memory = np.zeros(128 + 63, np.uint8)
     found = memory[-memory.ctypes.data % 64 :][:128]
@@ -28,9 +43,9 @@ def tensor_map(name: str, pointer: int, shape: tuple[int, ...], strides: tuple[i
         kind,
         5,
         ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * 5)(columns, N, d // columns, H, B),
+        (ctypes.c_uint64 * 5)(half, N, d // half, H, B),
         (ctypes.c_uint64 * 4)(row, HALF_BYTES, head, batch),
-        (ctypes.c_uint32 * 5)(columns, rows, d // columns, 1, 1),
+        (ctypes.c_uint32 * 5)(half, rows, min(d, columns) // half, 1, 1),
         (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1),
         0,  # not interleaved
         3,  # swizzled over 128 bytes

@@ -40,13 +40,13 @@ function lineOne(form, sizes, fit) {
 }
 
 /** Steps of a slider: 1, 2, 3, 4, 6, 8, 12, … */
-const stepped = (n) => (n < 2 ? BigInt(n + 1) : n % 2 ? 3n << BigInt((n - 3) / 2) : 1n << BigInt(n / 2));
+const stepped = (n) => (n < 1 ? 1n : n % 2 ? 1n << BigInt((n + 1) / 2) : 3n << BigInt(n / 2 - 1));
 const nearest = (value, most) => { let n = 0; while (n < most && stepped(n + 1) <= value) n++; return n; };
 
 class Playground {
   constructor() {
     this.sizes = { N_q: 1024n, N_k: 1024n, causal: false, d: 64n, M: 25600n, B_r: 64n, B_c: 64n };
-    this.inputs = Object.entries(SIZES).map(([name, [what, doublings]]) => this.addSize(name, what, 2 * doublings));
+    this.inputs = Object.entries(SIZES).map(([name, [what, doublings]]) => this.addSize(name, what, 2 * doublings - 1));
     find("#algorithm").onchange = () => this.show();
     find("#causal").onchange = (event) => this.set("causal", event.target.checked);
     find("#paper").onclick = () => this.take(false);

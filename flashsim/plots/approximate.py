@@ -32,9 +32,10 @@ from flashsim.records import Occupancy
 from flashsim.sizes import Size
 
 EXACT = ("standard", "flash", "q_outer")
+BETWEEN = (512, 1024)
 PAPER = {
     "source": "FlashAttention, arXiv:2205.14135, Section 4.3: runtimes of forward + backward on an A100 begin to cross",
-    "between": (512, 1024),
+    "between": BETWEEN,
 }
 _LENGTHS = [2**e for e in range(7, 17)]
 _STEP, _LAST = 64, 2048  # where crossings are looked for

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim.gpu.rungs import ladder
-from flashsim.plots.approximate import PAPER
+from flashsim.plots.approximate import BETWEEN
 from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import (
@@ -206,7 +206,8 @@ def plot_figure_3(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     Grey: where the paper's own lines begin to cross.
     """
     ax = plot_runtime(record, ax=ax)
-    ax.axvspan(*PAPER["between"], color=GREY, alpha=0.2, linewidth=0, gid="paper")
+    first, last = BETWEEN
+    ax.axvspan(first, last, color=GREY, alpha=0.2, linewidth=0, gid="paper")
     since = [f"{pays_from(record, name, 'hopper'):,}" for name in ("hopper_window", "hopper_butterfly")]
     ax.set_title(
         f"Faster than exact attention from N = {since[0]}\n(window), {since[1]} (butterfly) on, {record['machine']['gpu']}",
@@ -316,7 +317,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         ax.annotate(words, (at, top), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points", va="top")
     ax.set_yticks(range(len(names)), [LOOKS[name].label for name in names])
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.5 * max(total.values()))
+    ax.set_xlim(0, 1.52 * max(total.values()))
     one = results["forward"]
     ax.set_xlabel(
         f"ms, forward and (hatched) backward\nB = {one['B']}, H = {one['H']}, N = {one['N']:,}, d = {one['d']}"

@@ -59,7 +59,8 @@ def plot_same_curve(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes]
             below.plot(_steps(curve), so_far, _DASHES[dtype], color=colour, gid=f"{gid} apart")
     above.set_ylabel("loss (nats a character)")
     above.set_title("One training curve,\nwhichever attention trains it", x=hang(above, -0.17))
-    said = [("no bug: " + ",\n".join(look.label for look in colours.values()), BLACK)]
+    right = dict.fromkeys(_name(curve) for curve in curves if curve["dtype"] == "float64" and not curve["bug"])
+    said = [("no bug: " + ",\n".join(colours[name].label for name in right), BLACK)]
     said += [(f"bug: {bug}", colour) for bug, colour in reversed(of_bugs.items())]
     for at, (text, colour) in enumerate(said):
         above.text(

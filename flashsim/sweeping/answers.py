@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ def _compared(name: str, other: str, along: str, mine: Line, theirs: Line) -> st
     if runs[0]["points"] == len(both):
         return f"{name} moves fewer than {other} everywhere ({tried})"
     parts = [_part(along, run["from"], run["to"], both) for run in runs[:MOST_RANGES]]
-    more = f", and in {len(runs) - MOST_RANGES:,} more ranges" if len(runs) > MOST_RANGES else ""
+    left = len(runs) - MOST_RANGES
+    more = f", and in {left:,} more range{'s' * (left > 1)}" if left > 0 else ""
     return f"{name} moves fewer than {other} {', '.join(parts)}{more} ({tried})"
 
 
@@ -137,10 +139,10 @@ def _part(along: str, first: Any, last: Any, tried: Sequence[Any]) -> str:
 
 def _halved(along: str, line: Line) -> str:
     keys = sorted(line)
-    half = [key for key in keys if 2 * line[key] <= line[keys[0]]]
-    if not half:
+    from_there_on = list(takewhile(lambda key: 2 * line[key] <= line[keys[0]], reversed(keys)))
+    if not from_there_on:
         return ""
-    return f"half of what {along} = {_value(keys[0])} moves, or less: from {along} = {_value(half[0])} on"
+    return f"half of what {along} = {_value(keys[0])} moves, or less: from {along} = {_value(from_there_on[-1])} on"
 
 
 def _range(first: Any, last: Any) -> str:

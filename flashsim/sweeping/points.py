@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -137,12 +137,20 @@ def _many(name: str, value: Any) -> list[Any]:
     takes_tuples = name == "blocks" or name not in (*ARGUMENTS, "algorithms")
     if isinstance(value, tuple) and takes_tuples and not any(isinstance(each, tuple | list) for each in value):
         return [value]
-    values = [tuple(each) if isinstance(each, list) and takes_tuples else each for each in value]
+    values = [tuple(each) if isinstance(each, list) and takes_tuples else each for each in _ended(name, value)]
     if name == "blocks" and len(values) == 2 and all(isinstance(side, int) for side in values):
         return [tuple(values)]
     if not values:
         raise ValueError(f"{name} is {shown(value)}; expected at least one value")
     return values
+
+
+def _ended(name: str, values: Iterable[Any]) -> list[Any]:
+    """Return the values as a list; ValueError for more of them than there may be points."""
+    found = list(islice(values, MOST_POINTS + 1))
+    if len(found) > MOST_POINTS:
+        raise ValueError(f"{name} has more than {MOST_POINTS:,} values; expected fewer")
+    return found
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
@@ -161,7 +169,7 @@ def _rows(table: Any) -> list[dict[str, Any]]:
         table = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     if isinstance(table, str) or not isinstance(table, Iterable):
         raise ValueError(f"points is {shown(table)}; expected {expected}")
-    rows = list(table)
+    rows = _ended("points", table)
     for row in rows:
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
             raise ValueError(f"points has the row {shown(row)}; expected {expected}")

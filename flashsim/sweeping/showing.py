@@ -71,8 +71,11 @@ def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     axes = [name for name in axes if name != "algorithm"]
     lines: dict[tuple[Any, ...], dict[str, Row]] = {}
+    alike = False  # two masks of one name, say: one would hide the other
     for row in rows:
-        lines.setdefault(tuple(row[name] for name in axes), {}).setdefault(row["algorithm"], row)
+        line = lines.setdefault(tuple(row[name] for name in axes), {})
+        alike |= row["algorithm"] in line
+        line[row["algorithm"]] = row
     cells = []
     for values, by_name in _spread(list(lines.items()), most):
         counts = {name: row["accesses_elements"] for name, row in by_name.items() if row["status"] == "ok"}
@@ -80,7 +83,8 @@ def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
         fewest = "" if len(counts) < 2 else " = ".join(least) if len(least) < len(counts) else "all equal"
         cells.append([*map(_said, values), *(_said(counts.get(name)) for name in names), fewest])
     notes = [*_omitted(len(cells), len(lines)), "in elements of HBM accesses", *_reasons(rows)]
-    return Shown([*axes, *names, "fewest"], cells, notes, any(len(by_name) > 1 for by_name in lines.values()))
+    comparable = not alike and any(len(by_name) > 1 for by_name in lines.values())
+    return Shown([*axes, *names, "fewest"], cells, notes, comparable)
 
 
 def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> Shown:

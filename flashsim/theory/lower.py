@@ -63,12 +63,11 @@ WEIGHTS = 20
 
 
 @dataclass(frozen=True)
-class LowerBound:
-    """No schedule of the class moves fewer elements than `accesses`, of which the phases say `phases`, and inputs `compulsory`.
+class Phases:
+    """No schedule of a class moves fewer elements than `accesses`, of which the phases say `phases`, and inputs `compulsory`.
 
     pairs       (query, key) pairs that are allowed
-    Y, n        the phases: Y touched in each, n of them. Where phases say nothing, Y = n = 0
-    a, b, H     the weights of QKᵀ and of PV, and the most that a phase gives of them. By the theorem alone: a = H = 0, b = 1
+    Y, n        the phases: Y touched in each, n of them. Where phases say nothing, both 0
     """
 
     N_q: int
@@ -80,9 +79,6 @@ class LowerBound:
     compulsory: int
     Y: int = 0
     n: int = 0
-    a: int = 0
-    b: int = 1
-    H: int = 0
 
     @property
     def phases(self) -> int:
@@ -93,6 +89,30 @@ class LowerBound:
     def accesses(self) -> int:
         """The bound."""
         return max(self.compulsory, self.phases)
+
+
+@dataclass(frozen=True)
+class LowerBound(Phases):
+    """The bound of a forward pass.
+
+    a, b, H     the weights of QKᵀ and of PV, and the most that a phase gives of them. By the theorem alone: a = H = 0, b = 1
+    """
+
+    a: int = 0
+    b: int = 1
+    H: int = 0
+
+
+def check_bounded(*given: int | None) -> tuple[int, ...]:
+    """Return N_q, N_k, d, d_v, M, pairs, queries, keys of what `lower_bound` is given. Raises ValueError for no sense."""
+    N, d, M, N_q, N_k, d_v, pairs, queries, keys = given
+    N_q, N_k = (check_count(name, N if size is None else size) for name, size in (("N_q", N_q), ("N_k", N_k)))
+    d, M = check_count("d", d), check_count("M", M)
+    d_v = d if d_v is None else check_count("d_v", d_v)
+    queries = N_q if queries is None else check_count("queries", queries, 0, N_q)
+    keys = N_k if keys is None else check_count("keys", keys, 0, N_k)
+    pairs = queries * keys if pairs is None else check_count("pairs", pairs, max(queries, keys), queries * keys)
+    return N_q, N_k, d, d_v, M, pairs, queries, keys
 
 
 def lower_bound(
@@ -112,12 +132,7 @@ def lower_bound(
     Give N, or N_q and N_k; d_v is d where it is left out. `pairs` are those allowed, `queries` and `keys` those that have any;
     None: all. Raises ValueError for arguments that make no sense.
     """
-    N_q, N_k = (check_count(name, N if size is None else size) for name, size in (("N_q", N_q), ("N_k", N_k)))
-    d, M = check_count("d", d), check_count("M", M)
-    d_v = d if d_v is None else check_count("d_v", d_v)
-    queries = N_q if queries is None else check_count("queries", queries, 0, N_q)
-    keys = N_k if keys is None else check_count("keys", keys, 0, N_k)
-    pairs = queries * keys if pairs is None else check_count("pairs", pairs, max(queries, keys), queries * keys)
+    N_q, N_k, d, d_v, M, pairs, queries, keys = check_bounded(N, d, M, N_q, N_k, d_v, pairs, queries, keys)
     compulsory = queries * d + keys * (d + d_v) + N_q * d_v
     found = LowerBound(N_q, N_k, d, d_v, M, pairs, compulsory)
     if not pairs:

@@ -57,39 +57,16 @@ from dataclasses import dataclass, replace
 from math import ceil, isqrt, sqrt
 
 from flashsim.certificate_backward import most_in_a_phase
-from flashsim.checking import check_count
+from flashsim.theory.lower import Phases, check_bounded
 
 BETA = 1 / sqrt(432)  # 1/12√3
 
 
 @dataclass(frozen=True)
-class BackwardBound:
-    """No backward schedule of the class moves fewer elements than `accesses`: n phases say `phases`, inputs `compulsory`.
+class BackwardBound(Phases):
+    """The bound of a backward pass: a phase has at most √H useful terms."""
 
-    pairs       (query, key) pairs that are allowed
-    Y, n, H     the phases: Y touched in each, at most √H useful terms in each, n of them. Where phases say nothing, all 0
-    """
-
-    N_q: int
-    N_k: int
-    d: int
-    d_v: int
-    M: int
-    pairs: int
-    compulsory: int
-    Y: int = 0
-    n: int = 0
     H: int = 0
-
-    @property
-    def phases(self) -> int:
-        """What n phases have at least."""
-        return self.Y + (self.n - 2) * (self.Y - self.M) if self.n else 0
-
-    @property
-    def accesses(self) -> int:
-        """The bound."""
-        return max(self.compulsory, self.phases)
 
 
 def lower_bound_backward(
@@ -108,12 +85,7 @@ def lower_bound_backward(
 
     Arguments as for `lower_bound`. Raises ValueError for arguments that make no sense.
     """
-    N_q, N_k = (check_count(name, N if size is None else size) for name, size in (("N_q", N_q), ("N_k", N_k)))
-    d, M = check_count("d", d), check_count("M", M)
-    d_v = d if d_v is None else check_count("d_v", d_v)
-    queries = N_q if queries is None else check_count("queries", queries, 0, N_q)
-    keys = N_k if keys is None else check_count("keys", keys, 0, N_k)
-    pairs = queries * keys if pairs is None else check_count("pairs", pairs, max(queries, keys), queries * keys)
+    N_q, N_k, d, d_v, M, pairs, queries, keys = check_bounded(N, d, M, N_q, N_k, d_v, pairs, queries, keys)
     compulsory = (queries + keys) * (d + d_v) + N_q * d + N_k * (d + d_v)
     found = BackwardBound(N_q, N_k, d, d_v, M, pairs, compulsory)
     if not pairs:

@@ -40,8 +40,8 @@ class ProgramForm:
     blocks    its block sizes: name -> the symbol of the length that it divides
     line_1    (rows, lengths) -> block sizes; None: they must be given
     rows      (M, lengths) -> rows, for the paper's sizes
-    traffic   (lengths, block sizes, options) -> what each array moves
-    peak      the most on chip, in elements
+    traffic   (lengths, block sizes with the numbers of blocks, T_r of B_r, options) -> what each array moves
+    peak      the most on chip, in elements: mostly the first tile's, whose blocks are whole
     matmul    FLOPs of the matrix products
     """
 
@@ -106,7 +106,7 @@ def exact_program(
         name.replace("B", "T").replace("C", "T"): ceil_div(p[form.blocks[name]], size) for name, size in b.items()
     }
     by_array = {}
-    for array, moved in form.traffic(p, b, asked).items():
+    for array, moved in form.traffic(p, Sizes(**b, **numbers), asked).items():
         role, kind = form.arrays[array]
         rows, columns = kind.shape(Sizes(**{**numbers, **p}))
         itemsize = itemsizes[kind.type]

@@ -41,8 +41,6 @@ def in_range(full: bool) -> Iterator[tuple[int, int, int]]:
     powers = range(0, 21, 2) if full else range(0, 17, 4)
     for p, d in itertools.product(powers, (1, 3, 16, 64, 128, 257)):
         for N in {2**p, 2**p + 1, max(2**p - 1, 1)}:
-            if N * d < d:
-                continue
             steps = np.geomspace(d, N * d, 9 if full else 5)
             for M in sorted({d, N * d, *(int(s) for s in steps)}):
                 if d <= M <= N * d:

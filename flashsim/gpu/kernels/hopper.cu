@@ -142,13 +142,14 @@ template <bool turns, int consumers> struct Turn {
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. With B_c = 64: 2 Q_i, 8 K_j, 8 V_j.
+// Q_i | K_j, K_{j-1} | V_j, V_{j-1} | O_i | barriers | which row block Q_i is of. With d = B_c = 64: 2 Q_i, 8 K_j, 8 V_j.
 template <int d, int B_r, int B_c> struct Memory {
-    static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
-    static constexpr bool JOINT = B_c == 64;  // K_j and V_j come, and are free, together: K_j's barriers are V_j's
+    static constexpr int O_COLUMNS = d < 128 ? d : 128;  // that leave at a time
+    static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2, O_BYTES = B_r * O_COLUMNS * 2;
+    static constexpr bool JOINT = d == 64 && B_c == 64;  // K_j and V_j come, and are free, together: K_j's barriers are V_j's
     static constexpr int Q_STAGES = JOINT ? 2 : 1, STAGES = JOINT ? 8 : 2;
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
-    static constexpr int END = O_AT + Q_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES) * 16;
+    static constexpr int END = O_AT + O_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES) * 16;
     typedef Ring<Q_STAGES, Q_BYTES> RingQ;
     typedef Ring<STAGES, KV_BYTES> RingKV;
     RingQ Q_i;
@@ -243,6 +244,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     const int w;
     const Turn<turns, B_r / 64> turn;
     Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
+    int passed = 0;      // tiles before kv that are not needed, and still to be freed
     Range whole;         // the tiles without a mask
 
     Rows rows;
@@ -299,6 +301,8 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     // S_ij, P̃_ij of the last tile.
     __device__ __forceinline__ void begin(int j, bool masked, bool last) {
         sram.wait_K(kv);
+#pragma unroll 1
+        for (; passed > 0; --passed) sram.free_V(kv - passed);
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
         turn.pass();
@@ -347,8 +351,14 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         ++kv;
     }
 
-    // Let tiles go by of which this warpgroup's rows see nothing.
+    // Let tiles go by of which this warpgroup's rows see nothing: where there are many stages, until a tile has come that they
+    // do see. The producer has then asked for all before it, so that these have been free since they were last used.
+    __device__ __forceinline__ void pass_by(int tiles) {
+        if (!Sram::JOINT) return skip(tiles);
+        kv += tiles, passed += tiles;
+    }
     __device__ __forceinline__ void skip(int tiles) {
+        tiles += passed, kv -= passed, passed = 0;
 #pragma unroll 1
         for (; tiles > 0; --tiles, ++kv) {
             sram.wait_K(kv), sram.free_K(kv);
@@ -360,31 +370,42 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     __device__ __forceinline__ void write(const TensorMap& O, float* L, char* O_w, Tally& O_writes, Tally& L_writes) {
         const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
         const RowBlock at = sram.row_block(q);
-        if (thread == 0) wait_stores_read();
-        meet(TOGETHER + w, WARPGROUP);
+        const int first = at.i * B_r + 64 * w;
+        const Word mine = __cvta_generic_to_shared(O_w) + thread / 32 * (16 * Sram::O_COLUMNS * 2);
+        float factor[2];
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float l = rows.l[r];
             l += __shfl_xor_sync(~0u, l, 1);
             l += __shfl_xor_sync(~0u, l, 2);
-            const int below = row + 8 * r, query = at.i * B_r + 64 * w + below;
+            const int query = first + row + 8 * r;
             if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
                 L[query] = l == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l);
                 L_writes.add(1, 1);
             }
-            const float factor = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(l));
-#pragma unroll
-            for (int t = 0; t < d / 8; ++t)
-                *reinterpret_cast<Word*>(O_w + t / 8 * (64 * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4) =
-                    pack<T>(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+            factor[r] = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(l));
         }
-        show_writes();
-        meet(TOGETHER + w, WARPGROUP);
-        if (thread == 0) {
-            const int first = at.i * B_r + 64 * w;
-            store(O, first, at.h, at.b, __cvta_generic_to_shared(O_w));
-            O_writes.add(min(64, p.N_q - first), d);
+#pragma unroll
+        for (int x = 0; x < d; x += Sram::O_COLUMNS) {
+            if (lane == 0) wait_stores_read();
+            __syncwarp();
+#pragma unroll
+            for (int t = 0; t < Sram::O_COLUMNS / 8; t += 2) {
+                Word O[4];
+#pragma unroll
+                for (int of = 0; of < 4; ++of) {
+                    const float(&four)[4] = O_i[x / 8 + t + of / 2];
+                    O[of] = pack<T>(four[of % 2 * 2] * factor[of % 2], four[of % 2 * 2 + 1] * factor[of % 2]);
+                }
+                store_operand<false>(mine + t / 8 * (16 * 128) + lane % 16 * 128 + ((t % 8 + lane / 16 ^ lane % 8) << 4), O);
+            }
+            show_writes();
+            __syncwarp();
+            if (lane == 0) {
+                store(O, first + thread / 32 * 16, at.h, at.b, mine, x / HALF);
+                O_writes.add(min(16, p.N_q - first - thread / 32 * 16), Sram::O_COLUMNS);
+            }
         }
     }
 
@@ -417,7 +438,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             const Range live = live_tiles<kind, B_r, B_c>(p, i);
             const Range mine = B_c == 64 ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live;
             if (mine.begin < mine.end) {
-                if (B_c == 64) skip(live.end - mine.end);
+                if (B_c == 64) pass_by(live.end - mine.end);
                 int t = mine.end - 1, j = tile<kind>(p, t);
                 begin(j, j >= whole.end || j < whole.begin, t == mine.begin);
                 const auto next = [&] { return --t >= mine.begin ? j = tile<kind>(p, t) : (j = -1); };
@@ -431,14 +452,14 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
                     for (; j >= 0; next()) advance<true>(j, t == mine.begin);
                 }
                 end();
-                if (B_c == 64) skip(mine.begin - live.begin);
+                if (B_c == 64) pass_by(mine.begin - live.begin);
             } else {
                 sram.Q_i.free(q).arrive_once_a_warp();
                 if (B_c == 64) skip(live.end - live.begin);
             }
-            write(O, L, shared + Sram::O_AT + w * 64 * d * 2, O_writes, L_writes);
+            write(O, L, shared + Sram::O_AT + w * 64 * Sram::O_COLUMNS * 2, O_writes, L_writes);
         }
-        if (thread_index() == 0) wait_stores();
+        if (thread_index() % 32 == 0) wait_stores();
     }
 };
 

@@ -93,12 +93,12 @@ __device__ inline void load(Word tile, const TensorMap& X, int row, int head, in
         : "memory");
 }
 
-// Start copying a tile from shared memory, but for rows past the end.
-__device__ inline void store(const TensorMap& X, int row, int head, int batch, Word tile) {
+// Start copying a tile from shared memory, but for rows past the end; its first half is the row's `half`-th.
+__device__ inline void store(const TensorMap& X, int row, int head, int batch, Word tile, int half = 0) {
     asm volatile(
-        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %1, %3, %4}], [%5];\n"
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];\n"
         "cp.async.bulk.commit_group;" ::"l"(&X),
-        "r"(0), "r"(row), "r"(head), "r"(batch), "r"(tile)
+        "r"(0), "r"(row), "r"(half), "r"(head), "r"(batch), "r"(tile)
         : "memory");
 }
 // Start copying so many bytes in a row, a multiple of 16.
@@ -189,16 +189,23 @@ typedef Total Descriptor;
 #define ASM_16(C, t) ASM_4(C, t), ASM_4(C, t + 1), ASM_4(C, t + 2), ASM_4(C, t + 3)
 #define ASM_32(C, t) ASM_16(C, t), ASM_16(C, t + 4)
 #define ASM_64(C, t) ASM_32(C, t), ASM_32(C, t + 8)
+#define ASM_128(C, t) ASM_64(C, t), ASM_64(C, t + 16)
 #define NEW_4(C, t) "=f"(C[t][0]), "=f"(C[t][1]), "=f"(C[t][2]), "=f"(C[t][3])
 #define NEW_16(C, t) NEW_4(C, t), NEW_4(C, t + 1), NEW_4(C, t + 2), NEW_4(C, t + 3)
 #define NEW_32(C, t) NEW_16(C, t), NEW_16(C, t + 4)
 #define NEW_64(C, t) NEW_32(C, t), NEW_32(C, t + 8)
+#define NEW_128(C, t) NEW_64(C, t), NEW_64(C, t + 16)
 #define LIST_32 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define LIST_64                                                                                                          \
     LIST_32                                                                                                              \
     ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59," \
     "%60,%61,%62,%63"
+#define LIST_128                                                                                                              \
+    LIST_64                                                                                                                   \
+    ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85"                                \
+    ",%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107"                        \
+    ",%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // C = A Bᵀ, or C += A Bᵀ: 64 × n of 64 × 16 and n × 16 in shared memory. C += A B: 64 × n of A in registers, as a left operand
 // of mma.sync, and 16 × n in shared memory.
@@ -241,8 +248,10 @@ DEFINE_WGMMA_STRAIGHT(__nv_bfloat16, "bf16", 64, 32, 32, 33, true, 1, ASM_)
     }
 DEFINE_WGMMA(__half, "f16", 64, 32, 32, 33, 34, 35, 36)
 DEFINE_WGMMA(__half, "f16", 128, 64, 64, 65, 66, 67, 68)
+DEFINE_WGMMA(__half, "f16", 256, 128, 128, 129, 130, 131, 132)
 DEFINE_WGMMA(__nv_bfloat16, "bf16", 64, 32, 32, 33, 34, 35, 36)
 DEFINE_WGMMA(__nv_bfloat16, "bf16", 128, 64, 64, 65, 66, 67, 68)
+DEFINE_WGMMA(__nv_bfloat16, "bf16", 256, 128, 128, 129, 130, 131, 132)
 
 // Before the first wgmma, and after registers that one is to use have been written.
 __device__ inline void registers_ready() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -292,6 +301,9 @@ template <int later> __device__ inline void finish(float (&C)[8][4]) {
 }
 template <int later> __device__ inline void finish(float (&C)[16][4]) {
     asm volatile("wgmma.wait_group.sync.aligned %64;" : ASM_64(C, 0) : "n"(later) : "memory");
+}
+template <int later> __device__ inline void finish(float (&C)[32][4]) {
+    asm volatile("wgmma.wait_group.sync.aligned %128;" : ASM_128(C, 0) : "n"(later) : "memory");
 }
 
 // Write 16 × 16 elements, a left operand of this warp's, to a tile: rows 128 bytes apart, each lane giving the address of one,

@@ -7,31 +7,9 @@ peak    2b_c·d + b_r(d + 3) + b_r·b_c: E_j dE_j, X_i y_i L_i g_i, P_ij
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from flashsim.matrices import Kind
-from flashsim.records import Sizes
 from flashsim.theory.logits import PASSED, e_line_1, logit_rows
-from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm
-
-
-def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
-    T_c = ceil_div(p.v, b.B_c)
-    return {
-        "X": Moved(reads=T_c * p.N * p.d),
-        "E": Moved(reads=p.v * p.d),
-        **dict.fromkeys(("y", "L", "g"), Moved(reads=T_c * p.N)),
-        "dE": Moved(writes=p.v * p.d),
-    }
-
-
-def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    """The first tile's, whose blocks are whole."""
-    return 2 * b.B_c * p.d + b.B_r * (p.d + 3) + b.B_r * b.B_c
-
 
 FORM = ProgramForm(
     name="cut_cross_entropy_de",
@@ -39,7 +17,12 @@ FORM = ProgramForm(
     blocks={"B_r": "N", "B_c": "v"},
     line_1=e_line_1,
     rows=logit_rows,
-    traffic=traffic,
-    peak=peak,
+    traffic=lambda p, b, options: {
+        "X": Moved(reads=b.T_c * p.N * p.d),
+        "E": Moved(reads=p.v * p.d),
+        **dict.fromkeys(("y", "L", "g"), Moved(reads=b.T_c * p.N)),
+        "dE": Moved(writes=p.v * p.d),
+    },
+    peak=lambda p, b, options: 2 * b.B_c * p.d + b.B_r * (p.d + 3) + b.B_r * b.B_c,
     matmul=lambda p, b, options: 4 * p.N * p.v * p.d,
 )

@@ -7,31 +7,9 @@ peak    b_r(2d + 3) + b_c·d + b_r·b_c: X_i dX_i y_i L_i g_i, E_j, P_ij
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from flashsim.matrices import Kind
-from flashsim.records import Sizes
 from flashsim.theory.logits import PASSED, logit_rows, x_line_1
-from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm
-
-
-def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
-    T_r = ceil_div(p.N, b.B_r)
-    return {
-        "X": Moved(reads=p.N * p.d),
-        "E": Moved(reads=T_r * p.v * p.d),
-        **dict.fromkeys(("y", "L", "g"), Moved(reads=p.N)),
-        "dX": Moved(writes=p.N * p.d),
-    }
-
-
-def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    """The first tile's, whose blocks are whole."""
-    return b.B_r * (2 * p.d + 3) + b.B_c * p.d + b.B_r * b.B_c
-
 
 FORM = ProgramForm(
     name="cut_cross_entropy_dx",
@@ -39,7 +17,12 @@ FORM = ProgramForm(
     blocks={"B_r": "N", "B_c": "v"},
     line_1=x_line_1,
     rows=logit_rows,
-    traffic=traffic,
-    peak=peak,
+    traffic=lambda p, b, options: {
+        "X": Moved(reads=p.N * p.d),
+        "E": Moved(reads=b.T_r * p.v * p.d),
+        **dict.fromkeys(("y", "L", "g"), Moved(reads=p.N)),
+        "dX": Moved(writes=p.N * p.d),
+    },
+    peak=lambda p, b, options: b.B_r * (2 * p.d + 3) + b.B_c * p.d + b.B_r * b.B_c,
     matmul=lambda p, b, options: 4 * p.N * p.v * p.d,
 )

@@ -7,33 +7,9 @@ peak    2b_r(d + 1) + b_c(d + 1) + b_r·b_c: X_i dX_i Y_i dY_i, Z_j V_j, S_ij
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from flashsim.matrices import Kind
-from flashsim.records import Sizes
 from flashsim.theory.kernel_products import WEIGHTED, kernel_rows, x_line_1
-from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm
-
-
-def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
-    T_r = ceil_div(p.N, b.B_r)
-    return {
-        "X": Moved(reads=p.N * p.d),
-        "Z": Moved(reads=T_r * p.n * p.d),
-        "V": Moved(reads=T_r * p.n),
-        "Y": Moved(reads=p.N),
-        "dY": Moved(reads=p.N),
-        "dX": Moved(writes=p.N * p.d),
-    }
-
-
-def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    """The first tile's, whose blocks are whole."""
-    return (2 * b.B_r + b.B_c) * (p.d + 1) + b.B_r * b.B_c
-
 
 FORM = ProgramForm(
     name="kernel_logsumexp_gradient",
@@ -46,7 +22,14 @@ FORM = ProgramForm(
     blocks={"B_r": "N", "B_c": "n"},
     line_1=x_line_1,
     rows=kernel_rows,
-    traffic=traffic,
-    peak=peak,
+    traffic=lambda p, b, options: {
+        "X": Moved(reads=p.N * p.d),
+        "Z": Moved(reads=b.T_r * p.n * p.d),
+        "V": Moved(reads=b.T_r * p.n),
+        "Y": Moved(reads=p.N),
+        "dY": Moved(reads=p.N),
+        "dX": Moved(writes=p.N * p.d),
+    },
+    peak=lambda p, b, options: (2 * b.B_r + b.B_c) * (p.d + 1) + b.B_r * b.B_c,
     matmul=lambda p, b, options: 0,
 )

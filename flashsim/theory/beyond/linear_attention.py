@@ -9,29 +9,9 @@ The compulsory traffic, at every N and M that fit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from flashsim.matrices import Kind
-from flashsim.records import Sizes
 from flashsim.theory.linear_chunks import chunk_line_1, chunk_products, chunk_rows
 from flashsim.theory.program import QKV, Moved, ProgramForm
-
-
-def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
-    return {
-        "Q": Moved(reads=p.N * p.d),
-        "K": Moved(reads=p.N * p.d),
-        "V": Moved(reads=p.N * p.e),
-        "O": Moved(writes=p.N * p.e),
-    }
-
-
-def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    """The first chunk's."""
-    return p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2
-
 
 FORM = ProgramForm(
     name="linear_attention",
@@ -39,7 +19,12 @@ FORM = ProgramForm(
     blocks={"C": "N"},
     line_1=chunk_line_1,
     rows=chunk_rows,
-    traffic=traffic,
-    peak=peak,
+    traffic=lambda p, b, options: {
+        "Q": Moved(reads=p.N * p.d),
+        "K": Moved(reads=p.N * p.d),
+        "V": Moved(reads=p.N * p.e),
+        "O": Moved(writes=p.N * p.e),
+    },
+    peak=lambda p, b, options: p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2,
     matmul=chunk_products,
 )

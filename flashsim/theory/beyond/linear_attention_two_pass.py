@@ -7,32 +7,9 @@ peak    2d·e + 2c(d + e) + c²: S^new, S_i, Q_i K_i V_i O_i, A_i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from flashsim.matrices import Kind
-from flashsim.records import Sizes
 from flashsim.theory.linear_chunks import chunk_line_1, chunk_products, chunk_rows
-from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import QKV, Moved, ProgramForm
-
-
-def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
-    states = ceil_div(p.N, b.C) * p.d * p.e
-    return {
-        "Q": Moved(reads=p.N * p.d),
-        "K": Moved(reads=2 * p.N * p.d),
-        "V": Moved(reads=2 * p.N * p.e),
-        "S": Moved(reads=states, writes=states),
-        "O": Moved(writes=p.N * p.e),
-    }
-
-
-def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    """The first chunk's of the second pass."""
-    return 2 * p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2
-
 
 FORM = ProgramForm(
     name="linear_attention_two_pass",
@@ -40,7 +17,13 @@ FORM = ProgramForm(
     blocks={"C": "N"},
     line_1=chunk_line_1,
     rows=lambda M, p: chunk_rows(M - p.d * p.e, p),
-    traffic=traffic,
-    peak=peak,
+    traffic=lambda p, b, options: {
+        "Q": Moved(reads=p.N * p.d),
+        "K": Moved(reads=2 * p.N * p.d),
+        "V": Moved(reads=2 * p.N * p.e),
+        "S": Moved(reads=b.T * p.d * p.e, writes=b.T * p.d * p.e),
+        "O": Moved(writes=p.N * p.e),
+    },
+    peak=lambda p, b, options: 2 * p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2,
     matmul=chunk_products,
 )

@@ -23,22 +23,6 @@ def line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
     return rows, ceil_div(p.d, 2), 2 * rows, min(rows, p.d)
 
 
-def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
-    T_r, T_e = ceil_div(p.N, b.B_r), ceil_div(p.k, b.B_e)
-    return {
-        "Q": Moved(reads=p.N * p.d),
-        "K": Moved(reads=T_e * p.N * p.d),
-        "V": Moved(reads=T_e * p.N * p.e),
-        "E": Moved(reads=p.k * p.N),
-        "F": Moved(reads=p.k * p.N),
-        "K_low": Moved(reads=T_r * p.k * p.d, writes=p.k * p.d),
-        "V_low": Moved(reads=T_r * p.k * p.e, writes=p.k * p.e),
-        "O": Moved(writes=p.N * p.e),
-        "L": Moved(writes=p.N),
-    }
-
-
 def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     """The larger of the two phases', in their first tiles."""
     mixing = (b.B_e + b.B_c) * max(p.d, p.e) + b.B_e * b.B_c
@@ -60,7 +44,17 @@ FORM = ProgramForm(
     blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"},
     line_1=line_1,
     rows=kernel_rows,
-    traffic=traffic,
+    traffic=lambda p, b, options: {
+        "Q": Moved(reads=p.N * p.d),
+        "K": Moved(reads=b.T_e * p.N * p.d),
+        "V": Moved(reads=b.T_e * p.N * p.e),
+        "E": Moved(reads=p.k * p.N),
+        "F": Moved(reads=p.k * p.N),
+        "K_low": Moved(reads=b.T_r * p.k * p.d, writes=p.k * p.d),
+        "V_low": Moved(reads=b.T_r * p.k * p.e, writes=p.k * p.e),
+        "O": Moved(writes=p.N * p.e),
+        "L": Moved(writes=p.N),
+    },
     peak=peak,
     matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
 )

@@ -14,27 +14,12 @@ from typing import Any
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
 from flashsim.theory.kernel_products import kernel_rows
-from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
 def line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
     """Return (B_r, B_c, B_f, B_g)."""
     return rows, min(rows, p.d), rows, min(rows, p.d)
-
-
-def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
-    T_r, T_f = ceil_div(p.N, b.B_r), ceil_div(p.k, b.B_f)
-    return {
-        "Q": Moved(reads=p.N * p.d),
-        "K": Moved(reads=T_f * p.N * p.d),
-        "V": Moved(reads=T_f * p.N * p.e),
-        "W": Moved(reads=(T_r + 1) * p.k * p.d),
-        "S": Moved(reads=T_r * p.k * p.e, writes=p.k * p.e),
-        "z": Moved(reads=T_r * p.k, writes=p.k),
-        "O": Moved(writes=p.N * p.e),
-    }
 
 
 def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
@@ -56,7 +41,15 @@ FORM = ProgramForm(
     blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"},
     line_1=line_1,
     rows=kernel_rows,
-    traffic=traffic,
+    traffic=lambda p, b, options: {
+        "Q": Moved(reads=p.N * p.d),
+        "K": Moved(reads=b.T_f * p.N * p.d),
+        "V": Moved(reads=b.T_f * p.N * p.e),
+        "W": Moved(reads=(b.T_r + 1) * p.k * p.d),
+        "S": Moved(reads=b.T_r * p.k * p.e, writes=p.k * p.e),
+        "z": Moved(reads=b.T_r * p.k, writes=p.k),
+        "O": Moved(writes=p.N * p.e),
+    },
     peak=peak,
     matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
 )

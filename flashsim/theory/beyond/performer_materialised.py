@@ -15,24 +15,7 @@ from flashsim.matrices import Kind
 from flashsim.records import Sizes
 from flashsim.theory.beyond.performer import line_1
 from flashsim.theory.kernel_products import kernel_rows
-from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import QKV, Moved, ProgramForm
-
-
-def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
-    T_r, T_f = ceil_div(p.N, b.B_r), ceil_div(p.k, b.B_f)
-    return {
-        "Q": Moved(reads=p.N * p.d),
-        "K": Moved(reads=T_f * p.N * p.d),
-        "V": Moved(reads=T_f * p.N * p.e),
-        "W": Moved(reads=(T_r + 1) * p.k * p.d),
-        "G": Moved(reads=p.N * p.k, writes=p.N * p.k),
-        "A": Moved(reads=p.N * p.k, writes=p.N * p.k),
-        "S": Moved(reads=T_r * p.k * p.e, writes=p.k * p.e),
-        "z": Moved(reads=T_r * p.k, writes=p.k),
-        "O": Moved(writes=p.N * p.e),
-    }
 
 
 def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
@@ -60,7 +43,17 @@ FORM = ProgramForm(
     blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"},
     line_1=line_1,
     rows=kernel_rows,
-    traffic=traffic,
+    traffic=lambda p, b, options: {
+        "Q": Moved(reads=p.N * p.d),
+        "K": Moved(reads=b.T_f * p.N * p.d),
+        "V": Moved(reads=b.T_f * p.N * p.e),
+        "W": Moved(reads=(b.T_r + 1) * p.k * p.d),
+        "G": Moved(reads=p.N * p.k, writes=p.N * p.k),
+        "A": Moved(reads=p.N * p.k, writes=p.N * p.k),
+        "S": Moved(reads=b.T_r * p.k * p.e, writes=p.k * p.e),
+        "z": Moved(reads=b.T_r * p.k, writes=p.k),
+        "O": Moved(writes=p.N * p.e),
+    },
     peak=peak,
     matmul=lambda p, b, options: 4 * p.k * p.N * (p.d + p.e),
 )

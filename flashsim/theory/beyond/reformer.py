@@ -19,7 +19,7 @@ from flashsim.theory.program import QKV, Moved, ProgramForm
 
 def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
     """As above."""
-    S = p.N + (ceil_div(p.N, b.C) - 1) * b.C
+    S = p.N + (b.T - 1) * b.C
     return {
         "Q": Moved(reads=p.h * p.N * p.d),
         "K": Moved(reads=p.h * S * p.d),

@@ -16,25 +16,6 @@ from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
-def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
-    return {
-        "Q": Moved(reads=p.h * p.N * p.d),
-        "K": Moved(reads=p.h * p.N * p.d),
-        "V": Moved(reads=p.h * p.N * p.e),
-        "order_Q": Moved(reads=p.h * p.N),
-        "order_K": Moved(reads=p.h * p.N),
-        "O_parts": Moved(reads=p.h * p.N * p.e, writes=p.h * p.N * p.e),
-        "L_parts": Moved(reads=p.h * p.N, writes=p.h * p.N),
-        "O": Moved(writes=p.N * p.e),
-    }
-
-
-def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    """The first cluster's, which is whole."""
-    return b.C * (2 * p.d + 2 * p.e + 4 + b.C)
-
-
 def matmul(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     """2(d + e) for each pair of a query and a key of one cluster."""
     T = ceil_div(p.N, b.C)
@@ -54,7 +35,16 @@ FORM = ProgramForm(
     blocks={"C": "N"},
     line_1=None,
     rows=None,
-    traffic=traffic,
-    peak=peak,
+    traffic=lambda p, b, options: {
+        "Q": Moved(reads=p.h * p.N * p.d),
+        "K": Moved(reads=p.h * p.N * p.d),
+        "V": Moved(reads=p.h * p.N * p.e),
+        "order_Q": Moved(reads=p.h * p.N),
+        "order_K": Moved(reads=p.h * p.N),
+        "O_parts": Moved(reads=p.h * p.N * p.e, writes=p.h * p.N * p.e),
+        "L_parts": Moved(reads=p.h * p.N, writes=p.h * p.N),
+        "O": Moved(writes=p.N * p.e),
+    },
+    peak=lambda p, b, options: b.C * (2 * p.d + 2 * p.e + 4 + b.C),
     matmul=matmul,
 )

@@ -12,17 +12,16 @@ from typing import Any
 
 from flashsim.records import Sizes
 from flashsim.theory.mlp import ARRAYS, fused_rows, live, row_line_1, widest
-from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm
 
 
 def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
     """As above."""
-    at, T_r = live(p, b, options), ceil_div(p.N, b.B_r)
+    at = live(p, b, options)
     return {
         "X": Moved(reads=p.N * p.d),
-        "W1": Moved(reads=T_r * int(at.nnz1[at.hidden].sum())),
-        "W2": Moved(reads=T_r * int(at.nnz2[at.hidden].sum())),
+        "W1": Moved(reads=b.T_r * int(at.nnz1[at.hidden].sum())),
+        "W2": Moved(reads=b.T_r * int(at.nnz2[at.hidden].sum())),
         "Y": Moved(writes=p.N * p.o),
     }
 

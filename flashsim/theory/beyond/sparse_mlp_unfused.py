@@ -14,18 +14,17 @@ from typing import Any
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
 from flashsim.theory.mlp import ARRAYS, live, products, row_line_1, unfused_rows, widest
-from flashsim.theory.problem import ceil_div
 from flashsim.theory.program import Moved, ProgramForm
 
 
 def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
     """As above."""
-    at, T_r = live(p, b, options), ceil_div(p.N, b.B_r)
+    at = live(p, b, options)
     return {
         "X": Moved(reads=p.N * p.d),
-        "W1": Moved(reads=T_r * int(at.nnz1.sum())),
+        "W1": Moved(reads=b.T_r * int(at.nnz1.sum())),
         "H": Moved(reads=p.N * p.f, writes=p.N * p.f),
-        "W2": Moved(reads=T_r * int(at.nnz2.sum())),
+        "W2": Moved(reads=b.T_r * int(at.nnz2.sum())),
         "Y": Moved(writes=p.N * p.o),
     }
 
