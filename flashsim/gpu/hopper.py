@@ -29,7 +29,7 @@ ARRAYS = ("Q", "K", "V", "O", "L")
 ELEMENTS = tensor_core.ELEMENTS
 HEAD_DIMS = (64, 128, 256)  # the kernel's; the rung takes tensor_core's too
 WIDEST = 256  # for which there are no registers for Philox, and no backward pass
-ROWS = 64  # of Q_i that a warpgroup has; of the boxes in which O_i is stored
+ROWS, O_ROWS = 64, 16  # of Q_i that a warpgroup has; of O_i that are stored at a time: a warp's
 O_COLUMNS = 128  # of O_i at most that are stored at a time
 MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
 
@@ -206,7 +206,7 @@ def _launch(
     blocks = min(attributes["MultiProcessorCount"] if tiles.persistent else row_blocks, row_blocks)
     threads = 128 * (tiles.B_r // ROWS + 1)
     shapes, given = (q, k, k, q), (*strides, contiguous(q, dtype.itemsize))
-    boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (ROWS, O_COLUMNS)
+    boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (O_ROWS, O_COLUMNS)
     sides = tuple(zip("qkvo", shapes, given, boxes, strict=True))
     by_value = np.void(problem.tobytes())
 
@@ -215,7 +215,7 @@ def _launch(
         maps = (tensor_map(name, at, *given, dtype.name, *box) for (name, *given, box), at in each)
         return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
 
-    return Launch(kernel, blocks, threads, shared, arguments)
+    return Launch(device, kernel, blocks, threads, shared, arguments)
 
 
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:

@@ -258,6 +258,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     const int w;
     const Turn<turns, B_r / 64> turn;
     Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
+    int passed = 0;      // tiles before kv that are not needed, and still to be freed
     Range whole;         // the tiles without a mask
 
     Rows rows;
@@ -325,6 +326,8 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     // S_ij, P̃_ij of the last tile.
     __device__ __forceinline__ void begin(int j, bool masked, bool last) {
         sram.wait_K(kv);
+#pragma unroll 1
+        for (; passed > 0; --passed) sram.free_V(kv - passed);
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv));
         turn.pass();
@@ -379,8 +382,14 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         ++kv;
     }
 
-    // Let tiles go by of which this warpgroup's rows see nothing.
+    // Let tiles go by of which this warpgroup's rows see nothing: where there are many stages, until a tile has come that they
+    // do see. The producer has then asked for all before it, so that these have been free since they were last used.
+    __device__ __forceinline__ void pass_by(int tiles) {
+        if (!Sram::JOINT) return skip(tiles);
+        kv += tiles, passed += tiles;
+    }
     __device__ __forceinline__ void skip(int tiles) {
+        tiles += passed, kv -= passed, passed = 0;
 #pragma unroll 1
         for (; tiles > 0; --tiles, ++kv) {
             sram.wait_K(kv), sram.free_K(kv);
@@ -394,6 +403,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
         const RowBlock at = sram.row_block(q);
         const int first = at.i * B_r + 64 * w;
+        const Word mine = O_w + thread / 32 * (16 * Sram::O_COLUMNS * 2);
         float factor[2];
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
 #pragma unroll
@@ -410,23 +420,23 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         }
 #pragma unroll
         for (int x = 0; x < d; x += Sram::O_COLUMNS) {
-            if (thread == 0) wait_stores_read();
-            meet(TOGETHER + w, WARPGROUP);
+            if (lane == 0) wait_stores_read();
+            __syncwarp();
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int below = row + 8 * r;
+            for (int t = 0; t < Sram::O_COLUMNS / 8; t += 2) {
+                Word O[4];
 #pragma unroll
-                for (int t = 0; t < Sram::O_COLUMNS / 8; ++t) {
-                    const float(&two)[4] = O_i[x / 8 + t];
-                    const Word to = O_w + t / 8 * (64 * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4;
-                    *in_shared(to) = pack<T>(two[2 * r] * factor[r], two[2 * r + 1] * factor[r]);
+                for (int of = 0; of < 4; ++of) {
+                    const float(&four)[4] = O_i[x / 8 + t + of / 2];
+                    O[of] = pack<T>(four[of % 2 * 2] * factor[of % 2], four[of % 2 * 2 + 1] * factor[of % 2]);
                 }
+                store_operand<false>(mine + t / 8 * (16 * 128) + lane % 16 * 128 + ((t % 8 + lane / 16 ^ lane % 8) << 4), O);
             }
             show_writes();
-            meet(TOGETHER + w, WARPGROUP);
-            if (thread == 0) {
-                store(O, first, at.h, at.b, O_w, x / HALF);
-                Tally(totals + 7).add(min(64, p.N_q - first), Sram::O_COLUMNS);
+            __syncwarp();
+            if (lane == 0) {
+                store(O, first + thread / 32 * 16, at.h, at.b, mine, x / HALF);
+                Tally(totals + 7).add(min(16, p.N_q - first - thread / 32 * 16), Sram::O_COLUMNS);
             }
         }
     }
@@ -459,7 +469,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             const Range live = live_tiles<kind, B_r, B_c>(p, i);
             const Range mine = B_c == 64 && !turns ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live;
             if (mine.begin < mine.end) {
-                if (B_c == 64) skip(live.end - mine.end);
+                if (B_c == 64) pass_by(live.end - mine.end);
                 int t = mine.end - 1, j = tile<kind>(p, t);
                 begin(j, j >= whole.end || j < whole.begin, t == mine.begin);
                 const auto next = [&] { return --t >= mine.begin ? j = tile<kind>(p, t) : (j = -1); };
@@ -473,14 +483,14 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
                     for (; j >= 0; next()) advance<true>(j, t == mine.begin);
                 }
                 end();
-                if (B_c == 64) skip(mine.begin - live.begin);
+                if (B_c == 64) pass_by(mine.begin - live.begin);
             } else {
                 sram.Q_i.free(q).arrive_once_a_warp();
                 if (B_c == 64) skip(live.end - live.begin);
             }
             write(O, L, totals);
         }
-        if (thread_index() == 0) wait_stores();
+        if (thread_index() % 32 == 0) wait_stores();
     }
 };
 
