@@ -168,7 +168,7 @@ __device__ __forceinline__ bool weights(Scores& S, const Rows& rows, float (&sum
     sums[0] = of_16[0] + of_16[1], sums[1] = of_16[2] + of_16[3];
     const float most = fmaxf(fmaxf(of_16[0], of_16[1]), fmaxf(of_16[2], of_16[3]));
     const bool a_number = sums[0] + sums[1] <= 4 * LARGEST, m_too = fminf(rows.m[0], rows.m[1]) > -INFINITY;
-    return __all_sync(~0u, a_number && m_too && most <= LARGEST && !rows.exact);
+    return __all_sync(~0u, a_number && m_too && most <= LARGEST && !rows.exact());
 }
 
 // S = Q Kᵀ of a warp's 16 rows, without the rest of its warpgroup.
