@@ -39,7 +39,8 @@
 // - Sums for maxima: a whole tile's weights are found with the m of before, and only if their sums say so, again. The scores stay
 //   till then. 64 maxima a thread and tile less, and exponentials start at once. d = 128, full / causal: 1.07 / 1.00 of the rate
 //   at N = 512, 1.09 / 1.04 at 1024, 1.13 / 1.13 at 16384; d = 64: 1.08 / 1.10, 1.12 / 1.10 and 1.14 / 1.12; d = 256, at 1024, 4096
-//   and 16384: 1.05 / 1.05, 0.97 / 1.04 and 1.02 / 1.00. Before, a tile of d = 128 took 2550 cycles at 1.41 GHz, 2048 of products; its consumer spent 1300 on exponentials.
+//   and 16384: 1.05 / 1.05, 0.97 / 1.04 and 1.02 / 1.00. Before, a tile of d = 128 took 2550 cycles at 1.41 GHz, 2048 of
+//   products; its consumer spent 1300 on exponentials.
 // - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
 //   different times. Three consumers had use for it (423 for 402); two have not (0.97 to 1.01 of the rate), and four do not see
 //   the same tiles. A step of the ladder only.
