@@ -45,7 +45,13 @@
 // - Causally, key blocks that are seen by most come first, across as many heads as have Q, dO, dQ in the L2 together: else the
 //   last head's first block begins when most others are done.
 // - `round_dQ` stores 16 bytes a lane: 54 µs, where stores of 4, half a sector a row, took 166 (N = 4096, d = 128, of 2480 in
-//   all): 1.06 times as fast full, 1.13 causally; d = 64 1.03, 1.04. `prepare` takes 72, near its bytes' time.
+//   all). Full and causally 1.05 and 1.07 times as fast; N = 16384 1.02, 1.02; d = 64 1.03, 1.05 and 1.00, 1.02.
+// - Not done yet. Where d = 128, N = 4096, a key block costs 11,600 cycles besides 3136 a row block: 3000 until K_j and Q_i are
+//   there, 1850 for the first P_ij, 6400 for the last dQ_i, dK_j and dV_j, 450 until the next block of threads. A persistent
+//   grid, which loads the next K_j, V_j while dK_j, dV_j are stored, and in which the second consumer passes by the first row
+//   block on the causal edge, of which it sees nothing: d = 128 1.02, 1.06 and 1.01, 1.03 times as fast as this; d = 64, with
+//   turns there, 1.00, 1.04 and 0.98, 1.04. In some builds it spills a register or two.
+// - Worse: `prepare` and `round_dQ` by the idle warp (0.6 to 1.0: 24 registers have too few loads under way).
 // - Worse: exponentials by polynomial, one in 4 or 2 (4 to 20%); D_i subtracted by the tensor cores, as what dP_i begins with
 //   (10%). Without min(x, 0), which is x − |x| here since that is not the ALU's, it would be up to 5% faster.
 // - Query heads of a group add to one dK_j, dV_j in one block: no additions in HBM there.
