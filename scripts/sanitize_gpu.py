@@ -2,8 +2,10 @@
 
 python scripts/sanitize_gpu.py --commit "$(git rev-parse HEAD)"      # on a machine with a GPU and compute-sanitizer
 
-memcheck sees accesses out of bounds, initcheck reads of what nobody has written, both in HBM. racecheck follows threads' own
-accesses to shared memory, and not what TMA and wgmma read and write there.
+memcheck sees accesses out of bounds, initcheck reads of what nobody has written, both in HBM. racecheck follows accesses to
+shared memory, but not mbarriers that a copy engine completes: it takes a bulk copy and the loads that wait for it for a race.
+So nvdisasm says what was reported: `instructions` has the opcodes at the addresses. UBLKCP is a bulk copy, LDS a load; a store
+of a thread's own (STS) would be a race.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,12 +34,12 @@ from flashsim import gpu
 from flashsim.entry import run_script
 from flashsim.files import write_whole
 from flashsim.gpu.benchmark import machine
-from flashsim.gpu.compiling import MissingGPU, import_cupy
+from flashsim.gpu.compiling import MissingGPU, cache_folder, import_cupy
 
 TOOLS: dict[str, tuple[str, ...]] = {
     "memcheck": (),
     "initcheck": (),
-    "racecheck": ("--racecheck-report", "analysis"),
+    "racecheck": ("--racecheck-report", "analysis", "--demangle", "no"),
     "synccheck": (),
 }
 LIMIT = 300  # seconds a tool
@@ -52,12 +55,14 @@ def main() -> int:
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         raise MissingGPU("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
-    for _, launch in launches():  # compiled here, once
-        launch()
     found = {}
-    for tool in options.only:
-        found[tool] = _watched(sanitizer, tool)
-        print(tool, json.dumps(found[tool]), flush=True)
+    with tempfile.TemporaryDirectory(prefix="flashsim-") as folder:
+        os.environ["FLASHSIM_CACHE"] = folder  # of cubins, which are to be those that are watched
+        for _, launch in launches():  # compiled here, once
+            launch()
+        for tool in options.only:
+            found[tool] = _watched(sanitizer, tool)
+            print(tool, json.dumps(found[tool]), flush=True)
     record = {
         "command": shlex.join(["python", "scripts/sanitize_gpu.py", *sys.argv[1:]]),
         "commit": options.commit,
@@ -88,11 +93,39 @@ def _watched(sanitizer: str, tool: str) -> dict[str, Any]:
     return {
         "errors": int(summary[1]) if summary and whole else None,
         "of": Counter(
-            re.findall(r"(?:at|access by|in) [^\n]*?\b((?:hopper|merge|prepare|round_dQ|tensor_core)\w*)", said)
+            re.findall(
+                r"(?:at|access by|in) [^\n]*?(?:\b|_Z\d+)((?:hopper|merge|prepare|round_dQ|tensor_core)[a-z_]*)", said
+            )
         ),
+        "instructions": _instructions(said),
         "seconds": round(time.monotonic() - start, 1),
         "said": said.strip().splitlines()[-12:] if not whole else [],
     }
+
+
+def _instructions(said: str) -> dict[str, dict[str, int]]:
+    """Return the opcodes of the accesses that racecheck reports, by kind: "Write", "Read"."""
+    reported = re.findall(r"(Write|Read) access at (\w+)\+0x([0-9a-f]+)", said)
+    code = _disassembled() if reported and shutil.which("nvdisasm") else {}
+    found: dict[str, Counter[str]] = {}
+    for kind, function, at in reported:
+        found.setdefault(kind, Counter())[code.get((function, int(at, 16)), "not disassembled")] += 1
+    return {kind: dict(opcodes) for kind, opcodes in found.items()}
+
+
+def _disassembled() -> dict[tuple[str, int], str]:
+    """Return the opcode at each address of each function that was loaded, from the folder of cubins."""
+    found = {}
+    for cubin in sorted(cache_folder().glob("*.load.cubin")):
+        text = subprocess.run(["nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
+        function = ""
+        for line in text.splitlines():
+            label = re.match(r"\.text\.(\w+):", line)
+            function = label[1] if label else function
+            instruction = re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+ )?(\S+)", line)
+            if instruction:
+                found[function, int(instruction[1], 16)] = instruction[2]
+    return found
 
 
 def launch_all() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -72,14 +72,26 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         alloc=lambda _: SimpleNamespace(ptr=_place()),
     )
 
-    def ready(_: int, __: str, names: tuple[str, ...], *___: Any) -> tuple[Any, ...]:
-        def kernel(name: str) -> Callable[..., None]:
-            return lambda grid, threads, given, shared_mem: found.append(
-                (name, grid, threads, *[value.tobytes() for value in given], shared_mem)
-            )
+    names: list[str] = []
 
-        return tuple(kernel(name) for name in names)
+    def ready(_: int, __: str, asked: tuple[str, ...], *___: Any) -> tuple[Any, ...]:
+        names.extend(asked)
+        functions = range(len(names) - len(asked), len(names))
+        return tuple(SimpleNamespace(kernel=SimpleNamespace(ptr=function)) for function in functions)
 
+    def launch_kernel(function: int, *how: int) -> None:
+        *how_much, _, at, _ = how
+        found.append((names[function], *how_much, *kept[at]))
+
+    class InMemory(launching.InMemory):
+        def __init__(self, arguments: Sequence[Any]) -> None:
+            super().__init__(arguments)
+            kept[self.at] = [value.raw for value in self.values]
+
+    kept: dict[int, list[bytes]] = {}
+    cupy.cuda.driver = SimpleNamespace(launchKernel=launch_kernel)
+    runtime.setDevice = lambda device: None
+    monkeypatch.setattr(launching, "InMemory", InMemory)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(tensor_maps, "_encode", lambda: _encode)
     for module in (hopper, hopper_backward, hopper_decode):
@@ -204,9 +216,9 @@ def test_what_a_call_keeps_is_never_another_calls(name: str, launches: Launches)
 def test_a_launch_has_the_addresses_strides_and_dtype_of_its_arrays(launches: Launches) -> None:
     X = arrays(strided=("k",))
     gpu.forward(X["q"], X["k"], X["v"], kernel="hopper")
-    ((function, grid, threads, Q, K, V, _O, L, *_),) = launches
+    ((function, grid, _, _, threads, _, _, _, Q, K, V, _O, L, *_),) = launches
     assert function == hopper.WIDE.function("float16", 128, "FULL", False)
-    assert (grid, threads) == ((4,), (384,))
+    assert (grid, threads) == (4, 384)
     for tensor_map, array, rows in ((Q, X["q"], 128), (K, X["k"], 128), (V, X["v"], 128)):
         kind, pointer, *dims, row, half, head, _batch, columns, box_rows, halves, _, _ = struct.unpack(
             "<16Q", tensor_map

@@ -22,6 +22,7 @@ from flashsim.gpu.tensor_maps import tensor_map
 FILE = "hopper_decode.cu"
 ARRAYS = ("Q", "K", "V", "O", "L", "O_parts", "l_parts", "m_parts")
 ELEMENTS = tensor_core.ELEMENTS
+HEAD_DIMS = (64, 128)  # the kernel's
 ROWS = 64  # of the tile of queries
 KEYS = 64  # B_c
 THREADS, PLACES = 160, 2  # the kernel's; blocks on a multiprocessor
@@ -158,10 +159,10 @@ def _launches(
     def merging(O: int, L: int, parts: int, totals: int) -> tuple[Any, ...]:
         return (np.uint64(O), np.uint64(L), *cut(parts), np.int32(blocks), np.int32(share), by_value, np.uint64(totals))
 
-    decode = Launch(kernels[0], blocks, THREADS, shared_bytes(d), decoding)
+    decode = Launch(device, kernels[0], blocks, THREADS, shared_bytes(d), decoding)
     if blocks == heads:
         return _Launches(decode)
-    merge = Launch(kernels[1], -(-heads * rows * share // WARPS), 32 * WARPS, 0, merging)
+    merge = Launch(device, kernels[1], -(-heads * rows * share // WARPS), 32 * WARPS, 0, merging)
     return _Launches(decode, merge, 4 * places * (d + 2))
 
 
@@ -178,7 +179,7 @@ def functions(dtype: str, d: int) -> tuple[str, str]:
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
     """Return (B_r, B_c), in rows of a group."""
-    return (ROWS, KEYS) if d in hopper.HEAD_DIMS else hopper.choose_blocks(d, dtype, direction)
+    return (ROWS, KEYS) if d in HEAD_DIMS else hopper.choose_blocks(d, dtype, direction)
 
 
 KERNEL = Kernel(
@@ -196,7 +197,7 @@ KERNEL = Kernel(
         Variant(
             FILE,
             (("COUNT", count),),
-            tuple(function for d in hopper.HEAD_DIMS for function in functions(dtype, d)),
+            tuple(function for d in HEAD_DIMS for function in functions(dtype, d)),
             ("sm_90a",),
         )
         for dtype, count in (("float16", 0), ("bfloat16", 0), ("float16", 1))

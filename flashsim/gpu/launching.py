@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
@@ -145,14 +146,26 @@ class Launch:
     """
 
     def __init__(
-        self, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., tuple[Any, ...]]
+        self, device: int, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., tuple[Any, ...]]
     ) -> None:
-        self._kernel, self._grid, self._threads, self._shared = kernel, (grid,), (threads,), shared
-        self._arguments = lru_cache(maxsize=1024)(arguments)
+        self._device, self._kernel = device, kernel.kernel  # CuPy's function, on the current device
+        self._how = grid, 1, 1, threads, 1, 1, shared
+        self._arguments = lru_cache(maxsize=1024)(lambda *addresses: InMemory(arguments(*addresses)))
 
     def __call__(self, *addresses: int) -> None:
-        """Launch the kernel on the current stream."""
-        self._kernel(self._grid, self._threads, self._arguments(*addresses), shared_mem=self._shared)
+        """Launch the kernel on the current stream: by the driver, since CuPy would look at each argument in every call."""
+        cuda, given = import_cupy().cuda, self._arguments(*addresses)
+        cuda.runtime.setDevice(self._device)  # a thread that has not used it yet has no context
+        cuda.driver.launchKernel(self._kernel.ptr, *self._how, cuda.get_current_stream().ptr, given.at, 0)
+
+
+class InMemory:
+    """A kernel's arguments, NumPy's scalars, where the driver reads them: `at` is the address of a table of addresses."""
+
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self.values = [ctypes.create_string_buffer(value.tobytes(), value.nbytes) for value in arguments]
+        self._table = (ctypes.c_void_p * len(self.values))(*map(ctypes.addressof, self.values))
+        self.at = ctypes.addressof(self._table)
 
 
 def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
