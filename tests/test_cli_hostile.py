@@ -57,6 +57,7 @@ REFUSED = {  # command line: what is said
     "fly": "there is no 'fly'",
     "'a\nb'": "there is no 'a",
     "--N 3": "COMMAND",
+    "run good.npz": "unrecognized arguments: good.npz; files of Q, K, V are given as --qkv FILE\n",
     "run --no-such-option": "unrecognized arguments: --no-such-option\n",
     "check --steps 3": "unrecognized arguments: --steps\n",
     "sweep --steps 3": "unrecognized arguments: --steps\n",
@@ -183,7 +184,7 @@ REFUSED = {  # command line: what is said
     "run -o a --json ./a.svg": "--json: ./a.svg is what -o writes too",
     "run --qkv good.npz --json good.npz": "--json: good.npz is the input",
     # plot
-    "plot": "FIGURE",
+    "plot": "required: FIGURE, one of appendix_b5, approximate, blocks, ",
     "plot nothing": "there is no 'nothing'",
     "plot blocks --N 0": "--N: got '0'",
     "plot blocks --d -1": "--d: got '-1'",

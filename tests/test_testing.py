@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from flashsim import reference
+from flashsim.algorithms.algorithm_2_flash import flash
 from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, check_attention, mutants, replay
 from flashsim.testing import parametrize_with_checks as parametrize
 from flashsim.testing.case import of_budget
@@ -386,6 +387,14 @@ def test_a_kernel_of_whole_tiles_is_told_what_to_declare() -> None:
     with pytest.raises(AssertionError, match="It takes lengths that are multiples of 16 only") as told:
         check_attention(whole_tiles, Spec(lse="natural"), max_examples=5)
     assert "Spec(multiples=(16, 16))" in str(told.value)
+
+
+def test_an_algorithm_of_the_simulator_is_told_where_it_goes() -> None:
+    with pytest.raises(AssertionError) as told:
+        check_attention(flash, Spec(), max_examples=5)
+    assert "It is written on flashsim's memory: flashsim run --algorithm FILE.py:NAME" in " ".join(
+        str(told.value).split()
+    )
 
 
 def test_a_spec_and_a_case_print_as_they_are_made() -> None:

@@ -22,8 +22,10 @@ def test_a_plain_case_is_one_that_the_spec_allows() -> None:
 
 def test_the_smallest_case_keeps_what_its_kind_is() -> None:
     case = Case(B=3, H_kv=2, group=2, N_q=5, N_k=7, d=8, mask="dense")
-    assert probe.smallest(case) == Case(B=1, H_kv=2, group=2, N_q=1, N_k=1, d=8, mask="dense")
-    assert probe.smallest(Case(N_k=0)).N_k == 0
+    assert probe.smallest(case, Spec()) == Case(B=1, H_kv=2, group=2, N_q=1, N_k=1, d=8, mask="dense")
+    assert probe.smallest(Case(N_k=0), Spec()).N_k == 0
+    whole = probe.smallest(case, Spec(multiples=(4, 8)))
+    assert (whole.N_q, whole.N_k) == (4, 8)
 
 
 def test_other_specs_change_up_to_three_things_the_fewest_first(monkeypatch: pytest.MonkeyPatch) -> None:

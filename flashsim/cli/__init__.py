@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Collection, Sequence
 from importlib import import_module
 from itertools import takewhile
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
@@ -93,7 +94,9 @@ def _refuse(unknown: Sequence[str], flags: Collection[str]) -> NoReturn:
     """Raise ValueError for arguments that a command with these options does not have, with what could be meant."""
     first = unknown[0]
     having = [name for name, command in parsers().items() if name and first in _flags(command)]
-    if first in FORWARD and "--algorithm" in flags:
+    if Path(first).suffix in (".npz", ".npy", ".safetensors") and "--qkv" in flags:
+        instead = "; files of Q, K, V are given as --qkv FILE"
+    elif first in FORWARD and "--algorithm" in flags:
         instead = f"; an algorithm is given as --algorithm {first}"
     else:
         instead = f"; {first} is for {', '.join(having)}" if having else meant(first, flags)

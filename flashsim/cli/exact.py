@@ -87,7 +87,7 @@ def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) 
         f"naive attention's by {off:.2g} of its error bound at most.",
         f"No schedule of the row game moves less than {found.upper:,} elements: a search went through "
         f"{len(found.search.prices):,} states, and --json writes what --check needs to verify that without a search. That the "
-        "search passes over no better schedule, is proved by hand.",
+        "search passes over no better schedule is proved by hand.",
         f"The class: {CLASS}",
     ):
         console.print()

@@ -32,7 +32,11 @@ class Parser(argparse.ArgumentParser):
     """argparse's parser, which raises ValueError where that would print how it is used, and exit."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise ValueError."""
+        """Raise ValueError; what is missing is said with the choices there are."""
+        for action in self._actions:
+            known = [] if action.option_strings else list(action.choices or ())
+            if len(known) > 1 and message.endswith(f"required: {action.metavar}"):
+                message += f", one of {', '.join(known)}"
         raise ValueError(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
