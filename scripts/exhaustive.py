@@ -10,11 +10,13 @@ twice, and what is not counted need not be done. d (backward also d_v) is 1 or 2
 
 What is not tried, and why nothing is lost.
 1. Late loads. Before its first use a word takes room and gives nothing. So a move is one operation, with the loads that it
-   lacks just before it. A read of a part of an output is used at once, to change it.
-2. Late evictions. A word leaves only where the next load or result needs its room. It is written only then, if at all.
-3. No use to come. Words whose every use is past are forgotten. Parts of outputs are never lost: they were made for nothing.
-4. A term of an output goes at once to the part that is on chip with both operands. A schedule that adds it later can be followed
-   without that step: where it holds a part, hold the part with the term, or nothing in place of the term alone.
+   lacks just before it. A part of an output is read only to be changed at once.
+2. Late evictions. A word leaves only where the next load or result needs its room. If it is written, then only there.
+3. No use to come. Words whose every use is past are forgotten. Parts of outputs are never lost: one that will be lost need not
+   be made.
+4. Where a part of an output is on chip, and both operands of a term that is to be added yet, the term is added at once. A
+   schedule that adds it later can be followed without that step: where it holds a part, hold the part with the term, or nothing
+   in place of the term alone.
 5. Two parts of an output on chip are added at once. A schedule that keeps them apart can be followed with their sum in the place
    of the one that is on chip, and in HBM where both are. So the part that is on chip is the only one that takes terms.
 6. A whole output is written at once: that has to be paid, and gives room.

@@ -17,9 +17,10 @@ import flashsim
 from flashsim import Causal, Dense, KeyPadding, QueryPadding, SlidingWindow, Tree, theory
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.dropout import keep_mask
-from flashsim.masks import All, Both, Mask
+from flashsim.masks import All, Both, Head, Mask
 from flashsim.memory import SramOverflow
 from flashsim.planting import mutated
+from flashsim.records import Shape
 
 Array = NDArray[Any]
 FEW = settings(max_examples=settings().max_examples // 3)  # for what is asked of each of many algorithms
@@ -155,6 +156,19 @@ def _query_padding_mask(rng: np.random.Generator, n: int, k: int) -> Masked:
     return QueryPadding(rows), _first(k, n, rows).T
 
 
+class Dilated(Mask):
+    """Every other key of the last nine, by `allows` alone: without a band."""
+
+    def allows(self, rows: Array, cols: Array, shape: Shape, head: Head) -> Array:
+        apart = rows[:, None] - cols[None, :]
+        allowed: Array = (apart >= 0) & (apart < 9) & (apart % 2 == 0)
+        return allowed
+
+
+def _dilated(rng: np.random.Generator, n: int, k: int) -> Masked:
+    return Dilated(), np.array([[0 <= i - j < 9 and (i - j) % 2 == 0 for j in range(k)] for i in range(n)])
+
+
 def _packed_entry(rng: np.random.Generator, n: int, k: int) -> Masked:
     """One entry of a padded batch: queries and keys of lengths of their own, causal from the end of both."""
     rows, keys, left = int(rng.integers(0, n + 1)), int(rng.integers(0, k + 1)), int(rng.integers(-1, 7))
@@ -190,6 +204,7 @@ MASKS: dict[str, Callable[[np.random.Generator, int, int], Masked]] = {
     "window, offset": _offset_window_mask,
     "query padding": _query_padding_mask,
     "packed entry": _packed_entry,
+    "of one's own": _dilated,
 }
 DROPOUTS = (0.0, 0.3, 0.9)
 

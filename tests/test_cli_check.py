@@ -274,10 +274,14 @@ def test_init_says_which_lengths_a_kernel_takes(capsys: pytest.CaptureFixture[st
         "    if q.shape[2] % 16 or k.shape[2] % 16:\n        raise ValueError('N must be a multiple of 16')\n"
         "    return my_kernels.attention(q, k, v)\n", "utf-8"
     )  # fmt: skip
-    assert main(["check", "--init", "tiles.py:tiles"]) == 2
-    said = capsys.readouterr().err
+    assert main(["check", "--init", "tiles.py:tiles"]) == 0
+    assert "multiples=(16, 16)" in capsys.readouterr().out
+    assert main(["check", "tiles.py:tiles", "--examples", "5"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "It takes lengths that are multiples of 16 only" in said
     assert "raised ValueError: N must be a multiple of 16" in said
-    assert "It answers N_q = N_k = 16, but the kit draws lengths of all kinds" in said
+    assert "Give --multiples 16 16" in said
+    assert main(["check", "tiles.py:tiles", "--examples", "5", "--multiples", "16", "16"]) == 0
 
 
 @pytest.mark.slow

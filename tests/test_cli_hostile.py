@@ -243,6 +243,7 @@ REFUSED = {  # command line: what is said
     "check kernels.py:attention --spec os:environ": "--spec: os:environ is of type _Environ; expected a flashsim.testing.Spec",
     "check kernels.py:attention --wrap numpy": "--wrap",
     "check kernels.py:attention --convention sdpa": "--convention and --device go with --wrap",
+    "check kernels.py:attention --wrap jax --convention sdpa": "--convention sdpa goes with --wrap torch; got --wrap jax",
     "check kernels.py:attention --examples 0": "--examples: got '0'",
     "check kernels.py:attention --seed -5": "--seed: got '-5'",
     "check kernels.py:attention --check orakel": "unknown check 'orakel'",

@@ -637,6 +637,8 @@ FITS = """(() => {
   const { scrollWidth, scrollHeight } = document.documentElement;
   return scrollWidth <= innerWidth && scrollHeight <= innerHeight;
 })()"""
+CUT = """[...document.querySelectorAll(".two :is(.pairs, .memory .scroll)")]
+  .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.innerText)"""
 SEEN = (
     ".now",
     ".listing .on, .source .on",
@@ -651,7 +653,7 @@ SEEN = (
 def test_what_a_step_is_about_is_seen_without_scrolling(page: Any, name: str, viewport: dict[str, int]) -> None:
     """The lit line, the picture, m, ℓ, O and their first row, at each moment and some steps between; nothing covers them.
 
-    Where panels are below each other, m, ℓ, O to their last row.
+    Where panels are below each other, m, ℓ, O to their last row. On a desk no table of two runs is cut.
     """
     seen = [*SEEN, *([".pairs tbody tr:last-child > :nth-child(-n + 2)"] if viewport == PHONE else [])]
     page.set_viewport_size(viewport)
@@ -666,6 +668,7 @@ def test_what_a_step_is_about_is_seen_without_scrolling(page: Any, name: str, vi
         if step:
             page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
             assert page.evaluate(UNSEEN, seen) == [], step
+        assert viewport != DESK or page.evaluate(CUT) == [], step
     assert page.evaluate(FITS)
 
 

@@ -361,7 +361,7 @@ def test_counts_are_the_simulators(rung: Kernel, shape: tuple[Any, ...], dropout
     if rung.name == "hopper" and (sizes[5] == 32 or blocks):
         pytest.skip("tensor_core runs in hopper's place, or it has no such blocks")
     if rung.name == "hopper":
-        tiles = hopper.choose_tiles(sizes[5], "CAUSAL" if masked == "causal" else "FULL", sizes[4], dropout_p > 0)
+        tiles = hopper.choose_tiles(sizes[5], "CAUSAL" if masked == "causal" else "FULL", dropout_p > 0)
         blocks = (tiles.B_r, tiles.B_c)
     dtype = "float32" if "float32" in rung.dtypes else rung.dtypes[0]
     problem = given(tuple(sizes), dtype)
@@ -571,7 +571,7 @@ def test_wrong_arguments_are_refused_before_anything_is_launched() -> None:
     bad: list[tuple[str, Callable[[], Any]]] = [
         ("d = 48", lambda: gpu.forward(q[..., :48], q[..., :48], q[..., :48])),
         ("q has shape", lambda: gpu.forward(q[0, 0, 0, 0], q, q)),
-        ("(192, 128)", lambda: gpu.forward(half, half, half, kernel="hopper", blocks=(64, 64))),
+        ("(256, 64)", lambda: gpu.forward(half, half, half, kernel="hopper", blocks=(64, 64))),
         ("multiples of 16", lambda: gpu.forward(*(wide[..., 1:65] for _ in "qkv"), kernel="hopper")),
         (
             "blocks is given",

@@ -314,19 +314,19 @@ def test_the_plan_of_a_backward_pass(capability: str, d: int, asked: tuple[str, 
 
 
 def test_hoppers_tiles() -> None:
-    asked = (("CAUSAL", 4096), ("FULL", 4097), ("WINDOW", 9999), ("LISTED", 4096))
-    assert [hopper.choose_tiles(64, kind, N).B_r for kind, N in asked] == [256, 192, 256, 128]
-    assert hopper.choose_tiles(64, "FULL", 4096, dropout=True).B_r == 128
-    assert hopper.choose_tiles(64, "FULL", 4096, blocks=(192, 128)).B_r == 192
-    assert hopper.choose_tiles(64, "WINDOW", 4096, dropout=True).B_r == 128
-    assert hopper.choose_tiles(128, "WINDOW", 4096).B_r == 128
+    found = [hopper.choose_tiles(64, kind) for kind in hopper.KINDS]
+    assert [(tiles.B_r, tiles.sums) for tiles in found] == [(256, True), (256, True), (256, False), (128, True)]
+    assert hopper.choose_tiles(64, "FULL", dropout=True) == hopper.SMALL._replace(sums=False)
+    assert hopper.choose_tiles(64, "FULL", blocks=(256, 64)) == hopper.FINE
+    assert hopper.choose_tiles(128, "WINDOW") == hopper.WIDE
     with pytest.raises(
         ValueError, match=r"blocks is \(64, 64\); hopper takes \(128, 128\) where d = 128, with a window"
     ):
-        hopper.choose_tiles(128, "WINDOW", 4096, blocks=(64, 64))
-    assert hopper.choose_tiles(256, "LISTED", 9999) == hopper.Tiles(128, 64, turns=False, lazy=True)
+        hopper.choose_tiles(128, "WINDOW", blocks=(64, 64))
+    assert hopper.choose_tiles(256, "LISTED") == hopper.DEEP._replace(sums=False)
+    assert hopper.choose_tiles(128, "CAUSAL") in hopper.steps(128).values()
     with pytest.raises(ValueError, match="dropout_p is given and d is 256; hopper takes dropout with d below 256"):
-        hopper.choose_tiles(256, "FULL", 9999, dropout=True)
+        hopper.choose_tiles(256, "FULL", dropout=True)
     most = 227 * 1024  # of a block's shared memory on Hopper
     assert all(tiles.shared_bytes(d) <= most for d in hopper.TILES for tiles in hopper.TILES[d])
     assert all(hopper_backward.shared_bytes(d) <= most for d in hopper_backward.HEAD_DIMS)

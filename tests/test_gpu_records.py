@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import gpu
+from flashsim import gpu, patterns, theory
 from flashsim.cli import bench, main
 from flashsim.examples.same_curve import EARLY
 from flashsim.examples.text import tiny
@@ -577,3 +577,37 @@ def test_the_picture_of_training_names_above_what_is_drawn_above() -> None:
     above, below = plot_same_curve(figure("gpu_same_curve")["steps"])
     assert not any("gpu" in text.get_text() for text in above.texts)
     assert "gpu float32 apart" in {line.get_gid() for line in below.get_lines()}
+
+
+EXACT = ("hopper", "torch_flash", "standard", "torch_unfused")
+
+
+def test_the_pages_words_on_figure_3_are_the_recorded_ones() -> None:
+    record, said = figure("gpu_figure_3"), " ".join(PAGE.split())
+    window, butterfly = ({name: pays_from(record, sparse, name) for name in EXACT} for sparse in SPARSE)
+    assert (
+        f"faster than `hopper` on all keys from N = {window['hopper']} on, the butterfly from {butterfly['hopper']}; than "
+        f"FlashAttention-2 from {window['torch_flash']} and {butterfly['torch_flash']}; than unfused attention at every N"
+        in said
+    )
+    shortest, longest = record["results"][0], record["results"][-1]
+    assert {of[name] for of in (window, butterfly) for name in ("standard", "torch_unfused")} == {shortest["N"]}
+    ms = {t["name"]: t["median"] for t in longest["timings"]}
+    faster = " and ".join(f"{ms['hopper'] / ms[name]:.0f}" for name in SPARSE)
+    assert f"At N = {longest['N']:,} they are {faster} times as fast as `hopper`" in said
+    at = Setting(butterfly["hopper"], 64)
+    assert f"At N = {at.N} it has {benchmark.share('hopper_butterfly', at):.0%} of the pairs and is faster" in said
+
+    def moved(N: int, d: int = 64) -> tuple[int, int]:
+        """By all of S in tiles of 256 × 64, and by the butterfly in tiles of 128 × 128."""
+        whole = theory.exact("q_outer", N=N, d=d, M=10**6, blocks=(256, 64)).hbm
+        columns = int(patterns.butterfly(N // 128, N // 128).sum()) * 128
+        return whole.accesses, whole.accesses + 2 * columns * d - whole.by_array["K"].reads - whole.by_array["V"].reads
+
+    assert moved(1024)[0] == moved(1024)[1]
+    fewer = (
+        1 / benchmark.share("hopper_butterfly", Setting(longest["N"], 64)),
+        moved(longest["N"])[0] / moved(longest["N"])[1],
+    )
+    times = f"{ms['hopper'] / ms['hopper_butterfly']:.0f} times as fast"
+    assert f"{fewer[0]:.0f} times fewer FLOPs, {fewer[1]:.0f} times fewer accesses, {times}" in said

@@ -400,20 +400,32 @@ def test_runs_counts_and_theory_are_equal(name: str, gqa: str, case: Shared, siz
         how = {**{key: value for key, value in how.items() if key != "blocks"}, "sizing": sizing}
     run = flashsim.forward(name, Q, K, V, **how)
     asked = {**case.shape, **{key: value for key, value in how.items() if key != "seed"}}
-    tally, exact = flashsim.count(name, **asked), theory.exact(name, **asked)
+    tally, exact = flashsim.count(name, **asked), exact_of(name, **asked)
     same(run, tally)
-    same(tally, exact)
-    assert tally.flops.matmul == exact.matmul
+    if exact is not None:
+        same(tally, exact)
+        assert tally.flops.matmul == exact.matmul
     for back in backward_of(name):
         if name == "block_sparse":
             asked |= {"blocks": (run.blocks.B_r, run.blocks.B_c)}
         got = flashsim.backward(back, run, dO, M=4 * asked["M"])
         asked_back = {**asked, "direction": "backward", "M": 4 * asked["M"]}
-        tally, exact = flashsim.count(back, **asked_back), theory.exact(back, **asked_back)
+        tally, exact = flashsim.count(back, **asked_back), exact_of(back, **asked_back)
         assert got.hbm == tally.hbm
         assert (got.sram.peak, got.blocks) == (tally.sram.peak, tally.blocks)
-        same(tally, exact)
-        assert tally.flops.matmul == exact.matmul
+        if exact is not None:
+            same(tally, exact)
+            assert tally.flops.matmul == exact.matmul
+
+
+def exact_of(name: str, **asked: Any) -> theory.Exact | None:
+    """By formula; None where tiles are skipped that a mask without a band leaves empty."""
+    try:
+        return theory.exact(name, **asked)
+    except theory.NoClosedForm:
+        if asked["mask"].band(Shape(1, 1, 1, 1), ()) is not None:
+            raise
+        return None
 
 
 @pytest.mark.parametrize("gqa", SCHEDULES)

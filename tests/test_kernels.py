@@ -401,8 +401,8 @@ def test_sigma_must_be_a_number_of_the_chip_s_type() -> None:
 def test_the_oracles_refuse_a_reduction_that_is_none() -> None:
     X, Z, V = clouds()
     for oracle, more in (
-        (reference.kernel_product, ()), (reference.kernel_product_bounds, ()), (reference.kernel_gradient, (V,)),
-        (reference.kernel_gradient_bounds, (V,)),
+        (reference.kernel_product, ()), (reference.kernel_product_bounds, ()), (reference.kernel_gradient, (np.ones((7, 2)),)),
+        (reference.kernel_gradient_bounds, (np.ones((7, 2)),)),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"^reduction is 'max'; expected 'sum' or 'logsumexp'"):
             oracle(X, Z, V, *more, reduction="max")

@@ -20,6 +20,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, Rectangle
 from PIL import Image, ImageSequence
 
 import flashsim
@@ -27,6 +29,7 @@ from flashsim import Fixed, cross_entropy, linear, mlp, patterns
 from flashsim.algorithms import Algorithm
 from flashsim.cli import main
 from flashsim.tracing import Trace
+from flashsim.tracing import film as filming
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.film import film
 from flashsim.tracing.writing import as_json
@@ -914,7 +917,7 @@ def test_targets_are_large_enough(open_page: Opener, viewport: dict[str, int]) -
 def test_boxes_scroll_by_shift_and_arrows(open_page: Opener) -> None:
     trace = recorded(d=16)
     at = next(s for s in trace.steps if s.label == "line 15" and s.tile == (1, 1))
-    page = open_page(trace, at=f"#t={at.number}")
+    page = open_page(trace, at=f"#t={at.number}", viewport=PHONE)
     page.focus(".pairs")
     press(page, "Shift+ArrowRight", 2)
     assert page.evaluate("document.querySelector('.pairs').scrollLeft") > 60
@@ -1127,6 +1130,70 @@ def test_a_film_has_a_frame_for_each_step(tmp_path: Path, capsys: pytest.Capture
     assert main(["step", "--n", "6", "--d", "2", "--gif", "9:3", "-o", str(tmp_path / "no.gif")]) == 2
     assert "argument --gif: steps 9:3; expected A:B with 0 ≤ A ≤ B ≤ " in capsys.readouterr().err
     assert not (tmp_path / "no.gif").exists()
+
+
+def test_a_film_shows_what_is_on_chip_what_moves_and_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, list[Any]] = {"tiles": [], "arrows": [], "values": []}
+
+    class Tile(Rectangle):
+        def __init__(self, *args: Any, **how: Any) -> None:
+            super().__init__(*args, **how)
+            drawn["tiles"].append(how.get("fc"))
+
+    class Arrow(FancyArrowPatch):
+        def __init__(self, start: Any, end: Any, **how: Any) -> None:
+            super().__init__(start, end, **how)
+            drawn["arrows"].append((start[0] > 4.8, end[0] > 4.8))
+
+    def imshow(self: Any, shown: Any, **how: Any) -> None:
+        drawn["values"].append(shown)
+
+    for where, name, to in (
+        (filming, "Rectangle", Tile),
+        (filming, "FancyArrowPatch", Arrow),
+        (Axes, "imshow", imshow),
+    ):
+        monkeypatch.setattr(where, name, to)
+    trace = recorded(n=6, d=2)
+    visited = {step.tile: step.number for step in trace.steps if step.tile is not None}
+    camera = filming._Camera(trace, trace.steps)
+    for step in trace.steps[::3]:
+        for each in drawn.values():
+            each.clear()
+        camera.frame(step)
+        assert drawn["tiles"].count(filming.DONE) == sum(end < step.number for end in visited.values())
+        kinds = [event.kind for event in trace.of(step) if event.kind in ("load", "store")]
+        assert drawn["arrows"] == [(kind == "load", kind == "store") for kind in kinds]
+        now = {event.name: event.value for event in trace.events[: step.last + 1] if event.value is not None}
+        resident = [name for name, _ in trace.events[step.last].resident]
+        for name, shown in zip(resident, drawn["values"], strict=True):
+            assert np.array_equal(shown, np.where(np.isfinite(now[name]), now[name], np.nan), equal_nan=True)
+
+
+def test_a_film_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = recorded(n=6, d=2)
+    monkeypatch.setattr(filming, "MOST_STEPS", 2)
+    assert film(trace, 0, 1, tmp_path / "two.gif").exists()
+    with pytest.raises(ValueError, match="steps 0:2 are 3; expected at most 2"):
+        film(trace, 0, 2, tmp_path / "three.gif")
+    with pytest.raises(ValueError, match=f"expected A:B with 0 ≤ A ≤ B ≤ {len(trace.steps) - 1}"):
+        film(trace, len(trace.steps), len(trace.steps), tmp_path / "none.gif")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("K[0]", "$K_{1}$"),
+        ("S[1, 2]", "$S_{2,3}$"),
+        ("m_tilde_ij", r"$\tilde{m}_{ij}$"),
+        ("l_i_new", r"$\ell_{i}^{\mathrm{new}}$"),
+        ("a$b", r"a\$b"),
+    ],
+)
+def test_names_in_a_film_are_set_in_print(name: str, shown: str) -> None:
+    assert filming._math(name) == shown
 
 
 def test_a_film_shows_the_whole_of_a_long_line(tmp_path: Path) -> None:

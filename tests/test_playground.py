@@ -161,6 +161,12 @@ def test_what_is_not_translated_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"power: a \*\* 2 is not translated"):
         Script().of(power)
+
+    def enclosed(a: int) -> int:
+        return a + power(a)
+
+    with pytest.raises(TypeError, match=r"enclosed: power is not known where"):
+        Script().of(enclosed)
     with pytest.raises(TypeError, match="unsupported operand"):
         expression("N_q / 2", "s")
     assert expression("(T_c + 1) * N_q", "s") == "((s.T_c + 1n) * s.N_q)"

@@ -71,7 +71,7 @@ def test_tables_are_as_made_and_only_they_are_written() -> None:
         assert written(page, text_of(ROOT / page)) == text_of(ROOT / page), page
     text = text_of(ROOT / "docs" / "gpu.md")
     first, marker, rest = text.partition("<!-- table of kernels -->\n")
-    old = rest.replace("| 335.9 |", "| 1.0 |", 1)
+    old = re.sub(r"\| \d+\.\d \|", "| 1.0 |", rest, count=1)
     assert old != rest
     assert written("docs/gpu.md", first + marker + old + "| `standard` | 74.6 |\n") == text + "| `standard` | 74.6 |\n"
     with pytest.raises(ValueError, match="end of table of algorithms"):

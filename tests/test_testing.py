@@ -179,6 +179,9 @@ def test_a_kernel_that_forgets_itself_is_reported_even_if_it_cannot_be_shrunk() 
         Spec(gqa=True, head_dims=(16, 32), strides="last_contiguous"),
         Spec(scale=True, d_v=True, dtypes=("float64",), empty_rows="undefined", masks=True),
         Spec(causal="bottom_right", masks=True, lse="natural", gqa=True, scale=True, d_v=True, max_shapes=12),
+        Spec(causal="bottom_right", masks=True, lse="natural", multiples=(4, 8), dtypes=("float64",)),
+        Spec(causal="top_left", cross=False, multiples=(4, 6)),
+        Spec(masks=True, lse="natural", multiples=(8, 8), max_shapes=6),
     ],
     ids=repr,
 )
@@ -205,6 +208,7 @@ def test_a_kernel_is_asked_only_for_what_it_declares(spec: Spec) -> None:
         assert spec.head_dims is None or q.shape[3] in spec.head_dims
         assert spec.strides == "any" or q.strides[3] == q.itemsize
         assert k.shape[rows] > 0
+        assert (q.shape[rows] % spec.multiples[0], k.shape[rows] % spec.multiples[1]) == (0, 0)
     assert spec.max_shapes is None or len({(q.shape, k.shape, v.shape) for q, k, v, _ in calls}) <= spec.max_shapes
 
 
@@ -341,6 +345,7 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], said: str) -> None
         ({"dtypes": ()}, "dtypes is empty"),
         ({"block": 16}, "expected 2 positive whole numbers"),
         ({"block": (16, 0)}, "expected 2 positive whole numbers"),
+        ({"multiples": 16}, "multiples is 16; expected 2 positive whole numbers"),
         ({"head_dims": ()}, "head_dims is ()"),
         ({"max_shapes": 0}, "max_shapes is 0"),
         ({"masks": 1}, "expected True or False"),
@@ -352,6 +357,35 @@ def test_bad_arguments_are_refused(arguments: dict[str, Any], said: str) -> None
 def test_bad_specs_are_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         Spec(**arguments)
+
+
+def whole_tiles(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+    """A kernel without ragged tiles, of 4 rows and 8 keys."""
+    if q.shape[2] % 4 or k.shape[2] % 8:
+        raise ValueError("lengths must be multiples of the tile")
+    O, lse = plain(Spec(lse="natural"), q, k, v, mask=mask)
+    return O, lse
+
+
+def test_lengths_may_be_declared_to_be_multiples() -> None:
+    spec = Spec(lse="natural", masks=True, multiples=(4, 8))
+    report = check_attention(whole_tiles, spec, max_examples=60)
+    assert report.ok
+    tried = {name: tally["cases"] for name, tally in report.as_json()["checks"].items()}
+    assert min(tried[name] for name in ("oracle", "split_and_merge", "appended_masked_keys", "empty_rows")) > 0
+
+    def wrong(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        O, lse = whole_tiles(q, k, v, mask)
+        return O * q.dtype.type(1.5), lse
+
+    found = check_attention(wrong, spec, max_examples=60, on_fail="return", checks=["oracle"])
+    assert [(failure.finding.case.N_q, failure.finding.case.N_k) for failure in found.failures] == [(4, 8)]
+
+
+def test_a_kernel_of_whole_tiles_is_told_what_to_declare() -> None:
+    with pytest.raises(AssertionError, match="It takes lengths that are multiples of 16 only") as told:
+        check_attention(whole_tiles, Spec(lse="natural"), max_examples=5)
+    assert "Spec(multiples=(16, 16))" in str(told.value)
 
 
 def test_a_spec_and_a_case_print_as_they_are_made() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from flashsim import approximate, certificate, theory
 from flashsim.algorithms import FORWARD
 from flashsim.planting import planted
-from flashsim.verify import figure_3, lower, theorems_1_2
+from flashsim.records import Traffic
+from flashsim.verify import appendices, chapter, figure_3, lower, programs, shared, theorem_5, theorems_1_2
 from flashsim.verify.claim import Check
 
 
@@ -29,6 +32,67 @@ def test_the_induction_breaks_where_the_algorithm_does(
     claim = theorems_1_2.theorem_1_induction(False)
     assert not claim.holds
     assert claim.measured.startswith(said)
+
+
+def tenfold(made: Callable[..., Any]) -> Callable[..., Any]:
+    def more(*args: Any, **options: Any) -> Any:
+        found = made(*args, **options)
+        return replace(found, hbm=Traffic({name: moved.times(10) for name, moved in found.hbm.by_array.items()}))
+
+    return more
+
+
+def steeper(size: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    def wrapped(accesses: Callable[..., int]) -> Callable[..., int]:
+        def more(name: str, N: int, d: int, M: int, direction: str = "forward") -> int:
+            return int(accesses(name, N, d, M, direction) * {"N": N, "d": d, "M": M}[size] ** 0.03)
+
+        return more
+
+    return wrapped
+
+
+def off(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs with a mask or dropout are off by 10⁻⁶: in `tree_masks` one of the two that are compared."""
+    return lambda *args, **options: SimpleNamespace(
+        O=forward(*args, **options).O * (1 + 1e-6 * bool({"mask", "dropout_p"} & options.keys()))
+    )
+
+
+def growing(count: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **options: SimpleNamespace(
+        sram=SimpleNamespace(peak=count(*args, **options).sram.peak + options["N"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("claim", "owner", "name", "broken"),
+    [
+        (theorems_1_2.theorem_1_flops, theory, "matmul_flops", lambda of: lambda *sizes: of(*sizes) + 1),
+        (theorems_1_2.theorem_1_memory, theorems_1_2, "count", tenfold),
+        (theorems_1_2.theorem_2_flash_bounds, theorems_1_2, "count", tenfold),
+        (theorems_1_2.theorem_2_exponents, shared, "accesses", steeper("N")),
+        (theorems_1_2.theorem_2_exponents, shared, "accesses", steeper("d")),
+        (theorems_1_2.theorem_2_exponents, shared, "accesses", steeper("M")),
+        (theorem_5.theorem_5_exponents, shared, "accesses", steeper("N")),
+        (theorem_5.theorem_5_standard, theorem_5, "accesses", lambda of: lambda *sizes: 10 * of(*sizes)),
+        (theorems_1_2.theorem_2_standard, theorems_1_2, "accesses", lambda of: lambda *sizes: of(*sizes) // 10),
+        (appendices.equation_4, appendices, "forward", off),
+        (appendices.no_dropout_mask_kept, appendices, "count", tenfold),
+        (appendices.D_in_d_vectors, appendices, "count", growing),
+        (appendices.rabe_staats, appendices, "count", tenfold),
+        (chapter.flash_decoding, chapter, "count", tenfold),
+        (chapter.grouped_heads, chapter, "count", lambda of: lambda *args, gqa, **rest: of(*args, **rest)),
+        (chapter.tree_masks, chapter, "forward", off),
+        (programs.cut_cross_entropy, programs, "exact_program", tenfold),
+        (programs.linear_attention, programs, "exact_program", tenfold),
+    ],
+)
+def test_a_claim_fails_where_what_it_measures_is_wrong(
+    claim: Check, owner: Any, name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, broken(getattr(owner, name)))
+    assert not claim(False).holds
 
 
 def refuses(*_: Any) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flashsim import verify
+from flashsim import report, verify
 from flashsim.cli import main
 from flashsim.verify import appendices, chapter, theorem_5, theorems_1_2
 
@@ -60,13 +60,23 @@ def test_one_job_needs_no_joblib() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_check_that_fails_in_a_process_says_so_here() -> None:
-    with pytest.raises(TypeError, match="unsupported operand"):
-        verify.run([appendices.equation_4, _broken], jobs=2)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_check_that_breaks_off_is_a_claim_that_fails(jobs: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """An algorithm that raises, once someone has changed it, leaves the rest of the ledger as it is."""
+    fine, broken = verify.run([appendices.no_dropout_mask_kept, _broken], jobs=jobs)
+    assert (fine.holds, broken.holds) == (True, False)
+    assert (broken.source, broken.claim) == ("broken", "Nothing can be added to a word.")
+    assert broken.measured == f"TypeError: unsupported operand (line {LINE} of test_verify_jobs.py)"
+    report.print_ledger([fine, broken])
+    assert "2 claims, 1 FAIL" in capsys.readouterr().out
 
 
 def _broken(full: bool) -> verify.Claim:
+    """Nothing can be added to a word."""
     raise TypeError("unsupported operand")
+
+
+LINE = _broken.__code__.co_firstlineno + 2
 
 
 def test_verify_writes_the_same_ledger(

@@ -36,6 +36,9 @@ SPEC_OPTIONS: dict[str, dict[str, Any]] = {  # a Spec's fields
     "dtypes": {"nargs": "+", "type": dtype, "choices": FLOATS, "metavar": "DTYPE", "help": f"of {', '.join(FLOATS)}"},
     "layout": {"choices": ["BHND", "BNHD"], "help": "the order of axes: batch, heads, rows, width. Default: BHND"},
     "block": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "its tile; lengths are drawn around it"},
+    "multiples": {
+        "nargs": 2, "type": whole(), "metavar": ("N", "M"), "help": "N_q is a multiple of N, N_k of M. Default: any"
+    },
     "causal": {"choices": ["bottom_right", "top_left"], "help": "it takes causal=, so aligned"},
     "empty_rows": {"choices": ["zero", "nan", "mean", "undefined"], "help": "O where all keys are masked"},
     "lse": {"choices": ["natural", "base2"], "help": "it returns (O, lse)"},
@@ -110,6 +113,8 @@ def run(options: argparse.Namespace) -> int:
     auto = options.backward == "auto"
     backward = function("--backward", options.backward) if options.backward and not auto else None
     dropout = function("--dropout", options.dropout) if options.dropout else None
+    if options.convention and options.wrap not in (None, "torch"):
+        raise ValueError(f"--convention {options.convention} goes with --wrap torch; got --wrap {options.wrap}")
     if options.wrap:
         fn = _wrapped(fn, options)
     elif options.convention or options.device:

@@ -32,7 +32,6 @@ WIDEST = 256  # for which there are no registers for Philox, and no backward pas
 ROWS, O_ROWS = 64, 16  # of Q_i that a warpgroup has; of O_i that are stored at a time: a warp's
 O_COLUMNS = 128  # of O_i at most that are stored at a time
 MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
-SHORT = 4096  # keys: up to so many, smaller tiles pay
 
 
 _PROBLEM = np.dtype(
@@ -42,20 +41,24 @@ _PROBLEM = np.dtype(
 
 
 class Tiles(NamedTuple):
-    """B_r × B_c, and which ideas are used: `turns` between warpgroups, `lazy` rescaling of O_i, a `persistent` grid.
+    """B_r × B_c, and which ideas are used.
 
-    Where it is not persistent, a block of threads has one row block.
+    lazy        O_i is rescaled only where a maximum has grown by much
+    sums        of whole tiles no maximum is found, unless sums of weights say that it has grown by much
+    turns       consumers start their products one after the other
+    persistent  a block of threads takes row block after row block; otherwise it has one
     """
 
     B_r: int
     B_c: int
-    turns: bool
-    lazy: bool
+    lazy: bool = True
+    sums: bool = True
+    turns: bool = False
     persistent: bool = True
 
     def function(self, dtype: str, d: int, kind: str, dropout: bool) -> str:
         """Return the kernel's name for one case."""
-        switches = ", ".join(str(on).lower() for on in (dropout, self.turns, self.lazy))
+        switches = ", ".join(str(on).lower() for on in (dropout, self.turns, self.lazy, self.sums))
         return f"hopper<{ELEMENTS[dtype]}, {d}, {self.B_r}, {self.B_c}, {kind}, {switches}>"
 
     def shared_bytes(self, d: int) -> int:
@@ -65,50 +68,40 @@ class Tiles(NamedTuple):
         return tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * 12
 
 
-WIDE, TALL = Tiles(128, 128, turns=False, lazy=True), Tiles(192, 128, turns=True, lazy=True)
-FINE, SMALL = Tiles(256, 64, turns=False, lazy=True), Tiles(128, 128, turns=False, lazy=True)
-DEEP = Tiles(128, 64, turns=False, lazy=True)
-TILES = {256: (DEEP,), 128: (WIDE,), 64: (TALL, FINE, SMALL)}
+WIDE, SMALL, DEEP = Tiles(128, 128), Tiles(128, 128), Tiles(128, 64)
+FINE = Tiles(256, 64)
+TILES = {256: (DEEP,), 128: (WIDE,), 64: (FINE, SMALL)}
 KINDS = ("FULL", "CAUSAL", "WINDOW", "LISTED")  # of masks, as the kernel calls them
 
 
-def tiles_of(d: int, kind: str, dropout: bool) -> tuple[Tiles, ...]:
-    """Return what the kernel is compiled for. Philox needs registers, of which more than two consumers have too few."""
-    if d != 64:
-        return () if dropout and d == WIDEST else TILES[d]
-    if dropout or kind == "LISTED":
-        return (SMALL,)
-    return (FINE,) if kind == "WINDOW" else (TALL, FINE)
-
-
 @lru_cache(maxsize=1024)
-def choose_tiles(d: int, kind: str, N_k: int, dropout: bool = False, blocks: tuple[int, int] | None = None) -> Tiles:
-    """Return what is fastest, or the tiles of these sizes; ValueError for what the kernel is not compiled for."""
-    choices = tiles_of(d, kind, dropout)
-    if not choices:
+def choose_tiles(d: int, kind: str, dropout: bool = False, blocks: tuple[int, int] | None = None) -> Tiles:
+    """Return what the kernel is compiled for; ValueError for other blocks, and where it is for nothing.
+
+    More than two consumers have too few registers for Philox; for `sums` two have, of d = 128 at most, others without a window.
+    """
+    if dropout and d == WIDEST:
         raise ValueError(f"dropout_p is given and d is {d}; hopper takes dropout with d below {WIDEST}")
-    if blocks is None:
-        return choices[-1 if N_k <= SHORT else 0]
-    for tiles in choices:
-        if (tiles.B_r, tiles.B_c) == blocks:
-            return tiles
-    known = " or ".join(f"({tiles.B_r}, {tiles.B_c})" for tiles in choices)
-    of = {"WINDOW": ", with a window", "LISTED": ", with a block mask"}.get(kind, "") + ", with dropout" * dropout
-    raise ValueError(f"blocks is {blocks}; hopper takes {known} where d = {d}{of}")
+    tiles = TILES[d][-1 if dropout or kind == "LISTED" else 0]
+    if blocks not in (None, (tiles.B_r, tiles.B_c)):
+        of = {"WINDOW": ", with a window", "LISTED": ", with a block mask"}.get(kind, "") + ", with dropout" * dropout
+        raise ValueError(f"blocks is {blocks}; hopper takes ({tiles.B_r}, {tiles.B_c}) where d = {d}{of}")
+    room = tiles == WIDE or kind in ("FULL", "CAUSAL")
+    return tiles._replace(sums=room and not dropout)
 
 
 def steps(d: int) -> dict[str, Tiles]:
-    """Return the kernel for long rows without its ideas, and with one more each time; what `forward` takes is among them."""
-    tiles = TILES[d][0]._replace(turns=False, lazy=False, persistent=False)
+    """Return the kernel without its ideas, and with one more each time; what `forward` takes is the last but one."""
+    tiles = TILES[d][0]._replace(turns=False, lazy=False, sums=False, persistent=False)
     found = {"plain": tiles}
-    for idea in ("persistent", "lazy", "turns"):
+    for idea in ("persistent", "lazy", "sums", "turns"):
         tiles = tiles._replace(**{idea: True})
         found[f"+ {idea}"] = tiles
     return found
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c), forward of all but short causal problems."""
+    """Return (B_r, B_c), forward with neither dropout nor block mask."""
     if d not in TILES:
         return tensor_core.block_sizes(d)
     if direction == "backward":
@@ -158,7 +151,7 @@ def prepared(
 ) -> Callable[..., None]:
     """Return what fills o and lse for arrays of these shapes, strides and dtypes, with these tiles or the fastest."""
     kind, counters = kind_of(options), options.counters
-    tiles = tiles or choose_tiles(q.shape[3], kind, k.shape[2], options.dropout_p > 0, options.blocks)
+    tiles = tiles or choose_tiles(q.shape[3], kind, options.dropout_p > 0, options.blocks)
     window, drops = options.window or (-1, 0 if options.causal else -1), (options.dropout_p, options.seed)
     lists: Any = ()
     if kind == "LISTED":
@@ -300,11 +293,11 @@ KERNEL = Kernel(
             FILE,
             (("COUNT", count),),
             tuple(
-                tiles.function(dtype, d, kind, dropout)
+                choose_tiles(d, kind, dropout).function(dtype, d, kind, dropout)
                 for d in HEAD_DIMS
                 for kind in KINDS
                 for dropout in dropouts
-                for tiles in tiles_of(d, kind, dropout)
+                if not (dropout and d == WIDEST)
             ),
             ("sm_90a",),
         )

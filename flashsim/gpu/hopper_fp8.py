@@ -20,9 +20,7 @@ FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
 BLOCKS = (128, 128)  # B_r, B_c
 THREADS, TRANSPOSES, ROUNDS = 384, 256, 256  # of the three kernels
-SHARED = (
-    1024 * (16 + 4 * 16 + 4 * 17 + 32) + 9 * 16 + 2 * 12
-)  # Q_i, K_j, V_j and ones, O_i, barriers, row blocks' numbers
+SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32) + 10 * 16 + 3 * 12  # Q_i, K_j, V_j, O_i, barriers, row blocks' numbers
 LARGEST = 448.0
 
 _STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])

@@ -71,7 +71,7 @@ def steps(setting: Setting) -> Iterator[Step]:
         elif not hopper.why_not(capability(current_device()), setting.d):
             for name, tiles in hopper.steps(setting.d).items():
                 yield Step(f"hopper, {name}", rung, (tiles.B_r, tiles.B_c), tiles)
-            tiles = hopper.choose_tiles(setting.d, hopper.kind_of(Options(1.0, setting.causal)), setting.N)
+            tiles = hopper.choose_tiles(setting.d, hopper.kind_of(Options(1.0, setting.causal)))
             yield Step("hopper", rung, (tiles.B_r, tiles.B_c))
 
 

@@ -212,8 +212,10 @@ class _Function:
         raise self._refused(node)
 
     def _global(self, name: str) -> Any:
-        found = inspect.getmodule(self._function)
-        return getattr(found, name) if hasattr(found, name) else getattr(builtins, name)
+        for place in (inspect.getmodule(self._function), builtins):
+            if hasattr(place, name):
+                return getattr(place, name)
+        raise TypeError(f"{self._function.__qualname__}: {name} is not known where it is defined")
 
     def _key(self, key: ast.expr | None) -> str:
         if not isinstance(key, ast.Constant):

@@ -317,7 +317,7 @@ def plot_figure_1(record: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
         ax.annotate(words, (at, top), (3, 0), xycoords=("data", "axes fraction"), textcoords="offset points", va="top")
     ax.set_yticks(range(len(names)), [LOOKS[name].label for name in names])
     ax.invert_yaxis()
-    ax.set_xlim(0, 1.5 * max(total.values()))
+    ax.set_xlim(0, 1.52 * max(total.values()))
     one = results["forward"]
     ax.set_xlabel(
         f"ms, forward and (hatched) backward\nB = {one['B']}, H = {one['H']}, N = {one['N']:,}, d = {one['d']}"

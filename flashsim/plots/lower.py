@@ -13,7 +13,7 @@ from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
 from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import GREY, column_figure, dress, hang, looks, several, styled
+from flashsim.plots.style import GREY, Look, column_figure, dress, hang, looks, several, styled
 from flashsim.theory import lower_bound
 from flashsim.tune import best_of
 
@@ -56,21 +56,9 @@ def plot_lower(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | No
     ]
     for axes, points, x in panels:
         dress(axes, x=2, y=10)
-        most = 1.0
         drawn = looks(points[0]["accesses"])
         drawn["q_outer_pinned"] = replace(drawn["q_outer"], label=drawn["q_outer_pinned"].label, marker="^", dashes=":")
-        for name, look in drawn.items():
-            there = [
-                (at, point["accesses"][name] / point["bound"])
-                for at, point in zip(x, points, strict=True)
-                if point["accesses"][name] is not None
-            ]
-            most = max([most, *(ratio for _, ratio in there)])
-            axes.plot(*zip(*there, strict=True), **look.line, label=look.label, gid=name)
-        axes.axhline(1, color=GREY, linewidth=0.8, gid="bound")
-        axes.set_ylim(0.9, most * 1.3)
-        ticks(axes.yaxis, FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500]), lambda y, _: f"{y:g}")
-        axes.set_ylabel("accesses ÷ lower bound")
+        axes.set_ylim(0.9, draw_ratios(axes, x, points, drawn) * 1.3)
     above.legend(loc="upper left", ncols=2, columnspacing=1.0)
     above.set_ylim(0.9, above.get_ylim()[1] * 2.5)
     ticks(above.xaxis, FixedLocator([2.0**e for e in range(8, 17, 2)]), "{x:,.0f}")
@@ -80,13 +68,31 @@ def plot_lower(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | No
     )
     below.axvline(1, color=GREY, linestyle="--", linewidth=0.8, gid="Saha and Ye's border")
     below.text(1.06, below.get_ylim()[1] / 1.1, "M = d²: Saha and\nYe's border", color=GREY, va="top")
-    shares = FixedLocator([2.0**e for e in range(-4, 6, 2)])
-    ticks(below.xaxis, shares, lambda x, _: f"{x:g}" if x >= 1 else f"1/{1 / x:g}")
+    ticks(below.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), share)
     below.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {d}")
     below.set_title(
         "Below d²/4 small cache is nearest, about d²\nthe hybrid, above the loops exchanged", x=hang(below, -0.13)
     )
     return [above, below]
+
+
+def draw_ratios(ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]], drawn: Mapping[str, Look]) -> float:
+    """Draw each algorithm's accesses ÷ bound at `x`, where it fits, and the bound; return the largest ratio."""
+    most = 1.0
+    for name, look in drawn.items():
+        moved = [(at, point["accesses"][name], point["bound"]) for at, point in zip(x, points, strict=True)]
+        there = [(at, accesses / bound) for at, accesses, bound in moved if accesses is not None]
+        most = max([most, *(ratio for _, ratio in there)])
+        ax.plot(*zip(*there, strict=True), **look.line, label=look.label, gid=name)
+    ax.axhline(1, color=GREY, linewidth=0.8, gid="bound")
+    ticks(ax.yaxis, FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500]), lambda y, _: f"{y:g}")
+    ax.set_ylabel("accesses ÷ lower bound")
+    return most
+
+
+def share(x: float, _: Any) -> str:
+    """Write M / d² as a fraction."""
+    return f"{x:g}" if x >= 1 else f"1/{1 / x:g}"
 
 
 FIGURE = Chart("lower", lower_data, plot_lower, "what no schedule can beat: accesses ÷ the lower bound", panels=2)

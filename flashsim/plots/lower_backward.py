@@ -12,8 +12,8 @@ from matplotlib.ticker import FixedLocator
 from flashsim.checking import check_count
 from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.lower import CACHES
-from flashsim.plots.style import GREY, hang, looks, styled
+from flashsim.plots.lower import CACHES, draw_ratios, share
+from flashsim.plots.style import hang, looks, styled
 from flashsim.theory import lower_bound_backward
 from flashsim.tune import best_of
 
@@ -44,23 +44,10 @@ def plot_lower_backward(data: Mapping[str, Any] | None = None, *, ax: Axes | Non
     loops = drawn["q_outer"]
     drawn["q_outer_two_pass"] = replace(loops, label="two passes, one tile", marker="^", dashes=":")
     drawn["q_outer_streamed"] = replace(loops, label="two passes, streamed", marker="D", dashes="--")
-    most = 1.0
-    for name, look in drawn.items():
-        there = [
-            (point["M"] / data["d"] ** 2, point["accesses"][name] / point["bound"])
-            for point in data["by_M"]
-            if point["accesses"][name] is not None
-        ]
-        most = max([most, *(ratio for _, ratio in there)])
-        ax.plot(*zip(*there, strict=True), **look.line, label=look.label, gid=name)
-    ax.axhline(1, color=GREY, linewidth=0.8, gid="bound")
-    ax.set_ylim(0.9, most * 4)
-    ticks(ax.yaxis, FixedLocator([1, 2, 5, 10, 20, 50, 100, 200, 500]), lambda y, _: f"{y:g}")
-    ticks(
-        ax.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), lambda x, _: f"{x:g}" if x >= 1 else f"1/{1 / x:g}"
-    )
+    x = [point["M"] / data["d"] ** 2 for point in data["by_M"]]
+    ax.set_ylim(0.9, draw_ratios(ax, x, data["by_M"], drawn) * 4)
+    ticks(ax.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), share)
     ax.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {data['d']}")
-    ax.set_ylabel("accesses ÷ lower bound")
     ax.legend(loc="upper left", ncols=2, columnspacing=1.0)
     ax.set_title(
         "Backward, from M = 2 d² up, two passes with\nrows streamed are nearest to what none can beat",

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
+from flashsim.reference.operands import not_negative, of_rounds, oracle, pair, whole
 
 
 class Approximate(NamedTuple):
@@ -35,19 +36,19 @@ class Approximate(NamedTuple):
     L: Array
 
 
+@oracle("Q (N, d), K (N, d), V (N, e), E (k, N), F (k, N)")
 def linformer(Q: Any, K: Any, V: Any, E: Any, F: Any, *, scale: float | None = None) -> Approximate:
     """Return softmax(τ Q (E K)ᵀ) F V and its log-sum-exps, in float64."""
-    Q, K, V, E, F = _wide(Q, K, V, E, F)
     return _averages(_tau(scale, Q) * Q @ (E @ K).T, F @ V)
 
 
+@oracle("Q (N, d), K (N, d), V (N, e), E (k, N), F (k, N)", blocks=pair)
 def linformer_bounds(
     Q: Any, K: Any, V: Any, E: Any, F: Any, *, scale: float | None = None, blocks: tuple[int, int] = (1, 1),
     stored: DTypeLike = "float64", C: float = 2.0,
 ) -> Approximate:  # fmt: skip
     """Return how far each of these may lie from exact arithmetic, where (N, k) come in so many `blocks`."""
     has = _Rounding(stored, C)
-    Q, K, V, E, F = _wide(Q, K, V, E, F)
     tau, (N, d) = _tau(scale, Q), Q.shape
     K_low, V_low = E @ K, F @ V
     terms = C * (N + blocks[0] + 3) * has.u
@@ -57,14 +58,15 @@ def linformer_bounds(
     return has.averages(tau * Q @ K_low.T, delta, V_low, E_V, blocks[1])
 
 
+@oracle("Q (N, d), K (n, d), V (n, e), W (k, d)", scale=not_negative)
 def performer(Q: Any, K: Any, V: Any, W: Any, *, scale: float | None = None) -> Array:
     """Return φ(Q) (φ(K)ᵀ V), divided by φ(Q) (φ(K)ᵀ 1), in float64, (N, e)."""
-    Q, K, V, W = _wide(Q, K, V, W)
     c = _tau(scale, Q) ** 0.5
     S, A = _averages(_features(c, K, W), V)
     return _averages(c * Q @ W.T + A, S).O
 
 
+@oracle("Q (N, d), K (n, d), V (n, e), W (k, d)", scale=not_negative, blocks=pair)
 def performer_bounds(
     Q: Any, K: Any, V: Any, W: Any, *, scale: float | None = None, blocks: tuple[int, int] = (1, 1),
     phi: str = "on_chip", stored: DTypeLike = "float64", C: float = 2.0,
@@ -74,7 +76,6 @@ def performer_bounds(
     `phi`: "on_chip", or "in_hbm", where scores are stored too.
     """
     has = _Rounding(stored, C)
-    Q, K, V, W = _wide(Q, K, V, W)
     c, d = _tau(scale, Q) ** 0.5, Q.shape[1]
     G, many = _features(c, K, W), C * (d + 8) * has.u
     S, A = _averages(G, V)
@@ -86,15 +87,16 @@ def performer_bounds(
     return has.averages(c * Q @ W.T + A, delta, S, E_S, blocks[1]).O
 
 
+@oracle("Q (N, d), K (N, d), V (N, e)", buckets=of_rounds, C=whole)
 def reformer(Q: Any, K: Any, V: Any, buckets: Any, *, C: int, scale: float | None = None) -> Array:
     """Return attention of each row to those that it meets in any of the rounds, in float64, (N, e).
 
     They meet in a round where they are in one bucket, and, sorted by bucket, in one cluster of C or the key in the one before.
     """
-    Q, K, V = _wide(Q, K, V)
     return _averages(np.where(_meet_reformer(buckets, C).any(0), _tau(scale, Q) * Q @ K.T, -np.inf), V).O
 
 
+@oracle("Q (N, d), K (N, d), V (N, e)", buckets=of_rounds, C=whole)
 def reformer_bounds(
     Q: Any, K: Any, V: Any, buckets: Any, *, C: int, scale: float | None = None, stored: DTypeLike = "float64",
     factor: float = 2.0,
@@ -105,16 +107,17 @@ def reformer_bounds(
     return _rounds_bounds(Q, K, V, biases, scale, 2, _Rounding(stored, factor))
 
 
+@oracle("Q (N, d), K (N, d), V (N, e)", hashes_Q=of_rounds, hashes_K=of_rounds, C=whole)
 def smyrf(Q: Any, K: Any, V: Any, hashes_Q: Any, hashes_K: Any, *, C: int, scale: float | None = None) -> Array:
     """Return attention of each query to each key as often as they meet, in float64, (N, e).
 
     They meet in a round where, each sorted by hash, they are in clusters of C of one number.
     """
-    Q, K, V = _wide(Q, K, V)
     with np.errstate(divide="ignore"):
         return _averages(_tau(scale, Q) * Q @ K.T + np.log(_meet_smyrf(hashes_Q, hashes_K, C).sum(0)), V).O
 
 
+@oracle("Q (N, d), K (N, d), V (N, e)", hashes_Q=of_rounds, hashes_K=of_rounds, C=whole)
 def smyrf_bounds(
     Q: Any, K: Any, V: Any, hashes_Q: Any, hashes_K: Any, *, C: int, scale: float | None = None,
     stored: DTypeLike = "float64", factor: float = 2.0,
@@ -134,6 +137,8 @@ def _meet_reformer(buckets: Any, C: int) -> Array:
 
 def _meet_smyrf(hashes_Q: Any, hashes_K: Any, C: int) -> Array:
     """Return which query meets which key in each round, (h, N, N)."""
+    if len(hashes_Q) != len(hashes_K):
+        raise ValueError(f"hashes_Q has {len(hashes_Q)} rounds, hashes_K {len(hashes_K)}; expected as many")
     meet: Array = _clusters(hashes_Q, C)[:, :, None] == _clusters(hashes_K, C)[:, None, :]
     return meet
 
@@ -149,7 +154,6 @@ def _clusters(keys: Any, C: int) -> Array:
 
 def _rounds_bounds(Q: Any, K: Any, V: Any, biases: Array, scale: float | None, blocks: int, has: _Rounding) -> Array:
     """Return how far rounds of attention under biases (h, N, N), merged by their log-sum-exps, are off, O stored each time."""
-    Q, K, V = _wide(Q, K, V)
     tau, d = _tau(scale, Q), Q.shape[1]
     S, E_S = tau * Q @ K.T, has.C * (d + 4) * has.u * abs(tau) * abs(Q) @ abs(K).T
     parts = []
@@ -166,10 +170,6 @@ def _features(c: float, K: Array, W: Array) -> Array:
     """Return log φ(K)ᵀ, (k, N)."""
     G: Array = c * W @ K.T - (c * K * c * K).sum(1) / 2
     return G
-
-
-def _wide(*arrays: Any) -> list[Array]:
-    return [np.asarray(array).astype(np.float64) for array in arrays]
 
 
 def _tau(scale: float | None, Q: Array) -> float:

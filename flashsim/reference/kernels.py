@@ -24,29 +24,33 @@ from numpy.typing import DTypeLike
 
 from flashsim.checking import check_choice
 from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
+from flashsim.reference.operands import for_each_row, oracle
 
 KERNELS = ("gaussian", "laplace", "cauchy")
 REDUCTIONS = ("sum", "logsumexp")
 
 
+OPERANDS = "X (N, d), Z (n, d), V (n, e)"
+
+
+@oracle(OPERANDS)
 def kernel_product(
     X: Any, Z: Any, V: Any, *, kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum"
 ) -> Array:
     """Return Y_i = Σ_j k(x_i, z_j) v_j, (N, e); or, "logsumexp", log Σ_j k(x_i, z_j) v_j, (N, 1). Raises ValueError."""
-    V = _wide(V)
     log_k = _log(kernel, _distances(X, Z) / sigma)
     if check_choice("reduction", reduction, REDUCTIONS) == "sum":
         product: Array = np.exp(log_k) @ V
         return product
-    with np.errstate(divide="ignore"):
-        return _logsumexp(log_k + np.log(V[:, 0]))
+    return _logsumexp(log_k + _log_weights(V))
 
 
+@oracle(f"{OPERANDS}, dY (N, e)")
 def kernel_gradient(
     X: Any, Z: Any, V: Any, dY: Any, *, kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum"
 ) -> Array:
     """Return the gradient to X of the same, (N, d), for dY of its shape. A pair at distance 0 has no part. Raises ValueError."""
-    s, along, V, dY = _distances(X, Z) / sigma, _directions(X, Z), _wide(V), _wide(dY)
+    s, along = _distances(X, Z) / sigma, _directions(X, Z)
     log_k = _log(kernel, s)
     summed = check_choice("reduction", reduction, REDUCTIONS) == "sum"
     weights = (dY @ V.T) * np.exp(log_k) if summed else dY * _softmax(log_k, V)
@@ -54,6 +58,7 @@ def kernel_gradient(
     return result
 
 
+@oracle(OPERANDS)
 def kernel_product_bounds(
     X: Any, Z: Any, V: Any, *,
     kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum", order: str = "x_outer", blocks: int = 1,
@@ -67,7 +72,7 @@ def kernel_product_bounds(
     """
     rounded = {"x_outer": (1, 0), "z_outer": (blocks + 1, 0), "materialised": (1, 1)}
     stores, stored_K = rounded[check_choice("order", order, rounded)]
-    chip, u_s, V = chip_dtype(float_dtype(stored)), roundoff(stored), _wide(V)
+    chip, u_s = chip_dtype(float_dtype(stored)), roundoff(stored)
     u, n = roundoff(chip), len(V)
     log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
     terms = (n + 2 * blocks + 8) * u
@@ -77,8 +82,8 @@ def kernel_product_bounds(
         steps = smallest_step(chip) + stored_K * smallest_step(stored)  # of what is too small for full precision
         result: Array = C * (off @ np.abs(V) + n * steps * (np.abs(V).max() + 1) + stores * smallest_step(stored))
         return result
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_v = np.log(V[:, 0])
+    log_v = _log_weights(V)
+    with np.errstate(invalid="ignore"):
         S = log_k + log_v
         size = np.where(log_v > -np.inf, np.abs(S) + np.abs(log_v), 0.0)
     Delta = delta + size * (4 * u + stored_K * u_s)
@@ -88,6 +93,7 @@ def kernel_product_bounds(
     return shift + C * (terms + 8 * (blocks + 1) * u * (1 + np.where(-np.inf < Y, np.abs(Y), 0.0)))
 
 
+@oracle(f"{OPERANDS}, dY (N, e)", off=for_each_row)
 def kernel_gradient_bounds(
     X: Any, Z: Any, V: Any, dY: Any, *,
     kernel: str = "gaussian", sigma: float = 1.0, reduction: str = "sum", blocks: int = 1, stored: DTypeLike = "float64",
@@ -98,7 +104,6 @@ def kernel_gradient_bounds(
     A pair adds |dY_i · v_j| times the slope of k, of which dY·v is off by (e + 2)u of |dY|·|v|, k as above, s by ρ, and the
     direction (x − z)/r by (2d + 4)u. Under a log-sum-exp, `off` is by how much the given Y may be off, (N, 1).
     """
-    X, V, dY = _wide(X), _wide(V), _wide(dY)
     chip, u_s = chip_dtype(float_dtype(stored)), roundoff(stored)
     u, (n, e), d = roundoff(chip), V.shape, X.shape[1]
     log_k, delta = _rounded_log(kernel, X, Z, sigma, u)
@@ -106,9 +111,9 @@ def kernel_gradient_bounds(
     if check_choice("reduction", reduction, REDUCTIONS) == "sum":
         weight, k, more = np.abs(dY) @ np.abs(V).T, np.exp(log_k), np.exp(log_k + C * delta)
     else:
-        with np.errstate(divide="ignore"):
-            S = log_k + np.log(V[:, 0])
-            size = np.where(-np.inf < S, np.abs(S) + np.abs(np.log(V[:, 0])), 0.0)
+        log_v = _log_weights(V)
+        S = log_k + log_v
+        size = np.where(-np.inf < S, np.abs(S) + np.abs(log_v), 0.0)
         weight, k = np.abs(dY), _softmax(log_k, V)
         more = k * np.exp(np.minimum(C * (delta + 4 * u * size + off + u), 700.0))
     slopes = _steepness(kernel, s)
@@ -122,17 +127,23 @@ def kernel_gradient_bounds(
 # --------------------------------------------------------------------------------------------------------------- pieces
 
 
-def _wide(a: Any) -> Array:
-    array = np.asarray(a).astype(np.float64)
-    return array[:, None] if array.ndim == 1 else array
+def _log_weights(V: Array) -> Array:
+    """Return log v of the one column under a log-sum-exp. Raises ValueError for more columns, and for v < 0."""
+    if V.shape[1] != 1 or (V < 0).any():
+        raise ValueError(
+            f"V has shape {V.shape}, and {V.min():g} at least; expected one column of weights of at least 0, as reduction is "
+            "'logsumexp'"
+        )
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(V[:, 0]))
 
 
-def _distances(X: Any, Z: Any) -> Array:
-    return np.asarray(np.sqrt(((_wide(X)[:, None] - _wide(Z)[None]) ** 2).sum(axis=-1)))
+def _distances(X: Array, Z: Array) -> Array:
+    return np.asarray(np.sqrt(((X[:, None] - Z[None]) ** 2).sum(axis=-1)))
 
 
-def _directions(X: Any, Z: Any) -> Array:
-    between, r = _wide(X)[:, None] - _wide(Z)[None], _distances(X, Z)[..., None]
+def _directions(X: Array, Z: Array) -> Array:
+    between, r = X[:, None] - Z[None], _distances(X, Z)[..., None]
     return np.asarray(np.divide(between, r, out=np.zeros_like(between), where=r > 0))
 
 
@@ -158,7 +169,7 @@ def _steepness(kernel: str, s: Array) -> Array:
 def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[Array, Array]:
     """Return log k, and δ."""
     s = _distances(X, Z) / sigma
-    log_k, rho = _log(kernel, s), (2 * _wide(X).shape[1] + 3) * u
+    log_k, rho = _log(kernel, s), (2 * X.shape[1] + 3) * u
     match kernel:
         case "gaussian":
             return log_k, -2 * log_k * (rho + u) + 4 * u
@@ -177,8 +188,8 @@ def _logsumexp(S: Array) -> Array:
 
 def _softmax(log_k: Array, V: Array) -> Array:
     """Return p_ij, in which a row without weights is 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        S = log_k + np.log(V[:, 0])
+    with np.errstate(invalid="ignore"):
+        S = log_k + _log_weights(V)
         return np.asarray(np.nan_to_num(np.exp(S - _logsumexp(S))))
 
 

@@ -15,24 +15,26 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
+from flashsim.reference.operands import oracle
 
 
+@oracle("Q (N, d), K (N, d), V (N, e)")
 def linear_attention(Q: Any, K: Any, V: Any) -> Array:
     """Return tril(Q Kᵀ) V in float64, (N, e)."""
-    Q, K, V = (np.asarray(x).astype(np.float64) for x in (Q, K, V))
     O: Array = np.tril(Q @ K.T) @ V
     return O
 
 
+@oracle("Q (N, d), K (N, d), V (N, e)")
 def linear_attention_bounds(
     Q: Any, K: Any, V: Any, *, chunks: int = 1, stored: DTypeLike = "float64", C: float = 2.0
 ) -> Array:
     """Return how far each element of O may lie from exact arithmetic, (N, e), where it is computed in so many chunks."""
     u, u_s = roundoff(chip_dtype(float_dtype(stored))), roundoff(stored)
     N, d = np.shape(Q)
-    sizes = linear_attention(*(np.abs(np.asarray(x).astype(np.float64)) for x in (Q, K, V)))
+    sizes = linear_attention(np.abs(Q), np.abs(K), np.abs(V))
     O = np.abs(linear_attention(Q, K, V))
-    factors = sum(np.abs(np.asarray(x, float)).max() for x in (Q, V))  # of what is too small for full precision
+    factors = np.abs(Q).max() + np.abs(V).max()  # of what is too small for full precision
     tiny = (N * d + N + d) * smallest_step(chip_dtype(float_dtype(stored))) * (1 + factors)
     result: Array = C * ((d + N + chunks + 3) * u * sizes + u_s * O + tiny + smallest_step(stored))
     return result

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
+from flashsim.reference.operands import for_each_row, labels, oracle
 
 
 class CrossEntropy(NamedTuple):
@@ -28,22 +29,23 @@ class CrossEntropy(NamedTuple):
     dE: Array
 
 
+@oracle("X (N, d), E (v, d)", y=labels, g=for_each_row)
 def cross_entropy(X: Any, E: Any, y: Any, g: Any = 1.0) -> CrossEntropy:
     """Return them in float64. A label below 0 leaves its row out."""
     S, P, label, g = _forward(X, E, y, g)
     L = np.log(np.exp(S - S.max(1, keepdims=True)).sum(1)) + S.max(1)
-    loss = np.where(np.asarray(y) < 0, 0.0, L - (S * label).sum(1))
-    G = g[:, None] * np.where((np.asarray(y) < 0)[:, None], 0.0, P - label)
-    return CrossEntropy(loss, L, G @ np.asarray(E, float), G.T @ np.asarray(X, float))
+    loss = np.where(y < 0, 0.0, L - (S * label).sum(1))
+    G = g[:, None] * np.where((y < 0)[:, None], 0.0, P - label)
+    return CrossEntropy(loss, L, G @ E, G.T @ X)
 
 
+@oracle("X (N, d), E (v, d)", y=labels, g=for_each_row)
 def cross_entropy_bounds(
     X: Any, E: Any, y: Any, g: Any = 1.0, *, blocks: int = 1, stored: DTypeLike = "float64", C: float = 2.0
 ) -> CrossEntropy:
     """Return how far each of these may lie from exact arithmetic, where they come in so many blocks."""
     chip, u_s = chip_dtype(float_dtype(stored)), roundoff(stored)
     u, tiny = roundoff(chip), smallest_step(stored)
-    X, E = np.asarray(X, float), np.asarray(E, float)
     S, P, label, g = _forward(X, E, y, g)
     (N, d), v = X.shape, len(E)
     delta = C * (d + 2) * u * (np.abs(X) @ np.abs(E).T)
@@ -51,7 +53,7 @@ def cross_entropy_bounds(
     right = cross_entropy(X, E, y, g)
     loss = Lambda + (delta * label).sum(1) + C * u * (np.abs(right.loss) + np.abs(S).max(1))
     off = np.abs(g)[:, None] * (P * np.expm1(delta + Lambda[:, None] + 4 * C * u) + 2 * C * u * label)
-    G = np.abs(g)[:, None] * np.where((np.asarray(y) < 0)[:, None], 0.0, np.abs(P - label) + 2 * u)
+    G = np.abs(g)[:, None] * np.where((y < 0)[:, None], 0.0, np.abs(P - label) + 2 * u)
 
     def summed(to: Array, off: Array, G: Array, terms: int, exact: Array) -> Array:
         vanished = C * terms * smallest_step(chip) * (1 + np.abs(g).max()) * (1 + to.max())
@@ -65,10 +67,10 @@ def cross_entropy_bounds(
 
 def _forward(X: Any, E: Any, y: Any, g: Any) -> tuple[Array, Array, Array, Array]:
     """Return the logits, the softmax, the labels one-hot, and g, (N,)."""
-    S = np.asarray(X, float) @ np.asarray(E, float).T
+    S = X @ E.T
     P = np.exp(S - S.max(1, keepdims=True))
-    label = np.asarray(y)[:, None] == np.arange(S.shape[1])
-    return S, P / P.sum(1, keepdims=True), label, np.broadcast_to(np.asarray(g, float), len(S))
+    label = y[:, None] == np.arange(S.shape[1])
+    return S, P / P.sum(1, keepdims=True), label, np.broadcast_to(g.ravel(), len(S))
 
 
 def _of_program(

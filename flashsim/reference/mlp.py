@@ -16,15 +16,19 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
+from flashsim.reference.operands import kept, oracle, pair
+
+OPERANDS = "X (N, d), W1 (d, f), W2 (f, o)"
 
 
+@oracle(OPERANDS, keep1=kept("d", "f"), keep2=kept("f", "o"))
 def sparse_mlp(X: Any, W1: Any, W2: Any, keep1: Any = True, keep2: Any = True) -> Array:
     """Return relu(X W1) W2 in float64, (N, o). `keep1`, `keep2`: booleans that broadcast to W1, W2; False: a zero instead."""
-    X, W1, W2 = _kept(X, W1, W2, keep1, keep2)
-    Y: Array = np.maximum(X @ W1, 0) @ W2
+    Y: Array = np.maximum(X @ np.where(keep1, W1, 0.0), 0) @ np.where(keep2, W2, 0.0)
     return Y
 
 
+@oracle(OPERANDS, keep1=kept("d", "f"), keep2=kept("f", "o"), blocks=pair)
 def sparse_mlp_bounds(
     X: Any, W1: Any, W2: Any, keep1: Any = True, keep2: Any = True, *,
     blocks: tuple[int, int] = (1, 1), fused: bool = True, stored: DTypeLike = "float64", C: float = 2.0,
@@ -32,7 +36,7 @@ def sparse_mlp_bounds(
     """Return how far each element of Y may lie from exact arithmetic, (N, o), in so many blocks of d and of f."""
     chip, u_s, tiny = chip_dtype(float_dtype(stored)), roundoff(stored), smallest_step(stored)
     u, least = roundoff(chip), smallest_step(chip)
-    X, W1, W2 = _kept(X, W1, W2, keep1, keep2)
+    W1, W2 = np.where(keep1, W1, 0.0), np.where(keep2, W2, 0.0)
     (d, f), (T_d, T_f) = W1.shape, blocks
     H, size2 = np.maximum(X @ W1, 0), np.abs(W2)
     off = C * ((d + T_d + 2) * u * (np.abs(X) @ np.abs(W1)) + (d + 1) * least)
@@ -41,11 +45,6 @@ def sparse_mlp_bounds(
     summed = (f + T_f + 2) * u * ((H + off) @ size2) + (f + 1) * least + tiny
     result: Array = off @ size2 + C * (summed + u_s * np.abs(H @ W2))
     return result
-
-
-def _kept(X: Any, W1: Any, W2: Any, keep1: Any, keep2: Any) -> tuple[Array, Array, Array]:
-    X, W1, W2 = (np.asarray(x).astype(np.float64) for x in (X, W1, W2))
-    return X, np.where(keep1, W1, 0.0), np.where(keep2, W2, 0.0)
 
 
 def _of_program(fused: bool, given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:

@@ -213,7 +213,7 @@ def appended_masked_keys(t: Trial) -> Comparisons:
     """More keys, all of them masked, change nothing."""
     problem, rng = t.problem, t.rng
     B_c = t.spec.block[1]
-    more = B_c if t.spec.max_shapes else int(rng.integers(1, B_c + 2))
+    _, more = t.spec.lengths(1, B_c if t.spec.max_shapes else int(rng.integers(1, B_c + 2)))
     B, H_q, N_q, _ = problem.score_shape
 
     def longer(a: Array) -> Array:
@@ -294,15 +294,15 @@ def identity_values(t: Trial) -> Comparisons:
     yield Comparison("the weights of masked keys", got.O, np.zeros_like(got.O), 0.0, masked, identity)
 
 
-@check(needs=_all_of(_lse, _cross), fit=lambda case, kernel: case if case.N_k > 1 else None)
+@check(needs=_all_of(_lse, _cross), fit=lambda case, kernel: case if case.N_k > kernel.spec.multiples[1] else None)
 def split_and_merge(t: Trial) -> Comparisons:
     """Attention to parts of the keys, merged by their log-sum-exps, is attention to all of them."""
     problem, N_k = t.problem, t.problem.score_shape[-1]
     whole = problem
     if problem.causal:
         whole = problem.but(causal=False, mask=problem.allowed if t.spec.masks else problem.mask)
-    cuts = [N_k // 2] if t.spec.max_shapes else sorted({int(c) for c in t.rng.integers(1, N_k, size=3)})
-    edges = [0, *cuts, N_k]
+    near = [N_k // 2] if t.spec.max_shapes else [int(c) for c in t.rng.integers(1, N_k, size=3)]
+    edges = sorted({0, N_k, *(t.spec.lengths(1, cut)[1] for cut in near)})
     parts = []
     for start, end in pairwise(edges):
         mask = whole.mask
@@ -329,7 +329,7 @@ def split_and_merge(t: Trial) -> Comparisons:
         budget = (shares * np.where(empty[..., None], 0, budgets)).sum(axis=0) + weight_errors
     want = whole.solution
     live = ~whole.empty & ~whole.overflowing
-    split = f"merged from keys split at {', '.join(map(str, cuts))}"
+    split = f"merged from keys split at {', '.join(map(str, edges[1:-1]))}"
     yield Comparison(f"O {split}", merged, want.O, budget + want.O_budget, live[..., None], whole)
     lse_budget = want.lse_budget + off[..., 0].max(axis=0) / base
     yield Comparison(f"lse {split}", merged_lse, want.lse, lse_budget, live, whole)

@@ -22,7 +22,7 @@ class Broken(AssertionError):
 
 
 class OutsidePool(Exception):
-    """A call with a shape beyond those that a spec with `max_shapes` allows: it is not made."""
+    """A call with a shape beyond those that a spec's `max_shapes` or `multiples` allow: it is not made."""
 
 
 class Output(NamedTuple):
@@ -146,6 +146,9 @@ class Kernel:
         return dq, dk, dv
 
     def _stay_within(self, problem: Problem) -> None:
+        N_q, N_k = problem.score_shape[-2:]
+        if self.spec.lengths(N_q, N_k) != (N_q, N_k):
+            raise OutsidePool
         if self.shapes is not None and (problem.q.shape, problem.k.shape, problem.v.shape) not in self.shapes:
             raise OutsidePool
 

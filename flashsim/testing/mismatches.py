@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -78,7 +77,7 @@ def mismatches(kernel: Kernel) -> list[Mismatch]:
     refused = [
         Mismatch(f"It does not take {dtype}: it {said}", {"dtypes": tuple(taken)})
         for dtype, said in broken.items()
-        if said and broken_by(kernel, smallest(replace(case, dtype=dtype)))
+        if said and broken_by(kernel, smallest(replace(case, dtype=dtype), kernel.spec))
     ]
     return [*refused, *_of_features(kernel, replace(case, dtype=taken[0]))]
 
@@ -92,29 +91,14 @@ def _explained(kernel: Kernel, case: Case, broken: str) -> Mismatch | None:
     for lse in {None, "natural"} - {spec.lse}:  # a pair is a pair, even of wrong numbers
         if not broken_by(replace(kernel, spec=replace(spec, lse=lse)), case):
             return Mismatch(_told({"lse": lse}, broken), {"lse": lse}, stops=True)
-    if not broken_by(kernel, smallest(case)):
+    if not broken_by(kernel, smallest(case, kernel.spec)):
         return None
-    if (other := _other_lengths(kernel, case)) is not None:
-        at = f"at N_q = {case.N_q}, N_k = {case.N_k} it {broken.rstrip('.')}"
-        says = f"It answers {other}, but the kit draws lengths of all kinds, and {at}"
-        return Mismatch(f"{says}. Check a function that pads, and hides the padding, instead", stops=True)
     q, k = (case.B, case.H_kv, case.N_q, case.d), (case.B, case.H_kv, case.N_k, case.d)
     words = {} if isinstance(kernel.fn, Wrapped) else PACKAGES
     package = next((name for word, name in words.items() if word in broken), "")
     give = f". If it takes {package} arrays, give --wrap {package}, in Python wrap(fn, {package!r})" if package else ""
     says = f"No call succeeds. With NumPy arrays q {q} and k, v {k} of {case.dtype} (B, H, N, d) it {broken.rstrip('.')}{give}"
     return Mismatch(says, stops=True)
-
-
-def _other_lengths(kernel: Kernel, case: Case) -> str | None:
-    """Return, in words, a whole number of tiles that a call succeeds with, or None."""
-    if kernel.spec.max_shapes is not None:
-        return None
-    for n, d, dtype in product((16, 64, 128), dict.fromkeys((case.d, 64)), dict.fromkeys((case.dtype, "float16"))):
-        if not broken_by(kernel, replace(case, N_q=n, N_k=n, d=d, dtype=dtype)):
-            more = [f"d = {d}"] * (d != case.d) + [f"dtype {dtype}"] * (dtype != case.dtype)
-            return ", ".join([f"N_q = N_k = {n}", *more])
-    return None
 
 
 def _told(changes: Mapping[str, Any], broken: str) -> str:
@@ -127,6 +111,8 @@ def _told(changes: Mapping[str, Any], broken: str) -> str:
             told.append(f"its arrays are ({', '.join(value[:3])}, d)")
         elif name == "cross":
             told.append("it takes N_q = N_k only")
+        elif name == "multiples":
+            told.append(f"it takes lengths that are multiples of {value[0]} only")
         else:
             told.append(f"it takes {name} {', '.join(map(str, value))}")
     said = " and ".join(told)
@@ -159,7 +145,7 @@ def _of_features(kernel: Kernel, case: Case) -> Iterator[Mismatch]:
 def _both_broken(kernel: Kernel, case: Case) -> str:
     """Return how a call goes wrong of which the smallest kind does too, or ""."""
     broken = broken_by(kernel, case)
-    return broken if broken and broken_by(kernel, smallest(case)) else ""
+    return broken if broken and broken_by(kernel, smallest(case, kernel.spec)) else ""
 
 
 def _of_keyword(kernel: Kernel, case: Case, keyword: str, with_it: Case) -> Mismatch | None:
@@ -184,7 +170,7 @@ def _backward_broken(kernel: Kernel, case: Case) -> str:
     said = ""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        for tried in (case, smallest(case)):
+        for tried in (case, smallest(case, kernel.spec)):
             try:
                 kernel.backward(tried.problem(kernel.spec))
             except Broken as broken:

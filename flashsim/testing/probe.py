@@ -30,12 +30,14 @@ def plain(spec: Spec) -> Case:
     if spec.max_shapes is not None:
         return Case(**pool(spec).shapes[0], dtype=spec.dtypes[0], block=spec.block)
     d = min(spec.head_dims) if spec.head_dims else 8
-    return Case(B=2, H_kv=2, N_q=5, N_k=7 if spec.cross else 5, d=d, dtype=spec.dtypes[0], block=spec.block)
+    N_q, N_k = spec.lengths(5, 7 if spec.cross else 5)
+    return Case(B=2, H_kv=2, N_q=N_q, N_k=N_k, d=d, dtype=spec.dtypes[0], block=spec.block)
 
 
-def smallest(case: Case) -> Case:
+def smallest(case: Case, spec: Spec) -> Case:
     """Return the case with as little of everything as its kind has."""
-    return replace(case, B=1, H_kv=1 if case.group == 1 else case.H_kv, N_q=1, N_k=min(case.N_k, 1))
+    N_q, N_k = spec.lengths(1, min(case.N_k, 1))
+    return replace(case, B=1, H_kv=1 if case.group == 1 else case.H_kv, N_q=N_q, N_k=N_k)
 
 
 def with_feature(case: Case, field: str) -> Case:
@@ -86,6 +88,7 @@ def other_specs(spec: Spec) -> Iterator[dict[str, Any]]:
         [{}, *({"dtypes": (name,)} for name in FLOATS if name not in spec.dtypes and there_is(name))],
         [{}, *({"head_dims": (d,)} for d in (16, 64, 128) if spec.head_dims is None)],
         [{}, *([{"cross": False}] if spec.cross else [])],
+        [{}, *({"multiples": (n, n)} for n in (16, 32, 64, 128) if spec.multiples == (1, 1))],
     ]
     merged: list[dict[str, Any]] = [{k: v for part in parts for k, v in part.items()} for parts in product(*choices)]
     yield from sorted((changes for changes in merged if 0 < len(changes) <= 3), key=len)

@@ -230,6 +230,9 @@ def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
             continue
         lowest = 0 if name == "seed" else 1
         offers = widths if widths and name in ("d", "d_v") else [*range(lowest, lowest + 5), value // 2, value - 1]
+        if name in ("N_q", "N_k"):
+            least = spec.lengths(1, 1)[name == "N_k"]
+            offers = [least * n for n in (*range(1, 6), value // least // 2, value // least - 1)]
         for lower in sorted({n for n in offers if lowest <= n < value}):
             changes: dict[str, Any] = {name: lower}
             yield replace(

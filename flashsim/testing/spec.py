@@ -34,6 +34,7 @@ class Spec:
     layout      "BHND": q is (B, H_q, N_q, d); "BNHD": (B, N_q, H_q, d). O, and gradients, likewise; masks are always
                 (B, H_q, N_q, N_k), and log-sum-exps (B, H_q, N_q)
     block       (B_r, B_c), the kernel's tile: lengths are drawn around its multiples. A guess will do. At most 4,096 each
+    multiples   (n, m): N_q is always a multiple of n, and N_k of m, for kernels that take whole tiles only
     causal      None: not taken. "bottom_right": query i attends to keys j ≤ i + N_k − N_q; "top_left": to keys j ≤ i
     empty_rows  what O is where every key is masked: "zero", "nan", "mean" (of all values of the head), or "undefined"
     lse         None: the kernel returns O. "natural", "base2": it returns (O, lse), lse = log Σ exp(scores), or log₂; of
@@ -60,6 +61,7 @@ class Spec:
     dtypes: tuple[str, ...] = ("float32",)
     layout: str = "BHND"
     block: tuple[int, int] = (16, 16)
+    multiples: tuple[int, int] = (1, 1)
     causal: str | None = None
     empty_rows: str = "zero"
     lse: str | None = None
@@ -87,6 +89,7 @@ class Spec:
                 raise ValueError(f"Spec: {name} is {shown(getattr(self, name))}; expected True or False")
         object.__setattr__(self, "dtypes", _dtypes(self.dtypes))
         object.__setattr__(self, "block", _whole("block", self.block, LARGEST_BLOCK, count=2))
+        object.__setattr__(self, "multiples", _whole("multiples", self.multiples, LARGEST_BLOCK, count=2))
         if self.head_dims is not None:
             object.__setattr__(self, "head_dims", _whole("head_dims", self.head_dims, WIDEST_HEAD))
         if self.max_shapes is not None:
@@ -94,6 +97,13 @@ class Spec:
             object.__setattr__(self, "max_shapes", most)
         C = check_number("Spec: C", self.C, "a positive number", lambda C: 0 < C < math.inf)
         object.__setattr__(self, "C", C)
+
+    def lengths(self, N_q: int, N_k: int) -> tuple[int, int]:
+        """Return the least lengths, from these up, that are allowed."""
+        n, m = self.multiples
+        if not self.cross:
+            n = m = math.lcm(n, m)
+        return -(-N_q // n) * n, -(-N_k // m) * m
 
     def chip(self, dtype: str) -> np.dtype[Any]:
         """Return the type that sums are kept in, for inputs of that dtype."""

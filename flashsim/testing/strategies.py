@@ -75,6 +75,7 @@ def shapes(draw: st.DrawFn, spec: Spec) -> dict[str, Any]:
         shape["N_q"], shape["N_k"] = (long, short) if swapped else (short, long)
         if not spec.cross:
             shape["N_q"] = shape["N_k"] = LONG[0]
+    shape["N_q"], shape["N_k"] = spec.lengths(shape["N_q"], shape["N_k"])
     shape["d"] = draw(width(spec, size))
     if spec.d_v and draw(st.booleans()):
         shape["d_v"] = draw(width(spec, size))
@@ -137,7 +138,8 @@ def _candidates(spec: Spec) -> list[dict[str, Any]]:
     rng, found = np.random.default_rng(0), []
     for at in range(8 * len(lengths)):
         N_q, N_k = lengths[at % len(lengths)]
-        shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k if spec.cross else N_q, "d": dims[at % len(dims)]}
+        N_q, N_k = spec.lengths(N_q, N_k if spec.cross else N_q)
+        shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": dims[at % len(dims)]}
         if spec.d_v and at % 2:
             shape["d_v"] = dims[(at + 1) % len(dims)]
         shape["B"], shape["H_kv"] = int(rng.integers(1, 3)), int(rng.integers(1, 3))
@@ -150,12 +152,13 @@ def _candidates(spec: Spec) -> list[dict[str, Any]]:
 
 def _derived(shape: dict[str, Any], spec: Spec) -> list[dict[str, Any]]:
     """Return the shapes that checks make of this one: heads repeated, keys appended, keys split."""
-    N_k = shape["N_k"]
-    made = []
+    N_k, made = shape["N_k"], []
+    _, half = spec.lengths(1, N_k // 2)
+    _, more = spec.lengths(1, spec.block[1])
     if shape.get("group", 1) > 1:
         made.append(shape | {"H_kv": shape["H_kv"] * shape["group"], "group": 1})
-    if spec.cross and N_k > 1:
-        made += [shape | {"N_k": N_k + spec.block[1]}, shape | {"N_k": N_k // 2}, shape | {"N_k": N_k - N_k // 2}]
+    if spec.cross and N_k > spec.multiples[1]:
+        made += [shape | {"N_k": n} for n in (N_k + more, half, N_k - half)]
     return made
 
 

@@ -10,6 +10,7 @@ class Values {
     this.twoSided = run.follows.some((one) => one.byKey); // blocks of rows and of keys, each with a table of its own
     const of = (byKey) => commas(run.follows.filter((one) => one.byKey === byKey).map(({ name }) => typeset(name)));
     find(".pairs", root).classList.toggle("tall", run.about.blocks.B_r > 8); // of a set height, which spares layouts
+    find(".pairs", root).classList.toggle("short", run.about.blocks.B_r <= 2);
     root.style.setProperty("--rows", Math.min(run.about.blocks.B_r, 8.25)); // that tables have room for
     fill(find(".carried", root), of(false), this.twoSided ? [" of these rows, ", of(true), " of these keys"] : "", ": old above new");
     find(".digits", root).onclick = () => player.toggleDigits();
@@ -27,22 +28,31 @@ class Values {
   none(what) { return small(this.run.tiles.length ? `No ${what} on chip in this step.` : "Values were left out."); }
 
   /** What is carried of the row block, row by row: before this tile, and below it now, with the factor of the rescaling. */
+  /** What is wide, such as O, has a table of its own, which goes below the other where there is no room beside it. */
   showRows(t, box) {
-    const { run } = this, known = [...this.narrow, ...this.wide].map((one) => [one, ...run.pair(one.name, t)]).filter(([, old, now]) => old ?? now);
-    const rows = (known[0]?.[1] ?? known[0]?.[2])?.rows ?? 0;
+    const { run } = this, known = (some) => some.map((one) => [one, ...run.pair(one.name, t)]).filter(([, old, now]) => old ?? now);
+    const narrow = known(this.narrow), wide = known(this.wide), [, old, now] = narrow[0] ?? wide[0] ?? [], rows = (old ?? now)?.rows ?? 0;
     if (!rows) return fill(box, this.none("row statistics"));
-    const first = run.steps.rows[t]?.[0] ?? null, top = [head({}, "row")], body = [];
-    for (const [{ name, narrow }, old, now] of known) {
-      top.push(narrow ? head({}, typeset(name)) : wideHead(old ?? now, "", typeset(name), clipped(old ?? now, OF_BLOCK)));
+    const first = run.steps.rows[t]?.[0] ?? null, top = [];
+    for (const [{ name }] of narrow) {
+      top.push(head({}, typeset(name)));
       if (name === run.maximum) top.push(head({}, typeset(`e^{${name} − ${name}_new}`)));
     }
-    for (let r = 0; r < Math.min(rows, MOST_ROWS); r++) {
-      const [before, after] = ["old", "new"].map((age, n) => known.flatMap(([one, ...ages]) => this.rowCells(one, ages, n, r, first, age)));
-      body.push(make("tr", { class: "old" }, make("th", { scope: "rowgroup", rowspan: 2 }, first === null ? "" : String(first + r)), before), make("tr", { class: "new" }, after));
-    }
-    fill(box, table("Old and new of these rows", top, body), rows > MOST_ROWS ? small(`the first ${MOST_ROWS} of ${rows} rows`) : "");
+    const O = wide.map(([{ name }, old, now]) => wideHead(old ?? now, "", typeset(name), clipped(old ?? now, OF_BLOCK)));
+    fill(box, narrow.length ? this.rowsOf(narrow, top, rows, first, true) : "", wide.length ? this.rowsOf(wide, O, rows, first, !narrow.length) : "",
+      rows > MOST_ROWS ? small(`the first ${MOST_ROWS} of ${rows} rows`) : "");
     const risen = run.steps.rescaled[t] && rows > 4 ? find(".new .rises", box) : null;
     if (risen && risen.offsetTop + risen.offsetHeight > box.clientHeight) box.scrollTop = risen.offsetTop - box.clientHeight / 2;
+  }
+
+  /** A table of the old and the new rows of some quantities, with or without the rows' names. */
+  rowsOf(known, top, rows, first, named) {
+    const body = [], label = (r) => (named ? make("th", { scope: "rowgroup", rowspan: 2 }, first === null ? "" : String(first + r)) : "");
+    for (let r = 0; r < Math.min(rows, MOST_ROWS); r++) {
+      const [before, after] = ["old", "new"].map((age, n) => known.flatMap(([one, ...ages]) => this.rowCells(one, ages, n, r, first, age)));
+      body.push(make("tr", { class: "old" }, label(r), before), make("tr", { class: "new" }, after));
+    }
+    return table(`Old and new ${known.map(([{ plain }]) => plain).join(", ")} of these rows`, [named ? head({}, "row") : "", ...top], body);
   }
 
   /** One row's cells of one quantity, old (n = 0) or new (n = 1). */

@@ -3,9 +3,9 @@
 The last are not the paper's: the systems of the book chapter among the sources, what is optimal, Saha and Ye's, on what
 attention costs where M < d², and a lower bound.
 
-Each check runs one claim and returns a `Claim`; each public function of `MODULES` that returns one is a check. Nothing here is
-fitted to pass: counts are compared by `==`, constants are derived in `flashsim.theory`, and rounding bounds in
-`flashsim.reference`.
+Each check runs one claim and returns a `Claim`; each public function of `MODULES` that returns one is a check. A check that
+raises is a claim that fails. Nothing here is fitted to pass: counts are compared by `==`, constants are derived in
+`flashsim.theory`, and rounding bounds in `flashsim.reference`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import isfunction
+from pathlib import Path
+from traceback import extract_tb
 
 from flashsim.blas import one_blas_thread
 from flashsim.jobs import in_any_order
@@ -78,5 +80,13 @@ def run(
 
 
 def _claim(full: bool, check: Check) -> Claim:
-    with one_blas_thread():
-        return check(full)
+    """Return what the check says; a claim that fails where it raises: what it runs may have been changed."""
+    try:
+        with one_blas_thread():
+            return check(full)
+    except Exception as error:
+        frames = extract_tb(error.__traceback__)
+        at = next((frame for frame in reversed(frames) if "algorithms" in Path(frame.filename).parts), frames[-1])
+        said = f"{type(error).__name__}: {error} (line {at.lineno} of {Path(at.filename).name})"
+        claim = (check.__doc__ or "").partition("\n")[0]
+        return Claim(check.__name__.replace("_", " ").strip(), claim, "broke off", said, False, {})

@@ -48,7 +48,9 @@ def _nothing_below(
         rows = np.clip(np.arange(N_q) + 1 + N_k - N_q, 0, N_k) if mask else np.full(N_q, N_k)
         queries = int((rows > 0).sum())
         bound = bound_of(**sizes, pairs=int(rows.sum()), queries=queries)
-        checked += _proves(check, Proof(bound, "causal" if mask else "all", queries, N_k, None, direction).certificate())
+        checked += _proves(
+            check, Proof(bound, "causal" if mask else "all", queries, N_k, None, direction).certificate()
+        )
         blocks: dict[str, Any] = {"sizing": "fit"} if number % 2 else {"blocks": (int(rng.integers(1, 30)), 1)}
         for algorithm in algorithms:
             if mask is not None and "MASK" not in algorithm.parts:

@@ -1,24 +1,27 @@
 // FlashAttention, forward, on Hopper's own instructions: wgmma and TMA (hopper.cuh); fp16 or bf16, sums in fp32.
 //
-// tensor_core.cu's loops and its lazy rescaling; what is new is who does what, and when.
+// tensor_core.cu's loops; what is new is who does what, and when, and that most tiles have no maximum found.
 //
 //     S_ij = Q_i K_jᵀ
-//     where e^{τ (rowmax(MASK(S_ij)) − m_i)} > 2^8 in some row of a warp:
-//         m_i^new = max(m_i, rowmax(MASK(S_ij))),   ℓ_i, O_i ← e^{τ (m_i − m_i^new)} (ℓ_i, O_i),   m_i ← m_i^new
 //     P̃_ij = e^{τ (MASK(S_ij) − m_i)}
+//     where there is no m_i yet, the tile has a mask, or P̃_ij might not fit into fp16, as a sum of it in some lane exceeds 2^15:
+//         where e^{τ (rowmax(MASK(S_ij)) − m_i)} > 2^8 in some row of a warp:
+//             m_i^new = max(m_i, rowmax(MASK(S_ij))),   ℓ_i, O_i ← e^{τ (m_i − m_i^new)} (ℓ_i, O_i),   m_i ← m_i^new
+//         P̃_ij again
 //     ℓ_i ← ℓ_i + rowsum(P̃_ij),   O_i ← O_i + dropout(P̃_ij) V_j
 //     at the end:   O_i ← diag(ℓ_i)⁻¹ O_i,   L_i = τ m_i + log ℓ_i
 //
-// Roles. A block of threads is a producer, one thread of which starts all copies, and 2 to 4 consumers, warpgroups of 128
+// Roles. A block of threads is a producer, one thread of which starts all copies, and 2 or 4 consumers, warpgroups of 128
 // threads that have 64 rows of Q_i each. One block a multiprocessor, which takes row block after row block until none is left.
 //
 //     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + K_j + V_j + O_i
+//     256    128 × 64     2 × 232, 40     no dropout           64 + 2·32 + 2·32 + 32 = 224 KB; O_i leaves by halves
 //     128    128 × 128    2 × 232, 40                          32 + 2·32 + 2·32 + 32 = 192 KB
-//     64     256 × 64     4 × 112, 32     N ≤ 4096, windows    2·32 + 8·8 + 8·8 + 32 = 224 KB
-//     64     192 × 128    3 × 160, 32     longer rows          24 + 2·16 + 2·16 + 24 = 112 KB
+//     64     256 × 64     4 × 112, 32                          2·32 + 8·8 + 8·8 + 32 = 224 KB
 //     64     128 × 128    2 × 232, 40     dropout, block masks 16 + 2·16 + 2·16 + 16 = 96 KB
 //
-// A consumer's thread holds S_ij (B_c/2 registers), P̃_ij as operands (B_c/4), O_i (d/2).
+// A consumer's thread holds S_ij (B_c/2 registers), P̃_ij as operands (B_c/4), O_i (d/2), and to do without maxima the next
+// P̃_ij (B_c/4) beside S_ij. For that there is no room in windows of d = 64, and in windows and block masks of d = 256.
 //
 // Order of events: time runs to the right, tiles from the last to the first, since only the last ones need masks.
 //
@@ -31,17 +34,22 @@
 // - The persistent grid: a block draws its next row block (atomicInc, which is 0 again after the last) before it has loaded
 //   this one, and its K, Q arrive while O_i is still summed and stored. Causally those with most tiles come first, across as
 //   many heads as have K and V in the L2 together.
+// - Lazy rescaling. Without the threshold, wherever a maximum grows: 396, not 423; 515, not 545, with tiles of 192 × 128. A vote
+//   of the warp says whether it must ask neighbours for their maxima.
+// - Sums for maxima: a whole tile's weights are found with the m of before, and only if their sums say so, again. The scores stay
+//   till then. 64 maxima a thread and tile less, and exponentials start at once. d = 128, full / causal: 1.10 / 1.06 of the rate
+//   at N = 1024, 1.12 / 1.09 at 16384; d = 64: 1.09 / 1.11 and 1.11 / 1.14; d = 256: 1.05 / 1.05 and 1.02 / 1.00 (0.97 / 1.04 at
+//   4096). Before, a tile of d = 128 took 2550 cycles at 1.41 GHz, 2048 of products; its consumer spent 1300 on exponentials.
 // - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
-//   different times. Three consumers: 423 for 402 at N = 1024, 545 for 537 at 16384. Two, or four, have no use for them.
-// - Lazy rescaling. Without the threshold, wherever a maximum grows: 396, not 423; 515, not 545. With it no lane asks
-//   its neighbours for their maxima: a vote of the warp says whether it must.
+//   different times. Three consumers had use for it (423 for 402); two have not (0.98 to 1.01 of the rate), and four do not see
+//   the same tiles. A step of the ladder only.
 // - Exponentials above the wait for O_i, where they belong: the compiler moves them below, but not beyond a barrier in a loop
 //   (K's) and not if their sum is looked at. Without, the kernel ran at 0.94 to 1.04 of cuDNN's rate, with, 1.06 to 1.19.
-// - Two loops, of a window three: masks are applied in the first only, and cost nothing in the second: ~385 instructions a warp and
-//   tile at d = 64, ~225 where tiles are half as wide.
+// - Two loops, of a window three: masks are applied in the first only, and cost nothing in the second: ~370 instructions a warp and
+//   tile at d = 128, ~205 at d = 64.
 // - Four consumers with tiles half as wide, d = 64: more warpgroups that wait at different times, and a warpgroup passes by the
-//   tiles that its own 64 rows do not see: 466 for 412 at N = 1024, causally 368 for 300. From N = 8192 on, where a tile's
-//   fixed cost is all that counts, the wide tiles are ahead, 529 for 514 at 16384. K_j and V_j come together there: half the barriers.
+//   tiles that its own 64 rows do not see. Of three with 192 × 128 and turns: 1.21 / 1.53 at N = 1024, 1.08 / 1.12 at 16384. K_j
+//   and V_j come together there: half the barriers. 192 × 96: 0.97 / 1.05 and 1.06 / 1.06.
 // - Masks (Kind): row blocks know their live tiles, from the window's edges or from a list, and nobody loads or waits for others.
 //   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 of a copy's rate; FlashAttention-4's at 0.34. With a block mask
 //   of s of the tiles, d = 128, N = 16384, it takes 1.06 s of the time for s = 1/2.
@@ -50,14 +58,18 @@
 //   0.95, the next row block's S_ij started before O_i is written 0.92, one loop for all tiles 0.99 to 1.03.
 // - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
 //   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
+// - Of no use at d = 128: Q_i as operands in registers (0.99 to 1.02), two blocks that share K_j, V_j by multicast (0.99 full, 0.87
+//   causally), three consumers of 192 × 128 without overlap inside of one (1.02 / 0.96), scores found again instead of kept (1.06).
 // - O_i leaves by TMA from shared memory of its own; rows past N_q are not stored, rows past N are loaded as zeros.
 //
 // HBM, in elements a head (flashsim.count("q_outer", …), to the element: the counting build sums up its copies): Q read once,
 // O and L written once, K and V once for each of the T_r row blocks, live tiles only. K and V come from the L2 but for once. The
 // list of live tiles is not counted.
 //
-// Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711, and d = 128
-// has come to 684. At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
+// Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711.
+// At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
+//
+// The table is from before sums took the place of maxima.
 //
 //     TFLOP/s, full / causal    N = 512      1024         2048         4096         16384
 //     d = 128                   494 / 330    563 / 448    586 / 532    624 / 583    641 / 618
@@ -68,6 +80,8 @@
 //       FlashAttention-4        293 / 166    368 / 240    453 / 352    491 / 426    540 / 519
 //       cuDNN 9.19              356 / 250    397 / 305    414 / 355    433 / 390    435 / 411
 //       tensor_core             274 / 189    297 / 232    302 / 260    307 / 279    307 / 295
+//     d = 256, in another run   –            660 / 523    –            715 / 684    784 / 736
+//       cuDNN 9.19              –            560 / 418    –            642 / 495    683 / 553
 //     NVIDIA H200, driver 580.159.04, NVRTC 13.0, 2026-11-22; fp16, H d = 2048, B N = 16384; figures/gpu_hopper.json
 //
 // no spills, no stack
@@ -240,7 +254,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
 // ------------------------------------------------------------------------------------------------------------- consumers
 
 // A warpgroup, which has rows 64w to 64w + 63 of Q_i. A thread has two rows, row and row + 8, with three other lanes.
-template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy> struct Consumer {
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy, bool sums> struct Consumer {
     typedef Memory<d, B_r, B_c> Sram;
     const Sram& sram;
     const Problem& p;
@@ -257,6 +271,8 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     __device__ __forceinline__ Consumer(const Sram& sram, const Problem& p, int w) : sram(sram), p(p), w(w), turn(w) {}
 
     __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * 128; }
+
+    __device__ static Word* in_shared(Word at) { return static_cast<Word*>(__cvta_shared_to_generic(at)); }
 
     // −∞ for keys that a row does not see: those after its last, and before its first.
     __device__ __forceinline__ void mask(int j) {
@@ -301,6 +317,15 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             }
     }
 
+    // P̃ of the next tile takes its place. A plain copy the compiler would leave out; then P_ij were written while P_ij V_j runs.
+    __device__ __forceinline__ void move(Word (&P)[B_c / 16][4], const Word (&P_next)[B_c / 16][4]) {
+        const Word zero = p.wants_L >> 1;  // which only the launch knows
+#pragma unroll
+        for (int t = 0; t < B_c / 16; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) P[t][e] = P_next[t][e] ^ zero;
+    }
+
     // S_ij, P̃_ij of the last tile.
     __device__ __forceinline__ void begin(int j, bool masked, bool last) {
         sram.wait_K(kv);
@@ -331,14 +356,20 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         sram.free_K(kv + 1);
         if (last) sram.Q_i.free(q).arrive_once_a_warp();
         if (masked) mask(j);
+        constexpr bool quick = sums && !masked;  // without maxima
         float alpha[2];
-        const bool grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
-        if (dropping) drop(j);
-        if (rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
+        bool grown = false;
+        Word P_next[B_c / 16][4];
+        if (!quick || !softmax_as_before<T, B_c>(P_next, S_ij, rows, p.c)) {
+            grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
+            if (dropping) drop(j);
+            if (quick) round_to_operands<T, B_c>(P_next, S_ij);
+        }
+        if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
         if (!last) sram.wait_K(kv + 2);
         finish<0>(O_i);
         sram.free_V(kv);
-        round_to_operands<T, B_c>(P_ij, S_ij);
+        quick ? move(P_ij, P_next) : round_to_operands<T, B_c>(P_ij, S_ij);
         if (grown) rescale<d>(O_i, alpha);
         ++kv;
     }
@@ -370,11 +401,12 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
-    __device__ __forceinline__ void write(const TensorMap& O, float* L, char* O_w, Tally& O_writes, Tally& L_writes) {
+    __device__ __forceinline__ void write(const TensorMap& O, float* L, Total* totals) {
+        const Word O_w = sram.Q_i.tiles + Sram::O_AT + w * 64 * Sram::O_COLUMNS * 2;
         const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
         const RowBlock at = sram.row_block(q);
         const int first = at.i * B_r + 64 * w;
-        const Word mine = __cvta_generic_to_shared(O_w) + thread / 32 * (16 * Sram::O_COLUMNS * 2);
+        const Word mine = O_w + thread / 32 * (16 * Sram::O_COLUMNS * 2);
         float factor[2];
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
 #pragma unroll
@@ -385,7 +417,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             const int query = first + row + 8 * r;
             if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
                 L[query] = l == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l);
-                L_writes.add(1, 1);
+                Tally(totals + 9).add(1, 1);
             }
             factor[r] = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(l));
         }
@@ -407,30 +439,29 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             __syncwarp();
             if (lane == 0) {
                 store(O, first + thread / 32 * 16, at.h, at.b, mine, x / HALF);
-                O_writes.add(min(16, p.N_q - first - thread / 32 * 16), Sram::O_COLUMNS);
+                Tally(totals + 7).add(min(16, p.N_q - first - thread / 32 * 16), Sram::O_COLUMNS);
             }
         }
     }
 
     // A warpgroup's rows of Q_i times sign: scores of a negative τ, or of 0, by a positive c.
-    __device__ __forceinline__ void apply_sign(char* Q_w) const {
+    __device__ __forceinline__ void apply_sign() const {
 #pragma unroll 1
         for (int of = thread_index(); of < d / HALF * 2048; of += WARPGROUP) {
-            Word& two = *reinterpret_cast<Word*>(Q_w + of / 2048 * (B_r * 128) + of % 2048 * 4);
+            Word& two = *in_shared(Q_w() + of / 2048 * (B_r * 128) + of % 2048 * 4);
             two = p.sign == 0.0f ? 0 : two ^ 0x80008000;
         }
         show_writes();
         meet(TOGETHER + w, WARPGROUP);
     }
 
-    __device__ __forceinline__ void consume(char* shared, const TensorMap& O, float* L, Total* totals) {
-        Tally O_writes(totals + 7), L_writes(totals + 9);
+    __device__ __forceinline__ void consume(const TensorMap& O, float* L, Total* totals) {
 #pragma unroll 1
         for (;; ++q) {
             sram.Q_i.wait_there(q);
             const int i = sram.row_block(q).i;
             if (i < 0) break;
-            if (p.sign != 1.0f) apply_sign(shared + q % Sram::Q_STAGES * Sram::Q_BYTES + w * 64 * 128);
+            if (p.sign != 1.0f) apply_sign();
             whole = seen_by_all<kind, B_c>(p, i * B_r + 64 * w, 64);
 #pragma unroll
             for (int t = 0; t < d / 8; ++t)
@@ -439,7 +470,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             rows.init();
 
             const Range live = live_tiles<kind, B_r, B_c>(p, i);
-            const Range mine = B_c == 64 ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live;
+            const Range mine = B_c == 64 && !turns ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live;
             if (mine.begin < mine.end) {
                 if (B_c == 64) pass_by(live.end - mine.end);
                 int t = mine.end - 1, j = tile<kind>(p, t);
@@ -460,13 +491,13 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
                 sram.Q_i.free(q).arrive_once_a_warp();
                 if (B_c == 64) skip(live.end - live.begin);
             }
-            write(O, L, shared + Sram::O_AT + w * 64 * Sram::O_COLUMNS * 2, O_writes, L_writes);
+            write(O, L, totals);
         }
         if (thread_index() % 32 == 0) wait_stores();
     }
 };
 
-template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy>
+template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy, bool sums>
 __global__ void __launch_bounds__((B_r / 64 + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
@@ -474,12 +505,12 @@ hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K,
     const Memory<d, B_r, B_c> sram(shared);
     sram.init();
     if (threadIdx.x < WARPGROUP) {
-        keep_registers<B_r == 128 ? 40 : 32>();
+        keep_registers<B_r == 256 ? 32 : 40>();
         if (threadIdx.x == 0) produce<kind>(sram, Q, K, V, counter, p, totals);
     } else {
-        take_registers<B_r == 256 ? 112 : B_r == 192 ? 160 : 232>();
+        take_registers<B_r == 256 ? 112 : 232>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<T, d, B_r, B_c, kind, dropping, turns, lazy> consumer(sram, p, w);
-        consumer.consume(shared, O, L, totals);
+        Consumer<T, d, B_r, B_c, kind, dropping, turns, lazy, sums> consumer(sram, p, w);
+        consumer.consume(O, L, totals);
     }
 }

@@ -13,24 +13,32 @@
 //   largest weight becomes 0. ℓ is the sum of P̃ before rounding.
 // - A tile's products take half the cycles that they take in 16 bits, as many as its exponentials: all must run at once. So the
 //   scores of the next tile are computed during this one's exponentials. There is room for S twice since P̃ takes half of it.
+// - Maxima are not taken. P̃ is computed with the m of before; that it fits, its sums say, which ℓ needs anyway: no weight is above
+//   448 where no sum of 16 is. Where one is, the warp computes its rows of S_ij again, by mma.sync, and then m as hopper.cu does.
+//   So it is for the first tile, causally for two: of the first a row may see one key.
+// - A row block's first scores are computed with the last product of the one before, and wait while that one's O_i is written.
 // - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
 //
 //     B_r × B_c = 128 × 128    consumers 2 × 240 registers, producer 24
-//     shared memory: Q_i 16 | 4 K_j 64 | 4 V_jᵀ 64 | O_i 32 = 176 KB
+//     shared memory: 2 Q_i 32 | 4 K_j 64 | 4 V_jᵀ 64 | O_i 32 = 192 KB
 //     a consumer's thread: S twice 128 + O_i 64 + P̃ 16 = 208 registers
 //
 // Order of events: time runs to the right.
 //
-//     tensor cores    S_3   S_2     O += P̃_3 V_3   S_1     O += P̃_2 V_2   S_0     O += P̃_1 V_1     O += P̃_0 V_0
-//     registers             P̃_3     P̃_2                    P̃_1                    P̃_0              O / ℓ ──> shared ──> TMA
+//     tensor cores    S_2     O += P̃_3 V_3   S_1     O += P̃_2 V_2   S_0     O += P̃_1 V_1     O += P̃_0 V_0   S of the next row block
+//     registers       P̃_3     P̃_2                    P̃_1                    P̃_0              O / ℓ ──> shared ──> TMA
 //
 // A loop's end must find no product under way, or ptxas runs all of them one by one: both products are waited for behind the
 // exponentials, which take longer. Waits for tiles stand between, so that the compiler does not move exponentials beyond.
 //
-// With one S, a tile took 2400 cycles at 1.86 GHz, of which its products and its exponentials are 1024 each. Turns between
-// consumers cost 8%. ℓ summed by the tensor cores, of rows of ones below V_jᵀ, was 9 to 17% faster; but they keep about 14 bits of
-// sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%. With ℓ taken from them after each tile, there are too few
-// registers.
+// Where a tile's cycles went, by the clock, before maxima were left out: 2290 at 1.8 GHz, of which its products and its
+// exponentials are 1024 each. Starting products 280, maxima and exponentials 1430, waiting 260, rounding P̃ and the rest 240:
+// the exponentials of both consumers fall into the same time, and the unit that takes them is idle for the rest.
+//
+// What did not help. Turns between consumers, for exponentials, cost 18 to 26%: alone, a warp does not keep that unit busy. V_jᵀ
+// made in shared memory, by the producer's idle warps: 3 to 12% slower, though `transpose` takes 20 µs, 3 to 6% of N = 4096. A
+// polynomial for 1/8 of the exponentials: 3 to 7% slower. ℓ summed by tensor cores, of rows of ones below V_jᵀ, was 9 to
+// 17% faster; but they keep about 14 bits of sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%.
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. Measured beside hopper.cu, full / causal, in TFLOP/s:
 //
@@ -49,7 +57,8 @@
 
 constexpr int d = 128, B_r = 128, B_c = 128, CONSUMERS = B_r / 64;
 constexpr int LIMIT = 4, OFFSET = 4;
-static_assert(1 << (LIMIT + OFFSET) <= 448, "P̃ must not saturate");
+constexpr float LARGEST = 448.0f;
+static_assert(1 << (LIMIT + OFFSET) <= LARGEST, "P̃ must not saturate");
 
 struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
@@ -140,6 +149,57 @@ __device__ inline void round_to_operands_8(Word (&P)[B_c / 32][4], const float (
             P[t / 4][t % 4 + r] = pack_8(S[t][2 * r], S[t][2 * r + 1], S[t + 1][2 * r], S[t + 1][2 * r + 1]);
 }
 
+typedef float Scores[B_c / 8][4];
+
+// P̃ in S's place by the m of before, and a thread's sums of it. Whether that will do in all rows of the warp: m is a number, and
+// no weight is above LARGEST, for no sum of 16 is. NaN: no.
+__device__ __forceinline__ bool weights(Scores& S, const Rows& rows, float (&sums)[2], float c) {
+    float shift[2], of_16[4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)  // to itself: the compiler moves no shuffle, so exponentials stay behind the start of products
+        shift[r] = __shfl_sync(~0u, rows.shift[r], threadIdx.x % 32);
+#pragma unroll
+    for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            S[t][e] = exp_2(fmaf(S[t][e], c, -shift[e / 2]));
+            of_16[e] = t == 0 ? S[t][e] : of_16[e] + S[t][e];
+        }
+    sums[0] = of_16[0] + of_16[1], sums[1] = of_16[2] + of_16[3];
+    const float most = fmaxf(fmaxf(of_16[0], of_16[1]), fmaxf(of_16[2], of_16[3]));
+    const bool a_number = sums[0] + sums[1] <= 4 * LARGEST, m_too = fminf(rows.m[0], rows.m[1]) > -INFINITY;
+    return __all_sync(~0u, a_number && m_too && most <= LARGEST && !rows.exact);
+}
+
+// S = Q Kᵀ of a warp's 16 rows, without the rest of its warpgroup.
+__device__ __forceinline__ void scores_of_a_warp(Scores& S, Word Q, Word K) {
+    const int lane = threadIdx.x % 32;
+    Q += lane % 16 * 128, K += lane % 8 * 128;
+#pragma unroll
+    for (int t = 0; t < B_c / 8; ++t)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) S[t][e] = 0.0f;
+#pragma unroll 1
+    for (int chunk = 0; chunk < d / 16; chunk += 2) {
+        Word A[4], B[2];
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(A[0]), "=r"(A[1]), "=r"(A[2]), "=r"(A[3])
+                     : "r"(Q + ((chunk + lane / 16 ^ lane % 8) << 4))
+                     : "memory");
+#pragma unroll
+        for (int t = 0; t < B_c / 8; ++t) {
+            asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                         : "=r"(B[0]), "=r"(B[1])
+                         : "r"(K + t * 1024 + ((chunk + lane / 8 % 2 ^ lane % 8) << 4))
+                         : "memory");
+            asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                         "{%0, %1, %2, %3};"
+                         : ASM_4(S, t)
+                         : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B[0]), "r"(B[1]));
+        }
+    }
+}
+
 // Which key of 16 is at place n of an operand.
 __device__ constexpr int key_at(int n) { return n % 4 / 2 * 8 + n / 4 * 2 + n % 2; }
 
@@ -191,23 +251,23 @@ template <typename T> __global__ void __launch_bounds__(256) round_to_8(const T*
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q_i | K_j … | V_jᵀ … | O_i | barriers | which row block Q_i is of
+// Q_i, the next Q_i | K_j … | V_jᵀ … | O_i | barriers | which row blocks the Q_i are of
 struct Memory {
-    static constexpr int STAGES = 4, Q_BYTES = B_r * d, KV_BYTES = B_c * d;
-    static constexpr int K_AT = Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
-    static constexpr int END = O_AT + B_r * d * 2, NUMBERS_AT = END + (1 + 2 * STAGES) * 16;
-    Ring<1, Q_BYTES> Q_i;
+    static constexpr int Q_STAGES = 2, STAGES = 4, Q_BYTES = B_r * d, KV_BYTES = B_c * d;
+    static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
+    static constexpr int END = O_AT + B_r * d * 2, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES) * 16;
+    Ring<Q_STAGES, Q_BYTES> Q_i;
     Ring<STAGES, KV_BYTES> K_j, V_j;
     RowBlock* row_blocks;
 
     __device__ explicit Memory(char* shared) {
         const Word base = __cvta_generic_to_shared(shared);
         Q_i = {base, base + END};
-        K_j = {base + K_AT, base + END + 16};
-        V_j = {base + V_AT, base + END + 16 + STAGES * 16};
+        K_j = {base + K_AT, base + END + Q_STAGES * 16};
+        V_j = {base + V_AT, base + END + (Q_STAGES + STAGES) * 16};
         row_blocks = reinterpret_cast<RowBlock*>(shared + NUMBERS_AT);
     }
-    __device__ RowBlock& row_block(Word q) const { return row_blocks[q % 2]; }
+    __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }
     __device__ void init() const {
         if (threadIdx.x == 0) Q_i.init(4 * CONSUMERS), K_j.init(4 * CONSUMERS), V_j.init(4 * CONSUMERS);  // a warp each
         publish_barriers();
@@ -269,14 +329,13 @@ template <bool causal> struct Consumer {
     int whole;           // tiles without a mask
 
     Rows rows;
-    typedef float Scores[B_c / 8][4];
     Scores S_even, S_odd;
     float O_i[d / 8][4];
     Word P_ij[B_c / 32][4];
 
     __device__ __forceinline__ Consumer(const Memory& sram, const Problem& p, int w) : sram(sram), p(p), w(w) {}
 
-    __device__ __forceinline__ Word Q_w() const { return sram.Q_i.tile(q) + w * 64 * d; }
+    __device__ __forceinline__ Word Q_w(Word q) const { return sram.Q_i.tile(q) + w * 64 * d; }
 
     // −∞ for keys after a row's last.
     __device__ __forceinline__ void mask(Scores& S_ij, int j) {
@@ -293,53 +352,93 @@ template <bool causal> struct Consumer {
                 if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
     }
 
-    // P̃_ij of S_ij, which has been computed, while O_i of tile j + 1 is summed and the next S_ij computed.
-    template <bool first, bool last> __device__ __forceinline__ void step(Scores& S_ij, Scores& S_next, int j) {
+    // P̃_ij of S_ij, which has been computed, while O_i of tile j + 1 is summed and the next S_ij computed. With m: maxima are
+    // taken first, as they are otherwise only where it turns out that they should have been.
+    template <bool first, bool last, bool with_m> __device__ __forceinline__ void step(Scores& S_ij, Scores& S_next, int j) {
         if (!first) start_values_8(O_i, P_ij, sram.V_j.tile(kv - 1));
-        if (!last) start_scores_8(S_next, Q_w(), sram.K_j.tile(kv + 1));
-        if (j >= whole) mask(S_ij, j);
-        float alpha[2];
-        const bool grown = softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
-        sram.V_j.wait_there(kv);
+        if (!last) start_scores_8(S_next, Q_w(q), sram.K_j.tile(kv + 1));
+        if (!last) sram.V_j.wait_there(kv);
+        bool grown = false, fits = true;
+        float alpha[2], sums[2];
+        if (with_m) {
+            if (j >= whole) mask(S_ij, j);
+            grown = softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
+        } else {
+            fits = weights(S_ij, rows, sums, p.c) && j < whole;
+        }
+        Word P_next[B_c / 32][4];
+        round_to_operands_8(P_next, S_ij);
+        if (last) sram.V_j.wait_there(kv);
         if (!last && j > 1) sram.K_j.wait_there(kv + 2);
         finish(O_i, S_next);
         if (!first) sram.V_j.free(kv - 1).arrive_once_a_warp();
-        if (!last) sram.K_j.free(kv + 1).arrive_once_a_warp();
-        if (!last && j == 1) sram.Q_i.free(q).arrive_once_a_warp();
-        round_to_operands_8(P_ij, S_ij);
+        if (!fits) {
+            const int warp = thread_index() / 32;
+            scores_of_a_warp(S_ij, Q_w(q) + warp * 16 * d, sram.K_j.tile(kv));
+            if (j >= whole) mask(S_ij, j);
+            grown = softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
+            round_to_operands_8(P_next, S_ij);
+        } else if (!with_m) {
+            rows.l[0] += sums[0], rows.l[1] += sums[1];
+        }
         if (!first && grown) rescale<d>(O_i, alpha);
+        sram.K_j.free(kv).arrive_once_a_warp();
+        if (last) sram.Q_i.free(q).arrive_once_a_warp();
+#pragma unroll
+        for (int n = 0; n < B_c / 32; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) P_ij[n][e] = P_next[n][e];
         ++kv;
     }
 
-    // O_i, of tiles j and before, at least one. S_ij and the next change places each time.
-    __device__ __forceinline__ void sum(int j) {
-        sram.K_j.wait_there(kv);
-        start_scores_8(S_even, Q_w(), sram.K_j.tile(kv));
-        finish<0>(S_even);
-        sram.K_j.free(kv).arrive_once_a_warp();
-        if (j == 0) {
-            sram.Q_i.free(q).arrive_once_a_warp();
-            step<true, true>(S_even, S_odd, 0);
-        } else {
-            sram.K_j.wait_there(kv + 1);
-            step<true, false>(S_even, S_odd, j--);
+    // Tiles j to 0, neither of the first two. S_ij and the next change places each time.
+    __device__ __forceinline__ void go_on(Scores& S_ij, Scores& S_next, int j) {
 #pragma unroll 1
-            for (;; --j) {
-                if (j == 0) {
-                    step<false, true>(S_odd, S_even, 0);
-                    break;
-                }
-                step<false, false>(S_odd, S_even, j--);
-                if (j == 0) {
-                    step<false, true>(S_even, S_odd, 0);
-                    break;
-                }
-                step<false, false>(S_even, S_odd, j);
+        for (;; --j) {
+            if (j == 0) {
+                step<false, true, false>(S_ij, S_next, 0);
+                break;
             }
+            step<false, false, false>(S_ij, S_next, j--);
+            if (j == 0) {
+                step<false, true, false>(S_next, S_ij, 0);
+                break;
+            }
+            step<false, false, false>(S_next, S_ij, j);
         }
-        start_values_8(O_i, P_ij, sram.V_j.tile(kv - 1));
-        finish(O_i, S_even);
-        sram.V_j.free(kv - 1).arrive_once_a_warp();
+    }
+
+    // P̃_ij and O_i of tiles j to 0, but for P̃_i0 V_0. S_even is the first tile's.
+    __device__ __forceinline__ void sum(int j) {
+        if (j == 0) {
+            step<true, true, true>(S_even, S_odd, 0);
+            return;
+        }
+        sram.K_j.wait_there(kv + 1);
+        step<true, false, true>(S_even, S_odd, j--);
+        if (!causal) {
+            go_on(S_odd, S_even, j);
+        } else if (j == 0) {  // of the first tile a row may have seen a key or two
+            step<false, true, true>(S_odd, S_even, 0);
+        } else {
+            step<false, false, true>(S_odd, S_even, j--);
+            go_on(S_even, S_odd, j);
+        }
+    }
+
+    // The q-th row block's last tile, −1 where it sees none, −2 where there is no such row block.
+    __device__ __forceinline__ int last_tile(char* shared, Word q) const {
+        sram.Q_i.wait_there(q);
+        const int i = sram.row_block(q).i;
+        if (i < 0) return -2;
+        if (p.sign != 1.0f) apply_sign(shared + q % Memory::Q_STAGES * Memory::Q_BYTES + w * 64 * d);
+        return tiles_seen<causal>(p, i * B_r) - 1;
+    }
+
+    // S_even of its last tile j; where there is none, of whatever is there: a product must be under way on all paths, or on none.
+    __device__ __forceinline__ void start_first(Word q, int j) {
+        if (j >= 0) sram.K_j.wait_there(kv);
+        start_scores_8(S_even, Q_w(q), sram.K_j.tile(kv));
     }
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
@@ -387,25 +486,33 @@ template <bool causal> struct Consumer {
 
     __device__ __forceinline__ void consume(char* shared, const TensorMap& O, float* L, Total* totals) {
         Tally O_writes(totals + 7), L_writes(totals + 9);
+        char* const O_w = shared + Memory::O_AT + w * 64 * d * 2;
+        int j = last_tile(shared, q);
+        start_first(q, j);
+        finish<0>(S_even);
 #pragma unroll 1
-        for (;; ++q) {
-            sram.Q_i.wait_there(q);
-            const int i = sram.row_block(q).i;
-            if (i < 0) break;
-            if (p.sign != 1.0f) apply_sign(shared + w * 64 * d);
-            whole = whole_tiles<causal>(p, i * B_r + 64 * w);
+        for (; j >= -1; ++q) {
+            whole = whole_tiles<causal>(p, sram.row_block(q).i * B_r + 64 * w);
 #pragma unroll
             for (int t = 0; t < d / 8; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
             rows.init();
-            int j = tiles_seen<causal>(p, i * B_r) - 1;
             if (j >= 0) {
                 sum(j);
+                j = last_tile(shared, q + 1);
+                start_values_8(O_i, P_ij, sram.V_j.tile(kv - 1));
+                start_first(q + 1, j);
+                finish<1>(O_i);
+                sram.V_j.free(kv - 1).arrive_once_a_warp();
+                write(O, L, O_w, O_writes, L_writes);
             } else {
                 sram.Q_i.free(q).arrive_once_a_warp();
+                write(O, L, O_w, O_writes, L_writes);
+                j = last_tile(shared, q + 1);
+                start_first(q + 1, j);
             }
-            write(O, L, shared + Memory::O_AT + w * 64 * d * 2, O_writes, L_writes);
+            finish<0>(S_even);
         }
         if (thread_index() == 0) wait_stores();
     }

@@ -1,0 +1,185 @@
+"""What the oracles beyond attention are given, checked by the names of their arguments."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from flashsim.checking import (
+    broadcasts,
+    check_array,
+    check_booleans,
+    check_choice,
+    check_count,
+    check_flag,
+    check_number,
+    shown,
+)
+from flashsim.inputs import Array, float_dtype
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Check = Callable[[str, Any, Mapping[str, int]], Any]
+"""(name, value, the operands' lengths by symbol) -> what the function gets. Raises ValueError."""
+
+
+def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Give a function its operands in float64, checked, and its other arguments as `BY_NAME`, or `checks`, says of each.
+
+    `shapes` is "X (N, d), E (v, d)", the operands and their shapes in symbols; of one column, (N,) will do. The function raises
+    ValueError where something does not fit, and where finite operands have a result that float64 does not hold.
+    """
+    wanted = {name: (rows, columns) for name, rows, columns in re.findall(r"(\w+) \((\w+), (\w+)\)", shapes)}
+
+    def checked(function: Callable[P, R]) -> Callable[P, R]:
+        of = signature(function)
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            given = of.bind(*args, **kwargs)
+            given.apply_defaults()
+            values = given.arguments
+            lengths: dict[str, int] = {}
+            whose: dict[str, str] = {}
+            for name, symbols in wanted.items():
+                values[name] = _matrix(name, values[name], symbols, lengths, whose)
+            for name in values.keys() - wanted:
+                check = checks.get(name) or BY_NAME.get(name)
+                values[name] = check(name, values[name], lengths) if check else values[name]
+            with np.errstate(over="ignore", invalid="ignore"):
+                result = function(*given.args, **given.kwargs)
+            for array in result if isinstance(result, tuple) else (result,):
+                if not (np.asarray(array) < np.inf).all():  # −∞ is the logarithm of no weight
+                    raise ValueError(f"{function.__name__} overflows float64. Scale {', '.join(wanted)} down")
+            return result
+
+        return call
+
+    return checked
+
+
+def _matrix(name: str, value: Any, symbols: tuple[str, str], lengths: dict[str, int], whose: dict[str, str]) -> Array:
+    """Return an operand in float64; learn the lengths that are new."""
+    array = check_array(name, value)
+    shape, expected = array.shape, f"({', '.join(symbols)})"
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(f"{name} has shape {shape}; expected {expected}, at least 1 each")
+    for symbol, length in zip(symbols, array.shape, strict=True):
+        if lengths.setdefault(symbol, length) != length:
+            raise ValueError(
+                f"{name} has shape {shape}; expected {expected} with {symbol} = {lengths[symbol]}, as {whose[symbol]} has"
+            )
+        whose.setdefault(symbol, name)
+    return real(name, array)
+
+
+def real(name: str, value: Any) -> Array:
+    """Return finite real numbers in float64. Raises ValueError for others."""
+    array = check_array(name, value)
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise ValueError(f"{name} has dtype {array.dtype}; expected real numbers")
+    wide: Array = array.astype(np.float64)
+    if not np.isfinite(wide).all():
+        raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
+    return wide
+
+
+def for_each_row(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
+    """Return a real number for each of N rows: one for all, (N,) or (N, 1)."""
+    array = real(name, value)
+    if array.shape not in ((), (1,), (lengths["N"],), (lengths["N"], 1)):
+        raise ValueError(f"{name} has shape {array.shape}; expected a number, or (N,) with N = {lengths['N']}")
+    return array
+
+
+def labels(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
+    """Return N labels, whole numbers below v; those below 0 leave their rows out."""
+    array, (N, v) = check_array(name, value), (lengths["N"], lengths["v"])
+    if array.shape != (N,) or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name} has shape {array.shape}, dtype {array.dtype}; expected whole numbers, (N,) with N = {N}"
+        )
+    if array.max() >= v:
+        raise ValueError(f"{name} holds {array.max()}; expected labels up to v − 1 = {v - 1}, or below 0")
+    return array
+
+
+def of_rounds(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
+    """Return what each of N rows hashes to in each round, (rounds, N), real numbers."""
+    array, N = real(name, value), lengths["N"]
+    if array.ndim != 2 or array.shape[1] != N or not len(array):
+        raise ValueError(f"{name} has shape {array.shape}; expected (rounds, N) with N = {N}")
+    return array
+
+
+def kept(rows: str, columns: str) -> Check:
+    """Return a check of booleans that broadcast to a shape in symbols."""
+
+    def check(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
+        array, onto = check_booleans(name, value), (lengths[rows], lengths[columns])
+        if not broadcasts(array.shape, onto):
+            raise ValueError(
+                f"{name} has shape {array.shape}; expected one that broadcasts to ({rows}, {columns}) = {onto}"
+            )
+        return array
+
+    return check
+
+
+def whole(name: str, value: Any, _: Mapping[str, int]) -> int:
+    """Return a whole number of at least 1."""
+    return check_count(name, value)
+
+
+def pair(name: str, value: Any, _: Mapping[str, int]) -> tuple[int, int]:
+    """Return two whole numbers of at least 1."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError(f"{name} is {shown(value)}; expected two whole numbers")
+    return check_count(f"{name}[0]", value[0]), check_count(f"{name}[1]", value[1])
+
+
+def positive(name: str, value: Any, _: Mapping[str, int]) -> float:
+    """Return a finite number above 0."""
+    return check_number(name, value, "a finite number above 0", lambda x: 0 < x < math.inf)
+
+
+def not_negative(name: str, value: Any, _: Mapping[str, int]) -> float | None:
+    """Return a scale of at least 0, or None."""
+    if value is None:
+        return None
+    return check_number(name, value, "a finite number of at least 0, or None for 1/√d", lambda x: 0 <= x < math.inf)
+
+
+def _scale(name: str, value: Any, _: Mapping[str, int]) -> float | None:
+    if value is None:
+        return None
+    return check_number(name, value, "a finite number, or None for 1/√d", math.isfinite)
+
+
+def _stored(name: str, value: Any, _: Mapping[str, int]) -> np.dtype[Any]:
+    try:
+        return float_dtype(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+BY_NAME: dict[str, Check] = {
+    "scale": _scale,
+    "sigma": positive,
+    "C": positive,
+    "factor": positive,
+    "chunks": whole,
+    "blocks": whole,
+    "phi": lambda name, value, _: check_choice(name, value, ("on_chip", "in_hbm")),
+    "stored": _stored,
+    "fused": lambda name, value, _: check_flag(name, value),
+}
+"""What an argument of that name must be, unless a function says otherwise."""

@@ -1,0 +1,98 @@
+"""What the oracles beyond attention are given: refused by name where it does not fit, and results that float64 does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flashsim import reference
+
+rng = np.random.default_rng(0)
+X, Z, V, Q, K, W = (rng.normal(size=shape) for shape in ((7, 3), (5, 3), (5, 2), (7, 3), (7, 3), (4, 3)))
+E, values, weights = rng.normal(size=(4, 7)), rng.normal(size=(7, 2)), rng.random((5, 1))
+HIDDEN, OUT = rng.normal(size=(3, 8)), rng.normal(size=(8, 2))
+labels, buckets = np.arange(7) % 5, np.arange(14).reshape(2, 7) % 3
+KERNELS = (reference.kernel_product, reference.kernel_product_bounds)
+GRADIENTS = (reference.kernel_gradient, reference.kernel_gradient_bounds)
+LOGITS = (reference.cross_entropy, reference.cross_entropy_bounds)
+LINEAR = (reference.linear_attention, reference.linear_attention_bounds)
+MLP = (reference.sparse_mlp, reference.sparse_mlp_bounds)
+LINFORMER = (reference.linformer, reference.linformer_bounds)
+PERFORMER = (reference.performer, reference.performer_bounds)
+REFORMER = (reference.reformer, reference.reformer_bounds)
+SMYRF = (reference.smyrf, reference.smyrf_bounds)
+
+GIVEN: list[tuple[tuple[Callable[..., Any], ...], dict[str, Any]]] = [
+    (KERNELS, {"X": X, "Z": Z, "V": V}),
+    (GRADIENTS, {"X": X, "Z": Z, "V": V, "dY": values}),
+    (LOGITS, {"X": X, "E": Z, "y": labels}),
+    (LINEAR, {"Q": Q, "K": K, "V": values}),
+    (MLP, {"X": X, "W1": HIDDEN, "W2": OUT}),
+    (LINFORMER, {"Q": Q, "K": K, "V": values, "E": E, "F": E}),
+    (PERFORMER, {"Q": Q, "K": K, "V": values, "W": W}),
+    (REFORMER, {"Q": Q, "K": K, "V": values, "buckets": buckets, "C": 3}),
+    (SMYRF, {"Q": Q, "K": K, "V": values, "hashes_Q": buckets, "hashes_K": buckets, "C": 3}),
+]
+EACH = [pytest.param(function, given, id=function.__name__) for functions, given in GIVEN for function in functions]
+
+
+HOW = ("stored", "blocks", "chunks", "sigma", "scale", "phi", "order", "kernel", "reduction", "C", "factor", "off")
+
+
+def numbers(found: Any) -> np.ndarray[Any, Any]:
+    return np.concatenate([np.ravel(a) for a in (found if isinstance(found, tuple) else (found,))])
+
+
+@pytest.mark.parametrize(("function", "given"), EACH)
+def test_what_is_none_is_refused_by_name(function: Callable[..., Any], given: dict[str, Any]) -> None:
+    assert np.isfinite(numbers(function(**given))).all()
+    for name in given.keys() - {"C"}:
+        for wrong in (
+            "x",
+            np.zeros((2, 2, 2)),
+            np.zeros((0, 3)),
+            np.zeros((9, 9)),
+            given[name] * np.nan,
+            given[name] * 1j,
+        ):
+            with pytest.raises(ValueError, match=rf"^{name} (has|is|holds) |^\w+ has shape .* as {name} has"):
+                function(**{**given, name: wrong})
+    for how in HOW:
+        if how in (function.__kwdefaults__ or {}) or how in given:
+            with pytest.raises(ValueError, match=f"^{how}.*none such"):
+                function(**{**given, how: "none such"})
+
+
+@pytest.mark.parametrize("size", [1e100, 1e200, 1e300])
+@pytest.mark.parametrize(("function", "given"), EACH)
+def test_finite_operands_never_make_nan(function: Callable[..., Any], given: dict[str, Any], size: float) -> None:
+    grown = {name: x * size if np.ndim(x) and np.asarray(x).dtype == float else x for name, x in given.items()}
+    with suppress(ValueError):
+        assert np.isfinite(numbers(function(**grown))).all()
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (reference.cross_entropy, {"X": X, "E": Z, "y": labels + 1}, "y holds 5; expected labels up to v − 1 = 4"),
+        (reference.cross_entropy, {"X": X, "E": Z, "y": labels, "g": [1.0, 2.0]}, "g has shape (2,); expected a number, or"),
+        (reference.kernel_product, {"X": X, "Z": Z, "V": V, "reduction": "logsumexp"}, "V has shape (5, 2)"),
+        (reference.kernel_product, {"X": X, "Z": Z, "V": -weights, "reduction": "logsumexp"}, "V has shape (5, 1), and -"),
+        (reference.kernel_product, {"X": X, "Z": Z, "V": V, "sigma": 0.0}, "sigma is 0.0; expected a finite number above 0"),
+        (reference.performer, {"Q": Q, "K": K, "V": values, "W": W, "scale": -1.0}, "scale is -1.0; expected a finite number of"),
+        (reference.sparse_mlp, {"X": X, "W1": HIDDEN, "W2": OUT, "keep1": np.ones((4, 8), bool)}, "keep1 has shape (4, 8)"),
+        (reference.sparse_mlp, {"X": X, "W1": HIDDEN, "W2": OUT, "keep2": np.ones((8, 2))}, "keep2 has dtype float64"),
+        (reference.smyrf, {**GIVEN[-1][1], "hashes_K": buckets[:1]}, "hashes_Q has 2 rounds, hashes_K 1; expected as many"),
+    ],
+)  # fmt: skip
+def test_what_else_does_not_fit_is_named(function: Callable[..., Any], arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="^" + message.replace("(", r"\(").replace(")", r"\)")):
+        function(**arguments)
+
+
+def test_one_column_may_be_flat_and_lists_are_taken() -> None:
+    assert reference.kernel_product([0.0, 1.0], [0.0], [1.0]).tolist() == [[1.0], [np.exp(-0.5)]]
