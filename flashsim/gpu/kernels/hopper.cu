@@ -54,6 +54,9 @@
 // - Masks (Kind): row blocks know their live tiles, from the window's edges or from a list, and nobody loads or waits for others.
 //   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 of a copy's rate; FlashAttention-4's at 0.34. With a block mask
 //   of s of the tiles, d = 128, N = 16384, it takes 1.06 s of the time for s = 1/2.
+//   A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see are freed when
+//   the next has come that it does: 1.02 to 1.04 together, half of that each. Worse there: three consumers 0.90, no lazy rescaling
+//   0.94, the next row block's S_ij started before O_i is written 0.92, one loop for all tiles 0.99 to 1.03.
 // - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
 //   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
 // - Of no use at d = 128: Q_i as operands in registers (0.99 to 1.02), two blocks that share K_j, V_j by multicast (0.99 full, 0.87
