@@ -53,7 +53,7 @@
 //   and V_j come together there: half the barriers. 192 × 96: 0.97 / 1.05 and 1.06 / 1.06.
 // - Masks (Kind): row blocks know their live tiles, from the window's edges or from a list, and nobody loads or waits for others.
 //   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 of a copy's rate; FlashAttention-4's at 0.34. With a block mask
-//   of s of the tiles, d = 128, N = 16384, it takes 1.06 s of the time for s = 1/2.
+//   of s of the tiles, d = 128, N = 16384, it takes 1.09 s of the time for s = 1/2.
 //   A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see are freed when
 //   the next has come that it does: 1.02 to 1.04 together, half of that each. Worse there: three consumers 0.90, no lazy rescaling
 //   0.94, the next row block's S_ij started before O_i is written 0.92, one loop for all tiles 0.99 to 1.03.
@@ -70,20 +70,16 @@
 // Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711.
 // At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
 //
-// The table is from before sums took the place of maxima.
-//
 //     TFLOP/s, full / causal    N = 512      1024         2048         4096         16384
-//     d = 128                   494 / 330    563 / 448    586 / 532    624 / 583    641 / 618
-//       FlashAttention-4        391 / 244    496 / 363    577 / 475    632 / 561    664 / 648
-//       cuDNN 9.19              458 / 304    520 / 376    562 / 440    588 / 479    588 / 509
-//       tensor_core             271 / 193    296 / 231    309 / 257    312 / 278    319 / 298
-//     d = 64                    432 / 306    474 / 378    486 / 431    495 / 464    514 / 488
-//       FlashAttention-4        293 / 166    368 / 240    453 / 352    491 / 426    540 / 519
-//       cuDNN 9.19              356 / 250    397 / 305    414 / 355    433 / 390    435 / 411
-//       tensor_core             274 / 189    297 / 232    302 / 260    307 / 279    307 / 295
-//     d = 256, in another run   –            660 / 523    –            715 / 684    784 / 736
-//       cuDNN 9.19              –            560 / 418    –            642 / 495    683 / 553
-//     NVIDIA H200, driver 580.159.04, NVRTC 13.0, 2026-11-22; fp16, H d = 2048, B N = 16384; figures/gpu_hopper.json
+//     d = 128                   521 / 336    625 / 487    678 / 602    722 / 657    723 / 729
+//       cuDNN 9.19              482 / 316    539 / 399    583 / 465    600 / 501    625 / 555
+//       tensor_core             288 / 202    297 / 253    322 / 280    323 / 285    322 / 309
+//     d = 64                    471 / 328    520 / 425    542 / 488    559 / 527    571 / 575
+//       cuDNN 9.19              358 / 247    400 / 314    424 / 366    442 / 400    454 / 436
+//       tensor_core             284 / 192    300 / 237    309 / 267    316 / 286    317 / 306
+//     NVIDIA H200, NVRTC 13.0, 2026-11-22; fp16, H d = 2048, B N = 16384; figures/gpu_hopper.json
+//
+// FlashAttention-4 ran beside it before sums took the place of maxima only: figures/gpu_fa4_forward.json.
 //
 // no spills, no stack
 #include "hopper_softmax.cuh"

@@ -70,23 +70,22 @@
 // Measured, five products counted (2.5 times the forward pass), `prepare` and `round_dQ` included; TFLOP/s, full / causal:
 //
 //                             N = 4096     16384
-//     d = 128                 580 / 499    637 / 593
-//       deterministic         454 / 429    542 / 532
-//       FlashAttention-4      603 / 520    585 / 622
-//       cuDNN 9.19            429 / 323    482 / 463
-//       FlashAttention-2      268 / 232    260 / 270
-//       tensor_core           254 / 227    248 / 259
-//     d = 64                  513 / 430    557 / 523
-//       deterministic         377 / 409    460 / 488
-//       FlashAttention-4      516 / 470    499 / 511
-//       cuDNN 9.19            351 / 278    402 / 371
-//       FlashAttention-2      249 / 208    254 / 234
-//       tensor_core           254 / 233    256 / 241
+//     d = 128                 622 / 553    663 / 654
+//       deterministic         487 / 478    556 / 558
+//       cuDNN 9.19            436 / 332    518 / 465
+//       FlashAttention-2      261 / 232    267 / 264
+//       tensor_core           258 / 233    264 / 261
+//     d = 64                  551 / 475    591 / 544
+//       deterministic         403 / 453    489 / 528
+//       cuDNN 9.19            377 / 288    428 / 386
+//       FlashAttention-2      249 / 211    249 / 241
+//       tensor_core           291 / 244    272 / 264
 //     NVIDIA H200, fp16, H d = 2048, B N = 16384, 2026-11-22: figures/gpu_hopper_backward.json
 //
-// So 0.91 to 1.12 of FlashAttention-4, 1.28 to 1.55 of cuDNN; deterministic costs 5 to 26%. With dropout, N = 2048, d = 128:
-// 327 / 258, tensor_core 229 / 211; d = 64: 181 / 163, tensor_core 225 / 192: the words of one call of Philox are spread over two
-// warps here, so both make the call, and `flashsim.gpu.plan` names tensor_core there.
+// So 1.28 to 1.67 of cuDNN; deterministic costs 3 to 27%. Before `round_dQ` stored 16 bytes a lane it ran at 0.91 to 1.12 of
+// FlashAttention-4: figures/gpu_fa4_backward.json. With dropout, N = 2048, d = 128: 351 / 277, tensor_core 228 / 210; d = 64:
+// 187 / 164, tensor_core 200 / 193: the words of one call of Philox are spread over two warps here, so both make the call, and
+// `flashsim.gpu.plan` names tensor_core there.
 //
 // no spills, no stack
 #include "hopper.cuh"

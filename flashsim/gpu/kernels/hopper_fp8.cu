@@ -42,9 +42,9 @@
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. Measured beside hopper.cu, full / causal, in TFLOP/s:
 //
-//                     N = 4096     16384
-//     hopper_fp8      788 / 706    833 / 814
-//     hopper          612 / 585    628 / 640
+//                     N = 1024     4096         16384
+//     hopper_fp8      692 / 409    855 / 671    921 / 882
+//     hopper          602 / 483    680 / 657    713 / 714
 //     NVIDIA H200, H d = 2048, B N = 16384, 2026-11-22: figures/gpu_hopper_fp8.json
 //
 // O is off by 2.6% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.7% from
