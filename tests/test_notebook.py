@@ -52,7 +52,9 @@ def test_results_show_in_a_line() -> None:
         f"Traffic({run.hbm.accesses:,} accesses, {run.hbm.reads:,} of them reads: Q 72, K 36,"
     )
     traced = flashsim.trace("flash", Q, K, V, blocks=(4, 5))
-    assert re.fullmatch(r"Trace\('flash', forward: \d+ events, Shape\(.*\), Blocks\(.*\)\)", repr(traced))
+    assert re.fullmatch(
+        r"Trace\('flash', forward: \d+ events, N_q = 9, N_k = 9, d = 4, d_v = 4, blocks 4 × 5\)", repr(traced)
+    )
 
 
 def test_a_peak_above_m_says_by_how_much() -> None:

@@ -44,9 +44,7 @@ class Trace(Recording):
 
     def __repr__(self) -> str:
         about = self.about
-        return (
-            f"Trace({about.algorithm!r}, {about.direction}: {len(self.events):,} events, {about.shape}, {about.blocks})"
-        )
+        return f"Trace({about.algorithm!r}, {about.direction}: {len(self.events):,} events, {about.shape}, blocks {about.blocks.B_r} × {about.blocks.B_c})"
 
     def _repr_html_(self) -> str:
         """Return the player in a frame that may run its script and save pictures: no forms, no navigation, no origin.
