@@ -43,8 +43,9 @@ class Trace(Recording):
         return page_of(self, versus, lesson)[0]
 
     def __repr__(self) -> str:
-        about = self.about
-        return f"Trace({about.algorithm!r}, {about.direction}: {len(self.events):,} events, {about.shape}, blocks {about.blocks.B_r} × {about.blocks.B_c})"
+        about, blocks = self.about, self.about.blocks
+        sizes = f"{about.shape}, blocks {blocks.B_r} × {blocks.B_c}"
+        return f"Trace({about.algorithm!r}, {about.direction}: {len(self.events):,} events, {sizes})"
 
     def _repr_html_(self) -> str:
         """Return the player in a frame that may run its script and save pictures: no forms, no navigation, no origin.
