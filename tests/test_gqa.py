@@ -42,7 +42,7 @@ from flashsim.run import gather, sums
 from flashsim.run.task import attended
 from flashsim.tracing.about import tiles_of
 
-from .cases import DTYPES, FEW, MASKS, Array, of_bound, room_for, same, swap, unnoticed
+from .cases import DTYPES, FEW, MASKS, Array, exact_of, of_bound, room_for, same, swap, unnoticed
 
 SCHEDULES = ("separate", "grouped")
 DROPPING = [name for name, algorithm in FORWARD.items() if "dropout" in algorithm.parts]
@@ -416,16 +416,6 @@ def test_runs_counts_and_theory_are_equal(name: str, gqa: str, case: Shared, siz
         if exact is not None:
             same(tally, exact)
             assert tally.flops.matmul == exact.matmul
-
-
-def exact_of(name: str, **asked: Any) -> theory.Exact | None:
-    """By formula; None where tiles are skipped that a mask without a band leaves empty."""
-    try:
-        return theory.exact(name, **asked)
-    except theory.NoClosedForm:
-        if asked["mask"].band(Shape(1, 1, 1, 1), ()) is not None:
-            raise
-        return None
 
 
 @pytest.mark.parametrize("gqa", SCHEDULES)
