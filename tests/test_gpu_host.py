@@ -86,7 +86,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     class InMemory(launching.InMemory):
         def __init__(self, arguments: Sequence[Any]) -> None:
             super().__init__(arguments)
-            kept[self.at] = [value.raw for value in self.values]
+            table = (ctypes.c_void_p * len(arguments)).from_address(self.at)  # as the driver reads it
+            kept[self.at] = [
+                ctypes.string_at(at or 0, value.nbytes) for at, value in zip(table, arguments, strict=True)
+            ]
 
     kept: dict[int, list[bytes]] = {}
     cupy.cuda.driver = SimpleNamespace(launchKernel=launch_kernel)
