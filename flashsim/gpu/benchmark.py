@@ -306,7 +306,12 @@ def _ours(name: str, setting: Setting, **more: Any) -> Call:
     from flashsim import gpu
 
     q, k, v, do = arrays(setting, 4, dtype_of(ladder()[name], setting))
-    options = {"kernel": name, "causal": setting.causal, "dropout_p": setting.dropout_p, "seed": 1} | more
+    options: dict[str, Any] = {
+        "kernel": name,
+        "causal": setting.causal,
+        "dropout_p": setting.dropout_p,
+        "seed": 1,
+    } | more
     if setting.direction == "forward":
         return lambda: gpu.forward(q, k, v, **options)
     o, lse = gpu.forward(q, k, v, return_lse=True, **options)
