@@ -2,8 +2,6 @@
 
 FlashAttention's loops, but each tile writes its own output and statistics, which are read once to combine them:
 
-reads   K, V: N_k(d + d_v)   Q: T_c·N_q·d   parts: T_c·N_q(d_v + 2)
-writes  parts: T_c·N_q(d_v + 2)   O, ℓ, m: N_q(d_v + 2)
 peak    (B_r + B_c)(d + d_v) + B_r·B_c + 2B_r to summarise; 2B_r·d_v + 5B_r to combine
 """
 

@@ -80,6 +80,11 @@ class Tiles:
         return Tiles.of(N_q, N_k, B_r, B_c, chosen and chosen.cut(B_r, B_c), nodes)
 
     @property
+    def chosen(self) -> bool:
+        """Whether they may be some of the whole's."""
+        return self.whole[2] is not None
+
+    @property
     def number(self) -> int:
         """How many tiles."""
         return sum(self.kinds.values())
@@ -165,13 +170,19 @@ class OneHead:
         rows, columns = KINDS.get(name, COLUMN).shape(self)
         return rows * columns
 
-    def array(self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0) -> Arrays:
-        """Return one array's entry: elements read, and written after and (`init`) by initialisation."""
+    def array(
+        self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0, kept: int | None = None
+    ) -> Arrays:
+        """Return one array's entry: elements read, and written after and (`init`) by initialisation.
+
+        `kept` are its elements in HBM, where these are of the type that is computed in; None: all that it has, in its own type.
+        """
         if not all(isinstance(moved, int) and moved >= 0 for moved in (reads, writes, init)):
             raise TypeError(f"{name} has reads={reads}, writes={writes}, init={init}; expected whole numbers, from 0")
-        type_ = KINDS.get(name, COLUMN).type
+        type_ = KINDS.get(name, COLUMN).type if kept is None else "chip"
         itemsize = self.stored if type_ == "inputs" else self.chip if type_ == "chip" else ITEMSIZES[type_]
-        return {name: ArrayTraffic(reads, init + writes, init, self.size(name), itemsize, role)}
+        size = self.size(name) if kept is None else kept
+        return {name: ArrayTraffic(reads, init + writes, init, size, itemsize, role)}
 
     @property
     def tree_words(self) -> int:
