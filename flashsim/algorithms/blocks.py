@@ -22,6 +22,16 @@ def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
     return Blocks(B_r, B_c, ceil_div(shape.N_q, B_r), ceil_div(shape.N_k, B_c))
 
 
+def by_keys(rows: int, d: int) -> tuple[int, int]:
+    """Return Algorithm 1's (B_r, B_c) where a block of K may have `rows` rows: the paper says ⌈M/4d⌉."""
+    return min(rows, d), rows
+
+
+def by_queries(rows: int, d: int) -> tuple[int, int]:
+    """Return the same, rows and columns exchanged: (B_r, B_c) where a block of Q may have `rows` rows."""
+    return rows, min(rows, d)
+
+
 @dataclass(frozen=True)
 class SizingProblem:
     """What a policy decides on.
