@@ -95,11 +95,9 @@ class GroupedMask(Mask):
         return range(self._group if self._mask.per_head else 1)
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Check it against the query heads."""
         self._mask.check(self._one(shape), (*leading[:-1], leading[-1] * self._group) if leading else leading)
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Ask for each row's own position and head."""
         allowed = np.empty((len(rows), len(cols)), bool)
         for member in self._members:
             mine = rows % self._group == member if self._mask.per_head else slice(None)
@@ -122,11 +120,9 @@ class GroupedMask(Mask):
         return every
 
     def keys(self, shape: Shape, head: Head) -> int:
-        """Return the most of any head of the group."""
         return max(self._mask.keys(self._one(shape), self._member(head, member)) for member in self._members)
 
     def queries(self, shape: Shape, head: Head) -> int:
-        """Return the most of any head of the group, as rows."""
         one = self._one(shape)
         return self._group * max(self._mask.queries(one, self._member(head, member)) for member in self._members)
 
@@ -136,7 +132,6 @@ class GroupedMask(Mask):
 
     @property
     def per_head(self) -> bool:
-        """Whether query heads may have masks of their own."""
         return self._mask.per_head
 
     def __repr__(self) -> str:
@@ -151,12 +146,10 @@ class GroupedTree(GroupedMask, Tree):
         self.parents, self._each = tree.parents, tree
 
     def band(self, shape: Shape, head: Head) -> Band:
-        """Return the tree's."""
         return self._each.band(self._one(shape), head)
 
     @property
     def tree(self) -> Tree:
-        """This."""
         return self
 
     @cached_property

@@ -55,7 +55,6 @@ class TileMask:
         return self
 
     def divided(self, blocks: Blocks) -> TileMask:
-        """Return the same mask for tiles of other sizes."""
         other = copy(self)
         other._divide(blocks.B_r, blocks.B_c)
         return other
@@ -88,7 +87,6 @@ class TileMask:
         return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
 
     def gradient(self, dS_ij: Tile, i: int, j: int) -> None:
-        """Add dS_ij to the bias's gradient, if there is a bias."""
         if self._gradient is not None:
             self._gradient.add(dS_ij, i, j)
 

@@ -88,7 +88,6 @@ class Paper:
     enforced: bool = False
 
     def __call__(self, problem: SizingProblem) -> Blocks:
-        """Return line 1's blocks."""
         return problem.blocks(problem.rows(problem.M, problem.shape.d, problem.shape.d_v))
 
 
@@ -99,7 +98,6 @@ class Fit:
     enforced: bool = True
 
     def __call__(self, problem: SizingProblem) -> Blocks:
-        """Return the largest blocks that fit."""
         fits, M = problem.fits, problem.M
         if not fits(problem.blocks(1), M):
             least = first(lambda M: fits(problem.blocks(1), M))
@@ -125,7 +123,6 @@ class Fixed:
         check_count("Fixed's B_c", self.B_c)
 
     def __call__(self, problem: SizingProblem) -> Blocks:
-        """Return the given blocks."""
         return clipped(problem.shape, self.B_r, self.B_c)
 
 
@@ -137,5 +134,4 @@ class Told:
     enforced: bool
 
     def __call__(self, problem: SizingProblem) -> Blocks:
-        """Return the policy's blocks."""
         return self.policy(problem)

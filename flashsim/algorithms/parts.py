@@ -121,7 +121,6 @@ class EveryTile:
         """Skip nothing in row i."""
 
     def divided(self, blocks: Blocks) -> EveryTile:
-        """Return itself."""
         return self
 
 
@@ -132,7 +131,6 @@ class ArrayBlockMask:
         self._array = array
 
     def column(self, j: int) -> NDArray[np.bool_]:
-        """Return column j."""
         return self._array[:, j]
 
     @property

@@ -25,7 +25,6 @@ class Columns(Chosen):
     b: int
 
     def in_columns(self, first: int, end: int) -> tuple[int, int]:
-        """Return those of them in columns first … end − 1."""
         here = max(min(end, self.b) - max(first, self.a), 0)
         return (self.T_r - 1) * here, here
 
