@@ -21,7 +21,6 @@ def proportions(rows: int, d: int) -> tuple[int, int]:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Algorithms 1, 2, 5."""
     w = p.d + p.d_v
     return max(blocks.B_c * w, tiles.most(lambda r, c: (r + c) * w + r * c + 6 * r + p.mask_tile(r, c)))
 

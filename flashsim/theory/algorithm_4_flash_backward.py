@@ -18,7 +18,6 @@ from flashsim.theory.problem import OneHead, Tiles
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Algorithm 4, and 5's backward pass."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     tile = tiles.most(
         lambda r, c: 2 * (r + c) * w + squares * r * c + 3 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)

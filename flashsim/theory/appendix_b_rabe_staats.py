@@ -16,7 +16,6 @@ from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
 def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Summarise, and combine."""
     n, k, A = p.N_q, p.N_k, blocks.T_c * p.N_q
     arrays = {
         **p.array("Q", "input", reads=A * p.d),
@@ -35,7 +34,6 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Summarise, or combine."""
     w = p.d + p.d_v
     summarise = tiles.most(lambda r, c: (r + c) * w + r * c + 2 * r + p.mask_tile(r, c))
     return max(summarise, blocks.B_r * (2 * p.d_v + 5))

@@ -16,7 +16,6 @@ def proportions(rows: int, d: int) -> tuple[int, int]:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Forward."""
     w = p.d + p.d_v
     return max(blocks.B_r * (w + 2), tiles.most(lambda r, c: (r + c) * w + r * c + 3 * r + p.mask_tile(r, c)))
 

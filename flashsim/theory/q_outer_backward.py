@@ -13,7 +13,6 @@ from flashsim.theory.problem import OneHead, Tiles
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Backward, dQ accumulated."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     tile = tiles.most(
         lambda r, c: 2 * c * w + r * (w + p.d) + squares * r * c + 2 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)

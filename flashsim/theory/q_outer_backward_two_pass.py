@@ -20,7 +20,6 @@ def square(rows: int, d: int) -> tuple[int, int]:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Backward in two passes."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     first = tiles.most(
         lambda r, c: 2 * c * w + r * w + squares * r * c + 2 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)

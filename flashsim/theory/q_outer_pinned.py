@@ -30,7 +30,6 @@ class Columns(Chosen):
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c)."""
     return rows, min(ceil_div(rows, 8), ceil_div(d, 8))
 
 
@@ -43,12 +42,10 @@ def _pinned(p: OneHead, blocks: Blocks) -> int:
 
 
 def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
-    """Return s."""
     return {"s": min(_pinned(p, blocks) * blocks.B_c, p.N_k)}
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Forward."""
     w, pinned = p.d + p.d_v, _pinned(p, blocks)
     columns = (Columns(blocks.T_r, 0, pinned), Columns(blocks.T_r, pinned, blocks.T_c))
     here, there = (p.tiles(blocks.B_r, blocks.B_c, part) for part in columns)

@@ -14,7 +14,6 @@ from flashsim.theory.sliding_window import WINDOW
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Backward."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     tile = tiles.most(
         lambda r, c: 2 * (r + c) * w + squares * r * c + 2 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)

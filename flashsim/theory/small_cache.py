@@ -18,7 +18,6 @@ from flashsim.theory.problem import OneHead, Tiles
 
 
 def rows(M: int, d: int, d_v: int) -> int:
-    """Return the rows of a square tile that M allows."""
     return max(isqrt(M + 4) - 2, 1)
 
 

@@ -15,20 +15,14 @@ from math import isqrt
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.problem import OneHead, Tiles
+from flashsim.theory.small_cache import proportions
 
 
 def rows(M: int, d: int, d_v: int) -> int:
-    """Return the rows of a square tile that M allows."""
     return max(isqrt(M + 1) - 1, 1)
 
 
-def proportions(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c): squares."""
-    return rows, rows
-
-
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Backward."""
     B_r, B_c = blocks.B_r, blocks.B_c
     by_d, by_d_v = min(B_c, p.d), min(B_c, p.d_v)
     tile = B_r * B_c + max(B_r + B_c, 2 * B_r)

@@ -21,7 +21,6 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c)."""
     return rows, 1
 
 
@@ -47,7 +46,6 @@ def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Of both halves."""
     b_r, b_c = tile_of_O(p.M, p.N_q, p.d_v)
     by_rows = tiles.most(lambda r, c: r * (p.d + 3) + c * p.d + r * c + p.mask_tile(r, c))
     return max(by_rows, b_r * (b_c + 2) + b_c)

@@ -21,7 +21,6 @@ def rows_read(N_k: int, blocks: Blocks) -> int:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Forward."""
     w = p.d + p.d_v
     return blocks.B_c * w + tiles.most(lambda r, c: r * w + r * c + 3 * r + p.mask_tile(r, c))
 

@@ -21,7 +21,6 @@ from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
 def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """FlashDecoding."""
     n, t = p.N_q, p.options["splits"] or blocks.T_c
     merges = 0 if p.options["merge"] == "sequence" else t - 1
     arrays = {
