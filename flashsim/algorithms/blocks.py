@@ -67,6 +67,19 @@ def paper_rows(M: int, d: int, d_v: int) -> int:
     return ceil_div(M, 2 * (d + d_v))
 
 
+def most_rows(fits: Callable[[int, int], bool], M: int, longest: int, who: str, at: str) -> int:
+    """Return the most rows, up to `longest`, of a stationary block with which a run fits M: fits(rows, M).
+
+    Raises ValueError, naming the least M, where one row does not; `who` runs, `at` these lengths.
+    """
+    if not fits(1, M):
+        least = first(lambda M: fits(1, M))
+        raise ValueError(
+            f"M = {M:,} elements is too small for {who!r} even with blocks of one row: at {at} it needs at least M = {least:,}"
+        )
+    return first(lambda rows: rows >= longest or not fits(rows + 1, M))
+
+
 class Sizing(Protocol):
     """A policy for line 1."""
 
@@ -98,15 +111,11 @@ class Fit:
     enforced: bool = True
 
     def __call__(self, problem: SizingProblem) -> Blocks:
-        fits, M = problem.fits, problem.M
-        if not fits(problem.blocks(1), M):
-            least = first(lambda M: fits(problem.blocks(1), M))
-            raise ValueError(
-                f"M = {M:,} elements is too small for {problem.algorithm!r} even with blocks of one row: "
-                f"at {problem.shape} it needs at least M = {least:,}"
-            )
         longest = max(problem.shape.N_q, problem.shape.N_k)
-        return problem.blocks(first(lambda rows: rows >= longest or not fits(problem.blocks(rows + 1), M)))
+        who, at = problem.algorithm, str(problem.shape)
+        return problem.blocks(
+            most_rows(lambda rows, M: problem.fits(problem.blocks(rows), M), problem.M, longest, who, at)
+        )
 
 
 @dataclass(frozen=True)
