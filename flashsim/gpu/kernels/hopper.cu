@@ -79,8 +79,6 @@
 //       tensor_core             284 / 192    300 / 237    309 / 267    316 / 286    317 / 306
 //     NVIDIA H200, NVRTC 13.0, 2026-11-22; fp16, H d = 2048, B N = 16384; figures/gpu_hopper.json
 //
-// FlashAttention-4 ran beside it before sums took the place of maxima only: figures/gpu_fa4_forward.json.
-//
 // no spills, no stack
 #include "hopper_softmax.cuh"
 

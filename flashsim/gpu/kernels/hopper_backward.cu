@@ -82,8 +82,7 @@
 //       tensor_core           291 / 244    272 / 264
 //     NVIDIA H200, fp16, H d = 2048, B N = 16384, 2026-11-22: figures/gpu_hopper_backward.json
 //
-// So 1.28 to 1.67 of cuDNN; deterministic costs 3 to 27%. Before `round_dQ` stored 16 bytes a lane it ran at 0.91 to 1.12 of
-// FlashAttention-4: figures/gpu_fa4_backward.json. With dropout, N = 2048, d = 128: 351 / 277, tensor_core 228 / 210; d = 64:
+// So 1.24 to 1.69 of cuDNN, 0.99 to 1.08 of FlashAttention-4; deterministic costs 3 to 24%. With dropout, N = 2048, d = 128: 351 / 277, tensor_core 228 / 210; d = 64:
 // 187 / 164, tensor_core 200 / 193: the words of one call of Philox are spread over two warps here, so both make the call, and
 // `flashsim.gpu.plan` names tensor_core there.
 //
