@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
+import runpy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -515,6 +516,19 @@ def test_the_ladders_table_says_where_counts_are_the_simulators(capsys: pytest.C
     bench.print_ladder(figure("gpu_ladder"))
     rows = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("q_outer")]
     assert functools.reduce(operator.iadd, rows, [])[2:] == ["4,362,338,304", "==", "8.728", "0.262"]
+
+
+def test_the_headers_tables_are_as_made() -> None:
+    script = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "header_tables.py"))
+    for name in script["TABLES"]:
+        source = (script["KERNELS"] / name).read_text(encoding="utf-8")
+        assert script["written"](name, source) == source, "python scripts/header_tables.py"
+        assert (
+            script["written"](name, source.replace("//       cuDNN", "//       dNN").replace("hopper  ", "  "))
+            == source
+        )
+    with pytest.raises(ValueError, match="end of measured"):
+        script["written"]("hopper.cu", "// measured:\n")
 
 
 @pytest.mark.parametrize(
