@@ -179,7 +179,6 @@ class SlidingWindow(Mask):
         return isinstance(self.offset, tuple)
 
     def _position(self, shape: Shape, head: Head) -> int:
-        """Return query 0's position."""
         return shape.N_k - shape.N_q if self.offset is None else int(at_head(np.asarray(self.offset), head))
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:

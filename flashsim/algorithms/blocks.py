@@ -127,7 +127,6 @@ class Fixed:
     enforced: bool = True
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a size below 1."""
         check_count("Fixed's B_r", self.B_r)
         check_count("Fixed's B_c", self.B_c)
 

@@ -254,7 +254,6 @@ def _launch(
     program: Program, given: Mapping[str, Array], sizes: Sizes, dtype: np.dtype[Any], M: Any, blocks: Any, sizing: Any,
     enforce: Any, options: Mapping[str, Any], *, arithmetic: bool,
 ) -> Launch:  # fmt: skip
-    """Return the launch, with its blocks."""
     if set(options) != set(program.options):
         raise ValueError(f"options are {', '.join(options) or 'none'}; expected {', '.join(program.options) or 'none'}")
     size, fixed = check_M(M, dtype.itemsize), check_block_sizes(program.blocks, blocks)
@@ -306,6 +305,5 @@ def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
 
 
 def _cost(launch: Launch, hbm: HBM, sram: SRAM) -> dict[str, Any]:
-    """Return what a count and a run have in common."""
     name = launch.program.name
     return {"algorithm": name, "hbm": hbm.traffic, "sram": sram.use, "blocks": launch.blocks, "launch": launch}

@@ -60,7 +60,6 @@ FORM = Form(
     traffic=traffic,
     peak=peak,
     products=(1, 1),
-    extra="2 * (1 + dropout) * N_q * N_k",
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

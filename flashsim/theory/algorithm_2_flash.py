@@ -31,7 +31,6 @@ FORM = Form(
     proportions=proportions,
     peak=peak,
     products=(1, 1),
-    extra="2 * N_q + R",
     initial=("O", "l", "m"),
     formulas={
         "Q": ("T_c * N_q * d", "0"),

@@ -31,7 +31,6 @@ FORM = Form(
     proportions=proportions,
     peak=peak,
     products=(3, 2),  # S dQ dK; dV dP
-    extra="0",
     initial=("dQ", "dK", "dV"),
     formulas={
         "Q": ("T_c * N_q * d", "0"),

@@ -27,7 +27,6 @@ FORM = Form(
     passes=lambda p, blocks, tiles: (tiles, tiles),
     peak=peak,
     products=(2, 1),  # QKᵀ for L, and again for O
-    extra="N_q + R",
     formulas={
         "Q": ("2 * N_q * d", "0"),
         "K": ("2 * T_r * N_k * d", "0"),

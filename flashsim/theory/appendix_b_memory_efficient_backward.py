@@ -40,7 +40,6 @@ FORM = Form(
     passes=passes,
     peak=peak,
     products=(5, 3),  # S three times, dQ dK; dV, dP twice
-    extra="N_q",
     formulas={
         "Q": ("(2 * N_k + 1) * N_q * d", "0"),
         "K": ("(N_q + 2) * N_k * d", "0"),

@@ -46,7 +46,6 @@ FORM = Form(
     traffic=traffic,
     peak=peak,
     products=(1, 1),
-    extra="2 * N_q + T_c * N_q * (d_v + 2) + R",
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("N_k * d", "0"),

@@ -146,7 +146,6 @@ def exact(
 
 
 def _chosen(skipping: Any, rule: Mask, p: OneHead, sizes: Blocks) -> Chosen | None:
-    """Return the computed tiles, where some may not be; None: all. Raises ValueError as `check_tiles` does."""
     if skipping is None:
         return None
     if isinstance(skipping, str):  # "live"

@@ -57,7 +57,6 @@ class Form:
     peak             the most on chip, in elements
     products         how many products of 2·N_q·N_k·d FLOPs it makes, and of 2·N_q·N_k·d_v
     matmul           FLOPs of products for a set of computed tiles, where its passes cut S in tiles of their own
-    extra            elements in HBM besides inputs and outputs, as text, in `EXTRA_SYMBOLS`
     plain            it has neither mask nor dropout
     options          the algorithm's own, as its record declares them
     live             it skips empty tiles
@@ -77,14 +76,12 @@ class Form:
     peak: Callable[[OneHead, Blocks, Tiles], int]
     products: tuple[int, int]
     matmul: Callable[[OneHead, Blocks, Tiles], int] | None = None
-    extra: str
     plain: bool = False
     options: tuple[Option, ...] = ()
     live: bool = False
     gives_dS: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a direction that there is not."""
         check_direction(self.direction)
 
     def moved(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:

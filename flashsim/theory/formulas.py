@@ -29,18 +29,6 @@ SYMBOLS = {
     "p": "1 if a row fits in SRAM (forward N_k + 2 ≤ M, backward 2 N_k + 1 ≤ M), else 2",
 }
 
-EXTRA_SYMBOLS = {
-    "N_q": "queries",
-    "N_k": "keys",
-    "d_v": "width of V and O",
-    "T_c": "⌈N_k / B_c⌉",
-    "B_r": "rows of a block",
-    "B_c": "keys of a block",
-    "dropout": "1 with dropout, else 0",
-    "R": "2 with dropout, the words of the generator's state; else 0",
-}
-
-
 NO_NAMES: dict[str, Any] = {"__builtins__": {}}
 
 
@@ -77,12 +65,6 @@ def evaluated(formula: str, values: Mapping[str, Any]) -> int:
 @cache
 def _code(formula: str) -> CodeType:
     return compile(formula, "<formula>", "eval")
-
-
-def extra_symbols(N_q: int, N_k: int, d_v: int, T_c: int, B_r: int, B_c: int, *, dropout: bool) -> dict[str, int]:
-    """Return the value of each of `EXTRA_SYMBOLS`."""
-    on = int(dropout)
-    return {"N_q": N_q, "N_k": N_k, "d_v": d_v, "T_c": T_c, "B_r": B_r, "B_c": B_c, "dropout": on, "R": 2 * on}
 
 
 def common_symbols(N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, direction: str) -> dict[str, int]:

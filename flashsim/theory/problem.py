@@ -143,7 +143,6 @@ class OneHead:
     learns: Stored | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a size below 1."""
         for name in ("N_q", "N_k", "d", "d_v", "M", "group"):
             object.__setattr__(self, name, check_count(name, getattr(self, name)))
 

@@ -27,7 +27,6 @@ FORM = Form(
     peak=peak,
     live=True,
     products=(1, 1),
-    extra="N_q + R",
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

@@ -27,7 +27,6 @@ FORM = Form(
     peak=peak,
     live=True,
     products=(3, 2),
-    extra="N_q",
     initial=("dQ",),
     formulas={
         "Q": ("T_c * N_q * d", "0"),

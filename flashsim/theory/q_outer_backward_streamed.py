@@ -49,7 +49,6 @@ FORM = Form(
     live=True,
     products=(4, 3),  # S and dP twice
     matmul=matmul,
-    extra="N_q",
     formulas={
         "Q": ("(T_c + 1) * N_q * d", "0"),
         "K": ("(T_r + 1) * N_k * d", "0"),

@@ -37,7 +37,6 @@ FORM = Form(
     peak=peak,
     live=True,
     products=(4, 3),  # S and dP twice
-    extra="N_q",
     formulas={
         "Q": ("(T_c + 1) * N_q * d", "0"),
         "K": ("(T_r + 1) * N_k * d", "0"),

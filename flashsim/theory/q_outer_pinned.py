@@ -61,7 +61,6 @@ FORM = Form(
     symbols=symbols,
     peak=peak,
     products=(1, 1),
-    extra="N_q + R",
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("(s + T_r * (N_k - s)) * d", "0"),

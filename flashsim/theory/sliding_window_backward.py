@@ -29,7 +29,6 @@ FORM = Form(
     live=True,
     options=(WINDOW,),
     products=(3, 2),
-    extra="0",
     initial=("dQ",),
     formulas={
         "Q": ("T_c * N_q * d", "0"),

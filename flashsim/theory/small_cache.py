@@ -40,7 +40,6 @@ FORM = Form(
     kept=lambda p, blocks: {"S": blocks.B_r * p.N_k},
     peak=peak,
     products=(1, 1),
-    extra="N_q + B_r * N_k + R",
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

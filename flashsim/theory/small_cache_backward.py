@@ -39,7 +39,6 @@ FORM = Form(
     kept=lambda p, blocks: dict.fromkeys(("P", "dS"), p.N_q * blocks.B_c),
     peak=peak,
     products=(3, 2),
-    extra="N_q + 2 * N_q * B_c",
     initial=("dQ",),
     formulas={
         "Q": ("2 * T_c * N_q * d", "0"),

@@ -60,7 +60,6 @@ FORM = Form(
     kept=lambda p, blocks: {"S": p.N_q * p.N_k},
     peak=peak,
     products=(1, 1),
-    extra="N_q + N_q * N_k + R",
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

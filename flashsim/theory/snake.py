@@ -32,7 +32,6 @@ FORM = Form(
     symbols=lambda p, blocks: {"W": rows_read(p.N_k, blocks)},
     peak=peak,
     products=(1, 1),
-    extra="N_q + R",
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("W * d", "0"),

@@ -53,7 +53,6 @@ FORM = Form(
     live=True,
     options=(Option("splits", None, check_splits), Option("merge", "sequence", check_merge)),
     products=(1, 1),
-    extra="T_c * N_q * (d_v + 2) + R",
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),
