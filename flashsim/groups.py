@@ -15,8 +15,7 @@ import numpy as np
 from flashsim.band import Band
 from flashsim.bias import Bias
 from flashsim.inputs import Array
-from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask
-from flashsim.own_masks import allowed_by
+from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask, allowed_by
 from flashsim.records import Shape
 from flashsim.tree_mask import Tree
 

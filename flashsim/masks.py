@@ -13,15 +13,7 @@ blocks are loaded as they are needed, and counted, at one byte an element. A `Tr
 each pair of nodes in words of 32 (source: "FlashAttention: Theory and Practice", its section on tree masking for
 speculative decoding); the words that a tile of S overlaps are loaded and counted, a word an element of 4 bytes.
 
-Words that are used throughout. A tile is a block of S, B_r × B_c, and a mask makes it one of three (FlexAttention's terms):
-
-    full     the mask allows every element: nothing to mask
-    partial  the mask allows some elements and forbids others
-    empty    the mask forbids every element: nothing to compute
-    live     not empty, as far as positions tell: what lives in HBM is not looked at for this
-    row      a row of S: one query of one query head
-    grouped  query heads that share a KV head run as one problem: their rows are interleaved (`flashsim.groups`)
-    folded   turns of a loop that cost the same are run once and counted as often as they occur (`flashsim.memory`)
+What full, partial, empty and live tiles are, and other words that are used throughout, is said in docs/words.md.
 """
 
 from __future__ import annotations
@@ -29,6 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import unwrap
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,8 +29,8 @@ from numpy.typing import NDArray
 
 from flashsim.band import Band
 from flashsim.checking import broadcasts, check_booleans, check_count, check_flag, check_whole, shown
-from flashsim.own_masks import allowed_by
 from flashsim.records import Shape
+from flashsim.source import at_line, note_line
 
 Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
@@ -328,6 +321,31 @@ class Both(Mask):
 
     def __repr__(self) -> str:
         return f"{self.a!r} & {self.b!r}"
+
+
+def allowed_by(mask: Mask, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
+    """Return `mask.allows(rows, cols, shape, head)`. Raises TypeError if that is not an array of booleans (rows, columns).
+
+    Errors have a note of the line of the mask's file at which they occurred.
+    """
+    try:
+        found = mask.allows(rows, cols, shape, head)
+    except Exception as error:
+        note_line(error, type(mask).allows)
+        raise
+    expected = len(rows), len(cols)
+    if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != expected:
+        is_array = isinstance(found, np.ndarray)
+        what = f"an array of {found.dtype} of shape {found.shape}" if is_array else shown(found)
+        wrong = TypeError(
+            f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = attend, such as "
+            "rows[:, None] >= cols"
+        )
+        code = getattr(unwrap(type(mask).allows), "__code__", None)
+        if code is not None:
+            wrong.add_note(at_line(code.co_filename, code.co_firstlineno))
+        raise wrong
+    return found
 
 
 def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head, options: Mapping[str, Any] = NO_OPTIONS) -> Mask:

@@ -14,9 +14,8 @@ import numpy as np
 
 from flashsim.bias import Bias
 from flashsim.inputs import Array
-from flashsim.masks import All, Dense, Head, Mask
+from flashsim.masks import All, Dense, Head, Mask, allowed_by
 from flashsim.memory import HBM, SRAM, Block, Matrix, Tile, pass_tiles
-from flashsim.own_masks import allowed_by
 from flashsim.records import Blocks, Shape
 from flashsim.tree_mask import WORD, Tree
 
