@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -13,21 +14,7 @@ from flashsim.checking import check_count
 from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import (
-    BLACK,
-    GREEN,
-    GREY,
-    OLIVE,
-    PURPLE,
-    SKY,
-    WINE,
-    column_figure,
-    dress,
-    hang,
-    looks,
-    several,
-    styled,
-)
+from flashsim.plots.style import BLACK, GREEN, GREY, OLIVE, PURPLE, SKY, WINE, hang, looks
 from flashsim.records import Occupancy
 from flashsim.sizes import Size
 
@@ -162,14 +149,14 @@ def _from(not_fewer: Sequence[int]) -> int | None:
     return None if last >= _LAST else last // _STEP * _STEP + _STEP
 
 
-@styled
-def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+_WHAT = "Figure 3: exact and approximate attention against N"
+
+
+@partial(Chart, "approximate", approximate_data, _WHAT, 8.9, panels=3, grid={"sharex": True}, x=2, y=10)
+def plot_approximate(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw the three against N, log-log; in the first, grey where the paper's runtimes cross, a bar where accesses do."""
-    data = approximate_data() if data is None else data
-    axes: Sequence[Axes] = several(ax, 3) or list(column_figure(8.9).subplots(3, sharex=True))
     known = looks(EXACT)
     for panel, (what, label) in zip(axes, _MEASURES.items(), strict=True):
-        dress(panel, x=2, y=10)
         for name, series in data["series"].items():
             said_as, colour, marker, dashes = _DRAWN.get(name) or (
                 known[name].label, known[name].colour, known[name].marker, known[name].dashes
@@ -194,7 +181,6 @@ def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes
     clusters = f"clusters of {at_most}{data['C']} in {data['rounds']} rounds"
     axes[2].set_xlabel(f"sequence length N\n{said(data, 'd', 'M')}\nk = {k}\n{clusters}")
     axes[0].set_title(_point(data), x=hang(axes[0], -0.2))
-    return axes
 
 
 def _point(data: Mapping[str, Any]) -> str:
@@ -207,9 +193,3 @@ def _point(data: Mapping[str, Any]) -> str:
     words = [f"{at:,} ({', '.join(names)})" for at, names in sorted(found.items())]
     half = -(-len(words) // 2)
     return f"Fewer accesses than with loops exchanged from\nN = {', '.join(words[:half])},\n{', '.join(words[half:])}"
-
-
-FIGURE = Chart(
-    "approximate", approximate_data, plot_approximate,
-    "Figure 3: exact and approximate attention against N", panels=3,
-)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from flashsim.algorithms.own import chosen
 from flashsim.api import Run, Tally, count, forward
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
-from flashsim.plots.axes import canvas, ticks
+from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, styled
+from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks
 from flashsim.sizes import human_bytes
 from flashsim.tune import cost
 
@@ -125,18 +126,20 @@ def _numbers(run: Run | Tally) -> dict[str, Any]:
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
-@styled
-def plot_blocks(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+def _height(data: Mapping[str, Any]) -> float:
+    return 4.6 if "backward" in data else 3.4
+
+
+@partial(Chart, "blocks", blocks_data, "Figure 2 (middle): accesses against block size, both passes", _height)
+def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 
     Where blocks do not fit is grey, and no curve goes there. The diamond is the paper's choice of B_c, which may lie there.
     """
-    data = blocks_data() if data is None else data
     N, passes = data["N"], {"forward": {**data, "curve": data["theory"]}}
     if "backward" in data:
         passes["backward"] = data["backward"]
     both = len(passes) > 1
-    ax = canvas(ax, 4.6 if both else 3.4)
     top = max(max(2.8 * p["standard"]["accesses"], 1.4 * max(p["curve"]["accesses"])) for p in passes.values())
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -162,7 +165,6 @@ def plot_blocks(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None
             ax.plot([B_c], accesses, "D", color=BLACK, mfc=ORANGE, ms=6, gid=_gid("paper", direction), label=label)
             label = None
     _label(ax, data, passes)
-    return ax
 
 
 def _gid(what: str, direction: str) -> str:
@@ -262,6 +264,3 @@ def _label_limits(ax: Axes, N: int, passes: Mapping[str, Mapping[str, Any]]) -> 
             ax.text(limit * 1.06, y, words if both else f"← {words}", va="top")
         (line,) = (line for line in ax.get_lines() if line.get_gid() == _gid("limit", name))
         line.set_data([limit, limit], [passes["forward"]["floor"], y])
-
-
-FIGURE = Chart("blocks", blocks_data, plot_blocks, "Figure 2 (middle): accesses against block size, both passes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from matplotlib.axes import Axes
@@ -32,9 +33,7 @@ from flashsim.plots.style import (
     YELLOW,
     column_figure,
     compared_both_ways,
-    dress,
     looks,
-    several,
     styled,
     tint,
 )
@@ -113,20 +112,20 @@ def arrays_data(
     return {**shape, "block_mask": "butterfly", "directions": directions}
 
 
-@styled
-def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+def _height(data: Mapping[str, Any]) -> float:
+    return 0.7 + 0.88 * len(data["directions"]["forward"])
+
+
+_WHAT = "accesses by array, every algorithm, forward and backward"
+
+
+@partial(Chart, "arrays", arrays_data, _WHAT, _height, panels=2, columns=2.1, slide=13.3)
+def plot_arrays(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw `arrays_data` as stacked bars, forward beside backward; a bar much longer than the others is cut, and says so.
 
     Below each bar stand its largest arrays, eight at most; `arrays_data` has all.
-    `data`: what `arrays_data` returned. `ax`: two axes; None: a new figure two columns wide.
     """
-    data = arrays_data() if data is None else data
-    ax = several(ax, 2)
-    if ax is None:
-        figure = column_figure(0.7 + 0.88 * len(data["directions"]["forward"]), 2.1)
-        ax = list(figure.subplots(1, 2))
-    for panel, (direction, bars) in zip(ax, data["directions"].items(), strict=True):
-        dress(panel)
+    for panel, (direction, bars) in zip(axes, data["directions"].items(), strict=True):
         totals = [_total(by_array) for by_array in bars.values()]
         most = max(total for total in totals if total <= _LONG * min(totals))
         for row, (name, look) in enumerate(looks(bars).items()):
@@ -136,8 +135,7 @@ def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
         panel.set_xlabel(f"HBM accesses (elements), {direction}\n{said(data, 'N', 'd', 'M')}")
         flash, standard = _total(bars["flash"]), _total(bars["standard"])
         panel.set_title(f"{direction.capitalize()}: FlashAttention moves {standard / flash:.3g}× less", pad=18)
-    _legend(ax[0])
-    return ax
+    _legend(axes[0])
 
 
 def _finish(ax: Axes, bars: int, most: int) -> None:
@@ -244,8 +242,3 @@ def _point(run_by_name: Mapping[str, Counted]) -> str:
         return f"{names[-1]}: as many HBM accesses"
     more, ratio = ("more", last / first) if last > first else ("fewer", first / last)
     return f"{names[-1]}: {ratio:.3g}× {more} HBM accesses"
-
-
-FIGURE = Chart(
-    "arrays", arrays_data, plot_arrays, "accesses by array, every algorithm, forward and backward", panels=2, slide=13.3
-)

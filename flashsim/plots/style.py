@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -168,14 +168,6 @@ def slide(panels: int = 1, width: float = 0.0) -> list[Axes]:
     figure = Picture(figsize=(width, width * 9 / 16), layout="constrained")
     figure.in_columns = False
     return [figure.add_subplot(1, panels, 1 + at) for at in range(panels)]
-
-
-def several(ax: Sequence[Axes] | None, panels: int) -> Sequence[Axes] | None:
-    """Return the axes that a figure of so many panels was given. Raises ValueError if they are not so many."""
-    if ax is not None and (isinstance(ax, Axes) or len(ax) != panels):
-        got = "one" if isinstance(ax, Axes) else f"{len(ax)}"
-        raise ValueError(f"ax: got {got}; expected {panels} axes, such as a Figure's subplots(1, {panels})")
-    return ax
 
 
 def dress(ax: Axes, *, x: int = 0, y: int = 0) -> None:
