@@ -45,13 +45,7 @@ class Made:
 def make(name: str, page: Page) -> Made:
     """Make a lesson."""
     traces = page.traces()
-    lesson = page.teach(*traces)
-    lesson = replace(
-        lesson,
-        moments=tuple(sorted(lesson.moments, key=lambda moment: moment.step)),
-        stops=tuple(sorted(lesson.stops, key=lambda stop: stop.step)),
-    )
-    return Made(name, page, lesson, traces)
+    return Made(name, page, page.lesson(*traces), traces)
 
 
 def placed(made: list[Made]) -> list[Made]:

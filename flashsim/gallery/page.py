@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from textwrap import dedent
 
-from flashsim.tracing import Lesson, Trace
+from flashsim.tracing import Lesson, Moment, Stop, Trace
+
+Said = Iterator[str | Moment | Stop]
+"""What there is to say of traces: a text, moments and stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +23,7 @@ class Page:
     about    what it is about, in a line
     record   makes its traces: one, or two that are shown side by side
     command  the command that makes the same; without one, the page shows the Python of `record`
-    teach    of the traces, the text with its moments
+    teach    yields what there is to say of the traces
     """
 
     title: str
@@ -28,7 +31,7 @@ class Page:
     about: str
     record: Callable[[], tuple[Trace, ...]]
     command: str = ""
-    teach: Callable[..., Lesson]
+    teach: Callable[..., Said]
 
     @property
     def made_by(self) -> str:
@@ -38,6 +41,14 @@ class Page:
     def traces(self) -> tuple[Trace, ...]:
         """Return the traces, with the command in them."""
         return tuple(replace(t, about=replace(t.about, command=self.command)) for t in self.record())
+
+    def lesson(self, *traces: Trace) -> Lesson:
+        """Return what there is to say of the traces, in order of the steps."""
+        said = list(self.teach(*traces))
+        (text,) = (part for part in said if isinstance(part, str))
+        moments = sorted((part for part in said if isinstance(part, Moment)), key=lambda moment: moment.step)
+        stops = sorted((part for part in said if isinstance(part, Stop)), key=lambda stop: stop.step)
+        return Lesson(self.title, text, tuple(moments), tuple(stops))
 
 
 def body_of(function: Callable[..., object]) -> str:

@@ -6,8 +6,8 @@ import numpy as np
 
 import flashsim
 from flashsim.gallery.looking import end, first, output, pair, rescaled_rows, see, short
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace, TraceEvent
+from flashsim.gallery.page import Page, Said
+from flashsim.tracing import Stop, Trace, TraceEvent
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.sample import operands
 
@@ -19,7 +19,7 @@ def record() -> tuple[Trace, ...]:
     return tuple(flashsim.trace(algorithm, Q, K, V, blocks=(4, 2), M=60) for algorithm in algorithms)
 
 
-def teach(right: Trace, wrong: Trace) -> Lesson:
+def teach(right: Trace, wrong: Trace) -> Said:
     error = np.abs(output(right) - output(wrong)).max(axis=1)
     worst = int(error.argmax())
     rows = len(error)
@@ -38,7 +38,7 @@ def teach(right: Trace, wrong: Trace) -> Lesson:
     other_O = pair(wrong.steps[differs.number], "O")[1]
     assert differs.rows is not None
     row = int(np.abs(new_O - other_O).max(axis=1).argmax())
-    text = f"""
+    yield f"""
         The first run is Algorithm 1; the second is the same with e^{{m_i − m_i^new}} left out of line 12, underlined in
         the Python. The wrong run moves the same elements, fills the same SRAM, and gives no error and no NaN: only
         values tell. They are at m, ℓ, O, with those that differ underlined.
@@ -48,33 +48,25 @@ def teach(right: Trace, wrong: Trace) -> Lesson:
         whose maximum never rose ({sound}). So a test in which every row has its maximum in the first block passes with
         this bug in. And ℓ, which line 11 still rescales, is right everywhere.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(
-                rise,
-                "rescale",
-                f"Maxima rise for the first time, in {rise.rescaled} rows; line 11 rescales ℓ in both runs, which still agree.",
-            ),
-            see(
-                differs,
-                "first difference",
-                f"Line 12: row {differs.rows[0] + row} of O begins with {short(float(new_O[row, 0]))} in the first run, and with "
-                f"{short(float(other_O[row, 0]))} in the second, where what it was before, "
-                f"{short(float(old_O[row, 0]))}, weighs too much.",
-            ),
-            end(right, f"The same counts; {len(bad)} of {rows} rows of O are wrong."),
-        ),
-        stops=(
-            Stop(
-                differs.number,
-                "The second run forgets the factor in line 12, and has it in line 11. Which result goes wrong?",
-                ("O", "ℓ", "both"),
-                "O",
-                "Line 11 still rescales ℓ. Only O keeps too much of what came first.",
-            ),
-        ),
+    yield see(
+        rise,
+        "rescale",
+        f"Maxima rise for the first time, in {rise.rescaled} rows; line 11 rescales ℓ in both runs, which still agree.",
+    )
+    yield see(
+        differs,
+        "first difference",
+        f"Line 12: row {differs.rows[0] + row} of O begins with {short(float(new_O[row, 0]))} in the first run, and with "
+        f"{short(float(other_O[row, 0]))} in the second, where what it was before, "
+        f"{short(float(old_O[row, 0]))}, weighs too much.",
+    )
+    yield end(right, f"The same counts; {len(bad)} of {rows} rows of O are wrong.")
+    yield Stop(
+        differs.number,
+        "The second run forgets the factor in line 12, and has it in line 11. Which result goes wrong?",
+        ("O", "ℓ", "both"),
+        "O",
+        "Line 11 still rescales ℓ. Only O keeps too much of what came first.",
     )
 
 
