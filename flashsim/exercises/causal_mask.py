@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,9 +57,8 @@ def grade(work: Work) -> str:
     return f"all {len(tiles)} tiles of three shapes, N_q at, below and above N_k, ragged ones too"
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A tile of scores: where it is, its queries q (a column) and keys k, and N_k − N_q."""
+class Tile(NamedTuple):
+    """A tile of scores: where it is, the numbers of its queries q (a column) and of its keys k, and N_k − N_q."""
 
     S: Array
     i: int
@@ -68,30 +67,17 @@ class Tile:
     B_c: int
     N_q: int
     N_k: int
-
-    @property
-    def q(self) -> Array:
-        """The queries' numbers."""
-        return self.i * self.B_r + np.arange(self.S.shape[0])[:, None]
-
-    @property
-    def k(self) -> Array:
-        """The keys' numbers."""
-        return self.j * self.B_c + np.arange(self.S.shape[1])
-
-    @property
-    def more(self) -> int:
-        """By how many keys there are more than queries."""
-        return self.N_k - self.N_q
+    q: Array
+    k: Array
+    more: int
 
 
-def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> list[Tile]:
+def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> Iterator[Tile]:
     S = np.random.default_rng(N_k).normal(size=(N_q, N_k))
-    return [
-        Tile(S[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c], i, j, B_r, B_c, N_q, N_k)
-        for i in range(-(-N_q // B_r))
-        for j in range(-(-N_k // B_c))
-    ]
+    for i in range(-(-N_q // B_r)):
+        for j in range(-(-N_k // B_c)):
+            q, k = np.arange(N_q)[i * B_r : (i + 1) * B_r, None], np.arange(N_k)[j * B_c : (j + 1) * B_c]
+            yield Tile(S[q, k], i, j, B_r, B_c, N_q, N_k, q, k, N_k - N_q)
 
 
 def _right(t: Tile) -> Array:

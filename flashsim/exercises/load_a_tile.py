@@ -50,18 +50,14 @@ def grade(work: Work) -> str:
         got, nan = stage.hbm.peek("Y"), np.full((N, d), np.nan)
         first = np.where(np.arange(N)[:, None] < rows, values**2, np.nan)
         over = np.where(np.arange(N)[:, None] < rows, np.roll(values, rows, axis=0) ** 2, np.nan)
-        expect(
-            f"With {N} rows in blocks of {rows}, Y",
-            got,
-            values**2,
-            {
-                "Y was never stored: what HBM has not been given reads as NaN. sram.store(Y[i], …)": nan,
-                "Only the first block was stored. Use i, not 0.": first,
-                "All blocks were stored to Y[0], one over the other. Use i, not 0.": over,
-                "This is X, not its square: what was stored is the tile that was loaded.": values,
-                "This is 2·X. The square is X_i * X_i.": 2 * values,
-            },
-        )
+        mistakes = {
+            "Y was never stored: what HBM has not been given reads as NaN. sram.store(Y[i], …)": nan,
+            "Only the first block was stored. Use i, not 0.": first,
+            "All blocks were stored to Y[0], one over the other. Use i, not 0.": over,
+            "This is X, not its square: what was stored is the tile that was loaded.": values,
+            "This is 2·X. The square is X_i * X_i.": 2 * values,
+        }
+        expect(f"With {N} rows in blocks of {rows}, Y", got, values**2, mistakes)
         reads, writes = stage.moved("X")[0], stage.moved("Y")[1]
         twice = "Each block is loaded twice. Load it once, and use the tile twice: X_i * X_i."
         expect_count(f"Elements of X read, of {N} × {d}", reads, N * d, {twice: 2 * N * d})

@@ -58,17 +58,13 @@ def grade(work: Work) -> str:
         before = m
         m_got, l_got = pair("step", step(m.copy(), l.copy(), s.copy()), "m_new, l_new")
         own = s.max(1, keepdims=True)
-        expect(
-            f"After block {j}, m",
-            m_got,
-            top,
-            {
-                "This is the block's maximum. m is that of all the scores so far: compare with the old m, too.": own,
-                "This is the smaller of the two maxima.": np.minimum(before, own),
-                "m is one number for each row: rowmax, not max of the whole block.": np.full_like(top, s.max()),
-                "m stays as it was. Where does the block come in?": before,
-            },
-        )
+        mistakes = {
+            "This is the block's maximum. m is that of all the scores so far: compare with the old m, too.": own,
+            "This is the smaller of the two maxima.": np.minimum(before, own),
+            "m is one number for each row: rowmax, not max of the whole block.": np.full_like(top, s.max()),
+            "m stays as it was. Where does the block come in?": before,
+        }
+        expect(f"After block {j}, m", m_got, top, mistakes)
         with np.errstate(all="ignore"):
             wrongs = {hint: wrong(l, before, top, s) for hint, wrong in MISTAKES.items()}
         expect(f"After block {j}, l", l_got, want, wrongs)

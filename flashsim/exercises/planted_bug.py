@@ -52,7 +52,7 @@ def grade(work: Work) -> str:
     """Judge each inner turn, and the counts, as for the inner loop."""
     flash = work.function("flash")
     try:
-        turns = sum(inner_loop.run(flash, *sizes) for sizes in ((6, 12, 4, 2, 4), (5, 10, 3, 2, 3)))
+        turns = sum(inner_loop.run(flash, problem) for problem in inner_loop.PROBLEMS)
     except Wrong as wrong:
         untouched = BUG[1] in work.path.read_text(encoding="utf-8")
         hint = UNTOUCHED if untouched else wrong.hint or ELSEWHERE

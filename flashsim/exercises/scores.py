@@ -48,15 +48,11 @@ def grade(work: Work) -> str:
         S = stage.hbm.empty("S", (N_q, N_k), np.float64, "output").divide(B_r, B_c)
         scores(stage.hbm, stage.sram, stage.divided("Q", B_r), stage.divided("K", B_c), S, T_r, T_c, when=when)
         want = Q @ K.T
-        expect(
-            "S",
-            stage.hbm.peek("S"),
-            want,
-            {
-                "These are the scores divided by √d. The scale is not part of this exercise.": want / np.sqrt(d),
-                "This is exp(S). The exponential comes later.": np.exp(want),
-            },
-        )
+        mistakes = {
+            "These are the scores divided by √d. The scale is not part of this exercise.": want / np.sqrt(d),
+            "This is exp(S). The exponential comes later.": np.exp(want),
+        }
+        expect("S", stage.hbm.peek("S"), want, mistakes)
         inside = "Q[i] is loaded in the inner loop, once for each j. It does not change there: load it before."
         both = "Q[i] is loaded in the inner loop as well as before it. Before it is enough."
         Q_reads = {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d}
