@@ -78,7 +78,13 @@ def table(
     yield from (indent + line for line in aligned(rows, left, gap))
 
 
-def paragraph(text: str, indent: str = "") -> Iterator[str]:
+def paragraph(text: str) -> Iterator[str]:
+    """Yield the text in lines that fit a terminal, below an empty one."""
+    yield ""
+    yield from wrapped(text)
+
+
+def wrapped(text: str, indent: str = "") -> Iterator[str]:
     """Yield the text in lines that fit a terminal."""
     yield from textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
@@ -87,9 +93,9 @@ def slips_lines(slips: Sequence[Slip]) -> Iterator[str]:
     """Yield what the chapter prints otherwise."""
     yield ""
     if not slips:
-        yield from paragraph("The chapter's printed numbers of this example are all right to their last digit.")
+        yield from wrapped("The chapter's printed numbers of this example are all right to their last digit.")
         return
     yield "Where the chapter prints another number:"
     for slip in slips:
-        yield from paragraph(f"{slip.place}: printed {slip.printed}, right is {slip.right}", "  ")
-        yield from paragraph(slip.why, "    ")
+        yield from wrapped(f"{slip.place}: printed {slip.printed}, right is {slip.right}", "  ")
+        yield from wrapped(slip.why, "    ")
