@@ -24,7 +24,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError for a name that is none of the examples'."""
     from flashsim import examples
     from flashsim.examples.text import wrapped
 

@@ -27,19 +27,16 @@ def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
 
     Raises ValueError that names the option; also for a file that is the input, and for one that both would write.
     """
-    inputs = [
-        *(getattr(options, "qkv", None) or ()),
-        *filter(None, [getattr(options, "mask", None), getattr(options, "points", None)]),
-    ]
+    given = [getattr(options, name, None) for name in ("mask", "points")]
+    inputs = [*(getattr(options, "qkv", None) or ()), *filter(None, given)]
     targets = [("-o/--output", path) for path in outputs]
-    if getattr(options, "json", None) not in (None, "-"):
-        if any(_same(options.json, path) for path in outputs):
-            raise ValueError(f"argument --json: {options.json} is what -o writes too")
-        targets.append(("--json", Path(options.json)))
-    if getattr(options, "csv", None) not in (None, "-"):
-        if any(_same(options.csv, path) for _, path in targets):
-            raise ValueError(f"argument --csv: {options.csv} is what another option writes too")
-        targets.append(("--csv", Path(options.csv)))
+    for option in ("--json", "--csv"):
+        path = getattr(options, option[2:], None)
+        if path not in (None, "-"):
+            for other, written in targets:
+                if _same(path, written):
+                    raise ValueError(f"argument {option}: {path} is what {other.partition('/')[0]} writes too")
+            targets.append((option, Path(path)))
     for option, path in targets:
         try:
             check_target(path)

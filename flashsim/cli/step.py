@@ -52,7 +52,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError for options that make no sense together."""
     from flashsim.tracing.page import page_of
     from flashsim.tracing.text import lines
     from flashsim.tracing.traces import check_suffix
