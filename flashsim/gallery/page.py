@@ -1,4 +1,4 @@
-"""What a lesson's file ends with: how its trace is made, and what there is to say of it."""
+"""What a lesson's file holds: how its trace is made, and what there is to say of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Said = Iterator[str | Moment | Stop]
 """What there is to say of traces: a text, moments and stops."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Page:
     """A lesson to be.
 
@@ -22,16 +22,16 @@ class Page:
     order    where it stands among the others, which are read in order of these numbers
     about    what it is about, in a line
     record   makes its traces: one, or two that are shown side by side
-    command  the command that makes the same; without one, the page shows the Python of `record`
     teach    yields what there is to say of the traces
+    command  the command that makes the same; without one, the page shows the Python of `record`
     """
 
     title: str
     order: int
     about: str
     record: Callable[[], tuple[Trace, ...]]
-    command: str = ""
     teach: Callable[..., Said]
+    command: str = ""
 
     @property
     def made_by(self) -> str:

@@ -1,12 +1,15 @@
-"""P is computed again; dK and dV stay, dQ comes and goes."""
+"""P computed again; dK and dV gather on chip, dQ comes and goes."""
 
 from __future__ import annotations
 
 import flashsim
 from flashsim.gallery.looking import does, end, first, moved, see, short, value
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import gradient, operands
+
+TITLE, ORDER = "Backward", 60
+COMMAND = "flashsim step --backward --algorithm flash --N 6 --d 2 --blocks 2 3 --M 64"
 
 
 def record() -> tuple[Trace, ...]:
@@ -55,13 +58,3 @@ def teach(trace: Trace) -> Said:
         f"dQ: once for zeros, and once for each of the {T_c} blocks of keys. dK and dV stay on chip until "
         "they are complete: once for zeros, and once more.",
     )
-
-
-PAGE = Page(
-    title="Backward",
-    order=60,
-    about="P computed again; dK and dV gather on chip, dQ comes and goes.",
-    record=record,
-    command="flashsim step --backward --algorithm flash --N 6 --d 2 --blocks 2 3 --M 64",
-    teach=teach,
-)

@@ -1,4 +1,4 @@
-"""Tiles that the block mask leaves out cost nothing but K and V."""
+"""A block mask says which tiles count; the others are jumped over."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from itertools import pairwise
 import flashsim
 from flashsim import patterns
 from flashsim.gallery.looking import does, end, first, largest_rise, moved, see, short
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Block-sparse", 70
+COMMAND = "flashsim step --algorithm block_sparse --N 16 --d 2 --blocks 2 2 --M 32 --block-mask butterfly"
 
 
 def record() -> tuple[Trace, ...]:
@@ -61,13 +64,3 @@ def teach(trace: Trace) -> Said:
         f"{'more' if moved(trace) / dense.hbm.accesses > len(order) / every else 'fewer'} than {len(order) / every:.0%}",
         f"{moved(trace) / dense.hbm.accesses:.0%}: K and V are loaded, and O, ℓ, m initialized, whatever is skipped.",
     )
-
-
-PAGE = Page(
-    title="Block-sparse",
-    order=70,
-    about="A block mask says which tiles count; the others are jumped over.",
-    record=record,
-    command="flashsim step --algorithm block_sparse --N 16 --d 2 --blocks 2 2 --M 32 --block-mask butterfly",
-    teach=teach,
-)

@@ -1,12 +1,15 @@
-"""What the mask forbids is not loaded."""
+"""Tiles above the diagonal are not loaded."""
 
 from __future__ import annotations
 
 import flashsim
 from flashsim.gallery.looking import end, first, moved, see
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Causal skipping", 50
+COMMAND = "flashsim step --algorithm q_outer --N 12 --d 4 --blocks 3 3 --M 72 --causal"
 
 
 def record() -> tuple[Trace, ...]:
@@ -55,13 +58,3 @@ def teach(trace: Trace) -> Said:
         {1: "none", 2: "one", blocks.T_c: "all"}[sum(i == 0 for i, _ in visited)],
         "Their keys come after all of its queries, so the mask forbids them whole: they are not even loaded.",
     )
-
-
-PAGE = Page(
-    title="Causal skipping",
-    order=50,
-    about="Tiles above the diagonal are not loaded.",
-    record=record,
-    command="flashsim step --algorithm q_outer --N 12 --d 4 --blocks 3 3 --M 72 --causal",
-    teach=teach,
-)

@@ -1,4 +1,4 @@
-"""Cut cross-entropy: the logits of a language model, never stored."""
+"""A language model’s loss by online softmax: one logit a row is picked, none is stored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 
 from flashsim import cross_entropy
 from flashsim.gallery.looking import end, first, largest_rise, moved, output, pair, see, short, value
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Cross-entropy without logits", 120
 
 
 def record() -> tuple[Trace, ...]:
@@ -83,12 +85,3 @@ def teach(trace: Trace) -> Said:
         "c is a logit, not an exponential: it does not depend on the maximum. It meets m again in line 16, "
         "through L = m + log ℓ.",
     )
-
-
-PAGE = Page(
-    title="Cross-entropy without logits",
-    order=120,
-    about="A language model’s loss by online softmax: one logit a row is picked, none is stored.",
-    record=record,
-    teach=teach,
-)

@@ -1,4 +1,4 @@
-"""Cut cross-entropy's gradient: the logits made again, from one number a row."""
+"""From one number a row, L, the softmax is made again tile by tile; dX and dE are two passes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 
 from flashsim import cross_entropy
 from flashsim.gallery.looking import does, end, first, moved, see, short, value
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Cross-entropy, backward", 125
 
 
 def record() -> tuple[Trace, ...]:
@@ -82,12 +84,3 @@ def teach(trace: Trace) -> Said:
 
 def _listed(row: Any) -> str:
     return ", ".join(short(float(x)) for x in np.ravel(row))
-
-
-PAGE = Page(
-    title="Cross-entropy, backward",
-    order=125,
-    about="From one number a row, L, the softmax is made again tile by tile; dX and dE are two passes.",
-    record=record,
-    teach=teach,
-)

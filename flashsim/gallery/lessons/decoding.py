@@ -1,4 +1,4 @@
-"""One query, keys in splits, and their merging."""
+"""FlashDecoding: keys in splits, each attended to alone, then merged."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import numpy as np
 
 import flashsim
 from flashsim.gallery.looking import does, end, first, moved, pair, see, short
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Decoding: one query, many keys", 80
+COMMAND = "flashsim step --algorithm split_kv --N 1 --N-k 16 --d 4 --blocks 1 4"
 
 
 def record() -> tuple[Trace, ...]:
@@ -54,13 +57,3 @@ def teach(trace: Trace) -> Said:
         {0: "never", 1: "once", splits: f"{splits} times"}[sum(s.rescaled for s in trace.steps[: merge.number])],
         "Each split starts at −∞ and knows only its own maximum. Merging has to rescale.",
     )
-
-
-PAGE = Page(
-    title="Decoding: one query, many keys",
-    order=80,
-    about="FlashDecoding: keys in splits, each attended to alone, then merged.",
-    record=record,
-    command="flashsim step --algorithm split_kv --N 1 --N-k 16 --d 4 --blocks 1 4",
-    teach=teach,
-)

@@ -1,4 +1,4 @@
-"""S never leaves the chip; O, ℓ and m come and go instead."""
+"""The score matrix tile by tile, on chip; O, ℓ and m come and go."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import numpy as np
 
 import flashsim
 from flashsim.gallery.looking import does, end, first, largest_rise, moved, see, short
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Algorithm 1: FlashAttention", 30
+COMMAND = "flashsim step --algorithm flash_basic --N 12 --d 4 --blocks 4 4 --M 128"
 
 
 def record() -> tuple[Trace, ...]:
@@ -59,13 +62,3 @@ def teach(trace: Trace) -> Said:
         f"each block of keys. K and V are read once, {moved(trace, 'K')} each; Q, {moved(trace, 'Q')}, once for "
         "each block of keys.",
     )
-
-
-PAGE = Page(
-    title="Algorithm 1: FlashAttention",
-    order=30,
-    about="The score matrix tile by tile, on chip; O, ℓ and m come and go.",
-    record=record,
-    command="flashsim step --algorithm flash_basic --N 12 --d 4 --blocks 4 4 --M 128",
-    teach=teach,
-)

@@ -1,10 +1,12 @@
-"""Why S through HBM can move less."""
+"""Where M is about d², S through HBM moves less than keeping it."""
 
 from __future__ import annotations
 
 from flashsim.gallery.looking import does, end, first, moved, see
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Small memories: S through HBM", 48  # after what is optimal among schedules that keep S
 
 
 def record() -> tuple[Trace, ...]:
@@ -54,13 +56,3 @@ def teach(trace: Trace, fused: Trace) -> Said:
         f"{moved(trace)} against {moved(fused)}: K and V cost {moved(trace, 'K', 'V')} here, and "
         f"{moved(fused, 'K', 'V')} there, and S costs {moved(trace, 'S')}.",
     )
-
-
-PAGE = Page(
-    title="Small memories: S through HBM",
-    order=48,
-    about="Where M is about d², S through HBM moves less than keeping it.",
-    record=record,
-    teach=teach,
-)
-"""After what is optimal among schedules that keep S."""

@@ -1,11 +1,13 @@
-"""A kernel product: attention's loop without the softmax."""
+"""Attention’s loop without the softmax: what the paper’s tiling extends to."""
 
 from __future__ import annotations
 
 from flashsim import kernels
 from flashsim.gallery.looking import does, end, first, moved, output, see, short, value
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "A kernel product", 100
 
 
 def record() -> tuple[Trace, ...]:
@@ -69,12 +71,3 @@ def teach(trace: Trace) -> Said:
         "by nothing",
         "A sum has no maximum and no divisor. Rescaling is the softmax’s.",
     )
-
-
-PAGE = Page(
-    title="A kernel product",
-    order=100,
-    about="Attention’s loop without the softmax: what the paper’s tiling extends to.",
-    record=record,
-    teach=teach,
-)

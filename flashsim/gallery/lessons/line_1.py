@@ -1,12 +1,15 @@
-"""What line 1's block sizes leave no room for."""
+"""Algorithm 1’s own block sizes fill M, and leave no room for S, ℓ and m."""
 
 from __future__ import annotations
 
 import flashsim
 from flashsim.gallery.looking import end, first, see
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Line 1’s blocks, and M", 35
+COMMAND = "flashsim step --algorithm flash_basic --N 8 --d 4 --M 64 --sizing paper"
 
 
 def record() -> tuple[Trace, ...]:
@@ -48,13 +51,3 @@ def teach(trace: Trace) -> Said:
         {2: "half", 3: "three quarters", 4: "all of it"}[sum(held.values()) * 4 // M],
         f"4 blocks of ⌈M/4d⌉ rows and d columns: 4 · {B_c} · {d} = {sum(held.values())}.",
     )
-
-
-PAGE = Page(
-    title="Line 1’s blocks, and M",
-    order=35,
-    about="Algorithm 1’s own block sizes fill M, and leave no room for S, ℓ and m.",
-    record=record,
-    command="flashsim step --algorithm flash_basic --N 8 --d 4 --M 64 --sizing paper",
-    teach=teach,
-)

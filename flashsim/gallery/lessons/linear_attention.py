@@ -1,4 +1,4 @@
-"""Linear attention in chunks: the past as a state of constant size."""
+"""Without a softmax the past is one small matrix, and each array moves once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 from flashsim import linear, theory
 from flashsim.gallery.looking import end, first, moved, see, value
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.masks import Causal
 from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Linear attention", 130
 
 
 def record() -> tuple[Trace, ...]:
@@ -67,12 +69,3 @@ def teach(trace: Trace) -> Said:
         str(size),
         f"d × e = {d} × {e}, whatever N is: a sum does not grow.",
     )
-
-
-PAGE = Page(
-    title="Linear attention",
-    order=130,
-    about="Without a softmax the past is one small matrix, and each array moves once.",
-    record=record,
-    teach=teach,
-)

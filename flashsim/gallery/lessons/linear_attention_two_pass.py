@@ -1,4 +1,4 @@
-"""Linear attention in two passes: states written first, so that chunks need not wait for each other."""
+"""States through HBM: more is moved, and chunks need not wait for each other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 from flashsim import linear
 from flashsim.gallery.looking import does, end, first, moved, see
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Linear attention, side by side", 135
 
 
 def record() -> tuple[Trace, ...]:
@@ -70,12 +72,3 @@ def teach(trace: Trace) -> Said:
         "half",
         f"There are N/C states of {d} × {e}, whatever C is. But a chunk’s tile A has C² elements, so M bounds C.",
     )
-
-
-PAGE = Page(
-    title="Linear attention, side by side",
-    order=135,
-    about="States through HBM: more is moved, and chunks need not wait for each other.",
-    record=record,
-    teach=teach,
-)

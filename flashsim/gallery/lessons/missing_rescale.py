@@ -1,4 +1,4 @@
-"""What comes out when O is not scaled down."""
+"""The correct run beside one that forgets a factor."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import numpy as np
 
 import flashsim
 from flashsim.gallery.looking import end, first, output, pair, rescaled_rows, see, short
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace, TraceEvent
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "A missing rescale", 90
+COMMAND = "flashsim step --algorithm flash_basic --N 8 --d 2 --blocks 4 2 --M 60 --bug no_rescale"
 
 
 def record() -> tuple[Trace, ...]:
@@ -75,13 +78,3 @@ def _same(event: TraceEvent, other: TraceEvent) -> bool:
     if mine is None or theirs is None:
         return mine is theirs
     return np.array_equal(mine, theirs)
-
-
-PAGE = Page(
-    title="A missing rescale",
-    order=90,
-    about="The correct run beside one that forgets a factor.",
-    record=record,
-    command="flashsim step --algorithm flash_basic --N 8 --d 2 --blocks 4 2 --M 60 --bug no_rescale",
-    teach=teach,
-)

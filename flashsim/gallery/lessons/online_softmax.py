@@ -1,12 +1,14 @@
-"""One query, four scores, one in each tile."""
+"""One pass over a row’s scores, with a running maximum and a running sum."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from flashsim.gallery.looking import first, output, pair, see, short, value
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Online softmax", 10
 
 
 def record() -> tuple[Trace, ...]:
@@ -68,12 +70,3 @@ def teach(trace: Trace) -> Said:
         f"A larger maximum makes all earlier terms smaller: e^{{{short(old)} − {short(new)}}} = "
         f"{short(np.exp(old - new))}.",
     )
-
-
-PAGE = Page(
-    title="Online softmax",
-    order=10,
-    about="One pass over a row’s scores, with a running maximum and a running sum.",
-    record=record,
-    teach=teach,
-)

@@ -1,11 +1,13 @@
-"""The optimum of a small problem, beside uniform tiles."""
+"""The fewest accesses of all schedules of four rows, beside the best tiles."""
 
 from __future__ import annotations
 
 import flashsim
 from flashsim.gallery.looking import does, end, first, moved, see
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "What is optimal", 45  # after the lessons on the algorithms, as it is compared with one
 
 
 def record() -> tuple[Trace, ...]:
@@ -70,13 +72,3 @@ def teach(trace: Trace, tiles: Trace) -> Said:
         "the last that were used",
         "They are still on chip. What was used longest ago has been evicted.",
     )
-
-
-PAGE = Page(
-    title="What is optimal",
-    order=45,
-    about="The fewest accesses of all schedules of four rows, beside the best tiles.",
-    record=record,
-    teach=teach,
-)
-"""After the lessons on the algorithms, as it is compared with one."""

@@ -1,10 +1,12 @@
-"""Rows of K and V that stay on chip for the whole run."""
+"""K and V pinned on chip where blocks of Q leave room."""
 
 from __future__ import annotations
 
 from flashsim.gallery.looking import end, first, moved, see
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Spare room: rows that stay", 46  # after the optimum, which fills its spare room in the same way
 
 
 def record() -> tuple[Trace, ...]:
@@ -56,13 +58,3 @@ def teach(trace: Trace, plain: Trace) -> Said:
         {1: "once", T_r: f"{T_r} times", N: f"{N} times"}[loads(trace, "K[0]")],
         f"Once, before the loops. The other rows of K are loaded for each of the {T_r} blocks of Q.",
     )
-
-
-PAGE = Page(
-    title="Spare room: rows that stay",
-    order=46,
-    about="K and V pinned on chip where blocks of Q leave room.",
-    record=record,
-    teach=teach,
-)
-"""After the optimum, which fills its spare room in the same way."""

@@ -1,4 +1,4 @@
-"""Where a maximum moves by the most in the bundled sample."""
+"""A head of a real model, whose maxima jump as one reads on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from flashsim import qkv
 from flashsim.gallery.looking import does, first, largest_rise, pair, see, short
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 
+TITLE, ORDER = "Real data: where the maximum moves most", 40
 SAMPLE = Path(qkv.__file__).parent / "data" / qkv.SAMPLE
 WINDOW, KEY_BLOCKS = 32, (32, 64)  # rows that are traced, and block sizes that figures/qkv_statistics.json is of
 
@@ -109,12 +110,3 @@ def teach(trace: Trace) -> Said:
         "it counts for next to nothing" if factor < 0.01 else "it counts as before",
         f"Its maximum rises by {short(new - old)}, so the factor is {short(factor)}.",
     )
-
-
-PAGE = Page(
-    title="Real data: where the maximum moves most",
-    order=40,
-    about="A head of a real model, whose maxima jump as one reads on.",
-    record=record,
-    teach=teach,
-)

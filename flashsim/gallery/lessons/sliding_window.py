@@ -1,12 +1,15 @@
-"""Only the keys of the window are loaded."""
+"""A band of tiles: the keys of the window, and no others."""
 
 from __future__ import annotations
 
 import flashsim
 from flashsim.gallery.looking import end, first, moved, see
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Sliding window", 55
+COMMAND = "flashsim step --algorithm sliding_window --N 16 --d 4 --blocks 2 2 --M 64 --window 4"
 
 
 def record() -> tuple[Trace, ...]:
@@ -51,13 +54,3 @@ def teach(trace: Trace) -> Said:
         f"{min((2, 4), key=lambda n: abs(n - KV))} times",
         f"{KV:.2f} times: each query still has one window.",
     )
-
-
-PAGE = Page(
-    title="Sliding window",
-    order=55,
-    about="A band of tiles: the keys of the window, and no others.",
-    record=record,
-    command="flashsim step --algorithm sliding_window --N 16 --d 4 --blocks 2 2 --M 64 --window 4",
-    teach=teach,
-)

@@ -1,4 +1,4 @@
-"""A sparse MLP whose two layers are one pass."""
+"""Two layers fused: the hidden one stays on chip, and dead blocks of weights are never read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 
 from flashsim import mlp
 from flashsim.gallery.looking import does, end, first, moved, see, short, value
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "A sparse MLP in one pass", 110
 
 
 def record() -> tuple[Trace, ...]:
@@ -82,12 +84,3 @@ def teach(trace: Trace) -> Said:
         "H is relu(0) = 0 there, which adds nothing, whatever W2 holds. With a bias it would be relu(b), and the "
         "row would be needed.",
     )
-
-
-PAGE = Page(
-    title="A sparse MLP in one pass",
-    order=110,
-    about="Two layers fused: the hidden one stays on chip, and dead blocks of weights are never read.",
-    record=record,
-    teach=teach,
-)

@@ -1,12 +1,15 @@
-"""Three passes, with S and P through HBM between them."""
+"""Three passes, with the N × N matrices S and P in HBM."""
 
 from __future__ import annotations
 
 import flashsim
 from flashsim.gallery.looking import does, end, first, moved, see
-from flashsim.gallery.page import Page, Said
+from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Algorithm 0: standard attention", 20
+COMMAND = "flashsim step --algorithm standard --N 12 --d 4 --M 64"
 
 
 def record() -> tuple[Trace, ...]:
@@ -45,13 +48,3 @@ def teach(trace: Trace) -> Said:
         f"S and P: {both:,} accesses; Q, K and V: {moved(trace, 'Q', 'K', 'V'):,}; O: {moved(trace, 'O'):,}. "
         "S and P are N × N, the others N × d.",
     )
-
-
-PAGE = Page(
-    title="Algorithm 0: standard attention",
-    order=20,
-    about="Three passes, with the N × N matrices S and P in HBM.",
-    record=record,
-    command="flashsim step --algorithm standard --N 12 --d 4 --M 64",
-    teach=teach,
-)
