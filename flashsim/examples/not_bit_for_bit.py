@@ -127,9 +127,10 @@ def lines(run: NotBitForBit) -> Iterator[str]:
             rows.append((one, other, f"{at.differing:,}", share, tiny(at.largest), f"{at.of_bound:.3f}"))
         yield from table(rows, left=(0, 1), gap="  ")
     most = max(at.of_bound for at in run.comparisons)
+    verdict = "rounding explains all of it." if most <= 1 else "ROUNDING DOES NOT EXPLAIN IT."
     yield from paragraph(
         "Its bound: both results lie within flashsim.reference.error_bound of exact attention, so they may differ by the sum "
-        f"of their two bounds. The largest part of it that is used is {most:.3f}: " + _verdict(most)
+        f"of their two bounds. The largest part of it that is used is {most:.3f}: {verdict}"
     )
     yield from paragraph(
         "Why: each addition rounds, so the order of a sum decides its last bits. In float64, (0.1 + 0.2) + 0.3 = "
@@ -141,7 +142,3 @@ def lines(run: NotBitForBit) -> Iterator[str]:
         "What is true: in exact arithmetic the results are equal (Theorem 1). In floating point they agree within rounding; "
         "tiling approximates nothing."
     )
-
-
-def _verdict(most: float) -> str:
-    return "rounding explains all of it." if most <= 1 else "ROUNDING DOES NOT EXPLAIN IT."

@@ -53,7 +53,7 @@ def grade(work: Work) -> str:
     }
     for found, t in zip(got, tiles, strict=True):
         said = f"Tile ({t.i}, {t.j}) of N_q = {t.N_q}, N_k = {t.N_k}, blocks ({t.B_r}, {t.B_c}): causal(S)"
-        expect(said, found, _right(t), dict.fromkeys(hints, found))
+        expect(said, found, np.where(t.k <= t.q + t.more, t.S, -np.inf), dict.fromkeys(hints, found))
     return f"all {len(tiles)} tiles of three shapes, N_q at, below and above N_k, ragged ones too"
 
 
@@ -78,10 +78,6 @@ def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> Iterator[Tile]:
         for j in range(-(-N_k // B_c)):
             q, k = np.arange(N_q)[i * B_r : (i + 1) * B_r, None], np.arange(N_k)[j * B_c : (j + 1) * B_c]
             yield Tile(S[q, k], i, j, B_r, B_c, N_q, N_k, q, k, N_k - N_q)
-
-
-def _right(t: Tile) -> Array:
-    return np.where(t.k <= t.q + t.more, t.S, -np.inf)
 
 
 # What each mistake makes of a tile.

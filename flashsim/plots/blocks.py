@@ -126,11 +126,10 @@ def _numbers(run: Run | Tally) -> dict[str, Any]:
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
-def _height(data: Mapping[str, Any]) -> float:
-    return 4.6 if "backward" in data else 3.4
+_WHAT = "Figure 2 (middle): accesses against block size, both passes"
 
 
-@partial(Chart, "blocks", blocks_data, "Figure 2 (middle): accesses against block size, both passes", _height)
+@partial(Chart, "blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4)
 def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 

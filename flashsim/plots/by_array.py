@@ -112,14 +112,10 @@ def arrays_data(
     return {**shape, "block_mask": "butterfly", "directions": directions}
 
 
-def _height(data: Mapping[str, Any]) -> float:
-    return 0.7 + 0.88 * len(data["directions"]["forward"])
-
-
-_WHAT = "accesses by array, every algorithm, forward and backward"
-
-
-@partial(Chart, "arrays", arrays_data, _WHAT, _height, panels=2, columns=2.1, slide=13.3)
+@partial(
+    Chart, "arrays", arrays_data, "accesses by array, every algorithm, forward and backward",
+    lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=13.3,
+)  # fmt: skip
 def plot_arrays(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw `arrays_data` as stacked bars, forward beside backward; a bar much longer than the others is cut, and says so.
 
@@ -215,15 +211,9 @@ def _draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> No
         ax.plot([swatch_at], [y + 0.28], "s", color=colour, mec=BLACK, mew=0.5, clip_on=False)
         ax.annotate(shown, (column_at, y + 0.28), (9, 0), textcoords="offset points", va="center")
         ax.text(column_at, y + 0.38, _short(moved), va="top")
-    if cut:
-        _draw_cut(ax, y, most)
-
-
-def _draw_cut(ax: Axes, y: float, most: int) -> None:
-    """Draw a white zigzag through the bar's end."""
-    steps = range(7)
-    at = [most * (0.965 + 0.012 * (step % 2)) for step in steps]
-    ax.plot(at, [y - 0.18 + 0.06 * step for step in steps], color="white", linewidth=3, zorder=4)
+    if cut:  # a white zigzag through the bar's end
+        at = [most * (0.965 + 0.012 * (step % 2)) for step in range(7)]
+        ax.plot(at, [y - 0.18 + 0.06 * step for step in range(7)], color="white", linewidth=3, zorder=4)
 
 
 def _short(elements: int) -> str:

@@ -36,7 +36,10 @@ def memory_data(
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype, blocks=blocks)
     del shape["N"]
-    need = partial(_bytes, shape=shape)
+
+    def need(N: int, name: str, extra: bool) -> int:
+        return sum(a.size * a.itemsize for a in _held(name, N, shape).values() if (a.role == "extra") == extra)
+
     given = _held("flash", _LENGTHS[0], shape)
     return {
         **shape,
@@ -63,10 +66,6 @@ def _held(name: str, N: int, shape: Mapping[str, Any]) -> dict[str, ArrayTraffic
         count(name, N=N, **shape, heads=HEADS, direction=way).hbm.by_array for way in ("forward", "backward")
     )
     return {**forward, **{array: held for array, held in backward.items() if array not in forward}}
-
-
-def _bytes(N: int, *, name: str, extra: bool, shape: Mapping[str, Any]) -> int:
-    return sum(a.size * a.itemsize for a in _held(name, N, shape).values() if (a.role == "extra") == extra)
 
 
 def _last(need: Callable[[int], int]) -> int:

@@ -237,7 +237,8 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
     """Draw the memory that a forward pass allocates over N, log-log, output included: the paper's Figure 3, right."""
     ax = canvas(ax, 4.2, x=2, y=10)
     drawn = _by_length(record, lambda r, t: t["extra_bytes"] / r["B"], d, "forward")
-    alike = [name for name in drawn if name != "standard" and _alike(drawn[name], min(drawn.values(), key=_last))]
+    least = min(drawn.values(), key=lambda points: points[max(points)] / max(points))
+    alike = [name for name in drawn if name != "standard" and _alike(drawn[name], least)]
     for name, points in drawn.items():
         look = LOOKS[name].line
         if name in alike:  # each has its markers where the others have none
@@ -259,10 +260,6 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
     ax.set_ylabel("allocated in a forward pass, a sequence")
     ax.set_title(f"Memory, as in Figure 3 (right), {record['machine']['gpu']}", x=-0.17)
     return ax
-
-
-def _last(points: Mapping[int, float]) -> float:
-    return points[max(points)] / max(points)
 
 
 def _alike(one: Mapping[int, float], other: Mapping[int, float]) -> bool:

@@ -44,7 +44,8 @@ def arguments_of(point: Point, outcome: Outcome) -> Row:
 def _asked(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
     given, way = point.arguments, point.way
     length = None if shape is None or shape.N_q != shape.N_k else shape.N_q
-    heads = given.get("heads", 1)
+    heads, dtype = given.get("heads", 1), given.get("dtype", "float32")
+    M = _sound(lambda: check_M(given.get("M"), theory.BYTES[float_name(dtype)]), given.get("M"))
     row = {
         "label": point.label or None,
         "algorithm": way.name,
@@ -54,11 +55,11 @@ def _asked(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
         "N_k": given.get("N_k") if shape is None else shape.N_k,
         "d": given.get("d"),
         "d_v": given.get("d_v") if shape is None else shape.d_v,
-        "M": _M(given) if outcome.sram is None else outcome.sram.capacity,
+        "M": M if outcome.sram is None else outcome.sram.capacity,
         "heads": heads,
         "kv_heads": heads if given.get("kv_heads") is None else given["kv_heads"],
         "gqa": given.get("gqa", "separate"),
-        "dtype": _dtype(given.get("dtype", "float32")),
+        "dtype": _sound(lambda: float_name(dtype), dtype),
         "causal": given.get("causal", False),
         "mask": given.get("mask"),
         "dropout_p": given.get("dropout_p", 0.0),
@@ -149,28 +150,18 @@ def _blocks(given: Any, found: Blocks | None) -> Row:
     return {"B_r": pair[0], "B_c": pair[1]}
 
 
-def _M(given: Mapping[str, Any]) -> Any:
-    """Return M in elements, or, if it is no size, as it was given."""
+def _sound(read: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what is read; where that makes no sense, the other."""
     try:
-        return check_M(given.get("M"), theory.BYTES[float_name(given.get("dtype", "float32"))])
+        return read()
     except ValueError:
-        return plain(given.get("M"))
-
-
-def _dtype(given: Any) -> Any:
-    """Return a dtype's name, or, if it is none, as it was given."""
-    try:
-        return float_name(given)
-    except ValueError:
-        return given
+        return otherwise
 
 
 def _shape(given: Mapping[str, Any]) -> Shape | None:
     """Return the shape that was asked for, if it is one."""
-    try:
-        return check_shape(*(given.get(name) for name in ("N", "d", "N_q", "N_k", "d_v")))
-    except ValueError:
-        return None
+    shape: Shape | None = _sound(lambda: check_shape(*map(given.get, ("N", "d", "N_q", "N_k", "d_v"))), None)
+    return shape
 
 
 def plain(value: Any) -> Any:
