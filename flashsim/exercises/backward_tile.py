@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from flashsim.exercises.judging import expect, numbers, pair
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
 
+NUMBER, TITLE = 10, "a tile of the backward pass"
 TEXT = '''
 The backward pass, Algorithm 4, for one tile, without mask and dropout. P_ij is
 not kept from the forward pass: it is computed again, from l_i and m_i.
@@ -146,5 +146,3 @@ MISTAKES: dict[str, tuple[str, Part]] = {
     "dV has no tau: V is not in the scores.": ("dV", lambda t: t.tau * (t.P.T @ t.dO)),
     "dV is P^T dO_i; S was used for P.": ("dV", lambda t: t.S.T @ t.dO),
 }
-
-EXERCISE = Exercise(10, "backward_tile", "a tile of the backward pass", TEXT, HINTS, grade)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from flashsim.exercises.judging import expect, same
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
 
+NUMBER, TITLE = 7, "a mask, tile by tile"
 TEXT = '''
 Causal attention: a query sees itself and what came before. With N_k keys and
 N_q queries, the queries are the last ones, so query q sees the keys
@@ -109,5 +109,3 @@ MISTAKES: dict[str, Callable[[Tile], Array]] = {
         )
     ),
 }
-
-EXERCISE = Exercise(7, "causal_mask", "a mask, tile by tile", TEXT, HINTS, grade)

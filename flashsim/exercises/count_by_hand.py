@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import flashsim
 from flashsim.exercises.judging import expect_count, pair
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 
+NUMBER, TITLE = 12, "count by hand"
 TEXT = '''
 Predict what Algorithm 1 reads from HBM and writes to it, in elements. The
 prediction must equal what the simulator counts, for every N, blocks that do
@@ -74,6 +74,3 @@ def grade(work: Work) -> str:
         }
         expect_count(f"{said}: writes", writes, traffic.writes, of_writes)
     return f"reads and writes equal the simulator's, ==, for {len(cases)} sizes"
-
-
-EXERCISE = Exercise(12, "count_by_hand", "count by hand", TEXT, HINTS, grade)

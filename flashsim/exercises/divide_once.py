@@ -9,10 +9,10 @@ import numpy as np
 
 from flashsim.exercises.inner_loop import PROBLEMS, Problem, State, over
 from flashsim.exercises.judging import Turns, expect, expect_count
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work, Wrong
 from flashsim.inputs import Array
 
+NUMBER, TITLE = 6, "the loops exchanged, and one division"
 TEXT = '''
 Algorithm 1 writes O to HBM and reads it again for each block of keys. With the
 loops exchanged, queries outside and keys inside, O_i, l_i and m_i stay in SRAM
@@ -129,6 +129,3 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
         if got is None:
             raise Wrong(f"{said}, {name} was not computed on chip.", f"{name} = on_chip(…, over={name})")
         expect(f"{said}, {name}", got, value, mistakes[name])
-
-
-EXERCISE = Exercise(6, "divide_once", "the loops exchanged, and one division", TEXT, HINTS, grade)

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from flashsim.exercises.judging import Stage, Turns, expect, expect_count
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
 from flashsim.memory import Matrix
 from flashsim.records import Blocks
 
+NUMBER, TITLE = 5, "Algorithm 1, lines 9 to 13"
 LINES = """\
  9  S_ij = Q_i K_j^T
 10  m~_ij = rowmax(S_ij), P~_ij = exp(S_ij - m~_ij), l~_ij = rowsum(P~_ij)
@@ -207,5 +207,3 @@ MISTAKES: dict[str, Update] = {
         O_new=lambda a, l, O, b, PV, l_new: l * a * O + b * PV / l_new
     ),
 }
-
-EXERCISE = Exercise(5, "inner_loop", "Algorithm 1, lines 9 to 13", TEXT, HINTS, grade)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from flashsim.exercises.judging import Stage, expect, expect_count
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 
+NUMBER, TITLE = 1, "load a tile"
 TEXT = '''
 HBM is large and slow. SRAM is small: it holds M elements, and only what is in
 SRAM can be computed with. A matrix in HBM is a handle; X[i] is its i-th block
@@ -64,6 +64,3 @@ def grade(work: Work) -> str:
         again = "Each block is stored twice. One sram.store a turn is enough."
         expect_count(f"Elements of Y written, of {N} × {d}", writes, N * d, {again: 2 * N * d})
     return "Y is X², also with a short last block; N·d elements were read and N·d written, a tile at a time"
-
-
-EXERCISE = Exercise(1, "load_a_tile", "load a tile", TEXT, HINTS, grade)

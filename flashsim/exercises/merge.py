@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from flashsim.exercises.judging import expect, pair
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
 
+NUMBER, TITLE = 9, "split the keys, and merge"
 TEXT = '''
 In decoding there is one query and a long cache of keys. FlashDecoding splits
 the keys into parts, computes attention over each part at the same time, and
@@ -88,6 +88,3 @@ def grade(work: Work) -> str:
     expect("Three parts, (a, b) first: O", merge(*merge(*a, *b), *c)[0], part(Q, K, V)[0], {})
     expect("Three parts, (b, c) first: O", merge(*a, *merge(*b, *c))[0], part(Q, K, V)[0], {})
     return "two parts, unequal and with scores in the thousands, and three parts in either order, give attention over all keys"
-
-
-EXERCISE = Exercise(9, "merge", "split the keys, and merge", TEXT, HINTS, grade)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from flashsim.exercises.judging import expect, pair
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
 
+NUMBER, TITLE = 4, "the online softmax"
 TEXT = '''
 Softmax in one pass, though the maximum is known only at the end. For the
 scores seen so far, keep
@@ -93,5 +93,3 @@ MISTAKES: dict[str, Callable[[Array, Array, Array, Array], Array]] = {
         lambda l, m, m_new, s: np.exp(m - m_new) * (l + np.exp(s - m_new).sum(1, keepdims=True))
     ),
 }
-
-EXERCISE = Exercise(4, "online_softmax", "the online softmax", TEXT, HINTS, grade)

@@ -6,10 +6,10 @@ import inspect
 
 from flashsim.algorithms.algorithm_1_flash_basic import flash_basic
 from flashsim.exercises import inner_loop
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work, Wrong
 from flashsim.planting import changed
 
+NUMBER, TITLE = 13, "find the planted bug"
 BUG = (
     "(l_i * exp(m_i - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
     "(l_i * exp(m_tilde_ij - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
@@ -62,5 +62,3 @@ def grade(work: Work) -> str:
 
 UNTOUCHED = "The bug is still there. m and l are right in this turn, and with j = 0 so was O. What counts only later?"
 ELSEWHERE = "The planted bug is gone, but this change makes another. The paper's lines are above."
-
-EXERCISE = Exercise(13, "planted_bug", "find the planted bug", TEXT, HINTS, grade)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from flashsim.exercises.judging import Stage, expect, expect_count
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 
+NUMBER, TITLE = 2, "a tile of scores"
 TEXT = '''
 Write the scores S = Q K^T, tile by tile: S[i, j] is the tile of the queries of
 block i and the keys of block j.
@@ -63,6 +63,3 @@ def grade(work: Work) -> str:
         K_reads = {every: T_r * T_c * N_k * d, only: N_k * d, twice: 2 * T_r * N_k * d}
         expect_count("Elements of K read", stage.moved("K")[0], T_r * N_k * d, K_reads)
     return "S is Q Kᵀ; Q was read once, K once for each block of queries: counts ==, also with ragged blocks"
-
-
-EXERCISE = Exercise(2, "scores", "a tile of scores", TEXT, HINTS, grade)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from flashsim.exercises.judging import expect
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 
+NUMBER, TITLE = 3, "softmax, safely"
 TEXT = '''
 Softmax of each row of a tile of scores S, a NumPy array (rows, keys):
 
@@ -70,6 +70,3 @@ def grade(work: Work) -> str:
     wrong = np.where(np.arange(3)[:, None] == 1, np.nan, P / P.sum(1, keepdims=True))
     expect("With a row that is 2000 less, softmax(S)", got, P / P.sum(1, keepdims=True), {one: wrong})
     return "each row sums to 1, at scores near 1, near 1000, and with rows 2000 apart"
-
-
-EXERCISE = Exercise(3, "softmax", "softmax, safely", TEXT, HINTS, grade)

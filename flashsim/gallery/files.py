@@ -56,7 +56,7 @@ def placed(made: list[Made]) -> list[Made]:
 
     found = []
     for at, one in enumerate(made):
-        place = Place(at + 1, len(made), one.lesson.minutes, way(at - 1), way(at + 1))
+        place = Place(at + 1, len(made), way(at - 1), way(at + 1))
         found.append(replace(one, lesson=replace(one.lesson, place=place)))
     return found
 

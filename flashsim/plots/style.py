@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -116,14 +116,14 @@ class Panel(Axes):
     """Axes of a figure of ours, which shows in a notebook where they are a cell's result."""
 
     def _repr_png_(self) -> bytes:
-        return _png(self.figure)
+        return drawn(self.figure)
 
 
 class Panels(list[Axes]):
     """Several axes of one figure, likewise."""
 
     def _repr_png_(self) -> bytes:
-        return _png(self[0].figure)
+        return drawn(self[0].figure)
 
 
 class Picture(Figure):
@@ -136,13 +136,14 @@ class Picture(Figure):
         return cast(Axes, super().add_subplot(*args, **{"axes_class": Panel, **kwargs}))
 
     def _repr_png_(self) -> bytes:
-        return _png(self)
+        return drawn(self)
 
 
-def _png(figure: Any) -> bytes:
+@styled
+def drawn(figure: Any, form: Literal["png", "svg"] = "png") -> bytes:
+    """Return a figure as PNG (200 dpi) or SVG (text as paths): the same bytes for the same figure."""
     buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="png", dpi=200)
+    figure.savefig(buffer, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
     return buffer.getvalue()
 
 
