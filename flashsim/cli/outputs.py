@@ -95,26 +95,19 @@ def write_json(target: str | None, data: Mapping[str, Any]) -> None:
 @contextmanager
 def progress(options: argparse.Namespace) -> Iterator[Progress]:
     """Show progress on stderr where a person is watching it; nothing with --quiet or in a pipe."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as rich
 
     from flashsim.tables import console
 
     shown = console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(bar_width=16),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("left"),
+        rich.TimeRemainingColumn(),
     )
     off = options.quiet or not shown.is_terminal
-    with Progress(*columns, console=shown, transient=True, disable=off) as bar:
+    with rich.Progress(*columns, console=shown, transient=True, disable=off) as bar:
         yield bar

@@ -93,7 +93,6 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _film(options: argparse.Namespace) -> int:
-    """Write the steps that --gif names."""
     from flashsim.tracing.film import film
 
     output = options.output or Path("flashsim-step.gif")

@@ -100,7 +100,6 @@ def print_tuned(tuned: Any, dtype: str) -> None:
 
 
 def _choices(tuned: Any, by_name: Mapping[str, Any]) -> Any:
-    """Return a table of block sizes by algorithm, with what they move."""
     from flashsim.tables import new_table
 
     table = new_table("name", "loops", "B_r × B_c", "accesses", "×\ncompulsory", "peak\nof M")

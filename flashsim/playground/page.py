@@ -102,7 +102,6 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
 
 
 def _choices(passes: list[tuple[Algorithm, Form]]) -> str:
-    """Return the list of algorithms, as HTML."""
     groups: dict[str, list[str]] = {}
     for number, (algorithm, _) in enumerate(passes):
         loops = f": {algorithm.loops}" if algorithm.loops and algorithm.name in FIRST[:2] else ""

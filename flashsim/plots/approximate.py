@@ -14,7 +14,7 @@ from flashsim.checking import check_count
 from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BLACK, GREEN, GREY, OLIVE, PURPLE, SKY, WINE, hang, looks
+from flashsim.plots.style import BLACK, GREEN, GREY, OLIVE, PURPLE, SKY, WINE, Look, hang, looks
 from flashsim.records import Occupancy
 from flashsim.sizes import Size
 
@@ -38,14 +38,14 @@ _SIZES = {
     "standard": 9, "flash": 7, "q_outer": 5, "block_sparse": 4, "sliding_window": 3, "linformer": 7, "performer": 4,
     "performer_materialised": 3, "reformer": 5, "smyrf": 4,
 }  # fmt: skip
-_DRAWN: Mapping[str, tuple[str, str, str, str]] = {
-    "block_sparse": ("block-sparse, butterfly", SKY, "s", "-"),
-    "sliding_window": ("sliding window", PURPLE, "v", "-"),
-    "linformer": ("Linformer", GREEN, "P", "--"),
-    "performer": ("Performer", BLACK, "X", "--"),
-    "performer_materialised": ("Performer, φ in HBM", GREY, "d", ":"),
-    "reformer": ("Reformer", WINE, "<", "-."),
-    "smyrf": ("SMYRF", OLIVE, ">", ":"),
+_DRAWN = {
+    "block_sparse": Look("block-sparse, butterfly", SKY, "s", "-"),
+    "sliding_window": Look("sliding window", PURPLE, "v", "-"),
+    "linformer": Look("Linformer", GREEN, "P", "--"),
+    "performer": Look("Performer", BLACK, "X", "--"),
+    "performer_materialised": Look("Performer, φ in HBM", GREY, "d", ":"),
+    "reformer": Look("Reformer", WINE, "<", "-."),
+    "smyrf": Look("SMYRF", OLIVE, ">", ":"),
 }
 
 
@@ -155,16 +155,12 @@ _WHAT = "Figure 3: exact and approximate attention against N"
 @partial(Chart, "approximate", approximate_data, _WHAT, 8.9, panels=3, grid={"sharex": True}, x=2, y=10)
 def plot_approximate(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw the three against N, log-log; in the first, grey where the paper's runtimes cross, a bar where accesses do."""
-    known = looks(EXACT)
+    known = looks(EXACT) | _DRAWN
     for panel, (what, label) in zip(axes, _MEASURES.items(), strict=True):
         for name, series in data["series"].items():
-            said_as, colour, marker, dashes = _DRAWN.get(name) or (
-                known[name].label, known[name].colour, known[name].marker, known[name].dashes
-            )  # fmt: skip
-            panel.plot(
-                data["N"], series[what], color=colour, marker=marker, linestyle=dashes, mfc="none", markersize=_SIZES[name],
-                label=said_as, gid=f"{name} {what}",
-            )  # fmt: skip
+            look, gid = known[name], f"{name} {what}"
+            line = {**look.line, "markerfacecolor": "none", "markersize": _SIZES[name]}
+            panel.plot(data["N"], series[what], **line, label=look.label, gid=gid)
         panel.set_ylabel(label)
         ticks(panel.xaxis, LogLocator(4), lambda x, _: f"{x:,.0f}")
         ticks(panel.yaxis, LogLocator(100), EngFormatter(sep=""))
@@ -172,8 +168,8 @@ def plot_approximate(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     for name in _TOLD:
         at = data["crosses"][name]["q_outer"]
         if at is not None:
-            _, colour, _, dashes = _DRAWN[name]
-            axes[0].axvline(at, color=colour, linestyle=dashes, linewidth=0.9, gid=f"{name} crosses")
+            look = _DRAWN[name]
+            axes[0].axvline(at, color=look.colour, linestyle=look.dashes, linewidth=0.9, gid=f"{name} crosses")
     axes[1].set_ylim(top=axes[1].get_ylim()[1] * 1000)  # room for the legend
     axes[1].legend(loc="upper left")
     k = "min(N/8, 256), as in the paper" if data["k"] is None else f"{data['k']:,}"
@@ -189,7 +185,7 @@ def _point(data: Mapping[str, Any]) -> str:
         at = data["crosses"][name]["q_outer"]
         if at is None:
             return "Exact and approximate attention against N"
-        found.setdefault(at, []).append(_DRAWN[name][0])
+        found.setdefault(at, []).append(_DRAWN[name].label)
     words = [f"{at:,} ({', '.join(names)})" for at, names in sorted(found.items())]
     half = -(-len(words) // 2)
     return f"Fewer accesses than with loops exchanged from\nN = {', '.join(words[:half])},\n{', '.join(words[half:])}"

@@ -21,29 +21,17 @@ from flashsim.plots.axes import canvas
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    YELLOW,
-    column_figure,
-    compared_both_ways,
-    looks,
-    styled,
-    tint,
-)
+from flashsim.plots.style import BLACK, GREY, NAMED, column_figure, compared_both_ways, looks, styled, tint
 from flashsim.records import Traffic
 from flashsim.sizes import Size
 
-COLOURS = {"Q": SKY, "K": GREEN, "V": YELLOW, "O": ORANGE, "S": VERMILLION, "P": PURPLE, "l": BLUE, "m": GREY}
-COLOURS |= {"L": BLUE, "D": GREY, "l_parts": BLUE, "m_parts": GREY}
+_NAMES = {
+    "Q": "sky", "K": "green", "V": "yellow", "O": "orange", "S": "vermillion", "P": "purple", "P_dropped": "purple", "Z": "black",
+    "l": "blue", "m": "grey", "L": "blue", "D": "grey", "l_parts": "blue", "m_parts": "grey",
+}  # fmt: skip
+COLOURS = {array: NAMED[name] for array, name in _NAMES.items()}
 COLOURS |= {f"d{name}": tint(COLOURS[name]) for name in "QKVOSP"}  # a gradient has its matrix's colour, paler
-COLOURS |= {"O_parts": COLOURS["dO"], "P_dropped": PURPLE, "Z": BLACK}
+COLOURS["O_parts"] = COLOURS["dO"]
 _SHOWN = {"l": "ℓ", "O_parts": "$O_j$", "l_parts": "$ℓ_j$", "m_parts": "$m_j$", "P_dropped": "P∘Z"}
 _WRITTEN = "//////"
 _LONG = 10  # a bar is cut that is this many times longer than the shortest

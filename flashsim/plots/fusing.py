@@ -113,7 +113,6 @@ def pays_from(rooms: Sequence[int], moved: Mapping[str, Sequence[int | None]], w
 
 
 def _point(data: Mapping[str, Any], what: str, names: Sequence[str], of: str) -> str:
-    """Say from where on they pay."""
     least = pays_from(data["M"], data[what], names)
     return f"{of} never pays here" if least is None else f"{of} pays\nfrom M = {least / data['d'] ** 2:.1f} d² on"
 

@@ -23,8 +23,8 @@ ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 WINE, OLIVE = "#882255", "#999933"  # P. Tol's, for a figure of more lines
 BY_DIRECTION = {"forward": BLUE, "backward": GREEN}
-NAMED = {"black": BLACK, "grey": GREY, "orange": ORANGE, "sky": SKY, "green": GREEN, "blue": BLUE, "vermillion": VERMILLION,
-         "purple": PURPLE}  # fmt: skip
+NAMED = {"black": BLACK, "grey": GREY, "orange": ORANGE, "sky": SKY, "green": GREEN, "yellow": YELLOW, "blue": BLUE,
+         "vermillion": VERMILLION, "purple": PURPLE}  # fmt: skip
 SPARE = ((SKY, "P", "-."), (GREY, "X", "-."), (YELLOW, "p", "-."))  # for algorithms whose record gives no look
 
 

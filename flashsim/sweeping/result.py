@@ -245,5 +245,4 @@ class Sweep(Exported, Sequence[Row]):
         return f"<Sweep of {self.summary}>\n{self.as_text()}"
 
     def _repr_html_(self) -> str:
-        """Return the first rows, as Jupyter shows them."""
         return as_html(self, SHOWN)

@@ -67,7 +67,6 @@ def _shown(sweep: Sweep, most: int, width: int) -> Shown:
 
 
 def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
-    """Return accesses, a column for each algorithm."""
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     axes = [name for name in axes if name != "algorithm"]
     lines: dict[tuple[Any, ...], dict[str, Row]] = {}

@@ -373,7 +373,6 @@ def _check_blocks(about: About, names: tuple[str, ...], events: Mapping[str, lis
 
 
 def _tiles(values: bytes, shapes: Any, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-    """Cut the values into tiles."""
     _check_lists(shapes, "shapes", LARGEST_NUMBER, 2)
     for n, shape in enumerate(shapes):
         if 0 in shape:

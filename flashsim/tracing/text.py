@@ -67,7 +67,6 @@ def _step(trace: Recording, step: Step, line: str) -> Iterator[str]:
 
 
 def _column(name: str, old: NDArray[Any] | None, new: NDArray[Any]) -> Iterator[str]:
-    """Yield old → new of one column."""
     factor = ""
     if name == MAXIMUM and old is not None:
         with np.errstate(invalid="ignore"):
