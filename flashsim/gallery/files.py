@@ -42,12 +42,6 @@ class Made:
         return f"{len(self.html.encode('utf-8')) / 1000:,.0f} kB"
 
 
-def make(name: str, page: Page) -> Made:
-    """Make a lesson."""
-    traces = page.traces()
-    return Made(name, page, page.lesson(*traces), traces)
-
-
 def placed(made: list[Made]) -> list[Made]:
     """Return the lessons with their places among all of these."""
 
@@ -148,7 +142,8 @@ OURS = {
 
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
     """Yield (file name, content) of the lessons with these names, each alone, or of all of them and the index."""
-    made = [make(name, page) for name, page in pages().items() if not names or name in names]
+    chosen = {name: (page, page.traces()) for name, page in pages().items() if not names or name in names}
+    made = [Made(name, page, page.lesson(*traces), traces) for name, (page, traces) in chosen.items()]
     made = made if names else placed(made)
     for one in made:
         yield f"{one.name}.html", one.html

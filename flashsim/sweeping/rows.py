@@ -10,7 +10,7 @@ import numpy as np
 from flashsim import theory
 from flashsim.checking import check_shape, shown
 from flashsim.inputs import check_M, float_name
-from flashsim.records import Blocks, Shape, Traffic
+from flashsim.records import Blocks, Shape
 from flashsim.sweeping.columns import ARGUMENTS, FOUND, OF_ARRAYS
 from flashsim.sweeping.outcomes import Outcome
 from flashsim.sweeping.points import Point
@@ -27,13 +27,34 @@ THETA: Mapping[str, Callable[[int, int, int], float]] = {
 
 
 def row_of(point: Point, outcome: Outcome) -> Row:
-    """Return the row; None where there is nothing to say."""
-    shape = _shape(point.arguments)
-    return {
-        **_asked(point, outcome, shape),
-        **_found(point, outcome, shape),
+    """Return the row; what there is nothing to say of is None, or not there."""
+    shape, hbm, sram, matmul = _shape(point.arguments), outcome.hbm, outcome.sram, outcome.matmul
+    row = _asked(point, outcome, shape) | {
+        "status": outcome.status,
+        "reason": outcome.reason or None,
+        **_blocks(point.arguments.get("blocks"), outcome.blocks),
         "theta_elements": _theta(point, outcome, shape),
+        "source": outcome.source or None,
     }
+    if hbm is not None and shape is not None and matmul is not None:
+        compulsory = _compulsory(point, shape)
+        row |= {
+            "accesses_elements": hbm.accesses,
+            "reads_elements": hbm.reads,
+            "writes_elements": hbm.writes,
+            "init_writes_elements": hbm.init_writes,
+            "traffic_bytes": hbm.bytes,
+            "extra_elements": hbm.extra,
+            "compulsory_elements": compulsory,
+            "over_compulsory": hbm.accesses / compulsory,
+            "matmul_flops": matmul,
+            "intensity_flops_per_byte": matmul / hbm.bytes,
+        }
+        for name, array in hbm.by_array.items():
+            row[f"{name}_reads_elements"], row[f"{name}_writes_elements"] = array.reads, array.writes
+    if sram is not None:
+        row |= {"peak_elements": sram.peak, "peak_over_M": sram.peak / sram.capacity}
+    return row
 
 
 def arguments_of(point: Point, outcome: Outcome) -> Row:
@@ -82,41 +103,6 @@ def columns_of(points: Sequence[Point], outcomes: Sequence[Outcome]) -> tuple[st
     }
     named = [f"{array}_{unit}" for array in arrays for unit in OF_ARRAYS]
     return (*(name for name in ARGUMENTS if name not in absent), *options, *FOUND, *named)
-
-
-def _found(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
-    """Return the columns of `FOUND` but the last two, and those of each array."""
-    blocks = outcome.blocks
-    row: Row = {
-        "status": outcome.status,
-        "reason": outcome.reason or None,
-        **_blocks(point.arguments.get("blocks"), blocks),
-    }
-    hbm, sram = outcome.hbm, outcome.sram
-    if hbm is not None and shape is not None and outcome.matmul is not None:
-        row |= _moved(point, hbm, shape, outcome.matmul)
-    if sram is not None:
-        row |= {"peak_elements": sram.peak, "peak_over_M": sram.peak / sram.capacity}
-    return row | {"source": outcome.source or None}
-
-
-def _moved(point: Point, hbm: Traffic, shape: Shape, matmul: int) -> Row:
-    compulsory, moved = _compulsory(point, shape), hbm.bytes
-    row = {
-        "accesses_elements": hbm.accesses,
-        "reads_elements": hbm.reads,
-        "writes_elements": hbm.writes,
-        "init_writes_elements": hbm.init_writes,
-        "traffic_bytes": moved,
-        "extra_elements": hbm.extra,
-        "compulsory_elements": compulsory,
-        "over_compulsory": hbm.accesses / compulsory,
-        "matmul_flops": matmul,
-        "intensity_flops_per_byte": matmul / moved,
-    }
-    for name, array in hbm.by_array.items():
-        row[f"{name}_reads_elements"], row[f"{name}_writes_elements"] = array.reads, array.writes
-    return row
 
 
 def _compulsory(point: Point, shape: Shape) -> int:
