@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.examples.text import NEW_MAXIMUM, ROUNDED, Slip, column, number, paragraph, slips_lines
+from flashsim.examples.text import NEW_MAXIMUM, ROUNDED, Slip, number, paragraph, slips_lines
 from flashsim.inputs import Array
 
 Z = (2.0, 5.0, 1.0, 4.0)
@@ -101,8 +101,9 @@ def lines(run: OnlineSoftmax) -> Iterator[str]:
             yield f"  Directly: {terms} = {' + '.join(map(number, direct))} = {number(direct.sum())}, the same."
     m, s = number(run.steps[-1].m), number(run.steps[-1].s)
     yield f"\nSoftmax: exp(z − m) / s, with m = {m}, s = {s}"
-    weights = column([number(np.exp(z - run.steps[-1].m)) for z in run.z])
+    weights = [number(np.exp(z - run.steps[-1].m)) for z in run.z]
+    wide = max(map(len, weights))
     for i, (z, weight, p) in enumerate(zip(run.z, weights, run.softmax, strict=True)):
-        yield f"  softmax[{i}] = exp({number(z)} − {m}) / {s} = {weight} / {s} = {number(p)}"
+        yield f"  softmax[{i}] = exp({number(z)} − {m}) / {s} = {weight:>{wide}} / {s} = {number(p)}"
     yield f"  Sum = {number(run.softmax.sum())}"
     yield from slips_lines(run.slips)

@@ -18,6 +18,7 @@ from flashsim.examples.text import (
     NEW_MAXIMUM,
     ROUNDED,
     Slip,
+    bracketed,
     factor,
     fixed,
     number,
@@ -250,14 +251,14 @@ def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[st
         return
     top = ", ".join(fixed(scores[j], 3) for j in seen)
     yield f"      m_new = max({m_old}, {top}) = {m}" + (NEW_MAXIMUM if row.new_maximum else "")
-    yield f"      correction = exp({m_old} − {_bracketed(m)}) = {number(row.correction)}"
+    yield f"      correction = exp({m_old} − {bracketed(m)}) = {number(row.correction)}"
     yield f"      O = {vector(row.O_old)} · {number(row.correction)} = {vector(row.O_corrected)}"
     yield f"      s = {number(row.s_old)} · {number(row.correction)} = {number(row.s_corrected)}"
     for j in seen:
         difference = fixed(scores[j] - row.m, 3)
         inner = "" if scores[j] == row.m else f" = exp({difference})"
         yield (
-            f"      weight of key {tile.keys[j]} = exp({fixed(scores[j], 3)} − {_bracketed(m)}){inner} = "
+            f"      weight of key {tile.keys[j]} = exp({fixed(scores[j], 3)} − {bracketed(m)}){inner} = "
             f"{number(row.weights[j])}"
         )
     if hidden:
@@ -267,7 +268,3 @@ def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[st
     yield f"        = {vector(row.O)}"
     yield f"      s = {' + '.join([number(row.s_corrected), *(number(row.weights[j]) for j in seen)])} = {number(row.s)}"
     yield f"      m = {m}"
-
-
-def _bracketed(text: str) -> str:
-    return f"({text})" if text.startswith("−") else text

@@ -41,8 +41,12 @@ def fixed(x: Any, digits: int) -> str:
 
 
 def factor(x: Any) -> str:
-    """Return x to one digit, in brackets where it is negative, as it stands in a product."""
-    text = number(x, 1)
+    """Return x to one digit, as it stands in a product."""
+    return bracketed(number(x, 1))
+
+
+def bracketed(text: str) -> str:
+    """Return a number in brackets where it is negative."""
     return f"({text})" if text.startswith("−") else text
 
 
@@ -63,12 +67,6 @@ def tiny(x: float) -> str:
 def vector(v: Iterable[Any], digits: int = 4) -> str:
     """Return [0.7408, 1.0]."""
     return f"[{', '.join(number(x, digits) for x in v)}]"
-
-
-def column(rows: Sequence[str]) -> list[str]:
-    """Return the texts with equal width, to the right."""
-    width = max(map(len, rows))
-    return [text.rjust(width) for text in rows]
 
 
 def table(

@@ -52,7 +52,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge the sums after each tile, in Algorithm 4's order."""
     tile = work.function("tile")
     when = {
         "matmul": "The shapes of a product must meet: rows of queries, columns of keys. Which factor is to be transposed?"

@@ -43,7 +43,6 @@ SHAPES = ((6, 6, 2, 3), (3, 8, 2, 3), (8, 5, 3, 2))
 
 
 def grade(work: Work) -> str:
-    """Judge every tile of a few shapes. A mistake is one that explains all of them."""
     causal = work.function("causal")
     when = {"broadcast": "q is a column, k a row, and both are as long as the tile: the last tiles are smaller."}
     tiles = [tile for shape in SHAPES for tile in _tiles(*shape)]

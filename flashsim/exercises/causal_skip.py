@@ -44,7 +44,6 @@ SHAPES: tuple[Sizes, ...] = ((8, 8, 2, 2), (7, 12, 3, 2), (5, 9, 2, 4), (9, 4, 4
 
 
 def grade(work: Work) -> str:
-    """Judge the accesses of K and V that the answer leads to; and that no score is lost."""
     live = work.function("live")
     tiles = 0
     answers = {shape: tiles_of(live, shape) for shape in SHAPES}

@@ -57,7 +57,6 @@ def largest(M: int, of: Callable[[int], int]) -> int:
 
 
 def grade(work: Work) -> str:
-    """Run Algorithm 1 on the blocks, with M enforced, and compare its accesses with those of the largest blocks."""
     blocks = work.function("blocks")
     answers = {case: pair("blocks", blocks(*case), "B_r, B_c") for case in CASES}
     for (M, d), sides in answers.items():

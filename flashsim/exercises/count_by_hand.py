@@ -40,7 +40,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Compare with the counts of runs."""
     accesses = work.function("accesses")
     cases = ((12, 4, 2, 3), (13, 4, 5, 3), (64, 8, 8, 16), (100, 16, 16, 30))
     for N, d, B_r, B_c in cases:

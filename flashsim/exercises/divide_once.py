@@ -59,7 +59,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge the tiles after each inner turn, then O and the counts."""
     attention = work.function("attention")
     turns = sum(_run(attention, problem) for problem in PROBLEMS)
     return f"m, l and O were right after each of {turns} inner turns; O was written once and never read: counts =="

@@ -116,7 +116,6 @@ PROBLEMS = Problem.of(6, 12, 4, 2, 4), Problem.of(5, 10, 3, 2, 3)
 
 
 def grade(work: Work) -> str:
-    """Judge each inner turn, then the counts."""
     flash = work.function("flash")
     turns = sum(run(flash, problem) for problem in PROBLEMS)
     return f"m, l and O were right after each of {turns} inner turns, at two sizes, one ragged; reads and writes =="

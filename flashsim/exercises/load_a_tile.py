@@ -40,7 +40,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge Y, and the accesses."""
     square = work.function("square")
     for N, d, rows in ((12, 4, 3), (7, 3, 2)):
         values = np.random.default_rng(N).normal(size=(N, d))

@@ -48,7 +48,6 @@ def part(Q: Array, K: Array, V: Array) -> tuple[Array, Array]:
 
 
 def grade(work: Work) -> str:
-    """Judge merges of unequal parts, of large scores, and of three parts in either order."""
     merge = work.function("merge")
     for size, cut in ((1.0, 3), (1.5, 8), (60.0, 5)):
         rng = np.random.default_rng(cut)

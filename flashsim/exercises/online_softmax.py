@@ -44,7 +44,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge m and l after each block, and hold l against what each mistake makes of it."""
     step = work.function("step")
     blocks = [
         block * 2 + rise

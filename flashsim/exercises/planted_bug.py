@@ -49,7 +49,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge each inner turn, and the counts, as for the inner loop."""
     flash = work.function("flash")
     try:
         turns = sum(inner_loop.run(flash, problem) for problem in inner_loop.PROBLEMS)

@@ -38,7 +38,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge S, and how often each block was loaded."""
     scores = work.function("scores")
     when = {"matmul": "The shapes of a product must meet: (B_r, d) @ (d, B_c). Which of the two is to be transposed?"}
     for N_q, N_k, d, B_r, B_c in ((6, 8, 4, 2, 3), (5, 7, 3, 2, 3)):

@@ -40,7 +40,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge rows of ordinary scores, of large ones, and of very different ones."""
     softmax = work.function("softmax")
     S = np.random.default_rng(0).normal(size=(3, 4))
     shape = "m and l must be columns, (rows, 1). NumPy's max and sum drop the axis unless keepdims=True."

@@ -13,7 +13,6 @@ COMMAND = "flashsim step --algorithm flash_basic --N 8 --d 4 --M 64 --sizing pap
 
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does: Algorithm 1 with the block sizes of its line 1."""
     Q, K, V = operands(8, 4)
     return (flashsim.trace("flash_basic", Q, K, V, sizing="paper", M=64),)
 

@@ -16,7 +16,6 @@ COMMAND = "flashsim step --algorithm flash_basic --N 8 --d 2 --blocks 4 2 --M 60
 
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does: the algorithm, and the same with the bug."""
     Q, K, V = operands(8, 2)
     algorithms = "flash_basic", with_bug("flash_basic", "no_rescale")
     return tuple(flashsim.trace(algorithm, Q, K, V, blocks=(4, 2), M=60) for algorithm in algorithms)

@@ -13,7 +13,6 @@ COMMAND = "flashsim step --algorithm sliding_window --N 16 --d 4 --blocks 2 2 --
 
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does: a window of four keys before the query's own."""
     Q, K, V = operands(16, 4)
     return (flashsim.trace("sliding_window", Q, K, V, window=4, blocks=(2, 2), M=64),)
 
