@@ -24,6 +24,7 @@ PAPER = {
     "source": "FlashAttention, arXiv:2205.14135, Section 4.3: runtimes of forward + backward on an A100 begin to cross",
     "between": BETWEEN,
 }
+_WHAT = "Figure 3: exact and approximate attention against N"
 _LENGTHS = [2**e for e in range(7, 17)]
 _STEP, _LAST = 64, 2048  # where crossings are looked for
 _TOLD = ("performer", "linformer", "smyrf", "reformer")  # whose crossings are marked
@@ -147,9 +148,6 @@ def _from(not_fewer: Sequence[int]) -> int | None:
     """Return the multiple of `_STEP` behind the last of these N."""
     last = max(not_fewer, default=0)
     return None if last >= _LAST else last // _STEP * _STEP + _STEP
-
-
-_WHAT = "Figure 3: exact and approximate attention against N"
 
 
 @partial(Chart, "approximate", approximate_data, _WHAT, 8.9, panels=3, grid={"sharex": True}, x=2, y=10)

@@ -17,6 +17,7 @@ from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks
 from flashsim.theory.program import ExactProgram
 
+_WHAT = "when fusing an MLP's layers pays, beside Saha and Ye's border"
 _WAYS: dict[str, dict[str, Any]] = {
     "fused": {},
     "unfused, rows": {"fused": False},
@@ -49,9 +50,6 @@ def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
             name: [_moved(theory.exact(name, N=N, d=d, M=M, sizing="fit")) for M in rooms] for name in _ATTENTION
         },
     }
-
-
-_WHAT = "when fusing an MLP's layers pays, beside Saha and Ye's border"
 
 
 @partial(Chart, "fusing", fusing_data, _WHAT, 5.2, panels=2, grid={"sharex": True}, x=2, y=10)

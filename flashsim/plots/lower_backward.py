@@ -18,6 +18,7 @@ from flashsim.plots.style import hang, looks
 from flashsim.theory import lower_bound_backward
 from flashsim.tune import best_of
 
+_WHAT = "what no backward pass can beat: accesses ÷ the lower bound"
 ALGORITHMS = ("standard", "flash", "q_outer", "q_outer_two_pass", "q_outer_streamed", "small_cache")
 
 
@@ -34,9 +35,6 @@ def lower_backward_data(*, N: int = 16_384, d: int = 64) -> dict[str, Any]:
         return {"M": M, "bound": lower_bound_backward(N=N, d=d, M=M).accesses, "accesses": moved}
 
     return {"N": N, "d": d, "by_M": [at(max(int(part * d * d), 1)) for part in CACHES]}
-
-
-_WHAT = "what no backward pass can beat: accesses ÷ the lower bound"
 
 
 @partial(Chart, "lower_backward", lower_backward_data, _WHAT, 3.3, x=2, y=10)

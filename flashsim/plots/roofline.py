@@ -84,14 +84,8 @@ def roofline_data(
 
 
 def _numbers(line: Roofline) -> dict[str, Any]:
-    return {
-        "bytes": line.nbytes,
-        "flops": line.flops,
-        "intensity": line.intensity,
-        "time": line.time,
-        "reached": line.reached,
-        "bound": line.bound,
-    }
+    names = ("flops", "intensity", "time", "reached", "bound")
+    return {"bytes": line.nbytes, **{name: getattr(line, name) for name in names}}
 
 
 def _dram_bytes(

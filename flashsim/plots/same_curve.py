@@ -17,6 +17,7 @@ from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import BLACK, GREY, PURPLE, hang, looks, on_slide
 
+_WHAT = "§4.1: one training curve, whichever attention trains it"
 _BUGS = (BLACK, PURPLE)
 _WIDTHS = {"standard": 4.0, "flash": 2.2}  # what is drawn over by others is wider
 _DASHES = {"float64": "-", "float32": ":"}
@@ -30,9 +31,6 @@ def same_curve_data(*, steps: int = STEPS) -> dict[str, Any]:
     """
     found: dict[str, Any] = as_json(compute(check_count("steps", steps)))
     return found
-
-
-_WHAT = "§4.1: one training curve, whichever attention trains it"
 
 
 @partial(Chart, "same_curve", same_curve_data, _WHAT, 5.4, panels=2, exact=False)

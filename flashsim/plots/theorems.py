@@ -49,37 +49,35 @@ _THEOREMS = {
 }
 
 
-def theorem2_data(
-    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float32", algorithms: Sequence[Any] = ()
+def theorem_data(
+    number: int,
+    *,
+    N: int = 16_384,
+    d: int = 64,
+    M: Size | None = None,
+    dtype: str = "float32",
+    algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Return HBM accesses (elements) of one head against N, d and M, the others fixed at those given, and their log-log fits.
 
-    By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and `standard` as counted
-    by the simulator, and of `proof`, the standard attention that reads each operand once. `band` is N²d²/M times
-    `theory.flash_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by least squares in log10; `residual`
-    is the greatest |log10 accesses − fit|. `algorithms`: others to count, one's own too; their names are `others`.
+    By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and `standard` as counted by
+    the simulator, and of `proof`, the standard attention that reads each operand once. `band` is N²d²/M times
+    `theory.flash_constants(d)`. For Theorem 5 the same of the backward pass: `flash` is Algorithm 4, `standard` Algorithm
+    3, `proof` 8Nd + 7N², `band` by `theory.flash_backward_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by
+    least squares in log10; `residual` is the greatest |log10 accesses − fit|. `algorithms`: others to count, one's own too;
+    their names are `others`.
     Raises ValueError where N, d, M leave the theorem's d ≤ M ≤ Nd too few sizes to fit.
     """
-    return _data(2, setting(N=N, d=d, M=M, dtype=dtype), algorithms)
-
-
-def theorem5_data(
-    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float32", algorithms: Sequence[Any] = ()
-) -> dict[str, Any]:
-    """Return the same for the backward pass: `flash` is Algorithm 4, `standard` Algorithm 3.
-
-    `proof` is 8Nd + 7N², each operand of Algorithm 3 read once; `band` is N²d²/M times `theory.flash_backward_constants(d)`.
-    """
-    return _data(5, setting(N=N, d=d, M=M, dtype=dtype), algorithms)
-
-
-def _data(number: int, fixed: dict[str, Any], algorithms: Sequence[Any]) -> dict[str, Any]:
-    theorem, fixed = _THEOREMS[number], {name: fixed[name] for name in "NdM"}
+    theorem, checked = _THEOREMS[number], setting(N=N, d=d, M=M, dtype=dtype)
+    fixed = {name: checked[name] for name in "NdM"}
     others = [chosen(what, theorem.direction) for what in algorithms]
     panels = {
         variable: _panel(variable, values, fixed, theorem, others) for variable, values in _ranges(**fixed).items()
     }
     return {"theorem": number, "direction": theorem.direction, "sizing": "paper", "panels": panels}
+
+
+theorem2_data, theorem5_data = partial(theorem_data, 2), partial(theorem_data, 5)
 
 
 def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:

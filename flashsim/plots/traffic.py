@@ -39,6 +39,7 @@ PAPER: dict[str, Any] = {
     "standard": {"GFLOPs": 66.6, "GB": 40.3, "ms": 41.7},
     "flash": {"GFLOPs": 75.2, "GB": 4.4, "ms": 7.3},
 }
+_WHAT = "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass"
 _SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "heads": 16 * 64, "dtype": "float16"}
 _VARIANT: dict[str, Any] = {"causal": True, "dropout_p": 0.1}
 _KB = (100, 192, 512)  # the default, an A100's SM, and 4Nd elements: every operand of every pass is read once
@@ -156,9 +157,6 @@ def _passes(name: str, way: str) -> list[dict[str, Any]]:
 _WRITTEN = "//////"
 _KEYS = (("read", ""), ("written", _WRITTEN))
 _EDGE: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.5}
-
-
-_WHAT = "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass"
 
 
 @partial(Chart, "traffic", traffic_data, _WHAT, 8.8, panels=3, grid={"height_ratios": [10.5, 6.5, 17]})
