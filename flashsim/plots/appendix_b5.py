@@ -19,10 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from flashsim.api import count
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BLACK, GREY, hang, looks
+from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.sizes import Size
 
 _LOOKS = looks(("flash", "rabe_staats", "memory_efficient"))

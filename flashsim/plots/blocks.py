@@ -17,9 +17,8 @@ from flashsim.algorithms.own import chosen
 from flashsim.api import Run, Tally, count, forward
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks
+from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
 from flashsim.sizes import human_bytes
 from flashsim.theory import Exact, exact
 from flashsim.tune import cost

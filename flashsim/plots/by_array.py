@@ -17,11 +17,10 @@ from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import backward_of, chosen
 from flashsim.api import count
 from flashsim.patterns import butterfly
-from flashsim.plots.axes import canvas
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BLACK, GREY, NAMED, column_figure, compared_both_ways, looks, styled, tint
+from flashsim.plots.style import BLACK, GREY, NAMED, canvas, column_figure, compared_both_ways, looks, styled, tint
 from flashsim.records import Traffic
 from flashsim.sizes import Size
 

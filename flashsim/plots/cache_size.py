@@ -13,9 +13,8 @@ from matplotlib.ticker import EngFormatter, LogLocator
 from flashsim import theory
 from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import GREY, compared, hang, looks
+from flashsim.plots.style import GREY, compared, hang, looks, ticks
 from flashsim.tune import best_of
 
 

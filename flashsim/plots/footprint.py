@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from flashsim.api import count
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import setting
-from flashsim.plots.style import BLACK, GREY, hang, looks
+from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.records import ArrayTraffic
 from flashsim.sizes import Size, first
 

@@ -12,9 +12,8 @@ from matplotlib.ticker import FixedLocator, LogLocator
 
 from flashsim import mlp, theory
 from flashsim.checking import check_count
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks
+from flashsim.plots.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks, ticks
 from flashsim.theory.program import ExactProgram
 
 _WHAT = "when fusing an MLP's layers pays, beside Saha and Ye's border"

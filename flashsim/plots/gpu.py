@@ -13,7 +13,6 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim.gpu.rungs import ladder
 from flashsim.plots.approximate import BETWEEN
-from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import (
     BLACK,
@@ -24,9 +23,11 @@ from flashsim.plots.style import (
     ORANGE,
     VERMILLION,
     Look,
+    canvas,
     column_figure,
     dress,
     styled,
+    ticks,
     tint,
 )
 

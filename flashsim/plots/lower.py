@@ -12,9 +12,8 @@ from matplotlib.ticker import FixedLocator
 
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import GREY, Look, hang, looks
+from flashsim.plots.style import GREY, Look, hang, looks, ticks
 from flashsim.theory import lower_bound
 from flashsim.tune import best_of
 

@@ -11,10 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
 from flashsim.checking import check_count
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.lower import CACHES, draw_ratios, share
-from flashsim.plots.style import hang, looks
+from flashsim.plots.style import hang, looks, ticks
 from flashsim.theory import lower_bound_backward
 from flashsim.tune import best_of
 

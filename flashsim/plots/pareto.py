@@ -14,9 +14,8 @@ from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, hang, looks
+from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.tune import cost, sides
 
 LOOPS = ("flash", "q_outer")

@@ -18,10 +18,9 @@ from flashsim.api import backward, forward
 from flashsim.cache import L2
 from flashsim.checking import is_one_of, shown
 from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BLACK, GREY, compared_both_ways, hang, looks
+from flashsim.plots.style import BLACK, GREY, compared_both_ways, hang, looks, ticks
 
 _THROUGH_L2 = ("standard", "flash")
 

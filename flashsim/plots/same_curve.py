@@ -13,9 +13,8 @@ from matplotlib.ticker import LogLocator
 from flashsim.checking import check_count
 from flashsim.examples import as_json
 from flashsim.examples.same_curve import EARLY, STEPS, WITHIN, compute
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, PURPLE, hang, looks, on_slide
+from flashsim.plots.style import BLACK, GREY, PURPLE, hang, looks, on_slide, ticks
 
 _WHAT = "§4.1: one training curve, whichever attention trains it"
 _BUGS = (BLACK, PURPLE)

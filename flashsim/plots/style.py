@@ -1,4 +1,4 @@
-"""The pictures' common look: colours, fonts, and figures one printed column wide."""
+"""The pictures' common look: colours, fonts, figures one printed column wide, and their axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import Locator, NullLocator
 
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.blocks import paper_rows
@@ -186,3 +188,18 @@ def dress(ax: Axes, *, x: int = 0, y: int = 0) -> None:
         axis.set_tick_params(which="both", labelsize=8, width=0.6)
     for spine in ax.spines.values():
         spine.set_linewidth(0.6)
+
+
+def canvas(ax: Axes | None, height: float, *, x: int = 0, y: int = 0) -> Axes:
+    """Return axes, dressed: those given, or new ones a printed column wide and `height` inches high."""
+    ax = column_figure(height).subplots() if ax is None else ax
+    dress(ax, x=x, y=y)
+    return ax
+
+
+def ticks(axis: Axis, at: Locator, said: Any = None) -> None:
+    """Set where an axis has ticks, without minor ones, and what they say, if not their numbers."""
+    axis.set_major_locator(at)
+    axis.set_minor_locator(NullLocator())
+    if said is not None:
+        axis.set_major_formatter(said)

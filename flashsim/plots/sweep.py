@@ -11,8 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim.checking import shown
-from flashsim.plots.axes import canvas, ticks
-from flashsim.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, looks, styled
+from flashsim.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, canvas, looks, styled, ticks
 
 if TYPE_CHECKING:
     from flashsim.sweeping import Sweep

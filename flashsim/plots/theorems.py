@@ -17,10 +17,9 @@ from flashsim import theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
 from flashsim.api import count
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import setting
-from flashsim.plots.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide
+from flashsim.plots.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
 from flashsim.sizes import Size
 
 _DIMENSIONS = [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
