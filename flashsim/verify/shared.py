@@ -104,11 +104,3 @@ def none_differs(source: str, claim: str, tried: str, unequal: Sequence[str], da
     """Return the claim that nothing is `unequal`, which names what is."""
     measured = f"{len(unequal)} differ" + (f", first {unequal[0]}" if unequal else "")
     return Claim(source, claim, tried, measured, not unequal, {**data, "unequal": list(unequal[:10])})
-
-
-def exact_and_counted(source: str, claim: str, tried: str, runs: int, worst: float, equal: bool) -> Claim:
-    """Return the claim that no error is beyond its bound, `worst` being the largest as a part of it, and counts are theory's."""
-    equal = bool(equal)
-    measured = f"largest error {worst:.2f} of the bound; counts {'equal' if equal else 'DIFFER FROM'} the closed forms"
-    data = {"runs": runs, "worst_error_over_bound": worst, "counts_equal": equal}
-    return Claim(source, claim, tried, measured, worst <= 1.0 and equal, data)

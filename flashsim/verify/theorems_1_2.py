@@ -186,12 +186,14 @@ def theorem_2_standard_small_M(full: bool) -> Claim:
         ratios.append((moved / expected, *theory.standard_small_M_constants()))
         if d * d > M and d <= N:  # then Q has several panels, as M/4d < d ≤ N
             excess.append(moved / sum(theory.proof_accounting(N, d)))
-    claim = within(
+    return within(
         "Theorem 2",
         "standard attention, any M: 8/5 ≤ accesses / (N²d²/M + N² + Nd) ≤ 8; above the proof's count if M < d² ≤ Nd",
         f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, {len(excess)} of them with M < d² ≤ Nd",
         ratios,
+    ).also(
+        f"for M < d², {min(excess):.2f} to {max(excess):.1f} × the proof's count",
+        min(excess) > 1,
+        excess_least=min(excess),
+        excess_most=max(excess),
     )
-    measured = f"{claim.measured}; for M < d², {min(excess):.2f} to {max(excess):.1f} × the proof's count"
-    data = {**claim.data, "excess_least": min(excess), "excess_most": max(excess)}
-    return Claim(claim.source, claim.claim, claim.tried, measured, claim.holds and min(excess) > 1, data)
