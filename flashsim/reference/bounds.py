@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any, TypedDict
 
@@ -230,54 +229,55 @@ def of_bound(got: Any, want: Any, bound: Any) -> float:
     return float(np.where(np.isnan(error) | np.isnan(part), np.inf, part).max(initial=0.0))
 
 
-@dataclass
 class _Bounds:
     """What both bounds start from, in float64: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|; and the roundoffs."""
 
-    Q: Any
-    K: Any
-    V: Any
-    scale: float | None = None
-    steps: int = 1
-    stores: int | None = None
-    scores_stored: bool = False
-    operands_stored: bool = False
-    flushed: bool = False
-    logs_rounded: int = 0
-    mask: Any = None
-    bias: Any = None
-    keep: Any = None
-    dropout_p: float = 0.0
-    chip: DTypeLike | None = None
-    stored: DTypeLike | None = None
-    C: float = 2.0
-
-    def __post_init__(self) -> None:
-        mask, bias, keep = self.mask, self.bias, self.keep
-        Q, K, V = check_attention(Q=self.Q, K=self.K, V=self.V, mask=mask, keep=keep, bias=bias)
-        check_p(self.dropout_p)
-        stored = float_dtype(Q.dtype if self.stored is None else self.stored)
-        chip = chip_dtype(stored) if self.chip is None else float_dtype(self.chip)
+    def __init__(
+        self,
+        Q: Any,
+        K: Any,
+        V: Any,
+        scale: float | None = None,
+        steps: int = 1,
+        stores: int | None = None,
+        scores_stored: bool = False,
+        operands_stored: bool = False,
+        flushed: bool = False,
+        logs_rounded: int = 0,
+        mask: Any = None,
+        bias: Any = None,
+        keep: Any = None,
+        dropout_p: float = 0.0,
+        chip: DTypeLike | None = None,
+        stored: DTypeLike | None = None,
+        C: float = 2.0,
+    ) -> None:
+        Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias)
+        self.dropout_p, self.C = (
+            check_p(dropout_p),
+            check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf),
+        )
+        self.steps, self.logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
+        self.stores = steps if stores is None else check_count("stores", stores, 0)
+        stored = float_dtype(Q.dtype if stored is None else stored)
+        chip = chip_dtype(stored) if chip is None else float_dtype(chip)
         self.u, self.u_s = roundoff(chip), (0.0 if stored == chip else roundoff(stored))
-        self.least = smallest_normal(chip) if self.flushed else smallest_step(chip)
+        self.least = smallest_normal(chip) if flushed else smallest_step(chip)
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
-        self.tau = float(tau_of(self.scale, self.Q))
-        steps, logs_rounded = check_count("steps", self.steps), check_count("logs_rounded", self.logs_rounded, 0)
-        self.rounds = steps if self.stores is None else check_count("stores", self.stores, 0)
-        check_number("C", self.C, "a number above 0", lambda C: 0 < C < math.inf)
+        self.tau = float(tau_of(scale, self.Q))
         P, l, _ = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias)
         self.any_key = l > 0
         self.P = P / np.where(self.any_key, l, 1)
         self.allowed = np.broadcast_to(True if mask is None else np.asarray(mask), P.shape)
-        self.Z = np.ones_like(P) if keep is None else np.broadcast_to(Z_of(keep, self.dropout_p, np.float64), P.shape)
+        self.Z = np.ones_like(P) if keep is None else np.broadcast_to(Z_of(keep, dropout_p, np.float64), P.shape)
         self.mass = (self.P * self.Z) @ np.abs(self.V)
-        self.dropped, self.kept = keep is not None, self.scores_stored or self.operands_stored
+        self.scores_stored, self.dropped, self.kept = scores_stored, keep is not None, scores_stored or operands_stored
 
         # of a row's weights, their sum and their products with V, without O's own storing
         (d, N_k), biased = (self.Q.shape[-1], self.K.shape[-2]), bias is not None
         reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask, bias=bias)
-        delta = ((d + 4 + 2 * biased) * self.u + self.scores_stored * (1 + biased) * self.u_s) * reach
+        delta = ((d + 4 + 2 * biased) * self.u + scores_stored * (1 + biased) * self.u_s) * reach
         delta = delta + logs_rounded * self.u * (reach + math.log(N_k))
         terms = (N_k + 8 * (steps + 1) + 3 * self.dropped) * self.u + self.kept * (1 + self.dropped) * self.u_s
         with np.errstate(over="ignore"):
@@ -286,11 +286,11 @@ class _Bounds:
     def of_O(self, C: float) -> Array:
         """Return how far O may be off, first-order terms taken C times."""
         gain, size = 1 / (1 - self.dropout_p), np.abs(self.V)
-        floor = self.rounds * self.step + self.least * gain * size.sum(axis=-2, keepdims=True)
+        floor = self.stores * self.step + self.least * gain * size.sum(axis=-2, keepdims=True)
         if self.kept:
             floor = floor + self.step * (gain + self.dropped) * size.sum(axis=-2, keepdims=True)
         with np.errstate(over="ignore"):
-            off = C * (self.relative + self.rounds * self.u_s) * np.maximum(self.mass, smallest_step(np.float64))
+            off = C * (self.relative + self.stores * self.u_s) * np.maximum(self.mass, smallest_step(np.float64))
         weights = self.K.shape[-2] if self.logs_rounded else 1
         most = (weights + 1) * gain * (1 + self.u_s) * size.max(axis=-2, keepdims=True)
         return self._within_range(np.where(self.any_key, np.minimum(off, most) + floor, 0.0), self.mass)

@@ -391,19 +391,19 @@ def strides(t: Trial) -> Comparisons:
 def inputs_unmodified(t: Trial) -> Comparisons:
     """No input is written to, nor memory around it."""
     arrays = t.kernel.lay(t.problem, t.case.strides)
-    before = [memory_of(a).copy() for a in arrays]
+    before = {name: memory_of(a).copy() for name, a in arrays.items()}
     mask = None if t.problem.mask is None else t.problem.mask.copy()
     t.kernel.forward_on(arrays, t.problem if mask is None else t.problem.but(mask=mask), copies=False)
-    for name, a, was in zip("qkv", arrays, before, strict=True):
-        yield _unchanged(name, a, was)
+    for name, a in arrays.items():
+        yield _unchanged(name, a, before[name])
     if mask is not None and t.problem.mask is not None:
         yield Comparison("mask afterwards", mask.astype(float), t.problem.mask.astype(float), 0.0)
     if t.kernel.back:
-        arrays = t.kernel.lay_with_dO(t.problem, t.case.strides)
-        before = [memory_of(a).copy() for a in arrays]
+        arrays = t.kernel.lay(t.problem, t.case.strides, back=True)
+        before = {name: memory_of(a).copy() for name, a in arrays.items()}
         t.kernel.backward_on(arrays, t.problem)
-        for name, a, was in zip(("q", "k", "v", "do"), arrays, before, strict=True):
-            yield _unchanged(f"{name}, by the backward function,", a, was)
+        for name, a in arrays.items():
+            yield _unchanged(f"{name}, by the backward function,", a, before[name])
 
 
 def _unchanged(name: str, a: Array, was: Array) -> Comparison:

@@ -8,7 +8,7 @@ from flashsim import kernels, mlp
 from flashsim.theory import kernel_product_bound, kernel_x_outer_constants
 from flashsim.theory.mlp import fusing_border
 from flashsim.verify.claim import Claim
-from flashsim.verify.programs import exact_and_counted
+from flashsim.verify.shared import exact_and_counted
 
 
 def kernel_products_exact(full: bool) -> Claim:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from flashsim import approximate, theory
 from flashsim.verify.claim import Claim
-from flashsim.verify.programs import exact_and_counted
+from flashsim.verify.shared import exact_and_counted
 
 
 def approximations_exact(full: bool) -> Claim:
