@@ -70,18 +70,23 @@ class Trial:
         return one.solution.O_budget + other.solution.O_budget
 
 
+Run = Callable[[Trial], Comparisons]
 Needs = Callable[[Kernel], str]
 Fit = Callable[[Case, Kernel], Case | None]
 
 
 @dataclass(frozen=True)
 class Check:
-    """A property. `needs` says why it does not apply to a kernel, or ""; `fit` makes a case fit, or returns None."""
+    """A property. `fit` makes a case fit, or returns None."""
 
     name: str
-    run: Callable[[Trial], Comparisons]
-    needs: Needs
+    run: Run
+    conditions: tuple[Needs, ...]
     fit: Fit
+
+    def needs(self, kernel: Kernel) -> str:
+        """Return why it does not apply to a kernel, or ""."""
+        return next((why for condition in self.conditions if (why := condition(kernel))), "")
 
     @property
     def about(self) -> str:
@@ -92,20 +97,14 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def check(
-    needs: Needs = lambda kernel: "", fit: Fit = lambda case, kernel: case
-) -> Callable[[Callable[[Trial], Comparisons]], Callable[[Trial], Comparisons]]:
-    """Register a function as the check of that name."""
+def check(*conditions: Needs, fit: Fit = lambda case, kernel: case) -> Callable[[Run], Run]:
+    """Register a function as the check of that name, under these conditions: each says why it does not apply, or ""."""
 
-    def register(run: Callable[[Trial], Comparisons]) -> Callable[[Trial], Comparisons]:
-        CHECKS[run.__name__] = Check(run.__name__, run, needs, fit)
+    def register(run: Run) -> Run:
+        CHECKS[run.__name__] = Check(run.__name__, run, conditions, fit)
         return run
 
     return register
-
-
-def _all_of(*needs: Needs) -> Needs:
-    return lambda kernel: next((why for why in (need(kernel) for need in needs) if why), "")
 
 
 def _declares(name: str) -> Needs:
@@ -144,7 +143,7 @@ def oracle(t: Trial) -> Comparisons:
     yield Comparison("O", t.out.O, want.O, want.O_budget, ~t.problem.empty[..., None], t.problem)
 
 
-@check(needs=_lse)
+@check(_lse)
 def log_sum_exp(t: Trial) -> Comparisons:
     """The log-sum-exp of each row's scores, in the base declared."""
     want = t.problem.solution
@@ -162,7 +161,7 @@ def _with_empty_rows(case: Case, kernel: Kernel) -> Case | None:
     return replace(case, causal=True, N_q=max(case.N_q, case.N_k), N_k=min(case.N_q, case.N_k))
 
 
-@check(needs=_defined_empty_rows, fit=_with_empty_rows)
+@check(_defined_empty_rows, fit=_with_empty_rows)
 def empty_rows(t: Trial) -> Comparisons:
     """Rows in which every key is masked give what the spec says; where that is 0, their lse is −∞."""
     empty, want = t.problem.empty, t.problem.solution
@@ -195,7 +194,7 @@ def _poisoned(t: Trial) -> Problem | None:
     return problem.but(**arrays)
 
 
-@check(needs=_masks, fit=_with_dead_keys)
+@check(_masks, fit=_with_dead_keys)
 def masked_kv_poison(t: Trial) -> Comparisons:
     """NaN and ±∞ in keys that are masked for every query, or in their values, reach no output."""
     poisoned = _poisoned(t)
@@ -208,7 +207,7 @@ def masked_kv_poison(t: Trial) -> Comparisons:
         yield Comparison("lse with poisoned keys", got.lse, want.lse, want.lse_budget, live, poisoned)
 
 
-@check(needs=_all_of(_masks, _cross))
+@check(_masks, _cross)
 def appended_masked_keys(t: Trial) -> Comparisons:
     """More keys, all of them masked, change nothing."""
     problem, rng = t.problem, t.rng
@@ -228,7 +227,7 @@ def appended_masked_keys(t: Trial) -> Comparisons:
     )
 
 
-@check(needs=_causal, fit=lambda case, kernel: replace(case, causal=True) if case.N_k > 1 else None)
+@check(_causal, fit=lambda case, kernel: replace(case, causal=True) if case.N_k > 1 else None)
 def causal_no_leak(t: Trial) -> Comparisons:
     """Other, large keys and values in the future of a query do not change its output."""
     problem, rng = t.problem, t.rng
@@ -294,7 +293,7 @@ def identity_values(t: Trial) -> Comparisons:
     yield Comparison("the weights of masked keys", got.O, np.zeros_like(got.O), 0.0, masked, identity)
 
 
-@check(needs=_all_of(_lse, _cross), fit=lambda case, kernel: case if case.N_k > kernel.spec.multiples[1] else None)
+@check(_lse, _cross, fit=lambda case, kernel: case if case.N_k > kernel.spec.multiples[1] else None)
 def split_and_merge(t: Trial) -> Comparisons:
     """Attention to parts of the keys, merged by their log-sum-exps, is attention to all of them."""
     problem, N_k = t.problem, t.problem.score_shape[-1]
@@ -336,7 +335,7 @@ def split_and_merge(t: Trial) -> Comparisons:
 
 
 @check(
-    needs=_declares("gqa"),
+    _declares("gqa"),
     fit=lambda case, kernel: case if case.group > 1 else replace(case, group=2 + case.seed % 2),
 )
 def grouped_heads(t: Trial) -> Comparisons:
@@ -349,7 +348,7 @@ def grouped_heads(t: Trial) -> Comparisons:
     )
 
 
-@check(needs=_declares("scale"))
+@check(_declares("scale"))
 def scale_equivalence(t: Trial) -> Comparisons:
     """Twice the scale does what queries twice as large do; the default scale is 1/√d."""
     problem = t.problem
@@ -374,7 +373,7 @@ def _strided(case: Case, kernel: Kernel) -> Case | None:
 
 
 @check(
-    needs=lambda kernel: "the spec declares contiguous arrays" if kernel.spec.strides == "contiguous" else "",
+    lambda kernel: "the spec declares contiguous arrays" if kernel.spec.strides == "contiguous" else "",
     fit=_strided,
 )
 def strides(t: Trial) -> Comparisons:
@@ -410,7 +409,7 @@ def _unchanged(name: str, a: Array, was: Array) -> Comparison:
     return Comparison(f"memory of {name} afterwards", memory_of(a).astype(np.float64), was.astype(np.float64), 0.0)
 
 
-@check(needs=lambda kernel: "" if kernel.spec.deterministic else "the spec declares it not deterministic")
+@check(lambda kernel: "" if kernel.spec.deterministic else "the spec declares it not deterministic")
 def determinism(t: Trial) -> Comparisons:
     """The same call again, after another one, gives the same bits."""
     problem = t.problem
@@ -428,7 +427,7 @@ def _gradients_promised(t: Trial) -> bool:
     return t.spec.empty_rows == "zero" or not t.problem.empty.any()
 
 
-@check(needs=_backward)
+@check(_backward)
 def gradients(t: Trial) -> Comparisons:
     """dq, dk, dv for a random dO against the oracle's."""
     if not _gradients_promised(t):
@@ -443,7 +442,7 @@ def _widest(case: Case, kernel: Kernel) -> Case | None:
     return replace(case, dtype=wide[0]) if wide and case.N_k and case.regime != "massive" else None
 
 
-@check(needs=_backward, fit=_widest)
+@check(_backward, fit=_widest)
 def finite_differences(t: Trial) -> Comparisons:
     """The slope of the kernel's own forward function, at a few spots, is what its backward function says."""
     if not _gradients_promised(t):
@@ -472,7 +471,7 @@ def finite_differences(t: Trial) -> Comparisons:
         )
 
 
-@check(needs=_all_of(_backward, _masks), fit=_with_dead_keys)
+@check(_backward, _masks, fit=_with_dead_keys)
 def masked_gradients(t: Trial) -> Comparisons:
     """Keys that nobody attends to, and queries that attend to nothing, have gradients of exactly 0."""
     if not _gradients_promised(t):
@@ -484,7 +483,7 @@ def masked_gradients(t: Trial) -> Comparisons:
         yield Comparison(f"{name} of what is masked", got, np.zeros_like(got), 0.0, nothing, t.problem)
 
 
-@check(needs=_all_of(_backward, _masks), fit=_with_dead_keys)
+@check(_backward, _masks, fit=_with_dead_keys)
 def backward_poison(t: Trial) -> Comparisons:
     """NaN and ±∞ in keys that are masked for every query, or in their values, reach no gradient."""
     poisoned = _poisoned(t)
@@ -502,7 +501,7 @@ def _with_dropout(case: Case, kernel: Kernel) -> Case | None:
     return case if case.dropout_p else replace(case, dropout_p=(0.1, 0.5, 0.8)[case.seed % 3])
 
 
-@check(needs=_dropout, fit=_with_dropout)
+@check(_dropout, fit=_with_dropout)
 def dropout(t: Trial) -> Comparisons:
     """Under dropout O is what the keep mask makes of the weights, and the log-sum-exp is as without."""
     problem = t.problem
@@ -514,7 +513,7 @@ def dropout(t: Trial) -> Comparisons:
         yield Comparison("lse under dropout", t.out.lse, exact.lse, exact.lse_budget, live, problem)
 
 
-@check(needs=_all_of(_dropout, _backward), fit=_with_dropout)
+@check(_dropout, _backward, fit=_with_dropout)
 def dropout_gradients(t: Trial) -> Comparisons:
     """Under dropout the gradients are those of the forward function with that keep mask."""
     if not _gradients_promised(t):
@@ -525,7 +524,7 @@ def dropout_gradients(t: Trial) -> Comparisons:
         yield Comparison(f"{name} under dropout", got, want, budget, True, problem)
 
 
-@check(needs=_dropout, fit=_with_dropout)
+@check(_dropout, fit=_with_dropout)
 def dropout_mask(t: Trial) -> Comparisons:
     """The keep mask keeps 1 − p, is the same for the same seed, and differs between seeds and between heads."""
     problem = t.problem
