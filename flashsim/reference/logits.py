@@ -57,8 +57,9 @@ def cross_entropy_bounds(
 
     def summed(to: Array, off: Array, G: Array, terms: int, exact: Array) -> Array:
         vanished = C * terms * smallest_step(chip) * (1 + np.abs(g).max()) * (1 + to.max())
-        sums: Array = off @ to + C * (terms + 2 * blocks + 8) * u * (G @ to) + u_s * np.abs(exact) + vanished + tiny
-        return sums
+        return np.asarray(
+            off @ to + C * (terms + 2 * blocks + 8) * u * (G @ to) + u_s * np.abs(exact) + vanished + tiny
+        )
 
     dX = summed(np.abs(E), off, G, v, right.dX)
     dE = summed(np.abs(X), off.T, G.T, N, right.dE)
