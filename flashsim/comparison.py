@@ -80,7 +80,7 @@ def run_all(
         start = time.perf_counter()
         run = forward(algorithm, given.Q, given.K, given.V, **sizes, on_head=on_head)
         seconds = time.perf_counter() - start
-        forwards[name] = _result(algorithm, run, run, _forward_errors(algorithm, run), seconds)
+        forwards[name] = _result(algorithm, run, run, forward_errors(algorithm, run), seconds)
         if back is None:
             continue
         dO = np.random.default_rng(0).standard_normal(run.O.shape).astype(run.O.dtype)
@@ -88,7 +88,7 @@ def run_all(
         start = time.perf_counter()
         found = backward(back, run, dO, on_head=on_head)
         seconds = time.perf_counter() - start
-        backwards[name] = _result(back, run, found, _backward_errors(back, run, found, dO), seconds)
+        backwards[name] = _result(back, run, found, backward_errors(back, run, found, dO), seconds)
     return forwards, backwards
 
 
@@ -145,7 +145,7 @@ def _has_form(algorithm: Algorithm) -> bool:
     return True
 
 
-def _forward_errors(algorithm: Algorithm, run: Run) -> Iterator[Compared]:
+def forward_errors(algorithm: str | Algorithm, run: Run) -> Iterator[Compared]:
     """Yield O, naive attention and the bound, some rows of one head at a time."""
     given, variant, shape = run.inputs, run.variant, run.inputs.shape
     for number, head in enumerate(np.ndindex(given.leading)):
@@ -163,7 +163,7 @@ def _forward_errors(algorithm: Algorithm, run: Run) -> Iterator[Compared]:
             yield run.O[head][rows], attention(Q[rows], K, V, **parts), bound
 
 
-def _backward_errors(back: Algorithm, run: Run, found: Gradients, dO: Array) -> Iterator[Compared]:
+def backward_errors(back: str | Algorithm, run: Run, found: Gradients, dO: Array) -> Iterator[Compared]:
     """Yield dQ, dK and dV, with what they should be and the bound, one KV head with its query heads at a time."""
     given, variant, shape, g = run.inputs, run.variant, run.inputs.shape, run.inputs.group
     if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
