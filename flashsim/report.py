@@ -210,7 +210,6 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
 
 
 def _group(arguments: Mapping[str, Any]) -> int:
-    """Return how many query heads share a KV head."""
     heads: int = arguments["heads"]
     return heads // (arguments.get("kv_heads") or heads)
 

@@ -164,7 +164,6 @@ def _steepness(kernel: str, s: Array) -> Array:
 
 
 def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[Array, Array]:
-    """Return log k, and δ."""
     s = _distances(X, Z) / sigma
     log_k, rho = _log(kernel, s), (2 * X.shape[1] + 3) * u
     match kernel:

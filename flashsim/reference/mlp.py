@@ -56,7 +56,6 @@ def _of_program(fused: bool, given: Mapping[str, Any], blocks: Mapping[str, int]
 
 
 def _spread(mask: Any, shape: tuple[int, int], block: tuple[int, int]) -> Any:
-    """Return which elements a block mask keeps."""
     if mask is None:
         return True
     (rows, cols), (down, across) = shape, block

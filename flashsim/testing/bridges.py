@@ -215,7 +215,6 @@ def _import(package: str) -> Any:
 
 
 def _bits(array: Array) -> Array:
-    """Return the array's elements as integers of the same width, on the same memory."""
     return array.view(INTEGERS[array.dtype.itemsize])
 
 

@@ -155,16 +155,9 @@ class Problem:
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments of the call: only what is used."""
-        used: dict[str, Any] = {}
-        if self.causal:
-            used["causal"] = True
-        if self.scale is not None:
-            used["scale"] = self.scale
-        if self.mask is not None:
-            used["mask"] = self.mask
-        if self.dropout_p:
-            used |= {"dropout_p": self.dropout_p, "seed": self.seed}
-        return used
+        used = {"causal": self.causal or None, "scale": self.scale, "mask": self.mask}
+        used |= {"dropout_p": self.dropout_p, "seed": self.seed} if self.dropout_p else {}
+        return {name: value for name, value in used.items() if value is not None}
 
     @property
     def group(self) -> int:
@@ -333,7 +326,6 @@ class Problem:
         }  # fmt: skip
 
     def _over_groups(self, a: Array) -> Array:
-        """Add up what query heads contribute to the KV head that they share."""
         B, H_q, N, width = a.shape
         return np.asarray(a.reshape(B, H_q // self.group, self.group, N, width).sum(axis=2))
 

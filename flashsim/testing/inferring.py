@@ -111,7 +111,6 @@ def _with_feature(fn: Callable[..., Any], spec: Spec, name: str) -> tuple[Spec, 
 
 
 def _with_empty_rows(fn: Callable[..., Any], spec: Spec) -> tuple[Spec, str]:
-    """Return the spec with what empty rows give, where a row can be empty."""
     case = replace(plain(spec), mask="rows") if spec.masks else replace(plain(spec), N_q=7, N_k=5, causal=True)
     if not spec.masks and (spec.causal != "bottom_right" or not spec.cross):
         return spec, ""

@@ -121,7 +121,6 @@ def _told(changes: Mapping[str, Any], broken: str) -> str:
 
 
 def _of_features(kernel: Kernel, case: Case) -> Iterator[Mismatch]:
-    """Yield what is wrong with the features that the spec declares."""
     spec = kernel.spec
     for keyword, field_ in FIELDS.items():
         if getattr(spec, field_) and (found := _of_keyword(kernel, case, keyword, with_feature(case, field_))):

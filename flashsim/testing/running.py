@@ -218,7 +218,6 @@ def _polish(check: Check, kernel: Kernel, case: Case) -> Finding | None:
 
 
 def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
-    """Yield cases that differ in one value, which is simpler."""
     plain = Case(block=case.block, dtype=spec.dtypes[0])
     for name in ("strides", "mask", "scale", "causal", "dropout_p", "d_v", "dtype", "regime"):
         if getattr(case, name) != getattr(plain, name):

@@ -101,7 +101,6 @@ class Wrapped:
     def _send(
         self, arrays: dict[str, Any], keywords: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any], list[Sent]]:
-        """Return the inputs and the keywords for fn, and what has to be settled after the call."""
         sent = {name: self._bridge.send(name, np.asarray(a)) for name, a in arrays.items()}
         more = {name: self._bridge.send(name, a) for name, a in keywords.items() if isinstance(a, np.ndarray)}
         plain = {name: a.item() if isinstance(a, np.generic) else a for name, a in keywords.items() if name not in more}

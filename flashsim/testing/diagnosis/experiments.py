@@ -100,7 +100,6 @@ def _memory_around(kernel: Kernel, finding: Finding) -> set[str]:
 
 
 def _surrounded(kernel: Kernel, problem: Problem, strides: str, back: bool, by: float) -> Arrays:
-    """Return the kernel's answer with that number around the arrays, and in their gaps."""
     arrays = kernel.lay(problem, strides, back)
     for a in arrays.values():
         memory = memory_of(a)
@@ -134,7 +133,6 @@ def _numbers(a: Array) -> bool:
 
 
 def _right_without_dropout(kernel: Kernel, finding: Finding) -> set[str]:
-    """Ask whether the same problem goes well without dropout."""
     if not finding.case.dropout_p:
         return set()
     problem = finding.case.problem(kernel.spec).but(dropout_p=0.0)

@@ -31,7 +31,6 @@ class Feature(NamedTuple):
 
 
 def _features(spec: Spec, cases: Sequence[Case]) -> list[Feature]:
-    """Return the features to look for, the plainest first."""
     B_r, B_c = spec.block
     found = [
         Feature("N_k = 0", lambda c: c.N_k == 0, "no keys at all", (FA + "1155", FA + "2470", "deepseek-ai/FlashMLA#11")),
