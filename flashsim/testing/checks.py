@@ -65,6 +65,11 @@ class Trial:
         live = ~self.problem.empty
         return np.asarray(live if self.spec.empty_rows in ("undefined", "mean") else np.ones_like(live))[..., None]
 
+    @property
+    def gradients_promised(self) -> bool:
+        """Whether the spec says what the gradients are: it does not where an empty row is anything but 0."""
+        return self.spec.empty_rows == "zero" or not self.problem.empty.any()
+
     def both(self, one: Problem, other: Problem) -> Array:
         """Return the sum of two problems' budgets, for comparing the kernel with itself."""
         return one.solution.O_budget + other.solution.O_budget
@@ -87,6 +92,11 @@ class Check:
     def needs(self, kernel: Kernel) -> str:
         """Return why it does not apply to a kernel, or ""."""
         return next((why for condition in self.conditions if (why := condition(kernel))), "")
+
+    def compare(self, trial: Trial) -> Comparisons:
+        """Yield what to compare; nothing where that would be gradients that the spec does not promise."""
+        if _backward not in self.conditions or trial.gradients_promised:
+            yield from self.run(trial)
 
     @property
     def about(self) -> str:
@@ -380,7 +390,7 @@ def strides(t: Trial) -> Comparisons:
     """Arrays that are not contiguous, with NaN in their gaps, give what contiguous ones give."""
     want, budget = t.kernel.forward(t.problem), 2 * t.problem.solution.O_budget
     yield Comparison(f"O of strided arrays ({t.case.strides})", t.out.O, want.O, budget, t.defined, t.problem)
-    if t.kernel.back and _gradients_promised(t):
+    if t.kernel.back and t.gradients_promised:
         plain, budgets = t.kernel.backward(t.problem), t.problem.gradients().budgets
         for name, got, same, bound in zip(("dq", "dk", "dv"), t.gradients, plain, budgets, strict=True):
             yield Comparison(f"{name} of strided arrays ({t.case.strides})", got, same, 2 * bound, True, t.problem)
@@ -423,15 +433,9 @@ def determinism(t: Trial) -> Comparisons:
 # ------------------------------------------------------------------------------------------------------------ backward
 
 
-def _gradients_promised(t: Trial) -> bool:
-    return t.spec.empty_rows == "zero" or not t.problem.empty.any()
-
-
 @check(_backward)
 def gradients(t: Trial) -> Comparisons:
     """dq, dk, dv for a random dO against the oracle's."""
-    if not _gradients_promised(t):
-        return
     wants = t.problem.gradients()
     for name, got, want, budget in zip(("dq", "dk", "dv"), t.gradients, *wants, strict=True):
         yield Comparison(name, got, want, budget, True, t.problem)
@@ -445,8 +449,6 @@ def _widest(case: Case, kernel: Kernel) -> Case | None:
 @check(_backward, fit=_widest)
 def finite_differences(t: Trial) -> Comparisons:
     """The slope of the kernel's own forward function, at a few spots, is what its backward function says."""
-    if not _gradients_promised(t):
-        return
     problem, rng, (exact, budgets) = t.problem, t.rng, t.problem.gradients()
     step = 2.0**-12 if problem.q.dtype == np.float64 else 2.0**-4
     dO = problem.dO.astype(np.float64)
@@ -474,8 +476,6 @@ def finite_differences(t: Trial) -> Comparisons:
 @check(_backward, _masks, fit=_with_dead_keys)
 def masked_gradients(t: Trial) -> Comparisons:
     """Keys that nobody attends to, and queries that attend to nothing, have gradients of exactly 0."""
-    if not _gradients_promised(t):
-        return
     dead, empty = t.problem.dead[..., None], t.problem.empty[..., None]
     if t.problem.overflowing.any():
         return
@@ -487,7 +487,7 @@ def masked_gradients(t: Trial) -> Comparisons:
 def backward_poison(t: Trial) -> Comparisons:
     """NaN and ±∞ in keys that are masked for every query, or in their values, reach no gradient."""
     poisoned = _poisoned(t)
-    if poisoned is None or not _gradients_promised(t):
+    if poisoned is None:
         return
     found = t.kernel.backward(poisoned, t.case.strides)
     for name, got, want, budget in zip(("dq", "dk", "dv"), found, *t.problem.gradients(), strict=True):
@@ -516,8 +516,6 @@ def dropout(t: Trial) -> Comparisons:
 @check(_dropout, _backward, fit=_with_dropout)
 def dropout_gradients(t: Trial) -> Comparisons:
     """Under dropout the gradients are those of the forward function with that keep mask."""
-    if not _gradients_promised(t):
-        return
     problem = t.problem
     wants = problem.gradients(t.kernel.keep(problem))
     for name, got, want, budget in zip(("dq", "dk", "dv"), t.gradients, *wants, strict=True):

@@ -56,7 +56,7 @@ def try_check(check: Check, kernel: Kernel, case: Case, trial: Trial | None = No
     worst: Finding | None = None
     try:
         with np.errstate(all="ignore"):
-            for comparison in check.run(trial):
+            for comparison in check.compare(trial):
                 found = _judge(check, fitted, comparison)
                 if found is not None and (worst is None or found.ratio > worst.ratio):
                     worst = found

@@ -46,7 +46,7 @@ def gradients_exact(full: bool) -> Claim:
             M = int(rng.integers(2 * (d + d_v), 3 * N_k * (d + d_v)))
             for name in BACKWARD:
                 run = forward(BACKWARD[name].forward_pass, Q, K, V, M=M, mask=mask, dropout_p=p, seed=runs)
-                compared = forward_errors(run.algorithm, run), backward_errors(name, run, backward(name, run, dO), dO)
+                compared = forward_errors(run), backward_errors(run, backward(name, run, dO), dO)
                 worst = max(worst, *(of_bound(*one) for one in itertools.chain(*compared)))
             runs += 1
     return Claim(

@@ -38,7 +38,7 @@ def theorem_1_exact(full: bool) -> Claim:
                         raise
                     refused += 1  # standard attention keeps S in float16, which ends there
                     continue
-                worst = max(worst, *(of_bound(*one) for one in forward_errors(name, run)))
+                worst = max(worst, *(of_bound(*one) for one in forward_errors(run)))
                 runs += 1
     return Claim(
         "Theorem 1",
