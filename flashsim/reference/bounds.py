@@ -217,16 +217,22 @@ def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike |
     return np.where(most + bound < largest(stored), bound, np.inf)
 
 
-def of_bound(got: Any, want: Any, bound: Any) -> float:
-    """Return the largest error as a part of its bound: at most 1 where all is well.
+def parts_of_bound(got: Any, want: Array, bound: Array) -> Array:
+    """Return each error as a part of its bound: at most 1 if all is well, ∞ where one alone is NaN, or the bound is 0.
 
-    ∞ for NaN, and for an error where the bound is 0; 0 where the bound is ∞, which is for what may overflow, and for no element.
+    A bound of ∞ is for what may overflow the type it is kept in: anything goes there.
     """
+    got = np.asarray(got).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        error, bound = np.abs(np.asarray(got).astype(np.float64) - want), np.asarray(bound)
+        error = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0.0, np.abs(got - want))
         part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
-    part = np.where(bound == np.inf, 0.0, part)
-    return float(np.where(np.isnan(error) | np.isnan(part), np.inf, part).max(initial=0.0))
+    return np.where(bound == np.inf, 0.0, np.where(np.isnan(part), np.inf, part))
+
+
+def of_bound(got: Any, want: Any, bound: Any) -> float:
+    """Return the largest of these parts; 0 for no element, and ∞ for NaN."""
+    parts = parts_of_bound(got, np.asarray(want), np.asarray(bound))
+    return float(np.where(np.isnan(got), np.inf, parts).max(initial=0.0))
 
 
 class _Bounds:

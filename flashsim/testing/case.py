@@ -328,16 +328,3 @@ class Problem:
     def _over_groups(self, a: Array) -> Array:
         B, H_q, N, width = a.shape
         return np.asarray(a.reshape(B, H_q // self.group, self.group, N, width).sum(axis=2))
-
-
-def of_budget(got: Array, want: Array, budget: Array) -> Array:
-    """Return each element's error as a part of its budget: at most 1 if all is well, ∞ where one is NaN and not the other.
-
-    A budget of ∞ is for what may overflow the type it is kept in: anything goes there.
-    """
-    got = np.asarray(got).astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        error = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0.0, np.abs(got - want))
-        part = np.divide(error, budget, out=np.where(error == 0, 0.0, np.inf), where=budget > 0)
-    part = np.where(np.isnan(part), np.inf, part)
-    return np.where(budget == np.inf, 0.0, part)

@@ -14,7 +14,8 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis.errors import NoSuchExample
 
-from flashsim.testing.case import Case, of_budget
+from flashsim.reference.bounds import parts_of_bound
+from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS, Check, Comparison, Trial
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool
 from flashsim.testing.spec import Spec
@@ -69,7 +70,7 @@ def try_check(check: Check, kernel: Kernel, case: Case, trial: Trial | None = No
 
 def _judge(check: Check, case: Case, comparison: Comparison) -> Finding | None:
     want = np.asarray(comparison.want)
-    parts = of_budget(comparison.got, want, np.broadcast_to(np.asarray(comparison.budget, float), want.shape))
+    parts = parts_of_bound(comparison.got, want, np.broadcast_to(np.asarray(comparison.budget, float), want.shape))
     at = np.broadcast_to(np.asarray(comparison.at), want.shape)
     if not at.any():
         return None

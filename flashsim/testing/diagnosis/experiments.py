@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashsim.inputs import Array
-from flashsim.testing.case import Problem, of_budget
+from flashsim.reference.bounds import parts_of_bound
+from flashsim.testing.case import Problem
 from flashsim.testing.diagnosis.exhibits import OF_GRADIENTS, POISONED, finite
 from flashsim.testing.diagnosis.suspicion import Conviction, Suspicion, failing_cases
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool, memory_of
@@ -30,10 +31,10 @@ def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
     """Return whether a kernel's answer is wrong about a problem without dropout, its empty rows left aside."""
     if back:
         exact, budgets = problem.gradients()
-        return any((of_budget(*three) > 1).any() for three in zip(got, exact, budgets, strict=True))
+        return any((parts_of_bound(*three) > 1).any() for three in zip(got, exact, budgets, strict=True))
     right, live = problem.solution, ~problem.empty
-    O_wrong = bool(((of_budget(got[0], right.O, right.O_budget) > 1) & live[..., None]).any())
-    return O_wrong or (len(got) > 1 and bool(((of_budget(got[1], right.lse, right.lse_budget) > 1) & live).any()))
+    O_wrong = bool(((parts_of_bound(got[0], right.O, right.O_budget) > 1) & live[..., None]).any())
+    return O_wrong or (len(got) > 1 and bool(((parts_of_bound(got[1], right.lse, right.lse_budget) > 1) & live).any()))
 
 
 def _passes(kernel: Kernel, finding: Finding) -> list[bool]:
