@@ -103,6 +103,11 @@ class Case:
             self.dropout_p, self.seed, dO_size,
         )  # fmt: skip
 
+    @property
+    def scores(self) -> int:
+        """How many scores there are."""
+        return self.B * self.H_kv * self.group * self.N_q * self.N_k
+
     def arrays(self, spec: Spec | None = None) -> tuple[Array, Array, Array, dict[str, Any]]:
         """Return q, k, v (contiguous, in `spec`'s layout) and the keyword arguments of the call."""
         problem = self.problem(Spec() if spec is None else spec)
@@ -225,14 +230,10 @@ class Problem:
             lse = np.where(self.empty, -np.inf, exact.m + np.log(exact.l))
         stored, chip = float_dtype(self.q.dtype), self.spec.chip(self.q.dtype.name)
         u, u_32 = roundoff(stored), roundoff(chip)
-        q_, k_, v_ = (np.abs(np.where(np.isfinite(a), a, 0.0)) for a in (q, k, v))
-        sizes = abs(self.tau) * (q_ @ k_.swapaxes(-1, -2))
-        reach = np.where(self.allowed, sizes, 0.0).max(axis=-1, keepdims=True)
+        v_ = np.abs(np.where(np.isfinite(v), v, 0.0))
+        reach = reference.score_reach(q, k, scale=self.tau, mask=self.allowed)
         delta = (self.q.shape[-1] + 4) * u_32 * reach + (3 * u * reach if self.spec.stores == "scores" else 0)
-        with np.errstate(invalid="ignore"):
-            S = np.where(self.allowed, self.tau * (q @ k.swapaxes(-1, -2)), -np.inf)
-            P = np.where(self.allowed, np.exp(S - np.where(self.empty, 0.0, lse)[..., None]), 0.0)
-        mass = P @ v_
+        mass = reference.attention(q, k, v_, scale=self.tau, mask=self.allowed)
         with np.errstate(over="ignore", invalid="ignore"):
             relative = np.expm1(2 * delta) + (N_k + 8) * u_32 + 2 * u
             stores = -(-N_k // self.spec.block[1]) if self.spec.stores == "output_per_block" else 0

@@ -167,8 +167,7 @@ def _in_turn(checks: Sequence[Check], case: Case) -> list[Check]:
     """Return the checks of a survey's case: some always, of the others a few that depend on the case alone."""
     always = [check for check in checks if check.name in ALWAYS]
     others = [check for check in checks if check.name not in ALWAYS]
-    large = case.B * case.H_kv * case.group * case.N_q * case.N_k > LARGE
-    some = min(ROTATING_LARGE if large else ROTATING, len(others))
+    some = min(ROTATING_LARGE if case.scores > LARGE else ROTATING, len(others))
     picked = np.random.default_rng(zlib.crc32(repr(case).encode())).choice(len(others), some, replace=False)
     return [*always, *(others[i] for i in sorted(picked))]
 
