@@ -37,7 +37,9 @@ class Sent:
             return
         now = np.asarray(self.fetch()).reshape(self.lent.home.shape)
         changed = now != self.lent.before
-        if changed.any() and not self.lent.writeable:
+        if not changed.any():
+            return
+        if not self.lent.writeable:
             raise ValueError(f"{function} wrote into {self.name}, which is read-only")
         self.lent.home[changed] = now[changed]
 
