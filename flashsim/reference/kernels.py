@@ -154,13 +154,9 @@ def _log(kernel: str, s: Array) -> Array:
 
 def _steepness(kernel: str, s: Array) -> Array:
     """Return −d log k/ds."""
-    return (
-        s
-        if kernel == "gaussian"
-        else np.ones_like(s)
-        if kernel == "laplace"
-        else 2 * s / np.hypot(1, s) / np.hypot(1, s)
-    )
+    if kernel == "gaussian":
+        return s
+    return np.ones_like(s) if kernel == "laplace" else 2 * s / np.hypot(1, s) / np.hypot(1, s)
 
 
 def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[Array, Array]:

@@ -39,13 +39,9 @@ def linear_attention_bounds(
 
 
 def _of_program(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
-    operands = given["Q"], given["K"], given["V"]
-    return {
-        "O": (
-            linear_attention(*operands),
-            linear_attention_bounds(*operands, chunks=-(-len(operands[0]) // blocks["C"])),
-        )
-    }
+    operands = [given[name] for name in "QKV"]
+    bound = linear_attention_bounds(*operands, chunks=-(-len(operands[0]) // blocks["C"]))
+    return {"O": (linear_attention(*operands), bound)}
 
 
 NAIVE = dict.fromkeys(("linear_attention", "linear_attention_two_pass"), _of_program)

@@ -56,14 +56,8 @@ def flash_decoding(full: bool) -> Claim:
     for n, B_c, lengths in ((64, 16, (64, 1, 0)), (301, 16, (301, 17)), (37, 40, (37,))):
         Q, K, V = rng.normal(size=(1, 8)), 3 * rng.normal(size=(n, 8)), rng.normal(size=(n, 8))
         for length, splits, merge in itertools.product(lengths, (None, 1, 2, 5, 40), ("sequence", "tree")):
-            asked: dict[str, Any] = {
-                "splits": splits,
-                "merge": merge,
-                "mask": KeyPadding(length),
-                "M": 2000,
-                "blocks": (1, B_c),
-            }
-            run = forward("split_kv", Q, K, V, **asked)
+            how: dict[str, Any] = {"splits": splits, "merge": merge, "M": 2000, "blocks": (1, B_c)}
+            run = forward("split_kv", Q, K, V, mask=KeyPadding(length), **how)
             whole = np.arange(n)[None] < length
             bound = error_bound(Q, K, V, mask=whole, **rounding("split_kv", run.blocks))
             worst = max(worst, of_bound(run.O, attention(Q, K, V, mask=whole), bound))
