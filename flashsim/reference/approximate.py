@@ -230,10 +230,10 @@ def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) ->
 def _reformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
     order, home = np.asarray(given["order"]).astype(np.int64), np.asarray(given["home"]).T.astype(np.int64)
     buckets = np.empty_like(order)
-    steps = np.diff(np.take_along_axis(home, order, axis=1), axis=1, prepend=0)
-    np.put_along_axis(
-        buckets, order, np.cumsum(steps > 1, axis=1), axis=1
-    )  # a step of 1 is the same bucket's next cluster
+    steps = np.diff(
+        np.take_along_axis(home, order, axis=1), axis=1, prepend=0
+    )  # of 1 to the same bucket's next cluster
+    np.put_along_axis(buckets, order, np.cumsum(steps > 1, axis=1), axis=1)
     how = {"C": blocks["C"], "scale": given["tau"]}
     operands = [*(given[name] for name in "QKV"), buckets]
     return {"O": (reformer(*operands, **how), reformer_bounds(*operands, **how))}

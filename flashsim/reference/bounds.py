@@ -259,10 +259,8 @@ class _Bounds:
         C: float = 2.0,
     ) -> None:
         Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias)
-        self.dropout_p, self.C = (
-            check_p(dropout_p),
-            check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf),
-        )
+        self.dropout_p = check_p(dropout_p)
+        self.C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
         self.steps, self.logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
         self.stores = steps if stores is None else check_count("stores", stores, 0)
         stored = float_dtype(Q.dtype if stored is None else stored)

@@ -49,9 +49,8 @@ def _of_program(fused: bool, given: Mapping[str, Any], blocks: Mapping[str, int]
     X, W1, W2 = (given[name] for name in ("X", "W1", "W2"))
     keep1 = _spread(given["mask1"], W1.shape, (blocks["B_d"], blocks["B_f"]))
     keep2 = _spread(given["mask2"], W2.shape, (blocks["B_f"], blocks["B_o"]))
-    bound = sparse_mlp_bounds(
-        X, W1, W2, keep1, keep2, blocks=W1.shape, fused=fused
-    )  # a product's blocks are columns at least
+    # a product's blocks are columns at least
+    bound = sparse_mlp_bounds(X, W1, W2, keep1, keep2, blocks=W1.shape, fused=fused)
     return {"Y": (sparse_mlp(X, W1, W2, keep1, keep2), bound)}
 
 

@@ -65,10 +65,8 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
         doubtful.append("dtypes")
     if spec.head_dims is not None and "head_dims" not in given:
         dims = tuple(d for d in WIDTHS if fits(fn, replace(spec, head_dims=(d,))))
-        spec, notes["head_dims"] = (
-            replace(spec, head_dims=dims),
-            f"of {', '.join(map(str, WIDTHS))} and 8 these were right",
-        )
+        spec = replace(spec, head_dims=dims)
+        notes["head_dims"] = f"of {', '.join(map(str, WIDTHS))} and 8 these were right"
     for name in FIRST:
         if name not in given:
             spec, note = _with_feature(fn, spec, name)

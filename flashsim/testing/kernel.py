@@ -168,10 +168,8 @@ def _called(fn: Callable[..., Any], arrays: dict[str, Array], options: dict[str,
 
 
 def _raised(error: BaseException) -> str:
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    place = (
-        "" if where.filename == __file__ else f" (at {where.filename}:{where.lineno})"
-    )  # the call itself is no place
+    where = traceback.extract_tb(error.__traceback__)[-1]  # the call itself, in this file, is no place
+    place = "" if where.filename == __file__ else f" (at {where.filename}:{where.lineno})"
     return f"raised {type(error).__name__}: {error}{place}"
 
 

@@ -84,9 +84,8 @@ def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspici
     telling = []
     for features_, has in rows:
         passing = int(has[~failed].sum())
-        chance = n_failed * math.log(max(has.mean(), 1e-9)) + len(features_) * math.log(
-            40
-        )  # log: that it is an accident
+        # the logarithm of the chance that it is an accident
+        chance = n_failed * math.log(max(has.mean(), 1e-9)) + len(features_) * math.log(40)
         if chance < math.log(0.01) and passing <= n_passed / 2:
             telling.append((passing + (len(features_) - 1) * max(2, n_passed // 20), features_, has))
     if not telling:
