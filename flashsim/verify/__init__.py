@@ -1,8 +1,5 @@
 """The ledger: every claim of the paper that flashsim checks, the range it was tried on, what was measured, the verdict.
 
-The last are not the paper's: the systems of the book chapter among the sources, what is optimal, Saha and Ye's, on what
-attention costs where M < d², and a lower bound.
-
 Each check runs one claim and returns a `Claim`; each public function of `MODULES` that returns one is a check. A check that
 raises is a claim that fails. Nothing here is fitted to pass: counts are compared by `==`, constants are derived in
 `flashsim.theory`, and rounding bounds in `flashsim.reference`.
