@@ -202,18 +202,12 @@ def _polish(check: Check, kernel: Kernel, case: Case) -> Finding | None:
     best = try_check(check, kernel, case)
     if best is None or not best.failed or kernel.shapes is not None:
         return best
-    left = POLISHING
-    improved = True
-    while improved:
-        improved = False
-        for simpler in _simpler(best.case, kernel.spec):
-            if not left:
-                return best
-            left -= 1
-            finding = try_check(check, kernel, simpler)
-            if finding is not None and finding.failed and finding.case == simpler:
-                best, improved = finding, True
-                break
+    simpler, left = _simpler(best.case, kernel.spec), POLISHING
+    while left and (tried := next(simpler, None)) is not None:
+        left -= 1
+        finding = try_check(check, kernel, tried)
+        if finding is not None and finding.failed and finding.case == tried:
+            best, simpler = finding, _simpler(tried, kernel.spec)
     return best
 
 
