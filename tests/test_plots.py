@@ -644,7 +644,8 @@ def test_a_figure_by_name_on_axes_of_ones_own_and_as_a_slide() -> None:
     ax = Figure().subplots()
     assert plots.draw("pareto", N=24, d=4, M="1KB", ax=ax) is ax
     assert "N = 24, d = 4" in ax.get_xlabel()
-    for name, panels, sizes in (("blocks", 1, {"N": 64, "d": 8}), ("theorem5", 3, {})):
+    small: dict[str, Any] = {"N": 64, "d": 8}
+    for name, panels, sizes in (("blocks", 1, small), ("theorem5", 3, {})):
         drawn = plots.draw(name, wide=True, **sizes)
         figure = plots.figure_of(drawn)
         assert (1 if isinstance(drawn, Axes) else len(drawn)) == panels == plots.FIGURES[name].panels
