@@ -8,8 +8,7 @@ runs `tensor_core` in its place, if that takes d, with a RuntimeWarning; `flashs
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from flashsim.checking import check_tiles
 from flashsim.gpu import hopper_backward, tensor_core, tensor_core_backward
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import DROPOUT, Launch, counter, dropout, ready, section
+from flashsim.gpu.launching import DROPOUT, Launch, Prepared, counter, dropout, ready, section, totals, warn
 from flashsim.gpu.tensor_maps import contiguous, tensor_map
 from flashsim.masks import SlidingWindow
 from flashsim.records import Blocks, Shape
@@ -124,13 +123,13 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         if q.shape[3] not in tensor_core.HEAD_DIMS:
             raise ValueError(f"q has shape {q.shape}, d = {q.shape[3]}, which tensor_core does not take, and {reason}")
         _refuse(options, f"runs in hopper's place as {reason}")
-        warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
+        warn(f"tensor_core runs in hopper's place: {reason}")
         tensor_core.forward(q, k, v, o, lse, options)
         return
     prepared(None, device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
-def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Callable[..., None] | None:
+def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
     """Return `forward` for arrays of these shapes, strides and dtypes, or None where tensor_core runs in the kernel's place."""
     return None if why_not(capability(device), q.shape[3]) else prepared(None, device, q, k, v, wants_L, options)
 
@@ -146,26 +145,22 @@ def launch(tiles: Tiles, q: Any, k: Any, v: Any, o: Any, lse: Any, options: Opti
     prepared(tiles, device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
-def prepared(
-    tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
-) -> Callable[..., None]:
+def prepared(tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
     """Return what fills o and lse for arrays of these shapes, strides and dtypes, with these tiles or the fastest."""
-    kind, counters = kind_of(options), options.counters
+    kind = kind_of(options)
     tiles = tiles or choose_tiles(q.shape[3], kind, options.dropout_p > 0, options.blocks)
     window, drops = options.window or (-1, 0 if options.causal else -1), (options.dropout_p, options.seed)
     lists: Any = ()
     if kind == "LISTED":
         lists = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2])
     listed = tuple(array.data.ptr for array in lists)
-    strides, asked = (q.strides, k.strides, v.strides), (options.scale, drops, listed, counters is not None)
+    strides, asked = (q.strides, k.strides, v.strides), (options.scale, drops, listed, options.counters is not None)
     start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, wants_L, kind, window, *asked)
 
-    def run(q: Any, k: Any, v: Any, o: Any, lse: Any) -> None:
-        totals = 0 if counters is None else counters.for_launch(ARRAYS).data.ptr
-        L = lse.data.ptr if wants_L else 0
-        start(q.data.ptr, k.data.ptr, v.data.ptr, o.data.ptr, L, counter(device).data.ptr, totals)
+    def run(stream: int, _: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
+        start(stream, Q, K, V, O, L, counter(device, stream), totals(options, ARRAYS))
 
-    return run
+    return Prepared(run)
 
 
 @lru_cache(maxsize=1024)
@@ -184,7 +179,7 @@ def _launch(
     listed: tuple[int, ...],
     counting: bool,
 ) -> Launch:
-    """Return it, to be called with the addresses of Q, K, V, O, L, the counter and totals, for lists of tiles at these."""
+    """Return it, for lists of tiles at these addresses: called with those of Q, K, V, O, L, the counter and totals."""
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     T_r = -(-N_q // tiles.B_r)
     row_blocks = B * H * T_r
@@ -245,13 +240,13 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
     reason = why_not(capability(import_cupy().cuda.runtime.getDevice()), q.shape[3])
     if reason:
         _refuse(options, f"runs in hopper's place as {reason}")
-        warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
+        warn(f"tensor_core runs in hopper's place: {reason}")
         tensor_core_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
         return
     hopper_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
 
 
-def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Callable[..., None] | None:
+def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared | None:
     """Return `backward` for arrays of these shapes, strides and dtypes, or None as `prepare`."""
     return None if why_not(capability(device), q.shape[3]) else hopper_backward.prepared(device, q, k, v, do, options)
 

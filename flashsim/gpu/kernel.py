@@ -70,9 +70,9 @@ class Kernel:
     outrun       (direction, d, the names of what is asked for) -> why a lower rung is faster, or ""
     forward      (q, k, v, o, lse, options): fills o (B, H_q, N_q, d) and, unless None, lse (B, H_q, N_q), float32
     backward     (q, k, v, o, lse, do, dq, dk, dv, options): fills dq, dk, dv, shaped as q, k, v; or None
-    prepare      (device, q, k, v, whether lse is wanted, options) -> what does as `forward`, without options, for all arrays
+    prepare      (device, q, k, v, whether lse is wanted, options) -> a `launching.Prepared` that does as `forward` for arrays
                  of these shapes, strides and dtypes, or None; it looks at no more of an array. Or None
-    prepare_backward  (device, q, k, v, do, options) -> likewise what does as `backward`, or None; or None
+    prepare_backward  (device, q, k, v, do, options) -> likewise one that does as `backward`, or None; or None
 
     Arrays are CuPy's, checked, on the current device; inputs have unit last stride, otherwise any strides; what is to be
     filled, and o and lse in the backward pass, are contiguous. Bfloat16 is ml_dtypes' type: `q.dtype.name` is "bfloat16".
@@ -91,8 +91,8 @@ class Kernel:
     variants: tuple[Variant, ...]
     forward: Callable[..., None]
     backward: Callable[..., None] | None = None
-    prepare: Callable[..., Callable[..., None] | None] | None = None
-    prepare_backward: Callable[..., Callable[..., None] | None] | None = None
+    prepare: Callable[..., Any] | None = None
+    prepare_backward: Callable[..., Any] | None = None
     tensor_cores: bool = False
     output: str | None = None
     longest: int | None = None
