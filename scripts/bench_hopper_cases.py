@@ -32,9 +32,11 @@ from flashsim import gpu, patterns
 from flashsim.entry import run_script
 from flashsim.files import check_target, write_whole
 from flashsim.gpu import hopper_backward
-from flashsim.gpu.benchmark import Setting, arrays, contestants, interleaved, machine
+from flashsim.gpu.benchmark import interleaved
 from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.contestants import Setting, arrays, contestants
 from flashsim.gpu.kernel import Options
+from flashsim.gpu.machine import machine
 from flashsim.reference import attention
 
 Calls = dict[str, Callable[[], Any]]

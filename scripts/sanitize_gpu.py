@@ -33,8 +33,8 @@ import flashsim
 from flashsim import gpu
 from flashsim.entry import run_script
 from flashsim.files import write_whole
-from flashsim.gpu.benchmark import machine
 from flashsim.gpu.compiling import MissingGPU, cache_folder, import_cupy
+from flashsim.gpu.machine import machine
 
 TOOLS: dict[str, tuple[str, ...]] = {
     "memcheck": (),
