@@ -70,6 +70,9 @@ class Tensor:
         self.get_device = lambda: DEVICE
         self.is_neg = lambda: False
 
+    def new_empty(self, shape: Any, dtype: Dtype) -> Tensor:
+        return Tensor(Array(shape if isinstance(shape, tuple) else (shape,), dtype.removeprefix("torch.")))
+
 
 class Size(tuple[int, ...]):
     """A shape of PyTorch's."""
@@ -78,9 +81,9 @@ class Size(tuple[int, ...]):
 Tensor.__module__ = "torch"
 
 
-def _empty(shape: Any, dtype: Dtype, device: int) -> Tensor:
-    assert device == DEVICE
-    return Tensor(Array(shape if isinstance(shape, tuple) else (shape,), dtype.removeprefix("torch.")))
+def _like(tensor: Tensor, memory_format: str) -> Tensor:
+    assert memory_format == "contiguous"
+    return tensor.new_empty(tensor.shape, tensor.dtype)
 
 
 def _place() -> int:
@@ -139,8 +142,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     torch = ModuleType("torch")
     torch.Tensor, torch.nn, torch.strided = Tensor, SimpleNamespace(Parameter=Tensor), "strided"  # type: ignore[attr-defined]
     torch.float32, torch.float16, torch.uint8 = map(Dtype, ("torch.float32", "torch.float16", "torch.uint8"))  # type: ignore[attr-defined]
-    torch.empty = _empty  # type: ignore[attr-defined]
+    torch.empty_like, torch.contiguous_format = _like, "contiguous"  # type: ignore[attr-defined]
     torch.cuda = SimpleNamespace(current_stream=lambda _: SimpleNamespace(cuda_stream=STREAM))  # type: ignore[attr-defined]
+    torch._C = SimpleNamespace()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(tensor_maps, "_encode", lambda: _encode)
     for module in (hopper, hopper_backward, hopper_decode, hopper_fp8):

@@ -123,10 +123,9 @@ def _called(
         run, wanted, copied, counters = settled(direction, x, plain, others)
         for n in copied:
             x.make_contiguous(n)
-        empty, device = x.library.empty, x.device
-        results = [empty(shape, dtype, device) for shape, dtype in wanted]
+        results = x.library.new(wanted, x.given)
         if isinstance(run, Prepared):
-            x.library.run(run, x.at, results, device)
+            x.library.run(run, x.at, results, x.device)
         else:
             run(*x.as_cupy(results))
         if counters is not None:

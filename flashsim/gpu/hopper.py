@@ -210,7 +210,7 @@ def _launch(
         maps = (tensor_map(name, at, *given, dtype.name, *box) for (name, *given, box), at in each)
         return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
 
-    return Launch(device, kernel, blocks, threads, shared, arguments)
+    return Launch(kernel, blocks, threads, shared, arguments)
 
 
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:

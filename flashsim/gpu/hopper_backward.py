@@ -155,9 +155,9 @@ def _launches(
         return np.uint64(dQ), placed(scratch), np.uint64(totals)
 
     return _Launches(
-        Launch(device, kernels[0], row_blocks, PREPARES, 0, preparing),
-        Launch(device, kernels[1], key_blocks, SUMS, shared_bytes(d), summing),
-        Launch(device, kernels[2], row_blocks, ROUNDS, 0, rounding),
+        Launch(kernels[0], row_blocks, PREPARES, 0, preparing),
+        Launch(kernels[1], key_blocks, SUMS, shared_bytes(d), summing),
+        Launch(kernels[2], row_blocks, ROUNDS, 0, rounding),
         sums + rows + turns,
     )
 

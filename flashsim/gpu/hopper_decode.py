@@ -154,10 +154,10 @@ def _launches(
     def merging(O: int, L: int, parts: int, totals: int) -> tuple[Any, ...]:
         return (np.uint64(O), np.uint64(L), *cut(parts), np.int32(blocks), np.int32(share), by_value, np.uint64(totals))
 
-    decode = Launch(device, kernels[0], blocks, THREADS, shared_bytes(d), decoding)
+    decode = Launch(kernels[0], blocks, THREADS, shared_bytes(d), decoding)
     if blocks == heads:
         return _Launches(decode)
-    merge = Launch(device, kernels[1], -(-heads * rows * share // WARPS), 32 * WARPS, 0, merging)
+    merge = Launch(kernels[1], -(-heads * rows * share // WARPS), 32 * WARPS, 0, merging)
     return _Launches(decode, merge, 4 * places * (d + 2))
 
 

@@ -143,8 +143,8 @@ def _launches(
         return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
 
     grid = min(attributes["MultiProcessorCount"], row_blocks)
-    transpose = Launch(device, kernels[0], tiles, TRANSPOSES, 0, transposing)
-    return transpose, Launch(device, kernels[1], grid, THREADS, SHARED, arguments), tiles * d * B_c
+    transpose = Launch(kernels[0], tiles, TRANSPOSES, 0, transposing)
+    return transpose, Launch(kernels[1], grid, THREADS, SHARED, arguments), tiles * d * B_c
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:

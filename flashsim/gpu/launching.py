@@ -149,24 +149,25 @@ class Launch:
     """
 
     def __init__(
-        self, device: int, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., tuple[Any, ...]]
+        self, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., tuple[Any, ...]]
     ) -> None:
-        self._device, self._kernel = device, kernel.kernel  # CuPy's function, on the current device
-        self._how = grid, 1, 1, threads, 1, 1, shared
+        self._kernel, self._launch = (
+            kernel.kernel,
+            import_cupy().cuda.driver.launchKernel,
+        )  # CuPy would look at each argument
+        self._how = self._kernel.ptr, grid, 1, 1, threads, 1, 1, shared
         self._arguments = lru_cache(maxsize=1024)(lambda *addresses: InMemory(arguments(*addresses)))
 
     def __call__(self, stream: int, *addresses: int) -> None:
-        """Launch the kernel: by the driver, since CuPy would look at each argument in every call."""
-        cuda, given = import_cupy().cuda, self._arguments(*addresses)
-        cuda.runtime.setDevice(self._device)  # a thread that has not used it yet has no context
-        cuda.driver.launchKernel(self._kernel.ptr, *self._how, stream, given.at, 0)
+        """Launch the kernel."""
+        self._launch(*self._how, stream, self._arguments(*addresses).at, 0)
 
 
 class Prepared(NamedTuple):
     """What does a rung's work for arrays of which all but addresses is settled.
 
     run      called with the stream's handle, the address of scratch memory, and those of arrays: q, k, v, o, and lse if it is
-             wanted; or q, k, v, o, lse, do, dq, dk, dv
+             wanted; or q, k, v, o, lse, do, dq, dk, dv. In a thread that has used the device: others have no context
     scratch  bytes that it needs
     """
 
@@ -174,8 +175,9 @@ class Prepared(NamedTuple):
     scratch: int = 0
 
     def launch(self, *addresses: int) -> None:
-        """Run it on CuPy's current stream."""
+        """Run it on CuPy's current stream and device."""
         cuda = import_cupy().cuda
+        cuda.runtime.setDevice(cuda.runtime.getDevice())
         memory = cuda.alloc(self.scratch) if self.scratch else None
         self.run(cuda.get_current_stream().ptr, 0 if memory is None else memory.ptr, *addresses)
 

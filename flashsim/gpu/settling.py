@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
+from operator import or_
 from typing import Any, NamedTuple
 
 from flashsim.checking import check_blocks, check_flag, check_p, check_scale, check_seed
 from flashsim.gpu import rungs
 from flashsim.gpu.compiling import capability, import_cupy
 from flashsim.gpu.counters import Counters
-from flashsim.gpu.dlpack import Taken, host
+from flashsim.gpu.dlpack import New, Taken, host
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.masking import Rule, as_array, rule_of
 from flashsim.gpu.tensor_maps import contiguous
@@ -68,10 +69,7 @@ def _described(library: Any, names: Sequence[str], found: tuple[Any, ...]) -> di
 
 def _aligned(names: Sequence[str], at: Sequence[int]) -> bool:
     """Say whether arrays start at multiples of 16 bytes."""
-    together = 0
-    for name, address in zip(names, at, strict=True):
-        together |= 0 if name == "lse" else address
-    return not together % 16
+    return not reduce(or_, at) % 16 or not any(a % 16 for name, a in zip(names, at, strict=True) if name != "lse")
 
 
 def planned(direction: str, x: Taken, causal: bool, dropout_p: float, others: tuple[Any, ...]) -> Plan:
@@ -87,13 +85,13 @@ class Settled(NamedTuple):
     """What is to run, and with what.
 
     run       what is prepared for addresses, or what runs it, given arrays and those that it is to fill
-    results   shapes and dtypes, in the library's words, of what it fills
+    results   what it fills
     copied    the places of arrays of which it needs contiguous copies
     counters  where it counts, if it does
     """
 
     run: Callable[..., None]
-    results: tuple[tuple[Any, Any], ...]
+    results: tuple[New, ...]
     copied: tuple[int, ...]
     counters: Counters | None
 
@@ -147,8 +145,10 @@ def _settle(
     q, k, v = (arrays[name] for name in "qkv")
     shapes, dtypes = found[::3], found[2::3]
     if direction == "forward":
-        results = [(shapes[0], library.dtype(rung.output) if rung.output else dtypes[0])]
-        results += [(shapes[0][:3], library.dtype("float32"))] * wants_lse
+        results: list[New] = [
+            (None, shapes[0], library.dtype(rung.output)) if rung.output else (0, shapes[0], dtypes[0])
+        ]
+        results += [(None, shapes[0][:3], library.dtype("float32"))] * wants_lse
 
         def forward(q: Any, k: Any, v: Any, o: Any, lse: Any = None) -> None:
             rung.forward(q, k, v, o, lse, options)
@@ -158,7 +158,7 @@ def _settle(
     assert rung.backward is not None
     copied = tuple(n for n, name in enumerate(names) if name in ("o", "lse") and not arrays[name].contiguous)
     run = rung.prepare_backward and rung.prepare_backward(device, q, k, v, arrays["do"], options)
-    results = list(zip(shapes[:3], dtypes[:3], strict=True))
+    results = list(zip(range(3), shapes[:3], dtypes[:3], strict=True))
     return Settled(run or partial(rung.backward, options=options), tuple(results), copied, options.counters)
 
 
