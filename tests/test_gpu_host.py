@@ -24,6 +24,7 @@ from flashsim.gpu import (
     hopper_fp8,
     launching,
     settling,
+    tensor_core,
     tensor_maps,
 )
 
@@ -49,7 +50,7 @@ class Array:
     at = 0  # where the next one is
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, ptr: int = 0, strides: tuple[int, ...] = ()) -> None:
-        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.shape, self.dtype, self.itemsize = shape, np.dtype(dtype), np.dtype(dtype).itemsize
         self.strides = strides or tensor_maps.contiguous(shape, self.dtype.itemsize)
         self.data = SimpleNamespace(ptr=ptr or _place(), device_id=DEVICE)
 
@@ -323,3 +324,18 @@ def test_bad_input_gets_its_error_in_every_call(launches: Launches) -> None:
         with pytest.raises(ValueError, match="strides"):
             _backward(X | {"do": Array(X["do"].shape, "float16", strides=(2**20, 2**16, 2**8, 4))}, kernel="hopper")
     assert len(launches) == 2
+
+
+def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scripts import sanitize_gpu
+
+    monkeypatch.setattr(sanitize_gpu, "_normal", lambda *shape: Array(shape, "float16"))
+    monkeypatch.setattr(gpu, "to_fp8", lambda x: Array(x.shape, ml_dtypes.float8_e4m3fn))
+    monkeypatch.setattr(tensor_core, "_ready", lambda *_: lambda *_, **__: None)
+    monkeypatch.setattr(hopper, "_on_gpu", lambda *_: (Array((9,), "int32"), Array((9,), "int32")))
+    for _, launch in sanitize_gpu.launches():
+        launch()
+    rungs = (gpu.kernel(name) for name in ("hopper", "hopper_decode", "hopper_fp8"))
+    variants = [v for rung in rungs for v in rung.variants if v.defines == (("COUNT", 0),)]
+    wanted = {name for v in variants for name in v.functions if "bfloat16" not in name and "round_to_8" not in name}
+    assert wanted == {launch[0] for launch in launches}
