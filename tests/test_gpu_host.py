@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -327,7 +328,7 @@ def test_bad_input_gets_its_error_in_every_call(launches: Launches) -> None:
 
 
 def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
-    from scripts import sanitize_gpu
+    sanitize_gpu = importlib.import_module("scripts.sanitize_gpu")
 
     monkeypatch.setattr(sanitize_gpu, "_normal", lambda *shape: Array(shape, "float16"))
     monkeypatch.setattr(gpu, "to_fp8", lambda x: Array(x.shape, ml_dtypes.float8_e4m3fn))
