@@ -340,3 +340,15 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monke
     variants = [v for rung in rungs for v in rung.variants if v.defines == (("COUNT", 0),)]
     wanted = {name for v in variants for name in v.functions if "bfloat16" not in name and "round_to_8" not in name}
     assert wanted == {launch[0] for launch in launches}
+
+
+@pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
+def test_strides_of_axes_of_length_1_may_be_any(library: Callable[[Array], Any], launches: Launches) -> None:
+    """DLPack gives such axes the stride of one element."""
+    plain, odd = (
+        [library(Array((1, 1, 70, 64), "float16", 2**24, strides)) for _ in "qkv"] for strides in ((), (2, 2, 128, 2))
+    )
+    assert gpu.plan(*plain) == gpu.plan(*odd) == settling.Plan("hopper", gpu.plan(*plain).why)
+    for arrays in (plain, odd):
+        gpu.forward(*arrays)
+    assert [launch[0] for launch in launches] == [launches[0][0]] * 2

@@ -110,29 +110,18 @@ def settled(direction: str, x: Taken, plain: tuple[Any, ...], others: tuple[Any,
     key = direction, x.names, x.library, x.found, _aligned(x.names, x.at), x.device
     mask, block_mask, blocks, count = others
     if mask is block_mask is blocks is None and count is False and _SIMPLE.issuperset(map(type, plain)):
-        return _settled_before(*key, *plain)
+        return _settled_before(key, *plain)
     x.enter()
-    return _settle(*key, plain, others, x.mask)
+    return _settle(key, plain, others, x.mask)
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _settled_before(
-    direction: str, names: Sequence[str], library: Any, found: Any, aligned: bool, device: int, *plain: Any
-) -> Settled:
-    return _settle(direction, names, library, found, aligned, device, plain, (None, None, None, False), None)
+def _settled_before(key: tuple[Any, ...], *plain: Any) -> Settled:
+    return _settle(key, plain, (None, None, None, False), None)
 
 
-def _settle(
-    direction: str,
-    names: Sequence[str],
-    library: Any,
-    found: Any,
-    aligned: bool,
-    device: int,
-    plain: tuple[Any, ...],
-    others: tuple[Any, ...],
-    masked: Any,
-) -> Settled:
+def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...], masked: Any) -> Settled:
+    direction, names, library, found, aligned, device = key
     kernel, causal, scale, dropout_p, seed, deterministic, wants_lse = plain
     mask, block_mask, blocks, count = others
     arrays = _described(library, names, found)
@@ -176,7 +165,8 @@ def _takes(rung: Kernel, what: str, direction: str) -> bool:
 
 def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[bool, ...], on: str) -> Plan:
     q = arrays["q"]
-    aligned &= not any(stride % 16 for name, x in arrays.items() if name != "lse" for stride in x.strides[:-1])
+    given = [x for name, x in arrays.items() if name != "lse"]
+    aligned &= not any(stride % 16 for x in given for n, stride in zip(x.shape[:-1], x.strides, strict=False) if n > 1)
     return _plan(direction, q.dtype, q.shape, arrays["k"].shape, aligned, asked, on)
 
 
