@@ -13,8 +13,8 @@ import numpy as np
 
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy
-from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import Launch, Prepared, check_rows, ready, totals, warn
+from flashsim.gpu.kernel import Kernel, Options, hopper_variants
+from flashsim.gpu.launching import STRIDES, Launch, Prepared, check_rows, ready, totals, warn
 from flashsim.gpu.tensor_maps import tensor_map
 
 FILE = "hopper_decode.cu"
@@ -33,9 +33,8 @@ SHORT, MEDIUM = (
 LEAST = 4  # tiles of a part
 MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
 
-_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
 _PROBLEM = np.dtype(
-    [("Q", _STRIDES), ("tiles", "i8")]
+    [("Q", STRIDES), ("tiles", "i8")]
     + [(name, "i4") for name in ("N_q", "N_k", "H_kv", "group", "heads", "rows", "T_c", "causal", "wants_L")]
     + [("c", "f4"), ("sign", "f4"), ("unused", "i4")]
 )
@@ -188,15 +187,7 @@ KERNEL = Kernel(
     tensor_cores=True,
     dtypes=tuple(ELEMENTS),
     head_dims=tensor_core.HEAD_DIMS,
-    variants=tuple(
-        Variant(
-            FILE,
-            (("COUNT", count),),
-            tuple(function for d in HEAD_DIMS for function in functions(dtype, d)),
-            ("sm_90a",),
-        )
-        for dtype, count in (("float16", 0), ("bfloat16", 0), ("float16", 1))
-    ),
+    variants=hopper_variants(FILE, lambda dtype, _: (name for d in HEAD_DIMS for name in functions(dtype, d))),
     forward=forward,
     prepare=prepare,
     counts=True,

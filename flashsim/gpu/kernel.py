@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,15 @@ class Variant:
     defines: tuple[tuple[str, str | int], ...]
     functions: tuple[str, ...]
     architectures: tuple[str, ...] = ("sm_80", "sm_90a")
+
+
+def hopper_variants(file: str, functions: Callable[[str, bool], Iterable[str]]) -> tuple[Variant, ...]:
+    """Return float16's, bfloat16's, and what counts, for Hopper: `functions` of a dtype and whether it counts."""
+    cases = ("float16", 0), ("bfloat16", 0), ("float16", 1)
+    return tuple(
+        Variant(file, (("COUNT", count),), tuple(dict.fromkeys(functions(dtype, bool(count)))), ("sm_90a",))
+        for dtype, count in cases
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

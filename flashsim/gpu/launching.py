@@ -26,9 +26,9 @@ FLOAT = 4
 L2_PART = 0.8  # of the L2 that what a section of heads reads again may fill
 
 DROPOUT = np.dtype([("key_0", "u4"), ("key_1", "u4"), ("last", "u4"), ("keep_scale", "f4")])
-_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
+STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
 _PROBLEM = np.dtype(
-    [(name, _STRIDES) for name in ("q", "k", "v", "o", "dO")]
+    [(name, STRIDES) for name in ("q", "k", "v", "o", "dO")]
     + [(name, "i8") for name in ("mask", "mask_batch", "mask_head", "mask_row", "mask_column")]
     + [(name, "i4") for name in ("H", "group", "N_q", "N_k")]
     + [("tau", "f4"), ("dropout", DROPOUT), ("unused", "i4")]
