@@ -352,3 +352,14 @@ def test_strides_of_axes_of_length_1_may_be_any(library: Callable[[Array], Any],
     for arrays in (plain, odd):
         gpu.forward(*arrays)
     assert [launch[0] for launch in launches] == [launches[0][0]] * 2
+    wide = [library(Array((1, 1, 70, 64), "float16", 2**24, (2, 2, 136, 2))) for _ in "qkv"]
+    assert "hopper: needs rows that start at multiples of 16 bytes" in gpu.plan(*wide).why
+
+
+def test_the_kernel_of_8_bits_reads_v_where_it_was_transposed_to(launches: Launches) -> None:
+    X = arrays(ml_dtypes.float8_e4m3fn)
+    gpu.forward(X["q"], X["k"], X["v"])
+    (transpose, *_, transposed, _, _, _, _), (_, *_, Q, K, V, _, _, _, _, _) = launches
+    assert transpose == "transpose"
+    pointers = [struct.unpack("<16Q", tensor_map)[1] for tensor_map in (Q, K, V)]
+    assert pointers == [X["q"].data.ptr, X["k"].data.ptr, int.from_bytes(transposed, "little")]
