@@ -34,7 +34,7 @@ def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 
 COUNTED = """(settings) => settings.map(([name, direction, ...sizes]) => {
   const form = FORMS.find((one) => one.name === name && one.direction === direction), causal = sizes.pop();
-  const [N_q, N_k, d, M, B_r, B_c] = sizes.map(BigInt), { arrays, peak } = count(form, { N_q, N_k, d, M, B_r, B_c, causal });
+  const [N_q, N_k, d, M, B_r, B_c] = sizes.map(BigInt), { arrays, peak } = costs(form, { N_q, N_k, d, M, B_r, B_c, causal });
   const moved = Object.fromEntries(arrays.map(([array, reads, writes]) => [array, [reads, writes].map(String)]));
   const blocks = [true, false].map((fit) => lineOne(form, { N_q, N_k, d, M, causal }, fit));
   return [moved, String(peak), ...blocks.map(({ B_r, B_c }) => [B_r, B_c].map(String))];

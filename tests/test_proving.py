@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,13 @@ def test_a_run_s_own_phases_give_no_more_terms_than_the_proof_allows() -> None:
 # ----------------------------------------------------------------------------------------------------------- certificate
 
 
+@cache
+def proved() -> str:
+    return json.dumps(flashsim.prove(N=512, d=64, M=6000, causal=True).certificate())
+
+
 def a_certificate(**changed: Any) -> dict[str, Any]:
-    return {**json.loads(json.dumps(flashsim.prove(N=512, d=64, M=6000, causal=True).certificate())), **changed}
+    return {**json.loads(proved()), **changed}
 
 
 def test_a_certificate_is_checked_apart_from_what_made_it() -> None:

@@ -67,7 +67,7 @@ def standard(
 def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
     """Return the log-sum-exp of the rows of S, which is masked where it lies."""
     S = hbm.peek("S")
-    return logsumexp(S.astype(np.result_type(S.dtype, np.float32)))
+    return logsumexp(S.astype(np.result_type(S.dtype, np.float32), copy=False))
 
 
 ALGORITHM = Algorithm(

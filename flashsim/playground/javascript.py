@@ -14,7 +14,7 @@ from dataclasses import is_dataclass
 from itertools import count
 from textwrap import dedent
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashsim.theory.form import Form, means
 from flashsim.theory.formulas import SYMBOLS
@@ -112,11 +112,10 @@ def _traced_tiles(text: str) -> Any:
     return SimpleNamespace(rows=Symbol(f"{text}.A"), columns=Symbol(f"{text}.C"), cut=cut)
 
 
-class _Constant:
+class _Constant(NamedTuple):
     """A value that is known when the page is made."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
 Part = str | _Constant

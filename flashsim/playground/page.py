@@ -25,14 +25,14 @@ FIRST = ("flash", "q_outer", "standard")
 def page() -> str:
     """Return the page."""
     passes = [(algorithm, theory.form_of(algorithm.name, algorithm.direction)) for algorithm in _shown()]
-    css, js = f"\n{read('typeset.css')}{_read('playground.css')}\n", lighter(script(passes) + _read("playground.js"))
-    js = f"\n{js}\n"
+    css = f"\n{read('typeset.css')}{_read('playground.css')}\n"
+    js = f"\n{lighter(script(passes) + read('elements.js') + _read('playground.js'))}\n"
     parts = {
         "css": css,
         "js": js,
         "policy": policy(css, js),
         "algorithms": _choices(passes),
-        "symbols": _symbols(passes),
+        "typeset": _symbols(passes),
     }
     return filled(_read("playground.html"), parts)
 
@@ -100,7 +100,6 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
 
 
 def _choices(passes: list[tuple[Algorithm, Form]]) -> str:
-    """Return the list of algorithms, as HTML."""
     groups: dict[str, list[str]] = {}
     for number, (algorithm, _) in enumerate(passes):
         loops = f": {algorithm.loops}" if algorithm.loops and algorithm.name in FIRST[:2] else ""
