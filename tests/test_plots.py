@@ -112,7 +112,8 @@ def test_importing_the_figures_opens_no_window() -> None:
 
 @pytest.fixture(scope="module")
 def blocks() -> Axes:
-    return plot_blocks(blocks_data(N=LENGTH, d=D, dtype="float16"))
+    drawn: Axes = plot_blocks(blocks_data(N=LENGTH, d=D, dtype="float16"))
+    return drawn
 
 
 PASSES = (("flash_basic", "forward"), ("flash", "backward"))

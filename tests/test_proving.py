@@ -303,8 +303,9 @@ def test_masks_are_counted_pair_by_pair() -> None:
         flashsim.Causal(offset=-4),
         flashsim.KeyPadding(7),
         flashsim.Causal() & flashsim.QueryPadding(9),
+        flashsim.Tree([-1, *(node // 2 for node in range(19))]),
     ):
-        dense = mask.allows(np.arange(20), np.arange(30), Shape(20, 30, 4, 4), ())
+        dense = mask.whole(Shape(20, 30, 4, 4), ())
         proof = flashsim.prove(N_q=20, N_k=30, d=4, M=500, mask=mask)
         assert (proof.bound.pairs, proof.queries, proof.keys) == (dense.sum(), dense.any(1).sum(), dense.any(0).sum())
 

@@ -14,9 +14,9 @@ import pytest
 
 from flashsim import reference
 from flashsim.algorithms.algorithm_2_flash import flash
+from flashsim.reference.bounds import parts_of_bound
 from flashsim.testing import CHECKS, AttentionCheckFailed, Case, Report, Spec, check_attention, mutants, replay
 from flashsim.testing import parametrize_with_checks as parametrize
-from flashsim.testing.case import of_budget
 from flashsim.testing.kernel import STRIDES, Kernel, lay_out
 from flashsim.testing.mutants import ALL, BASES, EARLY, LATE, Implementation, Mutant
 from flashsim.testing.regimes import MASKS, REGIMES
@@ -533,12 +533,12 @@ def test_real_data_is_among_the_regimes_with_the_scores_of_real_heads() -> None:
 
 def test_nan_never_passes_and_infinite_budgets_do() -> None:
     one, zero = np.ones(1), np.zeros(1)
-    assert of_budget(np.full(1, np.nan), one, one)[0] == np.inf
-    assert of_budget(one, np.full(1, np.nan), one)[0] == np.inf
-    assert of_budget(np.full(1, np.nan), np.full(1, np.nan), one)[0] == 0
-    assert of_budget(one, zero, np.full(1, np.inf))[0] == 0
-    assert of_budget(one, one, zero)[0] == 0
-    assert of_budget(1.5 * one, one, one)[0] == 0.5
+    assert parts_of_bound(np.full(1, np.nan), one, one)[0] == np.inf
+    assert parts_of_bound(one, np.full(1, np.nan), one)[0] == np.inf
+    assert parts_of_bound(np.full(1, np.nan), np.full(1, np.nan), one)[0] == 0
+    assert parts_of_bound(one, zero, np.full(1, np.inf))[0] == 0
+    assert parts_of_bound(one, one, zero)[0] == 0
+    assert parts_of_bound(1.5 * one, one, one)[0] == 0.5
 
 
 # ----------------------------------------------------------------------------------------- the oracle and its budgets

@@ -30,7 +30,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError for a lesson that is not there, and for such a folder."""
     from flashsim import gallery
 
     known = gallery.pages()
