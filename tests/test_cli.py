@@ -420,11 +420,13 @@ def test_the_sample_runs_exactly_through_both_algorithms() -> None:
         ("standard --blocks 3 4", 64),
         ("small_cache --blocks 3 4", 64),
         ("flash --blocks 3 4", 86),
+        ("memory_efficient --backward --blocks 3 4", 71),  # of which its backward pass needs 60
     ],
 )
 def test_without_m_it_is_line_1_s_of_the_blocks_or_what_they_need(asked: str, M: int) -> None:
     options = parse(["step", "--N", "12", "--d", "4", "--algorithm", *asked.split()])
     Q, K, V = inputs.operands(options)
-    found = inputs.arguments(options, Q, K, V, [FORWARD[asked.split()[0]]])
+    algorithm = (BACKWARD if options.backward else FORWARD)[asked.split()[0]]
+    found = inputs.arguments(options, Q, K, V, [algorithm])
     assert found["M"] == M
     assert flashsim.forward(asked.split()[0], Q, K, V, **found).sram.peak <= M
