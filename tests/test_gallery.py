@@ -168,7 +168,7 @@ def test_the_command_refuses_what_is_no_lesson_and_no_folder(
     (tmp_path / "file").touch()
     assert main(["lessons", "casual"]) == main(["lessons", "causal", "-o", "file"]) == 2
     unknown, taken = capsys.readouterr().err.splitlines()
-    assert "there is no lesson 'casual', perhaps you mean 'causal'; expected of online_softmax, " in unknown
+    assert "there is no lesson 'casual', perhaps you mean 'causal'; expected one of online_softmax, " in unknown
     assert "argument -o/--output: file is a file; expected a folder" in taken
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import re
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from flashsim.algorithms import PASSES
 from flashsim.algorithms.record import Algorithm
 from flashsim.playground.javascript import Script, expression, traced
 from flashsim.theory.form import Form
-from flashsim.theory.formulas import OWN, common_symbols
+from flashsim.theory.formulas import common_symbols
 from flashsim.theory.live import _clipped
 from flashsim.tracing.page import filled, lighter, policy, read
 from flashsim.tracing.typeset import named, typeset
@@ -48,8 +47,7 @@ def _shown() -> list[Algorithm]:
         ):
             form = theory.form_of(algorithm.name, algorithm.direction)
             moves = tuple(sorted(form.formulas.items())), form.peak, _skips(form)
-            own = any(re.search(rf"\b({'|'.join(OWN)})\b", text) for pair in form.formulas.values() for text in pair)
-            if moves not in seen and not own and all(option.name != "window" for option in form.options):
+            if moves not in seen and form.symbols is None and all(option.name != "window" for option in form.options):
                 seen.add(moves)
                 found.append(algorithm)
     return found
