@@ -59,12 +59,16 @@ def run(
 
 def _claim(full: bool, check: Check) -> Claim:
     """Return what the check says; a claim that fails where it raises: what it runs may have been changed."""
-    claim = " ".join((check.__doc__ or "").split())
+    said = " ".join((check.__doc__ or "").split())
+    source, _, claim = said.partition(". ")
+    if not claim:
+        source, claim = check.__name__.replace("_", " ").strip(), said
     try:
         with one_blas_thread():
-            return replace(check(full), claim=claim)
+            found = check(full)
     except Exception as error:
         frames = extract_tb(error.__traceback__)
         at = next((frame for frame in reversed(frames) if "algorithms" in Path(frame.filename).parts), frames[-1])
-        said = f"{type(error).__name__}: {error} (line {at.lineno} of {Path(at.filename).name})"
-        return Claim(check.__name__.replace("_", " ").strip(), "broke off", said, False, {}, claim)
+        broke = f"{type(error).__name__}: {error} (line {at.lineno} of {Path(at.filename).name})"
+        found = Claim("broke off", broke, False, {})
+    return replace(found, source=source, claim=claim)

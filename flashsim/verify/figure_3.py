@@ -10,9 +10,8 @@ from flashsim.verify.shared import exact_and_counted
 
 
 def approximations_exact(full: bool) -> Claim:
-    """Linformer and Performer, in tiles, are their own formulas."""
+    """Figure 3. Linformer and Performer, in tiles, are their own formulas."""
     return exact_and_counted(
-        "Figure 3",
         ("linformer", *approximate.PHI.values()),
         400 if full else 80,
         "runs, N, k < 40, d, e < 10",
@@ -22,9 +21,8 @@ def approximations_exact(full: bool) -> Claim:
 
 
 def clusters_exact(full: bool) -> Claim:
-    """Reformer and SMYRF, in clusters of gathered rows, are their own formulas."""
+    """Figure 3. Reformer and SMYRF, in clusters of gathered rows, are their own formulas."""
     return exact_and_counted(
-        "Figure 3",
         ("reformer", "smyrf"),
         200 if full else 40,
         "runs, N < 40, d, e < 10, up to 3 rounds of clusters of up to 29 rows",
@@ -35,8 +33,8 @@ def clusters_exact(full: bool) -> Claim:
 
 
 def approximations_cross(full: bool) -> Claim:
-    """Measured runtimes of approximations begin to cross FlashAttention's at N = 512 to 1,024; with the paper's k, N/8
-    and at most 256, accesses do so far before; with k = 256 at every N, within a factor of two of there."""
+    """Figure 3. Measured runtimes of approximations begin to cross FlashAttention's at N = 512 to 1,024; with the paper's
+    k, N/8 and at most 256, accesses do so far before; with k = 256 at every N, within a factor of two of there."""
     step, last = 16 if full else 64, 4096
     first = {
         said: {
@@ -50,7 +48,6 @@ def approximations_cross(full: bool) -> Claim:
     low, high = min(first["k = 256"].values()), max(first["k = 256"].values())
     paper = max(N for case, N in first["the paper's k"].items() if ", flash," in case)
     return Claim(
-        "Figure 3",
         f"Linformer, Performer, against flash, q_outer, d = 64, M = 100 and 192 KB, each {step}th N ≤ {last:,}",
         f"fewer accesses than flash from N = {paper} on; with k = 256 from N = {low} to {high:,}",
         paper <= 256 and 256 <= low <= high <= 2048,
