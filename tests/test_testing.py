@@ -130,7 +130,7 @@ def test_what_is_no_answer_is_said_to_be_none(returned: Callable[[Any], Any], sa
     def kernel(q: Any, k: Any, v: Any, **_: Any) -> Any:
         return returned(reference.attention(q, k, v).astype(q.dtype))
 
-    report = check_attention(kernel, Spec(), max_examples=20, on_fail="return")
+    report = check_attention(kernel, Spec(), max_examples=20, checks=["oracle"], on_fail="return")
     assert said in re.sub(r"\s+", " ", str(report))
     assert not report.ok
 
@@ -162,7 +162,7 @@ def test_a_kernel_that_forgets_itself_is_reported_even_if_it_cannot_be_shrunk() 
         calls.append(1)
         return reference.attention(q, k, v).astype(q.dtype) + (0.5 if len(calls) % 7 == 0 else 0)
 
-    report = check_attention(kernel, Spec(), max_examples=60, on_fail="return")
+    report = check_attention(kernel, Spec(), max_examples=60, checks=["oracle", "determinism"], on_fail="return")
     assert not report.ok
     assert "determinism" in {failure.check for failure in report.failures}
 
@@ -579,7 +579,7 @@ def test_stored_scores_that_overflow_have_no_budget_and_others_do() -> None:
 
     spec = Spec(dtypes=("float16",), stores="scores")
     with np.errstate(all="ignore"):
-        assert check_attention(unfused, spec, checks=["oracle"], max_examples=300).ok
+        assert check_attention(unfused, spec, checks=["oracle"], max_examples=100).ok
     huge = Case(d=64, N_k=9, dtype="float16", regime="massive").problem(spec)
     huge = huge.but(q=huge.q * np.float16(8))
     assert huge.overflowing.all()

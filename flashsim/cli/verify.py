@@ -29,7 +29,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0 if all claims hold, else 1. Raises ValueError where --json cannot be written."""
     from flashsim import report, verify
 
     check_outputs(options)
