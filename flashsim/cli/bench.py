@@ -71,7 +71,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError where --json cannot be written, and MissingGPU where there is none."""
     from flashsim.gpu.benchmark import benchmark
     from flashsim.gpu.contestants import settings
     from flashsim.gpu.machine import machine
