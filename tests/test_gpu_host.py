@@ -344,7 +344,7 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monke
 
 @pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
 def test_strides_of_axes_of_length_1_may_be_any(library: Callable[[Array], Any], launches: Launches) -> None:
-    """DLPack gives such axes the stride of one element."""
+    """DLPack may give such axes the stride of one element."""
     plain, odd = (
         [library(Array((1, 1, 70, 64), "float16", 2**24, strides)) for _ in "qkv"] for strides in ((), (2, 2, 128, 2))
     )
