@@ -8,6 +8,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -15,6 +16,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+import flashsim
 from flashsim import gpu
 from flashsim.gpu import (
     compiling,
@@ -28,6 +30,7 @@ from flashsim.gpu import (
     tensor_core,
     tensor_maps,
 )
+from flashsim.gpu.kernel import Options
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 DEVICE, STREAM = 7, 5  # the stream is PyTorch's
@@ -363,3 +366,29 @@ def test_the_kernel_of_8_bits_reads_v_where_it_was_transposed_to(launches: Launc
     assert transpose == "transpose"
     pointers = [struct.unpack("<16Q", tensor_map)[1] for tensor_map in (Q, K, V)]
     assert pointers == [X["q"].data.ptr, X["k"].data.ptr, int.from_bytes(transposed, "little")]
+
+
+def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warned_of(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr(tensor_core, "forward", lambda *given: ran.append(given))
+    for module in (hopper, hopper_decode):
+        monkeypatch.setattr(module, "capability", lambda _: "80")
+    q, k, v, *_ = arrays(N=(5, 90)).values()
+    o = Array(q.shape, "float16")
+    for name, said in (("hopper", ["tensor_core"]), ("hopper_decode", ["hopper", "tensor_core"])):
+        rung = gpu.kernel(name)
+        for call in (partial(gpu.forward, q, k, v, kernel=name), partial(rung.forward, q, k, v, o, None, Options(1.0))):
+            with pytest.warns(RuntimeWarning) as warned:
+                call()
+            assert [str(one.message).split()[0] for one in warned] == said
+            assert {one.filename for one in warned} == {__file__}
+    assert len(ran) == 4
+    assert not launches
+    with pytest.raises(
+        ValueError, match=r"window is given; tensor_core, which runs in hopper's place as the GPU has .* 80"
+    ):
+        gpu.forward(q, k, v, kernel="hopper", mask=flashsim.SlidingWindow(9, 3))
+    with pytest.raises(ValueError, match=r"d = 256, which tensor_core does not take, and the GPU has"):
+        gpu.forward(*(Array((1, 1, 9, 256), "float16") for _ in "qkv"), kernel="hopper")
