@@ -122,15 +122,14 @@ def _settled_before(key: tuple[Any, ...], *plain: Any) -> Settled:
 
 def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...], masked: Any) -> Settled:
     direction, names, library, found, aligned, device = key
-    kernel, causal, scale, dropout_p, seed, deterministic, wants_lse = plain
+    kernel, causal, _, dropout_p, *_, wants_lse = plain
     mask, block_mask, blocks, count = others
     arrays = _described(library, names, found)
-    dropout_p = check_p(dropout_p)
     rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
-    asked = _asked(rule, dropout_p, blocks, count)
+    asked = _asked(rule, check_p(dropout_p), blocks, count)
     rung = rungs.kernel(kernel or _fastest(direction, arrays, aligned, asked, capability(device)).kernel)
     _check_shapes(rung, arrays, direction)
-    options = _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count, deterministic, direction)
+    options = _options(rung, arrays, rule, plain, others, direction)
     q, k, v = (arrays[name] for name in "qkv")
     shapes, dtypes = found[::3], found[2::3]
     if direction == "forward":
@@ -248,17 +247,11 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
 
 
 def _options(
-    rung: Kernel,
-    arrays: dict[str, Any],
-    rule: Rule,
-    scale: float | None,
-    dropout_p: float,
-    seed: int,
-    blocks: tuple[int, int] | None,
-    count: bool,
-    deterministic: bool = False,
-    direction: str = "forward",
+    rung: Kernel, arrays: dict[str, Any], rule: Rule, plain: tuple[Any, ...], others: tuple[Any, ...], direction: str
 ) -> Options:
+    """Return what a kernel is asked for besides arrays, or raise ValueError."""
+    _, _, scale, dropout_p, seed, deterministic, _ = plain
+    _, _, blocks, count = others
     q, k = arrays["q"], arrays["k"]
     for name, value in (("count", count), ("deterministic", deterministic)):
         check_flag(name, value)
@@ -281,16 +274,6 @@ def _options(
             raise ValueError(
                 f"mask has shape {mask.shape}; expected one that broadcasts to (B, H_q, N_q, N_k) = {onto}"
             ) from None
-    tau = check_scale(scale, q.shape[3])
-    return Options(
-        tau,
-        rule.causal,
-        dropout_p,
-        seed,
-        mask,
-        window,
-        rule.block_mask,
-        blocks,
-        deterministic,
-        Counters() if count else None,
-    )
+    drops, counters = (dropout_p, seed), Counters() if count else None
+    tau, block_mask = check_scale(scale, q.shape[3]), rule.block_mask
+    return Options(tau, rule.causal, *drops, mask, window, block_mask, blocks, deterministic, counters)
