@@ -208,6 +208,7 @@ VARIATIONS: list[dict[str, Any]] = [
     {"group": 4},
 ]
 ASKED: list[dict[str, Any]] = [{}, {"causal": True}, {"scale": 0.5}, {"scale": -0.5}]
+WINDOWS = [{"mask": flashsim.SlidingWindow(*sides)} for sides in ((9, 0), (9, 1), (8, 0))]
 
 
 def _forward(X: dict[str, Array], **asked: Any) -> None:
@@ -222,7 +223,7 @@ CALLS: dict[str, tuple[Callable[..., None], dict[str, Any], list[dict[str, Any]]
     "hopper": (
         _forward,
         {"kernel": "hopper"},
-        [{"return_lse": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}],
+        [{"return_lse": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}, *WINDOWS],
     ),
     "hopper_decode": (_forward, {"kernel": "hopper_decode", "N": (3, 20_000)}, [{"return_lse": True}]),
     "hopper_fp8": (_forward, {"kernel": "hopper_fp8", "dtype": ml_dtypes.float8_e4m3fn}, [{"return_lse": True}]),

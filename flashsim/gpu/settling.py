@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from flashsim.gpu.dlpack import New, Taken, host
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.masking import Rule, as_array, rule_of
 from flashsim.gpu.tensor_maps import contiguous
+from flashsim.masks import Causal, Mask, SlidingWindow
 
 TAKES = {
     "causal": "causal",
@@ -105,19 +106,21 @@ def settled(direction: str, x: Taken, plain: tuple[Any, ...], others: tuple[Any,
     plain   kernel, causal, scale, dropout_p, seed, deterministic, whether lse is wanted
     others  mask, block_mask, blocks, count
 
-    Where no others are asked for, this depends on shapes, strides and dtypes alone, and is kept: it takes longer than a launch.
+    Where no others but a window are asked for, this depends on shapes, strides and dtypes alone, and is kept: it takes longer
+    than a launch.
     """
     key = direction, x.names, x.library, x.found, _aligned(x.names, x.at), x.device
     mask, block_mask, blocks, count = others
-    if mask is block_mask is blocks is None and count is False and _SIMPLE.issuperset(map(type, plain)):
-        return _settled_before(key, *plain)
+    known = mask is None or (type(mask) in (SlidingWindow, Causal) and mask.offset is None)
+    if known and block_mask is blocks is None and count is False and _SIMPLE.issuperset(map(type, plain)):
+        return _settled_before(key, mask, *plain)
     x.enter()
     return _settle(key, plain, others, x.mask)
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _settled_before(key: tuple[Any, ...], *plain: Any) -> Settled:
-    return _settle(key, plain, (None, None, None, False), None)
+def _settled_before(key: tuple[Any, ...], mask: Mask | None, *plain: Any) -> Settled:
+    return _settle(key, plain, (mask, None, None, False), None)
 
 
 def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...], masked: Any) -> Settled:
@@ -139,15 +142,29 @@ def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...
         results += [(None, shapes[0][:3], library.dtype("float32"))] * wants_lse
 
         def forward(q: Any, k: Any, v: Any, o: Any, lse: Any = None) -> None:
-            rung.forward(q, k, v, o, lse, options)
+            rung.forward(q, k, v, o, lse, _masked(rung, options, q, k))
 
         run = (rung.prepare and rung.prepare(device, q, k, v, wants_lse, options)) or forward
         return Settled(run, tuple(results), (), options.counters)
-    assert rung.backward is not None
+    gradients = rung.backward
+    assert gradients is not None
     copied = tuple(n for n, name in enumerate(names) if name in ("o", "lse") and not arrays[name].contiguous)
     run = rung.prepare_backward and rung.prepare_backward(device, q, k, v, arrays["do"], options)
     results = list(zip(range(3), shapes[:3], dtypes[:3], strict=True))
-    return Settled(run or partial(rung.backward, options=options), tuple(results), copied, options.counters)
+
+    def backward(q: Any, k: Any, *others: Any) -> None:
+        gradients(q, k, *others, _masked(rung, options, q, k))
+
+    return Settled(run or backward, tuple(results), copied, options.counters)
+
+
+def _masked(rung: Kernel, options: Options, q: Any, k: Any) -> Options:
+    """Return options with an array in a window's place, for a rung that knows none: made in each call, as it is large."""
+    if options.window is None or rung.windows:
+        return options
+    N_q, N_k = q.shape[2], k.shape[2]
+    mask = import_cupy().broadcast_to(as_array(options.window, N_q, N_k), (*q.shape[:3], N_k))
+    return replace(options, mask=mask, window=None)
 
 
 def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
@@ -261,9 +278,7 @@ def _options(
             raise ValueError(
                 f"{'mask, a window,' if name == 'window' else name} is given; kernel {rung.name!r} does not take it"
             )
-    blocks, mask, window = check_blocks(blocks), rule.mask, rule.window
-    if window is not None and not rung.windows:
-        mask, window = as_array(window, q.shape[2], k.shape[2]), None
+    blocks, mask = check_blocks(blocks), rule.mask
     if mask is not None:
         onto = (*q.shape[:3], k.shape[2])
         if mask.dtype.name != "bool":
@@ -276,4 +291,4 @@ def _options(
             ) from None
     drops, counters = (dropout_p, seed), Counters() if count else None
     tau, block_mask = check_scale(scale, q.shape[3]), rule.block_mask
-    return Options(tau, rule.causal, *drops, mask, window, block_mask, blocks, deterministic, counters)
+    return Options(tau, rule.causal, *drops, mask, rule.window, block_mask, blocks, deterministic, counters)
