@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from threading import Thread
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -44,6 +45,7 @@ CACHES = (
     hopper_fp8._launches,
     tensor_maps.tensor_map,
     launching._counters,
+    launching._words,
 )
 Launches = list[tuple[Any, ...]]
 
@@ -108,7 +110,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     found: Launches = []
     device = MagicMock(compute_capability="90", attributes={"MultiProcessorCount": 132, "L2CacheSize": 60 * 2**20})
     runtime = SimpleNamespace(getDeviceCount=lambda: 8, getDevice=lambda: DEVICE, CUDARuntimeError=RuntimeError)
-    stream = SimpleNamespace(ptr=0)
+    stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
     cupy = ModuleType("cupy")
     cupy.ndarray = Array  # type: ignore[attr-defined]
     cupy.zeros = lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=64))  # type: ignore[attr-defined]
@@ -288,6 +290,7 @@ def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_st
     asked = {key: value for key, value in always.items() if key == "kernel"}
     with _written(launches) as wanted:
         call(X, **asked)
+    launching._counters.clear()  # or the other stream has the next one
     with _written(launches) as found:
         call({name: Tensor(x) for name, x in X.items()}, **asked)
     assert found
@@ -393,3 +396,14 @@ def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warn
         gpu.forward(q, k, v, kernel="hopper", mask=flashsim.SlidingWindow(9, 3))
     with pytest.raises(ValueError, match=r"d = 256, which tensor_core does not take, and the GPU has"):
         gpu.forward(*(Array((1, 1, 9, 256), "float16") for _ in "qkv"), kernel="hopper")
+
+
+def test_every_stream_and_thread_has_a_counter_of_its_own(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "WORDS", 3)
+    monkeypatch.setattr(sys.modules["cupy"], "zeros", lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=_place())))
+    found = [launching.counter(DEVICE, stream) for stream in range(8)]
+    other = Thread(target=lambda: found.append(launching.counter(DEVICE, 0)))
+    other.start()
+    other.join()
+    assert len(set(found)) == 9
+    assert found[:8] == [launching.counter(DEVICE, stream) for stream in range(8)]
