@@ -250,3 +250,22 @@ def test_bad_input_gets_its_error_in_every_call(launches: Launches) -> None:
         with pytest.raises(ValueError, match="strides"):
             _backward(X | {"do": Array(X["do"].shape, "float16", strides=(2**20, 2**16, 2**8, 4))}, kernel="hopper")
     assert len(launches) == 2
+
+
+def test_an_early_launch_is_written_as_the_driver_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def cuLaunchKernelEx(config: Any, function: Any, arguments: Any, extra: None) -> int:
+        raw = ctypes.string_at(config, 56)
+        attributes, count = struct.unpack_from("<QI", raw, 40)
+        which, _, value = struct.unpack("<iii", ctypes.string_at(attributes, 12))
+        seen.append(
+            (struct.unpack_from("<7I", raw), struct.unpack_from("<Q", raw, 32), which, value, count, function.value)
+        )
+        return 700 if arguments.value == 2 else 0
+
+    monkeypatch.setattr(launching, "_driver", lambda: SimpleNamespace(cuLaunchKernelEx=cuLaunchKernelEx))
+    launching.launch_early(5, (10, 1, 1, 384, 1, 1, 2048), 9, 1)
+    assert seen == [((10, 1, 1, 384, 1, 1, 2048), (9,), 6, 1, 1, 5)]
+    with pytest.raises(RuntimeError, match="CUDA error 700"):
+        launching.launch_early(5, (10, 1, 1, 384, 1, 1, 2048), 9, 2)

@@ -6,15 +6,15 @@ The kernel needs a GPU of compute capability 9.0 and d = 128; no other rung take
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import MissingGPU, capability, current_device, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import ELEMENTS, NOWHERE, check_rows, counter, ready, section
-from flashsim.gpu.tensor_maps import tensor_map
+from flashsim.gpu.launching import ELEMENTS, Launch, check_rows, counter, ready, section
+from flashsim.gpu.tensor_maps import contiguous, tensor_map
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
@@ -71,50 +71,44 @@ def why_not(capability: str, d: int) -> str:
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     """Fill o, float16, and, unless None, lse. Raises ValueError for rows that do not start at multiples of 16 bytes."""
-    cupy = import_cupy()
     device = current_device()
     reason = why_not(capability(device), q.shape[3])
     if reason:
         raise ValueError(f"hopper_fp8 cannot run: {reason}; no other kernel takes {NAME}")
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_rows(name, x.data.ptr, x.shape, x.strides)
-    counters, wants_L = options.counters, lse is not None
-    made = _made(device, q.shape, k.shape, v.strides, wants_L, options.causal, options.scale, counters is not None)
-    totals = counters.for_launch(ARRAYS) if counters is not None else NOWHERE
-    transposed = cupy.empty(made.transposed, "uint8")
-    made.transpose(made.tiles, (TRANSPOSES,), (v, made.strides, transposed, *made.numbers, totals))
-    (B_r, B_c), d = BLOCKS, q.shape[3]
-    sides = (("q", q, NAME, B_r), ("k", k, NAME, B_c), ("v", transposed, NAME, d), ("o", o, "float16", hopper.ROWS))
-    maps = [tensor_map(name, x.data.ptr, x.shape, x.strides, kind, rows) for name, x, kind, rows in sides]
-    arguments = (*maps, lse if wants_L else NOWHERE, counter(device), made.problem, totals)
-    made.kernel(made.grid, (THREADS,), arguments, shared_mem=SHARED)
+    cupy, counters, wants_L = import_cupy(), options.counters, lse is not None
+    strides = q.strides, k.strides, v.strides
+    asked = wants_L, options.causal, options.scale, counters is not None
+    transpose, attend = _launches(device, q.shape, k.shape, strides, *asked)
+    totals = 0 if counters is None else counters.for_launch(ARRAYS).data.ptr
+    turned = cupy.empty(transposed(k.shape), "uint8").data.ptr
+    transpose(v.data.ptr, turned, totals)
+    L = lse.data.ptr if wants_L else 0
+    attend(q.data.ptr, k.data.ptr, turned, o.data.ptr, L, counter(device).data.ptr, totals)
 
 
-class _Made(NamedTuple):
-    """What both launches need besides their arrays: functions and grids; V's strides, Vᵀ's shape and numbers; struct Problem."""
-
-    transpose: Any
-    tiles: tuple[int]
-    strides: Any
-    transposed: tuple[int, ...]
-    numbers: tuple[Any, ...]
-    kernel: Any
-    grid: tuple[int]
-    problem: Any
+def transposed(k: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of V transposed, whole tiles."""
+    B, H_kv, N_k, d = k
+    return B, H_kv, -(-N_k // BLOCKS[1]) * d, BLOCKS[1]
 
 
 @lru_cache(maxsize=1024)
-def _made(
+def _launches(
     device: int,
     q: tuple[int, ...],
     k: tuple[int, ...],
-    v_strides: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
     wants_L: bool,
     causal: bool,
     scale: float,
     counting: bool,
-) -> _Made:
-    """Return it for q and k of these shapes, and v of these strides."""
+) -> tuple[Launch, Launch]:
+    """Return both for q and k of these shapes, and q, k and v of these strides.
+
+    They are to be called with the addresses of V, V transposed and totals; of Q, K, V transposed, O, L, the counter and totals.
+    """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     T_r, T_c = -(-N_q // BLOCKS[0]), -(-N_k // BLOCKS[1])
     row_blocks, tiles = B * H * T_r, B * H_kv * T_c
@@ -126,12 +120,25 @@ def _made(
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
     problem["section"] = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    name = function(causal)
-    transpose, kernel = ready(device, FILE, ("transpose", name), name, SHARED, counting)
-    strides, numbers = np.array([v_strides[:3]], _STRIDES), tuple(np.int32(n) for n in (H_kv, N_k, T_c))
+    name, by_value, v_strides = function(causal), np.void(problem.tobytes()), np.array([strides[2][:3]], _STRIDES)
+    turning, kernel = ready(device, FILE, ("transpose", name), name, SHARED, counting)
+    shape, numbers = transposed(k), tuple(np.int32(n) for n in (H_kv, N_k, T_c))
+    shapes, given = (q, k, shape, q), (*strides[:2], contiguous(shape, 1), contiguous(q, 2))
+    types, heights = (NAME, NAME, NAME, "float16"), (BLOCKS[0], BLOCKS[1], d, hopper.ROWS)
+    sides = tuple(zip(("q", "k", "v", "o"), shapes, given, types, heights, strict=True))
+
+    def of_transpose(V: int, turned: int, totals: int) -> tuple[Any, ...]:
+        return np.uint64(V), v_strides, np.uint64(turned), *numbers, np.uint64(totals)
+
+    def of_attend(Q: int, K: int, V: int, O: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
+        maps = (tensor_map(name, at, *side) for at, (name, *side) in zip((Q, K, V, O), sides, strict=True))
+        return *maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals)
+
     grid = min(attributes["MultiProcessorCount"], row_blocks)
-    shape = B, H_kv, T_c * d, BLOCKS[1]
-    return _Made(transpose, (tiles,), strides, shape, numbers, kernel, (grid,), np.void(problem.tobytes()))
+    return (
+        Launch(device, turning, tiles, TRANSPOSES, 0, of_transpose),
+        Launch(device, kernel, grid, THREADS, SHARED, of_attend, early=True),
+    )
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:

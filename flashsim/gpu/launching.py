@@ -143,20 +143,71 @@ class Launch:
 
     `arguments` makes the kernel's arguments of addresses, and is to depend on nothing else that changes, since what it made
     is kept: so memory may be freed and come back at the same address.
+
+    An `early` one may start while the launch before it ends: its kernel waits (griddepcontrol) before it uses that one's results.
     """
 
     def __init__(
-        self, device: int, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., tuple[Any, ...]]
+        self,
+        device: int,
+        kernel: Any,
+        grid: int,
+        threads: int,
+        shared: int,
+        arguments: Callable[..., tuple[Any, ...]],
+        *,
+        early: bool = False,
     ) -> None:
         self._device, self._kernel = device, kernel.kernel  # CuPy's function, on the current device
-        self._how = grid, 1, 1, threads, 1, 1, shared
+        self._how, self._early = (grid, 1, 1, threads, 1, 1, shared), early
         self._arguments = lru_cache(maxsize=1024)(lambda *addresses: InMemory(arguments(*addresses)))
 
     def __call__(self, *addresses: int) -> None:
         """Launch the kernel on the current stream: by the driver, since CuPy would look at each argument in every call."""
         cuda, given = import_cupy().cuda, self._arguments(*addresses)
         cuda.runtime.setDevice(self._device)  # a thread that has not used it yet has no context
-        cuda.driver.launchKernel(self._kernel.ptr, *self._how, cuda.get_current_stream().ptr, given.at, 0)
+        stream = cuda.get_current_stream().ptr
+        if self._early:
+            launch_early(self._kernel.ptr, self._how, stream, given.at)
+        else:
+            cuda.driver.launchKernel(self._kernel.ptr, *self._how, stream, given.at, 0)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: which one, and its value."""
+
+    _fields_ = (("which", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_uint)
+            for name in ("grid", "grid_y", "grid_z", "threads", "threads_y", "threads_z", "shared")
+        ),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+_EARLY = _Attribute(6, 0, (ctypes.c_int * 16)(1))  # programmatic stream serialization: allowed
+
+
+def launch_early(function: int, how: tuple[int, ...], stream: int, arguments: int) -> None:
+    """Launch as cuda.driver.launchKernel, early: CuPy has no launches with attributes. Raises RuntimeError with CUDA's code."""
+    config = _Config(*how, stream, ctypes.pointer(_EARLY), 1)
+    given = ctypes.c_void_p(function), ctypes.c_void_p(arguments), None
+    status = _driver().cuLaunchKernelEx(ctypes.byref(config), *given)
+    if status:
+        raise RuntimeError(f"cuLaunchKernelEx returned CUDA error {status}")
+
+
+@cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
 
 
 class InMemory:

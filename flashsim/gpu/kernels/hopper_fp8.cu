@@ -57,9 +57,9 @@
 #include "hopper_softmax.cuh"
 
 constexpr int d = 128, B_r = 128, B_c = 128, CONSUMERS = B_r / 64;
-constexpr int LIMIT = 4, OFFSET = 4;
+constexpr int OFFSET = 4;
 constexpr float LARGEST = 448.0f;
-static_assert(1 << (LIMIT + OFFSET) <= LARGEST, "P̃ must not saturate");
+static_assert(1 << OFFSET <= LARGEST, "P̃ must not saturate");
 
 struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
@@ -213,6 +213,7 @@ transpose(const unsigned char* V, Strides stride, unsigned char* tiles, int H_kv
     __shared__ __align__(16) char turned[d * B_c];
     const int j = blockIdx.x % T_c, head = blockIdx.x / T_c, thread = threadIdx.x, lane = thread % 32, chunk = thread / 32;
     V += head / H_kv * stride.batch + head % H_kv * stride.head;
+    let_next_launch_start();
     Word rows[16];
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
@@ -305,6 +306,7 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
         sram.Q_i.there(q).arrive_and_expect(Memory::Q_BYTES);
         load(sram.Q_i.tile(q), Q, at.i * B_r, at.h, at.b, sram.Q_i.there(q));
         Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
+        wait_for_launch_before();  // V_jᵀ
 #pragma unroll 1
         for (; j >= 0; --j, ++kv) {
             if (j > 0) load_K(j - 1, kv + 1);
@@ -363,7 +365,7 @@ template <bool causal> struct Consumer {
         float alpha[2], sums[2];
         if (with_m) {
             if (j >= whole) mask(S_ij, j);
-            grown = softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
+            grown = softmax<B_c, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
         } else {
             fits = weights(S_ij, rows, sums, p.c) && j < whole;
         }
@@ -377,7 +379,7 @@ template <bool causal> struct Consumer {
             const int warp = thread_index() / 32;
             scores_of_a_warp(S_ij, Q_w(q) + warp * 16 * d, sram.K_j.tile(kv));
             if (j >= whole) mask(S_ij, j);
-            grown = softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
+            grown = softmax<B_c, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
             round_to_operands_8(P_next, S_ij);
         } else if (!with_m) {
             rows.l[0] += sums[0], rows.l[1] += sums[1];
@@ -444,26 +446,33 @@ template <bool causal> struct Consumer {
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
     __device__ __forceinline__ void write(const TensorMap& O, float* L, char* O_w, Tally& O_writes, Tally& L_writes) {
-        const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+        const int thread = thread_index(), lane = thread % 32, warp = thread / 32;
         const RowBlock at = sram.row_block(q);
         if (thread == 0) wait_stores_read();
         meet(TOGETHER + w, WARPGROUP);
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
+        float factor[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float l = rows.l[r];
             l += __shfl_xor_sync(~0u, l, 1);
             l += __shfl_xor_sync(~0u, l, 2);
-            const int below = row + 8 * r, query = at.i * B_r + 64 * w + below;
+            const int query = at.i * B_r + 64 * w + 16 * warp + lane / 4 + 8 * r;
             if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
                 L[query] = l == 0.0f ? -INFINITY : (rows.m[r] * p.c - OFFSET) * 0.693147180559945f + logf(l);
                 L_writes.add(1, 1);
             }
-            const float factor = __fdividef(1.0f, nonzero(l));
+            factor[r] = __fdividef(1.0f, nonzero(l));
+        }
+        const int row = 16 * warp + lane % 16;
+        const Word to = __cvta_generic_to_shared(O_w) + row * 128;
 #pragma unroll
-            for (int t = 0; t < d / 8; ++t)
-                *reinterpret_cast<Word*>(O_w + t / 8 * (64 * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4) =
-                    pack<__half>(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+        for (int t = 0; t < d / 8; t += 2) {  // 16 columns
+            Word out[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                out[e] = pack<__half>(O_i[t + e / 2][e % 2 * 2] * factor[e % 2], O_i[t + e / 2][e % 2 * 2 + 1] * factor[e % 2]);
+            store_operand<false>(to + t / 8 * (64 * 128) + ((t % 8 + lane / 16 ^ row % 8) << 4), out);
         }
         show_writes();
         meet(TOGETHER + w, WARPGROUP);
@@ -501,8 +510,8 @@ template <bool causal> struct Consumer {
             rows.init();
             if (j >= 0) {
                 sum(j);
-                j = last_tile(shared, q + 1);
                 start_values_8(O_i, P_ij, sram.V_j.tile(kv - 1));
+                j = last_tile(shared, q + 1);
                 start_first(q + 1, j);
                 finish<1>(O_i);
                 sram.V_j.free(kv - 1).arrive_once_a_warp();
