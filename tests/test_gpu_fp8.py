@@ -88,10 +88,10 @@ def test_200_random_shapes(part: int) -> None:
         assert_near(problem, *run(problem, 128**-0.5, causal), 128**-0.5, causal)
 
 
-@pytest.mark.parametrize("growth", [0.5, 3.9, 4.7, 4.9, 7.9, 20, 200])
+@pytest.mark.parametrize("growth", [0.5, 3.9, 4.1, 7.9, 20, 200])
 @pytest.mark.parametrize("hot", [0, 1, 2], ids=lambda tile: f"tile {tile}")
 def test_weights_do_not_saturate_where_the_maximum_lags_behind(growth: float, hot: int) -> None:
-    """Keys come from the last tile on. Those of one later tile score `growth` powers of 2 more; 2^4.8 fits without a new m."""
+    """Keys come from the last tile on. Those of one later tile score `growth` powers of 2 more; of one key 2^4.8 would fit."""
     N, keys = 512, slice(128 * hot, 128 * hot + 128)
     problem = rounded((1, 1, 1, N, N, 128))
     problem.q[...], problem.k[...], problem.v[...] = 0, 0, 0
@@ -117,41 +117,6 @@ def test_repeats_strides_and_the_plan() -> None:
         gpu.forward(q[..., :64], k[..., :64], v[..., :64])
     with pytest.raises(ValueError, match="float8_e4m3fn"):
         gpu.backward(q, k, v, o, lse, o)
-
-
-def test_a_maximum_that_lags_behind_is_found_again_once() -> None:
-    """All tiles but the first seen score 3.9 powers of 2 more. Where m stays, each tile is computed twice: 5 × the time."""
-    cupy = import_cupy()
-    problem = rounded((1, 4, 4, 4096, 4096, 128))
-    problem.q[...], problem.k[...] = 0, 0
-    problem.q[..., 0], problem.k[:, :, :-128, 0] = 1, 1
-    sent, taken = on_gpu(problem), []
-    for growth in [0, 3.9] * 6:
-        start, end = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record()
-        gpu.forward(*sent, scale=growth * np.log(2))
-        end.record()
-        end.synchronize()
-        taken.append(cupy.cuda.get_elapsed_time(start, end))
-    assert np.median(taken[3::2]) < 2 * np.median(taken[2::2])
-
-
-def test_a_captured_graph_does_as_the_call() -> None:
-    """The main kernel may start before V is transposed, and waits for it: also where both launches are a graph's."""
-    cupy = import_cupy()
-    q, k, v = on_gpu(rounded((2, 3, 3, 700, 700, 128)))
-    wanted = gpu.forward(q, k, v)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        gpu.forward(q, k, v)
-        stream.begin_capture()
-        o = gpu.forward(q, k, v)
-        graph = stream.end_capture()
-        for _ in range(20):
-            o[...] = np.nan
-            graph.launch(stream)
-    stream.synchronize()
-    assert (o == wanted).all()
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -13,7 +13,7 @@ import numpy as np
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import MissingGPU, capability, current_device, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import ELEMENTS, Launch, check_rows, counter, ready, section
+from flashsim.gpu.launching import ELEMENTS, Launch, Prepared, check_rows, counter, ready, section, totals
 from flashsim.gpu.tensor_maps import contiguous, tensor_map
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
@@ -23,7 +23,6 @@ THREADS, TRANSPOSES, ROUNDS = 384, 256, 256  # of the three kernels
 SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32) + 10 * 16 + 3 * 12  # Q_i, K_j, V_j, O_i, barriers, row blocks' numbers
 LARGEST = 448.0
 
-_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L")]
     + [("c", "f4"), ("sign", "f4")]
@@ -75,23 +74,24 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     reason = why_not(capability(device), q.shape[3])
     if reason:
         raise ValueError(f"hopper_fp8 cannot run: {reason}; no other kernel takes {NAME}")
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_rows(name, x.data.ptr, x.shape, x.strides)
-    cupy, counters, wants_L = import_cupy(), options.counters, lse is not None
-    strides = q.strides, k.strides, v.strides
-    asked = wants_L, options.causal, options.scale, counters is not None
-    transpose, attend = _launches(device, q.shape, k.shape, strides, *asked)
-    totals = 0 if counters is None else counters.for_launch(ARRAYS).data.ptr
-    turned = cupy.empty(transposed(k.shape), "uint8").data.ptr
-    transpose(v.data.ptr, turned, totals)
-    L = lse.data.ptr if wants_L else 0
-    attend(q.data.ptr, k.data.ptr, turned, o.data.ptr, L, counter(device).data.ptr, totals)
+    _prepared(device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
-def transposed(k: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of V transposed, whole tiles."""
-    B, H_kv, N_k, d = k
-    return B, H_kv, -(-N_k // BLOCKS[1]) * d, BLOCKS[1]
+def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
+    """Return `forward` for arrays of these shapes, strides and dtypes, or None where it cannot run."""
+    return None if why_not(capability(device), q.shape[3]) else _prepared(device, q, k, v, wants_L, options)
+
+
+def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
+    strides, asked = (q.strides, k.strides, v.strides), (wants_L, options.causal, options.scale)
+    transpose, start, scratch = _launches(device, q.shape, k.shape, strides, *asked, options.counters is not None)
+
+    def run(stream: int, transposed: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
+        moved = totals(options, ARRAYS)
+        transpose(stream, Q, K, V, transposed, moved)
+        start(stream, Q, K, transposed, O, L, counter(device, stream), moved)
+
+    return Prepared(run, scratch)
 
 
 @lru_cache(maxsize=1024)
@@ -104,13 +104,14 @@ def _launches(
     causal: bool,
     scale: float,
     counting: bool,
-) -> tuple[Launch, Launch]:
-    """Return both for q and k of these shapes, and q, k and v of these strides.
+) -> tuple[Launch, Launch, int]:
+    """Return what transposes V, called with the addresses of Q, K, V, Vᵀ and totals; the kernel; and the bytes of Vᵀ.
 
-    They are to be called with the addresses of V, V transposed and totals; of Q, K, V transposed, O, L, the counter and totals.
+    The kernel is called with the addresses of Q, K, Vᵀ, O, L, the counter and totals.
     """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
-    T_r, T_c = -(-N_q // BLOCKS[0]), -(-N_k // BLOCKS[1])
+    B_r, B_c = BLOCKS
+    T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
     row_blocks, tiles = B * H * T_r, B * H_kv * T_c
     if max(row_blocks, tiles) >= hopper.MOST:
         raise ValueError(f"q has shape {q}, k {k}; hopper_fp8 takes fewer than {hopper.MOST:,} tiles")
@@ -120,25 +121,30 @@ def _launches(
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
     problem["section"] = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
-    name, by_value, v_strides = function(causal), np.void(problem.tobytes()), np.array([strides[2][:3]], _STRIDES)
-    turning, kernel = ready(device, FILE, ("transpose", name), name, SHARED, counting)
-    shape, numbers = transposed(k), tuple(np.int32(n) for n in (H_kv, N_k, T_c))
-    shapes, given = (q, k, shape, q), (*strides[:2], contiguous(shape, 1), contiguous(q, 2))
-    types, heights = (NAME, NAME, NAME, "float16"), (BLOCKS[0], BLOCKS[1], d, hopper.ROWS)
-    sides = tuple(zip(("q", "k", "v", "o"), shapes, given, types, heights, strict=True))
+    name = function(causal)
+    kernels = ready(device, FILE, ("transpose", name), name, SHARED, counting)
+    numbers = np.void(np.array(strides[2][:3], "i8").tobytes()), *(np.int32(n) for n in (H_kv, N_k, T_c))
+    across, by_value = (B, H_kv, T_c * d, B_c), np.void(problem.tobytes())
+    sides = (
+        ("q", q, strides[0], NAME, B_r),
+        ("k", k, strides[1], NAME, B_c),
+        ("v", across, contiguous(across, 1), NAME, d),
+        ("o", q, contiguous(q, 2), "float16", hopper.ROWS),
+    )
 
-    def of_transpose(V: int, turned: int, totals: int) -> tuple[Any, ...]:
-        return np.uint64(V), v_strides, np.uint64(turned), *numbers, np.uint64(totals)
+    def transposing(Q: int, K: int, V: int, transposed: int, totals: int) -> tuple[Any, ...]:
+        for name, at, shape, given in zip("qkv", (Q, K, V), (q, k, k), strides, strict=True):
+            check_rows(name, at, shape, given)
+        return np.uint64(V), numbers[0], np.uint64(transposed), *numbers[1:], np.uint64(totals)
 
-    def of_attend(Q: int, K: int, V: int, O: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
-        maps = (tensor_map(name, at, *side) for at, (name, *side) in zip((Q, K, V, O), sides, strict=True))
-        return *maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals)
+    def arguments(Q: int, K: int, V: int, O: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
+        each = zip(sides, (Q, K, V, O), strict=True)
+        maps = (tensor_map(name, at, *rest) for (name, *rest), at in each)
+        return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
 
     grid = min(attributes["MultiProcessorCount"], row_blocks)
-    return (
-        Launch(device, turning, tiles, TRANSPOSES, 0, of_transpose),
-        Launch(device, kernel, grid, THREADS, SHARED, of_attend, early=True),
-    )
+    transpose = Launch(kernels[0], tiles, TRANSPOSES, 0, transposing)
+    return transpose, Launch(kernels[1], grid, THREADS, SHARED, arguments), tiles * d * B_c
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
@@ -165,6 +171,7 @@ KERNEL = Kernel(
         Variant(FILE, (("COUNT", 1),), ("transpose", function(True)), ("sm_90a",)),
     ),
     forward=forward,
+    prepare=prepare,
     counts=True,
     aligned=True,
     choose_blocks=choose_blocks,

@@ -139,10 +139,6 @@ __device__ inline void step(Word* counter) {
 __device__ inline void wait_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// Let the next launch start when all blocks have come here; wait until the launch before has ended, if it may still run.
-__device__ inline void let_next_launch_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ inline void wait_for_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 // What copies of one array move, in elements: in builds with -DCOUNT=1 summed up by the threads that start them.
 struct Tally {
 #if COUNT

@@ -8,14 +8,17 @@
 // - P̃_ij stays in registers. Rounded to 8 bits, a thread's accumulators of columns 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 (q = lane
 //   mod 4) are the 4 bytes that an operand wants to be of columns 4q to 4q + 3. No lane asks another for its bytes: `transpose` puts
 //   the keys of each 32 in that order, and a sum does not care about the order of its terms.
-// - e4m3 ends at 448, and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET) is at most 2^(LIMIT + OFFSET) under lazy
-//   rescaling, where LIMIT is the power of 2 by which m may lag behind. Both are 4: 256 ≤ 448. What is less than 2^-14 of a row's
-//   largest weight becomes 0. ℓ is the sum of P̃ before rounding.
+// - e4m3 ends at 448, and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET) is 2^OFFSET = 16 at most where m is the maximum,
+//   and may be 448 where m lags behind. What is less than 2^-14 of a row's largest weight becomes 0. ℓ is the sum of P̃ before
+//   rounding.
 // - A tile's products take half the cycles that they take in 16 bits, as many as its exponentials: all must run at once. So the
 //   scores of the next tile are computed during this one's exponentials. There is room for S twice since P̃ takes half of it.
 // - Maxima are not taken. P̃ is computed with the m of before; that it fits, its sums say, which ℓ needs anyway: no weight is above
-//   448 where no sum of 16 is. Where one is, the warp computes its rows of S_ij again, by mma.sync, and then m as hopper.cu does.
-//   So it is for the first tile, causally for two: of the first a row may see one key.
+//   448 where no sum of 16 is. Where one is, the warp computes its rows of S_ij again, by mma.sync, and m becomes the maximum. So
+//   it does in the first tile, causally in two: of the first a row may see one key. It is the maximum itself, though m may lag:
+//   with a threshold, rows that stay just below it have sums too large in tile after tile, each of which costs its warpgroup about
+//   9000 cycles more. That was so causally; of the rate with it, full / causal: 1.00 / 1.19 at N = 1024, 1.02 / 1.11 at 4096,
+//   1.01 / 1.03 at 16384. Maxima in all tiles, causally: 1.13, 0.99 and 0.92.
 // - A row block's first scores are computed with the last product of the one before, and wait while that one's O_i is written.
 // - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
 //
@@ -35,10 +38,16 @@
 // exponentials are 1024 each. Starting products 280, maxima and exponentials 1430, waiting 260, rounding P̃ and the rest 240:
 // the exponentials of both consumers fall into the same time, and the unit that takes them is idle for the rest.
 //
+// Now, at 1.76 GHz: a tile 1670. A row block besides, at N = 1024: its first tile 440 more, waiting for the next Q_i 240, its last
+// product 580, O_i 1030, of about 15700 in all. So O_i leaves by stmatrix (0.99 to 1.04 of the rate), and the next Q_i is waited for
+// under the last product (0.99 to 1.05). `transpose` takes 20 µs; at a copy's rate it would be 16. At 690 W the card is at its limit.
+//
 // What did not help. Turns between consumers, for exponentials, cost 18 to 26%: alone, a warp does not keep that unit busy. V_jᵀ
 // made in shared memory, by the producer's idle warps: 3 to 12% slower, though `transpose` takes 20 µs, 3 to 6% of N = 4096. A
 // polynomial for 1/8 of the exponentials: 3 to 7% slower. ℓ summed by tensor cores, of rows of ones below V_jᵀ, was 9 to
 // 17% faster; but they keep about 14 bits of sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%.
+// m of a tile's first 32 keys alone: 0.92 to 0.96 without a mask, for more tiles are computed again. Q_i K_jᵀ started before
+// P̃_ij V_j: 0.98 to 1.02. Half of the diagonal's exponentials left out for the upper warpgroup: 0.97 to 1.01.
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
@@ -213,7 +222,6 @@ transpose(const unsigned char* V, Strides stride, unsigned char* tiles, int H_kv
     __shared__ __align__(16) char turned[d * B_c];
     const int j = blockIdx.x % T_c, head = blockIdx.x / T_c, thread = threadIdx.x, lane = thread % 32, chunk = thread / 32;
     V += head / H_kv * stride.batch + head % H_kv * stride.head;
-    let_next_launch_start();
     Word rows[16];
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
@@ -306,7 +314,6 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
         sram.Q_i.there(q).arrive_and_expect(Memory::Q_BYTES);
         load(sram.Q_i.tile(q), Q, at.i * B_r, at.h, at.b, sram.Q_i.there(q));
         Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
-        wait_for_launch_before();  // V_jᵀ
 #pragma unroll 1
         for (; j >= 0; --j, ++kv) {
             if (j > 0) load_K(j - 1, kv + 1);
