@@ -91,7 +91,7 @@ def test_200_random_shapes(part: int) -> None:
 @pytest.mark.parametrize("growth", [0.5, 3.9, 4.1, 7.9, 20, 200])
 @pytest.mark.parametrize("hot", [0, 1, 2], ids=lambda tile: f"tile {tile}")
 def test_weights_do_not_saturate_where_the_maximum_lags_behind(growth: float, hot: int) -> None:
-    """Keys come from the last tile on. Those of one later tile score `growth` powers of 2 more, up to 4 of which m may ignore."""
+    """Keys come from the last tile on. Those of one later tile score `growth` powers of 2 more; of one key 2^4.8 would fit."""
     N, keys = 512, slice(128 * hot, 128 * hot + 128)
     problem = rounded((1, 1, 1, N, N, 128))
     problem.q[...], problem.k[...], problem.v[...] = 0, 0, 0

@@ -8,14 +8,17 @@
 // - P̃_ij stays in registers. Rounded to 8 bits, a thread's accumulators of columns 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 (q = lane
 //   mod 4) are the 4 bytes that an operand wants to be of columns 4q to 4q + 3. No lane asks another for its bytes: `transpose` puts
 //   the keys of each 32 in that order, and a sum does not care about the order of its terms.
-// - e4m3 ends at 448, and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET) is at most 2^(LIMIT + OFFSET) under lazy
-//   rescaling, where LIMIT is the power of 2 by which m may lag behind. Both are 4: 256 ≤ 448. What is less than 2^-14 of a row's
-//   largest weight becomes 0. ℓ is the sum of P̃ before rounding.
+// - e4m3 ends at 448, and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET) is 2^OFFSET = 16 at most where m is the maximum,
+//   and may be 448 where m lags behind. What is less than 2^-14 of a row's largest weight becomes 0. ℓ is the sum of P̃ before
+//   rounding.
 // - A tile's products take half the cycles that they take in 16 bits, as many as its exponentials: all must run at once. So the
 //   scores of the next tile are computed during this one's exponentials. There is room for S twice since P̃ takes half of it.
 // - Maxima are not taken. P̃ is computed with the m of before; that it fits, its sums say, which ℓ needs anyway: no weight is above
-//   448 where no sum of 16 is. Where one is, the warp computes its rows of S_ij again, by mma.sync, and then m as hopper.cu does.
-//   So it is for the first tile, causally for two: of the first a row may see one key.
+//   448 where no sum of 16 is. Where one is, the warp computes its rows of S_ij again, by mma.sync, and m becomes the maximum. So
+//   it does in the first tile, causally in two: of the first a row may see one key. It is the maximum itself, though m may lag:
+//   with a threshold, rows that stay just below it have sums too large in tile after tile, each of which costs its warpgroup about
+//   9000 cycles more. That was so causally; of the rate with it, full / causal: 1.00 / 1.19 at N = 1024, 1.02 / 1.11 at 4096,
+//   1.01 / 1.03 at 16384. Maxima in all tiles, causally: 1.13, 0.99 and 0.92.
 // - A row block's first scores are computed with the last product of the one before, and wait while that one's O_i is written.
 // - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
 //
@@ -35,10 +38,16 @@
 // exponentials are 1024 each. Starting products 280, maxima and exponentials 1430, waiting 260, rounding P̃ and the rest 240:
 // the exponentials of both consumers fall into the same time, and the unit that takes them is idle for the rest.
 //
+// Now, at 1.76 GHz: a tile 1670. A row block besides, at N = 1024: its first tile 440 more, waiting for the next Q_i 240, its last
+// product 580, O_i 1030, of about 15700 in all. So O_i leaves by stmatrix (0.99 to 1.04 of the rate), and the next Q_i is waited for
+// under the last product (0.99 to 1.05). `transpose` takes 20 µs; at a copy's rate it would be 16. At 690 W the card is at its limit.
+//
 // What did not help. Turns between consumers, for exponentials, cost 18 to 26%: alone, a warp does not keep that unit busy. V_jᵀ
 // made in shared memory, by the producer's idle warps: 3 to 12% slower, though `transpose` takes 20 µs, 3 to 6% of N = 4096. A
 // polynomial for 1/8 of the exponentials: 3 to 7% slower. ℓ summed by tensor cores, of rows of ones below V_jᵀ, was 9 to
 // 17% faster; but they keep about 14 bits of sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%.
+// m of a tile's first 32 keys alone: 0.92 to 0.96 without a mask, for more tiles are computed again. Q_i K_jᵀ started before
+// P̃_ij V_j: 0.98 to 1.02. Half of the diagonal's exponentials left out for the upper warpgroup: 0.97 to 1.01.
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
@@ -57,9 +66,9 @@
 #include "hopper_softmax.cuh"
 
 constexpr int d = 128, B_r = 128, B_c = 128, CONSUMERS = B_r / 64;
-constexpr int LIMIT = 4, OFFSET = 4;
+constexpr int OFFSET = 4;
 constexpr float LARGEST = 448.0f;
-static_assert(1 << (LIMIT + OFFSET) <= LARGEST, "P̃ must not saturate");
+static_assert(1 << OFFSET <= LARGEST, "P̃ must not saturate");
 
 struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
@@ -363,7 +372,7 @@ template <bool causal> struct Consumer {
         float alpha[2], sums[2];
         if (with_m) {
             if (j >= whole) mask(S_ij, j);
-            grown = softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
+            grown = softmax<B_c, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
         } else {
             fits = weights(S_ij, rows, sums, p.c) && j < whole;
         }
@@ -377,7 +386,7 @@ template <bool causal> struct Consumer {
             const int warp = thread_index() / 32;
             scores_of_a_warp(S_ij, Q_w(q) + warp * 16 * d, sram.K_j.tile(kv));
             if (j >= whole) mask(S_ij, j);
-            grown = softmax<B_c, true, LIMIT, OFFSET>(S_ij, rows, alpha, p.c);
+            grown = softmax<B_c, false, 0, OFFSET>(S_ij, rows, alpha, p.c);
             round_to_operands_8(P_next, S_ij);
         } else if (!with_m) {
             rows.l[0] += sums[0], rows.l[1] += sums[1];
@@ -444,26 +453,33 @@ template <bool causal> struct Consumer {
 
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i.
     __device__ __forceinline__ void write(const TensorMap& O, float* L, char* O_w, Tally& O_writes, Tally& L_writes) {
-        const int thread = thread_index(), lane = thread % 32, row = thread / 32 * 16 + lane / 4;
+        const int thread = thread_index(), lane = thread % 32, warp = thread / 32;
         const RowBlock at = sram.row_block(q);
         if (thread == 0) wait_stores_read();
         meet(TOGETHER + w, WARPGROUP);
         L += (Offset(at.b) * p.H + at.h) * p.N_q;
+        float factor[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float l = rows.l[r];
             l += __shfl_xor_sync(~0u, l, 1);
             l += __shfl_xor_sync(~0u, l, 2);
-            const int below = row + 8 * r, query = at.i * B_r + 64 * w + below;
+            const int query = at.i * B_r + 64 * w + 16 * warp + lane / 4 + 8 * r;
             if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
                 L[query] = l == 0.0f ? -INFINITY : (rows.m[r] * p.c - OFFSET) * 0.693147180559945f + logf(l);
                 L_writes.add(1, 1);
             }
-            const float factor = __fdividef(1.0f, nonzero(l));
+            factor[r] = __fdividef(1.0f, nonzero(l));
+        }
+        const int row = 16 * warp + lane % 16;
+        const Word to = __cvta_generic_to_shared(O_w) + row * 128;
 #pragma unroll
-            for (int t = 0; t < d / 8; ++t)
-                *reinterpret_cast<Word*>(O_w + t / 8 * (64 * 128) + below * 128 + ((t % 8 ^ below % 8) << 4) + lane % 4 * 4) =
-                    pack<__half>(O_i[t][2 * r] * factor, O_i[t][2 * r + 1] * factor);
+        for (int t = 0; t < d / 8; t += 2) {  // 16 columns
+            Word out[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                out[e] = pack<__half>(O_i[t + e / 2][e % 2 * 2] * factor[e % 2], O_i[t + e / 2][e % 2 * 2 + 1] * factor[e % 2]);
+            store_operand<false>(to + t / 8 * (64 * 128) + ((t % 8 + lane / 16 ^ row % 8) << 4), out);
         }
         show_writes();
         meet(TOGETHER + w, WARPGROUP);
@@ -501,8 +517,8 @@ template <bool causal> struct Consumer {
             rows.init();
             if (j >= 0) {
                 sum(j);
-                j = last_tile(shared, q + 1);
                 start_values_8(O_i, P_ij, sram.V_j.tile(kv - 1));
+                j = last_tile(shared, q + 1);
                 start_first(q + 1, j);
                 finish<1>(O_i);
                 sram.V_j.free(kv - 1).arrive_once_a_warp();
