@@ -122,13 +122,14 @@ template <bool causal, int d> __device__ inline int first_row_block(const Proble
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// K_j | V_j | Q_i, Q_{i+1} | dO_i, dO_{i+1} | dS_ij, dS_{i+1,j} | dQ_i, on its way | L_i, D_i, L_{i+1}, D_{i+1} | barriers
+// K_j | V_j | Q_i, Q_{i+1} | dO_i, dO_{i+1} | dS_ij, dS_{i+1,j} | dQ_i, on its way | L_i, D_i, L_{i+1}, D_{i+1}
+// | what dropout drops, of row blocks i and i + 1 | barriers
 template <int d> struct Memory {
     static constexpr int STAGES = 2, KV_BYTES = B_c * d * 2, Q_BYTES = B_r<d> * d * 2, ROWS_BYTES = B_r<d> * 2 * 4;
-    static constexpr int dS_BYTES = B_r<d> * B_c * 2, HALF_dQ_BYTES = 64 * 64 * 4;
+    static constexpr int dS_BYTES = B_r<d> * B_c * 2, HALF_dQ_BYTES = 64 * 64 * 4, DROPPED_BYTES = 2048;
     static constexpr int V_AT = KV_BYTES, Q_AT = V_AT + KV_BYTES, dO_AT = Q_AT + STAGES * Q_BYTES;
     static constexpr int dS_AT = dO_AT + STAGES * Q_BYTES, dQ_AT = dS_AT + 2 * dS_BYTES, ROWS_AT = dQ_AT + 2 * HALF_dQ_BYTES;
-    static constexpr int END = ROWS_AT + STAGES * ROWS_BYTES;
+    static constexpr int DROPPED_AT = ROWS_AT + STAGES * ROWS_BYTES, END = DROPPED_AT + 2 * DROPPED_BYTES;
     Word base;
     Ring<1, KV_BYTES> K_j, V_j;
     Ring<STAGES, Q_BYTES> Q_i, dO_i;
@@ -146,6 +147,8 @@ template <int d> struct Memory {
     }
     __device__ Word L_i(Word n) const { return base + ROWS_AT + n % STAGES * ROWS_BYTES; }
     __device__ Word D_i(Word n) const { return L_i(n) + ROWS_BYTES / 2; }
+    // A bit for each element of the n-th row block, for two warps whose keys are 16 apart: [half of the queries][warp][lane].
+    __device__ Word dropped(Word n, Word pair) const { return base + DROPPED_AT + n % 2 * DROPPED_BYTES + pair * 512; }
     __device__ void init() const {
         constexpr int WARPS = 4 * CONSUMERS;
         if (threadIdx.x == 0) {
@@ -239,7 +242,7 @@ __device__ inline Word here(Word x) {
 // A warpgroup, which has keys 64w to 64w + 63 of K_j and V_j: rows of the transposed S_ij, P_ij, dP_ij, dS_ij. A thread has two
 // keys, key and key + 8; element [t][e] is of query 8t + 2 (lane mod 4) + e mod 2, and key + 8 (e / 2).
 template <typename T, int d, bool causal, bool dropping> struct Consumer {
-    static constexpr int B_r = ::B_r<d>;
+    static constexpr int B_r = ::B_r<d>, CALLS = B_r / 16;  // of Philox, for half of the queries
     const Memory<d>& sram;
     const Problem& p;
     const int w, j;
@@ -279,13 +282,13 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
         }
         const int after = (here(j) + 1) * B_c;  // this key block
         if (after > p.N_k || (causal && after - 1 - (p.N_k - p.N_q) > i * B_r)) mask(key, lane);
-        if (dropping) drop(key, lane);
+        if (dropping) drop(n);
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const float x = S_ij[t][2 * r], y = S_ij[t][2 * r + 1];
-                P_ij[t / 2][t % 2 * 2 + r] = dropping ? pack<T>(fmaxf(x, 0.0f), fmaxf(y, 0.0f)) : pack<T>(x, y);
+                P_ij[t / 2][t % 2 * 2 + r] = dropping ? pack_positive<T>(x, y) : pack<T>(x, y);
             }
     }
     __device__ __forceinline__ void mask(int key, int lane) {
@@ -301,22 +304,40 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
             for (int e = 0; e < 4; ++e)
                 if (8 * t + e % 2 < first[e / 2]) S_ij[t][e] = 0.0f;
     }
-    // A call of Philox serves four of a thread's elements, and four of another warp's, whose keys are 16 further on.
-    __device__ __forceinline__ void drop(int key, int lane) {
+    // What dropout drops of the n-th row block. A call of Philox serves four of a thread's elements, and four of the thread's whose
+    // keys are 16 further on, or before: its warp and this one make the calls for half of the queries each, and tell each other.
+    __device__ __forceinline__ void decide(Word n) {
+        const Word thread = here(threadIdx.x - WARPGROUP), lane = thread % 32, pair = thread / 64, half = thread / 32 % 2;
+        const Word row = i * B_r + half * (B_r / 2) + lane % 4 * 2, key = j * B_c + pair * 32 + lane / 4;
+        const Word key_0 = here(p.dropout.key_0), key_1 = here(p.dropout.key_1);
+        Word lower = 0, upper = 0;  // keys'
 #pragma unroll
-        for (int t = 0; t < B_r / 8; t += 2)
+        for (int x = 0; x < CALLS; ++x) {
+            Word words[4];  // [2a + r]: of the query 8a further on and key + 8r; of key + 8r + 16 in the lower half
+            philox(words, row + x / 2 * 16 + x % 2, key, head, key_0, key_1);
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                Word words[4];  // [2a + r]: of the query 8a further on and key + 8r, in the half that bit 4 of key says
-                // 10 rounds at once would take too many registers where d = 64.
-                const Word key_0 = here(p.dropout.key_0), key_1 = here(p.dropout.key_1);
-                philox<d == 64 ? 1 : causal ? 5 : 10>(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, key_0, key_1);
+            for (int of = 0; of < 4; ++of) {
+                lower |= Word(words[of] <= p.dropout.last) << 4 * x + of;
+                upper |= Word(words[of] << 16 <= p.dropout.last) << 4 * x + of;
+            }
+        }
+        const Word to = sram.dropped(n, pair) + half * 256 + lane * 4;
+        store_word(to, lower), store_word(to + 128, upper);
+    }
+    __device__ __forceinline__ void drop(Word n) {
+        const Word thread = here(threadIdx.x - WARPGROUP);
+        meet(TOGETHER + w, WARPGROUP);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Word dropped = load_word(sram.dropped(n, thread / 64) + half * 256 + thread % 64 * 4);
+#pragma unroll
+            for (int x = 0; x < CALLS; ++x)
 #pragma unroll
                 for (int of = 0; of < 4; ++of) {
-                    float& P = S_ij[t + of / 2][of % 2 * 2 + e];
-                    P = words[of] << (key & 16) <= p.dropout.last ? -P : P;
+                    float& P = S_ij[half * CALLS + x / 2 * 2 + of / 2][of % 2 * 2 + x % 2];
+                    P = __int_as_float(__float_as_int(P) ^ (dropped << 31 - 4 * x - of & 1u << 31));
                 }
-            }
+        }
     }
 
     // dS_ij = P_ij ∘ (dP_ij − D_i), rounded, as an operand, and in shared memory, where a query has a row.
@@ -383,12 +404,13 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
     // P_ij and dP_ij of the n-th row block, and dQ_i of the one before the last to shared memory.
     template <bool first> __device__ __forceinline__ void scores(Word n) {
         start_S(n);
+        next();
         if (!first) write_dQ<1>(n - 2);
+        if (dropping) decide(n);
         float L[B_r / 8][2];
         load_L(n, L);
         start_dP(n);
         pass_turn();
-        next();
         softmax(n, L);
         sram.dO_i.wait_there(n);  // it is there: a loop, beyond which the compiler does not move exponentials
         finish<0>(dP_ij);
@@ -424,6 +446,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
             for (int e = 0; e < 4; ++e) dK_j[t][e] = dV_j[t][e] = 0.0f;
         i = first_row_block<causal, d>(p, j * B_c);
         const Word last = (p.T_r - i) * p.group - 1;
+        if (dropping) decide(0);
         sram.K_j.wait_there(0);
         start_S(0);
         sram.V_j.wait_there(0);
