@@ -140,7 +140,7 @@ __device__ inline void wait_until(const Word* counter, Word turn) {
     while (now != turn);
 }
 __device__ inline void step(Word* counter) {
-    asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
 // Wait until this thread's stores have read shared memory, or have written.
