@@ -70,14 +70,19 @@
 // Roofline. Tensor cores: 989 TFLOP/s at 1.83 GHz; at the 700 W that the card may draw cuBLAS has reached 711.
 // At d = 64 a tile's exponentials, 16 a cycle and multiprocessor, need as many cycles as its products: 548.
 //
-//     TFLOP/s, full / causal    N = 512      1024         2048         4096         16384
-//     d = 128                   521 / 336    625 / 487    678 / 602    722 / 657    723 / 729
-//       cuDNN 9.19              482 / 316    539 / 399    583 / 465    600 / 501    625 / 555
-//       tensor_core             288 / 202    297 / 253    322 / 280    323 / 285    322 / 309
-//     d = 64                    471 / 328    520 / 425    542 / 488    559 / 527    571 / 575
-//       cuDNN 9.19              358 / 247    400 / 314    424 / 366    442 / 400    454 / 436
-//       tensor_core             284 / 192    300 / 237    309 / 267    316 / 286    317 / 306
-//     NVIDIA H200, NVRTC 13.0, 2026-11-22; fp16, H d = 2048, B N = 16384; figures/gpu_hopper.json
+// fp16, H d = 2048, B N = 16384.
+// measured:
+//     TFLOP/s, full / causal    N = 512      N = 1024     N = 2048     N = 4096     N = 16384
+//     d = 128                   521 / 340    617 / 477    655 / 575    683 / 626    695 / 691
+//       cuDNN                   486 / 318    547 / 391    562 / 446    594 / 489    614 / 534
+//       FlashAttention-4        402 / 257    510 / 373    585 / 488    628 / 572    655 / 654
+//       tensor_core             289 / 213    305 / 242    306 / 266    316 / 274    310 / 290
+//     d = 64                    475 / 332    515 / 422    538 / 481    546 / 516    551 / 546
+//       cuDNN                   366 / 254    399 / 316    418 / 361    435 / 396    439 / 428
+//       FlashAttention-4        303 / 171    368 / 244    458 / 357    491 / 426    539 / 519
+//       tensor_core             288 / 195    298 / 238    306 / 265    308 / 282    310 / 299
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-22, 52e5883: figures/gpu_hopper.json
+// end of measured
 //
 // no spills, no stack
 #include "hopper_softmax.cuh"

@@ -70,23 +70,26 @@
 // Roofline. Tensor cores: as hopper.cu's. The shared memory's 128 bytes a cycle would do for 0.87 (d = 128) and 0.91 (d = 64) of
 // their rate. At d = 64 P_ij's exponentials take 1024 cycles of a tile's 2560, of which dP_{i+1} hides 512.
 //
-// Measured, five products counted (2.5 times the forward pass), `prepare` and `round_dQ` included; TFLOP/s, full / causal:
+// Five products counted (2.5 times the forward pass), `prepare` and `round_dQ` included; fp16, H d = 2048, B N = 16384.
+// measured:
+//     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
+//     d = 128                   470 / 310    606 / 538    626 / 628
+//       deterministic           378 / 270    474 / 470    552 / 550
+//       cuDNN                   336 / 173    410 / 324    506 / 472
+//       FlashAttention-4        346 / 176    591 / 525    630 / 619
+//       FlashAttention-2        210 / 167    262 / 231    259 / 263
+//       tensor_core             227 / 194    266 / 241    268 / 274
+//     d = 64                    409 / 265    521 / 452    568 / 534
+//       deterministic           318 / 247    394 / 437    479 / 506
+//       cuDNN                   281 / 156    355 / 267    410 / 373
+//       FlashAttention-4        299 / 171    508 / 455    526 / 525
+//       FlashAttention-2        209 / 152    246 / 208    252 / 233
+//       tensor_core             208 / 196    258 / 228    258 / 245
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-22, 52e5883: figures/gpu_hopper_backward.json
+// end of measured
 //
-//                             N = 4096     16384
-//     d = 128                 622 / 553    663 / 654
-//       deterministic         487 / 478    556 / 558
-//       cuDNN 9.19            436 / 332    518 / 465
-//       FlashAttention-2      261 / 232    267 / 264
-//       tensor_core           258 / 233    264 / 261
-//     d = 64                  551 / 475    591 / 544
-//       deterministic         403 / 453    489 / 528
-//       cuDNN 9.19            377 / 288    428 / 386
-//       FlashAttention-2      249 / 211    249 / 241
-//       tensor_core           291 / 244    272 / 264
-//     NVIDIA H200, fp16, H d = 2048, B N = 16384, 2026-11-22: figures/gpu_hopper_backward.json
-//
-// So 1.24 to 1.69 of cuDNN, 0.99 to 1.08 of FlashAttention-4; deterministic costs 3 to 24%.
-// With dropout, N = 2048, d = 64, it runs at 1.4 times tensor_core's rate.
+// Deterministic, it costs 3 to 24% from N = 4096 on. All this is from before the persistent grid and what follows it above.
+// With dropout, N = 2048, d = 64, it runs at 1.4 times tensor_core's rate; before, at 0.85 to 0.9.
 //
 // no spills, no stack
 #include "hopper.cuh"

@@ -38,12 +38,15 @@
 //
 // Roofline: HBM. A copy reaches 4.2 TB/s of the 4.8 that the H200 is said to have, reading alone 4.4 to 4.5.
 //
-//     GB/s of K and V, 1 / 8 queries    32 × 8192       8 × 8192        1 × 131072      sequences × keys; 64 heads, 8 of K and V
-//     hopper_decode                     4536 / 4421     4004 / 3674     4285 / 4068
-//       cuDNN 9.19                      4541 / 614      3933 / 670      4256 / 345
-//       FlashAttention-4                4494 / 4410     3004 / 2731     404 / 394
-//       a copy                          4187            4179            4182
-//     NVIDIA H200, driver 580.159.04, NVRTC 13.0, 2026-11-22; fp16, d = 128; figures/gpu_hopper_cases.json
+// Sequences × keys; 64 heads, 8 of K and V, fp16, d = 128.
+// measured:
+//     GB/s of K and V, 1 / 8 queries    32 × 8192      8 × 8192       1 × 131072
+//     hopper_decode                     4512 / 4372    3996 / 3656    4288 / 4056
+//     cuDNN                             4524 / 599     3930 / 646     4243 / 358
+//     FlashAttention-4                  4492 / 4409    3007 / 2865    405 / 401
+//     a copy                            4196 / 4174    4182 / 4182    4181 / 4188
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-22, 52e5883: figures/gpu_hopper_cases.json
+// end of measured
 //
 // What the steps bought, in GB/s at 8 × 8192, 1 / 8 queries: cutting heads alike, 4 blocks each, not 264 through all 64: 3829 /
 // 2976 to 3890 / 3575. Rows leave whole, by way of shared memory, and several warps merge a row: 3783 / 2814 to those 3829 / 2976.

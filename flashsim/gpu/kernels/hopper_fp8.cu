@@ -40,14 +40,15 @@
 // polynomial for 1/8 of the exponentials: 3 to 7% slower. ℓ summed by tensor cores, of rows of ones below V_jᵀ, was 9 to
 // 17% faster; but they keep about 14 bits of sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%.
 //
-// Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. Measured beside hopper.cu, full / causal, in TFLOP/s:
+// Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
+// measured:
+//     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
+//     d = 128                   678 / 414    848 / 643    903 / 818
+//       hopper                  592 / 478    668 / 631    704 / 691
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-22, 52e5883: figures/gpu_hopper_fp8.json
+// end of measured
 //
-//                     N = 1024     4096         16384
-//     hopper_fp8      692 / 409    855 / 671    921 / 882
-//     hopper          602 / 483    680 / 657    713 / 714
-//     NVIDIA H200, H d = 2048, B N = 16384, 2026-11-22: figures/gpu_hopper_fp8.json
-//
-// O is off by 2.6% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.7% from
+// O is off by 2.6% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.6% from
 // that of the numbers before they were rounded.
 //
 // HBM, in elements a head: as hopper.cu's; besides, V is read and written once by `transpose`.

@@ -1,0 +1,107 @@
+"""Write the tables of measured rates in the headers of the Hopper kernels: from "// measured:" to "// end of measured".
+
+python scripts/header_tables.py       # from figures/gpu_hopper*.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from flashsim.entry import run_script
+from flashsim.files import write_whole
+
+ROOT = Path(__file__).resolve().parents[1]
+KERNELS = ROOT / "flashsim" / "gpu" / "kernels"
+START, END = "// measured:\n", "// end of measured\n"
+LABELS = {
+    "hopper deterministic": "deterministic",
+    "torch_cudnn": "cuDNN",
+    "torch_flash": "FlashAttention-2",
+    "fa4": "FlashAttention-4",
+    "copy": "a copy",
+}
+
+
+def main() -> None:
+    """Write the tables and print what has changed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    for name in TABLES:
+        before = (KERNELS / name).read_text(encoding="utf-8")
+        after = written(name, before)
+        write_whole(KERNELS / name, after)
+        print(f"{name}: " + ("unchanged" if after == before else "written"))
+
+
+def written(name: str, text: str) -> str:
+    """Return a kernel's source with its table made anew. Raises ValueError where a marker is not there exactly once."""
+    if text.count(START) != 1 or text.count(END) != 1 or text.index(START) > text.index(END):
+        raise ValueError(f"{name}: expected {START.strip()!r} and then {END.strip()!r}, once each")
+    before, _, rest = text.partition(START)
+    record, rows = TABLES[name]
+    made = json.loads((ROOT / "figures" / f"{record}.json").read_text(encoding="utf-8"))
+    table = list(rows(made["results"]))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "//     " + "    ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
+    ]
+    on = f"{made['machine']['gpu']}, NVRTC {made['machine']['nvrtc']}, PyTorch {made['machine']['torch'].partition('+')[0]}"
+    lines.append(f"//     {on}, {made['date'][:10]}, {made['commit']}: figures/{record}.json")
+    return before + START + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
+
+
+def forward(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield the rows of `flashsim bench`."""
+    rows = [{**r, "tflops": {t["name"]: t["tflops"] for t in r["timings"] if not t["failed"]}} for r in results]
+    yield from by_length(rows, "hopper", ["torch_cudnn", "fa4", "tensor_core"])
+
+
+def backward(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield the rows without dropout."""
+    peers = ["hopper deterministic", "torch_cudnn", "fa4", "torch_flash", "tensor_core"]
+    yield from by_length([r for r in results if not r["dropout_p"]], "hopper", peers)
+
+
+def eight_bits(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield the rows of 8 bits."""
+    yield from by_length([r for r in results if r["case"] == "fp8"], "hopper_fp8", ["hopper"])
+
+
+def by_length(results: list[dict[str, Any]], own: str, peers: list[str]) -> Iterator[list[str]]:
+    """Yield TFLOP/s, full / causal: a column for each N, and for each d the kernel's own row and its peers'."""
+    lengths = sorted({r["N"] for r in results})
+    yield ["TFLOP/s, full / causal", *(f"N = {N}" for N in lengths)]
+    for d in sorted({r["d"] for r in results}, reverse=True):
+        rates = {(r["N"], r["causal"]): r["tflops"] for r in results if r["d"] == d}
+        for name in (own, *peers):
+            label = f"d = {d}" if name == own else "  " + LABELS.get(name, name)
+            yield [label, *(f"{rates[N, False][name]:.0f} / {rates[N, True][name]:.0f}" for N in lengths)]
+
+
+def decoding(results: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield GB/s of K and V, with 1 and with 8 queries."""
+    cases = {(r["sequences"], r["N_k"], r["N_q"]): r for r in results if r["case"] == "decode"}
+    shapes = list(dict.fromkeys(key[:2] for key in cases))
+    yield ["GB/s of K and V, 1 / 8 queries", *(f"{B} × {N_k}" for B, N_k in shapes)]
+    for name in ("hopper_decode", "torch_cudnn", "fa4", "copy"):
+        both = [[cases[*shape, N_q] for N_q in (1, 8)] for shape in shapes]
+        moved = "copied" if name == "copy" else "bytes"
+        yield [
+            LABELS.get(name, name),
+            *(" / ".join(f"{r[moved] / r['ms'][name] / 1e6:.0f}" for r in of) for of in both),
+        ]
+
+
+TABLES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], Iterator[list[str]]]]] = {
+    "hopper.cu": ("gpu_hopper", forward),
+    "hopper_backward.cu": ("gpu_hopper_backward", backward),
+    "hopper_decode.cu": ("gpu_hopper_cases", decoding),
+    "hopper_fp8.cu": ("gpu_hopper_fp8", eight_bits),
+}
+
+if __name__ == "__main__":
+    run_script(main)
