@@ -31,9 +31,8 @@ MOVES = (  # what each kernel's totals are of, in its order
 
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "H_kv", "group", "T_r", "T_c")]
-    + [(name, "i4") for name in ("heads", "key_blocks", "section")]
-    + [("tau", "f4"), ("half_c", "f4"), ("dropout", DROPOUT)]
-    + [(name, "u8") for name in ("rows", "sums", "turns", "drawn")],
+    + [("section", "i4"), ("tau", "f4"), ("half_c", "f4"), ("dropout", DROPOUT)]
+    + [(name, "u8") for name in ("rows", "sums", "turns")],
     align=True,
 )
 
@@ -43,16 +42,10 @@ def choose_blocks(d: int) -> tuple[int, int]:
     return (128 if d == 64 else 64), 128
 
 
-def persistent(d: int, drops: bool) -> bool:
-    """Say whether a block of threads has many key blocks: there is room for dV_j on its way, or for dropout's bits."""
-    return d == 128 and not drops
-
-
-def shared_bytes(d: int, drops: bool) -> int:
-    """Return the shared memory: K_j, V_j, two Q_i, dO_i, dS_ij, L_i and D_i, dQ_i; dV_j or dropout's bits; barriers."""
+def shared_bytes(d: int) -> int:
+    """Return the shared memory of K_j, V_j, two Q_i, dO_i, dS_ij, L_i and D_i, dQ_i, dropout's bits, ten pairs of barriers."""
     B_r, B_c = choose_blocks(d)
-    rest = 2 * B_c * d if persistent(d, drops) else 2 * 2048
-    return 2 * (2 * B_c * d + 4 * B_r * d + 2 * B_r * B_c) + 4 * B_r * d + 2 * 8 * B_r + rest + 10 * 16 + 16
+    return 2 * (2 * B_c * d + 4 * B_r * d + 2 * B_r * B_c) + 4 * B_r * d + 2 * 8 * B_r + 2 * 2048 + 10 * 16
 
 
 def functions(dtype: str, d: int, causal: bool, drops: bool, deterministic: bool) -> tuple[str, str, str]:
@@ -119,20 +112,21 @@ def _launches(
         raise ValueError(
             f"q has shape {q}, k {k}: {max(row_blocks, key_blocks):,} tiles; hopper takes {GRID:,} at most"
         )
-    attributes = import_cupy().cuda.Device(device).attributes
-    a_head = 8 * N_q * d * H / H_kv  # bytes of Q, dO, and dQ in fp32
+    l2_bytes = import_cupy().cuda.Device(device).attributes["L2CacheSize"]
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["H_kv"], problem["group"] = N_q, N_k, H, H_kv, H // H_kv
-    problem["T_r"], problem["T_c"], problem["heads"], problem["key_blocks"] = T_r, T_c, B * H_kv, key_blocks
-    problem["section"] = section(a_head, attributes["L2CacheSize"], B * H_kv) if causal else 1
+    problem["T_r"], problem["T_c"] = T_r, T_c
+    problem["section"] = section(8 * N_q * d * H / H_kv, l2_bytes, B * H_kv) if causal else 1  # Q, dO, and dQ in fp32
     most = float(np.finfo(np.float32).max)
     problem["tau"], problem["half_c"] = (max(-most, min(x, most)) for x in (scale, scale * LOG2_E / 2))
     problem["dropout"] = dropout(dropout_p, seed)
     names = functions(dtype.name, d, causal, dropout_p > 0, deterministic)
-    shared = shared_bytes(d, dropout_p > 0)
-    kernels = ready(device, FILE, names, names[1], shared, counting)
-    blocks = min(key_blocks, attributes["MultiProcessorCount"]) if persistent(d, dropout_p > 0) else key_blocks
-    sums, rows, turns = 4 * row_blocks * B_r * d, 8 * row_blocks * B_r, 8 * row_blocks
+    kernels = ready(device, FILE, names, names[1], shared_bytes(d), counting)
+    sums, rows, turns = (
+        4 * row_blocks * B_r * d,
+        8 * row_blocks * B_r,
+        8 * row_blocks,
+    )  # dQ's; L and D; whose turn it is
     do_strides = tuple(np.int64(stride // 2) for stride in strides[3][:3])
     sides = tuple(
         zip(
@@ -146,8 +140,7 @@ def _launches(
 
     def placed(scratch: int) -> Any:
         found = problem.copy()
-        found["sums"], found["rows"], found["turns"] = scratch, scratch + sums, scratch + sums + rows
-        found["drawn"] = scratch + sums + rows + turns
+        found["rows"], found["sums"], found["turns"] = scratch + sums, scratch, scratch + sums + rows
         return np.void(found.tobytes())
 
     def preparing(O: int, dO: int, L: int, scratch: int, totals: int) -> tuple[Any, ...]:
@@ -165,9 +158,9 @@ def _launches(
 
     return _Launches(
         Launch(kernels[0], row_blocks, PREPARES, 0, preparing),
-        Launch(kernels[1], blocks, SUMS, shared, summing),
+        Launch(kernels[1], key_blocks, SUMS, shared_bytes(d), summing),
         Launch(kernels[2], row_blocks, ROUNDS, 0, rounding),
-        sums + rows + turns + 4,
+        sums + rows + turns,
     )
 
 

@@ -11,9 +11,9 @@
 // Roles. A producer, one thread of which starts all loads; two consumers, warpgroups that have 64 keys each; for each of them a
 // thread that adds its half of dQ_i to HBM. The 504 registers of their three threads are all that a block of 384 threads gets.
 //
-//     d      B_r × B_c   registers   shared memory: K_j V_j | 2 Q_i | 2 dO_i | 2 dS_ij | dQ_i | 2 L_i, D_i | dV_j, or dropout's bits
-//     128    64 × 128    2 × 240, 24                64    | 32    | 32     | 32      | 32   | 1          | 32, or 4    = 225, 197 KB
-//     64     128 × 128   2 × 240, 24                32    | 32    | 32     | 64      | 32   | 2          | 4           = 198 KB
+//     d      B_r × B_c   registers   shared memory: K_j V_j | 2 Q_i | 2 dO_i | 2 dS_ij | dQ_i | 2 L_i, D_i | dropout's bits
+//     128    64 × 128    2 × 240, 24                64    | 32    | 32     | 32      | 32   | 1          | 4 = 197 KB
+//     64     128 × 128   2 × 240, 24                32    | 32    | 32     | 64      | 32   | 2          | 4 = 198 KB
 //
 // S_ij and dP_ij are computed transposed: 64 keys of a consumer by B_r queries. Their accumulators, rounded, are then the left
 // operands P_ijᵀ and dS_ijᵀ of dV_j += P_ijᵀ dO_i and dK_j += dS_ijᵀ Q_i, and stay in registers. Only dQ_i, a sum over
@@ -42,18 +42,18 @@
 //   The threads' own additions (red.v4) took 2 to 7% longer, and where they had to be in turn half as long again.
 // - In turn (deterministic): a counter for each half row block says who comes next. Of a full problem that is the next key block;
 //   causally the one before, since the last starts at the diagonal. Only the adding thread waits, and a consumer's next dQ_i. With
-//   a second fence at each step, N = 4096, d = 128 took 14, 12%, d = 64 5, 1% longer.
+//   a second fence at each step, N = 4096, d = 128 took 14, 10%, d = 64 8, 1% longer.
 // - Causally, key blocks that are seen by most come first, across as many heads as have Q, dO, dQ in the L2 together: else the
 //   last head's first block begins when most others are done.
 // - `round_dQ` stores 16 bytes a lane: 54 µs, where stores of 4, half a sector a row, took 166 (N = 4096, d = 128, of 2480 in
 //   all). Full and causally 1.05 and 1.07 times as fast; N = 16384 1.02, 1.02; d = 64 1.03, 1.05 and 1.00, 1.02.
-// - Where d = 128 the grid is persistent: K_j and V_j are loaded while the last dK_j and dV_j are stored, and the second consumer
-//   passes by the first row block on the causal edge, of which it sees nothing. N = 1024, 2048, 4096, 16384: full 1.03, 1.03, 1.01,
-//   1.01, causally 1.06, 1.08, 1.06, 1.04 times as fast. Else a key block costs 11,600 cycles besides 3136 a row block (N = 4096).
-//   With dropout there is no room for dV_j. At d = 64 it was 0.98 to 1.04 times as fast.
+// - Not done yet. Where d = 128, N = 4096, a key block costs 11,600 cycles besides 3136 a row block. A persistent grid, which loads
+//   the next K_j, V_j while dK_j, dV_j are stored, and in which the second consumer passes by the first row block on the causal
+//   edge, of which it sees nothing: d = 128 1.05 to 1.09 times as fast at N = 1024, 4096 and 16384; but in the same source d = 64,
+//   not persistent, came out differently scheduled: 0.96 to 0.99 full. Nor is there room for dV_j's way out besides dropout's bits.
 // - Dropout: two warps whose keys are 16 apart make half of the calls of Philox each, and tell each other by a bit an element, in
 //   shared memory; and they come before dP_{i+1} takes its registers, four calls at once. Where each warp made all its calls within
-//   P_{i+1}, it took at d = 64 1.7, 1.6 times as long, at d = 128 1.24, 1.25 (N = 2048). Without Philox it would be 1.25 times as fast.
+//   P_{i+1}, it took at d = 64 1.6, 1.6 times as long, at d = 128 1.25, 1.27 (N = 2048). Without Philox it would be 1.25 times as fast.
 // - Worse: `prepare` and `round_dQ` by the idle warp (0.6 to 1.0: 24 registers have too few loads under way).
 // - Worse: exponentials by polynomial, one in 4 or 2 (4 to 20%); D_i subtracted by the tensor cores, as what dP_i begins with
 //   (10%). Without min(x, 0), which is x − |x| here since that is not the ALU's, it would be up to 5% faster.
@@ -88,7 +88,7 @@
 //     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-22, 52e5883: figures/gpu_hopper_backward.json
 // end of measured
 //
-// Deterministic, it costs 3 to 24% from N = 4096 on. All this is from before the persistent grid and what follows it above.
+// Deterministic, it costs 3 to 24% from N = 4096 on. In turn it has since become 1.0 to 1.14 times as fast.
 // With dropout, N = 2048, d = 64, it runs at 1.4 times tensor_core's rate; before, at 0.85 to 0.9.
 //
 // no spills, no stack
@@ -96,21 +96,19 @@
 
 constexpr int B_c = 128, CONSUMERS = B_c / 64;
 template <int d> constexpr int B_r = d == 64 ? 128 : 64;
-template <int d, bool dropping> constexpr bool PERSISTENT = d == 128 && !dropping;  // a block of threads has many key blocks
 
 struct Problem {
     int N_q, N_k, H, H_kv, group, T_r, T_c;  // H query heads, `group` to each of H_kv KV heads
-    int heads, key_blocks, section;          // KV heads, over the batch; of all of them; KV heads whose key blocks take turns
+    int section;                             // KV heads whose key blocks take turns
     float tau, half_c;                       // τ and τ log₂e / 2, at most finite
     Dropout dropout;
     float *rows, *sums;  // L_i log₂e / 2 and D_i, row block after row block; dQ_i, in the order of accumulators
     Word* turns;         // how many blocks have added to each half of dQ_i
-    Word* drawn;         // how many key blocks have been
 
     __device__ Offset row_block(int head, int i) const { return Offset(head) * T_r + i; }
 };
 
-struct KeyBlock {  // the j-th of KV head h of batch b; none: j < 0
+struct KeyBlock {  // the j-th of KV head h of batch b
     int j, h, b;
 };
 
@@ -118,7 +116,7 @@ struct KeyBlock {  // the j-th of KV head h of batch b; none: j < 0
 // those that add first.
 template <bool backwards> __device__ inline KeyBlock in_order(const Problem& p, int n) {
     const int whole = p.section * p.T_c, first = n / whole * p.section, within = n % whole;
-    const int heads = min(p.section, p.heads - first), head = first + within % heads, j = within / heads;
+    const int heads = min(p.section, int(gridDim.x) / p.T_c - first), head = first + within % heads, j = within / heads;
     return {backwards ? p.T_c - 1 - j : j, head % p.H_kv, head / p.H_kv};
 }
 
@@ -130,23 +128,19 @@ template <bool causal, int d> __device__ inline int first_row_block(const Proble
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
 // K_j | V_j | Q_i, Q_{i+1} | dO_i, dO_{i+1} | dS_ij, dS_{i+1,j} | dQ_i, on its way | L_i, D_i, L_{i+1}, D_{i+1}
-// | what dropout drops, of row blocks i and i + 1, or dV_j, on its way, dK_j being in dQ_i's place | barriers | which key block
-template <int d, bool persistent> struct Memory {
+// | what dropout drops, of row blocks i and i + 1 | barriers
+template <int d> struct Memory {
     static constexpr int STAGES = 2, KV_BYTES = B_c * d * 2, Q_BYTES = B_r<d> * d * 2, ROWS_BYTES = B_r<d> * 2 * 4;
     static constexpr int dS_BYTES = B_r<d> * B_c * 2, HALF_dQ_BYTES = 64 * 64 * 4, DROPPED_BYTES = 2048;
     static constexpr int V_AT = KV_BYTES, Q_AT = V_AT + KV_BYTES, dO_AT = Q_AT + STAGES * Q_BYTES;
     static constexpr int dS_AT = dO_AT + STAGES * Q_BYTES, dQ_AT = dS_AT + 2 * dS_BYTES, ROWS_AT = dQ_AT + 2 * HALF_dQ_BYTES;
-    static constexpr int DROPPED_AT = ROWS_AT + STAGES * ROWS_BYTES, dV_AT = (DROPPED_AT + 1023) / 1024 * 1024;
-    static constexpr int END = persistent ? dV_AT + KV_BYTES : DROPPED_AT + 2 * DROPPED_BYTES;
-    static constexpr int WHICH_AT = END + 64 + STAGES * 32 + CONSUMERS * 16;
+    static constexpr int DROPPED_AT = ROWS_AT + STAGES * ROWS_BYTES, END = DROPPED_AT + 2 * DROPPED_BYTES;
     Word base;
-    volatile KeyBlock& at;  // until K_j is free
     Ring<1, KV_BYTES> K_j, V_j;
     Ring<STAGES, Q_BYTES> Q_i, dO_i;
     Ring<2, dS_BYTES> dS_ij;
 
-    __device__ explicit Memory(char* shared)
-        : base(__cvta_generic_to_shared(shared)), at(*reinterpret_cast<KeyBlock*>(shared + WHICH_AT)) {
+    __device__ explicit Memory(Word base) : base(base) {
         K_j = {base, base + END};
         V_j = {base + V_AT, base + END + 16};
         Q_i = {base + Q_AT, base + END + 32};
@@ -156,8 +150,6 @@ template <int d, bool persistent> struct Memory {
     __device__ Ring<1, HALF_dQ_BYTES> dQ_i(int w) const {
         return {base + dQ_AT + w * HALF_dQ_BYTES, base + END + 64 + STAGES * 32 + w * 16};
     }
-    __device__ Word dK_j(int w) const { return base + (persistent ? dQ_AT : 0) + w * (64 * d * 2); }
-    __device__ Word dV_j(int w) const { return base + (persistent ? dV_AT : V_AT) + w * (64 * d * 2); }
     __device__ Word L_i(Word n) const { return base + ROWS_AT + n % STAGES * ROWS_BYTES; }
     __device__ Word D_i(Word n) const { return L_i(n) + ROWS_BYTES / 2; }
     // A bit for each element of the n-th row block, for two warps whose keys are 16 apart: [half of the queries][warp][lane].
@@ -165,15 +157,12 @@ template <int d, bool persistent> struct Memory {
     __device__ void init() const {
         constexpr int WARPS = 4 * CONSUMERS;
         if (threadIdx.x == 0) {
-            K_j.init(WARPS + CONSUMERS), V_j.init(WARPS), Q_i.init(WARPS), dO_i.init(WARPS), dS_ij.init(WARPS, WARPS);
+            K_j.init(1), V_j.init(1), Q_i.init(WARPS), dO_i.init(WARPS), dS_ij.init(WARPS, WARPS);
             for (int w = 0; w < CONSUMERS; ++w) dQ_i(w).init(1, 4);
         }
         publish_barriers();
     }
 };
-
-// Row blocks are numbered in the order in which a block of threads has them; in every other key block this is added.
-constexpr Word ODD = 1u << 31;
 
 // How many rows a thread has moved: what builds that count add to totals.
 struct Rows {
@@ -190,93 +179,60 @@ constexpr int CONSUMING = 1, TOGETHER = 2, TURN = 4;
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
-// One thread starts all loads: of a key block, and then of the row blocks that see it, of head after head.
-template <bool causal, bool backwards, int d, bool persistent>
-__device__ __forceinline__ void produce(const Memory<d, persistent>& sram, const TensorMap& Q, const TensorMap& K,
-                                        const TensorMap& V, const TensorMap& dO, const Problem& p, Total* totals) {
+// One thread starts all loads: K_j, the first Q_i, V_j, dO_i, and then the row blocks that see K_j, of head after head.
+template <bool causal, int d>
+__device__ __forceinline__ void produce(const Memory<d>& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
+                                        const TensorMap& dO, const KeyBlock& at, const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>, Q_BYTES = B_r * d * 2, ROWS_BYTES = B_r * 8;
-    const auto count = [&](const Rows& moved) {
-        moved.times(d, totals), moved.times(d, totals + 6), moved.times(1, totals + 8), moved.times(1, totals + 10);
+    const auto load_keys = [&](const Ring<1, B_c * d * 2>& ring, const TensorMap& X, Total* reads) {
+        ring.there(0).arrive_and_expect(B_c * d * 2);
+        load(ring.tile(0), X, at.j * B_c, at.h, at.b, ring.there(0));
+        Tally(reads).add(min(B_c, p.N_k - at.j * B_c), d);
     };
-    Rows moved{0};
+    load_keys(sram.K_j, K, totals + 2);
     Word n = 0;
 #pragma unroll 1
-    for (;; n ^= ODD) {
-        const Word number = persistent ? atomicAdd(p.drawn, 1) : blockIdx.x;
-        const bool more = number < Word(p.key_blocks);
-        const KeyBlock at = in_order<backwards>(p, number);
-        const auto load_keys = [&](const Ring<1, B_c * d * 2>& ring, const TensorMap& X) {
-            ring.there(0).arrive_and_expect(B_c * d * 2);
-            load(ring.tile(0), X, at.j * B_c, at.h, at.b, ring.there(0));
-        };
-        if (persistent) {
-            sram.V_j.wait_free(n / ODD);
-            if (more) load_keys(sram.V_j, V);
-            sram.K_j.wait_free(n / ODD);
-        }
-        sram.at.j = more ? at.j : -1, sram.at.h = at.h, sram.at.b = at.b;
-        if (!more) break;
-        load_keys(sram.K_j, K);
-        const Rows keys{Word(min(B_c, p.N_k - at.j * B_c))};
-        keys.times(d, totals + 2), keys.times(d, totals + 4);
-        if (!persistent) {  // now, as registers for a sum are lacking
-            moved.rows = p.group * (p.N_q - first_row_block<causal, d>(p, at.j * B_c) * B_r);
-            count(moved);
-        }
+    for (int h = at.h * p.group; h < (at.h + 1) * p.group; ++h)
 #pragma unroll 1
-        for (int h = at.h * p.group; h < (at.h + 1) * p.group; ++h)
-#pragma unroll 1
-            for (int i = first_row_block<causal, d>(p, at.j * B_c); i < p.T_r; ++i, ++n) {
-                sram.Q_i.wait_free(n);
-                sram.Q_i.there(n).arrive_and_expect(Q_BYTES + ROWS_BYTES);
-                load(sram.Q_i.tile(n), Q, i * B_r, h, at.b, sram.Q_i.there(n));
-                load(sram.L_i(n), p.rows + p.row_block(at.b * p.H + h, i) * (2 * B_r), ROWS_BYTES, sram.Q_i.there(n));
-                if (!persistent && n == 0) load_keys(sram.V_j, V);
-                sram.dO_i.wait_free(n);
-                sram.dO_i.there(n).arrive_and_expect(Q_BYTES);
-                load(sram.dO_i.tile(n), dO, i * B_r, h, at.b, sram.dO_i.there(n));
-                if (persistent) moved.rows += min(B_r, p.N_q - i * B_r);
-            }
-        if (!persistent) break;
-    }
-    if (persistent) sram.K_j.there(0).arrive();  // no more
-    if (persistent) count(moved);
+        for (int i = first_row_block<causal, d>(p, at.j * B_c); i < p.T_r; ++i, ++n) {
+            sram.Q_i.wait_free(n);
+            sram.Q_i.there(n).arrive_and_expect(Q_BYTES + ROWS_BYTES);
+            load(sram.Q_i.tile(n), Q, i * B_r, h, at.b, sram.Q_i.there(n));
+            load(sram.L_i(n), p.rows + p.row_block(at.b * p.H + h, i) * (2 * B_r), ROWS_BYTES, sram.Q_i.there(n));
+            if (n == 0) load_keys(sram.V_j, V, totals + 4);
+            sram.dO_i.wait_free(n);
+            sram.dO_i.there(n).arrive_and_expect(Q_BYTES);
+            load(sram.dO_i.tile(n), dO, i * B_r, h, at.b, sram.dO_i.there(n));
+        }
+    const Rows moved{n * B_r - p.group * (p.T_r * B_r - p.N_q)};  // of n tiles, but for rows past the end
+    moved.times(d, totals), moved.times(d, totals + 6), moved.times(1, totals + 8), moved.times(1, totals + 10);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- adders
 
 // A thread adds to HBM what warpgroup w has of dQ_i. In turn: after as many other blocks as see row block i and come before.
-template <bool causal, bool in_turn, int d, bool persistent>
-__device__ __forceinline__ void add(const Memory<d, persistent>& sram, int w, const Problem& p, Total* totals) {
+template <bool causal, int d, bool in_turn>
+__device__ __forceinline__ void add(const Memory<d>& sram, int w, int j, int kv_head, const Problem& p, Total* totals) {
     constexpr int B_r = ::B_r<d>;
     const auto dQ_i = sram.dQ_i(w);
     Rows added{0};
     Word n = 0;
 #pragma unroll 1
-    for (;; n ^= ODD) {
-        sram.K_j.wait_there(n / ODD);
-        const int j = sram.at.j;
-        if (j < 0) break;
-        int head = (sram.at.b * p.H_kv + sram.at.h) * p.group;
-        sram.K_j.free(0).arrive();
+    for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head)
 #pragma unroll 1
-        for (int heads = p.group; heads > 0; --heads, ++head)
-#pragma unroll 1
-            for (int i = first_row_block<causal, d>(p, j * B_c); i < p.T_r; ++i, ++n) {
-                const Word half = Word(p.row_block(head, i)) * 2 + w;
-                dQ_i.wait_there(n);
-                if (in_turn) {
-                    const int last = Word(min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c;  // that row block i sees
-                    wait_until(p.turns + half, causal ? last - j : j);
-                }
-                add_to(p.sums + Offset(half) * 4096, dQ_i.tile(n), 64 * 64 * 4);
-                wait_stores_read();
-                dQ_i.free(n).arrive();
-                if (in_turn) wait_stores(), step(p.turns + half);
-                added.rows += max(0, min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0)));
+        for (int i = first_row_block<causal, d>(p, j * B_c); i < p.T_r; ++i, ++n) {
+            const Offset half = p.row_block(head, i) * 2 + w;
+            dQ_i.wait_there(n);
+            if (in_turn) {
+                const int last = Word(min(i * B_r + B_r, p.N_q) - 1 + p.N_k - p.N_q) / B_c;  // that row block i sees
+                wait_until(p.turns + half, causal ? last - j : j);
             }
-        if (!persistent) break;
-    }
+            add_to(p.sums + half * 4096, dQ_i.tile(n), 64 * 64 * 4);
+            wait_stores_read();
+            dQ_i.free(n).arrive();
+            if (in_turn) wait_stores(), step(p.turns + half);
+            added.rows += max(0, min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0)));
+        }
     added.times(64, totals + 12), added.times(64, totals + 13);
 }
 
@@ -292,11 +248,10 @@ __device__ inline Word here(Word x) {
 // keys, key and key + 8; element [t][e] is of query 8t + 2 (lane mod 4) + e mod 2, and key + 8 (e / 2).
 template <typename T, int d, bool causal, bool dropping> struct Consumer {
     static constexpr int B_r = ::B_r<d>, CALLS = B_r / 16;  // of Philox, for half of the queries
-    static constexpr bool persistent = PERSISTENT<d, dropping>;
-    const Memory<d, persistent>& sram;
+    const Memory<d>& sram;
     const Problem& p;
-    const int w;
-    int j, head, i;  // key block, query head over the batch, row block
+    const int w, j;
+    int head, i;  // query head, over the batch, and row block
 
     float dK_j[d / 8][4], dV_j[d / 8][4];
     float S_ij[B_r / 8][4], dP_ij[B_r / 8][4], dQ_i[8][4];  // dQ_i: 64 queries by 64 columns of it, of all keys of the block
@@ -319,7 +274,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
     }
     // P_ij = e^{MASK(S_ij) − L_i}, at most 1 however S_ij and L_i are rounded. Its sign becomes minus where dropout drops it.
     __device__ __forceinline__ void softmax(Word n, float (&L)[B_r / 8][2]) {
-        const int lane = thread_index() % 32;
+        const int lane = thread_index() % 32, key = j * B_c + here(threadIdx.x - WARPGROUP) / 32 * 16 + lane / 4;
         finish<1>(S_ij);
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t) {
@@ -331,7 +286,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
             }
         }
         const int after = (here(j) + 1) * B_c;  // this key block
-        if (after > p.N_k || (causal && after - 1 - (p.N_k - p.N_q) > i * B_r)) mask(lane);
+        if (after > p.N_k || (causal && after - 1 - (p.N_k - p.N_q) > i * B_r)) mask(key, lane);
         if (dropping) drop(n);
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t)
@@ -341,8 +296,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
                 P_ij[t / 2][t % 2 * 2 + r] = dropping ? pack_positive<T>(x, y) : pack<T>(x, y);
             }
     }
-    __device__ __forceinline__ void mask(int lane) {
-        const int key = here(j) * B_c + here(threadIdx.x - WARPGROUP) / 32 * 16 + lane / 4;
+    __device__ __forceinline__ void mask(int key, int lane) {
         int first[2];  // query, from here on, that sees the key
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -458,12 +412,12 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
     template <bool first> __device__ __forceinline__ void scores(Word n) {
         start_S(n);
         if (!first) write_dQ<1>(n - 2);
-        next();
-        if (dropping) decide(n);
+        if (dropping) next(), decide(n);
         float L[B_r / 8][2];
         load_L(n, L);
         start_dP(n);
         pass_turn();
+        if (!dropping) next();
         softmax(n, L);
         sram.dO_i.wait_there(n);  // it is there: a loop, beyond which the compiler does not move exponentials
         finish<0>(dP_ij);
@@ -492,82 +446,42 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
         }
     }
 
-    // P_ij, dP_ij and the gradients of the first row block of a key block.
-    __device__ __forceinline__ void first(Word n) {
-        if (dropping) decide(n);
-        start_S(n);
-        sram.V_j.wait_there(n / ODD);
-        start_dP(n);
-        float L[B_r / 8][2];
-        load_L(n, L);
-        softmax(n, L);
-        finish<0>(dP_ij);
-        gradients<true>(n);
-    }
-    // What is left of them where none of the row block's queries sees any of the consumer's keys: dS_ij = 0.
-    __device__ __forceinline__ void unseen(Word n) {
-        constexpr float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        sram.V_j.wait_there(n / ODD);
-        sram.Q_i.wait_there(n), sram.dO_i.wait_there(n), sram.dS_ij.wait_free(n);
-        const Word to = sram.dS_ij.tile(n) + w * (B_r * 128) + thread_index() * 16;
-#pragma unroll
-        for (int t = 0; t < B_r / 16; ++t) store_four(to + t * (WARPGROUP * 16), zeros);
-        take_turn();
-        show_writes();
-        __syncwarp();
-        sram.dS_ij.there(n).arrive_once_a_warp();
-        sram.dO_i.free(n).arrive_once_a_warp();
-        sram.Q_i.free(n).arrive_once_a_warp();
-    }
-
-    // A key block, whose row blocks come from the n-th on: dK_j, dV_j. Returns the next one's n.
-    __device__ __forceinline__ Word key_block(Word n, const TensorMap& dK, const TensorMap& dV, Total* totals) {
+    __device__ __forceinline__ void consume(const TensorMap& dK, const TensorMap& dV, Total* totals) {
 #pragma unroll
         for (int t = 0; t < d / 8; ++t)
 #pragma unroll
             for (int e = 0; e < 4; ++e) dK_j[t][e] = dV_j[t][e] = 0.0f;
-        j = sram.at.j, head = (sram.at.b * p.H_kv + sram.at.h) * p.group, i = first_row_block<causal, d>(p, j * B_c);
-        const Word last = n + (p.T_r - i) * p.group - 1;
-        if (persistent) {
-            if (thread_index() == 0) wait_stores_read();  // of the last key block's dV_j and dK_j, of whose places one is dQ_i's
-            meet(TOGETHER + w, WARPGROUP);
-        }
-        const bool none = causal && persistent && i * B_r + B_r - 1 + p.N_k - p.N_q < j * B_c + 64 * w;
-        none ? unseen(n) : first(n);
-        if (n < last) {
-            scores<true>(++n);
+        i = first_row_block<causal, d>(p, j * B_c);
+        const Word last = (p.T_r - i) * p.group - 1;
+        if (dropping) decide(0);
+        sram.K_j.wait_there(0);
+        start_S(0);
+        sram.V_j.wait_there(0);
+        start_dP(0);
+        float L[B_r / 8][2];
+        load_L(0, L);
+        softmax(0, L);
+        finish<0>(dP_ij);
+        if (w == 1) pass_turn();
+        gradients<true>(0);
+        if (last > 0) {
+            scores<true>(1);
 #pragma unroll 1
-            for (; n < last; ++n) {
+            for (Word n = 1; n < last; ++n) {
                 gradients<false>(n);
                 scores<false>(n + 1);
             }
-            gradients<false>(n);
-            write_dQ<0>(n - 1);
+            gradients<false>(last);
+            write_dQ<0>(last - 1);
         }
-        if (persistent) sram.V_j.free(0).arrive_once_a_warp();
         pass_turn();
-        start_dQ(n);
-        write_dQ<0>(n);
-        if (persistent) sram.K_j.free(0).arrive_once_a_warp();
+        start_dQ(last);
+        write_dQ<0>(last);
         finish<0>(dK_j);
         finish<0>(dV_j);
-        if (!persistent) meet(CONSUMING, CONSUMERS * WARPGROUP);  // K_j and V_j have been read: their place serves dK_j, dV_j
-        write(dV, sram.dV_j(w), dV_j, dropping ? p.dropout.keep_scale : 1.0f, totals + 17);
-        if (persistent) sram.dQ_i(w).wait_free(n + 1);
-        write(dK, sram.dK_j(w), dK_j, p.tau, totals + 15);
-        return n + 1 ^ ODD;
-    }
-
-    __device__ __forceinline__ void consume(const TensorMap& dK, const TensorMap& dV, Total* totals) {
-        if (w == 1) pass_turn();
-        Word n = 0;
-#pragma unroll 1
-        for (;;) {
-            sram.K_j.wait_there(n / ODD);
-            if (sram.at.j < 0) break;
-            n = key_block(n, dK, dV, totals);
-            if (!persistent) break;
-        }
+        meet(CONSUMING, CONSUMERS * WARPGROUP);  // K_j and V_j have been read: their place serves dK_j and dV_j
+        write(dV, sram.V_j.tile(0) + w * (64 * d * 2), dV_j, dropping ? p.dropout.keep_scale : 1.0f, totals + 17);
+        write(dK, sram.K_j.tile(0) + w * (64 * d * 2), dK_j, p.tau, totals + 15);
         if (thread_index() == 0) wait_stores_read();
     }
 };
@@ -578,16 +492,18 @@ hopper_backward(const __grid_constant__ TensorMap Q, const __grid_constant__ Ten
                 const __grid_constant__ TensorMap dO, const __grid_constant__ TensorMap dK, const __grid_constant__ TensorMap dV,
                 const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
-    const Memory<d, PERSISTENT<d, dropping>> sram(shared);
+    const Memory<d> sram(__cvta_generic_to_shared(shared));
     sram.init();
+    const KeyBlock at = in_order<causal && in_turn>(p, blockIdx.x);
+    const int head = at.b * p.H_kv + at.h;
     if (threadIdx.x < WARPGROUP) {
         keep_registers<24>();
-        if (threadIdx.x == 0) produce<causal, causal && in_turn>(sram, Q, K, V, dO, p, totals);
-        if (threadIdx.x == 32 || threadIdx.x == 64) add<causal, in_turn>(sram, threadIdx.x / 64, p, totals);
+        if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, dO, at, p, totals);
+        if (threadIdx.x == 32 || threadIdx.x == 64) add<causal, d, in_turn>(sram, threadIdx.x / 64, at.j, head, p, totals);
     } else {
         take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<T, d, causal, dropping> consumer{sram, p, w};
+        Consumer<T, d, causal, dropping> consumer{sram, p, w, at.j, head * p.group};
         consumer.consume(dK, dV, totals);
     }
 }
@@ -625,7 +541,6 @@ prepare(const T* O, const T* dO, Offset dO_batch, Offset dO_head, Offset dO_row,
     }
     float4* sums = reinterpret_cast<float4*>(p.sums + at * (B_r * d));
     for (int x = threadIdx.x; x < B_r * d / 4; x += THREADS) sums[x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (blockIdx.x == 0 && threadIdx.x == 0) *p.drawn = 0;
     if (threadIdx.x < 2) p.turns[at * 2 + threadIdx.x] = 0;
     if (threadIdx.x == 0) {
         Tally(totals).add(end, d), Tally(totals + 2).add(end, d);      // O, dO read
