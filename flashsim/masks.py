@@ -13,7 +13,15 @@ blocks are loaded as they are needed, and counted, at one byte an element. A `Tr
 each pair of nodes in words of 32 (source: "FlashAttention: Theory and Practice", its section on tree masking for
 speculative decoding); the words that a tile of S overlaps are loaded and counted, a word an element of 4 bytes.
 
-What full, partial, empty and live tiles are, and other words that are used throughout, is said in docs/words.md.
+Words that are used throughout. A tile is a block of S, B_r × B_c, and a mask makes it one of three (FlexAttention's terms):
+
+    full     the mask allows every element: nothing to mask
+    partial  the mask allows some elements and forbids others
+    empty    the mask forbids every element: nothing to compute
+    live     not empty, as far as positions tell: what lives in HBM is not looked at for this
+    row      a row of S: one query of one query head
+    grouped  query heads that share a KV head run as one problem: their rows are interleaved (`flashsim.groups`)
+    folded   turns of a loop that cost the same are run once and counted as often as they occur (`flashsim.memory`)
 """
 
 from __future__ import annotations

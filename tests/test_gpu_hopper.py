@@ -171,3 +171,24 @@ def test_decoding_lies_within_rounding_and_its_counts_are_the_simulators(
             writes[array] += written
     writes["L"] = B * H_q * N_q  # which split_kv does not make
     assert moved(counted) == {a: (reads[a], writes[a]) for a in (*reads, "L") if reads[a] or writes[a]}
+
+
+def test_calls_are_captured_in_a_graph_of_pytorchs() -> None:
+    """On a stream that has not been used before: nothing there may ask the driver for memory."""
+    torch = pytest.importorskip("torch")
+    for shape in ((2, 3, 200, 128), (1, 8, 1, 128)):
+        q = torch.randn(*shape, device="cuda", dtype=torch.float16)
+        k, v = (torch.randn(*shape[:2], 5000, 128, device="cuda", dtype=torch.float16) for _ in "kv")
+
+        def step(q: Any = q, k: Any = k, v: Any = v) -> list[Any]:
+            o, lse = gpu.forward(q, k, v, return_lse=True)
+            return [o, lse, *gpu.backward(q, k, v, o, lse, o, deterministic=True)]
+
+        step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step()
+        q.copy_(torch.randn_like(q))
+        wanted = step()
+        graph.replay()
+        assert all((a == b).all() for a, b in zip(found, wanted, strict=True))

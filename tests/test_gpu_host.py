@@ -8,6 +8,8 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from threading import Thread
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -15,6 +17,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+import flashsim
 from flashsim import gpu
 from flashsim.gpu import (
     compiling,
@@ -28,6 +31,7 @@ from flashsim.gpu import (
     tensor_core,
     tensor_maps,
 )
+from flashsim.gpu.kernel import Options
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 DEVICE, STREAM = 7, 5  # the stream is PyTorch's
@@ -41,6 +45,7 @@ CACHES = (
     hopper_fp8._launches,
     tensor_maps.tensor_map,
     launching._counters,
+    launching._words,
 )
 Launches = list[tuple[Any, ...]]
 
@@ -105,7 +110,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     found: Launches = []
     device = MagicMock(compute_capability="90", attributes={"MultiProcessorCount": 132, "L2CacheSize": 60 * 2**20})
     runtime = SimpleNamespace(getDeviceCount=lambda: 8, getDevice=lambda: DEVICE, CUDARuntimeError=RuntimeError)
-    stream = SimpleNamespace(ptr=0)
+    stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
     cupy = ModuleType("cupy")
     cupy.ndarray = Array  # type: ignore[attr-defined]
     cupy.zeros = lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=64))  # type: ignore[attr-defined]
@@ -205,6 +210,7 @@ VARIATIONS: list[dict[str, Any]] = [
     {"group": 4},
 ]
 ASKED: list[dict[str, Any]] = [{}, {"causal": True}, {"scale": 0.5}, {"scale": -0.5}]
+WINDOWS = [{"mask": flashsim.SlidingWindow(*sides)} for sides in ((9, 0), (9, 1), (8, 0))]
 
 
 def _forward(X: dict[str, Array], **asked: Any) -> None:
@@ -219,7 +225,7 @@ CALLS: dict[str, tuple[Callable[..., None], dict[str, Any], list[dict[str, Any]]
     "hopper": (
         _forward,
         {"kernel": "hopper"},
-        [{"return_lse": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}],
+        [{"return_lse": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}, *WINDOWS],
     ),
     "hopper_decode": (_forward, {"kernel": "hopper_decode", "N": (3, 20_000)}, [{"return_lse": True}]),
     "hopper_fp8": (_forward, {"kernel": "hopper_fp8", "dtype": ml_dtypes.float8_e4m3fn}, [{"return_lse": True}]),
@@ -284,6 +290,7 @@ def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_st
     asked = {key: value for key, value in always.items() if key == "kernel"}
     with _written(launches) as wanted:
         call(X, **asked)
+    launching._counters.clear()  # or the other stream has the next one
     with _written(launches) as found:
         call({name: Tensor(x) for name, x in X.items()}, **asked)
     assert found
@@ -344,7 +351,7 @@ def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monke
 
 @pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
 def test_strides_of_axes_of_length_1_may_be_any(library: Callable[[Array], Any], launches: Launches) -> None:
-    """DLPack gives such axes the stride of one element."""
+    """DLPack may give such axes the stride of one element."""
     plain, odd = (
         [library(Array((1, 1, 70, 64), "float16", 2**24, strides)) for _ in "qkv"] for strides in ((), (2, 2, 128, 2))
     )
@@ -363,3 +370,40 @@ def test_the_kernel_of_8_bits_reads_v_where_it_was_transposed_to(launches: Launc
     assert transpose == "transpose"
     pointers = [struct.unpack("<16Q", tensor_map)[1] for tensor_map in (Q, K, V)]
     assert pointers == [X["q"].data.ptr, X["k"].data.ptr, int.from_bytes(transposed, "little")]
+
+
+def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warned_of(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr(tensor_core, "forward", lambda *given: ran.append(given))
+    for module in (hopper, hopper_decode):
+        monkeypatch.setattr(module, "capability", lambda _: "80")
+    q, k, v, *_ = arrays(N=(5, 90)).values()
+    o = Array(q.shape, "float16")
+    for name, said in (("hopper", ["tensor_core"]), ("hopper_decode", ["hopper", "tensor_core"])):
+        rung = gpu.kernel(name)
+        for call in (partial(gpu.forward, q, k, v, kernel=name), partial(rung.forward, q, k, v, o, None, Options(1.0))):
+            with pytest.warns(RuntimeWarning) as warned:
+                call()
+            assert [str(one.message).split()[0] for one in warned] == said
+            assert {one.filename for one in warned} == {__file__}
+    assert len(ran) == 4
+    assert not launches
+    with pytest.raises(
+        ValueError, match=r"window is given; tensor_core, which runs in hopper's place as the GPU has .* 80"
+    ):
+        gpu.forward(q, k, v, kernel="hopper", mask=flashsim.SlidingWindow(9, 3))
+    with pytest.raises(ValueError, match=r"d = 256, which tensor_core does not take, and the GPU has"):
+        gpu.forward(*(Array((1, 1, 9, 256), "float16") for _ in "qkv"), kernel="hopper")
+
+
+def test_every_stream_and_thread_has_a_counter_of_its_own(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "WORDS", 3)
+    monkeypatch.setattr(sys.modules["cupy"], "zeros", lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=_place())))
+    found = [launching.counter(DEVICE, stream) for stream in range(8)]
+    other = Thread(target=lambda: found.append(launching.counter(DEVICE, 0)))
+    other.start()
+    other.join()
+    assert len(set(found)) == 9
+    assert found[:8] == [launching.counter(DEVICE, stream) for stream in range(8)]

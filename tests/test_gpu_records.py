@@ -338,6 +338,7 @@ def test_the_papers_baseline_is_attention(causal: bool) -> None:
     [
         "validate_hardware",
         "gpu_bench",
+        "gpu_clocks",
         "gpu_figure_3",
         "gpu_gpt2",
         "gpu_hopper",
@@ -491,9 +492,22 @@ def test_the_pages_words_on_8_bits_are_the_recorded_ones() -> None:
     assert f"at {min(ratios):.2f} to {max(ratios):.2f} times `hopper`'s rate" in said
     (errors,) = (r for r in results if r["case"] == "fp8 errors")
     assert f"moves O by {errors['of inputs']:.1%}, and the kernel is off by {errors['hopper_fp8']:.1%}" in said
-    (host,) = (r["us"] for r in results if r["case"] == "host")
-    words = f"costs the host {host['hopper']:.0f} µs, of `hopper_decode` {host['hopper_decode']:.0f} µs, backward "
-    assert words + f"{host['hopper, backward']:.0f} µs" in said
+
+
+def test_the_pages_words_on_clocks_and_the_host_are_the_recorded_ones() -> None:
+    said = " ".join(PAGE.split())
+    *clocks, host = figure("gpu_clocks")["results"]
+    rested, sustained = (r["ms"]["hopper"] / r["ms"]["hopper_fp8"] for r in clocks)
+    assert f"at {rested:.2f} times `hopper`'s rate after a rest" in said
+    assert f"at {sustained:.2f} times if each runs on and on alone" in said
+    mhz = clocks[1]["MHz"]
+    assert f"power holds `hopper` to {mhz['hopper']} MHz and it to {mhz['hopper_fp8']} MHz" in said
+    us = {name: f"{taken:.0f} µs" for name, taken in host["us"].items()}
+    words = (
+        f"costs the host {us['hopper']}, of `hopper_decode` {us['hopper_decode']}, backward {us['hopper, backward']}, "
+    )
+    tensors = us["hopper, of tensors"], us["hopper, backward, of tensors"]
+    assert words + "with PyTorch's tensors {}, backward {}".format(*tensors) in said
 
 
 def test_the_pages_words_on_the_ladder_are_the_recorded_ones() -> None:

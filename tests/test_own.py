@@ -395,3 +395,5 @@ def test_a_formula_with_a_symbol_that_there_is_not() -> None:
         evaluated("N_q * w", {"N_q": 1, "d": 2})
     with pytest.raises(ValueError, match=r"T_c and T_r stand for a mean; expected T_c \* N_q"):
         evaluated("T_c * d", {"T_c": Mean(5, 4), "d": 3})
+    with pytest.raises(ValueError, match=r"the formula 'N_q / 2': it is 2\.5, no whole number; expected one in N_q"):
+        evaluated("N_q / 2", {"N_q": 5})

@@ -79,7 +79,7 @@ class BlockMask(Protocol):
 
 
 class Live(BlockMask, Protocol):
-    """The live tiles (docs/words.md says what that means), by row and by column."""
+    """The live tiles (`flashsim.masks` says what that means), by row and by column."""
 
     def row(self, i: int) -> Which:
         """Return the live tiles (i, j) of row i, (T_c,)."""

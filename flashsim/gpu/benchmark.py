@@ -4,7 +4,8 @@
 
 Contestants of a setting take turns: in every round each runs as many launches as fill some milliseconds, between two CUDA
 events; what is reported is the median over the rounds, with the least and the most. Inputs are normal random numbers, since
-zeros would draw less power and clock higher. Times are of whole calls, Python included where the GPU does not hide it.
+zeros would draw less power and clock higher. All share one limit of power: who comes after one that drew much runs slower.
+Times are of whole calls, Python included where the GPU does not hide it.
 """
 
 from __future__ import annotations

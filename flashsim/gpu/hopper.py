@@ -118,16 +118,10 @@ def why_not(capability: str, d: int) -> str:
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     """Fill o and, unless None, lse. Raises ValueError for rows of q, k or v that do not start at multiples of 16 bytes."""
-    device = import_cupy().cuda.runtime.getDevice()
-    reason = why_not(capability(device), q.shape[3])
-    if reason:
-        if q.shape[3] not in tensor_core.HEAD_DIMS:
-            raise ValueError(f"q has shape {q.shape}, d = {q.shape[3]}, which tensor_core does not take, and {reason}")
-        _refuse(options, f"runs in hopper's place as {reason}")
-        warn(f"tensor_core runs in hopper's place: {reason}")
+    if _another_runs(q, options):
         tensor_core.forward(q, k, v, o, lse, options)
-        return
-    prepared(None, device, q, k, v, lse is not None, options)(q, k, v, o, lse)
+    else:
+        launch(None, q, k, v, o, lse, options)
 
 
 def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
@@ -140,8 +134,8 @@ def kind_of(options: Options) -> str:
     return KINDS[3 if options.block_mask is not None else 2 if options.window else int(options.causal)]
 
 
-def launch(tiles: Tiles, q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
-    """Fill o and, unless None, lse, with these tiles. Raises ValueError as `forward`."""
+def launch(tiles: Tiles | None, q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
+    """Fill o and, unless None, lse, with these tiles or the fastest. Raises ValueError as `forward`."""
     device = import_cupy().cuda.runtime.getDevice()
     prepared(tiles, device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
@@ -238,13 +232,8 @@ def _on_gpu(device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tupl
 
 def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any, dv: Any, options: Options) -> None:
     """Fill dq, dk, dv. Raises ValueError as `hopper_backward.backward`."""
-    reason = why_not(capability(import_cupy().cuda.runtime.getDevice()), q.shape[3])
-    if reason:
-        _refuse(options, f"runs in hopper's place as {reason}")
-        warn(f"tensor_core runs in hopper's place: {reason}")
-        tensor_core_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
-        return
-    hopper_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
+    rung = tensor_core_backward if _another_runs(q, options) else hopper_backward
+    rung.backward(q, k, v, o, lse, do, dq, dk, dv, options)
 
 
 def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared | None:
@@ -257,16 +246,20 @@ def unmade(d: int, asked: Sequence[str]) -> str:
     return f"takes dropout with d below {WIDEST}" if d == WIDEST and "dropout_p" in asked else ""
 
 
-def _refuse(options: Options, why: str) -> None:
-    given = {
-        "blocks": options.blocks,
-        "count": options.counters,
-        "window": options.window,
-        "block_mask": options.block_mask,
-    }
-    for name, wanted in given.items():
-        if wanted is not None:
-            raise ValueError(f"{name} is given; tensor_core, which {why}, does not take it")
+def _another_runs(q: Any, options: Options) -> bool:
+    """Say whether tensor_core is to run in the kernel's place, after a RuntimeWarning; ValueError for what it does not take."""
+    reason = why_not(capability(import_cupy().cuda.runtime.getDevice()), q.shape[3])
+    if reason and q.shape[3] not in tensor_core.HEAD_DIMS:
+        raise ValueError(f"q has shape {q.shape}, d = {q.shape[3]}, which tensor_core does not take, and {reason}")
+    for name in ("blocks", "counters", "window", "block_mask") if reason else ():
+        if getattr(options, name) is not None:
+            given = "count" if name == "counters" else name
+            raise ValueError(
+                f"{given} is given; tensor_core, which runs in hopper's place as {reason}, does not take it"
+            )
+    if reason:
+        warn(f"tensor_core runs in hopper's place: {reason}")
+    return bool(reason)
 
 
 def _functions(dtype: str, count: bool) -> Iterator[str]:

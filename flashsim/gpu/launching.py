@@ -200,17 +200,31 @@ def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
     return min(heads, 1 << max(0, int(L2_PART * l2_bytes / bytes_a_head).bit_length() - 1))
 
 
-_counters: dict[tuple[int, ...], Any] = {}
+WORDS = 1024  # counters that are made at once
+_counters: dict[tuple[int, ...], int] = {}
+_one_at_a_time = threading.Lock()
 
 
 def counter(device: int, stream: int) -> int:
-    """Return where the word is from which blocks of threads draw what to do next: 0 between launches, one for each stream."""
+    """Return where the word is from which blocks of threads draw what to do next: 0 between launches, one for each stream.
+
+    Memory is not asked for where a stream is new, since that may be captured in a graph, but where WORDS more are needed.
+    """
     key = device, stream, threading.get_ident()
     if key not in _counters:
-        cupy = import_cupy()
-        with cupy.cuda.Device(device), cupy.cuda.Stream.from_external(Stream(stream)):
-            _counters[key] = cupy.zeros(1, "uint32")
-    return int(_counters[key].data.ptr)
+        with _one_at_a_time:
+            n = sum(known[0] == device for known in _counters)
+            _counters[key] = _words(device, n // WORDS).data.ptr + 4 * (n % WORDS)
+    return _counters[key]
+
+
+@cache
+def _words(device: int, _: int) -> Any:
+    cupy = import_cupy()
+    with cupy.cuda.Device(device):
+        found = cupy.zeros(WORDS, "uint32")
+        cupy.cuda.get_current_stream().synchronize()  # before other streams use them
+    return found
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from flashsim.gpu.dlpack import New, Taken, host
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.masking import Rule, as_array, rule_of
 from flashsim.gpu.tensor_maps import contiguous
+from flashsim.masks import Causal, Mask, SlidingWindow
 
 TAKES = {
     "causal": "causal",
@@ -105,32 +106,33 @@ def settled(direction: str, x: Taken, plain: tuple[Any, ...], others: tuple[Any,
     plain   kernel, causal, scale, dropout_p, seed, deterministic, whether lse is wanted
     others  mask, block_mask, blocks, count
 
-    Where no others are asked for, this depends on shapes, strides and dtypes alone, and is kept: it takes longer than a launch.
+    Where no others but a window are asked for, this depends on shapes, strides and dtypes alone, and is kept: it takes longer
+    than a launch.
     """
     key = direction, x.names, x.library, x.found, _aligned(x.names, x.at), x.device
     mask, block_mask, blocks, count = others
-    if mask is block_mask is blocks is None and count is False and _SIMPLE.issuperset(map(type, plain)):
-        return _settled_before(key, *plain)
+    known = mask is None or (type(mask) in (SlidingWindow, Causal) and mask.offset is None)
+    if known and block_mask is blocks is None and count is False and _SIMPLE.issuperset(map(type, plain)):
+        return _settled_before(key, mask, *plain)
     x.enter()
     return _settle(key, plain, others, x.mask)
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _settled_before(key: tuple[Any, ...], *plain: Any) -> Settled:
-    return _settle(key, plain, (None, None, None, False), None)
+def _settled_before(key: tuple[Any, ...], mask: Mask | None, *plain: Any) -> Settled:
+    return _settle(key, plain, (mask, None, None, False), None)
 
 
 def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...], masked: Any) -> Settled:
     direction, names, library, found, aligned, device = key
-    kernel, causal, scale, dropout_p, seed, deterministic, wants_lse = plain
+    kernel, causal, _, dropout_p, *_, wants_lse = plain
     mask, block_mask, blocks, count = others
     arrays = _described(library, names, found)
-    dropout_p = check_p(dropout_p)
     rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
-    asked = _asked(rule, dropout_p, blocks, count)
+    asked = _asked(rule, check_p(dropout_p), blocks, count)
     rung = rungs.kernel(kernel or _fastest(direction, arrays, aligned, asked, capability(device)).kernel)
     _check_shapes(rung, arrays, direction)
-    options = _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count, deterministic, direction)
+    options = _options(rung, arrays, rule, plain, others, direction)
     q, k, v = (arrays[name] for name in "qkv")
     shapes, dtypes = found[::3], found[2::3]
     if direction == "forward":
@@ -140,15 +142,29 @@ def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...
         results += [(None, shapes[0][:3], library.dtype("float32"))] * wants_lse
 
         def forward(q: Any, k: Any, v: Any, o: Any, lse: Any = None) -> None:
-            rung.forward(q, k, v, o, lse, options)
+            rung.forward(q, k, v, o, lse, _masked(rung, options, q, k))
 
         run = (rung.prepare and rung.prepare(device, q, k, v, wants_lse, options)) or forward
         return Settled(run, tuple(results), (), options.counters)
-    assert rung.backward is not None
+    gradients = rung.backward
+    assert gradients is not None
     copied = tuple(n for n, name in enumerate(names) if name in ("o", "lse") and not arrays[name].contiguous)
     run = rung.prepare_backward and rung.prepare_backward(device, q, k, v, arrays["do"], options)
     results = list(zip(range(3), shapes[:3], dtypes[:3], strict=True))
-    return Settled(run or partial(rung.backward, options=options), tuple(results), copied, options.counters)
+
+    def backward(q: Any, k: Any, *others: Any) -> None:
+        gradients(q, k, *others, _masked(rung, options, q, k))
+
+    return Settled(run or backward, tuple(results), copied, options.counters)
+
+
+def _masked(rung: Kernel, options: Options, q: Any, k: Any) -> Options:
+    """Return options with an array in a window's place, for a rung that knows none: made in each call, as it is large."""
+    if options.window is None or rung.windows:
+        return options
+    N_q, N_k = q.shape[2], k.shape[2]
+    mask = import_cupy().broadcast_to(as_array(options.window, N_q, N_k), (*q.shape[:3], N_k))
+    return replace(options, mask=mask, window=None)
 
 
 def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
@@ -248,17 +264,11 @@ def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) ->
 
 
 def _options(
-    rung: Kernel,
-    arrays: dict[str, Any],
-    rule: Rule,
-    scale: float | None,
-    dropout_p: float,
-    seed: int,
-    blocks: tuple[int, int] | None,
-    count: bool,
-    deterministic: bool = False,
-    direction: str = "forward",
+    rung: Kernel, arrays: dict[str, Any], rule: Rule, plain: tuple[Any, ...], others: tuple[Any, ...], direction: str
 ) -> Options:
+    """Return what a kernel is asked for besides arrays, or raise ValueError."""
+    _, _, scale, dropout_p, seed, deterministic, _ = plain
+    _, _, blocks, count = others
     q, k = arrays["q"], arrays["k"]
     for name, value in (("count", count), ("deterministic", deterministic)):
         check_flag(name, value)
@@ -268,9 +278,7 @@ def _options(
             raise ValueError(
                 f"{'mask, a window,' if name == 'window' else name} is given; kernel {rung.name!r} does not take it"
             )
-    blocks, mask, window = check_blocks(blocks), rule.mask, rule.window
-    if window is not None and not rung.windows:
-        mask, window = as_array(window, q.shape[2], k.shape[2]), None
+    blocks, mask = check_blocks(blocks), rule.mask
     if mask is not None:
         onto = (*q.shape[:3], k.shape[2])
         if mask.dtype.name != "bool":
@@ -281,16 +289,6 @@ def _options(
             raise ValueError(
                 f"mask has shape {mask.shape}; expected one that broadcasts to (B, H_q, N_q, N_k) = {onto}"
             ) from None
-    tau = check_scale(scale, q.shape[3])
-    return Options(
-        tau,
-        rule.causal,
-        dropout_p,
-        seed,
-        mask,
-        window,
-        rule.block_mask,
-        blocks,
-        deterministic,
-        Counters() if count else None,
-    )
+    drops, counters = (dropout_p, seed), Counters() if count else None
+    tau, block_mask = check_scale(scale, q.shape[3]), rule.block_mask
+    return Options(tau, rule.causal, *drops, mask, rule.window, block_mask, blocks, deterministic, counters)

@@ -27,7 +27,7 @@ from flashsim.checking import (
 from flashsim.inputs import FLOATS, Array, check_M, chip_dtype, float_dtype, is_listed, largest
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
-from flashsim.records import Flops, Occupancy, Sizes, Traffic
+from flashsim.records import Flops, Sizes
 from flashsim.run.following import followed
 from flashsim.run.results import Costs
 from flashsim.sizes import Size
@@ -79,9 +79,6 @@ class Launch:
 class ProgramCosts(Costs):
     """What a count and a run of a program have in common: `hbm`, accesses by array; `sram`, peak and capacity; `blocks`."""
 
-    algorithm: str
-    hbm: Traffic
-    sram: Occupancy
     blocks: Sizes
     launch: Launch
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flashsim.tracing import Trace
 
 
+@dataclass(frozen=True, repr=False)
 class Costs(Exported):
     """What a tally and a finished pass have in common: how they show, plot, and hand on, what they moved."""
 
@@ -69,9 +70,6 @@ class Costs(Exported):
 class Tally(Costs):
     """What a run costs. `hbm`: accesses by array. `sram`: peak and capacity. `blocks`: B_r, B_c, T_r, T_c. `flops`."""
 
-    algorithm: str
-    hbm: Traffic
-    sram: Occupancy
     blocks: Blocks
     flops: Flops
 
@@ -88,9 +86,6 @@ class Finished(Costs):
     trace  the first head's events, if `trace=True` asked for them; else None. In Jupyter, such a run shows as their player
     """
 
-    algorithm: str
-    hbm: Traffic
-    sram: Occupancy
     blocks: Blocks
     plan: Plan
     trace: Trace | None = None

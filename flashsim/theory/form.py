@@ -47,8 +47,8 @@ class Form:
     proportions      (rows, d) -> line 1's (B_r, B_c)
     rows             (M, d, d_v) -> rows, for the paper's sizes
     formulas         (reads, writes) of each array as text, in `SYMBOLS` (`flashsim.theory.formulas`), without mask and dropout.
-                     Of T_c the product T_c · N_q is all that counts where tiles are skipped: the rows of the computed tiles; and
-                     T_r · N_k their columns
+                     Where tiles are skipped, T_c * N_q is how many rows the computed tiles have together, T_r * N_k how many
+                     columns
     initial          names of the arrays that are initialised, all of each
     symbols          values of those symbols that are this algorithm's only
     kept             elements in HBM of arrays that are kept in the type that is computed in, such as a strip of S
@@ -88,9 +88,10 @@ class Form:
         """Return what each array moves, for a set of computed tiles."""
         if self.traffic is not None:
             return self.asked(self.traffic, p, blocks, tiles)
-        passes, kept = self.passes(p, blocks, tiles), self.kept(p, blocks) if self.kept else {}
+        passes = self.asked(self.passes, p, blocks, tiles)
+        kept = self.asked(self.kept, p, blocks) if self.kept else {}
         values: dict[str, Any] = common_symbols(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, self.direction)
-        values |= self.symbols(p, blocks) if self.symbols else {}
+        values |= self.asked(self.symbols, p, blocks) if self.symbols else {}
         values |= means(p, passes) if tiles.chosen else {}
         given: Arrays = {}
         made: Arrays = {}

@@ -57,7 +57,10 @@ class Mean:
 def evaluated(formula: str, values: Mapping[str, Any]) -> int:
     """Return the value of a formula. Raises ValueError for what is none."""
     try:
-        return int(eval(_code(formula), NO_NAMES, values))
+        found = eval(_code(formula), NO_NAMES, values)
+        if not isinstance(found, int):
+            raise TypeError(f"it is {found!r}, no whole number")
+        return found
     except Exception as error:
         raise ValueError(f"the formula {formula!r}: {error}; expected one in {', '.join(values)}") from None
 
