@@ -241,12 +241,9 @@ def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Opti
     return None if why_not(capability(device), q.shape[3]) else hopper_backward.prepared(device, q, k, v, do, options)
 
 
-def outrun(direction: str, d: int, asked: Sequence[str]) -> str:
-    """Return why `tensor_core`, which cannot count, is faster, or why there is no kernel for this, or ""."""
-    if d == WIDEST and "dropout_p" in asked:
-        return f"takes dropout with d below {WIDEST}"
-    slower = direction == "backward" and d == 64 and "dropout_p" in asked and "count" not in asked
-    return "tensor_core is faster with dropout at d = 64" if slower else ""
+def unmade(d: int, asked: Sequence[str]) -> str:
+    """Return why there is no kernel for this, or ""."""
+    return f"takes dropout with d below {WIDEST}" if d == WIDEST and "dropout_p" in asked else ""
 
 
 def _another_runs(q: Any, options: Options) -> bool:
@@ -298,5 +295,5 @@ KERNEL = Kernel(
     aligned=True,
     choose_blocks=choose_blocks,
     why_not=why_not,
-    outrun=outrun,
+    unmade=unmade,
 )

@@ -43,9 +43,9 @@ def choose_blocks(d: int) -> tuple[int, int]:
 
 
 def shared_bytes(d: int) -> int:
-    """Return the shared memory of K_j, V_j, two Q_i, dO_i, dS_ij and rows of L_i and D_i, dQ_i, and ten pairs of barriers."""
+    """Return the shared memory of K_j, V_j, two Q_i, dO_i, dS_ij, L_i and D_i, dQ_i, dropout's bits, ten pairs of barriers."""
     B_r, B_c = choose_blocks(d)
-    return 2 * (2 * B_c * d + 4 * B_r * d + 2 * B_r * B_c) + 4 * B_r * d + 2 * 8 * B_r + 10 * 16
+    return 2 * (2 * B_c * d + 4 * B_r * d + 2 * B_r * B_c) + 4 * B_r * d + 2 * 8 * B_r + 2 * 2048 + 10 * 16
 
 
 def functions(dtype: str, d: int, causal: bool, drops: bool, deterministic: bool) -> tuple[str, str, str]:

@@ -210,7 +210,7 @@ def _plan(
             or (rung.unsuited(q, k) if rung.unsuited and shapes_known else "")
             or "needs rows that start at multiples of 16 bytes" * (rung.aligned and not aligned)
             or f"does not take {' and '.join(lacks)}" * bool(lacks)
-            or (rung.outrun(direction, d, wants) if rung.outrun else "")
+            or (rung.unmade(d, wants) if rung.unmade else "")
         )
         if not reason or rung is known[-1]:
             break

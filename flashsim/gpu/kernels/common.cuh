@@ -33,18 +33,22 @@ template <> __device__ inline float from_float<float>(float x) { return x; }
 template <> __device__ inline __half from_float<__half>(float x) { return __float2half_rn(x); }
 template <> __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 
-// Two neighbours, rounded, in one register.
+// Two neighbours, rounded, in one register; and with 0 in the place of what is negative.
 template <typename T> __device__ inline Word pack(float low, float high);
-template <> __device__ inline Word pack<__half>(float low, float high) {
-    Word both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-template <> __device__ inline Word pack<__nv_bfloat16>(float low, float high) {
-    Word both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
+template <typename T> __device__ inline Word pack_positive(float low, float high);
+#define DEFINE_PACK(T, type)                                                                 \
+    template <> __device__ inline Word pack<T>(float low, float high) {                      \
+        Word both;                                                                           \
+        asm("cvt.rn." type ".f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));           \
+        return both;                                                                         \
+    }                                                                                        \
+    template <> __device__ inline Word pack_positive<T>(float low, float high) {             \
+        Word both;                                                                           \
+        asm("cvt.rn.relu." type ".f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));      \
+        return both;                                                                         \
+    }
+DEFINE_PACK(__half, "f16x2")
+DEFINE_PACK(__nv_bfloat16, "bf16x2")
 
 __device__ inline float exp_2(float x) {
     float y;

@@ -125,6 +125,14 @@ __device__ inline void store_four(Word to, const float (&x)[4]) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
 
+// A word of it.
+__device__ inline Word load_word(Word from) {
+    Word x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from));
+    return x;
+}
+__device__ inline void store_word(Word to, Word x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
+
 // A counter in HBM: wait until it has come to `turn`; step it on after all that this thread has written.
 __device__ inline void wait_until(const Word* counter, Word turn) {
     Word now;
@@ -132,7 +140,7 @@ __device__ inline void wait_until(const Word* counter, Word turn) {
     while (now != turn);
 }
 __device__ inline void step(Word* counter) {
-    asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
 // Wait until this thread's stores have read shared memory, or have written.

@@ -5,15 +5,15 @@
 //     P_ij = e^{min(τ MASK(S_ij) − L_i, 0)},   dV_j = Σ_i dropout(P_ij)ᵀ dO_i,   dP_ij = dropout(dO_i V_jᵀ),
 //     D_i = rowsum(dO_i ∘ O_i),   dS_ij = P_ij ∘ (dP_ij − D_i),   dK_j = τ Σ_i dS_ijᵀ Q_i,   dQ_i = τ Σ_j dS_ij K_j.
 //
-// Three kernels. `prepare` writes L log₂e, D and zeros for dQ; `hopper_backward` has a block of threads for 128 keys, through
-// which all row blocks that see them pass, of all heads of the group; `round_dQ` rounds dQ, summed in fp32.
+// Three kernels. `prepare` writes L log₂e, D and zeros for dQ; a block of threads of `hopper_backward` has 128 keys, past which
+// all row blocks that see them come, of all heads of the group; `round_dQ` rounds dQ, summed in fp32.
 //
 // Roles. A producer, one thread of which starts all loads; two consumers, warpgroups that have 64 keys each; for each of them a
 // thread that adds its half of dQ_i to HBM. The 504 registers of their three threads are all that a block of 384 threads gets.
 //
-//     d      B_r × B_c   registers   shared memory: K_j V_j | 2 Q_i | 2 dO_i | 2 dS_ij | dQ_i | 2 L_i, D_i
-//     128    64 × 128    2 × 240, 24                64    | 32    | 32     | 32      | 32   | 1      = 193 KB
-//     64     128 × 128   2 × 240, 24                32    | 32    | 32     | 64      | 32   | 2      = 194 KB
+//     d      B_r × B_c   registers   shared memory: K_j V_j | 2 Q_i | 2 dO_i | 2 dS_ij | dQ_i | 2 L_i, D_i | dropout's bits
+//     128    64 × 128    2 × 240, 24                64    | 32    | 32     | 32      | 32   | 1          | 4 = 197 KB
+//     64     128 × 128   2 × 240, 24                32    | 32    | 32     | 64      | 32   | 2          | 4 = 198 KB
 //
 // S_ij and dP_ij are computed transposed: 64 keys of a consumer by B_r queries. Their accumulators, rounded, are then the left
 // operands P_ijᵀ and dS_ijᵀ of dV_j += P_ijᵀ dO_i and dK_j += dS_ijᵀ Q_i, and stay in registers. Only dQ_i, a sum over
@@ -41,16 +41,19 @@
 // - dQ_i is added by one instruction (cp.reduce.async.bulk) for 16 KB, in the order of the accumulators, so nothing is sorted.
 //   The threads' own additions (red.v4) took 2 to 7% longer, and where they had to be in turn half as long again.
 // - In turn (deterministic): a counter for each half row block says who comes next. Of a full problem that is the next key block;
-//   causally the one before, since the last starts at the diagonal. Only the adding thread waits, and a consumer's next dQ_i.
+//   causally the one before, since the last starts at the diagonal. Only the adding thread waits, and a consumer's next dQ_i. With
+//   a second fence at each step, N = 4096, d = 128 took 14, 10%, d = 64 8, 1% longer.
 // - Causally, key blocks that are seen by most come first, across as many heads as have Q, dO, dQ in the L2 together: else the
 //   last head's first block begins when most others are done.
 // - `round_dQ` stores 16 bytes a lane: 54 µs, where stores of 4, half a sector a row, took 166 (N = 4096, d = 128, of 2480 in
 //   all). Full and causally 1.05 and 1.07 times as fast; N = 16384 1.02, 1.02; d = 64 1.03, 1.05 and 1.00, 1.02.
-// - Not done yet. Where d = 128, N = 4096, a key block costs 11,600 cycles besides 3136 a row block: 3000 until K_j and Q_i are
-//   there, 1850 for the first P_ij, 6400 for the last dQ_i, dK_j and dV_j, 450 until the next block of threads. A persistent
-//   grid, which loads the next K_j, V_j while dK_j, dV_j are stored, and in which the second consumer passes by the first row
-//   block on the causal edge, of which it sees nothing: d = 128 1.02, 1.06 and 1.01, 1.03 times as fast as this; d = 64, with
-//   turns there, 1.00, 1.04 and 0.98, 1.04. In some builds it spills a register or two.
+// - Not done yet. Where d = 128, N = 4096, a key block costs 11,600 cycles besides 3136 a row block. A persistent grid, which loads
+//   the next K_j, V_j while dK_j, dV_j are stored, and in which the second consumer passes by the first row block on the causal
+//   edge, of which it sees nothing: d = 128 1.05 to 1.09 times as fast at N = 1024, 4096 and 16384; but in the same source d = 64,
+//   not persistent, came out differently scheduled: 0.96 to 0.99 full. Nor is there room for dV_j's way out besides dropout's bits.
+// - Dropout: two warps whose keys are 16 apart make half of the calls of Philox each, and tell each other by a bit an element, in
+//   shared memory; and they come before dP_{i+1} takes its registers, four calls at once. Where each warp made all its calls within
+//   P_{i+1}, it took at d = 64 1.6, 1.6 times as long, at d = 128 1.25, 1.27 (N = 2048). Without Philox it would be 1.25 times as fast.
 // - Worse: `prepare` and `round_dQ` by the idle warp (0.6 to 1.0: 24 registers have too few loads under way).
 // - Worse: exponentials by polynomial, one in 4 or 2 (4 to 20%); D_i subtracted by the tensor cores, as what dP_i begins with
 //   (10%). Without min(x, 0), which is x − |x| here since that is not the ALU's, it would be up to 5% faster.
@@ -85,9 +88,8 @@
 //     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-22, 52e5883: figures/gpu_hopper_backward.json
 // end of measured
 //
-// Deterministic, it costs 3 to 24% from N = 4096 on. With dropout, N = 2048, d = 128: 351 / 290, tensor_core 236 / 212; d = 64:
-// 190 / 164, tensor_core 210 / 193: the words of one call of Philox are spread over two warps here, so both make the call, and
-// `flashsim.gpu.plan` names tensor_core there.
+// Deterministic, it costs 3 to 24% from N = 4096 on. In turn it has since become 1.0 to 1.14 times as fast.
+// With dropout, N = 2048, d = 64, it runs at 1.4 times tensor_core's rate; before, at 0.85 to 0.9.
 //
 // no spills, no stack
 #include "hopper.cuh"
@@ -125,13 +127,14 @@ template <bool causal, int d> __device__ inline int first_row_block(const Proble
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// K_j | V_j | Q_i, Q_{i+1} | dO_i, dO_{i+1} | dS_ij, dS_{i+1,j} | dQ_i, on its way | L_i, D_i, L_{i+1}, D_{i+1} | barriers
+// K_j | V_j | Q_i, Q_{i+1} | dO_i, dO_{i+1} | dS_ij, dS_{i+1,j} | dQ_i, on its way | L_i, D_i, L_{i+1}, D_{i+1}
+// | what dropout drops, of row blocks i and i + 1 | barriers
 template <int d> struct Memory {
     static constexpr int STAGES = 2, KV_BYTES = B_c * d * 2, Q_BYTES = B_r<d> * d * 2, ROWS_BYTES = B_r<d> * 2 * 4;
-    static constexpr int dS_BYTES = B_r<d> * B_c * 2, HALF_dQ_BYTES = 64 * 64 * 4;
+    static constexpr int dS_BYTES = B_r<d> * B_c * 2, HALF_dQ_BYTES = 64 * 64 * 4, DROPPED_BYTES = 2048;
     static constexpr int V_AT = KV_BYTES, Q_AT = V_AT + KV_BYTES, dO_AT = Q_AT + STAGES * Q_BYTES;
     static constexpr int dS_AT = dO_AT + STAGES * Q_BYTES, dQ_AT = dS_AT + 2 * dS_BYTES, ROWS_AT = dQ_AT + 2 * HALF_dQ_BYTES;
-    static constexpr int END = ROWS_AT + STAGES * ROWS_BYTES;
+    static constexpr int DROPPED_AT = ROWS_AT + STAGES * ROWS_BYTES, END = DROPPED_AT + 2 * DROPPED_BYTES;
     Word base;
     Ring<1, KV_BYTES> K_j, V_j;
     Ring<STAGES, Q_BYTES> Q_i, dO_i;
@@ -149,6 +152,8 @@ template <int d> struct Memory {
     }
     __device__ Word L_i(Word n) const { return base + ROWS_AT + n % STAGES * ROWS_BYTES; }
     __device__ Word D_i(Word n) const { return L_i(n) + ROWS_BYTES / 2; }
+    // A bit for each element of the n-th row block, for two warps whose keys are 16 apart: [half of the queries][warp][lane].
+    __device__ Word dropped(Word n, Word pair) const { return base + DROPPED_AT + n % 2 * DROPPED_BYTES + pair * 512; }
     __device__ void init() const {
         constexpr int WARPS = 4 * CONSUMERS;
         if (threadIdx.x == 0) {
@@ -223,9 +228,9 @@ __device__ __forceinline__ void add(const Memory<d>& sram, int w, int j, int kv_
                 wait_until(p.turns + half, causal ? last - j : j);
             }
             add_to(p.sums + half * 4096, dQ_i.tile(n), 64 * 64 * 4);
-            in_turn ? wait_stores() : wait_stores_read();
+            wait_stores_read();
             dQ_i.free(n).arrive();
-            if (in_turn) step(p.turns + half);
+            if (in_turn) wait_stores(), step(p.turns + half);
             added.rows += max(0, min(64, p.N_q - i * B_r - (d == 64 ? 64 * w : 0)));
         }
     added.times(64, totals + 12), added.times(64, totals + 13);
@@ -242,7 +247,7 @@ __device__ inline Word here(Word x) {
 // A warpgroup, which has keys 64w to 64w + 63 of K_j and V_j: rows of the transposed S_ij, P_ij, dP_ij, dS_ij. A thread has two
 // keys, key and key + 8; element [t][e] is of query 8t + 2 (lane mod 4) + e mod 2, and key + 8 (e / 2).
 template <typename T, int d, bool causal, bool dropping> struct Consumer {
-    static constexpr int B_r = ::B_r<d>;
+    static constexpr int B_r = ::B_r<d>, CALLS = B_r / 16;  // of Philox, for half of the queries
     const Memory<d>& sram;
     const Problem& p;
     const int w, j;
@@ -282,13 +287,13 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
         }
         const int after = (here(j) + 1) * B_c;  // this key block
         if (after > p.N_k || (causal && after - 1 - (p.N_k - p.N_q) > i * B_r)) mask(key, lane);
-        if (dropping) drop(key, lane);
+        if (dropping) drop(n);
 #pragma unroll
         for (int t = 0; t < B_r / 8; ++t)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const float x = S_ij[t][2 * r], y = S_ij[t][2 * r + 1];
-                P_ij[t / 2][t % 2 * 2 + r] = dropping ? pack<T>(fmaxf(x, 0.0f), fmaxf(y, 0.0f)) : pack<T>(x, y);
+                P_ij[t / 2][t % 2 * 2 + r] = dropping ? pack_positive<T>(x, y) : pack<T>(x, y);
             }
     }
     __device__ __forceinline__ void mask(int key, int lane) {
@@ -304,22 +309,42 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
             for (int e = 0; e < 4; ++e)
                 if (8 * t + e % 2 < first[e / 2]) S_ij[t][e] = 0.0f;
     }
-    // A call of Philox serves four of a thread's elements, and four of another warp's, whose keys are 16 further on.
-    __device__ __forceinline__ void drop(int key, int lane) {
+    // What dropout drops of the n-th row block. A call of Philox serves four of a thread's elements, and four of the thread's whose
+    // keys are 16 further on, or before: each of the two makes the calls for half of the queries, for both.
+    __device__ __forceinline__ void decide(Word n) {
+        const Word thread = here(threadIdx.x - WARPGROUP), lane = thread % 32, pair = thread / 64, half = thread / 32 % 2;
+        const Word row = i * B_r + half * (B_r / 2) + lane % 4 * 2, key = j * B_c + pair * 32 + lane / 4;
+        const Word key_0 = here(p.dropout.key_0), key_1 = here(p.dropout.key_1);
+        Word lower = 0, upper = 0;  // keys'
+#pragma unroll 4
+        for (int x = CALLS - 1; x >= 0; --x) {
+            Word words[4];  // [2a + r]: of the query 8a further on and key + 8r; of key + 8r + 16 in the lower half
+            philox(words, row + x / 2 * 16 + x % 2, key, head, key_0, key_1);
+            lower <<= 4, upper <<= 4;
 #pragma unroll
-        for (int t = 0; t < B_r / 8; t += 2)
+            for (int of = 0; of < 4; ++of) {
+                if (words[of] <= p.dropout.last) lower |= 1u << of;
+                if (words[of] << 16 <= p.dropout.last) upper |= 1u << of;
+            }
+        }
+        const Word to = sram.dropped(n, pair) + half * 256 + lane * 4;
+        store_word(to, lower), store_word(to + 128, upper);
+    }
+    // P becomes −P where dropout drops it.
+    __device__ __forceinline__ void drop(Word n) {
+        const Word thread = here(threadIdx.x - WARPGROUP);
+        meet(TOGETHER + w, WARPGROUP);
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                Word words[4];  // [2a + r]: of the query 8a further on and key + 8r, in the half that bit 4 of key says
-                // 10 rounds at once would take too many registers where d = 64.
-                const Word key_0 = here(p.dropout.key_0), key_1 = here(p.dropout.key_1);
-                philox<d == 64 ? 1 : causal ? 5 : 10>(words, i * B_r + 8 * t + lane % 4 * 2 + e, key & ~16, head, key_0, key_1);
+        for (int half = 0; half < 2; ++half) {
+            const Word dropped = load_word(sram.dropped(n, thread / 64) + half * 256 + thread % 64 * 4);
+#pragma unroll
+            for (int x = 0; x < CALLS; ++x)
 #pragma unroll
                 for (int of = 0; of < 4; ++of) {
-                    float& P = S_ij[t + of / 2][of % 2 * 2 + e];
-                    P = words[of] << (key & 16) <= p.dropout.last ? -P : P;
+                    float& P = S_ij[half * CALLS + x / 2 * 2 + of / 2][of % 2 * 2 + x % 2];
+                    P = __int_as_float(__float_as_int(P) ^ (dropped << 31 - 4 * x - of & 1u << 31));
                 }
-            }
+        }
     }
 
     // dS_ij = P_ij ∘ (dP_ij − D_i), rounded, as an operand, and in shared memory, where a query has a row.
@@ -387,11 +412,12 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
     template <bool first> __device__ __forceinline__ void scores(Word n) {
         start_S(n);
         if (!first) write_dQ<1>(n - 2);
+        if (dropping) next(), decide(n);
         float L[B_r / 8][2];
         load_L(n, L);
         start_dP(n);
         pass_turn();
-        next();
+        if (!dropping) next();
         softmax(n, L);
         sram.dO_i.wait_there(n);  // it is there: a loop, beyond which the compiler does not move exponentials
         finish<0>(dP_ij);
@@ -427,6 +453,7 @@ template <typename T, int d, bool causal, bool dropping> struct Consumer {
             for (int e = 0; e < 4; ++e) dK_j[t][e] = dV_j[t][e] = 0.0f;
         i = first_row_block<causal, d>(p, j * B_c);
         const Word last = (p.T_r - i) * p.group - 1;
+        if (dropping) decide(0);
         sram.K_j.wait_there(0);
         start_S(0);
         sram.V_j.wait_there(0);
