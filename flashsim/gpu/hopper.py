@@ -80,23 +80,34 @@ class Tiles(NamedTuple):
 
 
 WIDE, SMALL, DEEP = Tiles(128, 128), Tiles(128, 128), Tiles(128, 64)
-FINE, PAIR = Tiles(256, 64), Tiles(128, 64, abreast=2)
-TILES = {256: (DEEP,), 128: (WIDE,), 64: (FINE, SMALL, PAIR)}  # most; with dropout; with a block mask, without dropout
+FINE, PAIR = Tiles(256, 64), Tiles(128, 64)
+TILES = {256: (DEEP,), 128: (WIDE,), 64: (FINE, SMALL, PAIR)}  # without a mask; with dropout; with one, without dropout
 KINDS = ("FULL", "CAUSAL", "WINDOW", "LISTED")  # of masks, as the kernel calls them
 
 
 @lru_cache(maxsize=1024)
-def choose_tiles(d: int, kind: str, dropout: bool = False, blocks: tuple[int, int] | None = None) -> Tiles:
+def choose_tiles(
+    d: int, kind: str, dropout: bool = False, blocks: tuple[int, int] | None = None, *, begun: bool = False
+) -> Tiles:
     """Return what the kernel is compiled for; ValueError for other blocks.
 
-    More than two consumers have too few registers for Philox; for `sums` two have, of d = 128 at most, others without a window.
+    More than two consumers have too few registers for Philox, and d = 256 with a window or a list for `sums`. In windows of
+    d = 64 these pay if all rows have begun with the first tile of their warpgroup: if they see some of it.
     """
-    tiles = TILES[d][min(1 if dropout else 2 if kind == "LISTED" else 0, len(TILES[d]) - 1)]
+    tiles = TILES[d][min(1 if dropout else 2 if kind != "FULL" else 0, len(TILES[d]) - 1)]
+    if (d, kind, dropout) == (64, "LISTED", False):
+        tiles = tiles._replace(abreast=2)
     if blocks not in (None, tiles.blocks):
-        of = {"WINDOW": ", with a window", "LISTED": ", with a block mask"}.get(kind, "") + ", with dropout" * dropout
+        masks = {"CAUSAL": ", causal", "WINDOW": ", with a window", "LISTED": ", with a block mask"}
+        of = masks.get(kind, "") + ", with dropout" * dropout
         raise ValueError(f"blocks is {blocks}; hopper takes {tiles.blocks} where d = {d}{of}")
-    room = tiles in (WIDE, PAIR) or kind in ("FULL", "CAUSAL")
-    return tiles._replace(sums=room and not dropout)
+    sums = {256: kind in ("FULL", "CAUSAL"), 128: True, 64: kind != "WINDOW" or begun}[d]
+    return tiles._replace(sums=sums and not dropout)
+
+
+def all_begin(window: tuple[int, int], N_q: int, N_k: int) -> bool:
+    """Return whether each of 64 rows in a row sees a key of the last tile of 64 of which one of them does."""
+    return window[1] == -1 or window[1] >= N_q - 1 or (N_k - N_q + window[1]) % ROWS == 0
 
 
 def as_list(d: int, kind: str, dropout: bool) -> str:
@@ -105,7 +116,7 @@ def as_list(d: int, kind: str, dropout: bool) -> str:
 
 
 def steps(d: int) -> dict[str, Tiles]:
-    """Return the kernel without its ideas, and with one more each time; what `forward` takes is the last but one."""
+    """Return the kernel without its ideas, and with one more each time; `forward` takes, without a mask, the last but one."""
     tiles = TILES[d][0]._replace(turns=False, lazy=False, sums=False, persistent=False)
     found = {"plain": tiles}
     for idea in ("persistent", "lazy", "sums", "turns"):
@@ -115,7 +126,7 @@ def steps(d: int) -> dict[str, Tiles]:
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c), forward with neither dropout nor block mask."""
+    """Return (B_r, B_c), forward with neither dropout nor mask."""
     if d not in TILES:
         return tensor_core.block_sizes(d)
     if direction == "backward":
@@ -165,7 +176,8 @@ def prepared(
 ) -> Callable[..., None]:
     """Return what fills o and lse for arrays of these shapes, strides and dtypes, with these tiles or the fastest."""
     kind, counters = kind_of(options), options.counters
-    tiles = tiles or choose_tiles(q.shape[3], kind, options.dropout_p > 0, options.blocks)
+    begun = kind == "WINDOW" and all_begin(options.window, q.shape[2], k.shape[2])
+    tiles = tiles or choose_tiles(q.shape[3], kind, options.dropout_p > 0, options.blocks, begun=begun)
     window, drops = options.window or (-1, 0 if options.causal else -1), (options.dropout_p, options.seed)
     lists: Any = ()
     kind = as_list(q.shape[3], kind, options.dropout_p > 0)
@@ -314,10 +326,11 @@ KERNEL = Kernel(
             FILE,
             (("COUNT", count),),
             tuple(
-                choose_tiles(d, kind, dropout).function(dtype, d, kind, dropout)
+                choose_tiles(d, kind, dropout, begun=begun).function(dtype, d, kind, dropout)
                 for d in HEAD_DIMS
                 for kind in KINDS
                 for dropout in dropouts
+                for begun in ((False, True) if (d, kind, dropout) == (64, "WINDOW", False) else (False,))
                 if as_list(d, kind, dropout) == kind
             ),
             ("sm_90a",),

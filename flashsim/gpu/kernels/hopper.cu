@@ -135,7 +135,7 @@ template <Kind kind, int B_c> __device__ inline Range seen_by_all(const Problem&
     return {kind <= CAUSAL ? 0 : (max(0, begin_of<kind>(p, top) + rows - 1) + B_c - 1) / B_c, end / B_c};
 }
 
-// The live tiles of row block i, the t-th of which is `tile`: if they are listed, counted from the block's first.
+// The live tiles of row block i; if they are listed they are counted from the block's first.
 template <Kind kind, int B_r, int B_c> __device__ inline Range live_tiles(const Problem& p, int i) {
     if (kind == LISTED) return {0, __ldg(p.starts + i + 1) - __ldg(p.starts + i)};
     return seen_by_some<kind, B_c>(p, i * B_r, B_r);
@@ -146,11 +146,13 @@ template <Kind kind> __device__ inline int tile(const Problem& p, int i, int t) 
 
 // Those of them without a mask for 64 rows from `top` on.
 template <Kind kind, int B_c> __device__ inline Range whole_tiles(const Problem& p, int i, Range live, int top) {
-    const Range whole = seen_by_all<kind, B_c>(p, top, 64);
-    if (kind != LISTED) return whole;
-    while (live.begin < live.end && tile<kind>(p, i, live.end - 1) >= whole.end) --live.end;
-    while (live.begin < live.end && tile<kind>(p, i, live.begin) < whole.begin) ++live.begin;
-    return live;
+    Range whole = seen_by_all<kind, B_c>(p, top, 64);
+    if (kind == LISTED) {
+        while (live.begin < live.end && tile<kind>(p, i, live.end - 1) >= whole.end) --live.end;
+        while (live.begin < live.end && tile<kind>(p, i, live.begin) < whole.begin) ++live.begin;
+        whole = live;
+    }
+    return whole;
 }
 
 // Named barriers: 1 + w, when it is warpgroup w's turn; TOGETHER and on, all of a block's warpgroup.
@@ -210,6 +212,10 @@ template <int d, int B_r, int B_c> struct Memory {
     __device__ __forceinline__ void wait_K(Word kv) const { K_j.wait_there(kv); }
     __device__ __forceinline__ void wait_V(Word kv) const {
         if (!JOINT) V_j.wait_there(kv);
+    }
+    // Each stage by an address of its own: one that depends on q would stay in a register from tile to tile.
+    __device__ __forceinline__ void free_Q(Word q) const {
+        q % Q_STAGES ? Q_i.free(1).arrive_once_a_warp() : Q_i.free(0).arrive_once_a_warp();
     }
     __device__ __forceinline__ void free_K(Word kv) const {
         if (!JOINT) K_j.free(kv).arrive_once_a_warp();
@@ -280,7 +286,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     const Turn<turns, B_r / 64> turn;
     Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
     int passed = 0;      // tiles before kv that are not needed, and still to be freed
-    Range whole;         // the tiles without a mask, as live_tiles has them
+    Range whole;         // the tiles without a mask, of those that it goes through
 
     Rows rows;
     float S_ij[B_c / 8][4], O_i[d / 8][4];
@@ -292,9 +298,19 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
 
     __device__ static Word* in_shared(Word at) { return static_cast<Word*>(__cvta_shared_to_generic(at)); }
 
+    static constexpr bool apart = B_c == 64 && !turns && kind != LISTED;  // a warpgroup passes by what its rows do not see
+    // The tiles of row block i that this warpgroup goes through, and the t-th of them.
+    __device__ __forceinline__ Range its_tiles(int i) const {
+        return apart ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live_tiles<kind, B_r, B_c>(p, i);
+    }
+    __device__ __forceinline__ int tile_of(int t) const {
+        const int i = sram.row_block(q).i;
+        return kind == WINDOW ? its_tiles(i).begin + t : tile<kind>(p, i, t);
+    }
+
     // −∞ for keys that a row does not see: those after its last, and before its first.
     __device__ __forceinline__ void mask(int t) {
-        const int j = tile<kind>(p, sram.row_block(q).i, t);
+        const int j = tile_of(t);
         const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
         const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
         if (t >= whole.end) {
@@ -320,7 +336,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
 
     // 0 for weights that dropout drops; the factor 1/(1 − p) waits for the end.
     __device__ __forceinline__ void drop(int t) {
-        const int j = tile<kind>(p, sram.row_block(q).i, t);
+        const int j = tile_of(t);
         const RowBlock at = sram.row_block(q);
         const int thread = thread_index(), lane = thread % 32, row = at.i * B_r + 64 * w + thread / 32 * 16 + lane / 4;
 #pragma unroll
@@ -346,7 +362,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             for (int e = 0; e < 4; ++e) P[t][e] = P_next[t][e] ^ zero;
     }
 
-    // S_ij, P̃_ij of the last tile.
+    // S_ij, P̃_ij of the last tile, its t-th.
     __device__ __forceinline__ void begin(int t, bool masked, bool last) {
         sram.wait_K(kv);
 #pragma unroll 1
@@ -356,7 +372,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         turn.pass();
         finish<0>(S_ij);
         sram.free_K(kv);
-        if (last) sram.Q_i.free(q).arrive_once_a_warp();
+        if (last) sram.free_Q(q);
         if (masked) mask(t);
         float alpha[2];
         softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
@@ -365,7 +381,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         round_to_operands<T, B_c>(P_ij, S_ij);
     }
 
-    // S_ij, P̃_ij of tile j while O_i of tile j + 1 is summed.
+    // S_ij, P̃_ij of the t-th while O_i of the one after it is summed.
     template <bool masked> __device__ __forceinline__ void advance(int t, bool last) {
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
@@ -374,7 +390,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         turn.pass();
         finish<1>(S_ij);
         sram.free_K(kv + 1);
-        if (last) sram.Q_i.free(q).arrive_once_a_warp();
+        if (last) sram.free_Q(q);
         if (masked) mask(t);
         constexpr bool quick = sums && !masked;  // without maxima
         float alpha[2];
@@ -488,26 +504,28 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
             rows.init();
 
-            const Range live = live_tiles<kind, B_r, B_c>(p, i);
-            whole = whole_tiles<kind, B_c>(p, i, live, i * B_r + 64 * w);
-            constexpr bool apart = B_c == 64 && !turns && kind != LISTED;  // a warpgroup passes by what its rows do not see
-            const Range mine = apart ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live;
-            if (mine.begin < mine.end) {
-                if (apart) pass_by(live.end - mine.end);
-                int t = mine.end - 1;
-                begin(t, t >= whole.end || t < whole.begin, t == mine.begin);
+            const Range live = live_tiles<kind, B_r, B_c>(p, i), its = its_tiles(i);
+            whole = whole_tiles<kind, B_c>(p, i, its, i * B_r + 64 * w);
+            if (kind == WINDOW) whole.begin -= its.begin, whole.end -= its.begin;
+            if (its.begin < its.end) {
+                if (apart) pass_by(live.end - its.end);
+                int t = its.end - its.begin - 1;
+                begin(t, t >= whole.end || t < whole.begin, t == 0);
 #pragma unroll 1
-                for (--t; t >= max(mine.begin, whole.end); --t) advance<true>(t, t == mine.begin);
+                for (--t; t >= max(0, whole.end); --t) advance<true>(t, t == 0);
 #pragma unroll 1
-                for (; t >= max(mine.begin, whole.begin); --t) advance<false>(t, t == mine.begin);
+                for (; t >= max(0, whole.begin); --t) advance<false>(t, t == 0);
                 if (kind >= WINDOW) {
 #pragma unroll 1
-                    for (; t >= mine.begin; --t) advance<true>(t, t == mine.begin);
+                    for (; t >= 0; --t) advance<true>(t, t == 0);
                 }
                 end();
-                if (apart) pass_by(mine.begin - live.begin);
+                if (apart) {
+                    const int i = sram.row_block(q).i;  // again, and what follows: not in registers till now
+                    pass_by(its_tiles(i).begin - live_tiles<kind, B_r, B_c>(p, i).begin);
+                }
             } else {
-                sram.Q_i.free(q).arrive_once_a_warp();
+                sram.free_Q(q);
                 if (apart) skip(live.end - live.begin);
             }
             write(O, L, totals);
