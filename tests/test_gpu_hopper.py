@@ -75,6 +75,27 @@ def test_block_masks_lie_within_rounding_and_skip_dead_tiles(d: int, causal: boo
     assert (butterfly == gpu.forward(*on_gpu(problem), block_mask=flashsim.patterns.butterfly(8, 11))).all()
 
 
+DRAWN: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "window": {"window": (20, 0)},
+    "window, rows without a first tile": {"window": (20, 5)},
+    "block mask": {"block_mask": np.array([[1, 0], [1, 1]], bool)},
+}
+
+
+@pytest.mark.parametrize("asked", DRAWN.values(), ids=DRAWN)
+def test_row_blocks_beyond_the_places_are_drawn(asked: dict[str, Any]) -> None:
+    """With d = 64 a multiprocessor has two at a time: here there are 600, and a second launch finds the counter at 0."""
+    problem, rung = given((5, 60, 6, 130, 140, 64), "float16"), gpu.kernel("hopper")
+    allowed = problem.causal
+    if "window" in asked:
+        allowed = flashsim.SlidingWindow(*asked["window"]).whole(Shape(130, 140, 64, 64), ())
+    if "block_mask" in asked:
+        allowed = asked["block_mask"].repeat(128, axis=0)[:130].repeat(128, axis=1)[:, :140]
+    for _ in range(2):
+        assert_near(rung, problem, run(rung, problem, **asked), allowed)
+
+
 WIDE_CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "one": ((1, 1, 1, 1, 1, 256), {}),
     "full": ((1, 3, 1, 200, 333, 256), {}),
