@@ -127,5 +127,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names that there are, those that are imported later included."""
     return sorted({*globals(), *LATER})

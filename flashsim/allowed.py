@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from flashsim.masks import All, Causal, Mask
-from flashsim.own_masks import allowed_by
 from flashsim.records import Shape
 
 LONGEST = 2**26  # rows, or pairs of a mask that is no band, that are looked at one by one
@@ -38,9 +37,7 @@ def _by_row(rule: Mask, shape: Shape) -> tuple[Any, Any]:
             "causal, or shorter lengths"
         )
     if band is None or not positional:
-        allowed = allowed_by(rule, np.arange(shape.N_q), np.arange(shape.N_k), shape, ())
-        for array in rule.dense(()):
-            allowed = allowed & array
+        allowed = rule.whole(shape, ())
         return allowed.sum(1), allowed.sum(0)
     at = np.arange(shape.N_q) + shape.N_k - shape.N_q
     first = np.zeros_like(at) if band.left is None else np.clip(at - band.left, 0, band.keys)

@@ -190,7 +190,6 @@ def count(
 
 
 def _own(function: Callable[..., Any], algorithm: Algorithm, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the algorithm's own options, checked."""
     return check_options(function, options, f"{algorithm.name!r} ({algorithm.title})", algorithm, FORWARD)
 
 
@@ -254,7 +253,6 @@ def trace(
 
 
 def _index(head: Any, leading: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a head's index into Q's leading axes."""
     at = tuple(head) if isinstance(head, tuple | list) else (head,)
     whole = all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in at)
     if not whole or len(at) != len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=True)):

@@ -286,7 +286,6 @@ def _clustered(
 
 
 def _check_fits(name: str, sizes: Mapping[str, Any], blocks: tuple[int], M: Any, enforce: Any, dtype: Any) -> None:
-    """Raise ValueError where M is enforced and too small for a cluster."""
     use = exact_program(name, sizes, M=M, blocks=blocks, enforce=enforce, dtype=dtype).sram
     if use.enforced and use.over:
         raise ValueError(
@@ -296,7 +295,6 @@ def _check_fits(name: str, sizes: Mapping[str, Any], blocks: tuple[int], M: Any,
 
 
 def _of_rounds(name: str, value: Any, Q: Any, kinds: str, expected: str) -> Array:
-    """Return what each row has in each round, (rounds, N)."""
     array, N = check_array(name, value), len(_rows("Q", Q))
     if array.ndim != 2 or array.dtype.kind not in kinds or not len(array) or array.shape[1] != N:
         raise ValueError(

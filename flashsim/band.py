@@ -7,11 +7,12 @@ end is, row by row, the floor of a straight line. So the counts are sums of such
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flashsim.records import Blocks, Shape
 from flashsim.sizes import ceil_div
+from flashsim.sizes import first as least
 
 Kind = tuple[bool, bool, bool]
 """(in the last row, in the last column, partial)."""
@@ -110,7 +111,8 @@ class _Rows:
 
     def one(self, first: int, height: int, number: int, in_last: bool, partial: bool) -> tuple[int, int]:
         """Return the first row block that has such a tile, and its column."""
-        i = first + _first(lambda n: self.counts(first, height, n)[in_last, partial] > 0, number) - 1
+        before = least(lambda n: n >= number or self.counts(first, height, n)[in_last, partial] > 0) - 1
+        i = first + before
         if in_last:
             return i, self._blocks.T_c - 1
         begin, _ = self._live(i, height, 1, self._blocks.T_c - 1)
@@ -156,15 +158,6 @@ class _Rows:
         begin = ceil_div(least * g - top, B_r)
         end = ceil_div((most + 1) * g - top - height + 1, B_r)
         return max(min(end, number) - max(begin, 0), 0)
-
-
-def _first(holds: Callable[[int], bool], most: int) -> int:
-    """Return the least n from 1 to `most` from which on a predicate holds."""
-    low = 0
-    while most - low > 1:
-        middle = (low + most) // 2
-        low, most = (low, middle) if holds(middle) else (middle, most)
-    return most
 
 
 def _clipped_sum(a: int, b: int, m: int, n: int, most: int) -> int:

@@ -37,7 +37,6 @@ class Bias(ArrayMask):
 
     @property
     def bias(self) -> Bias:
-        """This."""
         return self
 
     @property

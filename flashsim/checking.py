@@ -82,8 +82,12 @@ def check_booleans(name: str, value: Any) -> NDArray[np.bool_]:
     """Return a mask, an array of booleans."""
     array = check_array(name, value)
     if array.dtype != bool:
-        bias = "; what is added to scores is flashsim.Bias(array)" if name == "mask" and array.dtype.kind == "f" else ""
-        raise ValueError(f"{name} has dtype {array.dtype}; expected booleans, True = attend{bias}")
+        got, hint = f"has dtype {array.dtype}", ""
+        if not array.ndim:
+            got, hint = f"is {shown(value)}", ", or a flashsim.Mask such as flashsim.Causal()"
+        elif array.dtype.kind == "f":
+            hint = "; what is added to scores is flashsim.Bias(array)"
+        raise ValueError(f"{name} {got}; expected booleans, True = attend{hint if name == 'mask' else ''}")
     return array
 
 

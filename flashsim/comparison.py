@@ -80,7 +80,7 @@ def run_all(
         start = time.perf_counter()
         run = forward(algorithm, given.Q, given.K, given.V, **sizes, on_head=on_head)
         seconds = time.perf_counter() - start
-        forwards[name] = _result(algorithm, run, run, _forward_errors(algorithm, run), seconds)
+        forwards[name] = _result(run, run, forward_errors(run), seconds)
         if back is None:
             continue
         dO = np.random.default_rng(0).standard_normal(run.O.shape).astype(run.O.dtype)
@@ -88,7 +88,7 @@ def run_all(
         start = time.perf_counter()
         found = backward(back, run, dO, on_head=on_head)
         seconds = time.perf_counter() - start
-        backwards[name] = _result(back, run, found, _backward_errors(back, run, found, dO), seconds)
+        backwards[name] = _result(run, found, backward_errors(run, found, dO), seconds)
     return forwards, backwards
 
 
@@ -107,19 +107,17 @@ def sized_for_both(back: Algorithm, Q: Array, K: Array, V: Array, options: Mappi
     return asked | {"sizing": Fixed(fitting.B_r, fitting.B_c)}
 
 
-def _result(
-    algorithm: Algorithm, run: Run, cost: Run | Gradients, compared: Iterable[Compared], seconds: float
-) -> Result:
+def _result(run: Run, cost: Run | Gradients, compared: Iterable[Compared], seconds: float) -> Result:
     worst, of_bound = _worst(compared) or (None, None)
-    agrees = _agrees(algorithm, run, cost)
-    return Result(algorithm.title, cost.hbm, cost.sram, cost.blocks, worst, of_bound, agrees, seconds)
+    title = cost.plan.task.algorithm.title
+    return Result(title, cost.hbm, cost.sram, cost.blocks, worst, of_bound, _agrees(run, cost), seconds)
 
 
-def _agrees(algorithm: Algorithm, run: Run, cost: Run | Gradients) -> bool | None:
+def _agrees(run: Run, cost: Run | Gradients) -> bool | None:
     """Whether theory says the same; None where it says nothing: of an algorithm without a form, and of masks by head."""
-    if run.variant.mask.per_head or not _has_form(algorithm):
+    algorithm, variant = cost.plan.task.algorithm, run.variant
+    if variant.mask.per_head or not _has_form(algorithm):
         return None
-    variant = run.variant
     want = theory.exact(
         algorithm,
         **asdict(run.inputs.shape),
@@ -145,7 +143,7 @@ def _has_form(algorithm: Algorithm) -> bool:
     return True
 
 
-def _forward_errors(algorithm: Algorithm, run: Run) -> Iterator[Compared]:
+def forward_errors(run: Run) -> Iterator[Compared]:
     """Yield O, naive attention and the bound, some rows of one head at a time."""
     given, variant, shape = run.inputs, run.variant, run.inputs.shape
     for number, head in enumerate(np.ndindex(given.leading)):
@@ -159,16 +157,16 @@ def _forward_errors(algorithm: Algorithm, run: Run) -> Iterator[Compared]:
                 "keep": None if keep is None else keep[rows],
                 "dropout_p": variant.dropout_p,
             }
-            bound = error_bound(Q[rows], K, V, **rounding(algorithm, run.blocks), **parts)
+            bound = error_bound(Q[rows], K, V, **rounding(run.plan.task.algorithm, run.blocks), **parts)
             yield run.O[head][rows], attention(Q[rows], K, V, **parts), bound
 
 
-def _backward_errors(back: Algorithm, run: Run, found: Gradients, dO: Array) -> Iterator[Compared]:
+def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]:
     """Yield dQ, dK and dV, with what they should be and the bound, one KV head with its query heads at a time."""
     given, variant, shape, g = run.inputs, run.variant, run.inputs.shape, run.inputs.group
     if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
         return
-    rounded = backward_rounding(back, run.blocks, found.blocks)
+    rounded = backward_rounding(found.plan.task.algorithm, run.blocks, found.blocks)
     heads = list(enumerate(np.ndindex(given.leading)))
     for first in range(0, len(heads), g):
         sharing = heads[first : first + g]

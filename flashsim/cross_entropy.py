@@ -104,7 +104,6 @@ def exact(*, N: int, v: int, d: int, of: str = "loss", **how: Any) -> ExactProgr
 
 
 def _labels(y: Any, v: int, ignore: Any) -> Array:
-    """Return labels as words, those left out as `NONE`. Raises ValueError."""
     array = check_array("y", y)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]

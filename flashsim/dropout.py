@@ -96,16 +96,13 @@ class NoDropout:
         """Load no generator."""
 
     def divided(self, blocks: Blocks) -> NoDropout:
-        """Return itself."""
         return self
 
     def __call__(self, P_ij: Tile, i: int, j: int) -> Tile:
-        """Return Z_ij."""
         ones: Tile = ONES
         return ones
 
     def whole(self, sram: SRAM, P: Matrix) -> Matrix:
-        """Return P: no pass."""
         return P
 
     def whole_backward(self, sram: SRAM, dP: Matrix) -> None:
@@ -124,7 +121,6 @@ class TileDropout:
         self._hbm, self._sram, self._B_r, self._B_c = hbm, sram, blocks.B_r, blocks.B_c
 
     def divided(self, blocks: Blocks) -> TileDropout:
-        """Return the same dropout for tiles of other sizes."""
         other = copy(self)
         other._B_r, other._B_c = blocks.B_r, blocks.B_c
         return other

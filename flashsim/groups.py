@@ -15,8 +15,7 @@ import numpy as np
 from flashsim.band import Band
 from flashsim.bias import Bias
 from flashsim.inputs import Array
-from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask
-from flashsim.own_masks import allowed_by
+from flashsim.masks import All, Bools, Both, Dense, Head, Index, Mask, allowed_by
 from flashsim.records import Shape
 from flashsim.tree_mask import Tree
 
@@ -83,60 +82,50 @@ class GroupedMask(Mask):
     def __init__(self, mask: Mask, group: int) -> None:
         self._mask, self._group = mask, group
 
-    def _member(self, head: Head, member: int) -> Head:
-        return (*head[:-1], head[-1] * self._group + member) if head else head
-
     def _one(self, shape: Shape) -> Shape:
         return replace(shape, N_q=shape.N_q // self._group)
 
-    @property
-    def _members(self) -> range:
-        """The heads of a group to ask: one, if all have the same mask."""
-        return range(self._group if self._mask.per_head else 1)
+    def _heads(self, head: Head) -> list[Head]:
+        """Return the query heads of a group to ask: one, if all have the same mask."""
+        members = range(self._group if self._mask.per_head else 1)
+        return [(*head[:-1], head[-1] * self._group + member) if head else head for member in members]
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Check it against the query heads."""
         self._mask.check(self._one(shape), (*leading[:-1], leading[-1] * self._group) if leading else leading)
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Ask for each row's own position and head."""
         allowed = np.empty((len(rows), len(cols)), bool)
-        for member in self._members:
+        for member, at in enumerate(self._heads(head)):
             mine = rows % self._group == member if self._mask.per_head else slice(None)
-            at = self._member(head, member)
             allowed[mine] = allowed_by(self._mask, rows[mine] // self._group, cols, self._one(shape), at)
         return allowed
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Ask for the positions that a tile's rows are of; a tile is live if it is for any head of the group."""
-        tops, ends = rows // self._group, (row_ends - 1) // self._group + 1
-        heads, one = [self._member(head, member) for member in self._members], self._one(shape)
-        some: Bools = np.any([self._mask.live(tops, ends, cols, col_ends, one, at) for at in heads], axis=0)
+        tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
+        found = [self._mask.live(tops, ends, cols, col_ends, one, at) for at in self._heads(head)]
+        some: Bools = np.any(found, axis=0)
         return some
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Ask likewise; a tile is full if it is for every head of the group."""
         tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
-        heads = [self._member(head, member) for member in self._members]
-        every: Bools = np.all([self._mask.full(tops, ends, cols, col_ends, one, at) for at in heads], axis=0)
+        found = [self._mask.full(tops, ends, cols, col_ends, one, at) for at in self._heads(head)]
+        every: Bools = np.all(found, axis=0)
         return every
 
     def keys(self, shape: Shape, head: Head) -> int:
-        """Return the most of any head of the group."""
-        return max(self._mask.keys(self._one(shape), self._member(head, member)) for member in self._members)
+        return max(self._mask.keys(self._one(shape), at) for at in self._heads(head))
 
     def queries(self, shape: Shape, head: Head) -> int:
-        """Return the most of any head of the group, as rows."""
-        one = self._one(shape)
-        return self._group * max(self._mask.queries(one, self._member(head, member)) for member in self._members)
+        return self._group * max(self._mask.queries(self._one(shape), at) for at in self._heads(head))
 
     def band(self, shape: Shape, head: Head) -> Band | None:
         """Return the band that all heads of the group have, in positions, not rows; None if each may have its own."""
-        return None if self._mask.per_head else self._mask.band(self._one(shape), self._member(head, 0))
+        return None if self._mask.per_head else self._mask.band(self._one(shape), self._heads(head)[0])
 
     @property
     def per_head(self) -> bool:
-        """Whether query heads may have masks of their own."""
         return self._mask.per_head
 
     def __repr__(self) -> str:
@@ -151,12 +140,10 @@ class GroupedTree(GroupedMask, Tree):
         self.parents, self._each = tree.parents, tree
 
     def band(self, shape: Shape, head: Head) -> Band:
-        """Return the tree's."""
         return self._each.band(self._one(shape), head)
 
     @property
     def tree(self) -> Tree:
-        """This."""
         return self
 
     @cached_property

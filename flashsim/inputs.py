@@ -145,7 +145,6 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HE
 
 
 def _check_fit(given: Inputs) -> None:
-    """Raise ValueError unless shapes and dtypes go together."""
     for name in ("Q", "K", "V"):
         a: Array = getattr(given, name)
         if 0 in a.shape:

@@ -32,18 +32,15 @@ class LiveTiles:
         self._col_ends = np.minimum(np.minimum(self._cols + blocks.B_c, shape.N_k), mask.keys(shape, head))
 
     def column(self, j: int) -> Bools:
-        """Return column j, (T_r,)."""
         here = slice(j, j + 1)
         return self._mask.live(
             self._rows, self._row_ends, self._cols[here], self._col_ends[here], self._shape, self._head
         )
 
     def divided(self, blocks: Blocks) -> LiveTiles:
-        """Return the live tiles of other sizes."""
         return LiveTiles(self._mask, blocks, self._shape, self._head)
 
     def row(self, i: int) -> Bools:
-        """Return row i, (T_c,)."""
         here = slice(i, i + 1)
         return self._mask.live(
             self._rows[here], self._row_ends[here], self._cols, self._col_ends, self._shape, self._head
@@ -61,7 +58,6 @@ class TileSplits:
         self._split_of = np.arange(blocks.T_c) // _share(mask.keys(shape, head), blocks, self.number)
 
     def row(self, s: int, i: int) -> Bools:
-        """Return row i's tiles in split s, (T_c,)."""
         inside: Bools = self._split_of == s
         live = self._live.row(i)
         return inside & live if isinstance(live, np.ndarray) else inside
@@ -92,27 +88,22 @@ class CountedTiles:
         self._rest = band, shape, group
 
     def divided(self, blocks: Blocks) -> CountedTiles:
-        """Return the live tiles of other sizes."""
         band, shape, group = self._rest
         return CountedTiles(band, blocks, shape, group)
 
     @cached_property
     def rows_alike(self) -> Kinds:
-        """The rows to run."""
         return _standing(self._blocks.T_r, (i for _, (i, _) in self._kinds.values()))
 
     @cached_property
     def alike(self) -> Kinds:
-        """The columns to run."""
         return _standing(self._blocks.T_c, (j for _, (_, j) in self._kinds.values()))
 
     def row(self, i: int) -> Kinds:
-        """Return row i's tiles to run."""
         rows = self.rows_alike.times[i]
         return Kinds({j: Fraction(n) / rows for n, (row, j) in self._kinds.values() if row == i})
 
     def column(self, j: int) -> Kinds:
-        """Return column j's tiles to run."""
         columns = self.alike.times[j]
         return Kinds({i: Fraction(n) / columns for n, (i, column) in self._kinds.values() if column == j})
 
@@ -128,15 +119,12 @@ class CountedSplits:
 
     @cached_property
     def alike(self) -> Kinds:
-        """The splits to run."""
         return _standing(self.number, (s for _, s, _, _ in self._tiles))
 
     def rows_alike(self, s: int) -> Kinds:
-        """Return the rows to run in split s."""
         return _standing(self._T_r, (i for _, split, i, _ in self._tiles if split == s))
 
     def row(self, s: int, i: int) -> Kinds:
-        """Return the tiles of split s to run in row i."""
         turns = self.alike.times[s] * self.rows_alike(s).times[i]
         return Kinds({j: Fraction(n) / turns for n, *at, j in self._tiles if at == [s, i]})
 

@@ -13,15 +13,7 @@ blocks are loaded as they are needed, and counted, at one byte an element. A `Tr
 each pair of nodes in words of 32 (source: "FlashAttention: Theory and Practice", its section on tree masking for
 speculative decoding); the words that a tile of S overlaps are loaded and counted, a word an element of 4 bytes.
 
-Words that are used throughout. A tile is a block of S, B_r × B_c, and a mask makes it one of three (FlexAttention's terms):
-
-    full     the mask allows every element: nothing to mask
-    partial  the mask allows some elements and forbids others
-    empty    the mask forbids every element: nothing to compute
-    live     not empty, as far as positions tell: what lives in HBM is not looked at for this
-    row      a row of S: one query of one query head
-    grouped  query heads that share a KV head run as one problem: their rows are interleaved (`flashsim.groups`)
-    folded   turns of a loop that cost the same are run once and counted as often as they occur (`flashsim.memory`)
+What full, partial, empty and live tiles are, and other words that are used throughout, is said in docs/words.md.
 """
 
 from __future__ import annotations
@@ -29,6 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import unwrap
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,8 +29,8 @@ from numpy.typing import NDArray
 
 from flashsim.band import Band
 from flashsim.checking import broadcasts, check_booleans, check_count, check_flag, check_whole, shown
-from flashsim.own_masks import allowed_by
 from flashsim.records import Shape
+from flashsim.source import at_line, note_line
 
 Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
@@ -133,11 +126,9 @@ class All(Mask):
     """Every query attends to every key: the mask that does nothing."""
 
     def band(self, shape: Shape, head: Head) -> Band:
-        """Return all of S."""
         return Band(None, None, shape.N_k)
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Allow everything."""
         return np.ones((len(rows), len(cols)), bool)
 
 
@@ -174,20 +165,16 @@ class SlidingWindow(Mask):
             object.__setattr__(self, "offset", _frozen(check_whole(name, self.offset, MOST_OFFSET).tolist()))
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Raise ValueError for offsets that do not broadcast."""
         check_leading(f"{type(self).__name__}'s offset", np.shape(self.offset), leading)
 
     @property
     def per_head(self) -> bool:
-        """Whether there are several offsets."""
         return isinstance(self.offset, tuple)
 
     def _position(self, shape: Shape, head: Head) -> int:
-        """Return query 0's position."""
         return shape.N_k - shape.N_q if self.offset is None else int(at_head(np.asarray(self.offset), head))
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Compare positions."""
         distance = cols[None, :] - (rows[:, None] + self._position(shape, head))
         return self._within(distance, distance)
 
@@ -202,7 +189,6 @@ class SlidingWindow(Mask):
         return self._within(col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift))
 
     def keys(self, shape: Shape, head: Head) -> int:
-        """Return how far the last query reaches."""
         reach = shape.N_k if self.right == -1 else shape.N_q + self._position(shape, head) + self.right
         return min(max(reach, 0), shape.N_k)
 
@@ -249,20 +235,16 @@ class ArrayMask(Mask):
     array: NDArray[Any]
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Raise ValueError unless the array broadcasts."""
         check_broadcast(self.argument, self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Allow everything by position."""
         return np.ones((len(rows), len(cols)), bool)
 
     def band(self, shape: Shape, head: Head) -> Band:
-        """Return all of S, each tile partial."""
         return Band(None, None, shape.N_k, positional=False)
 
     @property
     def per_head(self) -> bool:
-        """Whether the array has leading axes."""
         return self.array.ndim > 2
 
     def __repr__(self) -> str:
@@ -278,7 +260,6 @@ class Dense(ArrayMask):
         self.array = check_booleans("mask", array).copy()
 
     def dense(self, head: Head) -> list[Bools]:
-        """Return this head's array, as large as it was given."""
         array = self.array.reshape((1,) * (2 - self.array.ndim) + self.array.shape)
         return [array[head_of(head, array.shape[:-2])]]
 
@@ -302,54 +283,69 @@ class Both(Mask):
         self.b.check(shape, leading)
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Allow what both do."""
         return allowed_by(self.a, rows, cols, shape, head) & allowed_by(self.b, rows, cols, shape, head)
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Return where tiles may be live for both."""
         corners = (rows, row_ends, cols, col_ends, shape, head)
         band = self.band(shape, head)
         return self.a.live(*corners) & self.b.live(*corners) & (band is None or not band.is_empty)
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Return where tiles are full for both."""
         corners = (rows, row_ends, cols, col_ends, shape, head)
         return self.a.full(*corners) & self.b.full(*corners)
 
     def keys(self, shape: Shape, head: Head) -> int:
-        """Return the smaller number."""
         return min(self.a.keys(shape, head), self.b.keys(shape, head))
 
     def queries(self, shape: Shape, head: Head) -> int:
-        """Return the smaller number."""
         return min(self.a.queries(shape, head), self.b.queries(shape, head))
 
     def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return what both bands share."""
         a, b = self.a.band(shape, head), self.b.band(shape, head)
         return None if a is None or b is None else a & b
 
     @property
     def per_head(self) -> bool:
-        """Whether either is."""
         return self.a.per_head or self.b.per_head
 
     def dense(self, head: Head) -> list[Bools]:
-        """Return the arrays of both."""
         return self.a.dense(head) + self.b.dense(head)
 
     @property
     def tree(self) -> Any:
-        """The tree of either one."""
         return self.b.tree if self.a.tree is None else self.a.tree
 
     @property
     def bias(self) -> Any:
-        """The bias of either one."""
         return self.b.bias if self.a.bias is None else self.a.bias
 
     def __repr__(self) -> str:
         return f"{self.a!r} & {self.b!r}"
+
+
+def allowed_by(mask: Mask, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
+    """Return `mask.allows(rows, cols, shape, head)`. Raises TypeError if that is not an array of booleans (rows, columns).
+
+    Errors have a note of the line of the mask's file at which they occurred.
+    """
+    try:
+        found = mask.allows(rows, cols, shape, head)
+    except Exception as error:
+        note_line(error, type(mask).allows)
+        raise
+    expected = len(rows), len(cols)
+    if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != expected:
+        is_array = isinstance(found, np.ndarray)
+        what = f"an array of {found.dtype} of shape {found.shape}" if is_array else shown(found)
+        wrong = TypeError(
+            f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = attend, such as "
+            "rows[:, None] >= cols"
+        )
+        code = getattr(unwrap(type(mask).allows), "__code__", None)
+        if code is not None:
+            wrong.add_note(at_line(code.co_filename, code.co_firstlineno))
+        raise wrong
+    return found
 
 
 def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head, options: Mapping[str, Any] = NO_OPTIONS) -> Mask:

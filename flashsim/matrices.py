@@ -38,7 +38,10 @@ _BITS, _WORDS = np.dtype(np.bool_), np.dtype(np.uint32)
 
 
 def _length(symbol: str, problem: Any) -> int:
-    return prod(int(factor) if factor.isdigit() else getattr(problem, factor) for factor in symbol.split("·"))
+    if "·" in symbol:
+        return prod(_length(factor, problem) for factor in symbol.split("·"))
+    length: int = int(symbol) if symbol.isdigit() else getattr(problem, symbol)
+    return length
 
 
 KINDS: Mapping[str, Kind] = {

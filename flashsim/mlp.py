@@ -81,7 +81,6 @@ def exact(
 
 
 def _asked(fused: Any, tiles: Any, mask1: Any, mask2: Any, blocks: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the program and its options. Raises ValueError."""
     check_choice("tiles", tiles, TILES)
     if check_flag("fused", fused) and tiles != "rows":
         raise ValueError(

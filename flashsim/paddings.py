@@ -25,7 +25,6 @@ class _Padding(Mask):
         return f"{type(self).__name__}'s"
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Raise ValueError for lengths that are not from 0 to N_k, or N_q, or do not broadcast."""
         most = getattr(shape, self.side)
         if self.lengths.size and not (self.lengths.min() >= 0 and self.lengths.max() <= most):
             raise ValueError(
@@ -36,7 +35,6 @@ class _Padding(Mask):
 
     @property
     def per_head(self) -> bool:
-        """Whether there are several lengths."""
         return self.lengths.ndim > 0
 
     def _length(self, head: Head) -> int:
@@ -55,23 +53,18 @@ class KeyPadding(_Padding):
     side = "N_k"
 
     def keys(self, shape: Shape, head: Head) -> int:
-        """Return this head's length."""
         return self._length(head)
 
     def band(self, shape: Shape, head: Head) -> Band:
-        """Return the first keys."""
         return Band(None, None, self._length(head))
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Compare key indices with the length."""
         return np.broadcast_to(cols[None, :] < self._length(head), (len(rows), len(cols)))
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the tile's first key with the length."""
         return np.broadcast_to(cols < self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the tile's last key with the length."""
         return np.broadcast_to(col_ends <= self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
 
 
@@ -86,21 +79,16 @@ class QueryPadding(_Padding):
     side = "N_q"
 
     def queries(self, shape: Shape, head: Head) -> int:
-        """Return this head's length."""
         return self._length(head)
 
     def band(self, shape: Shape, head: Head) -> Band:
-        """Return the first rows."""
         return Band(None, None, shape.N_k, queries=self._length(head))
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Compare query indices with the length."""
         return np.broadcast_to(rows[:, None] < self._length(head), (len(rows), len(cols)))
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the tile's first query with the length."""
         return np.broadcast_to(rows < self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the tile's last query with the length."""
         return np.broadcast_to(row_ends <= self._length(head), np.broadcast_shapes(rows.shape, cols.shape))

@@ -101,7 +101,6 @@ class Traffic(Exported):
         return {**{name: getattr(self, name) for name in (*counts, "extra")}, "by_array": by_array}
 
     def __add__(self, other: Traffic) -> Traffic:
-        """Add up, array by array: two heads of one run."""
         sums = dict(self.by_array)
         for name, a in other.by_array.items():
             sums[name] = sums[name].plus(a) if name in sums else a
@@ -124,7 +123,6 @@ class Traffic(Exported):
         return f"Traffic({self.accesses:,} accesses, {self.reads:,} of them reads: {by_array})"
 
     def _repr_html_(self) -> str:
-        """Return a table, as Jupyter shows it."""
         return self.table("HBM accesses, in elements")
 
     def table(self, caption: str, notes: Sequence[str] = ()) -> str:
@@ -169,7 +167,6 @@ class Flops:
         return Flops(self.matmul * heads, self.other * heads)
 
     def __add__(self, other: Flops) -> Flops:
-        """Add up: two passes of one run."""
         return Flops(self.matmul + other.matmul, self.other + other.other)
 
 

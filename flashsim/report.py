@@ -132,7 +132,7 @@ def print_count(counted: Counted) -> None:
         console.print(f"Blocks as in {papers}: its ⌈M/4d⌉ is a number of rows, so M counts elements")
     console.print()
 
-    group = _group(arguments) if arguments["gqa"] == "grouped" else 1
+    group = _group(arguments)
     one = f", one group of {group} heads" if group > 1 else ", one head" if heads > 1 else ""
     lines = new_table("by line of the algorithm" + one, "array", "how often", "elements")
     for movement in counted.ledger.movements:
@@ -177,7 +177,7 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     formula's place. Heads that share a KV head, grouped, are one problem, of all their queries.
     """
     arguments, tally, direction = counted.arguments, counted.tally, counted.algorithm.direction
-    group = _group(arguments) if arguments["gqa"] == "grouped" else 1
+    group = _group(arguments)
     problems = arguments["heads"] // group
     queries = arguments["N_q"] or arguments["N"] or arguments["N_k"]
     keys = arguments["N_k"] or arguments["N"] or arguments["N_q"]
@@ -210,9 +210,8 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
 
 
 def _group(arguments: Mapping[str, Any]) -> int:
-    """Return how many query heads share a KV head."""
     heads: int = arguments["heads"]
-    return heads // (arguments.get("kv_heads") or heads)
+    return heads // (arguments.get("kv_heads") or heads) if arguments["gqa"] == "grouped" else 1
 
 
 # -------------------------------------------------------------------------------------------------------------- verify

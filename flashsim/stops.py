@@ -99,7 +99,6 @@ def condition(at: Mapping[str, int]) -> str | None:
 
 
 def _function(algorithm: Algorithm) -> tuple[str, ast.FunctionDef]:
-    """Return the algorithm's file, and its function there, parsed."""
     function = inspect.unwrap(algorithm.run)
     if not inspect.isfunction(function):
         raise ValueError(f"{algorithm.name} is of type {type(function).__name__}; expected a function, to stop in it")

@@ -90,7 +90,6 @@ def sram(M: int, itemsize: int, dtype: str) -> str:
 
 
 def _part(table: Table, columns: list[int]) -> Table:
-    """Return the table's first column, and these."""
     kept = [table.columns[at] for at in (0, *columns)]
     part = new_table(*(str(column.header) for column in kept))
     for row, cells in zip(table.rows, zip(*(column.cells for column in kept), strict=True), strict=True):

@@ -14,9 +14,8 @@ import numpy as np
 
 from flashsim.bias import Bias
 from flashsim.inputs import Array
-from flashsim.masks import All, Dense, Head, Mask
+from flashsim.masks import All, Dense, Head, Mask, allowed_by
 from flashsim.memory import HBM, SRAM, Block, Matrix, Tile, pass_tiles
-from flashsim.own_masks import allowed_by
 from flashsim.records import Blocks, Shape
 from flashsim.tree_mask import WORD, Tree
 
@@ -55,7 +54,6 @@ class TileMask:
         return self
 
     def divided(self, blocks: Blocks) -> TileMask:
-        """Return the same mask for tiles of other sizes."""
         other = copy(self)
         other._divide(blocks.B_r, blocks.B_c)
         return other
@@ -88,7 +86,6 @@ class TileMask:
         return np.where(allowed, S_ij, np.asarray(-math.inf, self._sram.dtype))
 
     def gradient(self, dS_ij: Tile, i: int, j: int) -> None:
-        """Add dS_ij to the bias's gradient, if there is a bias."""
         if self._gradient is not None:
             self._gradient.add(dS_ij, i, j)
 

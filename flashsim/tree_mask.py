@@ -39,7 +39,6 @@ class Tree(Mask):
         self.parents = tuple(_parent(node, entry) for node, entry in enumerate(entries))
 
     def check(self, shape: Shape, leading: Head) -> None:
-        """Raise ValueError unless queries are the nodes, and there are keys for all of them."""
         if shape.N_q != len(self.parents):
             raise ValueError(f"Tree has {len(self.parents)} nodes; expected N_q = {shape.N_q}, a node for each query")
         if shape.N_k < shape.N_q:
@@ -51,7 +50,6 @@ class Tree(Mask):
         return [np.flatnonzero(self.attends[leaf]).tolist() for leaf in range(len(self.parents)) if leaf not in inner]
 
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Allow everything by position."""
         return np.ones((len(rows), len(cols)), bool)
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
@@ -59,12 +57,10 @@ class Tree(Mask):
         return Causal().live(rows, row_ends, cols, col_ends, shape, head)
 
     def band(self, shape: Shape, head: Head) -> Band:
-        """Return the causal band, each tile partial."""
         return Band(None, 0, shape.N_k, positional=False)
 
     @property
     def tree(self) -> Tree:
-        """This."""
         return self
 
     @cached_property

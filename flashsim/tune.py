@@ -282,7 +282,6 @@ def _cost(choice: Choice) -> tuple[int, int, int]:
 
 
 def _tried(direction: str, algorithms: Iterable[str | Algorithm | Callable[..., Any]]) -> list[Algorithm]:
-    """Return the algorithms with loops of this direction, and those given."""
     if isinstance(algorithms, str) or not isinstance(algorithms, Iterable):
         raise ValueError(f"algorithms is {shown(algorithms)}; expected several: [{shown(algorithms)}]")
     known = PASSES["forward" if direction == "forward" else "backward"]

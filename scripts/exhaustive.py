@@ -2,82 +2,25 @@
 
     python scripts/exhaustive.py [--backward] [--d-v D_V] [--most STATES] N_q N_k d M [N_q N_k d M …]
 
-The game knows nothing of the bounds' proofs. Every number is a word: an input, or a part of a sum, told by the terms in it. On
-chip are at most M words. To read a word from HBM, or write it there, costs 1. Free are: to forget a word; to multiply two words
-on chip and add the product to a part of a sum on chip, or begin one, over any word on chip if need be; to add two parts of a sum
-that share no term. A whole S_ik is P_ik, as statistics are free. Each term of an output is added once: twice would count it
-twice, and what is not counted need not be done. d (backward also d_v) is 1 or 2.
-
-What is not tried, and why nothing is lost.
-1. Late loads. Before its first use a word takes room and gives nothing. So a move is one operation, with the loads that it
-   lacks just before it. A part of an output is read only to be changed at once.
-2. Late evictions. A word leaves only where the next load or result needs its room. If it is written, then only there.
-3. No use to come. Words whose every use is past are forgotten. Parts of outputs are never lost: one that will be lost need not
-   be made.
-4. Where a part of an output is on chip, and both operands of a term that is to be added yet, the term is added at once. A
-   schedule that adds it later can be followed without that step: where it holds a part, hold the part with the term, or nothing
-   in place of the term alone.
-5. Two parts of an output on chip are added at once. A schedule that keeps them apart can be followed with their sum in the place
-   of the one that is on chip, and in HBM where both are. So the part that is on chip is the only one that takes terms.
-6. A whole output is written at once: that has to be paid, and gives room.
-7. Of S and dP, half a sum on chip becomes the whole as soon as it can: of two terms, the whole serves wherever a half does.
-8. Games that are equal but for the order of rows, keys or columns are one.
-
-The search is A*, and what is sure to come is estimated by smaller games. Leave out a row, or a key, or a column. What a schedule
-does with the rest is a schedule of the smaller game, so it costs at least that game's fewest; and what it does with the words
-left out costs at least a read of each that is needed yet, and a write of each output. The smaller games are searched in the
-same way. So at any time the estimate of the best state left is a proven bound on the fewest accesses.
+The game, in scalar_game.py, knows nothing of the bounds' proofs. The search is A*, and what is sure to come is estimated by
+smaller games. Leave out a row, or a key, or a column. What a schedule does with the rest is a schedule of the smaller game, so
+it costs at least that game's fewest; and what it does with the words left out costs at least a read of each that is needed yet,
+and a write of each output. The smaller games are searched in the same way. So at any time the estimate of the best state left
+is a proven bound on the fewest accesses.
 """
 
 from __future__ import annotations
 
 import argparse
-import operator
-from collections.abc import Iterator
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property
 from heapq import heappop, heappush
-from itertools import combinations, permutations, product
 from typing import NamedTuple
+
+from scalar_game import Game, State
 
 from flashsim.theory import lower_bound, lower_bound_backward
 
-Word = tuple[str, int, int]
-State = tuple[int, int]  # words on chip, and words in HBM that are no inputs, as bits
-AXES = {  # what a word's two numbers count: rows 0, keys 1, columns of Q and K 2, columns of V and O 3
-    "Q": (0, 2), "K": (1, 2), "V": (1, 3), "O": (0, 3), "S": (0, 1), "dO": (0, 3), "dP": (0, 1), "dS": (0, 1),
-    "dQ": (0, 2), "dK": (1, 2), "dV": (1, 3),
-}  # fmt: skip
 NEVER = 1 << 30  # what cannot be done costs this
-
-
-class Sum(NamedTuple):
-    """A sum: for each term the two words that it multiplies, as (array, row, column); whole sums count as words too."""
-
-    name: Word
-    terms: list[tuple[Word, Word]]
-    output: bool
-
-
-def forward_sums(N_q: int, N_k: int, d: int, d_v: int) -> list[Sum]:
-    """Return S = QKᵀ and O = PV."""
-    I, J, C, D = map(range, (N_q, N_k, d, d_v))
-    S = [Sum(("S", i, k), [(("Q", i, c), ("K", k, c)) for c in C], False) for i, k in product(I, J)]
-    O = [Sum(("O", i, c), [(("S", i, k), ("V", k, c)) for k in J], True) for i, c in product(I, D)]
-    return S + O
-
-
-def backward_sums(N_q: int, N_k: int, d: int, d_v: int) -> list[Sum]:
-    """Return S, dP, dS (of one term, a function of both) and the three gradients."""
-    I, J, C, D = map(range, (N_q, N_k, d, d_v))
-    sums = []
-    for i, k in product(I, J):
-        sums.append(Sum(("S", i, k), [(("Q", i, c), ("K", k, c)) for c in C], False))
-        sums.append(Sum(("dP", i, k), [(("dO", i, c), ("V", k, c)) for c in D], False))
-        sums.append(Sum(("dS", i, k), [(("S", i, k), ("dP", i, k))], False))
-    sums += [Sum(("dV", k, c), [(("S", i, k), ("dO", i, c)) for i in I], True) for k, c in product(J, D)]
-    sums += [Sum(("dK", k, c), [(("dS", i, k), ("Q", i, c)) for i in I], True) for k, c in product(J, C)]
-    sums += [Sum(("dQ", i, c), [(("dS", i, k), ("K", k, c)) for k in J], True) for i, c in product(I, C)]
-    return sums
 
 
 class Found(NamedTuple):
@@ -92,248 +35,40 @@ class Cut(Exception):
     """The search has expanded as many states as it may."""
 
 
-class Game:
-    """The game of a pass of these sizes (N_q, N_k, d, d_v), with M words on chip."""
+class Search:
+    """The search of a game, which asks the searches of smaller games."""
 
-    def __init__(self, sizes: tuple[int, int, int, int], M: int, backward: bool, games: Games) -> None:
-        if max(sizes[2:] if backward else sizes[2:3]) > 2:
-            raise ValueError(f"d and d_v are {sizes[2]}, {sizes[3]}; expected sums S and dP of two terms at most")
-        self.sizes, self.M, self.games, self.lower = sizes, M, games, 0
-        self.sums = sums = (backward_sums if backward else forward_sums)(*sizes)
-        self.number = number = {s.name: at for at, s in enumerate(sums)}
-        inputs = sorted({word for s in sums for term in s.terms for word in term if word not in number})
-        self.bit = {word: at for at, word in enumerate(inputs)}
-        self.first: list[int] = []  # the bit of each sum's subset {}; subset m has the bit first + m
-        at = len(inputs) - 1
-        for s in sums:
-            self.first.append(at)
-            at += 2 ** len(s.terms) - 1
-        self.bits = at + 1
-        self.inputs = (1 << len(inputs)) - 1
-        self.whole = [1 << f + 2 ** len(s.terms) - 1 for f, s in zip(self.first, sums, strict=True)]
-        word = {name: 1 << at for name, at in self.bit.items()} | {
-            s.name: self.whole[at] for s, at in zip(sums, number.values(), strict=True)
-        }
-        self.operands = [[word[a] | word[b] for a, b in s.terms] for s in sums]
-        self.all_of = [
-            sum(1 << f + m for m in range(1, 2 ** len(s.terms))) for f, s in zip(self.first, sums, strict=True)
-        ]
-        self.with_term = [
-            [sum(1 << f + m for m in range(1, 2 ** len(s.terms)) if m >> t & 1) for t in range(len(s.terms))]
-            for f, s in zip(self.first, sums, strict=True)
-        ]
-        self.uses = {
-            name: [(at, t) for at, s in enumerate(sums) for t, term in enumerate(s.terms) if name in term]
-            for name in word
-        }
-        self.outputs = [at for at, s in enumerate(sums) if s.output]
-        self.of_outputs = sum(self.all_of[at] for at in self.outputs)
-        self.whole_outputs = sum(self.whole[at] for at in self.outputs)
-        self.orders = [self.to(self, orders) for orders in product(*(permutations(range(size)) for size in sizes))]
-        self.needed_of = lru_cache(None)(self._needed)
-        self.settled = lru_cache(10**6)(self._settled)
+    def __init__(self, game: Game, searches: Searches) -> None:
+        self.game, self.searches, self.lower = game, searches, 0
         self.exact: dict[State, int] = {}
         self.rated: dict[State, int] = {}
 
-    # ------------------------------------------------------------------------------------------ games that are like it
-
-    def to(self, other: Game, orders: tuple[tuple[int | None, ...], ...]) -> list[list[int]]:
-        """Return, for each byte of a state, what each value becomes in another game, as indices go."""
-        goes: list[int] = []
-
-        def moved(word: Word) -> Word | None:
-            first, second = (orders[axis][n] for axis, n in zip(AXES[word[0]], word[1:], strict=True))
-            return None if first is None or second is None else (word[0], first, second)
-
-        for word in self.bit:
-            name = moved(word)
-            goes.append(0 if name is None else 1 << other.bit[name])
-        for s in self.sums:
-            name = moved(s.name)
-            if name is None:
-                goes += [0] * (2 ** len(s.terms) - 1)
-                continue
-            at = other.number[name]
-            terms: list[set[Word | None]] = [{*term} for term in other.sums[at].terms]
-            new = [{moved(word) for word in term} for term in s.terms]
-            place = [1 << terms.index(term) if term in terms else 0 for term in new]
-            for m in range(1, 2 ** len(s.terms)):
-                left = sum(place[t] for t in range(len(s.terms)) if m >> t & 1)
-                goes.append(1 << other.first[at] + left if left else 0)
-        return [
-            [
-                reduce(operator.or_, (to for b, to in enumerate(goes[at : at + 8]) if value >> b & 1), 0)
-                for value in range(256)
-            ]
-            for at in range(0, len(goes), 8)
-        ]
-
-    def alike(self, state: State) -> State:
-        """Return the one state that stands for all that are equal to this but for order."""
-        size = len(self.orders[0])
-        ours, theirs = (x.to_bytes(size, "little") for x in state)
-        return min(
-            (sum(map(operator.getitem, order, ours)), sum(map(operator.getitem, order, theirs)))
-            for order in self.orders
-        )
-
     @cached_property
-    def smaller(self) -> list[tuple[Game, list[list[int]], int]]:
+    def smaller(self) -> list[tuple[Search, list[list[int]], int]]:
         """The games with a row, key or column less; how a state becomes one of theirs; and the words left out."""
         found = []
-        for axis, size in enumerate(self.sizes):
+        for axis, size in enumerate(self.game.sizes):
             for n in range(size if size > 1 else 0):
-                orders: list[tuple[int | None, ...]] = [tuple(range(length)) for length in self.sizes]
-                orders[axis] = tuple(None if at == n else at - (at > n) for at in range(size))
-                sizes = tuple(length - (at == axis) for at, length in enumerate(self.sizes))
-                other = self.games[sizes]
-                out = 0
-                for word in (*self.bit, *self.number):
-                    if any(a == axis and at == n for a, at in zip(AXES[word[0]], word[1:], strict=True)):
-                        out |= 1 << self.bit[word] if word in self.bit else self.all_of[self.number[word]]
-                found.append((other, self.to(other, tuple(orders)), out))
+                other = self.searches[tuple(length - (at == axis) for at, length in enumerate(self.game.sizes))]
+                found.append((other, *self.game.without(axis, n, other.game)))
         return found
-
-    # ------------------------------------------------------------------------------------------ what is sure to come
-
-    def _needed(self, held: int) -> State:
-        """Of all words held: the inputs that are sure to be needed on chip yet, and the words that have a use to come."""
-        sums, seen, of_use = self.sums, dict[int, bool](), dict[int, bool]()
-
-        def wanted(at: int, t: int) -> bool:  # a term that is to be added yet
-            return not held & self.with_term[at][t] and (sums[at].output or needed(at))
-
-        def needed(at: int) -> bool:
-            if at not in seen:
-                seen[at] = any(wanted(*use) for use in self.uses[sums[at].name])
-            return seen[at]
-
-        def useful(name: Word) -> bool:  # an input, or a word of an intermediate sum, if ever again
-            return any(not held & self.with_term[s][t] if sums[s].output else of_sum(s) for s, t in self.uses[name])
-
-        def of_sum(at: int) -> bool:
-            if at not in of_use:
-                of_use[at] = useful(sums[at].name)
-            return of_use[at]
-
-        must = sum(1 << at for name, at in self.bit.items() if any(wanted(*use) for use in self.uses[name]))
-        keep = sum(1 << at for name, at in self.bit.items() if useful(name))
-        return must, keep | sum(self.all_of[at] for at, s in enumerate(sums) if s.output or of_sum(at))
-
-    def least(self, state: State, words: int = -1) -> int:
-        """Return the loads and stores of these words that are sure to come."""
-        chip, hbm = state
-        must, _ = self.needed_of((chip | hbm) & ~self.inputs)
-        sure = (must & ~chip & words).bit_count()
-        for at in self.outputs:
-            if words & self.whole[at] and not hbm & self.whole[at]:
-                sure += 1 + (hbm & ~chip & self.all_of[at]).bit_count()
-        return sure
 
     def rate(self, state: State) -> int:
         """Return what a schedule costs at least from a state on."""
         if state not in self.rated:
-            best, size = self.least(state), len(self.orders[0])
-            ours, theirs = (x.to_bytes(size, "little") for x in state)
+            best = self.game.least(state)
             for other, to, out in self.smaller:
-                chip = reduce(operator.or_, map(operator.getitem, to, ours))
-                price, then = other.settled(chip, reduce(operator.or_, map(operator.getitem, to, theirs)))
-                best = max(best, min(NEVER, price + other.fewest(then) + self.least(state, out)))
+                price, then = other.game.settled(*self.game.moved(state, to))
+                best = max(best, min(NEVER, price + other.fewest(then) + self.game.least(state, out)))
             self.rated[state] = best
         return self.rated[state]
-
-    # ------------------------------------------------------------------------------------------------------- moves
-
-    def _settled(self, chip: int, hbm: int) -> tuple[int, State]:
-        """Do what is best done at once, points 3 to 7: return what it costs, and the state, in order."""
-        price = 0
-        for at, s in enumerate(self.sums):  # operands come before the sums that take them
-            there = chip & self.all_of[at]
-            if not there:
-                continue
-            f, m, bits = self.first[at], 0, there
-            while bits:
-                m |= (bits & -bits).bit_length() - 1 - f
-                bits &= bits - 1
-            for t, operands in enumerate(self.operands[at]):
-                if not operands & ~chip and not (s.output and (chip | hbm) & self.with_term[at][t]):
-                    m |= 1 << t
-            if there != 1 << f + m:
-                chip = chip & ~there | 1 << f + m
-                hbm &= ~there if s.output else -1
-            if s.output and chip & self.whole[at]:
-                price, chip, hbm = price + 1, chip & ~self.whole[at], hbm | self.whole[at]
-        _, keep = self.needed_of((chip | hbm) & ~self.inputs)
-        return price, self.alike((chip & keep, hbm & keep))
-
-    def room(self, chip: int, hbm: int, words: int, lack: int) -> list[tuple[int, int, int]]:
-        """Return (cost, chip, HBM) with as many of these words gone: forgotten, or written first."""
-        found, rest = [(0, chip, hbm)] if lack <= 0 else [], words if lack > 0 else 0
-        while rest:
-            word = rest & -rest
-            rest ^= word
-            stays = word & (self.inputs | hbm)
-            for price, left, stored in self.room(chip & ~word, hbm, rest, lack - 1):
-                if stays or not word & self.of_outputs:
-                    found.append((price, left, stored))
-                if not stays:
-                    found.append((price + 1, left, stored | word))
-        return found
-
-    def moves(self, state: State) -> Iterator[tuple[int, State]]:
-        """Yield what an operation costs, with the loads and evictions before it, and the state after it."""
-        chip, hbm = state
-        _, keep = self.needed_of((chip | hbm) & ~self.inputs)
-        for at, s in enumerate(self.sums):
-            if (hbm if s.output else chip) & self.whole[at] or not keep & self.whole[at]:
-                continue
-            f, every = self.first[at], range(1, 2 ** len(s.terms))
-            parts = [m for m in every if (chip | hbm) >> f + m & 1]
-            here = chip & self.all_of[at]
-            for t, operands in enumerate(self.operands[at]):
-                if s.output and (chip | hbm) & self.with_term[at][t]:
-                    continue
-                yield from self.operation(state, at, operands, 0, 1 << f + (1 << t), here)
-                for m in parts:
-                    if not m >> t & 1:
-                        part = 1 << f + m
-                        yield from self.operation(state, at, operands | part, part, 1 << f + (m | 1 << t), here & ~part)
-            for m, other in combinations(parts, 2):
-                if not m & other:
-                    both = 1 << f + m | 1 << f + other
-                    yield from self.operation(state, at, both, both, 1 << f + (m | other), here & ~both)
-
-    def operation(
-        self, state: State, at: int, takes: int, old: int, new: int, gone: int
-    ) -> Iterator[tuple[int, State]]:
-        """Yield the states after an operation that takes these words, and puts `new` in the place of `old`, if there is any.
-
-        What is `gone` must have left before, for want of room: else it had better taken part.
-        """
-        chip, hbm = state
-        loads, lack = takes & ~chip, (chip | takes).bit_count() - self.M
-        if takes.bit_count() > self.M or loads & ~(self.inputs | hbm) or max(lack, 0) < gone.bit_count():
-            return
-        for price, left, stored in self.room(chip, hbm, chip & ~takes, lack):
-            if left & gone:
-                continue
-            price, left = price + loads.bit_count(), left | takes
-            if old:
-                last = [(0, left & ~old, stored & ~old if self.sums[at].output else stored)]
-            else:
-                last = self.room(left, stored, left, left.bit_count() + 1 - self.M)
-            for more, chip_after, hbm_after in last:
-                written, after = self.settled(chip_after | new, hbm_after)
-                yield price + more + written, after
-
-    # ------------------------------------------------------------------------------------------------------ search
 
     def fewest(self, start: State = (0, 0)) -> int:
         """Return the fewest accesses from a state, settled, to the end; NEVER if there is no way. Raises Cut."""
         if start in self.exact:
             return self.exact[start]
         if start == (0, 0):
-            self.lower = self.least(start)
+            self.lower = self.game.least(start)
         cost, came, opened = {start: 0}, dict[State, State](), dict[State, int]()
         queue, total, state = [(self.rate(start), 0, start)], NEVER, start
         while queue:
@@ -347,15 +82,15 @@ class Game:
                 continue
             if start == (0, 0):
                 self.lower = max(self.lower, about)
-            if state in self.exact or not self.whole_outputs & ~state[1]:
+            if state in self.exact or not self.game.whole_outputs & ~state[1]:
                 total = -below + self.exact.get(state, 0)
                 break
-            self.games.expand()
+            self.searches.expand()
             opened[state] = -below
-            for price, after in self.moves(state):
+            for price, after in self.game.moves(state):
                 if price - below < cost.get(after, NEVER):
                     cost[after], came[after] = price - below, state
-                    rest = self.rated.get(after, 0) or self.least(after)
+                    rest = self.rated.get(after, 0) or self.game.least(after)
                     heappush(queue, (max(about, price - below + rest), below - price, after))
         for other, spent in opened.items():  # no way from there is shorter than what is left of this one
             self.rated[other] = max(self.rated[other], min(NEVER, total - spent))
@@ -366,15 +101,15 @@ class Game:
         return total
 
 
-class Games(dict[tuple[int, ...], Game]):
-    """The games of a pass by their sizes, all with M words on chip, which may expand `most` states together."""
+class Searches(dict[tuple[int, ...], Search]):
+    """The searches of a pass by their games' sizes, all with M words on chip, which may expand `most` states together."""
 
     def __init__(self, M: int, backward: bool, most: int) -> None:
         super().__init__()
         self.M, self.backward, self.most, self.states = M, backward, most, 0
 
-    def __missing__(self, sizes: tuple[int, int, int, int]) -> Game:
-        self[sizes] = Game(sizes, self.M, self.backward, self)
+    def __missing__(self, sizes: tuple[int, int, int, int]) -> Search:
+        self[sizes] = Search(Game(sizes, self.M, self.backward), self)
         return self[sizes]
 
     def expand(self) -> None:
@@ -388,13 +123,13 @@ def fewest(
     N_q: int, N_k: int, d: int, M: int, *, d_v: int | None = None, backward: bool = False, most: int = 10**7
 ) -> Found:
     """Return the fewest accesses that any schedule makes with M words on chip, or a bound, if `most` states are expanded."""
-    games = Games(M, backward, most)
-    game = games[N_q, N_k, d, d if d_v is None else d_v]
+    searches = Searches(M, backward, most)
+    search = searches[N_q, N_k, d, d if d_v is None else d_v]
     try:
-        found = game.fewest()
+        found = search.fewest()
     except (Cut, KeyboardInterrupt):
-        return Found(None, game.lower, games.states)
-    return Found(found if found < NEVER else None, found, games.states)
+        return Found(None, search.lower, searches.states)
+    return Found(found if found < NEVER else None, found, searches.states)
 
 
 def main() -> None:

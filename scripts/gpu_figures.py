@@ -14,7 +14,8 @@ from typing import Any
 from flashsim.entry import run_script
 from flashsim.files import read_record, write_whole
 from flashsim.plots.gpu import plot_figure_1, plot_figure_3, plot_ladder, plot_peak_memory, plot_runtime, plot_times
-from flashsim.plots.saving import drawn, figure_of
+from flashsim.plots.saving import figure_of
+from flashsim.plots.style import drawn
 
 FIGURES = Path("figures")
 DRAWN: dict[str, dict[str, Callable[..., Any]]] = {

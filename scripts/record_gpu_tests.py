@@ -17,7 +17,7 @@ from pathlib import Path
 
 from flashsim.entry import run_script
 from flashsim.files import write_whole
-from flashsim.gpu.benchmark import machine
+from flashsim.gpu.machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ import flashsim
 from flashsim import gpu
 from flashsim.entry import run_script
 from flashsim.files import write_whole
-from flashsim.gpu.benchmark import machine
+from flashsim.gpu import hopper
 from flashsim.gpu.compiling import MissingGPU, cache_folder, import_cupy
+from flashsim.gpu.machine import machine
 
 TOOLS: dict[str, tuple[str, ...]] = {
     "memcheck": (),
@@ -43,6 +45,8 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "synccheck": (),
 }
 LIMIT = 300  # seconds a tool
+PARTS = 8  # processes that compile
+CODE = "import scripts.sanitize_gpu as own; own.launch_all({})"
 
 
 def main() -> int:
@@ -58,8 +62,9 @@ def main() -> int:
     found = {}
     with tempfile.TemporaryDirectory(prefix="flashsim-") as folder:
         os.environ["FLASHSIM_CACHE"] = folder  # of cubins, which are to be those that are watched
-        for _, launch in launches():  # compiled here, once
-            launch()
+        parts = [subprocess.Popen([sys.executable, "-c", CODE.format(part)]) for part in range(PARTS)]  # to compile
+        if sum(part.wait() for part in parts):
+            raise RuntimeError("a kernel cannot be compiled or launched; its error is above")
         for tool in options.only:
             found[tool] = _watched(sanitizer, tool)
             print(tool, json.dumps(found[tool]), flush=True)
@@ -77,8 +82,17 @@ def main() -> int:
 
 def _watched(sanitizer: str, tool: str) -> dict[str, Any]:
     """Run all launches under a tool: its errors, None if it did not come to an end, and the last it said."""
-    code = "import scripts.sanitize_gpu as own; own.launch_all()"
-    command = [sanitizer, "--tool", tool, *TOOLS[tool], "--report-api-errors", "no", sys.executable, "-c", code]
+    command = [
+        sanitizer,
+        "--tool",
+        tool,
+        *TOOLS[tool],
+        "--report-api-errors",
+        "no",
+        sys.executable,
+        "-c",
+        CODE.format(""),
+    ]
     start = time.monotonic()
     log = os.environ.get("SANITIZER_LOG")
     try:
@@ -94,7 +108,8 @@ def _watched(sanitizer: str, tool: str) -> dict[str, Any]:
         "errors": int(summary[1]) if summary and whole else None,
         "of": Counter(
             re.findall(
-                r"(?:at|access by|in) [^\n]*?(?:\b|_Z\d+)((?:hopper|merge|prepare|round_dQ|tensor_core)[a-z_]*)", said
+                r"(?:at|access by|in) [^\n]*?(?:\b|_Z\d+)((?:hopper|merge|prepare|round_|transpose|tensor_core)[a-z_]*)",
+                said,
             )
         ),
         "instructions": _instructions(said),
@@ -128,11 +143,11 @@ def _disassembled() -> dict[tuple[str, int], str]:
     return found
 
 
-def launch_all() -> None:
-    """Launch everything once, with each array in an allocation of its own, so that its ends are watched."""
+def launch_all(part: int | None = None) -> None:
+    """Launch everything once, or a part, with each array in an allocation of its own, so that its ends are watched."""
     cupy = import_cupy()
     cupy.cuda.set_allocator(None)
-    for name, launch in launches():
+    for name, launch in list(launches())[part :: 1 if part is None else PARTS]:
         launch()
         cupy.cuda.runtime.deviceSynchronize()
         print(name, flush=True)
@@ -140,38 +155,43 @@ def launch_all() -> None:
 
 
 def launches() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield what is launched: every kernel on wgmma and TMA, each way in which it masks, on ragged sizes."""
-    q, k, v, do = (_normal(1, H, N, 128) for H, N in ((2, 200), (1, 333), (1, 333), (2, 200)))
-    narrow = [_normal(1, H, N, 64) for H, N in ((2, 300), (1, 333), (1, 333), (2, 300))]
-    listed = np.arange(6).reshape(2, 3) % 2 == 0
+    """Yield what is launched: every kernel on wgmma and TMA, each way in which it masks, of each width, on ragged sizes."""
     ways: dict[str, dict[str, Any]] = {
         "full": {},
         "causal": {"causal": True},
         "window": {"mask": flashsim.SlidingWindow(100, 0)},
-        "block mask": {"block_mask": listed},
-        "dropout": {"dropout_p": 0.3, "causal": True},
+        "block mask": {"block_mask": lambda T_r, T_c: np.arange(T_r * T_c).reshape(T_r, T_c) % 2 == 0},
     }
-    for name, asked in ways.items():
-        yield f"hopper, d = 128, {name}", partial(gpu.forward, q, k, v, kernel="hopper", **asked)
-        if name != "block mask":
-            yield f"hopper, d = 64, {name}", partial(gpu.forward, *narrow[:3], kernel="hopper", **asked)
-    for sides in ([q, k, v, do], narrow):
-        for causal in (False, True):
-            for way in ("in any order", "deterministic"):
-                words = f"d = {sides[0].shape[-1]}, {'causal' if causal else 'full'}, {way}"
-                yield f"hopper_backward, {words}", partial(_backward, sides, causal, way == "deterministic")
-    few = _normal(2, 8, 3, 128)
-    for N_k in (300, 3000):  # whole heads, and split ones
-        cache = [_normal(2, 2, N_k, 128) for _ in "kv"]
-        asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
-        yield f"hopper_decode, N_k = {N_k}", partial(gpu.forward, few, *cache, **asked)
+    wholes = {d: [_normal(1, H, N, d) for H, N in ((2, 300), (1, 333), (1, 333), (2, 300))] for d in hopper.HEAD_DIMS}
+    for d, (q, k, v, do) in wholes.items():
+        for (name, asked), p in itertools.product(ways.items(), (0.0,) if d == hopper.WIDEST else (0.0, 0.3)):
+            call = partial(gpu.forward, q, k, v, kernel="hopper", dropout_p=p, **asked)
+            yield f"hopper, d = {d}, {name}{', dropout' * (p > 0)}", call
+        if d == hopper.WIDEST:
+            continue
+        for causal, p, deterministic in itertools.product((False, True), (0.0, 0.3), (False, True)):
+            way = "causal" * causal or "full", "dropout" * (p > 0), "deterministic" * deterministic or "in any order"
+            options = {"causal": causal, "dropout_p": p}
+            call = partial(_backward, q, k, v, do, deterministic, options)
+            yield f"hopper_backward, d = {d}, {', '.join(filter(None, way))}", call
+        few = _normal(2, 8, 3, d)
+        for N_k in (300, 3000):  # whole heads, and split ones
+            cache = [_normal(2, 2, N_k, d) for _ in "kv"]
+            asked = {"kernel": "hopper_decode", "causal": True, "return_lse": True}
+            yield f"hopper_decode, d = {d}, N_k = {N_k}", partial(gpu.forward, few, *cache, **asked)
+    q, k, v, _ = wholes[128]
+    for causal in (False, True):
+        yield f"hopper_fp8, {'causal' if causal else 'full'}", partial(_fp8, q, k, v, causal)
 
 
-def _backward(arrays: Sequence[Any], causal: bool, deterministic: bool) -> Any:
-    q, k, v, do = arrays
+def _backward(q: Any, k: Any, v: Any, do: Any, deterministic: bool, asked: dict[str, Any]) -> Any:
     # by tensor_core, since initcheck misses what TMA writes
-    o, lse = gpu.forward(q, k, v, return_lse=True, causal=causal, kernel="tensor_core")
-    return gpu.backward(q, k, v, o, lse, do, causal=causal, deterministic=deterministic, kernel="hopper")
+    o, lse = gpu.forward(q, k, v, return_lse=True, kernel="tensor_core", **asked)
+    return gpu.backward(q, k, v, o, lse, do, deterministic=deterministic, kernel="hopper", **asked)
+
+
+def _fp8(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    return gpu.forward(*map(gpu.to_fp8, (q, k, v)), causal=causal)
 
 
 def _normal(*shape: int) -> Any:

@@ -32,7 +32,6 @@ FORM = Form(
     traffic=traffic,
     peak=peak,
     products=(2, 1),
-    extra="0",
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("2 * T_r * N_k * d", "0"),

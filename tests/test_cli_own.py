@@ -35,8 +35,15 @@ RECORD = replace(FORWARD["flash"], name="mine", run=attention)
 OF_RECORD = replace(BACKWARD["flash"], name="mine, backward", of="mine", run=gradients)
 OF_FUNCTION = replace(OF_RECORD, name="attention, backward", of="both.py:attention")
 """
+TWICE = """
+    found = BACKWARD["flash"].run(hbm, sram, *rest)
+    if hbm.arithmetic:
+        found[0]._storage.values *= 2
+    return found
+"""
 FILES = {
     "both.py": BOTH_WAYS,
+    "twice.py": BOTH_WAYS.replace('\n    return BACKWARD["flash"].run(hbm, sram, *rest)\n', TWICE),
     "mine.py": TWO_SWEEPS,
     "formed.py": TWO_SWEEPS + FORM,
     "wrong.py": (TWO_SWEEPS + FORM).replace("2 * blocks.T_r", "3 * blocks.T_r"),
@@ -107,6 +114,10 @@ def test_run_backward_takes_the_pass_in_the_same_file(capsys: pytest.CaptureFixt
     flash, *mine = numbers.values()
     assert [found["accesses"] for found in mine] == 2 * [flash["accesses"]]
     assert [found["error_of_rounding_bound"] for found in mine] == 2 * [flash["error_of_rounding_bound"]]
+    wrong = said(
+        capsys, "run", "--qkv", "small.npz", "--M", "256", "--backward", "--algorithm", "twice.py:RECORD", status=1
+    )
+    assert "backward" in wrong
 
 
 def test_count_is_by_array_and_by_line_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def test_ranges_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
         ("--N 8 --d 4 --causal maybe", "there is no 'maybe'"),
         ("--N 8 --d 4 --x N", "--x is for -o"),
         ("--N 8 --d 4 --csv - --json -", "--csv - and --json - both want stdout"),
-        ("--N 8 --d 4 --csv a.csv --json a.csv", "argument --csv: a.csv is what another option writes too"),
+        ("--N 8 --d 4 --csv a.csv --json a.csv", "argument --csv: a.csv is what --json writes too"),
         ("--N 8 --d 4 --csv no/a.csv", "argument --csv: no/a.csv cannot be written: there is no folder no"),
         ("--N 8 --d 4 -o a", "no argument of numbers varies"),
         ("--points no.csv", "argument --points: no.csv cannot be read as CSV: No such file or directory"),

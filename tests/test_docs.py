@@ -18,13 +18,14 @@ import pytest
 
 import flashsim
 from flashsim import masks
-from flashsim.cli import main
+from flashsim.cli import main, parsers
 from flashsim.testing import CHECKS
 from flashsim.testing.mutants import ALL
 
 from .implementations import IMPLEMENTATIONS
 from .pages import PAGES, README, ROOT, blocks, links, said, table, text_of
 
+KNOWN = parsers()
 COMMANDS = [pytest.param(page, block, id=block.splitlines()[0]) for page in PAGES for block in blocks(page, "console")]
 
 
@@ -52,6 +53,14 @@ def test_commands_print_what_is_shown(
             assert matches(wanted, printed[at])
             at += 1
     assert at == len(printed)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_are_named_have_the_options_that_are_named(page: Path) -> None:
+    """Those that are shown without their output, in blocks or within a sentence."""
+    for command, rest in re.findall(r"(?:^|[`(] ?|&& |\$ )flashsim ([a-z]+)([^`\n#|]*)", text_of(page), re.MULTILINE):
+        known = {flag for action in KNOWN[command]._actions for flag in action.option_strings}
+        assert {word.partition("=")[0] for word in rest.split() if re.match("-.", word)} <= known
 
 
 def sessions(page: Path) -> list[str]:

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from heapq import heappop, heappush
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import exhaustive
 import pytest
 
 from flashsim.theory import lower_bound, lower_bound_backward
 
-FILE = Path(__file__).parents[1] / "scripts" / "exhaustive.py"
 Word = tuple[Any, ...]
-
-
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("exhaustive", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["exhaustive"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-exhaustive = script()
 
 
 def plain(N_q: int, N_k: int, d: int, M: int, d_v: int | None = None, *, backward: bool = False) -> int | None:
@@ -147,13 +132,13 @@ def test_a_search_that_is_cut_off_leaves_a_bound(most: int) -> None:
 
 @pytest.mark.parametrize(("sizes", "M", "backward"), [((1, 2, 2, 1), 4, False), ((1, 1, 1, 1), 4, True)])
 def test_what_is_kept_of_a_search_is_what_a_new_one_finds(sizes: tuple[int, ...], M: int, backward: bool) -> None:
-    games = exhaustive.Games(M, backward, 10**6)
-    games[sizes].fewest()
-    for own, game in games.items():
-        for state, at_least in game.rated.items():
-            left = exhaustive.Games(M, backward, 10**6)[own].fewest(state)
+    searches = exhaustive.Searches(M, backward, 10**6)
+    searches[sizes].fewest()
+    for own, search in searches.items():
+        for state, at_least in search.rated.items():
+            left = exhaustive.Searches(M, backward, 10**6)[own].fewest(state)
             assert at_least <= left
-            assert game.exact.get(state, left) == left
+            assert search.exact.get(state, left) == left
 
 
 def test_what_cannot_be_played_is_refused() -> None:
@@ -162,7 +147,7 @@ def test_what_cannot_be_played_is_refused() -> None:
 
 
 def said(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", [str(FILE), *arguments])
+    monkeypatch.setattr(sys, "argv", ["exhaustive.py", *arguments])
     exhaustive.main()
 
 

@@ -63,6 +63,9 @@ def test_a_run_says_what_it_was_of() -> None:
     assert backward.to_dict()["direction"] == "backward"
     assert backward.to_dict()["hbm"] == backward.hbm.to_dict()
     assert not {"O", "dQ"} & {*found, *backward.to_dict()}
+    Q = np.ones((2, 6, 3, 4))
+    shared = flashsim.forward("flash", Q, Q[:, :2], Q[:, :2], M=120, gqa="grouped").to_dict()
+    assert (shared["leading"], shared["kv_heads"], shared["gqa"]) == ([2, 6], 4, "grouped")
 
 
 def test_a_table_by_array() -> None:

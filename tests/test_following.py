@@ -51,6 +51,7 @@ FORGOTTEN = {
     "scores": (SCORES, "S = Q_i @ K_j.T", "S (4×5)"),
     "of what is loaded within": (SCORES, "S = Q_i @ sram.load(K[j]).T", "S (4×5)"),
     "over several lines": (SCORES, "S = (\n                Q_i @ K_j.T\n            )", "S (4×5)"),
+    "a view of a result": (SCORES, "S = Q_i @ K_j.T\n            S = on_chip((1 * S).T.T)", "S (4×5)"),
     "one of two": (SCORES, "S, left = Q_i @ K_j.T, j", "S (4×5)"),
     "changed in place": (SCORES, "S = Q_i @ K_j.T\n            S *= 1\n            S = on_chip(S)", "S (4×5)"),
     "a copy": (SCORES, "K_T = K_j.T.copy()\n            S = on_chip(Q_i @ K_T)", "K_T (4×5)"),
@@ -92,6 +93,11 @@ FINE = {
     "            most = S.max()\n            S = on_chip(np.where(keep, S, most * top[0]), over=S)",
     "within the expression": "S = on_chip(np.log((lambda S: exp(S))(Q_i @ K_j.T)))",
     "by another name": "put = on_chip\n            S = put(Q_i @ K_j.T)",
+    "the size of a view": "X = Q_i @ K_j.T\n            n = X.T.shape[0] + len(X.T)\n"
+    "            S = on_chip(Q_i @ K_j.T + 0 * n)",
+    "a view put there": "S_T = K_j @ Q_i.T\n            S = on_chip(S_T.T)",
+    "a name of the expression's own": "X = Q_i @ K_j.T\n"
+    "            S = on_chip(sum((lambda X: X / 2)(x) for x in [X for X in [Q_i @ K_j.T] * 2]))",
     "in a list": "tiles = [on_chip(Q_i @ K_j.T)]\n            S = tiles[0]",
 }
 

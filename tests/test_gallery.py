@@ -168,7 +168,7 @@ def test_the_command_refuses_what_is_no_lesson_and_no_folder(
     (tmp_path / "file").touch()
     assert main(["lessons", "casual"]) == main(["lessons", "causal", "-o", "file"]) == 2
     unknown, taken = capsys.readouterr().err.splitlines()
-    assert "there is no lesson 'casual', perhaps you mean 'causal'; expected of online_softmax, " in unknown
+    assert "there is no lesson 'casual', perhaps you mean 'causal'; expected one of online_softmax, " in unknown
     assert "argument -o/--output: file is a file; expected a folder" in taken
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
@@ -746,7 +746,7 @@ def test_what_a_stop_asks_is_not_shown_before(page: Any, name: str) -> None:
 def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
     """Its totals are in the answer alone; and it is asked before the accesses so far tell."""
     (trace,) = gallery.pages()[name].traces()
-    lesson = gallery.pages()[name].teach(trace)
+    lesson = gallery.pages()[name].lesson(trace)
     stop = lesson.stops[0]
     totals = re.findall(r"\d[\d,]+", stop.because)
     assert totals
@@ -758,7 +758,7 @@ def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
 @pytest.mark.parametrize("name", LESSONS)
 def test_the_index_folds_what_a_lesson_asks_before_it_shows(name: str) -> None:
     page = gallery.pages()[name]
-    lesson = page.teach(*page.traces())
+    lesson = page.lesson(*page.traces())
     asked = min((stop.step for stop in lesson.stops), default=None)
     seen = re.sub(r"<details><summary>the page asks first</summary>.*?</details>", "", article(name))
     assert asked is not None

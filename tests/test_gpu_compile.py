@@ -19,7 +19,6 @@ from flashsim import Causal, KeyPadding, SlidingWindow, cli, gpu
 from flashsim.examples import same_curve
 from flashsim.gpu import (
     algorithm_2,
-    api,
     compiling,
     hopper,
     hopper_backward,
@@ -27,6 +26,7 @@ from flashsim.gpu import (
     launching,
     machine,
     planting,
+    settling,
 )
 from flashsim.gpu.compiling import ARCHITECTURES, KERNELS, CompileError, MissingGPU, Resources, compile_file, parse_log
 from flashsim.gpu.kernel import Variant
@@ -186,8 +186,8 @@ def test_a_planted_bug_compiles_to_other_code_and_leaves_none_behind(bug: same_c
 
 @pytest.mark.parametrize("capability", ["80", "90"])
 def test_the_kernel_that_trains_a_curve_has_the_bugs_in_its_file(capability: str) -> None:
-    shape, asked = (4, 2, 64, 32), tuple(what == "causal" for what in api.TAKES)
-    plan = api._plan("backward", np.dtype("float32"), shape, shape, True, asked, capability)
+    shape, asked = (4, 2, 64, 32), tuple(what == "causal" for what in settling.TAKES)
+    plan = settling._plan("backward", np.dtype("float32"), shape, shape, True, asked, capability)
     assert {bug.file for bug in same_curve.ON_GPU} == {algorithm_2.BACKWARD}
     assert plan.kernel == algorithm_2.KERNEL.name
 
@@ -237,19 +237,19 @@ def test_the_plan_names_the_fastest_rung_and_why_no_faster_one(
     capability: str, dtype: str, d: int, aligned: bool, asked: tuple[str, ...], wanted: str, why: str
 ) -> None:
     shapes = (2, 8, 70, d), (2, 2, 4096, d)
-    plan = api._plan(
-        "forward", np.dtype(dtype), *shapes, aligned, tuple(what in asked for what in api.TAKES), capability
+    plan = settling._plan(
+        "forward", np.dtype(dtype), *shapes, aligned, tuple(what in asked for what in settling.TAKES), capability
     )
     assert plan.kernel == wanted
     assert why in plan.why
 
 
 def test_few_queries_go_to_the_rung_for_decoding() -> None:
-    def plan(H: int, N_q: int, *asked: str) -> api.Plan:
-        wanted = tuple(what in asked for what in api.TAKES)
-        return api._plan("forward", np.dtype("float16"), (2, H, N_q, 128), (2, 2, 9, 128), True, wanted, "90")
+    def plan(H: int, N_q: int, *asked: str) -> settling.Plan:
+        wanted = tuple(what in asked for what in settling.TAKES)
+        return settling._plan("forward", np.dtype("float16"), (2, H, N_q, 128), (2, 2, 9, 128), True, wanted, "90")
 
-    assert plan(8, 16, "causal", "count") == api.Plan("hopper_decode", "the fastest that there is")
+    assert plan(8, 16, "causal", "count") == settling.Plan("hopper_decode", "the fastest that there is")
     assert plan(8, 17).kernel == "hopper"
     assert "hopper_decode: does not take dropout_p" in plan(8, 16, "dropout_p").why
     assert "hopper_decode: does not take window" in plan(8, 16, "window").why
@@ -300,13 +300,13 @@ def test_mask_objects_that_no_kernel_knows_are_refused() -> None:
     ],
 )
 def test_the_plan_of_a_backward_pass(capability: str, d: int, asked: tuple[str, ...], wanted: str, why: str) -> None:
-    plan = api._plan(
+    plan = settling._plan(
         "backward",
         np.dtype("float16"),
         (2, 4, 512, d),
         (2, 4, 512, d),
         True,
-        tuple(what in asked for what in api.TAKES),
+        tuple(what in asked for what in settling.TAKES),
         capability,
     )
     assert plan.kernel == wanted

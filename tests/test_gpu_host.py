@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from flashsim import gpu
-from flashsim.gpu import api, compiling, hopper, hopper_backward, hopper_decode, launching, tensor_maps
+from flashsim.gpu import (
+    compiling,
+    dlpack,
+    hopper,
+    hopper_backward,
+    hopper_decode,
+    hopper_fp8,
+    launching,
+    settling,
+    tensor_core,
+    tensor_maps,
+)
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
-DEVICE = 7
+DEVICE, STREAM = 7, 5  # the stream is PyTorch's
 CACHES = (
-    api._settled_before,
+    settling._settled_before,
+    dlpack._library,
     compiling.capability,
     hopper._launch,
     hopper_backward._launches,
     hopper_decode._launches,
+    hopper_fp8._launches,
     tensor_maps.tensor_map,
     launching._counters,
 )
@@ -36,10 +51,41 @@ class Array:
     at = 0  # where the next one is
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, ptr: int = 0, strides: tuple[int, ...] = ()) -> None:
-        self.shape, self.dtype, self.ndim = shape, np.dtype(dtype), len(shape)
+        self.shape, self.dtype, self.itemsize = shape, np.dtype(dtype), np.dtype(dtype).itemsize
         self.strides = strides or tensor_maps.contiguous(shape, self.dtype.itemsize)
         self.data = SimpleNamespace(ptr=ptr or _place(), device_id=DEVICE)
-        self.flags = SimpleNamespace(c_contiguous=True)
+
+
+class Dtype(str):
+    """One of PyTorch's."""
+
+
+class Tensor:
+    """What of a tensor of PyTorch's is looked at."""
+
+    is_cuda, layout = True, "strided"
+
+    def __init__(self, like: Array) -> None:
+        self.shape, self.dtype = Size(like.shape), Dtype(f"torch.{like.dtype.name}")
+        self.data_ptr: Callable[[], int] = lambda: like.data.ptr
+        self.stride = lambda: tuple(stride // like.dtype.itemsize for stride in like.strides)
+        self.get_device = lambda: DEVICE
+        self.is_neg = lambda: False
+
+    def new_empty(self, shape: Any, dtype: Dtype) -> Tensor:
+        return Tensor(Array(shape if isinstance(shape, tuple) else (shape,), dtype.removeprefix("torch.")))
+
+
+class Size(tuple[int, ...]):
+    """A shape of PyTorch's."""
+
+
+Tensor.__module__ = "torch"
+
+
+def _like(tensor: Tensor, memory_format: str) -> Tensor:
+    assert memory_format == "contiguous"
+    return tensor.new_empty(tensor.shape, tensor.dtype)
 
 
 def _place() -> int:
@@ -57,9 +103,7 @@ def _encode(found: Any, kind: int, _: int, pointer: Any, dims: Any, strides: Any
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     """What was launched, on a GPU that is not there: function, grid, threads, arguments, shared memory."""
     found: Launches = []
-    device = SimpleNamespace(
-        compute_capability="90", attributes={"MultiProcessorCount": 132, "L2CacheSize": 60 * 2**20}
-    )
+    device = MagicMock(compute_capability="90", attributes={"MultiProcessorCount": 132, "L2CacheSize": 60 * 2**20})
     runtime = SimpleNamespace(getDeviceCount=lambda: 8, getDevice=lambda: DEVICE, CUDARuntimeError=RuntimeError)
     stream = SimpleNamespace(ptr=0)
     cupy = ModuleType("cupy")
@@ -69,6 +113,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         runtime=runtime,
         Device=lambda *_: device,
         get_current_stream=lambda: stream,
+        Stream=MagicMock(),
         alloc=lambda _: SimpleNamespace(ptr=_place()),
     )
 
@@ -80,8 +125,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         return tuple(SimpleNamespace(kernel=SimpleNamespace(ptr=function)) for function in functions)
 
     def launch_kernel(function: int, *how: int) -> None:
-        *how_much, _, at, _ = how
-        found.append((names[function], *how_much, *kept[at]))
+        *how_much, stream, at, _ = how
+        found.append((names[function], *how_much, stream, *kept[at]))
 
     class InMemory(launching.InMemory):
         def __init__(self, arguments: Sequence[Any]) -> None:
@@ -96,8 +141,15 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     runtime.setDevice = lambda device: None
     monkeypatch.setattr(launching, "InMemory", InMemory)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    torch = ModuleType("torch")
+    torch.Tensor, torch.nn, torch.strided = Tensor, SimpleNamespace(Parameter=Tensor), "strided"  # type: ignore[attr-defined]
+    torch.float32, torch.float16, torch.uint8 = map(Dtype, ("torch.float32", "torch.float16", "torch.uint8"))  # type: ignore[attr-defined]
+    torch.empty_like, torch.contiguous_format = _like, "contiguous"  # type: ignore[attr-defined]
+    torch.cuda = SimpleNamespace(current_stream=lambda _: SimpleNamespace(cuda_stream=STREAM))  # type: ignore[attr-defined]
+    torch._C = SimpleNamespace()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(tensor_maps, "_encode", lambda: _encode)
-    for module in (hopper, hopper_backward, hopper_decode):
+    for module in (hopper, hopper_backward, hopper_decode, hopper_fp8):
         monkeypatch.setattr(module, "ready", ready)
     _forget()
     yield found
@@ -127,8 +179,8 @@ def arrays(
     for name, place in places.items():
         H, rows = (2, N[1] + more[1]) if name in "kv" else (2 * group, N[0] + more[0])
         shape = (1, H, rows) if name == "lse" else (1, H, rows, d)
-        apart = 2 * (H * rows * 2 * d), 2 * (rows * 2 * d), 2 * 2 * d, 2
-        kind = "float32" if name == "lse" else dtype
+        kind = np.dtype("float32" if name == "lse" else dtype)
+        apart = tuple(kind.itemsize * n for n in (H * rows * 2 * d, rows * 2 * d, 2 * d, 1))
         found[name] = Array(shape, kind, place + 2**20 * (name in moved), apart if name in strided else ())
     return found
 
@@ -170,6 +222,7 @@ CALLS: dict[str, tuple[Callable[..., None], dict[str, Any], list[dict[str, Any]]
         [{"return_lse": True}, {"dropout_p": 0.1}, {"dropout_p": 0.1, "seed": 1}],
     ),
     "hopper_decode": (_forward, {"kernel": "hopper_decode", "N": (3, 20_000)}, [{"return_lse": True}]),
+    "hopper_fp8": (_forward, {"kernel": "hopper_fp8", "dtype": ml_dtypes.float8_e4m3fn}, [{"return_lse": True}]),
     "backward": (
         _backward,
         {"kernel": "hopper"},
@@ -188,16 +241,22 @@ def _written(launches: Launches) -> Iterator[Launches]:
     written.extend(launches)
 
 
+LIBRARIES: dict[str, Callable[[Array], Any]] = {"CuPy": lambda x: x, "PyTorch": Tensor}
+
+
+@pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
 @pytest.mark.parametrize("name", CALLS)
-def test_what_a_call_keeps_is_never_another_calls(name: str, launches: Launches) -> None:
+def test_what_a_call_keeps_is_never_another_calls(
+    name: str, library: Callable[[Array], Any], launches: Launches
+) -> None:
     """Every variation after every other: the launches are those of a call that has nothing to remember."""
     call, always, more = CALLS[name]
     always = dict(always)
-    N = always.pop("N", None)
+    of = {key: always.pop(key) for key in ("N", "dtype") if key in always}
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, asked) for asked in ASKED + more] + [
-        (variation, {}) for variation in VARIATIONS[1:]
+        (variation, {}) for variation in VARIATIONS[1:] if not ("dtype" in of and {"dtype", "d"} & set(variation))
     ]
-    made = [(arrays(**({"N": N} if N else {}) | variation), asked) for variation, asked in pairs]
+    made = [({name: library(x) for name, x in arrays(**of | variation).items()}, asked) for variation, asked in pairs]
     alone = []
     for X, asked in made:
         _forget()
@@ -205,7 +264,7 @@ def test_what_a_call_keeps_is_never_another_calls(name: str, launches: Launches)
             call(X, **always, **asked)
         alone.append(written)
     unlike = {str(written) for written in alone}
-    unused = {"hopper": 3, "hopper_decode": 3, "backward": 0}[name]  # o, lse, do are not forward's; there they are new
+    unused = 0 if name == "backward" else 3  # o, lse, do are not forward's; there they are new
     assert len(unlike) >= len(alone) - unused - 1
     _forget()
     for n in range(len(made)):
@@ -216,12 +275,28 @@ def test_what_a_call_keeps_is_never_another_calls(name: str, launches: Launches)
                 assert written == wanted
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_stream(
+    name: str, launches: Launches
+) -> None:
+    call, always, _ = CALLS[name]
+    X = arrays(**{key: always[key] for key in ("N", "dtype") if key in always}, strided=("v",))
+    asked = {key: value for key, value in always.items() if key == "kernel"}
+    with _written(launches) as wanted:
+        call(X, **asked)
+    with _written(launches) as found:
+        call({name: Tensor(x) for name, x in X.items()}, **asked)
+    assert found
+    assert {launch[8] for launch in wanted} == {0}
+    assert found == [(*launch[:8], STREAM, *launch[9:]) for launch in wanted]
+
+
 def test_a_launch_has_the_addresses_strides_and_dtype_of_its_arrays(launches: Launches) -> None:
     X = arrays(strided=("k",))
     gpu.forward(X["q"], X["k"], X["v"], kernel="hopper")
-    ((function, grid, _, _, threads, _, _, _, Q, K, V, _O, L, *_),) = launches
+    ((function, grid, _, _, threads, _, _, _, stream, Q, K, V, _O, L, *_),) = launches
     assert function == hopper.WIDE.function("float16", 128, "FULL", False)
-    assert (grid, threads) == (4, 384)
+    assert (grid, threads, stream) == (4, 384, 0)
     for tensor_map, array, rows in ((Q, X["q"], 128), (K, X["k"], 128), (V, X["v"], 128)):
         kind, pointer, *dims, row, half, head, _batch, columns, box_rows, halves, _, _ = struct.unpack(
             "<16Q", tensor_map
@@ -250,3 +325,41 @@ def test_bad_input_gets_its_error_in_every_call(launches: Launches) -> None:
         with pytest.raises(ValueError, match="strides"):
             _backward(X | {"do": Array(X["do"].shape, "float16", strides=(2**20, 2**16, 2**8, 4))}, kernel="hopper")
     assert len(launches) == 2
+
+
+def test_the_sanitizer_watches_every_kernel_of_hoppers(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
+    sanitize_gpu = importlib.import_module("scripts.sanitize_gpu")
+
+    monkeypatch.setattr(sanitize_gpu, "_normal", lambda *shape: Array(shape, "float16"))
+    monkeypatch.setattr(gpu, "to_fp8", lambda x: Array(x.shape, ml_dtypes.float8_e4m3fn))
+    monkeypatch.setattr(tensor_core, "_ready", lambda *_: lambda *_, **__: None)
+    monkeypatch.setattr(hopper, "_on_gpu", lambda *_: (Array((9,), "int32"), Array((9,), "int32")))
+    for _, launch in sanitize_gpu.launches():
+        launch()
+    rungs = (gpu.kernel(name) for name in ("hopper", "hopper_decode", "hopper_fp8"))
+    variants = [v for rung in rungs for v in rung.variants if v.defines == (("COUNT", 0),)]
+    wanted = {name for v in variants for name in v.functions if "bfloat16" not in name and "round_to_8" not in name}
+    assert wanted == {launch[0] for launch in launches}
+
+
+@pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
+def test_strides_of_axes_of_length_1_may_be_any(library: Callable[[Array], Any], launches: Launches) -> None:
+    """DLPack gives such axes the stride of one element."""
+    plain, odd = (
+        [library(Array((1, 1, 70, 64), "float16", 2**24, strides)) for _ in "qkv"] for strides in ((), (2, 2, 128, 2))
+    )
+    assert gpu.plan(*plain) == gpu.plan(*odd) == settling.Plan("hopper", gpu.plan(*plain).why)
+    for arrays in (plain, odd):
+        gpu.forward(*arrays)
+    assert [launch[0] for launch in launches] == [launches[0][0]] * 2
+    wide = [library(Array((1, 1, 70, 64), "float16", 2**24, (2, 2, 136, 2))) for _ in "qkv"]
+    assert "hopper: needs rows that start at multiples of 16 bytes" in gpu.plan(*wide).why
+
+
+def test_the_kernel_of_8_bits_reads_v_where_it_was_transposed_to(launches: Launches) -> None:
+    X = arrays(ml_dtypes.float8_e4m3fn)
+    gpu.forward(X["q"], X["k"], X["v"])
+    (transpose, *_, transposed, _, _, _, _), (_, *_, Q, K, V, _, _, _, _, _) = launches
+    assert transpose == "transpose"
+    pointers = [struct.unpack("<16Q", tensor_map)[1] for tensor_map in (Q, K, V)]
+    assert pointers == [X["q"].data.ptr, X["k"].data.ptr, int.from_bytes(transposed, "little")]

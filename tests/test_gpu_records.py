@@ -22,9 +22,9 @@ from flashsim import gpu, patterns, theory
 from flashsim.cli import bench, main
 from flashsim.examples.same_curve import EARLY
 from flashsim.examples.text import tiny
-from flashsim.gpu import benchmark, standard
-from flashsim.gpu.benchmark import NAMES, SPARSE, Setting, settings
+from flashsim.gpu import benchmark, contestants, machine, standard
 from flashsim.gpu.compiling import MissingGPU, import_cupy
+from flashsim.gpu.contestants import NAMES, SPARSE, Setting, settings
 from flashsim.gpu.masking import rule_of
 from flashsim.gpu.profiling import METRICS, parse
 from flashsim.gpu.validation import Pass, _row
@@ -104,9 +104,9 @@ def test_flops_as_kernels_authors_count_them() -> None:
 
 def test_a_rung_takes_part_in_what_it_is_for() -> None:
     decoding = gpu.kernel("hopper_decode")
-    assert benchmark._can(decoding, Setting(64, 128, causal=True))
-    assert not benchmark._can(decoding, Setting(65, 128))
-    assert not benchmark._can(decoding, Setting(64, 128, dropout_p=0.1))
+    assert contestants._can(decoding, Setting(64, 128, causal=True))
+    assert not contestants._can(decoding, Setting(65, 128))
+    assert not contestants._can(decoding, Setting(64, 128, dropout_p=0.1))
 
 
 @pytest.mark.parametrize("N", [64, 300, 1024])
@@ -114,14 +114,14 @@ def test_sparse_contestants_are_asked_for_and_rated_by_what_they_compute(
     N: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting, called = Setting(N, 64), []
-    monkeypatch.setattr(benchmark, "_torch", lambda: None)
-    monkeypatch.setattr(benchmark, "arrays", lambda *_: [np.zeros((1, 1, N, 64), np.float16)] * 4)
+    monkeypatch.setattr(contestants, "torch_if_there", lambda: None)
+    monkeypatch.setattr(contestants, "arrays", lambda *_: [np.zeros((1, 1, N, 64), np.float16)] * 4)
     monkeypatch.setattr(gpu, "forward", lambda q, k, v, **options: called.append(options))
-    assert not set(SPARSE) & {name for name, _ in benchmark.contestants(setting, ())}
-    assert not list(benchmark.contestants(Setting(N, 64, direction="backward"), tuple(SPARSE)))
-    assert not list(benchmark.contestants(Setting(N, 64, causal=True), tuple(SPARSE)))
+    assert not set(SPARSE) & {name for name, _ in contestants.contestants(setting, ())}
+    assert not list(contestants.contestants(Setting(N, 64, direction="backward"), tuple(SPARSE)))
+    assert not list(contestants.contestants(Setting(N, 64, causal=True), tuple(SPARSE)))
     live = {}
-    for name, make in benchmark.contestants(setting, tuple(SPARSE)):
+    for name, make in contestants.contestants(setting, tuple(SPARSE)):
         make()()
         options = called.pop()
         assert options["kernel"] == "hopper"
@@ -133,8 +133,8 @@ def test_sparse_contestants_are_asked_for_and_rated_by_what_they_compute(
         else:
             tiles = butterfly(-(-N // 128), -(-N // 128))
             live[name] = tiles[np.ix_(at // 128, at // 128)]
-    assert {name: benchmark.share(name, setting) for name in SPARSE} == {name: m.mean() for name, m in live.items()}
-    assert benchmark.share("hopper", setting) == 1
+    assert {name: contestants.share(name, setting) for name in SPARSE} == {name: m.mean() for name, m in live.items()}
+    assert contestants.share("hopper", setting) == 1
 
 
 def test_a_rate_is_of_what_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_memory_is_what_a_call_takes_though_the_pool_has_room(monkeypatch: pytes
     cupy.get_default_memory_pool = lambda: usual
     cupy.cuda.MemoryPool, cupy.cuda.using_allocator = Pool, using_allocator
     monkeypatch.setattr(benchmark, "import_cupy", lambda: cupy)
-    monkeypatch.setattr(benchmark, "_torch", lambda: None)
+    monkeypatch.setattr(benchmark, "torch_if_there", lambda: None)
     assert benchmark._extra_bytes(lambda: allocators[-1](60)) == 60
 
 
@@ -326,10 +326,10 @@ def test_the_papers_baseline_is_attention(causal: bool) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 3, 9, 4)) for _ in range(3))
-    unfused = benchmark._unfused(Setting(9, 4, causal), torch, device="cpu")
+    unfused = contestants._unfused(Setting(9, 4, causal), torch, device="cpu")
     mask = np.tril(np.ones((9, 9), bool)) if causal else None
     assert np.allclose(unfused(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-12)
-    dropped = benchmark._unfused(Setting(9, 4, causal, dropout_p=0.5), torch, device="cpu")
+    dropped = contestants._unfused(Setting(9, 4, causal, dropout_p=0.5), torch, device="cpu")
     assert not np.allclose(dropped(*map(torch.asarray, (q, k, v))).numpy(), attention(q, k, v, mask=mask), atol=1e-2)
 
 
@@ -381,8 +381,8 @@ def test_with_cupy_and_no_gpu_the_command_says_so_too(
     def none() -> int:
         raise MissingGPU("no GPU: none here")
 
-    monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
-    monkeypatch.setattr(benchmark, "current_device", none)
+    monkeypatch.setattr(machine, "import_cupy", MagicMock)
+    monkeypatch.setattr(machine, "current_device", none)
     assert main(["bench", "--N", "128", "--quiet"]) == 2
     assert capsys.readouterr().err == "flashsim bench: error: no GPU: none here\n"
 
@@ -611,7 +611,7 @@ def test_the_pages_words_on_figure_3_are_the_recorded_ones() -> None:
     faster = " and ".join(f"{ms['hopper'] / ms[name]:.0f}" for name in SPARSE)
     assert f"At N = {longest['N']:,} they are {faster} times as fast as `hopper`" in said
     at = Setting(butterfly["hopper"], 64)
-    assert f"At N = {at.N} it has {benchmark.share('hopper_butterfly', at):.0%} of the pairs and is faster" in said
+    assert f"At N = {at.N} it has {contestants.share('hopper_butterfly', at):.0%} of the pairs and is faster" in said
 
     def moved(N: int, d: int = 64) -> tuple[int, int]:
         """By all of S in tiles of 256 × 64, and by the butterfly in tiles of 128 × 128."""
@@ -621,7 +621,7 @@ def test_the_pages_words_on_figure_3_are_the_recorded_ones() -> None:
 
     assert moved(1024)[0] == moved(1024)[1]
     fewer = (
-        1 / benchmark.share("hopper_butterfly", Setting(longest["N"], 64)),
+        1 / contestants.share("hopper_butterfly", Setting(longest["N"], 64)),
         moved(longest["N"])[0] / moved(longest["N"])[1],
     )
     times = f"{ms['hopper'] / ms['hopper_butterfly']:.0f} times as fast"

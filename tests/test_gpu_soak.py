@@ -1,39 +1,124 @@
-"""The long way round, on a GPU: random shapes by the hundred, and ten thousand launches. pytest -m slow tests/test_gpu_soak.py"""
+"""The long way round, on a GPU: random shapes by the hundred, and ten thousand launches. pytest -m slow tests/test_gpu_soak.py
+
+SOAK_SECONDS=40 ends the launches after so many seconds.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
+import flashsim
+from flashsim import gpu
 from flashsim.dropout import keep_mask
-from flashsim.gpu.compiling import import_cupy
-from flashsim.gpu.kernel import Kernel, Options
+from flashsim.gpu.compiling import capability, current_device, import_cupy
+from flashsim.gpu.kernel import Kernel
+from flashsim.records import Shape
 from tests import test_gpu as tests
+from tests import test_gpu_fp8 as fp8
 
 pytestmark = [pytest.mark.slow, *tests.pytestmark]
 
 PARTS, SHAPES = 8, 200
-LAUNCHES, PROBLEMS, SETTLED = 10_000, 60, 2000
+LAUNCHES, PROBLEMS, SETTLED = 10_000, 96, 2000
+SECONDS = float(os.environ.get("SOAK_SECONDS", "inf"))
 
 
-def random_problem(rung: Kernel, rng: np.random.Generator) -> tuple[tuple[int, ...], str, dict[str, Any]]:
-    """A shape (B, H_q, H_kv, N_q, N_k, d), a dtype and options, of what a rung takes; short lengths as likely as long ones."""
+@dataclass(frozen=True)
+class Drawn:
+    """A problem of what a rung takes: (B, H_q, H_kv, N_q, N_k, d), a dtype, and fields of `Options`."""
 
-    def length() -> int:
-        return int(np.exp(rng.uniform(0, np.log(700))))
+    rung: Kernel
+    shape: tuple[int, ...]
+    dtype: str
+    asked: dict[str, Any]
+
+    @property
+    def backward(self) -> bool:
+        """Whether it has a backward pass."""
+        lacks = {"window", "block_mask"} & set(self.asked)
+        return self.rung.backward is not None and self.shape[-1] in self.rung.widths("backward") and not lacks
+
+    @property
+    def allowed(self) -> Any:
+        """Which scores count, (N_q, N_k), or None: all."""
+        *_, N_q, N_k, d = self.shape
+        window = self.asked.get("window", (-1, 0 if self.asked.get("causal") else -1))
+        allowed = flashsim.SlidingWindow(*window).whole(Shape(N_q, N_k, d, d), ())
+        if "block_mask" in self.asked:
+            B_r, B_c = _tiles(d)
+            allowed = allowed & self.asked["block_mask"].repeat(B_r, axis=0)[:N_q].repeat(B_c, axis=1)[:, :N_k]
+        return None if allowed.all() else allowed
+
+    @property
+    def keep(self) -> Any:
+        """Which weights dropout keeps, (B, H_q, N_q, N_k), or None."""
+        B, H, _, N_q, N_k, _ = self.shape
+        p = self.asked.get("dropout_p", 0.0)
+        heads = [keep_mask(self.asked["seed"], p, N_q, N_k, head) for head in range(B * H)] if p else []
+        return np.stack(heads).reshape(B, H, N_q, N_k) if p else None
+
+
+def _tiles(d: int) -> tuple[int, int]:
+    return 128, 64 if d == 256 else 128
+
+
+def drawn(rung: Kernel, rng: np.random.Generator) -> Drawn:
+    """Draw from all that a rung takes here; short lengths as likely as long ones."""
+
+    def length(most: int = 700) -> int:
+        return int(np.exp(rng.uniform(0, np.log(most))))
 
     group, H_kv = (int(rng.integers(1, 4)) if rung.gqa else 1), int(rng.integers(1, 3))
-    N_q = min(length(), 64 // group) if rung.unsuited else length()
-    shape = (int(rng.integers(1, 4)), group * H_kv, H_kv, N_q, length(), int(rng.choice(rung.head_dims)))
-    asked: dict[str, Any] = {"scale": float(rng.choice([shape[-1] ** -0.5, -0.1, 1.0]))}
-    if rung.causal and rng.random() < 0.5:
+    few = rung.unsuited is not None  # queries, and keys enough to be split
+    N_q, N_k, d = (
+        min(length(), 64 // group) if few else length(),
+        length(9000 if few else 700),
+        rng.choice(rung.widths("forward")),
+    )
+    shape = (int(rng.integers(1, 4)), group * H_kv, H_kv, N_q, N_k, int(d))
+    asked: dict[str, Any] = {"scale": float(rng.choice([d**-0.5, -0.1, 0.05 if rung.output else 1.0]))}
+    own = rung.why_not is None or not rung.why_not(
+        capability(current_device()), int(d)
+    )  # else another runs in its place
+    kind = rng.random()
+    if rung.windows and own and kind < 0.2:
+        asked["window"] = tuple(int(rng.integers(-1, 300)) for _ in range(2))
+    elif rung.causal and kind < 0.6:
         asked["causal"] = True
-    if rung.dropout and rng.random() < 0.3:
+    if rung.block_masks and own and "window" not in asked and rng.random() < 0.2:
+        B_r, B_c = _tiles(d)
+        asked["block_mask"] = rng.random((-(-N_q // B_r), -(-N_k // B_c))) < 0.6
+    if rung.dropout and d in rung.head_dims and rng.random() < 0.3:
         asked |= {"dropout_p": float(rng.uniform(0.05, 0.9)), "seed": int(rng.integers(2**63))}
-    return shape, str(rng.choice(rung.dtypes)), asked
+    return Drawn(rung, shape, str(rng.choice(rung.dtypes)), asked)
+
+
+def checked(case: Drawn, seed: int, **options: Any) -> Any:
+    """Hold a rung's results against the reference, and return the problem."""
+    rung, asked = case.rung, case.asked
+    if rung.output:
+        problem = fp8.rounded(case.shape, seed)
+        scale, causal = asked["scale"], asked.get("causal", False)
+        fp8.assert_near(problem, *fp8.run(problem, scale, causal), scale, causal)
+        return problem
+    problem = tests.given(case.shape, case.dtype, seed=seed, outliers=seed % 5 == 0)
+    found = tests.run(rung, problem, backward=case.backward, **asked, **options)
+    try:
+        p, scale = asked.get("dropout_p", 0.0), asked["scale"]
+        tests.assert_near(rung, problem, found, case.allowed, case.keep, p, scale=scale)
+    except AssertionError as error:
+        raise AssertionError(f"{seed}: {case}: {error}") from error
+    return problem
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -41,17 +126,7 @@ def random_problem(rung: Kernel, rng: np.random.Generator) -> tuple[tuple[int, .
 def test_random_shapes_lie_within_rounding_of_the_reference(rung: Kernel, part: int) -> None:
     """Into outputs of NaN between guard bands, forward and backward, 200 in all."""
     for n in range(part, SHAPES, PARTS):
-        shape, dtype, asked = random_problem(rung, np.random.default_rng(n))
-        B, H, _, N_q, N_k, _ = shape
-        problem, p = tests.given(shape, dtype, seed=n, outliers=n % 5 == 0), asked.get("dropout_p", 0.0)
-        heads = [keep_mask(asked["seed"], p, N_q, N_k, head) for head in range(B * H)] if p else []
-        keep = np.stack(heads).reshape(B, H, N_q, N_k) if p else None
-        found = tests.run(rung, problem, backward=rung.backward is not None, **asked)
-        mask = problem.causal if asked.get("causal") else None
-        try:
-            tests.assert_near(rung, problem, found, mask, keep, p, scale=asked["scale"])
-        except AssertionError as error:
-            raise AssertionError(f"{n}: {shape} {dtype} {asked}: {error}") from error
+        checked(drawn(rung, np.random.default_rng(n)), n)
 
 
 @pytest.mark.parametrize("d", [64, 128])
@@ -62,52 +137,59 @@ def test_the_kit_finds_nothing_in_200_examples(rung: Kernel, d: int) -> None:
 
 
 def test_ten_thousand_launches_leave_no_memory_behind_and_no_wrong_bit() -> None:
-    """Shapes, kernels, directions and streams change from launch to launch; the first results of each problem are checked."""
+    """Shapes, kernels, options, libraries, directions and streams change from launch to launch.
+
+    The first results of each problem are checked.
+    """
     cupy = import_cupy()
     rng = np.random.default_rng(0)
-    rungs = [rung for rung in tests.RUNGS if rung.tensor_cores]
-    made: list[tuple[Callable[[], Any], list[Any]]] = []
+    rungs = [rung for rung in gpu.ladder().values() if rung.tensor_cores]
+    rungs = [rung for rung in rungs if not rung.output or capability(current_device()) == "90"]
+    made: list[tuple[Callable[[int], list[Any]], list[Any]]] = []
     for n in range(PROBLEMS):
-        rung = rungs[n % len(rungs)]
-        shape, dtype, asked = random_problem(rung, rng)
-        problem = tests.given(shape, dtype, seed=n)
-        found = tests.run(rung, problem, backward=rung.backward is not None, deterministic=True, **asked)
-        if not asked.get("dropout_p"):
-            mask = problem.causal if asked.get("causal") else None
-            tests.assert_near(rung, problem, found, mask, scale=asked["scale"])
-        launch = _launched(rung, problem, asked)
-        made.append((launch, [x.copy() for x in launch()]))
+        case = drawn(rungs[n % len(rungs)], rng)
+        problem = checked(case, n, **({} if case.rung.output else {"deterministic": True}))
+        launch = _launched(case, problem, tensors=n % 3 == 0)
+        made.append((launch, [x.copy() for x in launch(0)]))
     wrong = cupy.zeros(1, "int64")
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     cupy.cuda.Device().synchronize()
-    pool, settled = cupy.get_default_memory_pool(), 0
-    for n in range(LAUNCHES):
+    start, settled, done = time.monotonic(), 0, 0
+    while done < LAUNCHES and time.monotonic() - start < SECONDS:
         launch, wanted = made[int(rng.integers(PROBLEMS))]
         with streams[int(rng.integers(len(streams)))] as stream:
-            for a, b in zip(launch(), wanted, strict=True):
-                bits = "uint32" if a.itemsize == 4 else "uint16"
+            for a, b in zip(launch(stream.ptr), wanted, strict=True):
+                bits = f"uint{8 * a.itemsize}"
                 wrong += (a.view(bits) != b.view(bits)).any()
             stream.synchronize()
-        if n == SETTLED:
+        done += 1
+        if done == SETTLED:
             settled = cupy.cuda.runtime.memGetInfo()[0]
     cupy.cuda.Device().synchronize()
+    print(f"{done:,} launches in {time.monotonic() - start:.0f} s")
     assert int(wrong[0]) == 0
     grown = settled - cupy.cuda.runtime.memGetInfo()[0]
-    assert grown <= 64 * 2**20, f"{grown:,} bytes of the GPU's memory are gone; the pool has {pool.total_bytes():,}"
+    assert grown <= 64 * 2**20, f"{grown:,} bytes of the GPU's memory are gone"
 
 
-def _launched(rung: Kernel, problem: Any, asked: dict[str, Any]) -> Callable[[], list[Any]]:
-    cupy = import_cupy()
-    q, k, v, do = (cupy.asarray(getattr(problem, name)) for name in ("q", "k", "v", "do"))
-    options = Options(deterministic=True, **asked)
+def _launched(case: Drawn, problem: Any, tensors: bool) -> Callable[[int], list[Any]]:
+    """Return what launches on a stream and returns CuPy's arrays; where there is PyTorch, of its tensors."""
+    cupy, asked = import_cupy(), {"kernel": case.rung.name, **case.asked}
+    if "window" in asked:
+        asked["mask"] = flashsim.SlidingWindow(*asked.pop("window"))
+    bits = [getattr(problem, name).view(np.uint8) for name in ("q", "k", "v", "do")]
+    q, k, v, do = given = [cupy.asarray(x).view(problem.q.dtype) for x in bits]
+    torch: Any = importlib.import_module("torch") if tensors and importlib.util.find_spec("torch") else None
+    if torch is not None:
+        kind = getattr(torch, problem.q.dtype.name)
+        q, k, v, do = (torch.from_dlpack(x.view("uint8")).view(kind) for x in given)
 
-    def launch() -> list[Any]:
-        o, lse = cupy.empty_like(q), cupy.empty(q.shape[:3], "float32")
-        rung.forward(q, k, v, o, lse, options)
-        results = [o, lse]
-        if rung.backward is not None:
-            results += [cupy.empty_like(x) for x in (q, k, v)]
-            rung.backward(q, k, v, o, lse, do, *results[2:], options)
-        return results
+    def launch(stream: int) -> list[Any]:
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream)) if torch is not None else nullcontext():
+            o, lse = gpu.forward(q, k, v, return_lse=True, **asked)
+            results = [o, lse]
+            if case.backward:
+                results += gpu.backward(q, k, v, o, lse, do, deterministic=True, **asked)
+            return results if torch is None else [cupy.from_dlpack(x) for x in results]
 
     return launch

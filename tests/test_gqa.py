@@ -702,7 +702,7 @@ PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
      "rows[mine] % (shape.N_q // self._group)", {"exact, grouped", "gradients, grouped"}),
     ("mask by row, not by position", groups.GroupedMask.allows, "rows[mine] // self._group", "rows[mine]",
      {"exact, grouped"}),
-    ("mask of the group's first head", groups.GroupedMask._member, "+ member", "", {"exact, grouped"}),
+    ("mask of the group's first head", groups.GroupedMask._heads, "+ member", "", {"exact, grouped"}),
     ("mask of the wrong head", groups.GroupedMask.allows, "rows % self._group == member",
      "rows % self._group == self._group - 1 - member", {"exact, grouped"}),
     ("live tiles by row", groups.GroupedMask.live, "rows // self._group", "rows", {"exact, grouped"}),

@@ -524,6 +524,23 @@ def test_operations_are_counted_by_kind() -> None:
     assert (sram.flops.matmul, sram.flops.other) == (6, 2)
 
 
+def test_operations_of_a_turn_that_stands_for_others_count_for_all() -> None:
+    sram = SRAM(HBM(arithmetic=False), 10)
+    for _ in sram.loop(7):
+        sram.count_flops(matmul=3, other=2)
+    assert (sram.flops.matmul, sram.flops.other) == (7 * 3, 7 * 2)
+
+
+def test_booleans_and_words_are_overwritten_too_when_they_are_evicted() -> None:
+    hbm, sram = chip()
+    for name, values, gone in (("Z", np.ones((2, 2), bool), False), ("R", np.ones((2, 2), np.uint32), 2**32 - 1)):
+        block = hbm.place(name, values)[0]
+        for _ in sram.loop(1):
+            tile = sram.load(block)
+            assert tile.all()
+        assert (tile == gone).all()
+
+
 def test_an_observer_hears_of_constants_too() -> None:
     told: list[Event] = []
     _, sram = chip(6, observers=[told.append])

@@ -22,7 +22,7 @@ from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError
 from flashsim.options import Option
 from flashsim.records import Blocks
 from flashsim.reference import attention, error_bound, rounding
-from flashsim.theory.formulas import evaluated
+from flashsim.theory.formulas import Mean, evaluated
 
 from .own import FORM, TWO_SWEEPS, module_of
 from .two_sweeps import two_sweeps
@@ -196,8 +196,9 @@ def test_a_run_can_be_pickled() -> None:
     assert run.O.shape == (2, 9, 3)
 
 
-def test_a_form_of_ones_own_equals_the_count(tmp_path: Path) -> None:
-    form = module_of(TWO_SWEEPS + FORM, tmp_path / "formed.py").FORM
+@pytest.mark.parametrize("traffic", ["    traffic=traffic,\n", ""])
+def test_a_form_of_ones_own_equals_the_count(traffic: str, tmp_path: Path) -> None:
+    form = module_of(TWO_SWEEPS + FORM.replace("    traffic=traffic,\n", traffic), tmp_path / "formed.py").FORM
     asked: dict[str, Any] = {"N_q": 9, "N_k": 11, "d": 4, "d_v": 3, "blocks": (4, 5)}
     assert theory.exact(form, **asked).hbm == flashsim.count(two_sweeps, **asked).hbm
 
@@ -392,3 +393,5 @@ def test_a_form_of_ones_own_that_goes_wrong(before: str, after: str, said: str, 
 def test_a_formula_with_a_symbol_that_there_is_not() -> None:
     with pytest.raises(ValueError, match=r"the formula 'N_q \* w': name 'w' is not defined; expected one in N_q, d"):
         evaluated("N_q * w", {"N_q": 1, "d": 2})
+    with pytest.raises(ValueError, match=r"T_c and T_r stand for a mean; expected T_c \* N_q"):
+        evaluated("T_c * d", {"T_c": Mean(5, 4), "d": 3})

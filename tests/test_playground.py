@@ -34,7 +34,7 @@ def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 
 COUNTED = """(settings) => settings.map(([name, direction, ...sizes]) => {
   const form = FORMS.find((one) => one.name === name && one.direction === direction), causal = sizes.pop();
-  const [N_q, N_k, d, M, B_r, B_c] = sizes.map(BigInt), { arrays, peak } = count(form, { N_q, N_k, d, M, B_r, B_c, causal });
+  const [N_q, N_k, d, M, B_r, B_c] = sizes.map(BigInt), { arrays, peak } = costs(form, { N_q, N_k, d, M, B_r, B_c, causal });
   const moved = Object.fromEntries(arrays.map(([array, reads, writes]) => [array, [reads, writes].map(String)]));
   const blocks = [true, false].map((fit) => lineOne(form, { N_q, N_k, d, M, causal }, fit));
   return [moved, String(peak), ...blocks.map(({ B_r, B_c }) => [B_r, B_c].map(String))];
@@ -140,7 +140,7 @@ def test_a_causal_mask_is_a_box_to_tick(page: Any) -> None:
 def test_forms_are_traced_in_symbols() -> None:
     q_outer = traced(theory.form_of("q_outer", "forward"))
     assert q_outer["K"] == ("(s.tiles.C * s.d)", "0n")
-    assert q_outer["O"] == ("0n", "(0n + (s.N_q * s.d_v))")
+    assert q_outer["O"] == ("0n", "(s.N_q * s.d_v)")
     with pytest.raises(TypeError, match=r"whether .* is true is not known"):
         bool(Symbol("s.N_q"))
 

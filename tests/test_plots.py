@@ -112,7 +112,8 @@ def test_importing_the_figures_opens_no_window() -> None:
 
 @pytest.fixture(scope="module")
 def blocks() -> Axes:
-    return plot_blocks(blocks_data(N=LENGTH, d=D, dtype="float16"))
+    drawn: Axes = plot_blocks(blocks_data(N=LENGTH, d=D, dtype="float16"))
+    return drawn
 
 
 PASSES = (("flash_basic", "forward"), ("flash", "backward"))
@@ -597,7 +598,7 @@ def words(figure: Figure) -> list[str]:
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow)
-        if name in ("cache_size", "memory", "l2", "lower", "roofline")
+        if name in ("cache_size", "memory", "l2", "lower", "lower_backward", "roofline")
         else name
         for name in plots.FIGURES
     ],
@@ -644,8 +645,9 @@ def test_a_figure_by_name_on_axes_of_ones_own_and_as_a_slide() -> None:
     ax = Figure().subplots()
     assert plots.draw("pareto", N=24, d=4, M="1KB", ax=ax) is ax
     assert "N = 24, d = 4" in ax.get_xlabel()
-    for name, panels in (("blocks", 1), ("theorem5", 3)):
-        drawn = plots.draw(name, wide=True)
+    small: dict[str, Any] = {"N": 64, "d": 8}
+    for name, panels, sizes in (("blocks", 1, small), ("theorem5", 3, {})):
+        drawn = plots.draw(name, wide=True, **sizes)
         figure = plots.figure_of(drawn)
         assert (1 if isinstance(drawn, Axes) else len(drawn)) == panels == plots.FIGURES[name].panels
         assert figure.get_figwidth() * 9 == pytest.approx(figure.get_figheight() * 16)
@@ -737,7 +739,7 @@ def test_save_writes_three_files_the_same_every_time(tmp_path: Path) -> None:
     contents = []
     for folder in ("a", "b"):
         figure = plots.column_figure(3.4)
-        plot_blocks(blocks_data(N=64, d=8), ax=figure.subplots())
+        plot_blocks(data, ax=figure.subplots())
         files = plots.save(figure, tmp_path / folder / "v1.2", data, "python here.py")
         assert [path.name for path in files] == ["v1.2.png", "v1.2.svg", "v1.2.json"]
         contents.append([path.read_bytes() for path in files])

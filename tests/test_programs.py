@@ -27,7 +27,8 @@ from flashsim.run.programs import ProgramRun, count_program, run_program
 from flashsim.sizes import first
 from flashsim.theory import exact_program
 from flashsim.theory.program import program_forms
-from flashsim.verify.programs import drawn, unnoticed
+from flashsim.verify.programs import unnoticed
+from flashsim.verify.shared import drawn
 
 NAMES = sorted(programs())
 every = pytest.mark.parametrize("program", [programs()[name] for name in NAMES], ids=NAMES)
@@ -177,7 +178,7 @@ def test_what_is_no_bug_is_not_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     turned = replace(program, bugs=(Bug("turned round", "Y_i + K_ij @ V_j", "K_ij @ V_j + Y_i"), *program.bugs))
     assert [*unnoticed(turned)] == ["turned round"]
     wrong = lambda given, blocks: {"Y": (np.zeros((11, 6)), np.zeros((11, 6)))}  # noqa: E731
-    monkeypatch.setattr("flashsim.verify.programs.naive_programs", lambda: {"kernel_x_outer": wrong})
+    monkeypatch.setattr("flashsim.verify.shared.naive_programs", lambda: {"kernel_x_outer": wrong})
     assert [*unnoticed(program)] == ["none"]
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -115,9 +116,13 @@ def test_the_most_of_all_reals_is_found(Y: int, delta: int) -> None:
 # ----------------------------------------------------------------------------------------------------------- certificate
 
 
+@cache
+def proved() -> str:
+    return json.dumps(flashsim.prove(N=512, d=64, M=6000, direction="backward", causal=True).certificate())
+
+
 def a_certificate(**changed: Any) -> dict[str, Any]:
-    proof = flashsim.prove(N=512, d=64, M=6000, direction="backward", causal=True)
-    return {**json.loads(json.dumps(proof.certificate())), **changed}
+    return {**json.loads(proved()), **changed}
 
 
 def test_a_certificate_is_checked_apart_from_what_made_it() -> None:

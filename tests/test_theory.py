@@ -289,7 +289,8 @@ def test_appendix_b_by_hand() -> None:
 def test_formulas_evaluate_to_the_counts(direction: str, name: str, data: st.DataObject) -> None:
     N_q, N_k = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 60))
     d, d_v = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
-    M = data.draw(st.integers(max(d, d_v), 300))
+    row = st.sampled_from([N_k + 1, N_k + 2, 2 * N_k, 2 * N_k + 1])  # about where one fits
+    M = max(d, d_v, data.draw(st.integers(1, 300) | row))
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N_k, "d": d, "d_v": d_v, "M": M}
     tally = flashsim.count(name, **shape, direction=direction)
     values = theory.symbols(**shape, blocks=tally.blocks, direction=direction)

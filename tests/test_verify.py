@@ -84,8 +84,8 @@ def growing(count: Callable[..., Any]) -> Callable[..., Any]:
         (chapter.flash_decoding, chapter, "count", tenfold),
         (chapter.grouped_heads, chapter, "count", lambda of: lambda *args, gqa, **rest: of(*args, **rest)),
         (chapter.tree_masks, chapter, "forward", off),
-        (programs.cut_cross_entropy, programs, "exact_program", tenfold),
-        (programs.linear_attention, programs, "exact_program", tenfold),
+        (programs.cut_cross_entropy, shared, "exact_program", tenfold),
+        (programs.linear_attention, shared, "exact_program", tenfold),
     ],
 )
 def test_a_claim_fails_where_what_it_measures_is_wrong(

@@ -21,17 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import logsumexp, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import softmax_rows_for
 from flashsim.memory import HBM, SRAM, Matrix, Tile
 from flashsim.records import Blocks
-
-
-def line_1(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a panel of Q may have `rows` rows: Algorithm 1's sizes, rows and columns exchanged."""
-    return rows, min(rows, d)
 
 
 def standard(
@@ -71,7 +67,7 @@ def standard(
 def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
     """Return the log-sum-exp of the rows of S, which is masked where it lies."""
     S = hbm.peek("S")
-    return logsumexp(S.astype(np.result_type(S.dtype, np.float32)))
+    return logsumexp(S.astype(np.result_type(S.dtype, np.float32), copy=False))
 
 
 ALGORITHM = Algorithm(
@@ -83,7 +79,7 @@ ALGORITHM = Algorithm(
     returns=("O",),
     saves=("P", "P_dropped", "Z"),
     follows=("l", "O"),
-    line_1=line_1,
+    line_1=by_queries,
     loops="standard",
     short="standard",
     look=("vermillion", "s", "--"),

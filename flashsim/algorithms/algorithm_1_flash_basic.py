@@ -23,15 +23,11 @@ The softmax scale τ is folded into Q when it is placed in HBM, as the paper's A
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, maximum, rowmax, rowsum
 from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
-
-
-def line_1(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a block of K may have `rows` rows: the paper says ⌈M/4d⌉."""
-    return min(rows, d), rows
 
 
 def flash_basic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: Blocks) -> tuple[Matrix, Matrix, Matrix]:
@@ -72,7 +68,7 @@ ALGORITHM = Algorithm(
     parts=(),
     returns=("O", "l", "m"),
     follows=("m", "l", "O"),
-    line_1=line_1,
+    line_1=by_keys,
     loops=None,
     short="Algorithm 1",
     rounds=every_block,

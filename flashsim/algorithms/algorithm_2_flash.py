@@ -28,16 +28,12 @@ MASK and dropout do nothing, R is not kept, and every number and count is Algori
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a block of K may have `rows` rows: the paper says ⌈M/4d⌉."""
-    return min(rows, d), rows
 
 
 def flash(
@@ -98,7 +94,7 @@ ALGORITHM = Algorithm(
     returns=("O", "l", "m"),
     saves=("R",),
     follows=("m", "l", "O"),
-    line_1=line_2,
+    line_1=by_keys,
     loops="K, V outermost",
     short="FlashAttention",
     look=("blue", "o", "-"),

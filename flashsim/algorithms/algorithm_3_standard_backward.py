@@ -15,17 +15,13 @@ operands are read again, T_r or T_c times.
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import product
 from flashsim.algorithms.parts import Dropout, WholeGradient
 from flashsim.algorithms.record import GRADIENTS, Algorithm
 from flashsim.algorithms.softmax_rows import softmax_backward_for
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
-
-
-def line_1(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a panel of Q may have `rows` rows: as in Algorithm 0."""
-    return rows, min(rows, d)
 
 
 def standard_backward(
@@ -100,7 +96,7 @@ ALGORITHM = Algorithm(
     parts=("tau", "dropout", "dB"),
     returns=GRADIENTS,
     follows=("D", *GRADIENTS),
-    line_1=line_1,
+    line_1=by_queries,
     loops="standard",
     gives_dS=True,
 )

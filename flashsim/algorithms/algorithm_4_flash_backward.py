@@ -36,16 +36,12 @@ it above (`at_most_0`, notation.py): the paper does not.
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a block of K may have `rows` rows: the paper says ⌈M/4d⌉."""
-    return min(rows, d), rows
 
 
 def flash_backward(
@@ -107,7 +103,7 @@ ALGORITHM = Algorithm(
     operands=("Q", "K", "V", "O", "dO", "l", "m"),
     returns=GRADIENTS,
     follows=("D", *GRADIENTS),
-    line_1=line_2,
+    line_1=by_keys,
     loops="K, V outermost, Algorithm 4",
     skips_as="block_sparse",
     rounds=every_block,

@@ -32,6 +32,7 @@ The option `block_mask` is a boolean array (T_r, T_c), True = computed; or a fun
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
 from flashsim.algorithms.record import PARTS, Algorithm, every_block
@@ -40,11 +41,6 @@ from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.options import Option
 from flashsim.patterns import butterfly, local, strided_by_root
 from flashsim.records import Blocks
-
-
-def block_sizes(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a block of K may have `rows` rows: ⌈M/4d⌉ in the Require line."""
-    return min(rows, d), rows
 
 
 def block_sparse(
@@ -118,7 +114,7 @@ ALGORITHM = Algorithm(
     returns=("O", "l", "m"),
     saves=("R",),
     follows=("m", "l", "O"),
-    line_1=block_sizes,
+    line_1=by_keys,
     loops=None,
     short="block-sparse",
     rounds=every_block,

@@ -36,16 +36,12 @@ P_ij = 0 and add nothing.
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, PARTS, Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a block of K may have `rows` rows: the paper says ⌈M/4d⌉."""
-    return min(rows, d), rows
 
 
 def block_sparse_backward(
@@ -109,7 +105,7 @@ ALGORITHM = Algorithm(
     parts=(*PARTS, "block_mask"),
     returns=GRADIENTS,
     follows=("D", *GRADIENTS),
-    line_1=line_2,
+    line_1=by_keys,
     loops=None,
     rounds=every_block,
     gives_dS=True,

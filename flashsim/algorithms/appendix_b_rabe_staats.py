@@ -8,17 +8,13 @@ Steps are labelled `# summarise` and `# combine`, as the paper gives no listing.
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
-
-
-def block_sizes(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c), FlashAttention's, so that the two can be compared."""
-    return min(rows, d), rows
 
 
 def rabe_staats(
@@ -91,7 +87,7 @@ ALGORITHM = Algorithm(
         "l_parts": Kind("N_q", "T_c", "chip"),
         "m_parts": Kind("N_q", "T_c", "chip"),
     },
-    line_1=block_sizes,
+    line_1=by_keys,  # FlashAttention's, so that the two can be compared
     loops=None,
     short="Rabe & Staats",
     look=("purple", "D", "-"),

@@ -8,7 +8,7 @@ Steps are labelled `# recompute` and `# differentiate`, as the paper gives no li
 
 from __future__ import annotations
 
-from flashsim.algorithms.appendix_b_rabe_staats import block_sizes
+from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
@@ -83,7 +83,7 @@ ALGORITHM = Algorithm(
     operands=("Q", "K", "V", "O", "dO", "l", "m"),
     returns=GRADIENTS,
     follows=GRADIENTS,
-    line_1=block_sizes,
+    line_1=by_keys,
     loops=None,
     rounds=every_block,
     recombines=True,

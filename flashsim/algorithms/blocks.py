@@ -22,6 +22,16 @@ def clipped(shape: Shape, B_r: int, B_c: int) -> Blocks:
     return Blocks(B_r, B_c, ceil_div(shape.N_q, B_r), ceil_div(shape.N_k, B_c))
 
 
+def by_keys(rows: int, d: int) -> tuple[int, int]:
+    """Return Algorithm 1's (B_r, B_c) where a block of K may have `rows` rows: the paper says ⌈M/4d⌉."""
+    return min(rows, d), rows
+
+
+def by_queries(rows: int, d: int) -> tuple[int, int]:
+    """Return the same, rows and columns exchanged: (B_r, B_c) where a block of Q may have `rows` rows."""
+    return rows, min(rows, d)
+
+
 @dataclass(frozen=True)
 class SizingProblem:
     """What a policy decides on.
@@ -57,6 +67,19 @@ def paper_rows(M: int, d: int, d_v: int) -> int:
     return ceil_div(M, 2 * (d + d_v))
 
 
+def most_rows(fits: Callable[[int, int], bool], M: int, longest: int, who: str, at: str) -> int:
+    """Return the most rows, up to `longest`, of a stationary block with which a run fits M: fits(rows, M).
+
+    Raises ValueError, naming the least M, where one row does not; `who` runs, `at` these lengths.
+    """
+    if not fits(1, M):
+        least = first(lambda M: fits(1, M))
+        raise ValueError(
+            f"M = {M:,} elements is too small for {who!r} even with blocks of one row: at {at} it needs at least M = {least:,}"
+        )
+    return first(lambda rows: rows >= longest or not fits(rows + 1, M))
+
+
 class Sizing(Protocol):
     """A policy for line 1."""
 
@@ -78,7 +101,6 @@ class Paper:
     enforced: bool = False
 
     def __call__(self, problem: SizingProblem) -> Blocks:
-        """Return line 1's blocks."""
         return problem.blocks(problem.rows(problem.M, problem.shape.d, problem.shape.d_v))
 
 
@@ -89,16 +111,11 @@ class Fit:
     enforced: bool = True
 
     def __call__(self, problem: SizingProblem) -> Blocks:
-        """Return the largest blocks that fit."""
-        fits, M = problem.fits, problem.M
-        if not fits(problem.blocks(1), M):
-            least = first(lambda M: fits(problem.blocks(1), M))
-            raise ValueError(
-                f"M = {M:,} elements is too small for {problem.algorithm!r} even with blocks of one row: "
-                f"at {problem.shape} it needs at least M = {least:,}"
-            )
         longest = max(problem.shape.N_q, problem.shape.N_k)
-        return problem.blocks(first(lambda rows: rows >= longest or not fits(problem.blocks(rows + 1), M)))
+        who, at = problem.algorithm, str(problem.shape)
+        return problem.blocks(
+            most_rows(lambda rows, M: problem.fits(problem.blocks(rows), M), problem.M, longest, who, at)
+        )
 
 
 @dataclass(frozen=True)
@@ -110,12 +127,10 @@ class Fixed:
     enforced: bool = True
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a size below 1."""
         check_count("Fixed's B_r", self.B_r)
         check_count("Fixed's B_c", self.B_c)
 
     def __call__(self, problem: SizingProblem) -> Blocks:
-        """Return the given blocks."""
         return clipped(problem.shape, self.B_r, self.B_c)
 
 
@@ -127,5 +142,4 @@ class Told:
     enforced: bool
 
     def __call__(self, problem: SizingProblem) -> Blocks:
-        """Return the policy's blocks."""
         return self.policy(problem)

@@ -80,20 +80,16 @@ class Radial:
         return f"{self.name}, σ = {self.sigma:g}"
 
     def __call__(self, X: Tile, Z: Tile) -> Tile:
-        """Return k(x, z)."""
         return PROFILES[self.name].k(distances(X, Z) / self.sigma)
 
     def log(self, X: Tile, Z: Tile) -> Tile:
-        """Return log k(x, z)."""
         return PROFILES[self.name].log(distances(X, Z) / self.sigma)
 
     def pull(self, G: Tile, X: Tile, Z: Tile) -> Tile:
-        """Return Σ_j G_ij ∂k/∂x_i."""
         r = distances(X, Z)
         return along(-G * PROFILES[self.name].slope(r / self.sigma) / self.sigma, r, X, Z)
 
     def pull_log(self, G: Tile, X: Tile, Z: Tile) -> Tile:
-        """Return Σ_j G_ij ∂ log k/∂x_i."""
         r = distances(X, Z)
         return along(-G * PROFILES[self.name].log_slope(r / self.sigma) / self.sigma, r, X, Z)
 

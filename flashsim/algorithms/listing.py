@@ -86,5 +86,4 @@ class Listing(Sequence[Listed]):
         return "\n".join([*lines, *self.notes])
 
     def _repr_html_(self) -> str:
-        """Return the table, as Jupyter shows it."""
         return table("algorithms", HEADINGS, [each.cells for each in self], self.notes)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD, PASSES
+from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.record import OPERANDS, Algorithm, every_block
 from flashsim.checking import check_direction, is_one_of, shown
 from flashsim.source import note_line
@@ -107,14 +108,10 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
         parts=parts,
         returns=(),
         follows=("m", "l", "O", "L"),
-        line_1=_line_1,
+        line_1=by_keys,
         loops=None,
         rounds=every_block,
     )
-
-
-def _line_1(rows: int, d: int) -> tuple[int, int]:
-    return min(rows, d), rows
 
 
 def _file_of(function: Callable[..., Any]) -> str:

@@ -79,7 +79,7 @@ class BlockMask(Protocol):
 
 
 class Live(BlockMask, Protocol):
-    """The live tiles (`flashsim.masks` says what that means), by row and by column."""
+    """The live tiles (docs/words.md says what that means), by row and by column."""
 
     def row(self, i: int) -> Which:
         """Return the live tiles (i, j) of row i, (T_c,)."""
@@ -121,7 +121,6 @@ class EveryTile:
         """Skip nothing in row i."""
 
     def divided(self, blocks: Blocks) -> EveryTile:
-        """Return itself."""
         return self
 
 
@@ -132,7 +131,6 @@ class ArrayBlockMask:
         self._array = array
 
     def column(self, j: int) -> NDArray[np.bool_]:
-        """Return column j."""
         return self._array[:, j]
 
     @property

@@ -6,14 +6,13 @@ record.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from flashsim.algorithms.record import Record
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
 
@@ -35,7 +34,7 @@ class Bug(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class Program(Record):
     """One pass: `run(hbm, sram, *operands, blocks, *options)` returns a matrix in HBM, or several.
 
     name       what it is called
@@ -59,6 +58,7 @@ class Program:
     example    (random numbers, lengths, block sizes) -> operands and options to try it with; an operand left out is normal
     """
 
+    called: ClassVar[str] = "PROGRAM"
     name: str
     title: str
     source: str
@@ -80,13 +80,6 @@ class Program:
     bugs: tuple[Bug, ...] = field(default=(), repr=False)
     example: Callable[[np.random.Generator, Sizes, Sizes], Example] = normal
 
-    def __reduce__(self) -> Any:
-        """Pickle a record that its module calls PROGRAM by the module's name; another one by its fields."""
-        module = self.run.__module__
-        if getattr(sys.modules.get(module), "PROGRAM", None) is self:
-            return _of_module, (module,)
-        return super().__reduce__()
-
     @property
     def kinds(self) -> dict[str, Kind]:
         """The kind of each matrix, by name."""
@@ -97,13 +90,3 @@ class Program:
         """The symbols of the lengths that its operands have, in order."""
         sides = [side for kind in self.operands.values() for side in (kind.rows, kind.columns)]
         return tuple(dict.fromkeys(side for side in sides if not side.isdigit()))
-
-    @property
-    def listing(self) -> str:
-        """The docstring of its file, which holds its listing."""
-        return getattr(sys.modules.get(self.run.__module__), "__doc__", None) or ""
-
-
-def _of_module(name: str) -> Program:
-    record: Program = import_module(name).PROGRAM
-    return record

@@ -32,16 +32,12 @@ the diagonal are not loaded, and only those on it are masked.
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
 from flashsim.algorithms.record import PARTS, Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a block of Q may have `rows` rows: Algorithm 1's sizes, rows and columns exchanged."""
-    return rows, min(rows, d)
 
 
 def q_outer(
@@ -96,7 +92,7 @@ ALGORITHM = Algorithm(
     returns=("O", "L"),
     saves=("R",),
     follows=("m", "l", "O", "L"),
-    line_1=line_2,
+    line_1=by_queries,
     loops="Q outermost",
     short="loops exchanged",
     look=("orange", "v", "-"),

@@ -39,16 +39,12 @@ and reads O to do so.
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, PARTS, Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a block of K may have `rows` rows: Algorithm 4's, as K and V are outermost."""
-    return min(rows, d), rows
 
 
 def q_outer_backward(
@@ -116,7 +112,7 @@ ALGORITHM = Algorithm(
     parts=(*PARTS, "live"),
     returns=GRADIENTS,
     follows=("D", *GRADIENTS),
-    line_1=line_2,
+    line_1=by_keys,
     loops="K, V outermost, L and D",
     rounds=every_block,
     rounds_logs=lambda T_c: 2,

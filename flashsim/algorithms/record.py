@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from flashsim.algorithms.blocks import paper_rows
 from flashsim.matrices import Kind
@@ -48,8 +48,33 @@ def never(T_c: int) -> int:
     return 0
 
 
+class Record:
+    """What is known of a function `run` besides its lines; its module calls it as `called` says.
+
+    It is pickled by the module's name; one that the module does not call so, by its fields.
+    """
+
+    called: ClassVar[str]
+    run: Callable[..., Any]
+
+    def __reduce__(self) -> Any:
+        module = self.run.__module__
+        if getattr(sys.modules.get(module), self.called, None) is self:
+            return _of_module, (module, self.called)
+        return super().__reduce__()
+
+    @property
+    def listing(self) -> str:
+        """The docstring of its file, which holds its listing; empty for what was made at a prompt, say."""
+        return getattr(sys.modules.get(self.run.__module__), "__doc__", None) or ""
+
+
+def _of_module(name: str, called: str) -> Any:
+    return getattr(import_module(name), called)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Algorithm:
+class Algorithm(Record):
     """One pass: `run(hbm, sram, *operands, blocks, *parts)` returns matrices in HBM.
 
     name           what users call it; a backward pass has its forward pass's name, or one of its own and `of`
@@ -90,6 +115,7 @@ class Algorithm:
                    and m
     """
 
+    called: ClassVar[str] = "ALGORITHM"
     name: str
     direction: Direction
     title: str
@@ -126,13 +152,6 @@ class Algorithm:
         if self.direction == "backward" and "tau" not in self.parts:
             raise ValueError(f"{self.name!r} is a backward pass without the part 'tau'; expected it, as dQ = τ dS K")
 
-    def __reduce__(self) -> Any:
-        """Pickle a record that its module calls ALGORITHM by the module's name; another one by its fields."""
-        module = self.run.__module__
-        if getattr(sys.modules.get(module), "ALGORITHM", None) is self:
-            return _of_module, (module,)
-        return super().__reduce__()
-
     @property
     def forward_pass(self) -> str:
         """The name of the forward pass: this one's, or that which it comes after."""
@@ -143,13 +162,3 @@ class Algorithm:
         """The file and the first line of its function; None for what is no function in Python."""
         code = getattr(inspect.unwrap(self.run), "__code__", None)
         return None if code is None else (code.co_filename, code.co_firstlineno)
-
-    @property
-    def listing(self) -> str:
-        """The docstring of its file, which holds its listing; empty for what was made at a prompt, say."""
-        return getattr(sys.modules.get(self.run.__module__), "__doc__", None) or ""
-
-
-def _of_module(name: str) -> Algorithm:
-    record: Algorithm = import_module(name).ALGORITHM
-    return record

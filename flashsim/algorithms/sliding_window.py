@@ -31,6 +31,7 @@ The option `window` is (left, right), or `left` alone, with right = 0; −1: no 
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
 from flashsim.algorithms.record import PARTS, Algorithm
@@ -38,11 +39,6 @@ from flashsim.masks import SlidingWindow
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.options import Option
 from flashsim.records import Blocks
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a block of Q may have `rows` rows: Algorithm 1's sizes, rows and columns exchanged."""
-    return rows, min(rows, d)
 
 
 def sliding_window(
@@ -107,6 +103,6 @@ ALGORITHM = Algorithm(
     returns=("O", "L"),
     saves=("R",),
     follows=("m", "l", "O", "L"),
-    line_1=line_2,
+    line_1=by_queries,
     loops=None,
 )

@@ -54,6 +54,7 @@ from math import isqrt
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
+from flashsim.algorithms.small_cache import line_2
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -61,11 +62,6 @@ from flashsim.records import Blocks
 def rows(M: int, d: int, d_v: int) -> int:
     """Return the largest b, at least 1, with b² + 2b ≤ M: a tile and two columns. d has no part."""
     return max(isqrt(M + 1) - 1, 1)
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c): squares."""
-    return rows, rows
 
 
 def small_cache_backward(

@@ -35,16 +35,12 @@ one is skipped.
 
 from __future__ import annotations
 
+from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
 from flashsim.algorithms.record import Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a block of Q may have `rows` rows: those of `q_outer`."""
-    return rows, min(rows, d)
 
 
 def snake(
@@ -111,7 +107,7 @@ ALGORITHM = Algorithm(
     run=snake,
     returns=("O", "L"),
     follows=("m", "l", "O", "L"),
-    line_1=line_2,
+    line_1=by_queries,
     loops="there and back",
     short="snake",
 )

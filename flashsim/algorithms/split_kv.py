@@ -40,6 +40,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, logsumexp, maximum, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction, Splits
 from flashsim.algorithms.record import PARTS, Algorithm
@@ -49,11 +50,6 @@ from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, Tile
 from flashsim.options import Option
 from flashsim.records import Blocks
-
-
-def line_2(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c) where a block of Q may have `rows` rows: as with the loops exchanged."""
-    return rows, min(rows, d)
 
 
 def split_kv(
@@ -136,7 +132,7 @@ ALGORITHM = Algorithm(
         "l_parts": Kind("N_q", "t", "chip"),
         "m_parts": Kind("N_q", "t", "chip"),
     },
-    line_1=line_2,
+    line_1=by_queries,
     loops=None,
     short="FlashDecoding",
     lse=lse,

@@ -1,7 +1,8 @@
 """The command line: `flashsim run`, `count` and the others of `COMMANDS`.
 
 Each command is a module: SUMMARY, EXAMPLES, add_options(parser), and run(options), which returns 0, or 1 where a claim or
-a check failed. Results go to stdout, progress and errors to stderr. `flashsim.entry` says what each exit status means.
+a check failed, and raises ValueError for what makes no sense. Results go to stdout, progress and errors to stderr.
+`flashsim.entry` says what each exit status means.
 """
 
 from __future__ import annotations

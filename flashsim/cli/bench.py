@@ -10,7 +10,7 @@ from typing import Any
 from flashsim.cli.outputs import check_outputs, finish, progress
 from flashsim.cli.shared import add
 from flashsim.cli.values import dtype, whole
-from flashsim.gpu.benchmark import NAMES
+from flashsim.gpu.contestants import NAMES
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
 EXAMPLES = (
@@ -71,8 +71,9 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError where --json cannot be written, and MissingGPU where there is none."""
-    from flashsim.gpu.benchmark import benchmark, machine, settings
+    from flashsim.gpu.benchmark import benchmark
+    from flashsim.gpu.contestants import settings
+    from flashsim.gpu.machine import machine
 
     check_outputs(options)
     if options.ladder:
@@ -112,7 +113,8 @@ def _made(options: argparse.Namespace) -> dict[str, Any]:
 
 def _climb(options: argparse.Namespace) -> int:
     """Time the ladder on one problem, forward. Raises ValueError for options that ask for more."""
-    from flashsim.gpu.benchmark import Setting, machine
+    from flashsim.gpu.contestants import Setting
+    from flashsim.gpu.machine import machine
     from flashsim.gpu.steps import climb
 
     lengths, dims = options.N or [LADDERS], options.d or [128]
@@ -164,7 +166,7 @@ def print_ladder(record: Mapping[str, Any]) -> None:
 
 def print_results(record: Mapping[str, Any]) -> None:
     """Print TFLOP/s, a row for each setting, with our fastest kernel's ratios to PyTorch's and to unfused attention."""
-    from flashsim.gpu.benchmark import FA4, TORCH
+    from flashsim.gpu.contestants import FA4, TORCH
     from flashsim.gpu.rungs import ladder
     from flashsim.tables import console_for_tables, new_table, print_table
 

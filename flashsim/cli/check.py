@@ -97,7 +97,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0 if all is well and 1 if a check fails. Raises ValueError for what makes no sense."""
     try:
         from flashsim import testing
     except ModuleNotFoundError as error:

@@ -6,9 +6,17 @@ import argparse
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish
-from flashsim.cli.shared import LENGTHS, SIZINGS, add, add_algorithm, add_declared, algorithm_in, causal_in, declared_in
-from flashsim.cli.values import elements, whole
-from flashsim.inputs import float_dtype
+from flashsim.cli.shared import (
+    LENGTHS,
+    SIZINGS,
+    add,
+    add_algorithm,
+    add_declared,
+    algorithm_in,
+    declared_in,
+    problem_in,
+)
+from flashsim.cli.values import whole
 
 SUMMARY = "Count what an algorithm moves, line by line, at any size, without computing it."
 EXAMPLES = (
@@ -41,9 +49,8 @@ def run(options: argparse.Namespace) -> int:
     from flashsim import comparison, report
 
     check_outputs(options)
-    arguments = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype", "sizing")}
-    arguments |= {name: getattr(options, name) for name in ("heads", "kv_heads", "gqa")} | causal_in(options)
-    arguments["M"] = elements(options.M, float_dtype(options.dtype).itemsize)
+    arguments = problem_in(options)
+    arguments |= {name: getattr(options, name) for name in ("sizing", "heads", "kv_heads", "gqa")}
     arguments["blocks"] = None if options.blocks is None else tuple(options.blocks)
     arguments["direction"] = "backward" if options.backward else "forward"
     arguments["dropout_p"] = options.dropout

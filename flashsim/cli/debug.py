@@ -110,7 +110,6 @@ def parse_at(text: str | None) -> dict[str, int]:
 
 
 def _commands(path: Path) -> IO[str]:
-    """Return pdb's commands. Raises ValueError for a file that holds none."""
     if not path.is_file():
         raise ValueError(f"argument --commands: {path} is {what_is_there(path)}; expected a file of pdb's commands")
     try:

@@ -24,9 +24,8 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError for a name that is none of the examples'."""
     from flashsim import examples
-    from flashsim.examples.text import paragraph
+    from flashsim.examples.text import wrapped
 
     if options.list or options.example is None:
         if options.json:
@@ -41,6 +40,6 @@ def run(options: argparse.Namespace) -> int:
     steps = example.compute()
     about = {"example": options.example, "about": example.about, "where": example.where}
     record = {"command": options.command_line, **about, "steps": examples.as_json(steps)}
-    shown = [*example.lines(steps), "", "The same step in flashsim:", *paragraph(example.where, "  ")]
+    shown = [*example.lines(steps), "", "The same step in flashsim:", *wrapped(example.where, "  ")]
     finish(options, record, lambda: print("\n".join(shown)))
     return 0

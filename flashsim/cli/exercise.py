@@ -123,7 +123,6 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _number(text: str | None) -> int:
-    """Return which hint is asked for; 0 for the next one."""
     try:
         return whole()(text) if text else 0
     except argparse.ArgumentTypeError as error:

@@ -89,7 +89,6 @@ def _fitting(asked: dict[str, Any], given: tuple[Any, Any, Any], algorithms: Seq
 
 
 def _peak(algorithm: Algorithm, options: argparse.Namespace, given: tuple[Any, Any, Any], asked: dict[str, Any]) -> int:
-    """Return the most elements that a run has on chip."""
     import flashsim
 
     run = flashsim.forward(forward_of(algorithm), *given, **taken_by(algorithm, options, asked))

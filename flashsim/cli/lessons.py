@@ -30,13 +30,12 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError for a lesson that is not there, and for such a folder."""
     from flashsim import gallery
 
     known = gallery.pages()
     for name in options.lessons:
         if name not in known:
-            raise ValueError(f"there is no lesson {name!r}{meant(name, known)}; expected of {', '.join(known)}")
+            raise ValueError(f"there is no lesson {name!r}{meant(name, known)}; expected one of {', '.join(known)}")
     folder: Path = options.output
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"argument -o/--output: {folder} is a file; expected a folder")

@@ -65,7 +65,6 @@ def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention"
 
 
 def _names(module: ModuleType) -> str:
-    """Say which functions and classes a module defines."""
     defined = [
         name
         for name, value in vars(module).items()

@@ -27,19 +27,16 @@ def check_outputs(options: argparse.Namespace, *outputs: Path) -> None:
 
     Raises ValueError that names the option; also for a file that is the input, and for one that both would write.
     """
-    inputs = [
-        *(getattr(options, "qkv", None) or ()),
-        *filter(None, [getattr(options, "mask", None), getattr(options, "points", None)]),
-    ]
+    given = [getattr(options, name, None) for name in ("mask", "points")]
+    inputs = [*(getattr(options, "qkv", None) or ()), *filter(None, given)]
     targets = [("-o/--output", path) for path in outputs]
-    if getattr(options, "json", None) not in (None, "-"):
-        if any(_same(options.json, path) for path in outputs):
-            raise ValueError(f"argument --json: {options.json} is what -o writes too")
-        targets.append(("--json", Path(options.json)))
-    if getattr(options, "csv", None) not in (None, "-"):
-        if any(_same(options.csv, path) for _, path in targets):
-            raise ValueError(f"argument --csv: {options.csv} is what another option writes too")
-        targets.append(("--csv", Path(options.csv)))
+    for option in ("--json", "--csv"):
+        path = getattr(options, option[2:], None)
+        if path not in (None, "-"):
+            for other, written in targets:
+                if _same(path, written):
+                    raise ValueError(f"argument {option}: {path} is what {other.partition('/')[0]} writes too")
+            targets.append((option, Path(path)))
     for option, path in targets:
         try:
             check_target(path)
@@ -98,26 +95,19 @@ def write_json(target: str | None, data: Mapping[str, Any]) -> None:
 @contextmanager
 def progress(options: argparse.Namespace) -> Iterator[Progress]:
     """Show progress on stderr where a person is watching it; nothing with --quiet or in a pipe."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as rich
 
     from flashsim.tables import console
 
     shown = console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(bar_width=16),
+        rich.MofNCompleteColumn(),
+        rich.TimeElapsedColumn(),
+        rich.TextColumn("left"),
+        rich.TimeRemainingColumn(),
     )
     off = options.quiet or not shown.is_terminal
-    with Progress(*columns, console=shown, transient=True, disable=off) as bar:
+    with rich.Progress(*columns, console=shown, transient=True, disable=off) as bar:
         yield bar

@@ -20,7 +20,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError for a file that is no page, or cannot be written."""
     from flashsim.playground import page
 
     output = options.output or Path("flashsim-playground.html")

@@ -62,7 +62,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError for an option that is not the figure's."""
     from flashsim import plots
 
     options.flags = [OPTIONS[name] for name in plots.FIGURES[options.figure].takes if name in OPTIONS]

@@ -10,8 +10,7 @@ from typing import Any
 from flashsim.checking import DIRECTIONS
 from flashsim.cli.exact import SEARCHED, run_exact
 from flashsim.cli.outputs import check_outputs, finish
-from flashsim.cli.shared import LENGTHS, add, causal_in
-from flashsim.cli.values import elements
+from flashsim.cli.shared import LENGTHS, add, problem_in
 from flashsim.inputs import float_dtype
 
 SUMMARY = "Prove how few elements any schedule must move, and show how near the best one here comes."
@@ -60,32 +59,27 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None and not options.exact:
         raise ValueError("-o/--output goes with --exact: it plays the optimum")
     check_outputs(options, *filter(None, [options.output]))
-    rule: dict[str, Any] = causal_in(options)
+    problem = problem_in(options)
     if options.mask is not None:
         given = qkv.load_mask(options.mask)
-        rule["mask"] = rule["mask"] & given if "mask" in rule else given
-    itemsize = float_dtype(options.dtype).itemsize
-    problem = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype")}
-    problem |= {"M": elements(options.M, itemsize), **rule}
+        problem["mask"] = problem["mask"] & given if "mask" in problem else given
     direction = "backward" if options.backward else options.direction or "forward"
     if options.exact and direction == "backward":
         raise ValueError("--exact is of the forward pass; without it, --backward gives a lower bound")
     if options.exact:
         return run_exact(options, problem)
     proof = prove(**problem, direction=direction)
-    finish(
-        options, {"command": options.command_line, **proof.certificate()}, lambda: _show(proof, itemsize, options.dtype)
-    )
+    finish(options, {"command": options.command_line, **proof.certificate()}, lambda: _show(proof, options.dtype))
     return 0
 
 
-def _show(proof: Any, itemsize: int, dtype: str) -> None:
+def _show(proof: Any, dtype: str) -> None:
     from flashsim.tables import console_for_tables, new_table, print_table, print_words, problem, sram
 
     console, at = console_for_tables(), proof.bound
     allowed = {"all": "", "causal": ", causal", "given": f", {at.pairs:,} allowed pairs"}[proof.allowed]
     console.print(f"One head, {proof.direction}, {problem(at.N_q, at.N_k, at.d, at.d_v)}{allowed}")
-    console.print(sram(at.M, itemsize, dtype) + "\n")
+    console.print(sram(at.M, float_dtype(dtype).itemsize, dtype) + "\n")
     table = new_table("", "elements moved", "÷ bound")
     table.add_row(
         "compulsory: inputs read, outputs written", f"{at.compulsory:,}", f"{at.compulsory / at.accesses:.3f}"

@@ -106,7 +106,6 @@ def _on_head(bar: Any, title: str, heads: int) -> Callable[[int, int], None]:
 
 
 def _asked(options: argparse.Namespace) -> str:
-    """Say what is asked besides plain attention."""
     said = {
         "causal" if options.offset is None else f"causal from {options.offset}": options.causal,
         "keys padded": options.padded,

@@ -12,8 +12,8 @@ from flashsim.algorithms.own import chosen
 from flashsim.algorithms.record import Direction
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
-from flashsim.cli.values import dtype, head, offset, output, probability, seed, size, whole
-from flashsim.inputs import DEFAULT_DTYPE, FLOATS
+from flashsim.cli.values import dtype, elements, head, offset, output, probability, seed, size, whole
+from flashsim.inputs import DEFAULT_DTYPE, FLOATS, float_dtype
 from flashsim.masks import Causal
 
 NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
@@ -108,6 +108,12 @@ def causal_in(options: argparse.Namespace) -> dict[str, Any]:
     if not options.causal:
         raise ValueError("--offset goes with --causal")
     return {"mask": Causal(offset=options.offset)}
+
+
+def problem_in(options: argparse.Namespace) -> dict[str, Any]:
+    """Return lengths and widths, dtype, M in elements, and what `causal_in` does. Raises ValueError."""
+    given = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype")}
+    return {**given, "M": elements(options.M, float_dtype(options.dtype).itemsize), **causal_in(options)}
 
 
 def add_algorithm(parser: Any, default: str = "") -> None:

@@ -52,7 +52,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError for options that make no sense together."""
     from flashsim.tracing.page import page_of
     from flashsim.tracing.text import lines
     from flashsim.tracing.traces import check_suffix
@@ -94,7 +93,6 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _film(options: argparse.Namespace) -> int:
-    """Write the steps that --gif names."""
     from flashsim.tracing.film import film
 
     output = options.output or Path("flashsim-step.gif")

@@ -136,7 +136,6 @@ def _check_they_can_be_handed_on(algorithms: Sequence[Any]) -> None:
 
 
 def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
-    """Write the rows where they are wanted, and print them for a reader."""
     from flashsim.sweeping.answers import sentences
 
     saved: list[Path] = []

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish, progress
-from flashsim.cli.shared import BOTH, LENGTHS, add, causal_in
-from flashsim.cli.values import elements, whole
+from flashsim.cli.shared import BOTH, LENGTHS, add, problem_in
+from flashsim.cli.values import whole
 from flashsim.inputs import float_dtype
 
 SUMMARY = "Find the loop order and the block sizes that move the fewest elements and truly fit M."
@@ -39,35 +39,25 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command and return 0. Raises ValueError where nothing fits."""
     from flashsim.tune import tune
 
     check_outputs(options)
-    itemsize = float_dtype(options.dtype).itemsize
-    direction = "backward" if options.backward else "forward"
     with progress(options) as bar:
         task = bar.add_task("tune", total=None)
         tuned = tune(
-            N=options.N,
-            N_q=options.N_q,
-            N_k=options.N_k,
-            d=options.d,
-            d_v=options.d_v,
-            M=elements(options.M, itemsize),
-            dtype=options.dtype,
-            direction=direction,
-            **causal_in(options),
+            **problem_in(options),
+            direction="backward" if options.backward else "forward",
             dropout_p=options.dropout,
             least=options.least,
             algorithms=options.algorithm,
             on_tried=lambda done, of: bar.update(task, completed=done, total=of),
         )
     numbers = {"command": options.command_line, **asdict(tuned)}
-    finish(options, numbers, lambda: print_tuned(tuned, itemsize, options.dtype))
+    finish(options, numbers, lambda: print_tuned(tuned, options.dtype))
     return 0
 
 
-def print_tuned(tuned: Any, itemsize: int, dtype: str) -> None:
+def print_tuned(tuned: Any, dtype: str) -> None:
     """Print each loop order's best beside what its line 1 chooses, and the best of all."""
     from flashsim.tables import console_for_tables, print_table, print_words, problem, sram
 
@@ -75,7 +65,7 @@ def print_tuned(tuned: Any, itemsize: int, dtype: str) -> None:
     sizes = problem(shape.N_q, shape.N_k, shape.d, shape.d_v)
     causal = ", causal" if tuned.causal else f", {tuned.mask}" if tuned.mask else ""
     console.print(f"One head, {tuned.direction}, {sizes}{causal}")
-    console.print(sram(M, itemsize, dtype))
+    console.print(sram(M, float_dtype(dtype).itemsize, dtype))
     once = (
         "Q, K, V read once, O written" if tuned.direction == "forward" else "Q, K, V, dO read once, dQ, dK, dV written"
     )
@@ -110,7 +100,6 @@ def print_tuned(tuned: Any, itemsize: int, dtype: str) -> None:
 
 
 def _choices(tuned: Any, by_name: Mapping[str, Any]) -> Any:
-    """Return a table of block sizes by algorithm, with what they move."""
     from flashsim.tables import new_table
 
     table = new_table("name", "loops", "B_r × B_c", "accesses", "×\ncompulsory", "peak\nof M")

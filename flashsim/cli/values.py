@@ -77,15 +77,26 @@ def whole(least: int = 1, most: int = 2**63 - 1) -> Callable[[str], int]:
     return read
 
 
-def offset(text: str) -> int:
-    """Read a position, which may be before the first key."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise _refused(text, "a whole number") from None
-    if abs(number) > MOST_OFFSET:
-        raise _refused(text, f"a whole number from -{MOST_OFFSET} to {MOST_OFFSET}")
-    return number
+def number(convert: Callable[[str], Any], fits: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
+    """Return a reader of what `convert` takes and `fits`; of all else it says what was expected."""
+
+    def read(text: str) -> Any:
+        try:
+            found = convert(text)
+        except ValueError:
+            found = None
+        if found is None or not fits(found):
+            raise _refused(text, expected)
+        return found
+
+    return read
+
+
+offset = number(int, lambda n: abs(n) <= MOST_OFFSET, f"a whole number from -{MOST_OFFSET} to {MOST_OFFSET}")
+seed = number(int, lambda n: 0 <= n < 2**64, "a whole number from 0 to 2**64 - 1")
+probability = number(float, lambda p: 0 <= p < 1, "a number p with 0 ≤ p < 1")
+finite = number(float, math.isfinite, "a finite number")
+positive = number(float, lambda x: 0 < x < math.inf, "a finite number above 0")
 
 
 def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
@@ -104,29 +115,6 @@ def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
         return value
 
     return read
-
-
-def seed(text: str) -> int:
-    """Read a seed: 64 bits."""
-    try:
-        return whole(0, 2**64 - 1)(text)
-    except argparse.ArgumentTypeError:
-        raise _refused(text, "a whole number from 0 to 2**64 - 1") from None
-
-
-def probability(text: str) -> float:
-    """Read a dropout probability."""
-    return _number(text, lambda p: 0 <= p < 1, "a number p with 0 ≤ p < 1")
-
-
-def finite(text: str) -> float:
-    """Read a finite number."""
-    return _number(text, math.isfinite, "a finite number")
-
-
-def positive(text: str) -> float:
-    """Read a finite number above 0."""
-    return _number(text, lambda x: 0 < x < math.inf, "a finite number above 0")
 
 
 def size(text: str) -> str:
@@ -153,7 +141,7 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
         if parts[2][:1] != "x":
             numbers: Any = range(start, stop + 1, whole()(parts[2]))
         else:
-            factor = _number(parts[2][1:], lambda x: 1 < x < math.inf, "a factor above 1, as in 128:4096:x2")
+            factor = number(float, lambda x: 1 < x < math.inf, "a factor above 1, as in 128:4096:x2")(parts[2][1:])
             exponents = range(int(math.log(stop / start) / math.log(factor) + 1e-9) + 1)
             numbers = dict.fromkeys(round(start * factor**exponent) for exponent in exponents)
         if len(numbers) > MOST:
@@ -192,16 +180,6 @@ def output(text: str) -> Path:
     if path.name in ("", ".."):
         raise argparse.ArgumentTypeError(f"{text!r} names no file")
     return path
-
-
-def _number(text: str, fits: Callable[[float], bool], expected: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not fits(number):
-        raise _refused(text, expected)
-    return number
 
 
 def _refused(text: str, expected: str) -> argparse.ArgumentTypeError:

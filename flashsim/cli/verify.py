@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
 from flashsim.cli.outputs import check_outputs, finish, progress
@@ -28,7 +29,6 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; return 0 if all claims hold, else 1. Raises ValueError where --json cannot be written."""
     from flashsim import report, verify
 
     check_outputs(options)
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
             bar.update(task, completed=len(checks) - len(left), description=names[left[0]] if left else "")
 
         claims = verify.run(checks, options.full, jobs=jobs, on_claim=on_claim)
-    ledger = {"command": options.command_line, "claims": [claim.as_json() for claim in claims]}
+    ledger = {"command": options.command_line, "claims": [asdict(claim) for claim in claims]}
     finish(options, ledger, lambda: report.print_ledger(claims))
     return 0 if all(claim.holds for claim in claims) else 1
 

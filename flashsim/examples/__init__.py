@@ -1,7 +1,7 @@
 """Worked examples, step by step: those of a book chapter on FlashAttention in practice, and two of its statements that are wrong.
 
     EXAMPLES[name].compute()    the steps, as dataclasses of numbers and arrays
-    EXAMPLES[name].lines(steps) the same as text
+    EXAMPLES[name].lines(steps) the same as text, in pieces of a line or more
     as_json(steps)              the same as plain data; JSON has no infinities, so these become "inf", "-inf", "nan"
 
 Nothing is written down beforehand: each number is computed from the example's inputs, at full precision, and rounded only

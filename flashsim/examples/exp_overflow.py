@@ -164,8 +164,7 @@ def lines(run: ExpOverflow) -> Iterator[str]:
     yield from table(rows, left=(0, 1))
     yield "  Right or wrong: whether exp(x) is finite, infinite or 0 in float32."
     for end in run.limits:
-        yield ""
-        yield f"{end.dtype}: largest number {scientific(end.largest, 4)}"
+        yield f"\n{end.dtype}: largest number {scientific(end.largest, 4)}"
         digits = 5 if end.dtype == "float32" else 4
         x = {name: fixed(getattr(end, name), digits) for name in ("last_finite_x", "last_normal_x", "last_nonzero_x")}
         normal, subnormal = scientific(end.smallest_normal), scientific(end.smallest_subnormal)
@@ -184,13 +183,11 @@ def lines(run: ExpOverflow) -> Iterator[str]:
     small = next(at for at in run.claims if at.x == -100)
     off = abs(small.in_float32 / small.in_float64 - 1)
     steps = small.in_float32 / run.limits[0].smallest_subnormal
-    yield ""
     yield from paragraph(
         f"exp(−100) is {scientific(small.in_float64)}, but what float32 keeps of it is {scientific(small.in_float32)}: "
         f"{steps:.0f} times its smallest subnormal number, so {off:.1%} off."
     )
-    yield ""
-    yield f"Softmax of {vector(run.scores)} in float32"
+    yield f"\nSoftmax of {vector(run.scores)} in float32"
     yield f"  exp(z) / sum, without subtraction: [{_list(run.exponentials)}] / sum = [{_list(run.unsafe)}]"
     yield f"  online, relative to the maximum:   {vector(run.safe)}"
     yield from slips_lines(run.slips)

@@ -77,20 +77,17 @@ def compute() -> KernelProduct:
 def lines(run: KernelProduct) -> Iterator[str]:
     """Yield the steps as text."""
     yield f"Kernel product of x = {vector(X)}, z = {vector(Z)}, v = {vector(V)}"
-    yield ""
     yield from paragraph(
         "Y_i = Σ_j k(x_i, z_j) v_j with k(x, z) = exp(−(x − z)²/2). Rows of x are the outer loop: Y_i stays on chip until it is "
         "done. It is attention's inner loop without a softmax: nothing is rescaled."
     )
     for tile in run.tiles:
         if tile.j == 0:
-            yield ""
-            yield f"Row {tile.i}: x = {number(tile.x)}, Y = 0"
+            yield f"\nRow {tile.i}: x = {number(tile.x)}, Y = 0"
         yield (
             f"  k({number(tile.x)}, {number(tile.z)}) = exp(−{number((tile.x - tile.z) ** 2)}/2) = {number(tile.k)};  "
             f"Y = {number(tile.before)} + {number(tile.k)} · {number(tile.v)} = {number(tile.Y)}"
         )
-    yield ""
     yield from paragraph(
         "Distances are of differences, x − z. ‖x‖² + ‖z‖² − 2x·z is the same on paper, and one matrix product; but where both "
         "clouds lie far from the origin it is a small difference of large squares. Errors of ‖x − z‖² in float32, at most:"

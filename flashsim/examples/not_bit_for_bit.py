@@ -13,7 +13,7 @@ import numpy as np
 
 from flashsim.api import forward
 from flashsim.examples.prefill import prefill
-from flashsim.examples.text import paragraph, table, tiny
+from flashsim.examples.text import paragraph, table, tiny, wrapped
 from flashsim.inputs import Array
 from flashsim.records import Blocks
 from flashsim.reference import error_bound, rounding
@@ -111,8 +111,7 @@ def compute() -> NotBitForBit:
 
 def lines(run: NotBitForBit) -> Iterator[str]:
     """Yield the comparisons as text."""
-    yield from paragraph("Is tiled attention the same as standard attention, bit for bit, as the chapter says? No.")
-    yield ""
+    yield from wrapped("Is tiled attention the same as standard attention, bit for bit, as the chapter says? No.")
     yield from paragraph(
         "Algorithm 0 is standard attention, Algorithm 1 FlashAttention with blocks B_r × B_c. Random Q, K, V of "
         f"{run.N} × {run.d} (seed {run.seed}), not causal. Of {run.comparisons[0].elements:,} elements of O, so many differ "
@@ -128,24 +127,18 @@ def lines(run: NotBitForBit) -> Iterator[str]:
             rows.append((one, other, f"{at.differing:,}", share, tiny(at.largest), f"{at.of_bound:.3f}"))
         yield from table(rows, left=(0, 1), gap="  ")
     most = max(at.of_bound for at in run.comparisons)
-    yield ""
+    verdict = "rounding explains all of it." if most <= 1 else "ROUNDING DOES NOT EXPLAIN IT."
     yield from paragraph(
         "Its bound: both results lie within flashsim.reference.error_bound of exact attention, so they may differ by the sum "
-        f"of their two bounds. The largest part of it that is used is {most:.3f}: " + _verdict(most)
+        f"of their two bounds. The largest part of it that is used is {most:.3f}: {verdict}"
     )
-    yield ""
     yield from paragraph(
         "Why: each addition rounds, so the order of a sum decides its last bits. In float64, (0.1 + 0.2) + 0.3 = "
         f"{run.left_to_right!r}, and 0.1 + (0.2 + 0.3) = {run.right_to_left!r}. Tiles add up s and O in another order, with "
         "corrections in between, and divide by s after the product with V and not before. So even a single tile differs, and "
         "two tilings differ from each other. The same tiles again give the same bits."
     )
-    yield ""
     yield from paragraph(
         "What is true: in exact arithmetic the results are equal (Theorem 1). In floating point they agree within rounding; "
         "tiling approximates nothing."
     )
-
-
-def _verdict(most: float) -> str:
-    return "rounding explains all of it." if most <= 1 else "ROUNDING DOES NOT EXPLAIN IT."

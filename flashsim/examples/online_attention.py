@@ -7,7 +7,7 @@ o stays undivided until the last key is done.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -104,13 +104,12 @@ def compute() -> OnlineAttention:
             "0.5579 and 0.5580, said to match, differ.",
         ),
     )
-    return OnlineAttention(run.q, run.K, run.V, run.steps, run.output, run.softmax, run.naive, slips)
+    return replace(run, slips=slips)
 
 
 def lines(run: OnlineAttention) -> Iterator[str]:
     """Yield the steps as text."""
     yield f"Online attention of q = {vector(run.q)} over {len(run.K)} keys"
-    yield ""
     yield from paragraph(
         "For each key: m_new = max(m, score), correction = exp(m − m_new), o = o · correction, s = s · correction, "
         "weight = exp(score − m_new), o = o + weight · V[j], s = s + weight. At the end, output = o / s. "
@@ -121,12 +120,10 @@ def lines(run: OnlineAttention) -> Iterator[str]:
         terms = " + ".join(f"{factor(a)}·{factor(b)}" for a, b in zip(run.q, key, strict=True))
         score = f"q·K[{j}] = {terms} = {number(run.steps[j].score)}"
         yield f"  K[{j}] = [{', '.join(f'{number(x):>4}' for x in key)}]   V[{j}] = {vector(value)}   {score}"
-    yield ""
-    yield f"Step 0: m = −∞, s = 0, o = {vector(np.zeros(run.V.shape[1]))}"
+    yield f"\nStep 0: m = −∞, s = 0, o = {vector(np.zeros(run.V.shape[1]))}"
     for j, at in enumerate(run.steps):
         m_old, m, score = number(at.m_old), number(at.m), number(at.score)
-        yield ""
-        yield f"Step {j + 1}: key {j}, score {score}"
+        yield f"\nStep {j + 1}: key {j}, score {score}"
         yield f"  m_new = max({m_old}, {score}) = {m}" + (NEW_MAXIMUM if at.new_maximum else "")
         yield f"  correction = exp({m_old} − {m}) = {number(at.correction)}"
         yield f"  o = {vector(at.o_old)} · {number(at.correction)} = {vector(at.o_corrected)}"
@@ -135,13 +132,11 @@ def lines(run: OnlineAttention) -> Iterator[str]:
         yield f"  o = {vector(at.o_corrected)} + {number(at.weight)} · {vector(at.value)} = {vector(at.o)}"
         yield f"  s = {number(at.s_corrected)} + {number(at.weight)} = {number(at.s)}"
     last = run.steps[-1]
-    yield ""
     ratios = ", ".join(f"{number(x)} / {number(last.s)}" for x in last.o)
-    yield f"Output = o / s = [{ratios}] = {vector(run.output)}"
-    yield ""
+    yield f"\nOutput = o / s = [{ratios}] = {vector(run.output)}"
     scores = np.array([at.score for at in run.steps])
     weights = np.exp(scores - last.m)
-    yield "Check by standard attention, all scores at once:"
+    yield "\nCheck by standard attention, all scores at once:"
     yield f"  softmax = exp({vector(scores)} − {number(last.m)}) / sum"
     yield f"          = {vector(weights)} / {number(weights.sum())} = {vector(run.softmax)}"
     yield "  output  = " + " + ".join(f"{number(p)}·{vector(v)}" for p, v in zip(run.softmax, run.V, strict=True))

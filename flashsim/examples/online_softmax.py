@@ -7,13 +7,13 @@ flashsim/algorithms/softmax_rows.py, standard attention's softmax of rows too lo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flashsim.examples.text import NEW_MAXIMUM, ROUNDED, Slip, column, number, paragraph, slips_lines
+from flashsim.examples.text import NEW_MAXIMUM, ROUNDED, Slip, number, paragraph, slips_lines
 from flashsim.inputs import Array
 
 Z = (2.0, 5.0, 1.0, 4.0)
@@ -76,24 +76,21 @@ def compute() -> OnlineSoftmax:
         f"{run.softmax.sum():.4f}",
         f"It adds {' + '.join(f'{p:.4f}' for p in rounded)}, each rounded before. Unrounded, they add up to 1.",
     )
-    return OnlineSoftmax(run.z, run.steps, run.softmax, (slip,))
+    return replace(run, slips=(slip,))
 
 
 def lines(run: OnlineSoftmax) -> Iterator[str]:
     """Yield the steps as text."""
     yield f"Online softmax of z = [{', '.join(number(z) for z in run.z)}]"
-    yield ""
     yield from paragraph(
         "For each value: m_new = max(m, z), s = s · exp(m − m_new) + exp(z − m_new), m = m_new. The factor exp(m − m_new) "
         "corrects the old sum, which was taken relative to the old maximum; it is 1 unless the maximum rises. "
         + ROUNDED
     )
-    yield ""
-    yield "Step 0: m = −∞, s = 0"
+    yield "\nStep 0: m = −∞, s = 0"
     for i, at in enumerate(run.steps):
         z, m_old, m = number(at.z), number(at.m_old), number(at.m)
-        yield ""
-        yield f"Step {i + 1}: z[{i}] = {z}"
+        yield f"\nStep {i + 1}: z[{i}] = {z}"
         yield f"  m_new = max({m_old}, {z}) = {m}" + (NEW_MAXIMUM if at.new_maximum else "")
         yield f"  s = {number(at.s_old)} · exp({m_old} − {m}) + exp({z} − {m})"
         yield f"    = {number(at.s_old)} · {number(at.correction)} + {number(at.weight)}"
@@ -102,11 +99,11 @@ def lines(run: OnlineSoftmax) -> Iterator[str]:
             direct = np.exp(run.z[: i + 1] - at.m)
             terms = " + ".join(f"exp({number(value)} − {m})" for value in run.z[: i + 1])
             yield f"  Directly: {terms} = {' + '.join(map(number, direct))} = {number(direct.sum())}, the same."
-    yield ""
     m, s = number(run.steps[-1].m), number(run.steps[-1].s)
-    yield f"Softmax: exp(z − m) / s, with m = {m}, s = {s}"
-    weights = column([number(np.exp(z - run.steps[-1].m)) for z in run.z])
+    yield f"\nSoftmax: exp(z − m) / s, with m = {m}, s = {s}"
+    weights = [number(np.exp(z - run.steps[-1].m)) for z in run.z]
+    wide = max(map(len, weights))
     for i, (z, weight, p) in enumerate(zip(run.z, weights, run.softmax, strict=True)):
-        yield f"  softmax[{i}] = exp({number(z)} − {m}) / {s} = {weight} / {s} = {number(p)}"
+        yield f"  softmax[{i}] = exp({number(z)} − {m}) / {s} = {weight:>{wide}} / {s} = {number(p)}"
     yield f"  Sum = {number(run.softmax.sum())}"
     yield from slips_lines(run.slips)

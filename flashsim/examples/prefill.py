@@ -18,6 +18,7 @@ from flashsim.examples.text import (
     NEW_MAXIMUM,
     ROUNDED,
     Slip,
+    bracketed,
     factor,
     fixed,
     number,
@@ -26,6 +27,7 @@ from flashsim.examples.text import (
     table,
     tiny,
     vector,
+    wrapped,
 )
 from flashsim.inputs import Array
 from flashsim.reference import attention
@@ -155,10 +157,8 @@ def lines(run: Prefill) -> Iterator[str]:
     yield f"Causal prefill in tiles: n = {n}, d = {d}, B_q = {run.B_q}, B_k = {run.B_k}"
     yield ""
     yield from table([("", "Q", "K", "V"), *((str(i), *_row_of_inputs(run, i)) for i in range(n))])
-    yield ""
     yield from paragraph(ROUNDED)
-    yield ""
-    yield f"Scores are divided by √d = {root}. Query i sees keys 0 … i. So, of the tiles:"
+    yield f"\nScores are divided by √d = {root}. Query i sees keys 0 … i. So, of the tiles:"
     yield ""
     yield from table(
         [
@@ -171,26 +171,22 @@ def lines(run: Prefill) -> Iterator[str]:
         left=(0, 1, 2),
     )
     for at, row in enumerate(run.query_tiles):
-        yield ""
         none = vector([0] * run.V.shape[1])
-        yield f"Query tile {at} ({_named('queries', row.queries)}): m = −∞, s = 0, O = {none} in each row"
+        yield f"\nQuery tile {at} ({_named('queries', row.queries)}): m = −∞, s = 0, O = {none} in each row"
         for j, tile in enumerate(row.tiles):
-            yield ""
-            yield f"  Key tile {j} ({_named('keys', tile.keys)})" + (": skipped" if tile.skipped else "")
+            yield f"\n  Key tile {j} ({_named('keys', tile.keys)})" + (": skipped" if tile.skipped else "")
             yield from _skipped_lines(run, tile) if tile.skipped else _tile_lines(run, tile, root)
-        yield ""
-        yield "  Normalize: O / s"
+        yield "\n  Normalize: O / s"
         for i, query in enumerate(row.queries):
             yield f"    O[{query}] = {vector(row.O[i])} / {number(row.s[i])} = {vector(row.output[i], 3)}"
-    yield ""
-    yield "Check by naive attention with the causal mask (flashsim.reference.attention):"
+    yield "\nCheck by naive attention with the causal mask (flashsim.reference.attention):"
     yield from table(
         [("", "tiled", "naive"), *((f"O[{i}]", *(vector(a[i], 3) for a in (run.output, run.naive))) for i in range(n))],
         left=(0, 1, 2),
     )
     yield f"  The largest difference is {tiny(abs(run.output - run.naive).max())}."
     yield from slips_lines(run.slips)
-    yield from paragraph("The chapter shows query tile 0 only; its loop runs over query tiles 1 and 2 just the same.")
+    yield from wrapped("The chapter shows query tile 0 only; its loop runs over query tiles 1 and 2 just the same.")
 
 
 def _named(what: str, indices: range) -> str:
@@ -204,7 +200,7 @@ def _row_of_inputs(run: Prefill, i: int) -> tuple[str, str, str]:
 
 def _skipped_lines(run: Prefill, tile: Tile) -> Iterator[str]:
     last, first = tile.queries[-1], tile.keys[0]
-    yield from paragraph(
+    yield from wrapped(
         f"Its first key, {first}, comes after the tile's last query, {last}: every score would be masked to −∞ and every "
         f"weight 0. K[{first}:{tile.keys.stop}] and V[{first}:{tile.keys.stop}] are not even loaded.",
         "    ",
@@ -239,7 +235,6 @@ def _tile_lines(run: Prefill, tile: Tile, root: str) -> Iterator[str]:
     if not masked:
         yield "    (No key here comes after a query: nothing to mask.)"
     for row, scores in zip(tile.rows, tile.S_masked, strict=True):
-        yield ""
         yield from _row_lines(run, tile, row, scores)
 
 
@@ -247,33 +242,29 @@ def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[st
     m_old, m = (fixed(x, 3) for x in (row.m_old, row.m))
     seen = [j for j in range(len(tile.keys)) if np.isfinite(scores[j])]
     hidden = [str(tile.keys[j]) for j in range(len(tile.keys)) if j not in seen]
-    yield f"    Row {row.query}"
+    yield f"\n    Row {row.query}"
     if not seen:
-        yield from paragraph(
+        yield from wrapped(
             "All of these keys are masked: m stays, correction = exp(0) = 1, every weight is 0.", "      "
         )
         yield f"      m = {m}, s = {number(row.s)}, O = {vector(row.O)}, as before"
         return
     top = ", ".join(fixed(scores[j], 3) for j in seen)
     yield f"      m_new = max({m_old}, {top}) = {m}" + (NEW_MAXIMUM if row.new_maximum else "")
-    yield f"      correction = exp({m_old} − {_bracketed(m)}) = {number(row.correction)}"
+    yield f"      correction = exp({m_old} − {bracketed(m)}) = {number(row.correction)}"
     yield f"      O = {vector(row.O_old)} · {number(row.correction)} = {vector(row.O_corrected)}"
     yield f"      s = {number(row.s_old)} · {number(row.correction)} = {number(row.s_corrected)}"
     for j in seen:
         difference = fixed(scores[j] - row.m, 3)
         inner = "" if scores[j] == row.m else f" = exp({difference})"
         yield (
-            f"      weight of key {tile.keys[j]} = exp({fixed(scores[j], 3)} − {_bracketed(m)}){inner} = "
+            f"      weight of key {tile.keys[j]} = exp({fixed(scores[j], 3)} − {bracketed(m)}){inner} = "
             f"{number(row.weights[j])}"
         )
     if hidden:
         yield f"      (masked: key{'s' if len(hidden) > 1 else ''} {', '.join(hidden)}, of weight exp(−∞) = 0)"
     added = " + ".join(f"{number(row.weights[j])}·{vector(run.V[tile.keys[j]])}" for j in seen)
-    yield from paragraph(f"O = {vector(row.O_corrected)} + {added}", "      ")
+    yield from wrapped(f"O = {vector(row.O_corrected)} + {added}", "      ")
     yield f"        = {vector(row.O)}"
     yield f"      s = {' + '.join([number(row.s_corrected), *(number(row.weights[j]) for j in seen)])} = {number(row.s)}"
     yield f"      m = {m}"
-
-
-def _bracketed(text: str) -> str:
-    return f"({text})" if text.startswith("−") else text

@@ -236,7 +236,6 @@ def compute(steps: int = STEPS, jobs: int | None = None) -> SameCurve:
 def lines(run: SameCurve) -> Iterator[str]:
     """Yield the distances as text."""
     yield "Does a transformer train the same, whichever algorithm computes its attention?"
-    yield ""
     yield from paragraph(
         f"A character transformer ({LAYERS} layers of width {WIDTH}, {HEADS} heads, {CONTEXT} characters of context) learns "
         f"the Gettysburg Address ({run.characters:,} characters, {run.distinct} distinct): {run.steps} steps of Adam on "
@@ -252,18 +251,15 @@ def lines(run: SameCurve) -> Iterator[str]:
         right = (at for at in run.distances if at.dtype == dtype and not at.bug)
         rows += [(at.title, dtype, fixed(at.end, 3), tiny(at.early), tiny(at.all)) for at in right]
     yield from table(rows, left=(0, 1))
-    yield ""
     yield from paragraph(_verdict(run))
-    yield ""
     on_gpu = any(at.title == GPU and at.bug for at in run.distances)
-    yield "With a bug planted in the backward pass, float64" + (", on the GPU float32:" if on_gpu else ":")
+    yield "\nWith a bug planted in the backward pass, float64" + (", on the GPU float32:" if on_gpu else ":")
     yield ""
     rows = [("", "bug", "end", "shows at step", "apart, all")]
     for at in (at for at in run.distances if at.bug):
         end = fixed(at.end, 3) if at.steps == run.steps else f"({at.steps} steps)"
         rows.append((at.title, at.bug, end, str(at.shows or "never"), tiny(at.all)))
     yield from table(rows, left=(0, 1), gap="  ")
-    yield ""
     yield from paragraph(
         "A curve is a weak test: with a bug it falls too, and the eye may find nothing wrong with it. In float64, beside a "
         f"right one, it is a sharp one: a right curve stays within {tiny(WITHIN['float64'])}, so a step or two tell. In "

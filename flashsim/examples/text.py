@@ -41,8 +41,12 @@ def fixed(x: Any, digits: int) -> str:
 
 
 def factor(x: Any) -> str:
-    """Return x to one digit, in brackets where it is negative, as it stands in a product."""
-    text = number(x, 1)
+    """Return x to one digit, as it stands in a product."""
+    return bracketed(number(x, 1))
+
+
+def bracketed(text: str) -> str:
+    """Return a number in brackets where it is negative."""
     return f"({text})" if text.startswith("−") else text
 
 
@@ -65,12 +69,6 @@ def vector(v: Iterable[Any], digits: int = 4) -> str:
     return f"[{', '.join(number(x, digits) for x in v)}]"
 
 
-def column(rows: Sequence[str]) -> list[str]:
-    """Return the texts with equal width, to the right."""
-    width = max(map(len, rows))
-    return [text.rjust(width) for text in rows]
-
-
 def table(
     rows: Sequence[Sequence[str]], indent: str = "  ", left: Sequence[int] = (0,), gap: str = "   "
 ) -> Iterator[str]:
@@ -78,7 +76,13 @@ def table(
     yield from (indent + line for line in aligned(rows, left, gap))
 
 
-def paragraph(text: str, indent: str = "") -> Iterator[str]:
+def paragraph(text: str) -> Iterator[str]:
+    """Yield the text in lines that fit a terminal, below an empty one."""
+    yield ""
+    yield from wrapped(text)
+
+
+def wrapped(text: str, indent: str = "") -> Iterator[str]:
     """Yield the text in lines that fit a terminal."""
     yield from textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
@@ -87,9 +91,9 @@ def slips_lines(slips: Sequence[Slip]) -> Iterator[str]:
     """Yield what the chapter prints otherwise."""
     yield ""
     if not slips:
-        yield from paragraph("The chapter's printed numbers of this example are all right to their last digit.")
+        yield from wrapped("The chapter's printed numbers of this example are all right to their last digit.")
         return
     yield "Where the chapter prints another number:"
     for slip in slips:
-        yield from paragraph(f"{slip.place}: printed {slip.printed}, right is {slip.right}", "  ")
-        yield from paragraph(slip.why, "    ")
+        yield from wrapped(f"{slip.place}: printed {slip.printed}, right is {slip.right}", "  ")
+        yield from wrapped(slip.why, "    ")

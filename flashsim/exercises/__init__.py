@@ -1,4 +1,4 @@
-"""Exercises: files with holes, and what grades them. One a file in this folder; each file that ends in an `Exercise` is one."""
+"""Exercises: files with holes, and what grades them. Each file in this folder that has a NUMBER is one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from flashsim.exercises.record import Exercise
 @cache
 def exercises() -> dict[str, Exercise]:
     """Return the exercises by name, in the order in which they are to be done."""
-    modules = [import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)]
-    found = [module.EXERCISE for module in modules if isinstance(getattr(module, "EXERCISE", None), Exercise)]
-    return {exercise.name: exercise for exercise in sorted(found, key=lambda exercise: exercise.number)}
+    modules = {file.name: import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)}
+    found = {name: m for name, m in modules.items() if hasattr(m, "NUMBER")}
+    return {
+        name: Exercise(m.NUMBER, name, m.TITLE, m.TEXT, m.HINTS, m.grade)
+        for name, m in sorted(found.items(), key=lambda item: int(item[1].NUMBER))
+    }
 
 
 def exercise(which: str) -> Exercise:

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from flashsim.exercises.judging import expect, numbers, pair
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
 
+NUMBER, TITLE = 10, "a tile of the backward pass"
 TEXT = '''
 The backward pass, Algorithm 4, for one tile, without mask and dropout. P_ij is
 not kept from the forward pass: it is computed again, from l_i and m_i.
@@ -52,7 +52,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge the sums after each tile, in Algorithm 4's order."""
     tile = work.function("tile")
     when = {
         "matmul": "The shapes of a product must meet: rows of queries, columns of keys. Which factor is to be transposed?"
@@ -73,22 +72,14 @@ def grade(work: Work) -> str:
             said = f"After tile j = {j // B_c}, i = {i // B_r}"
             wrongs = {hint: _tile(given, tau, **{part: wrong}) for hint, (part, wrong) in MISTAKES.items()}
             wanted = _tile(given, tau)
-            for name, at, got, want in (("dV", c, 2, 2), ("dQ", r, 0, 0), ("dK", c, 1, 1)):
-                before = right[name][at]
-                mistakes = {
-                    hint: before + wrong[want]
-                    for hint, wrong in wrongs.items()
-                    if np.shape(wrong[want]) == before.shape
-                }
-                gain = numbers(gains[got])
+            for name, letter, block, n in (("dV", "j", c, 2), ("dQ", "i", r, 0), ("dK", "j", c, 1)):
+                before = right[name][block]
+                fitting = {hint: wrong[n] for hint, wrong in wrongs.items() if np.shape(wrong[n]) == before.shape}
+                gain = numbers(gains[n])
                 if gain is None or gain.shape != before.shape:
-                    expect(f"{said}, the gain of {name}", gains[got], wanted[want], {})
-                expect(
-                    f"{said}, {name}_{'i' if name == 'dQ' else 'j'}",
-                    before + gains[got],
-                    before + wanted[want],
-                    mistakes,
-                )
+                    expect(f"{said}, the gain of {name}", gains[n], wanted[n], {})
+                mistakes = {hint: before + wrong for hint, wrong in fitting.items()}
+                expect(f"{said}, {name}_{letter}", before + gains[n], before + wanted[n], mistakes)
             for sums, parts in ((right, wanted), (theirs, gains)):
                 for name, at, part in zip(sums, (r, c, c), parts, strict=True):
                     sums[name][at] += part
@@ -154,5 +145,3 @@ MISTAKES: dict[str, tuple[str, Part]] = {
     "dV has no tau: V is not in the scores.": ("dV", lambda t: t.tau * (t.P.T @ t.dO)),
     "dV is P^T dO_i; S was used for P.": ("dV", lambda t: t.S.T @ t.dO),
 }
-
-EXERCISE = Exercise(10, "backward_tile", "a tile of the backward pass", TEXT, HINTS, grade)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from flashsim.exercises.judging import expect, same
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
 
+NUMBER, TITLE = 7, "a mask, tile by tile"
 TEXT = '''
 Causal attention: a query sees itself and what came before. With N_k keys and
 N_q queries, the queries are the last ones, so query q sees the keys
@@ -43,7 +43,6 @@ SHAPES = ((6, 6, 2, 3), (3, 8, 2, 3), (8, 5, 3, 2))
 
 
 def grade(work: Work) -> str:
-    """Judge every tile of a few shapes. A mistake is one that explains all of them."""
     causal = work.function("causal")
     when = {"broadcast": "q is a column, k a row, and both are as long as the tile: the last tiles are smaller."}
     tiles = [tile for shape in SHAPES for tile in _tiles(*shape)]
@@ -53,13 +52,12 @@ def grade(work: Work) -> str:
     }
     for found, t in zip(got, tiles, strict=True):
         said = f"Tile ({t.i}, {t.j}) of N_q = {t.N_q}, N_k = {t.N_k}, blocks ({t.B_r}, {t.B_c}): causal(S)"
-        expect(said, found, _right(t), dict.fromkeys(hints, found))
+        expect(said, found, np.where(t.k <= t.q + t.more, t.S, -np.inf), dict.fromkeys(hints, found))
     return f"all {len(tiles)} tiles of three shapes, N_q at, below and above N_k, ragged ones too"
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A tile of scores: where it is, its queries q (a column) and keys k, and N_k − N_q."""
+class Tile(NamedTuple):
+    """A tile of scores: where it is, the numbers of its queries q (a column) and of its keys k, and N_k − N_q."""
 
     S: Array
     i: int
@@ -68,34 +66,17 @@ class Tile:
     B_c: int
     N_q: int
     N_k: int
-
-    @property
-    def q(self) -> Array:
-        """The queries' numbers."""
-        return self.i * self.B_r + np.arange(self.S.shape[0])[:, None]
-
-    @property
-    def k(self) -> Array:
-        """The keys' numbers."""
-        return self.j * self.B_c + np.arange(self.S.shape[1])
-
-    @property
-    def more(self) -> int:
-        """By how many keys there are more than queries."""
-        return self.N_k - self.N_q
+    q: Array
+    k: Array
+    more: int
 
 
-def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> list[Tile]:
+def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> Iterator[Tile]:
     S = np.random.default_rng(N_k).normal(size=(N_q, N_k))
-    return [
-        Tile(S[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c], i, j, B_r, B_c, N_q, N_k)
-        for i in range(-(-N_q // B_r))
-        for j in range(-(-N_k // B_c))
-    ]
-
-
-def _right(t: Tile) -> Array:
-    return np.where(t.k <= t.q + t.more, t.S, -np.inf)
+    for i in range(-(-N_q // B_r)):
+        for j in range(-(-N_k // B_c)):
+            q, k = np.arange(N_q)[i * B_r : (i + 1) * B_r, None], np.arange(N_k)[j * B_c : (j + 1) * B_c]
+            yield Tile(S[q, k], i, j, B_r, B_c, N_q, N_k, q, k, N_k - N_q)
 
 
 # What each mistake makes of a tile.
@@ -127,5 +108,3 @@ MISTAKES: dict[str, Callable[[Tile], Array]] = {
         )
     ),
 }
-
-EXERCISE = Exercise(7, "causal_mask", "a mask, tile by tile", TEXT, HINTS, grade)

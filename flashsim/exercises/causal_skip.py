@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from flashsim.exercises.judging import expect_count
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work, Wrong
 
+NUMBER, TITLE = 8, "skip what a causal mask empties"
 TEXT = '''
 About half of the tiles of causal attention are masked whole. What a tile gives
 then is known without looking: nothing. So its loads are skipped, and that is
@@ -44,7 +44,6 @@ SHAPES: tuple[Sizes, ...] = ((8, 8, 2, 2), (7, 12, 3, 2), (5, 9, 2, 4), (9, 4, 4
 
 
 def grade(work: Work) -> str:
-    """Judge the accesses of K and V that the answer leads to; and that no score is lost."""
     live = work.function("live")
     tiles = 0
     answers = {shape: tiles_of(live, shape) for shape in SHAPES}
@@ -130,5 +129,3 @@ MISTAKES: dict[str, Mistake] = {
     "The sign of N_k - N_q is the other one.": lambda i, j, q, k, more: k[0] <= q[1] - more,
     "Past and future are exchanged: a query sees the keys up to it.": lambda i, j, q, k, more: k[0] >= q[1] + more,
 }
-
-EXERCISE = Exercise(8, "causal_skip", "skip what a causal mask empties", TEXT, HINTS, grade)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import flashsim
 from flashsim.checking import shown
 from flashsim.exercises.judging import WHOLE, is_whole, pair
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work, Wrong
 from flashsim.memory import SramOverflow
 
+NUMBER, TITLE = 11, "choose blocks for this M"
 TEXT = '''
 Algorithm 1 reads Q and O once for each of the T_c blocks of keys: the larger
 B_c, the fewer accesses. What is on chip at once bounds it. At line 12 these
@@ -57,7 +57,6 @@ def largest(M: int, of: Callable[[int], int]) -> int:
 
 
 def grade(work: Work) -> str:
-    """Run Algorithm 1 on the blocks, with M enforced, and compare its accesses with those of the largest blocks."""
     blocks = work.function("blocks")
     answers = {case: pair("blocks", blocks(*case), "B_r, B_c") for case in CASES}
     for (M, d), sides in answers.items():
@@ -109,5 +108,3 @@ MISTAKES: dict[str, Callable[[int, int], int]] = {
     ),
     "B_c did not grow.": lambda M, d: 1,
 }
-
-EXERCISE = Exercise(11, "choose_blocks", "choose blocks for this M", TEXT, HINTS, grade)

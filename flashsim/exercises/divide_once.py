@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
-from flashsim.exercises.inner_loop import State, over
-from flashsim.exercises.judging import Stage, Turns, expect, expect_count, expect_turns
-from flashsim.exercises.record import Exercise
+from flashsim.exercises.inner_loop import PROBLEMS, Problem, State, over
+from flashsim.exercises.judging import Turns, expect, expect_count
 from flashsim.exercises.work import Work, Wrong
 from flashsim.inputs import Array
-from flashsim.records import Blocks
 
+NUMBER, TITLE = 6, "the loops exchanged, and one division"
 TEXT = '''
 Algorithm 1 writes O to HBM and reads it again for each block of keys. With the
 loops exchanged, queries outside and keys inside, O_i, l_i and m_i stay in SRAM
@@ -57,64 +59,46 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge the tiles after each inner turn, then O and the counts."""
     attention = work.function("attention")
-    turns = 0
-    for N_q, N_k, d, B_r, B_c in ((6, 12, 4, 2, 4), (5, 10, 3, 2, 3)):
-        rng = np.random.default_rng(N_k)
-        Q, K, V = 1.5 * rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d)), rng.normal(size=(N_k, d))
-        blocks = Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c))
-        watched = Turns(depth=2, tiles=("m_i", "l_i", "O_i"))
-        stage = Stage({"Q": Q, "K": K, "V": V}, observers=[watched])
-        O, error = stage.output("O", (N_q, d), B_r), None
-        divided = (stage.divided("Q", B_r), stage.divided("K", B_c), stage.divided("V", B_c))
-        try:
-            attention(stage.hbm, stage.sram, *divided, O, blocks)
-        except Wrong as raised:
-            error = raised
-        for turn in watched.seen:
-            _judge_turn(turn.values, [index for _, index in turn.loops], Q, K, V, blocks)
-        if error is not None:
-            raise error
-        expect_turns(watched, blocks.T_r * blocks.T_c)
-        turns += len(watched.seen)
-        want, first = over(Q, K, V), stage.hbm.peek("O")
-        expect(
-            "O",
-            first,
-            want.O,
-            {
-                "O was never stored: what HBM has not been given reads as NaN.": np.full_like(want.O, np.nan),
-                "O is not divided by l_i: the sum itself was stored.": want.O * want.l,
-                "O is divided by l_i twice.": want.O / want.l,
-                "The last row block's result is everywhere else NaN: the store is outside the loop of i.": np.where(
-                    np.arange(N_q)[:, None] < (blocks.T_r - 1) * B_r, np.nan, want.O
-                ),
-            },
-        )
-        inside = "O is stored in the inner loop, once for each block of keys. After it, once is enough."
-        both = "O is stored in the inner loop and once more after it. After it is enough."
-        T_c = blocks.T_c
-        writes = {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d, "O is stored twice.": 2 * N_q * d}
-        expect_count("Elements of O written", stage.moved("O")[1], N_q * d, writes)
-        loaded = "O is loaded. O_i stays on chip, and is only stored, at the end."
-        expect_count("Elements of O read", stage.moved("O")[0], 0, {loaded: N_q * d, f"{loaded} ": T_c * N_q * d})
-        expect_count("Elements of Q read", stage.moved("Q")[0], N_q * d, {"Q[i] is loaded for each j.": T_c * N_q * d})
-        for name in "KV":
-            expect_count(f"Elements of {name} read", stage.moved(name)[0], blocks.T_r * N_k * d, {})
+    turns = sum(_run(attention, problem) for problem in PROBLEMS)
     return f"m, l and O were right after each of {turns} inner turns; O was written once and never read: counts =="
 
 
-def _judge_turn(values: dict[str, Array], at: list[int], Q: Array, K: Array, V: Array, blocks: Blocks) -> None:
-    i, j = at
-    B_r, B_c = blocks.B_r, blocks.B_c
-    rows, keys = slice(i * B_r, (i + 1) * B_r), slice(j * B_c, (j + 1) * B_c)
-    before, want = over(Q[rows], K[: keys.start], V[: keys.start]), over(Q[rows], K[: keys.stop], V[: keys.stop])
-    P = np.exp(Q[rows] @ K[keys].T - want.m)
+def _run(attention: Callable[..., object], problem: Problem) -> int:
+    (N_q, d), N_k, blocks = problem.Q.shape, len(problem.K), problem.blocks
+    T_r, T_c = blocks.T_r, blocks.T_c
+    stage, divided = problem.placed(watched := Turns(tiles=("m_i", "l_i", "O_i")))
+    divided.append(stage.output("O", (N_q, d), blocks.B_r))
+    watched.judge(lambda: attention(stage.hbm, stage.sram, *divided, blocks), partial(_judge, problem), T_r * T_c)
+    want, last = over(*problem[:3]), np.arange(N_q)[:, None] >= (T_r - 1) * blocks.B_r
+    mistakes = {
+        "O was never stored: what HBM has not been given reads as NaN.": np.full_like(want.O, np.nan),
+        "O is not divided by l_i: the sum itself was stored.": want.O * want.l,
+        "O is divided by l_i twice.": want.O / want.l,
+        "The last row block's result is everywhere else NaN: the store is outside the loop of i.": (
+            np.where(last, want.O, np.nan)
+        ),
+    }
+    expect("O", stage.hbm.peek("O"), want.O, mistakes)
+    inside = "O is stored in the inner loop, once for each block of keys. After it, once is enough."
+    both = "O is stored in the inner loop and once more after it. After it is enough."
+    writes = {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d, "O is stored twice.": 2 * N_q * d}
+    expect_count("Elements of O written", stage.moved("O")[1], N_q * d, writes)
+    loaded = "O is loaded. O_i stays on chip, and is only stored, at the end."
+    expect_count("Elements of O read", stage.moved("O")[0], 0, {loaded: N_q * d, f"{loaded} ": T_c * N_q * d})
+    expect_count("Elements of Q read", stage.moved("Q")[0], N_q * d, {"Q[i] is loaded for each j.": T_c * N_q * d})
+    for name in "KV":
+        expect_count(f"Elements of {name} read", stage.moved(name)[0], T_r * N_k * d, {})
+    return T_r * T_c
+
+
+def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
+    rows, keys, before, want = problem.at(i, j)
+    V, P = problem.V[keys], np.exp(problem.Q[rows] @ problem.K[keys].T - want.m)
     with np.errstate(all="ignore"):
         a = np.exp(before.m - want.m)
     l, O = before.l, before.O * before.l
-    P_sum, PV = P.sum(1, keepdims=True), P @ V[keys]
+    P_sum, PV = P.sum(1, keepdims=True), P @ V
     sums = State(want.m, want.l, want.O * want.l)
     early = "O_i is divided by l_i within the inner loop, so each later turn divides again. Divide once, after it."
     undone = "O_i is multiplied by l_i, as in Algorithm 1. Here it is a sum already, and was never divided."
@@ -138,12 +122,9 @@ def _judge_turn(values: dict[str, Array], at: list[int], Q: Array, K: Array, V: 
             "The factor multiplies both terms. P_ij is against m_new already.": a * (O + PV),
         },
     }
-    said = f"After turn i = {i}, j = {j} (keys 0 to {min(keys.stop, len(K)) - 1})"
+    said = f"After turn i = {i}, j = {j} (keys 0 to {keys.stop - 1})"
     for name, value in (("m_i", sums.m), ("l_i", sums.l), ("O_i", sums.O)):
         got = values.get(name)
         if got is None:
             raise Wrong(f"{said}, {name} was not computed on chip.", f"{name} = on_chip(…, over={name})")
         expect(f"{said}, {name}", got, value, mistakes[name])
-
-
-EXERCISE = Exercise(6, "divide_once", "the loops exchanged, and one division", TEXT, HINTS, grade)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from flashsim.exercises.judging import Stage, Turns, expect, expect_count, expect_turns
-from flashsim.exercises.record import Exercise
-from flashsim.exercises.work import Work, Wrong
+from flashsim.exercises.judging import Stage, Turns, expect, expect_count
+from flashsim.exercises.work import Work
 from flashsim.inputs import Array
+from flashsim.memory import Matrix
 from flashsim.records import Blocks
 
+NUMBER, TITLE = 5, "Algorithm 1, lines 9 to 13"
 LINES = """\
  9  S_ij = Q_i K_j^T
 10  m~_ij = rowmax(S_ij), P~_ij = exp(S_ij - m~_ij), l~_ij = rowsum(P~_ij)
@@ -78,36 +80,55 @@ def over(Q: Array, K: Array, V: Array) -> State:
     return State(m, l, np.exp(S - m) @ V / l)
 
 
+class Problem(NamedTuple):
+    """Random Q, K and V, and the blocks that they are cut into."""
+
+    Q: Array
+    K: Array
+    V: Array
+    blocks: Blocks
+
+    @classmethod
+    def of(cls, N_q: int, N_k: int, d: int, B_r: int, B_c: int) -> Problem:
+        """Draw one of this size."""
+        rng = np.random.default_rng(N_k)
+        Q, K, V = 1.5 * rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d)), rng.normal(size=(N_k, d))
+        return cls(Q, K, V, Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c)))
+
+    def placed(self, watched: Turns) -> tuple[Stage, list[Matrix]]:
+        """Return a stage with Q, K and V, and these in blocks."""
+        stage, B = Stage({"Q": self.Q, "K": self.K, "V": self.V}, observers=[watched]), self.blocks
+        return stage, [stage.divided(name, rows) for name, rows in (("Q", B.B_r), ("K", B.B_c), ("V", B.B_c))]
+
+    def at(self, i: int, j: int) -> tuple[slice, slice, State, State]:
+        """Return the rows of block i, the keys of block j, and the rows' states before these keys and after them."""
+        B_r, B_c, Q, K, V = self.blocks.B_r, self.blocks.B_c, self.Q, self.K, self.V
+        rows, keys = slice(i * B_r, (i + 1) * B_r), slice(j * B_c, min((j + 1) * B_c, len(K)))
+        return (
+            rows,
+            keys,
+            over(Q[rows], K[: keys.start], V[: keys.start]),
+            over(Q[rows], K[: keys.stop], V[: keys.stop]),
+        )
+
+
+PROBLEMS = Problem.of(6, 12, 4, 2, 4), Problem.of(5, 10, 3, 2, 3)
+
+
 def grade(work: Work) -> str:
-    """Judge each inner turn, then the counts."""
     flash = work.function("flash")
-    turns = 0
-    for N_q, N_k, d, B_r, B_c in ((6, 12, 4, 2, 4), (5, 10, 3, 2, 3)):
-        turns += run(flash, N_q, N_k, d, B_r, B_c)
+    turns = sum(run(flash, problem) for problem in PROBLEMS)
     return f"m, l and O were right after each of {turns} inner turns, at two sizes, one ragged; reads and writes =="
 
 
-def run(flash: Callable[..., object], N_q: int, N_k: int, d: int, B_r: int, B_c: int) -> int:
+def run(flash: Callable[..., object], problem: Problem) -> int:
     """Run a student's Algorithm 1 once and judge it; return the number of inner turns."""
-    rng = np.random.default_rng(N_k)
-    Q, K, V = 1.5 * rng.normal(size=(N_q, d)), rng.normal(size=(N_k, d)), rng.normal(size=(N_k, d))
-    blocks = Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c))
-    watched = Turns(depth=2, matrices=("m", "l", "O"))
-    stage = Stage({"Q": Q, "K": K, "V": V}, observers=[watched])
-    O, l = stage.output("O", (N_q, d), B_r, 0.0), stage.output("l", (N_q, 1), B_r, 0.0)
-    m = stage.output("m", (N_q, 1), B_r, -np.inf)
-    error = None
-    divided = (stage.divided("Q", B_r), stage.divided("K", B_c), stage.divided("V", B_c))
-    try:
-        flash(stage.hbm, stage.sram, *divided, O, l, m, blocks)
-    except Wrong as raised:
-        error = raised  # the turns before it may show why
-    for turn in watched.seen:
-        _judge(turn.values, [index for _, index in turn.loops], Q, K, V, blocks)
-    if error is not None:
-        raise error
-    expect_turns(watched, blocks.T_r * blocks.T_c)
+    (N_q, d), N_k, blocks = problem.Q.shape, len(problem.K), problem.blocks
     T_r, T_c = blocks.T_r, blocks.T_c
+    stage, divided = problem.placed(watched := Turns(matrices=("m", "l", "O")))
+    for name, columns, value in (("O", d, 0.0), ("l", 1, 0.0), ("m", 1, -np.inf)):
+        divided.append(stage.output(name, (N_q, columns), blocks.B_r, value))
+    watched.judge(lambda: flash(stage.hbm, stage.sram, *divided, blocks), partial(_judge, problem), T_r * T_c)
     for name, reads, writes in (
         ("Q", T_c * N_q * d, 0),
         ("K", N_k * d, 0),
@@ -119,29 +140,23 @@ def run(flash: Callable[..., object], N_q: int, N_k: int, d: int, B_r: int, B_c:
         got = stage.moved(name)
         inside = f"{name}[j] is loaded in the inner loop, {T_r} times as often: line 6 stands outside it."
         again = f"{name} is loaded more often than line 8 says: the tile is on chip already."
-        more = (
-            {inside: 2 * reads if T_r == 1 else T_r * reads, again + " ": reads + N_k * d * T_r} if name in "KV" else {}
-        )
-        expect_count(f"Elements of {name} read", got[0], reads, more or {again: 2 * reads})
+        more = {inside: T_r * reads, again + " ": reads + N_k * d * T_r} if name in "KV" else {again: 2 * reads}
+        expect_count(f"Elements of {name} read", got[0], reads, more)
         stored = f"{name} is stored twice a turn. Line 2 writes it once, and then each turn once."
         twice = {stored: writes + writes * T_c // (T_c + 1)}
         expect_count(f"Elements of {name} written, line 2 included", got[1], writes, twice)
     return T_r * T_c
 
 
-def _judge(values: dict[str, Array], at: list[int], Q: Array, K: Array, V: Array, blocks: Blocks) -> None:
-    j, i = at
-    rows, keys = slice(i * blocks.B_r, (i + 1) * blocks.B_r), slice(j * blocks.B_c, (j + 1) * blocks.B_c)
-    before, want = over(Q[rows], K[: keys.start], V[: keys.start]), over(Q[rows], K[: keys.stop], V[: keys.stop])
-    S = Q[rows] @ K[keys].T
-    last = min(keys.stop, len(K)) - 1
+def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
+    rows, keys, before, want = problem.at(i, j)
+    S, V = problem.Q[rows] @ problem.K[keys].T, problem.V[keys]
     for name in ("m", "l", "O"):
         with np.errstate(all="ignore"):
-            wrongs = {hint: getattr(wrong(before, S, V[keys]), name) for hint, wrong in MISTAKES.items()}
+            wrongs = {hint: getattr(wrong(before, S, V), name) for hint, wrong in MISTAKES.items()}
         stays = f"{name} in HBM stayed as it was before the turn. Is {name}_new stored to {name}[i]?"
-        mistakes = {stays: getattr(before, name), **wrongs}
-        said = f"After turn j = {j}, i = {i} (keys 0 to {last}), {name}_i"
-        expect(said, values[name][rows], getattr(want, name), mistakes)
+        said = f"After turn j = {j}, i = {i} (keys 0 to {keys.stop - 1}), {name}_i"
+        expect(said, values[name][rows], getattr(want, name), {stays: getattr(before, name), **wrongs})
 
 
 def _update(
@@ -191,5 +206,3 @@ MISTAKES: dict[str, Update] = {
         O_new=lambda a, l, O, b, PV, l_new: l * a * O + b * PV / l_new
     ),
 }
-
-EXERCISE = Exercise(5, "inner_loop", "Algorithm 1, lines 9 to 13", TEXT, HINTS, grade)

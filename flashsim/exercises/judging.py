@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,15 +67,6 @@ def is_whole(given: Any) -> bool:
     return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 
-def expect_turns(watched: Turns, want: int) -> None:
-    """Refuse a run of which not each turn could be judged. Raises Wrong."""
-    if (got := len(watched.seen)) != want:
-        hint = (
-            "Both loops are sram.loop(…), one within the other, as in the file at first: its turns are what is judged."
-        )
-        raise Wrong(f"{got} turns of the inner loop were seen; expected {want}.", hint)
-
-
 def expect_count(what: str, got: Any, want: int, mistakes: Mapping[str, int]) -> None:
     """Compare counts with ==; `mistakes` as in `expect`. Raises Wrong."""
     if not is_whole(got):
@@ -117,27 +108,32 @@ class Stage:
 
 
 @dataclass
-class Turn:
-    """What stood in HBM, and in the variables of the function, at the end of a loop's turn."""
-
-    loops: tuple[tuple[str, int], ...]
-    values: dict[str, Array]
-
-
-@dataclass
 class Turns:
-    """An observer that keeps, at the end of each turn of the innermost loop, matrices of HBM and what was computed on chip."""
+    """An observer that keeps, at the end of each turn of the inner of two loops, matrices of HBM and what was computed on chip.
 
-    depth: int
+    In `seen` are the loops' indices, the outer one's first, with the values by name.
+    """
+
     matrices: Sequence[str] = ()
     tiles: Sequence[str] = ()
-    seen: list[Turn] = field(default_factory=list)
+    seen: list[tuple[list[int], dict[str, Array]]] = field(default_factory=list)
     _last: dict[str, Array] = field(default_factory=dict)
 
     def __call__(self, event: Event) -> None:
         """Follow one event."""
         if event.kind == "compute" and event.name in self.tiles and event.tile is not None:
             self._last[event.name] = np.array(event.tile)
-        elif event.kind == "turn end" and len(event.loops) == self.depth:
+        elif event.kind == "turn end" and len(event.loops) == 2:
             values = {name: np.array(event.sram.hbm.peek(name)) for name in self.matrices}
-            self.seen.append(Turn(event.loops, values | dict(self._last)))
+            self.seen.append(([index for _, index in event.loops], values | dict(self._last)))
+
+    def judge(self, run: Callable[[], object], judged: Callable[..., None], want: int) -> None:
+        """Run a student's loops, and judge the values of each turn, with its indices. Raises Wrong unless there are `want`."""
+        try:
+            run()
+        finally:  # where a turn fails, those before it may show why
+            for at, values in self.seen:
+                judged(values, *at)
+        if (got := len(self.seen)) != want:
+            hint = "Both loops are sram.loop(…), one within the other, as in the file at first: its turns are what is judged."
+            raise Wrong(f"{got} turns of the inner loop were seen; expected {want}.", hint)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from flashsim.exercises.judging import Stage, expect, expect_count
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 
+NUMBER, TITLE = 1, "load a tile"
 TEXT = '''
 HBM is large and slow. SRAM is small: it holds M elements, and only what is in
 SRAM can be computed with. A matrix in HBM is a handle; X[i] is its i-th block
@@ -40,7 +40,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge Y, and the accesses."""
     square = work.function("square")
     for N, d, rows in ((12, 4, 3), (7, 3, 2)):
         values = np.random.default_rng(N).normal(size=(N, d))
@@ -50,24 +49,17 @@ def grade(work: Work) -> str:
         got, nan = stage.hbm.peek("Y"), np.full((N, d), np.nan)
         first = np.where(np.arange(N)[:, None] < rows, values**2, np.nan)
         over = np.where(np.arange(N)[:, None] < rows, np.roll(values, rows, axis=0) ** 2, np.nan)
-        expect(
-            f"With {N} rows in blocks of {rows}, Y",
-            got,
-            values**2,
-            {
-                "Y was never stored: what HBM has not been given reads as NaN. sram.store(Y[i], …)": nan,
-                "Only the first block was stored. Use i, not 0.": first,
-                "All blocks were stored to Y[0], one over the other. Use i, not 0.": over,
-                "This is X, not its square: what was stored is the tile that was loaded.": values,
-                "This is 2·X. The square is X_i * X_i.": 2 * values,
-            },
-        )
+        mistakes = {
+            "Y was never stored: what HBM has not been given reads as NaN. sram.store(Y[i], …)": nan,
+            "Only the first block was stored. Use i, not 0.": first,
+            "All blocks were stored to Y[0], one over the other. Use i, not 0.": over,
+            "This is X, not its square: what was stored is the tile that was loaded.": values,
+            "This is 2·X. The square is X_i * X_i.": 2 * values,
+        }
+        expect(f"With {N} rows in blocks of {rows}, Y", got, values**2, mistakes)
         reads, writes = stage.moved("X")[0], stage.moved("Y")[1]
         twice = "Each block is loaded twice. Load it once, and use the tile twice: X_i * X_i."
         expect_count(f"Elements of X read, of {N} × {d}", reads, N * d, {twice: 2 * N * d})
         again = "Each block is stored twice. One sram.store a turn is enough."
         expect_count(f"Elements of Y written, of {N} × {d}", writes, N * d, {again: 2 * N * d})
     return "Y is X², also with a short last block; N·d elements were read and N·d written, a tile at a time"
-
-
-EXERCISE = Exercise(1, "load_a_tile", "load a tile", TEXT, HINTS, grade)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from flashsim.exercises.judging import expect, pair
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
 
+NUMBER, TITLE = 9, "split the keys, and merge"
 TEXT = '''
 In decoding there is one query and a long cache of keys. FlashDecoding splits
 the keys into parts, computes attention over each part at the same time, and
@@ -48,7 +48,6 @@ def part(Q: Array, K: Array, V: Array) -> tuple[Array, Array]:
 
 
 def grade(work: Work) -> str:
-    """Judge merges of unequal parts, of large scores, and of three parts in either order."""
     merge = work.function("merge")
     for size, cut in ((1.0, 3), (1.5, 8), (60.0, 5)):
         rng = np.random.default_rng(cut)
@@ -88,6 +87,3 @@ def grade(work: Work) -> str:
     expect("Three parts, (a, b) first: O", merge(*merge(*a, *b), *c)[0], part(Q, K, V)[0], {})
     expect("Three parts, (b, c) first: O", merge(*a, *merge(*b, *c))[0], part(Q, K, V)[0], {})
     return "two parts, unequal and with scores in the thousands, and three parts in either order, give attention over all keys"
-
-
-EXERCISE = Exercise(9, "merge", "split the keys, and merge", TEXT, HINTS, grade)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from flashsim.exercises.judging import expect, pair
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
 
+NUMBER, TITLE = 4, "the online softmax"
 TEXT = '''
 Softmax in one pass, though the maximum is known only at the end. For the
 scores seen so far, keep
@@ -44,7 +44,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge m and l after each block, and hold l against what each mistake makes of it."""
     step = work.function("step")
     blocks = [
         block * 2 + rise
@@ -58,17 +57,13 @@ def grade(work: Work) -> str:
         before = m
         m_got, l_got = pair("step", step(m.copy(), l.copy(), s.copy()), "m_new, l_new")
         own = s.max(1, keepdims=True)
-        expect(
-            f"After block {j}, m",
-            m_got,
-            top,
-            {
-                "This is the block's maximum. m is that of all the scores so far: compare with the old m, too.": own,
-                "This is the smaller of the two maxima.": np.minimum(before, own),
-                "m is one number for each row: rowmax, not max of the whole block.": np.full_like(top, s.max()),
-                "m stays as it was. Where does the block come in?": before,
-            },
-        )
+        mistakes = {
+            "This is the block's maximum. m is that of all the scores so far: compare with the old m, too.": own,
+            "This is the smaller of the two maxima.": np.minimum(before, own),
+            "m is one number for each row: rowmax, not max of the whole block.": np.full_like(top, s.max()),
+            "m stays as it was. Where does the block come in?": before,
+        }
+        expect(f"After block {j}, m", m_got, top, mistakes)
         with np.errstate(all="ignore"):
             wrongs = {hint: wrong(l, before, top, s) for hint, wrong in MISTAKES.items()}
         expect(f"After block {j}, l", l_got, want, wrongs)
@@ -97,5 +92,3 @@ MISTAKES: dict[str, Callable[[Array, Array, Array, Array], Array]] = {
         lambda l, m, m_new, s: np.exp(m - m_new) * (l + np.exp(s - m_new).sum(1, keepdims=True))
     ),
 }
-
-EXERCISE = Exercise(4, "online_softmax", "the online softmax", TEXT, HINTS, grade)

@@ -6,10 +6,10 @@ import inspect
 
 from flashsim.algorithms.algorithm_1_flash_basic import flash_basic
 from flashsim.exercises import inner_loop
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work, Wrong
 from flashsim.planting import changed
 
+NUMBER, TITLE = 13, "find the planted bug"
 BUG = (
     "(l_i * exp(m_i - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
     "(l_i * exp(m_tilde_ij - m_i_new) * O_i + exp(m_tilde_ij - m_i_new) * (P_tilde_ij @ V_j))",
@@ -49,10 +49,9 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge each inner turn, and the counts, as for the inner loop."""
     flash = work.function("flash")
     try:
-        turns = sum(inner_loop.run(flash, *sizes) for sizes in ((6, 12, 4, 2, 4), (5, 10, 3, 2, 3)))
+        turns = sum(inner_loop.run(flash, problem) for problem in inner_loop.PROBLEMS)
     except Wrong as wrong:
         untouched = BUG[1] in work.path.read_text(encoding="utf-8")
         hint = UNTOUCHED if untouched else wrong.hint or ELSEWHERE
@@ -62,5 +61,3 @@ def grade(work: Work) -> str:
 
 UNTOUCHED = "The bug is still there. m and l are right in this turn, and with j = 0 so was O. What counts only later?"
 ELSEWHERE = "The planted bug is gone, but this change makes another. The paper's lines are above."
-
-EXERCISE = Exercise(13, "planted_bug", "find the planted bug", TEXT, HINTS, grade)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from flashsim.exercises.judging import Stage, expect, expect_count
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 
+NUMBER, TITLE = 2, "a tile of scores"
 TEXT = '''
 Write the scores S = Q K^T, tile by tile: S[i, j] is the tile of the queries of
 block i and the keys of block j.
@@ -38,7 +38,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge S, and how often each block was loaded."""
     scores = work.function("scores")
     when = {"matmul": "The shapes of a product must meet: (B_r, d) @ (d, B_c). Which of the two is to be transposed?"}
     for N_q, N_k, d, B_r, B_c in ((6, 8, 4, 2, 3), (5, 7, 3, 2, 3)):
@@ -48,15 +47,11 @@ def grade(work: Work) -> str:
         S = stage.hbm.empty("S", (N_q, N_k), np.float64, "output").divide(B_r, B_c)
         scores(stage.hbm, stage.sram, stage.divided("Q", B_r), stage.divided("K", B_c), S, T_r, T_c, when=when)
         want = Q @ K.T
-        expect(
-            "S",
-            stage.hbm.peek("S"),
-            want,
-            {
-                "These are the scores divided by √d. The scale is not part of this exercise.": want / np.sqrt(d),
-                "This is exp(S). The exponential comes later.": np.exp(want),
-            },
-        )
+        mistakes = {
+            "These are the scores divided by √d. The scale is not part of this exercise.": want / np.sqrt(d),
+            "This is exp(S). The exponential comes later.": np.exp(want),
+        }
+        expect("S", stage.hbm.peek("S"), want, mistakes)
         inside = "Q[i] is loaded in the inner loop, once for each j. It does not change there: load it before."
         both = "Q[i] is loaded in the inner loop as well as before it. Before it is enough."
         Q_reads = {inside: T_c * N_q * d, both: (T_c + 1) * N_q * d}
@@ -67,6 +62,3 @@ def grade(work: Work) -> str:
         K_reads = {every: T_r * T_c * N_k * d, only: N_k * d, twice: 2 * T_r * N_k * d}
         expect_count("Elements of K read", stage.moved("K")[0], T_r * N_k * d, K_reads)
     return "S is Q Kᵀ; Q was read once, K once for each block of queries: counts ==, also with ragged blocks"
-
-
-EXERCISE = Exercise(2, "scores", "a tile of scores", TEXT, HINTS, grade)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from flashsim.exercises.judging import expect
-from flashsim.exercises.record import Exercise
 from flashsim.exercises.work import Work
 
+NUMBER, TITLE = 3, "softmax, safely"
 TEXT = '''
 Softmax of each row of a tile of scores S, a NumPy array (rows, keys):
 
@@ -40,7 +40,6 @@ HINTS = (
 
 
 def grade(work: Work) -> str:
-    """Judge rows of ordinary scores, of large ones, and of very different ones."""
     softmax = work.function("softmax")
     S = np.random.default_rng(0).normal(size=(3, 4))
     shape = "m and l must be columns, (rows, 1). NumPy's max and sum drop the axis unless keepdims=True."
@@ -70,6 +69,3 @@ def grade(work: Work) -> str:
     wrong = np.where(np.arange(3)[:, None] == 1, np.nan, P / P.sum(1, keepdims=True))
     expect("With a row that is 2000 less, softmax(S)", got, P / P.sum(1, keepdims=True), {one: wrong})
     return "each row sums to 1, at scores near 1, near 1000, and with rows 2000 apart"
-
-
-EXERCISE = Exercise(3, "softmax", "softmax, safely", TEXT, HINTS, grade)

@@ -14,24 +14,22 @@ import numpy as np
 from flashsim.memory import NotOnChip, SramOverflow
 from flashsim.source import reread
 
-HINTS: dict[tuple[type[Exception], str], str] = {
+HINTS: tuple[tuple[type[Exception], str, str], ...] = (
+    (NotOnChip, "is in HBM. Bring", "What is in HBM is a handle. Load the block first, and compute with the tile you get."),
+    (NotOnChip, "write to it with", "A block in HBM is written by sram.store(block, tile)."),
     (
-        NotOnChip,
-        "is in HBM. Bring",
-    ): "What is in HBM is a handle. Load the block first, and compute with the tile you get.",
-    (NotOnChip, "write to it with"): "A block in HBM is written by sram.store(block, tile).",
+        NotOnChip, "is not on chip",
+        "Register a result with on_chip(…) before you store it, and use it in the turn that made it.",
+    ),
+    (TypeError, "sram.load takes blocks", "Load a block, as X[i], not the whole matrix and not a tile."),
+    (TypeError, "sram.store writes to a block", "The block comes first: sram.store(O[i], O_i)."),
     (
-        NotOnChip,
-        "is not on chip",
-    ): "Register a result with on_chip(…) before you store it, and use it in the turn that made it.",
-    (TypeError, "sram.load takes blocks"): "Load a block, as X[i], not the whole matrix and not a tile.",
-    (TypeError, "sram.store writes to a block"): "The block comes first: sram.store(O[i], O_i).",
-    (
-        SramOverflow,
-        "",
-    ): "More is on chip at once than SRAM holds. What does not have to be? (sram.loop evicts; range does not.)",
-    (NameError, ""): "A name is used that has no value at that point. Is it spelt as it is where it is set?",
-}
+        SramOverflow, "",
+        "More is on chip at once than SRAM holds. What does not have to be? (sram.loop evicts; range does not.)",
+    ),
+    (NameError, "", "A name is used that has no value at that point. Is it spelt as it is where it is set?"),
+)  # fmt: skip
+"""By the kind of error, and what its text holds."""
 
 
 class Wrong(Exception):
@@ -83,7 +81,7 @@ class Work:
             line = lines[-1] if lines else None
             said = f"{_at(line)}{type(error).__name__}: {error}{self._text(line)}"
             hints = [hint for text, hint in when.items() if text in str(error)]
-            hints += [hint for (kind, text), hint in HINTS.items() if isinstance(error, kind) and text in str(error)]
+            hints += [hint for kind, text, hint in HINTS if isinstance(error, kind) and text in str(error)]
             raise Wrong(said, hints[0] if hints else "") from None
 
     def _text(self, line: int | None) -> str:

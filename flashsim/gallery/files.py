@@ -42,18 +42,6 @@ class Made:
         return f"{len(self.html.encode('utf-8')) / 1000:,.0f} kB"
 
 
-def make(name: str, page: Page) -> Made:
-    """Make a lesson."""
-    traces = page.traces()
-    lesson = page.teach(*traces)
-    lesson = replace(
-        lesson,
-        moments=tuple(sorted(lesson.moments, key=lambda moment: moment.step)),
-        stops=tuple(sorted(lesson.stops, key=lambda stop: stop.step)),
-    )
-    return Made(name, page, lesson, traces)
-
-
 def placed(made: list[Made]) -> list[Made]:
     """Return the lessons with their places among all of these."""
 
@@ -62,7 +50,7 @@ def placed(made: list[Made]) -> list[Made]:
 
     found = []
     for at, one in enumerate(made):
-        place = Place(at + 1, len(made), one.lesson.minutes, way(at - 1), way(at + 1))
+        place = Place(at + 1, len(made), way(at - 1), way(at + 1))
         found.append(replace(one, lesson=replace(one.lesson, place=place)))
     return found
 
@@ -154,7 +142,8 @@ OURS = {
 
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
     """Yield (file name, content) of the lessons with these names, each alone, or of all of them and the index."""
-    made = [make(name, page) for name, page in pages().items() if not names or name in names]
+    chosen = {name: (page, page.traces()) for name, page in pages().items() if not names or name in names}
+    made = [Made(name, page, page.lesson(*traces), traces) for name, (page, traces) in chosen.items()]
     made = made if names else placed(made)
     for one in made:
         yield f"{one.name}.html", one.html

@@ -1,17 +1,20 @@
-"""What a lesson's file ends with: how its trace is made, and what there is to say of it."""
+"""What a lesson's file holds: how its trace is made, and what there is to say of it."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from textwrap import dedent
 
-from flashsim.tracing import Lesson, Trace
+from flashsim.tracing import Lesson, Moment, Stop, Trace
+
+Said = Iterator[str | Moment | Stop]
+"""What there is to say of traces: a text, moments and stops."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Page:
     """A lesson to be.
 
@@ -19,16 +22,16 @@ class Page:
     order    where it stands among the others, which are read in order of these numbers
     about    what it is about, in a line
     record   makes its traces: one, or two that are shown side by side
+    teach    yields what there is to say of the traces
     command  the command that makes the same; without one, the page shows the Python of `record`
-    teach    of the traces, the text with its moments
     """
 
     title: str
     order: int
     about: str
     record: Callable[[], tuple[Trace, ...]]
+    teach: Callable[..., Said]
     command: str = ""
-    teach: Callable[..., Lesson]
 
     @property
     def made_by(self) -> str:
@@ -38,6 +41,14 @@ class Page:
     def traces(self) -> tuple[Trace, ...]:
         """Return the traces, with the command in them."""
         return tuple(replace(t, about=replace(t.about, command=self.command)) for t in self.record())
+
+    def lesson(self, *traces: Trace) -> Lesson:
+        """Return what there is to say of the traces, in order of the steps."""
+        said = list(self.teach(*traces))
+        (text,) = (part for part in said if isinstance(part, str))
+        moments = sorted((part for part in said if isinstance(part, Moment)), key=lambda moment: moment.step)
+        stops = sorted((part for part in said if isinstance(part, Stop)), key=lambda stop: stop.step)
+        return Lesson(self.title, text, tuple(moments), tuple(stops))
 
 
 def body_of(function: Callable[..., object]) -> str:

@@ -9,12 +9,13 @@ Kernels are in kernels/*.cu. CuPy is imported when one is first used: pip instal
 what is missing.
 """
 
-from flashsim.gpu.api import Plan, backward, forward, plan
+from flashsim.gpu.api import backward, forward, plan
 from flashsim.gpu.compiling import CompileError, MissingGPU
 from flashsim.gpu.counters import Moved
 from flashsim.gpu.hopper_fp8 import to_fp8
 from flashsim.gpu.machine import info
 from flashsim.gpu.rungs import kernel, ladder
+from flashsim.gpu.settling import Plan
 
 __all__ = [
     "CompileError",

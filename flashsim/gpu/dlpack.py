@@ -1,45 +1,224 @@
-"""Arrays on a GPU, whosever they are, taken as CuPy's by DLPack, without a copy; and results handed back in kind."""
+"""Arrays on a GPU, whosever they are: looked at where they lie, or taken as CuPy's by DLPack, and others made of the same kind.
+
+A kernel needs addresses, shapes and strides, so arrays of CuPy's and tensors of PyTorch's are only asked for these. Others,
+and kernels that are called with CuPy's arrays, go through DLPack, which copies nothing either.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
+import numpy as np
+
 from flashsim.gpu.compiling import current_device, import_cupy
+from flashsim.gpu.launching import Prepared, Stream
 from flashsim.masks import Mask
 
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
+New = tuple[int | None, Any, Any]  # which of the given arrays a new one is like, if one; shape and dtype
+Look = tuple[
+    tuple[Any, ...], list[int]
+]  # shape, strides and dtype of each array, in the library's own words; addresses
 
 
-@contextmanager
-def taken(given: dict[str, Any], mask: Any) -> Iterator[tuple[dict[str, Any], Any, Callable[[Any], Any]]]:
-    """Within their device, and PyTorch's stream for tensors: the arrays as CuPy's, the mask, and how to hand results back."""
-    cupy, current = import_cupy(), current_device()
-    if mask is None and all(type(x) is cupy.ndarray and x.data.device_id == current for x in given.values()):
-        yield given, None, _itself  # what follows, in less time
-        return
-    everything = given if mask is None or isinstance(mask, Mask) else {**given, "mask": mask}
-    devices = {name: _device(name, array) for name, array in everything.items()}
-    first = next(iter(devices.values()))
-    for name, device in devices.items():
-        if device != first:
-            raise ValueError(f"{name} is on GPU {device}; expected {first}, where {next(iter(devices))} is")
-    torch = _torch(next(iter(given.values())))
-    with cupy.cuda.Device(first):
-        if torch is None:
-            arrays = {name: _cupy(name, array) for name, array in everything.items()}
-            yield {name: arrays[name] for name in given}, arrays.get("mask"), _itself
-        else:
-            with cupy.cuda.Stream.from_external(_Stream(torch.cuda.current_stream(first).cuda_stream)):
-                arrays = {name: _cupy(name, array) for name, array in everything.items()}
-                yield {name: arrays[name] for name in given}, arrays.get("mask"), torch.from_dlpack
+class CuPy:
+    """CuPy's arrays."""
+
+    def look(self, given: Sequence[Any], device: int) -> Look | None:
+        """Return what a launch needs to know of arrays, or None if some are not CuPy's on this device."""
+        ndarray = import_cupy().ndarray
+        found: list[Any] = []
+        at = []
+        for x in given:
+            if not isinstance(x, ndarray):
+                return None
+            data = x.data
+            if data.device_id != device:
+                return None
+            found += (x.shape, x.strides, x.dtype)
+            at.append(data.ptr)
+        return tuple(found), at
+
+    def described(self, shape: Any, strides: Any, dtype: Any) -> tuple[Any, ...]:
+        """Return what `look` found of an array as a shape, strides in bytes, and NumPy's dtype."""
+        return shape, strides, dtype
+
+    def own(self, name: str, array: Any) -> Any:
+        """Return an array of whatever library, on a GPU, as this one's, or ValueError."""
+        return _cupy(name, array)
+
+    def dtype(self, name: str) -> Any:
+        """Return a dtype as `new` takes it."""
+        return np.dtype(name)
+
+    def new(self, wanted: Sequence[New], given: Sequence[Any]) -> list[Any]:
+        """Return new arrays."""
+        ndarray = import_cupy().ndarray
+        return [ndarray(shape, dtype) for _, shape, dtype in wanted]
+
+    def contiguous(self, array: Any) -> Any:
+        """Return a contiguous copy."""
+        return import_cupy().ascontiguousarray(array)
+
+    def run(self, prepared: Prepared, at: Sequence[int], filled: Sequence[Any], device: int) -> None:
+        """Launch what is prepared on the current stream."""
+        prepared.launch(*at, *[x.data.ptr for x in filled])
+
+    def address(self, array: Any) -> int:
+        """Return where an array is."""
+        return int(array.data.ptr)
+
+    def enter(self, within: ExitStack, device: int) -> None:
+        """Make this library's current stream CuPy's."""
 
 
-def _itself(array: Any) -> Any:
-    return array
+class PyTorch:
+    """PyTorch's tensors. What they are asked for, and memory from PyTorch's own pool, takes less time than DLPack."""
+
+    def __init__(self) -> None:
+        self._torch = importlib.import_module("torch")
+        self._types = (self._torch.Tensor, self._torch.nn.Parameter)
+        usual = (
+            self._torch.cuda.current_stream
+        )  # makes an object of the stream; what Triton asks takes a twentieth of the time
+        self._stream = getattr(self._torch._C, "_cuda_getCurrentRawStream", lambda device: usual(device).cuda_stream)
+
+    def look(self, given: Sequence[Any], device: int) -> Look | None:
+        """Return as `CuPy.look`; None also for tensors that are not plain numbers in memory."""
+        types, strided = self._types, self._torch.strided
+        found: list[Any] = []
+        at = []
+        for x in given:
+            if type(x) not in types or not x.is_cuda or x.get_device() != device:
+                return None
+            if x.layout is not strided or x.is_neg():
+                return None
+            found += (x.shape, x.stride(), x.dtype)
+            at.append(x.data_ptr())
+        return tuple(found), at
+
+    def described(self, shape: Any, strides: Any, dtype: Any) -> tuple[Any, ...]:
+        """Return as `CuPy.described`."""
+        name = str(dtype).removeprefix("torch.")
+        try:
+            known = np.dtype(name)
+        except TypeError:
+            known = np.dtype(getattr(importlib.import_module("ml_dtypes"), name, np.void))
+        return tuple(shape), tuple(stride * known.itemsize for stride in strides), known
+
+    def own(self, name: str, array: Any) -> Any:
+        """Return as `CuPy.own`."""
+        if isinstance(array, self._torch.Tensor):
+            if array.layout is not self._torch.strided:
+                raise ValueError(f"{name} has layout {array.layout}; expected {self._torch.strided}")
+            return array.detach().resolve_neg().as_subclass(self._torch.Tensor)
+        try:
+            return self._torch.from_dlpack(array)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{name} cannot be taken by DLPack: {error}") from None
+
+    def dtype(self, name: str) -> Any:
+        """Return as `CuPy.dtype`."""
+        return getattr(self._torch, name)
+
+    def new(self, wanted: Sequence[New], given: Sequence[Any]) -> list[Any]:
+        """Return new tensors, where one can be had like a given one in half the time."""
+        like, dense, first = self._torch.empty_like, self._torch.contiguous_format, given[0]
+        return [
+            first.new_empty(shape, dtype=dtype) if n is None else like(given[n], memory_format=dense)
+            for n, shape, dtype in wanted
+        ]
+
+    def contiguous(self, array: Any) -> Any:
+        """Return a contiguous copy."""
+        return array.contiguous()
+
+    def run(self, prepared: Prepared, at: Sequence[int], filled: Sequence[Any], device: int) -> None:
+        """Launch what is prepared on PyTorch's current stream."""
+        scratch = prepared.scratch
+        memory = filled[0].new_empty(scratch, dtype=self._torch.uint8) if scratch else None
+        import_cupy().cuda.runtime.setDevice(device)
+        start = 0 if memory is None else memory.data_ptr()
+        prepared.run(self._stream(device), start, *at, *[x.data_ptr() for x in filled])
+
+    def address(self, array: Any) -> int:
+        """Return where a tensor is."""
+        return int(array.data_ptr())
+
+    def enter(self, within: ExitStack, device: int) -> None:
+        """Make this library's current stream CuPy's."""
+        within.enter_context(import_cupy().cuda.Stream.from_external(Stream(self._stream(device))))
+
+
+@cache
+def _library(kind: Any) -> CuPy | PyTorch:
+    """Return whose an array of this type is; other libraries' are taken as CuPy's."""
+    return PyTorch() if kind.__module__.split(".")[0] == "torch" else CuPy()
+
+
+class Taken:
+    """The arrays of a call, all of one library and device, to be used within a `with`.
+
+    `found` and `at` are what `look` returns, `mask` is CuPy's array of a mask that is one.
+    """
+
+    def __init__(self, names: Sequence[str], given: Sequence[Any], mask: Any) -> None:
+        self._within: ExitStack | None = None
+        self.names, self.given, self.mask = names, list(given), None
+        self.device, self.library = current_device(), _library(given[0].__class__)
+        looked = self.library.look(given, self.device) if mask is None or isinstance(mask, Mask) else None
+        self.found, self.at = looked or self._asked_for(mask)
+
+    def __enter__(self) -> Taken:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._within is not None:
+            self._within.__exit__(None, None, None)
+
+    def enter(self) -> None:
+        """Make the arrays' device, and their library's stream, CuPy's until the end."""
+        if self._within is None:
+            self._within = ExitStack()
+            self._within.enter_context(import_cupy().cuda.Device(self.device))
+            self.library.enter(self._within, self.device)
+
+    def _asked_for(self, mask: Any) -> Look:
+        """Take arrays from elsewhere, or raise ValueError."""
+        everything = dict(zip(self.names, self.given, strict=True))
+        if mask is not None and not isinstance(mask, Mask):
+            everything["mask"] = mask
+        devices = {name: _device(name, array) for name, array in everything.items()}
+        self.device = devices[self.names[0]]
+        for name, device in devices.items():
+            if device != self.device:
+                raise ValueError(f"{name} is on GPU {device}; expected {self.device}, where {self.names[0]} is")
+        self.enter()
+        try:
+            if "mask" in everything:
+                self.mask = _cupy("mask", mask)
+            self.given = [self.library.own(name, everything[name]) for name in self.names]
+            looked = self.library.look(self.given, self.device)
+        except BaseException:
+            self.__exit__()
+            raise
+        assert looked is not None
+        return looked
+
+    def as_cupy(self, filled: Sequence[Any]) -> list[Any]:
+        """Return the arrays, and others of their library that are to be filled, as CuPy's."""
+        self.enter()
+        names = (*self.names, *["result"] * len(filled))
+        return [_cupy(name, x) for name, x in zip(names, (*self.given, *filled), strict=True)]
+
+    def make_contiguous(self, n: int) -> None:
+        """Have a contiguous copy in the place of the nth array."""
+        self.given[n] = self.library.contiguous(self.given[n])
+        self.at[n] = self.library.address(self.given[n])
 
 
 def _device(name: str, array: Any) -> int:
@@ -71,21 +250,7 @@ def _cupy(name: str, array: Any) -> Any:
         raise ValueError(f"{name} cannot be taken by DLPack: {error}") from None
 
 
-@dataclass(frozen=True)
-class _Stream:
-    """A stream of PyTorch's, by the CUDA stream protocol, which its older versions lack."""
-
-    handle: int
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
-
-
 def host(block_mask: Any) -> Any:
     """Return a block mask, of a GPU's memory a copy in NumPy."""
     kind = block_mask.__dlpack_device__()[0] if hasattr(block_mask, "__dlpack_device__") else None
     return _cupy("block_mask", block_mask).get() if kind in CUDA else block_mask
-
-
-def _torch(array: Any) -> Any:
-    return importlib.import_module("torch") if type(array).__module__.split(".")[0] == "torch" else None

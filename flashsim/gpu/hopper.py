@@ -8,9 +8,9 @@ runs `tensor_core` in its place, if that takes d, with a RuntimeWarning; `flashs
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +18,8 @@ import numpy as np
 from flashsim.checking import check_tiles
 from flashsim.gpu import hopper_backward, tensor_core, tensor_core_backward
 from flashsim.gpu.compiling import capability, import_cupy
-from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import DROPOUT, Launch, counter, dropout, ready, section
+from flashsim.gpu.kernel import Kernel, Options, hopper_variants
+from flashsim.gpu.launching import DROPOUT, Launch, Prepared, counter, dropout, ready, section, totals, warn
 from flashsim.gpu.tensor_maps import contiguous, tensor_map
 from flashsim.masks import SlidingWindow
 from flashsim.records import Blocks, Shape
@@ -149,13 +149,13 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
         if q.shape[3] not in tensor_core.HEAD_DIMS:
             raise ValueError(f"q has shape {q.shape}, d = {q.shape[3]}, which tensor_core does not take, and {reason}")
         _refuse(options, f"runs in hopper's place as {reason}")
-        warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
+        warn(f"tensor_core runs in hopper's place: {reason}")
         tensor_core.forward(q, k, v, o, lse, options)
         return
     prepared(None, device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
-def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Callable[..., None] | None:
+def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
     """Return `forward` for arrays of these shapes, strides and dtypes, or None where tensor_core runs in the kernel's place."""
     return None if why_not(capability(device), q.shape[3]) else prepared(None, device, q, k, v, wants_L, options)
 
@@ -171,12 +171,10 @@ def launch(tiles: Tiles, q: Any, k: Any, v: Any, o: Any, lse: Any, options: Opti
     prepared(tiles, device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
-def prepared(
-    tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
-) -> Callable[..., None]:
+def prepared(tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
     """Return what fills o and lse for arrays of these shapes, strides and dtypes, with these tiles or the fastest."""
-    kind, counters = kind_of(options), options.counters
-    begun = kind == "WINDOW" and all_begin(options.window, q.shape[2], k.shape[2])
+    kind = kind_of(options)
+    begun = options.window is not None and all_begin(options.window, q.shape[2], k.shape[2])
     tiles = tiles or choose_tiles(q.shape[3], kind, options.dropout_p > 0, options.blocks, begun=begun)
     window, drops = options.window or (-1, 0 if options.causal else -1), (options.dropout_p, options.seed)
     lists: Any = ()
@@ -185,15 +183,13 @@ def prepared(
         computed = options.block_mask if options.block_mask is not None else _everything
         lists = _listed(device, tiles, computed, window, q.shape[2], k.shape[2])
     listed = tuple(array.data.ptr for array in lists)
-    strides, asked = (q.strides, k.strides, v.strides), (options.scale, drops, listed, counters is not None)
+    strides, asked = (q.strides, k.strides, v.strides), (options.scale, drops, listed, options.counters is not None)
     start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, wants_L, kind, window, *asked)
 
-    def run(q: Any, k: Any, v: Any, o: Any, lse: Any) -> None:
-        totals = 0 if counters is None else counters.for_launch(ARRAYS).data.ptr
-        L = lse.data.ptr if wants_L else 0
-        start(q.data.ptr, k.data.ptr, v.data.ptr, o.data.ptr, L, counter(device).data.ptr, totals)
+    def run(stream: int, _: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
+        start(stream, Q, K, V, O, L, counter(device, stream), totals(options, ARRAYS))
 
-    return run
+    return Prepared(run)
 
 
 @lru_cache(maxsize=1024)
@@ -212,7 +208,7 @@ def _launch(
     listed: tuple[int, ...],
     counting: bool,
 ) -> Launch:
-    """Return it, to be called with the addresses of Q, K, V, O, L, the counter and totals, for lists of tiles at these."""
+    """Return it, for lists of tiles at these addresses: called with those of Q, K, V, O, L, the counter and totals."""
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     T_r = -(-N_q // tiles.B_r)
     row_blocks = B * H * T_r
@@ -243,7 +239,7 @@ def _launch(
         maps = (tensor_map(name, at, *given, dtype.name, *box) for (name, *given, box), at in each)
         return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
 
-    return Launch(device, kernel, blocks, threads, shared, arguments)
+    return Launch(kernel, blocks, threads, shared, arguments)
 
 
 def _everything(*tiles: int) -> Any:
@@ -280,13 +276,13 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
     reason = why_not(capability(import_cupy().cuda.runtime.getDevice()), q.shape[3])
     if reason:
         _refuse(options, f"runs in hopper's place as {reason}")
-        warnings.warn(f"tensor_core runs in hopper's place: {reason}", RuntimeWarning, stacklevel=3)
+        warn(f"tensor_core runs in hopper's place: {reason}")
         tensor_core_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
         return
     hopper_backward.backward(q, k, v, o, lse, do, dq, dk, dv, options)
 
 
-def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Callable[..., None] | None:
+def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared | None:
     """Return `backward` for arrays of these shapes, strides and dtypes, or None as `prepare`."""
     return None if why_not(capability(device), q.shape[3]) else hopper_backward.prepared(device, q, k, v, do, options)
 
@@ -309,6 +305,14 @@ def _refuse(options: Options, why: str) -> None:
             raise ValueError(f"{name} is given; tensor_core, which {why}, does not take it")
 
 
+def _functions(dtype: str, count: bool) -> Iterator[str]:
+    """Yield what the tests compile: with dropout in float16."""
+    for d, kind, drops in product(HEAD_DIMS, KINDS, (False, True)):
+        if (not drops or (dtype == "float16" and not count)) and as_list(d, kind, drops) == kind:
+            yield choose_tiles(d, kind, drops).function(dtype, d, kind, drops)
+    yield choose_tiles(64, "WINDOW", begun=True).function(dtype, 64, "WINDOW", False)
+
+
 KERNEL = Kernel(
     name="hopper",
     about="loops exchanged, Hopper's wgmma and TMA, a producer and consumers, persistent; fp16 and bf16",
@@ -321,27 +325,7 @@ KERNEL = Kernel(
     dtypes=tuple(ELEMENTS),
     head_dims=tensor_core.HEAD_DIMS,
     forward_dims=(WIDEST,),
-    variants=tuple(
-        Variant(
-            FILE,
-            (("COUNT", count),),
-            tuple(
-                choose_tiles(d, kind, dropout, begun=begun).function(dtype, d, kind, dropout)
-                for d in HEAD_DIMS
-                for kind in KINDS
-                for dropout in dropouts
-                for begun in ((False, True) if (d, kind, dropout) == (64, "WINDOW", False) else (False,))
-                if as_list(d, kind, dropout) == kind
-            ),
-            ("sm_90a",),
-        )
-        for dtype, count, dropouts in (
-            ("float16", 0, (False, True)),
-            ("bfloat16", 0, (False,)),
-            ("float16", 1, (False,)),
-        )
-    )
-    + hopper_backward.VARIANTS,
+    variants=hopper_variants(FILE, _functions) + hopper_backward.VARIANTS,
     forward=forward,
     backward=backward,
     prepare=prepare,

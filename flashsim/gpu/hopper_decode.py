@@ -6,8 +6,6 @@ heads, at all positions. Elsewhere this rung runs `hopper` in its place, with a 
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,8 +13,8 @@ import numpy as np
 
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import capability, import_cupy
-from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import Launch, check_rows, ready
+from flashsim.gpu.kernel import Kernel, Options, hopper_variants
+from flashsim.gpu.launching import STRIDES, Launch, Prepared, check_rows, ready, totals, warn
 from flashsim.gpu.tensor_maps import tensor_map
 
 FILE = "hopper_decode.cu"
@@ -35,9 +33,8 @@ SHORT, MEDIUM = (
 LEAST = 4  # tiles of a part
 MOST = 2**31 - 2**16  # heads, and rows of all heads, counted in 32 bits
 
-_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
 _PROBLEM = np.dtype(
-    [("Q", _STRIDES), ("tiles", "i8")]
+    [("Q", STRIDES), ("tiles", "i8")]
     + [(name, "i4") for name in ("N_q", "N_k", "H_kv", "group", "heads", "rows", "T_c", "causal", "wants_L")]
     + [("c", "f4"), ("sign", "f4"), ("unused", "i4")]
 )
@@ -73,33 +70,30 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     device = import_cupy().cuda.runtime.getDevice()
     reason = hopper.why_not(capability(device), q.shape[3]) or unsuited(q.shape, k.shape)
     if reason:
-        warnings.warn(f"hopper runs in hopper_decode's place: {reason}", RuntimeWarning, stacklevel=3)
+        warn(f"hopper runs in hopper_decode's place: {reason}")
         hopper.forward(q, k, v, o, lse, options)
         return
     _prepared(device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
-def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Callable[..., None] | None:
+def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
     """Return `forward` for arrays of these shapes, strides and dtypes, or None where `hopper` runs in its place."""
     reason = hopper.why_not(capability(device), q.shape[3]) or unsuited(q.shape, k.shape)
     return None if reason else _prepared(device, q, k, v, wants_L, options)
 
 
-def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Callable[..., None]:
-    alloc, counters, strides = import_cupy().cuda.alloc, options.counters, (q.strides, k.strides, v.strides)
-    asked = wants_L, options.causal, options.scale, counters is not None
+def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
+    strides = q.strides, k.strides, v.strides
+    asked = wants_L, options.causal, options.scale, options.counters is not None
     decode, merge, parts = _launches(device, q.shape, k.shape, strides, q.dtype, *asked)
 
-    def run(q: Any, k: Any, v: Any, o: Any, lse: Any) -> None:
-        totals = 0 if counters is None else counters.for_launch(ARRAYS).data.ptr
-        O, L = o.data.ptr, lse.data.ptr if wants_L else 0
-        memory = alloc(parts) if merge is not None else None
-        at = 0 if memory is None else memory.ptr
-        decode(q.data.ptr, k.data.ptr, v.data.ptr, O, L, at, totals)
+    def run(stream: int, at: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
+        moved = totals(options, ARRAYS)
+        decode(stream, Q, K, V, O, L, at, moved)
         if merge is not None:
-            merge(O, L, at, totals)
+            merge(stream, O, L, at, moved)
 
-    return run
+    return Prepared(run, parts)
 
 
 class _Launches(NamedTuple):
@@ -159,10 +153,10 @@ def _launches(
     def merging(O: int, L: int, parts: int, totals: int) -> tuple[Any, ...]:
         return (np.uint64(O), np.uint64(L), *cut(parts), np.int32(blocks), np.int32(share), by_value, np.uint64(totals))
 
-    decode = Launch(device, kernels[0], blocks, THREADS, shared_bytes(d), decoding)
+    decode = Launch(kernels[0], blocks, THREADS, shared_bytes(d), decoding)
     if blocks == heads:
         return _Launches(decode)
-    merge = Launch(device, kernels[1], -(-heads * rows * share // WARPS), 32 * WARPS, 0, merging)
+    merge = Launch(kernels[1], -(-heads * rows * share // WARPS), 32 * WARPS, 0, merging)
     return _Launches(decode, merge, 4 * places * (d + 2))
 
 
@@ -193,15 +187,7 @@ KERNEL = Kernel(
     tensor_cores=True,
     dtypes=tuple(ELEMENTS),
     head_dims=tensor_core.HEAD_DIMS,
-    variants=tuple(
-        Variant(
-            FILE,
-            (("COUNT", count),),
-            tuple(function for d in HEAD_DIMS for function in functions(dtype, d)),
-            ("sm_90a",),
-        )
-        for dtype, count in (("float16", 0), ("bfloat16", 0), ("float16", 1))
-    ),
+    variants=hopper_variants(FILE, lambda dtype, _: (name for d in HEAD_DIMS for name in functions(dtype, d))),
     forward=forward,
     prepare=prepare,
     counts=True,

@@ -6,15 +6,15 @@ The kernel needs a GPU of compute capability 9.0 and d = 128; no other rung take
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import MissingGPU, capability, current_device, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import ELEMENTS, NOWHERE, check_rows, counter, ready, section
-from flashsim.gpu.tensor_maps import tensor_map
+from flashsim.gpu.launching import ELEMENTS, Launch, Prepared, check_rows, counter, ready, section, totals
+from flashsim.gpu.tensor_maps import contiguous, tensor_map
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
@@ -23,7 +23,6 @@ THREADS, TRANSPOSES, ROUNDS = 384, 256, 256  # of the three kernels
 SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32) + 10 * 16 + 3 * 12  # Q_i, K_j, V_j, O_i, barriers, row blocks' numbers
 LARGEST = 448.0
 
-_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L")]
     + [("c", "f4"), ("sign", "f4")]
@@ -71,52 +70,48 @@ def why_not(capability: str, d: int) -> str:
 
 def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     """Fill o, float16, and, unless None, lse. Raises ValueError for rows that do not start at multiples of 16 bytes."""
-    cupy = import_cupy()
     device = current_device()
     reason = why_not(capability(device), q.shape[3])
     if reason:
         raise ValueError(f"hopper_fp8 cannot run: {reason}; no other kernel takes {NAME}")
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_rows(name, x.data.ptr, x.shape, x.strides)
-    counters, wants_L = options.counters, lse is not None
-    made = _made(device, q.shape, k.shape, v.strides, wants_L, options.causal, options.scale, counters is not None)
-    totals = counters.for_launch(ARRAYS) if counters is not None else NOWHERE
-    transposed = cupy.empty(made.transposed, "uint8")
-    made.transpose(made.tiles, (TRANSPOSES,), (v, made.strides, transposed, *made.numbers, totals))
-    (B_r, B_c), d = BLOCKS, q.shape[3]
-    sides = (("q", q, NAME, B_r), ("k", k, NAME, B_c), ("v", transposed, NAME, d), ("o", o, "float16", hopper.ROWS))
-    maps = [tensor_map(name, x.data.ptr, x.shape, x.strides, kind, rows) for name, x, kind, rows in sides]
-    arguments = (*maps, lse if wants_L else NOWHERE, counter(device), made.problem, totals)
-    made.kernel(made.grid, (THREADS,), arguments, shared_mem=SHARED)
+    _prepared(device, q, k, v, lse is not None, options)(q, k, v, o, lse)
 
 
-class _Made(NamedTuple):
-    """What both launches need besides their arrays: functions and grids; V's strides, Vᵀ's shape and numbers; struct Problem."""
+def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared | None:
+    """Return `forward` for arrays of these shapes, strides and dtypes, or None where it cannot run."""
+    return None if why_not(capability(device), q.shape[3]) else _prepared(device, q, k, v, wants_L, options)
 
-    transpose: Any
-    tiles: tuple[int]
-    strides: Any
-    transposed: tuple[int, ...]
-    numbers: tuple[Any, ...]
-    kernel: Any
-    grid: tuple[int]
-    problem: Any
+
+def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
+    strides, asked = (q.strides, k.strides, v.strides), (wants_L, options.causal, options.scale)
+    transpose, start, scratch = _launches(device, q.shape, k.shape, strides, *asked, options.counters is not None)
+
+    def run(stream: int, transposed: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
+        moved = totals(options, ARRAYS)
+        transpose(stream, Q, K, V, transposed, moved)
+        start(stream, Q, K, transposed, O, L, counter(device, stream), moved)
+
+    return Prepared(run, scratch)
 
 
 @lru_cache(maxsize=1024)
-def _made(
+def _launches(
     device: int,
     q: tuple[int, ...],
     k: tuple[int, ...],
-    v_strides: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
     wants_L: bool,
     causal: bool,
     scale: float,
     counting: bool,
-) -> _Made:
-    """Return it for q and k of these shapes, and v of these strides."""
+) -> tuple[Launch, Launch, int]:
+    """Return what transposes V, called with the addresses of Q, K, V, Vᵀ and totals; the kernel; and the bytes of Vᵀ.
+
+    The kernel is called with the addresses of Q, K, Vᵀ, O, L, the counter and totals.
+    """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
-    T_r, T_c = -(-N_q // BLOCKS[0]), -(-N_k // BLOCKS[1])
+    B_r, B_c = BLOCKS
+    T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
     row_blocks, tiles = B * H * T_r, B * H_kv * T_c
     if max(row_blocks, tiles) >= hopper.MOST:
         raise ValueError(f"q has shape {q}, k {k}; hopper_fp8 takes fewer than {hopper.MOST:,} tiles")
@@ -127,11 +122,29 @@ def _made(
     problem["section"] = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     name = function(causal)
-    transpose, kernel = ready(device, FILE, ("transpose", name), name, SHARED, counting)
-    strides, numbers = np.array([v_strides[:3]], _STRIDES), tuple(np.int32(n) for n in (H_kv, N_k, T_c))
+    kernels = ready(device, FILE, ("transpose", name), name, SHARED, counting)
+    numbers = np.void(np.array(strides[2][:3], "i8").tobytes()), *(np.int32(n) for n in (H_kv, N_k, T_c))
+    across, by_value = (B, H_kv, T_c * d, B_c), np.void(problem.tobytes())
+    sides = (
+        ("q", q, strides[0], NAME, B_r),
+        ("k", k, strides[1], NAME, B_c),
+        ("v", across, contiguous(across, 1), NAME, d),
+        ("o", q, contiguous(q, 2), "float16", hopper.ROWS),
+    )
+
+    def transposing(Q: int, K: int, V: int, transposed: int, totals: int) -> tuple[Any, ...]:
+        for name, at, shape, given in zip("qkv", (Q, K, V), (q, k, k), strides, strict=True):
+            check_rows(name, at, shape, given)
+        return np.uint64(V), numbers[0], np.uint64(transposed), *numbers[1:], np.uint64(totals)
+
+    def arguments(Q: int, K: int, V: int, O: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
+        each = zip(sides, (Q, K, V, O), strict=True)
+        maps = (tensor_map(name, at, *rest) for (name, *rest), at in each)
+        return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
+
     grid = min(attributes["MultiProcessorCount"], row_blocks)
-    shape = B, H_kv, T_c * d, BLOCKS[1]
-    return _Made(transpose, (tiles,), strides, shape, numbers, kernel, (grid,), np.void(problem.tobytes()))
+    transpose = Launch(kernels[0], tiles, TRANSPOSES, 0, transposing)
+    return transpose, Launch(kernels[1], grid, THREADS, SHARED, arguments), tiles * d * B_c
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
@@ -158,6 +171,7 @@ KERNEL = Kernel(
         Variant(FILE, (("COUNT", 1),), ("transpose", function(True)), ("sm_90a",)),
     ),
     forward=forward,
+    prepare=prepare,
     counts=True,
     aligned=True,
     choose_blocks=choose_blocks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,15 @@ class Variant:
     architectures: tuple[str, ...] = ("sm_80", "sm_90a")
 
 
+def hopper_variants(file: str, functions: Callable[[str, bool], Iterable[str]]) -> tuple[Variant, ...]:
+    """Return float16's, bfloat16's, and what counts, for Hopper: `functions` of a dtype and whether it counts."""
+    cases = ("float16", 0), ("bfloat16", 0), ("float16", 1)
+    return tuple(
+        Variant(file, (("COUNT", count),), tuple(dict.fromkeys(functions(dtype, bool(count)))), ("sm_90a",))
+        for dtype, count in cases
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
     """A rung.
@@ -70,9 +79,9 @@ class Kernel:
     outrun       (direction, d, the names of what is asked for) -> why a lower rung is faster, or ""
     forward      (q, k, v, o, lse, options): fills o (B, H_q, N_q, d) and, unless None, lse (B, H_q, N_q), float32
     backward     (q, k, v, o, lse, do, dq, dk, dv, options): fills dq, dk, dv, shaped as q, k, v; or None
-    prepare      (device, q, k, v, whether lse is wanted, options) -> what does as `forward`, without options, for all arrays
+    prepare      (device, q, k, v, whether lse is wanted, options) -> a `launching.Prepared` that does as `forward` for arrays
                  of these shapes, strides and dtypes, or None; it looks at no more of an array. Or None
-    prepare_backward  (device, q, k, v, do, options) -> likewise what does as `backward`, or None; or None
+    prepare_backward  (device, q, k, v, do, options) -> likewise one that does as `backward`, or None; or None
 
     Arrays are CuPy's, checked, on the current device; inputs have unit last stride, otherwise any strides; what is to be
     filled, and o and lse in the backward pass, are contiguous. Bfloat16 is ml_dtypes' type: `q.dtype.name` is "bfloat16".
@@ -91,8 +100,8 @@ class Kernel:
     variants: tuple[Variant, ...]
     forward: Callable[..., None]
     backward: Callable[..., None] | None = None
-    prepare: Callable[..., Callable[..., None] | None] | None = None
-    prepare_backward: Callable[..., Callable[..., None] | None] | None = None
+    prepare: Callable[..., Any] | None = None
+    prepare_backward: Callable[..., Any] | None = None
     tensor_cores: bool = False
     output: str | None = None
     longest: int | None = None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,9 +26,9 @@ FLOAT = 4
 L2_PART = 0.8  # of the L2 that what a section of heads reads again may fill
 
 DROPOUT = np.dtype([("key_0", "u4"), ("key_1", "u4"), ("last", "u4"), ("keep_scale", "f4")])
-_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
+STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
 _PROBLEM = np.dtype(
-    [(name, _STRIDES) for name in ("q", "k", "v", "o", "dO")]
+    [(name, STRIDES) for name in ("q", "k", "v", "o", "dO")]
     + [(name, "i8") for name in ("mask", "mask_batch", "mask_head", "mask_row", "mask_column")]
     + [(name, "i4") for name in ("H", "group", "N_q", "N_k")]
     + [("tau", "f4"), ("dropout", DROPOUT), ("unused", "i4")]
@@ -139,24 +142,48 @@ def ready(device: int, file: str, names: tuple[str, ...], large: str, shared: in
 
 
 class Launch:
-    """A launch of which all but addresses is settled: it is called with them.
+    """A launch of which all but addresses is settled: it is called with the stream's handle, and them.
 
     `arguments` makes the kernel's arguments of addresses, and is to depend on nothing else that changes, since what it made
     is kept: so memory may be freed and come back at the same address.
     """
 
     def __init__(
-        self, device: int, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., tuple[Any, ...]]
+        self, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., tuple[Any, ...]]
     ) -> None:
-        self._device, self._kernel = device, kernel.kernel  # CuPy's function, on the current device
-        self._how = grid, 1, 1, threads, 1, 1, shared
+        self._kernel, self._launch = (
+            kernel.kernel,
+            import_cupy().cuda.driver.launchKernel,
+        )  # CuPy would look at each argument
+        self._how = self._kernel.ptr, grid, 1, 1, threads, 1, 1, shared
         self._arguments = lru_cache(maxsize=1024)(lambda *addresses: InMemory(arguments(*addresses)))
 
-    def __call__(self, *addresses: int) -> None:
-        """Launch the kernel on the current stream: by the driver, since CuPy would look at each argument in every call."""
-        cuda, given = import_cupy().cuda, self._arguments(*addresses)
-        cuda.runtime.setDevice(self._device)  # a thread that has not used it yet has no context
-        cuda.driver.launchKernel(self._kernel.ptr, *self._how, cuda.get_current_stream().ptr, given.at, 0)
+    def __call__(self, stream: int, *addresses: int) -> None:
+        """Launch the kernel."""
+        self._launch(*self._how, stream, self._arguments(*addresses).at, 0)
+
+
+class Prepared(NamedTuple):
+    """What does a rung's work for arrays of which all but addresses is settled.
+
+    run      called with the stream's handle, the address of scratch memory, and those of arrays: q, k, v, o, and lse if it is
+             wanted; or q, k, v, o, lse, do, dq, dk, dv. In a thread that has used the device: others have no context
+    scratch  bytes that it needs
+    """
+
+    run: Callable[..., None]
+    scratch: int = 0
+
+    def launch(self, *addresses: int) -> None:
+        """Run it on CuPy's current stream and device."""
+        cuda = import_cupy().cuda
+        cuda.runtime.setDevice(cuda.runtime.getDevice())
+        memory = cuda.alloc(self.scratch) if self.scratch else None
+        self.run(cuda.get_current_stream().ptr, 0 if memory is None else memory.ptr, *addresses)
+
+    def __call__(self, *arrays: Any) -> None:
+        """Run it with CuPy's arrays, of which None are left out."""
+        self.launch(*[x.data.ptr for x in arrays if x is not None])
 
 
 class InMemory:
@@ -176,13 +203,37 @@ def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
 _counters: dict[tuple[int, ...], Any] = {}
 
 
-def counter(device: int) -> Any:
-    """Return the word from which blocks of threads draw what to do next: 0 between launches, one for each stream."""
-    cupy = import_cupy()
-    key = device, cupy.cuda.get_current_stream().ptr, threading.get_ident()
+def counter(device: int, stream: int) -> int:
+    """Return where the word is from which blocks of threads draw what to do next: 0 between launches, one for each stream."""
+    key = device, stream, threading.get_ident()
     if key not in _counters:
-        _counters[key] = cupy.zeros(1, "uint32")
-    return _counters[key]
+        cupy = import_cupy()
+        with cupy.cuda.Device(device), cupy.cuda.Stream.from_external(Stream(stream)):
+            _counters[key] = cupy.zeros(1, "uint32")
+    return int(_counters[key].data.ptr)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream by its handle, by the CUDA stream protocol, which older versions of PyTorch's lack."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+def warn(message: str) -> None:
+    """Give a RuntimeWarning of the line that called this package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("flashsim.gpu"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
+
+
+def totals(options: Options, names: Sequence[str]) -> int:
+    """Return where a launch is to add what it moves of the arrays `names`, or 0."""
+    return 0 if options.counters is None else int(options.counters.for_launch(names).data.ptr)
 
 
 def state(heads: int, seed: int | None) -> Any:

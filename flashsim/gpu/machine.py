@@ -1,8 +1,10 @@
-"""What this machine has of what the GPU kernels need."""
+"""What this machine has of what the GPU kernels need, and what a record says of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
 
 from flashsim.gpu.compiling import (
     ARCHITECTURES,
@@ -57,3 +59,38 @@ def info() -> Info:
     except MissingGPU as error:
         missing.append(str(error))
     return Info(found, missing)
+
+
+def machine() -> dict[str, Any]:
+    """Return the GPU, its driver, and the packages' versions. Raises MissingGPU where there is none."""
+    cupy = import_cupy()
+    properties = cupy.cuda.runtime.getDeviceProperties(current_device())
+    torch = torch_if_there()
+    return {
+        "gpu": properties["name"].decode(),
+        "sms": properties["multiProcessorCount"],
+        "l2_bytes": properties["l2CacheSize"],
+        "driver_cuda": cupy.cuda.runtime.driverGetVersion(),
+        "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+        "cupy": cupy.__version__,
+        "torch": None if torch is None else torch.__version__,
+        "cudnn": None if torch is None else torch.backends.cudnn.version(),
+        "flash_attn_4": version("flash-attn-4"),
+    }
+
+
+def torch_if_there() -> Any:
+    """Return PyTorch, or None where it is not installed or has no GPU."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def version(package: str) -> str | None:
+    """Return an installed package's version, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

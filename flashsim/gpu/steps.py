@@ -19,8 +19,9 @@ from typing import Any
 
 from flashsim.api import count
 from flashsim.gpu import hopper, hopper_fp8, tensor_core
-from flashsim.gpu.benchmark import FA4, TORCH, Call, Setting, arrays, contestants, dtype_of, race
+from flashsim.gpu.benchmark import race
 from flashsim.gpu.compiling import capability, current_device, import_cupy
+from flashsim.gpu.contestants import FA4, TORCH, Call, Setting, arrays, contestants, dtype_of
 from flashsim.gpu.kernel import Kernel, Options
 from flashsim.gpu.profiling import profiled, run_marked
 from flashsim.gpu.rungs import ladder

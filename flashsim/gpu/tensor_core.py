@@ -19,8 +19,6 @@ THREADS, B_R = 128, 128  # the file's
 GRID = 65535  # of a grid's second and third axis: heads, batch
 LOG2_E = math.log2(math.e)
 
-_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
-
 
 def block_sizes(d: int, dropout: bool = False) -> tuple[int, int]:
     """Return (B_r, B_c): as many keys as fit into registers, beside O_i and with dropout Z_ij's bits, without spills."""
@@ -58,7 +56,7 @@ def forward(q: Any, k: Any, v: Any, o: Any, lse: Any, options: Options) -> None:
     B_r, B_c = block_sizes(d, dropout)
     shared = 2 * d * (B_r + 4 * B_c)  # Q_i, two K_j, two V_j
     kernel = _ready(cupy.cuda.runtime.getDevice(), name, shared)
-    strides = (np.array([_elements(array)], _STRIDES) for array in (q, k, v))
+    strides = (np.array([_elements(array)], launching.STRIDES) for array in (q, k, v))
     numbers = (np.int32(n) for n in (N_q, N_k, H // H_kv))
     drop = np.array([launching.dropout(options.dropout_p, options.seed)], launching.DROPOUT)
     L = np.uint64(0) if lse is None else lse

@@ -22,12 +22,11 @@ PAD = 128  # rows to which D and L·log₂e are padded; the file's PAD
 GRID = 2**31 - 1
 LOG2_E = math.log2(math.e)
 
-_STRIDES = np.dtype([("batch", "i8"), ("head", "i8"), ("row", "i8")])
 _POINTERS = ("Q", "K", "V", "O", "dO", "L", "dQ", "dK", "dV", "L2", "D", "dQ_sum")
 _STRIDED = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
 _PROBLEM = np.dtype(
     [(name, "u8") for name in _POINTERS]
-    + [(name, _STRIDES) for name in _STRIDED]
+    + [(name, launching.STRIDES) for name in _STRIDED]
     + [("dropout", launching.DROPOUT)]
     + [(name, "i4") for name in ("N_q", "N_k", "H_q", "H_k", "group", "causal", "padded")]
     + [("tau", "f4"), ("tau_2", "f4")],

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashsim.api import count
-from flashsim.gpu.benchmark import machine
 from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.machine import machine
 from flashsim.gpu.profiling import METRICS, profiled, run_marked
 from flashsim.records import Traffic
 

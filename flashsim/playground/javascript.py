@@ -14,10 +14,9 @@ from dataclasses import is_dataclass
 from itertools import count
 from textwrap import dedent
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
-from flashsim.records import ArrayTraffic
-from flashsim.theory.form import Form
+from flashsim.theory.form import Form, means
 from flashsim.theory.formulas import SYMBOLS
 
 SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
@@ -52,8 +51,11 @@ class Script:
 
 def expression(text: str, names: str) -> str:
     """Return a formula as JavaScript that looks its symbols up in the object `names`. TypeError for what is no sum or product."""
-    known = {name: Symbol(f"{names}.{name}") for name in SYMBOLS}
-    return js(eval(text, {"__builtins__": {}}, known))
+    return _js(text, {name: Symbol(f"{names}.{name}") for name in SYMBOLS})
+
+
+def _js(text: str, values: Mapping[str, Any]) -> str:
+    return js(eval(text, {"__builtins__": {}}, values))
 
 
 class Symbol:
@@ -87,25 +89,20 @@ def js(number: Symbol | int) -> str:
 
 
 def traced(form: Form) -> dict[str, tuple[str, str]]:
-    """Return (reads, writes) of each array in the object `s` of symbols: the form, run on symbols in place of numbers.
+    """Return (reads, writes) of each array in the object `s` of symbols, where some tiles are computed.
 
-    The tiles that are computed are `s.tiles`: their rows are `s.tiles.A` in all, their columns `s.tiles.C`.
+    These are `s.tiles`: their rows are `s.tiles.A` in all, their columns `s.tiles.C`.
     """
-    s = {name: Symbol(f"s.{name}") for name in ("N_q", "N_k", "d", "d_v", "B_r", "B_c", "T_r", "T_c")}
-
-    def array(name: str, role: Any, *, reads: Any = 0, writes: Any = 0, init: Any = 0) -> dict[str, ArrayTraffic]:
-        return {name: ArrayTraffic(reads, init + writes, init, 0, 4, role)}
-
-    def nothing(*_: Any) -> dict[str, ArrayTraffic]:
-        return {}
-
-    options = {option.name: option.default for option in form.options}
-    lengths = {name: s[name] for name in ("N_q", "N_k", "d", "d_v")}
-    parts = {"array": array, "masks": nothing, "generator": nothing, "gradient": nothing, "options": options, "chip": 4}
-    problem: Any = SimpleNamespace(**lengths, **parts, dropout=False)
-    blocks: Any = SimpleNamespace(**{name: s[name] for name in ("B_r", "B_c", "T_r", "T_c")})
-    traffic = form.traffic(problem, blocks, _traced_tiles("s.tiles"))
-    return {name: (js(a.reads), js(a.writes)) for name, a in traffic.items()}
+    s: Any = SimpleNamespace(**{name: Symbol(f"s.{name}") for name in (*SYMBOLS, "B_r", "B_c")})
+    tiles = _traced_tiles("s.tiles")
+    if form.traffic is None:
+        values = {**vars(s), **means(s, form.passes(s, s, tiles))}
+        return {name: (_js(reads, values), _js(writes, values)) for name, (reads, writes) in form.formulas.items()}
+    s.options = {option.name: option.default for option in form.options}
+    s.masks = s.generator = lambda *_: {}
+    s.array = lambda name, role, reads=0, writes=0, kept=0: {name: (js(reads), js(writes))}
+    traffic: Any = form.traffic(s, s, tiles)
+    return {**traffic}
 
 
 def _traced_tiles(text: str) -> Any:
@@ -115,11 +112,10 @@ def _traced_tiles(text: str) -> Any:
     return SimpleNamespace(rows=Symbol(f"{text}.A"), columns=Symbol(f"{text}.C"), cut=cut)
 
 
-class _Constant:
+class _Constant(NamedTuple):
     """A value that is known when the page is made."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
 Part = str | _Constant

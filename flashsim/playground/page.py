@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import re
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from flashsim.algorithms import PASSES
 from flashsim.algorithms.record import Algorithm
 from flashsim.playground.javascript import Script, expression, traced
 from flashsim.theory.form import Form
-from flashsim.theory.formulas import OWN, common_symbols
+from flashsim.theory.formulas import common_symbols
 from flashsim.theory.live import _clipped
 from flashsim.tracing.page import filled, lighter, policy, read
 from flashsim.tracing.typeset import named, typeset
@@ -26,14 +25,14 @@ FIRST = ("flash", "q_outer", "standard")
 def page() -> str:
     """Return the page."""
     passes = [(algorithm, theory.form_of(algorithm.name, algorithm.direction)) for algorithm in _shown()]
-    css, js = f"\n{read('typeset.css')}{_read('playground.css')}\n", lighter(script(passes) + _read("playground.js"))
-    js = f"\n{js}\n"
+    css = f"\n{read('typeset.css')}{_read('playground.css')}\n"
+    js = f"\n{lighter(script(passes) + read('elements.js') + _read('playground.js'))}\n"
     parts = {
         "css": css,
         "js": js,
         "policy": policy(css, js),
         "algorithms": _choices(passes),
-        "symbols": _symbols(passes),
+        "typeset": _symbols(passes),
     }
     return filled(_read("playground.html"), parts)
 
@@ -48,8 +47,7 @@ def _shown() -> list[Algorithm]:
         ):
             form = theory.form_of(algorithm.name, algorithm.direction)
             moves = tuple(sorted(form.formulas.items())), form.peak, _skips(form)
-            own = any(re.search(rf"\b({'|'.join(OWN)})\b", text) for pair in form.formulas.values() for text in pair)
-            if moves not in seen and not own and all(option.name != "window" for option in form.options):
+            if moves not in seen and form.symbols is None and all(option.name != "window" for option in form.options):
                 seen.add(moves)
                 found.append(algorithm)
     return found
@@ -102,7 +100,6 @@ def script(passes: list[tuple[Algorithm, Form]]) -> str:
 
 
 def _choices(passes: list[tuple[Algorithm, Form]]) -> str:
-    """Return the list of algorithms, as HTML."""
     groups: dict[str, list[str]] = {}
     for number, (algorithm, _) in enumerate(passes):
         loops = f": {algorithm.loops}" if algorithm.loops and algorithm.name in FIRST[:2] else ""

@@ -1,25 +1,13 @@
 // The page: sizes in, tiles, accesses and SRAM out.
 
-const find = (selector) => document.querySelector(selector);
-const grouped = new Intl.NumberFormat("en-US");
-const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const texts = new Map([...find("#symbols").content.children].map((set) => [set.dataset.text, set]));
-const typeset = (text) => [...texts.get(text).cloneNode(true).childNodes];
 const MOST = 10n ** 15n; // of a size that is taken; what is computed from it is exact all the same
 const SIZES = { N_q: ["queries", 20], N_k: ["keys", 20], d: ["head width", 9], M: ["SRAM", 20], B_r: ["rows", 14], B_c: ["columns", 14] };
 
 /** A size as it is written, or null where it is none. */
 const sizeOf = (text) => (/^[1-9]\d{0,15}$/.test(text) && BigInt(text) <= MOST ? BigInt(text) : null);
 
-function make(tag, attributes = {}, ...content) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...content.flat(Infinity));
-  return made;
-}
-
 /** All that the page says of a setting. Sizes are BigInts. */
-function count(form, sizes, every = false) {
+function costs(form, sizes, every = false) {
   const p = problemOf(sizes), blocks = blocksOf(p, sizes.B_r, sizes.B_c), live = sizes.causal && form.skips && !every, tiles = tilesOf(p, sizes.B_r, sizes.B_c, live);
   const s = { ...symbolsOf(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, form.direction), B_r: blocks.B_r, B_c: blocks.B_c, tiles };
   const arrays = Object.keys(form.arrays).map((name) => {
@@ -32,7 +20,7 @@ function count(form, sizes, every = false) {
 /** Line 1's block sizes: as printed, or the largest of that shape with which everything fits; [1, 1] where nothing does. */
 function lineOne(form, sizes, fit) {
   const { d, M } = sizes, p = problemOf(sizes), of = (rows) => form.proportions(rows, d);
-  const fits = (rows) => { const [B_r, B_c] = of(rows); return count(form, { ...sizes, B_r, B_c }, true).peak <= M; };
+  const fits = (rows) => { const [B_r, B_c] = of(rows); return costs(form, { ...sizes, B_r, B_c }, true).peak <= M; };
   if (!fit) return blocksOf(p, ...of(form.rows(M, d, d)));
   let low = 1n, high = largest(p.N_q, p.N_k) + 1n;
   while (high - low > 1n) { const middle = (low + high) / 2n; if (fits(middle)) low = middle; else high = middle; }
@@ -95,7 +83,7 @@ class Playground {
   }
 
   show() {
-    const { form, sizes } = this, found = count(form, sizes), standard = FORMS.find((one) => one.name === "standard" && one.direction === form.direction);
+    const { form, sizes } = this, found = costs(form, sizes), standard = FORMS.find((one) => one.name === "standard" && one.direction === form.direction);
     for (const { name, range, number, most } of this.inputs) {
       range.value = nearest(sizes[name], most), range.setAttribute("aria-valuetext", grouped.format(sizes[name]));
       if (number.value !== String(sizes[name])) number.value = String(sizes[name]), number.setAttribute("aria-invalid", "false");
@@ -111,7 +99,7 @@ class Playground {
   }
 
   showVersus(form, accesses, standard) {
-    const backward = form.direction === "backward" ? ", backward," : "", { accesses: its, peak } = count(standard, { ...this.sizes, ...lineOne(standard, this.sizes, true) });
+    const backward = form.direction === "backward" ? ", backward," : "", { accesses: its, peak } = costs(standard, { ...this.sizes, ...lineOne(standard, this.sizes, true) });
     const said = peak > this.sizes.M ? `Of standard attention${backward} no blocks fit into M = ${grouped.format(this.sizes.M)}.`
       : `Standard attention${backward} with the largest blocks that fit makes ${grouped.format(its)}: ${Number((1000n * its) / accesses) / 1000} times as many.`;
     find("#versus").replaceChildren(form === standard ? "" : said);

@@ -1,5 +1,6 @@
 // What the translated forms are written in: integers without a limit, one head's problem, and its tiles.
 
+const find = (selector, root = document) => root.querySelector(selector);
 const floorDiv = (a, b) => { const n = a / b; return n * b !== a && a < 0n !== b < 0n ? n - 1n : n; };
 const floorMod = (a, b) => a - floorDiv(a, b) * b;
 const largest = (...all) => all.reduce((a, b) => (a > b ? a : b));

@@ -3,8 +3,7 @@
 `draw("pareto", N=2048, M="228KB", ax=ax)` draws one by name, and returns the axes; `FIGURES` has them all, and says what
 options each takes. Nothing is shown and no global state is kept: no pyplot.
 
-A file a figure. Each `plot_*` draws the numbers that the `*_data` function beside it returns (called, if none are given) on
-the axes it is given, or on a new figure, and returns the axes.
+A file a figure: a `*_data` function counts, and a `plot_*` function draws that on axes. A `Chart` makes these one.
 """
 
 from __future__ import annotations

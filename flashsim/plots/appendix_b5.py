@@ -12,16 +12,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from flashsim.api import count
-from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BLACK, GREY, hang, looks, styled
+from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.sizes import Size
 
 _LOOKS = looks(("flash", "rabe_staats", "memory_efficient"))
@@ -58,11 +58,9 @@ def appendix_b5_data(
     }
 
 
-@styled
-def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+@partial(Chart, "appendix_b5", appendix_b5_data, "Appendix B.5: FlashAttention and Rabe & Staats compared", 4.3, x=10)
+def plot_appendix_b5(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw each measure as a multiple of FlashAttention's, on a log axis, with the count beside the dot."""
-    data = appendix_b5_data() if data is None else data
-    ax = canvas(ax, 4.3, x=10)
     ax.set_xlim(0.75, 60_000)
     labels, y = [], 0.0
     for measure, title in _MEASURES.items():
@@ -85,9 +83,3 @@ def plot_appendix_b5(data: Mapping[str, Any] | None = None, *, ax: Axes | None =
     ticks(ax.xaxis, FixedLocator([1, 10, 100]), FixedFormatter(["1×", "10×", "100×"]))
     ax.set_xlabel(f"times FlashAttention's\n{said(data, 'N', 'd', 'M')}")
     ax.set_title("Rabe & Staats: no more accesses, but\nmore memory and one product more", x=hang(ax, -0.4))
-    return ax
-
-
-FIGURE = Chart(
-    "appendix_b5", appendix_b5_data, plot_appendix_b5, "Appendix B.5: FlashAttention and Rabe & Staats compared"
-)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,24 +11,9 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim import approximate, patterns, theory
 from flashsim.checking import check_count
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import (
-    BLACK,
-    GREEN,
-    GREY,
-    OLIVE,
-    PURPLE,
-    SKY,
-    WINE,
-    column_figure,
-    dress,
-    hang,
-    looks,
-    several,
-    styled,
-)
+from flashsim.plots.style import BLACK, GREEN, GREY, OLIVE, PURPLE, SKY, WINE, Look, hang, looks, ticks
 from flashsim.records import Occupancy
 from flashsim.sizes import Size
 
@@ -37,6 +23,7 @@ PAPER = {
     "source": "FlashAttention, arXiv:2205.14135, Section 4.3: runtimes of forward + backward on an A100 begin to cross",
     "between": BETWEEN,
 }
+_WHAT = "Figure 3: exact and approximate attention against N"
 _LENGTHS = [2**e for e in range(7, 17)]
 _STEP, _LAST = 64, 2048  # where crossings are looked for
 _TOLD = ("performer", "linformer", "smyrf", "reformer")  # whose crossings are marked
@@ -51,14 +38,14 @@ _SIZES = {
     "standard": 9, "flash": 7, "q_outer": 5, "block_sparse": 4, "sliding_window": 3, "linformer": 7, "performer": 4,
     "performer_materialised": 3, "reformer": 5, "smyrf": 4,
 }  # fmt: skip
-_DRAWN: Mapping[str, tuple[str, str, str, str]] = {
-    "block_sparse": ("block-sparse, butterfly", SKY, "s", "-"),
-    "sliding_window": ("sliding window", PURPLE, "v", "-"),
-    "linformer": ("Linformer", GREEN, "P", "--"),
-    "performer": ("Performer", BLACK, "X", "--"),
-    "performer_materialised": ("Performer, φ in HBM", GREY, "d", ":"),
-    "reformer": ("Reformer", WINE, "<", "-."),
-    "smyrf": ("SMYRF", OLIVE, ">", ":"),
+_DRAWN = {
+    "block_sparse": Look("block-sparse, butterfly", SKY, "s", "-"),
+    "sliding_window": Look("sliding window", PURPLE, "v", "-"),
+    "linformer": Look("Linformer", GREEN, "P", "--"),
+    "performer": Look("Performer", BLACK, "X", "--"),
+    "performer_materialised": Look("Performer, φ in HBM", GREY, "d", ":"),
+    "reformer": Look("Reformer", WINE, "<", "-."),
+    "smyrf": Look("SMYRF", OLIVE, ">", ":"),
 }
 
 
@@ -162,22 +149,15 @@ def _from(not_fewer: Sequence[int]) -> int | None:
     return None if last >= _LAST else last // _STEP * _STEP + _STEP
 
 
-@styled
-def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+@partial(Chart, "approximate", approximate_data, _WHAT, 8.9, panels=3, grid={"sharex": True}, x=2, y=10)
+def plot_approximate(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw the three against N, log-log; in the first, grey where the paper's runtimes cross, a bar where accesses do."""
-    data = approximate_data() if data is None else data
-    axes: Sequence[Axes] = several(ax, 3) or list(column_figure(8.9).subplots(3, sharex=True))
-    known = looks(EXACT)
+    known = looks(EXACT) | _DRAWN
     for panel, (what, label) in zip(axes, _MEASURES.items(), strict=True):
-        dress(panel, x=2, y=10)
         for name, series in data["series"].items():
-            said_as, colour, marker, dashes = _DRAWN.get(name) or (
-                known[name].label, known[name].colour, known[name].marker, known[name].dashes
-            )  # fmt: skip
-            panel.plot(
-                data["N"], series[what], color=colour, marker=marker, linestyle=dashes, mfc="none", markersize=_SIZES[name],
-                label=said_as, gid=f"{name} {what}",
-            )  # fmt: skip
+            look, gid = known[name], f"{name} {what}"
+            line = {**look.line, "markerfacecolor": "none", "markersize": _SIZES[name]}
+            panel.plot(data["N"], series[what], **line, label=look.label, gid=gid)
         panel.set_ylabel(label)
         ticks(panel.xaxis, LogLocator(4), lambda x, _: f"{x:,.0f}")
         ticks(panel.yaxis, LogLocator(100), EngFormatter(sep=""))
@@ -185,8 +165,8 @@ def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes
     for name in _TOLD:
         at = data["crosses"][name]["q_outer"]
         if at is not None:
-            _, colour, _, dashes = _DRAWN[name]
-            axes[0].axvline(at, color=colour, linestyle=dashes, linewidth=0.9, gid=f"{name} crosses")
+            look = _DRAWN[name]
+            axes[0].axvline(at, color=look.colour, linestyle=look.dashes, linewidth=0.9, gid=f"{name} crosses")
     axes[1].set_ylim(top=axes[1].get_ylim()[1] * 1000)  # room for the legend
     axes[1].legend(loc="upper left")
     k = "min(N/8, 256), as in the paper" if data["k"] is None else f"{data['k']:,}"
@@ -194,7 +174,6 @@ def plot_approximate(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes
     clusters = f"clusters of {at_most}{data['C']} in {data['rounds']} rounds"
     axes[2].set_xlabel(f"sequence length N\n{said(data, 'd', 'M')}\nk = {k}\n{clusters}")
     axes[0].set_title(_point(data), x=hang(axes[0], -0.2))
-    return axes
 
 
 def _point(data: Mapping[str, Any]) -> str:
@@ -203,13 +182,7 @@ def _point(data: Mapping[str, Any]) -> str:
         at = data["crosses"][name]["q_outer"]
         if at is None:
             return "Exact and approximate attention against N"
-        found.setdefault(at, []).append(_DRAWN[name][0])
+        found.setdefault(at, []).append(_DRAWN[name].label)
     words = [f"{at:,} ({', '.join(names)})" for at, names in sorted(found.items())]
     half = -(-len(words) // 2)
     return f"Fewer accesses than with loops exchanged from\nN = {', '.join(words[:half])},\n{', '.join(words[half:])}"
-
-
-FIGURE = Chart(
-    "approximate", approximate_data, plot_approximate,
-    "Figure 3: exact and approximate attention against N", panels=3,
-)  # fmt: skip

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
-from flashsim import theory
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
 from flashsim.api import Run, Tally, count, forward
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
-from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, styled
+from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
 from flashsim.sizes import human_bytes
+from flashsim.theory import Exact, exact
 from flashsim.tune import cost
 
+_WHAT = "Figure 2 (middle): accesses against block size, both passes"
 MOST_TILES = 2**14  # of a run with numbers; above it, shapes alone
 (_STANDARD,) = looks(["standard"]).values()
 CURVE = 2000  # the most points the closed form's curve has
@@ -59,16 +60,19 @@ def blocks_data(
     N_q, d_v = check_count("N_q", N if N_q is None else N_q), check_count("d_v", d if d_v is None else d_v)
     shape: dict[str, Any] = {"N_q": N_q, "N_k": N, "d": d, "d_v": d_v, "dtype": dtype}
 
-    def exact_at(B_c: int) -> theory.Exact:
-        return theory.exact("flash_basic", **shape, M=M, blocks=(min(B_c, d), B_c))
+    def exact_at(B_c: int) -> Exact:
+        return exact("flash_basic", **shape, M=M, blocks=(min(B_c, d), B_c))
 
     first = min(16, max(N // 8, 1))
     powers = [2**e for e in range(N.bit_length())]
     chosen_sizes = sorted({B_c for power in powers for B_c in (power, power * 3 // 2) if first <= B_c <= N} | {N})
     spread = np.geomspace(first, N, CURVE) if N > CURVE else range(first, N + 1)
     every = sorted({int(B_c) for B_c in spread} | set(chosen_sizes))
-    exact = [exact_at(B_c) for B_c in every]
-    fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: exact_at(B_c).sram.peak)  # the peak grows with B_c
+
+    def last_that_fits(at: Callable[[int], Exact | Tally]) -> int | None:
+        fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: at(B_c).sram.peak)  # the peak grows with B_c
+        return fitting if fitting >= every[0] else None
+
     as_run = -(-N_q // min(first, d)) * -(-N // first) <= MOST_TILES
     if as_run:
         random = np.random.default_rng(2205_14135)
@@ -76,48 +80,49 @@ def blocks_data(
         Q, K, V = (random.standard_normal(size, np.float32).astype(stored) for size in sizes)
 
     def counted(name: str, **how: Any) -> dict[str, Any]:
-        return _numbers(count(name, **shape, **{"M": M, **how}))
+        return _numbers(count(name, **shape, M=M, **how))
 
     def simulate(B_c: int) -> dict[str, Any]:
         how: dict[str, Any] = {"M": exact_at(B_c).sram.peak, "blocks": (min(B_c, d), B_c)}
-        return _numbers(forward("flash_basic", Q, K, V, **how)) if as_run else counted("flash_basic", **how)
+        return _numbers(forward("flash_basic", Q, K, V, **how) if as_run else count("flash_basic", **shape, **how))
 
-    def backward_at(B_c: int) -> dict[str, Any]:
-        return counted("flash", direction="backward", sizing=Fixed(min(B_c, d), B_c, enforced=False))
+    def backward_at(B_c: int) -> Tally:
+        return count("flash", **shape, M=M, direction="backward", sizing=Fixed(min(B_c, d), B_c, enforced=False))
 
     def all_backward() -> dict[str, Any]:
-        points = [backward_at(B_c) for B_c in every]
-        fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: backward_at(B_c)["peak"])
         return {
-            "curve": {"B_c": every, **{k: [point[k] for point in points] for k in ("accesses", "peak")}},
+            "curve": _curve(every, map(backward_at, every)),
             "paper": counted("flash", direction="backward"),
             "standard": counted("standard", direction="backward"),
-            "largest_that_fits": fitting if fitting >= every[0] else None,
+            "largest_that_fits": last_that_fits(backward_at),
             "floor": 2 * (N_q * d + N * (d + d_v) + N_q * d_v),
         }
 
     def other(what: Any) -> tuple[str, dict[str, Any]]:
         algorithm = chosen(what, "forward")
-        costs = [cost(algorithm, **shape, M=M, blocks=(min(B_c, d), B_c)) for B_c in chosen_sizes]
-        return algorithm.name, {
-            "B_c": chosen_sizes, "accesses": [c.hbm.accesses for c in costs], "peak": [c.sram.peak for c in costs]
-        }  # fmt: skip
+        costs = (cost(algorithm, **shape, M=M, blocks=(min(B_c, d), B_c)) for B_c in chosen_sizes)
+        return algorithm.name, _curve(chosen_sizes, costs)
 
     return {
         "N": N,
         **shape,
         "M": M,
         "itemsize": stored.itemsize,
-        "theory": {"B_c": every, "accesses": [e.accesses for e in exact], "peak": [e.sram.peak for e in exact]},
+        "theory": _curve(every, map(exact_at, every)),
         "simulator_ran_on": "numbers" if as_run else "shapes",
         "simulator": [simulate(B_c) for B_c in chosen_sizes],
         "paper": counted("flash_basic"),
         "standard": counted("standard"),
-        "largest_that_fits": fitting if fitting >= every[0] else None,
+        "largest_that_fits": last_that_fits(exact_at),
         "floor": N_q * d + N * (d + d_v) + N_q * d_v,
         **({"backward": all_backward()} if backward else {}),
         **({"others": dict(map(other, algorithms))} if algorithms else {}),
     }
+
+
+def _curve(sizes: list[int], costs: Iterable[Any]) -> dict[str, list[int]]:
+    accesses, peak = zip(*((at.hbm.accesses, at.sram.peak) for at in costs), strict=True)
+    return {"B_c": sizes, "accesses": list(accesses), "peak": list(peak)}
 
 
 def _numbers(run: Run | Tally) -> dict[str, Any]:
@@ -125,18 +130,16 @@ def _numbers(run: Run | Tally) -> dict[str, Any]:
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
-@styled
-def plot_blocks(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+@partial(Chart, "blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4)
+def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 
     Where blocks do not fit is grey, and no curve goes there. The diamond is the paper's choice of B_c, which may lie there.
     """
-    data = blocks_data() if data is None else data
     N, passes = data["N"], {"forward": {**data, "curve": data["theory"]}}
     if "backward" in data:
         passes["backward"] = data["backward"]
     both = len(passes) > 1
-    ax = canvas(ax, 4.6 if both else 3.4)
     top = max(max(2.8 * p["standard"]["accesses"], 1.4 * max(p["curve"]["accesses"])) for p in passes.values())
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -162,7 +165,6 @@ def plot_blocks(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None
             ax.plot([B_c], accesses, "D", color=BLACK, mfc=ORANGE, ms=6, gid=_gid("paper", direction), label=label)
             label = None
     _label(ax, data, passes)
-    return ax
 
 
 def _gid(what: str, direction: str) -> str:
@@ -262,6 +264,3 @@ def _label_limits(ax: Axes, N: int, passes: Mapping[str, Mapping[str, Any]]) -> 
             ax.text(limit * 1.06, y, words if both else f"← {words}", va="top")
         (line,) = (line for line in ax.get_lines() if line.get_gid() == _gid("limit", name))
         line.set_data([limit, limit], [passes["forward"]["floor"], y])
-
-
-FIGURE = Chart("blocks", blocks_data, plot_blocks, "Figure 2 (middle): accesses against block size, both passes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from matplotlib.axes import Axes
@@ -16,35 +17,20 @@ from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import backward_of, chosen
 from flashsim.api import count
 from flashsim.patterns import butterfly
-from flashsim.plots.axes import canvas
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    YELLOW,
-    column_figure,
-    compared_both_ways,
-    dress,
-    looks,
-    several,
-    styled,
-    tint,
-)
+from flashsim.plots.style import BLACK, GREY, NAMED, canvas, column_figure, compared_both_ways, looks, styled, tint
 from flashsim.records import Traffic
 from flashsim.sizes import Size
 
-COLOURS = {"Q": SKY, "K": GREEN, "V": YELLOW, "O": ORANGE, "S": VERMILLION, "P": PURPLE, "l": BLUE, "m": GREY}
-COLOURS |= {"L": BLUE, "D": GREY, "l_parts": BLUE, "m_parts": GREY}
+_NAMES = {
+    "Q": "sky", "K": "green", "V": "yellow", "O": "orange", "S": "vermillion", "P": "purple", "P_dropped": "purple", "Z": "black",
+    "l": "blue", "m": "grey", "L": "blue", "D": "grey", "l_parts": "blue", "m_parts": "grey",
+}  # fmt: skip
+COLOURS = {array: NAMED[name] for array, name in _NAMES.items()}
 COLOURS |= {f"d{name}": tint(COLOURS[name]) for name in "QKVOSP"}  # a gradient has its matrix's colour, paler
-COLOURS |= {"O_parts": COLOURS["dO"], "P_dropped": PURPLE, "Z": BLACK}
+COLOURS["O_parts"] = COLOURS["dO"]
 _SHOWN = {"l": "ℓ", "O_parts": "$O_j$", "l_parts": "$ℓ_j$", "m_parts": "$m_j$", "P_dropped": "P∘Z"}
 _WRITTEN = "//////"
 _LONG = 10  # a bar is cut that is this many times longer than the shortest
@@ -113,20 +99,16 @@ def arrays_data(
     return {**shape, "block_mask": "butterfly", "directions": directions}
 
 
-@styled
-def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+@partial(
+    Chart, "arrays", arrays_data, "accesses by array, every algorithm, forward and backward",
+    lambda data: 0.7 + 0.88 * len(data["directions"]["forward"]), panels=2, columns=2.1, slide=13.3,
+)  # fmt: skip
+def plot_arrays(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw `arrays_data` as stacked bars, forward beside backward; a bar much longer than the others is cut, and says so.
 
     Below each bar stand its largest arrays, eight at most; `arrays_data` has all.
-    `data`: what `arrays_data` returned. `ax`: two axes; None: a new figure two columns wide.
     """
-    data = arrays_data() if data is None else data
-    ax = several(ax, 2)
-    if ax is None:
-        figure = column_figure(0.7 + 0.88 * len(data["directions"]["forward"]), 2.1)
-        ax = list(figure.subplots(1, 2))
-    for panel, (direction, bars) in zip(ax, data["directions"].items(), strict=True):
-        dress(panel)
+    for panel, (direction, bars) in zip(axes, data["directions"].items(), strict=True):
         totals = [_total(by_array) for by_array in bars.values()]
         most = max(total for total in totals if total <= _LONG * min(totals))
         for row, (name, look) in enumerate(looks(bars).items()):
@@ -136,8 +118,7 @@ def plot_arrays(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
         panel.set_xlabel(f"HBM accesses (elements), {direction}\n{said(data, 'N', 'd', 'M')}")
         flash, standard = _total(bars["flash"]), _total(bars["standard"])
         panel.set_title(f"{direction.capitalize()}: FlashAttention moves {standard / flash:.3g}× less", pad=18)
-    _legend(ax[0])
-    return ax
+    _legend(axes[0])
 
 
 def _finish(ax: Axes, bars: int, most: int) -> None:
@@ -217,15 +198,9 @@ def _draw_bar(ax: Axes, y: float, name: str, by_array: ByArray, most: int) -> No
         ax.plot([swatch_at], [y + 0.28], "s", color=colour, mec=BLACK, mew=0.5, clip_on=False)
         ax.annotate(shown, (column_at, y + 0.28), (9, 0), textcoords="offset points", va="center")
         ax.text(column_at, y + 0.38, _short(moved), va="top")
-    if cut:
-        _draw_cut(ax, y, most)
-
-
-def _draw_cut(ax: Axes, y: float, most: int) -> None:
-    """Draw a white zigzag through the bar's end."""
-    steps = range(7)
-    at = [most * (0.965 + 0.012 * (step % 2)) for step in steps]
-    ax.plot(at, [y - 0.18 + 0.06 * step for step in steps], color="white", linewidth=3, zorder=4)
+    if cut:  # a white zigzag through the bar's end
+        at = [most * (0.965 + 0.012 * (step % 2)) for step in range(7)]
+        ax.plot(at, [y - 0.18 + 0.06 * step for step in range(7)], color="white", linewidth=3, zorder=4)
 
 
 def _short(elements: int) -> str:
@@ -244,8 +219,3 @@ def _point(run_by_name: Mapping[str, Counted]) -> str:
         return f"{names[-1]}: as many HBM accesses"
     more, ratio = ("more", last / first) if last > first else ("fewer", first / last)
     return f"{names[-1]}: {ratio:.3g}× {more} HBM accesses"
-
-
-FIGURE = Chart(
-    "arrays", arrays_data, plot_arrays, "accesses by array, every algorithm, forward and backward", panels=2, slide=13.3
-)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,9 +13,8 @@ from matplotlib.ticker import EngFormatter, LogLocator
 from flashsim import theory
 from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
-from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import GREY, compared, hang, looks, styled
+from flashsim.plots.style import GREY, compared, hang, looks, ticks
 from flashsim.tune import best_of
 
 
@@ -41,11 +41,11 @@ def cache_size_data(*, N: int = 1024, d: int = 64, algorithms: Sequence[Any] = (
     }
 
 
-@styled
-def plot_cache_size(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+@partial(
+    Chart, "cache_size", cache_size_data, "accesses against M, and where FlashAttention is not optimal", 3.6, x=10, y=10
+)
+def plot_cache_size(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw accesses over M, log-log, with M = d² and M = Nd marked, and the bound's order, or 4Nd where that is more."""
-    data = cache_size_data() if data is None else data
-    ax = canvas(ax, 3.6, x=10, y=10)
     N, d, rooms = data["N"], data["d"], data["M"]
     drawn: list[list[int | None]] = []
     for name, look in looks(data["series"]).items():
@@ -71,7 +71,6 @@ def plot_cache_size(data: Mapping[str, Any] | None = None, *, ax: Axes | None = 
         ticks(axis, LogLocator(10), EngFormatter(sep=""))
     ax.set_xlabel(f"SRAM size M (elements); N = {N:,}, d = {d}")
     ax.set_ylabel("HBM accesses (elements)")
-    return ax
 
 
 def _alike(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
@@ -91,8 +90,3 @@ def _point(data: Mapping[str, Any]) -> str:
         return "HBM accesses against M"
     ratio = series["flash"][at] / series["small_cache"][at]
     return f"Left of M = d², FlashAttention is not optimal:\nat M = {near:,} it moves {ratio:.1f} × as much as needed"
-
-
-FIGURE = Chart(
-    "cache_size", cache_size_data, plot_cache_size, "accesses against M, and where FlashAttention is not optimal"
-)

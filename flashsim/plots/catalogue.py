@@ -46,7 +46,8 @@ def draw(
         raise ValueError("wide is for a new figure; with ax the size is that of its own")
     data = chart.data(**options)
     if not wide:
-        return chart.plot(data, ax=ax)
+        drawn: Axes | Sequence[Axes] = chart(data, ax=ax)
+        return drawn
     axes = chart.draw(data, wide=True).axes[: chart.panels]
     return axes[0] if chart.panels == 1 else axes
 

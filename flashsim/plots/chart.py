@@ -1,30 +1,43 @@
-"""`Chart`: a figure. Each figure's file ends in its record."""
+"""`Chart`: a figure, made of the function that draws it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flashsim.plots.saving import figure_of
-from flashsim.plots.style import slide
+from flashsim.plots.style import column_figure, dress, slide, styled
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure: `data()` counts, `plot(data)` draws on a new figure and returns the axes, `what` says what it shows."""
+    """A figure: `data()` counts, `what` says what it shows, `on(data, ax)` draws on axes, dressed; several panels are a list.
+
+    height   inches of its printed column, or a function of the data that says it
+    columns  how many printed columns wide it is; panels stand side by side where it is more than one
+    grid     what else `Figure.subplots` is to be asked for
+    x, y     the bases of its panels' scales; 0: not logarithmic
+    slide    the width in inches of its slide, if not `style.slide`'s own
+    exact    whether its numbers are the same on every machine: counts are, what BLAS rounds is not
+    """
 
     name: str
     data: Callable[..., dict[str, Any]]
-    plot: Callable[..., Axes | Sequence[Axes]]
     what: str
+    height: float | Callable[[Mapping[str, Any]], float]
+    on: Callable[[Mapping[str, Any], Any], None]
     panels: int = 1
-    slide: float = 0.0  # the width in inches of its slide, if not `style.slide`'s own
-    exact: bool = True  # whether its numbers are the same on every machine: counts are, what BLAS rounds is not
+    columns: float = 1
+    grid: Mapping[str, Any] = field(default_factory=dict)
+    x: int = 0
+    y: int = 0
+    slide: float = 0.0
+    exact: bool = True
 
     @property
     def takes(self) -> dict[str, Any]:
@@ -37,13 +50,35 @@ class Chart:
         """Whether `data` takes `on_done`, a function that it calls with (done, of) while it works."""
         return "on_done" in inspect.signature(self.data).parameters
 
+    @styled
+    def __call__(self, data: Mapping[str, Any] | None = None, *, ax: Axes | Sequence[Axes] | None = None) -> Any:
+        """Draw `data`, by default `data()`, on `ax`, by default of a new figure, and return the axes.
+
+        Raises ValueError unless `ax` are as many as there are panels.
+        """
+        data = self.data() if data is None else data
+        panels = [ax] if isinstance(ax, Axes) else ax
+        if panels is None:
+            height = self.height(data) if callable(self.height) else self.height
+            cells = (1, self.panels) if self.columns > 1 else (self.panels, 1)
+            panels = list(column_figure(height, self.columns).subplots(*cells, squeeze=False, **self.grid).flat)
+        elif len(panels) != self.panels:
+            got = "one" if len(panels) == 1 else len(panels)
+            raise ValueError(
+                f"ax: got {got}; expected {self.panels} axes, such as a Figure's subplots(1, {self.panels})"
+            )
+        for panel in panels:
+            dress(panel, x=self.x, y=self.y)
+        axes = panels if self.panels > 1 else panels[0]
+        self.on(data, axes)
+        return axes
+
     def draw(self, data: dict[str, Any] | None = None, *, wide: bool = False) -> Figure:
         """Return the figure of `data`, by default of `data()`: as tall as it needs, one printed column wide; `wide`: 16:9."""
-        data = self.data() if data is None else data
         if not wide:
-            return figure_of(self.plot(data))
+            return figure_of(self(data))
         axes = slide(self.panels, self.slide)
-        self.plot(data, ax=axes if self.panels > 1 else axes[0])
+        self(data, ax=axes if self.panels > 1 else axes[0])
         if self.panels == 1:
             axes[0].set_title(
                 axes[0].get_title(loc="left").replace("\n", " "), fontsize=8.5, fontweight="bold", loc="left"

@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from flashsim.api import count
-from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import setting
-from flashsim.plots.style import BLACK, GREY, hang, looks, styled
+from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.records import ArrayTraffic
 from flashsim.sizes import Size, first
 
@@ -36,7 +35,10 @@ def memory_data(
     """
     shape = setting(N=1, d=d, M=M, dtype=dtype, blocks=blocks)
     del shape["N"]
-    need = partial(_bytes, shape=shape)
+
+    def need(N: int, name: str, extra: bool) -> int:
+        return sum(a.size * a.itemsize for a in _held(name, N, shape).values() if (a.role == "extra") == extra)
+
     given = _held("flash", _LENGTHS[0], shape)
     return {
         **shape,
@@ -65,20 +67,14 @@ def _held(name: str, N: int, shape: Mapping[str, Any]) -> dict[str, ArrayTraffic
     return {**forward, **{array: held for array, held in backward.items() if array not in forward}}
 
 
-def _bytes(N: int, *, name: str, extra: bool, shape: Mapping[str, Any]) -> int:
-    return sum(a.size * a.itemsize for a in _held(name, N, shape).values() if (a.role == "extra") == extra)
-
-
 def _last(need: Callable[[int], int]) -> int:
     """Return the largest N at which need(N) ≤ LIMIT."""
     return first(lambda N: need(N) > LIMIT) - 1
 
 
-@styled
-def plot_memory(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+@partial(Chart, "memory", memory_data, "Figure 3 (right): extra memory against N, and where 40 GB end", 4.1, x=10, y=10)
+def plot_memory(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB."""
-    data = memory_data() if data is None else data
-    ax = canvas(ax, 4.1, x=10, y=10)
     N, limit = data["N"], data["limit"]
     ax.set_xlim(N[0], N[-1] * 1.3)
     ax.set_ylim(4e5, 4e14)
@@ -92,10 +88,10 @@ def plot_memory(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None
         ax.plot(N, data["extra"][name], **{**look.line, **below}, gid=name)
         crosses = data["crosses"][name]
         ax.plot([crosses], [limit], "D", color=look.colour, mec=BLACK, ms=6, gid=f"{name} crosses", zorder=5)
-    return _label(ax, data)
+    _label(ax, data)
 
 
-def _label(ax: Axes, data: Mapping[str, Any]) -> Axes:
+def _label(ax: Axes, data: Mapping[str, Any]) -> None:
     limit, crosses, at = data["limit"], data["crosses"], data["N"]
     ax.text(at[0] * 1.15, limit * 1.2, f"A100's\n{limit / 1e9:.0f} GB", va="bottom")
     labels = {
@@ -115,7 +111,3 @@ def _label(ax: Axes, data: Mapping[str, Any]) -> Axes:
     ax.set_xlabel(f"sequence length N\nd = {data['d']}, {data['dtype']}, {data['heads']:,} heads, M = {data['M']:,}")
     ax.set_ylabel("extra HBM, forward + backward")
     ax.set_title("FlashAttention's extra memory is linear in N", x=hang(ax, -0.2))
-    return ax
-
-
-FIGURE = Chart("memory", memory_data, plot_memory, "Figure 3 (right): extra memory against N, and where 40 GB end")

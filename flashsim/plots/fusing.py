@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,23 +12,11 @@ from matplotlib.ticker import FixedLocator, LogLocator
 
 from flashsim import mlp, theory
 from flashsim.checking import check_count
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import (
-    BLUE,
-    GREY,
-    ORANGE,
-    VERMILLION,
-    Look,
-    column_figure,
-    dress,
-    hang,
-    looks,
-    several,
-    styled,
-)
+from flashsim.plots.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, looks, ticks
 from flashsim.theory.program import ExactProgram
 
+_WHAT = "when fusing an MLP's layers pays, beside Saha and Ye's border"
 _WAYS: dict[str, dict[str, Any]] = {
     "fused": {},
     "unfused, rows": {"fused": False},
@@ -62,19 +51,15 @@ def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
     }
 
 
-@styled
-def plot_fusing(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> list[Axes]:
+@partial(Chart, "fusing", fusing_data, _WHAT, 5.2, panels=2, grid={"sharex": True}, x=2, y=10)
+def plot_fusing(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw accesses of an N × f hidden layer, and of N × N scores, per element of these, over M/d², log-log."""
-    data = fusing_data() if data is None else data
     N, d = data["N"], data["d"]
-    given = several(ax, 2)
-    axes = list(column_figure(5.2).subplots(2, 1, sharex=True) if given is None else given)
     panels = (
         ("mlp", _LOOKS, "hidden layer (N × f)", N * data["f"]),
         ("attention", looks(_ATTENTION), "S (N × N)", N * N),
     )
     for panel, (what, its, matrix, size) in zip(axes, panels, strict=True):
-        dress(panel, x=2, y=10)
         for name, look in its.items():
             points = [
                 (M / d**2, moved / size)
@@ -91,11 +76,11 @@ def plot_fusing(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | N
         shares = FixedLocator([1 / 64, 1 / 16, 1 / 4, 1, 4, 16])
         ticks(panel.xaxis, shares, lambda x, _: f"1/{round(1 / x)}" if x < 1 else f"{x:g}")
         ticks(panel.yaxis, LogLocator(10), lambda y, _: f"{y:g}")
-    for panel in axes if given is not None else axes[1:]:
+    below_each_other = axes[0].get_shared_x_axes().joined(*axes)
+    for panel in axes[1:] if below_each_other else axes:
         panel.set_xlabel(f"SRAM size M / d²\nN = {N:,}, d = {d:,}, f = {data['f']:,}")
     axes[0].set_title(_point(data, "mlp", ["fused"], "An MLP: fusing its two layers"), x=hang(axes[0], -0.2))
     axes[1].set_title(_point(data, "attention", _FUSED, "Attention: fusing"), x=hang(axes[1], -0.2))
-    return axes
 
 
 def pays_from(rooms: Sequence[int], moved: Mapping[str, Sequence[int | None]], what: Sequence[str]) -> float | None:
@@ -125,13 +110,9 @@ def pays_from(rooms: Sequence[int], moved: Mapping[str, Sequence[int | None]], w
 
 
 def _point(data: Mapping[str, Any], what: str, names: Sequence[str], of: str) -> str:
-    """Say from where on they pay."""
     least = pays_from(data["M"], data[what], names)
     return f"{of} never pays here" if least is None else f"{of} pays\nfrom M = {least / data['d'] ** 2:.1f} d² on"
 
 
 def _moved(exact: ExactProgram | theory.Exact) -> int | None:
     return exact.hbm.accesses if exact.sram.peak <= exact.sram.capacity else None
-
-
-FIGURE = Chart("fusing", fusing_data, plot_fusing, "when fusing an MLP's layers pays, beside Saha and Ye's border", 2)

@@ -13,7 +13,6 @@ from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
 
 from flashsim.gpu.rungs import ladder
 from flashsim.plots.approximate import BETWEEN
-from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import (
     BLACK,
@@ -24,9 +23,11 @@ from flashsim.plots.style import (
     ORANGE,
     VERMILLION,
     Look,
+    canvas,
     column_figure,
     dress,
     styled,
+    ticks,
     tint,
 )
 
@@ -129,6 +130,23 @@ def _theorem_2(ax: Axes, record: Mapping[str, Any]) -> None:
     ax.set_title(f"Theorem 2 in silicon: Algorithm 1's traffic\nfalls with $B_c$, and{until} its runtime", x=-0.2)
 
 
+def _by_length(
+    record: Mapping[str, Any], of: Callable[[Any, Any], float], d: int, direction: str, causal: bool = False
+) -> dict[str, dict[int, float]]:
+    """Return `of` a result and a timing in it, without dropout, by contestant and N; in `LOOKS`' order; 0 is none."""
+    found: dict[str, dict[int, float]] = {name: {} for name in LOOKS}
+    for r in record["results"]:
+        if (r["d"], r["direction"], r["causal"], r["dropout_p"]) == (d, direction, causal, 0):
+            for t in r["timings"]:
+                if t["name"] in found and not t["failed"] and of(r, t):
+                    found[t["name"]][r["N"]] = of(r, t)
+    return {name: points for name, points in found.items() if points}
+
+
+def _xy(points: Mapping[int, float]) -> tuple[list[int], list[float]]:
+    return list(points), list(points.values())
+
+
 @styled
 def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
     """Draw TFLOP/s over N, log-log, of every contestant: forward, causal, backward, backward causal (Figure 3, left, as rates).
@@ -144,19 +162,8 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
     ]
     for panel, (direction, causal, d) in zip(ax, cases, strict=True):
         dress(panel, x=2, y=10)
-        chosen = [
-            r
-            for r in record["results"]
-            if (r["d"], r["direction"], r["causal"]) == (d, direction, causal) and not r["dropout_p"]
-        ]
-        for name, look in LOOKS.items():
-            points = [
-                (r["N"], t["tflops"]) for r in chosen for t in r["timings"] if t["name"] == name and not t["failed"]
-            ]
-            if points:
-                panel.plot(
-                    *zip(*points, strict=True), label=look.label, gid=f"{direction} {causal} {name}", **look.line
-                )
+        for name, rates in _by_length(record, lambda _, t: t["tflops"], d, direction, causal).items():
+            panel.plot(*_xy(rates), label=LOOKS[name].label, gid=f"{direction} {causal} {name}", **LOOKS[name].line)
         panel.set_title(f"{direction}{', causal' if causal else ''}, d = {d}")
         panel.xaxis.set_major_formatter(_in_k)
         ticks(panel.yaxis, LogLocator(10, (1, 2, 5)), lambda y, _: f"{y:g}")
@@ -173,19 +180,13 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
 def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = None) -> Axes:
     """Draw forward + backward runtime over N, log-log, or of the one that the record has: the paper's Figure 3, left."""
     ax = canvas(ax, 4.2, x=2, y=10)
-    times: dict[str, dict[int, dict[str, float]]] = {}
     directions = list(dict.fromkeys(r["direction"] for r in record["results"]))
-    for r in record["results"]:
-        if r["d"] == d and not r["causal"] and not r["dropout_p"]:
-            for t in r["timings"]:
-                if not t["failed"]:
-                    times.setdefault(t["name"], {}).setdefault(r["N"], {})[r["direction"]] = t["median"] / r["B"]
+    times = [_by_length(record, lambda r, t: t["median"] / r["B"], d, direction) for direction in directions]
     for name, look in LOOKS.items():
-        points = [
-            (N, sum(both.values())) for N, both in sorted(times.get(name, {}).items()) if len(both) == len(directions)
-        ]
+        parts = [passes.get(name, {}) for passes in times]
+        points = {N: sum(part[N] for part in parts) for N in sorted(parts[0]) if all(N in part for part in parts)}
         if points:
-            ax.plot(*zip(*points, strict=True), label=look.label, gid=name, **look.line)
+            ax.plot(*_xy(points), label=look.label, gid=name, **look.line)
     _over_N(ax, d, record)
     ax.yaxis.set_major_locator(LogLocator(10))
     ax.set_ylabel(f"{' + '.join(directions)}, ms a sequence")
@@ -236,23 +237,14 @@ def _in_k(x: float, _: object) -> str:
 def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = None) -> Axes:
     """Draw the memory that a forward pass allocates over N, log-log, output included: the paper's Figure 3, right."""
     ax = canvas(ax, 4.2, x=2, y=10)
-    of = {
-        name: {
-            r["N"]: t["extra_bytes"] / r["B"]
-            for r in record["results"]
-            if (r["d"], r["direction"], r["causal"]) == (d, "forward", False) and not r["dropout_p"]
-            for t in r["timings"]
-            if t["name"] == name and t["extra_bytes"]
-        }
-        for name in LOOKS
-    }
-    drawn = {name: points for name, points in of.items() if points}
-    alike = [name for name in drawn if name != "standard" and _alike(drawn[name], min(drawn.values(), key=_last))]
+    drawn = _by_length(record, lambda r, t: t["extra_bytes"] / r["B"], d, "forward")
+    least = min(drawn.values(), key=lambda points: points[max(points)] / max(points))
+    alike = [name for name in drawn if name != "standard" and _alike(drawn[name], least)]
     for name, points in drawn.items():
         look = LOOKS[name].line
         if name in alike:  # each has its markers where the others have none
             look |= {"markevery": (alike.index(name) % len(points), len(alike)), "markerfacecolor": LOOKS[name].colour}
-        ax.plot(list(points), list(points.values()), label=LOOKS[name].label, gid=name, **look)
+        ax.plot(*_xy(points), label=LOOKS[name].label, gid=name, **look)
     if len(alike) > 1:
         last = max(max(drawn[name]) for name in alike)
         apart = max(
@@ -269,10 +261,6 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
     ax.set_ylabel("allocated in a forward pass, a sequence")
     ax.set_title(f"Memory, as in Figure 3 (right), {record['machine']['gpu']}", x=-0.17)
     return ax
-
-
-def _last(points: Mapping[int, float]) -> float:
-    return points[max(points)] / max(points)
 
 
 def _alike(one: Mapping[int, float], other: Mapping[int, float]) -> bool:

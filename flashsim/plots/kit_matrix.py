@@ -18,7 +18,8 @@ SHADES = LinearSegmentedColormap.from_list("share", ["#FFFFFF", BLUE])
 @styled
 def plot_kit_matrix(data: dict[str, Any]) -> Axes:
     """Draw the share of cases in which a check notices a bug: a row a bug, a column a check."""
-    checks, mutants = list(data["checks"]), sorted(data["mutants"], key=_order)
+    checks = list(data["checks"])
+    mutants = sorted(data["mutants"], key=lambda row: (list(PARTS).index(row["part"]), row["written"] == "after"))
     shares = np.array(
         [[row["failed"].get(name, 0) / max(row["tried"].get(name, 0), 1) for name in checks] for row in mutants]
     )
@@ -79,7 +80,3 @@ def plot_kit_matrix(data: dict[str, Any]) -> Axes:
         ha="left",
     )
     return ax
-
-
-def _order(row: dict[str, Any]) -> tuple[int, int]:
-    return list(PARTS).index(row["part"]), row["written"] == "after"

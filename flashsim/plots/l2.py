@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,9 @@ from flashsim.cache import L2
 from flashsim.checking import check_callback
 from flashsim.machines import MACHINES
 from flashsim.memory import Event
-from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import GREY, hang, looks, styled
+from flashsim.plots.style import GREY, hang, looks, ticks
 from flashsim.sizes import Size
 
 OnDone = Callable[[int, int], object]
@@ -83,11 +83,9 @@ class _Progress:
                 self.on_done(self.percent, 100)
 
 
-@styled
-def plot_l2(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+@partial(Chart, "l2", l2_data, "a third level: DRAM traffic against the size of an L2", 3.6, x=2, y=10)
+def plot_l2(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each (dotted)."""
-    data = l2_data() if data is None else data
-    ax = canvas(ax, 3.6, x=2, y=10)
     sizes, curves = data["sizes"], data["curves"]
     for name, look in looks(curves).items():
         curve, colour = curves[name], look.colour
@@ -110,7 +108,6 @@ def plot_l2(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) ->
     ax.set_xlabel(f"size of the L2 (elements)\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("DRAM reads + writes (elements)")
     ax.set_title("An L2 that holds Q and O leaves FlashAttention\nonly what it must move", x=hang(ax, -0.16))
-    return ax
 
 
 def _say_floors(ax: Axes, data: Mapping[str, Any]) -> None:
@@ -121,6 +118,3 @@ def _say_floors(ax: Axes, data: Mapping[str, Any]) -> None:
         text = f"compulsory: {forms[floor]}" if floor in forms else f"compulsory: {floor:,}"
         below: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "top"}
         ax.annotate(text, (data["sizes"][-1], floor), (0, -3), color=look.colour, **below)
-
-
-FIGURE = Chart("l2", l2_data, plot_l2, "a third level: DRAM traffic against the size of an L2")

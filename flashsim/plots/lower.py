@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,9 +12,8 @@ from matplotlib.ticker import FixedLocator
 
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import GREY, Look, column_figure, dress, hang, looks, several, styled
+from flashsim.plots.style import GREY, Look, hang, looks, ticks
 from flashsim.theory import lower_bound
 from flashsim.tune import best_of
 
@@ -40,25 +40,18 @@ def lower_data(*, N: int = 16_384, d: int = 64, M: Any = None, dtype: str = "flo
     }  # fmt: skip
 
 
-@styled
-def plot_lower(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw accesses ÷ bound, log-log, with Saha and Ye's border at M = d².
-
-    `data`: what `lower_data` returned. `ax`: two axes.
-    """
-    data = lower_data() if data is None else data
-    given = several(ax, 2)
-    above, below = column_figure(5.8).subplots(2) if given is None else given
-    d = data["d"]
+@partial(Chart, "lower", lower_data, "what no schedule can beat: accesses ÷ the lower bound", 5.8, panels=2, x=2, y=10)
+def plot_lower(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+    """Draw accesses ÷ bound, log-log, with Saha and Ye's border at M = d²."""
+    (above, below), d = axes, data["d"]
     panels: list[tuple[Axes, list[dict[str, Any]], list[float]]] = [
         (above, data["by_N"], [at["N"] for at in data["by_N"]]),
         (below, data["by_M"], [at["M"] / d**2 for at in data["by_M"]]),
     ]
-    for axes, points, x in panels:
-        dress(axes, x=2, y=10)
+    for ax, points, x in panels:
         drawn = looks(points[0]["accesses"])
         drawn["q_outer_pinned"] = replace(drawn["q_outer"], label=drawn["q_outer_pinned"].label, marker="^", dashes=":")
-        axes.set_ylim(0.9, draw_ratios(axes, x, points, drawn) * 1.3)
+        ax.set_ylim(0.9, draw_ratios(ax, x, points, drawn) * 1.3)
     above.legend(loc="upper left", ncols=2, columnspacing=1.0)
     above.set_ylim(0.9, above.get_ylim()[1] * 2.5)
     ticks(above.xaxis, FixedLocator([2.0**e for e in range(8, 17, 2)]), "{x:,.0f}")
@@ -73,7 +66,6 @@ def plot_lower(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | No
     below.set_title(
         "Below d²/4 small cache is nearest, about d²\nthe hybrid, above the loops exchanged", x=hang(below, -0.13)
     )
-    return [above, below]
 
 
 def draw_ratios(ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]], drawn: Mapping[str, Look]) -> float:
@@ -93,6 +85,3 @@ def draw_ratios(ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]
 def share(x: float, _: Any) -> str:
     """Write M / d² as a fraction."""
     return f"{x:g}" if x >= 1 else f"1/{1 / x:g}"
-
-
-FIGURE = Chart("lower", lower_data, plot_lower, "what no schedule can beat: accesses ÷ the lower bound", panels=2)

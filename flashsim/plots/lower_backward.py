@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
 from flashsim.checking import check_count
-from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.lower import CACHES, draw_ratios, share
-from flashsim.plots.style import hang, looks, styled
+from flashsim.plots.style import hang, looks, ticks
 from flashsim.theory import lower_bound_backward
 from flashsim.tune import best_of
 
+_WHAT = "what no backward pass can beat: accesses ÷ the lower bound"
 ALGORITHMS = ("standard", "flash", "q_outer", "q_outer_two_pass", "q_outer_streamed", "small_cache")
 
 
@@ -35,11 +36,9 @@ def lower_backward_data(*, N: int = 16_384, d: int = 64) -> dict[str, Any]:
     return {"N": N, "d": d, "by_M": [at(max(int(part * d * d), 1)) for part in CACHES]}
 
 
-@styled
-def plot_lower_backward(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draw accesses ÷ bound, log-log. `data`: what `lower_backward_data` returned."""
-    data = lower_backward_data() if data is None else data
-    ax = canvas(ax, 3.3, x=2, y=10)
+@partial(Chart, "lower_backward", lower_backward_data, _WHAT, 3.3, x=2, y=10)
+def plot_lower_backward(data: Mapping[str, Any], ax: Axes) -> None:
+    """Draw accesses ÷ bound, log-log."""
     drawn = looks(ALGORITHMS)
     loops = drawn["q_outer"]
     drawn["q_outer_two_pass"] = replace(loops, label="two passes, one tile", marker="^", dashes=":")
@@ -53,12 +52,3 @@ def plot_lower_backward(data: Mapping[str, Any] | None = None, *, ax: Axes | Non
         "Backward, from M = 2 d² up, two passes with\nrows streamed are nearest to what none can beat",
         x=hang(ax, -0.13),
     )
-    return ax
-
-
-FIGURE = Chart(
-    "lower_backward",
-    lower_backward_data,
-    plot_lower_backward,
-    "what no backward pass can beat: accesses ÷ the lower bound",
-)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -13,9 +14,8 @@ from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import chosen
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
-from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, hang, looks, styled
+from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.tune import cost, sides
 
 LOOPS = ("flash", "q_outer")
@@ -61,11 +61,11 @@ def _frontier(points: Iterable[list[int]]) -> list[list[int]]:
     return kept
 
 
-@styled
-def plot_pareto(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+@partial(
+    Chart, "pareto", pareto_data, "accesses against occupancy: every block size, both loop orders", 3.3, x=10, y=10
+)
+def plot_pareto(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw accesses over peak occupancy, log-log: points for block sizes, steps for the frontiers, × the paper's choice."""
-    data = pareto_data() if data is None else data
-    ax = canvas(ax, 3.3, x=10, y=10)
     for name, look in looks(data["algorithms"]).items():
         drawn, colour, marker = data["algorithms"][name], look.colour, look.marker
         label = (FORWARD[name].loops if name in FORWARD else None) or look.label
@@ -96,11 +96,7 @@ def plot_pareto(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None
     ax.annotate("M", (M, ax.get_ylim()[0]), xytext=(2, 3), textcoords="offset points", fontsize=8)
     ax.set_xlabel(f"most elements on chip at once (N = {data['N']:,}, d = {data['d']})")
     ax.set_ylabel("HBM accesses (elements)")
-    return ax
 
 
 def _columns(points: list[list[int]]) -> tuple[list[int], list[int]]:
     return [point[2] for point in points], [point[3] for point in points]
-
-
-FIGURE = Chart("pareto", pareto_data, plot_pareto, "accesses against occupancy: every block size, both loop orders")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,9 @@ from flashsim.api import backward, forward
 from flashsim.cache import L2
 from flashsim.checking import is_one_of, shown
 from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BLACK, GREY, column_figure, compared_both_ways, dress, hang, looks, several, styled
+from flashsim.plots.style import BLACK, GREY, compared_both_ways, hang, looks, ticks
 
 _THROUGH_L2 = ("standard", "flash")
 
@@ -83,14 +83,8 @@ def roofline_data(
 
 
 def _numbers(line: Roofline) -> dict[str, Any]:
-    return {
-        "bytes": line.nbytes,
-        "flops": line.flops,
-        "intensity": line.intensity,
-        "time": line.time,
-        "reached": line.reached,
-        "bound": line.bound,
-    }
+    names = ("flops", "intensity", "time", "reached", "bound")
+    return {"bytes": line.nbytes, **{name: getattr(line, name) for name in names}}
 
 
 def _dram_bytes(
@@ -114,17 +108,16 @@ _CHAPTER = {"prefill": "tile of 32 × 32", "decode": "decode"}
 _APART = 1.05  # points nearer than this factor are not drawn twice
 
 
-@styled
-def plot_roofline(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+@partial(
+    Chart, "roofline", roofline_data, "the roofline of an A100: intensity, and what binds", 6.2, panels=2, x=10, y=10
+)
+def plot_roofline(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw the roof, FLOP/s against FLOP/byte, log-log, and the algorithms under it: forward, and backward.
 
     Filled: every HBM access reaches DRAM. Hollow, where that is elsewhere: through an SM's share of the L2. The legend has
     intensities. Black: the book chapter's tiles. What hardly differs from FlashAttention is left out.
     """
-    data = roofline_data() if data is None else data
-    axes: Sequence[Axes] = several(ax, 2) or list(column_figure(6.2).subplots(2))
     for panel, (direction, points) in zip(axes, data["directions"].items(), strict=True):
-        dress(panel)
         _draw(panel, direction, points, data)
     peak, bandwidth = data["peak"] / 1e12, data["bandwidth"] / 1e9
     axes[0].set_title(
@@ -132,7 +125,6 @@ def plot_roofline(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] |
         f"{_point(data['directions']['forward'])}",
         x=hang(axes[0], -0.14),
     )
-    return axes
 
 
 def _point(points: Mapping[str, Any]) -> str:
@@ -149,8 +141,6 @@ def _draw(ax: Axes, direction: str, points: Mapping[str, Any], data: Mapping[str
     )
     left, right = 0.2, 4 * max(ridge, *everywhere)
     bottom = left * bandwidth / 2
-    ax.set_xscale("log")
-    ax.set_yscale("log")
     ax.plot([left, ridge, right], [left * bandwidth, peak, peak], color=BLACK, gid="roof")
     ax.plot([ridge, ridge], [peak, peak * 5], color=GREY, linestyle="-.", linewidth=0.8, gid="ridge")
     if direction == "forward":
@@ -184,6 +174,3 @@ def _apart(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
 
 def _mark(ax: Axes, at: Mapping[str, float], gid: str, **look: Any) -> None:
     ax.plot(at["intensity"], at["reached"], linestyle="none", gid=gid, **look)
-
-
-FIGURE = Chart("roofline", roofline_data, plot_roofline, "the roofline of an A100: intensity, and what binds", panels=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from matplotlib.ticker import LogLocator
 from flashsim.checking import check_count
 from flashsim.examples import as_json
 from flashsim.examples.same_curve import EARLY, STEPS, WITHIN, compute
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, GREY, PURPLE, column_figure, dress, hang, looks, on_slide, several, styled
+from flashsim.plots.style import BLACK, GREY, PURPLE, hang, looks, on_slide, ticks
 
+_WHAT = "§4.1: one training curve, whichever attention trains it"
 _BUGS = (BLACK, PURPLE)
 _WIDTHS = {"standard": 4.0, "flash": 2.2}  # what is drawn over by others is wider
 _DASHES = {"float64": "-", "float32": ":"}
@@ -31,20 +32,17 @@ def same_curve_data(*, steps: int = STEPS) -> dict[str, Any]:
     return found
 
 
-@styled
-def plot_same_curve(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+@partial(Chart, "same_curve", same_curve_data, _WHAT, 5.4, panels=2, exact=False)
+def plot_same_curve(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw the curves, and how far each is from standard attention's in its dtype."""
-    data = same_curve_data() if data is None else data
-    given = several(ax, 2)
-    above, below = column_figure(5.4).subplots(2) if given is None else given
+    above, below = axes
     curves = [curve for curve in data["curves"] if len(curve["losses"]) == data["steps"]]
     colours = looks(dict.fromkeys(_name(curve) for curve in curves if not curve["bug"]))
     of_bugs = dict(zip(dict.fromkeys(curve["bug"] for curve in curves if curve["bug"]), _BUGS, strict=True))
     first = {curve["dtype"]: curve for curve in reversed(curves) if not curve["bug"] and _name(curve) == "standard"}
-    for axes in (above, below):
-        dress(axes)
-        axes.set_xlim(1, data["steps"])
-        axes.set_xlabel("step")
+    for panel in axes:
+        panel.set_xlim(1, data["steps"])
+        panel.set_xlabel("step")
     for curve in curves:
         name, dtype, bug = _name(curve), curve["dtype"], curve["bug"]
         colour = of_bugs[bug] if bug else colours[name].colour
@@ -79,7 +77,6 @@ def plot_same_curve(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes]
     below.text(EARLY * 1.5, WITHIN["float32"], f"limit in float32,\n{EARLY} steps", color=GREY, va="center")
     below.text(data["steps"], _LEAST * 20, "float64, no bug", ha="right", va="bottom")
     below.text(data["steps"], 2e-9, "dotted: float32, no bug", ha="right", va="bottom")
-    return [above, below]
 
 
 def _steps(curve: Mapping[str, Any]) -> Sequence[int]:
@@ -88,13 +85,3 @@ def _steps(curve: Mapping[str, Any]) -> Sequence[int]:
 
 def _name(curve: Mapping[str, Any]) -> str:
     return str(curve["title"]).partition(",")[0]
-
-
-FIGURE = Chart(
-    "same_curve",
-    same_curve_data,
-    plot_same_curve,
-    "§4.1: one training curve, whichever attention trains it",
-    panels=2,
-    exact=False,
-)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,7 +16,7 @@ from matplotlib.figure import Figure
 
 from flashsim import __version__
 from flashsim.files import write_whole
-from flashsim.plots.style import styled
+from flashsim.plots.style import drawn, styled
 
 
 def figure_of(ax: Axes | Sequence[Axes]) -> Figure:
@@ -25,13 +24,6 @@ def figure_of(ax: Axes | Sequence[Axes]) -> Figure:
     figure = (ax if isinstance(ax, Axes) else ax[0]).figure
     assert isinstance(figure, Figure), "flashsim draws on figures of its own, which have no subfigures"
     return figure
-
-
-def drawn(figure: Figure, form: Literal["png", "svg"]) -> bytes:
-    """Return a figure as PNG (200 dpi) or SVG (text as paths): the same bytes for the same figure."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
-    return buffer.getvalue()
 
 
 @styled

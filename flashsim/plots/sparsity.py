@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from flashsim import patterns
 from flashsim.api import count
-from flashsim.plots.axes import canvas, ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
-from flashsim.plots.style import BY_DIRECTION, GREY, hang, styled
+from flashsim.plots.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.sizes import Size
 
 SEED = 2205_14135
@@ -91,11 +90,9 @@ def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
         yield mask
 
 
-@styled
-def plot_sparsity(data: Mapping[str, Any] | None = None, *, ax: Axes | None = None) -> Axes:
+@partial(Chart, "sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 3.9, x=2, y=10)
+def plot_sparsity(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left to compute, the floor."""
-    data = sparsity_data() if data is None else data
-    ax = canvas(ax, 3.9, x=2, y=10)
     tiles = data["T_r"] * data["T_c"]
     every = np.geomspace(2.0**-13, 1, 200)
     left, right = 2.0**-13, 1.35
@@ -132,7 +129,3 @@ def plot_sparsity(data: Mapping[str, Any] | None = None, *, ax: Axes | None = No
     ax.set_xlabel(f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("HBM accesses (elements)")
     ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=hang(ax, -0.2))
-    return ax
-
-
-FIGURE = Chart("sparsity", sparsity_data, plot_sparsity, "Figure 2 (right), Proposition 4: accesses against sparsity")

@@ -1,16 +1,18 @@
-"""The pictures' common look: colours, fonts, and figures one printed column wide."""
+"""The pictures' common look: colours, fonts, figures one printed column wide, and their axes."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import Locator, NullLocator
 
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.blocks import paper_rows
@@ -23,8 +25,8 @@ ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 WINE, OLIVE = "#882255", "#999933"  # P. Tol's, for a figure of more lines
 BY_DIRECTION = {"forward": BLUE, "backward": GREEN}
-NAMED = {"black": BLACK, "grey": GREY, "orange": ORANGE, "sky": SKY, "green": GREEN, "blue": BLUE, "vermillion": VERMILLION,
-         "purple": PURPLE}  # fmt: skip
+NAMED = {"black": BLACK, "grey": GREY, "orange": ORANGE, "sky": SKY, "green": GREEN, "yellow": YELLOW, "blue": BLUE,
+         "vermillion": VERMILLION, "purple": PURPLE}  # fmt: skip
 SPARE = ((SKY, "P", "-."), (GREY, "X", "-."), (YELLOW, "p", "-."))  # for algorithms whose record gives no look
 
 
@@ -116,14 +118,14 @@ class Panel(Axes):
     """Axes of a figure of ours, which shows in a notebook where they are a cell's result."""
 
     def _repr_png_(self) -> bytes:
-        return _png(self.figure)
+        return drawn(self.figure)
 
 
 class Panels(list[Axes]):
     """Several axes of one figure, likewise."""
 
     def _repr_png_(self) -> bytes:
-        return _png(self[0].figure)
+        return drawn(self[0].figure)
 
 
 class Picture(Figure):
@@ -136,13 +138,14 @@ class Picture(Figure):
         return cast(Axes, super().add_subplot(*args, **{"axes_class": Panel, **kwargs}))
 
     def _repr_png_(self) -> bytes:
-        return _png(self)
+        return drawn(self)
 
 
-def _png(figure: Any) -> bytes:
+@styled
+def drawn(figure: Any, form: Literal["png", "svg"] = "png") -> bytes:
+    """Return a figure as PNG (200 dpi) or SVG (text as paths): the same bytes for the same figure."""
     buffer = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="png", dpi=200)
+    figure.savefig(buffer, format=form, dpi=200, metadata={"Date": None} if form == "svg" else None)
     return buffer.getvalue()
 
 
@@ -170,14 +173,6 @@ def slide(panels: int = 1, width: float = 0.0) -> list[Axes]:
     return [figure.add_subplot(1, panels, 1 + at) for at in range(panels)]
 
 
-def several(ax: Sequence[Axes] | None, panels: int) -> Sequence[Axes] | None:
-    """Return the axes that a figure of so many panels was given. Raises ValueError if they are not so many."""
-    if ax is not None and (isinstance(ax, Axes) or len(ax) != panels):
-        got = "one" if isinstance(ax, Axes) else f"{len(ax)}"
-        raise ValueError(f"ax: got {got}; expected {panels} axes, such as a Figure's subplots(1, {panels})")
-    return ax
-
-
 def dress(ax: Axes, *, x: int = 0, y: int = 0) -> None:
     """Give axes made elsewhere the common look: the style alone reaches only what is made under it.
 
@@ -193,3 +188,18 @@ def dress(ax: Axes, *, x: int = 0, y: int = 0) -> None:
         axis.set_tick_params(which="both", labelsize=8, width=0.6)
     for spine in ax.spines.values():
         spine.set_linewidth(0.6)
+
+
+def canvas(ax: Axes | None, height: float, *, x: int = 0, y: int = 0) -> Axes:
+    """Return axes, dressed: those given, or new ones a printed column wide and `height` inches high."""
+    ax = column_figure(height).subplots() if ax is None else ax
+    dress(ax, x=x, y=y)
+    return ax
+
+
+def ticks(axis: Axis, at: Locator, said: Any = None) -> None:
+    """Set where an axis has ticks, without minor ones, and what they say, if not their numbers."""
+    axis.set_major_locator(at)
+    axis.set_minor_locator(NullLocator())
+    if said is not None:
+        axis.set_major_formatter(said)

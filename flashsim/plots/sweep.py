@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim.checking import shown
-from flashsim.plots.axes import canvas, ticks
-from flashsim.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, looks, styled
+from flashsim.plots.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, canvas, looks, styled, ticks
+
+if TYPE_CHECKING:
+    from flashsim.sweeping import Sweep
 
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, GREY)
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
@@ -22,30 +24,8 @@ FEW = 40  # points of a line up to which each has a marker
 WIDE = 10  # a scale is logarithmic where its largest number is that many times its smallest, or more
 
 
-class Rows(Protocol):
-    """What of `flashsim.sweeping.Sweep` is drawn."""
-
-    @property
-    def axes(self) -> dict[str, list[Any]]:
-        """The arguments that vary."""
-
-    @property
-    def about(self) -> dict[str, str]:
-        """What each column holds."""
-
-    @property
-    def ok(self) -> Sequence[dict[str, Any]]:
-        """The rows with counts."""
-
-    def name_of(self, column: str) -> str:
-        """Return the whole name of a column."""
-
-    def longest_axis(self) -> str:
-        """Return the argument with most values."""
-
-
 def sweep_data(
-    sweep: Rows, *, x: str | None = None, y: str = "accesses", by: str | Sequence[str] | None = None
+    sweep: Sweep, *, x: str | None = None, y: str = "accesses", by: str | Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Return the lines of a sweep's column y over its column x, of rows with counts, by the values of the columns `by`.
 

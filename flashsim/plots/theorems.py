@@ -17,10 +17,9 @@ from flashsim import theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
 from flashsim.api import count
-from flashsim.plots.axes import ticks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import setting
-from flashsim.plots.style import BLACK, BLUE, GREY, SKY, column_figure, dress, hang, looks, on_slide, several, styled
+from flashsim.plots.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
 from flashsim.sizes import Size
 
 _DIMENSIONS = [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
@@ -49,37 +48,35 @@ _THEOREMS = {
 }
 
 
-def theorem2_data(
-    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float32", algorithms: Sequence[Any] = ()
+def theorem_data(
+    number: int,
+    *,
+    N: int = 16_384,
+    d: int = 64,
+    M: Size | None = None,
+    dtype: str = "float32",
+    algorithms: Sequence[Any] = (),
 ) -> dict[str, Any]:
     """Return HBM accesses (elements) of one head against N, d and M, the others fixed at those given, and their log-log fits.
 
-    By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and `standard` as counted
-    by the simulator, and of `proof`, the standard attention that reads each operand once. `band` is N²d²/M times
-    `theory.flash_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by least squares in log10; `residual`
-    is the greatest |log10 accesses − fit|. `algorithms`: others to count, one's own too; their names are `others`.
+    By panel: `values` of the variable, all within d ≤ M ≤ Nd, and accesses of `flash_basic` and `standard` as counted by
+    the simulator, and of `proof`, the standard attention that reads each operand once. `band` is N²d²/M times
+    `theory.flash_constants(d)`. For Theorem 5 the same of the backward pass: `flash` is Algorithm 4, `standard` Algorithm
+    3, `proof` 8Nd + 7N², `band` by `theory.flash_backward_constants(d)`. A fit is accesses ≈ 10^intercept · value^slope by
+    least squares in log10; `residual` is the greatest |log10 accesses − fit|. `algorithms`: others to count, one's own too;
+    their names are `others`.
     Raises ValueError where N, d, M leave the theorem's d ≤ M ≤ Nd too few sizes to fit.
     """
-    return _data(2, setting(N=N, d=d, M=M, dtype=dtype), algorithms)
-
-
-def theorem5_data(
-    *, N: int = 16_384, d: int = 64, M: Size | None = None, dtype: str = "float32", algorithms: Sequence[Any] = ()
-) -> dict[str, Any]:
-    """Return the same for the backward pass: `flash` is Algorithm 4, `standard` Algorithm 3.
-
-    `proof` is 8Nd + 7N², each operand of Algorithm 3 read once; `band` is N²d²/M times `theory.flash_backward_constants(d)`.
-    """
-    return _data(5, setting(N=N, d=d, M=M, dtype=dtype), algorithms)
-
-
-def _data(number: int, fixed: dict[str, Any], algorithms: Sequence[Any]) -> dict[str, Any]:
-    theorem, fixed = _THEOREMS[number], {name: fixed[name] for name in "NdM"}
+    theorem, checked = _THEOREMS[number], setting(N=N, d=d, M=M, dtype=dtype)
+    fixed = {name: checked[name] for name in "NdM"}
     others = [chosen(what, theorem.direction) for what in algorithms]
     panels = {
         variable: _panel(variable, values, fixed, theorem, others) for variable, values in _ranges(**fixed).items()
     }
     return {"theorem": number, "direction": theorem.direction, "sizing": "paper", "panels": panels}
+
+
+theorem2_data, theorem5_data = partial(theorem_data, 2), partial(theorem_data, 5)
 
 
 def _ranges(N: int, d: int, M: int) -> dict[str, list[int]]:
@@ -138,39 +135,19 @@ _TITLES = {
 }
 
 
-@styled
-def plot_theorem2(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw Theorem 2 in three panels, HBM accesses (elements) against N, d and M, log-log, with fitted slopes.
+def plot_theorem(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
+    """Draw Theorem 2, or 5, in three panels, HBM accesses (elements) against N, d and M, log-log, with fitted slopes.
 
-    `data`: what `theorem2_data` returned. `ax`: three axes; None: a new column of three. FlashAttention's line is its
-    fit; the others join their points. The band is what `theory.flash_constants` allows. Standard attention "as run"
-    reads operands again, as M < d² forces; "in the proof" it reads each once. Where N + 2 > M a run must also read S
-    twice: the small steps.
+    FlashAttention's line is its fit; the others join their points. The band is what `theory.flash_constants` allows, or
+    `theory.flash_backward_constants`. Standard attention "as run" reads operands again, as M < d² forces; "in the proof" it
+    reads each once. Where N + 2 > M a run must also read S twice, backward, where 2N + 1 > M, P and dP: the small steps.
     """
-    return _plot(theorem2_data() if data is None else data, ax)
-
-
-@styled
-def plot_theorem5(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
-    """Draw Theorem 5, the same for the backward pass. Arguments and picture as for `plot_theorem2`.
-
-    The band is what `theory.flash_backward_constants` allows. Where 2N + 1 > M a run must read P and dP twice.
-    """
-    return _plot(theorem5_data() if data is None else data, ax)
-
-
-def _plot(data: Mapping[str, Any], ax: Sequence[Axes] | None) -> Sequence[Axes]:
-    axes: Sequence[Axes] = several(ax, 3) or list(column_figure(8.6).subplots(3))
     for panel, (variable, numbers) in zip(axes, data["panels"].items(), strict=True):
-        dress(panel)
         _draw_panel(panel, variable, numbers, _THEOREMS[data["theorem"]])
-    return axes
 
 
 def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theorem) -> None:
     values, fixed = panel["values"], panel["fixed"]
-    ax.set_xscale("log")
-    ax.set_yscale("log")
     low, high = zip(*panel["band"], strict=True)
     ax.fill_between(values, low, high, facecolor=SKY, alpha=0.3, linewidth=0, gid="band")
     handles = []
@@ -214,7 +191,9 @@ def _draw_panel(ax: Axes, variable: str, panel: dict[str, Any], theorem: _Theore
     ax.set_title(title, x=hang(ax, -0.2), pad=50 if heading else 38)
 
 
-THEOREM_2 = Chart(
-    "theorem2", theorem2_data, plot_theorem2, "Theorem 2: accesses against N, d, M, with fitted exponents", panels=3
+_PANELS: dict[str, Any] = {"panels": 3, "x": 10, "y": 10}
+_WHAT = "Theorem 2: accesses against N, d, M, with fitted exponents"
+plot_theorem2 = Chart("theorem2", theorem2_data, _WHAT, 8.6, plot_theorem, **_PANELS)
+plot_theorem5 = Chart(
+    "theorem5", theorem5_data, "Theorem 5: the same for the backward pass", 8.6, plot_theorem, **_PANELS
 )
-THEOREM_5 = Chart("theorem5", theorem5_data, plot_theorem5, "Theorem 5: the same for the backward pass", panels=3)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -31,13 +32,14 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from flashsim.api import Tally, count
 from flashsim.memory import Event
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, column_figure, dress, hang, looks, several, styled
+from flashsim.plots.style import BLACK, hang, looks
 
 PAPER: dict[str, Any] = {
     "source": "FlashAttention, arXiv:2205.14135, Figure 2 (left): GPT-2 medium, forward + backward, measured on an A100",
     "standard": {"GFLOPs": 66.6, "GB": 40.3, "ms": 41.7},
     "flash": {"GFLOPs": 75.2, "GB": 4.4, "ms": 7.3},
 }
+_WHAT = "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass"
 _SHAPE: dict[str, Any] = {"N": 1024, "d": 64, "heads": 16 * 64, "dtype": "float16"}
 _VARIANT: dict[str, Any] = {"causal": True, "dropout_p": 0.1}
 _KB = (100, 192, 512)  # the default, an A100's SM, and 4Nd elements: every operand of every pass is read once
@@ -157,21 +159,14 @@ _KEYS = (("read", ""), ("written", _WRITTEN))
 _EDGE: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.5}
 
 
-@styled
-def plot_traffic(data: Mapping[str, Any] | None = None, *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
+@partial(Chart, "traffic", traffic_data, _WHAT, 8.8, panels=3, grid={"height_ratios": [10.5, 6.5, 17]})
+def plot_traffic(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw three panels: HBM traffic in GB at three M beside the paper's, FLOPs as ratios likewise, and the model's passes."""
-    data = traffic_data() if data is None else data
-    ax = several(ax, 3)
-    if ax is None:
-        ax = list(column_figure(8.8).subplots(3, height_ratios=[10.5, 6.5, 17]))
-    for panel in ax:
-        dress(panel)
+    for panel in axes:
         panel.spines["left"].set_visible(False)
         panel.tick_params(axis="y", left=False)
-    _draw_bytes(ax[0], data)
-    _draw_flops(ax[1], data)
-    _draw_passes(ax[2], data)
-    return ax
+    for part, panel in zip((_draw_bytes, _draw_flops, _draw_passes), axes, strict=True):
+        part(panel, data)
 
 
 class _Rows:
@@ -254,8 +249,3 @@ def _draw_passes(ax: Axes, data: Mapping[str, Any]) -> None:
     rows.finish(8.8e9, xlabel, f"Where standard attention's {total:.1f} GB go", pad=18)
     keys = [Patch(facecolor="white", label=label, hatch=hatch, **_EDGE) for label, hatch in _KEYS]
     ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(hang(ax, -0.3), 1.01), ncols=2, borderaxespad=0)
-
-
-FIGURE = Chart(
-    "traffic", traffic_data, plot_traffic, "Figure 2 (left): GPT-2 medium's GB and GFLOPs, pass by pass", panels=3
-)

@@ -131,16 +131,14 @@ def _meet_reformer(buckets: Any, C: int) -> Array:
     """Return which row looks at which in each round, (h, N, N)."""
     b, cluster = np.asarray(buckets), _clusters(buckets, C)
     back = cluster[:, :, None] - cluster[:, None, :]
-    meet: Array = (b[:, :, None] == b[:, None, :]) & ((back == 0) | (back == 1))
-    return meet
+    return np.asarray((b[:, :, None] == b[:, None, :]) & ((back == 0) | (back == 1)))
 
 
 def _meet_smyrf(hashes_Q: Any, hashes_K: Any, C: int) -> Array:
     """Return which query meets which key in each round, (h, N, N)."""
     if len(hashes_Q) != len(hashes_K):
         raise ValueError(f"hashes_Q has {len(hashes_Q)} rounds, hashes_K {len(hashes_K)}; expected as many")
-    meet: Array = _clusters(hashes_Q, C)[:, :, None] == _clusters(hashes_K, C)[:, None, :]
-    return meet
+    return np.asarray(_clusters(hashes_Q, C)[:, :, None] == _clusters(hashes_K, C)[:, None, :])
 
 
 def _clusters(keys: Any, C: int) -> Array:
@@ -148,8 +146,7 @@ def _clusters(keys: Any, C: int) -> Array:
     keys = np.asarray(keys)
     earlier = np.arange(keys.shape[1])[:, None] > np.arange(keys.shape[1])
     before = (keys[:, None, :] < keys[:, :, None]) | ((keys[:, None, :] == keys[:, :, None]) & earlier)
-    clusters: Array = before.sum(2) // C
-    return clusters
+    return np.asarray(before.sum(2) // C)
 
 
 def _rounds_bounds(Q: Any, K: Any, V: Any, biases: Array, scale: float | None, blocks: int, has: _Rounding) -> Array:
@@ -168,8 +165,7 @@ def _rounds_bounds(Q: Any, K: Any, V: Any, biases: Array, scale: float | None, b
 
 def _features(c: float, K: Array, W: Array) -> Array:
     """Return log φ(K)ᵀ, (k, N)."""
-    G: Array = c * W @ K.T - (c * K * c * K).sum(1) / 2
-    return G
+    return np.asarray(c * W @ K.T - (c * K * c * K).sum(1) / 2)
 
 
 def _tau(scale: float | None, Q: Array) -> float:
@@ -185,8 +181,7 @@ def _averages(S: Array, V: Array) -> Approximate:
 
 def _mixed(P: Array, V: Array) -> Array:
     """Return P V, where V is one matrix (n, e) for all rows, or one for each, (N, n, e)."""
-    mixed: Array = P @ V if V.ndim == 2 else (P[:, None, :] @ V)[:, 0]
-    return mixed
+    return np.asarray(P @ V if V.ndim == 2 else (P[:, None, :] @ V)[:, 0])
 
 
 class _Rounding:
@@ -199,8 +194,7 @@ class _Rounding:
 
     def stores(self, X: Array, off: Array) -> Array:
         """Return how far X is off, `off` before it is stored, when it has been."""
-        result: Array = off + self.C * self.u_s * (abs(X) + off) + self.step
-        return result
+        return np.asarray(off + self.C * self.u_s * (abs(X) + off) + self.step)
 
     def averages(self, S: Array, delta: Array, V: Array, E_V: Array, blocks: int) -> Approximate:
         """Return how far softmax(S) V, stored, and the log-sum-exps are off, where S is off by delta and V by E_V.
@@ -236,10 +230,10 @@ def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) ->
 def _reformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
     order, home = np.asarray(given["order"]).astype(np.int64), np.asarray(given["home"]).T.astype(np.int64)
     buckets = np.empty_like(order)
-    steps = np.diff(np.take_along_axis(home, order, axis=1), axis=1, prepend=0)
-    np.put_along_axis(
-        buckets, order, np.cumsum(steps > 1, axis=1), axis=1
-    )  # a step of 1 is the same bucket's next cluster
+    steps = np.diff(
+        np.take_along_axis(home, order, axis=1), axis=1, prepend=0
+    )  # of 1 to the same bucket's next cluster
+    np.put_along_axis(buckets, order, np.cumsum(steps > 1, axis=1), axis=1)
     how = {"C": blocks["C"], "scale": given["tau"]}
     operands = [*(given[name] for name in "QKV"), buckets]
     return {"O": (reformer(*operands, **how), reformer_bounds(*operands, **how))}

@@ -129,21 +129,10 @@ def error_bound(
     log L are at most 1 each, but their sum is 1 only as far as log L is exact: there, (N_k + 1)·max|V| / (1 − p).
     A row whose every key is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
     """
-    has = _Data(Q, K, V, scale, mask, bias, keep, dropout_p, chip, stored, flushed)
-    steps, logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
-    stores = steps if stores is None else check_count("stores", stores, 0)
-    C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
-    one_rounding = has.weights_error(steps, scores_stored, operands_stored, logs_rounded) + stores * has.u_s
-    gain = 1 / (1 - dropout_p)
-    floor = np.full_like(has.mass, stores * has.step)
-    floor = floor + has.least * gain * np.abs(has.V).sum(axis=-2, keepdims=True)
-    if scores_stored or operands_stored:
-        floor = floor + has.step * (gain + (keep is not None)) * np.abs(has.V).sum(axis=-2, keepdims=True)
-    with np.errstate(over="ignore"):
-        off = C * one_rounding * np.maximum(has.mass, smallest_step(np.float64))
-    weights = has.K.shape[-2] if logs_rounded else 1
-    most = (weights + 1) * gain * (1 + has.u_s) * np.abs(has.V).max(axis=-2, keepdims=True)
-    return has.within_range(np.where(has.any_key, np.minimum(off, most) + floor, 0.0), has.mass)
+    return _Bounds(
+        Q, K, V, scale, steps, stores, scores_stored, operands_stored, flushed, logs_rounded, mask, bias, keep, dropout_p,
+        chip, stored, C,
+    ).of_O(C)  # fmt: skip
 
 
 def gradient_bounds(
@@ -189,10 +178,11 @@ def gradient_bounds(
     Each rounding to `stored` may lose its smallest subnormal. C = 2 leaves room for second-order terms, as before.
     Where a sum may pass the end of `stored` there is no bound: ∞. float16 ends at 65504, which dQ and dK may well pass.
     """
-    return _bounds(
-        Q, K, V, dO, scale, steps, stores, scores_stored, operands_stored, flushed, logs_rounded, dQ_stores, recombined, mask,
-        bias, keep, dropout_p, chip, stored, C,
-    )[0]  # fmt: skip
+    has = _Bounds(
+        Q, K, V, scale, steps, stores, scores_stored, operands_stored, flushed, logs_rounded, mask, bias, keep, dropout_p,
+        chip, stored, C,
+    )  # fmt: skip
+    return has.of_gradients(dO, dQ_stores, recombined)[0]
 
 
 def bias_gradient_bound(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, C: float = 2.0, **options: Any) -> Array:
@@ -200,71 +190,13 @@ def bias_gradient_bound(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, C: float 
 
     It is dS, added up on the chip over the n elements that share an entry: C·(E(dS) + n·u·(|dS| + E(dS))), summed likewise.
     """
-    _, dS, E_dS, u = _bounds(**_defaults(Q=Q, K=K, V=V, dO=dO, bias=bias, C=C, **options))
-    shape = np.shape(bias)
+    asked = signature(gradient_bounds).bind(Q, K, V, dO, bias=bias, C=C, **options).arguments
+    of_dS = {name: asked.pop(name) for name in ("dO", "dQ_stores", "recombined") if name in asked}
+    has, shape = _Bounds(**asked), np.shape(bias)
+    _, dS, E_dS = has.of_gradients(**of_dS)
     with np.errstate(over="ignore", invalid="ignore"):
         own, most = summed_to(E_dS, shape), summed_to(dS + E_dS, shape)
-        return C * (own + dS.size // max(own.size, 1) * u * most)
-
-
-def _defaults(**given: Any) -> dict[str, Any]:
-    asked = signature(gradient_bounds).bind(**given)
-    asked.apply_defaults()
-    return dict(asked.arguments)
-
-
-def _bounds(
-    Q: Any, K: Any, V: Any, dO: Any, scale: float | None, steps: int, stores: int | None, scores_stored: bool,
-    operands_stored: bool, flushed: bool, logs_rounded: int, dQ_stores: int | None, recombined: bool, mask: Any, bias: Any,
-    keep: Any, dropout_p: float, chip: DTypeLike | None, stored: DTypeLike | None, C: float,
-) -> tuple[Three, Array, Array, float]:  # fmt: skip
-    """Return the bounds, and |dS|, E(dS) and u, of which that of a bias's gradient is made."""
-    has = _Data(Q, K, V, scale, mask, bias, keep, dropout_p, chip, stored, flushed)
-    steps, logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
-    stores = steps if stores is None else check_count("stores", stores, 0)
-    C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
-    dQ_stores = steps if dQ_stores is None else check_count("dQ_stores", dQ_stores, 0)
-    u, u_s, step, least, P, Z = has.u, has.u_s, has.step, has.least, has.P, has.Z
-    u_p, step_p = (u_s, step) if scores_stored or operands_stored else (0.0, 0.0)  # what storing P, dP and dS adds
-    N_q, N_k, d_v, dropped = has.Q.shape[-2], has.K.shape[-2], has.V.shape[-1], keep is not None
-    dO = _numbers(check_attention(Q=Q, K=K, V=V, dO=dO)[-1])
-
-    with np.errstate(over="ignore", invalid="ignore"):
-        relative = has.weights_error(steps, scores_stored, operands_stored, logs_rounded)
-        E_P = relative * np.maximum(P, smallest_step(np.float64)) + least + step_p
-        E_P = np.where(has.allowed, np.minimum(E_P, 1.0), 0.0)
-        E_P_dropped = Z * (E_P + 3 * u * P) + (u_p * Z * P + step_p) * dropped
-        dV_sum = (P * Z).swapaxes(-1, -2) @ np.abs(dO)
-        E_dV = E_P_dropped.swapaxes(-1, -2) @ np.abs(dO) + ((N_q + 4) * u + u_s) * dV_sum + step
-
-        A_Z = Z * (np.abs(dO) @ np.abs(has.V).swapaxes(-1, -2))
-        E_dP = (
-            ((d_v + 4) * u + (1 + dropped) * u_p) * A_Z + (d_v * least + step_p) * np.maximum(Z, 1) + step_p * dropped
-        )
-        D_sum = (P * A_Z).sum(axis=-1, keepdims=True)
-        if scores_stored:
-            E_D = ((P + E_P) * E_dP + E_P * A_Z).sum(axis=-1, keepdims=True) + (N_k + 2) * u * D_sum
-        else:
-            E_O = error_bound(
-                Q, K, V, scale=scale, steps=steps, stores=stores, operands_stored=operands_stored, logs_rounded=logs_rounded,
-                flushed=flushed, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p, chip=chip, stored=stored, C=1.0,
-            )  # fmt: skip
-            E_D = (np.abs(dO) * (E_O + (d_v + 2) * u * has.mass + least)).sum(axis=-1, keepdims=True)
-        dP = Z * (dO @ has.V.swapaxes(-1, -2))
-        dP_less_D = np.abs(dP - (P * dP).sum(axis=-1, keepdims=True))
-        detour = np.where(has.allowed, A_Z, 0.0).max(axis=-1, keepdims=True) * recombined
-        E_dS = E_P * dP_less_D + (P + E_P) * (E_dP + E_D + 2 * u * (A_Z + D_sum) + 4 * u * detour)
-        E_dS = np.where(has.allowed, E_dS + u_p * P * dP_less_D + least + step_p, 0.0)
-
-        tau, dS = abs(has.tau), P * dP_less_D
-        dS_T, E_dS_T = dS.swapaxes(-1, -2), E_dS.swapaxes(-1, -2)
-        dQ_sum, dK_sum = tau * ((dS + E_dS) @ np.abs(has.K)), tau * ((dS_T + E_dS_T) @ np.abs(has.Q))
-        E_dQ = tau * (E_dS @ np.abs(has.K)) + ((N_k + 4) * u + dQ_stores * u_s) * dQ_sum + dQ_stores * step
-        E_dK = tau * (E_dS_T @ np.abs(has.Q)) + ((N_q + 4) * u + u_s) * dK_sum + step
-        E_dQ = np.where(has.any_key, E_dQ + N_k * least, 0.0)
-        E_dK, E_dV = E_dK + N_q * least, E_dV + N_q * least
-        pairs = ((E_dQ, dQ_sum), (E_dK, dK_sum), (E_dV, dV_sum))
-        return Three(*(has.within_range(C * bound, most) for bound, most in pairs)), dS, E_dS, u
+        return C * (own + dS.size // max(own.size, 1) * has.u * most)
 
 
 def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike | None = None, axis: int = -3) -> Array:
@@ -285,37 +217,52 @@ def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike |
     return np.where(most + bound < largest(stored), bound, np.inf)
 
 
-def of_bound(got: Any, want: Any, bound: Any) -> float:
-    """Return the largest error as a part of its bound: at most 1 where all is well.
+def parts_of_bound(got: Any, want: Array, bound: Array) -> Array:
+    """Return each error as a part of its bound: at most 1 if all is well, ∞ where one alone is NaN, or the bound is 0.
 
-    ∞ for NaN, and for an error where the bound is 0; 0 where the bound is ∞, which is for what may overflow, and for no element.
+    A bound of ∞ is for what may overflow the type it is kept in: anything goes there.
     """
+    got = np.asarray(got).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        error, bound = np.abs(np.asarray(got).astype(np.float64) - want), np.asarray(bound)
+        error = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0.0, np.abs(got - want))
         part = np.divide(error, bound, out=np.where(error == 0, 0.0, np.inf), where=bound > 0)
-    part = np.where(bound == np.inf, 0.0, part)
-    return float(np.where(np.isnan(error) | np.isnan(part), np.inf, part).max(initial=0.0))
+    return np.where(bound == np.inf, 0.0, np.where(np.isnan(part), np.inf, part))
 
 
-class _Data:
-    """What both bounds start from: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|, and the roundoffs, in float64."""
+def of_bound(got: Any, want: Any, bound: Any) -> float:
+    """Return the largest of these parts; 0 for no element, and ∞ for NaN."""
+    parts = parts_of_bound(got, np.asarray(want), np.asarray(bound))
+    return float(np.where(np.isnan(got), np.inf, parts).max(initial=0.0))
+
+
+class _Bounds:
+    """What both bounds start from, in float64: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|; and the roundoffs."""
 
     def __init__(
         self,
         Q: Any,
         K: Any,
         V: Any,
-        scale: float | None,
-        mask: Any,
-        bias: Any,
-        keep: Any,
-        dropout_p: float,
-        chip: DTypeLike | None,
-        stored: DTypeLike | None,
-        flushed: bool,
+        scale: float | None = None,
+        steps: int = 1,
+        stores: int | None = None,
+        scores_stored: bool = False,
+        operands_stored: bool = False,
+        flushed: bool = False,
+        logs_rounded: int = 0,
+        mask: Any = None,
+        bias: Any = None,
+        keep: Any = None,
+        dropout_p: float = 0.0,
+        chip: DTypeLike | None = None,
+        stored: DTypeLike | None = None,
+        C: float = 2.0,
     ) -> None:
         Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias)
-        check_p(dropout_p)
+        self.dropout_p = check_p(dropout_p)
+        self.C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
+        self.steps, self.logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
+        self.stores = steps if stores is None else check_count("stores", stores, 0)
         stored = float_dtype(Q.dtype if stored is None else stored)
         chip = chip_dtype(stored) if chip is None else float_dtype(chip)
         self.u, self.u_s = roundoff(chip), (0.0 if stored == chip else roundoff(stored))
@@ -323,30 +270,78 @@ class _Data:
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
         self.tau = float(tau_of(scale, self.Q))
-        self.reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask, bias=bias)
         P, l, _ = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias)
         self.any_key = l > 0
         self.P = P / np.where(self.any_key, l, 1)
         self.allowed = np.broadcast_to(True if mask is None else np.asarray(mask), P.shape)
         self.Z = np.ones_like(P) if keep is None else np.broadcast_to(Z_of(keep, dropout_p, np.float64), P.shape)
         self.mass = (self.P * self.Z) @ np.abs(self.V)
-        self.dropped, self.biased = keep is not None, bias is not None
+        self.scores_stored, self.dropped, self.kept = scores_stored, keep is not None, scores_stored or operands_stored
 
-    def weights_error(self, steps: int, scores_stored: bool, operands_stored: bool, logs_rounded: int) -> Array:
-        """Return the relative error of a row's weights, their sum and their products with V, without O's own storing.
-
-        Where scores are off by at most δ each, a weight e^S / Σ e^S is by a factor of at most e^(2δ).
-        """
-        d, N_k = self.Q.shape[-1], self.K.shape[-2]
-        delta = (d + 4 + 2 * self.biased) * self.u * self.reach + scores_stored * (
-            1 + self.biased
-        ) * self.u_s * self.reach
-        delta = delta + logs_rounded * self.u * (self.reach + math.log(N_k))
-        stored = (scores_stored or operands_stored) * (1 + self.dropped) * self.u_s
+        # of a row's weights, their sum and their products with V, without O's own storing
+        (d, N_k), biased = (self.Q.shape[-1], self.K.shape[-2]), bias is not None
+        reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask, bias=bias)
+        delta = ((d + 4 + 2 * biased) * self.u + scores_stored * (1 + biased) * self.u_s) * reach
+        delta = delta + logs_rounded * self.u * (reach + math.log(N_k))
+        terms = (N_k + 8 * (steps + 1) + 3 * self.dropped) * self.u + self.kept * (1 + self.dropped) * self.u_s
         with np.errstate(over="ignore"):
-            return np.asarray(np.expm1(2 * delta) + (N_k + 8 * (steps + 1) + 3 * self.dropped) * self.u + stored)
+            self.relative = np.expm1(2 * delta) + terms
 
-    def within_range(self, bound: Array, most: Array) -> Array:
+    def of_O(self, C: float) -> Array:
+        """Return how far O may be off, first-order terms taken C times."""
+        gain, size = 1 / (1 - self.dropout_p), np.abs(self.V)
+        floor = self.stores * self.step + self.least * gain * size.sum(axis=-2, keepdims=True)
+        if self.kept:
+            floor = floor + self.step * (gain + self.dropped) * size.sum(axis=-2, keepdims=True)
+        with np.errstate(over="ignore"):
+            off = C * (self.relative + self.stores * self.u_s) * np.maximum(self.mass, smallest_step(np.float64))
+        weights = self.K.shape[-2] if self.logs_rounded else 1
+        most = (weights + 1) * gain * (1 + self.u_s) * size.max(axis=-2, keepdims=True)
+        return self._within_range(np.where(self.any_key, np.minimum(off, most) + floor, 0.0), self.mass)
+
+    def of_gradients(
+        self, dO: Any, dQ_stores: int | None = None, recombined: bool = False
+    ) -> tuple[Three, Array, Array]:
+        """Return how far dQ, dK and dV may be off; and |dS| and E(dS), of which a bias's gradient is made."""
+        dQ_stores = self.steps if dQ_stores is None else check_count("dQ_stores", dQ_stores, 0)
+        u, u_s, step, least, P, Z, dropped = self.u, self.u_s, self.step, self.least, self.P, self.Z, self.dropped
+        u_p, step_p = (u_s, step) if self.kept else (0.0, 0.0)  # what storing P, dP and dS adds
+        N_q, N_k, d_v = self.Q.shape[-2], self.K.shape[-2], self.V.shape[-1]
+        dO = _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=dO)[-1])
+
+        with np.errstate(over="ignore", invalid="ignore"):
+            E_P = self.relative * np.maximum(P, smallest_step(np.float64)) + least + step_p
+            E_P = np.where(self.allowed, np.minimum(E_P, 1.0), 0.0)
+            E_P_dropped = Z * (E_P + 3 * u * P) + (u_p * Z * P + step_p) * dropped
+            dV_sum = (P * Z).swapaxes(-1, -2) @ np.abs(dO)
+            E_dV = E_P_dropped.swapaxes(-1, -2) @ np.abs(dO) + ((N_q + 4) * u + u_s) * dV_sum + step
+
+            A_Z = Z * (np.abs(dO) @ np.abs(self.V).swapaxes(-1, -2))
+            E_dP = ((d_v + 4) * u + (1 + dropped) * u_p) * A_Z
+            E_dP = E_dP + (d_v * least + step_p) * np.maximum(Z, 1) + step_p * dropped
+            D_sum = (P * A_Z).sum(axis=-1, keepdims=True)
+            if self.scores_stored:
+                E_D = ((P + E_P) * E_dP + E_P * A_Z).sum(axis=-1, keepdims=True) + (N_k + 2) * u * D_sum
+            else:
+                off = self.of_O(1.0) + (d_v + 2) * u * self.mass + least
+                E_D = (np.abs(dO) * off).sum(axis=-1, keepdims=True)
+            dP = Z * (dO @ self.V.swapaxes(-1, -2))
+            dP_less_D = np.abs(dP - (P * dP).sum(axis=-1, keepdims=True))
+            detour = np.where(self.allowed, A_Z, 0.0).max(axis=-1, keepdims=True) * recombined
+            E_dS = E_P * dP_less_D + (P + E_P) * (E_dP + E_D + 2 * u * (A_Z + D_sum) + 4 * u * detour)
+            E_dS = np.where(self.allowed, E_dS + u_p * P * dP_less_D + least + step_p, 0.0)
+
+            tau, dS = abs(self.tau), P * dP_less_D
+            dS_T, E_dS_T = dS.swapaxes(-1, -2), E_dS.swapaxes(-1, -2)
+            dQ_sum, dK_sum = tau * ((dS + E_dS) @ np.abs(self.K)), tau * ((dS_T + E_dS_T) @ np.abs(self.Q))
+            E_dQ = tau * (E_dS @ np.abs(self.K)) + ((N_k + 4) * u + dQ_stores * u_s) * dQ_sum + dQ_stores * step
+            E_dK = tau * (E_dS_T @ np.abs(self.Q)) + ((N_q + 4) * u + u_s) * dK_sum + step
+            E_dQ = np.where(self.any_key, E_dQ + N_k * least, 0.0)
+            E_dK, E_dV = E_dK + N_q * least, E_dV + N_q * least
+            pairs = ((E_dQ, dQ_sum), (E_dK, dK_sum), (E_dV, dV_sum))
+            return Three(*(self._within_range(self.C * bound, most) for bound, most in pairs)), dS, E_dS
+
+    def _within_range(self, bound: Array, most: Array) -> Array:
         """Return the bound, and ∞ where a sum of that size, with its error, may overflow what it is stored in."""
         return np.where(most + bound < self.end, bound, np.inf)
 

@@ -40,8 +40,7 @@ def kernel_product(
     """Return Y_i = Σ_j k(x_i, z_j) v_j, (N, e); or, "logsumexp", log Σ_j k(x_i, z_j) v_j, (N, 1). Raises ValueError."""
     log_k = _log(kernel, _distances(X, Z) / sigma)
     if check_choice("reduction", reduction, REDUCTIONS) == "sum":
-        product: Array = np.exp(log_k) @ V
-        return product
+        return np.asarray(np.exp(log_k) @ V)
     return _logsumexp(log_k + _log_weights(V))
 
 
@@ -54,8 +53,7 @@ def kernel_gradient(
     log_k = _log(kernel, s)
     summed = check_choice("reduction", reduction, REDUCTIONS) == "sum"
     weights = (dY @ V.T) * np.exp(log_k) if summed else dY * _softmax(log_k, V)
-    result: Array = np.einsum("ij,ijc->ic", -weights * _steepness(kernel, s) / sigma, along)
-    return result
+    return np.asarray(np.einsum("ij,ijc->ic", -weights * _steepness(kernel, s) / sigma, along))
 
 
 @oracle(OPERANDS)
@@ -80,8 +78,7 @@ def kernel_product_bounds(
         k = np.exp(log_k)
         off = np.exp(log_k + C * delta) - k + k * (terms + stores * u_s + stored_K * u_s)
         steps = smallest_step(chip) + stored_K * smallest_step(stored)  # of what is too small for full precision
-        result: Array = C * (off @ np.abs(V) + n * steps * (np.abs(V).max() + 1) + stores * smallest_step(stored))
-        return result
+        return np.asarray(C * (off @ np.abs(V) + n * steps * (np.abs(V).max() + 1) + stores * smallest_step(stored)))
     log_v = _log_weights(V)
     with np.errstate(invalid="ignore"):
         S = log_k + log_v
@@ -157,17 +154,12 @@ def _log(kernel: str, s: Array) -> Array:
 
 def _steepness(kernel: str, s: Array) -> Array:
     """Return −d log k/ds."""
-    return (
-        s
-        if kernel == "gaussian"
-        else np.ones_like(s)
-        if kernel == "laplace"
-        else 2 * s / np.hypot(1, s) / np.hypot(1, s)
-    )
+    if kernel == "gaussian":
+        return s
+    return np.ones_like(s) if kernel == "laplace" else 2 * s / np.hypot(1, s) / np.hypot(1, s)
 
 
 def _rounded_log(kernel: str, X: Any, Z: Any, sigma: float, u: float) -> tuple[Array, Array]:
-    """Return log k, and δ."""
     s = _distances(X, Z) / sigma
     log_k, rho = _log(kernel, s), (2 * X.shape[1] + 3) * u
     match kernel:

@@ -21,8 +21,7 @@ from flashsim.reference.operands import oracle
 @oracle("Q (N, d), K (N, d), V (N, e)")
 def linear_attention(Q: Any, K: Any, V: Any) -> Array:
     """Return tril(Q Kᵀ) V in float64, (N, e)."""
-    O: Array = np.tril(Q @ K.T) @ V
-    return O
+    return np.asarray(np.tril(Q @ K.T) @ V)
 
 
 @oracle("Q (N, d), K (N, d), V (N, e)")
@@ -36,18 +35,13 @@ def linear_attention_bounds(
     O = np.abs(linear_attention(Q, K, V))
     factors = np.abs(Q).max() + np.abs(V).max()  # of what is too small for full precision
     tiny = (N * d + N + d) * smallest_step(chip_dtype(float_dtype(stored))) * (1 + factors)
-    result: Array = C * ((d + N + chunks + 3) * u * sizes + u_s * O + tiny + smallest_step(stored))
-    return result
+    return np.asarray(C * ((d + N + chunks + 3) * u * sizes + u_s * O + tiny + smallest_step(stored)))
 
 
 def _of_program(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
-    operands = given["Q"], given["K"], given["V"]
-    return {
-        "O": (
-            linear_attention(*operands),
-            linear_attention_bounds(*operands, chunks=-(-len(operands[0]) // blocks["C"])),
-        )
-    }
+    operands = [given[name] for name in "QKV"]
+    bound = linear_attention_bounds(*operands, chunks=-(-len(operands[0]) // blocks["C"]))
+    return {"O": (linear_attention(*operands), bound)}
 
 
 NAIVE = dict.fromkeys(("linear_attention", "linear_attention_two_pass"), _of_program)

@@ -57,8 +57,9 @@ def cross_entropy_bounds(
 
     def summed(to: Array, off: Array, G: Array, terms: int, exact: Array) -> Array:
         vanished = C * terms * smallest_step(chip) * (1 + np.abs(g).max()) * (1 + to.max())
-        sums: Array = off @ to + C * (terms + 2 * blocks + 8) * u * (G @ to) + u_s * np.abs(exact) + vanished + tiny
-        return sums
+        return np.asarray(
+            off @ to + C * (terms + 2 * blocks + 8) * u * (G @ to) + u_s * np.abs(exact) + vanished + tiny
+        )
 
     dX = summed(np.abs(E), off, G, v, right.dX)
     dE = summed(np.abs(X), off.T, G.T, N, right.dE)
@@ -76,13 +77,8 @@ def _forward(X: Any, E: Any, y: Any, g: Any) -> tuple[Array, Array, Array, Array
 def _of_program(
     results: tuple[str, ...], given: Mapping[str, Any], blocks: Mapping[str, int]
 ) -> dict[str, tuple[Array, Array]]:
-    X, E, y, g = (
-        given["X"],
-        given["E"],
-        np.asarray(given["y"])[:, 0].astype(np.int64),
-        given.get("g", np.ones((1, 1)))[:, 0],
-    )
-    operands = X, E, np.where(y < len(E), y, -1), g
+    X, E, y = given["X"], given["E"], np.asarray(given["y"])[:, 0].astype(np.int64)
+    operands = X, E, np.where(y < len(E), y, -1), given.get("g", np.ones((1, 1)))[:, 0]
     many = max(-(-len(X) // blocks["B_r"]), -(-len(E) // blocks["B_c"]))
     right, bounds = cross_entropy(*operands), cross_entropy_bounds(*operands, blocks=many)
     return {name: (getattr(right, name), getattr(bounds, name)) for name in results}

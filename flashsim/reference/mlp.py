@@ -24,8 +24,7 @@ OPERANDS = "X (N, d), W1 (d, f), W2 (f, o)"
 @oracle(OPERANDS, keep1=kept("d", "f"), keep2=kept("f", "o"))
 def sparse_mlp(X: Any, W1: Any, W2: Any, keep1: Any = True, keep2: Any = True) -> Array:
     """Return relu(X W1) W2 in float64, (N, o). `keep1`, `keep2`: booleans that broadcast to W1, W2; False: a zero instead."""
-    Y: Array = np.maximum(X @ np.where(keep1, W1, 0.0), 0) @ np.where(keep2, W2, 0.0)
-    return Y
+    return np.asarray(np.maximum(X @ np.where(keep1, W1, 0.0), 0) @ np.where(keep2, W2, 0.0))
 
 
 @oracle(OPERANDS, keep1=kept("d", "f"), keep2=kept("f", "o"), blocks=pair)
@@ -43,22 +42,19 @@ def sparse_mlp_bounds(
     if not fused:
         off = off + C * (u_s * H + tiny)
     summed = (f + T_f + 2) * u * ((H + off) @ size2) + (f + 1) * least + tiny
-    result: Array = off @ size2 + C * (summed + u_s * np.abs(H @ W2))
-    return result
+    return np.asarray(off @ size2 + C * (summed + u_s * np.abs(H @ W2)))
 
 
 def _of_program(fused: bool, given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
     X, W1, W2 = (given[name] for name in ("X", "W1", "W2"))
     keep1 = _spread(given["mask1"], W1.shape, (blocks["B_d"], blocks["B_f"]))
     keep2 = _spread(given["mask2"], W2.shape, (blocks["B_f"], blocks["B_o"]))
-    bound = sparse_mlp_bounds(
-        X, W1, W2, keep1, keep2, blocks=W1.shape, fused=fused
-    )  # a product's blocks are columns at least
+    # a product's blocks are columns at least
+    bound = sparse_mlp_bounds(X, W1, W2, keep1, keep2, blocks=W1.shape, fused=fused)
     return {"Y": (sparse_mlp(X, W1, W2, keep1, keep2), bound)}
 
 
 def _spread(mask: Any, shape: tuple[int, int], block: tuple[int, int]) -> Any:
-    """Return which elements a block mask keeps."""
     if mask is None:
         return True
     (rows, cols), (down, across) = shape, block

@@ -19,6 +19,7 @@ from flashsim.checking import (
     check_count,
     check_flag,
     check_number,
+    check_scale,
     shown,
 )
 from flashsim.inputs import Array, float_dtype
@@ -158,12 +159,6 @@ def not_negative(name: str, value: Any, _: Mapping[str, int]) -> float | None:
     return check_number(name, value, "a finite number of at least 0, or None for 1/√d", lambda x: 0 <= x < math.inf)
 
 
-def _scale(name: str, value: Any, _: Mapping[str, int]) -> float | None:
-    if value is None:
-        return None
-    return check_number(name, value, "a finite number, or None for 1/√d", math.isfinite)
-
-
 def _stored(name: str, value: Any, _: Mapping[str, int]) -> np.dtype[Any]:
     try:
         return float_dtype(value)
@@ -172,7 +167,7 @@ def _stored(name: str, value: Any, _: Mapping[str, int]) -> np.dtype[Any]:
 
 
 BY_NAME: dict[str, Check] = {
-    "scale": _scale,
+    "scale": lambda _, value, __: None if value is None else check_scale(value, 1),
     "sigma": positive,
     "C": positive,
     "factor": positive,

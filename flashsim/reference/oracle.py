@@ -107,7 +107,6 @@ def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
 def _gradients(
     Q: Any, K: Any, V: Any, dO: Any, scale: float | None, mask: Any, bias: Any, keep: Any, dropout_p: float
 ) -> tuple[Three, Array]:
-    """Return the gradients, and dS."""
     check_p(dropout_p)
     given = check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep, bias=bias)
     Q, K, V, dO = (a.astype(np.float64) for a in given)

@@ -93,7 +93,6 @@ def _variant(
     algorithm: Algorithm, shape: Shape, leading: Head, *,
     scale: Any, causal: Any, mask: Any, dropout_p: Any, seed: Any, options: Mapping[str, Any],
 ) -> AttentionVariant:  # fmt: skip
-    """Return the variant. Raises ValueError for a mask, or dropout, that the algorithm does not have."""
     variant = AttentionVariant(
         check_scale(scale, shape.d),
         as_mask(mask, causal, shape, leading, options),
@@ -111,7 +110,6 @@ def _variant(
 
 
 def _check_bias(algorithm: Algorithm, variant: AttentionVariant) -> None:
-    """Raise ValueError for a bias, of which a backward pass makes no gradient."""
     if variant.mask.bias is None or algorithm.direction == "forward":
         return
     if not algorithm.gives_dS:

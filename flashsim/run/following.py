@@ -10,22 +10,18 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from itertools import count
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from flashsim.memory import SRAM, NotOnChip
 from flashsim.source import PACKAGE, at_line
-
-NO_NUMBERS = re.compile(r"\w+\.(?:shape|size|ndim|dtype)\b|\blen\(\w+\)|(?<=on_chip\()\w+(?=[,)])")
-"""Where a statement names a tile and takes none of its numbers, or only puts it on chip."""
 
 TURNS = 3
 """How often a statement is followed: in a later turn it may compute with what it assigned in one before."""
@@ -45,7 +41,7 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
     of_tiles, made_at, events = False, 0, count()
 
     def follow(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal running, of_tiles
+        nonlocal running, of_tiles, made_at
         if next(events) == EVENTS:
             sys.settrace(None)
         if event in ("call", "exception"):
@@ -68,16 +64,13 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
             of_tiles = statement.brings or any(name in values and name not in absent for name in statement.uses)
             for name in statement.uses & suspects.keys() & absent.keys():
                 if absent[name] is suspects[name][0]:
-                    raise refused(name, statement.line)
+                    value, made_at = suspects[name]
+                    raise NotOnChip(
+                        f"{name} ({'×'.join(map(str, value.shape))}) was not put on chip, and line {statement.line} computes "
+                        f"with it: SRAM's peak would be too low. Expected {name} = on_chip(…), or the expression itself in "
+                        f"place of {name}"
+                    )
         return follow
-
-    def refused(name: str, line: int) -> NotOnChip:
-        nonlocal made_at
-        value, made_at = suspects[name]
-        return NotOnChip(
-            f"{name} ({'×'.join(map(str, value.shape))}) was not put on chip, and line {line} computes with it: SRAM's peak "
-            f"would be too low. Expected {name} = on_chip(…), or the expression itself in place of {name}"
-        )
 
     def run(*arguments: Any) -> Any:
         sys.settrace(follow)
@@ -94,28 +87,43 @@ def followed(function: Callable[..., Any], sram: SRAM) -> Callable[..., Any]:
     return run
 
 
-class _Statement(NamedTuple):
-    """An assignment, or a statement with on_chip: what it assigns to, takes the numbers of, if it brings anything on chip."""
+class _Statement(ast.NodeVisitor):
+    """An assignment, or a statement that brings something on chip: what it assigns to, and takes the numbers of."""
 
-    line: int
-    targets: frozenset[str]
-    uses: frozenset[str]
-    brings: bool
+    def __init__(self, node: ast.stmt | ast.expr) -> None:
+        self.line, self.targets, self.uses, self.brings = node.lineno, set[str](), set[str](), False
+        self.generic_visit(node)
+        self.uses |= self.targets if isinstance(node, ast.AugAssign) else set()
+
+    def visit_Name(self, node: ast.Name) -> None:
+        (self.uses if isinstance(node.ctx, ast.Load) else self.targets).add(node.id)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if node.attr not in ("shape", "size", "ndim", "dtype"):  # for which no number is read
+            self.visit(node.value)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        self.brings |= name in ("load", "on_chip")
+        for at, each in enumerate(ast.iter_child_nodes(node)):  # the function, then what it takes
+            only_named = {*map(type, ast.walk(each))} <= {ast.Name, ast.Attribute, ast.Load}
+            if at != 1 or name not in ("on_chip", "len") or not only_named:
+                self.visit(each)
+
+    def visit_Lambda(self, node: ast.expr) -> None:
+        inner = _Statement(node)
+        self.uses |= inner.uses - inner.targets - {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+        self.brings |= inner.brings
+
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_Lambda
 
 
 @cache
 def _statements(file: str) -> dict[int, _Statement]:
     found = {}
     for node in ast.walk(ast.parse("".join(linecache.getlines(file)))):
-        if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr):
-            continue
-        text = ast.unparse(node)
-        if not isinstance(node, ast.Expr) or "on_chip(" in text:
-            names = [each for each in ast.walk(ast.parse(NO_NUMBERS.sub("_", text))) if isinstance(each, ast.Name)]
-            targets = frozenset(name.id for name in names if isinstance(name.ctx, ast.Store))
-            uses = frozenset(name.id for name in names if isinstance(name.ctx, ast.Load))
-            uses |= targets if isinstance(node, ast.AugAssign) else frozenset()
-            brings = "load(" in text or "on_chip(" in text
-            statement = _Statement(node.lineno, targets, uses, brings)
-            found.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), statement))
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Expr):
+            statement = _Statement(node)
+            if statement.brings or not isinstance(node, ast.Expr):
+                found.update(dict.fromkeys(range(node.lineno, (node.end_lineno or node.lineno) + 1), statement))
     return found

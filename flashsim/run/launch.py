@@ -151,7 +151,6 @@ def _returned(plan: Plan, hbm: HBM, result: Any) -> tuple[Matrix, ...]:
 
 
 def _named(value: Any) -> str:
-    """Return a name for what an algorithm returned."""
     if isinstance(value, np.ndarray | ShapeOnly):
         return "an array"
     return str(getattr(value, "name", value))

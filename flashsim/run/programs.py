@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flashsim.algorithms.blocks import most_rows
 from flashsim.algorithms.program import Program
 from flashsim.blas import one_blas_thread
 from flashsim.checking import (
@@ -29,7 +30,7 @@ from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramO
 from flashsim.records import Flops, Occupancy, Sizes, Traffic
 from flashsim.run.following import followed
 from flashsim.run.results import Costs
-from flashsim.sizes import Size, first
+from flashsim.sizes import Size
 
 if TYPE_CHECKING:
     from flashsim.tracing import Trace
@@ -253,7 +254,6 @@ def _launch(
     program: Program, given: Mapping[str, Array], sizes: Sizes, dtype: np.dtype[Any], M: Any, blocks: Any, sizing: Any,
     enforce: Any, options: Mapping[str, Any], *, arithmetic: bool,
 ) -> Launch:  # fmt: skip
-    """Return the launch, with its blocks."""
     if set(options) != set(program.options):
         raise ValueError(f"options are {', '.join(options) or 'none'}; expected {', '.join(program.options) or 'none'}")
     size, fixed = check_M(M, dtype.itemsize), check_block_sizes(program.blocks, blocks)
@@ -273,7 +273,7 @@ def _launch(
     if sizing == "paper":
         return replace(launch, blocks=of(line_1(program.rows(size, sizes), sizes)))
 
-    def fits(rows: int, M: int = size) -> bool:
+    def fits(rows: int, M: int) -> bool:
         trial = replace(launch, blocks=of(line_1(rows, sizes)), M=M, enforced=True, arithmetic=False)
         try:
             trial.run()
@@ -281,15 +281,8 @@ def _launch(
             return False
         return True
 
-    if not fits(1):
-        least = first(lambda M: fits(1, M))
-        raise ValueError(
-            f"M = {size:,} elements is too small for {program.name!r} even with blocks of one row: at {sizes} it needs at "
-            f"least M = {least:,}"
-        )
     longest = max(sizes[symbol] for symbol in program.blocks.values())
-    rows = first(lambda rows: rows >= longest or not fits(rows + 1))
-    return replace(launch, blocks=of(line_1(rows, sizes)))
+    return replace(launch, blocks=of(line_1(most_rows(fits, size, longest, program.name, str(sizes)), sizes)))
 
 
 # --------------------------------------------------------------------------------------------------------------- gather
@@ -312,6 +305,5 @@ def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
 
 
 def _cost(launch: Launch, hbm: HBM, sram: SRAM) -> dict[str, Any]:
-    """Return what a count and a run have in common."""
     name = launch.program.name
     return {"algorithm": name, "hbm": hbm.traffic, "sram": sram.use, "blocks": launch.blocks, "launch": launch}

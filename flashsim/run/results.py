@@ -46,11 +46,9 @@ class Costs(Exported):
         }
 
     def _asked(self) -> dict[str, Any]:
-        """Return what is known of the problem."""
         return {}
 
     def _repr_html_(self) -> str:
-        """Return a table, as Jupyter shows it."""
         return self.hbm.table(f"{self.algorithm}: HBM accesses, in elements", [self._costs()])
 
     def _costs(self) -> str:
@@ -115,7 +113,6 @@ class Finished(Costs):
         }
 
     def _repr_html_(self) -> str:
-        """Return a table, as Jupyter shows it; with a trace, its player in a sandboxed frame."""
         return super()._repr_html_() if self.trace is None else self.trace._repr_html_()
 
 

@@ -215,7 +215,9 @@ class Sweep(Exported, Sequence[Row]):
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
-        writer.writerows([_cell(value) for value in row.values()] for row in self)
+        writer.writerows(
+            [str(value).lower() if isinstance(value, bool) else value for value in row.values()] for row in self
+        )
         return given(text.getvalue(), path)
 
     def to_pandas(self) -> Any:
@@ -243,9 +245,4 @@ class Sweep(Exported, Sequence[Row]):
         return f"<Sweep of {self.summary}>\n{self.as_text()}"
 
     def _repr_html_(self) -> str:
-        """Return the first rows, as Jupyter shows them."""
         return as_html(self, SHOWN)
-
-
-def _cell(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value

@@ -10,7 +10,7 @@ import numpy as np
 from flashsim import theory
 from flashsim.checking import check_shape, shown
 from flashsim.inputs import check_M, float_name
-from flashsim.records import Blocks, Shape, Traffic
+from flashsim.records import Blocks, Shape
 from flashsim.sweeping.columns import ARGUMENTS, FOUND, OF_ARRAYS
 from flashsim.sweeping.outcomes import Outcome
 from flashsim.sweeping.points import Point
@@ -27,13 +27,34 @@ THETA: Mapping[str, Callable[[int, int, int], float]] = {
 
 
 def row_of(point: Point, outcome: Outcome) -> Row:
-    """Return the row; None where there is nothing to say."""
-    shape = _shape(point.arguments)
-    return {
-        **_asked(point, outcome, shape),
-        **_found(point, outcome, shape),
+    """Return the row; what there is nothing to say of is None, or not there."""
+    shape, hbm, sram, matmul = _shape(point.arguments), outcome.hbm, outcome.sram, outcome.matmul
+    row = _asked(point, outcome, shape) | {
+        "status": outcome.status,
+        "reason": outcome.reason or None,
+        **_blocks(point.arguments.get("blocks"), outcome.blocks),
         "theta_elements": _theta(point, outcome, shape),
+        "source": outcome.source or None,
     }
+    if hbm is not None and shape is not None and matmul is not None:
+        compulsory = _compulsory(point, shape)
+        row |= {
+            "accesses_elements": hbm.accesses,
+            "reads_elements": hbm.reads,
+            "writes_elements": hbm.writes,
+            "init_writes_elements": hbm.init_writes,
+            "traffic_bytes": hbm.bytes,
+            "extra_elements": hbm.extra,
+            "compulsory_elements": compulsory,
+            "over_compulsory": hbm.accesses / compulsory,
+            "matmul_flops": matmul,
+            "intensity_flops_per_byte": matmul / hbm.bytes,
+        }
+        for name, array in hbm.by_array.items():
+            row[f"{name}_reads_elements"], row[f"{name}_writes_elements"] = array.reads, array.writes
+    if sram is not None:
+        row |= {"peak_elements": sram.peak, "peak_over_M": sram.peak / sram.capacity}
+    return row
 
 
 def arguments_of(point: Point, outcome: Outcome) -> Row:
@@ -44,7 +65,8 @@ def arguments_of(point: Point, outcome: Outcome) -> Row:
 def _asked(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
     given, way = point.arguments, point.way
     length = None if shape is None or shape.N_q != shape.N_k else shape.N_q
-    heads = given.get("heads", 1)
+    heads, dtype = given.get("heads", 1), given.get("dtype", "float32")
+    M = _sound(lambda: check_M(given.get("M"), theory.BYTES[float_name(dtype)]), given.get("M"))
     row = {
         "label": point.label or None,
         "algorithm": way.name,
@@ -54,11 +76,11 @@ def _asked(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
         "N_k": given.get("N_k") if shape is None else shape.N_k,
         "d": given.get("d"),
         "d_v": given.get("d_v") if shape is None else shape.d_v,
-        "M": _M(given) if outcome.sram is None else outcome.sram.capacity,
+        "M": M if outcome.sram is None else outcome.sram.capacity,
         "heads": heads,
         "kv_heads": heads if given.get("kv_heads") is None else given["kv_heads"],
         "gqa": given.get("gqa", "separate"),
-        "dtype": _dtype(given.get("dtype", "float32")),
+        "dtype": _sound(lambda: float_name(dtype), dtype),
         "causal": given.get("causal", False),
         "mask": given.get("mask"),
         "dropout_p": given.get("dropout_p", 0.0),
@@ -81,41 +103,6 @@ def columns_of(points: Sequence[Point], outcomes: Sequence[Outcome]) -> tuple[st
     }
     named = [f"{array}_{unit}" for array in arrays for unit in OF_ARRAYS]
     return (*(name for name in ARGUMENTS if name not in absent), *options, *FOUND, *named)
-
-
-def _found(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
-    """Return the columns of `FOUND` but the last two, and those of each array."""
-    blocks = outcome.blocks
-    row: Row = {
-        "status": outcome.status,
-        "reason": outcome.reason or None,
-        **_blocks(point.arguments.get("blocks"), blocks),
-    }
-    hbm, sram = outcome.hbm, outcome.sram
-    if hbm is not None and shape is not None and outcome.matmul is not None:
-        row |= _moved(point, hbm, shape, outcome.matmul)
-    if sram is not None:
-        row |= {"peak_elements": sram.peak, "peak_over_M": sram.peak / sram.capacity}
-    return row | {"source": outcome.source or None}
-
-
-def _moved(point: Point, hbm: Traffic, shape: Shape, matmul: int) -> Row:
-    compulsory, moved = _compulsory(point, shape), hbm.bytes
-    row = {
-        "accesses_elements": hbm.accesses,
-        "reads_elements": hbm.reads,
-        "writes_elements": hbm.writes,
-        "init_writes_elements": hbm.init_writes,
-        "traffic_bytes": moved,
-        "extra_elements": hbm.extra,
-        "compulsory_elements": compulsory,
-        "over_compulsory": hbm.accesses / compulsory,
-        "matmul_flops": matmul,
-        "intensity_flops_per_byte": matmul / moved,
-    }
-    for name, array in hbm.by_array.items():
-        row[f"{name}_reads_elements"], row[f"{name}_writes_elements"] = array.reads, array.writes
-    return row
 
 
 def _compulsory(point: Point, shape: Shape) -> int:
@@ -149,28 +136,18 @@ def _blocks(given: Any, found: Blocks | None) -> Row:
     return {"B_r": pair[0], "B_c": pair[1]}
 
 
-def _M(given: Mapping[str, Any]) -> Any:
-    """Return M in elements, or, if it is no size, as it was given."""
+def _sound(read: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what is read; where that makes no sense, the other."""
     try:
-        return check_M(given.get("M"), theory.BYTES[float_name(given.get("dtype", "float32"))])
+        return read()
     except ValueError:
-        return plain(given.get("M"))
-
-
-def _dtype(given: Any) -> Any:
-    """Return a dtype's name, or, if it is none, as it was given."""
-    try:
-        return float_name(given)
-    except ValueError:
-        return given
+        return otherwise
 
 
 def _shape(given: Mapping[str, Any]) -> Shape | None:
     """Return the shape that was asked for, if it is one."""
-    try:
-        return check_shape(*(given.get(name) for name in ("N", "d", "N_q", "N_k", "d_v")))
-    except ValueError:
-        return None
+    shape: Shape | None = _sound(lambda: check_shape(*map(given.get, ("N", "d", "N_q", "N_k", "d_v"))), None)
+    return shape
 
 
 def plain(value: Any) -> Any:

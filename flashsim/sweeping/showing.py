@@ -67,7 +67,6 @@ def _shown(sweep: Sweep, most: int, width: int) -> Shown:
 
 
 def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
-    """Return accesses, a column for each algorithm."""
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     axes = [name for name in axes if name != "algorithm"]
     lines: dict[tuple[Any, ...], dict[str, Row]] = {}
@@ -101,7 +100,8 @@ def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> S
         columns.append(("÷ first", [_ratio(row["accesses_elements"], first.get(_group(row, axes))) for row in chosen]))
     columns.append(("÷ compulsory", [_ratio(row["over_compulsory"], 1) for row in chosen]))
     columns.append(("peak ÷ M", [_ratio(row["peak_over_M"], 1) for row in chosen]))
-    columns.append(("B_r × B_c", [_pair(row) for row in chosen]))
+    pairs = ["–" if row["B_r"] is None else f"{row['B_r']:,} × {row['B_c']:,}" for row in chosen]
+    columns.append(("B_r × B_c", pairs))
     notes = [*_omitted(len(chosen), len(rows)), *_reasons(rows)]
     while True:
         headings, cells = (
@@ -149,7 +149,3 @@ def _said(value: Any) -> str:
 
 def _ratio(value: Any, of: Any) -> str:
     return "–" if value is None or of is None else f"{value / of:,.2f}"
-
-
-def _pair(row: Row) -> str:
-    return "–" if row["B_r"] is None else f"{row['B_r']:,} × {row['B_c']:,}"

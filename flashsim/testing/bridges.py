@@ -22,29 +22,29 @@ INSTALL = {
 INTEGERS: dict[int, Any] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}  # an element's bits
 
 
+@dataclass(frozen=True)
 class Sent:
     """One array as fn gets it: `native`. Where that is a copy, `lent` is what was copied, and `fetch` reads it back."""
 
-    def __init__(
-        self, name: str, native: Any, lent: Lent | None = None, fetch: Callable[[], Any] | None = None
-    ) -> None:
-        self.name, self.native = name, native
-        self._lent, self._fetch = lent, fetch
+    name: str
+    native: Any
+    lent: Lent | None = None
+    fetch: Callable[[], Any] | None = None
 
     def settle(self, function: str) -> None:
         """Write back what fn changed in its copy, or ValueError where the caller's array is read-only."""
-        if self._lent is None or self._fetch is None:
+        if self.lent is None or self.fetch is None:
             return
-        now = np.asarray(self._fetch()).reshape(self._lent.home.shape)
-        changed = now != self._lent.before
+        now = np.asarray(self.fetch()).reshape(self.lent.home.shape)
+        changed = now != self.lent.before
         if not changed.any():
             return
-        if not (self._lent.writeable and self._lent.home.flags.writeable):
+        if not self.lent.writeable:
             raise ValueError(f"{function} wrote into {self.name}, which is read-only")
-        self._lent.home[changed] = now[changed]
+        self.lent.home[changed] = now[changed]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Lent:
     """The memory around an array, to be copied elsewhere as one row, and where the array lies in it.
 
@@ -52,7 +52,7 @@ class Lent:
     before     a copy
     start      where the array's first element is in the row
     strides    of the array, in elements
-    writeable  whether the array is
+    writeable  whether both are
     """
 
     home: Array
@@ -217,7 +217,6 @@ def _import(package: str) -> Any:
 
 
 def _bits(array: Array) -> Array:
-    """Return the array's elements as integers of the same width, on the same memory."""
     return array.view(INTEGERS[array.dtype.itemsize])
 
 
@@ -231,15 +230,15 @@ def _as_it_is(array: Array) -> bool:
 
 def _lend(array: Array) -> Lent:
     """Return the memory that the array is a view of: a copy has what is around it, too."""
-    bits, writeable = _bits(array), array.flags.writeable
+    bits = _bits(array)
     if array.size == 0 or not _as_it_is(array):
         strides = np.empty(array.shape, bits.dtype).strides
         home, start = bits, 0
     else:
         home, start = _surroundings(bits)
         strides = bits.strides
-    before = np.array(home, order="C")
-    return Lent(home, before, start, tuple(n // bits.itemsize for n in strides), writeable)
+    writeable = array.flags.writeable and home.flags.writeable
+    return Lent(home, np.array(home, order="C"), start, tuple(n // bits.itemsize for n in strides), writeable)
 
 
 def _surroundings(bits: Array) -> tuple[Array, int]:

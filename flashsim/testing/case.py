@@ -103,6 +103,11 @@ class Case:
             self.dropout_p, self.seed, dO_size,
         )  # fmt: skip
 
+    @property
+    def scores(self) -> int:
+        """How many scores there are."""
+        return self.B * self.H_kv * self.group * self.N_q * self.N_k
+
     def arrays(self, spec: Spec | None = None) -> tuple[Array, Array, Array, dict[str, Any]]:
         """Return q, k, v (contiguous, in `spec`'s layout) and the keyword arguments of the call."""
         problem = self.problem(Spec() if spec is None else spec)
@@ -155,16 +160,9 @@ class Problem:
     @property
     def options(self) -> dict[str, Any]:
         """The keyword arguments of the call: only what is used."""
-        used: dict[str, Any] = {}
-        if self.causal:
-            used["causal"] = True
-        if self.scale is not None:
-            used["scale"] = self.scale
-        if self.mask is not None:
-            used["mask"] = self.mask
-        if self.dropout_p:
-            used |= {"dropout_p": self.dropout_p, "seed": self.seed}
-        return used
+        used = {"causal": self.causal or None, "scale": self.scale, "mask": self.mask}
+        used |= {"dropout_p": self.dropout_p, "seed": self.seed} if self.dropout_p else {}
+        return {name: value for name, value in used.items() if value is not None}
 
     @property
     def group(self) -> int:
@@ -232,14 +230,10 @@ class Problem:
             lse = np.where(self.empty, -np.inf, exact.m + np.log(exact.l))
         stored, chip = float_dtype(self.q.dtype), self.spec.chip(self.q.dtype.name)
         u, u_32 = roundoff(stored), roundoff(chip)
-        q_, k_, v_ = (np.abs(np.where(np.isfinite(a), a, 0.0)) for a in (q, k, v))
-        sizes = abs(self.tau) * (q_ @ k_.swapaxes(-1, -2))
-        reach = np.where(self.allowed, sizes, 0.0).max(axis=-1, keepdims=True)
+        v_ = np.abs(np.where(np.isfinite(v), v, 0.0))
+        reach = reference.score_reach(q, k, scale=self.tau, mask=self.allowed)
         delta = (self.q.shape[-1] + 4) * u_32 * reach + (3 * u * reach if self.spec.stores == "scores" else 0)
-        with np.errstate(invalid="ignore"):
-            S = np.where(self.allowed, self.tau * (q @ k.swapaxes(-1, -2)), -np.inf)
-            P = np.where(self.allowed, np.exp(S - np.where(self.empty, 0.0, lse)[..., None]), 0.0)
-        mass = P @ v_
+        mass = reference.attention(q, k, v_, scale=self.tau, mask=self.allowed)
         with np.errstate(over="ignore", invalid="ignore"):
             relative = np.expm1(2 * delta) + (N_k + 8) * u_32 + 2 * u
             stores = -(-N_k // self.spec.block[1]) if self.spec.stores == "output_per_block" else 0
@@ -333,19 +327,5 @@ class Problem:
         }  # fmt: skip
 
     def _over_groups(self, a: Array) -> Array:
-        """Add up what query heads contribute to the KV head that they share."""
         B, H_q, N, width = a.shape
         return np.asarray(a.reshape(B, H_q // self.group, self.group, N, width).sum(axis=2))
-
-
-def of_budget(got: Array, want: Array, budget: Array) -> Array:
-    """Return each element's error as a part of its budget: at most 1 if all is well, ∞ where one is NaN and not the other.
-
-    A budget of ∞ is for what may overflow the type it is kept in: anything goes there.
-    """
-    got = np.asarray(got).astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        error = np.where((got == want) | (np.isnan(got) & np.isnan(want)), 0.0, np.abs(got - want))
-        part = np.divide(error, budget, out=np.where(error == 0, 0.0, np.inf), where=budget > 0)
-    part = np.where(np.isnan(part), np.inf, part)
-    return np.where(budget == np.inf, 0.0, part)

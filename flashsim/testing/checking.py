@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from flashsim.testing.diagnosis import diagnose
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import Mismatch, mismatches, undeclared
 from flashsim.testing.report import NOT_SHRUNK, Failure, Report, describe
-from flashsim.testing.running import Finding, Progress, Survey, Tally, applicable, shrink, survey, try_check
+from flashsim.testing.running import Progress, Survey, Tally, applicable, shrink, survey, try_check
 from flashsim.testing.spec import Spec, check_spec
 from flashsim.testing.strategies import pool
 
@@ -70,7 +71,7 @@ def check_attention(
     Returns a report. Raises ValueError for arguments that make no sense.
     """
     check_choice("on_fail", on_fail, ("raise", "return"))
-    max_examples, seed = check_count("max_examples", max_examples), _check_seed(seed)
+    max_examples, seed = check_count("max_examples", max_examples), check_count("seed", seed, 0, 2**64 - 1)
     progress = check_callback("progress", progress)
     kernel, names = _kernel(fn, spec, backward, dropout), _names(checks)
     expected = _check_expected(kernel, expected_failures, names)
@@ -143,10 +144,6 @@ def _kernel(fn: Any, spec: Any, backward: Any, dropout: Any) -> Kernel:
     return Kernel(fn, spec, backward, dropout, pool(spec).allowed if spec.max_shapes is not None else None)
 
 
-def _check_seed(seed: Any) -> int:
-    return check_count("seed", seed, 0, 2**64 - 1)
-
-
 def _known(name: Any) -> str:
     if not is_one_of(name, CHECKS):
         raise ValueError(f"unknown check {shown(name)}; known: {', '.join(CHECKS)}")
@@ -185,16 +182,12 @@ def _failure(
     seed: int,
     shrunk: bool,
 ) -> Failure:
-    tally = found.tallies[name]
-    simplest = tally.simplest
-    assert simplest is not None
-    again: Finding | None = None
+    tally, again = found.tallies[name], None
     if shrunk:
-        try:
+        with suppress(Flaky):
             again = shrink(kernel, name, max_examples, seed, whole=names is not None)
-        except Flaky:
-            again = None
-    finding = again if again is not None and again.failed else simplest
+    finding = again if again is not None and again.failed else tally.simplest
+    assert finding is not None
     verdicts = [(case, passed) for case, passed, check in found.verdicts if check == name]
     exhibits = [finding]
     for case, passed in verdicts:
@@ -248,7 +241,7 @@ def parametrize_with_checks(
     """
     import pytest
 
-    kernel, seed = _kernel(fn, spec, backward, dropout), _check_seed(seed)
+    kernel, seed = _kernel(fn, spec, backward, dropout), check_count("seed", seed, 0, 2**64 - 1)
     max_examples = check_count("max_examples", max_examples)
     expected = _check_expected(kernel, expected_failures, None)
     options = {"max_examples": max_examples, "backward": backward, "dropout": dropout, "seed": seed}

@@ -65,23 +65,38 @@ class Trial:
         live = ~self.problem.empty
         return np.asarray(live if self.spec.empty_rows in ("undefined", "mean") else np.ones_like(live))[..., None]
 
+    @property
+    def gradients_promised(self) -> bool:
+        """Whether the spec says what the gradients are: it does not where an empty row is anything but 0."""
+        return self.spec.empty_rows == "zero" or not self.problem.empty.any()
+
     def both(self, one: Problem, other: Problem) -> Array:
         """Return the sum of two problems' budgets, for comparing the kernel with itself."""
         return one.solution.O_budget + other.solution.O_budget
 
 
+Run = Callable[[Trial], Comparisons]
 Needs = Callable[[Kernel], str]
 Fit = Callable[[Case, Kernel], Case | None]
 
 
 @dataclass(frozen=True)
 class Check:
-    """A property. `needs` says why it does not apply to a kernel, or ""; `fit` makes a case fit, or returns None."""
+    """A property. `fit` makes a case fit, or returns None."""
 
     name: str
-    run: Callable[[Trial], Comparisons]
-    needs: Needs
+    run: Run
+    conditions: tuple[Needs, ...]
     fit: Fit
+
+    def needs(self, kernel: Kernel) -> str:
+        """Return why it does not apply to a kernel, or ""."""
+        return next((why for condition in self.conditions if (why := condition(kernel))), "")
+
+    def compare(self, trial: Trial) -> Comparisons:
+        """Yield what to compare; nothing where that would be gradients that the spec does not promise."""
+        if _backward not in self.conditions or trial.gradients_promised:
+            yield from self.run(trial)
 
     @property
     def about(self) -> str:
@@ -92,20 +107,14 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def check(
-    needs: Needs = lambda kernel: "", fit: Fit = lambda case, kernel: case
-) -> Callable[[Callable[[Trial], Comparisons]], Callable[[Trial], Comparisons]]:
-    """Register a function as the check of that name."""
+def check(*conditions: Needs, fit: Fit = lambda case, kernel: case) -> Callable[[Run], Run]:
+    """Register a function as the check of that name, under these conditions: each says why it does not apply, or ""."""
 
-    def register(run: Callable[[Trial], Comparisons]) -> Callable[[Trial], Comparisons]:
-        CHECKS[run.__name__] = Check(run.__name__, run, needs, fit)
+    def register(run: Run) -> Run:
+        CHECKS[run.__name__] = Check(run.__name__, run, conditions, fit)
         return run
 
     return register
-
-
-def _all_of(*needs: Needs) -> Needs:
-    return lambda kernel: next((why for why in (need(kernel) for need in needs) if why), "")
 
 
 def _declares(name: str) -> Needs:
@@ -140,16 +149,16 @@ def _defined_empty_rows(kernel: Kernel) -> str:
 @check()
 def oracle(t: Trial) -> Comparisons:
     """O against float64 softmax attention on the same, rounded, inputs."""
-    want = t.problem.solution
-    yield Comparison("O", t.out.O, want.O, want.O_budget, ~t.problem.empty[..., None], t.problem)
+    O, want = t.out.O, t.problem.solution  # in this order: where the kernel breaks, nothing more is computed
+    yield Comparison("O", O, want.O, want.O_budget, ~t.problem.empty[..., None], t.problem)
 
 
-@check(needs=_lse)
+@check(_lse)
 def log_sum_exp(t: Trial) -> Comparisons:
     """The log-sum-exp of each row's scores, in the base declared."""
-    want = t.problem.solution
-    assert t.out.lse is not None
-    yield Comparison("lse", t.out.lse, want.lse, want.lse_budget, ~t.problem.empty, t.problem)
+    lse, want = t.out.lse, t.problem.solution
+    assert lse is not None
+    yield Comparison("lse", lse, want.lse, want.lse_budget, ~t.problem.empty, t.problem)
 
 
 def _with_empty_rows(case: Case, kernel: Kernel) -> Case | None:
@@ -162,7 +171,7 @@ def _with_empty_rows(case: Case, kernel: Kernel) -> Case | None:
     return replace(case, causal=True, N_q=max(case.N_q, case.N_k), N_k=min(case.N_q, case.N_k))
 
 
-@check(needs=_defined_empty_rows, fit=_with_empty_rows)
+@check(_defined_empty_rows, fit=_with_empty_rows)
 def empty_rows(t: Trial) -> Comparisons:
     """Rows in which every key is masked give what the spec says; where that is 0, their lse is −∞."""
     empty, want = t.problem.empty, t.problem.solution
@@ -195,7 +204,7 @@ def _poisoned(t: Trial) -> Problem | None:
     return problem.but(**arrays)
 
 
-@check(needs=_masks, fit=_with_dead_keys)
+@check(_masks, fit=_with_dead_keys)
 def masked_kv_poison(t: Trial) -> Comparisons:
     """NaN and ±∞ in keys that are masked for every query, or in their values, reach no output."""
     poisoned = _poisoned(t)
@@ -208,7 +217,7 @@ def masked_kv_poison(t: Trial) -> Comparisons:
         yield Comparison("lse with poisoned keys", got.lse, want.lse, want.lse_budget, live, poisoned)
 
 
-@check(needs=_all_of(_masks, _cross))
+@check(_masks, _cross)
 def appended_masked_keys(t: Trial) -> Comparisons:
     """More keys, all of them masked, change nothing."""
     problem, rng = t.problem, t.rng
@@ -228,7 +237,7 @@ def appended_masked_keys(t: Trial) -> Comparisons:
     )
 
 
-@check(needs=_causal, fit=lambda case, kernel: replace(case, causal=True) if case.N_k > 1 else None)
+@check(_causal, fit=lambda case, kernel: replace(case, causal=True) if case.N_k > 1 else None)
 def causal_no_leak(t: Trial) -> Comparisons:
     """Other, large keys and values in the future of a query do not change its output."""
     problem, rng = t.problem, t.rng
@@ -294,7 +303,7 @@ def identity_values(t: Trial) -> Comparisons:
     yield Comparison("the weights of masked keys", got.O, np.zeros_like(got.O), 0.0, masked, identity)
 
 
-@check(needs=_all_of(_lse, _cross), fit=lambda case, kernel: case if case.N_k > kernel.spec.multiples[1] else None)
+@check(_lse, _cross, fit=lambda case, kernel: case if case.N_k > kernel.spec.multiples[1] else None)
 def split_and_merge(t: Trial) -> Comparisons:
     """Attention to parts of the keys, merged by their log-sum-exps, is attention to all of them."""
     problem, N_k = t.problem, t.problem.score_shape[-1]
@@ -336,7 +345,7 @@ def split_and_merge(t: Trial) -> Comparisons:
 
 
 @check(
-    needs=_declares("gqa"),
+    _declares("gqa"),
     fit=lambda case, kernel: case if case.group > 1 else replace(case, group=2 + case.seed % 2),
 )
 def grouped_heads(t: Trial) -> Comparisons:
@@ -349,7 +358,7 @@ def grouped_heads(t: Trial) -> Comparisons:
     )
 
 
-@check(needs=_declares("scale"))
+@check(_declares("scale"))
 def scale_equivalence(t: Trial) -> Comparisons:
     """Twice the scale does what queries twice as large do; the default scale is 1/√d."""
     problem = t.problem
@@ -374,14 +383,14 @@ def _strided(case: Case, kernel: Kernel) -> Case | None:
 
 
 @check(
-    needs=lambda kernel: "the spec declares contiguous arrays" if kernel.spec.strides == "contiguous" else "",
+    lambda kernel: "the spec declares contiguous arrays" if kernel.spec.strides == "contiguous" else "",
     fit=_strided,
 )
 def strides(t: Trial) -> Comparisons:
     """Arrays that are not contiguous, with NaN in their gaps, give what contiguous ones give."""
     want, budget = t.kernel.forward(t.problem), 2 * t.problem.solution.O_budget
     yield Comparison(f"O of strided arrays ({t.case.strides})", t.out.O, want.O, budget, t.defined, t.problem)
-    if t.kernel.back and _gradients_promised(t):
+    if t.kernel.back and t.gradients_promised:
         plain, budgets = t.kernel.backward(t.problem), t.problem.gradients().budgets
         for name, got, same, bound in zip(("dq", "dk", "dv"), t.gradients, plain, budgets, strict=True):
             yield Comparison(f"{name} of strided arrays ({t.case.strides})", got, same, 2 * bound, True, t.problem)
@@ -391,26 +400,26 @@ def strides(t: Trial) -> Comparisons:
 def inputs_unmodified(t: Trial) -> Comparisons:
     """No input is written to, nor memory around it."""
     arrays = t.kernel.lay(t.problem, t.case.strides)
-    before = [memory_of(a).copy() for a in arrays]
+    before = {name: memory_of(a).copy() for name, a in arrays.items()}
     mask = None if t.problem.mask is None else t.problem.mask.copy()
     t.kernel.forward_on(arrays, t.problem if mask is None else t.problem.but(mask=mask), copies=False)
-    for name, a, was in zip("qkv", arrays, before, strict=True):
-        yield _unchanged(name, a, was)
+    for name, a in arrays.items():
+        yield _unchanged(name, a, before[name])
     if mask is not None and t.problem.mask is not None:
         yield Comparison("mask afterwards", mask.astype(float), t.problem.mask.astype(float), 0.0)
     if t.kernel.back:
-        arrays = t.kernel.lay_with_dO(t.problem, t.case.strides)
-        before = [memory_of(a).copy() for a in arrays]
+        arrays = t.kernel.lay(t.problem, t.case.strides, back=True)
+        before = {name: memory_of(a).copy() for name, a in arrays.items()}
         t.kernel.backward_on(arrays, t.problem)
-        for name, a, was in zip(("q", "k", "v", "do"), arrays, before, strict=True):
-            yield _unchanged(f"{name}, by the backward function,", a, was)
+        for name, a in arrays.items():
+            yield _unchanged(f"{name}, by the backward function,", a, before[name])
 
 
 def _unchanged(name: str, a: Array, was: Array) -> Comparison:
     return Comparison(f"memory of {name} afterwards", memory_of(a).astype(np.float64), was.astype(np.float64), 0.0)
 
 
-@check(needs=lambda kernel: "" if kernel.spec.deterministic else "the spec declares it not deterministic")
+@check(lambda kernel: "" if kernel.spec.deterministic else "the spec declares it not deterministic")
 def determinism(t: Trial) -> Comparisons:
     """The same call again, after another one, gives the same bits."""
     problem = t.problem
@@ -424,15 +433,9 @@ def determinism(t: Trial) -> Comparisons:
 # ------------------------------------------------------------------------------------------------------------ backward
 
 
-def _gradients_promised(t: Trial) -> bool:
-    return t.spec.empty_rows == "zero" or not t.problem.empty.any()
-
-
-@check(needs=_backward)
+@check(_backward)
 def gradients(t: Trial) -> Comparisons:
     """dq, dk, dv for a random dO against the oracle's."""
-    if not _gradients_promised(t):
-        return
     wants = t.problem.gradients()
     for name, got, want, budget in zip(("dq", "dk", "dv"), t.gradients, *wants, strict=True):
         yield Comparison(name, got, want, budget, True, t.problem)
@@ -443,11 +446,9 @@ def _widest(case: Case, kernel: Kernel) -> Case | None:
     return replace(case, dtype=wide[0]) if wide and case.N_k and case.regime != "massive" else None
 
 
-@check(needs=_backward, fit=_widest)
+@check(_backward, fit=_widest)
 def finite_differences(t: Trial) -> Comparisons:
     """The slope of the kernel's own forward function, at a few spots, is what its backward function says."""
-    if not _gradients_promised(t):
-        return
     problem, rng, (exact, budgets) = t.problem, t.rng, t.problem.gradients()
     step = 2.0**-12 if problem.q.dtype == np.float64 else 2.0**-4
     dO = problem.dO.astype(np.float64)
@@ -472,11 +473,9 @@ def finite_differences(t: Trial) -> Comparisons:
         )
 
 
-@check(needs=_all_of(_backward, _masks), fit=_with_dead_keys)
+@check(_backward, _masks, fit=_with_dead_keys)
 def masked_gradients(t: Trial) -> Comparisons:
     """Keys that nobody attends to, and queries that attend to nothing, have gradients of exactly 0."""
-    if not _gradients_promised(t):
-        return
     dead, empty = t.problem.dead[..., None], t.problem.empty[..., None]
     if t.problem.overflowing.any():
         return
@@ -484,11 +483,11 @@ def masked_gradients(t: Trial) -> Comparisons:
         yield Comparison(f"{name} of what is masked", got, np.zeros_like(got), 0.0, nothing, t.problem)
 
 
-@check(needs=_all_of(_backward, _masks), fit=_with_dead_keys)
+@check(_backward, _masks, fit=_with_dead_keys)
 def backward_poison(t: Trial) -> Comparisons:
     """NaN and ±∞ in keys that are masked for every query, or in their values, reach no gradient."""
     poisoned = _poisoned(t)
-    if poisoned is None or not _gradients_promised(t):
+    if poisoned is None:
         return
     found = t.kernel.backward(poisoned, t.case.strides)
     for name, got, want, budget in zip(("dq", "dk", "dv"), found, *t.problem.gradients(), strict=True):
@@ -502,7 +501,7 @@ def _with_dropout(case: Case, kernel: Kernel) -> Case | None:
     return case if case.dropout_p else replace(case, dropout_p=(0.1, 0.5, 0.8)[case.seed % 3])
 
 
-@check(needs=_dropout, fit=_with_dropout)
+@check(_dropout, fit=_with_dropout)
 def dropout(t: Trial) -> Comparisons:
     """Under dropout O is what the keep mask makes of the weights, and the log-sum-exp is as without."""
     problem = t.problem
@@ -514,18 +513,16 @@ def dropout(t: Trial) -> Comparisons:
         yield Comparison("lse under dropout", t.out.lse, exact.lse, exact.lse_budget, live, problem)
 
 
-@check(needs=_all_of(_dropout, _backward), fit=_with_dropout)
+@check(_dropout, _backward, fit=_with_dropout)
 def dropout_gradients(t: Trial) -> Comparisons:
     """Under dropout the gradients are those of the forward function with that keep mask."""
-    if not _gradients_promised(t):
-        return
     problem = t.problem
     wants = problem.gradients(t.kernel.keep(problem))
     for name, got, want, budget in zip(("dq", "dk", "dv"), t.gradients, *wants, strict=True):
         yield Comparison(f"{name} under dropout", got, want, budget, True, problem)
 
 
-@check(needs=_dropout, fit=_with_dropout)
+@check(_dropout, fit=_with_dropout)
 def dropout_mask(t: Trial) -> Comparisons:
     """The keep mask keeps 1 − p, is the same for the same seed, and differs between seeds and between heads."""
     problem = t.problem

@@ -42,7 +42,6 @@ def _seeded(seed: int | None, device: Any) -> Iterator[None]:
 def _sdpa(
     q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0
 ) -> dict[str, Any]:
-    """Return what torch.nn.functional.scaled_dot_product_attention is given besides q, k, v."""
     keywords: dict[str, Any] = {"scale": scale} if scale is not None else {}
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]  # its flash backend takes masks of 2 or 4 axes
@@ -59,7 +58,6 @@ def _sdpa(
 def _flash_attn(
     q: Any, k: Any, causal: bool = False, scale: float | None = None, mask: Any = None, dropout_p: float = 0.0
 ) -> dict[str, Any]:
-    """Return what flash_attn_func is given besides q, k, v."""
     if mask is not None:
         raise ValueError("mask is given; expected none, which flash_attn does not take")
     keywords: dict[str, Any] = {"softmax_scale": scale} if scale is not None else {}

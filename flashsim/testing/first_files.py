@@ -74,8 +74,7 @@ def first_files(subject: Subject, inferred: Inferred, folder: Path, command: str
     }
 
 
-def _arguments(inferred: Inferred) -> str:
-    """Return the spec's arguments, a line each, with how each was found as a comment before it."""
+def _arguments(inferred: Inferred) -> str:  # a line each, with how it was found as a comment before it
     lines = []
     for field in fields(Spec):
         note, value = inferred.notes.get(field.name, ""), getattr(inferred.spec, field.name)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from flashsim.inputs import FLOATS
-from flashsim.testing.case import Case
-from flashsim.testing.checks import CHECKS
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import mismatches
 from flashsim.testing.probe import (
@@ -23,7 +20,6 @@ from flashsim.testing.probe import (
     there_is,
     with_feature,
 )
-from flashsim.testing.running import try_check
 from flashsim.testing.spec import Spec
 
 WIDTHS = (16, 32, 64, 128, 256)  # that kernels are often made for
@@ -69,10 +65,8 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
         doubtful.append("dtypes")
     if spec.head_dims is not None and "head_dims" not in given:
         dims = tuple(d for d in WIDTHS if fits(fn, replace(spec, head_dims=(d,))))
-        spec, notes["head_dims"] = (
-            replace(spec, head_dims=dims),
-            f"of {', '.join(map(str, WIDTHS))} and 8 these were right",
-        )
+        spec = replace(spec, head_dims=dims)
+        notes["head_dims"] = f"of {', '.join(map(str, WIDTHS))} and 8 these were right"
     for name in FIRST:
         if name not in given:
             spec, note = _with_feature(fn, spec, name)
@@ -81,8 +75,10 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
     if "empty_rows" not in given:
         spec, note = _with_empty_rows(fn, spec)
         notes |= {"empty_rows": note} if note else {}
-    if "zero_keys" not in given and spec.cross and _empty(fn, replace(spec, zero_keys=True), replace(case, N_k=0)):
-        spec, notes["zero_keys"] = replace(spec, zero_keys=True), FITS
+    if "zero_keys" not in given and spec.cross:
+        there = replace(spec, zero_keys=True)
+        if fits(fn, there, replace(case, N_k=0), "empty_rows"):
+            spec, notes["zero_keys"] = there, FITS
     if "strides" not in given and fits(fn, spec):
         kinds = ("any", "last_contiguous", "contiguous")
         spec = next(there for kind in kinds if _all_strides(fn, there := replace(spec, strides=kind)))
@@ -113,19 +109,10 @@ def _with_feature(fn: Callable[..., Any], spec: Spec, name: str) -> tuple[Spec, 
 
 
 def _with_empty_rows(fn: Callable[..., Any], spec: Spec) -> tuple[Spec, str]:
-    """Return the spec with what empty rows give, where a row can be empty."""
     case = replace(plain(spec), mask="rows") if spec.masks else replace(plain(spec), N_q=7, N_k=5, causal=True)
     if not spec.masks and (spec.causal != "bottom_right" or not spec.cross):
         return spec, ""
     for value in ("zero", "nan", "mean"):
-        if _empty(fn, replace(spec, empty_rows=value), case):
+        if fits(fn, replace(spec, empty_rows=value), case, "empty_rows"):
             return replace(spec, empty_rows=value), "" if value == "zero" else "what a fully masked row gave"
     return replace(spec, empty_rows="undefined"), "a fully masked row gave neither 0, nor NaN, nor the values' mean"
-
-
-def _empty(fn: Callable[..., Any], spec: Spec, case: Case) -> bool:
-    """Say whether the empty rows of a call are as the spec says."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        finding = try_check(CHECKS["empty_rows"], Kernel(fn, spec), case)
-    return finding is not None and not finding.failed

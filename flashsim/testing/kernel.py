@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,16 +67,6 @@ def lay_out(a: Array, strides: str, layout: str) -> Array:
     return placed
 
 
-def kinds_of(strides: str) -> tuple[str, ...]:
-    """Return how each of q, k, v and do lies, as a key of STRIDES."""
-    return MIXED if strides == "mixed" else (strides,) * len(MIXED)
-
-
-def lay_out_all(arrays: Sequence[Array], strides: str, layout: str) -> list[Array]:
-    """Return copies of q, k, v and perhaps do, laid out as `strides` says."""
-    return [lay_out(a, kind, layout) for a, kind in zip(arrays, kinds_of(strides), strict=False)]
-
-
 def memory_of(a: Array) -> Array:
     """Return the whole of the memory that `a` is a part of."""
     while isinstance(a.base, np.ndarray):
@@ -103,15 +93,13 @@ class Kernel:
         """Run the forward function on fresh copies of the arrays. Raises Broken."""
         return self.forward_on(self.lay(problem, strides), problem)
 
-    def lay(self, problem: Problem, strides: str) -> list[Array]:
-        """Return fresh q, k, v as the kernel wants them."""
-        return lay_out_all((problem.q, problem.k, problem.v), strides, self.spec.layout)
+    def lay(self, problem: Problem, strides: str, back: bool = False) -> dict[str, Array]:
+        """Return fresh q, k, v, and do if `back`, as the kernel wants them, lying in memory as `strides` says."""
+        given = {"q": problem.q, "k": problem.k, "v": problem.v, **({"do": problem.dO} if back else {})}
+        kinds = MIXED if strides == "mixed" else (strides,) * len(MIXED)
+        return {name: lay_out(a, kind, self.spec.layout) for (name, a), kind in zip(given.items(), kinds, strict=False)}
 
-    def lay_with_dO(self, problem: Problem, strides: str) -> list[Array]:
-        """Return fresh q, k, v and do."""
-        return lay_out_all((problem.q, problem.k, problem.v, problem.dO), strides, self.spec.layout)
-
-    def forward_on(self, arrays: list[Array], problem: Problem, *, copies: bool = True) -> Output:
+    def forward_on(self, arrays: dict[str, Array], problem: Problem, *, copies: bool = True) -> Output:
         """Run the forward function on these very arrays, and on this very mask unless on a copy. Raises Broken."""
         self._stay_within(problem)
         returned = _called(self.fn, arrays, problem.options, copies)
@@ -129,9 +117,9 @@ class Kernel:
 
     def backward(self, problem: Problem, strides: str = "contiguous") -> tuple[Array, Array, Array]:
         """Run the backward function on fresh copies; return dq, dk, dv in float64. Raises Broken."""
-        return self.backward_on(self.lay_with_dO(problem, strides), problem)
+        return self.backward_on(self.lay(problem, strides, back=True), problem)
 
-    def backward_on(self, arrays: list[Array], problem: Problem) -> tuple[Array, Array, Array]:
+    def backward_on(self, arrays: dict[str, Array], problem: Problem) -> tuple[Array, Array, Array]:
         """Run the backward function on these very arrays q, k, v, do. Raises Broken."""
         assert self.back is not None
         self._stay_within(problem)
@@ -171,19 +159,17 @@ class Kernel:
         return found.swapaxes(1, 2) if swapped else found
 
 
-def _called(fn: Callable[..., Any], arrays: list[Array], options: dict[str, Any], copies: bool) -> Any:
+def _called(fn: Callable[..., Any], arrays: dict[str, Array], options: dict[str, Any], copies: bool) -> Any:
     given = {name: a.copy() if copies and isinstance(a, np.ndarray) else a for name, a in options.items()}
     try:
-        return fn(*arrays, **given)
+        return fn(*arrays.values(), **given)
     except (Exception, SystemExit) as error:
         raise Broken(_raised(error)) from error
 
 
 def _raised(error: BaseException) -> str:
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    place = (
-        "" if where.filename == __file__ else f" (at {where.filename}:{where.lineno})"
-    )  # the call itself is no place
+    where = traceback.extract_tb(error.__traceback__)[-1]  # the call itself, in this file, is no place
+    place = "" if where.filename == __file__ else f" (at {where.filename}:{where.lineno})"
     return f"raised {type(error).__name__}: {error}{place}"
 
 

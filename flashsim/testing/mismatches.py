@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -122,7 +121,6 @@ def _told(changes: Mapping[str, Any], broken: str) -> str:
 
 
 def _of_features(kernel: Kernel, case: Case) -> Iterator[Mismatch]:
-    """Yield what is wrong with the features that the spec declares."""
     spec = kernel.spec
     for keyword, field_ in FIELDS.items():
         if getattr(spec, field_) and (found := _of_keyword(kernel, case, keyword, with_feature(case, field_))):
@@ -140,14 +138,14 @@ def _of_features(kernel: Kernel, case: Case) -> Iterator[Mismatch]:
                 f"It does not take arrays that are not {needed.replace('_', ' ')}: it {broken}", {"strides": needed}
             )
             break
-    if kernel.back is not None and (broken := _backward_broken(kernel, case)):
+    if kernel.back is not None and (broken := _both_broken(kernel, case, "gradients")):
         yield Mismatch(f"Its backward function fails: it {broken}", {"backward": None})
 
 
-def _both_broken(kernel: Kernel, case: Case) -> str:
+def _both_broken(kernel: Kernel, case: Case, *checks: str) -> str:
     """Return how a call goes wrong of which the smallest kind does too, or ""."""
-    broken = broken_by(kernel, case)
-    return broken if broken and broken_by(kernel, smallest(case, kernel.spec)) else ""
+    broken = broken_by(kernel, case, *checks)
+    return broken if broken and broken_by(kernel, smallest(case, kernel.spec), *checks) else ""
 
 
 def _of_keyword(kernel: Kernel, case: Case, keyword: str, with_it: Case) -> Mismatch | None:
@@ -165,23 +163,6 @@ def _of_keyword(kernel: Kernel, case: Case, keyword: str, with_it: Case) -> Mism
     except (Broken, OutsidePool):
         return None
     return Mismatch(f"It ignores {keyword}=: with it, its answer is the same, to the bit", without) if same else None
-
-
-def _backward_broken(kernel: Kernel, case: Case) -> str:
-    """Return how the backward pass goes wrong, of which the smallest does too, or ""."""
-    said = ""
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        for tried in (case, smallest(case, kernel.spec)):
-            try:
-                kernel.backward(tried.problem(kernel.spec))
-            except Broken as broken:
-                said = said or str(broken)
-            except OutsidePool:
-                return ""
-            else:
-                return ""
-    return said
 
 
 def undeclared(kernel: Kernel) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -49,24 +49,24 @@ def with_feature(case: Case, field: str) -> Case:
     return replace(case, **changes[field])
 
 
-def _tried(kernel: Kernel, case: Case) -> Finding | None:
-    """Return the worse finding of O and of the log-sum-exp, or None where the case may not be tried."""
-    names = ("oracle", "log_sum_exp") if kernel.spec.lse else ("oracle",)
+def _tried(kernel: Kernel, case: Case, checks: Sequence[str]) -> Finding | None:
+    """Return the worst finding of checks, by default of what is returned; None where the case may not be tried."""
+    names = checks or (("oracle", "log_sum_exp") if kernel.spec.lse else ("oracle",))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [finding for name in names if (finding := try_check(CHECKS[name], kernel, case)) is not None]
     return max(found, key=lambda finding: finding.ratio, default=None)
 
 
-def broken_by(kernel: Kernel, case: Case) -> str:
+def broken_by(kernel: Kernel, case: Case, *checks: str) -> str:
     """Return how a call goes wrong, or "" where it gives an answer, be it a wrong one."""
-    finding = _tried(kernel, case)
+    finding = _tried(kernel, case, checks)
     return "" if finding is None else finding.broken
 
 
-def fits(fn: Callable[..., Any], spec: Spec, case: Case | None = None) -> bool:
+def fits(fn: Callable[..., Any], spec: Spec, case: Case | None = None, *checks: str) -> bool:
     """Return whether the case, by default a plain one, may be tried and is answered rightly."""
-    finding = _tried(Kernel(fn, spec), plain(spec) if case is None else case)
+    finding = _tried(Kernel(fn, spec), plain(spec) if case is None else case, checks)
     return finding is not None and not finding.failed
 
 

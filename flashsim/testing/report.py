@@ -137,7 +137,6 @@ class Report:
         return "\n\n".join(part.strip("\n") for part in parts if part)
 
     def _failures(self) -> list[str]:
-        """Return the simplest failure whole, and a line or two for each other."""
         simplest = self.simplest
         if simplest is None:
             return []
@@ -291,7 +290,6 @@ def _path_to(module: str) -> list[str]:
 
 
 def _parts(check: str) -> tuple[str, ...]:
-    """Return which functions besides the forward one a check calls."""
     if check.startswith("dropout"):
         return ("backward", "dropout") if check == "dropout_gradients" else ("dropout",)
     with_backward = ("gradients", "finite_differences", "masked_gradients", "backward_poison", "strides")

@@ -14,7 +14,8 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis.errors import NoSuchExample
 
-from flashsim.testing.case import Case, of_budget
+from flashsim.reference.bounds import parts_of_bound
+from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS, Check, Comparison, Trial
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool
 from flashsim.testing.spec import Spec
@@ -56,7 +57,7 @@ def try_check(check: Check, kernel: Kernel, case: Case, trial: Trial | None = No
     worst: Finding | None = None
     try:
         with np.errstate(all="ignore"):
-            for comparison in check.run(trial):
+            for comparison in check.compare(trial):
                 found = _judge(check, fitted, comparison)
                 if found is not None and (worst is None or found.ratio > worst.ratio):
                     worst = found
@@ -69,7 +70,7 @@ def try_check(check: Check, kernel: Kernel, case: Case, trial: Trial | None = No
 
 def _judge(check: Check, case: Case, comparison: Comparison) -> Finding | None:
     want = np.asarray(comparison.want)
-    parts = of_budget(comparison.got, want, np.broadcast_to(np.asarray(comparison.budget, float), want.shape))
+    parts = parts_of_bound(comparison.got, want, np.broadcast_to(np.asarray(comparison.budget, float), want.shape))
     at = np.broadcast_to(np.asarray(comparison.at), want.shape)
     if not at.any():
         return None
@@ -166,8 +167,7 @@ def _in_turn(checks: Sequence[Check], case: Case) -> list[Check]:
     """Return the checks of a survey's case: some always, of the others a few that depend on the case alone."""
     always = [check for check in checks if check.name in ALWAYS]
     others = [check for check in checks if check.name not in ALWAYS]
-    large = case.B * case.H_kv * case.group * case.N_q * case.N_k > LARGE
-    some = min(ROTATING_LARGE if large else ROTATING, len(others))
+    some = min(ROTATING_LARGE if case.scores > LARGE else ROTATING, len(others))
     picked = np.random.default_rng(zlib.crc32(repr(case).encode())).choice(len(others), some, replace=False)
     return [*always, *(others[i] for i in sorted(picked))]
 
@@ -202,23 +202,16 @@ def _polish(check: Check, kernel: Kernel, case: Case) -> Finding | None:
     best = try_check(check, kernel, case)
     if best is None or not best.failed or kernel.shapes is not None:
         return best
-    left = POLISHING
-    improved = True
-    while improved:
-        improved = False
-        for simpler in _simpler(best.case, kernel.spec):
-            if not left:
-                return best
-            left -= 1
-            finding = try_check(check, kernel, simpler)
-            if finding is not None and finding.failed and finding.case == simpler:
-                best, improved = finding, True
-                break
+    simpler, left = _simpler(best.case, kernel.spec), POLISHING
+    while left and (tried := next(simpler, None)) is not None:
+        left -= 1
+        finding = try_check(check, kernel, tried)
+        if finding is not None and finding.failed and finding.case == tried:
+            best, simpler = finding, _simpler(tried, kernel.spec)
     return best
 
 
 def _simpler(case: Case, spec: Spec) -> Iterator[Case]:
-    """Yield cases that differ in one value, which is simpler."""
     plain = Case(block=case.block, dtype=spec.dtypes[0])
     for name in ("strides", "mask", "scale", "causal", "dropout_p", "d_v", "dtype", "regime"):
         if getattr(case, name) != getattr(plain, name):

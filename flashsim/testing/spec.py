@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.checking import LARGEST, check_number, is_one_of, shown
+from flashsim.checking import LARGEST, check_flag, check_number, is_one_of, shown
 from flashsim.inputs import FLOATS, chip_dtype, float_dtype
 
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -84,19 +84,18 @@ class Spec:
             value = getattr(self, name)
             if not (is_one_of(value, known) or (value is None and None in known)):
                 raise ValueError(f"Spec: {name} is {shown(value)}; expected one of {', '.join(map(repr, known))}")
-        for name in ("gqa", "masks", "scale", "cross", "d_v", "deterministic", "zero_keys"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"Spec: {name} is {shown(getattr(self, name))}; expected True or False")
-        object.__setattr__(self, "dtypes", _dtypes(self.dtypes))
-        object.__setattr__(self, "block", _whole("block", self.block, LARGEST_BLOCK, count=2))
-        object.__setattr__(self, "multiples", _whole("multiples", self.multiples, LARGEST_BLOCK, count=2))
+        flags = ("gqa", "masks", "scale", "cross", "d_v", "deterministic", "zero_keys")
+        checked: dict[str, Any] = {name: check_flag(f"Spec: {name}", getattr(self, name)) for name in flags}
+        checked["dtypes"] = _dtypes(self.dtypes)
+        for name in ("block", "multiples"):
+            checked[name] = _whole(name, getattr(self, name), LARGEST_BLOCK, count=2)
         if self.head_dims is not None:
-            object.__setattr__(self, "head_dims", _whole("head_dims", self.head_dims, WIDEST_HEAD))
+            checked["head_dims"] = _whole("head_dims", self.head_dims, WIDEST_HEAD)
         if self.max_shapes is not None:
-            (most,) = _whole("max_shapes", self.max_shapes, LARGEST, count=1)
-            object.__setattr__(self, "max_shapes", most)
-        C = check_number("Spec: C", self.C, "a positive number", lambda C: 0 < C < math.inf)
-        object.__setattr__(self, "C", C)
+            (checked["max_shapes"],) = _whole("max_shapes", self.max_shapes, LARGEST, count=1)
+        checked["C"] = check_number("Spec: C", self.C, "a positive number", lambda C: 0 < C < math.inf)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def lengths(self, N_q: int, N_k: int) -> tuple[int, int]:
         """Return the least lengths, from these up, that are allowed."""

@@ -167,6 +167,3 @@ def _key(shape: dict[str, Any]) -> tuple[tuple[int, ...], ...]:
     d_v = case.d if case.d_v is None else case.d_v
     q = (case.B, case.H_kv * case.group, case.N_q, case.d)
     return q, (case.B, case.H_kv, case.N_k, case.d), (case.B, case.H_kv, case.N_k, d_v)
-
-
-__all__ = ["Pool", "cases", "pool"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
 from flashsim.checking import is_one_of, shown
 from flashsim.inputs import Array
-from flashsim.testing.bridges import BRIDGES, Bridge, Sent
+from flashsim.testing.bridges import BRIDGES, Bridge
 from flashsim.testing.conventions import CONVENTIONS
 from flashsim.testing.spec import Spec
 
@@ -37,12 +37,8 @@ class Wrapped:
 
     def __call__(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         """Return O, or (O, lse), as NumPy arrays."""
-        with self._bridge.use():
-            inputs, keywords, sent = self._send({"q": q, "k": k, "v": v}, keywords)
-            result = self._results(self._call(*inputs.values(), **keywords))
-            for one in sent:
-                one.settle(self.__name__)
-        return result
+        with self._sent({"q": q, "k": k, "v": v}, keywords) as (inputs, keywords):
+            return self._results(self._call(*inputs, **keywords))
 
     @property
     def backward(self) -> Callable[..., tuple[Array, Array, Array]]:
@@ -85,28 +81,25 @@ class Wrapped:
         return f"<{self.__name__} on {self._bridge.package}, wrapped for NumPy>"
 
     def _backward(self, q: Any, k: Any, v: Any, do: Any, **keywords: Any) -> tuple[Array, Array, Array]:
-        with self._bridge.use():
-            given, keywords, sent = self._send({"q": q, "k": k, "v": v, "do": do}, keywords)
-            q, k, v, do = given.values()
+        with self._sent({"q": q, "k": k, "v": v, "do": do}, keywords) as ((*inputs, do), keywords):
 
             def output(q: Any, k: Any, v: Any) -> Any:
                 result = self._call(q, k, v, **keywords)
                 return result[0] if isinstance(result, tuple | list) else result
 
-            dq, dk, dv = (self._bridge.receive(g) for g in self._bridge.gradients(output, (q, k, v), do))
-            for one in sent:
-                one.settle(self.__name__)
+            dq, dk, dv = (self._bridge.receive(g) for g in self._bridge.gradients(output, tuple(inputs), do))
         return dq, dk, dv
 
-    def _send(
-        self, arrays: dict[str, Any], keywords: dict[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any], list[Sent]]:
-        """Return the inputs and the keywords for fn, and what has to be settled after the call."""
-        sent = {name: self._bridge.send(name, np.asarray(a)) for name, a in arrays.items()}
-        more = {name: self._bridge.send(name, a) for name, a in keywords.items() if isinstance(a, np.ndarray)}
-        plain = {name: a.item() if isinstance(a, np.generic) else a for name, a in keywords.items() if name not in more}
-        inputs = {name: one.native for name, one in sent.items()}
-        return inputs, plain | {name: one.native for name, one in more.items()}, [*sent.values(), *more.values()]
+    @contextmanager
+    def _sent(self, arrays: dict[str, Any], keywords: dict[str, Any]) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+        """Give the inputs and the keywords for fn; after the call, settle what it changed."""
+        with self._bridge.use():
+            sent = [self._bridge.send(name, np.asarray(a)) for name, a in arrays.items()]
+            more = {name: self._bridge.send(name, a) for name, a in keywords.items() if isinstance(a, np.ndarray)}
+            plain = {name: a.item() if isinstance(a, np.generic) else a for name, a in keywords.items()}
+            yield [one.native for one in sent], plain | {name: one.native for name, one in more.items()}
+            for one in (*sent, *more.values()):
+                one.settle(self.__name__)
 
     def _call(self, q: Any, k: Any, v: Any, **keywords: Any) -> Any:
         if self.convention is None:

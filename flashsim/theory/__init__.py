@@ -35,8 +35,8 @@ from flashsim.theory.bounds import (
 )
 from flashsim.theory.counts import Exact, exact
 from flashsim.theory.form import Form
-from flashsim.theory.forms import form_of
-from flashsim.theory.formulas import SYMBOLS, formulas, symbols
+from flashsim.theory.forms import form_of, formulas, symbols
+from flashsim.theory.formulas import SYMBOLS
 from flashsim.theory.kernel_products import (
     kernel_materialised_constants,
     kernel_product_bound,

@@ -26,7 +26,6 @@ def proportions(rows: int, d: int) -> tuple[int, int]:
 
 
 def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Algorithm 0."""
     square, dropped = p.N_q * p.N_k, int(p.dropout) * p.N_q * p.N_k
     masking = square if p.masked else 0
     passes = 1 if p.N_k + 2 <= p.M else 2
@@ -61,7 +60,6 @@ FORM = Form(
     traffic=traffic,
     peak=peak,
     products=(1, 1),
-    extra="2 * (1 + dropout) * N_q * N_k",
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

@@ -63,7 +63,6 @@ FORM = Form(
     traffic=traffic,
     peak=peak,
     products=(2, 2),  # dQ dK; dV dP
-    extra="2 * N_q * N_k",
     formulas={
         "Q": ("U_c * N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

@@ -1,10 +1,7 @@
 """Algorithm 4: FlashAttention, backward, all tiles or some. Algorithm 5's backward pass moves the same.
 
-K, V are read once; each computed tile reads its rows of Q, O, dO, dQ, ℓ, m and writes its rows of dQ. With A = Σ over
-computed tiles of their rows, which is T_c·N_q where all are computed:
+K, V are read once; each computed tile reads its rows of Q, O, dO, dQ, ℓ, m and writes its rows of dQ.
 
-    reads   N_k(d + d_v) + A(2d + 2d_v + 2)        = 2Nd + T_c(4Nd + 2N)
-    writes  N_q·d + N_k(d + d_v) [line 5] + A·d + N_k(d + d_v)   = 3Nd + T_c·Nd + 2Nd
     peak    2(b_r + b_c)(d + d_v) + 2b_r·b_c + 3b_r   K_j V_j dK̃_j dṼ_j Q_i O_i dO_i dQ_i, P_ij dP_ij, ℓ_i m_i D_i
             + 2b_r·b_c + 2 with dropout: Z_ij and P_ij^dropped, and R, all along
 
@@ -17,31 +14,10 @@ from __future__ import annotations
 from flashsim.records import Blocks
 from flashsim.theory.algorithm_2_flash import proportions
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, OneHead, Tiles
-
-
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Algorithm 4, and 5's backward pass."""
-    A, key, value = tiles.rows, p.N_k * p.d, p.N_k * p.d_v
-    return {
-        **p.array("Q", "input", reads=A * p.d),
-        **p.array("K", "input", reads=key),
-        **p.array("V", "input", reads=value),
-        **p.array("O", "input", reads=A * p.d_v),
-        **p.array("dO", "input", reads=A * p.d_v),
-        **p.array("l", "input", reads=A),
-        **p.array("m", "input", reads=A),
-        **p.generator("backward"),
-        **p.masks(tiles),
-        **p.gradient(tiles),
-        **p.array("dQ", "output", reads=A * p.d, writes=A * p.d, init=p.N_q * p.d),
-        **p.array("dK", "output", writes=key, init=key),
-        **p.array("dV", "output", writes=value, init=value),
-    }
+from flashsim.theory.problem import OneHead, Tiles
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Algorithm 4, and 5's backward pass."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     tile = tiles.most(
         lambda r, c: 2 * (r + c) * w + squares * r * c + 3 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)
@@ -53,10 +29,9 @@ FORM = Form(
     name="flash",
     direction="backward",
     proportions=proportions,
-    traffic=traffic,
     peak=peak,
     products=(3, 2),  # S dQ dK; dV dP
-    extra="0",
+    initial=("dQ", "dK", "dV"),
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("N_k * d", "0"),

@@ -1,7 +1,5 @@
 """Appendix B.1: attention in closed form. A query at a time (B_r = 1) past blocks of B_c keys.
 
-reads   Q: 2N_q·d   K: 2T_r·N_k·d   V: T_r·N_k·d_v   L: N_q
-writes  L: N_q   O: N_q·d_v
 peak    equation 2's (B_r + B_c)(d + d_v) + B_r·B_c + B_r: q_i o_i k_j v_j, S_ij, log L_i
 """
 
@@ -9,26 +7,12 @@ from __future__ import annotations
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, OneHead, Tiles
+from flashsim.theory.problem import OneHead, Tiles
 
 
 def one_by_one(rows: int, d: int) -> tuple[int, int]:
     """Return (B_r, B_c): one query and `rows` terms of its sum."""
     return 1, rows
-
-
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Equations 1 and 2."""
-    n, k, T_r = p.N_q, p.N_k, blocks.T_r
-    return {
-        **p.array("Q", "input", reads=2 * n * p.d),
-        **p.array("K", "input", reads=2 * T_r * k * p.d),
-        **p.array("V", "input", reads=T_r * k * p.d_v),
-        **p.masks(tiles, tiles),
-        **p.generator("forward"),
-        **p.array("O", "output", writes=n * p.d_v),
-        **p.array("L", "extra", reads=n, writes=n),
-    }
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
@@ -40,10 +24,9 @@ FORM = Form(
     name="memory_efficient",
     direction="forward",
     proportions=one_by_one,
-    traffic=traffic,
+    passes=lambda p, blocks, tiles: (tiles, tiles),
     peak=peak,
     products=(2, 1),  # QKᵀ for L, and again for O
-    extra="N_q + R",
     formulas={
         "Q": ("2 * N_q * d", "0"),
         "K": ("2 * T_r * N_k * d", "0"),

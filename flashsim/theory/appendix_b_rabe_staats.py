@@ -2,8 +2,6 @@
 
 FlashAttention's loops, but each tile writes its own output and statistics, which are read once to combine them:
 
-reads   K, V: N_k(d + d_v)   Q: T_c·N_q·d   parts: T_c·N_q(d_v + 2)
-writes  parts: T_c·N_q(d_v + 2)   O, ℓ, m: N_q(d_v + 2)
 peak    (B_r + B_c)(d + d_v) + B_r·B_c + 2B_r to summarise; 2B_r·d_v + 5B_r to combine
 """
 
@@ -18,7 +16,6 @@ from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
 def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Summarise, and combine."""
     n, k, A = p.N_q, p.N_k, blocks.T_c * p.N_q
     arrays = {
         **p.array("Q", "input", reads=A * p.d),
@@ -37,7 +34,6 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Summarise, or combine."""
     w = p.d + p.d_v
     summarise = tiles.most(lambda r, c: (r + c) * w + r * c + 2 * r + p.mask_tile(r, c))
     return max(summarise, blocks.B_r * (2 * p.d_v + 5))
@@ -50,7 +46,6 @@ FORM = Form(
     traffic=traffic,
     peak=peak,
     products=(1, 1),
-    extra="2 * N_q + T_c * N_q * (d_v + 2) + R",
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("N_k * d", "0"),

@@ -6,21 +6,11 @@ peak    2(B_r + B_c)(d + d_v) + 2B_r·B_c + 7B_r + B_r·d_v: as Algorithm 4, wit
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashsim.records import Blocks
 from flashsim.theory import algorithm_4_flash_backward as flash
-from flashsim.theory.algorithm_2_flash import proportions
-from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, OneHead, Tiles
-
-
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Algorithm 4's, but dK and dV are only written once."""
-    arrays = flash.traffic(p, blocks, tiles)
-    return {
-        **arrays,
-        **p.array("dK", "output", writes=p.N_k * p.d),
-        **p.array("dV", "output", writes=p.N_k * p.d_v),
-    }
+from flashsim.theory.problem import OneHead, Tiles
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
@@ -28,14 +18,11 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     return flash.peak(p, blocks, tiles) + blocks.B_r * (p.d_v + 4)
 
 
-FORM = Form(
+FORM = replace(
+    flash.FORM,
     name="rabe_staats",
-    direction="backward",
-    proportions=proportions,
-    traffic=traffic,
     peak=peak,
     products=(3, 3),  # S dQ dK; dV dP, and O_ij again
-    extra="0",
+    initial=("dQ",),
     formulas={**flash.FORM.formulas, "dK": ("0", "N_k * d"), "dV": ("0", "N_k * d_v")},
-    gives_dS=True,
 )

@@ -16,9 +16,10 @@ import math
 from fractions import Fraction
 
 from flashsim.checking import check_count, check_number, checked
+from flashsim.records import Blocks, Traffic
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of
-from flashsim.theory.formulas import evaluated, extra_symbols
+from flashsim.theory.problem import OneHead, ceil_div
 
 # --------------------------------------------------------------------------------------------------------- Theorem 1
 
@@ -68,8 +69,13 @@ def extra_memory(
     2N for FlashAttention, ℓ and m (Theorem 1); 2N² for standard attention, S and P. What the forward pass kept is input to
     the backward pass. Raises ValueError for an unknown name or direction.
     """
-    extra = form_of(name, direction).extra
-    return evaluated(extra, extra_symbols(N_q, N_k, d_v, T_c, B_r, B_c, dropout=dropout))
+    form = form_of(name, direction)
+    options = {option.name: option.default for option in form.options}
+    p = OneHead(
+        N_q, N_k, d, d_v, 1, 4, False, (), dropout and not form.plain, options=options
+    )  # whatever M is, and the type
+    arrays = form.moved(p, Blocks(B_r, B_c, ceil_div(N_q, B_r), T_c), p.tiles(B_r, B_c))
+    return Traffic(arrays).extra
 
 
 # --------------------------------------------------------------------------------------------------------- Theorem 2

@@ -119,7 +119,7 @@ def exact(
     sizes = _sizes(form, p, sizing, fixed)
     skipping = "live" if form.live else own.get("block_mask")
     tiles = p.tiles(sizes.B_r, sizes.B_c, _chosen(skipping, rule, p, sizes))
-    arrays, peak = form.asked(form.traffic, p, sizes, tiles), _peak(form, p, sizes, tiles)
+    arrays, peak = form.moved(p, sizes, tiles), _peak(form, p, sizes, tiles)
     if not isinstance(arrays, dict):
         raise ValueError(f"the traffic of Form {form.name!r} is {shown(arrays)}; expected a dict of p.array(…)")
     traffic = Traffic(arrays).times(problems)
@@ -146,7 +146,6 @@ def exact(
 
 
 def _chosen(skipping: Any, rule: Mask, p: OneHead, sizes: Blocks) -> Chosen | None:
-    """Return the computed tiles, where some may not be; None: all. Raises ValueError as `check_tiles` does."""
     if skipping is None:
         return None
     if isinstance(skipping, str):  # "live"

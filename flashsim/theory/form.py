@@ -4,20 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flashsim.checking import check_direction
 from flashsim.options import Option
-from flashsim.records import Blocks
+from flashsim.records import Blocks, Role
 from flashsim.source import note_line
+from flashsim.theory.formulas import Mean, common_symbols, evaluated
 from flashsim.theory.problem import Arrays, OneHead, Tiles, ceil_div
 
 T = TypeVar("T")
+ROLES: Mapping[str, Mapping[str, Role]] = {
+    "forward": {"Q": "input", "K": "input", "V": "input", "O": "output"},
+    "backward": {
+        **dict.fromkeys(("Q", "K", "V", "O", "dO", "l", "m", "L"), "input"),
+        **dict.fromkeys(("dQ", "dK", "dV"), "output"),
+    },
+}
+"""Of arrays by name, in a pass; any other is "extra"."""
 
 
 def paper_rows(M: int, d: int, d_v: int) -> int:
     """Return ⌈M/4d⌉. Where d_v ≠ d, its 4d is 2(d + d_v)."""
     return ceil_div(M, 2 * (d + d_v))
+
+
+def one_pass(p: OneHead, blocks: Blocks, tiles: Tiles) -> tuple[Tiles, ...]:
+    """Return the computed tiles: of S in one pass."""
+    return (tiles,)
+
+
+def means(p: OneHead, passes: tuple[Tiles, ...]) -> dict[str, Mean]:
+    """Return T_c and T_r where the computed tiles of each pass are these: of rows in the first pass, of keys in the last."""
+    return {"T_c": Mean(passes[0].rows, p.N_q), "T_r": Mean(passes[-1].columns, p.N_k)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +46,17 @@ class Form:
     name, direction  the algorithm's
     proportions      (rows, d) -> line 1's (B_r, B_c)
     rows             (M, d, d_v) -> rows, for the paper's sizes
-    traffic          what each array moves, for a set of computed tiles
+    formulas         (reads, writes) of each array as text, in `SYMBOLS` (`flashsim.theory.formulas`), without mask and dropout.
+                     Of T_c the product T_c · N_q is all that counts where tiles are skipped: the rows of the computed tiles; and
+                     T_r · N_k their columns
+    initial          names of the arrays that are initialised, all of each
+    symbols          values of those symbols that are this algorithm's only
+    kept             elements in HBM of arrays that are kept in the type that is computed in, such as a strip of S
+    passes           the computed tiles of each pass over S; the first hands dS to a bias's gradient
+    traffic          what each array moves, for a set of computed tiles, where the formulas do not tell
     peak             the most on chip, in elements
     products         how many products of 2·N_q·N_k·d FLOPs it makes, and of 2·N_q·N_k·d_v
     matmul           FLOPs of products for a set of computed tiles, where its passes cut S in tiles of their own
-    extra            elements in HBM besides inputs and outputs, as text, in `EXTRA_SYMBOLS` (`flashsim.theory.formulas`)
-    formulas         (reads, writes) of each array as text, in `SYMBOLS`, for no mask, no dropout, and all tiles
     plain            it has neither mask nor dropout
     options          the algorithm's own, as its record declares them
     live             it skips empty tiles
@@ -43,20 +67,39 @@ class Form:
     direction: str
     proportions: Callable[[int, int], tuple[int, int]]
     rows: Callable[[int, int, int], int] = paper_rows
-    traffic: Callable[[OneHead, Blocks, Tiles], Arrays]
+    formulas: Mapping[str, tuple[str, str]]
+    initial: tuple[str, ...] = ()
+    symbols: Callable[[OneHead, Blocks], dict[str, int]] | None = None
+    kept: Callable[[OneHead, Blocks], Mapping[str, int]] | None = None
+    passes: Callable[[OneHead, Blocks, Tiles], tuple[Tiles, ...]] = one_pass
+    traffic: Callable[[OneHead, Blocks, Tiles], Arrays] | None = None
     peak: Callable[[OneHead, Blocks, Tiles], int]
     products: tuple[int, int]
     matmul: Callable[[OneHead, Blocks, Tiles], int] | None = None
-    extra: str
-    formulas: Mapping[str, tuple[str, str]]
     plain: bool = False
     options: tuple[Option, ...] = ()
     live: bool = False
     gives_dS: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a direction that there is not."""
         check_direction(self.direction)
+
+    def moved(self, p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
+        """Return what each array moves, for a set of computed tiles."""
+        if self.traffic is not None:
+            return self.asked(self.traffic, p, blocks, tiles)
+        passes, kept = self.passes(p, blocks, tiles), self.kept(p, blocks) if self.kept else {}
+        values: dict[str, Any] = common_symbols(p.N_q, p.N_k, p.d, p.d_v, p.M, blocks, self.direction)
+        values |= self.symbols(p, blocks) if self.symbols else {}
+        values |= means(p, passes) if tiles.chosen else {}
+        given: Arrays = {}
+        made: Arrays = {}
+        for name, (reads, writes) in self.formulas.items():
+            role, init = ROLES[self.direction].get(name, "extra"), p.size(name) if name in self.initial else 0
+            read, written = evaluated(reads, values), evaluated(writes, values) - init
+            moved = p.array(name, role, reads=read, writes=written, init=init, kept=kept.get(name))
+            (given if role == "input" else made).update(moved)
+        return given | p.masks(*passes) | p.generator(self.direction) | p.gradient(passes[0]) | made
 
     def asked(self, function: Callable[..., T], *arguments: object) -> T:
         """Return what one of its functions says; an error in a user's own notes the line of their file."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flashsim.checking import check_direction, is_one_of, shown
+from flashsim.checking import check_direction, checked, is_one_of, shown
+from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import NoClosedForm
+from flashsim.theory.formulas import common_symbols
+from flashsim.theory.problem import NoClosedForm, OneHead
 
 
 @cache
@@ -48,3 +51,20 @@ def _beside(algorithm: Any, direction: str) -> Form | None:
     names = (getattr(algorithm, "name", ""), getattr(function, "__name__", ""))
     forms_there = [value for value in vars(module).values() if isinstance(value, Form)] if module else []
     return next((form for form in forms_there if form.name in names and form.direction == direction), None)
+
+
+def formulas(name: Any, direction: str = "forward") -> Mapping[str, tuple[str, str]]:
+    """Return (reads, writes) of each array as text, in `SYMBOLS`. `name`, and errors, as in `form_of`."""
+    return form_of(name, direction).formulas
+
+
+@checked
+def symbols(
+    N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, *, direction: str = "forward"
+) -> dict[str, int]:
+    """Return the value of each of `SYMBOLS`, to evaluate a formula with. Raises ValueError for what is no size."""
+    values = common_symbols(N_q, N_k, d, d_v, M, blocks, direction)
+    p = OneHead(N_q, N_k, d, d_v, M, stored=4, masked=False, dense=(), dropout=False)
+    for form in forms()["forward"].values():
+        values |= form.symbols(p, blocks) if form.symbols else {}
+    return values

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType
 from typing import Any
 
-from flashsim.checking import check_record, checked
+from flashsim.checking import check_record
 from flashsim.records import Blocks
-from flashsim.theory.forms import form_of
-from flashsim.theory.problem import ceil_div
-from flashsim.theory.q_outer_pinned import pinned_blocks
-from flashsim.theory.small_cache_hybrid import tile_of_O
-from flashsim.theory.snake import rows_read
+from flashsim.sizes import ceil_div
 
 SYMBOLS = {
     "N_q": "queries",
@@ -30,53 +29,42 @@ SYMBOLS = {
     "p": "1 if a row fits in SRAM (forward N_k + 2 ≤ M, backward 2 N_k + 1 ≤ M), else 2",
 }
 
-OWN = ("s", "U_r", "U_v", "W")
-"""Symbols of one algorithm each."""
-
-EXTRA_SYMBOLS = {
-    "N_q": "queries",
-    "N_k": "keys",
-    "d_v": "width of V and O",
-    "T_c": "⌈N_k / B_c⌉",
-    "B_r": "rows of a block",
-    "B_c": "keys of a block",
-    "dropout": "1 with dropout, else 0",
-    "R": "2 with dropout, the words of the generator's state; else 0",
-}
+NO_NAMES: dict[str, Any] = {"__builtins__": {}}
 
 
-def formulas(name: Any, direction: str = "forward") -> Mapping[str, tuple[str, str]]:
-    """Return (reads, writes) of each array as text, in `SYMBOLS`. `name`, and errors, as in `form_of`."""
-    return form_of(name, direction).formulas
+@dataclass(frozen=True)
+class Mean:
+    """T_c or T_r where some tiles are computed: in how many of them a row, or a key, is on average.
+
+    Only its product with the number of rows, or of keys, is whole: the rows, or columns, of those tiles together.
+    """
+
+    total: Any
+    number: Any
+
+    def __add__(self, times: int) -> Mean:
+        return Mean(self.total + times * self.number, self.number)
+
+    def __mul__(self, number: Any) -> Any:
+        if number != self.number:
+            raise ValueError("T_c and T_r stand for a mean; expected T_c * N_q, T_r * N_k")
+        return self.total
+
+    def __rmul__(self, times: int) -> Mean:
+        return Mean(times * self.total, self.number)
 
 
-def evaluated(formula: str, values: Mapping[str, int]) -> int:
+def evaluated(formula: str, values: Mapping[str, Any]) -> int:
     """Return the value of a formula. Raises ValueError for what is none."""
     try:
-        return int(eval(formula, {"__builtins__": {}}, dict(values)))
+        return int(eval(_code(formula), NO_NAMES, values))
     except Exception as error:
         raise ValueError(f"the formula {formula!r}: {error}; expected one in {', '.join(values)}") from None
 
 
-def extra_symbols(N_q: int, N_k: int, d_v: int, T_c: int, B_r: int, B_c: int, *, dropout: bool) -> dict[str, int]:
-    """Return the value of each of `EXTRA_SYMBOLS`."""
-    on = int(dropout)
-    return {"N_q": N_q, "N_k": N_k, "d_v": d_v, "T_c": T_c, "B_r": B_r, "B_c": B_c, "dropout": on, "R": 2 * on}
-
-
-@checked
-def symbols(
-    N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, *, direction: str = "forward"
-) -> dict[str, int]:
-    """Return the value of each of `SYMBOLS`, to evaluate a formula with. Raises ValueError for what is no size."""
-    b_r, b_c = tile_of_O(M, N_q, d_v)
-    return {
-        **common_symbols(N_q, N_k, d, d_v, M, blocks, direction),
-        "s": min(pinned_blocks(M, d + d_v, blocks) * blocks.B_c, N_k),
-        "U_r": ceil_div(N_q, b_r),
-        "U_v": ceil_div(d_v, b_c),
-        "W": rows_read(N_k, blocks),
-    }
+@cache
+def _code(formula: str) -> CodeType:
+    return compile(formula, "<formula>", "eval")
 
 
 def common_symbols(N_q: int, N_k: int, d: int, d_v: int, M: int, blocks: Blocks, direction: str) -> dict[str, int]:

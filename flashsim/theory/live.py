@@ -35,7 +35,6 @@ class Every(Chosen):
     T_r: int
 
     def in_columns(self, first: int, end: int) -> tuple[int, int]:
-        """Return all."""
         return (self.T_r - 1) * (end - first), end - first
 
 
@@ -46,7 +45,6 @@ class Listed(Chosen):
     array: Bools
 
     def in_columns(self, first: int, end: int) -> tuple[int, int]:
-        """Count them."""
         here = self.array[:, first:end]
         return int(np.count_nonzero(here[:-1])), int(np.count_nonzero(here[-1]))
 

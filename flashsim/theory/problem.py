@@ -44,19 +44,6 @@ class Tiles:
         whole = N_q, N_k, chosen, nodes
         T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
         last_r, last_c = N_q - (T_r - 1) * B_r, N_k - (T_c - 1) * B_c
-        if (
-            chosen is None and not nodes
-        ):  # the bulk, the last column, the last row, the corner; those of equal shape together
-            kinds: dict[tuple[int, int, int], int] = {}
-            for kind, count in (
-                ((B_r, B_c, 0), (T_r - 1) * (T_c - 1)),
-                ((last_r, B_c, 0), T_c - 1),
-                ((B_r, last_c, 0), T_r - 1),
-                ((last_r, last_c, 0), 1),
-            ):
-                if count:
-                    kinds[kind] = kinds.get(kind, 0) + count
-            return cls(kinds, whole)
         chosen = Every(T_r) if chosen is None else chosen
         runs = [(0, T_c - 1, 0), (T_c - 1, T_c, 0)]  # columns, and their words
         if nodes:
@@ -65,7 +52,7 @@ class Tiles:
             for j in range(first, T_c):
                 a, b = j * B_c - (N_k - nodes), min((j + 1) * B_c, N_k) - (N_k - nodes) - 1
                 runs.append((j, j + 1, b // 32 - max(a // 32, 0) + 1))
-        kinds = {}
+        kinds: dict[tuple[int, int, int], int] = {}
         for begin, end, words in runs:
             for rows, count in zip((B_r, last_r), chosen.in_columns(begin, end), strict=True):
                 if count:
@@ -78,6 +65,11 @@ class Tiles:
         N_q, N_k, chosen, nodes = self.whole
         assert chosen is None or isinstance(chosen, Live)
         return Tiles.of(N_q, N_k, B_r, B_c, chosen and chosen.cut(B_r, B_c), nodes)
+
+    @property
+    def chosen(self) -> bool:
+        """Whether they may be some of the whole's."""
+        return self.whole[2] is not None
 
     @property
     def number(self) -> int:
@@ -151,7 +143,6 @@ class OneHead:
     learns: Stored | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a size below 1."""
         for name in ("N_q", "N_k", "d", "d_v", "M", "group"):
             object.__setattr__(self, name, check_count(name, getattr(self, name)))
 
@@ -165,13 +156,22 @@ class OneHead:
         rows, columns = KINDS.get(name, COLUMN).shape(self)
         return rows * columns
 
-    def array(self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0) -> Arrays:
-        """Return one array's entry: elements read, and written after and (`init`) by initialisation."""
-        if not all(isinstance(moved, int) and moved >= 0 for moved in (reads, writes, init)):
-            raise TypeError(f"{name} has reads={reads}, writes={writes}, init={init}; expected whole numbers, from 0")
-        type_ = KINDS.get(name, COLUMN).type
-        itemsize = self.stored if type_ == "inputs" else self.chip if type_ == "chip" else ITEMSIZES[type_]
-        return {name: ArrayTraffic(reads, init + writes, init, self.size(name), itemsize, role)}
+    def array(
+        self, name: str, role: Role, *, reads: int = 0, writes: int = 0, init: int = 0, kept: int | None = None
+    ) -> Arrays:
+        """Return one array's entry: elements read, and written after and (`init`) by initialisation.
+
+        `kept` are its elements in HBM, where these are of the type that is computed in; None: all that it has, in its own type.
+        """
+        for moved in (reads, writes, init):
+            if not isinstance(moved, int) or moved < 0:
+                raise TypeError(f"{name} has {reads=}, {writes=}, {init=}; expected whole numbers, from 0")
+        kind = KINDS.get(name, COLUMN)
+        if kept is None:
+            rows, columns = kind.shape(self)
+            itemsize = self.stored if kind.type == "inputs" else ITEMSIZES.get(kind.type, self.chip)
+            return {name: ArrayTraffic(reads, init + writes, init, rows * columns, itemsize, role)}
+        return {name: ArrayTraffic(reads, init + writes, init, kept, self.chip, role)}
 
     @property
     def tree_words(self) -> int:

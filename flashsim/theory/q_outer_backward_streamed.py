@@ -1,10 +1,7 @@
 """The loops exchanged, backward in two passes, rows streamed: B_c keys stay while single rows of Q pass, then B_r queries.
 
-Empty tiles are never loaded. A counts the live tiles of one row and B_c keys (T_c·N_q if all are live), C those of B_r rows
-and one key (T_r·N_k). w = d + d_v.
+Empty tiles are never loaded. w = d + d_v.
 
-    reads   O: N_q·d_v   Q: (A + N_q)d   dO: (A + 2N_q)d_v   L, D: A + N_q each   K: (C + N_k)d   V: (C + N_k)d_v
-    writes  D: N_q   dQ: N_q·d   dK, dV: N_k·w
     peak    first pass: 2b_c·w + w + 2 + b_c: K_j V_j dK̃_j dṼ_j, Q_n dO_n L_n D_n, P_nj; + 2b_c with dropout, Z_nj and
             P_nj^dropped; second: b_r(w + d + 2) + w + b_r; each with no live tile without its row and what goes with it
             (line 6's 2d_v + 1 is less)
@@ -14,7 +11,7 @@ from __future__ import annotations
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, OneHead, Tiles
+from flashsim.theory.problem import OneHead, Tiles
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:
@@ -23,29 +20,12 @@ def proportions(rows: int, d: int) -> tuple[int, int]:
     return max((M - 2 * d) // (3 * d + 3), 1), max((M - 2 * d - 2) // (4 * d + 1), 1)
 
 
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Backward, rows streamed."""
-    first, second = tiles.cut(1, blocks.B_c), tiles.cut(blocks.B_r, 1)
-    n, k, A, C = p.N_q, p.N_k, first.rows, second.columns
-    return {
-        **p.array("Q", "input", reads=(A + n) * p.d),
-        **p.array("K", "input", reads=(k + C) * p.d),
-        **p.array("V", "input", reads=(k + C) * p.d_v),
-        **p.array("O", "input", reads=n * p.d_v),
-        **p.array("dO", "input", reads=(2 * n + A) * p.d_v),
-        **p.array("L", "input", reads=A + n),
-        **p.generator("backward"),
-        **p.masks(first, second),
-        **p.gradient(first),
-        **p.array("D", "extra", reads=A + n, writes=n),
-        **p.array("dQ", "output", writes=n * p.d),
-        **p.array("dK", "output", writes=k * p.d),
-        **p.array("dV", "output", writes=k * p.d_v),
-    }
+def passes(p: OneHead, blocks: Blocks, tiles: Tiles) -> tuple[Tiles, ...]:
+    """One row and B_c keys at a time; then B_r rows and one key."""
+    return tiles.cut(1, blocks.B_c), tiles.cut(blocks.B_r, 1)
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Backward, rows streamed."""
     first, second = tiles.cut(1, blocks.B_c), tiles.cut(blocks.B_r, 1)
     w, squares = p.d + p.d_v, 3 if p.dropout else 1
     of_row = first.most(lambda r, c: (2 * w + squares) * c + w + 2 + p.mask_tile(r, c) + p.gradient_tile(r, c))
@@ -56,7 +36,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 def matmul(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     """Return the FLOPs of S, dP, dV, dK, and of S, dP, dQ."""
-    first, second = tiles.cut(1, blocks.B_c), tiles.cut(blocks.B_r, 1)
+    first, second = passes(p, blocks, tiles)
     return 2 * (first.area * 2 * (p.d + p.d_v) + second.area * (2 * p.d + p.d_v))
 
 
@@ -64,12 +44,11 @@ FORM = Form(
     name="q_outer_streamed",
     direction="backward",
     proportions=proportions,
-    traffic=traffic,
+    passes=passes,
     peak=peak,
     live=True,
     products=(4, 3),  # S and dP twice
     matmul=matmul,
-    extra="N_q",
     formulas={
         "Q": ("(T_c + 1) * N_q * d", "0"),
         "K": ("(T_r + 1) * N_k * d", "0"),

@@ -1,12 +1,7 @@
-"""The loops exchanged, backward in two passes.
+"""The loops exchanged, backward in two passes. Empty tiles are never loaded. w = d + d_v.
 
-Empty tiles are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
-of their columns (T_r·N_k). w = d + d_v.
-
-    reads   O: N_q·d_v   dO: 2N_q·d_v + A·d_v   K: N_k·d + C·d   V: N_k·d_v + C·d_v   Q: A·d + N_q·d   L, D: A + N_q each
-    writes  D: N_q   dQ: N_q·d   dK, dV: N_k·w
-    peak    first pass: 2b_c·w + b_r·w + 2b_r·b_c + 2b_r, + 2b_r·b_c with dropout; second: b_c·w + b_r(w + d) + 2b_r·b_c +
-            2b_r, with no live tile B_r(w + d + 2); or, before them, B_r(2d_v + 1)
+peak    first pass: 2b_c·w + b_r·w + 2b_r·b_c + 2b_r, + 2b_r·b_c with dropout; second: b_c·w + b_r(w + d) + 2b_r·b_c +
+        2b_r, with no live tile B_r(w + d + 2); or, before them, B_r(2d_v + 1)
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ from math import isqrt
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, OneHead, Tiles
+from flashsim.theory.problem import OneHead, Tiles
 
 
 def square(rows: int, d: int) -> tuple[int, int]:
@@ -24,28 +19,7 @@ def square(rows: int, d: int) -> tuple[int, int]:
     return b, b
 
 
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Backward in two passes."""
-    n, k, A, C = p.N_q, p.N_k, tiles.rows, tiles.columns
-    return {
-        **p.array("Q", "input", reads=(A + n) * p.d),
-        **p.array("K", "input", reads=(k + C) * p.d),
-        **p.array("V", "input", reads=(k + C) * p.d_v),
-        **p.array("O", "input", reads=n * p.d_v),
-        **p.array("dO", "input", reads=(2 * n + A) * p.d_v),
-        **p.array("L", "input", reads=A + n),
-        **p.generator("backward"),
-        **p.masks(tiles, tiles),
-        **p.gradient(tiles),
-        **p.array("D", "extra", reads=A + n, writes=n),
-        **p.array("dQ", "output", writes=n * p.d),
-        **p.array("dK", "output", writes=k * p.d),
-        **p.array("dV", "output", writes=k * p.d_v),
-    }
-
-
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Backward in two passes."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     first = tiles.most(
         lambda r, c: 2 * c * w + r * w + squares * r * c + 2 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)
@@ -59,11 +33,10 @@ FORM = Form(
     name="q_outer_two_pass",
     direction="backward",
     proportions=square,
-    traffic=traffic,
+    passes=lambda p, blocks, tiles: (tiles, tiles),
     peak=peak,
     live=True,
     products=(4, 3),  # S and dP twice
-    extra="N_q",
     formulas={
         "Q": ("(T_c + 1) * N_q * d", "0"),
         "K": ("(T_r + 1) * N_k * d", "0"),

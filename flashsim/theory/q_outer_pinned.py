@@ -3,8 +3,6 @@
 p = ⌊(M − (B_r + B_c)w − B_r·B_c − 3B_r − the mask's block) / (B_c·w)⌋, at least 0 and at most T_c. A tree's block is counted as
 B_r·min(⌈(B_c − 1)/32⌉ + 1, all words of a row), which no tile of its overlaps more words than.
 
-    reads   Q: N_q·d   K: (s + T_r(N_k − s))d   V: (s + T_r(N_k − s))d_v
-    writes  O: N_q·d_v   L: N_q
     peak    s·w + B_r·w + 3B_r and a tile S_ij with the mask's block; and K_j, V_j where p < T_c
 """
 
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
 from flashsim.theory.live import Chosen
-from flashsim.theory.problem import Arrays, OneHead, Tiles, ceil_div
+from flashsim.theory.problem import OneHead, Tiles, ceil_div
 
 
 @dataclass(frozen=True)
@@ -27,46 +25,27 @@ class Columns(Chosen):
     b: int
 
     def in_columns(self, first: int, end: int) -> tuple[int, int]:
-        """Return those of them in columns first … end − 1."""
         here = max(min(end, self.b) - max(first, self.a), 0)
         return (self.T_r - 1) * here, here
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c)."""
     return rows, min(ceil_div(rows, 8), ceil_div(d, 8))
 
 
-def pinned_blocks(M: int, w: int, blocks: Blocks, masking: int = 0) -> int:
+def _pinned(p: OneHead, blocks: Blocks) -> int:
     """Return p."""
-    B_r, B_c = blocks.B_r, blocks.B_c
-    spare = M - (B_r + B_c) * w - B_r * B_c - 3 * B_r - masking
+    B_r, B_c, w = blocks.B_r, blocks.B_c, p.d + p.d_v
+    masking = p.mask_tile(B_r, B_c) + B_r * min(ceil_div(B_c - 1, 32) + 1, p.tree_words)
+    spare = p.M - (B_r + B_c) * w - B_r * B_c - 3 * B_r - masking
     return min(max(spare, 0) // (B_c * w), blocks.T_c)
 
 
-def _pinned(p: OneHead, blocks: Blocks) -> int:
-    words = min(ceil_div(blocks.B_c - 1, 32) + 1, p.tree_words)
-    masking = p.mask_tile(blocks.B_r, blocks.B_c) + blocks.B_r * words
-    return pinned_blocks(p.M, p.d + p.d_v, blocks, masking)
-
-
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Forward."""
-    s = min(_pinned(p, blocks) * blocks.B_c, p.N_k)
-    rows = s + blocks.T_r * (p.N_k - s)
-    return {
-        **p.array("Q", "input", reads=p.N_q * p.d),
-        **p.array("K", "input", reads=rows * p.d),
-        **p.array("V", "input", reads=rows * p.d_v),
-        **p.masks(tiles),
-        **p.generator("forward"),
-        **p.array("O", "output", writes=p.N_q * p.d_v),
-        **p.array("L", "extra", writes=p.N_q),
-    }
+def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
+    return {"s": min(_pinned(p, blocks) * blocks.B_c, p.N_k)}
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Forward."""
     w, pinned = p.d + p.d_v, _pinned(p, blocks)
     columns = (Columns(blocks.T_r, 0, pinned), Columns(blocks.T_r, pinned, blocks.T_c))
     here, there = (p.tiles(blocks.B_r, blocks.B_c, part) for part in columns)
@@ -79,10 +58,9 @@ FORM = Form(
     name="q_outer_pinned",
     direction="forward",
     proportions=proportions,
-    traffic=traffic,
+    symbols=symbols,
     peak=peak,
     products=(1, 1),
-    extra="N_q + R",
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("(s + T_r * (N_k - s)) * d", "0"),

@@ -1,11 +1,7 @@
-"""Sliding-window attention, backward.
+"""Sliding-window attention, backward. Empty tiles are never loaded. w = d + d_v.
 
-Empty tiles are never loaded. A = Σ over the live tiles of their rows (T_c·N_q if all are live). w = d + d_v.
-
-    reads   K, V: N_k·w   Q: A·d   O, dO: A·d_v each   L: A   dQ: A·d
-    writes  dQ: N_q·d [initial] + A·d   dK, dV: N_k·w
-    peak    2(b_r + b_c)w + 2b_r·b_c + 2b_r: K_j V_j dK̃_j dṼ_j, Q_i O_i dO_i dQ_i, P_ij dP_ij, L_i D_i; + 2b_r·b_c with dropout,
-            Z_ij and P_ij^dropped
+peak    2(b_r + b_c)w + 2b_r·b_c + 2b_r: K_j V_j dK̃_j dṼ_j, Q_i O_i dO_i dQ_i, P_ij dP_ij, L_i D_i; + 2b_r·b_c with dropout,
+        Z_ij and P_ij^dropped
 """
 
 from __future__ import annotations
@@ -13,31 +9,11 @@ from __future__ import annotations
 from flashsim.records import Blocks
 from flashsim.theory.algorithm_2_flash import proportions
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, OneHead, Tiles
+from flashsim.theory.problem import OneHead, Tiles
 from flashsim.theory.sliding_window import WINDOW
 
 
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Backward."""
-    A = tiles.rows
-    return {
-        **p.array("Q", "input", reads=A * p.d),
-        **p.array("K", "input", reads=p.N_k * p.d),
-        **p.array("V", "input", reads=p.N_k * p.d_v),
-        **p.array("O", "input", reads=A * p.d_v),
-        **p.array("dO", "input", reads=A * p.d_v),
-        **p.array("L", "input", reads=A),
-        **p.generator("backward"),
-        **p.masks(tiles),
-        **p.gradient(tiles),
-        **p.array("dQ", "output", reads=A * p.d, writes=A * p.d, init=p.N_q * p.d),
-        **p.array("dK", "output", writes=p.N_k * p.d),
-        **p.array("dV", "output", writes=p.N_k * p.d_v),
-    }
-
-
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Backward."""
     w, squares = p.d + p.d_v, 4 if p.dropout else 2
     tile = tiles.most(
         lambda r, c: 2 * (r + c) * w + squares * r * c + 2 * r + p.mask_tile(r, c) + p.gradient_tile(r, c)
@@ -49,12 +25,11 @@ FORM = Form(
     name="sliding_window",
     direction="backward",
     proportions=proportions,
-    traffic=traffic,
     peak=peak,
     live=True,
     options=(WINDOW,),
     products=(3, 2),
-    extra="0",
+    initial=("dQ",),
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("N_k * d", "0"),

@@ -2,8 +2,6 @@
 
 B_r = B_c = max(⌊√(M + 4)⌋ − 2, 1), as (b + 2)² ≤ M + 4 is b² + 4b ≤ M; T_v = ⌈d_v/B_c⌉ counts blocks of V's columns.
 
-    reads   Q: T_c·N_q·d   K: T_r·N_k·d   S: T_v·N_q·N_k   V: T_r·N_k·d_v
-    writes  S: N_q·N_k   O: N_q·d_v   L: N_q
     peak    B_r·B_c + 2B_r, for S_ij, ℓ_i, m_i, and then the larger of B_r + B_c, for the columns Q_ik and K_jk, and
             B_r + the mask's tile, for m_i^new. O_ic is no wider than S_ij, and S_in, V_nc take no more than Q_ik, K_jk
 
@@ -12,38 +10,20 @@ S occupies B_r·N_k elements of HBM: one strip, in the type that is computed in.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import isqrt
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, OneHead, Tiles, ceil_div
+from flashsim.theory.problem import OneHead, Tiles
 
 
 def rows(M: int, d: int, d_v: int) -> int:
-    """Return the rows of a square tile that M allows."""
     return max(isqrt(M + 4) - 2, 1)
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:
     """Return (B_r, B_c): squares."""
     return rows, rows
-
-
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """S by tiles; then O by tiles."""
-    n, k, T_v = p.N_q, p.N_k, ceil_div(p.d_v, blocks.B_c)
-    strip = p.array("S", "extra", reads=T_v * n * k, writes=n * k)
-    return {
-        **p.array("Q", "input", reads=blocks.T_c * n * p.d),
-        **p.array("K", "input", reads=blocks.T_r * k * p.d),
-        **p.array("V", "input", reads=blocks.T_r * k * p.d_v),
-        **p.masks(tiles),
-        **p.generator("forward"),
-        "S": replace(strip["S"], size=blocks.B_r * k, itemsize=p.chip),
-        **p.array("O", "output", writes=n * p.d_v),
-        **p.array("L", "extra", writes=n),
-    }
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
@@ -57,10 +37,9 @@ FORM = Form(
     direction="forward",
     proportions=proportions,
     rows=rows,
-    traffic=traffic,
+    kept=lambda p, blocks: {"S": blocks.B_r * p.N_k},
     peak=peak,
     products=(1, 1),
-    extra="N_q + B_r * N_k + R",
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

@@ -2,9 +2,6 @@
 
 B_r = B_c = max(⌊√(M + 1)⌋ − 1, 1), as (b + 1)² ≤ M + 1 is b² + 2b ≤ M; T_v = ⌈d_v/B_c⌉ and T_d = ⌈d/B_c⌉ count pieces of columns.
 
-    reads   Q: 2T_c·N_q·d   K: 2T_r·N_k·d   V: T_r·N_k·d_v   O: N_q·d_v   dO: (2T_c + 1)N_q·d_v   L, D: T_c·N_q each
-            P: (1 + T_v)N_q·N_k   dS: 2T_d·N_q·N_k   dQ: T_c·N_q·d
-    writes  D: N_q   P, dS: N_q·N_k each   dQ: N_q·d + T_c·N_q·d   dK: N_k·d   dV: N_k·d_v
     peak    B_r·B_c and the largest of B_r + B_c, for two columns, of 2B_r, for D_i and P_in, and of B_r + the mask's tile, for
             L_i; or pieces: b(x + 1) + x for b = B_c or B_r and x = min(B_c, d) or min(B_c, d_v); or, before them, 3B_r
 
@@ -13,51 +10,19 @@ P and dS occupy N_q·B_c elements of HBM each: one strip, in the type that is co
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import isqrt
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, OneHead, Tiles, ceil_div
+from flashsim.theory.problem import OneHead, Tiles
+from flashsim.theory.small_cache import proportions
 
 
 def rows(M: int, d: int, d_v: int) -> int:
-    """Return the rows of a square tile that M allows."""
     return max(isqrt(M + 1) - 1, 1)
 
 
-def proportions(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c): squares."""
-    return rows, rows
-
-
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Backward."""
-    n, k, T_r, T_c = p.N_q, p.N_k, blocks.T_r, blocks.T_c
-    T_v, T_d = ceil_div(p.d_v, blocks.B_c), ceil_div(p.d, blocks.B_c)
-    strips = {
-        **p.array("P", "extra", reads=(1 + T_v) * n * k, writes=n * k),
-        **p.array("dS", "extra", reads=2 * T_d * n * k, writes=n * k),
-    }
-    return {
-        **p.array("Q", "input", reads=2 * T_c * n * p.d),
-        **p.array("K", "input", reads=2 * T_r * k * p.d),
-        **p.array("V", "input", reads=T_r * k * p.d_v),
-        **p.array("O", "input", reads=n * p.d_v),
-        **p.array("dO", "input", reads=(2 * T_c + 1) * n * p.d_v),
-        **p.array("L", "input", reads=T_c * n),
-        **p.generator("backward"),
-        **p.masks(tiles),
-        **p.array("D", "extra", reads=T_c * n, writes=n),
-        **{name: replace(strip, size=n * blocks.B_c, itemsize=p.chip) for name, strip in strips.items()},
-        **p.array("dQ", "output", reads=T_c * n * p.d, writes=T_c * n * p.d, init=n * p.d),
-        **p.array("dK", "output", writes=k * p.d),
-        **p.array("dV", "output", writes=k * p.d_v),
-    }
-
-
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Backward."""
     B_r, B_c = blocks.B_r, blocks.B_c
     by_d, by_d_v = min(B_c, p.d), min(B_c, p.d_v)
     tile = B_r * B_c + max(B_r + B_c, 2 * B_r)
@@ -71,10 +36,10 @@ FORM = Form(
     direction="backward",
     proportions=proportions,
     rows=rows,
-    traffic=traffic,
+    kept=lambda p, blocks: dict.fromkeys(("P", "dS"), p.N_q * blocks.B_c),
     peak=peak,
     products=(3, 2),
-    extra="N_q + 2 * N_q * B_c",
+    initial=("dQ",),
     formulas={
         "Q": ("2 * T_c * N_q * d", "0"),
         "K": ("2 * T_r * N_k * d", "0"),

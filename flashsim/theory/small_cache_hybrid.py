@@ -3,19 +3,16 @@
 Of all (b_r, b_c) with b_r(b_c + 2) + b_c ≤ M, for O_uc, S_un, L_u and V_nc, those that read the fewest elements of S and V:
 U_v = ⌈d_v/b_c⌉ times S, U_r = ⌈N_q/b_r⌉ times V. 1 × 1 where none fits.
 
-    reads   Q: N_q·d   K: T_r·N_k·d   L: N_q   S: U_v·N_q·N_k   V: U_r·N_k·d_v
-    writes  S: N_q·N_k   O: N_q·d_v   L: N_q
     peak    B_r(d + 3) + B_c·d + B_r·B_c with the mask's tile: Q_i, ℓ_i, m_i, m_i^new, K_j, S_ij; or b_r(b_c + 2) + b_c
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, OneHead, Tiles, ceil_div
+from flashsim.theory.problem import OneHead, Tiles, ceil_div
 
 
 def rows(M: int, d: int, d_v: int) -> int:
@@ -24,7 +21,6 @@ def rows(M: int, d: int, d_v: int) -> int:
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:
-    """Return (B_r, B_c)."""
     return rows, 1
 
 
@@ -43,25 +39,13 @@ def tile_of_O(M: int, N_q: int, d_v: int) -> tuple[int, int]:
     return best
 
 
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """S by rows; then O by tiles."""
-    n, k = p.N_q, p.N_k
-    b_r, b_c = tile_of_O(p.M, n, p.d_v)
-    scores = p.array("S", "extra", reads=ceil_div(p.d_v, b_c) * n * k, writes=n * k)
-    return {
-        **p.array("Q", "input", reads=n * p.d),
-        **p.array("K", "input", reads=blocks.T_r * k * p.d),
-        **p.array("V", "input", reads=ceil_div(n, b_r) * k * p.d_v),
-        **p.masks(tiles),
-        **p.generator("forward"),
-        "S": replace(scores["S"], itemsize=p.chip),
-        **p.array("O", "output", writes=n * p.d_v),
-        **p.array("L", "extra", reads=n, writes=n),
-    }
+def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
+    """Return how many blocks O's rows and columns make."""
+    b_r, b_c = tile_of_O(p.M, p.N_q, p.d_v)
+    return {"U_r": ceil_div(p.N_q, b_r), "U_v": ceil_div(p.d_v, b_c)}
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Of both halves."""
     b_r, b_c = tile_of_O(p.M, p.N_q, p.d_v)
     by_rows = tiles.most(lambda r, c: r * (p.d + 3) + c * p.d + r * c + p.mask_tile(r, c))
     return max(by_rows, b_r * (b_c + 2) + b_c)
@@ -72,10 +56,10 @@ FORM = Form(
     direction="forward",
     proportions=proportions,
     rows=rows,
-    traffic=traffic,
+    symbols=symbols,
+    kept=lambda p, blocks: {"S": p.N_q * p.N_k},
     peak=peak,
     products=(1, 1),
-    extra="N_q + N_q * N_k + R",
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

@@ -3,8 +3,6 @@
 The last block of keys, of N_k − (T_c − 1)B_c, is kept ⌊T_r/2⌋ times, the first ⌊(T_r − 1)/2⌋ times. So the rows of K that are
 read are W = T_r·N_k − ⌊T_r/2⌋(N_k − (T_c − 1)B_c) − ⌊(T_r − 1)/2⌋B_c. w = d + d_v.
 
-    reads   Q: N_q·d   K: W·d   V: W·d_v
-    writes  O: N_q·d_v   L: N_q
     peak    B_c·w + B_r·w + 3B_r and the largest tile S_ij with the mask's block
 """
 
@@ -12,7 +10,7 @@ from __future__ import annotations
 
 from flashsim.records import Blocks
 from flashsim.theory.form import Form
-from flashsim.theory.problem import Arrays, OneHead, Tiles
+from flashsim.theory.problem import OneHead, Tiles
 from flashsim.theory.q_outer import proportions
 
 
@@ -22,22 +20,7 @@ def rows_read(N_k: int, blocks: Blocks) -> int:
     return T_r * N_k - T_r // 2 * last - (T_r - 1) // 2 * blocks.B_c
 
 
-def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """Forward."""
-    W = rows_read(p.N_k, blocks)
-    return {
-        **p.array("Q", "input", reads=p.N_q * p.d),
-        **p.array("K", "input", reads=W * p.d),
-        **p.array("V", "input", reads=W * p.d_v),
-        **p.masks(tiles),
-        **p.generator("forward"),
-        **p.array("O", "output", writes=p.N_q * p.d_v),
-        **p.array("L", "extra", writes=p.N_q),
-    }
-
-
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
-    """Forward."""
     w = p.d + p.d_v
     return blocks.B_c * w + tiles.most(lambda r, c: r * w + r * c + 3 * r + p.mask_tile(r, c))
 
@@ -46,10 +29,9 @@ FORM = Form(
     name="snake",
     direction="forward",
     proportions=proportions,
-    traffic=traffic,
+    symbols=lambda p, blocks: {"W": rows_read(p.N_k, blocks)},
     peak=peak,
     products=(1, 1),
-    extra="N_q + R",
     formulas={
         "Q": ("N_q * d", "0"),
         "K": ("W * d", "0"),

@@ -1,7 +1,6 @@
 """FlashDecoding, with t splits.
 
-Empty tiles are never loaded. Over the live tiles, A = Σ of their rows (T_c·N_q if all are live) and C = Σ
-of their columns (T_r·N_k). w = d + d_v.
+Empty tiles are never loaded. C = Σ of the columns of the live tiles (T_r·N_k if all are).
 
     reads   Q: t·N_q·d   K: C·d   V: C·d_v
     writes  parts: t·N_q(d_v + 2)   O: N_q·d_v
@@ -13,8 +12,6 @@ its m.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from flashsim.checking import check_merge, check_splits
 from flashsim.options import Option
 from flashsim.records import Blocks
@@ -24,7 +21,6 @@ from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
 def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
-    """FlashDecoding."""
     n, t = p.N_q, p.options["splits"] or blocks.T_c
     merges = 0 if p.options["merge"] == "sequence" else t - 1
     arrays = {
@@ -37,8 +33,8 @@ def traffic(p: OneHead, blocks: Blocks, tiles: Tiles) -> Arrays:
     }
     for name, width in (("O_parts", p.d_v), ("l_parts", 1), ("m_parts", 1)):
         last = t if p.options["merge"] == "sequence" else int(name != "m_parts")
-        part = p.array(name, "extra", reads=(2 * merges + last) * n * width, writes=(t + merges) * n * width)
-        arrays[name] = replace(part[name], size=t * n * width, itemsize=p.chip)
+        reads, writes = (2 * merges + last) * n * width, (t + merges) * n * width
+        arrays |= p.array(name, "extra", reads=reads, writes=writes, kept=t * n * width)
     return arrays
 
 
@@ -57,7 +53,6 @@ FORM = Form(
     live=True,
     options=(Option("splits", None, check_splits), Option("merge", "sequence", check_merge)),
     products=(1, 1),
-    extra="T_c * N_q * (d_v + 2) + R",
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),

@@ -116,7 +116,6 @@ def _trace(
 
 
 def _counts(sram: SRAM, kinds: Mapping[str, Kind], shape: Shape, exact: Mapping[str, Any] | None) -> tuple[Counts, ...]:
-    """Return what each array moved, and its closed form."""
     found = []
     for name, moved in sram.hbm.traffic.by_array.items():
         formula = None
@@ -176,7 +175,6 @@ def _closed_form(what: str | Algorithm, plan: Plan, blocks: tuple[int, int] | No
 
 
 def _options(plan: Plan) -> str:
-    """Say what was asked for besides plain attention."""
     variant, defaults = plan.task.variant, {option.name: option.default for option in plan.task.algorithm.options}
     said = {
         "causal" if variant.mask == Causal() else repr(variant.mask): not isinstance(variant.mask, All),

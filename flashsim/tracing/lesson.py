@@ -39,11 +39,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a lesson stands among others: its number, of how many, its minutes, and (file, title) before and after it."""
+    """Where a lesson stands among others: its number, of how many, and (file, title) before and after it."""
 
     number: int
     of: int
-    minutes: int
     before: tuple[str, str] | None
     after: tuple[str, str] | None
 
@@ -95,7 +94,7 @@ class Lesson:
             for to, rel, text, which in ways
             if to is not None
         ]
-        minutes = name.format(f", about {self.place.minutes} min")
+        minutes = name.format(f", about {self.minutes} min")
         place = f"Lesson {self.place.number} of {self.place.of}{minutes}"
         return f'<nav aria-label="Lessons"><a href="index.html">{place}</a>{"".join(links)}</nav>'
 

@@ -21,7 +21,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 from reprlib import repr as shown
 from types import UnionType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,29 +72,27 @@ def load_trace(path: str | os.PathLike[str], *, max_bytes: int = LARGEST_FILE) -
 
 def _content(path: Path, most: int) -> bytes:
     with path.open("rb") as file:
-        return _at_most(most, file.read(most + 1), "it has")
-
-
-def _at_most(most: int, content: bytes, what: str) -> bytes:
-    if len(content) > most:
-        _refuse_size(most, what)
+        content = file.read(most + 1)
+    _check_size(len(content), most, "it has")
     return content
 
 
-def _refuse_size(most: int, what: str) -> NoReturn:
-    raise _Refused(f"{what} more than {most:,} bytes; load(path, max_bytes=…) reads more")
+def _check_size(size: int, most: int, what: str) -> None:
+    if size > most:
+        raise _Refused(f"{what} more than {most:,} bytes; load(path, max_bytes=…) reads more")
 
 
 def _unzipped(path: Path, most: int) -> dict[str, Any]:
     content = _content(path, most)
-    if most < int.from_bytes(content[-4:], "little") <= 1032 * len(content):  # as far as gzip can shrink anything
-        _refuse_size(most, "it says that it unpacks to")
+    if (claimed := int.from_bytes(content[-4:], "little")) <= 1032 * len(content):  # as far as gzip can shrink anything
+        _check_size(claimed, most, "it says that it unpacks to")
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             text = file.read(most + 1)
     except Exception as error:  # whatever a reader says of a damaged file
         raise ValueError(f"it is no gzip file, or a damaged one: {error}") from error
-    return _parsed(_at_most(most, text, "it unpacks to"))
+    _check_size(len(text), most, "it unpacks to")
+    return _parsed(text)
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
@@ -121,8 +119,7 @@ def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
             missing = [name for name in names if name not in held]
             if missing:
                 raise _Refused(f"it has no array {missing[0]!r}")
-            if sum(held[name].file_size for name in names) > most:
-                _refuse_size(most, "it says that it unpacks to")
+            _check_size(sum(held[name].file_size for name in names), most, "it says that it unpacks to")
             packed = {held[name].compress_type for name in names} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
             if packed:
                 raise _Refused(f"it is packed by method {min(packed)}; expected zip's own, deflate")
@@ -373,7 +370,6 @@ def _check_blocks(about: About, names: tuple[str, ...], events: Mapping[str, lis
 
 
 def _tiles(values: bytes, shapes: Any, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-    """Cut the values into tiles."""
     _check_lists(shapes, "shapes", LARGEST_NUMBER, 2)
     for n, shape in enumerate(shapes):
         if 0 in shape:

@@ -154,7 +154,6 @@ def _indented(line: str) -> tuple[str, int, str]:
 
 
 def _set(traces: Iterable[Recording]) -> dict[str, str]:
-    """Return, as HTML, all that the page shows as mathematics."""
     found = {phrase: typeset(phrase) for phrase in PHRASES}
     for trace in traces:
         found |= {text: typeset(text) for line in trace.about.listing for *_, text in [_indented(line)]}

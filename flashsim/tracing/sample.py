@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from flashsim.inputs import Array
 
 
 def operands(n: int, d: int, n_k: int | None = None, seed: int = 0) -> tuple[Array, Array, Array]:

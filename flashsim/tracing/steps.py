@@ -77,7 +77,6 @@ def quantity(name: str) -> str:
 
 
 def _steps(about: About, events: tuple[TraceEvent, ...]) -> Iterator[Step]:
-    """Cut a run into steps."""
     follower = _Follower(about)
     for number, (first, last, turn) in enumerate(_spans(events)):
         moved = rescaled = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,10 @@ def _step(trace: Recording, step: Step, line: str) -> Iterator[str]:
     done: dict[str, list[str]] = {}
     for event in trace.of(step):
         done.setdefault(event.kind, []).append(f"{event.name} ({event.elements:,})")
+    moves = "; ".join(f"{kind} {', '.join(names)}" for kind, names in done.items())
     last, M = trace.events[step.last], trace.about.M
     over = f", {last.occupancy - M:,} too many" if last.occupancy > M else ""
-    yield (
-        f"    {_said(done)}   HBM {last.reads:,} read, {last.writes:,} written   SRAM {last.occupancy:,} of {M:,}{over}"
-    )
+    yield (f"    {moves}   HBM {last.reads:,} read, {last.writes:,} written   SRAM {last.occupancy:,} of {M:,}{over}")
     made = [event.value for event in trace.of(step) if event.kind == "compute"]
     for name, kind in trace.about.follows:
         old, new = step.pairs.get(name, (None, None))
@@ -67,12 +66,7 @@ def _step(trace: Recording, step: Step, line: str) -> Iterator[str]:
             yield from _block(name, kind, step, old, new)
 
 
-def _said(done: Mapping[str, list[str]]) -> str:
-    return "; ".join(f"{kind} {', '.join(names)}" for kind, names in done.items())
-
-
 def _column(name: str, old: NDArray[Any] | None, new: NDArray[Any]) -> Iterator[str]:
-    """Yield old → new of one column."""
     factor = ""
     if name == MAXIMUM and old is not None:
         with np.errstate(invalid="ignore"):

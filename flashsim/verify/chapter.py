@@ -36,16 +36,16 @@ def loops_exchanged(full: bool) -> Claim:
         shape: dict[str, Any] = {"N": N, "d": d, "M": M}
         once &= count("q_outer", **shape).hbm.by_array["O"].accesses == N * d
         once &= count("q_outer_two_pass", **shape, direction="backward").hbm.by_array["dQ"].accesses == N * d
-    bounded = within("", "", "", ratios)
-    return Claim(
+    return within(
         _CHAPTER,
         "loops exchanged: O moves N·d elements and no more, dQ too in two passes; forward 8/5 ≤ accesses / (N²d²/M) ≤ 12 + 1/d, "
         "backward 16/5 … 27 + 11/d; never more than FlashAttention's loops with line 1's blocks",
         f"{len(ratios)} counts over d ≤ M ≤ Nd, forward and backward",
-        f"{bounded.measured}; O and dQ moved {'once' if once else 'MORE THAN ONCE'}; "
+        ratios,
+    ).also(
+        f"O and dQ moved {'once' if once else 'MORE THAN ONCE'}; "
         + ("at most FlashAttention's" if fewer else "MORE THAN FLASHATTENTION'S"),
-        bounded.holds and fewer and once,
-        bounded.data,
+        fewer and once,
     )
 
 
@@ -56,14 +56,8 @@ def flash_decoding(full: bool) -> Claim:
     for n, B_c, lengths in ((64, 16, (64, 1, 0)), (301, 16, (301, 17)), (37, 40, (37,))):
         Q, K, V = rng.normal(size=(1, 8)), 3 * rng.normal(size=(n, 8)), rng.normal(size=(n, 8))
         for length, splits, merge in itertools.product(lengths, (None, 1, 2, 5, 40), ("sequence", "tree")):
-            asked: dict[str, Any] = {
-                "splits": splits,
-                "merge": merge,
-                "mask": KeyPadding(length),
-                "M": 2000,
-                "blocks": (1, B_c),
-            }
-            run = forward("split_kv", Q, K, V, **asked)
+            how: dict[str, Any] = {"splits": splits, "merge": merge, "M": 2000, "blocks": (1, B_c)}
+            run = forward("split_kv", Q, K, V, mask=KeyPadding(length), **how)
             whole = np.arange(n)[None] < length
             bound = error_bound(Q, K, V, mask=whole, **rounding("split_kv", run.blocks))
             worst = max(worst, of_bound(run.O, attention(Q, K, V, mask=whole), bound))
@@ -150,19 +144,18 @@ def what_is_optimal(full: bool) -> Claim:
         ratios.append((tuned.by_loops["flash"].accesses / tuned.by_loops["q_outer"].accesses, 1.0, 3.0))
         best |= {tuned.best.algorithm} if k > 1 else set()
     about, small = ({tune(N=512, d=64, M=M).best.algorithm for M in rooms} for rooms in ((2048, 4096), (64, 256, 1024)))
-    bounded = within("", "", "", ratios)
-    return Claim(
+    return within(
         "What is optimal",
         "among all blocks that truly fit, for d² ≤ M: K, V outermost move 1 to 3 times what Q outermost does; best of all are, "
         "for 2d² ≤ M, Q outermost (plain, pinned, or there and back), for d²/2 and d² the hybrid, for M ≤ d²/4 small_cache",
         f"{len(ratios)} M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024, 2,048, 4,096 at d = 64; every T_r and T_c",
-        f"{bounded.measured}; best from 2d² up: {', '.join(sorted(best))}; about d²: {', '.join(sorted(about))}; below: "
-        f"{', '.join(sorted(small))}",
-        bounded.holds
-        and best <= {"q_outer", "q_outer_pinned", "snake"}
-        and about == {"small_cache_hybrid"}
-        and small == {"small_cache"},
-        {**bounded.data, "best": sorted(best), "best_about": sorted(about), "best_below": sorted(small)},
+        ratios,
+    ).also(
+        f"best from 2d² up: {', '.join(sorted(best))}; about d²: {', '.join(sorted(about))}; below: {', '.join(sorted(small))}",
+        best <= {"q_outer", "q_outer_pinned", "snake"} and about == {"small_cache_hybrid"} and small == {"small_cache"},
+        best=sorted(best),
+        best_about=sorted(about),
+        best_below=sorted(small),
     )
 
 

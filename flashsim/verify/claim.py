@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -21,9 +21,10 @@ class Claim:
     holds: bool
     data: dict[str, Any]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
+    def also(self, measured: str, holds: bool, **data: Any) -> Claim:
+        """Return the claim with more that was measured, and must hold too."""
+        measured = f"{self.measured}; {measured}"
+        return replace(self, measured=measured, holds=bool(self.holds and holds), data={**self.data, **data})
 
 
 Check = Callable[[bool], Claim]

@@ -32,7 +32,6 @@ def saha_ye_small_cache(full: bool) -> Claim:
         (accesses("small_cache", N, d, M) / theory.theorem_saha_ye(N, d, M), *theory.small_cache_constants(d))
         for N, d, M in _in_range(full)
     ]
-    bounded = within("", "", "", ratios)
     fitted = exponents(
         "",
         "",
@@ -48,15 +47,18 @@ def saha_ye_small_cache(full: bool) -> Claim:
     for d, k in itertools.product((64, 128, 256), (2, 4, 8)):
         for M, saved in ((d * d // k**2, below), (d * d * k**2, above)):
             saved.append(accesses("flash", 2**14, d, M) / accesses("small_cache", 2**14, d, M))
-    return Claim(
+    return within(
         _SOURCE,
         "accesses of small_cache: 4 ≤ accesses / (N²d/√M) ≤ 4√11 + 6 + 1/d for M ≤ d²; exponents N², d, M^(−1/2), within "
         "0.02; fewer than FlashAttention's at M ≤ d²/4, more at M ≥ 4d²",
         f"{len(ratios):,} (N, d, M) over 5 ≤ M ≤ d², N ≥ √M, N to {2**20 if full else 2**16:,}; slopes over N 2¹³…2²⁰, d "
         "2¹⁰…2¹⁵, M 2¹²…2²⁰, others fixed; against flash with the paper's blocks at N = 2¹⁴, d 64, 128, 256, M = d²/4 … d²/64 "
         "and 4d² … 64d²",
-        f"{bounded.measured}; slopes {fitted.measured}; flash / small_cache {min(below):.2f} to {max(below):.2f} below d², "
-        f"{min(above):.2f} to {max(above):.2f} above",
-        bounded.holds and fitted.holds and min(below) > 1 > max(above),
-        {**bounded.data, "exponents": fitted.data, "flash_over_small_cache": {"below": below, "above": above}},
+        ratios,
+    ).also(
+        f"slopes {fitted.measured}; flash / small_cache {min(below):.2f} to {max(below):.2f} below d², {min(above):.2f} to "
+        f"{max(above):.2f} above",
+        fitted.holds and min(below) > 1 > max(above),
+        exponents=fitted.data,
+        flash_over_small_cache={"below": below, "above": above},
     )

@@ -3,100 +3,50 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterator
 
 from flashsim import cross_entropy, linear
 from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.program import Program
-from flashsim.memory import MemoryModelError
 from flashsim.planting import planted
 from flashsim.records import Sizes
-from flashsim.reference import of_bound
-from flashsim.reference.programs import naive_programs
-from flashsim.run.programs import run_program
-from flashsim.theory import exact_program
 from flashsim.verify.claim import Claim
-
-Operands = dict[str, Any]
-
-
-def drawn(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int = 0) -> tuple[Operands, Operands]:
-    """Return operands and options to try a program with: its example's, and else normal numbers."""
-    rng = np.random.default_rng(seed)
-    clipped = {n: min(b, sizes[s]) for (n, s), b in zip(program.blocks.items(), blocks, strict=True)}
-    given, options = program.example(rng, sizes, Sizes(**clipped))
-    operands = {name: rng.normal(size=kind.shape(sizes)) for name, kind in program.operands.items()}
-    return {**operands, **given}, dict(options)
-
-
-def attempt(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int) -> tuple[float, bool]:
-    """Run a program; return its largest error, as a share of the bound, and whether its counts are the closed form's.
-
-    What NumPy cannot hold, NaN, and what the memory refuses are errors without bound.
-    """
-    operands, options = drawn(program, sizes, blocks, seed)
-    try:
-        run = run_program(program, operands, M=10**6, blocks=blocks, options=options)
-    except (ValueError, IndexError, MemoryModelError):
-        return np.inf, False
-    given = {name: x.astype(np.float64) if x.dtype.kind == "f" else x for name, x in operands.items()}
-    right = naive_programs()[program.name]({**given, **options}, run.blocks)
-    errors = [of_bound(run.results[name].reshape(want.shape), want, bound) for name, (want, bound) in right.items()]
-    exact = exact_program(program.name, sizes, M=10**6, blocks=blocks, dtype="float64", options=options)
-    return max(errors), (run.hbm, run.sram) == (exact.hbm, exact.sram)
-
-
-def _tried(names: tuple[str, ...], runs: int) -> dict[str, Any]:
-    """Try programs in turn, on random shapes; return the largest error, and whether all counts were equal."""
-    rng, worst, equal = np.random.default_rng(15), 0.0, True
-    for number in range(runs):
-        program = programs()[names[number % len(names)]]
-        sizes = Sizes(**{symbol: int(rng.integers(1, 40)) for symbol in program.symbols})
-        error, same = attempt(program, sizes, tuple(int(rng.integers(1, 30)) for _ in program.blocks), number)
-        worst, equal = max(worst, error), equal and same
-    return {"runs": runs, "worst_error_over_bound": worst, "counts_equal": equal}
-
-
-def _said(data: Mapping[str, Any]) -> str:
-    equal = "equal" if data["counts_equal"] else "DIFFER FROM"
-    return f"largest error {data['worst_error_over_bound']:.2f} of the bound; counts {equal} the closed forms"
+from flashsim.verify.shared import attempt, exact_and_counted
 
 
 def cut_cross_entropy(full: bool) -> Claim:
     """Cross-entropy and its gradients, in tiles, are the naive ones, and no logit is in HBM."""
-    data = _tried((*cross_entropy.PASSES.values(),), 300 if full else 60)
     extra = sum(cross_entropy.count(N=8192, v=256_000, d=2304, M=10**6, of=of).hbm.extra for of in cross_entropy.PASSES)
-    return Claim(
+    return exact_and_counted(
         "Cut cross-entropy (Wijmans et al. 2024)",
         "FlashAttention's softmax without values is a language model's loss; its gradients too, in tiles, are the naive ones, "
         "and no logit is in HBM",
-        f"{data['runs']} losses and gradients to X and E, N, v, d < 40, rows left out; extra memory at N = 8,192, v = 256,000",
-        f"{_said(data)}; extra memory {extra}",
-        data["worst_error_over_bound"] <= 1 and data["counts_equal"] and extra == 0,
-        {**data, "extra": extra},
-    )
+        cross_entropy.PASSES.values(),
+        300 if full else 60,
+        "losses and gradients to X and E, N, v, d < 40, rows left out; extra memory at N = 8,192, v = 256,000",
+    ).also(f"extra memory {extra}", extra == 0, extra=extra)
 
 
 def linear_attention(full: bool) -> Claim:
     """Linear attention, in chunks, is the naive one; its state on chip, it moves each array once."""
-    data = _tried((*linear.STATES.values(),), 200 if full else 40)
     lengths, compulsory, shares = [2**p for p in range(8, 21 if full else 17, 2)], True, []
     for N, C in itertools.product(lengths, (64, 128, 256)):
         kept, through = (linear.exact(N=N, d=64, M=10**6, chunk=C, state=state).hbm.accesses for state in linear.STATES)
         compulsory &= kept == 4 * N * 64
         shares.append(through / kept)
-    return Claim(
+    return exact_and_counted(
         "Linear attention (Yang et al. 2024)",
         "without a softmax the past is d·e numbers: with that state on chip each array moves once, at any N; through HBM, chunks "
         "C ≥ d apart, at most twice as much moves",
-        f"{data['runs']} runs in chunks, N, d, e < 40; N {lengths[0]} … {lengths[-1]:,} at d = e = 64, C = 64, 128, 256",
-        f"{_said(data)}; each array {'once' if compulsory else 'MORE THAN ONCE'}; through HBM {min(shares):.2f} to "
-        f"{max(shares):.2f} times that",
-        data["worst_error_over_bound"] <= 1 and data["counts_equal"] and compulsory and max(shares) <= 2,
-        {**data, "lengths": lengths, "compulsory": compulsory, "through_hbm": shares},
+        linear.STATES.values(),
+        200 if full else 40,
+        f"runs in chunks, N, d, e < 40; N {lengths[0]} … {lengths[-1]:,} at d = e = 64, C = 64, 128, 256",
+    ).also(
+        f"each array {'once' if compulsory else 'MORE THAN ONCE'}; through HBM {min(shares):.2f} to {max(shares):.2f} times that",
+        compulsory and max(shares) <= 2,
+        lengths=lengths,
+        compulsory=compulsory,
+        through_hbm=shares,
     )
 
 

@@ -63,9 +63,8 @@ def proposition_4_counts(full: bool) -> Claim:
     unequal, cases = [], 0
     for N, d, M, name, block_mask in _sparse_cases(full):
         for direction in ("forward", "backward"):
-            arguments: dict[str, Any] = {"N": N, "d": d, "M": M, "block_mask": block_mask, "direction": direction}
             cases += 1
-            if differs("block_sparse", **arguments):
+            if differs("block_sparse", N=N, d=d, M=M, block_mask=block_mask, direction=direction):
                 unequal.append(f"{name} {direction} N={N} d={d} M={M}")
     return none_differs(
         "Proposition 4",

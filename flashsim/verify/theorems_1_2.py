@@ -10,8 +10,9 @@ import numpy as np
 from flashsim import theory
 from flashsim.algorithms import FORWARD
 from flashsim.api import count, forward
+from flashsim.comparison import forward_errors
 from flashsim.observers import InductionInvariant, InvariantBroken
-from flashsim.reference import attention, error_bound, of_bound, rounding
+from flashsim.reference import of_bound
 from flashsim.verify.claim import Claim
 from flashsim.verify.shared import accesses, exponents_of_accesses, in_range, largest_N, none_differs, regimes, within
 
@@ -37,8 +38,7 @@ def theorem_1_exact(full: bool) -> Claim:
                         raise
                     refused += 1  # standard attention keeps S in float16, which ends there
                     continue
-                bound = error_bound(Q, K, V, scale=1.0, **rounding(name, run.blocks))
-                worst = max(worst, of_bound(run.O, attention(Q, K, V, scale=1.0), bound))
+                worst = max(worst, *(of_bound(*one) for one in forward_errors(run)))
                 runs += 1
     return Claim(
         "Theorem 1",
@@ -79,16 +79,13 @@ def theorem_1_flops(full: bool) -> Claim:
     for N, d, M in in_range(full):
         flops = count("flash_basic", N=N, d=d, M=M).flops
         exact &= flops.matmul == theory.matmul_flops(N, N, d, d)
-        ratios.append((flops.total / (N * N * d), 8 + 17 / d))
-    low, high = min(r for r, _ in ratios), max(r for r, _ in ratios)
-    return Claim(
+        ratios.append((flops.total / (N * N * d), 4, 8 + 17 / d))
+    return within(
         "Theorem 1",
         "O(N²d) FLOPs: products exactly 4N²d, in all 4 ≤ FLOPs/N²d ≤ 8 + 17/d",
         f"{len(ratios)} (N, d, M), N to {largest_N(full):,}, d ≤ M ≤ Nd",
-        f"products {'equal' if exact else 'DIFFER FROM'} 4N²d; FLOPs/N²d from {low:.2f} to {high:.2f}",
-        exact and all(4 <= r <= c for r, c in ratios),
-        {"cases": len(ratios), "least": low, "most": high},
-    )
+        ratios,
+    ).also(f"products {'equal' if exact else 'DIFFER FROM'} 4N²d", exact)
 
 
 def theorem_1_memory(full: bool) -> Claim:
@@ -186,12 +183,14 @@ def theorem_2_standard_small_M(full: bool) -> Claim:
         ratios.append((moved / expected, *theory.standard_small_M_constants()))
         if d * d > M and d <= N:  # then Q has several panels, as M/4d < d ≤ N
             excess.append(moved / sum(theory.proof_accounting(N, d)))
-    claim = within(
+    return within(
         "Theorem 2",
         "standard attention, any M: 8/5 ≤ accesses / (N²d²/M + N² + Nd) ≤ 8; above the proof's count if M < d² ≤ Nd",
         f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, {len(excess)} of them with M < d² ≤ Nd",
         ratios,
+    ).also(
+        f"for M < d², {min(excess):.2f} to {max(excess):.1f} × the proof's count",
+        min(excess) > 1,
+        excess_least=min(excess),
+        excess_most=max(excess),
     )
-    measured = f"{claim.measured}; for M < d², {min(excess):.2f} to {max(excess):.1f} × the proof's count"
-    data = {**claim.data, "excess_least": min(excess), "excess_most": max(excess)}
-    return Claim(claim.source, claim.claim, claim.tried, measured, claim.holds and min(excess) > 1, data)

@@ -1,4 +1,7 @@
-"""The lessons, one a file: each file in this folder that ends in a `Page` is one, and nothing else has to name it."""
+"""The lessons, one a file, which nothing else has to name.
+
+Its docstring says in a line what it is about; `Page` says what TITLE, ORDER, `record`, `teach` and, if there is one, COMMAND are.
+"""
 
 from __future__ import annotations
 
@@ -13,5 +16,7 @@ from flashsim.gallery.page import Page
 def pages() -> dict[str, Page]:
     """Return the lessons by name, in the order in which they are to be read."""
     modules = {file.name: import_module(f"{__name__}.{file.name}") for file in pkgutil.iter_modules(__path__)}
-    found = {name: module.PAGE for name, module in modules.items() if isinstance(getattr(module, "PAGE", None), Page)}
-    return dict(sorted(found.items(), key=lambda item: item[1].order))
+    return {
+        name: Page(m.TITLE, m.ORDER, m.__doc__ or "", m.record, m.teach, getattr(m, "COMMAND", ""))
+        for name, m in sorted(modules.items(), key=lambda item: int(item[1].ORDER))
+    }

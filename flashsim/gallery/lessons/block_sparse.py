@@ -1,4 +1,4 @@
-"""Tiles that the block mask leaves out cost nothing but K and V."""
+"""A block mask says which tiles count; the others are jumped over."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from itertools import pairwise
 import flashsim
 from flashsim import patterns
 from flashsim.gallery.looking import does, end, first, largest_rise, moved, see, short
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Block-sparse", 70
+COMMAND = "flashsim step --algorithm block_sparse --N 16 --d 2 --blocks 2 2 --M 32 --block-mask butterfly"
 
 
 def record() -> tuple[Trace, ...]:
@@ -17,7 +20,7 @@ def record() -> tuple[Trace, ...]:
     return (flashsim.trace("block_sparse", Q, K, V, blocks=(2, 2), M=32, block_mask=patterns.butterfly),)
 
 
-def teach(trace: Trace) -> Lesson:
+def teach(trace: Trace) -> Said:
     about = trace.about
     blocks = about.blocks
     order = [(s, s.tile) for s in trace.steps if s.tile is not None and s.label == "line 9"]
@@ -30,8 +33,7 @@ def teach(trace: Trace) -> Lesson:
     )
     second = first(trace, lambda s: does(trace, "load", "K")(s) and s.loops[0] == ("j", 1))
     rise, row, old, new = largest_rise(trace)
-    kept = moved(trace) - moved(trace, "K", "V")
-    text = f"""
+    yield f"""
         Algorithm 5 is FlashAttention with one question before each tile (line 8): does it count? The butterfly mask
         here keeps {len(order)} of {every} tiles, s = {len(order) / every:g}: those on the diagonal and those whose
         indices i and j differ in one bit. Watch the walk jump over the crossed tiles: for them no Q, O, ℓ or m is
@@ -42,48 +44,23 @@ def teach(trace: Trace) -> Lesson:
         Rows are rescaled as ever; what is skipped does not count in their sums, so this is another function than dense
         attention, not a faster way to it.
         """
-    assert kept > 0
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(
-                jump,
-                "tiles skipped",
-                f"From tile row {jump.tile[0] - gap if jump.tile else 0} to {jump.tile[0] + 1 if jump.tile else 0}: "
-                f"{gap} {'tile is' if gap == 1 else 'tiles are'} jumped over.",
-            ),
-            see(second, "read K", "The next column of tiles: K and V are loaded whatever the mask says."),
-            see(
-                rise, "rescale", f"Row {row}’s maximum rises from {short(old)} to {short(new)}, the largest rise here."
-            ),
-            end(
-                trace,
-                f"{len(order)} tiles done, {every - len(order)} skipped; "
-                f"{moved(trace):,} accesses, {dense.hbm.accesses:,} with all tiles.",
-            ),
-        ),
-        stops=(
-            Stop(
-                trace.steps[-1].number,
-                f"{len(order)} of {every} tiles were visited, {len(order) / every:.0%}. How many of the accesses were made?",
-                (
-                    f"fewer than {len(order) / every:.0%}",
-                    f"{len(order) / every:.0%}",
-                    f"more than {len(order) / every:.0%}",
-                ),
-                f"{'more' if moved(trace) / dense.hbm.accesses > len(order) / every else 'fewer'} than {len(order) / every:.0%}",
-                f"{moved(trace) / dense.hbm.accesses:.0%}: K and V are loaded, and O, ℓ, m initialized, whatever is skipped.",
-            ),
-        ),
+    yield see(
+        jump,
+        "tiles skipped",
+        f"From tile row {jump.tile[0] - gap if jump.tile else 0} to {jump.tile[0] + 1 if jump.tile else 0}: "
+        f"{gap} {'tile is' if gap == 1 else 'tiles are'} jumped over.",
     )
-
-
-PAGE = Page(
-    title="Block-sparse",
-    order=70,
-    about="A block mask says which tiles count; the others are jumped over.",
-    record=record,
-    command="flashsim step --algorithm block_sparse --N 16 --d 2 --blocks 2 2 --M 32 --block-mask butterfly",
-    teach=teach,
-)
+    yield see(second, "read K", "The next column of tiles: K and V are loaded whatever the mask says.")
+    yield see(rise, "rescale", f"Row {row}’s maximum rises from {short(old)} to {short(new)}, the largest rise here.")
+    yield end(
+        trace,
+        f"{len(order)} tiles done, {every - len(order)} skipped; "
+        f"{moved(trace):,} accesses, {dense.hbm.accesses:,} with all tiles.",
+    )
+    yield Stop(
+        trace.steps[-1].number,
+        f"{len(order)} of {every} tiles were visited, {len(order) / every:.0%}. How many of the accesses were made?",
+        (f"fewer than {len(order) / every:.0%}", f"{len(order) / every:.0%}", f"more than {len(order) / every:.0%}"),
+        f"{'more' if moved(trace) / dense.hbm.accesses > len(order) / every else 'fewer'} than {len(order) / every:.0%}",
+        f"{moved(trace) / dense.hbm.accesses:.0%}: K and V are loaded, and O, ℓ, m initialized, whatever is skipped.",
+    )

@@ -1,12 +1,15 @@
-"""What the mask forbids is not loaded."""
+"""Tiles above the diagonal are not loaded."""
 
 from __future__ import annotations
 
 import flashsim
 from flashsim.gallery.looking import end, first, moved, see
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Causal skipping", 50
+COMMAND = "flashsim step --algorithm q_outer --N 12 --d 4 --blocks 3 3 --M 72 --causal"
 
 
 def record() -> tuple[Trace, ...]:
@@ -14,7 +17,7 @@ def record() -> tuple[Trace, ...]:
     return (flashsim.trace("q_outer", Q, K, V, blocks=(3, 3), M=72, causal=True),)
 
 
-def teach(trace: Trace) -> Lesson:
+def teach(trace: Trace) -> Said:
     about = trace.about
     blocks, tiles = about.blocks, about.tiles
     assert tiles is not None
@@ -27,7 +30,7 @@ def teach(trace: Trace) -> Lesson:
     skip = first(trace, lambda s: s.label == "line 18")
     full = first(trace, lambda s: s.label == "line 10" and s.tile is not None and tiles[s.tile[0]][s.tile[1]] == 1)
     KV = sum(plain.hbm.by_array[name].reads for name in "KV")
-    text = f"""
+    yield f"""
         Under a causal mask query i attends to keys up to i, and the tiles above the diagonal are empty.
         With the rows outermost they can simply be left out: of {every} tiles {len(visited)} are visited, and the
         {every - len(visited)} crossed ones are never loaded. K and V cost {moved(trace, "K", "V")} accesses; without
@@ -37,41 +40,21 @@ def teach(trace: Trace) -> Lesson:
         −∞ above the diagonal. Tiles below it are full, and line 10 leaves them as they are. (Algorithm 2 as printed
         visits all tiles, with `--algorithm flash`.)
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(partial, "partial tile", "A tile on the diagonal: line 10 puts −∞ where the key is after the query."),
-            see(
-                skip,
-                "tiles skipped",
-                f"Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.",
-            ),
-            see(full, "full tile", "Below the diagonal: everything is allowed, and nothing is masked."),
-            end(
-                trace,
-                f"{len(visited)} tiles done, {every - len(visited)} skipped; "
-                f"{moved(trace):,} accesses of {plain.hbm.accesses:,} without a mask.",
-            ),
-        ),
-        stops=(
-            Stop(
-                skip.number,
-                "The first block of queries has met its own keys. "
-                f"How many of the {blocks.T_c - 1} tiles to the right does it need?",
-                ("none", "one", "all"),
-                {1: "none", 2: "one", blocks.T_c: "all"}[sum(i == 0 for i, _ in visited)],
-                "Their keys come after all of its queries, so the mask forbids them whole: they are not even loaded.",
-            ),
-        ),
+    yield see(partial, "partial tile", "A tile on the diagonal: line 10 puts −∞ where the key is after the query.")
+    yield see(
+        skip, "tiles skipped", f"Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped."
     )
-
-
-PAGE = Page(
-    title="Causal skipping",
-    order=50,
-    about="Tiles above the diagonal are not loaded.",
-    record=record,
-    command="flashsim step --algorithm q_outer --N 12 --d 4 --blocks 3 3 --M 72 --causal",
-    teach=teach,
-)
+    yield see(full, "full tile", "Below the diagonal: everything is allowed, and nothing is masked.")
+    yield end(
+        trace,
+        f"{len(visited)} tiles done, {every - len(visited)} skipped; "
+        f"{moved(trace):,} accesses of {plain.hbm.accesses:,} without a mask.",
+    )
+    yield Stop(
+        skip.number,
+        "The first block of queries has met its own keys. "
+        f"How many of the {blocks.T_c - 1} tiles to the right does it need?",
+        ("none", "one", "all"),
+        {1: "none", 2: "one", blocks.T_c: "all"}[sum(i == 0 for i, _ in visited)],
+        "Their keys come after all of its queries, so the mask forbids them whole: they are not even loaded.",
+    )

@@ -1,4 +1,4 @@
-"""Cut cross-entropy: the logits of a language model, never stored."""
+"""A language model’s loss by online softmax: one logit a row is picked, none is stored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 
 from flashsim import cross_entropy
 from flashsim.gallery.looking import end, first, largest_rise, moved, output, pair, see, short, value
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Cross-entropy without logits", 120
 
 
 def record() -> tuple[Trace, ...]:
@@ -24,8 +26,7 @@ def record() -> tuple[Trace, ...]:
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
+def teach(trace: Trace) -> Said:
     (N, d, v), T_r = (size for _, size in trace.about.sizes), trace.about.blocks.T_r
     labels = np.concatenate(
         [e.value for e in trace.events if e.kind == "load" and e.array == "y" and e.value is not None]
@@ -43,7 +44,7 @@ def teach(trace: Trace) -> Lesson:
     kept = sum(
         a.size * a.itemsize for a in cross_entropy.count(**real, M=10**6).hbm.by_array.values() if a.role == "output"
     )
-    text = f"""
+    yield f"""
         A language model’s last layer takes N × v logits, a row for each token and a column for each word, S = X Eᵀ, and
         then needs one number of each row: the loss, log Σ_j e^{{S_ij}} minus the logit of the right word. With N =
         8,192 tokens and 256,000 words the logits are {real["N"] * real["v"] * 4 / 1e9:.1f} GB; what is asked for is
@@ -57,47 +58,30 @@ def teach(trace: Trace) -> Lesson:
 
         The gradients make the tiles anew from L, as Algorithm 4 does: `flashsim.cross_entropy.gradient`.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(start, "first maximum", f"The first tile: m of row 0 is {short(float(pair(start, 'm')[1][0, 0]))}."),
-            see(
-                picks,
-                "line 9",
-                f"Column {labels[0, 0]:.0f} is row 0’s label: c = {short(float(value(trace, picks, 'c_i')[0, 0]))}. Of all "
-                "its logits this one is kept.",
-            ),
-            see(
-                rise,
-                "rescale",
-                f"Row {row}: m from {short(old)} to {short(new)}; ℓ will count for {short(float(np.exp(old - new)))} of "
-                "what it was.",
-            ),
-            see(total, "line 12", f"Row {row}: ℓ was {short(before)}, and is {short(after)} with this tile in it."),
-            see(L, "line 15", f"L = m + log ℓ: {short(float(value(trace, L, 'L_i')[0, 0]))} for row 0."),
-            see(loss, "line 16", f"The loss, L − c: {short(float(output(trace, 'loss')[0, 0]))} for row 0."),
-            see(again, "line 7", f"The next rows read E anew: {read} elements in all, T_r = {T_r} times {v * d}."),
-            end(trace, f"{moved(trace)} accesses; of {N * v} logits none was in HBM."),
-        ),
-        stops=(
-            Stop(
-                rise.number,
-                f"In row {row} the maximum will now rise from {short(old)} to {short(new)}, and ℓ will be scaled down. By what "
-                "is c, the logit of its label, scaled?",
-                ("by nothing", f"e^{{{short(old - new)}}}", "1/ℓ"),
-                "by nothing",
-                "c is a logit, not an exponential: it does not depend on the maximum. It meets m again in line 16, "
-                "through L = m + log ℓ.",
-            ),
-        ),
+    yield see(start, "first maximum", f"The first tile: m of row 0 is {short(float(pair(start, 'm')[1][0, 0]))}.")
+    yield see(
+        picks,
+        "line 9",
+        f"Column {labels[0, 0]:.0f} is row 0’s label: c = {short(float(value(trace, picks, 'c_i')[0, 0]))}. Of all "
+        "its logits this one is kept.",
     )
-
-
-PAGE = Page(
-    title="Cross-entropy without logits",
-    order=120,
-    about="A language model’s loss by online softmax: one logit a row is picked, none is stored.",
-    record=record,
-    teach=teach,
-)
+    yield see(
+        rise,
+        "rescale",
+        f"Row {row}: m from {short(old)} to {short(new)}; ℓ will count for {short(float(np.exp(old - new)))} of "
+        "what it was.",
+    )
+    yield see(total, "line 12", f"Row {row}: ℓ was {short(before)}, and is {short(after)} with this tile in it.")
+    yield see(L, "line 15", f"L = m + log ℓ: {short(float(value(trace, L, 'L_i')[0, 0]))} for row 0.")
+    yield see(loss, "line 16", f"The loss, L − c: {short(float(output(trace, 'loss')[0, 0]))} for row 0.")
+    yield see(again, "line 7", f"The next rows read E anew: {read} elements in all, T_r = {T_r} times {v * d}.")
+    yield end(trace, f"{moved(trace)} accesses; of {N * v} logits none was in HBM.")
+    yield Stop(
+        rise.number,
+        f"In row {row} the maximum will now rise from {short(old)} to {short(new)}, and ℓ will be scaled down. By what "
+        "is c, the logit of its label, scaled?",
+        ("by nothing", f"e^{{{short(old - new)}}}", "1/ℓ"),
+        "by nothing",
+        "c is a logit, not an exponential: it does not depend on the maximum. It meets m again in line 16, "
+        "through L = m + log ℓ.",
+    )

@@ -1,4 +1,4 @@
-"""Cut cross-entropy's gradient: the logits made again, from one number a row."""
+"""From one number a row, L, the softmax is made again tile by tile; dX and dE are two passes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 
 from flashsim import cross_entropy
 from flashsim.gallery.looking import does, end, first, moved, see, short, value
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Cross-entropy, backward", 125
 
 
 def record() -> tuple[Trace, ...]:
@@ -26,8 +28,7 @@ def record() -> tuple[Trace, ...]:
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
+def teach(trace: Trace) -> Said:
     N, d, v = (size for _, size in trace.about.sizes)
     T_r, T_c = trace.about.blocks.T_r, trace.about.blocks.T_c
     rows = first(trace, does(trace, "load", "L"))
@@ -42,7 +43,7 @@ def teach(trace: Trace) -> Lesson:
     done = [s for s in trace.steps if s.label == "line 10"][-1]
     same: dict[str, Any] = {"N": N, "v": v, "d": d, "blocks": (2, 2), "M": trace.about.M}
     to_E = cross_entropy.exact(of="E", **same).hbm
-    text = f"""
+    yield f"""
         The loss kept no logit, and its gradient needs all of them: ∂ loss_i / ∂ S_ij is P_ij, the softmax, less 1 in the
         column of the row’s label. P has as many elements as S, {N * v} here, and is not kept either. But the loss left
         L, one number a row, and e^{{S_ij − L_i}} is P_ij at once: no maximum is carried, and nothing is rescaled. So each
@@ -52,55 +53,34 @@ def teach(trace: Trace) -> Lesson:
         {N} losses. The gradient to E is a second pass with the loops exchanged, `to="E"`: there dE_j stays, and the rows
         of X pass. One pass cannot keep both sums on chip.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(rows, "read L", f"Two rows, with label, L and g. Row 0’s label is column {label}."),
-            see(
-                P,
-                "line 8",
-                f"Row 0’s P in columns 0 and 1: {_listed(value(trace, P, 'P_ij')[0])}. The division by the sum is in L.",
-            ),
-            see(
-                G,
-                "line 9",
-                f"Column {label} is row 0’s label: ({p} − 1)/{N} = {less}. It alone is below 0.",
-            ),
-            see(last, "line 9", f"The last tile of the first rows. {T_c} tiles of G were made, and none was kept."),
-            see(written, "write dX", f"Row 0’s gradient is complete: {_listed(dX)}. It is written once."),
-            see(again, "read E", f"The next rows read E anew: T_r = {T_r} times {v * d} elements in all."),
-            see(done, "line 10", "The last product. dX_i has met all of E."),
-            end(trace, f"{moved(trace)} accesses; the pass for dE, of the same blocks, makes {to_E.accesses}."),
-        ),
-        stops=(
-            Stop(
-                last.number,
-                f"Row 0’s G in all {T_c} tiles: one element is below 0, at the label. What do the {v} add up to?",
-                ("0", "1", f"1/{N}"),
-                "0",
-                "P adds up to 1, the label takes 1 away, and g scales both. So a step moves probability from the other words "
-                "to the right one.",
-            ),
-            Stop(
-                done.number,
-                "The loss made each tile of S once. How often is one made for the loss, dX and dE together?",
-                ("once", "twice", "three times"),
-                "three times",
-                "Once in each pass. What is computed again need not be kept, nor moved.",
-            ),
-        ),
+    yield see(rows, "read L", f"Two rows, with label, L and g. Row 0’s label is column {label}.")
+    yield see(
+        P,
+        "line 8",
+        f"Row 0’s P in columns 0 and 1: {_listed(value(trace, P, 'P_ij')[0])}. The division by the sum is in L.",
+    )
+    yield see(G, "line 9", f"Column {label} is row 0’s label: ({p} − 1)/{N} = {less}. It alone is below 0.")
+    yield see(last, "line 9", f"The last tile of the first rows. {T_c} tiles of G were made, and none was kept.")
+    yield see(written, "write dX", f"Row 0’s gradient is complete: {_listed(dX)}. It is written once.")
+    yield see(again, "read E", f"The next rows read E anew: T_r = {T_r} times {v * d} elements in all.")
+    yield see(done, "line 10", "The last product. dX_i has met all of E.")
+    yield end(trace, f"{moved(trace)} accesses; the pass for dE, of the same blocks, makes {to_E.accesses}.")
+    yield Stop(
+        last.number,
+        f"Row 0’s G in all {T_c} tiles: one element is below 0, at the label. What do the {v} add up to?",
+        ("0", "1", f"1/{N}"),
+        "0",
+        "P adds up to 1, the label takes 1 away, and g scales both. So a step moves probability from the other words "
+        "to the right one.",
+    )
+    yield Stop(
+        done.number,
+        "The loss made each tile of S once. How often is one made for the loss, dX and dE together?",
+        ("once", "twice", "three times"),
+        "three times",
+        "Once in each pass. What is computed again need not be kept, nor moved.",
     )
 
 
 def _listed(row: Any) -> str:
     return ", ".join(short(float(x)) for x in np.ravel(row))
-
-
-PAGE = Page(
-    title="Cross-entropy, backward",
-    order=125,
-    about="From one number a row, L, the softmax is made again tile by tile; dX and dE are two passes.",
-    record=record,
-    teach=teach,
-)

@@ -1,4 +1,4 @@
-"""One query, keys in splits, and their merging."""
+"""FlashDecoding: keys in splits, each attended to alone, then merged."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import numpy as np
 
 import flashsim
 from flashsim.gallery.looking import does, end, first, moved, pair, see, short
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Decoding: one query, many keys", 80
+COMMAND = "flashsim step --algorithm split_kv --N 1 --N-k 16 --d 4 --blocks 1 4"
 
 
 def record() -> tuple[Trace, ...]:
@@ -16,7 +19,7 @@ def record() -> tuple[Trace, ...]:
     return (flashsim.trace("split_kv", Q, K, V, blocks=(1, 4), M=64),)
 
 
-def teach(trace: Trace) -> Lesson:
+def teach(trace: Trace) -> Said:
     splits = 1 + max(dict(s.loops).get("s", 0) for s in trace.steps)
     load, store = first(trace, does(trace, "load", "K")), first(trace, does(trace, "store", "O_parts"))
     anew = first(trace, lambda s: s.moved > 0, store.number)
@@ -25,7 +28,7 @@ def teach(trace: Trace) -> Lesson:
     parts = moved(trace, "O_parts", "l_parts", "m_parts")
     maxima = [float(pair(s, "m")[1].item()) for s in trace.steps if s.moved and s.label == "line 12"]
     (old,), (new,) = (x[0] for x in pair(rise, "m"))
-    text = f"""
+    yield f"""
         To decode one token is one query against all keys so far: one row of tiles, walked one after another, with
         nothing to do at once. FlashDecoding cuts the keys into splits instead, {splits} here. Each split is attended to
         as if it were alone, with a maximum of its own that starts at −∞, and leaves a part, (O, ℓ, m), in HBM. On a GPU
@@ -36,43 +39,21 @@ def teach(trace: Trace) -> Lesson:
         tile would. K and V are read once, {moved(trace, "K", "V")} of {moved(trace):,} accesses; the parts cost
         {parts}.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(load, "read K", "The first split’s keys and values."),
-            see(store, "write O_parts", "Its part, not yet divided by ℓ, is written."),
-            see(
-                anew, "first maximum", f"The second split starts at −∞ again, and knows nothing of {short(maxima[0])}."
-            ),
-            see(merge, "read O_parts", "Merging: the first part comes back."),
-            see(
-                rise,
-                "rescale",
-                f"The part of split {dict(rise.loops)['s'] + 1} has the largest maximum: from {short(old)} to {short(new)}, "
-                f"what was merged counts for {short(float(np.exp(old - new)))}.",
-            ),
-            end(trace, "O is divided by ℓ and written."),
-        ),
-        stops=(
-            Stop(
-                merge.number,
-                f"{splits} splits are done, each of one tile. How often was a row rescaled so far?",
-                ("never", "once", f"{splits} times"),
-                {0: "never", 1: "once", splits: f"{splits} times"}[
-                    sum(s.rescaled for s in trace.steps[: merge.number])
-                ],
-                "Each split starts at −∞ and knows only its own maximum. Merging has to rescale.",
-            ),
-        ),
+    yield see(load, "read K", "The first split’s keys and values.")
+    yield see(store, "write O_parts", "Its part, not yet divided by ℓ, is written.")
+    yield see(anew, "first maximum", f"The second split starts at −∞ again, and knows nothing of {short(maxima[0])}.")
+    yield see(merge, "read O_parts", "Merging: the first part comes back.")
+    yield see(
+        rise,
+        "rescale",
+        f"The part of split {dict(rise.loops)['s'] + 1} has the largest maximum: from {short(old)} to {short(new)}, "
+        f"what was merged counts for {short(float(np.exp(old - new)))}.",
     )
-
-
-PAGE = Page(
-    title="Decoding: one query, many keys",
-    order=80,
-    about="FlashDecoding: keys in splits, each attended to alone, then merged.",
-    record=record,
-    command="flashsim step --algorithm split_kv --N 1 --N-k 16 --d 4 --blocks 1 4",
-    teach=teach,
-)
+    yield end(trace, "O is divided by ℓ and written.")
+    yield Stop(
+        merge.number,
+        f"{splits} splits are done, each of one tile. How often was a row rescaled so far?",
+        ("never", "once", f"{splits} times"),
+        {0: "never", 1: "once", splits: f"{splits} times"}[sum(s.rescaled for s in trace.steps[: merge.number])],
+        "Each split starts at −∞ and knows only its own maximum. Merging has to rescale.",
+    )

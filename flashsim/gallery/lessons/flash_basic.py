@@ -1,4 +1,4 @@
-"""S never leaves the chip; O, ℓ and m come and go instead."""
+"""The score matrix tile by tile, on chip; O, ℓ and m come and go."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import numpy as np
 
 import flashsim
 from flashsim.gallery.looking import does, end, first, largest_rise, moved, see, short
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Algorithm 1: FlashAttention", 30
+COMMAND = "flashsim step --algorithm flash_basic --N 12 --d 4 --blocks 4 4 --M 128"
 
 
 def record() -> tuple[Trace, ...]:
@@ -16,7 +19,7 @@ def record() -> tuple[Trace, ...]:
     return (flashsim.trace("flash_basic", Q, K, V, blocks=(4, 4), M=128),)
 
 
-def teach(trace: Trace) -> Lesson:
+def teach(trace: Trace) -> Said:
     about = trace.about
     begun = first(trace, does(trace, "init", "O"))
     tile = first(trace, lambda s: s.label == "line 9")
@@ -24,7 +27,7 @@ def teach(trace: Trace) -> Lesson:
     again = first(trace, lambda s: does(trace, "load", "O")(s) and s.loops[0] == ("j", 1))
     rise, row, old, new = largest_rise(trace)
     assert about.standard is not None
-    text = f"""
+    yield f"""
         Algorithm 1 goes through the score matrix tile by tile, and no tile leaves the chip: there is no S and no P in
         the table of HBM accesses. It has a price: for each of the {about.blocks.T_c} blocks of keys, something is loaded
         and stored again. What, you are asked on the way.
@@ -33,49 +36,29 @@ def teach(trace: Trace) -> Lesson:
         tile has a larger score the row is rescaled: row {row} by the most, as its maximum
         rises by {short(new - old)}. (Line 1’s own block sizes would not fit into M: that is the next lesson.)
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(begun, "initialize O", "O = 0, ℓ = 0, m = −∞, in HBM: an answer for no keys at all."),
-            see(
-                tile,
-                "line 9",
-                f"S_ij is made on chip; {trace.events[tile.last].occupancy} of {about.M} elements are in use.",
-            ),
-            see(start, "first maximum", "The first rows get a maximum; the factor is 0, as there was none before."),
-            see(again, "read O", "The second block of keys: the first rows’ O, ℓ and m come back."),
-            see(
-                rise,
-                "rescale",
-                f"Row {row}’s maximum rises from {short(old)} to {short(new)}: its old ℓ and O "
-                f"count for {short(np.exp(old - new))} of what they did.",
-            ),
-            end(
-                trace,
-                f"O is whole. {moved(trace):,} accesses, equal to the prediction; "
-                f"standard attention’s are {sum(about.standard):,}.",
-            ),
-        ),
-        stops=(
-            Stop(
-                tile.number,
-                "S and P never leave the chip. In the whole run, which array is accessed most? Guess.",
-                ("Q", "K", "V", "O"),
-                max("QKVO", key=lambda name: moved(trace, name)),
-                f"O, {moved(trace, 'O')} accesses: with its ℓ and m, each block of O is loaded, improved and stored again for "
-                f"each block of keys. K and V are read once, {moved(trace, 'K')} each; Q, {moved(trace, 'Q')}, once for "
-                "each block of keys.",
-            ),
-        ),
+    yield see(begun, "initialize O", "O = 0, ℓ = 0, m = −∞, in HBM: an answer for no keys at all.")
+    yield see(
+        tile, "line 9", f"S_ij is made on chip; {trace.events[tile.last].occupancy} of {about.M} elements are in use."
     )
-
-
-PAGE = Page(
-    title="Algorithm 1: FlashAttention",
-    order=30,
-    about="The score matrix tile by tile, on chip; O, ℓ and m come and go.",
-    record=record,
-    command="flashsim step --algorithm flash_basic --N 12 --d 4 --blocks 4 4 --M 128",
-    teach=teach,
-)
+    yield see(start, "first maximum", "The first rows get a maximum; the factor is 0, as there was none before.")
+    yield see(again, "read O", "The second block of keys: the first rows’ O, ℓ and m come back.")
+    yield see(
+        rise,
+        "rescale",
+        f"Row {row}’s maximum rises from {short(old)} to {short(new)}: its old ℓ and O "
+        f"count for {short(np.exp(old - new))} of what they did.",
+    )
+    yield end(
+        trace,
+        f"O is whole. {moved(trace):,} accesses, equal to the prediction; "
+        f"standard attention’s are {sum(about.standard):,}.",
+    )
+    yield Stop(
+        tile.number,
+        "S and P never leave the chip. In the whole run, which array is accessed most? Guess.",
+        ("Q", "K", "V", "O"),
+        max("QKVO", key=lambda name: moved(trace, name)),
+        f"O, {moved(trace, 'O')} accesses: with its ℓ and m, each block of O is loaded, improved and stored again for "
+        f"each block of keys. K and V are read once, {moved(trace, 'K')} each; Q, {moved(trace, 'Q')}, once for "
+        "each block of keys.",
+    )

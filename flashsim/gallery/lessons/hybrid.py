@@ -1,10 +1,12 @@
-"""Why S through HBM can move less."""
+"""Where M is about d², S through HBM moves less than keeping it."""
 
 from __future__ import annotations
 
 from flashsim.gallery.looking import does, end, first, moved, see
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Small memories: S through HBM", 48  # after what is optimal among schedules that keep S
 
 
 def record() -> tuple[Trace, ...]:
@@ -18,8 +20,7 @@ def record() -> tuple[Trace, ...]:
     return trace, versus
 
 
-def teach(trace: Trace, fused: Trace) -> Lesson:
-    """Say what there is to see."""
+def teach(trace: Trace, fused: Trace) -> Said:
     about, N, d = trace.about, trace.about.shape.N_q, trace.about.shape.d
     load, store = first(trace, does(trace, "load", "K")), first(trace, does(trace, "store", "S"))
     back = first(trace, does(trace, "load", "S"))
@@ -29,7 +30,7 @@ def teach(trace: Trace, fused: Trace) -> Lesson:
     assert O_uc.value is not None
     b_r, b_c = O_uc.value.shape
     sides = {"fewer": moved(trace) < moved(fused), "more": moved(trace) > moved(fused)}
-    text = f"""
+    yield f"""
         FlashAttention keeps S on chip. So a row of Q needs its row of O beside it, and both are d long. Where M is
         small that is much: with M = {about.M} and d = {d} one row of each fits, and K and V are loaded once for each of
         {N} rows. That is `q_outer`, on the other side: {moved(fused)} accesses.
@@ -42,34 +43,16 @@ def teach(trace: Trace, fused: Trace) -> Lesson:
         This pays where M is about d², and no longer where it is a few d²: then many rows of Q and O fit, and to write
         N × N elements is what costs most. FlashAttention is for that side.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(load, "read K", f"Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip."),
-            see(store, "write S", "S leaves for HBM, which FlashAttention never lets happen."),
-            see(back, "read S", "The second half: a column of S comes back, and is exponentiated on the way."),
-            see(out, "write O", f"A {b_r} × {b_c} tile of O is done, and written once."),
-            end(trace, f"{moved(trace)} accesses, {moved(trace, 'S')} of them to S; `q_outer`, {moved(fused)}."),
-        ),
-        stops=(
-            Stop(
-                store.number,
-                f"S is {N} × {N}, written and read again. Will this run move more or fewer elements than `q_outer`?",
-                ("more", "fewer"),
-                next(word for word, holds in sides.items() if holds),
-                f"{moved(trace)} against {moved(fused)}: K and V cost {moved(trace, 'K', 'V')} here, and "
-                f"{moved(fused, 'K', 'V')} there, and S costs {moved(trace, 'S')}.",
-            ),
-        ),
+    yield see(load, "read K", f"Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip.")
+    yield see(store, "write S", "S leaves for HBM, which FlashAttention never lets happen.")
+    yield see(back, "read S", "The second half: a column of S comes back, and is exponentiated on the way.")
+    yield see(out, "write O", f"A {b_r} × {b_c} tile of O is done, and written once.")
+    yield end(trace, f"{moved(trace)} accesses, {moved(trace, 'S')} of them to S; `q_outer`, {moved(fused)}.")
+    yield Stop(
+        store.number,
+        f"S is {N} × {N}, written and read again. Will this run move more or fewer elements than `q_outer`?",
+        ("more", "fewer"),
+        next(word for word, holds in sides.items() if holds),
+        f"{moved(trace)} against {moved(fused)}: K and V cost {moved(trace, 'K', 'V')} here, and "
+        f"{moved(fused, 'K', 'V')} there, and S costs {moved(trace, 'S')}.",
     )
-
-
-PAGE = Page(
-    title="Small memories: S through HBM",
-    order=48,
-    about="Where M is about d², S through HBM moves less than keeping it.",
-    record=record,
-    teach=teach,
-)
-"""After what is optimal among schedules that keep S."""

@@ -1,11 +1,13 @@
-"""A kernel product: attention's loop without the softmax."""
+"""Attention’s loop without the softmax: what the paper’s tiling extends to."""
 
 from __future__ import annotations
 
 from flashsim import kernels
 from flashsim.gallery.looking import does, end, first, moved, output, see, short, value
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "A kernel product", 100
 
 
 def record() -> tuple[Trace, ...]:
@@ -19,7 +21,7 @@ def record() -> tuple[Trace, ...]:
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Lesson:
+def teach(trace: Trace) -> Said:
     about = trace.about
     N, n, d, T_r = about.shape.N_q, about.shape.N_k, about.shape.d, about.blocks.T_r
     tile = first(trace, lambda s: s.label == "line 8")
@@ -30,7 +32,7 @@ def teach(trace: Trace) -> Lesson:
     )
     million = {order: kernels.exact(N=10**6, d=3, M=25_600, order=order, sizing="paper") for order in kernels.ORDERS}
     factor = million["materialised"].hbm.accesses / million["x_outer"].hbm.accesses
-    text = f"""
+    yield f"""
         A density at many points, a Gaussian process, optimal transport: all sum Y_i = Σ_j k(x_i, z_j) v_j over many
         pairs. It is attention’s inner loop without the softmax. There is no maximum, and so nothing to rescale: line 9
         only adds. The matrix K is made tile by tile, and never leaves the chip.
@@ -44,49 +46,28 @@ def teach(trace: Trace) -> Lesson:
         lie far from the origin: `flashsim example kernel_product` shows by how much.
         """
     reads = moved(trace, "Z")
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(
-                tile,
-                "line 8",
-                f"K_ij: the nearest pair, at distance {short(0.5)}, has k = {short(float(K.max()))}; the farthest of this "
-                f"tile has {short(float(K.min()))}.",
-            ),
-            see(
-                added[0],
-                "line 9",
-                "Y_i = 0 + K_ij V_j. No row’s maximum is asked for, and nothing is scaled down.",
-            ),
-            see(
-                first(trace, does(trace, "store", "Y")),
-                "write Y",
-                f"Y_i is done, and written once: its first element is {short(float(output(trace, 'Y')[0, 0]))}.",
-            ),
-            see(
-                first(trace, lambda s: s.label == "line 7", added[-1].number - 3 * about.blocks.T_c),
-                "read Z",
-                f"The second row block reads Z anew: {reads} elements in all, T_r = {T_r} times {n}.",
-            ),
-            end(trace, f"{moved(trace)} accesses, and K was never in HBM."),
-        ),
-        stops=(
-            Stop(
-                first(trace, lambda s: s.label == "line 9").number,
-                "What is Y_i scaled by, before the next block’s part is added?",
-                ("by nothing", "by e^{m − m^new}", "by 1/ℓ"),
-                "by nothing",
-                "A sum has no maximum and no divisor. Rescaling is the softmax’s.",
-            ),
-        ),
+    yield see(
+        tile,
+        "line 8",
+        f"K_ij: the nearest pair, at distance {short(0.5)}, has k = {short(float(K.max()))}; the farthest of this "
+        f"tile has {short(float(K.min()))}.",
     )
-
-
-PAGE = Page(
-    title="A kernel product",
-    order=100,
-    about="Attention’s loop without the softmax: what the paper’s tiling extends to.",
-    record=record,
-    teach=teach,
-)
+    yield see(added[0], "line 9", "Y_i = 0 + K_ij V_j. No row’s maximum is asked for, and nothing is scaled down.")
+    yield see(
+        first(trace, does(trace, "store", "Y")),
+        "write Y",
+        f"Y_i is done, and written once: its first element is {short(float(output(trace, 'Y')[0, 0]))}.",
+    )
+    yield see(
+        first(trace, lambda s: s.label == "line 7", added[-1].number - 3 * about.blocks.T_c),
+        "read Z",
+        f"The second row block reads Z anew: {reads} elements in all, T_r = {T_r} times {n}.",
+    )
+    yield end(trace, f"{moved(trace)} accesses, and K was never in HBM.")
+    yield Stop(
+        first(trace, lambda s: s.label == "line 9").number,
+        "What is Y_i scaled by, before the next block’s part is added?",
+        ("by nothing", "by e^{m − m^new}", "by 1/ℓ"),
+        "by nothing",
+        "A sum has no maximum and no divisor. Rescaling is the softmax’s.",
+    )

@@ -1,21 +1,23 @@
-"""What line 1's block sizes leave no room for."""
+"""Algorithm 1’s own block sizes fill M, and leave no room for S, ℓ and m."""
 
 from __future__ import annotations
 
 import flashsim
 from flashsim.gallery.looking import end, first, see
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Line 1’s blocks, and M", 35
+COMMAND = "flashsim step --algorithm flash_basic --N 8 --d 4 --M 64 --sizing paper"
 
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does: Algorithm 1 with the block sizes of its line 1."""
     Q, K, V = operands(8, 4)
     return (flashsim.trace("flash_basic", Q, K, V, sizing="paper", M=64),)
 
 
-def teach(trace: Trace) -> Lesson:
+def teach(trace: Trace) -> Said:
     about = trace.about
     M, d, B_r, B_c = about.M, about.shape.d, about.blocks.B_r, about.blocks.B_c
     full = first(trace, lambda s: s.label == "line 8")
@@ -24,7 +26,7 @@ def teach(trace: Trace) -> Lesson:
     held = {array: rows * d for array, rows in (("K_j", B_c), ("V_j", B_c), ("Q_i", B_r), ("O_i", B_r))}
     used = trace.events[over.last].occupancy
     fit = flashsim.count("flash_basic", N=about.shape.N_q, d=d, M=M, dtype=about.stored, sizing="fit")
-    text = f"""
+    yield f"""
         Line 1 sets B_c = ⌈M/4d⌉ and B_r = min(⌈M/4d⌉, d): for M = {M} and d = {d}, blocks of {B_c} and {B_r} rows. Four
         of them, K_j, V_j, Q_i and O_i, take {" + ".join(map(str, held.values()))} = {sum(held.values())} elements. That
         is all of M. The paper leaves constants out, and with them ℓ, m, and the tile S_ij itself.
@@ -35,38 +37,16 @@ def teach(trace: Trace) -> Lesson:
         {fit.blocks.B_r} × {fit.blocks.B_c}, and enforce M; that is what the other lessons do. The asymptotic claims
         stay as they are: a constant divides M.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(
-                full,
-                "read Q",
-                f"K, V, Q, O, ℓ, m are loaded: {trace.events[full.last].occupancy} elements on a chip for {M}.",
-            ),
-            see(over, "over M", f"S_ij is made, and {used} elements are on a chip for {M}: {used - M} too many."),
-            see(most, "line 12" if most.label == "line 12" else most.label, f"At most, {about.peak}."),
-            end(
-                trace, f"The result is right all the same. With blocks that fit it costs {fit.hbm.accesses:,} accesses."
-            ),
-        ),
-        stops=(
-            Stop(
-                over.number,
-                "Line 1 says B_c = ⌈M/4d⌉. How much of M do K_j, V_j, Q_i and O_i take?",
-                ("half", "three quarters", "all of it"),
-                {2: "half", 3: "three quarters", 4: "all of it"}[sum(held.values()) * 4 // M],
-                f"4 blocks of ⌈M/4d⌉ rows and d columns: 4 · {B_c} · {d} = {sum(held.values())}.",
-            ),
-        ),
+    yield see(
+        full, "read Q", f"K, V, Q, O, ℓ, m are loaded: {trace.events[full.last].occupancy} elements on a chip for {M}."
     )
-
-
-PAGE = Page(
-    title="Line 1’s blocks, and M",
-    order=35,
-    about="Algorithm 1’s own block sizes fill M, and leave no room for S, ℓ and m.",
-    record=record,
-    command="flashsim step --algorithm flash_basic --N 8 --d 4 --M 64 --sizing paper",
-    teach=teach,
-)
+    yield see(over, "over M", f"S_ij is made, and {used} elements are on a chip for {M}: {used - M} too many.")
+    yield see(most, "line 12" if most.label == "line 12" else most.label, f"At most, {about.peak}.")
+    yield end(trace, f"The result is right all the same. With blocks that fit it costs {fit.hbm.accesses:,} accesses.")
+    yield Stop(
+        over.number,
+        "Line 1 says B_c = ⌈M/4d⌉. How much of M do K_j, V_j, Q_i and O_i take?",
+        ("half", "three quarters", "all of it"),
+        {2: "half", 3: "three quarters", 4: "all of it"}[sum(held.values()) * 4 // M],
+        f"4 blocks of ⌈M/4d⌉ rows and d columns: 4 · {B_c} · {d} = {sum(held.values())}.",
+    )

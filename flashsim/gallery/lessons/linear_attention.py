@@ -1,4 +1,4 @@
-"""Linear attention in chunks: the past as a state of constant size."""
+"""Without a softmax the past is one small matrix, and each array moves once."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 from flashsim import linear, theory
 from flashsim.gallery.looking import end, first, moved, see, value
-from flashsim.gallery.page import Page
+from flashsim.gallery.page import Said
 from flashsim.masks import Causal
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Linear attention", 130
 
 
 def record() -> tuple[Trace, ...]:
@@ -22,8 +24,7 @@ def record() -> tuple[Trace, ...]:
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
+def teach(trace: Trace) -> Said:
     (N, d, e), (C,) = (size for _, size in trace.about.sizes), (size for _, size in trace.about.cuts)
     cut = first(trace, lambda s: s.label == "line 6")
     alone, later = (s for s in trace.steps if s.label == "line 7" and dict(s.loops)["i"] in (0, 1))
@@ -34,7 +35,7 @@ def teach(trace: Trace) -> Lesson:
     long: dict[str, Any] = {"N": 65_536, "d": 64, "M": 25_600}
     one, two = (linear.exact(**long, state=state).hbm.accesses for state in linear.STATES)
     softmax = theory.exact("q_outer", **long, sizing="fit", mask=Causal()).accesses
-    text = f"""
+    yield f"""
         Take the softmax away, and attention is a product of three matrices, (QKᵀ)V = Q(KᵀV), causal or not. All keys
         and values that are past then fit into one matrix, S = Σ_j k_jᵀ v_j, of d × e numbers, however many they are.
         Softmax has no such state: e^{{q·k}} does not come apart into a part of q and a part of k.
@@ -48,40 +49,23 @@ def teach(trace: Trace) -> Lesson:
         The chunks wait for each other, though. `linear.attention(…, state="in_hbm")` writes the state before each
         chunk to HBM first; then all can run side by side, for {two / one:.1f} times the accesses.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(cut, "line 6", f"A_i: {C} × {C} products, and zeros above the diagonal, where keys lie ahead."),
-            see(alone, "line 7", "The first chunk: S is still 0, so O_i is A_i V_i alone."),
-            see(state, "line 9", "S takes the chunk’s keys and values in. They will not be needed again."),
-            see(second, "read Q", "The next chunk: queries, keys and values of its own rows, and no others."),
-            see(later, "line 7", f"O_i = Q_i S + A_i V_i. S stands for the {C} keys that are past."),
-            end(trace, f"S holds all {N} keys and values in {size} numbers. {moved(trace)} accesses: each array once."),
-        ),
-        stops=(
-            Stop(
-                second.number,
-                f"The next {C} queries attend to their own keys and to the {C} before. How many of those are read again?",
-                ("none", str(C), str(2 * C)),
-                "none",
-                "S has their sum of k_jᵀ v_j, and without a softmax nothing else of them is needed.",
-            ),
-            Stop(
-                last.number,
-                f"{N - C} keys and values are in S, {C} more will be. How many numbers has S then?",
-                (str(size), str(size * N // C), str(N * (d + e))),
-                str(size),
-                f"d × e = {d} × {e}, whatever N is: a sum does not grow.",
-            ),
-        ),
+    yield see(cut, "line 6", f"A_i: {C} × {C} products, and zeros above the diagonal, where keys lie ahead.")
+    yield see(alone, "line 7", "The first chunk: S is still 0, so O_i is A_i V_i alone.")
+    yield see(state, "line 9", "S takes the chunk’s keys and values in. They will not be needed again.")
+    yield see(second, "read Q", "The next chunk: queries, keys and values of its own rows, and no others.")
+    yield see(later, "line 7", f"O_i = Q_i S + A_i V_i. S stands for the {C} keys that are past.")
+    yield end(trace, f"S holds all {N} keys and values in {size} numbers. {moved(trace)} accesses: each array once.")
+    yield Stop(
+        second.number,
+        f"The next {C} queries attend to their own keys and to the {C} before. How many of those are read again?",
+        ("none", str(C), str(2 * C)),
+        "none",
+        "S has their sum of k_jᵀ v_j, and without a softmax nothing else of them is needed.",
     )
-
-
-PAGE = Page(
-    title="Linear attention",
-    order=130,
-    about="Without a softmax the past is one small matrix, and each array moves once.",
-    record=record,
-    teach=teach,
-)
+    yield Stop(
+        last.number,
+        f"{N - C} keys and values are in S, {C} more will be. How many numbers has S then?",
+        (str(size), str(size * N // C), str(N * (d + e))),
+        str(size),
+        f"d × e = {d} × {e}, whatever N is: a sum does not grow.",
+    )

@@ -1,4 +1,4 @@
-"""Linear attention in two passes: states written first, so that chunks need not wait for each other."""
+"""States through HBM: more is moved, and chunks need not wait for each other."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 from flashsim import linear
 from flashsim.gallery.looking import does, end, first, moved, see
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Linear attention, side by side", 135
 
 
 def record() -> tuple[Trace, ...]:
@@ -21,8 +23,7 @@ def record() -> tuple[Trace, ...]:
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
+def teach(trace: Trace) -> Said:
     (N, d, e), (C,) = (size for _, size in trace.about.sizes), (size for _, size in trace.about.cuts)
     T = trace.about.blocks.T_r
     empty = first(trace, does(trace, "store", "S"))
@@ -36,7 +37,7 @@ def teach(trace: Trace) -> Lesson:
     long: dict[str, Any] = {"N": 65_536, "d": 64, "M": 25_600}
     ways = {state: linear.exact(**long, state=state) for state in linear.STATES}
     times = ways["in_hbm"].hbm.accesses / ways["on_chip"].hbm.accesses
-    text = f"""
+    yield f"""
         In the lesson before, S went from chunk to chunk on the chip: a chunk could not begin before the last had ended. A
         GPU has a hundred multiprocessors and more, and with one sequence of one head all but one would wait.
 
@@ -48,45 +49,26 @@ def teach(trace: Trace) -> Lesson:
         {moved(trace)} accesses where one pass makes {one}; at N = 65,536, d = 64 and M = 25,600, {times:.1f} times as
         many. The longer the chunks, the fewer the states.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(empty, "write S", "Before the first chunk nothing is past: S_1 is zeros, and written all the same."),
-            see(grown, "line 7", f"The first {C} keys and values go into S. No query is on the chip."),
-            see(kept, "write S", "S_2, what the second chunk will need. It stays on chip too, to grow on."),
-            see(turn, "read S", f"The second pass. {len(there)} states lie in HBM; this chunk takes its own."),
-            see(
-                later,
-                "line 12",
-                f"The third chunk: S_3 stands for {2 * C} keys. The chunks before need not be done yet.",
-            ),
-            see(out, "write O", "Its rows are complete, and written once."),
-            end(trace, f"{moved(trace)} accesses: Q and O once, K and V twice, {T} states there and back."),
-        ),
-        stops=(
-            Stop(
-                turn.number,
-                f"{T} states are in HBM. In which order may the second pass do the {T} chunks?",
-                ("in any, or all at once", "from the first to the last", "from the last to the first"),
-                "in any, or all at once",
-                "A chunk’s S says all of its past, and no chunk writes what another reads.",
-            ),
-            Stop(
-                out.number,
-                "Chunks of twice as many rows, of the same sequence: what becomes of the accesses to S?",
-                ("half", "the same", "twice"),
-                "half",
-                f"There are N/C states of {d} × {e}, whatever C is. But a chunk’s tile A has C² elements, so M bounds C.",
-            ),
-        ),
+    yield see(empty, "write S", "Before the first chunk nothing is past: S_1 is zeros, and written all the same.")
+    yield see(grown, "line 7", f"The first {C} keys and values go into S. No query is on the chip.")
+    yield see(kept, "write S", "S_2, what the second chunk will need. It stays on chip too, to grow on.")
+    yield see(turn, "read S", f"The second pass. {len(there)} states lie in HBM; this chunk takes its own.")
+    yield see(
+        later, "line 12", f"The third chunk: S_3 stands for {2 * C} keys. The chunks before need not be done yet."
     )
-
-
-PAGE = Page(
-    title="Linear attention, side by side",
-    order=135,
-    about="States through HBM: more is moved, and chunks need not wait for each other.",
-    record=record,
-    teach=teach,
-)
+    yield see(out, "write O", "Its rows are complete, and written once.")
+    yield end(trace, f"{moved(trace)} accesses: Q and O once, K and V twice, {T} states there and back.")
+    yield Stop(
+        turn.number,
+        f"{T} states are in HBM. In which order may the second pass do the {T} chunks?",
+        ("in any, or all at once", "from the first to the last", "from the last to the first"),
+        "in any, or all at once",
+        "A chunk’s S says all of its past, and no chunk writes what another reads.",
+    )
+    yield Stop(
+        out.number,
+        "Chunks of twice as many rows, of the same sequence: what becomes of the accesses to S?",
+        ("half", "the same", "twice"),
+        "half",
+        f"There are N/C states of {d} × {e}, whatever C is. But a chunk’s tile A has C² elements, so M bounds C.",
+    )

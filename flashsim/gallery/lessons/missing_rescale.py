@@ -1,4 +1,4 @@
-"""What comes out when O is not scaled down."""
+"""The correct run beside one that forgets a factor."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import numpy as np
 
 import flashsim
 from flashsim.gallery.looking import end, first, output, pair, rescaled_rows, see, short
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace, TraceEvent
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace, TraceEvent
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.sample import operands
 
+TITLE, ORDER = "A missing rescale", 90
+COMMAND = "flashsim step --algorithm flash_basic --N 8 --d 2 --blocks 4 2 --M 60 --bug no_rescale"
+
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does: the algorithm, and the same with the bug."""
     Q, K, V = operands(8, 2)
     algorithms = "flash_basic", with_bug("flash_basic", "no_rescale")
     return tuple(flashsim.trace(algorithm, Q, K, V, blocks=(4, 2), M=60) for algorithm in algorithms)
 
 
-def teach(right: Trace, wrong: Trace) -> Lesson:
+def teach(right: Trace, wrong: Trace) -> Said:
     error = np.abs(output(right) - output(wrong)).max(axis=1)
     worst = int(error.argmax())
     rows = len(error)
@@ -38,7 +40,7 @@ def teach(right: Trace, wrong: Trace) -> Lesson:
     other_O = pair(wrong.steps[differs.number], "O")[1]
     assert differs.rows is not None
     row = int(np.abs(new_O - other_O).max(axis=1).argmax())
-    text = f"""
+    yield f"""
         The first run is Algorithm 1; the second is the same with e^{{m_i − m_i^new}} left out of line 12, underlined in
         the Python. The wrong run moves the same elements, fills the same SRAM, and gives no error and no NaN: only
         values tell. They are at m, ℓ, O, with those that differ underlined.
@@ -48,33 +50,25 @@ def teach(right: Trace, wrong: Trace) -> Lesson:
         whose maximum never rose ({sound}). So a test in which every row has its maximum in the first block passes with
         this bug in. And ℓ, which line 11 still rescales, is right everywhere.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(
-                rise,
-                "rescale",
-                f"Maxima rise for the first time, in {rise.rescaled} rows; line 11 rescales ℓ in both runs, which still agree.",
-            ),
-            see(
-                differs,
-                "first difference",
-                f"Line 12: row {differs.rows[0] + row} of O begins with {short(float(new_O[row, 0]))} in the first run, and with "
-                f"{short(float(other_O[row, 0]))} in the second, where what it was before, "
-                f"{short(float(old_O[row, 0]))}, weighs too much.",
-            ),
-            end(right, f"The same counts; {len(bad)} of {rows} rows of O are wrong."),
-        ),
-        stops=(
-            Stop(
-                differs.number,
-                "The second run forgets the factor in line 12, and has it in line 11. Which result goes wrong?",
-                ("O", "ℓ", "both"),
-                "O",
-                "Line 11 still rescales ℓ. Only O keeps too much of what came first.",
-            ),
-        ),
+    yield see(
+        rise,
+        "rescale",
+        f"Maxima rise for the first time, in {rise.rescaled} rows; line 11 rescales ℓ in both runs, which still agree.",
+    )
+    yield see(
+        differs,
+        "first difference",
+        f"Line 12: row {differs.rows[0] + row} of O begins with {short(float(new_O[row, 0]))} in the first run, and with "
+        f"{short(float(other_O[row, 0]))} in the second, where what it was before, "
+        f"{short(float(old_O[row, 0]))}, weighs too much.",
+    )
+    yield end(right, f"The same counts; {len(bad)} of {rows} rows of O are wrong.")
+    yield Stop(
+        differs.number,
+        "The second run forgets the factor in line 12, and has it in line 11. Which result goes wrong?",
+        ("O", "ℓ", "both"),
+        "O",
+        "Line 11 still rescales ℓ. Only O keeps too much of what came first.",
     )
 
 
@@ -83,13 +77,3 @@ def _same(event: TraceEvent, other: TraceEvent) -> bool:
     if mine is None or theirs is None:
         return mine is theirs
     return np.array_equal(mine, theirs)
-
-
-PAGE = Page(
-    title="A missing rescale",
-    order=90,
-    about="The correct run beside one that forgets a factor.",
-    record=record,
-    command="flashsim step --algorithm flash_basic --N 8 --d 2 --blocks 4 2 --M 60 --bug no_rescale",
-    teach=teach,
-)

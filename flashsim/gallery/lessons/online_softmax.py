@@ -1,12 +1,14 @@
-"""One query, four scores, one in each tile."""
+"""One pass over a row’s scores, with a running maximum and a running sum."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from flashsim.gallery.looking import first, output, pair, see, short, value
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Online softmax", 10
 
 
 def record() -> tuple[Trace, ...]:
@@ -20,7 +22,7 @@ def record() -> tuple[Trace, ...]:
     return (trace,)
 
 
-def teach(trace: Trace) -> Lesson:
+def teach(trace: Trace) -> Said:
     scores = [value(trace, s, "S_ij").item() for s in trace.steps if s.label == "line 9"]
     start = first(trace, lambda s: s.moved > 0)
     rise = first(trace, lambda s: s.rescaled > 0)
@@ -33,7 +35,7 @@ def teach(trace: Trace) -> Lesson:
     l_end = pair(last, "l")[1].item()
     O_end = output(trace).item()
     written = ", ".join(map(short, scores))
-    text = f"""
+    yield f"""
         The softmax of a row seems to need two passes: one for the largest score m, one for the sum ℓ of e^{{S − m}}.
         Online softmax takes one. It keeps the largest score so far and the sum so far, and when a larger score comes,
         what was summed before is multiplied by e^{{m − m^new}}, as if the new maximum had been known from the start.
@@ -43,49 +45,28 @@ def teach(trace: Trace) -> Lesson:
         multiplied by e^{{{short(old - new)}}} = {short(np.exp(old - new))}. At the end ℓ = {short(l_end)} is the sum of
         e^{{S − {short(max(scores))}}} over all of them. `flashsim example online_softmax` prints the same numbers.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(start, "first maximum", f"m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet."),
-            see(
-                rise,
-                "rescale",
-                f"m rises from {short(old)} to {short(new)}; the factor is e^{{{short(old - new)}}} = "
-                f"{short(np.exp(old - new))}.",
-            ),
-            see(
-                total,
-                "line 13",
-                f"ℓ = {short(np.exp(old - new))} · {short(before)} + 1 = {short(after)}: the old sum shrinks, "
-                "and the new score is added.",
-            ),
-            see(
-                still,
-                "maximum stays",
-                f"{short(scores[dict(still.loops)['j']])} is less than {short(new)}: the factor is 1.",
-            ),
-            see(
-                divided, "line 18", f"Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted."
-            ),
-        ),
-        stops=(
-            Stop(
-                rise.number,
-                f"m is {short(old)}, and the next score is {short(new)}. By what are ℓ and O multiplied?",
-                (f"e^{{{short(old - new)}}}", "1", f"e^{{{short(new - old)}}}"),
-                f"e^{{{short(old - new)}}}",
-                f"A larger maximum makes all earlier terms smaller: e^{{{short(old)} − {short(new)}}} = "
-                f"{short(np.exp(old - new))}.",
-            ),
-        ),
+    yield see(start, "first maximum", f"m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet.")
+    yield see(
+        rise,
+        "rescale",
+        f"m rises from {short(old)} to {short(new)}; the factor is e^{{{short(old - new)}}} = "
+        f"{short(np.exp(old - new))}.",
     )
-
-
-PAGE = Page(
-    title="Online softmax",
-    order=10,
-    about="One pass over a row’s scores, with a running maximum and a running sum.",
-    record=record,
-    teach=teach,
-)
+    yield see(
+        total,
+        "line 13",
+        f"ℓ = {short(np.exp(old - new))} · {short(before)} + 1 = {short(after)}: the old sum shrinks, "
+        "and the new score is added.",
+    )
+    yield see(
+        still, "maximum stays", f"{short(scores[dict(still.loops)['j']])} is less than {short(new)}: the factor is 1."
+    )
+    yield see(divided, "line 18", f"Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted.")
+    yield Stop(
+        rise.number,
+        f"m is {short(old)}, and the next score is {short(new)}. By what are ℓ and O multiplied?",
+        (f"e^{{{short(old - new)}}}", "1", f"e^{{{short(new - old)}}}"),
+        f"e^{{{short(old - new)}}}",
+        f"A larger maximum makes all earlier terms smaller: e^{{{short(old)} − {short(new)}}} = "
+        f"{short(np.exp(old - new))}.",
+    )

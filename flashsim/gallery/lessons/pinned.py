@@ -1,10 +1,12 @@
-"""Rows of K and V that stay on chip for the whole run."""
+"""K and V pinned on chip where blocks of Q leave room."""
 
 from __future__ import annotations
 
 from flashsim.gallery.looking import end, first, moved, see
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "Spare room: rows that stay", 46  # after the optimum, which fills its spare room in the same way
 
 
 def record() -> tuple[Trace, ...]:
@@ -23,8 +25,7 @@ def loads(trace: Trace, name: str) -> int:
     return sum(e.kind == "load" and e.name == name for e in trace.events)
 
 
-def teach(trace: Trace, plain: Trace) -> Lesson:
-    """Say what there is to see."""
+def teach(trace: Trace, plain: Trace) -> Said:
     about = trace.about
     T_r, rows, d, N = loads(plain, "K[0]"), about.blocks.B_r, about.shape.d, about.shape.N_q
     pinned = [n for n in range(N) if loads(trace, f"K[{n}]") == 1]
@@ -34,7 +35,7 @@ def teach(trace: Trace, plain: Trace) -> Lesson:
     other = first(trace, lambda s: s.label == "line 16")
     saved = moved(plain) - moved(trace)
     assert saved == (T_r - 1) * len(pinned) * 2 * d
-    text = f"""
+    yield f"""
         With Q outermost each block of Q meets all keys, so each row of K and V is loaded as often as there are blocks
         of Q: {T_r} times here. Larger blocks of Q are the cure, while they fit. With M = {about.M} elements {rows} rows
         fit, and a third one, which takes a row of O too, does not. But some room is left over.
@@ -45,33 +46,15 @@ def teach(trace: Trace, plain: Trace) -> Lesson:
 
         What is pinned is a share of K and V. So it helps where they are short, and hardly where they are long.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(at, "line 4", "K_1 and V_1 come on chip before the loop over blocks of Q, and stay."),
-            see(use, "line 9", "The first block of Q meets K_1: what is pinned comes first, and nothing is loaded."),
-            see(other, "line 16", "The other keys are loaded, and evicted at the end of their turn, as ever."),
-            see(again, "line 9", "The second block of Q: K_1 and V_1 are still there. `q_outer` loads them again."),
-            end(trace, f"{moved(trace)} accesses; without the pinned row, {moved(plain)}."),
-        ),
-        stops=(
-            Stop(
-                again.number,
-                "In the whole run, how often is K_1 loaded?",
-                ("once", f"{T_r} times", f"{N} times"),
-                {1: "once", T_r: f"{T_r} times", N: f"{N} times"}[loads(trace, "K[0]")],
-                f"Once, before the loops. The other rows of K are loaded for each of the {T_r} blocks of Q.",
-            ),
-        ),
+    yield see(at, "line 4", "K_1 and V_1 come on chip before the loop over blocks of Q, and stay.")
+    yield see(use, "line 9", "The first block of Q meets K_1: what is pinned comes first, and nothing is loaded.")
+    yield see(other, "line 16", "The other keys are loaded, and evicted at the end of their turn, as ever.")
+    yield see(again, "line 9", "The second block of Q: K_1 and V_1 are still there. `q_outer` loads them again.")
+    yield end(trace, f"{moved(trace)} accesses; without the pinned row, {moved(plain)}.")
+    yield Stop(
+        again.number,
+        "In the whole run, how often is K_1 loaded?",
+        ("once", f"{T_r} times", f"{N} times"),
+        {1: "once", T_r: f"{T_r} times", N: f"{N} times"}[loads(trace, "K[0]")],
+        f"Once, before the loops. The other rows of K are loaded for each of the {T_r} blocks of Q.",
     )
-
-
-PAGE = Page(
-    title="Spare room: rows that stay",
-    order=46,
-    about="K and V pinned on chip where blocks of Q leave room.",
-    record=record,
-    teach=teach,
-)
-"""After the optimum, which fills its spare room in the same way."""

@@ -1,4 +1,4 @@
-"""Where a maximum moves by the most in the bundled sample."""
+"""A head of a real model, whose maxima jump as one reads on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from flashsim import qkv
 from flashsim.gallery.looking import does, first, largest_rise, pair, see, short
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
 
+TITLE, ORDER = "Real data: where the maximum moves most", 40
 SAMPLE = Path(qkv.__file__).parent / "data" / qkv.SAMPLE
 WINDOW, KEY_BLOCKS = 32, (32, 64)  # rows that are traced, and block sizes that figures/qkv_statistics.json is of
 
@@ -46,7 +47,7 @@ def record() -> tuple[Trace, ...]:
     return (trace,)
 
 
-def teach(trace: Trace) -> Lesson:
+def teach(trace: Trace) -> Said:
     block, head, row = steepest()
     smaller = min(KEY_BLOCKS)
     sample = qkv.load_sample().astype(np.dtype(np.float32))
@@ -66,7 +67,7 @@ def teach(trace: Trace) -> Lesson:
     begun = first(trace, lambda s: s.moved > 0 and s.rows == rise.rows)
     still = first(trace, lambda s: s.label == "line 11" and s.rows == rise.rows and not s.moved, rise.number)
     assert still.cols is not None
-    text = f"""
+    yield f"""
         Not random numbers but a model’s: head {head} in layer 0 of all-MiniLM-L6-v2, which reads the Gettysburg
         Address, {len(S)} tokens. This head looks for the token before: {previous} of {len(S) - 1} queries have their
         largest score there. So when a row’s own neighbourhood comes on chip, its maximum jumps, here by
@@ -79,50 +80,33 @@ def teach(trace: Trace) -> Lesson:
         {rise.cols[0]} keys counts for nothing, less than float32 can add, and its O is replaced. Without the factors of
         lines 11 and 12 it would count in full.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(
-                begun,
-                "first maximum",
-                f"Keys 0 to {block - 1}: row {row - start} gets its first maximum, {short(float(pair(begun, 'm')[1][at, 0]))}.",
-            ),
-            see(
-                rise,
-                "rescale",
-                f"Row {row - start}: m from {short(old)} to {short(new)}, as “{tokens[row]}” meets “{tokens[key]}” (key {key}). "
-                f"The factor is {short(factor)}; {rise.rescaled} of the block’s {len(O_old)} rows are rescaled.",
-            ),
-            see(
-                written,
-                "write O",
-                f"Row {row - start} of O: its first value goes from {short(float(O_old[at, 0]))} to "
-                f"{short(float(O_new[at, 0]))}.",
-            ),
-            see(
-                still,
-                "maximum stays",
-                f"Keys {still.cols[0]} to {still.cols[1] - 1}: no row of this block finds a larger score; all factors are 1.",
-            ),
-        ),
-        stops=(
-            Stop(
-                rise.number,
-                f"Row {row - start} has met {rise.cols[0]} keys, and looks for the token before it, which comes now. What "
-                "becomes of all that it has gathered?",
-                ("it counts as before", "it counts for half", "it counts for next to nothing"),
-                "it counts for next to nothing" if factor < 0.01 else "it counts as before",
-                f"Its maximum rises by {short(new - old)}, so the factor is {short(factor)}.",
-            ),
-        ),
+    yield see(
+        begun,
+        "first maximum",
+        f"Keys 0 to {block - 1}: row {row - start} gets its first maximum, {short(float(pair(begun, 'm')[1][at, 0]))}.",
     )
-
-
-PAGE = Page(
-    title="Real data: where the maximum moves most",
-    order=40,
-    about="A head of a real model, whose maxima jump as one reads on.",
-    record=record,
-    teach=teach,
-)
+    yield see(
+        rise,
+        "rescale",
+        f"Row {row - start}: m from {short(old)} to {short(new)}, as “{tokens[row]}” meets “{tokens[key]}” (key {key}). "
+        f"The factor is {short(factor)}; {rise.rescaled} of the block’s {len(O_old)} rows are rescaled.",
+    )
+    yield see(
+        written,
+        "write O",
+        f"Row {row - start} of O: its first value goes from {short(float(O_old[at, 0]))} to "
+        f"{short(float(O_new[at, 0]))}.",
+    )
+    yield see(
+        still,
+        "maximum stays",
+        f"Keys {still.cols[0]} to {still.cols[1] - 1}: no row of this block finds a larger score; all factors are 1.",
+    )
+    yield Stop(
+        rise.number,
+        f"Row {row - start} has met {rise.cols[0]} keys, and looks for the token before it, which comes now. What "
+        "becomes of all that it has gathered?",
+        ("it counts as before", "it counts for half", "it counts for next to nothing"),
+        "it counts for next to nothing" if factor < 0.01 else "it counts as before",
+        f"Its maximum rises by {short(new - old)}, so the factor is {short(factor)}.",
+    )

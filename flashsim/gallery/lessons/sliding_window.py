@@ -1,21 +1,23 @@
-"""Only the keys of the window are loaded."""
+"""A band of tiles: the keys of the window, and no others."""
 
 from __future__ import annotations
 
 import flashsim
 from flashsim.gallery.looking import end, first, moved, see
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
 from flashsim.tracing.sample import operands
+
+TITLE, ORDER = "Sliding window", 55
+COMMAND = "flashsim step --algorithm sliding_window --N 16 --d 4 --blocks 2 2 --M 64 --window 4"
 
 
 def record() -> tuple[Trace, ...]:
-    """Record what the command does: a window of four keys before the query's own."""
     Q, K, V = operands(16, 4)
     return (flashsim.trace("sliding_window", Q, K, V, window=4, blocks=(2, 2), M=64),)
 
 
-def teach(trace: Trace) -> Lesson:
+def teach(trace: Trace) -> Said:
     about = trace.about
     blocks, tiles = about.blocks, about.tiles
     assert tiles is not None
@@ -30,7 +32,7 @@ def teach(trace: Trace) -> Lesson:
     masked = [s for s in trace.steps if s.label == "line 10" and s.tile is not None]
     full, partial = (next(s for s in masked if s.tile and tiles[s.tile[0]][s.tile[1]] == kind) for kind in (1, 2))
     skip = first(trace, lambda s: s.label == "line 16")
-    text = f"""
+    yield f"""
         Each query attends to its own key and the four before it. A row block visits only the blocks of keys that its
         windows reach: of {every} tiles {len(visited)} are visited, {most} in a row of tiles at most, however long the
         sequence is. Twice the length costs {KV:.2f} times the accesses to K and V here; with all keys it would be 4 times.
@@ -38,36 +40,16 @@ def teach(trace: Trace) -> Lesson:
         Watch the band of tiles go down the diagonal. Tiles on its two sides are partial: line 10 puts −∞ where a key is
         outside of the window. Tiles inside are full, and left as they are.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(partial, "partial tile", "A tile on the side of the band: line 10 puts −∞ outside of the window."),
-            see(
-                skip,
-                "tiles skipped",
-                f"Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.",
-            ),
-            see(full, "full tile", "A tile inside the band: every key is in every query's window."),
-            end(trace, f"{len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,} accesses."),
-        ),
-        stops=(
-            Stop(
-                trace.steps[-1].number,
-                "Twice as many queries and keys, the same window: how many times the accesses to K and V?",
-                ("2 times", "4 times"),
-                f"{min((2, 4), key=lambda n: abs(n - KV))} times",
-                f"{KV:.2f} times: each query still has one window.",
-            ),
-        ),
+    yield see(partial, "partial tile", "A tile on the side of the band: line 10 puts −∞ outside of the window.")
+    yield see(
+        skip, "tiles skipped", f"Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped."
     )
-
-
-PAGE = Page(
-    title="Sliding window",
-    order=55,
-    about="A band of tiles: the keys of the window, and no others.",
-    record=record,
-    command="flashsim step --algorithm sliding_window --N 16 --d 4 --blocks 2 2 --M 64 --window 4",
-    teach=teach,
-)
+    yield see(full, "full tile", "A tile inside the band: every key is in every query's window.")
+    yield end(trace, f"{len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,} accesses.")
+    yield Stop(
+        trace.steps[-1].number,
+        "Twice as many queries and keys, the same window: how many times the accesses to K and V?",
+        ("2 times", "4 times"),
+        f"{min((2, 4), key=lambda n: abs(n - KV))} times",
+        f"{KV:.2f} times: each query still has one window.",
+    )

@@ -1,4 +1,4 @@
-"""A sparse MLP whose two layers are one pass."""
+"""Two layers fused: the hidden one stays on chip, and dead blocks of weights are never read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 
 from flashsim import mlp
 from flashsim.gallery.looking import does, end, first, moved, see, short, value
-from flashsim.gallery.page import Page
-from flashsim.tracing import Lesson, Stop, Trace
+from flashsim.gallery.page import Said
+from flashsim.tracing import Stop, Trace
+
+TITLE, ORDER = "A sparse MLP in one pass", 110
 
 
 def record() -> tuple[Trace, ...]:
@@ -25,8 +27,7 @@ def record() -> tuple[Trace, ...]:
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Lesson:
-    """Say what there is to see."""
+def teach(trace: Trace) -> Said:
     N, d, f, o = (size for _, size in trace.about.sizes)
     hidden = sorted({dict(s.loops)["j"] for s in trace.steps if "j" in dict(s.loops)})
     (dead,) = set(range(trace.about.blocks.T_c)) - set(hidden)
@@ -47,7 +48,7 @@ def teach(trace: Trace) -> Lesson:
         for way, how in ways.items()
         for size in (M // 9, M)
     }
-    text = f"""
+    yield f"""
         A perceptron of two layers, Y = relu(X W1) W2, stands behind each attention of a transformer. Done one layer
         after the other, the hidden layer H, N × {f} here, is written to HBM and read again, as S and P are in standard
         attention. The same loop removes it: a tile of H is made, passed through relu, multiplied by its rows of W2, and
@@ -62,41 +63,24 @@ def teach(trace: Trace) -> Lesson:
         if fused, and {large["square", M // 9]:g} in square tiles that write H; from M ≈ d² on fusing wins,
         {large["fused", M]:g} against {large["square", M]:g}.
         """
-    return Lesson(
-        PAGE.title,
-        text,
-        (
-            see(load_1, "read W1", "X_i is on chip, H_ij starts at 0, and the first live block of W1 comes."),
-            see(
-                relu,
-                "line 12",
-                f"relu: {int((before < 0).sum())} of {before.size} elements were below 0, the largest is "
-                f"{short(float(after.max()))}. H_ij is complete, on chip and nowhere else.",
-            ),
-            see(load_2, "read W2", "W2’s rows for this tile. Nothing was written in between."),
-            see(add, "line 15", f"Y_i takes in H_ij W2_jk. {len(hidden)} tiles of H pass before Y_i is done."),
-            see(passed, "line 7", f"From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s blocks is dead."),
-            see(written, "write Y", f"Y_i is written once; its first element is {short(float(Y[0, 0]))}."),
-            end(trace, f"{moved(trace)} accesses; H’s {N * f} elements were never among them."),
-        ),
-        stops=(
-            Stop(
-                passed.number,
-                f"Column {dead + 1} of W1’s blocks is all zeros; row {dead + 1} of W2’s blocks is not. How often will that "
-                "row be read?",
-                ("never", "once for each row block", "once"),
-                "never",
-                "H is relu(0) = 0 there, which adds nothing, whatever W2 holds. With a bias it would be relu(b), and the "
-                "row would be needed.",
-            ),
-        ),
+    yield see(load_1, "read W1", "X_i is on chip, H_ij starts at 0, and the first live block of W1 comes.")
+    yield see(
+        relu,
+        "line 12",
+        f"relu: {int((before < 0).sum())} of {before.size} elements were below 0, the largest is "
+        f"{short(float(after.max()))}. H_ij is complete, on chip and nowhere else.",
     )
-
-
-PAGE = Page(
-    title="A sparse MLP in one pass",
-    order=110,
-    about="Two layers fused: the hidden one stays on chip, and dead blocks of weights are never read.",
-    record=record,
-    teach=teach,
-)
+    yield see(load_2, "read W2", "W2’s rows for this tile. Nothing was written in between.")
+    yield see(add, "line 15", f"Y_i takes in H_ij W2_jk. {len(hidden)} tiles of H pass before Y_i is done.")
+    yield see(passed, "line 7", f"From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s blocks is dead.")
+    yield see(written, "write Y", f"Y_i is written once; its first element is {short(float(Y[0, 0]))}.")
+    yield end(trace, f"{moved(trace)} accesses; H’s {N * f} elements were never among them.")
+    yield Stop(
+        passed.number,
+        f"Column {dead + 1} of W1’s blocks is all zeros; row {dead + 1} of W2’s blocks is not. How often will that "
+        "row be read?",
+        ("never", "once for each row block", "once"),
+        "never",
+        "H is relu(0) = 0 there, which adds nothing, whatever W2 holds. With a bias it would be relu(b), and the "
+        "row would be needed.",
+    )

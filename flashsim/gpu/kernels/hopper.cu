@@ -13,15 +13,18 @@
 //
 // Roles. A block of threads is a producer, one thread of which starts all copies, and 2 or 4 consumers, warpgroups of 128
 // threads that have 64 rows of Q_i each. One block a multiprocessor, which takes row block after row block until none is left.
+// Four consumers of row blocks of 128 are two teams, each with a thread that copies, barriers and shared memory of its own.
 //
 //     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + K_j + V_j + O_i
-//     256    128 × 64     2 × 232, 40     no dropout           64 + 2·32 + 2·32 + 32 = 224 KB; O_i leaves by halves
+//     256    128 × 64     2 × 232, 40                          64 + 2·32 + 2·32 + 32 = 224 KB; O_i leaves by halves
 //     128    128 × 128    2 × 232, 40                          32 + 2·32 + 2·32 + 32 = 192 KB
-//     64     256 × 64     4 × 112, 32                          2·32 + 8·8 + 8·8 + 32 = 224 KB
-//     64     128 × 128    2 × 232, 40     dropout, block masks 16 + 2·16 + 2·16 + 16 = 96 KB
+//     64     256 × 64     4 × 112, 32     full                 2·32 + 8·8 + 8·8 + 32 = 224 KB
+//     64     128 × 64     2·2 × 112, 32   causal, any mask     2·(2·16 + 4·8 + 4·8 + 16) = 224 KB
+//     64     128 × 128    2 × 232, 40     dropout              16 + 2·16 + 2·16 + 16 = 96 KB
 //
 // A consumer's thread holds S_ij (B_c/2 registers), P̃_ij as operands (B_c/4), O_i (d/2), and to do without maxima the next
-// P̃_ij (B_c/4) beside S_ij. For that there is no room in windows of d = 64, and in windows and block masks of d = 256.
+// P̃_ij (B_c/4) beside S_ij. For that there is no room in windows and block masks of d = 256; nor, in its windows, for Philox:
+// with dropout these are lists.
 //
 // Order of events: time runs to the right, tiles from the last to the first, since only the last ones need masks.
 //
@@ -38,8 +41,8 @@
 //   of the warp says whether it must ask neighbours for their maxima.
 // - Sums for maxima: a whole tile's weights are found with the m of before, and only if their sums say so, again. The scores stay
 //   till then. 64 maxima a thread and tile less, and exponentials start at once. d = 128, full / causal: 1.07 / 1.00 of the rate
-//   at N = 512, 1.09 / 1.04 at 1024, 1.13 / 1.13 at 16384; d = 64: 1.08 / 1.10, 1.12 / 1.10 and 1.14 / 1.12; d = 256, at 1024, 4096
-//   and 16384: 1.05 / 1.05, 0.97 / 1.04 and 1.02 / 1.00. Before, a tile of d = 128 took 2550 cycles at 1.41 GHz, 2048 of
+//   at N = 512, 1.09 / 1.04 at 1024, 1.13 / 1.13 at 16384; d = 64: 1.08 / 1.10, 1.12 / 1.10 and 1.14 / 1.12; d = 256, at 1024, 2048,
+//   4096 and 16384: 1.01 / 1.02, 0.96 / 1.04, 1.00 / 1.02 and 0.99 / –. Before, a tile of d = 128 took 2550 cycles at 1.41 GHz, 2048 of
 //   products; its consumer spent 1300 on exponentials.
 // - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
 //   different times. Three consumers had use for it (423 for 402); two have not (0.97 to 1.01 of the rate), and four do not see
@@ -51,12 +54,19 @@
 // - Four consumers with tiles half as wide, d = 64: more warpgroups that wait at different times, and a warpgroup passes by the
 //   tiles that its own 64 rows do not see. Of three with 192 × 128 and turns: 1.21 / 1.53 at N = 1024, 1.08 / 1.12 at 16384. K_j
 //   and V_j come together there: half the barriers. 192 × 96: 0.97 / 1.05 and 1.06 / 1.06.
+// - Two teams, d = 64: all four still wait at different times, but a row block is over when two are done. Causally 1.03,
+//   1.03, 1.02 and 1.01 of the rate at N = 512, 1024, 4096 and 16384; full 0.98 to 0.99.
 // - Masks (Kind): row blocks know their live tiles, from the window's edges or from a list, and nobody loads or waits for others.
-//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 of a copy's rate; FlashAttention-4's at 0.34. With a block mask
-//   of s of the tiles, d = 128, N = 16384, it takes 1.09 s of the time for s = 1/2.
-//   A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see are freed when
-//   the next has come that it does: 1.02 to 1.04 together, half of that each. Worse there: three consumers 0.90, no lazy rescaling
-//   0.94, the next row block's S_ij started before O_i is written 0.92, one loop for all tiles 0.99 to 1.03.
+//   d = 64, N = 16384, a block mask of s = 1/2 of the tiles: 0.97 of the dense kernel's rate, with one team of 128 × 128 0.68;
+//   s = 1/4 0.94, not 0.64; d = 128: 0.86 to 0.93 and 0.91. What a consumer looks up in a list it looks up for masked tiles alone,
+//   before 0.89 of that rate with two teams.
+//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 of a copy's rate; FlashAttention-4's at 0.35. Two teams are worth
+//   1.00 there, 1.02 in (64, 63), 1.05 in (255, 0). Sums for maxima: 1.02 with two teams where each row sees some of its first
+//   tile; else, in (64, 63), 0.91 to 0.93, as rows without a maximum ask for it. Where the card's power binds, at 1.5 GHz, it is 0.70 of a copy.
+//   Worse: groups of 16 columns that a warp does not see left out of masked tiles 0.97 to 0.98; three consumers 0.90, no lazy
+//   rescaling 0.94, the next row block's S_ij started before O_i is written 0.92, one loop for all tiles 0.99 to 1.03.
+//   A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see are freed
+//   when the next has come that it does: 1.02 to 1.04 together, half of that each.
 // - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
 //   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
 // - Of no use at d = 128: Q_i as operands in registers (0.99 to 1.02), two blocks that share K_j, V_j by multicast (0.99 full, 0.87

@@ -13,7 +13,7 @@ from flashsim.testing.diagnosis.exhibits import MOST_SCORES, exhibit_of
 from flashsim.testing.diagnosis.experiments import EXPERIMENTS, ONLY_DROPOUT
 from flashsim.testing.diagnosis.features import in_common
 from flashsim.testing.diagnosis.models import by_model
-from flashsim.testing.diagnosis.suspicion import Conviction, Suspicion, scores
+from flashsim.testing.diagnosis.suspicion import Conviction, Suspicion
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.running import Finding
 
@@ -40,7 +40,7 @@ def _convicted(
     kernel: Kernel, findings: Sequence[Finding], verdicts: Sequence[tuple[Case, bool]]
 ) -> tuple[list[Conviction], int]:
     """Return all bugs that fit, the simplest first, and how many findings were looked at."""
-    failing = [f for f in findings if f.failed and scores(f.case) <= MOST_SCORES]
+    failing = [f for f in findings if f.failed and f.case.scores <= MOST_SCORES]
     found = [bug for experiment in EXPERIMENTS if (bug := experiment.convict(kernel, failing)) is not None]
     exhibits = {n: e for n, f in enumerate(failing) if (e := exhibit_of(kernel, f)) is not None}
     if exhibits:

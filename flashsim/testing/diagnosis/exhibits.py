@@ -10,7 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from flashsim.inputs import Array, roundoff
-from flashsim.testing.case import Problem, of_budget
+from flashsim.reference.bounds import parts_of_bound
+from flashsim.testing.case import Problem
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool
 from flashsim.testing.running import Finding
 from flashsim.testing.suspects import Arrays, Question
@@ -55,7 +56,7 @@ class Exhibit:
 
     def _off(self, answer: Arrays, budgets: int = 1) -> Arrays:
         return tuple(
-            (of_budget(a, want, budget) > budgets) & at
+            (parts_of_bound(a, want, budget) > budgets) & at
             for a, want, budget, at in zip(answer, self.want, self.budget, self.at, strict=True)
         )
 

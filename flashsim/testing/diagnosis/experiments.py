@@ -9,17 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashsim.inputs import Array
-from flashsim.testing.case import Problem, of_budget
+from flashsim.reference.bounds import parts_of_bound
+from flashsim.testing.case import Problem
 from flashsim.testing.diagnosis.exhibits import OF_GRADIENTS, POISONED, finite
 from flashsim.testing.diagnosis.suspicion import Conviction, Suspicion, failing_cases
-from flashsim.testing.kernel import Broken, Kernel, OutsidePool, kinds_of, lay_out, lay_out_all, memory_of
+from flashsim.testing.kernel import Broken, Kernel, OutsidePool, memory_of
 from flashsim.testing.running import Finding
 from flashsim.testing.suspects import FA, Arrays
 
 STRIDES = (FA + "2666", FA + "355", "flagos-ai/FlagGems#5896")
 
 
-def _run(kernel: Kernel, problem: Problem, arrays: list[Array], back: bool) -> Arrays:
+def _run(kernel: Kernel, problem: Problem, arrays: dict[str, Array], back: bool) -> Arrays:
     if back:
         return kernel.backward_on(arrays, problem)
     out = kernel.forward_on(arrays, problem)
@@ -30,15 +31,10 @@ def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
     """Return whether a kernel's answer is wrong about a problem without dropout, its empty rows left aside."""
     if back:
         exact, budgets = problem.gradients()
-        return any((of_budget(*three) > 1).any() for three in zip(got, exact, budgets, strict=True))
+        return any((parts_of_bound(*three) > 1).any() for three in zip(got, exact, budgets, strict=True))
     right, live = problem.solution, ~problem.empty
-    O_wrong = bool(((of_budget(got[0], right.O, right.O_budget) > 1) & live[..., None]).any())
-    return O_wrong or (len(got) > 1 and bool(((of_budget(got[1], right.lse, right.lse_budget) > 1) & live).any()))
-
-
-def _arrays(kernel: Kernel, problem: Problem, back: bool) -> dict[str, Array]:
-    arrays = {"q": problem.q, "k": problem.k, "v": problem.v}
-    return arrays | {"do": problem.dO} if back else arrays
+    O_wrong = bool(((parts_of_bound(got[0], right.O, right.O_budget) > 1) & live[..., None]).any())
+    return O_wrong or (len(got) > 1 and bool(((parts_of_bound(got[1], right.lse, right.lse_budget) > 1) & live).any()))
 
 
 def _passes(kernel: Kernel, finding: Finding) -> list[bool]:
@@ -81,17 +77,14 @@ def _strides_ignored(kernel: Kernel, finding: Finding) -> set[str]:
         return culprits
     problem = case.problem(kernel.spec)
     for back in _passes(kernel, finding):
-        named = _arrays(kernel, problem, back)
 
-        def wrong(only: str | None, back: bool = back, named: dict[str, Array] = named) -> bool:
-            arrays = [
-                lay_out(a, kind if name == only else "contiguous", kernel.spec.layout)
-                for (name, a), kind in zip(named.items(), kinds_of(case.strides), strict=False)
-            ]
+        def wrong(*names: str, back: bool = back) -> bool:
+            strided = kernel.lay(problem, case.strides, back)
+            arrays = kernel.lay(problem, "contiguous", back) | {name: strided[name] for name in names}
             return _wrong(problem, _run(kernel, problem, arrays, back), back)
 
         with suppress(Broken, OutsidePool):
-            culprits |= set() if wrong(None) else {name for name in named if wrong(name)}
+            culprits |= set() if wrong() else {name for name in ("q", "k", "v", "do")[: 3 + back] if wrong(name)}
     return culprits
 
 
@@ -108,9 +101,8 @@ def _memory_around(kernel: Kernel, finding: Finding) -> set[str]:
 
 
 def _surrounded(kernel: Kernel, problem: Problem, strides: str, back: bool, by: float) -> Arrays:
-    """Return the kernel's answer with that number around the arrays, and in their gaps."""
-    arrays = lay_out_all(list(_arrays(kernel, problem, back).values()), strides, kernel.spec.layout)
-    for a in arrays:
+    arrays = kernel.lay(problem, strides, back)
+    for a in arrays.values():
         memory = memory_of(a)
         memory[np.isnan(memory.astype(np.float64))] = by
     return _run(kernel, problem, arrays, back)
@@ -126,11 +118,10 @@ def _poison_spreads(kernel: Kernel, finding: Finding) -> set[str]:
         return set()
     clean, poisoned = finding.case.problem(kernel.spec), finding.comparison.problem
     back, culprits = finding.check == "backward_poison", set()
-    dO = [lay_out(clean.dO, "contiguous", kernel.spec.layout)] if back else []
     for name in ("v", "k"):
         with suppress(Broken, OutsidePool):
             answers = (
-                _run(kernel, p, kernel.lay(p, "contiguous") + dO, back)
+                _run(kernel, p, kernel.lay(p, "contiguous", back), back)
                 for p in (clean, clean.but(**{name: getattr(poisoned, name)}))
             )
             if [all(map(_numbers, answer)) for answer in answers] == [True, False]:
@@ -143,13 +134,12 @@ def _numbers(a: Array) -> bool:
 
 
 def _right_without_dropout(kernel: Kernel, finding: Finding) -> set[str]:
-    """Ask whether the same problem goes well without dropout."""
     if not finding.case.dropout_p:
         return set()
     problem = finding.case.problem(kernel.spec).but(dropout_p=0.0)
     back = finding.check == "dropout_gradients"
-    arrays = lay_out_all(list(_arrays(kernel, problem, back).values()), finding.case.strides, kernel.spec.layout)
-    return set() if _wrong(problem, _run(kernel, problem, arrays, back), back) else {"dropout"}
+    got = _run(kernel, problem, kernel.lay(problem, finding.case.strides, back), back)
+    return set() if _wrong(problem, got, back) else {"dropout"}
 
 
 SPREAD = {

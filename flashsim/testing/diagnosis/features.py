@@ -31,7 +31,6 @@ class Feature(NamedTuple):
 
 
 def _features(spec: Spec, cases: Sequence[Case]) -> list[Feature]:
-    """Return the features to look for, the plainest first."""
     B_r, B_c = spec.block
     found = [
         Feature("N_k = 0", lambda c: c.N_k == 0, "no keys at all", (FA + "1155", FA + "2470", "deepseek-ai/FlashMLA#11")),
@@ -85,9 +84,8 @@ def in_common(spec: Spec, verdicts: Sequence[tuple[Case, bool]]) -> list[Suspici
     telling = []
     for features_, has in rows:
         passing = int(has[~failed].sum())
-        chance = n_failed * math.log(max(has.mean(), 1e-9)) + len(features_) * math.log(
-            40
-        )  # log: that it is an accident
+        # the logarithm of the chance that it is an accident
+        chance = n_failed * math.log(max(has.mean(), 1e-9)) + len(features_) * math.log(40)
         if chance < math.log(0.01) and passing <= n_passed / 2:
             telling.append((passing + (len(features_) - 1) * max(2, n_passed // 20), features_, has))
     if not telling:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from flashsim.testing.case import Case
 from flashsim.testing.diagnosis.exhibits import Exhibit, aspects
-from flashsim.testing.diagnosis.suspicion import Conviction, Suspicion, failing_cases, scores
+from flashsim.testing.diagnosis.suspicion import Conviction, Suspicion, failing_cases
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.running import Finding
 from flashsim.testing.suspects import Arrays, Suspect, suspects
@@ -61,7 +61,7 @@ def _answers(suspect: Suspect, exhibit: Exhibit) -> list[Arrays]:
 
 def _alibis(kernel: Kernel, check: str, passing: Sequence[Case], failing: Sequence[Case]) -> list[Exhibit]:
     """Return what the kernel is right about, by the check's first part, in the passing cases most like failing ones."""
-    small = [case for case in dict.fromkeys(passing) if 1 < scores(case) <= FEW_SCORES]
+    small = [case for case in dict.fromkeys(passing) if 1 < case.scores <= FEW_SCORES]
     traits = [_traits(case) for case in failing]
     small.sort(key=lambda case: -max(len(_traits(case) & other) for other in traits))
     found = []

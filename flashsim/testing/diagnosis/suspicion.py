@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from flashsim.testing.case import Case
 
 
 @dataclass(frozen=True)
@@ -34,8 +31,3 @@ class Conviction(NamedTuple):
 def failing_cases(n: int) -> str:
     """Return that number of them in words: of several, the first is made simpler from one that was drawn."""
     return "1 failing case" if n == 1 else f"{n} drawn and simplified failing cases"
-
-
-def scores(case: Case) -> int:
-    """Return how many scores the case has."""
-    return math.prod((case.B, case.H_kv, case.group, case.N_q, case.N_k))

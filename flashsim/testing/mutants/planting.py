@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,30 +26,21 @@ SPEC = Spec(
 )
 
 
-@dataclass(frozen=True)
 class Implementation:
-    """An attention: its forward pass, which calling it runs; its backward pass; which weights dropout keeps; its promise."""
+    """An attention that a module defines: its passes, of which calling it runs the forward one; its keep mask; its promise."""
 
-    name: str
-    forward: Callable[..., tuple[Array, Array]]
-    backward: Callable[..., tuple[Array, Array, Array]]
-    keep: Callable[..., Array]
-    spec: Spec
-
-    def __post_init__(self) -> None:
-        for attribute, value in (("__name__", self.name), ("__qualname__", self.name), ("__module__", __package__)):
-            object.__setattr__(self, attribute, value)
+    def __init__(self, name: str, module: ModuleType, spec: Spec = SPEC) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = str(__package__)
+        self.forward, self.backward, self.keep, self.spec = module.forward, module.backward, module.keep, spec
 
     def __call__(self, *args: Any, **options: Any) -> tuple[Array, Array]:
-        """Return what `forward` returns: O and the log-sum-exp of each row."""
-        return self.forward(*args, **options)
+        """Return O and the log-sum-exp of each row."""
+        found: tuple[Array, Array] = self.forward(*args, **options)
+        return found
 
 
-def _implementation(name: str, module: ModuleType, spec: Spec = SPEC) -> Implementation:
-    return Implementation(name, module.forward, module.backward, module.keep, spec)
-
-
-BASES = {name: _implementation(name, base) for name, base in (("tiled", tiled), ("unfused", unfused), ("split", split))}
+BASES = {name: Implementation(name, base) for name, base in (("tiled", tiled), ("unfused", unfused), ("split", split))}
 
 
 @dataclass(frozen=True)
@@ -82,7 +72,7 @@ class Mutant:
         filename, text = source(self.base)
         module = ModuleType(f"{__package__}.{self.name}")
         execute(changed(text, self.changes, f"{filename}, for {self.name}"), filename, module.__dict__)
-        return _implementation(self.name, module, self.spec)
+        return Implementation(self.name, module, self.spec)
 
 
 def source(base: str) -> tuple[str, str]:

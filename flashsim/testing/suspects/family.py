@@ -52,50 +52,46 @@ class Family:
         ]
 
 
-def reads(says: str, *threads: str, over: Over | None = None) -> Callable[[Any], Family]:
-    """Make a family of a function (question, reading, ...) -> the changes to the reading, or None where it has none."""
+def _kind(answers: Callable[..., list[Arrays]]) -> Callable[..., Callable[[Callable[..., Any]], Family]]:
+    """Return a decorator `kind(says, *threads, over=None, **how)` that makes a family of a function.
 
-    def make(change: Callable[..., dict[str, Any] | None]) -> Family:
-        def answers(question: Question, *given: Any) -> list[Arrays]:
-            right = question.reading
-            changes = change(question, right, *given)
-            if changes is None:
-                return []
-            wrong = replace(right, **changes)
-            if question.aspect != "gradients":
-                return question.forward(wrong.answer)
-            inherited = (None, right)  # both passes wrong; or the backward pass alone
-            return [question.backward(Backward(wrong, question, of).done()) for of in inherited]
+    answers  (the function, question, the value of `over`, **how) -> the suspect's answers, none where it has none
+    """
 
-        return Family(change.__name__, says, threads, answers, over)
+    def kind(says: str, *threads: str, over: Over | None = None, **how: Any) -> Callable[[Callable[..., Any]], Family]:
+        return lambda bug: Family(bug.__name__, says, threads, partial(answers, bug, **how), over)
 
-    return make
+    return kind
 
 
-def computes(says: str, *threads: str, over: Over | None = None, literally: bool = False) -> Callable[[Any], Family]:
-    """Make a family of a function (question, ...) -> Answer, or None where it has none; `literally` as in `Question.forward`."""
+@_kind
+def reads(change: Callable[..., Changes], question: Question, *given: Any) -> list[Arrays]:
+    """Of a function (question, reading, ...) -> the changes to the reading, or None where it has none."""
+    right = question.reading
+    changes = change(question, right, *given)
+    if changes is None:
+        return []
+    wrong = replace(right, **changes)
+    if question.aspect != "gradients":
+        return question.forward(wrong.answer)
+    inherited = (None, right)  # both passes wrong; or the backward pass alone
+    return [question.backward(Backward(wrong, question, of).done()) for of in inherited]
 
-    def make(compute: Callable[..., Answer | None]) -> Family:
-        def answers(question: Question, *given: Any) -> list[Arrays]:
-            answer = None if question.aspect == "gradients" else compute(question, *given)
-            return [] if answer is None else question.forward(answer, literally)
 
-        return Family(compute.__name__, says, threads, answers, over)
+@_kind
+def computes(
+    compute: Callable[..., Answer | None], question: Question, *given: Any, literally: bool = False
+) -> list[Arrays]:
+    """Of a function (question, ...) -> Answer, or None where it has none; `literally` as in `Question.forward`."""
+    answer = None if question.aspect == "gradients" else compute(question, *given)
+    return [] if answer is None else question.forward(answer, literally)
 
-    return make
 
-
-def derives(says: str, *threads: str, over: Over | None = None) -> Callable[[Any], Family]:
-    """Make a family of a function (backward, ...) -> dq, dk, dv, or None where it has none."""
-
-    def make(derive: Callable[..., Arrays | None]) -> Family:
-        def answers(question: Question, *given: Any) -> list[Arrays]:
-            three = derive(Backward(question.reading, question), *given) if question.aspect == "gradients" else None
-            return [] if three is None else [question.backward(three)]
-
-        return Family(derive.__name__, says, threads, answers, over)
-
-    return make
+@_kind
+def derives(derive: Callable[..., Arrays | None], question: Question, *given: Any) -> list[Arrays]:
+    """Of a function (backward, ...) -> dq, dk, dv, or None where it has none."""
+    three = derive(Backward(question.reading, question), *given) if question.aspect == "gradients" else None
+    return [] if three is None else [question.backward(three)]
 
 
 def _blocks(axis: int, spec: Spec) -> list[int]:

@@ -37,19 +37,19 @@ def causal_never_empty(q: Question, r: Reading) -> Changes:
 
 @reads("`mask` is ignored.")
 def mask_ignored(q: Question, r: Reading) -> Changes:
-    return None if q.problem.mask is None else {"allowed": q.but_mask(None)}
+    return None if q.problem.mask is None else {"allowed": q.problem.but(mask=None).allowed}
 
 
 @reads("`mask` is inverted: True is taken for \"masked\".")  # fmt: skip
 def mask_inverted(q: Question, r: Reading) -> Changes:
-    return None if q.problem.mask is None else {"allowed": q.but_mask(~q.problem.mask)}
+    return None if q.problem.mask is None else {"allowed": q.problem.but(mask=~q.problem.mask).allowed}
 
 
 @reads("The mask of the first {0} is used for all.", over=lambda spec: [("sequence", 0), ("head", 1)])
 def mask_of_the_first(q: Question, r: Reading, says: str, axis: int) -> Changes:
     if q.problem.mask is None or q.problem.mask.shape[axis] == 1:
         return None
-    return {"allowed": q.but_mask(q.problem.mask.take([0], axis=axis))}
+    return {"allowed": q.problem.but(mask=q.problem.mask.take([0], axis=axis)).allowed}
 
 
 @reads("Where both are given, `{0}` is applied and `{1}` is not.",

@@ -102,10 +102,6 @@ class Question:
         allowed = np.arange(N_k)[None, :] <= np.arange(N_q)[:, None] + shift
         return np.broadcast_to(allowed if self.problem.mask is None else allowed & self.problem.mask, shape)
 
-    def but_mask(self, mask: Array | None) -> Array:
-        """Return what is allowed with another mask."""
-        return self.problem.but(mask=mask).allowed
-
     def forward(self, answer: Answer, literally: bool = False) -> list[Arrays]:
         """Return the answers to the question: where the model gives 0/0, O may be 0 or NaN, or right if the row is empty.
 
@@ -113,17 +109,13 @@ class Question:
         """
         if self.aspect == "lse":
             return [(answer.lse / math.log(2) if self.spec.lse == "base2" else answer.lse,)]
-        O = answer.O if literally else np.where(self.problem.empty[..., None] & (answer.l == 0), self.right, answer.O)
+        empty, right = self.problem.empty[..., None], self.problem.solution.O  # as the spec wants it
+        O = answer.O if literally else np.where(empty & (answer.l == 0), right, answer.O)
         stored = np.asarray(O.astype(self.problem.q.dtype).astype(np.float64))
         if literally or not np.isnan(stored).any():
             return [(stored,)]
-        nothing = np.isnan(stored) & (answer.l == 0) & ~self.problem.empty[..., None]
+        nothing = np.isnan(stored) & (answer.l == 0) & ~empty
         return [(np.where(nothing, 0.0, stored),), (stored,), (np.nan_to_num(stored, nan=0.0, posinf=np.inf),)]
-
-    @property
-    def right(self) -> Array:
-        """O as the spec wants it."""
-        return self.problem.solution.O
 
     def backward(self, three: Arrays) -> Arrays:
         """Return dq, dk, dv, cut to the problem's size and rounded to its dtype."""

@@ -1,7 +1,5 @@
 """Cut cross-entropy, rows of X outermost.
 
-reads   X: N·d   y: N   E: T_r·v·d
-writes  loss: N   L: N
 peak    b_r(d + 1) + b_c·d + b_r·b_c + 4b_r: X_i y_i, E_j, S_ij, ℓ_i m_i c_i m_i^new
 """
 

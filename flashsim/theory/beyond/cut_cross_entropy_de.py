@@ -1,7 +1,5 @@
 """Cut cross-entropy's gradient to E, rows of E outermost.
 
-reads   E: v·d   X: T_c·N·d   y, L, g: T_c·N each
-writes  dE: v·d
 peak    2b_c·d + b_r(d + 3) + b_r·b_c: E_j dE_j, X_i y_i L_i g_i, P_ij
 """
 

@@ -1,7 +1,5 @@
 """Cut cross-entropy's gradient to X, rows of X outermost.
 
-reads   X: N·d   y, L, g: N each   E: T_r·v·d
-writes  dX: N·d
 peak    b_r(2d + 3) + b_c·d + b_r·b_c: X_i dX_i y_i L_i g_i, E_j, P_ij
 """
 

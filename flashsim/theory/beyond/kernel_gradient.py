@@ -1,7 +1,5 @@
 """The gradient to X.
 
-reads   X: N·d   dY: N·e   Z: T_r·n·d   V: T_r·n·e
-writes  dX: N·d
 peak    b_r(2d + e) + b_c(d + e) + b_r·b_c: X_i dX_i dY_i, Z_j V_j, dK_ij
 """
 

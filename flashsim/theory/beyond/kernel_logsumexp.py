@@ -1,7 +1,5 @@
 """A log-sum-exp, rows of X outermost.
 
-reads   X: N·d   Z: T_r·n·d   V: T_r·n
-writes  Y: N
 peak    b_r·d + b_c(d + 1) + b_r·b_c + 3b_r: X_i, Z_j V_j, S_ij, ℓ_i m_i m_i^new
 """
 

@@ -1,7 +1,5 @@
 """The gradient of a log-sum-exp to X.
 
-reads   X: N·d   Y: N   dY: N   Z: T_r·n·d   V: T_r·n
-writes  dX: N·d
 peak    2b_r(d + 1) + b_c(d + 1) + b_r·b_c: X_i dX_i Y_i dY_i, Z_j V_j, S_ij
 """
 

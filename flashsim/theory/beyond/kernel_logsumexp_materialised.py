@@ -1,7 +1,5 @@
 """A log-sum-exp, the matrix S in HBM.
 
-reads   X: N·d   Z: T_r·n·d   V: T_r·n   S: N·n
-writes  S: N·n   Y: N
 peak    b_r·d + b_c(d + 1) + b_r·b_c: X_i Z_j V_j, S_ij; then S_ij with Y_i, which is no more
 """
 

@@ -1,7 +1,5 @@
 """A log-sum-exp, rows of Z outermost.
 
-reads   X: T_c·N·d   Z: n·d   V: n   Y: T_c·N
-writes  Y: N of −∞, T_c·N
 peak    (b_r + b_c)(d + 1) + b_r·b_c: X_i Y_i Z_j V_j, S_ij
 """
 

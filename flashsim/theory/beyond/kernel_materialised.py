@@ -1,7 +1,5 @@
 """The matrix K in HBM.
 
-reads   X: N·d   Z: T_r·n·d   V: T_r·n·e   K: N·n
-writes  K: N·n   Y: N·e
 peak    b_r·b_c + (b_r + b_c)·max(d, e): K_ij with X_i Z_j, and then with Y_i V_j
 """
 

@@ -1,7 +1,5 @@
 """Rows of X outermost, w = d + e.
 
-reads   X: N·d   Z: T_r·n·d   V: T_r·n·e
-writes  Y: N·e
 peak    (b_r + b_c)w + b_r·b_c: X_i Y_i Z_j V_j, K_ij
 """
 

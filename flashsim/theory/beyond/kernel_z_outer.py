@@ -1,7 +1,5 @@
 """Rows of Z outermost, w = d + e.
 
-reads   X: T_c·N·d   Z: n·d   V: n·e   Y: T_c·N·e
-writes  Y: N·e zeros, T_c·N·e
 peak    (b_r + b_c)w + b_r·b_c: X_i Y_i Z_j V_j, K_ij
 """
 

@@ -1,7 +1,5 @@
 """Linear attention in chunks of C, its state on chip.
 
-reads   Q, K: N·d each   V: N·e
-writes  O: N·e
 peak    d·e + 2c(d + e) + c²: S, Q_i K_i V_i O_i, A_i
 
 The compulsory traffic, at every N and M that fit.

@@ -1,7 +1,5 @@
 """Linear attention in two passes over T = ⌈N/C⌉ chunks.
 
-reads   Q: N·d   K: 2N·d   V: 2N·e   S: T·d·e
-writes  S: T·d·e   O: N·e
 peak    2d·e + 2c(d + e) + c²: S^new, S_i, Q_i K_i V_i O_i, A_i
 """
 

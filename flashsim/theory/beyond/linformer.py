@@ -1,7 +1,5 @@
 """Linformer, forward, E and F of k rows.
 
-reads   Q: N·d   K: T_e·N·d   V: T_e·N·e   E, F: k·N each   K_low: T_r·k·d   V_low: T_r·k·e
-writes  K_low: k·d   V_low: k·e   O: N·e   L: N
 peak    the larger of (b_e + b_c)·max(d, e) + b_e·b_c: K^low_a K_j, or V^low_a V_j, and a tile of E or F,
         and of (b_r + b_k)(d + e) + b_r·b_k + 3b_r: Q_i O_i K^low_b V^low_b, S_ib, ℓ_i m_i m_i^new
 """
@@ -19,12 +17,10 @@ from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
 def line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
-    """Return (B_r, B_c, B_e, B_k)."""
     return rows, ceil_div(p.d, 2), 2 * rows, min(rows, p.d)
 
 
 def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    """The larger of the two phases', in their first tiles."""
     mixing = (b.B_e + b.B_c) * max(p.d, p.e) + b.B_e * b.B_c
     attending = (b.B_r + b.B_k) * (p.d + p.e) + b.B_r * b.B_k + 3 * b.B_r
     return max(mixing, attending)

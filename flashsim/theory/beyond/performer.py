@@ -1,7 +1,5 @@
 """Performer, not causal, k features.
 
-reads   Q: N·d   K: T_f·N·d   V: T_f·N·e   W: (T_r + 1)k·d   S: T_r·k·e   z: T_r·k
-writes  S: k·e   z: k   O: N·e
 peak    the larger of (b_f + b_c)(d + e) + b_f·b_c + 3b_f: W_f S_f K_j V_j, G_fj, ℓ_f m_f m_f^new,
         and of (b_r + b_g)(d + e) + b_r·b_g + 3b_r + b_g: Q_i O_i W_g S_g, G_ig, ℓ_i m_i m_i^new, z_g
 """
@@ -18,12 +16,10 @@ from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
 def line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
-    """Return (B_r, B_c, B_f, B_g)."""
     return rows, min(rows, p.d), rows, min(rows, p.d)
 
 
 def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    """The larger of the two loops', in their first tiles."""
     keys = (b.B_f + b.B_c) * (p.d + p.e) + b.B_f * b.B_c + 3 * b.B_f
     queries = (b.B_r + b.B_g) * (p.d + p.e) + b.B_r * b.B_g + 3 * b.B_r + b.B_g
     return max(keys, queries)

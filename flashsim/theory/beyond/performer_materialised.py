@@ -1,7 +1,5 @@
 """Performer, log φ(Q) as A and log φ(K) as G in HBM.
 
-reads   Q: N·d   K: T_f·N·d   V: T_f·N·e   W: (T_r + 1)k·d   G, A: N·k each   S: T_r·k·e   z: T_r·k
-writes  G, A: N·k each   S: k·e   z: k   O: N·e
 peak    the largest of, loop by loop, (b_f + b_c)d + b_f·b_c: W_f K_j, G_fj,   (b_r + b_g)d + b_r·b_g: Q_i W_g, A_ig,
         (b_f + b_c)e + b_f·b_c + 3b_f: S_f V_j, G_fj, ℓ_f m_f m_f^new,   and (b_r + b_g)e + b_r·b_g + 3b_r + b_g
 """
@@ -19,7 +17,6 @@ from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
 def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    """The largest of the four loops', in their first tiles."""
     keys, queries = b.B_f * b.B_c, b.B_r * b.B_g
     return max(
         (b.B_f + b.B_c) * p.d + keys,

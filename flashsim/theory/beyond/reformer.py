@@ -1,7 +1,5 @@
 """Reformer, h rounds, T = ⌈N/C⌉ clusters of C rows, r in the last; S = N + (T − 1)C keys a round, all but the last cluster twice.
 
-reads   Q: h·N·d   K: h·S·d   V: h·S·e   order: h·S   home: h·S·h   O^parts: h·N·e   L^parts: h·N
-writes  O^parts: h·N·e   L^parts: h·N   O: N·e
 peak    c rows attend to themselves: c(d + h + e + 3) + c(d + e + 1) + c², r_i Q_i H_i O_i ℓ_i m_i, K_i V_i m_i^new, S_ii;
         or to the C rows before: c(d + h + e + 3) + C(d + e + h + 1) + c·C + c, r_j K_j V_j H_j, S_ij, m_i^new
 """
@@ -18,7 +16,6 @@ from flashsim.theory.program import QKV, Moved, ProgramForm
 
 
 def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
     S = p.N + (b.T - 1) * b.C
     return {
         "Q": Moved(reads=p.h * p.N * p.d),

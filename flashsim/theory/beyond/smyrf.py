@@ -1,7 +1,5 @@
 """SMYRF, h rounds, T = ⌈N/C⌉ clusters of C rows, r in the last.
 
-reads   Q: h·N·d   K: h·N·d   V: h·N·e   order_Q, order_K: h·N each   O^parts: h·N·e   L^parts: h·N
-writes  O^parts: h·N·e   L^parts: h·N   O: N·e
 peak    C(2d + 2e + 4) + C²: q_i k_i, Q_i K_i V_i, S_i, m_i ℓ_i, O_i
 """
 

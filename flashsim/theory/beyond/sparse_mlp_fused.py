@@ -16,7 +16,6 @@ from flashsim.theory.program import Moved, ProgramForm
 
 
 def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
     at = live(p, b, options)
     return {
         "X": Moved(reads=p.N * p.d),
@@ -34,7 +33,6 @@ def peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 def matmul(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    """Both products, of what is loaded."""
     at = live(p, b, options)
     return 2 * p.N * int((at.nnz1 + at.nnz2)[at.hidden].sum())
 

@@ -18,7 +18,6 @@ from flashsim.theory.program import Moved, ProgramForm
 
 
 def traffic(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Mapping[str, Moved]:
-    """As above."""
     at = live(p, b, options)
     return {
         "X": Moved(reads=p.N * int(at.columns.sum())),

@@ -1,0 +1,296 @@
+"""What a call on a GPU is to run: its arguments checked, a rung chosen, and all but addresses settled, for the next call too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+from flashsim.checking import check_blocks, check_flag, check_p, check_scale, check_seed
+from flashsim.gpu import rungs
+from flashsim.gpu.compiling import capability, import_cupy
+from flashsim.gpu.counters import Counters
+from flashsim.gpu.dlpack import New, Taken, host
+from flashsim.gpu.kernel import Kernel, Options
+from flashsim.gpu.masking import Rule, as_array, rule_of
+from flashsim.gpu.tensor_maps import contiguous
+
+TAKES = {
+    "causal": "causal",
+    "mask": "masks",
+    "window": "windows",
+    "block_mask": "block_masks",
+    "dropout_p": "dropout",
+    "blocks": "blocks",
+    "count": "counts",
+}
+LONGEST = 2**31 - 2**12  # rows and columns are counted in 32 bits, of tiles that may reach beyond the end
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `forward` is to run: a rung's name, and why none that is faster."""
+
+    kernel: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is to be known of an array before a kernel is launched, but for where it is."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def ndim(self) -> int:
+        """How many axes."""
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Of how many bytes an element is."""
+        return int(self.dtype.itemsize)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether there are no gaps; axes of length 1 may have any stride."""
+        wanted = contiguous(self.shape, self.itemsize)
+        return all(n == 1 or a == b for n, a, b in zip(self.shape, self.strides, wanted, strict=True))
+
+
+def _described(library: Any, names: Sequence[str], found: tuple[Any, ...]) -> dict[str, Described]:
+    each = zip(names, found[::3], found[1::3], found[2::3], strict=True)
+    return {name: Described(*library.described(*rest)) for name, *rest in each}
+
+
+def _aligned(names: Sequence[str], at: Sequence[int]) -> bool:
+    """Say whether arrays start at multiples of 16 bytes."""
+    return not reduce(or_, at) % 16 or not any(a % 16 for name, a in zip(names, at, strict=True) if name != "lse")
+
+
+def planned(direction: str, x: Taken, causal: bool, dropout_p: float, others: tuple[Any, ...]) -> Plan:
+    """Return which rung is to run; `others` are as in `settled`."""
+    mask, block_mask, blocks, count = others
+    arrays = _described(x.library, x.names, x.found)
+    rule = rule_of(arrays["q"], arrays["k"], causal, mask, x.mask, host(block_mask))
+    asked = _asked(rule, check_p(dropout_p), blocks, count)
+    return _fastest(direction, arrays, _aligned(x.names, x.at), asked, capability(x.device))
+
+
+class Settled(NamedTuple):
+    """What is to run, and with what.
+
+    run       what is prepared for addresses, or what runs it, given arrays and those that it is to fill
+    results   what it fills
+    copied    the places of arrays of which it needs contiguous copies
+    counters  where it counts, if it does
+    """
+
+    run: Callable[..., None]
+    results: tuple[New, ...]
+    copied: tuple[int, ...]
+    counters: Counters | None
+
+
+_SIMPLE = frozenset((type(None), bool, int, float, str))
+
+
+def settled(direction: str, x: Taken, plain: tuple[Any, ...], others: tuple[Any, ...]) -> Settled:
+    """Return what is to run, or raise ValueError.
+
+    plain   kernel, causal, scale, dropout_p, seed, deterministic, whether lse is wanted
+    others  mask, block_mask, blocks, count
+
+    Where no others are asked for, this depends on shapes, strides and dtypes alone, and is kept: it takes longer than a launch.
+    """
+    key = direction, x.names, x.library, x.found, _aligned(x.names, x.at), x.device
+    mask, block_mask, blocks, count = others
+    if mask is block_mask is blocks is None and count is False and _SIMPLE.issuperset(map(type, plain)):
+        return _settled_before(key, *plain)
+    x.enter()
+    return _settle(key, plain, others, x.mask)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _settled_before(key: tuple[Any, ...], *plain: Any) -> Settled:
+    return _settle(key, plain, (None, None, None, False), None)
+
+
+def _settle(key: tuple[Any, ...], plain: tuple[Any, ...], others: tuple[Any, ...], masked: Any) -> Settled:
+    direction, names, library, found, aligned, device = key
+    kernel, causal, scale, dropout_p, seed, deterministic, wants_lse = plain
+    mask, block_mask, blocks, count = others
+    arrays = _described(library, names, found)
+    dropout_p = check_p(dropout_p)
+    rule = rule_of(arrays["q"], arrays["k"], causal, mask, masked, host(block_mask))
+    asked = _asked(rule, dropout_p, blocks, count)
+    rung = rungs.kernel(kernel or _fastest(direction, arrays, aligned, asked, capability(device)).kernel)
+    _check_shapes(rung, arrays, direction)
+    options = _options(rung, arrays, rule, scale, dropout_p, seed, blocks, count, deterministic, direction)
+    q, k, v = (arrays[name] for name in "qkv")
+    shapes, dtypes = found[::3], found[2::3]
+    if direction == "forward":
+        results: list[New] = [
+            (None, shapes[0], library.dtype(rung.output)) if rung.output else (0, shapes[0], dtypes[0])
+        ]
+        results += [(None, shapes[0][:3], library.dtype("float32"))] * wants_lse
+
+        def forward(q: Any, k: Any, v: Any, o: Any, lse: Any = None) -> None:
+            rung.forward(q, k, v, o, lse, options)
+
+        run = (rung.prepare and rung.prepare(device, q, k, v, wants_lse, options)) or forward
+        return Settled(run, tuple(results), (), options.counters)
+    assert rung.backward is not None
+    copied = tuple(n for n, name in enumerate(names) if name in ("o", "lse") and not arrays[name].contiguous)
+    run = rung.prepare_backward and rung.prepare_backward(device, q, k, v, arrays["do"], options)
+    results = list(zip(range(3), shapes[:3], dtypes[:3], strict=True))
+    return Settled(run or partial(rung.backward, options=options), tuple(results), copied, options.counters)
+
+
+def _asked(rule: Rule, dropout_p: float, blocks: Any, count: bool) -> tuple[bool, ...]:
+    """Return which of a Kernel's `TAKES` are asked for."""
+    masks = rule.mask is not None, rule.window is not None, rule.block_mask is not None
+    return rule.causal, *masks, dropout_p > 0, blocks is not None, count
+
+
+def _takes(rung: Kernel, what: str, direction: str) -> bool:
+    """Say whether a kernel takes one of `TAKES` in a direction. A window it may get as a mask."""
+    takes = getattr(rung, TAKES[what]) and not (direction == "backward" and what in rung.forward_only)
+    return bool(takes) or (what == "window" and rung.masks)
+
+
+def _fastest(direction: str, arrays: dict[str, Any], aligned: bool, asked: tuple[bool, ...], on: str) -> Plan:
+    q = arrays["q"]
+    given = [x for name, x in arrays.items() if name != "lse"]
+    aligned &= not any(stride % 16 for x in given for n, stride in zip(x.shape[:-1], x.strides, strict=False) if n > 1)
+    return _plan(direction, q.dtype, q.shape, arrays["k"].shape, aligned, asked, on)
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    direction: str,
+    dtype: Any,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    aligned: bool,
+    asked: tuple[bool, ...],
+    capability: str,
+) -> Plan:
+    """Return the fastest rung that takes what is asked, for q and k of these shapes, or the last."""
+    skipped: list[str] = []
+    d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
+    known = rungs.fastest(direction, dtype.name)
+    for rung in known:
+        wants = [what for what, wanted in zip(TAKES, asked, strict=True) if wanted]
+        lacks = [what for what in wants if not _takes(rung, what, direction)]
+        reason = (
+            f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
+            or f"does not take d = {d}" * (d not in rung.widths(direction))
+            or (rung.why_not(capability, d) if rung.why_not else "")
+            or (rung.unsuited(q, k) if rung.unsuited and shapes_known else "")
+            or "needs rows that start at multiples of 16 bytes" * (rung.aligned and not aligned)
+            or f"does not take {' and '.join(lacks)}" * bool(lacks)
+            or (rung.outrun(direction, d, wants) if rung.outrun else "")
+        )
+        if not reason or rung is known[-1]:
+            break
+        skipped.append(f"{rung.name}: {reason}")
+    return Plan(rung.name, "; ".join(skipped) or "the fastest that there is")
+
+
+def _check_shapes(rung: Kernel, arrays: dict[str, Described], direction: str) -> None:
+    """Raise ValueError for shapes, dtypes or strides that the kernel does not take."""
+    q, k = arrays["q"], arrays["k"]
+    for name, array in arrays.items():
+        axes = 3 if name == "lse" else 4
+        if array.ndim != axes:
+            expected = "(B, H, N)" if axes == 3 else "(B, H, N, d)"
+            raise ValueError(f"{name} has shape {array.shape}; expected {axes} axes, {expected}")
+        if 0 in array.shape:
+            raise ValueError(f"{name} has shape {array.shape}; every axis must be at least 1")
+        dtypes = ("float32",) if name == "lse" else rung.dtypes
+        if array.dtype.name not in dtypes:
+            raise ValueError(f"{name} has dtype {array.dtype.name}; {rung.name} takes {', '.join(dtypes)}")
+        if name != "lse" and array.dtype != q.dtype:
+            raise ValueError(f"{name} has dtype {array.dtype.name}; expected {q.dtype.name}, as q has")
+    for name, array in arrays.items():
+        wanted = {"q": q.shape, "k": (q.shape[0], *k.shape[1:3], q.shape[3]), "v": k.shape, "lse": q.shape[:3]}.get(
+            name, q.shape
+        )
+        if array.shape != wanted:
+            raise ValueError(
+                f"{name} has shape {array.shape}; expected {wanted}, to go with q {q.shape} and k {k.shape}"
+            )
+    d, heads, kv_heads = q.shape[3], q.shape[1], k.shape[1]
+    widths = rung.widths(direction)
+    if d not in widths:
+        raise ValueError(
+            f"q has shape {q.shape}, d = {d}; {rung.name} takes d of {', '.join(map(str, widths))} {direction}"
+        )
+    if heads % kv_heads or (heads != kv_heads and not rung.gqa):
+        expected = "a multiple of" if rung.gqa else "as many as"
+        raise ValueError(f"q has {heads} heads; expected {expected} the {kv_heads} heads of k")
+    if max(q.shape[2], k.shape[2]) > LONGEST or q.shape[0] * heads > LONGEST:
+        raise ValueError(f"q has shape {q.shape}, k {k.shape}; expected N and B·H of {LONGEST:,} at most")
+    for name, array in arrays.items():
+        if name != "lse" and array.strides[-1] != array.itemsize:
+            raise ValueError(
+                f"{name} has strides {array.strides} bytes; expected {array.itemsize} for the last axis: contiguous rows"
+            )
+        if any(stride % array.itemsize for stride in array.strides):
+            raise ValueError(
+                f"{name} has strides {array.strides} bytes; expected multiples of its {array.itemsize}-byte items"
+            )
+
+
+def _options(
+    rung: Kernel,
+    arrays: dict[str, Any],
+    rule: Rule,
+    scale: float | None,
+    dropout_p: float,
+    seed: int,
+    blocks: tuple[int, int] | None,
+    count: bool,
+    deterministic: bool = False,
+    direction: str = "forward",
+) -> Options:
+    q, k = arrays["q"], arrays["k"]
+    for name, value in (("count", count), ("deterministic", deterministic)):
+        check_flag(name, value)
+    dropout_p, seed = check_p(dropout_p), check_seed(seed)
+    for name, wanted in zip(TAKES, _asked(rule, dropout_p, blocks, count), strict=True):
+        if wanted and not _takes(rung, name, direction):
+            raise ValueError(
+                f"{'mask, a window,' if name == 'window' else name} is given; kernel {rung.name!r} does not take it"
+            )
+    blocks, mask, window = check_blocks(blocks), rule.mask, rule.window
+    if window is not None and not rung.windows:
+        mask, window = as_array(window, q.shape[2], k.shape[2]), None
+    if mask is not None:
+        onto = (*q.shape[:3], k.shape[2])
+        if mask.dtype.name != "bool":
+            raise ValueError(f"mask has dtype {mask.dtype.name}; expected bool, True = attend")
+        try:
+            mask = import_cupy().broadcast_to(mask, onto)
+        except ValueError:
+            raise ValueError(
+                f"mask has shape {mask.shape}; expected one that broadcasts to (B, H_q, N_q, N_k) = {onto}"
+            ) from None
+    tau = check_scale(scale, q.shape[3])
+    return Options(
+        tau,
+        rule.causal,
+        dropout_p,
+        seed,
+        mask,
+        window,
+        rule.block_mask,
+        blocks,
+        deterministic,
+        Counters() if count else None,
+    )
