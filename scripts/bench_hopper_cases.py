@@ -1,13 +1,13 @@
 """Time on Hopper what `flashsim bench` does not, beside cuDNN and FlashAttention where PyTorch has them.
 
-Decoding, sliding windows, block-sparse attention; the backward pass, deterministic or not, and with dropout; 8 bits.
+Decoding, sliding windows, block-sparse attention; the backward pass, deterministic or not, and with dropout; 8 bits; d = 256.
 
 python scripts/bench_hopper_cases.py                    # on a machine with a GPU: figures/gpu_hopper_cases.json
 python scripts/bench_hopper_cases.py --only backward -o figures/gpu_hopper_backward.json
 
 All take turns in one run; what is kept are medians of 9 rounds of 30 ms. A forward call is replayed as a graph, as programs
 that decode do it: what is timed is the GPU. Rates are of bytes that must move: K and V in decoding, Q, K, V, O with a window.
-Of the backward pass they are TFLOP/s, of five products.
+Of the backward pass they are TFLOP/s, of five products; of 8 bits and d = 256, of two.
 """
 
 from __future__ import annotations
@@ -161,6 +161,18 @@ def eight_bits() -> Iterator[dict[str, Any]]:
     yield {"case": "fp8 errors", "N": 2048, "d": 128, "of inputs": off(wanted, exact), **errors}
 
 
+def heads_of_256() -> Iterator[dict[str, Any]]:
+    """Yield cases as `eight_bits`, of d = 256: H d = 2048, B N = 16384."""
+    for N in (512, 1024, 2048, 4096, 16_384):
+        for causal in (False, True):
+            setting = Setting(N, 256, causal, H=8)
+            q, k, v = arrays(setting, 3)
+            ms = race({"hopper": captured(q, k, v, kernel="hopper", causal=causal), **peers(q, k, v, causal=causal)})
+            tflops = {name: round(setting.flops / taken / 1e9, 1) for name, taken in ms.items()}
+            sizes = {"N": N, "d": 256, "causal": causal, "B": setting.batch, "H": 8}
+            yield {"case": "heads256", **sizes, "ms": ms, "tflops": tflops}
+
+
 MHZ = r"""extern "C" __global__ void mhz(long long* found) {
     const auto ns = [] { long long t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; };
     const long long start = ns(), cycles = clock64();
@@ -311,6 +323,7 @@ CASES: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "block-sparse": block_sparse,
     "backward": backward,
     "fp8": eight_bits,
+    "heads256": heads_of_256,
     "clocks": clocks,
     "host": host,
 }

@@ -223,7 +223,7 @@ def test_a_bug_is_planted_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> No
         ("100", "float16", 128, True, (), "tensor_core", "hopper: the GPU has compute capability 100"),
         ("90", "float16", 32, True, (), "tensor_core", "hopper: d is 32"),
         ("90", "float16", 256, True, ("causal", "window", "block_mask", "count"), "hopper", "does not take d = 256"),
-        ("90", "float16", 256, True, ("dropout_p",), "q_outer", "hopper: takes dropout with d below 256"),
+        ("90", "float16", 256, True, ("dropout_p",), "hopper", "does not take d = 256"),
         ("80", "float16", 256, True, (), "q_outer", "hopper: the GPU has compute capability 80"),
         ("90", "float16", 64, True, ("dropout_p", "causal", "count"), "hopper", "280 queries"),
         ("90", "float16", 64, True, ("mask",), "q_outer", "tensor_core: does not take mask"),
@@ -315,9 +315,17 @@ def test_the_plan_of_a_backward_pass(capability: str, d: int, asked: tuple[str, 
 
 def test_hoppers_tiles() -> None:
     found = [hopper.choose_tiles(64, kind) for kind in hopper.KINDS]
-    assert [(tiles.B_r, tiles.sums) for tiles in found] == [(256, True), (256, True), (256, False), (128, True)]
+    assert [(tiles.B_r, tiles.sums) for tiles in found] == [(256, True), (128, True), (128, False), (128, True)]
+    assert hopper.choose_tiles(64, "WINDOW", begun=True) == hopper.PAIR
+    begun = [hopper.all_begin((9, right), 100, 164) for right in (-1, 0, 1, 63, 64, 99)]
+    assert begun == [True, True, False, False, True, True]
     assert hopper.choose_tiles(64, "FULL", dropout=True) == hopper.SMALL._replace(sums=False)
     assert hopper.choose_tiles(64, "FULL", blocks=(256, 64)) == hopper.FINE
+    listed = hopper.choose_tiles(64, "LISTED", blocks=(128, 128))
+    assert listed == hopper.PAIR._replace(abreast=2)
+    assert [tiles.teams(64) for tiles in (hopper.FINE, hopper.PAIR, hopper.SMALL)] == [1, 2, 1]
+    assert hopper.choose_tiles(64, "CAUSAL", blocks=(128, 64)) == hopper.PAIR
+    assert hopper.choose_tiles(64, "LISTED", dropout=True) == hopper.SMALL._replace(sums=False)
     assert hopper.choose_tiles(128, "WINDOW") == hopper.WIDE
     with pytest.raises(
         ValueError, match=r"blocks is \(64, 64\); hopper takes \(128, 128\) where d = 128, with a window"
@@ -325,8 +333,8 @@ def test_hoppers_tiles() -> None:
         hopper.choose_tiles(128, "WINDOW", blocks=(64, 64))
     assert hopper.choose_tiles(256, "LISTED") == hopper.DEEP._replace(sums=False)
     assert hopper.choose_tiles(128, "CAUSAL") in hopper.steps(128).values()
-    with pytest.raises(ValueError, match="dropout_p is given and d is 256; hopper takes dropout with d below 256"):
-        hopper.choose_tiles(256, "FULL", dropout=True)
+    assert hopper.choose_tiles(256, "WINDOW", dropout=True) == hopper.DEEP._replace(sums=False)
+    assert [hopper.as_list(256, "WINDOW", drops) for drops in (False, True)] == ["WINDOW", "LISTED"]
     most = 227 * 1024  # of a block's shared memory on Hopper
     assert all(tiles.shared_bytes(d) <= most for d in hopper.TILES for tiles in hopper.TILES[d])
     assert all(hopper_backward.shared_bytes(d) <= most for d in hopper_backward.HEAD_DIMS)

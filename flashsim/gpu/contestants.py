@@ -107,10 +107,8 @@ def share(name: str, setting: Setting) -> float:
         keys = np.minimum(rows, window.left) + 1 + np.minimum(N - 1 - rows, window.right)
         return float(keys.sum()) / N**2
     if "block_mask" in more:
-        tiles = hopper.choose_tiles(setting.d, "LISTED")
-        T_r, T_c = -(-N // tiles.B_r), -(-N // tiles.B_c)
-        rows, columns = (np.diff([*range(0, N, B), N]) for B in (tiles.B_r, tiles.B_c))
-        return float(rows @ more["block_mask"](T_r, T_c) @ columns) / N**2
+        rows, columns = (np.diff([*range(0, N, B), N]) for B in hopper.choose_tiles(setting.d, "LISTED").blocks)
+        return float(rows @ more["block_mask"](len(rows), len(columns)) @ columns) / N**2
     return 1.0
 
 

@@ -2,13 +2,13 @@
 
 The backward pass is `hopper_backward`'s.
 
-The kernel needs a GPU of compute capability 9.0 and d of 64, 128 or, forward and without dropout, 256. Elsewhere this rung
+The kernel needs a GPU of compute capability 9.0 and d of 64, 128 or, forward, 256. Elsewhere this rung
 runs `tensor_core` in its place, if that takes d, with a RuntimeWarning; `flashsim.gpu.plan` says so beforehand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ FILE = "hopper.cu"
 ARRAYS = ("Q", "K", "V", "O", "L")
 ELEMENTS = tensor_core.ELEMENTS
 HEAD_DIMS = (64, 128, 256)  # the kernel's; the rung takes tensor_core's too
-WIDEST = 256  # for which there are no registers for Philox, and no backward pass
+WIDEST = 256  # which has no backward pass
 ROWS, O_ROWS = 64, 16  # of Q_i that a warpgroup has; of O_i that are stored at a time: a warp's
 O_COLUMNS = 128  # of O_i at most that are stored at a time
 MOST = 2**31 - 2**16  # row blocks, counted in 32 bits
@@ -47,6 +47,7 @@ class Tiles(NamedTuple):
     sums        of whole tiles no maximum is found, unless sums of weights say that it has grown by much
     turns       consumers start their products one after the other
     persistent  a block of threads takes row block after row block; otherwise it has one
+    abreast     how many tiles, side by side, a block mask's block is
     """
 
     B_r: int
@@ -55,6 +56,16 @@ class Tiles(NamedTuple):
     sums: bool = True
     turns: bool = False
     persistent: bool = True
+    abreast: int = 1
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """What is asked for as (B_r, B_c): a block mask's blocks."""
+        return self.B_r, self.B_c * self.abreast
+
+    def teams(self, d: int) -> int:
+        """Return how many row blocks a block of threads has at a time: kernels/hopper.cu's TEAMS."""
+        return 256 // self.B_r if d == self.B_c == 64 else 1
 
     def function(self, dtype: str, d: int, kind: str, dropout: bool) -> str:
         """Return the kernel's name for one case."""
@@ -63,35 +74,49 @@ class Tiles(NamedTuple):
 
     def shared_bytes(self, d: int) -> int:
         """Return the shared memory of Q_i, K_j, V_j, O_i, each tile's pair of barriers, and the row blocks' numbers."""
-        Q_stages, stages = (2, 8) if d == self.B_c == 64 else (1, 2)
+        Q_stages, stages = (2, self.B_r // 32) if d == self.B_c == 64 else (1, 2)
         tiles = 2 * (d * (Q_stages * self.B_r + 2 * stages * self.B_c) + min(d, O_COLUMNS) * self.B_r)
-        return tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * 12
+        return self.teams(d) * (tiles + (Q_stages + 2 * stages) * 16 + (Q_stages + 1) * 12)
 
 
 WIDE, SMALL, DEEP = Tiles(128, 128), Tiles(128, 128), Tiles(128, 64)
-FINE = Tiles(256, 64)
-TILES = {256: (DEEP,), 128: (WIDE,), 64: (FINE, SMALL)}
+FINE, PAIR = Tiles(256, 64), Tiles(128, 64)
+TILES = {256: (DEEP,), 128: (WIDE,), 64: (FINE, SMALL, PAIR)}  # without a mask; with dropout; with one, without dropout
 KINDS = ("FULL", "CAUSAL", "WINDOW", "LISTED")  # of masks, as the kernel calls them
 
 
 @lru_cache(maxsize=1024)
-def choose_tiles(d: int, kind: str, dropout: bool = False, blocks: tuple[int, int] | None = None) -> Tiles:
-    """Return what the kernel is compiled for; ValueError for other blocks, and where it is for nothing.
+def choose_tiles(
+    d: int, kind: str, dropout: bool = False, blocks: tuple[int, int] | None = None, *, begun: bool = False
+) -> Tiles:
+    """Return what the kernel is compiled for; ValueError for other blocks.
 
-    More than two consumers have too few registers for Philox; for `sums` two have, of d = 128 at most, others without a window.
+    More than two consumers have too few registers for Philox, and d = 256 with a window or a list for `sums`. In windows of
+    d = 64 these pay if all rows have begun with the first tile of their warpgroup: if they see some of it.
     """
-    if dropout and d == WIDEST:
-        raise ValueError(f"dropout_p is given and d is {d}; hopper takes dropout with d below {WIDEST}")
-    tiles = TILES[d][-1 if dropout or kind == "LISTED" else 0]
-    if blocks not in (None, (tiles.B_r, tiles.B_c)):
-        of = {"WINDOW": ", with a window", "LISTED": ", with a block mask"}.get(kind, "") + ", with dropout" * dropout
-        raise ValueError(f"blocks is {blocks}; hopper takes ({tiles.B_r}, {tiles.B_c}) where d = {d}{of}")
-    room = tiles == WIDE or kind in ("FULL", "CAUSAL")
-    return tiles._replace(sums=room and not dropout)
+    tiles = TILES[d][min(1 if dropout else 2 if kind != "FULL" else 0, len(TILES[d]) - 1)]
+    if (d, kind, dropout) == (64, "LISTED", False):
+        tiles = tiles._replace(abreast=2)
+    if blocks not in (None, tiles.blocks):
+        masks = {"CAUSAL": ", causal", "WINDOW": ", with a window", "LISTED": ", with a block mask"}
+        of = masks.get(kind, "") + ", with dropout" * dropout
+        raise ValueError(f"blocks is {blocks}; hopper takes {tiles.blocks} where d = {d}{of}")
+    sums = {256: kind in ("FULL", "CAUSAL"), 128: True, 64: kind != "WINDOW" or begun}[d]
+    return tiles._replace(sums=sums and not dropout)
+
+
+def all_begin(window: tuple[int, int], N_q: int, N_k: int) -> bool:
+    """Return whether each of 64 rows in a row sees a key of the last tile of 64 of which one of them does."""
+    return window[1] == -1 or window[1] >= N_q - 1 or (N_k - N_q + window[1]) % ROWS == 0
+
+
+def as_list(d: int, kind: str, dropout: bool) -> str:
+    """Return the kind that is launched: a window whose edges leave no registers for Philox is a list of all tiles."""
+    return "LISTED" if (d, kind, dropout) == (WIDEST, "WINDOW", True) else kind
 
 
 def steps(d: int) -> dict[str, Tiles]:
-    """Return the kernel without its ideas, and with one more each time; what `forward` takes is the last but one."""
+    """Return the kernel without its ideas, and with one more each time; `forward` takes, without a mask, the last but one."""
     tiles = TILES[d][0]._replace(turns=False, lazy=False, sums=False, persistent=False)
     found = {"plain": tiles}
     for idea in ("persistent", "lazy", "sums", "turns"):
@@ -101,12 +126,12 @@ def steps(d: int) -> dict[str, Tiles]:
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
-    """Return (B_r, B_c), forward with neither dropout nor block mask."""
+    """Return (B_r, B_c), forward with neither dropout nor mask."""
     if d not in TILES:
         return tensor_core.block_sizes(d)
     if direction == "backward":
         return hopper_backward.choose_blocks(d)
-    return TILES[d][0].B_r, TILES[d][0].B_c
+    return TILES[d][0].blocks
 
 
 def why_not(capability: str, d: int) -> str:
@@ -143,11 +168,14 @@ def launch(tiles: Tiles | None, q: Any, k: Any, v: Any, o: Any, lse: Any, option
 def prepared(tiles: Tiles | None, device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
     """Return what fills o and lse for arrays of these shapes, strides and dtypes, with these tiles or the fastest."""
     kind = kind_of(options)
-    tiles = tiles or choose_tiles(q.shape[3], kind, options.dropout_p > 0, options.blocks)
+    begun = options.window is not None and all_begin(options.window, q.shape[2], k.shape[2])
+    tiles = tiles or choose_tiles(q.shape[3], kind, options.dropout_p > 0, options.blocks, begun=begun)
     window, drops = options.window or (-1, 0 if options.causal else -1), (options.dropout_p, options.seed)
     lists: Any = ()
+    kind = as_list(q.shape[3], kind, options.dropout_p > 0)
     if kind == "LISTED":
-        lists = _listed(device, tiles, options.block_mask, window, q.shape[2], k.shape[2])
+        computed = options.block_mask if options.block_mask is not None else _everything
+        lists = _listed(device, tiles, computed, window, q.shape[2], k.shape[2])
     listed = tuple(array.data.ptr for array in lists)
     strides, asked = (q.strides, k.strides, v.strides), (options.scale, drops, listed, options.counters is not None)
     start = _launch(device, tiles, q.shape, k.shape, strides, q.dtype, wants_L, kind, window, *asked)
@@ -193,8 +221,8 @@ def _launch(
     problem["dropout"] = dropout(*drops)
     name, shared = tiles.function(dtype.name, d, kind, drops[0] > 0), tiles.shared_bytes(d)
     (kernel,) = ready(device, FILE, (name,), name, shared, counting)
-    blocks = min(attributes["MultiProcessorCount"] if tiles.persistent else row_blocks, row_blocks)
-    threads = 128 * (tiles.B_r // ROWS + 1)
+    wanted, threads = -(-row_blocks // tiles.teams(d)), 128 * (tiles.teams(d) * tiles.B_r // ROWS + 1)
+    blocks = min(attributes["MultiProcessorCount"], wanted) if tiles.persistent else wanted
     shapes, given = (q, k, k, q), (*strides, contiguous(q, dtype.itemsize))
     boxes = (tiles.B_r,), (tiles.B_c,), (tiles.B_c,), (O_ROWS, O_COLUMNS)
     sides = tuple(zip("qkvo", shapes, given, boxes, strict=True))
@@ -208,21 +236,28 @@ def _launch(
     return Launch(kernel, blocks, threads, shared, arguments)
 
 
+def _everything(*tiles: int) -> Any:
+    return np.ones(tiles, bool)
+
+
 def _listed(device: int, tiles: Tiles, block_mask: Any, window: tuple[int, int], N_q: int, N_k: int) -> tuple[Any, Any]:
     """Return where each row block's live tiles start in their list, and the list: arrays on the GPU."""
-    blocks = Blocks(tiles.B_r, tiles.B_c, -(-N_q // tiles.B_r), -(-N_k // tiles.B_c))
-    shape = Shape(N_q, N_k, 1, 1)
+    B_r, B_c = tiles.blocks
+    blocks, shape = Blocks(B_r, B_c, -(-N_q // B_r), -(-N_k // B_c)), Shape(N_q, N_k, 1, 1)
     computed = check_tiles(block_mask, blocks, shape)
-    return _on_gpu(device, np.packbits(computed).tobytes(), blocks, shape, window)
+    return _on_gpu(device, np.packbits(computed).tobytes(), blocks, shape, window, tiles.B_c)
 
 
 @lru_cache(maxsize=64)
-def _on_gpu(device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tuple[int, int]) -> tuple[Any, Any]:
+def _on_gpu(
+    device: int, bits: bytes, blocks: Blocks, shape: Shape, window: tuple[int, int], B_c: int
+) -> tuple[Any, Any]:
     T = blocks.T_r, blocks.T_c
     computed = np.unpackbits(np.frombuffer(bits, np.uint8), count=T[0] * T[1]).reshape(T).astype(bool)
     rows, columns = np.arange(T[0])[:, None] * blocks.B_r, np.arange(T[1]) * blocks.B_c
     ends = np.minimum(rows + blocks.B_r, shape.N_q), np.minimum(columns + blocks.B_c, shape.N_k)
     computed &= SlidingWindow(*window).live(rows, ends[0], columns, ends[1], shape, ())
+    computed = computed.repeat(blocks.B_c // B_c, axis=1)[:, : -(-shape.N_k // B_c)]
     starts = np.concatenate([[0], computed.sum(axis=1).cumsum()])
     cupy = import_cupy()
     found = cupy.asarray(starts, "int32"), cupy.asarray(np.nonzero(computed)[1], "int32")
@@ -239,11 +274,6 @@ def backward(q: Any, k: Any, v: Any, o: Any, lse: Any, do: Any, dq: Any, dk: Any
 def prepare_backward(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> Prepared | None:
     """Return `backward` for arrays of these shapes, strides and dtypes, or None as `prepare`."""
     return None if why_not(capability(device), q.shape[3]) else hopper_backward.prepared(device, q, k, v, do, options)
-
-
-def unmade(d: int, asked: Sequence[str]) -> str:
-    """Return why there is no kernel for this, or ""."""
-    return f"takes dropout with d below {WIDEST}" if d == WIDEST and "dropout_p" in asked else ""
 
 
 def _another_runs(q: Any, options: Options) -> bool:
@@ -265,8 +295,9 @@ def _another_runs(q: Any, options: Options) -> bool:
 def _functions(dtype: str, count: bool) -> Iterator[str]:
     """Yield what the tests compile: with dropout in float16."""
     for d, kind, drops in product(HEAD_DIMS, KINDS, (False, True)):
-        if not drops or (dtype == "float16" and not count and d < WIDEST):
+        if (not drops or (dtype == "float16" and not count)) and as_list(d, kind, drops) == kind:
             yield choose_tiles(d, kind, drops).function(dtype, d, kind, drops)
+    yield choose_tiles(64, "WINDOW", begun=True).function(dtype, 64, "WINDOW", False)
 
 
 KERNEL = Kernel(
@@ -295,5 +326,4 @@ KERNEL = Kernel(
     aligned=True,
     choose_blocks=choose_blocks,
     why_not=why_not,
-    unmade=unmade,
 )

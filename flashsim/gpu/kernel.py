@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,6 @@ class Kernel:
     choose_blocks (d, dtype, direction) -> (B_r, B_c) that it takes by itself, or None where it has no such sizes
     why_not      (capability, d) -> why a GPU of this compute capability, "90", cannot run it, or ""
     unsuited     (q's shape, k's) -> why arrays of these shapes are not for it, or ""
-    unmade       (d, the names of what is asked for) -> why it has no kernel for these together, or ""
     forward      (q, k, v, o, lse, options): fills o (B, H_q, N_q, d) and, unless None, lse (B, H_q, N_q), float32
     backward     (q, k, v, o, lse, do, dq, dk, dv, options): fills dq, dk, dv, shaped as q, k, v; or None
     prepare      (device, q, k, v, whether lse is wanted, options) -> a `launching.Prepared` that does as `forward` for arrays
@@ -119,7 +118,6 @@ class Kernel:
     choose_blocks: Callable[[int, str, str], tuple[int, int]] | None = None
     why_not: Callable[[str, int], str] | None = None
     unsuited: Callable[[tuple[int, ...], tuple[int, ...]], str] | None = None
-    unmade: Callable[[int, Sequence[str]], str] | None = None
 
     def widths(self, direction: str) -> tuple[int, ...]:
         """Return the widths d that it takes in a direction."""

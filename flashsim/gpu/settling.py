@@ -201,8 +201,9 @@ def _plan(
     d, shapes_known = q[-1] if q else 0, len(q) == len(k) == 4
     known = rungs.fastest(direction, dtype.name)
     for rung in known:
-        wants = [what for what, wanted in zip(TAKES, asked, strict=True) if wanted]
-        lacks = [what for what in wants if not _takes(rung, what, direction)]
+        lacks = [
+            what for what, wanted in zip(TAKES, asked, strict=True) if wanted and not _takes(rung, what, direction)
+        ]
         reason = (
             f"does not take {dtype.name}" * (dtype.name not in rung.dtypes)
             or f"does not take d = {d}" * (d not in rung.widths(direction))
@@ -210,7 +211,6 @@ def _plan(
             or (rung.unsuited(q, k) if rung.unsuited and shapes_known else "")
             or "needs rows that start at multiples of 16 bytes" * (rung.aligned and not aligned)
             or f"does not take {' and '.join(lacks)}" * bool(lacks)
-            or (rung.unmade(d, wants) if rung.unmade else "")
         )
         if not reason or rung is known[-1]:
             break

@@ -71,9 +71,9 @@ def steps(setting: Setting) -> Iterator[Step]:
             yield Step(rung.name, rung, tensor_core.block_sizes(setting.d) if rung.name == "tensor_core" else chosen)
         elif not hopper.why_not(capability(current_device()), setting.d):
             for name, tiles in hopper.steps(setting.d).items():
-                yield Step(f"hopper, {name}", rung, (tiles.B_r, tiles.B_c), tiles)
+                yield Step(f"hopper, {name}", rung, tiles.blocks, tiles)
             tiles = hopper.choose_tiles(setting.d, hopper.kind_of(Options(1.0, setting.causal)))
-            yield Step("hopper", rung, (tiles.B_r, tiles.B_c))
+            yield Step("hopper", rung, tiles.blocks)
 
 
 def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None) -> dict[str, Any]:

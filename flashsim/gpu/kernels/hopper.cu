@@ -13,15 +13,18 @@
 //
 // Roles. A block of threads is a producer, one thread of which starts all copies, and 2 or 4 consumers, warpgroups of 128
 // threads that have 64 rows of Q_i each. One block a multiprocessor, which takes row block after row block until none is left.
+// Four consumers of row blocks of 128 are two teams, each with a thread that copies, barriers and shared memory of its own.
 //
 //     d      B_r × B_c    consumers × registers, producer's    shared memory: Q_i + K_j + V_j + O_i
-//     256    128 × 64     2 × 232, 40     no dropout           64 + 2·32 + 2·32 + 32 = 224 KB; O_i leaves by halves
+//     256    128 × 64     2 × 232, 40                          64 + 2·32 + 2·32 + 32 = 224 KB; O_i leaves by halves
 //     128    128 × 128    2 × 232, 40                          32 + 2·32 + 2·32 + 32 = 192 KB
-//     64     256 × 64     4 × 112, 32                          2·32 + 8·8 + 8·8 + 32 = 224 KB
-//     64     128 × 128    2 × 232, 40     dropout, block masks 16 + 2·16 + 2·16 + 16 = 96 KB
+//     64     256 × 64     4 × 112, 32     full                 2·32 + 8·8 + 8·8 + 32 = 224 KB
+//     64     128 × 64     2·2 × 112, 32   causal, any mask     2·(2·16 + 4·8 + 4·8 + 16) = 224 KB
+//     64     128 × 128    2 × 232, 40     dropout              16 + 2·16 + 2·16 + 16 = 96 KB
 //
 // A consumer's thread holds S_ij (B_c/2 registers), P̃_ij as operands (B_c/4), O_i (d/2), and to do without maxima the next
-// P̃_ij (B_c/4) beside S_ij. For that there is no room in windows of d = 64, and in windows and block masks of d = 256.
+// P̃_ij (B_c/4) beside S_ij. For that there is no room in windows and block masks of d = 256; nor, in its windows, for Philox:
+// with dropout these are lists.
 //
 // Order of events: time runs to the right, tiles from the last to the first, since only the last ones need masks.
 //
@@ -38,8 +41,8 @@
 //   of the warp says whether it must ask neighbours for their maxima.
 // - Sums for maxima: a whole tile's weights are found with the m of before, and only if their sums say so, again. The scores stay
 //   till then. 64 maxima a thread and tile less, and exponentials start at once. d = 128, full / causal: 1.07 / 1.00 of the rate
-//   at N = 512, 1.09 / 1.04 at 1024, 1.13 / 1.13 at 16384; d = 64: 1.08 / 1.10, 1.12 / 1.10 and 1.14 / 1.12; d = 256, at 1024, 4096
-//   and 16384: 1.05 / 1.05, 0.97 / 1.04 and 1.02 / 1.00. Before, a tile of d = 128 took 2550 cycles at 1.41 GHz, 2048 of
+//   at N = 512, 1.09 / 1.04 at 1024, 1.13 / 1.13 at 16384; d = 64: 1.08 / 1.10, 1.12 / 1.10 and 1.14 / 1.12; d = 256, at 1024, 2048,
+//   4096 and 16384: 1.01 / 1.02, 0.96 / 1.04, 1.00 / 1.02 and 0.99 / –. Before, a tile of d = 128 took 2550 cycles at 1.41 GHz, 2048 of
 //   products; its consumer spent 1300 on exponentials.
 // - Turns: a consumer starts its two products together, and then the next one does, so that their exponentials fall in
 //   different times. Three consumers had use for it (423 for 402); two have not (0.97 to 1.01 of the rate), and four do not see
@@ -51,12 +54,20 @@
 // - Four consumers with tiles half as wide, d = 64: more warpgroups that wait at different times, and a warpgroup passes by the
 //   tiles that its own 64 rows do not see. Of three with 192 × 128 and turns: 1.21 / 1.53 at N = 1024, 1.08 / 1.12 at 16384. K_j
 //   and V_j come together there: half the barriers. 192 × 96: 0.97 / 1.05 and 1.06 / 1.06.
+// - Two teams, d = 64: all four still wait at different times, but a row block is over when two are done. Causally 1.03,
+//   1.03, 1.02 and 1.01 of the rate at N = 512, 1024, 4096 and 16384; full 0.98 to 0.99.
 // - Masks (Kind): row blocks know their live tiles, from the window's edges or from a list, and nobody loads or waits for others.
-//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 of a copy's rate; FlashAttention-4's at 0.34. With a block mask
-//   of s of the tiles, d = 128, N = 16384, it takes 1.09 s of the time for s = 1/2.
-//   A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see are freed when
-//   the next has come that it does: 1.02 to 1.04 together, half of that each. Worse there: three consumers 0.90, no lazy rescaling
-//   0.94, the next row block's S_ij started before O_i is written 0.92, one loop for all tiles 0.99 to 1.03.
+//   d = 64, N = 16384, a block mask of s = 1/2 of the tiles: 0.97 of the dense kernel's rate, with one team of 128 × 128 0.68;
+//   s = 1/4 0.94, not 0.64; d = 128: 0.86 to 0.93 and 0.91. What a consumer looks up in a list it looks up for masked tiles alone,
+//   before 0.89 of that rate with two teams.
+//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 of a copy's rate; FlashAttention-4's at 0.35. Two teams are worth
+//   1.00 there, 1.02 in (64, 63), 1.05 in (255, 0). Sums for maxima: 1.02 with two teams where each row sees some of its first
+//   tile; else, in (64, 63), 0.91 to 0.93, as rows without a maximum ask for it. Where the card's power binds, at
+//   1.5 GHz, it is 0.70 of a copy.
+//   Worse: groups of 16 columns that a warp does not see left out of masked tiles 0.97 to 0.98; three consumers 0.90, no lazy
+//   rescaling 0.94, the next row block's S_ij started before O_i is written 0.92, one loop for all tiles 0.99 to 1.03.
+//   A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see are freed
+//   when the next has come that it does: 1.02 to 1.04 together, half of that each.
 // - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
 //   From |m c| = 2^24 on that rounding could overflow, and S − m is taken first.
 // - Of no use at d = 128: Q_i as operands in registers (0.99 to 1.02), two blocks that share K_j, V_j by multicast (0.99 full, 0.87
@@ -135,14 +146,27 @@ template <Kind kind, int B_c> __device__ inline Range seen_by_all(const Problem&
     return {kind <= CAUSAL ? 0 : (max(0, begin_of<kind>(p, top) + rows - 1) + B_c - 1) / B_c, end / B_c};
 }
 
-// The live tiles of row block i; the n-th of all that are listed.
+// The live tiles of row block i; if they are listed they are counted from the block's first.
 template <Kind kind, int B_r, int B_c> __device__ inline Range live_tiles(const Problem& p, int i) {
-    if (kind == LISTED) return {__ldg(p.starts + i), __ldg(p.starts + i + 1)};
+    if (kind == LISTED) return {0, __ldg(p.starts + i + 1) - __ldg(p.starts + i)};
     return seen_by_some<kind, B_c>(p, i * B_r, B_r);
 }
-template <Kind kind> __device__ inline int tile(const Problem& p, int n) { return kind == LISTED ? __ldg(p.tiles + n) : n; }
+template <Kind kind> __device__ inline int tile(const Problem& p, int i, int t) {
+    return kind == LISTED ? __ldg(p.tiles + __ldg(p.starts + i) + t) : t;
+}
 
-// Named barriers: 1 + w, when it is warpgroup w's turn; TOGETHER + w, all of warpgroup w.
+// Those of them without a mask for 64 rows from `top` on.
+template <Kind kind, int B_c> __device__ inline Range whole_tiles(const Problem& p, int i, Range live, int top) {
+    Range whole = seen_by_all<kind, B_c>(p, top, 64);
+    if (kind == LISTED) {
+        while (live.begin < live.end && tile<kind>(p, i, live.end - 1) >= whole.end) --live.end;
+        while (live.begin < live.end && tile<kind>(p, i, live.begin) < whole.begin) ++live.begin;
+        whole = live;
+    }
+    return whole;
+}
+
+// Named barriers: 1 + w, when it is warpgroup w's turn; TOGETHER and on, all of a block's warpgroup.
 constexpr int TOGETHER = 8;
 template <bool turns, int consumers> struct Turn {
     int mine, next;
@@ -164,25 +188,31 @@ template <int d, int B_r, int B_c> struct Memory {
     static constexpr int O_COLUMNS = d < 128 ? d : 128;  // that leave at a time
     static constexpr int consumers = B_r / 64, Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2, O_BYTES = B_r * O_COLUMNS * 2;
     static constexpr bool JOINT = d == 64 && B_c == 64;  // K_j and V_j come, and are free, together: K_j's barriers are V_j's
-    static constexpr int Q_STAGES = JOINT ? 2 : 1, STAGES = JOINT ? 8 : 2;
+    static constexpr int TEAMS = JOINT ? 4 / consumers : 1;  // each with row blocks, and all of this, of its own
+    static constexpr int Q_STAGES = JOINT ? 2 : 1, STAGES = JOINT ? 2 * consumers : 2;  // from 3 on, where they are joint
+    static_assert(!JOINT || STAGES > 2, "a tile is awaited before the one two before it is free");
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
-    static constexpr int END = O_AT + O_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES) * 16;
+    static constexpr int END = O_AT + O_BYTES, BARRIERS = (Q_STAGES + 2 * STAGES) * 16, NUMBERS = (Q_STAGES + 1) * 12;
     typedef Ring<Q_STAGES, Q_BYTES> RingQ;
     typedef Ring<STAGES, KV_BYTES> RingKV;
     RingQ Q_i;
     RingKV K_j, V_j;
     RowBlock* row_blocks;
+    int team;
 
-    __device__ explicit Memory(char* shared) {
-        const Word base = __cvta_generic_to_shared(shared);
-        Q_i = {base, base + END};
-        K_j = {base + K_AT, base + END + RingQ::BARRIER_BYTES};
-        V_j = {base + V_AT, base + END + RingQ::BARRIER_BYTES + (JOINT ? 0 : RingKV::BARRIER_BYTES)};
-        row_blocks = reinterpret_cast<RowBlock*>(shared + NUMBERS_AT);
+    __device__ Memory(char* shared, int team) : team(team) {
+        const Word all = __cvta_generic_to_shared(shared), base = all + team * END;
+        const Word barriers = all + TEAMS * END + team * BARRIERS;
+        Q_i = {base, barriers};
+        K_j = {base + K_AT, barriers + RingQ::BARRIER_BYTES};
+        V_j = {base + V_AT, barriers + RingQ::BARRIER_BYTES + (JOINT ? 0 : RingKV::BARRIER_BYTES)};
+        row_blocks = reinterpret_cast<RowBlock*>(shared + TEAMS * (END + BARRIERS) + team * NUMBERS);
     }
     __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }  // as long as anybody is at the q-th
+    // By the threads that copy: a team's is the first of a warp.
+    __device__ static bool copies() { return threadIdx.x % 32 == 0 && threadIdx.x / 32 < TEAMS; }
     __device__ void init() const {
-        if (threadIdx.x == 0) {
+        if (copies()) {
             Q_i.init(4 * consumers), K_j.init(4 * consumers);  // a warp each
             if (!JOINT) V_j.init(4 * consumers);
         }
@@ -193,6 +223,10 @@ template <int d, int B_r, int B_c> struct Memory {
     __device__ __forceinline__ void wait_K(Word kv) const { K_j.wait_there(kv); }
     __device__ __forceinline__ void wait_V(Word kv) const {
         if (!JOINT) V_j.wait_there(kv);
+    }
+    // Each stage by an address of its own: one that depends on q would stay in a register from tile to tile.
+    __device__ __forceinline__ void free_Q(Word q) const {
+        q % Q_STAGES ? Q_i.free(1).arrive_once_a_warp() : Q_i.free(0).arrive_once_a_warp();
     }
     __device__ __forceinline__ void free_K(Word kv) const {
         if (!JOINT) K_j.free(kv).arrive_once_a_warp();
@@ -208,12 +242,13 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
                                         const TensorMap& V, Word* counter, const Problem& p, Total* totals) {
     constexpr int Q_BYTES = B_r * d * 2, KV_BYTES = B_c * d * 2;
     Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
-    int n = blockIdx.x;
+    int n = blockIdx.x + sram.team * gridDim.x;
     Word kv = 0, q = 0;
 #pragma unroll 1
     for (; n < p.row_blocks; ++q) {
         const RowBlock at = in_order(p, n);
-        n = gridDim.x + atomicInc(counter, p.row_blocks - 1);  // asked for early; as often as there are tiles, so 0 at the end
+        // Asked for early; as often as there are row blocks, so that the counter is 0 at the end.
+        n = sram.TEAMS * gridDim.x + atomicInc(counter, p.row_blocks - 1);
         const int h_kv = at.h / p.group;
         const auto load_V = [&](int j, Word kv) {
             if (!sram.JOINT) {
@@ -231,7 +266,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
             if (sram.JOINT) load_V(j, kv);
         };
         const Range live = live_tiles<kind, B_r, B_c>(p, at.i);
-        int t = live.end - 1, j = t >= live.begin ? tile<kind>(p, t) : 0;
+        int t = live.end - 1, j = t >= live.begin ? tile<kind>(p, at.i, t) : 0;
         if (t >= live.begin) load_K(j, kv);
         sram.Q_i.wait_free(q);
         sram.row_block(q) = at;
@@ -240,7 +275,7 @@ __device__ __forceinline__ void produce(const Memory<d, B_r, B_c>& sram, const T
         Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
 #pragma unroll 1
         for (; t >= live.begin; --t, ++kv) {
-            const int next = t > live.begin ? tile<kind>(p, t - 1) : 0;
+            const int next = t > live.begin ? tile<kind>(p, at.i, t - 1) : 0;
             if (t > live.begin) load_K(next, kv + 1);
             if (!sram.JOINT) load_V(j, kv);
             j = next;
@@ -262,7 +297,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
     const Turn<turns, B_r / 64> turn;
     Word q = 0, kv = 0;  // row blocks, and tiles of K and V, so far
     int passed = 0;      // tiles before kv that are not needed, and still to be freed
-    Range whole;         // the tiles without a mask
+    Range whole;         // the tiles without a mask, of those that it goes through
 
     Rows rows;
     float S_ij[B_c / 8][4], O_i[d / 8][4];
@@ -274,45 +309,57 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
 
     __device__ static Word* in_shared(Word at) { return static_cast<Word*>(__cvta_shared_to_generic(at)); }
 
+    static constexpr bool apart = B_c == 64 && !turns && kind != LISTED;  // a warpgroup passes by what its rows do not see
+    // The tiles of row block i that this warpgroup goes through, and the t-th of them.
+    __device__ __forceinline__ Range its_tiles(int i) const {
+        return apart ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live_tiles<kind, B_r, B_c>(p, i);
+    }
+    __device__ __forceinline__ int tile_of(int t) const {
+        const int i = sram.row_block(q).i;
+        return kind == WINDOW ? its_tiles(i).begin + t : tile<kind>(p, i, t);
+    }
+
     // −∞ for keys that a row does not see: those after its last, and before its first.
-    __device__ __forceinline__ void mask(int j) {
+    __device__ __forceinline__ void mask(int t) {
+        const int j = tile_of(t);
         const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
         const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
-        if (j >= whole.end) {
+        if (t >= whole.end) {
             int end[2];
 #pragma unroll
             for (int r = 0; r < 2; ++r)
                 end[r] = (kind == FULL ? p.N_k : min(p.N_k, end_of<kind>(p, top) + row + 8 * r)) - left;
 #pragma unroll
-            for (int t = 0; t < B_c / 8; ++t)
+            for (int x = 0; x < B_c / 8; ++x)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
+                    if (8 * x + e % 2 >= end[e / 2]) S_ij[x][e] = -INFINITY;
         }
-        if (kind >= WINDOW && j < whole.begin) {
+        if (kind >= WINDOW && t < whole.begin) {
             const int begin = begin_of<kind>(p, top) + row - left;
 #pragma unroll
-            for (int t = 0; t < B_c / 8; ++t)
+            for (int x = 0; x < B_c / 8; ++x)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    if (8 * t + e % 2 < begin + e / 2 * 8) S_ij[t][e] = -INFINITY;
+                    if (8 * x + e % 2 < begin + e / 2 * 8) S_ij[x][e] = -INFINITY;
         }
     }
 
     // 0 for weights that dropout drops; the factor 1/(1 − p) waits for the end.
-    __device__ __forceinline__ void drop(int j) {
+    __device__ __forceinline__ void drop(int t) {
+        const int j = tile_of(t);
         const RowBlock at = sram.row_block(q);
         const int thread = thread_index(), lane = thread % 32, row = at.i * B_r + 64 * w + thread / 32 * 16 + lane / 4;
 #pragma unroll
-        for (int t = 0; t < B_c / 8; t += 4)
+        for (int x = 0; x < B_c / 8; x += 4)
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 Word words[4];  // [2a + b]: of row 8a below, column 8b, and in the lower half 8b + 16, further on
-                philox(words, row, j * B_c + 8 * t + lane % 4 * 2 + e, at.b * p.H + at.h, p.dropout.key_0, p.dropout.key_1);
+                philox(words, row, j * B_c + 8 * x + lane % 4 * 2 + e, at.b * p.H + at.h, p.dropout.key_0, p.dropout.key_1);
 #pragma unroll
                 for (int of = 0; of < 4; ++of) {
-                    if (words[of] <= p.dropout.last) S_ij[t + of % 2][of / 2 * 2 + e] = 0.0f;
-                    if (words[of] << 16 <= p.dropout.last) S_ij[t + of % 2 + 2][of / 2 * 2 + e] = 0.0f;
+                    if (words[of] <= p.dropout.last) S_ij[x + of % 2][of / 2 * 2 + e] = 0.0f;
+                    if (words[of] << 16 <= p.dropout.last) S_ij[x + of % 2 + 2][of / 2 * 2 + e] = 0.0f;
                 }
             }
     }
@@ -326,8 +373,8 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             for (int e = 0; e < 4; ++e) P[t][e] = P_next[t][e] ^ zero;
     }
 
-    // S_ij, P̃_ij of the last tile.
-    __device__ __forceinline__ void begin(int j, bool masked, bool last) {
+    // S_ij, P̃_ij of the last tile, its t-th.
+    __device__ __forceinline__ void begin(int t, bool masked, bool last) {
         sram.wait_K(kv);
 #pragma unroll 1
         for (; passed > 0; --passed) sram.free_V(kv - passed);
@@ -336,17 +383,17 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         turn.pass();
         finish<0>(S_ij);
         sram.free_K(kv);
-        if (last) sram.Q_i.free(q).arrive_once_a_warp();
-        if (masked) mask(j);
+        if (last) sram.free_Q(q);
+        if (masked) mask(t);
         float alpha[2];
         softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
-        if (dropping) drop(j);
+        if (dropping) drop(t);
         if (!last) sram.wait_K(kv + 1);
         round_to_operands<T, B_c>(P_ij, S_ij);
     }
 
-    // S_ij, P̃_ij of tile j while O_i of tile j + 1 is summed.
-    template <bool masked> __device__ __forceinline__ void advance(int j, bool last) {
+    // S_ij, P̃_ij of the t-th while O_i of the one after it is summed.
+    template <bool masked> __device__ __forceinline__ void advance(int t, bool last) {
         turn.take();
         start_scores<T, d, B_c>(S_ij, Q_w(), B_r, sram.K_j.tile(kv + 1));
         sram.wait_V(kv);
@@ -354,15 +401,15 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         turn.pass();
         finish<1>(S_ij);
         sram.free_K(kv + 1);
-        if (last) sram.Q_i.free(q).arrive_once_a_warp();
-        if (masked) mask(j);
+        if (last) sram.free_Q(q);
+        if (masked) mask(t);
         constexpr bool quick = sums && !masked;  // without maxima
         float alpha[2];
         bool grown = false;
         Word P_next[B_c / 16][4];
         if (!quick || !softmax_as_before<T, B_c>(P_next, S_ij, rows, p.c)) {
             grown = softmax<B_c, lazy>(S_ij, rows, alpha, p.c);
-            if (dropping) drop(j);
+            if (dropping) drop(t);
             if (quick) round_to_operands<T, B_c>(P_next, S_ij);
         }
         if (!quick && rows.l[0] + rows.l[1] < 0.0f) __trap();  // never: so the compiler leaves the exponentials above what waits for O_i
@@ -452,7 +499,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             two = p.sign == 0.0f ? 0 : two ^ 0x80008000;
         }
         show_writes();
-        meet(TOGETHER + w, WARPGROUP);
+        meet(TOGETHER + sram.team * Sram::consumers + w, WARPGROUP);
     }
 
     __device__ __forceinline__ void consume(const TensorMap& O, float* L, Total* totals) {
@@ -462,34 +509,35 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             const int i = sram.row_block(q).i;
             if (i < 0) break;
             if (p.sign != 1.0f) apply_sign();
-            whole = seen_by_all<kind, B_c>(p, i * B_r + 64 * w, 64);
 #pragma unroll
             for (int t = 0; t < d / 8; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) O_i[t][e] = 0.0f;
             rows.init();
 
-            const Range live = live_tiles<kind, B_r, B_c>(p, i);
-            const Range mine = B_c == 64 && !turns ? seen_by_some<kind, B_c>(p, i * B_r + 64 * w, 64) : live;
-            if (mine.begin < mine.end) {
-                if (B_c == 64) pass_by(live.end - mine.end);
-                int t = mine.end - 1, j = tile<kind>(p, t);
-                begin(j, j >= whole.end || j < whole.begin, t == mine.begin);
-                const auto next = [&] { return --t >= mine.begin ? j = tile<kind>(p, t) : (j = -1); };
-                next();
+            const Range live = live_tiles<kind, B_r, B_c>(p, i), its = its_tiles(i);
+            whole = whole_tiles<kind, B_c>(p, i, its, i * B_r + 64 * w);
+            if (kind == WINDOW) whole.begin -= its.begin, whole.end -= its.begin;
+            if (its.begin < its.end) {
+                if (apart) pass_by(live.end - its.end);
+                int t = its.end - its.begin - 1;
+                begin(t, t >= whole.end || t < whole.begin, t == 0);
 #pragma unroll 1
-                for (; j >= whole.end; next()) advance<true>(j, t == mine.begin);
+                for (--t; t >= max(0, whole.end); --t) advance<true>(t, t == 0);
 #pragma unroll 1
-                for (; j >= whole.begin; next()) advance<false>(j, t == mine.begin);
+                for (; t >= max(0, whole.begin); --t) advance<false>(t, t == 0);
                 if (kind >= WINDOW) {
 #pragma unroll 1
-                    for (; j >= 0; next()) advance<true>(j, t == mine.begin);
+                    for (; t >= 0; --t) advance<true>(t, t == 0);
                 }
                 end();
-                if (B_c == 64) pass_by(mine.begin - live.begin);
+                if (apart) {
+                    const int i = sram.row_block(q).i;  // again, and what follows: not in registers till now
+                    pass_by(its_tiles(i).begin - live_tiles<kind, B_r, B_c>(p, i).begin);
+                }
             } else {
-                sram.Q_i.free(q).arrive_once_a_warp();
-                if (B_c == 64) skip(live.end - live.begin);
+                sram.free_Q(q);
+                if (apart) skip(live.end - live.begin);
             }
             write(O, L, totals);
         }
@@ -498,19 +546,21 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
 };
 
 template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool turns, bool lazy, bool sums>
-__global__ void __launch_bounds__((B_r / 64 + 1) * WARPGROUP, 1)
+__global__ void __launch_bounds__((Memory<d, B_r, B_c>::TEAMS * (B_r / 64) + 1) * WARPGROUP, 1)
 hopper(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
        const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
-    const Memory<d, B_r, B_c> sram(shared);
+    typedef Memory<d, B_r, B_c> Sram;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), consumer = warp / 4 - 1;  // the same in a warp, for all the compiler sees
+    const int team = Sram::TEAMS == 1 ? 0 : consumer < 0 ? warp : consumer / Sram::consumers;
+    const Sram sram(shared, team);
     sram.init();
-    if (threadIdx.x < WARPGROUP) {
-        keep_registers<B_r == 256 ? 32 : 40>();
-        if (threadIdx.x == 0) produce<kind>(sram, Q, K, V, counter, p, totals);
+    if (consumer < 0) {
+        keep_registers<Sram::JOINT ? 32 : 40>();
+        if (Sram::copies()) produce<kind>(sram, Q, K, V, counter, p, totals);
     } else {
-        take_registers<B_r == 256 ? 112 : 232>();
-        const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
-        Consumer<T, d, B_r, B_c, kind, dropping, turns, lazy, sums> consumer(sram, p, w);
-        consumer.consume(O, L, totals);
+        take_registers<Sram::JOINT ? 112 : 232>();
+        const int w = consumer - team * Sram::consumers;
+        Consumer<T, d, B_r, B_c, kind, dropping, turns, lazy, sums>(sram, p, w).consume(O, L, totals);
     }
 }
