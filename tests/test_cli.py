@@ -16,7 +16,7 @@ import pytest
 import flashsim
 from flashsim import qkv, verify
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.cli import COMMANDS, main
+from flashsim.cli import COMMANDS, inputs, main, parse
 from flashsim.sizes import human_bytes, parse_size
 from flashsim.tables import console, new_table, print_table
 from flashsim.verify import theorems_1_2
@@ -411,3 +411,22 @@ def test_the_sample_runs_exactly_through_both_algorithms() -> None:
         )
         error = np.abs(run.O.astype(np.float64) - flashsim.reference.attention(sample.Q[2], sample.K[2], sample.V[2]))
         assert (error <= bound).all()
+
+
+@pytest.mark.parametrize(
+    ("asked", "M"),
+    [  # line 1's M of blocks of three or four rows, 16 elements a row; more where the blocks need more
+        ("standard", 48),
+        ("standard --blocks 3 4", 64),
+        ("small_cache --blocks 3 4", 64),
+        ("flash --blocks 3 4", 86),
+        ("memory_efficient --backward --blocks 3 4", 71),  # of which its backward pass needs 60
+    ],
+)
+def test_without_m_it_is_line_1_s_of_the_blocks_or_what_they_need(asked: str, M: int) -> None:
+    options = parse(["step", "--N", "12", "--d", "4", "--algorithm", *asked.split()])
+    Q, K, V = inputs.operands(options)
+    algorithm = (BACKWARD if options.backward else FORWARD)[asked.split()[0]]
+    found = inputs.arguments(options, Q, K, V, [algorithm])
+    assert found["M"] == M
+    assert flashsim.forward(asked.split()[0], Q, K, V, **found).sram.peak <= M

@@ -120,6 +120,33 @@ def test_run_backward_takes_the_pass_in_the_same_file(capsys: pytest.CaptureFixt
     assert "backward" in wrong
 
 
+def test_a_mask_from_a_file_and_an_offset_hold_both(capsys: pytest.CaptureFixture[str]) -> None:
+    q = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    np.savez("small.npz", q=q, k=q, v=q)
+    mask = np.arange(8) < np.array([[8]] * 4 + [[2]] * 4)
+    np.save("mask.npy", mask)
+    blocks = "--causal", "--offset", "1", "--blocks", "2", "2", "--algorithm", "split_kv"
+    said(capsys, "run", "--qkv", "small.npz", "--mask", "mask.npy", *blocks)
+    (found,) = json.loads(Path("flashsim-run.json").read_text(encoding="utf-8"))["data"]["algorithms"].values()
+    moved = [
+        flashsim.forward("split_kv", q, q, q, blocks=(2, 2), mask=each).hbm.accesses
+        for each in (flashsim.Causal(1) & flashsim.Dense(mask), flashsim.Dense(mask), flashsim.Causal(1))
+    ]
+    assert found["accesses"] == moved[0]
+    assert moved[0] not in moved[1:]
+
+
+def test_a_file_that_did_not_load_is_read_again(capsys: pytest.CaptureFixture[str]) -> None:
+    count = "count", "later.py:two_sweeps", "--N", "8", "--d", "2"
+    Path("later.py").write_text(TWO_SWEEPS + "\nimport no_such_package\n", encoding="utf-8")
+    for _ in range(2):
+        assert main(count) == 2
+        assert "No module named 'no_such_package'" in capsys.readouterr().err
+    Path("later.py").write_text(TWO_SWEEPS, encoding="utf-8")
+    assert "accesses" in said(capsys, *count)
+    del sys.modules["later"]
+
+
 def test_count_is_by_array_and_by_line_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     size = ("--N", "64", "--d", "8", "--M", "4KB", "--blocks", "16", "16")
     out = said(capsys, "count", "mine.py:two_sweeps", *size)

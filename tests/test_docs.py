@@ -166,13 +166,10 @@ def test_readme_has_every_page_and_pages_are_questions() -> None:
 # -------------------------------------------------------------------------------------------------- numbers and words
 
 
-def test_words_are_defined_as_in_the_code() -> None:
-    """flashsim/masks.py has them for who reads the code."""
-    in_code = dict(re.findall(r"^    (\w+) +(.*)$", (masks.__doc__ or "").partition("Words")[2], re.MULTILINE))
-    on_page = dict(re.findall(r"^\* \*\*(\w+)\*\*: (.*)\.$", text_of(ROOT / "docs" / "words.md"), re.MULTILINE))
-    for word in ("full", "partial", "empty"):
-        assert in_code[word] == on_page[word]
-    assert {"live", "row", "grouped", "folded"} <= in_code.keys()
+def test_the_words_that_the_code_leaves_to_the_page_are_there() -> None:
+    assert "docs/words.md" in (masks.__doc__ or "")
+    words = re.findall(r"\*\*(\w+)\*\*", text_of(ROOT / "docs" / "words.md"))
+    assert {"full", "partial", "empty", "live", "row", "grouped", "folded"} <= {word.lower() for word in words}
 
 
 def test_what_line_1_s_blocks_need_is_counted() -> None:

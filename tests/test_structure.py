@@ -96,3 +96,10 @@ def test_what_reads_its_own_sources_says_that_an_archive_is_no_place_for_it(tmp_
 def test_every_check_of_the_ledger_takes_full_alone() -> None:
     """What checks share returns claims, too, and is none."""
     assert {tuple(signature(check).parameters) for check in checks()} == {("full",)}
+
+
+def test_every_check_of_the_ledger_says_its_source_and_its_claim() -> None:
+    for check in checks():
+        source, _, claim = (check.__doc__ or "").partition(". ")
+        assert source
+        assert claim.endswith("."), check

@@ -23,7 +23,7 @@ def add_inputs(parser: Any) -> None:
     add(parser, "--qkv", help="run on these Q, K, V, as in `flashsim run`")
     add(parser, "--head", help="the head of --qkv, an index into the leading axes")
     add(parser, "--blocks", help="block sizes. Default: as --sizing says for --M; without --M, a quarter of the keys")
-    add(parser, "--M", help="SRAM size: elements (96), or bytes of the dtype (2KB). Default: what these blocks need")
+    add(parser, "--M", help="SRAM: elements (96), or bytes of the dtype (2KB). Default: line 1's, or what blocks need")
     add(parser, "--sizing", "--causal", "--offset", "--dropout")
     add_declared(parser)
     add(parser, "--seed", help="of random operands, and of dropout. Default: 0")
@@ -56,8 +56,8 @@ def gradient(options: argparse.Namespace, Q: Any, V: Any) -> Any:
 def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: Sequence[Algorithm]) -> dict[str, Any]:
     """Return what `flashsim.forward` takes besides the operands, for all of these passes, which have one M.
 
-    Without --M, M is what the blocks need, as a run shows; of one that fails, where it is watched, nothing is asked.
-    Raises ValueError for sizes that make no sense.
+    Without --M, M is line 1's of the largest block, or more where the blocks need more, as a run shows; of one that fails,
+    where it is watched, nothing is asked. Raises ValueError for sizes that make no sense.
     """
     import flashsim
 

@@ -104,12 +104,8 @@ class Problem(NamedTuple):
         """Return the rows of block i, the keys of block j, and the rows' states before these keys and after them."""
         B_r, B_c, Q, K, V = self.blocks.B_r, self.blocks.B_c, self.Q, self.K, self.V
         rows, keys = slice(i * B_r, (i + 1) * B_r), slice(j * B_c, min((j + 1) * B_c, len(K)))
-        return (
-            rows,
-            keys,
-            over(Q[rows], K[: keys.start], V[: keys.start]),
-            over(Q[rows], K[: keys.stop], V[: keys.stop]),
-        )
+        before, after = (over(Q[rows], K[:end], V[:end]) for end in (keys.start, keys.stop))
+        return rows, keys, before, after
 
 
 PROBLEMS = Problem.of(6, 12, 4, 2, 4), Problem.of(5, 10, 3, 2, 3)

@@ -257,15 +257,19 @@ def causal_no_leak(t: Trial) -> Comparisons:
 # ------------------------------------------------------------------------------------------- the kernel against itself
 
 
+def _with_keys(problem: Problem, keys: Array | slice) -> Problem:
+    """Return the problem with these of its keys, in this order."""
+    mask = problem.mask
+    if mask is not None and mask.shape[-1] > 1:
+        mask = mask[..., keys]
+    return problem.but(k=problem.k[:, :, keys], v=problem.v[:, :, keys], mask=mask)
+
+
 @check(fit=lambda case, kernel: replace(case, causal=False) if case.N_k > 1 else None)
 def key_permutation(t: Trial) -> Comparisons:
     """The order of the keys does not matter."""
     problem = t.problem
-    order = t.rng.permutation(problem.score_shape[-1])
-    mask = problem.mask
-    if mask is not None and mask.shape[-1] > 1:
-        mask = mask[..., order]
-    other = problem.but(k=problem.k[:, :, order], v=problem.v[:, :, order], mask=mask)
+    other = _with_keys(problem, t.rng.permutation(problem.score_shape[-1]))
     got = t.kernel.forward(other, t.case.strides)
     yield Comparison("O with keys in another order", got.O, t.out.O, t.both(problem, other), t.defined, other)
 
@@ -312,12 +316,7 @@ def split_and_merge(t: Trial) -> Comparisons:
         whole = problem.but(causal=False, mask=problem.allowed if t.spec.masks else problem.mask)
     near = [N_k // 2] if t.spec.max_shapes else [int(c) for c in t.rng.integers(1, N_k, size=3)]
     edges = sorted({0, N_k, *(t.spec.lengths(1, cut)[1] for cut in near)})
-    parts = []
-    for start, end in pairwise(edges):
-        mask = whole.mask
-        if mask is not None and mask.shape[-1] > 1:
-            mask = mask[..., start:end]
-        parts.append(whole.but(k=whole.k[:, :, start:end], v=whole.v[:, :, start:end], mask=mask))
+    parts = [_with_keys(whole, slice(*ends)) for ends in pairwise(edges)]
     outs = [t.kernel.forward(part, t.case.strides) for part in parts]
     base = np.log(2) if t.spec.lse == "base2" else 1.0
     with np.errstate(all="ignore"):

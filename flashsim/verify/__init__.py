@@ -1,13 +1,14 @@
 """The ledger: every claim of the paper that flashsim checks, the range it was tried on, what was measured, the verdict.
 
-Each check runs one claim and returns a `Claim`; each public function of `MODULES` that returns one is a check. A check that
-raises is a claim that fails. Nothing here is fitted to pass: counts are compared by `==`, constants are derived in
+Each check runs one claim, its docstring, and returns a `Claim`; each public function of `MODULES` that returns one is a check.
+A check that raises is a claim that fails. Nothing here is fitted to pass: counts are compared by `==`, constants are derived in
 `flashsim.theory`, and rounding bounds in `flashsim.reference`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from inspect import isfunction
@@ -58,12 +59,16 @@ def run(
 
 def _claim(full: bool, check: Check) -> Claim:
     """Return what the check says; a claim that fails where it raises: what it runs may have been changed."""
+    said = " ".join((check.__doc__ or "").split())
+    source, _, claim = said.partition(". ")
+    if not claim:
+        source, claim = check.__name__.replace("_", " ").strip(), said
     try:
         with one_blas_thread():
-            return check(full)
+            found = check(full)
     except Exception as error:
         frames = extract_tb(error.__traceback__)
         at = next((frame for frame in reversed(frames) if "algorithms" in Path(frame.filename).parts), frames[-1])
-        said = f"{type(error).__name__}: {error} (line {at.lineno} of {Path(at.filename).name})"
-        claim = (check.__doc__ or "").partition("\n")[0]
-        return Claim(check.__name__.replace("_", " ").strip(), claim, "broke off", said, False, {})
+        broke = f"{type(error).__name__}: {error} (line {at.lineno} of {Path(at.filename).name})"
+        found = Claim("broke off", broke, False, {})
+    return replace(found, source=source, claim=claim)

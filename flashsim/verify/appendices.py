@@ -14,7 +14,7 @@ from flashsim.verify.claim import Claim
 
 
 def equation_4(full: bool) -> Claim:
-    """D_i = P_i:ᵀ dP_i: = dO_iᵀ O_i, under dropout too."""
+    """Equation 4. D_i = P_i:ᵀ dP_i: = dO_iᵀ O_i, with and without dropout."""
     rng = np.random.default_rng(8)
     worst, rows = 0.0, 0
     for _ in range(100 if full else 20):
@@ -33,8 +33,6 @@ def equation_4(full: bool) -> Claim:
         rows += N_q
     roundoff = 2.0**-53
     return Claim(
-        "Equation 4",
-        "D_i = P_i:ᵀ dP_i: = dO_iᵀ O_i, with and without dropout",
         f"{rows:,} rows, float64, p ∈ {{0, 0.1, 0.5}}, against the sum over keys",
         f"largest relative difference {worst / roundoff:.1f} roundoffs",
         worst <= 200 * roundoff,  # sums of up to 60 keys and 16 columns, each term off by a few roundoffs
@@ -43,7 +41,7 @@ def equation_4(full: bool) -> Claim:
 
 
 def no_dropout_mask_kept(full: bool) -> Claim:
-    """B.4, observation 1: FlashAttention keeps R, two words, and no N × N dropout mask."""
+    """Appendix B.4. Observation 1: dropout costs FlashAttention 2 words of memory (standard: Z and P^dropped, 2N²)."""
     extra: dict[str, list[int]] = {"flash": [], "standard": []}
     lengths = [2**p for p in range(4, 18 if full else 14)]
     for N in lengths:
@@ -52,8 +50,6 @@ def no_dropout_mask_kept(full: bool) -> Claim:
             found.append(with_mask - without)
     holds = extra["flash"] == [2] * len(lengths) and extra["standard"] == [2 * N * N for N in lengths]
     return Claim(
-        "Appendix B.4",
-        "observation 1: dropout costs FlashAttention 2 words of memory (standard: Z and P^dropped, 2N²)",
         f"N 2⁴ … {lengths[-1]:,}",
         f"flash {sorted(set(extra['flash']))} elements; standard 2N² {'in every case' if holds else 'NOT in every case'}",
         holds,
@@ -62,13 +58,11 @@ def no_dropout_mask_kept(full: bool) -> Claim:
 
 
 def D_in_d_vectors(full: bool) -> Claim:
-    """B.4, observation 2: with equation 4 the backward pass reduces over d, and its footprint does not grow with N."""
+    """Appendix B.4. Observation 2: D_i is a sum over d, so that SRAM's use does not depend on N."""
     blocks = (32, 48)
     lengths = [2**p for p in range(7, 21 if full else 15)]
     peaks = {count("flash", N=N, d=64, M=10**6, blocks=blocks, direction="backward").sram.peak for N in lengths}
     return Claim(
-        "Appendix B.4",
-        "observation 2: D_i is a sum over d, so that SRAM's use does not depend on N",
         f"N {lengths[0]} … {lengths[-1]:,} at B_r, B_c = {blocks}",
         f"peak {', '.join(f'{peak:,}' for peak in sorted(peaks))} elements throughout",
         len(peaks) == 1,
@@ -77,7 +71,8 @@ def D_in_d_vectors(full: bool) -> Claim:
 
 
 def rabe_staats(full: bool) -> Claim:
-    """B.5's three differences, measured: accesses, copies of the output, and what the backward pass recomputes."""
+    """Appendix B.5. Rabe & Staats: like accesses; T_c copies of O where flash keeps one; 6 products backward where flash
+    has 5."""
     rows = {}
     for N in [2**p for p in range(10, 19 if full else 15)]:
         shape: dict[str, Any] = {"N": N, "d": 64, "M": 25_600}
@@ -100,8 +95,6 @@ def rabe_staats(full: bool) -> Claim:
     )
     first, last = rows[min(rows)], rows[max(rows)]
     return Claim(
-        "Appendix B.5",
-        "Rabe & Staats: like accesses; T_c copies of O where flash keeps one; 6 products backward where flash has 5",
         f"N {min(rows):,} … {max(rows):,}, d = 64, M = 25,600",
         f"accesses {first['accesses, theirs / flash']:.2f} to {last['accesses, theirs / flash']:.2f} × flash's; extra memory "
         f"{last['extra memory, theirs'] / last['extra memory, flash']:,.0f} × flash's at the largest N; products 6/5",
@@ -111,7 +104,8 @@ def rabe_staats(full: bool) -> Claim:
 
 
 def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
-    """D.1: with all ones, Algorithm 5 is Algorithm 2, bit for bit; skipping a tile is masking it."""
+    """Appendix D.1. Algorithm 5 with all ones is Algorithm 2, bit for bit and count for count; a skipped tile is a masked
+    tile."""
     rng = np.random.default_rng(9)
     runs, same, worst = 40 if full else 10, True, 0.0
     for _ in range(runs):
@@ -129,8 +123,6 @@ def block_sparse_is_algorithm_2_with_a_skip(full: bool) -> Claim:
         bound = error_bound(Q, K, V, mask=spread, **rounding("block_sparse", blocks))
         worst = max(worst, of_bound(run.O, attention(Q, K, V, mask=spread), bound))
     return Claim(
-        "Appendix D.1",
-        "Algorithm 5 with all ones is Algorithm 2, bit for bit and count for count; a skipped tile is a masked tile",
         f"{runs} inputs, forward and backward, causal; butterfly against the mask spread out",
         f"{'the same' if same else 'NOT THE SAME'}; largest error {worst:.2f} of the bound",
         bool(same) and worst <= 1.0,

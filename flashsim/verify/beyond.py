@@ -12,10 +12,8 @@ from flashsim.verify.shared import exact_and_counted, within
 
 
 def kernel_products_exact(full: bool) -> Claim:
-    """Kernel products and their gradients, tiled, are the naive ones, and cost what the closed forms say."""
+    """Appendix D.2. Kernel products and their gradients, in tiles, are the naive ones."""
     return exact_and_counted(
-        "Appendix D.2",
-        "kernel products and their gradients, in tiles, are the naive ones",
         [*(kernels.program_name("sum", order) for order in kernels.ORDERS), kernels.GRADIENTS["sum"]],
         600 if full else 120,
         "runs, products in three orders and gradients, three kernels, N, n < 40, d, e < 7",
@@ -25,7 +23,7 @@ def kernel_products_exact(full: bool) -> Claim:
 
 
 def kernel_products_bounds(full: bool) -> Claim:
-    """Theorem 2 carries over: Θ(N·n·w²/M) accesses and no extra memory, w = d + e, with constants derived."""
+    """Appendix D.2. A kernel product makes Θ(N·n·w²/M) accesses, w = d + e, and needs no extra memory."""
     rng = np.random.default_rng(11)
     points, ratios, extra = 5_000 if full else 500, [], 0
     for _ in range(points):
@@ -36,18 +34,15 @@ def kernel_products_bounds(full: bool) -> Claim:
         ratios.append((moved.accesses / kernel_product_bound(N, n, d, e, M), *kernel_x_outer_constants()))
         extra = max(extra, moved.extra)
     return within(
-        "Appendix D.2",
-        "a kernel product makes Θ(N·n·w²/M) accesses, w = d + e, and needs no extra memory",
         f"{points:,} points, d, e ≤ 64, N, n 10² … 10⁶, 2w ≤ M ≤ w·min(N, n)",
         ratios,
     ).also(f"derived {ratios[0][1]:g} and {ratios[0][2]:g}; extra memory {extra}", extra == 0, extra=extra)
 
 
 def sparse_mlp_exact(full: bool) -> Claim:
-    """A block-sparse MLP, fused or not, is the naive one, and costs what the closed forms say."""
+    """Appendix D.2. A block-sparse MLP is the naive one, fused, unfused, and in square tiles, and loads live blocks
+    alone."""
     return exact_and_counted(
-        "Appendix D.2",
-        "a block-sparse MLP is the naive one, fused, unfused, and in square tiles, and loads live blocks alone",
         ("sparse_mlp_fused", "sparse_mlp_unfused", "sparse_mlp_square"),
         300 if full else 60,
         "MLPs of random block masks, N, d, f, o < 30",
@@ -56,7 +51,7 @@ def sparse_mlp_exact(full: bool) -> Claim:
 
 
 def fusing_pays_from_d_squared(full: bool) -> Claim:
-    """Fusing an MLP's two layers pays only from M ≈ d² on."""
+    """Appendix D.2. Fusing the two layers of a dense MLP, d → f → d, pays only from M ≈ d² on."""
     ratios: list[float] = []
     for d in (256, 512, 1024, 2048) if full else (256, 512):
         for f in (d, 4 * d):
@@ -71,8 +66,6 @@ def fusing_pays_from_d_squared(full: bool) -> Claim:
                 low, high = (low, middle) if fusing_pays(middle) else (middle, high)
             ratios.append(high / fusing_border(d, d))
     return Claim(
-        "Appendix D.2",
-        "fusing the two layers of a dense MLP, d → f → d, pays only from M ≈ d² on",
         f"d 256 … {2048 if full else 512}, f = d and 4d, N = 2²⁰, M between d²/4 and 4d² by bisection",
         f"from M = {min(ratios):.2f} d² to {max(ratios):.2f} d² on",
         0.8 <= min(ratios) <= max(ratios) <= 1.25,

@@ -22,11 +22,11 @@ from flashsim.tune import tune
 from flashsim.verify.claim import Claim
 from flashsim.verify.shared import accesses, in_range, within
 
-_CHAPTER = "FlashAttention: Theory and Practice"
-
 
 def loops_exchanged(full: bool) -> Claim:
-    """Q outermost is Θ(N²d²/M) too, forward and backward, with smaller constants; O, and in two passes dQ, are written once."""
+    """FlashAttention: Theory and Practice. Loops exchanged: O moves N·d elements and no more, dQ too in two passes;
+    forward 8/5 ≤ accesses / (N²d²/M) ≤ 12 + 1/d, backward 16/5 … 27 + 11/d; never more than FlashAttention's loops with
+    line 1's blocks."""
     ratios, fewer, once = [], True, True
     for N, d, M in in_range(full):
         for direction in ("forward", "backward"):
@@ -37,9 +37,6 @@ def loops_exchanged(full: bool) -> Claim:
         once &= count("q_outer", **shape).hbm.by_array["O"].accesses == N * d
         once &= count("q_outer_two_pass", **shape, direction="backward").hbm.by_array["dQ"].accesses == N * d
     return within(
-        _CHAPTER,
-        "loops exchanged: O moves N·d elements and no more, dQ too in two passes; forward 8/5 ≤ accesses / (N²d²/M) ≤ 12 + 1/d, "
-        "backward 16/5 … 27 + 11/d; never more than FlashAttention's loops with line 1's blocks",
         f"{len(ratios)} counts over d ≤ M ≤ Nd, forward and backward",
         ratios,
     ).also(
@@ -50,7 +47,8 @@ def loops_exchanged(full: bool) -> Claim:
 
 
 def flash_decoding(full: bool) -> Claim:
-    """Any splits, merged in sequence or as a tree, give attention; t tiles cost what the chapter's scheme says."""
+    """FlashAttention: Theory and Practice. FlashDecoding: any splits, empty ones too, merged in sequence or as a tree,
+    give attention; one query past t tiles of n keys reads t·d + 2nd + t(d + 2) and writes t(d + 2) + d."""
     rng = np.random.default_rng(12)
     worst, runs, exact = 0.0, 0, True
     for n, B_c, lengths in ((64, 16, (64, 1, 0)), (301, 16, (301, 17)), (37, 40, (37,))):
@@ -66,9 +64,6 @@ def flash_decoding(full: bool) -> Claim:
         plain = count("split_kv", N_q=1, N_k=n, d=8, M=2000, blocks=(1, B_c)).hbm
         exact &= (plain.reads, plain.writes) == (t * 8 + 2 * n * 8 + t * 10, t * 10 + 8)
     return Claim(
-        _CHAPTER,
-        "FlashDecoding: any splits, empty ones too, merged in sequence or as a tree, give attention; one query past t tiles of n "
-        "keys reads t·d + 2nd + t(d + 2) and writes t(d + 2) + d",
         f"{runs} runs: 3 caches, lengths 0 to 301, 1 to 40 splits, both merges",
         f"largest error {worst:.2f} of the rounding bound; counts {'equal' if exact else 'DIFFER'}",
         worst <= 1 and exact,
@@ -77,7 +72,9 @@ def flash_decoding(full: bool) -> Claim:
 
 
 def grouped_heads(full: bool) -> Claim:
-    """A group that loads each K and V tile once moves g times fewer of them where K and V are outermost, or N_q = 1."""
+    """FlashAttention: Theory and Practice. Grouped heads: a group of g that loads each K and V tile once reads K and V g
+    times less with K, V outermost, and when decoding; with Q outermost and N_q ≥ B_r no less, as rows on chip decide; Q
+    is read as often."""
     cases = 0
     as_said = True
     for g, name in itertools.product((2, 4, 8), ("flash_basic", "flash", "q_outer", "split_kv")):
@@ -93,9 +90,6 @@ def grouped_heads(full: bool) -> Claim:
                 cases += 1
             as_said &= apart["Q"].reads == together["Q"].reads
     return Claim(
-        _CHAPTER,
-        "grouped heads: a group of g that loads each K and V tile once reads K and V g times less with K, V outermost, and when "
-        "decoding; with Q outermost and N_q ≥ B_r no less, as rows on chip decide; Q is read as often",
         f"{cases} counts: g 2, 4, 8; FlashAttention, loops exchanged, FlashDecoding; N_q = 1 and 64",
         "every count as said" if as_said else "A COUNT DIFFERS",
         as_said,
@@ -104,7 +98,8 @@ def grouped_heads(full: bool) -> Claim:
 
 
 def tree_masks(full: bool) -> Claim:
-    """A tree of candidates gives each node what its root-to-leaf path alone would; its bitmask is 1/32 of the words."""
+    """FlashAttention: Theory and Practice. Tree masks: each root-to-leaf path gets what it would alone; 256 nodes are 8
+    KB, read as 1/32 of the elements."""
     rng = np.random.default_rng(13)
     worst, paths = 0.0, 0
     for n, prefix in ((9, 0), (9, 37), (40, 100)):
@@ -126,8 +121,6 @@ def tree_masks(full: bool) -> Claim:
     booleans = count("flash", **shape, mask=np.tri(256, dtype=bool)).hbm.by_array["mask"]
     said = bits.size * bits.itemsize == 256 * 256 // 8 and booleans.reads == 32 * bits.reads
     return Claim(
-        _CHAPTER,
-        "tree masks: each root-to-leaf path gets what it would alone; 256 nodes are 8 KB, read as 1/32 of the elements",
         f"{paths} paths of 3 trees, the chapter's of 9 nodes among them, with 0 to 100 committed keys before",
         f"largest difference {worst:.3f} of the rounding bound; the bitmask {'as said' if said else 'DIFFERS'}",
         worst <= 1 and said,
@@ -136,7 +129,9 @@ def tree_masks(full: bool) -> Claim:
 
 
 def what_is_optimal(full: bool) -> Claim:
-    """Of blocks that truly fit, the best with Q outermost move less than the best with K and V outermost; neither by a Θ."""
+    """What is optimal. Among all blocks that truly fit, for d² ≤ M: K, V outermost move 1 to 3 times what Q outermost
+    does; best of all are, for 2d² ≤ M, Q outermost (plain, pinned, or there and back), for d²/2 and d² the hybrid, for M
+    ≤ d²/4 small_cache."""
     ratios = []
     best: set[str] = set()
     for d, k in itertools.product((16, 64), (1, 2, 4, 8, *((16, 32) if full else ()))):
@@ -145,9 +140,6 @@ def what_is_optimal(full: bool) -> Claim:
         best |= {tuned.best.algorithm} if k > 1 else set()
     about, small = ({tune(N=512, d=64, M=M).best.algorithm for M in rooms} for rooms in ((2048, 4096), (64, 256, 1024)))
     return within(
-        "What is optimal",
-        "among all blocks that truly fit, for d² ≤ M: K, V outermost move 1 to 3 times what Q outermost does; best of all are, "
-        "for 2d² ≤ M, Q outermost (plain, pinned, or there and back), for d²/2 and d² the hybrid, for M ≤ d²/4 small_cache",
         f"{len(ratios)} M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024, 2,048, 4,096 at d = 64; every T_r and T_c",
         ratios,
     ).also(
@@ -160,7 +152,8 @@ def what_is_optimal(full: bool) -> Claim:
 
 
 def third_level(full: bool) -> Claim:
-    """An L2 that holds what is used again leaves FlashAttention the compulsory traffic, standard attention S and P."""
+    """FlashAttention: Theory and Practice. A third level: an L2 of 4Nd leaves FlashAttention each array once, standard
+    attention N × N matrices; a 32 × 32 tile is 32 FLOP/byte (the chapter divides rounded numbers: 32.75), decoding 1."""
     N, d, M = 256, 32, 2048
     rng = np.random.default_rng(14)
     Q, K, V = (rng.normal(size=(N, d)).astype(np.float32) for _ in range(3))
@@ -177,9 +170,6 @@ def third_level(full: bool) -> Claim:
     tiles = kv_tile(B_q=32, B_k=32, d=128), kv_tile(B_q=1, B_k=32, d=128)
     printed = [float(tile.as_printed) for tile in tiles]
     return Claim(
-        _CHAPTER,
-        "a third level: an L2 of 4Nd leaves FlashAttention each array once, standard attention N × N matrices; a 32 × 32 tile is "
-        "32 FLOP/byte (the chapter divides rounded numbers: 32.75), decoding 1",
         f"N = {N}, d = {d}, M = {M:,}, an L2 of {4 * N * d:,} elements; the chapter's tiles at d = 128, 2 bytes",
         f"DRAM: FlashAttention {left['flash_basic']:,}, loops exchanged {left['q_outer']:,}, standard {left['standard']:,}; "
         f"intensities {tiles[0].intensity} and {tiles[1].intensity}, as printed {printed[0]:.2f} and {printed[1]:.0f}",

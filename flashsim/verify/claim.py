@@ -11,15 +11,16 @@ from typing import Any
 class Claim:
     """A claim of the paper, the range it was tried on, what was measured, and whether it holds.
 
-    `measured` is said in words, `data` holds the numbers.
+    `measured` is said in words, `data` holds the numbers. Source and claim are the docstring of the check that
+    returns this: SOURCE. CLAIM.
     """
 
-    source: str
-    claim: str
     tried: str
     measured: str
     holds: bool
     data: dict[str, Any]
+    source: str = ""
+    claim: str = ""
 
     def also(self, measured: str, holds: bool, **data: Any) -> Claim:
         """Return the claim with more that was measured, and must hold too."""

@@ -10,10 +10,8 @@ from flashsim.verify.shared import exact_and_counted
 
 
 def approximations_exact(full: bool) -> Claim:
-    """Linformer and Performer, in tiles, are their own formulas, and cost what the closed forms say."""
+    """Figure 3. Linformer and Performer, in tiles, are their own formulas."""
     return exact_and_counted(
-        "Figure 3",
-        "Linformer and Performer, in tiles, are their own formulas",
         ("linformer", *approximate.PHI.values()),
         400 if full else 80,
         "runs, N, k < 40, d, e < 10",
@@ -23,10 +21,8 @@ def approximations_exact(full: bool) -> Claim:
 
 
 def clusters_exact(full: bool) -> Claim:
-    """Reformer and SMYRF, in clusters of gathered rows, are their own formulas, and cost what the closed forms say."""
+    """Figure 3. Reformer and SMYRF, in clusters of gathered rows, are their own formulas."""
     return exact_and_counted(
-        "Figure 3",
-        "Reformer and SMYRF, in clusters of gathered rows, are their own formulas",
         ("reformer", "smyrf"),
         200 if full else 40,
         "runs, N < 40, d, e < 10, up to 3 rounds of clusters of up to 29 rows",
@@ -37,7 +33,8 @@ def clusters_exact(full: bool) -> Claim:
 
 
 def approximations_cross(full: bool) -> Claim:
-    """Linformer and Performer move less than exact attention; at the paper's k, long before their runtimes cross."""
+    """Figure 3. Measured runtimes of approximations begin to cross FlashAttention's at N = 512 to 1,024; with the paper's
+    k, N/8 and at most 256, accesses do so far before; with k = 256 at every N, within a factor of two of there."""
     step, last = 16 if full else 64, 4096
     first = {
         said: {
@@ -51,9 +48,6 @@ def approximations_cross(full: bool) -> Claim:
     low, high = min(first["k = 256"].values()), max(first["k = 256"].values())
     paper = max(N for case, N in first["the paper's k"].items() if ", flash," in case)
     return Claim(
-        "Figure 3",
-        "measured runtimes of approximations begin to cross FlashAttention's at N = 512 to 1,024; with the paper's k, N/8 and "
-        "at most 256, accesses do so far before; with k = 256 at every N, within a factor of two of there",
         f"Linformer, Performer, against flash, q_outer, d = 64, M = 100 and 192 KB, each {step}th N ≤ {last:,}",
         f"fewer accesses than flash from N = {paper} on; with k = 256 from N = {low} to {high:,}",
         paper <= 256 and 256 <= low <= high <= 2048,

@@ -20,17 +20,17 @@ from flashsim.theory import lower_bound, lower_bound_backward
 from flashsim.tune import best_of
 from flashsim.verify.claim import Claim
 
-_SOURCE = "Lower bound (flashsim.theory.lower)"
-
 
 def nothing_below_the_lower_bound(full: bool) -> Claim:
-    """No algorithm moves less than the bound, at random shapes, with and without a causal mask; and certificates check."""
+    """Lower bound (flashsim.theory.lower). No algorithm makes fewer HBM accesses than the lower bound, forward, and
+    certificates of it check."""
     algorithms = [each for name, each in FORWARD.items() if not each.options or name == "split_kv"]
     return _nothing_below(algorithms, lower_bound, certificate.check, full)
 
 
 def nothing_below_the_backward_bound(full: bool) -> Claim:
-    """The same of the backward pass."""
+    """Lower bound (flashsim.theory.lower_backward). No algorithm makes fewer HBM accesses than the lower bound, backward,
+    and certificates of it check."""
     algorithms = [each for each in BACKWARD.values() if not each.options]
     return _nothing_below(algorithms, lower_bound_backward, certificate_backward.check, full)
 
@@ -59,8 +59,6 @@ def _nothing_below(
             if exact.sram.peak <= exact.sram.capacity:
                 runs, least = runs + 1, min(least, exact.accesses / bound.accesses)
     return Claim(
-        _SOURCE if direction == "forward" else f"{_SOURCE[:-1]}_backward)",
-        f"no algorithm makes fewer HBM accesses than the lower bound, {direction}",
         f"{runs:,} runs that fit M, of {len(algorithms)} algorithms at {shapes:,} shapes, N < 150, d < 24, M 10 … 10⁴, full and "
         f"causal; {checked:,} certificates",
         f"accesses ÷ bound at least {least:.3f}",
@@ -76,15 +74,14 @@ def _proves(check: Callable[..., str], certificate: Mapping[str, Any]) -> bool:
 
 
 def q_outer_is_optimal(full: bool) -> Claim:
-    """With Q outermost and the best blocks, accesses ÷ bound falls towards 1 as N grows."""
+    """Lower bound (flashsim.theory.lower). q_outer is optimal to the leading constant: accesses ÷ bound falls with N,
+    below 1.05."""
     ratios = []
     for N in (1024, 4096, 16_384, 65_536):
         best = best_of("q_outer", N=N, d=64, M=25_600)
         assert best is not None
         ratios.append(best.accesses / lower_bound(N=N, d=64, M=25_600).accesses)
     return Claim(
-        _SOURCE,
-        "q_outer is optimal to the leading constant: accesses ÷ bound falls with N, below 1.05",
         "N 1,024 … 65,536, d = 64, M = 25,600, the best blocks that fit",
         ", ".join(f"{ratio:.3f}" for ratio in ratios),
         all(1 <= later < earlier for earlier, later in pairwise(ratios)) and ratios[-1] < 1.05,
@@ -93,7 +90,8 @@ def q_outer_is_optimal(full: bool) -> Claim:
 
 
 def the_backward_schedule_of_fewest_accesses(full: bool) -> Claim:
-    """Backward, two passes with rows streamed move 14 N²d²/M: fewer than q_outer, and ever nearer to the bound as N grows."""
+    """Lower bound (flashsim.theory.lower_backward). Backward, q_outer_streamed moves the fewest: accesses ÷ bound falls
+    with N, below 1.42 (14 ÷ 10.53 is 1.33)."""
     names, ratios, fewest = ("flash", "q_outer", "q_outer_two_pass"), [], True
     for N in (1024, 4096, 16_384, *((65_536,) if full else ())):
         sizes: dict[str, Any] = {"N": N, "d": 64, "M": 25_600}
@@ -103,8 +101,6 @@ def the_backward_schedule_of_fewest_accesses(full: bool) -> Claim:
         fewest &= all(other is not None and best.accesses < other.accesses for other in others)
         ratios.append(best.accesses / lower_bound_backward(**sizes).accesses)
     return Claim(
-        "Lower bound (flashsim.theory.lower_backward)",
-        "backward, q_outer_streamed moves the fewest: accesses ÷ bound falls with N, below 1.42 (14 ÷ 10.53 is 1.33)",
         f"{len(ratios)} lengths from N = 1,024, d = 64, M = 25,600, the best blocks that fit; {', '.join(names)} move more",
         ", ".join(f"{ratio:.3f}" for ratio in ratios) + ("" if fewest else "; ANOTHER MOVES LESS"),
         fewest and all(1 <= later < earlier for earlier, later in pairwise(ratios)) and ratios[-1] < 1.42,
@@ -113,7 +109,7 @@ def the_backward_schedule_of_fewest_accesses(full: bool) -> Claim:
 
 
 def nothing_below_exact_optima(full: bool) -> Claim:
-    """The bound is at most the optimum of small problems, which are searched for; their certificates check."""
+    """Exact optima (flashsim.exact). The lower bound is at most the optimum, where that is known."""
     rng = np.random.default_rng(5)
     wanted, least, checked = 300 if full else 40, np.inf, 0
     for _ in range(wanted):
@@ -127,8 +123,6 @@ def nothing_below_exact_optima(full: bool) -> Claim:
         least = min(least, found.upper / bound.accesses)
         checked += _proves(check_optimum, found.certificate())
     return Claim(
-        "Exact optima (flashsim.exact)",
-        "the lower bound is at most the optimum, where that is known",
         f"{wanted} problems of up to 3 × 3 rows, d < 6, full and causal; {checked} certificates",
         f"optimum ÷ bound at least {least:.3f}",
         least >= 1 and checked == wanted,
@@ -137,7 +131,8 @@ def nothing_below_exact_optima(full: bool) -> Claim:
 
 
 def schedules_near_the_bound(full: bool) -> Claim:
-    """From M = d²/16 up, the best of small_cache, the hybrid and q_outer_pinned is within 1.7 times the bound."""
+    """Lower bound (flashsim.theory.lower). As M grows the best schedule is small_cache, then the hybrid about d², then
+    q_outer with K, V pinned, each within 1.7 times the bound."""
     names = ("small_cache", "small_cache_hybrid", "q_outer_pinned")
     worst, winners = 0.0, []
     for exponent in range(-8, 11, 1 if full else 2):
@@ -148,9 +143,6 @@ def schedules_near_the_bound(full: bool) -> Claim:
         worst = max(worst, moved[best] / lower_bound(N=4096, d=64, M=M).accesses)
         winners.append(best)
     return Claim(
-        _SOURCE,
-        "as M grows the best schedule is small_cache, then the hybrid about d², then q_outer with K, V pinned, each within 1.7 "
-        "times the bound",
         f"{len(winners)} M from d²/16 to 32 d², N = 4,096, d = 64, the best blocks that fit",
         f"at most {worst:.3f} times; best: {', '.join(dict.fromkeys(winners))}",
         1 <= worst < 1.7 and [*dict.fromkeys(winners)] == ["small_cache", "small_cache_hybrid", "q_outer_pinned"],

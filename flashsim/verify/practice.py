@@ -12,8 +12,6 @@ from flashsim import theory
 from flashsim.verify.claim import Claim
 from flashsim.verify.shared import accesses, exponents, slope, within
 
-_SOURCE = "Saha and Ye (arXiv 2402.07443)"
-
 
 def _in_range(full: bool) -> Iterator[tuple[int, int, int]]:
     """Yield (N, d, M) over 5 ≤ M ≤ d² and N ≥ √M, both ends included, and M where the side of a tile steps."""
@@ -27,14 +25,13 @@ def _in_range(full: bool) -> Iterator[tuple[int, int, int]]:
 
 
 def saha_ye_small_cache(full: bool) -> Claim:
-    """Below M = d² "small_cache" makes Θ(N²d/√M) accesses, and FlashAttention more; well above, FlashAttention makes fewer."""
+    """Saha and Ye (arXiv 2402.07443). Accesses of small_cache: 4 ≤ accesses / (N²d/√M) ≤ 4√11 + 6 + 1/d for M ≤ d²;
+    exponents N², d, M^(−1/2), within 0.02; fewer than FlashAttention's at M ≤ d²/4, more at M ≥ 4d²."""
     ratios = [
         (accesses("small_cache", N, d, M) / theory.theorem_saha_ye(N, d, M), *theory.small_cache_constants(d))
         for N, d, M in _in_range(full)
     ]
     fitted = exponents(
-        "",
-        "",
         "",
         {
             "N": (2.0, slope([(2**p, accesses("small_cache", 2**p, 2**10, 2**12)) for p in range(13, 21)])),
@@ -48,9 +45,6 @@ def saha_ye_small_cache(full: bool) -> Claim:
         for M, saved in ((d * d // k**2, below), (d * d * k**2, above)):
             saved.append(accesses("flash", 2**14, d, M) / accesses("small_cache", 2**14, d, M))
     return within(
-        _SOURCE,
-        "accesses of small_cache: 4 ≤ accesses / (N²d/√M) ≤ 4√11 + 6 + 1/d for M ≤ d²; exponents N², d, M^(−1/2), within "
-        "0.02; fewer than FlashAttention's at M ≤ d²/4, more at M ≥ 4d²",
         f"{len(ratios):,} (N, d, M) over 5 ≤ M ≤ d², N ≥ √M, N to {2**20 if full else 2**16:,}; slopes over N 2¹³…2²⁰, d "
         "2¹⁰…2¹⁵, M 2¹²…2²⁰, others fixed; against flash with the paper's blocks at N = 2¹⁴, d 64, 128, 256, M = d²/4 … d²/64 "
         "and 4d² … 64d²",

@@ -15,12 +15,10 @@ from flashsim.verify.shared import attempt, exact_and_counted
 
 
 def cut_cross_entropy(full: bool) -> Claim:
-    """Cross-entropy and its gradients, in tiles, are the naive ones, and no logit is in HBM."""
+    """Cut cross-entropy (Wijmans et al., 2024). FlashAttention's softmax without values is a language model's loss; its
+    gradients too, in tiles, are the naive ones, and no logit is in HBM."""
     extra = sum(cross_entropy.count(N=8192, v=256_000, d=2304, M=10**6, of=of).hbm.extra for of in cross_entropy.PASSES)
     return exact_and_counted(
-        "Cut cross-entropy (Wijmans et al. 2024)",
-        "FlashAttention's softmax without values is a language model's loss; its gradients too, in tiles, are the naive ones, "
-        "and no logit is in HBM",
         cross_entropy.PASSES.values(),
         300 if full else 60,
         "losses and gradients to X and E, N, v, d < 40, rows left out; extra memory at N = 8,192, v = 256,000",
@@ -28,16 +26,14 @@ def cut_cross_entropy(full: bool) -> Claim:
 
 
 def linear_attention(full: bool) -> Claim:
-    """Linear attention, in chunks, is the naive one; its state on chip, it moves each array once."""
+    """Linear attention (Yang et al., 2024). Without a softmax the past is d·e numbers: with that state on chip each array
+    moves once, at any N; through HBM, chunks C ≥ d apart, at most twice as much moves."""
     lengths, compulsory, shares = [2**p for p in range(8, 21 if full else 17, 2)], True, []
     for N, C in itertools.product(lengths, (64, 128, 256)):
         kept, through = (linear.exact(N=N, d=64, M=10**6, chunk=C, state=state).hbm.accesses for state in linear.STATES)
         compulsory &= kept == 4 * N * 64
         shares.append(through / kept)
     return exact_and_counted(
-        "Linear attention (Yang et al. 2024)",
-        "without a softmax the past is d·e numbers: with that state on chip each array moves once, at any N; through HBM, chunks "
-        "C ≥ d apart, at most twice as much moves",
         linear.STATES.values(),
         200 if full else 40,
         f"runs in chunks, N, d, e < 40; N {lengths[0]} … {lengths[-1]:,} at d = e = 64, C = 64, 128, 256",
@@ -68,13 +64,12 @@ def unnoticed(program: Program, seeds: range = range(4)) -> Iterator[str]:
 
 
 def planted_bugs(full: bool) -> Claim:
-    """The checks of programs that are no attention can fail: each bug of their records is noticed."""
+    """That the checks can fail. What checks the programs beyond attention notices the bugs that are planted in them, and
+    nothing without one."""
     every = programs().values()
     missed = [f"{program.name}: {what}" for program in every for what in unnoticed(program)]
     bugs = sum(len(program.bugs) for program in every)
     return Claim(
-        "That the checks can fail",
-        "what checks the programs beyond attention notices the bugs that are planted in them, and nothing without one",
         f"{bugs} bugs in {len(every)} programs, a bug at a time, by numbers and counts",
         f"{len(missed)} unnoticed" + (f", first {missed[0]}" if missed else ""),
         not missed and all(program.bugs for program in every),

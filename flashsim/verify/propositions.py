@@ -16,7 +16,8 @@ from flashsim.verify.shared import differs, in_range, largest_N, none_differs, s
 
 
 def proposition_3(full: bool) -> Claim:
-    """At M = Θ(Nd) no algorithm goes below the compulsory traffic, and FlashAttention stays within a constant of it."""
+    """Proposition 3. At Nd/4 ≤ M ≤ Nd: accesses ≥ reading the inputs and writing the outputs once; flash within a derived
+    constant of it."""
     below, most, cases = [], 0.0, 0
     within_factor = True
     for N, d, M in in_range(full):
@@ -33,8 +34,6 @@ def proposition_3(full: bool) -> Claim:
                     most = max(most, moved / floor)
                     within_factor &= moved <= theory.flash_over_compulsory_constant(d, direction) * floor
     return Claim(
-        "Proposition 3",
-        "at Nd/4 ≤ M ≤ Nd: accesses ≥ reading the inputs and writing the outputs once; flash within a derived constant of it",
         f"{cases:,} counts: all algorithms, both directions, N to {largest_N(full):,}",
         f"{len(below)} below; flash at most {most:.2f} × the compulsory traffic",
         not below and within_factor,
@@ -59,7 +58,7 @@ def _sparse_cases(full: bool) -> Iterator[tuple[int, int, int, str, np.ndarray[A
 
 
 def proposition_4_counts(full: bool) -> Claim:
-    """Counts equal closed forms for any block mask, and are linear in the rows of computed tiles, above a floor."""
+    """Proposition 4. Block-sparse counts = closed forms, by array, with peak and blocks (==), forward and backward."""
     unequal, cases = [], 0
     for N, d, M, name, block_mask in _sparse_cases(full):
         for direction in ("forward", "backward"):
@@ -67,8 +66,6 @@ def proposition_4_counts(full: bool) -> Claim:
             if differs("block_sparse", N=N, d=d, M=M, block_mask=block_mask, direction=direction):
                 unequal.append(f"{name} {direction} N={N} d={d} M={M}")
     return none_differs(
-        "Proposition 4",
-        "block-sparse counts = closed forms, by array, with peak and blocks (==), forward and backward",
         f"{cases:,} counts: random, butterfly, local, strided, empty and full block masks",
         unequal,
         {"cases": cases},
@@ -76,7 +73,7 @@ def proposition_4_counts(full: bool) -> Claim:
 
 
 def proposition_4_bounds(full: bool) -> Claim:
-    """c₁ ≤ accesses / (Nd + N²d²s/M) ≤ c₂ for any block mask, s the fraction of tiles computed."""
+    """Proposition 4. c₁ ≤ accesses / (Nd + N²d²s/M) ≤ c₂, s the fraction of tiles computed, constants derived in theory."""
     ratios = []
     for N, d, M, _, block_mask in _sparse_cases(full):
         s = float(block_mask.mean())
@@ -84,15 +81,13 @@ def proposition_4_bounds(full: bool) -> Claim:
             moved = count("block_sparse", N=N, d=d, M=M, block_mask=block_mask, direction=direction).hbm.accesses
             ratios.append((moved / (N * d + N * N * d * d * s / M), *theory.block_sparse_constants(d, direction)))
     return within(
-        "Proposition 4",
-        "c₁ ≤ accesses / (Nd + N²d²s/M) ≤ c₂, s the fraction of tiles computed, constants derived in theory",
         f"{len(ratios):,} counts over d ≤ M ≤ Nd, s from 0 to 1, forward and backward",
         ratios,
     )
 
 
 def proposition_4_patterns(full: bool) -> Claim:
-    """Above the floor: linear in s exactly; N√N at s = N^(−1/2); N log N for butterfly."""
+    """Proposition 4. Above the floor: linear in s; s = N^(−1/2) gives N√N; butterfly gives N log N."""
     d, M = 64, 4096  # B_r = B_c = 16
     root, logs = [], []
     linear = True
@@ -120,8 +115,6 @@ def proposition_4_patterns(full: bool) -> Claim:
     found, residual = slope(root)
     constant = max(logs) == min(logs)
     return Claim(
-        "Proposition 4",
-        "above the floor: linear in s; s = N^(−1/2) gives N√N; butterfly gives N log N",
         f"N 2¹⁰ … 2{'¹⁸' if full else '¹⁶'}, d = 64, M = 4,096",
         f"linear in s {'exactly' if linear else 'NOT exactly'}; exponent {found:.3f} (residual {residual:.3f}) for N^1.5; "
         f"butterfly {logs[0]:g}·N·(1 + log₂ T) {'exactly' if constant else 'NOT constant'}",

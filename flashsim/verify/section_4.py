@@ -17,7 +17,9 @@ def _footprint(moved: Traffic) -> int:
 
 
 def memory_footprint(full: bool) -> Claim:
-    """Figure 3, right: FlashAttention's memory is linear in N, dense or sparse, and less than what it is compared with needs."""
+    """Figure 3. Memory, operands and results included: FlashAttention's and block-sparse FlashAttention's is the same,
+    and linear in N; standard attention's is many times that; Linformer's with its projections and Performer's with φ are
+    more, from N = 1,024 on twice."""
     lengths = [2**p for p in range(7, 17)]
     shape: dict[str, Any] = {"d": 64, "M": 25_600}
     options: dict[str, dict[str, Any]] = {
@@ -41,10 +43,6 @@ def memory_footprint(full: bool) -> Claim:
     long = lengths.index(1024)
     least = {name: min(ratios[long:]) for name, ratios in others.items()}
     return Claim(
-        "Figure 3",
-        "memory, operands and results included: FlashAttention's and block-sparse FlashAttention's is the same, and linear in N; "
-        "standard attention's is many times that; Linformer's with its projections and Performer's with φ are more, "
-        "from N = 1,024 on twice",
         f"N {lengths[0]} … {lengths[-1]:,}, d = 64, the paper's k = min(N/8, 256), one head, forward, in elements",
         f"flash and block_sparse {flash[0] / lengths[0]:g}N; standard {most[4096]:.0f} times at N = 4,096; "
         + "from N = 1,024 on at least "
@@ -55,7 +53,8 @@ def memory_footprint(full: bool) -> Claim:
 
 
 def what_the_speedup_depends_on(full: bool) -> Claim:
-    """Appendix E.5: less is saved at d = 128, and with a T4's smaller SRAM; more under a causal mask, and with dropout."""
+    """Appendix E.5. The speed-up over standard attention is less at d = 128, and with a T4's smaller SRAM; more under a
+    causal mask, and with dropout; so is the share of accesses saved."""
     cases: dict[str, dict[str, Any]] = {
         "as it is": {},
         "d = 128": {"d": 128},
@@ -75,9 +74,6 @@ def what_the_speedup_depends_on(full: bool) -> Claim:
     holds = all(a < b for ratios in less for a, b in zip(ratios, plain, strict=True))
     holds &= all(a > b for ratios in more for a, b in zip(ratios, plain, strict=True))
     return Claim(
-        "Appendix E.5",
-        "the speed-up over standard attention is less at d = 128, and with a T4's smaller SRAM; more under a causal mask, and "
-        "with dropout; so is the share of accesses saved",
         f"flash against standard, forward, N {lengths[0]} … {lengths[-1]:,}, d = 64, M = 192 KB of float32 but where said",
         "times fewer accesses: " + ", ".join(f"{case} {min(r):.1f} to {max(r):.1f}" for case, r in saved.items()),
         holds,

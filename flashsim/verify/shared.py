@@ -73,23 +73,21 @@ def slope(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
     return float(a), float(np.max(np.abs(y - (a * x + b))))
 
 
-def exponents(source: str, claim: str, tried: str, fits: Mapping[str, tuple[float, tuple[float, float]]]) -> Claim:
+def exponents(tried: str, fits: Mapping[str, tuple[float, tuple[float, float]]]) -> Claim:
     """Return the claim that each fitted slope is the expected one, within 0.02. `fits`: name -> expected, (slope, residual)."""
     holds = all(abs(found - expected) <= 0.02 for expected, (found, _) in fits.values())
     measured = "; ".join(f"{name} {found:+.3f} (residual {left:.3f})" for name, (_, (found, left)) in fits.items())
     data = {name: {"expected": want, "slope": found, "residual": left} for name, (want, (found, left)) in fits.items()}
-    return Claim(source, claim, tried, measured, holds, data)
+    return Claim(tried, measured, holds, data)
 
 
-def exponents_of_accesses(source: str, flash: str, direction: str, last: int) -> Claim:
+def exponents_of_accesses(flash: str, direction: str, last: int) -> Claim:
     """Return the claim that accesses are as N², d², M⁻¹; standard attention's as N², for N from 2¹³ to 2^`last`."""
 
     def moved(name: str, N: int, d: int, M: int) -> int:
         return accesses(name, N, d, M, direction)
 
     return exponents(
-        source,
-        "exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02",
         f"N 2¹²…2²⁰, d 2⁶…2¹⁰, M 2⁸…2¹⁶ (standard: N 2¹³…2{ {18: '¹⁸', 19: '¹⁹'}[last] }), others fixed",
         {
             "N": (2.0, slope([(2**p, moved(flash, 2**p, 64, 2**14)) for p in range(12, 21)])),
@@ -100,18 +98,18 @@ def exponents_of_accesses(source: str, flash: str, direction: str, last: int) ->
     )
 
 
-def within(source: str, claim: str, tried: str, ratios: Sequence[tuple[float, float, float]]) -> Claim:
+def within(tried: str, ratios: Sequence[tuple[float, float, float]]) -> Claim:
     """Return the claim that each (ratio, c_1, c_2) has c_1 ≤ ratio ≤ c_2."""
     low, high = min(r for r, _, _ in ratios), max(r for r, _, _ in ratios)
     holds = all(c_1 <= ratio <= c_2 for ratio, c_1, c_2 in ratios)
     data = {"cases": len(ratios), "least": low, "most": high}
-    return Claim(source, claim, tried, f"ratio from {low:.2f} to {high:.2f}", holds, data)
+    return Claim(tried, f"ratio from {low:.2f} to {high:.2f}", holds, data)
 
 
-def none_differs(source: str, claim: str, tried: str, unequal: Sequence[str], data: Mapping[str, int]) -> Claim:
+def none_differs(tried: str, unequal: Sequence[str], data: Mapping[str, int]) -> Claim:
     """Return the claim that nothing is `unequal`, which names what is."""
     measured = f"{len(unequal)} differ" + (f", first {unequal[0]}" if unequal else "")
-    return Claim(source, claim, tried, measured, not unequal, {**data, "unequal": list(unequal[:10])})
+    return Claim(tried, measured, not unequal, {**data, "unequal": list(unequal[:10])})
 
 
 def drawn(
@@ -142,7 +140,7 @@ def attempt(program: Program, sizes: Sizes, blocks: tuple[int, ...], seed: int) 
     return max(errors), (run.hbm, run.sram) == (exact.hbm, exact.sram)
 
 
-def exact_and_counted(source: str, claim: str, names: Iterable[str], runs: int, tried: str, **below: int) -> Claim:
+def exact_and_counted(names: Iterable[str], runs: int, tried: str, **below: int) -> Claim:
     """Return the claim that programs, tried in turn on random shapes, are the naive ones and cost what theory says.
 
     tried  says, behind the number of runs, what they were
@@ -156,4 +154,4 @@ def exact_and_counted(source: str, claim: str, names: Iterable[str], runs: int, 
         worst, equal = max(worst, error), equal and same
     measured = f"largest error {worst:.2f} of the bound; counts {'equal' if equal else 'DIFFER FROM'} the closed forms"
     data = {"runs": runs, "worst_error_over_bound": worst, "counts_equal": equal}
-    return Claim(source, claim, f"{runs} {tried}", measured, worst <= 1 and equal, data)
+    return Claim(f"{runs} {tried}", measured, worst <= 1 and equal, data)

@@ -32,7 +32,7 @@ def masks(rng: np.random.Generator, N_q: int, N_k: int) -> dict[str, Mask | None
 
 
 def gradients_exact(full: bool) -> Claim:
-    """O, dQ, dK, dV agree with the float64 oracle for every algorithm, mask and dropout, random dO."""
+    """Algorithms 2–5. O, dQ, dK, dV equal the oracle's under every mask, with and without dropout."""
     rng = np.random.default_rng(6)
     shapes = [(33, 33, 8, 8), (17, 41, 5, 3), (41, 17, 5, 3)]
     if full:
@@ -50,8 +50,6 @@ def gradients_exact(full: bool) -> Claim:
                 worst = max(worst, *(of_bound(*one) for one in itertools.chain(*compared)))
             runs += 1
     return Claim(
-        "Algorithms 2–5",
-        "O, dQ, dK, dV equal the oracle's under every mask, with and without dropout",
         f"{runs} inputs × {len(BACKWARD)} algorithms: {len(shapes)} ragged shapes, 6 masks, float64, float32, float16, random dO",
         f"largest error {worst:.2f} of the derived rounding bound",
         worst <= 1.0,
@@ -60,7 +58,7 @@ def gradients_exact(full: bool) -> Claim:
 
 
 def theorem_5_counts(full: bool) -> Claim:
-    """Counts of every backward pass = closed forms, with and without mask and dropout."""
+    """Theorem 5. Executed counts of every backward pass = closed forms, by array, with peak and blocks (==)."""
     rng = np.random.default_rng(7)
     unequal, cases = [], 0
     for _ in range(400 if full else 80):
@@ -74,8 +72,6 @@ def theorem_5_counts(full: bool) -> Claim:
             if differs(name, **options):
                 unequal.append(f"{name} {options}")
     return none_differs(
-        "Theorem 5",
-        "executed counts of every backward pass = closed forms, by array, with peak and blocks (==)",
         f"{cases:,} counts, ragged, N_q ≠ N_k, d_v ≠ d, two sizings, masks, with and without dropout",
         unequal,
         {"cases": cases},
@@ -83,26 +79,24 @@ def theorem_5_counts(full: bool) -> Claim:
 
 
 def theorem_5_flash_bounds(full: bool) -> Claim:
-    """c₁ ≤ accesses / (N²d²/M) ≤ c₂ for Algorithm 4."""
+    """Theorem 5. FlashAttention: c₁ ≤ accesses / (N²d²/M) ≤ c₂, constants derived in theory."""
     ratios = [
         (accesses("flash", N, d, M, "backward") / theory.theorem_5_flash(N, d, M), *theory.flash_backward_constants(d))
         for N, d, M in in_range(full)
     ]
     return within(
-        "Theorem 5",
-        "FlashAttention: c₁ ≤ accesses / (N²d²/M) ≤ c₂, constants derived in theory",
         f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}",
         ratios,
     )
 
 
 def theorem_5_exponents(full: bool) -> Claim:
-    """Log–log slopes of Algorithm 4's accesses: 2 in N, 2 in d, −1 in M; of Algorithm 3's: 2 in N."""
-    return exponents_of_accesses("Theorem 5", "flash", "backward", 18)
+    """Theorem 5. Exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02."""
+    return exponents_of_accesses("flash", "backward", 18)
 
 
 def theorem_5_standard(full: bool) -> Claim:
-    """Algorithm 3 is Θ(Nd + N²) where M ≥ d² and a row of P and of dP fits."""
+    """Theorem 5. Standard attention, M ≥ d² and rows that fit: c₁ ≤ accesses / (Nd + N²) ≤ c₂."""
     ratios = [
         (
             accesses("standard", N, d, M, "backward") / theory.theorem_5_standard(N, d),
@@ -112,23 +106,19 @@ def theorem_5_standard(full: bool) -> Claim:
         if d * d <= M and 2 * N + 1 <= M
     ]
     return within(
-        "Theorem 5",
-        "standard attention, M ≥ d² and rows that fit: c₁ ≤ accesses / (Nd + N²) ≤ c₂",
         f"{len(ratios)} (N, d, M)",
         ratios,
     )
 
 
 def theorem_5_standard_small_M(full: bool) -> Claim:
-    """Algorithm 3 for any M: the products re-read their operands."""
+    """Theorem 5. Standard attention, any M: c₁ ≤ accesses / (N²d²/M + N² + Nd) ≤ c₂."""
     ratios = []
     for N, d, M in in_range(full):
         expected = theory.theorem_5_flash(N, d, M) + theory.theorem_5_standard(N, d)
         moved = accesses("standard", N, d, M, "backward")
         ratios.append((moved / expected, *theory.standard_backward_small_M_constants()))
     return within(
-        "Theorem 5",
-        "standard attention, any M: c₁ ≤ accesses / (N²d²/M + N² + Nd) ≤ c₂",
         f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd",
         ratios,
     )

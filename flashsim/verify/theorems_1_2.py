@@ -18,7 +18,7 @@ from flashsim.verify.shared import accesses, exponents_of_accesses, in_range, la
 
 
 def theorem_1_exact(full: bool) -> Claim:
-    """O = softmax(QKᵀ)V, within the derived rounding bound, for every algorithm."""
+    """Theorem 1. Every algorithm returns softmax(QKᵀ)V."""
     rng = np.random.default_rng(1)
     shapes = [(64, 64, 16, 16), (37, 91, 8, 5), (1, 130, 4, 4), (90, 1, 3, 7), (33, 33, 1, 1)]
     if full:
@@ -41,8 +41,6 @@ def theorem_1_exact(full: bool) -> Claim:
                 worst = max(worst, *(of_bound(*one) for one in forward_errors(run)))
                 runs += 1
     return Claim(
-        "Theorem 1",
-        "every algorithm returns softmax(QKᵀ)V",
         f"{runs} runs: {len(shapes)} shapes, ragged blocks, 7 kinds of scores, float64, float32, float16",
         f"largest error {worst:.2f} of the derived rounding bound; standard refused {refused} whose S could overflow float16",
         worst <= 1.0,
@@ -51,7 +49,7 @@ def theorem_1_exact(full: bool) -> Claim:
 
 
 def theorem_1_induction(full: bool) -> Claim:
-    """After each outer step j: m, ℓ and O are those of the first j·B_c keys."""
+    """Theorem 1. The proof's induction: after every outer step j, m, ℓ, O are those of the first j·B_c keys."""
     rng = np.random.default_rng(2)
     steps = InductionInvariant()
     broken = ""
@@ -64,8 +62,6 @@ def theorem_1_induction(full: bool) -> Claim:
         broken = str(error)
     worst = max((step.worst for step in steps.steps), default=0.0)
     return Claim(
-        "Theorem 1",
-        "the proof's induction: after every outer step j, m, ℓ, O are those of the first j·B_c keys",
         f"{len(steps.steps):,} outer steps over {len(shapes)} shapes and 7 kinds of scores, float64",
         broken or f"largest error {worst:.2f} of the bound",
         not broken,
@@ -74,28 +70,24 @@ def theorem_1_induction(full: bool) -> Claim:
 
 
 def theorem_1_flops(full: bool) -> Claim:
-    """O(N²d) FLOPs: the products cost 2N²(d + d_v) exactly, everything else stays within a constant of N²d."""
+    """Theorem 1. O(N²d) FLOPs: products exactly 4N²d, in all 4 ≤ FLOPs/N²d ≤ 8 + 17/d."""
     ratios, exact = [], True
     for N, d, M in in_range(full):
         flops = count("flash_basic", N=N, d=d, M=M).flops
         exact &= flops.matmul == theory.matmul_flops(N, N, d, d)
         ratios.append((flops.total / (N * N * d), 4, 8 + 17 / d))
     return within(
-        "Theorem 1",
-        "O(N²d) FLOPs: products exactly 4N²d, in all 4 ≤ FLOPs/N²d ≤ 8 + 17/d",
         f"{len(ratios)} (N, d, M), N to {largest_N(full):,}, d ≤ M ≤ Nd",
         ratios,
     ).also(f"products {'equal' if exact else 'DIFFER FROM'} 4N²d", exact)
 
 
 def theorem_1_memory(full: bool) -> Claim:
-    """O(N) memory besides inputs and output: ℓ and m, 2N elements. Standard attention: S and P, 2N²."""
+    """Theorem 1. Additional memory: 2N elements exactly (standard attention 2N²)."""
     cases = list(in_range(full))
     flash = all(count("flash_basic", N=N, d=d, M=M).hbm.extra == 2 * N for N, d, M in cases)
     standard = all(count("standard", N=N, d=d, M=M).hbm.extra == 2 * N * N for N, d, M in cases)
     return Claim(
-        "Theorem 1",
-        "additional memory: 2N elements exactly (standard attention 2N²)",
         f"{len(cases)} (N, d, M), N to {largest_N(full):,}",
         f"flash {'2N' if flash else 'NOT 2N'}, standard {'2N²' if standard else 'NOT 2N²'} in every case",
         flash and standard,
@@ -107,7 +99,7 @@ def theorem_1_memory(full: bool) -> Claim:
 
 
 def theorem_2_counts(full: bool) -> Claim:
-    """Simulated run = shape-only count = closed form: reads, writes and initial writes of each array, peak, blocks."""
+    """Theorem 2. Executed counts = closed forms, by array, with peak and blocks (==)."""
     rng = np.random.default_rng(3)
     counted = simulated = 0
     unequal: list[str] = []
@@ -132,8 +124,6 @@ def theorem_2_counts(full: bool) -> Claim:
             if not agree:
                 unequal.append(f"{name} {shape} M={room} {policy}")
     return none_differs(
-        "Theorem 2",
-        "executed counts = closed forms, by array, with peak and blocks (==)",
         f"{counted:,} counted and {simulated:,} simulated runs, ragged, N_q ≠ N_k, d_v ≠ d, three sizings",
         unequal,
         {"counted": counted, "simulated": simulated},
@@ -141,41 +131,38 @@ def theorem_2_counts(full: bool) -> Claim:
 
 
 def theorem_2_flash_bounds(full: bool) -> Claim:
-    """c₁ ≤ accesses / (N²d²/M) ≤ c₂ with the constants derived in theory.flash_constants."""
+    """Theorem 2. FlashAttention: 12/5 ≤ accesses / (N²d²/M) ≤ 18 + 22/d."""
     ratios = [
         (count("flash_basic", N=N, d=d, M=M).hbm.accesses / theory.theorem_2_flash(N, d, M), *theory.flash_constants(d))
         for N, d, M in in_range(full)
     ]
     return within(
-        "Theorem 2",
-        "FlashAttention: 12/5 ≤ accesses / (N²d²/M) ≤ 18 + 22/d",
         f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}",
         ratios,
     )
 
 
 def theorem_2_exponents(full: bool) -> Claim:
-    """Log–log slopes of Algorithm 1's accesses: 2 in N, 2 in d, −1 in M; of standard attention's: 2 in N."""
-    return exponents_of_accesses("Theorem 2", "flash_basic", "forward", 19)
+    """Theorem 2. Exponents of accesses: N², d², M⁻¹ (standard: N²), within 0.02."""
+    return exponents_of_accesses("flash_basic", "forward", 19)
 
 
 def theorem_2_standard(full: bool) -> Claim:
-    """Standard attention is Θ(Nd + N²) where M ≥ d² and a row fits."""
+    """Theorem 2. Standard attention, M ≥ d² and rows that fit: 4 ≤ accesses / (Nd + N²) ≤ 12."""
     ratios = [
         (accesses("standard", N, d, M) / theory.theorem_2_standard(N, d), *theory.standard_constants())
         for N, d, M in in_range(full)
         if d * d <= M and M >= N + 2
     ]
     return within(
-        "Theorem 2",
-        "standard attention, M ≥ d² and rows that fit: 4 ≤ accesses / (Nd + N²) ≤ 12",
         f"{len(ratios)} (N, d, M)",
         ratios,
     )
 
 
 def theorem_2_standard_small_M(full: bool) -> Claim:
-    """Below M = d² a blocked product must re-read: the honest count exceeds the proof's accounting, as spec'd."""
+    """Theorem 2. Standard attention, any M: 8/5 ≤ accesses / (N²d²/M + N² + Nd) ≤ 8; above the proof's count if M < d² ≤
+    Nd."""
     ratios, excess = [], []
     for N, d, M in in_range(full):
         moved = accesses("standard", N, d, M)
@@ -184,8 +171,6 @@ def theorem_2_standard_small_M(full: bool) -> Claim:
         if d * d > M and d <= N:  # then Q has several panels, as M/4d < d ≤ N
             excess.append(moved / sum(theory.proof_accounting(N, d)))
     return within(
-        "Theorem 2",
-        "standard attention, any M: 8/5 ≤ accesses / (N²d²/M + N² + Nd) ≤ 8; above the proof's count if M < d² ≤ Nd",
         f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, {len(excess)} of them with M < d² ≤ Nd",
         ratios,
     ).also(
