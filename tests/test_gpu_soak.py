@@ -98,7 +98,7 @@ def drawn(rung: Kernel, rng: np.random.Generator) -> Drawn:
     if rung.block_masks and own and "window" not in asked and rng.random() < 0.2:
         B_r, B_c = _tiles(d)
         asked["block_mask"] = rng.random((-(-N_q // B_r), -(-N_k // B_c))) < 0.6
-    if rung.dropout and d in rung.head_dims and rng.random() < 0.3:
+    if rung.dropout and rng.random() < 0.3:
         asked |= {"dropout_p": float(rng.uniform(0.05, 0.9)), "seed": int(rng.integers(2**63))}
     return Drawn(rung, shape, str(rng.choice(rung.dtypes)), asked)
 
