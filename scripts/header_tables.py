@@ -50,7 +50,7 @@ def written(name: str, text: str) -> str:
         "//     " + "    ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
     ]
     on = f"{made['machine']['gpu']}, NVRTC {made['machine']['nvrtc']}, PyTorch {made['machine']['torch'].partition('+')[0]}"
-    lines.append(f"//     {on}, {made['date'][:10]}, {made['commit']}: figures/{record}.json")
+    lines.append(f"//     {on}, {made['date'][:10]}, {made['commit'][:7]}: figures/{record}.json")
     return before + START + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
 
 

@@ -60,7 +60,7 @@
 //   d = 64, N = 16384, a block mask of s = 1/2 of the tiles: 0.97 of the dense kernel's rate, with one team of 128 × 128 0.68;
 //   s = 1/4 0.94, not 0.64; d = 128: 0.86 to 0.93 and 0.91. What a consumer looks up in a list it looks up for masked tiles alone,
 //   before 0.89 of that rate with two teams.
-//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 of a copy's rate; FlashAttention-4's at 0.35. Two teams are worth
+//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 to 0.82 of a copy's rate; FlashAttention-4's at 0.35. Two teams are worth
 //   1.00 there, 1.02 in (64, 63), 1.05 in (255, 0). Sums for maxima: 1.02 with two teams where each row sees some of its first
 //   tile; else, in (64, 63), 0.91 to 0.93, as rows without a maximum ask for it. Where the card's power binds, at
 //   1.5 GHz, it is 0.70 of a copy.
@@ -84,15 +84,15 @@
 // fp16, H d = 2048, B N = 16384.
 // measured:
 //     TFLOP/s, full / causal    N = 512      N = 1024     N = 2048     N = 4096     N = 16384
-//     d = 128                   521 / 340    617 / 477    655 / 575    683 / 626    695 / 691
-//       cuDNN                   486 / 318    547 / 391    562 / 446    594 / 489    614 / 534
-//       FlashAttention-4        402 / 257    510 / 373    585 / 488    628 / 572    655 / 654
-//       tensor_core             289 / 213    305 / 242    306 / 266    316 / 274    310 / 290
-//     d = 64                    475 / 332    515 / 422    538 / 481    546 / 516    551 / 546
-//       cuDNN                   366 / 254    399 / 316    418 / 361    435 / 396    439 / 428
-//       FlashAttention-4        303 / 171    368 / 244    458 / 357    491 / 426    539 / 519
-//       tensor_core             288 / 195    298 / 238    306 / 265    308 / 282    310 / 299
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-22, 52e5883: figures/gpu_hopper.json
+//     d = 128                   539 / 342    615 / 487    673 / 592    683 / 651    702 / 688
+//       cuDNN                   492 / 326    552 / 403    576 / 460    604 / 499    618 / 550
+//       FlashAttention-4        410 / 258    520 / 384    599 / 499    646 / 574    676 / 664
+//       tensor_core             297 / 214    308 / 252    313 / 270    318 / 282    319 / 305
+//     d = 64                    484 / 341    527 / 439    553 / 500    560 / 531    571 / 565
+//       cuDNN                   367 / 257    405 / 324    424 / 366    438 / 392    449 / 425
+//       FlashAttention-4        300 / 172    376 / 244    461 / 360    500 / 431    547 / 522
+//       tensor_core             290 / 197    305 / 241    310 / 265    311 / 279    313 / 299
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 5b3a13e: figures/gpu_hopper.json
 // end of measured
 //
 // no spills, no stack

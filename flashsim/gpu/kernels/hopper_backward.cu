@@ -73,23 +73,23 @@
 // Five products counted (2.5 times the forward pass), `prepare` and `round_dQ` included; fp16, H d = 2048, B N = 16384.
 // measured:
 //     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
-//     d = 128                   470 / 310    606 / 538    626 / 628
-//       deterministic           378 / 270    474 / 470    552 / 550
-//       cuDNN                   336 / 173    410 / 324    506 / 472
-//       FlashAttention-4        346 / 176    591 / 525    630 / 619
-//       FlashAttention-2        210 / 167    262 / 231    259 / 263
-//       tensor_core             227 / 194    266 / 241    268 / 274
-//     d = 64                    409 / 265    521 / 452    568 / 534
-//       deterministic           318 / 247    394 / 437    479 / 506
-//       cuDNN                   281 / 156    355 / 267    410 / 373
-//       FlashAttention-4        299 / 171    508 / 455    526 / 525
-//       FlashAttention-2        209 / 152    246 / 208    252 / 233
-//       tensor_core             208 / 196    258 / 228    258 / 245
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-22, 52e5883: figures/gpu_hopper_backward.json
+//     d = 128                   466 / 300    600 / 541    637 / 615
+//       deterministic           411 / 269    551 / 506    636 / 597
+//       cuDNN                   342 / 158    418 / 317    488 / 453
+//       FlashAttention-4        328 / 176    599 / 526    612 / 606
+//       FlashAttention-2        217 / 165    260 / 231    251 / 265
+//       tensor_core             220 / 194    267 / 235    266 / 270
+//     d = 64                    411 / 248    535 / 461    574 / 532
+//       deterministic           334 / 236    408 / 446    491 / 512
+//       cuDNN                   279 / 137    368 / 275    414 / 377
+//       FlashAttention-4        280 / 157    529 / 470    524 / 524
+//       FlashAttention-2        206 / 151    249 / 213    257 / 242
+//       tensor_core             210 / 195    261 / 235    260 / 254
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 5b3a13e: figures/gpu_hopper_backward.json
 // end of measured
 //
-// Deterministic, it costs 3 to 24% from N = 4096 on. In turn it has since become 1.0 to 1.14 times as fast.
-// With dropout, N = 2048, d = 64, it runs at 1.4 times tensor_core's rate; before, at 0.85 to 0.9.
+// Deterministic, it costs 0 to 24% from N = 4096 on. With dropout, N = 2048, full / causal: 1.87 / 1.66 of tensor_core's rate at
+// d = 128, 1.49 / 1.32 at d = 64; before, 0.85 to 0.9 there.
 //
 // no spills, no stack
 #include "hopper.cuh"

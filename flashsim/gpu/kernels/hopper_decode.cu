@@ -41,11 +41,11 @@
 // Sequences × keys; 64 heads, 8 of K and V, fp16, d = 128.
 // measured:
 //     GB/s of K and V, 1 / 8 queries    32 × 8192      8 × 8192       1 × 131072
-//     hopper_decode                     4512 / 4372    3996 / 3656    4288 / 4056
-//     cuDNN                             4524 / 599     3930 / 646     4243 / 358
-//     FlashAttention-4                  4492 / 4409    3007 / 2865    405 / 401
-//     a copy                            4196 / 4174    4182 / 4182    4181 / 4188
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-22, 52e5883: figures/gpu_hopper_cases.json
+//     hopper_decode                     4446 / 4322    3946 / 3582    4212 / 3986
+//     cuDNN                             4444 / 611     3895 / 681     4183 / 359
+//     FlashAttention-4                  4525 / 4451    2994 / 2931    404 / 401
+//     a copy                            4177 / 4191    4193 / 4194    4194 / 4195
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 5b3a13e: figures/gpu_hopper_cases.json
 // end of measured
 //
 // What the steps bought, in GB/s at 8 × 8192, 1 / 8 queries: cutting heads alike, 4 blocks each, not 264 through all 64: 3829 /

@@ -52,12 +52,12 @@
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
 //     TFLOP/s, full / causal    N = 1024     N = 4096     N = 16384
-//     d = 128                   678 / 414    848 / 643    903 / 818
-//       hopper                  592 / 478    668 / 631    704 / 691
-//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-22, 52e5883: figures/gpu_hopper_fp8.json
+//     d = 128                   734 / 502    877 / 755    933 / 863
+//       hopper                  614 / 476    684 / 641    712 / 706
+//     NVIDIA H200, NVRTC 13.0, PyTorch 2.11.0, 2026-11-23, 5b3a13e: figures/gpu_hopper_fp8.json
 // end of measured
 //
-// O is off by 2.6% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.6% from
+// O is off by 2.6% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.7% from
 // that of the numbers before they were rounded.
 //
 // HBM, in elements a head: as hopper.cu's; besides, V is read and written once by `transpose`.
