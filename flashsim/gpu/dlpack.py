@@ -20,9 +20,8 @@ from flashsim.masks import Mask
 
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
 New = tuple[int | None, Any, Any]  # which of the given arrays a new one is like, if one; shape and dtype
-Look = tuple[
-    tuple[Any, ...], list[int]
-]  # shape, strides and dtype of each array, in the library's own words; addresses
+Look = tuple[tuple[Any, ...], list[int]]
+"""Shape, strides and dtype of each array, in the library's own words; addresses."""
 
 
 class CuPy:
@@ -82,9 +81,8 @@ class PyTorch:
     def __init__(self) -> None:
         self._torch = importlib.import_module("torch")
         self._types = (self._torch.Tensor, self._torch.nn.Parameter)
-        usual = (
-            self._torch.cuda.current_stream
-        )  # makes an object of the stream; what Triton asks takes a twentieth of the time
+        # current_stream makes an object of the stream; what Triton asks takes a twentieth of the time
+        usual = self._torch.cuda.current_stream
         self._stream = getattr(self._torch._C, "_cuda_getCurrentRawStream", lambda device: usual(device).cuda_stream)
 
     def look(self, given: Sequence[Any], device: int) -> Look | None:
