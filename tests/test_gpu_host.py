@@ -298,6 +298,20 @@ def test_tensors_of_pytorchs_are_launched_as_cupys_arrays_are_but_on_pytorchs_st
     assert found == [(*launch[:8], STREAM, *launch[9:]) for launch in wanted]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("is_neg", lambda: True), ("get_device", lambda: DEVICE + 1), ("is_cuda", False), ("layout", "sparse_coo")],
+)
+def test_a_tensor_whose_memory_is_not_its_numbers_is_not_launched_where_it_lies(
+    name: str, value: Any, launches: Launches
+) -> None:
+    """On another device, negated on reading, sparse, or on the CPU."""
+    tensors = [Tensor(x) for x in arrays().values()]
+    assert dlpack.PyTorch().look(tensors, DEVICE)
+    setattr(tensors[1], name, value)
+    assert dlpack.PyTorch().look(tensors, DEVICE) is None
+
+
 def test_a_launch_has_the_addresses_strides_and_dtype_of_its_arrays(launches: Launches) -> None:
     X = arrays(strided=("k",))
     gpu.forward(X["q"], X["k"], X["v"], kernel="hopper")

@@ -21,6 +21,7 @@ from flashsim.masks import All, Causal, Dense, Mask, SlidingWindow
 from flashsim.memory import SramOverflow
 from flashsim.paddings import KeyPadding, QueryPadding
 from flashsim.records import Blocks, Shape
+from flashsim.theory.formulas import Mean, evaluated
 from flashsim.theory.live import points
 from flashsim.theory.problem import Tiles, live_tiles
 
@@ -513,3 +514,12 @@ def test_constants_are_those_of_their_proofs() -> None:
 def test_standard_attention_keeps_no_dropout_mask_unless_there_is_dropout() -> None:
     assert [theory.extra_memory("standard", 3, 5, 2, 2, 1, dropout) for dropout in (False, True)] == [30, 60]
     assert theory.extra_memory("standard", 3, 5, 2, 2, 1) == 30
+
+
+def test_a_formula_of_skipped_tiles_has_their_rows_and_columns_together() -> None:
+    values = {"T_c": Mean(30, 9), "T_r": Mean(35, 7), "N_q": 9, "N_k": 7, "d": 4}
+    assert evaluated("T_c * N_q * d", values) == 120
+    assert evaluated("(2 * T_c + 1) * N_q", values) == 69
+    assert evaluated("2 * T_r * N_k", values) == 70
+    with pytest.raises(ValueError, match=r"expected T_c \* N_q"):
+        evaluated("T_c * N_k", values)
