@@ -292,10 +292,10 @@ def check_observers(observers: Any) -> tuple[Callable[[Any], None], ...]:
     return several
 
 
-def check_callback(name: str, function: Any, arguments: int = 2) -> Any:
-    """Return a function that can be called with so many arguments, or None where there is to be none."""
-    if function is not None and not _takes(function, arguments):
-        raise ValueError(f"{name} is {shown(function)}; expected a function that takes {arguments} arguments, or None")
+def check_callback(name: str, function: Any) -> Any:
+    """Return a function that can be called with two arguments, or None where there is to be none."""
+    if function is not None and not _takes(function, 2):
+        raise ValueError(f"{name} is {shown(function)}; expected a function that takes 2 arguments, or None")
     return function
 
 
