@@ -60,10 +60,10 @@
 //   d = 64, N = 16384, a block mask of s = 1/2 of the tiles: 0.97 of the dense kernel's rate, with one team of 128 × 128 0.68;
 //   s = 1/4 0.94, not 0.64; d = 128: 0.86 to 0.93 and 0.91. What a consumer looks up in a list it looks up for masked tiles alone,
 //   before 0.89 of that rate with two teams.
-//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 to 0.82 of a copy's rate; FlashAttention-4's at 0.35. Two teams are worth
-//   1.00 there, 1.02 in (64, 63), 1.05 in (255, 0). Sums for maxima: 1.02 with two teams where each row sees some of its first
-//   tile; else, in (64, 63), 0.91 to 0.93, as rows without a maximum ask for it. Where the card's power binds, at
-//   1.5 GHz, it is 0.70 of a copy.
+//   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 to 0.82 of a copy's rate; FlashAttention-4's at 0.35. Two teams
+//   are worth 1.00 there, 1.02 in (64, 63), 1.05 in (255, 0). Sums for maxima: 1.02 with two teams where each row sees some of its
+//   first tile; else, in (64, 63), 0.91 to 0.93, as rows without a maximum ask for it. Where the card's power binds, at 1.5 GHz,
+//   it is 0.70 of a copy.
 //   Worse: groups of 16 columns that a warp does not see left out of masked tiles 0.97 to 0.98; three consumers 0.90, no lazy
 //   rescaling 0.94, the next row block's S_ij started before O_i is written 0.92, one loop for all tiles 0.99 to 1.03.
 //   A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see are freed
