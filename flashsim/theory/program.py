@@ -12,15 +12,39 @@ from typing import Any, NamedTuple
 
 from flashsim.checking import check_block_sizes, check_flag, check_lengths, is_one_of, shown
 from flashsim.inputs import check_M, float_name
-from flashsim.matrices import Kind
+from flashsim.matrices import Kind, Type
 from flashsim.records import ArrayTraffic, Occupancy, Role, Sizes, Traffic
 from flashsim.sizes import Size, first
+from flashsim.theory.formulas import evaluated
 from flashsim.theory.problem import BYTES, NoClosedForm, ceil_div
 
-QKV: Mapping[str, tuple[Role, Kind]] = {
-    "Q": ("input", Kind("N", "d")), "K": ("input", Kind("N", "d")), "V": ("input", Kind("N", "e"))
-}  # fmt: skip
-"""What stands in for attention takes these."""
+
+class Array(NamedTuple):
+    """An array in HBM, and how often all of it is read and written, as text in lengths and numbers of blocks: "T_r + 1".
+
+    initial  whether the first time that it is written initialises it
+    """
+
+    role: Role
+    kind: Kind
+    reads: str = "0"
+    writes: str = "0"
+    initial: bool = False
+
+
+def given(rows: str, columns: str, stored: Type = "inputs", *, reads: str = "1") -> Array:
+    """Return an input."""
+    return Array("input", Kind(rows, columns, stored), reads)
+
+
+def between(rows: str, columns: str, stored: Type = "inputs", *, reads: str = "1") -> Array:
+    """Return what is neither input nor output, written once."""
+    return Array("extra", Kind(rows, columns, stored), reads, "1")
+
+
+def returned(rows: str, columns: str, stored: Type = "inputs") -> Array:
+    """Return an output, written once."""
+    return Array("output", Kind(rows, columns, stored), writes="1")
 
 
 class Moved(NamedTuple):
@@ -36,21 +60,22 @@ class ProgramForm:
     """The closed forms of one program.
 
     name      the program's
-    arrays    (role, kind) of each array in HBM, by name. Of block size B_r there are T_r blocks, of C, T
+    arrays    each array in HBM, by name. Of block size B_r there are T_r blocks, of C, T
     blocks    its block sizes: name -> the symbol of the length that it divides
     line_1    (rows, lengths) -> block sizes; None: they must be given
     rows      (M, lengths) -> rows, for the paper's sizes
-    traffic   (lengths, block sizes with the numbers of blocks, T_r of B_r, options) -> what each array moves
+    traffic   (lengths, block sizes with the numbers of blocks, T_r of B_r, options) -> what arrays move of which not all is
+              moved each time
     peak      the most on chip, in elements: mostly the first tile's, whose blocks are whole
     matmul    FLOPs of the matrix products
     """
 
     name: str
-    arrays: Mapping[str, tuple[Role, Kind]]
+    arrays: Mapping[str, Array | tuple[Role, Kind]]
     blocks: Mapping[str, str]
-    line_1: Callable[[int, Sizes], tuple[int, ...]] | None
-    rows: Callable[[int, Sizes], int] | None
-    traffic: Callable[[Sizes, Sizes, Mapping[str, Any]], Mapping[str, Moved]]
+    line_1: Callable[[int, Sizes], tuple[int, ...]] | None = None
+    rows: Callable[[int, Sizes], int] | None = None
+    traffic: Callable[[Sizes, Sizes, Mapping[str, Any]], Mapping[str, Moved]] = lambda p, b, options: {}
     peak: Callable[[Sizes, Sizes, Mapping[str, Any]], int]
     matmul: Callable[[Sizes, Sizes, Mapping[str, Any]], int]
 
@@ -68,10 +93,11 @@ class ExactProgram:
 
 @cache
 def program_forms() -> dict[str, ProgramForm]:
-    """Return every form of `flashsim/theory/beyond`, by name."""
-    files = pkgutil.iter_modules([str(Path(__file__).parent / "beyond")])
-    forms = [getattr(import_module(f"flashsim.theory.beyond.{file.name}"), "FORM", None) for file in files]
-    return {form.name: form for form in forms if isinstance(form, ProgramForm)}
+    """Return every `ProgramForm` of this folder's files, by name."""
+    files = [
+        import_module(f"flashsim.theory.{file.name}") for file in pkgutil.iter_modules([str(Path(__file__).parent)])
+    ]
+    return {form.name: form for file in files for form in vars(file).values() if isinstance(form, ProgramForm)}
 
 
 def exact_program(
@@ -94,24 +120,27 @@ def exact_program(
     if not isinstance(name, ProgramForm) and not is_one_of(name, program_forms()):
         raise NoClosedForm(f"no closed form for {shown(name)}; known: {', '.join(map(repr, program_forms()))}")
     form = name if isinstance(name, ProgramForm) else program_forms()[name]
-    inputs = [side for role, kind in form.arrays.values() if role == "input" for side in (kind.rows, kind.columns)]
-    p = check_lengths([*dict.fromkeys(side for side in inputs if not side.isdigit())], sizes)
+    arrays = {array: Array(*known) for array, known in form.arrays.items()}
+    kinds = [array.kind for array in arrays.values() if array.role == "input"]
+    sides = dict.fromkeys(side for kind in kinds for side in (kind.rows, kind.columns) if not side.isdigit())
+    p = check_lengths([*sides], sizes)
     stored, asked = BYTES[float_name(dtype)], options or {}
     capacity = check_M(M, stored)
     if not is_one_of(sizing, ("fit", "paper")):
         raise NoClosedForm(f"no closed form for sizing {shown(sizing)}; known: 'fit', 'paper', or blocks")
     b = _blocks(form, p, capacity, check_block_sizes(form.blocks, blocks), sizing, asked)
     itemsizes = {"inputs": stored, "chip": max(stored, 4), "bits": 1, "words": 4, "index": 4}
-    numbers = {
-        name.replace("B", "T").replace("C", "T"): ceil_div(p[form.blocks[name]], size) for name, size in b.items()
+    counts = {
+        size.replace("B", "T").replace("C", "T"): ceil_div(p[symbol], b[size]) for size, symbol in form.blocks.items()
     }
-    by_array = {}
-    for array, moved in form.traffic(p, Sizes(**b, **numbers), asked).items():
-        role, kind = form.arrays[array]
-        rows, columns = kind.shape(Sizes(**{**numbers, **p}))
-        itemsize = itemsizes[kind.type]
+    in_part, by_array = form.traffic(p, Sizes(**b, **counts), asked), {}
+    for array, (role, kind, reads, writes, initial) in arrays.items():
+        rows, columns = kind.shape(Sizes(**{**counts, **p}))
+        read, written = (rows * columns * evaluated(times, {**counts, **p}) for times in (reads, writes))
+        init = rows * columns * initial
+        moved = in_part.get(array, Moved(read, written - init, init))
         by_array[array] = ArrayTraffic(
-            moved.reads, moved.init + moved.writes, moved.init, rows * columns, itemsize, role
+            moved.reads, moved.init + moved.writes, moved.init, rows * columns, itemsizes[kind.type], role
         )
     enforced = (blocks is not None or sizing == "fit") if enforce is None else check_flag("enforce", enforce)
     use = Occupancy(form.peak(p, b, asked), capacity, enforced)

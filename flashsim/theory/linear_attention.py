@@ -1,0 +1,54 @@
+"""Linear attention in chunks of C: its forms. The state on chip moves the compulsory traffic, at every N and M that fit.
+
+The peaks, for d·e of a state S, of which two passes hold two, S^new and S_i:
+
+    linear_attention           d·e + 2c(d + e) + c²    S, Q_i K_i V_i O_i, A_i
+    linear_attention_two_pass  2d·e + 2c(d + e) + c²
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isqrt
+from typing import Any
+
+from flashsim.records import Sizes
+from flashsim.theory.program import ProgramForm, between, given, returned
+
+
+def chunk_rows(M: int, p: Sizes) -> int:
+    """Return the largest C with (C + d + e)² ≤ M + (d + e)² − d·e, at least 1."""
+    w = p.d + p.e
+    C = isqrt(max(M + w * w - p.d * p.e, 0)) - w
+    return C if C > 1 else 1
+
+
+def products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
+    """Q_i K_iᵀ and A_i V_i in each chunk, 2c²(d + e); Q_i S and K_iᵀ V_i, 2·c·d·e each."""
+    whole, rest = divmod(p.N, b.C)
+    return 2 * (whole * b.C**2 + rest**2) * (p.d + p.e) + 4 * p.N * p.d * p.e
+
+
+ON_CHIP = ProgramForm(
+    name="linear_attention",
+    arrays={"Q": given("N", "d"), "K": given("N", "d"), "V": given("N", "e"), "O": returned("N", "e")},
+    blocks={"C": "N"},
+    line_1=lambda rows, p: (rows,),
+    rows=chunk_rows,
+    peak=lambda p, b, options: p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2,
+    matmul=products,
+)
+TWO_PASS = replace(
+    ON_CHIP,
+    name="linear_attention_two_pass",
+    arrays={
+        "Q": given("N", "d"),
+        "K": given("N", "d", reads="2"),
+        "V": given("N", "e", reads="2"),
+        "S": between("T·d", "e", "chip"),
+        "O": returned("N", "e"),
+    },
+    rows=lambda M, p: chunk_rows(M - p.d * p.e, p),
+    peak=lambda p, b, options: 2 * p.d * p.e + 2 * b.C * (p.d + p.e) + b.C**2,
+)
