@@ -53,6 +53,13 @@ def test_records_and_forms_are_of_the_same_programs() -> None:
         assert {*program.plane} <= {*program.symbols}
 
 
+def test_what_a_record_leaves_out_follows_from_the_rest() -> None:
+    found = programs()["linformer"]
+    assert (found.name, found.options, found.by, found.plane) == ("linformer", ("tau",), ("B_r", "B_k"), ("N", "k"))
+    assert (programs()["linear_attention"].plane, found.follows) == (("N", "N"), ("O", "L"))
+    assert programs()["sparse_mlp_fused"].plane == ("N", "f")
+
+
 @every
 @given(data=st.data())
 def test_counts_are_theorys_array_by_array(program: Program, data: st.DataObject) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.algorithms.blocks import ceil_div
+from flashsim.matrices import Kind
 from flashsim.memory import Tile
 from flashsim.records import Sizes
 from flashsim.shape_only import ShapeOnly
@@ -69,3 +70,13 @@ def example_orders(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tup
     """Return two orders to try SMYRF with, and a τ."""
     orders = {name: sorted_rows(rng.normal(size=(sizes.h, sizes.N))) for name in ("order_Q", "order_K")}
     return orders, {"tau": float(rng.uniform(0.1, 1))}
+
+
+CLUSTERED: dict[str, Any] = {
+    "returns": {"O": Kind("N", "e")},
+    "extras": {"O_parts": Kind("h·N", "e"), "L_parts": Kind("h·N", "1", "chip")},
+    "blocks": {"C": "N"},
+    "across": ("K", "V"),
+    "words": ("queries", "keys"),
+}
+"""What the records of Reformer and SMYRF share."""

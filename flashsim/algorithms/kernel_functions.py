@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from flashsim.algorithms.blocks import ceil_div, paper_rows
+from flashsim.matrices import Kind
 from flashsim.memory import Tile
 from flashsim.records import Sizes
 from flashsim.shape_only import ShapeOnly
@@ -195,3 +196,20 @@ def gradient_example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> t
     (X, Z), (given, options) = (rng.normal(size=(n, sizes.d)) for n in (sizes.N, sizes.n)), example(rng, sizes, blocks)
     Y = np.logaddexp.reduce(options["k"].log(X, Z) + np.log(given["V"].T), axis=1, keepdims=True)
     return {"X": X, "Z": Z, "Y": Y, **given}, options
+
+
+PRODUCT: dict[str, Any] = {
+    "source": "Dao et al. 2022, Appendix D.2",
+    "operands": {"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")},
+    "blocks": {"B_r": "N", "B_c": "n"},
+    "rows": kernel_rows,
+    "words": ("rows of X", "rows of Z"),
+    "example": example,
+}
+"""What the records of kernel products share."""
+LOG_SUM_EXP: dict[str, Any] = {
+    **PRODUCT,
+    "operands": {**PRODUCT["operands"], "V": Kind("n", "1")},
+    "logs": ("Y",),
+}
+"""What those of log-sum-exps share."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.algorithms.blocks import paper_rows
+from flashsim.matrices import Kind
 from flashsim.memory import Tile
 from flashsim.records import Sizes
 from flashsim.shape_only import ShapeOnly
@@ -66,3 +67,21 @@ def gradient_example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> t
     X, E = rng.normal(size=(sizes.N, sizes.d)), rng.normal(size=(sizes.v, sizes.d))
     L = np.logaddexp.reduce(X @ E.T, axis=1, keepdims=True)
     return {"X": X, "E": E, "L": L, **example(rng, sizes, blocks)[0]}, {}
+
+
+LOSS: dict[str, Any] = {
+    "source": "Wijmans et al. 2024",
+    "operands": {"X": Kind("N", "d"), "E": Kind("v", "d"), "y": Kind("N", "1", "words")},
+    "blocks": {"B_r": "N", "B_c": "v"},
+    "rows": logit_rows,
+    "words": ("rows of X", "rows of E"),
+    "example": example,
+}
+"""What the record of cut cross-entropy has in common with its gradients'."""
+GRADIENT: dict[str, Any] = {
+    **LOSS,
+    "operands": {**LOSS["operands"], "L": Kind("N", "1", "chip"), "g": Kind("N", "1")},
+    "direction": "backward",
+    "example": gradient_example,
+}
+"""What the records of its gradients share."""

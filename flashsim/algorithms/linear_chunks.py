@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from flashsim.algorithms.program import QKV
+from flashsim.matrices import Kind
 from flashsim.memory import Tile
 from flashsim.records import Sizes
 from flashsim.shape_only import ShapeOnly
@@ -18,11 +20,18 @@ def chunk_rows(M: int, sizes: Sizes) -> int:
     return max(isqrt(max(width * width + M - sizes.d * sizes.e, 0)) - width, 1)
 
 
-def chunk_line_1(rows: int, sizes: Sizes) -> tuple[int]:
-    """Return (C,)."""
-    return (rows,)
-
-
 def tril(A: Tile) -> Any:
     """Return A with 0 above its diagonal."""
     return A if isinstance(A, ShapeOnly) else np.tril(A)
+
+
+CHUNKED: dict[str, Any] = {
+    "source": "Yang et al. 2024, Section 2",
+    "operands": QKV,
+    "returns": {"O": Kind("N", "e")},
+    "blocks": {"C": "N"},
+    "line_1": lambda rows, sizes: (rows,),
+    "across": ("K", "V"),
+    "words": ("queries", "keys"),
+}
+"""What the records of linear attention share."""

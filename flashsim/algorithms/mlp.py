@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.checking import check_array
+from flashsim.matrices import Kind
 from flashsim.memory import Matrix, Tile
 from flashsim.records import Sizes
 
@@ -92,3 +93,15 @@ class Some:
 def example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return masks to try a program with."""
     return {}, {f"mask{which}": Some(float(rng.random()), int(rng.integers(1000))) for which in (1, 2)}
+
+
+SPARSE_MLP: dict[str, Any] = {
+    "source": "Appendix D.2",
+    "operands": {"X": Kind("N", "d"), "W1": Kind("d", "f"), "W2": Kind("f", "o")},
+    "returns": {"Y": Kind("N", "o")},
+    "blocks": {"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
+    "by": ("B_r", "B_f"),
+    "words": ("rows", "hidden columns"),
+    "example": example,
+}
+"""What the records of the sparse MLP share."""

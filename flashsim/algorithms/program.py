@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from flashsim.algorithms.record import Record
 from flashsim.matrices import Kind
 from flashsim.records import Sizes
 
+QKV: Mapping[str, Kind] = {"Q": Kind("N", "d"), "K": Kind("N", "d"), "V": Kind("N", "e")}
+"""What stands in for attention takes these."""
 Example = tuple[Mapping[str, Any], Mapping[str, Any]]
 """Operands and options, by name."""
 
@@ -37,21 +40,22 @@ class Bug(NamedTuple):
 class Program(Record):
     """One pass: `run(hbm, sram, *operands, blocks, *options)` returns a matrix in HBM, or several.
 
-    name       what it is called
+    name       what it is called; "": as its function
     title      in the words of its source
     source     where it comes from
     operands   matrices it takes, by name, each with its kind: shape in the program's own symbols, and type
     returns    matrices it returns, in order
     extras     other matrices that it makes in HBM
-    options    what else it takes behind `blocks`, by name, in order; values are checked by who asks for the run
+    options    what else it takes behind `blocks`, by name, in order; values are checked by who asks for the run; (): as its
+               function's parameters say
     blocks     its block sizes: name -> the symbol of the length that it divides
     line_1     (rows, lengths) -> block sizes where the stationary block has so many rows; None: they must be given
     rows       (M, lengths) -> rows, for the paper's sizes
-    plane      the symbols of what the player shows as rows and as columns of tiles
+    by         the block sizes that divide what the player shows as rows and as columns of tiles; (): the first and the last
+    plane      the symbols of these; (): those that `by` divide
     across     where these are one symbol: the matrices whose rows are columns there
-    by         the block sizes that divide these
     words      what those rows and columns are called there, "queries" and "keys" in attention
-    follows    what the player follows from tile to tile, as in `flashsim.algorithms.Algorithm`
+    follows    what the player follows from tile to tile, as in `flashsim.algorithms.Algorithm`; (): what is returned
     direction  "forward", or "backward" for gradients
     logs       those of its operands and results that are logarithms, in which −∞ is a number
     bugs       mistakes to plant in it, each of which its tests must notice, by its numbers or its counts
@@ -59,7 +63,7 @@ class Program(Record):
     """
 
     called: ClassVar[str] = "PROGRAM"
-    name: str
+    name: str = ""
     title: str
     source: str
     run: Callable[..., Any]
@@ -68,17 +72,30 @@ class Program(Record):
     extras: Mapping[str, Kind] = field(default_factory=dict, hash=False)
     options: tuple[str, ...] = ()
     blocks: Mapping[str, str] = field(hash=False)
-    line_1: Callable[[int, Sizes], tuple[int, ...]] | None
-    rows: Callable[[int, Sizes], int] | None
-    plane: tuple[str, str]
+    line_1: Callable[[int, Sizes], tuple[int, ...]] | None = None
+    rows: Callable[[int, Sizes], int] | None = None
+    by: tuple[str, ...] = ()
+    plane: tuple[str, ...] = ()
     across: tuple[str, ...] = ()
-    by: tuple[str, str] = ("B_r", "B_c")
     words: tuple[str, str]
-    follows: tuple[str, ...]
+    follows: tuple[str, ...] = ()
     direction: str = "forward"
     logs: tuple[str, ...] = ()
     bugs: tuple[Bug, ...] = field(default=(), repr=False)
     example: Callable[[np.random.Generator, Sizes, Sizes], Example] = normal
+
+    def __post_init__(self) -> None:
+        sizes = tuple(self.blocks)
+        by = self.by or (sizes[0], sizes[-1])
+        told = {
+            "name": getattr(self.run, "__name__", ""),
+            "options": tuple(signature(self.run).parameters)[len(self.operands) + 3 :],
+            "by": by,
+            "plane": tuple(self.blocks[size] for size in by),
+            "follows": tuple(self.returns),
+        }
+        for name, value in told.items():
+            object.__setattr__(self, name, getattr(self, name) or value)
 
     @property
     def kinds(self) -> dict[str, Kind]:

@@ -27,7 +27,7 @@ without values. One logit a row is picked, from the tile that passes; the others
 
 from __future__ import annotations
 
-from flashsim.algorithms.labels import at_label, example, logit_rows, unless_none, x_line_1
+from flashsim.algorithms.labels import LOSS, at_label, unless_none, x_line_1
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
@@ -65,20 +65,13 @@ def cut_cross_entropy(hbm: HBM, sram: SRAM, X: Matrix, E: Matrix, y: Matrix, blo
 
 
 PROGRAM = Program(
-    name="cut_cross_entropy",
+    **LOSS,
     title="Cut cross-entropy",
-    source="Wijmans et al. 2024",
     run=cut_cross_entropy,
-    operands={"X": Kind("N", "d"), "E": Kind("v", "d"), "y": Kind("N", "1", "words")},
     returns={"loss": Kind("N", "1", "chip"), "L": Kind("N", "1", "chip")},
     extras={name: Kind("N", "1", "chip") for name in ("m", "l", "c")},
-    blocks={"B_r": "N", "B_c": "v"},
     line_1=x_line_1,
-    rows=logit_rows,
-    plane=("N", "v"),
-    words=("rows of X", "rows of E"),
     follows=("m", "l", "c", "loss"),
-    example=example,
     bugs=(
         Bug("labels counted from the tile", "j * B_c", "0"),
         Bug("labels counted by the wrong block size", "j * B_c", "j * B_r"),

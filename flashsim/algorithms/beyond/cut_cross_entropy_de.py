@@ -21,7 +21,7 @@ The listing is ours, as that of `cut_cross_entropy_dx`. The two gradients are tw
 
 from __future__ import annotations
 
-from flashsim.algorithms.labels import e_line_1, gradient_example, logit_rows, minus_label
+from flashsim.algorithms.labels import GRADIENT, e_line_1, minus_label
 from flashsim.algorithms.notation import at_most_0, exp
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
@@ -53,26 +53,11 @@ def cut_cross_entropy_de(
 
 
 PROGRAM = Program(
-    name="cut_cross_entropy_de",
+    **GRADIENT,
     title="Cut cross-entropy, gradient to E",
-    source="Wijmans et al. 2024",
     run=cut_cross_entropy_de,
-    operands={
-        "X": Kind("N", "d"),
-        "E": Kind("v", "d"),
-        "y": Kind("N", "1", "words"),
-        "L": Kind("N", "1", "chip"),
-        "g": Kind("N", "1"),
-    },
     returns={"dE": Kind("v", "d")},
-    blocks={"B_r": "N", "B_c": "v"},
     line_1=e_line_1,
-    rows=logit_rows,
-    plane=("N", "v"),
-    words=("rows of X", "rows of E"),
-    follows=("dE",),
-    direction="backward",
-    example=gradient_example,
     bugs=(
         Bug("labels counted by the other loop", "j * B_c", "i * B_c"),
         Bug("dE of the last block alone", "dE_j + G_ij.T @ X_i", "G_ij.T @ X_i"),

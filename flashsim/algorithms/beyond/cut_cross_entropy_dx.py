@@ -22,7 +22,7 @@ the sum, which is a block mask made of data, and not done here.
 
 from __future__ import annotations
 
-from flashsim.algorithms.labels import gradient_example, logit_rows, minus_label, x_line_1
+from flashsim.algorithms.labels import GRADIENT, minus_label, x_line_1
 from flashsim.algorithms.notation import at_most_0, exp
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
@@ -54,26 +54,11 @@ def cut_cross_entropy_dx(
 
 
 PROGRAM = Program(
-    name="cut_cross_entropy_dx",
+    **GRADIENT,
     title="Cut cross-entropy, gradient to X",
-    source="Wijmans et al. 2024",
     run=cut_cross_entropy_dx,
-    operands={
-        "X": Kind("N", "d"),
-        "E": Kind("v", "d"),
-        "y": Kind("N", "1", "words"),
-        "L": Kind("N", "1", "chip"),
-        "g": Kind("N", "1"),
-    },
     returns={"dX": Kind("N", "d")},
-    blocks={"B_r": "N", "B_c": "v"},
     line_1=x_line_1,
-    rows=logit_rows,
-    plane=("N", "v"),
-    words=("rows of X", "rows of E"),
-    follows=("dX",),
-    direction="backward",
-    example=gradient_example,
     bugs=(
         Bug("the label's 1 left out", "minus_label(P_ij, y_i, j * B_c)", "P_ij"),
         Bug("labels counted from the tile", "j * B_c", "0"),

@@ -20,7 +20,7 @@ The listing is ours. K is not kept, nor needed: line 9 computes its slopes anew,
 
 from __future__ import annotations
 
-from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, x_line_1
+from flashsim.algorithms.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
@@ -49,21 +49,12 @@ def kernel_gradient(
 
 
 PROGRAM = Program(
-    name="kernel_gradient",
+    **PRODUCT | {"operands": {**PRODUCT["operands"], "dY": Kind("N", "e")}},
     title="Gradient of a kernel product",
-    source="Dao et al. 2022, Appendix D.2",
     run=kernel_gradient,
-    operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e"), "dY": Kind("N", "e")},
     returns={"dX": Kind("N", "d")},
-    options=("k",),
-    blocks={"B_r": "N", "B_c": "n"},
     line_1=x_line_1,
-    rows=kernel_rows,
-    plane=("N", "n"),
-    words=("rows of X", "rows of Z"),
-    follows=("dX",),
     direction="backward",
-    example=example,
     bugs=(
         Bug("dX of the last block alone", "dX_i + k.pull", "k.pull"),
         Bug("the slope of log k", "k.pull(", "k.pull_log("),

@@ -25,7 +25,7 @@ row whose weights are all 0 has Y = −∞.
 
 from __future__ import annotations
 
-from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, x_line_1
+from flashsim.algorithms.kernel_functions import LOG_SUM_EXP, KernelFunction, x_line_1
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
@@ -58,21 +58,12 @@ def kernel_logsumexp(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, bloc
 
 
 PROGRAM = Program(
-    name="kernel_logsumexp",
+    **LOG_SUM_EXP,
     title="Log-sum-exp under a kernel, rows outermost",
-    source="Dao et al. 2022, Appendix D.2",
     run=kernel_logsumexp,
-    operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "1")},
     returns={"Y": Kind("N", "1", "chip")},
     extras={"l": Kind("N", "1", "chip"), "m": Kind("N", "1", "chip")},
-    options=("k",),
-    blocks={"B_r": "N", "B_c": "n"},
     line_1=x_line_1,
-    rows=kernel_rows,
-    plane=("N", "n"),
-    words=("rows of X", "rows of Z"),
     follows=("m", "l"),
-    logs=("Y",),
-    example=example,
     bugs=(Bug("ℓ is not rescaled", "exp(m_i - finite(m_i_new)) * l_i", "l_i"),),
 )

@@ -21,7 +21,7 @@ The listing is ours. P is computed from Y as Algorithm 4 computes it from ℓ an
 
 from __future__ import annotations
 
-from flashsim.algorithms.kernel_functions import KernelFunction, gradient_example, kernel_rows, x_line_1
+from flashsim.algorithms.kernel_functions import LOG_SUM_EXP, KernelFunction, gradient_example, x_line_1
 from flashsim.algorithms.notation import at_most_0, exp, finite, log
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
@@ -53,28 +53,16 @@ def kernel_logsumexp_gradient(
 
 
 PROGRAM = Program(
-    name="kernel_logsumexp_gradient",
-    title="Gradient of a log-sum-exp under a kernel",
-    source="Dao et al. 2022, Appendix D.2",
-    run=kernel_logsumexp_gradient,
-    operands={
-        "X": Kind("N", "d"),
-        "Z": Kind("n", "d"),
-        "V": Kind("n", "1"),
-        "Y": Kind("N", "1", "chip"),
-        "dY": Kind("N", "1"),
+    **LOG_SUM_EXP
+    | {
+        "operands": {**LOG_SUM_EXP["operands"], "Y": Kind("N", "1", "chip"), "dY": Kind("N", "1")},
+        "example": gradient_example,
     },
+    title="Gradient of a log-sum-exp under a kernel",
+    run=kernel_logsumexp_gradient,
     returns={"dX": Kind("N", "d")},
-    options=("k",),
-    blocks={"B_r": "N", "B_c": "n"},
     line_1=x_line_1,
-    rows=kernel_rows,
-    plane=("N", "n"),
-    words=("rows of X", "rows of Z"),
-    follows=("dX",),
     direction="backward",
-    logs=("Y",),
-    example=gradient_example,
     bugs=(
         Bug("dY of a whole block", "dY_i * P_ij", "P_ij * dY_i * dY_i.size"),
         Bug("the slope of k", "k.pull_log(", "k.pull("),

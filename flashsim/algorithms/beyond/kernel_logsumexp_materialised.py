@@ -26,7 +26,7 @@ The listing is ours.
 
 from __future__ import annotations
 
-from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, x_line_1
+from flashsim.algorithms.kernel_functions import LOG_SUM_EXP, KernelFunction, x_line_1
 from flashsim.algorithms.notation import log, logaddexp, logsumexp
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
@@ -63,21 +63,11 @@ def kernel_logsumexp_materialised(
 
 
 PROGRAM = Program(
-    name="kernel_logsumexp_materialised",
+    **LOG_SUM_EXP,
     title="Log-sum-exp under a kernel, its matrix in HBM",
-    source="Dao et al. 2022, Appendix D.2",
     run=kernel_logsumexp_materialised,
-    operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "1")},
     returns={"Y": Kind("N", "1", "chip")},
     extras={"S": Kind("N", "n")},
-    options=("k",),
-    blocks={"B_r": "N", "B_c": "n"},
     line_1=x_line_1,
-    rows=kernel_rows,
-    plane=("N", "n"),
-    words=("rows of X", "rows of Z"),
-    follows=("Y",),
-    logs=("Y",),
-    example=example,
     bugs=(Bug("k in place of log k", "k.log(X_i, Z_j)", "k(X_i, Z_j)"),),
 )

@@ -19,7 +19,7 @@ The listing is ours.
 
 from __future__ import annotations
 
-from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, z_line_1
+from flashsim.algorithms.kernel_functions import LOG_SUM_EXP, KernelFunction, z_line_1
 from flashsim.algorithms.notation import log, logaddexp, logsumexp
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
@@ -48,20 +48,10 @@ def kernel_logsumexp_z_outer(
 
 
 PROGRAM = Program(
-    name="kernel_logsumexp_z_outer",
+    **LOG_SUM_EXP,
     title="Log-sum-exp under a kernel, rows of Z outermost",
-    source="Dao et al. 2022, Appendix D.2",
     run=kernel_logsumexp_z_outer,
-    operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "1")},
     returns={"Y": Kind("N", "1", "chip")},
-    options=("k",),
-    blocks={"B_r": "N", "B_c": "n"},
     line_1=z_line_1,
-    rows=kernel_rows,
-    plane=("N", "n"),
-    words=("rows of X", "rows of Z"),
-    follows=("Y",),
-    logs=("Y",),
-    example=example,
     bugs=(Bug("log V left out", "k.log(X_i, Z_j) + log(V_j.T)", "k.log(X_i, Z_j) + 0 * V_j.T"),),
 )

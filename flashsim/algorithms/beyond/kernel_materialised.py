@@ -26,7 +26,7 @@ The listing is ours, after Algorithm 0: it is what a program does that forms the
 
 from __future__ import annotations
 
-from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, x_line_1
+from flashsim.algorithms.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
@@ -62,20 +62,11 @@ def kernel_materialised(
 
 
 PROGRAM = Program(
-    name="kernel_materialised",
+    **PRODUCT,
     title="Kernel product, its matrix in HBM",
-    source="Dao et al. 2022, Appendix D.2",
     run=kernel_materialised,
-    operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")},
     returns={"Y": Kind("N", "e")},
     extras={"K": Kind("N", "n")},
-    options=("k",),
-    blocks={"B_r": "N", "B_c": "n"},
     line_1=x_line_1,
-    rows=kernel_rows,
-    plane=("N", "n"),
-    words=("rows of X", "rows of Z"),
-    follows=("Y",),
-    example=example,
     bugs=(Bug("K of another tile", "sram.load(K[i, j], V[j])", "sram.load(K[i, 0], V[j])"),),
 )

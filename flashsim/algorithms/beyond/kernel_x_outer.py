@@ -22,7 +22,7 @@ x − z, which lose nothing where clouds lie far from the origin; ‖x‖² + �
 
 from __future__ import annotations
 
-from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, x_line_1
+from flashsim.algorithms.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
@@ -49,20 +49,11 @@ def kernel_x_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks
 
 
 PROGRAM = Program(
-    name="kernel_x_outer",
+    **PRODUCT,
     title="Kernel product, rows outermost",
-    source="Dao et al. 2022, Appendix D.2",
     run=kernel_x_outer,
-    operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")},
     returns={"Y": Kind("N", "e")},
-    options=("k",),
-    blocks={"B_r": "N", "B_c": "n"},
     line_1=x_line_1,
-    rows=kernel_rows,
-    plane=("N", "n"),
-    words=("rows of X", "rows of Z"),
-    follows=("Y",),
-    example=example,
     bugs=(
         Bug("Y of the last block alone", "Y_i + K_ij @ V_j", "K_ij @ V_j"),
         Bug("Z of the first block", "sram.load(Z[j], V[j])", "sram.load(Z[0], V[j])"),

@@ -19,7 +19,7 @@ The listing is ours. It is the order of Algorithm 1: what is read of Z and V onc
 
 from __future__ import annotations
 
-from flashsim.algorithms.kernel_functions import KernelFunction, example, kernel_rows, z_line_1
+from flashsim.algorithms.kernel_functions import PRODUCT, KernelFunction, z_line_1
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
@@ -45,19 +45,10 @@ def kernel_z_outer(hbm: HBM, sram: SRAM, X: Matrix, Z: Matrix, V: Matrix, blocks
 
 
 PROGRAM = Program(
-    name="kernel_z_outer",
+    **PRODUCT,
     title="Kernel product, rows of Z outermost",
-    source="Dao et al. 2022, Appendix D.2",
     run=kernel_z_outer,
-    operands={"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")},
     returns={"Y": Kind("N", "e")},
-    options=("k",),
-    blocks={"B_r": "N", "B_c": "n"},
     line_1=z_line_1,
-    rows=kernel_rows,
-    plane=("N", "n"),
-    words=("rows of X", "rows of Z"),
-    follows=("Y",),
-    example=example,
     bugs=(Bug("Y read, and not added to", "Y_i + K_ij @ V_j", "K_ij @ V_j"),),
 )

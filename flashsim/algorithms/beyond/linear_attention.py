@@ -20,9 +20,8 @@ any M that holds a state and a chunk: the traffic is the compulsory one. Queries
 
 from __future__ import annotations
 
-from flashsim.algorithms.linear_chunks import chunk_line_1, chunk_rows, tril
+from flashsim.algorithms.linear_chunks import CHUNKED, chunk_rows, tril
 from flashsim.algorithms.program import Bug, Program
-from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
 
@@ -45,20 +44,10 @@ def linear_attention(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, bloc
 
 
 PROGRAM = Program(
-    name="linear_attention",
+    **CHUNKED,
     title="Linear attention, its state on chip",
-    source="Yang et al. 2024, Section 2",
     run=linear_attention,
-    operands={"Q": Kind("N", "d"), "K": Kind("N", "d"), "V": Kind("N", "e")},
-    returns={"O": Kind("N", "e")},
-    blocks={"C": "N"},
-    line_1=chunk_line_1,
     rows=chunk_rows,
-    plane=("N", "N"),
-    across=("K", "V"),
-    by=("C", "C"),
-    words=("queries", "keys"),
-    follows=("O",),
     bugs=(
         Bug("keys ahead attended to", "tril(Q_i @ K_i.T)", "Q_i @ K_i.T"),
         Bug("the state transposed", "K_i.T @ V_i", "V_i.T @ K_i"),

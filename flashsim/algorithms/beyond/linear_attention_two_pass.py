@@ -24,7 +24,7 @@ on chip, where nothing is put away by hand; it is part of line 1's sum.
 
 from __future__ import annotations
 
-from flashsim.algorithms.linear_chunks import chunk_line_1, chunk_rows, tril
+from flashsim.algorithms.linear_chunks import CHUNKED, chunk_rows, tril
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
@@ -54,21 +54,11 @@ def linear_attention_two_pass(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Mat
 
 
 PROGRAM = Program(
-    name="linear_attention_two_pass",
+    **CHUNKED,
     title="Linear attention, its states through HBM",
-    source="Yang et al. 2024, Section 2",
     run=linear_attention_two_pass,
-    operands={"Q": Kind("N", "d"), "K": Kind("N", "d"), "V": Kind("N", "e")},
-    returns={"O": Kind("N", "e")},
     extras={"S": Kind("T·d", "e", "chip")},
-    blocks={"C": "N"},
-    line_1=chunk_line_1,
     rows=lambda M, sizes: chunk_rows(M - sizes.d * sizes.e, sizes),
-    plane=("N", "N"),
-    across=("K", "V"),
-    by=("C", "C"),
-    words=("queries", "keys"),
-    follows=("O",),
     bugs=(
         Bug("keys ahead attended to", "tril(Q_i @ K_i.T)", "Q_i @ K_i.T"),
         Bug("the state transposed", "K_i.T @ V_i", "V_i.T @ K_i"),

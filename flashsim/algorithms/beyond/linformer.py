@@ -47,7 +47,7 @@ from __future__ import annotations
 from flashsim.algorithms.blocks import ceil_div
 from flashsim.algorithms.kernel_functions import kernel_rows
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import QKV, Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -110,21 +110,16 @@ def linformer(
 
 
 PROGRAM = Program(
-    name="linformer",
     title="Linformer",
     source="Wang et al. 2020",
     run=linformer,
-    operands={"Q": Kind("N", "d"), "K": Kind("N", "d"), "V": Kind("N", "e"), "E": Kind("k", "N"), "F": Kind("k", "N")},
+    operands={**QKV, "E": Kind("k", "N"), "F": Kind("k", "N")},
     returns={"O": Kind("N", "e"), "L": Kind("N", "1", "chip")},
     extras={"K_low": Kind("k", "d"), "V_low": Kind("k", "e")},
-    options=("tau",),
     blocks={"B_r": "N", "B_c": "N", "B_e": "k", "B_k": "k"},
     line_1=line_1,
     rows=kernel_rows,
-    plane=("N", "k"),
-    by=("B_r", "B_k"),
     words=("queries", "mixtures of keys"),
-    follows=("O", "L"),
     example=lambda rng, sizes, blocks: ({}, {"tau": float(rng.uniform(0.1, 1))}),
     bugs=(
         Bug("scores without τ", "tau * (Q_i @ K_low_b.T)", "Q_i @ K_low_b.T"),

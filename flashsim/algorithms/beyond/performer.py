@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import kernel_rows
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import QKV, Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -106,21 +106,16 @@ def performer(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, W: Matrix, 
 
 
 PROGRAM = Program(
-    name="performer",
     title="Performer",
     source="Choromanski et al. 2021",
     run=performer,
-    operands={"Q": Kind("N", "d"), "K": Kind("N", "d"), "V": Kind("N", "e"), "W": Kind("k", "d")},
+    operands={**QKV, "W": Kind("k", "d")},
     returns={"O": Kind("N", "e")},
     extras={"S": Kind("k", "e"), "z": Kind("k", "1", "chip")},
-    options=("c",),
     blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"},
     line_1=line_1,
     rows=kernel_rows,
-    plane=("N", "k"),
-    by=("B_r", "B_g"),
     words=("queries", "features"),
-    follows=("O",),
     example=lambda rng, sizes, blocks: ({}, {"c": float(rng.uniform(0.1, 1))}),
     bugs=(
         Bug("features without −‖ck‖²/2", " - 0.5 * rowsum((c * K_j) * (c * K_j)).T", ""),

@@ -55,10 +55,11 @@ would not do for 16-bit numbers, nor for large ones: its logarithm is what is ke
 
 from __future__ import annotations
 
-from flashsim.algorithms.beyond.performer import line_1
-from flashsim.algorithms.kernel_functions import kernel_rows
+from dataclasses import replace
+
+from flashsim.algorithms.beyond import performer
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import Bug
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -130,23 +131,12 @@ def performer_materialised(
     return O  # line 46
 
 
-PROGRAM = Program(
+PROGRAM = replace(
+    performer.PROGRAM,
     name="performer_materialised",
     title="Performer, its features in HBM",
-    source="Choromanski et al. 2021",
     run=performer_materialised,
-    operands={"Q": Kind("N", "d"), "K": Kind("N", "d"), "V": Kind("N", "e"), "W": Kind("k", "d")},
-    returns={"O": Kind("N", "e")},
     extras={"G": Kind("k", "N"), "A": Kind("N", "k"), "S": Kind("k", "e"), "z": Kind("k", "1", "chip")},
-    options=("c",),
-    blocks={"B_r": "N", "B_c": "N", "B_f": "k", "B_g": "k"},
-    line_1=line_1,
-    rows=kernel_rows,
-    plane=("N", "k"),
-    by=("B_r", "B_g"),
-    words=("queries", "features"),
-    follows=("O",),
-    example=lambda rng, sizes, blocks: ({}, {"c": float(rng.uniform(0.1, 1))}),
     bugs=(
         Bug("features without −‖ck‖²/2", " - 0.5 * rowsum((c * K_j) * (c * K_j)).T", ""),
         Bug("c twice", "c * (W_f @ K_j.T)", "c * c * (W_f @ K_j.T)"),

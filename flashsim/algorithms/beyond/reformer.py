@@ -47,9 +47,9 @@ to the last. Hashing and sorting come before, and are not counted.
 
 from __future__ import annotations
 
-from flashsim.algorithms.clusters import example_buckets, places, shared_out
+from flashsim.algorithms.clusters import CLUSTERED, example_buckets, places, shared_out
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import QKV, Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -110,25 +110,14 @@ def reformer(
 
 
 PROGRAM = Program(
-    name="reformer",
+    **CLUSTERED,
     title="Reformer",
     source="Kitaev et al. 2020",
     run=reformer,
     operands={
-        "Q": Kind("N", "d"), "K": Kind("N", "d"), "V": Kind("N", "e"), "order": Kind("h", "N", "index"),
+        **QKV, "order": Kind("h", "N", "index"),
         "home": Kind("N", "h", "words"),
     },
-    returns={"O": Kind("N", "e")},
-    extras={"O_parts": Kind("h·N", "e"), "L_parts": Kind("h·N", "1", "chip")},
-    options=("tau",),
-    blocks={"C": "N"},
-    line_1=None,
-    rows=None,
-    plane=("N", "N"),
-    across=("K", "V"),
-    by=("C", "C"),
-    words=("queries", "keys"),
-    follows=("O",),
     example=example_buckets,
     bugs=(
         Bug("scores without τ", "tau * (Q_i @ K_j.T)", "Q_i @ K_j.T"),

@@ -36,9 +36,9 @@ and are not counted.
 
 from __future__ import annotations
 
-from flashsim.algorithms.clusters import example_orders, places
+from flashsim.algorithms.clusters import CLUSTERED, example_orders, places
 from flashsim.algorithms.notation import exp, finite, log, maximum, rowmax, rowsum
-from flashsim.algorithms.program import Bug, Program
+from flashsim.algorithms.program import QKV, Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
@@ -89,25 +89,14 @@ def smyrf(
 
 
 PROGRAM = Program(
-    name="smyrf",
+    **CLUSTERED,
     title="SMYRF",
     source="Daras et al. 2020",
     run=smyrf,
     operands={
-        "Q": Kind("N", "d"), "K": Kind("N", "d"), "V": Kind("N", "e"), "order_Q": Kind("h", "N", "index"),
+        **QKV, "order_Q": Kind("h", "N", "index"),
         "order_K": Kind("h", "N", "index"),
     },
-    returns={"O": Kind("N", "e")},
-    extras={"O_parts": Kind("h·N", "e"), "L_parts": Kind("h·N", "1", "chip")},
-    options=("tau",),
-    blocks={"C": "N"},
-    line_1=None,
-    rows=None,
-    plane=("N", "N"),
-    across=("K", "V"),
-    by=("C", "C"),
-    words=("queries", "keys"),
-    follows=("O",),
     example=example_orders,
     bugs=(
         Bug("scores without τ", "tau * (Q_i @ K_i.T)", "Q_i @ K_i.T"),

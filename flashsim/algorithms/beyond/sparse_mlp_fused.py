@@ -32,9 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.mlp import example, fused_rows, live, relu, row_line_1
+from flashsim.algorithms.mlp import SPARSE_MLP, fused_rows, live, relu, row_line_1
 from flashsim.algorithms.program import Bug, Program
-from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
 
@@ -72,21 +71,11 @@ def sparse_mlp_fused(
 
 
 PROGRAM = Program(
-    name="sparse_mlp_fused",
+    **SPARSE_MLP,
     title="Sparse MLP, fused",
-    source="Appendix D.2",
     run=sparse_mlp_fused,
-    operands={"X": Kind("N", "d"), "W1": Kind("d", "f"), "W2": Kind("f", "o")},
-    returns={"Y": Kind("N", "o")},
-    options=("mask1", "mask2"),
-    blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
     line_1=row_line_1,
     rows=fused_rows,
-    plane=("N", "f"),
-    by=("B_r", "B_f"),
-    words=("rows", "hidden columns"),
-    follows=("Y",),
-    example=example,
     bugs=(
         Bug("no relu", "relu(H_ij)", "H_ij"),
         Bug("the first block of X for all", "X_i[c] @", "X_i[0] @"),

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim.algorithms.mlp import example, live, relu, square_line_1, square_rows
+from flashsim.algorithms.mlp import SPARSE_MLP, live, relu, square_line_1, square_rows
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
@@ -79,22 +79,13 @@ def sparse_mlp_square(
 
 
 PROGRAM = Program(
-    name="sparse_mlp_square",
+    **SPARSE_MLP,
     title="Sparse MLP, in square tiles",
-    source="Appendix D.2",
     run=sparse_mlp_square,
-    operands={"X": Kind("N", "d"), "W1": Kind("d", "f"), "W2": Kind("f", "o")},
-    returns={"Y": Kind("N", "o")},
     extras={"H": Kind("N", "f")},
-    options=("mask1", "mask2"),
-    blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
     line_1=square_line_1,
     rows=square_rows,
-    plane=("N", "f"),
-    by=("B_r", "B_f"),
-    words=("rows", "hidden columns"),
     follows=("H", "Y"),
-    example=example,
     bugs=(
         Bug("no relu", "relu(H_ij)", "H_ij"),
         Bug("the first column's mask for all", "where=in_d[:, j]", "where=in_d[:, 0]"),

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashsim.algorithms.mlp import example, live, relu, row_line_1, unfused_rows
+from flashsim.algorithms.mlp import SPARSE_MLP, live, relu, row_line_1, unfused_rows
 from flashsim.algorithms.program import Bug, Program
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
@@ -83,22 +83,13 @@ def sparse_mlp_unfused(
 
 
 PROGRAM = Program(
-    name="sparse_mlp_unfused",
+    **SPARSE_MLP,
     title="Sparse MLP, unfused",
-    source="Appendix D.2",
     run=sparse_mlp_unfused,
-    operands={"X": Kind("N", "d"), "W1": Kind("d", "f"), "W2": Kind("f", "o")},
-    returns={"Y": Kind("N", "o")},
     extras={"H": Kind("N", "f")},
-    options=("mask1", "mask2"),
-    blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
     line_1=row_line_1,
     rows=unfused_rows,
-    plane=("N", "f"),
-    by=("B_r", "B_f"),
-    words=("rows", "hidden columns"),
     follows=("H", "Y"),
-    example=example,
     bugs=(
         Bug("no relu", "relu(H_ij)", "H_ij"),
         Bug("H of the last block alone", "H_ij + X_i[c]", "X_i[c]"),
