@@ -1,4 +1,4 @@
-"""The loops exchanged, backward in two passes, rows streamed: B_c keys stay while single rows of Q pass, then B_r queries.
+"""As "q_outer_two_pass", rows streamed: B_c keys stay while single rows of Q pass, then B_r queries.
 
 Empty tiles are never loaded. w = d + d_v.
 
@@ -9,8 +9,10 @@ Empty tiles are never loaded. w = d + d_v.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashsim.records import Blocks
-from flashsim.theory.form import Form
+from flashsim.theory import q_outer_backward_two_pass as two_pass
 from flashsim.theory.problem import OneHead, Tiles
 
 
@@ -40,26 +42,4 @@ def matmul(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     return 2 * (first.area * 2 * (p.d + p.d_v) + second.area * (2 * p.d + p.d_v))
 
 
-FORM = Form(
-    name="q_outer_streamed",
-    direction="backward",
-    proportions=proportions,
-    passes=passes,
-    peak=peak,
-    live=True,
-    products=(4, 3),  # S and dP twice
-    matmul=matmul,
-    formulas={
-        "Q": ("(T_c + 1) * N_q * d", "0"),
-        "K": ("(T_r + 1) * N_k * d", "0"),
-        "V": ("(T_r + 1) * N_k * d_v", "0"),
-        "O": ("N_q * d_v", "0"),
-        "dO": ("(T_c + 2) * N_q * d_v", "0"),
-        "L": ("(T_c + 1) * N_q", "0"),
-        "D": ("(T_c + 1) * N_q", "N_q"),
-        "dQ": ("0", "N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
-    },
-    gives_dS=True,
-)
+FORM = replace(two_pass.FORM, name="q_outer_streamed", proportions=proportions, passes=passes, peak=peak, matmul=matmul)

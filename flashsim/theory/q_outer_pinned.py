@@ -8,10 +8,10 @@ B_r·min(⌈(B_c − 1)/32⌉ + 1, all words of a row), which no tile of its ove
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashsim.records import Blocks
-from flashsim.theory.form import Form
+from flashsim.theory import q_outer
 from flashsim.theory.live import Chosen
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
 
@@ -54,18 +54,16 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     return min(pinned * blocks.B_c, p.N_k) * w + max(at_rest, streamed)
 
 
-FORM = Form(
+FORM = replace(
+    q_outer.FORM,
     name="q_outer_pinned",
-    direction="forward",
     proportions=proportions,
     symbols=symbols,
     peak=peak,
-    products=(1, 1),
+    live=False,
     formulas={
-        "Q": ("N_q * d", "0"),
+        **q_outer.FORM.formulas,
         "K": ("(s + T_r * (N_k - s)) * d", "0"),
         "V": ("(s + T_r * (N_k - s)) * d_v", "0"),
-        "O": ("0", "N_q * d_v"),
-        "L": ("0", "N_q"),
     },
 )

@@ -1,4 +1,4 @@
-"""Sliding-window attention, backward. Empty tiles are never loaded. w = d + d_v.
+"""Sliding-window attention, backward: the loops exchanged, with D_i computed anew. Empty tiles are never loaded. w = d + d_v.
 
 peak    2(b_r + b_c)w + 2b_r·b_c + 2b_r: K_j V_j dK̃_j dṼ_j, Q_i O_i dO_i dQ_i, P_ij dP_ij, L_i D_i; + 2b_r·b_c with dropout,
         Z_ij and P_ij^dropped
@@ -6,9 +6,10 @@ peak    2(b_r + b_c)w + 2b_r·b_c + 2b_r: K_j V_j dK̃_j dṼ_j, Q_i O_i dO_i dQ
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashsim.records import Blocks
-from flashsim.theory.algorithm_2_flash import proportions
-from flashsim.theory.form import Form
+from flashsim.theory import q_outer_backward
 from flashsim.theory.problem import OneHead, Tiles
 from flashsim.theory.sliding_window import WINDOW
 
@@ -21,25 +22,14 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     return p.R + max(2 * blocks.B_c * w, tile)
 
 
-FORM = Form(
+FORM = replace(
+    q_outer_backward.FORM,
     name="sliding_window",
-    direction="backward",
-    proportions=proportions,
     peak=peak,
-    live=True,
     options=(WINDOW,),
-    products=(3, 2),
-    initial=("dQ",),
     formulas={
-        "Q": ("T_c * N_q * d", "0"),
-        "K": ("N_k * d", "0"),
-        "V": ("N_k * d_v", "0"),
+        **{name: moved for name, moved in q_outer_backward.FORM.formulas.items() if name != "D"},
         "O": ("T_c * N_q * d_v", "0"),
         "dO": ("T_c * N_q * d_v", "0"),
-        "L": ("T_c * N_q", "0"),
-        "dQ": ("T_c * N_q * d", "(T_c + 1) * N_q * d"),
-        "dK": ("0", "N_k * d"),
-        "dV": ("0", "N_k * d_v"),
     },
-    gives_dS=True,
 )

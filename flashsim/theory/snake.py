@@ -8,10 +8,11 @@ read are W = T_r·N_k − ⌊T_r/2⌋(N_k − (T_c − 1)B_c) − ⌊(T_r − 1)
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashsim.records import Blocks
-from flashsim.theory.form import Form
+from flashsim.theory import q_outer
 from flashsim.theory.problem import OneHead, Tiles
-from flashsim.theory.q_outer import proportions
 
 
 def rows_read(N_k: int, blocks: Blocks) -> int:
@@ -25,18 +26,11 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     return blocks.B_c * w + tiles.most(lambda r, c: r * w + r * c + 3 * r + p.mask_tile(r, c))
 
 
-FORM = Form(
+FORM = replace(
+    q_outer.FORM,
     name="snake",
-    direction="forward",
-    proportions=proportions,
     symbols=lambda p, blocks: {"W": rows_read(p.N_k, blocks)},
     peak=peak,
-    products=(1, 1),
-    formulas={
-        "Q": ("N_q * d", "0"),
-        "K": ("W * d", "0"),
-        "V": ("W * d_v", "0"),
-        "O": ("0", "N_q * d_v"),
-        "L": ("0", "N_q"),
-    },
+    live=False,
+    formulas={**q_outer.FORM.formulas, "K": ("W * d", "0"), "V": ("W * d_v", "0")},
 )

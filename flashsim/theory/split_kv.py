@@ -12,11 +12,12 @@ its m.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flashsim.checking import check_merge, check_splits
 from flashsim.options import Option
 from flashsim.records import Blocks
 from flashsim.theory import q_outer
-from flashsim.theory.form import Form
 from flashsim.theory.problem import Arrays, OneHead, Tiles
 
 
@@ -44,15 +45,12 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     return max(q_outer.peak(p, blocks, tiles), 0 if alone else blocks.B_r * (2 * p.d_v + 5))
 
 
-FORM = Form(
+FORM = replace(
+    q_outer.FORM,
     name="split_kv",
-    direction="forward",
-    proportions=q_outer.proportions,
     traffic=traffic,
     peak=peak,
-    live=True,
     options=(Option("splits", None, check_splits), Option("merge", "sequence", check_merge)),
-    products=(1, 1),
     formulas={
         "Q": ("T_c * N_q * d", "0"),
         "K": ("T_r * N_k * d", "0"),
