@@ -75,7 +75,6 @@ ALGORITHM = Algorithm(
     direction="forward",
     title="Algorithm 0, standard attention",
     run=standard,
-    parts=("MASK", "dropout"),
     returns=("O",),
     saves=("P", "P_dropped", "Z"),
     follows=("l", "O"),

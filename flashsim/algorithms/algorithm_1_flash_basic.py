@@ -65,7 +65,6 @@ ALGORITHM = Algorithm(
     direction="forward",
     title="Algorithm 1, FlashAttention",
     run=flash_basic,
-    parts=(),
     returns=("O", "l", "m"),
     follows=("m", "l", "O"),
     line_1=by_keys,

@@ -100,7 +100,6 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Algorithm 4, FlashAttention, backward",
     run=flash_backward,
-    operands=("Q", "K", "V", "O", "dO", "l", "m"),
     returns=GRADIENTS,
     follows=("D", *GRADIENTS),
     line_1=by_keys,

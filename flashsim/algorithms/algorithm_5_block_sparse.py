@@ -35,7 +35,7 @@ from __future__ import annotations
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import exp, finite, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
-from flashsim.algorithms.record import PARTS, Algorithm, every_block
+from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.checking import check_block_mask
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.options import Option
@@ -101,7 +101,6 @@ ALGORITHM = Algorithm(
     direction="forward",
     title="Algorithm 5, block-sparse FlashAttention",
     run=block_sparse,
-    parts=(*PARTS, "block_mask"),
     options=(
         Option(
             "block_mask",

@@ -108,7 +108,6 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Appendix B.2, memory-efficient, backward",
     run=memory_efficient_backward,
-    operands=("Q", "K", "V", "O", "dO", "L"),
     returns=GRADIENTS,
     follows=("D", *GRADIENTS),
     line_1=block_sizes,

@@ -80,7 +80,6 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Appendix B.5, Rabe and Staats, backward",
     run=rabe_staats_backward,
-    operands=("Q", "K", "V", "O", "dO", "l", "m"),
     returns=GRADIENTS,
     follows=GRADIENTS,
     line_1=by_keys,

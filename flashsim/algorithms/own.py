@@ -105,7 +105,6 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
         direction="forward",
         title=(inspect.getdoc(function) or name).splitlines()[0].rstrip("."),
         run=_Explained(function),
-        parts=parts,
         returns=(),
         follows=("m", "l", "O", "L"),
         line_1=by_keys,

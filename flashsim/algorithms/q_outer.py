@@ -35,7 +35,7 @@ from __future__ import annotations
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
-from flashsim.algorithms.record import PARTS, Algorithm
+from flashsim.algorithms.record import Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -88,7 +88,6 @@ ALGORITHM = Algorithm(
     direction="forward",
     title="FlashAttention, loops exchanged",
     run=q_outer,
-    parts=(*PARTS, "live"),
     returns=("O", "L"),
     saves=("R",),
     follows=("m", "l", "O", "L"),

@@ -80,9 +80,9 @@ class Algorithm(Record):
     name           what users call it; a backward pass has its forward pass's name, or one of its own and `of`
     direction      "forward" or "backward"
     title          in the words of its source
-    operands       matrices it takes, by name
+    operands       matrices it takes, by name; (): the parameters of `run` before `blocks`, as they are called
     parts          what else it takes, in order (`flashsim.algorithms.parts`); without "tau", the scale is folded into Q; without
-                   "MASK" and "dropout", it has neither
+                   "MASK" and "dropout", it has neither; (): the parameters behind `blocks`
     returns        names of the matrices it returns, in order
     saves          names of the matrices, besides those it returns, that its backward pass needs
     follows        what the step player follows from tile to tile, old → new, in the order shown: quantities of the rows or the
@@ -120,8 +120,8 @@ class Algorithm(Record):
     direction: Direction
     title: str
     run: Callable[..., tuple[Matrix, ...]]
-    operands: tuple[str, ...] = OPERANDS
-    parts: tuple[str, ...] = PARTS
+    operands: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     returns: tuple[str, ...]
     saves: tuple[str, ...] = ()
     follows: tuple[str, ...]
@@ -145,6 +145,10 @@ class Algorithm(Record):
 
     def __post_init__(self) -> None:
         """Raise ValueError for a part that there is not, and for a backward pass without τ, which dQ = τ dS K takes."""
+        taken = tuple(inspect.signature(self.run).parameters)
+        at = taken.index("blocks") if "blocks" in taken else 0
+        object.__setattr__(self, "operands", self.operands or taken[2:at] or OPERANDS)
+        object.__setattr__(self, "parts", self.parts or (taken[at + 1 :] if at else PARTS))
         known = (*SERVICES, *(option.name for option in self.options))
         for part in self.parts:
             if part not in known and self.direction == "forward":

@@ -34,7 +34,7 @@ from __future__ import annotations
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, maximum, nonzero, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
-from flashsim.algorithms.record import PARTS, Algorithm
+from flashsim.algorithms.record import Algorithm
 from flashsim.masks import SlidingWindow
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.options import Option
@@ -89,7 +89,6 @@ ALGORITHM = Algorithm(
     direction="forward",
     title="Sliding window",
     run=sliding_window,
-    parts=(*PARTS, "live"),
     options=(
         Option(
             "window",

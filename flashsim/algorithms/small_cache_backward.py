@@ -158,7 +158,6 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Small cache, backward",
     run=small_cache_backward,
-    operands=("Q", "K", "V", "O", "dO", "L"),
     returns=GRADIENTS,
     follows=("D",),
     line_1=line_2,

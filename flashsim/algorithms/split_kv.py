@@ -43,7 +43,7 @@ from typing import Any
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import exp, finite, log, logsumexp, maximum, product, rowmax, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction, Splits
-from flashsim.algorithms.record import PARTS, Algorithm
+from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.split_kv_merge import MERGES
 from flashsim.checking import check_merge, check_splits
 from flashsim.matrices import Kind
@@ -112,7 +112,6 @@ ALGORITHM = Algorithm(
     direction="forward",
     title="FlashDecoding",
     run=split_kv,
-    parts=(*PARTS, "splits", "merge"),
     options=(
         Option(
             "splits", None, check_splits, "how many runs of blocks the keys are cut into. Default: one for each block"

@@ -160,7 +160,6 @@ REPLAY = Algorithm(
     direction="forward",
     title="An optimum of the row game",
     run=row_game,
-    parts=("tau", "MASK", "schedule"),
     returns=("O", "L"),
     follows=("m", "l", "O", "L"),
     options=(Option("schedule", (), Schedule, help="turns"),),
