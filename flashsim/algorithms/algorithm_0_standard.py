@@ -72,7 +72,6 @@ def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
 
 ALGORITHM = Algorithm(
     name="standard",
-    direction="forward",
     title="Algorithm 0, standard attention",
     run=standard,
     returns=("O",),

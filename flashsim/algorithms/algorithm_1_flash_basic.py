@@ -62,13 +62,11 @@ def flash_basic(hbm: HBM, sram: SRAM, Q: Matrix, K: Matrix, V: Matrix, blocks: B
 
 ALGORITHM = Algorithm(
     name="flash_basic",
-    direction="forward",
     title="Algorithm 1, FlashAttention",
     run=flash_basic,
     returns=("O", "l", "m"),
     follows=("m", "l", "O"),
     line_1=by_keys,
-    loops=None,
     short="Algorithm 1",
     rounds=every_block,
 )

@@ -88,7 +88,6 @@ def flash(
 
 ALGORITHM = Algorithm(
     name="flash",
-    direction="forward",
     title="Algorithm 2, FlashAttention, complete",
     run=flash,
     returns=("O", "l", "m"),

@@ -18,7 +18,7 @@ from __future__ import annotations
 from flashsim.algorithms.blocks import by_queries
 from flashsim.algorithms.notation import product
 from flashsim.algorithms.parts import Dropout, WholeGradient
-from flashsim.algorithms.record import GRADIENTS, Algorithm
+from flashsim.algorithms.record import Algorithm
 from flashsim.algorithms.softmax_rows import softmax_backward_for
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
@@ -92,8 +92,6 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Algorithm 3, standard attention, backward",
     run=standard_backward,
-    returns=GRADIENTS,
-    follows=("D", *GRADIENTS),
     line_1=by_queries,
     loops="standard",
     gives_dS=True,

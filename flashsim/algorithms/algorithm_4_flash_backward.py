@@ -39,7 +39,7 @@ from __future__ import annotations
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
-from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
+from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -100,8 +100,6 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Algorithm 4, FlashAttention, backward",
     run=flash_backward,
-    returns=GRADIENTS,
-    follows=("D", *GRADIENTS),
     line_1=by_keys,
     loops="K, V outermost, Algorithm 4",
     skips_as="block_sparse",

@@ -98,7 +98,6 @@ def block_sparse(
 
 ALGORITHM = Algorithm(
     name="block_sparse",
-    direction="forward",
     title="Algorithm 5, block-sparse FlashAttention",
     run=block_sparse,
     options=(
@@ -114,7 +113,6 @@ ALGORITHM = Algorithm(
     saves=("R",),
     follows=("m", "l", "O"),
     line_1=by_keys,
-    loops=None,
     short="block-sparse",
     rounds=every_block,
 )

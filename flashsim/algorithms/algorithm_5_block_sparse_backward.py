@@ -39,7 +39,7 @@ from __future__ import annotations
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, nonzero, product, rowsum
 from flashsim.algorithms.parts import BlockMask, Dropout, MaskFunction
-from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
+from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -101,10 +101,7 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Algorithm 5, block-sparse FlashAttention, backward",
     run=block_sparse_backward,
-    returns=GRADIENTS,
-    follows=("D", *GRADIENTS),
     line_1=by_keys,
-    loops=None,
     rounds=every_block,
     gives_dS=True,
 )

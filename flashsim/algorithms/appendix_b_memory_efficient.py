@@ -73,14 +73,12 @@ def logs_rounded(T_c: int) -> int:
 
 ALGORITHM = Algorithm(
     name="memory_efficient",
-    direction="forward",
     title="Appendix B.1, memory-efficient",
     run=memory_efficient,
     returns=("O", "L"),
     saves=("R",),
     follows=("L", "O"),
     line_1=block_sizes,
-    loops=None,
     short="memory-efficient",
     look=("green", "^", "-"),
     rounds_logs=logs_rounded,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from flashsim.algorithms.appendix_b_memory_efficient import block_sizes, logs_rounded
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, MaskFunction
-from flashsim.algorithms.record import GRADIENTS, Algorithm
+from flashsim.algorithms.record import Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -108,10 +108,7 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Appendix B.2, memory-efficient, backward",
     run=memory_efficient_backward,
-    returns=GRADIENTS,
-    follows=("D", *GRADIENTS),
     line_1=block_sizes,
-    loops=None,
     rounds_logs=logs_rounded,
     gives_dS=True,
 )

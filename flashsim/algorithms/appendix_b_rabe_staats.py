@@ -76,7 +76,6 @@ def rabe_staats(
 
 ALGORITHM = Algorithm(
     name="rabe_staats",
-    direction="forward",
     title="Appendix B.5, Rabe and Staats",
     run=rabe_staats,
     returns=("O", "l", "m"),
@@ -88,7 +87,6 @@ ALGORITHM = Algorithm(
         "m_parts": Kind("N_q", "T_c", "chip"),
     },
     line_1=by_keys,  # FlashAttention's, so that the two can be compared
-    loops=None,
     short="Rabe & Staats",
     look=("purple", "D", "-"),
     rounds=lambda T_c: 2,  # as a part, and combined

@@ -102,13 +102,10 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
         )
     return Algorithm(
         name=f"{Path(file).name}:{name}",
-        direction="forward",
         title=(inspect.getdoc(function) or name).splitlines()[0].rstrip("."),
         run=_Explained(function),
         returns=(),
-        follows=("m", "l", "O", "L"),
         line_1=by_keys,
-        loops=None,
         rounds=every_block,
     )
 

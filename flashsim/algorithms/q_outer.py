@@ -85,12 +85,10 @@ def q_outer(
 
 ALGORITHM = Algorithm(
     name="q_outer",
-    direction="forward",
     title="FlashAttention, loops exchanged",
     run=q_outer,
     returns=("O", "L"),
     saves=("R",),
-    follows=("m", "l", "O", "L"),
     line_1=by_queries,
     loops="Q outermost",
     short="loops exchanged",

@@ -42,7 +42,7 @@ from __future__ import annotations
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
-from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
+from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -108,8 +108,6 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="FlashAttention, loops exchanged, backward, dQ accumulated",
     run=q_outer_backward,
-    returns=GRADIENTS,
-    follows=("D", *GRADIENTS),
     line_1=by_keys,
     loops="K, V outermost, L and D",
     rounds=every_block,

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
-from flashsim.algorithms.record import GRADIENTS, Algorithm
+from flashsim.algorithms.record import Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -135,8 +135,6 @@ ALGORITHM = Algorithm(
     of="q_outer",
     title="FlashAttention, loops exchanged, backward in two passes, rows streamed",
     run=q_outer_backward_streamed,
-    returns=GRADIENTS,
-    follows=("D", *GRADIENTS),
     line_1=line_2,
     loops="two passes, rows streamed",
     cuts=line_3,

@@ -48,7 +48,7 @@ from math import isqrt
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
-from flashsim.algorithms.record import GRADIENTS, Algorithm
+from flashsim.algorithms.record import Algorithm
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -130,8 +130,6 @@ ALGORITHM = Algorithm(
     of="q_outer",
     title="FlashAttention, loops exchanged, backward in two passes",
     run=q_outer_backward_two_pass,
-    returns=GRADIENTS,
-    follows=("D", *GRADIENTS),
     line_1=line_2,
     loops="two passes",
     rounds_logs=lambda T_c: 2,

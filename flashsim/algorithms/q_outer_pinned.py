@@ -111,11 +111,9 @@ def q_outer_pinned(
 
 ALGORITHM = Algorithm(
     name="q_outer_pinned",
-    direction="forward",
     title="Loops exchanged, K and V pinned",
     run=q_outer_pinned,
     returns=("O", "L"),
-    follows=("m", "l", "O", "L"),
     line_1=line_2,
     loops="K, V pinned",
     short="exchanged, pinned",

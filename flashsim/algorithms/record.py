@@ -80,9 +80,9 @@ class Algorithm(Record):
     name           what users call it; a backward pass has its forward pass's name, or one of its own and `of`
     direction      "forward" or "backward"
     title          in the words of its source
-    operands       matrices it takes, by name; (): the parameters of `run` before `blocks`, as they are called
+    operands       matrices it takes, by name
     parts          what else it takes, in order (`flashsim.algorithms.parts`); without "tau", the scale is folded into Q; without
-                   "MASK" and "dropout", it has neither; (): the parameters behind `blocks`
+                   "MASK" and "dropout", it has neither
     returns        names of the matrices it returns, in order
     saves          names of the matrices, besides those it returns, that its backward pass needs
     follows        what the step player follows from tile to tile, old → new, in the order shown: quantities of the rows or the
@@ -113,25 +113,28 @@ class Algorithm(Record):
 
     lse            (hbm, options) -> the rows' log-sum-exp, (N_q, 1), of what a run left in HBM; None where it returns L, or ℓ
                    and m
+
+    What is left out follows from the rest: operands and parts are the parameters of `run` before and behind `blocks`; a backward
+    pass returns dQ, dK, dV; what is followed is m, ℓ, O, L, or backward D, dQ, dK, dV.
     """
 
     called: ClassVar[str] = "ALGORITHM"
     name: str
-    direction: Direction
+    direction: Direction = "forward"
     title: str
     run: Callable[..., tuple[Matrix, ...]]
     operands: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
-    returns: tuple[str, ...]
+    returns: tuple[str, ...] = ()
     saves: tuple[str, ...] = ()
-    follows: tuple[str, ...]
+    follows: tuple[str, ...] = ()
     of: str | Algorithm = ""
     options: tuple[Option, ...] = ()
     matrices: Mapping[str, Kind] = field(default_factory=dict, hash=False)
     line_1: Callable[[int, int], tuple[int, int]]
     rows: Callable[[int, int, int], int] = paper_rows
     cuts: Cuts = one_cut
-    loops: str | None
+    loops: str | None = None
     short: str = ""
     look: tuple[str, str, str] | None = None
     skips_as: str = ""
@@ -144,11 +147,17 @@ class Algorithm(Record):
     lse: Callable[[HBM, Mapping[str, Any]], Tile] | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a part that there is not, and for a backward pass without τ, which dQ = τ dS K takes."""
-        taken = tuple(inspect.signature(self.run).parameters)
+        """Fill in what is left out. Raises ValueError for a part that there is not, and for a backward pass without τ."""
+        taken, back = tuple(inspect.signature(self.run).parameters), self.direction == "backward"
         at = taken.index("blocks") if "blocks" in taken else 0
-        object.__setattr__(self, "operands", self.operands or taken[2:at] or OPERANDS)
-        object.__setattr__(self, "parts", self.parts or (taken[at + 1 :] if at else PARTS))
+        told = {
+            "operands": taken[2:at] or OPERANDS,
+            "parts": taken[at + 1 :] if at else PARTS,
+            "returns": GRADIENTS if back else (),
+            "follows": ("D", *GRADIENTS) if back else ("m", "l", "O", "L"),
+        }
+        for name, value in told.items():
+            object.__setattr__(self, name, getattr(self, name) or value)
         known = (*SERVICES, *(option.name for option in self.options))
         for part in self.parts:
             if part not in known and self.direction == "forward":

@@ -86,7 +86,6 @@ def sliding_window(
 
 ALGORITHM = Algorithm(
     name="sliding_window",
-    direction="forward",
     title="Sliding window",
     run=sliding_window,
     options=(
@@ -101,7 +100,5 @@ ALGORITHM = Algorithm(
     ),
     returns=("O", "L"),
     saves=("R",),
-    follows=("m", "l", "O", "L"),
     line_1=by_queries,
-    loops=None,
 )

@@ -36,7 +36,7 @@ from __future__ import annotations
 from flashsim.algorithms.blocks import by_keys
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product, rowsum
 from flashsim.algorithms.parts import Dropout, Live, MaskFunction
-from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
+from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
 
@@ -97,10 +97,7 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Sliding window, backward",
     run=sliding_window_backward,
-    returns=GRADIENTS,
-    follows=("D", *GRADIENTS),
     line_1=by_keys,
-    loops=None,
     rounds=every_block,
     rounds_logs=lambda T_c: 2,
     gives_dS=True,

@@ -122,7 +122,6 @@ def small_cache(
 
 ALGORITHM = Algorithm(
     name="small_cache",
-    direction="forward",
     title="Saha and Ye, small cache",
     run=small_cache,
     returns=("O", "L"),

@@ -53,7 +53,7 @@ from math import isqrt
 
 from flashsim.algorithms.notation import at_most_0, exp, finite, gated, product
 from flashsim.algorithms.parts import Dropout, MaskFunction
-from flashsim.algorithms.record import GRADIENTS, Algorithm, every_block
+from flashsim.algorithms.record import Algorithm, every_block
 from flashsim.algorithms.small_cache import line_2
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Blocks
@@ -158,7 +158,6 @@ ALGORITHM = Algorithm(
     direction="backward",
     title="Small cache, backward",
     run=small_cache_backward,
-    returns=GRADIENTS,
     follows=("D",),
     line_1=line_2,
     rows=rows,

@@ -129,7 +129,6 @@ def small_cache_hybrid(
 
 ALGORITHM = Algorithm(
     name="small_cache_hybrid",
-    direction="forward",
     title="S by rows, O by tiles",
     run=small_cache_hybrid,
     returns=("O", "L"),

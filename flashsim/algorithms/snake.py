@@ -102,11 +102,9 @@ def snake(
 
 ALGORITHM = Algorithm(
     name="snake",
-    direction="forward",
     title="Loops exchanged, there and back",
     run=snake,
     returns=("O", "L"),
-    follows=("m", "l", "O", "L"),
     line_1=by_queries,
     loops="there and back",
     short="snake",

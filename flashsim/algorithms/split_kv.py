@@ -109,7 +109,6 @@ def lse(hbm: HBM, options: Mapping[str, Any]) -> Tile:
 
 ALGORITHM = Algorithm(
     name="split_kv",
-    direction="forward",
     title="FlashDecoding",
     run=split_kv,
     options=(
@@ -132,7 +131,6 @@ ALGORITHM = Algorithm(
         "m_parts": Kind("N_q", "t", "chip"),
     },
     line_1=by_queries,
-    loops=None,
     short="FlashDecoding",
     lse=lse,
     rescales=lambda T_c: 2 * T_c,  # in the splits, and in merging them

@@ -157,14 +157,11 @@ def _one_row(rows: int, d: int) -> tuple[int, int]:
 
 REPLAY = Algorithm(
     name="row_game",
-    direction="forward",
     title="An optimum of the row game",
     run=row_game,
     returns=("O", "L"),
-    follows=("m", "l", "O", "L"),
     options=(Option("schedule", (), Schedule, help="turns"),),
     line_1=_one_row,
-    loops=None,
     rounds=every_block,
 )
 """`flashsim.forward(REPLAY, Q, K, V, M=M, blocks=(1, 1), schedule=turns)`."""

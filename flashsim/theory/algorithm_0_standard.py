@@ -55,7 +55,6 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="standard",
-    direction="forward",
     proportions=proportions,
     traffic=traffic,
     peak=peak,

@@ -27,7 +27,6 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="flash",
-    direction="forward",
     proportions=proportions,
     peak=peak,
     products=(1, 1),

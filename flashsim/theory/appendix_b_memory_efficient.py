@@ -22,7 +22,6 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="memory_efficient",
-    direction="forward",
     proportions=one_by_one,
     passes=lambda p, blocks, tiles: (tiles, tiles),
     peak=peak,

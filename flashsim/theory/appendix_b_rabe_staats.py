@@ -41,7 +41,6 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="rabe_staats",
-    direction="forward",
     proportions=proportions,
     traffic=traffic,
     peak=peak,

@@ -43,7 +43,7 @@ def means(p: OneHead, passes: tuple[Tiles, ...]) -> dict[str, Mean]:
 class Form:
     """The closed forms of one algorithm's pass.
 
-    name, direction  the algorithm's
+    name, direction  the algorithm's; "forward" where nothing is said
     proportions      (rows, d) -> line 1's (B_r, B_c)
     rows             (M, d, d_v) -> rows, for the paper's sizes
     formulas         (reads, writes) of each array as text, in `SYMBOLS` (`flashsim.theory.formulas`), without mask and dropout.
@@ -64,7 +64,7 @@ class Form:
     """
 
     name: str
-    direction: str
+    direction: str = "forward"
     proportions: Callable[[int, int], tuple[int, int]]
     rows: Callable[[int, int, int], int] = paper_rows
     formulas: Mapping[str, tuple[str, str]]

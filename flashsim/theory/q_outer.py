@@ -22,7 +22,6 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="q_outer",
-    direction="forward",
     proportions=proportions,
     peak=peak,
     live=True,

@@ -34,7 +34,6 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="small_cache",
-    direction="forward",
     proportions=proportions,
     rows=rows,
     kept=lambda p, blocks: {"S": blocks.B_r * p.N_k},

@@ -53,7 +53,6 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 
 FORM = Form(
     name="small_cache_hybrid",
-    direction="forward",
     proportions=proportions,
     rows=rows,
     symbols=symbols,
