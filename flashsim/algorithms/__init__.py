@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 from types import ModuleType
 
-from flashsim.algorithms.listing import Listing
+from flashsim.algorithms.listing import Listed, Listing
 from flashsim.algorithms.record import GRADIENTS as GRADIENTS
 from flashsim.algorithms.record import Algorithm as Algorithm
 from flashsim.algorithms.record import Direction
@@ -44,7 +44,10 @@ def options() -> dict[str, list[tuple[str, Option]]]:
 
 def listing() -> Listing:
     """Return all algorithms, as a table where it is shown; what `flashsim.algorithms()` returns."""
-    return Listing(FORWARD.values(), BACKWARD.values())
+    return Listing(
+        Listed(name, record, {back: BACKWARD[back] for back in backward_passes(name)})
+        for name, record in FORWARD.items()
+    )
 
 
 class _Callable(ModuleType):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +21,6 @@ from flashsim.matrices import Kind
 from flashsim.memory import Tile
 from flashsim.records import Sizes
 from flashsim.shape_only import ShapeOnly
-
-
-class KernelFunction(Protocol):
-    """What algorithms need of a kernel function."""
-
-    def __call__(self, X: Tile, Z: Tile) -> Tile:
-        """Return k(x, z) for each row of X and each of Z."""
-
-    def log(self, X: Tile, Z: Tile) -> Tile:
-        """Return its logarithm."""
-
-    def pull(self, G: Tile, X: Tile, Z: Tile) -> Tile:
-        """Return Σ_j G_ij ∂k(x_i, z_j)/∂x_i."""
-
-    def pull_log(self, G: Tile, X: Tile, Z: Tile) -> Tile:
-        """Return Σ_j G_ij ∂ log k(x_i, z_j)/∂x_i."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +116,10 @@ class Own:
     pull_log = pull
 
 
+KernelFunction = Radial | Own
+"""What programs are given."""
+
+
 def _checked(what: str, found: Any, shape: tuple[int, ...], like: Tile, limit: float) -> Tile:
     values = np.asarray(found)
     if values.shape != shape:
@@ -201,6 +189,7 @@ def gradient_example(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> t
 PRODUCT: dict[str, Any] = {
     "source": "Dao et al. 2022, Appendix D.2",
     "operands": {"X": Kind("N", "d"), "Z": Kind("n", "d"), "V": Kind("n", "e")},
+    "returns": {"Y": Kind("N", "e")},
     "blocks": {"B_r": "N", "B_c": "n"},
     "rows": kernel_rows,
     "words": ("rows of X", "rows of Z"),
@@ -210,6 +199,7 @@ PRODUCT: dict[str, Any] = {
 LOG_SUM_EXP: dict[str, Any] = {
     **PRODUCT,
     "operands": {**PRODUCT["operands"], "V": Kind("n", "1")},
+    "returns": {"Y": Kind("N", "1", "chip")},
     "logs": ("Y",),
 }
 """What those of log-sum-exps share."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flashsim.algorithms.record import Algorithm
 from flashsim.notebook import table
@@ -49,24 +47,8 @@ class Listed:
         return f"<{self.name}: {self.forward.title}{backward}>"
 
 
-class Listing(Sequence[Listed]):
-    """All algorithms: a table where it is shown, and a sequence of `Listed`."""
-
-    def __init__(self, forward: Iterable[Algorithm], backward: Iterable[Algorithm]) -> None:
-        passes = list(backward)
-        self._listed = [
-            Listed(record.name, record, {each.name: each for each in passes if each.forward_pass == record.name})
-            for record in forward
-        ]
-
-    def __len__(self) -> int:
-        return len(self._listed)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._listed[index]
-
-    def __iter__(self) -> Iterator[Listed]:
-        return iter(self._listed)
+class Listing(tuple[Listed, ...]):
+    """All algorithms: a table where it is shown, and a tuple of `Listed`."""
 
     @property
     def notes(self) -> list[str]:

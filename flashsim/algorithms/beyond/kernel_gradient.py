@@ -49,10 +49,9 @@ def kernel_gradient(
 
 
 PROGRAM = Program(
-    **PRODUCT | {"operands": {**PRODUCT["operands"], "dY": Kind("N", "e")}},
+    **PRODUCT | {"operands": {**PRODUCT["operands"], "dY": Kind("N", "e")}, "returns": {"dX": Kind("N", "d")}},
     title="Gradient of a kernel product",
     run=kernel_gradient,
-    returns={"dX": Kind("N", "d")},
     line_1=x_line_1,
     direction="backward",
     bugs=(

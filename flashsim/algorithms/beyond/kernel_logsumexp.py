@@ -61,7 +61,6 @@ PROGRAM = Program(
     **LOG_SUM_EXP,
     title="Log-sum-exp under a kernel, rows outermost",
     run=kernel_logsumexp,
-    returns={"Y": Kind("N", "1", "chip")},
     extras={"l": Kind("N", "1", "chip"), "m": Kind("N", "1", "chip")},
     line_1=x_line_1,
     follows=("m", "l"),

@@ -56,11 +56,11 @@ PROGRAM = Program(
     **LOG_SUM_EXP
     | {
         "operands": {**LOG_SUM_EXP["operands"], "Y": Kind("N", "1", "chip"), "dY": Kind("N", "1")},
+        "returns": {"dX": Kind("N", "d")},
         "example": gradient_example,
     },
     title="Gradient of a log-sum-exp under a kernel",
     run=kernel_logsumexp_gradient,
-    returns={"dX": Kind("N", "d")},
     line_1=x_line_1,
     direction="backward",
     bugs=(

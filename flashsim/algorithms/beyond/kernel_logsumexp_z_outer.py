@@ -22,7 +22,6 @@ from __future__ import annotations
 from flashsim.algorithms.kernel_functions import LOG_SUM_EXP, KernelFunction, z_line_1
 from flashsim.algorithms.notation import log, logaddexp, logsumexp
 from flashsim.algorithms.program import Bug, Program
-from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
 
@@ -51,7 +50,6 @@ PROGRAM = Program(
     **LOG_SUM_EXP,
     title="Log-sum-exp under a kernel, rows of Z outermost",
     run=kernel_logsumexp_z_outer,
-    returns={"Y": Kind("N", "1", "chip")},
     line_1=z_line_1,
     bugs=(Bug("log V left out", "k.log(X_i, Z_j) + log(V_j.T)", "k.log(X_i, Z_j) + 0 * V_j.T"),),
 )

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import PRODUCT, KernelFunction, x_line_1
 from flashsim.algorithms.program import Bug, Program
-from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
 
@@ -52,7 +51,6 @@ PROGRAM = Program(
     **PRODUCT,
     title="Kernel product, rows outermost",
     run=kernel_x_outer,
-    returns={"Y": Kind("N", "e")},
     line_1=x_line_1,
     bugs=(
         Bug("Y of the last block alone", "Y_i + K_ij @ V_j", "K_ij @ V_j"),

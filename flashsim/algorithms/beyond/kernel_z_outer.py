@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from flashsim.algorithms.kernel_functions import PRODUCT, KernelFunction, z_line_1
 from flashsim.algorithms.program import Bug, Program
-from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix
 from flashsim.records import Sizes
 
@@ -48,7 +47,6 @@ PROGRAM = Program(
     **PRODUCT,
     title="Kernel product, rows of Z outermost",
     run=kernel_z_outer,
-    returns={"Y": Kind("N", "e")},
     line_1=z_line_1,
     bugs=(Bug("Y read, and not added to", "Y_i + K_ij @ V_j", "K_ij @ V_j"),),
 )
