@@ -165,7 +165,7 @@ def test_live_tiles_are_those_with_a_position_that_all_masks_allow(data: st.Data
     first = data.draw(st.integers(0, blocks.T_c))
     end = data.draw(st.integers(first, blocks.T_c))
     there = want[:, first:end]
-    assert live.in_columns(first, end) == (there[:-1].sum(), there[-1].sum())
+    assert live(first, end) == (there[:-1].sum(), there[-1].sum())
 
 
 def test_points_under_a_line() -> None:

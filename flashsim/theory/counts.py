@@ -25,7 +25,7 @@ from flashsim.theory import groups
 from flashsim.theory.bounds import products_flops
 from flashsim.theory.form import Form
 from flashsim.theory.forms import form_of, forms
-from flashsim.theory.live import Chosen, Listed
+from flashsim.theory.live import Chosen, listed
 from flashsim.theory.problem import BYTES, NoClosedForm, OneHead, Tiles, arrays_of, ceil_div, live_tiles
 
 
@@ -150,7 +150,7 @@ def _chosen(skipping: Any, rule: Mask, p: OneHead, sizes: Blocks) -> Chosen | No
         return None
     if isinstance(skipping, str):  # "live"
         return live_tiles(rule, p.N_q, p.N_k, sizes, p.group)
-    return Listed(check_tiles(skipping, sizes, Shape(p.N_q, p.N_k, p.d, p.d_v)))
+    return listed(check_tiles(skipping, sizes, Shape(p.N_q, p.N_k, p.d, p.d_v)))
 
 
 def _sizes(form: Form, p: OneHead, sizing: str, blocks: tuple[int, int] | None) -> Blocks:

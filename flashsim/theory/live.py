@@ -9,8 +9,8 @@ that are `group` interleaved heads', ⌊row/group⌋ is the position.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,36 +21,22 @@ from flashsim.sizes import ceil_div
 Bools = NDArray[np.bool_]
 
 
-class Chosen(Protocol):
-    """The tiles to compute."""
-
-    def in_columns(self, first: int, end: int) -> tuple[int, int]:
-        """Return how many are in columns first … end − 1: of the row blocks before the last, and of the last."""
+Chosen = Callable[[int, int], tuple[int, int]]
+"""The tiles to compute: how many are in columns first … end − 1, of the row blocks before the last, and of the last."""
 
 
-@dataclass(frozen=True)
-class Every(Chosen):
-    """All tiles of T_r row blocks."""
+def listed(array: Bools) -> Chosen:
+    """Return those of an array, (T_r, T_c)."""
 
-    T_r: int
-
-    def in_columns(self, first: int, end: int) -> tuple[int, int]:
-        return (self.T_r - 1) * (end - first), end - first
-
-
-@dataclass(frozen=True)
-class Listed(Chosen):
-    """Those of an array, (T_r, T_c)."""
-
-    array: Bools
-
-    def in_columns(self, first: int, end: int) -> tuple[int, int]:
-        here = self.array[:, first:end]
+    def chosen(first: int, end: int) -> tuple[int, int]:
+        here = array[:, first:end]
         return int(np.count_nonzero(here[:-1])), int(np.count_nonzero(here[-1]))
 
+    return chosen
+
 
 @dataclass(frozen=True)
-class Live(Chosen):
+class Live:
     """Those with a position that all windows and paddings allow. `left` and `right` are large where there is no limit.
 
     The first `length` keys and the first `rows` rows may meet. left + right ≥ 0, or no key may: length = 0.
@@ -69,7 +55,7 @@ class Live(Chosen):
         """Return the live tiles of other sizes, at most as long as S."""
         return replace(self, blocks=Blocks(B_r, B_c, ceil_div(self.N_q, B_r), ceil_div(self.N_k, B_c)))
 
-    def in_columns(self, first: int, end: int) -> tuple[int, int]:
+    def __call__(self, first: int, end: int) -> tuple[int, int]:
         """Sum over columns; the one in which the length ends has an end of its own."""
         whole = self.length // self.blocks.B_c
         full, last = self._sum(first, min(end, whole), self.blocks.B_c)

@@ -11,7 +11,7 @@ from flashsim.masks import Mask
 from flashsim.matrices import KINDS, Kind
 from flashsim.records import ArrayTraffic, Blocks, Role, Shape
 from flashsim.sizes import ceil_div as ceil_div
-from flashsim.theory.live import Chosen, Every, Live
+from flashsim.theory.live import Chosen, Live
 
 
 class NoClosedForm(ValueError):
@@ -44,7 +44,7 @@ class Tiles:
         whole = N_q, N_k, chosen, nodes
         T_r, T_c = ceil_div(N_q, B_r), ceil_div(N_k, B_c)
         last_r, last_c = N_q - (T_r - 1) * B_r, N_k - (T_c - 1) * B_c
-        chosen = Every(T_r) if chosen is None else chosen
+        count_of = chosen or (lambda first, end: ((T_r - 1) * (end - first), end - first))
         runs = [(0, T_c - 1, 0), (T_c - 1, T_c, 0)]  # columns, and their words
         if nodes:
             first = (N_k - nodes) // B_c  # with a node
@@ -54,7 +54,7 @@ class Tiles:
                 runs.append((j, j + 1, b // 32 - max(a // 32, 0) + 1))
         kinds: dict[tuple[int, int, int], int] = {}
         for begin, end, words in runs:
-            for rows, count in zip((B_r, last_r), chosen.in_columns(begin, end), strict=True):
+            for rows, count in zip((B_r, last_r), count_of(begin, end), strict=True):
                 if count:
                     kind = rows, B_c if end < T_c else last_c, words
                     kinds[kind] = kinds.get(kind, 0) + count

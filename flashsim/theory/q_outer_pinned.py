@@ -8,7 +8,7 @@ B_r·min(⌈(B_c − 1)/32⌉ + 1, all words of a row), which no tile of its ove
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flashsim.records import Blocks
 from flashsim.theory import q_outer
@@ -16,17 +16,14 @@ from flashsim.theory.live import Chosen
 from flashsim.theory.problem import OneHead, Tiles, ceil_div
 
 
-@dataclass(frozen=True)
-class Columns(Chosen):
-    """The tiles of columns a … b − 1, of T_r row blocks."""
+def columns(T_r: int, a: int, b: int) -> Chosen:
+    """Return the tiles of columns a … b − 1, of T_r row blocks."""
 
-    T_r: int
-    a: int
-    b: int
+    def chosen(first: int, end: int) -> tuple[int, int]:
+        here = max(min(end, b) - max(first, a), 0)
+        return (T_r - 1) * here, here
 
-    def in_columns(self, first: int, end: int) -> tuple[int, int]:
-        here = max(min(end, self.b) - max(first, self.a), 0)
-        return (self.T_r - 1) * here, here
+    return chosen
 
 
 def proportions(rows: int, d: int) -> tuple[int, int]:
@@ -47,8 +44,8 @@ def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
     w, pinned = p.d + p.d_v, _pinned(p, blocks)
-    columns = (Columns(blocks.T_r, 0, pinned), Columns(blocks.T_r, pinned, blocks.T_c))
-    here, there = (p.tiles(blocks.B_r, blocks.B_c, part) for part in columns)
+    ends = (0, pinned), (pinned, blocks.T_c)
+    here, there = (p.tiles(blocks.B_r, blocks.B_c, columns(blocks.T_r, *part)) for part in ends)
     at_rest = here.most(lambda r, c: r * w + r * c + 3 * r + p.mask_tile(r, c))
     streamed = there.most(lambda r, c: (r + c) * w + r * c + 3 * r + p.mask_tile(r, c))
     return min(pinned * blocks.B_c, p.N_k) * w + max(at_rest, streamed)

@@ -15,10 +15,9 @@ from flashsim.theory import q_outer
 from flashsim.theory.problem import OneHead, Tiles
 
 
-def rows_read(N_k: int, blocks: Blocks) -> int:
-    """Return W."""
-    T_r, last = blocks.T_r, N_k - (blocks.T_c - 1) * blocks.B_c
-    return T_r * N_k - T_r // 2 * last - (T_r - 1) // 2 * blocks.B_c
+def symbols(p: OneHead, blocks: Blocks) -> dict[str, int]:
+    T_r, last = blocks.T_r, p.N_k - (blocks.T_c - 1) * blocks.B_c
+    return {"W": T_r * p.N_k - T_r // 2 * last - (T_r - 1) // 2 * blocks.B_c}
 
 
 def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
@@ -29,7 +28,7 @@ def peak(p: OneHead, blocks: Blocks, tiles: Tiles) -> int:
 FORM = replace(
     q_outer.FORM,
     name="snake",
-    symbols=lambda p, blocks: {"W": rows_read(p.N_k, blocks)},
+    symbols=symbols,
     peak=peak,
     live=False,
     formulas={**q_outer.FORM.formulas, "K": ("W * d", "0"), "V": ("W * d_v", "0")},
