@@ -91,25 +91,20 @@ __all__ = [
 
 
 LATER = {
-    **{
-        name: f"flashsim.{name}"
-        for name in (
-            "approximate",
-            "cache",
-            "cross_entropy",
-            "kernels",
-            "linear",
-            "machines",
-            "mlp",
-            "observers",
-            "patterns",
-            "plots",
-            "reference",
-            "testing",
-            "theory",
-            "tune",
-        )
-    },
+    "approximate": "flashsim.approximate",
+    "cache": "flashsim.cache",
+    "cross_entropy": "flashsim.cross_entropy",
+    "kernels": "flashsim.kernels",
+    "linear": "flashsim.linear",
+    "machines": "flashsim.machines",
+    "mlp": "flashsim.mlp",
+    "observers": "flashsim.observers",
+    "patterns": "flashsim.patterns",
+    "plots": "flashsim.plots",
+    "reference": "flashsim.reference",
+    "testing": "flashsim.testing",
+    "theory": "flashsim.theory",
+    "tune": "flashsim.tune",
     "load_trace": "flashsim.tracing",
     "optimum": "flashsim.optima",
     "prove": "flashsim.proving",

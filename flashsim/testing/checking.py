@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hypothesis.errors import Flaky
@@ -206,22 +207,13 @@ def _failure(
 # -------------------------------------------------------------------------------------------------------------- pytest
 
 
-@dataclass(frozen=True)
-class BoundCheck:
-    """A check of one kernel, to be called in a test."""
+def _check(name: str, fn: Callable[..., Any], spec: Spec, **options: Any) -> None:
+    """Run one check in a test. Raises AttentionCheckFailed; skips where no case of the spec is one for it."""
+    import pytest
 
-    name: str
-    fn: Callable[..., Any]
-    spec: Spec
-    options: Mapping[str, Any] = field(repr=False)
-
-    def __call__(self) -> None:
-        """Run it. Raises AttentionCheckFailed; skips where no case of the spec is one for it."""
-        import pytest
-
-        report = check_attention(self.fn, self.spec, checks=[self.name], **self.options)
-        if not report.tallies[self.name].tried:
-            pytest.skip(f"no case that this spec allows is one for {self.name!r}")
+    report = check_attention(fn, spec, checks=[name], **options)
+    if not report.tallies[name].tried:
+        pytest.skip(f"no case that this spec allows is one for {name!r}")
 
 
 def parametrize_with_checks(
@@ -247,7 +239,7 @@ def parametrize_with_checks(
     options = {"max_examples": max_examples, "backward": backward, "dropout": dropout, "seed": seed}
     found = [
         pytest.param(
-            BoundCheck(check.name, fn, spec, options),
+            partial(_check, check.name, fn, spec, **options),
             id=check.name,
             marks=[pytest.mark.xfail(reason=expected[check.name], raises=AttentionCheckFailed, strict=True)]
             if check.name in expected
