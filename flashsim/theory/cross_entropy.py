@@ -19,22 +19,12 @@ def logit_rows(M: int, p: Sizes) -> int:
     return ceil_div(M, 4 * p.d)
 
 
-def x_line_1(rows: int, p: Sizes) -> tuple[int, int]:
-    """Return (B_r, B_c)."""
-    return rows, min(rows, p.d)
-
-
-def e_line_1(rows: int, p: Sizes) -> tuple[int, int]:
-    """Return (B_r, B_c)."""
-    return min(rows, p.d), rows
-
-
 BY_X = {"X": given("N", "d"), "E": given("v", "d", reads="T_r"), "y": given("N", "1", "words")}
 LOSS = ProgramForm(
     name="cut_cross_entropy",
     arrays={**BY_X, "loss": returned("N", "1", "chip"), "L": returned("N", "1", "chip")},
     blocks={"B_r": "N", "B_c": "v"},
-    line_1=x_line_1,
+    line_1=lambda rows, p: (rows, min(rows, p.d)),
     rows=logit_rows,
     peak=lambda p, b, options: b.B_r * (p.d + 5) + b.B_c * p.d + b.B_r * b.B_c,
     matmul=lambda p, b, options: 2 * p.N * p.v * p.d,
@@ -57,6 +47,6 @@ DE = replace(
         "g": given("N", "1", reads="T_c"),
         "dE": returned("v", "d"),
     },
-    line_1=e_line_1,
+    line_1=lambda rows, p: (min(rows, p.d), rows),
     peak=lambda p, b, options: 2 * b.B_c * p.d + b.B_r * (p.d + 3) + b.B_r * b.B_c,
 )

@@ -103,17 +103,6 @@ def square_rows(M: int, p: Sizes) -> int:
     return max(isqrt(M + 1) - 1, 1)
 
 
-def row_line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
-    """Return (B_r, B_d, B_f, B_o)."""
-    side = min(rows, SIDE)
-    return rows, side, side, side
-
-
-def square_line_1(rows: int, p: Sizes) -> tuple[int, int, int, int]:
-    """Return (B_r, B_d, B_f, B_o)."""
-    return rows, rows, rows, rows
-
-
 def fusing_border(d: int, o: int, s1: float = 1.0, s2: float = 1.0) -> float:
     """Return the M from which fusing pays, where shares s1, s2 of the weights are live: the formula above, without rounding."""
     return min(d, o) * (s1 * d + s2 * o) / 2
@@ -158,7 +147,7 @@ UNFUSED = ProgramForm(
         "Y": returned("N", "o"),
     },
     blocks={"B_r": "N", "B_d": "d", "B_f": "f", "B_o": "o"},
-    line_1=row_line_1,
+    line_1=lambda rows, p: (rows, *[min(rows, SIDE)] * 3),
     rows=unfused_rows,
     traffic=reads,
     peak=unfused_peak,
@@ -180,7 +169,12 @@ def square_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
 
 
 SQUARE = replace(
-    UNFUSED, name="sparse_mlp_square", line_1=square_line_1, rows=square_rows, traffic=square_reads, peak=square_peak
+    UNFUSED,
+    name="sparse_mlp_square",
+    line_1=lambda rows, p: (rows,) * 4,
+    rows=square_rows,
+    traffic=square_reads,
+    peak=square_peak,
 )
 
 
