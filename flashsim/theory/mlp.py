@@ -35,57 +35,32 @@ SIDE = 16
 
 
 class Live(NamedTuple):
-    """Which blocks are live, (T_d, T_f) and (T_f, T_o), and how long the blocks of d, f and o are."""
+    """The live blocks of both weights, M1 (T_d, T_f) and M2 (T_f, T_o), and how long the blocks of d, f and o are.
+
+    nnz     (2, T_f): elements of W1, and of W2, in live blocks, by block of f
+    widest  (2, T_f): how long the longest of those are along d, and along o; 0 where there is none
+    """
 
     M1: NDArray[np.bool_]
     M2: NDArray[np.bool_]
     d: NDArray[np.int64]
     f: NDArray[np.int64]
     o: NDArray[np.int64]
+    nnz: NDArray[np.int64]
+    widest: NDArray[np.int64]
 
     @property
     def hidden(self) -> NDArray[np.bool_]:
         """Which blocks of f have a live one on both sides."""
-        both: NDArray[np.bool_] = np.logical_and(self.M1.any(0), self.M2.any(1))
-        return both
-
-    @property
-    def columns(self) -> NDArray[np.int64]:
-        """How many rows of W1 are live in each block of f: Σ over its live blocks of their rows."""
-        return self.d @ self.M1
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """How many columns of W2 are live in each block of f."""
-        return self.M2 @ self.o
-
-    @property
-    def nnz1(self) -> NDArray[np.int64]:
-        """Elements of W1 in live blocks, by block of f."""
-        return self.columns * self.f
-
-    @property
-    def nnz2(self) -> NDArray[np.int64]:
-        """Elements of W2 in live blocks, by block of f."""
-        return self.rows * self.f
+        return np.asarray(self.nnz.all(0))
 
 
 def live(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> Live:
     """Return the live blocks; all, where a mask is left out."""
-    d, f, o = (lengths(p[s], b[f"B_{s}"]) for s in "dfo")
-    return Live(_mask("mask1", options, len(d), len(f)), _mask("mask2", options, len(f), len(o)), d, f, o)
-
-
-def lengths(whole: int, block: int) -> NDArray[np.int64]:
-    """Return the lengths of the blocks that a length is divided into."""
-    starts = np.arange(0, whole, block, dtype=np.int64)
-    return np.minimum(block, whole - starts)
-
-
-def widest(mask: NDArray[np.bool_], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the largest size that is live in each column of a mask; 0 where none is."""
-    largest: NDArray[np.int64] = (mask * sizes[:, None]).max(0)
-    return largest
+    d, f, o = (np.minimum(b[f"B_{s}"], p[s] - np.arange(0, p[s], b[f"B_{s}"], dtype=np.int64)) for s in "dfo")
+    M1, M2 = _mask("mask1", options, len(d), len(f)), _mask("mask2", options, len(f), len(o))
+    widest = np.array([(M1 * d[:, None]).max(0), (M2 * o).max(1)])
+    return Live(M1, M2, d, f, o, np.array([d @ M1, M2 @ o]) * f, widest)
 
 
 def fused_rows(M: int, p: Sizes) -> int:
@@ -120,21 +95,16 @@ def _mask(name: str, options: Mapping[str, Any], rows: int, columns: int) -> NDA
 
 def reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
     """Return what is read of the weights."""
-    at = live(p, b, options)
-    return {"W1": Moved(reads=b.T_r * int(at.nnz1.sum())), "W2": Moved(reads=b.T_r * int(at.nnz2.sum()))}
-
-
-def products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
-    """Both, of all live blocks, unfused."""
-    at = live(p, b, options)
-    return 2 * p.N * int(at.nnz1.sum() + at.nnz2.sum())
+    nnz = live(p, b, options).nnz.sum(1)
+    return {"W1": Moved(reads=b.T_r * int(nnz[0])), "W2": Moved(reads=b.T_r * int(nnz[1]))}
 
 
 def unfused_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     """The first row of blocks', which is whole."""
     at = live(p, b, options)
-    first = b.B_r * p.d + int((at.f * (b.B_r + widest(at.M1, at.d))).max())
-    return max(first, b.B_r * p.o + int((at.f * (b.B_r + widest(at.M2.T, at.o))).max()))
+    return max(
+        b.B_r * width + int((at.f * (b.B_r + side)).max()) for width, side in zip((p.d, p.o), at.widest, strict=True)
+    )
 
 
 UNFUSED = ProgramForm(
@@ -151,21 +121,20 @@ UNFUSED = ProgramForm(
     rows=unfused_rows,
     traffic=reads,
     peak=unfused_peak,
-    matmul=products,
+    matmul=lambda p, b, options: 2 * p.N * int(live(p, b, options).nnz.sum()),
 )
 
 
 def square_reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
     at = live(p, b, options)
-    X, H = Moved(reads=p.N * int(at.columns.sum())), Moved(reads=p.N * int((at.f @ at.M2).sum()), writes=p.N * p.f)
+    X, H = Moved(reads=p.N * int((at.d @ at.M1).sum())), Moved(reads=p.N * int((at.f @ at.M2).sum()), writes=p.N * p.f)
     return {**reads(p, b, options), "X": X, "H": H}
 
 
 def square_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     """The first row of tiles', which is whole."""
     at, r = live(p, b, options), b.B_r
-    first = r * at.f + at.M1.any(0) * (r + at.f)
-    return max(int(first.max()), int((r * at.o + at.M2.any(0) * (r + at.o)).max()))
+    return max(int((r * side + M.any(0) * (r + side)).max()) for side, M in ((at.f, at.M1), (at.o, at.M2)))
 
 
 SQUARE = replace(
@@ -180,20 +149,20 @@ SQUARE = replace(
 
 def fused_reads(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> dict[str, Moved]:
     at = live(p, b, options)
-    nnz = {"W1": at.nnz1, "W2": at.nnz2}
-    return {name: Moved(reads=b.T_r * int(by_block[at.hidden].sum())) for name, by_block in nnz.items()}
+    nnz = at.nnz[:, at.hidden].sum(1)
+    return {"W1": Moved(reads=b.T_r * int(nnz[0])), "W2": Moved(reads=b.T_r * int(nnz[1]))}
 
 
 def fused_peak(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     """The first row of blocks', which is whole."""
     at = live(p, b, options)
-    tiles = at.f * (b.B_r + widest(at.M1, at.d).clip(widest(at.M2.T, at.o)))
+    tiles = at.f * (b.B_r + at.widest.max(0))
     return b.B_r * (p.d + p.o) + int(tiles[at.hidden].max(initial=0))
 
 
 def fused_products(p: Sizes, b: Sizes, options: Mapping[str, Any]) -> int:
     at = live(p, b, options)
-    return 2 * p.N * int((at.nnz1 + at.nnz2)[at.hidden].sum())
+    return 2 * p.N * int(at.nnz[:, at.hidden].sum())
 
 
 FUSED = replace(
