@@ -37,8 +37,7 @@ def shared_out(S: Tile, home_i: Tile, home_j: Tile, a: int) -> Tile:
 
 def sorted_rows(keys: Array) -> Array:
     """Return each round's rows in the order of their keys, (h, N); of equal keys the earlier row first."""
-    order: Array = np.argsort(keys, axis=1, kind="stable").astype(np.uint32)
-    return order
+    return np.argsort(keys, axis=1, kind="stable").astype(np.uint32)
 
 
 def homes(buckets: Array, C: int) -> tuple[Array, Array]:

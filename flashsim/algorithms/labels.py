@@ -20,8 +20,7 @@ def at_label(S: Tile, y: Tile, first: int) -> Tile:
     """Return S where its column, counted from `first`, is the row's label, and 0 elsewhere."""
     if isinstance(S, ShapeOnly):
         return S.made(S.shape, other=S.size)
-    result: Tile = np.where(y == first + np.arange(S.shape[1]), S, S.dtype.type(0))
-    return result
+    return np.where(y == first + np.arange(S.shape[1]), S, S.dtype.type(0))
 
 
 def minus_label(P: Tile, y: Tile, first: int) -> Tile:
@@ -37,8 +36,7 @@ def unless_none(x: Tile, y: Tile) -> Tile:
     """Return x, 0 in a row that is left out."""
     if isinstance(x, ShapeOnly):
         return x.made(x.shape, other=x.size)
-    result: Tile = np.where(y == NONE, x.dtype.type(0), x)
-    return result
+    return np.where(y == NONE, x.dtype.type(0), x)
 
 
 def logit_rows(M: int, p: Sizes) -> int:

@@ -47,8 +47,7 @@ def check_live(name: str, mask: Any) -> NDArray[np.bool_]:
 
 def relu(H: Tile) -> Tile:
     """Return max(H, 0)."""
-    result: Tile = np.maximum(H, 0)
-    return result
+    return np.maximum(H, 0)
 
 
 def fused_rows(M: int, sizes: Sizes) -> int:
