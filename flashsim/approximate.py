@@ -11,18 +11,18 @@ How well they approximate is not modelled: each computes its own formula.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.clusters import homes, sorted_rows
-from flashsim.algorithms.program import How, HowTiled
 from flashsim.checking import check_array, check_choice, check_count, check_scale, check_seed, shown
 from flashsim.inputs import DEFAULT_DTYPE, Array, float_dtype
-from flashsim.options import check_how
+from flashsim.memory import Observer
 from flashsim.run.programs import ProgramRun, ProgramTally, check_operands, count_program, run_program
+from flashsim.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
 METHODS: Mapping[str, str] = {"linformer": "tau", "performer": "c", "performer_materialised": "c"}
@@ -50,7 +50,12 @@ def linformer(
     F: Any,
     *,
     scale: float | None = None,
-    **how: Unpack[HowTiled],
+    M: Size | None = None,
+    blocks: tuple[int, int, int, int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
 ) -> ProgramRun:
     """Return softmax(τ Q (E K)ᵀ) F V of Q, K (N, d), V (N, e), E, F (k, N) as `run.O`, with log-sum-exps `run.L` (N,).
 
@@ -60,9 +65,10 @@ def linformer(
 
     Raises ValueError for arguments that make no sense, and for inputs so large that O overflows; SramOverflow.
     """
-    check_how(linformer, how, [*HowTiled.__annotations__])
-    operands = {"Q": Q, "K": K, "V": V, "E": E, "F": F}
-    return run_program(programs()["linformer"], operands, options={"tau": _scale(Q, scale)}, **how)
+    return run_program(
+        programs()["linformer"], {"Q": Q, "K": K, "V": V, "E": E, "F": F}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
+        options={"tau": _scale(Q, scale)}, observers=observers, trace=trace,
+    )  # fmt: skip
 
 
 def performer(
@@ -73,7 +79,12 @@ def performer(
     *,
     scale: float | None = None,
     phi: str = "on_chip",
-    **how: Unpack[HowTiled],
+    M: Size | None = None,
+    blocks: tuple[int, int, int, int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
 ) -> ProgramRun:
     """Return φ(Q) (φ(K)ᵀ V), divided by φ(Q) (φ(K)ᵀ 1), of Q, K (N, d), V (N, e), features W (k, d), as `run.O`.
 
@@ -88,11 +99,13 @@ def performer(
 
     Raises ValueError for arguments that make no sense, and for inputs so large that O overflows; SramOverflow.
     """
-    check_how(performer, how, [*HowTiled.__annotations__])
     tau, method = _scale(Q, scale), PHI[check_choice("phi", phi, PHI)]
     if tau < 0:
         raise ValueError(f"scale is {tau}; expected at least 0, as features take its root")
-    return run_program(programs()[method], {"Q": Q, "K": K, "V": V, "W": W}, options={"c": tau**0.5}, **how)
+    return run_program(
+        programs()[method], {"Q": Q, "K": K, "V": V, "W": W}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
+        options={"c": tau**0.5}, observers=observers, trace=trace,
+    )  # fmt: skip
 
 
 def features(k: int, d: int, *, seed: int = 0, dtype: Any = "float64") -> Array:
@@ -118,7 +131,10 @@ def reformer(
     *,
     C: int = 64,
     scale: float | None = None,
-    **how: Unpack[How],
+    M: Size | None = None,
+    enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
 ) -> ProgramRun:
     """Return attention of each row of Q (N, d) to those of K (N, d), V (N, e) that it meets in any round, as `run.O`.
 
@@ -132,11 +148,12 @@ def reformer(
 
     Raises ValueError for arguments that make no sense, an M too small for a cluster, and inputs so large that O overflows.
     """
-    check_how(reformer, how, [*How.__annotations__])
     C = check_count("C", C)
     given = _of_rounds("buckets", buckets, Q, "iu", "whole numbers")
     order, home = homes(given, min(C, given.shape[1]))
-    return _clustered("reformer", {"Q": Q, "K": K, "V": V, "order": order, "home": home}, C, scale, how)
+    return _clustered(
+        "reformer", {"Q": Q, "K": K, "V": V, "order": order, "home": home}, C, scale, M, enforce, observers, trace
+    )
 
 
 def smyrf(
@@ -148,7 +165,10 @@ def smyrf(
     *,
     C: int = 64,
     scale: float | None = None,
-    **how: Unpack[How],
+    M: Size | None = None,
+    enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
 ) -> ProgramRun:
     """Return attention of each row of Q (N, d) to each of K (N, d), V (N, e) as often as they meet, as `run.O`.
 
@@ -160,7 +180,6 @@ def smyrf(
 
     Raises ValueError as there.
     """
-    check_how(smyrf, how, [*How.__annotations__])
     C = check_count("C", C)
     orders = {
         f"order_{of}": sorted_rows(_of_rounds(f"hashes_{of}", hashes, Q, "iuf", "finite real numbers"))
@@ -170,7 +189,7 @@ def smyrf(
         raise ValueError(
             f"hashes_Q has {len(orders['order_Q'])} rounds, hashes_K {len(orders['order_K'])}; expected as many"
         )
-    return _clustered("smyrf", {"Q": Q, "K": K, "V": V, **orders}, C, scale, how)
+    return _clustered("smyrf", {"Q": Q, "K": K, "V": V, **orders}, C, scale, M, enforce, observers, trace)
 
 
 def lsh_buckets(X: Any, rounds: int, number: int, *, seed: int = 0) -> Array:
@@ -254,11 +273,16 @@ def _asked(
     return name, {**sizes, "h": check_count("rounds", rounds)}, {**how, "blocks": (check_count("C", C),)}
 
 
-def _clustered(name: str, operands: Mapping[str, Any], C: int, scale: Any, how: How) -> ProgramRun:
+def _clustered(
+    name: str, operands: Mapping[str, Any], C: int, scale: Any, M: Any, enforce: Any, observers: Any, trace: Any
+) -> ProgramRun:
     program = programs()[name]
     _, sizes, dtype = check_operands(program, operands)
-    _check_fits(name, sizes, (C,), how.get("M"), how.get("enforce"), dtype)
-    return run_program(program, operands, blocks=(C,), options={"tau": _scale(operands["Q"], scale)}, **how)
+    _check_fits(name, sizes, (C,), M, enforce, dtype)
+    return run_program(
+        program, operands, M=M, blocks=(C,), enforce=enforce, options={"tau": _scale(operands["Q"], scale)},
+        observers=observers, trace=trace,
+    )  # fmt: skip
 
 
 def _check_fits(name: str, sizes: Mapping[str, Any], blocks: tuple[int], M: Any, enforce: Any, dtype: Any) -> None:

@@ -7,17 +7,19 @@ flashsim.cross_entropy.count(N=8192, v=256_000, d=2304)        # cost, by shapes
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.labels import NONE
-from flashsim.algorithms.program import HowTiled
 from flashsim.checking import check_array, check_choice, check_count, shown
 from flashsim.inputs import Array
+from flashsim.memory import Observer
 from flashsim.options import check_how
 from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
+from flashsim.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
 PASSES = {"loss": "cut_cross_entropy", "X": "cut_cross_entropy_dx", "E": "cut_cross_entropy_de"}
@@ -31,7 +33,12 @@ def loss(
     y: Any,
     *,
     ignore: int | None = None,
-    **how: Unpack[HowTiled],
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
 ) -> ProgramRun:
     """Return each row's loss (N,) of X (N, d) under the classifier E (v, d) and labels y (N,), as `run.loss`; `run.L` (N,).
 
@@ -41,12 +48,14 @@ def loss(
 
     Raises ValueError for arguments that make no sense, labels that are none included; SramOverflow.
     """
-    check_how(loss, how, [*HowTiled.__annotations__])
     shape = check_array("E", E).shape
     if len(shape) != 2:
         raise ValueError(f"E has shape {shape}; expected (v, d)")
     labels = _labels(y, shape[0], ignore)
-    return run_program(programs()[PASSES["loss"]], {"X": X, "E": E, "y": labels}, **how)
+    return run_program(
+        programs()[PASSES["loss"]], {"X": X, "E": E, "y": labels}, M=M, blocks=blocks, sizing=sizing, enforce=enforce,
+        observers=observers, trace=trace,
+    )  # fmt: skip
 
 
 def gradient(
@@ -54,7 +63,12 @@ def gradient(
     g: Any,
     *,
     to: str = "X",
-    **how: Unpack[HowTiled],
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
 ) -> ProgramRun:
     """Return the gradient of Σ g_i · loss_i to X (N, d) as `.dX`, or to E (v, d) as `.dE`, of what `loss` returned.
 
@@ -64,13 +78,14 @@ def gradient(
 
     Raises ValueError as `loss` does.
     """
-    check_how(gradient, how, [*HowTiled.__annotations__])
     if not isinstance(run, ProgramRun) or run.algorithm != PASSES["loss"]:
         raise ValueError(f"run is {shown(run)}; expected what flashsim.cross_entropy.loss returned")
     program = programs()[PASSES[check_choice("to", to, ("X", "E"))]]
-    if how.get("M") is None:
-        how["M"] = run.launch.M
-    return run_program(program, {**run.launch.given, "L": run.L, "g": g}, **how)
+    given = run.launch.given
+    return run_program(
+        program, {**{name: given[name] for name in ("X", "E", "y")}, "L": run.L, "g": g}, M=run.launch.M if M is None else M,
+        blocks=blocks, sizing=sizing, enforce=enforce, observers=observers, trace=trace,
+    )  # fmt: skip
 
 
 def count(*, N: int, v: int, d: int, of: str = "loss", **how: Any) -> ProgramTally:

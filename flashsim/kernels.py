@@ -10,19 +10,20 @@ k is "gaussian", e^{−s²/2}, "laplace", e^{−s}, or "cauchy", 1/(1 + s²), of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
 from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.kernel_functions import PROFILES, KernelFunction, Own, Radial
-from flashsim.algorithms.program import HowTiled
 from flashsim.checking import check_array, check_choice, check_number, is_one_of, shown
 from flashsim.inputs import Array, chip_dtype, largest, smallest_normal
+from flashsim.memory import Observer
 from flashsim.options import check_how
 from flashsim.run.programs import ProgramRun, ProgramTally, check_operands, count_program, run_program
+from flashsim.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
 ORDERS = {"x_outer": "", "z_outer": "_z_outer", "materialised": "_materialised"}
@@ -41,7 +42,12 @@ def product(
     sigma: float = 1.0,
     reduction: str = "sum",
     order: str = "x_outer",
-    **how: Unpack[HowTiled],
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
 ) -> ProgramRun:
     """Return the kernel product Y (N, e) of X (N, d), Z (n, d), V (n, e) as `run.Y`, with what it cost.
 
@@ -57,7 +63,6 @@ def product(
 
     Raises ValueError for arguments that make no sense, and for inputs so large that a result would overflow; SramOverflow.
     """
-    check_how(product, how, [*HowTiled.__annotations__])
     name = program_name(reduction, order)
     operands, flat = {"X": X, "Z": Z, "V": V}, check_array("V", V).ndim == 1
     given, _, stored = check_operands(programs()[name], operands)
@@ -68,7 +73,10 @@ def product(
         _check_distances(given, k, chip, dtype if reduction == "logsumexp" else None)
     if reduction == "logsumexp" and (given["V"] < 0).any():
         raise ValueError(f"V has {given['V'].min():g}; expected weights of at least 0, as reduction is 'logsumexp'")
-    run = run_program(programs()[name], operands, options={"k": k}, **how)
+    run = run_program(
+        programs()[name], operands, M=M, blocks=blocks, sizing=sizing, enforce=enforce, options={"k": k},
+        observers=observers, trace=trace,
+    )  # fmt: skip
     return replace(run, results={"Y": run.Y[:, 0]}) if flat and run.Y.ndim == 2 else run
 
 
@@ -77,7 +85,12 @@ def gradient(
     dY: Any,
     *,
     derivative: Callable[[Any, Any], Any] | None = None,
-    **how: Unpack[HowTiled],
+    M: Size | None = None,
+    blocks: tuple[int, int] | None = None,
+    sizing: str = "fit",
+    enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
 ) -> ProgramRun:
     """Return the gradient to X of what `product` returned, dX (N, d), as `.dX`, for the gradient dY, of Y's shape and X's type.
 
@@ -86,29 +99,32 @@ def gradient(
 
     A pair at distance 0 has no part: there the named kernels are flat, or, as "laplace", have no derivative.
     """
-    check_how(gradient, how, [*HowTiled.__annotations__])
     name = run.algorithm if isinstance(run, ProgramRun) else ""
     reduction = next((r for r in REDUCTIONS if name in [program_name(r, order) for order in ORDERS]), None)
     if reduction is None:
         raise ValueError(f"run is {shown(run)}; expected what flashsim.kernels.product returned")
     launch = run.launch
     k: Any = launch.options["k"]
+    if isinstance(k, Own) != (derivative is not None):
+        said = (
+            "a function ∂f/∂x, as the kernel is a function"
+            if isinstance(k, Own)
+            else f"none, as {k.name!r} has its own"
+        )
+        raise ValueError(f"derivative is {shown(derivative)}; expected {said}")
     if isinstance(k, Own):
         if not callable(derivative):
-            raise ValueError(
-                f"derivative is {shown(derivative)}; expected a function ∂f/∂x, as the kernel is a function"
-            )
+            raise ValueError(f"derivative is {shown(derivative)}; expected a function")
         k = replace(k, gradient=derivative)
-    elif derivative is not None:
-        raise ValueError(f"derivative is {shown(derivative)}; expected none, as {k.name!r} has its own")
     if (shape := check_array("dY", dY).shape) != run.Y.shape:
         raise ValueError(f"dY has shape {shape}; expected that of Y, {run.Y.shape}")
     operands = {**launch.given, "dY": dY}
     if reduction == "logsumexp":
         operands["Y"] = run.Y
-    if how.get("M") is None:
-        how["M"] = launch.M
-    return run_program(programs()[GRADIENTS[reduction]], operands, options={"k": k}, **how)
+    return run_program(
+        programs()[GRADIENTS[reduction]], operands, M=launch.M if M is None else M, blocks=blocks, sizing=sizing,
+        enforce=enforce, options={"k": k}, observers=observers, trace=trace,
+    )  # fmt: skip
 
 
 def count(

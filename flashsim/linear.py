@@ -9,13 +9,15 @@ Q and K have been through their feature map; nothing is divided by Σ_j q_i · k
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Any
 
 from flashsim.algorithms.beyond import programs
-from flashsim.algorithms.program import How
 from flashsim.checking import check_choice, check_count
+from flashsim.memory import Observer
 from flashsim.options import check_how
 from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
+from flashsim.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
 STATES = {"on_chip": "linear_attention", "in_hbm": "linear_attention_two_pass"}
@@ -29,8 +31,11 @@ def attention(
     V: Any,
     *,
     state: str = "on_chip",
+    M: Size | None = None,
     chunk: int | None = None,
-    **how: Unpack[How],
+    enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
 ) -> ProgramRun:
     """Return causal linear attention O (N, e) of Q, K (N, d), V (N, e) as `run.O`, with what it cost.
 
@@ -41,8 +46,10 @@ def attention(
 
     Raises ValueError for arguments that make no sense, and for inputs so large that O overflows; SramOverflow.
     """
-    check_how(attention, how, [*How.__annotations__])
-    return run_program(programs()[_name(state)], {"Q": Q, "K": K, "V": V}, blocks=_blocks(chunk), **how)
+    return run_program(
+        programs()[_name(state)], {"Q": Q, "K": K, "V": V}, M=M, blocks=_blocks(chunk), enforce=enforce,
+        observers=observers, trace=trace,
+    )  # fmt: skip
 
 
 def count(

@@ -7,14 +7,16 @@ flashsim.mlp.run(X, W1, W2, flashsim.patterns.butterfly, fused=False)
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Any
 
 from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.mlp import check_live
-from flashsim.algorithms.program import How
 from flashsim.checking import check_choice, check_flag, shown
+from flashsim.memory import Observer
 from flashsim.options import check_how
 from flashsim.run.programs import ProgramRun, ProgramTally, count_program, run_program
+from flashsim.sizes import Size
 from flashsim.theory.program import ExactProgram, exact_program
 
 TILES = {"rows": "sparse_mlp_unfused", "square": "sparse_mlp_square"}
@@ -31,8 +33,11 @@ def run(
     *,
     fused: bool = True,
     tiles: str = "rows",
+    M: Size | None = None,
     blocks: tuple[int, int, int, int] | None = None,
-    **how: Unpack[How],
+    enforce: bool | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
 ) -> ProgramRun:
     """Return Y = relu(X W1) W2, (N, o), of X (N, d), W1 (d, f) and W2 (f, o) as `run.Y`, with what it cost.
 
@@ -45,9 +50,11 @@ def run(
 
     Raises ValueError for arguments that make no sense, masks of the wrong shape included; SramOverflow.
     """
-    check_how(run, how, [*How.__annotations__])
     program, options = _asked(fused, tiles, mask1, mask2, blocks)
-    return run_program(program, {"X": X, "W1": W1, "W2": W2}, blocks=blocks, options=options, **how)
+    return run_program(
+        program, {"X": X, "W1": W1, "W2": W2}, M=M, blocks=blocks, enforce=enforce, options=options, observers=observers,
+        trace=trace,
+    )  # fmt: skip
 
 
 def count(

@@ -6,18 +6,16 @@ record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple, TypedDict
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from flashsim.algorithms.record import Record
 from flashsim.matrices import Kind
-from flashsim.memory import Observer
 from flashsim.records import Sizes
-from flashsim.sizes import Size
 
 QKV: Mapping[str, Kind] = {"Q": Kind("N", "d"), "K": Kind("N", "d"), "V": Kind("N", "e")}
 """What stands in for attention takes these."""
@@ -28,22 +26,6 @@ Example = tuple[Mapping[str, Any], Mapping[str, Any]]
 def normal(rng: np.random.Generator, sizes: Sizes, blocks: Sizes) -> Example:
     """Return that all operands are normally distributed, and that there are no options."""
     return {}, {}
-
-
-class How(TypedDict, total=False):
-    """How a program is run, as `flashsim.run.programs.run_program` takes it."""
-
-    M: Size | None
-    enforce: bool | None
-    observers: Sequence[Observer]
-    trace: bool
-
-
-class HowTiled(How, total=False):
-    """The same, where tiles can be chosen."""
-
-    blocks: Sequence[int] | None
-    sizing: str
 
 
 class Bug(NamedTuple):
