@@ -113,6 +113,7 @@ ALGORITHM = Algorithm(
     saves=("R",),
     follows=("m", "l", "O"),
     line_1=by_keys,
+    loops=None,
     short="block-sparse",
     rounds=every_block,
 )

@@ -79,6 +79,7 @@ ALGORITHM = Algorithm(
     saves=("R",),
     follows=("L", "O"),
     line_1=block_sizes,
+    loops=None,
     short="memory-efficient",
     look=("green", "^", "-"),
     rounds_logs=logs_rounded,

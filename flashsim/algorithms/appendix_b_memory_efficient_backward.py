@@ -109,6 +109,7 @@ ALGORITHM = Algorithm(
     title="Appendix B.2, memory-efficient, backward",
     run=memory_efficient_backward,
     line_1=block_sizes,
+    loops=None,
     rounds_logs=logs_rounded,
     gives_dS=True,
 )

@@ -105,6 +105,7 @@ def algorithm_of(function: Callable[..., Any]) -> Algorithm:
         title=(inspect.getdoc(function) or name).splitlines()[0].rstrip("."),
         run=_Explained(function),
         returns=(),
+        loops=None,
         line_1=by_keys,
         rounds=every_block,
     )

@@ -101,4 +101,5 @@ ALGORITHM = Algorithm(
     returns=("O", "L"),
     saves=("R",),
     line_1=by_queries,
+    loops=None,
 )

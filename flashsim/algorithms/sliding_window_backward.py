@@ -98,6 +98,7 @@ ALGORITHM = Algorithm(
     title="Sliding window, backward",
     run=sliding_window_backward,
     line_1=by_keys,
+    loops=None,
     rounds=every_block,
     rounds_logs=lambda T_c: 2,
     gives_dS=True,

@@ -162,6 +162,7 @@ REPLAY = Algorithm(
     returns=("O", "L"),
     options=(Option("schedule", (), Schedule, help="turns"),),
     line_1=_one_row,
+    loops=None,
     rounds=every_block,
 )
 """`flashsim.forward(REPLAY, Q, K, V, M=M, blocks=(1, 1), schedule=turns)`."""
