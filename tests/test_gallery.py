@@ -745,8 +745,8 @@ def test_what_a_stop_asks_is_not_shown_before(page: Any, name: str) -> None:
 @pytest.mark.parametrize("name", ["standard", "flash_basic"])
 def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
     """Its totals are in the answer alone; and it is asked before the accesses so far tell."""
-    (trace,) = gallery.pages()[name].traces()
-    lesson = gallery.pages()[name].lesson(trace)
+    page = gallery.pages()[name]
+    (trace,), lesson = page.traces, page.lesson
     stop = lesson.stops[0]
     totals = re.findall(r"\d[\d,]+", stop.because)
     assert totals
@@ -757,8 +757,7 @@ def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_the_index_folds_what_a_lesson_asks_before_it_shows(name: str) -> None:
-    page = gallery.pages()[name]
-    lesson = page.lesson(*page.traces())
+    lesson = gallery.pages()[name].lesson
     asked = min((stop.step for stop in lesson.stops), default=None)
     seen = re.sub(r"<details><summary>the page asks first</summary>.*?</details>", "", article(name))
     assert asked is not None

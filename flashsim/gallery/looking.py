@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,38 @@ from numpy.typing import NDArray
 
 from flashsim.tracing import Moment, Step, Trace
 
-
-def first(trace: Trace, holds: Callable[[Step], bool], after: int = -1) -> Step:
-    """Return the first step after `after` of which `holds` is true."""
-    return next(step for step in trace.steps[after + 1 :] if holds(step))
+MOVES = {"read": "load", "write": "store", "initialize": "init"}
+LEFT = {"full": 1, "partial": 2}
 
 
-def does(trace: Trace, kind: str, array: str) -> Callable[[Step], bool]:
-    """Return what says of a step whether it loads, or stores, a block of this array."""
-    return lambda step: any(e.kind == kind and e.array == array for e in trace.of(step))
+def every(trace: Trace, event: str, after: int = -1, **loops: int) -> list[Step]:
+    """Return the steps after `after` that are an event, in these turns of loops.
+
+    Events are "line 9", "read K", "write S", "initialize O", "first maximum", "maximum stays", "rescale", "full tile" and
+    "partial tile", where a tile is masked.
+    """
+    steps = trace.steps[after + 1 :]
+    return [step for step in steps if _is(trace, step, event) and loops.items() <= dict(step.loops).items()]
+
+
+def _is(trace: Trace, step: Step, event: str) -> bool:
+    word, _, of = event.partition(" ")
+    events, tiles = trace.of(step), trace.about.tiles
+    if word in MOVES:
+        return any(e.kind == MOVES[word] and e.array == of for e in events)
+    made = {e.name for e in events}
+    if of == "tile":
+        left = tiles[step.tile[0]][step.tile[1]] if tiles and step.tile else 0
+        return left == LEFT[word] and "S_masked_ij" in made
+    still = "m_i_new" in made and not step.moved
+    return {"first maximum": step.moved > 0, "maximum stays": still, "rescale": step.rescaled > 0}.get(
+        event, step.label == event
+    )
+
+
+def first(trace: Trace, event: str, after: int = -1, **loops: int) -> Step:
+    """Return the first of them."""
+    return every(trace, event, after, **loops)[0]
 
 
 def value(trace: Trace, step: Step, name: str) -> NDArray[Any]:
@@ -61,6 +83,11 @@ def rescaled_rows(trace: Trace) -> set[int]:
 def see(step: Step, event: str, words: str) -> Moment:
     """Return the moment of a step."""
     return Moment(step.number, event, words)
+
+
+def spot(trace: Trace, event: str, words: str, after: int = -1, **loops: int) -> Moment:
+    """Return the moment of the first step that is an event."""
+    return see(first(trace, event, after, **loops), event, words)
 
 
 def end(trace: Trace, words: str) -> Moment:

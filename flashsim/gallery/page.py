@@ -1,14 +1,20 @@
-"""What a lesson's file holds: how its trace is made, and what there is to say of it."""
+"""A lesson's page: how its traces are made, what there is to say of them, and how it all is shown."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from textwrap import dedent
+from typing import Any
 
-from flashsim.tracing import Lesson, Moment, Stop, Trace
+import flashsim
+from flashsim.gallery.thumbnail import thumbnail
+from flashsim.tracing import Lesson, Moment, Place, Stop, Trace
+from flashsim.tracing.bugs import with_bug
+from flashsim.tracing.sample import gradient, operands
 
 Said = Iterator[str | Moment | Stop]
 """What there is to say of traces: a text, moments and stops."""
@@ -16,39 +22,83 @@ Said = Iterator[str | Moment | Stop]
 
 @dataclass(frozen=True)
 class Page:
-    """A lesson to be.
+    """A lesson, from its file.
 
     title    its title
     order    where it stands among the others, which are read in order of these numbers
     about    what it is about, in a line
+    run      the options of `flashsim step` that make the same traces; none where Python makes them
     record   makes its traces: one, or two that are shown side by side
     teach    yields what there is to say of the traces
-    command  the command that makes the same; without one, the page shows the Python of `record`
+    place    where it stands in the gallery; None for one alone
     """
 
+    name: str
     title: str
     order: int
     about: str
+    run: Mapping[str, Any]
     record: Callable[[], tuple[Trace, ...]]
     teach: Callable[..., Said]
-    command: str = ""
+    place: Place | None = None
+
+    @property
+    def command(self) -> str:
+        """The command that makes the same; "" where there is none."""
+        return " ".join(["flashsim step", *(_option(*item) for item in self.run.items())]) if self.run else ""
 
     @property
     def made_by(self) -> str:
         """The command, or the lines of Python that make `trace`."""
         return self.command or body_of(self.record)
 
+    @cached_property
     def traces(self) -> tuple[Trace, ...]:
-        """Return the traces, with the command in them."""
-        return tuple(replace(t, about=replace(t.about, command=self.command)) for t in self.record())
+        """The traces, with the command in them."""
+        return tuple(replace(trace, about=replace(trace.about, command=self.command)) for trace in self.record())
 
-    def lesson(self, *traces: Trace) -> Lesson:
-        """Return what there is to say of the traces, in order of the steps."""
-        said = list(self.teach(*traces))
+    @cached_property
+    def lesson(self) -> Lesson:
+        """What there is to say of the traces, in order of the steps."""
+        said = list(self.teach(*self.traces))
         (text,) = (part for part in said if isinstance(part, str))
         moments = sorted((part for part in said if isinstance(part, Moment)), key=lambda moment: moment.step)
         stops = sorted((part for part in said if isinstance(part, Stop)), key=lambda stop: stop.step)
-        return Lesson(self.title, text, tuple(moments), tuple(stops))
+        return Lesson(self.title, text, tuple(moments), tuple(stops), self.place)
+
+    @cached_property
+    def html(self) -> str:
+        """The page."""
+        trace, *others = self.traces
+        return trace.html(versus=others[0] if others else None, lesson=self.lesson)
+
+    @property
+    def picture(self) -> str:
+        """A small picture, at the moment in the middle."""
+        moments = self.lesson.moments
+        return thumbnail(self.traces[0], self.traces[0].steps[moments[len(moments) // 2].step])
+
+    @property
+    def size(self) -> str:
+        """The page's size, in words."""
+        return f"{len(self.html.encode('utf-8')) / 1000:,.0f} kB"
+
+
+def traces_of(
+    *, algorithm: str, N: int, d: int, N_k: int | None = None, backward: bool = False, bug: str = "", **options: Any
+) -> tuple[Trace, ...]:
+    """Return the trace of random operands, and of the same with a bug, as `flashsim step` makes them of its options."""
+    if backward:
+        options["dO"] = gradient(N, d)
+    sizes = {} if "blocks" in options else {"sizing": "fit"}
+    algorithms = (algorithm, with_bug(algorithm, bug)) if bug else (algorithm,)
+    return tuple(flashsim.trace(one, *operands(N, d, N_k), **sizes | options) for one in algorithms)
+
+
+def _option(name: str, value: Any) -> str:
+    """Return an option as it is typed: --causal, --M 64, --blocks 3 3, --block-mask butterfly."""
+    words = () if value is True else value if isinstance(value, tuple) else (getattr(value, "__name__", value),)
+    return " ".join([f"--{name.replace('_', '-')}", *map(str, words)])
 
 
 def body_of(function: Callable[..., object]) -> str:

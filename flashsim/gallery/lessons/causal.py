@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import flashsim
-from flashsim.gallery.looking import end, first, moved, see
+from flashsim.gallery.looking import end, first, moved, see, spot
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
-from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "Causal skipping", 50
-COMMAND = "flashsim step --algorithm q_outer --N 12 --d 4 --blocks 3 3 --M 72 --causal"
-
-
-def record() -> tuple[Trace, ...]:
-    Q, K, V = operands(12, 4)
-    return (flashsim.trace("q_outer", Q, K, V, blocks=(3, 3), M=72, causal=True),)
+RUN = {"algorithm": "q_outer", "N": 12, "d": 4, "blocks": (3, 3), "M": 72, "causal": True}
 
 
 def teach(trace: Trace) -> Said:
@@ -22,32 +16,30 @@ def teach(trace: Trace) -> Said:
     blocks, tiles = about.blocks, about.tiles
     assert tiles is not None
     visited = {s.tile for s in trace.steps if s.tile is not None}
-    every, partly = blocks.T_r * blocks.T_c, sum(kind == 2 for row in tiles for kind in row)
+    all_tiles, partly = blocks.T_r * blocks.T_c, sum(kind == 2 for row in tiles for kind in row)
     plain = flashsim.count(
         "q_outer", N=about.shape.N_q, d=about.shape.d, blocks=(blocks.B_r, blocks.B_c), M=about.M, dtype=about.stored
     )
-    partial = first(trace, lambda s: s.label == "line 10" and s.tile is not None and tiles[s.tile[0]][s.tile[1]] == 2)
-    skip = first(trace, lambda s: s.label == "line 18")
-    full = first(trace, lambda s: s.label == "line 10" and s.tile is not None and tiles[s.tile[0]][s.tile[1]] == 1)
+    skip = first(trace, "line 18")
     KV = sum(plain.hbm.by_array[name].reads for name in "KV")
     yield f"""
         Under a causal mask query i attends to keys up to i, and the tiles above the diagonal are empty.
-        With the rows outermost they can simply be left out: of {every} tiles {len(visited)} are visited, and the
-        {every - len(visited)} crossed ones are never loaded. K and V cost {moved(trace, "K", "V")} accesses; without
+        With the rows outermost they can simply be left out: of {all_tiles} tiles {len(visited)} are visited, and the
+        {all_tiles - len(visited)} crossed ones are never loaded. K and V cost {moved(trace, "K", "V")} accesses; without
         the mask they would cost {KV}. For long sequences that nears half.
 
         Watch each row of tiles end at the diagonal. Only there, in {partly} tiles, the mask does anything: line 10 puts
         −∞ above the diagonal. Tiles below it are full, and line 10 leaves them as they are. (Algorithm 2 as printed
         visits all tiles, with `--algorithm flash`.)
         """
-    yield see(partial, "partial tile", "A tile on the diagonal: line 10 puts −∞ where the key is after the query.")
+    yield spot(trace, "partial tile", "A tile on the diagonal: line 10 puts −∞ where the key is after the query.")
     yield see(
         skip, "tiles skipped", f"Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped."
     )
-    yield see(full, "full tile", "Below the diagonal: everything is allowed, and nothing is masked.")
+    yield spot(trace, "full tile", "Below the diagonal: everything is allowed, and nothing is masked.")
     yield end(
         trace,
-        f"{len(visited)} tiles done, {every - len(visited)} skipped; "
+        f"{len(visited)} tiles done, {all_tiles - len(visited)} skipped; "
         f"{moved(trace):,} accesses of {plain.hbm.accesses:,} without a mask.",
     )
     yield Stop(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flashsim import cross_entropy
-from flashsim.gallery.looking import end, first, largest_rise, moved, output, pair, see, short, value
+from flashsim.gallery.looking import end, every, first, largest_rise, moved, output, pair, see, short, spot, value
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 
@@ -31,14 +31,11 @@ def teach(trace: Trace) -> Said:
     labels = np.concatenate(
         [e.value for e in trace.events if e.kind == "load" and e.array == "y" and e.value is not None]
     )
-    start = first(trace, lambda s: s.moved > 0)
-    picks = first(trace, lambda s: s.label == "line 9" and bool(value(trace, s, "c_i").any()))
+    start, L = first(trace, "first maximum"), first(trace, "line 15")
+    picks = next(s for s in every(trace, "line 9") if value(trace, s, "c_i").any())
     rise, row, old, new = largest_rise(trace)
-    total = first(trace, lambda s: s.label == "line 12", rise.number)
-    before, after = (float(x[row % 2, 0]) for x in pair(total, "l"))
-    L = first(trace, lambda s: s.label == "line 15")
-    loss = first(trace, lambda s: s.label == "line 16")
-    again = first(trace, lambda s: s.label == "line 7" and dict(s.loops)["i"] == 1)
+    total = first(trace, "line 12", rise.number)
+    before, after = (x[row % 2, 0] for x in pair(total, "l"))
     read = next(a.reads for a in trace.about.arrays if a.name == "E")
     real: dict[str, Any] = {"N": 8192, "v": 256_000, "d": 2304}
     kept = sum(
@@ -58,23 +55,22 @@ def teach(trace: Trace) -> Said:
 
         The gradients make the tiles anew from L, as Algorithm 4 does: `flashsim.cross_entropy.gradient`.
         """
-    yield see(start, "first maximum", f"The first tile: m of row 0 is {short(float(pair(start, 'm')[1][0, 0]))}.")
+    yield see(start, "first maximum", f"The first tile: m of row 0 is {short(pair(start, 'm')[1][0, 0])}.")
     yield see(
         picks,
         "line 9",
-        f"Column {labels[0, 0]:.0f} is row 0’s label: c = {short(float(value(trace, picks, 'c_i')[0, 0]))}. Of all "
-        "its logits this one is kept.",
+        f"Column {labels[0, 0]:.0f} is row 0’s label: c = {short(value(trace, picks, 'c_i')[0, 0])}. Of all its logits "
+        "this one is kept.",
     )
     yield see(
         rise,
         "rescale",
-        f"Row {row}: m from {short(old)} to {short(new)}; ℓ will count for {short(float(np.exp(old - new)))} of "
-        "what it was.",
+        f"Row {row}: m from {short(old)} to {short(new)}; ℓ will count for {short(np.exp(old - new))} of what it was.",
     )
     yield see(total, "line 12", f"Row {row}: ℓ was {short(before)}, and is {short(after)} with this tile in it.")
-    yield see(L, "line 15", f"L = m + log ℓ: {short(float(value(trace, L, 'L_i')[0, 0]))} for row 0.")
-    yield see(loss, "line 16", f"The loss, L − c: {short(float(output(trace, 'loss')[0, 0]))} for row 0.")
-    yield see(again, "line 7", f"The next rows read E anew: {read} elements in all, T_r = {T_r} times {v * d}.")
+    yield see(L, "line 15", f"L = m + log ℓ: {short(value(trace, L, 'L_i')[0, 0])} for row 0.")
+    yield spot(trace, "line 16", f"The loss, L − c: {short(output(trace, 'loss')[0, 0])} for row 0.")
+    yield spot(trace, "line 7", f"The next rows read E anew: {read} elements in all, T_r = {T_r} times {v * d}.", i=1)
     yield end(trace, f"{moved(trace)} accesses; of {N * v} logits none was in HBM.")
     yield Stop(
         rise.number,

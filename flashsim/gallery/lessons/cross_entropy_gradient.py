@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from flashsim import cross_entropy
-from flashsim.gallery.looking import does, end, first, moved, see, short, value
+from flashsim.gallery.looking import end, every, first, moved, see, short, spot, value
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 
@@ -31,16 +29,10 @@ def record() -> tuple[Trace, ...]:
 def teach(trace: Trace) -> Said:
     N, d, v = (size for _, size in trace.about.sizes)
     T_r, T_c = trace.about.blocks.T_r, trace.about.blocks.T_c
-    rows = first(trace, does(trace, "load", "L"))
-    label = int(value(trace, rows, "y[0]")[0, 0])
-    P = first(trace, lambda s: s.label == "line 8")
-    G = first(trace, lambda s: s.label == "line 9")
-    p, less = (short(float(value(trace, step, name)[0, label])) for step, name in ((P, "P_ij"), (G, "G_ij")))
-    last = [s for s in trace.steps if s.label == "line 9" and dict(s.loops)["i"] == 0][-1]
-    written = first(trace, does(trace, "store", "dX"))
-    dX = value(trace, written, "dX[0]")[0]
-    again = first(trace, lambda s: does(trace, "load", "E")(s) and dict(s.loops)["i"] == 1)
-    done = [s for s in trace.steps if s.label == "line 10"][-1]
+    label = int(value(trace, first(trace, "read L"), "y[0]")[0, 0])
+    P, G = (value(trace, first(trace, line), name)[0] for line, name in (("line 8", "P_ij"), ("line 9", "G_ij")))
+    last, done = every(trace, "line 9", i=0)[-1], every(trace, "line 10")[-1]
+    dX = value(trace, first(trace, "write dX"), "dX[0]")[0]
     same: dict[str, Any] = {"N": N, "v": v, "d": d, "blocks": (2, 2), "M": trace.about.M}
     to_E = cross_entropy.exact(of="E", **same).hbm
     yield f"""
@@ -53,16 +45,13 @@ def teach(trace: Trace) -> Said:
         {N} losses. The gradient to E is a second pass with the loops exchanged, `to="E"`: there dE_j stays, and the rows
         of X pass. One pass cannot keep both sums on chip.
         """
-    yield see(rows, "read L", f"Two rows, with label, L and g. Row 0’s label is column {label}.")
-    yield see(
-        P,
-        "line 8",
-        f"Row 0’s P in columns 0 and 1: {_listed(value(trace, P, 'P_ij')[0])}. The division by the sum is in L.",
-    )
-    yield see(G, "line 9", f"Column {label} is row 0’s label: ({p} − 1)/{N} = {less}. It alone is below 0.")
+    yield spot(trace, "read L", f"Two rows, with label, L and g. Row 0’s label is column {label}.")
+    yield spot(trace, "line 8", f"Row 0’s P in columns 0 and 1: {_listed(P)}. The division by the sum is in L.")
+    p, less = short(P[label]), short(G[label])
+    yield spot(trace, "line 9", f"Column {label} is row 0’s label: ({p} − 1)/{N} = {less}. It alone is below 0.")
     yield see(last, "line 9", f"The last tile of the first rows. {T_c} tiles of G were made, and none was kept.")
-    yield see(written, "write dX", f"Row 0’s gradient is complete: {_listed(dX)}. It is written once.")
-    yield see(again, "read E", f"The next rows read E anew: T_r = {T_r} times {v * d} elements in all.")
+    yield spot(trace, "write dX", f"Row 0’s gradient is complete: {_listed(dX)}. It is written once.")
+    yield spot(trace, "read E", f"The next rows read E anew: T_r = {T_r} times {v * d} elements in all.", i=1)
     yield see(done, "line 10", "The last product. dX_i has met all of E.")
     yield end(trace, f"{moved(trace)} accesses; the pass for dE, of the same blocks, makes {to_E.accesses}.")
     yield Stop(
@@ -83,4 +72,4 @@ def teach(trace: Trace) -> Said:
 
 
 def _listed(row: Any) -> str:
-    return ", ".join(short(float(x)) for x in np.ravel(row))
+    return ", ".join(map(short, row))

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-import flashsim
-from flashsim.gallery.looking import does, end, first, largest_rise, moved, see, short
+from flashsim.gallery.looking import end, first, largest_rise, moved, see, short, spot
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
-from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "Algorithm 1: FlashAttention", 30
-COMMAND = "flashsim step --algorithm flash_basic --N 12 --d 4 --blocks 4 4 --M 128"
-
-
-def record() -> tuple[Trace, ...]:
-    Q, K, V = operands(12, 4)
-    return (flashsim.trace("flash_basic", Q, K, V, blocks=(4, 4), M=128),)
+RUN = {"algorithm": "flash_basic", "N": 12, "d": 4, "blocks": (4, 4), "M": 128}
 
 
 def teach(trace: Trace) -> Said:
     about = trace.about
-    begun = first(trace, does(trace, "init", "O"))
-    tile = first(trace, lambda s: s.label == "line 9")
-    start = first(trace, lambda s: s.moved > 0)
-    again = first(trace, lambda s: does(trace, "load", "O")(s) and s.loops[0] == ("j", 1))
+    tile = first(trace, "line 9")
     rise, row, old, new = largest_rise(trace)
     assert about.standard is not None
     yield f"""
@@ -36,12 +26,12 @@ def teach(trace: Trace) -> Said:
         tile has a larger score the row is rescaled: row {row} by the most, as its maximum
         rises by {short(new - old)}. (Line 1’s own block sizes would not fit into M: that is the next lesson.)
         """
-    yield see(begun, "initialize O", "O = 0, ℓ = 0, m = −∞, in HBM: an answer for no keys at all.")
+    yield spot(trace, "initialize O", "O = 0, ℓ = 0, m = −∞, in HBM: an answer for no keys at all.")
     yield see(
         tile, "line 9", f"S_ij is made on chip; {trace.events[tile.last].occupancy} of {about.M} elements are in use."
     )
-    yield see(start, "first maximum", "The first rows get a maximum; the factor is 0, as there was none before.")
-    yield see(again, "read O", "The second block of keys: the first rows’ O, ℓ and m come back.")
+    yield spot(trace, "first maximum", "The first rows get a maximum; the factor is 0, as there was none before.")
+    yield spot(trace, "read O", "The second block of keys: the first rows’ O, ℓ and m come back.", j=1)
     yield see(
         rise,
         "rescale",

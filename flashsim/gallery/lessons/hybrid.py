@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsim.gallery.looking import does, end, first, moved, see
+from flashsim.gallery.looking import end, first, moved, spot, value
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 
@@ -22,13 +22,9 @@ def record() -> tuple[Trace, ...]:
 
 def teach(trace: Trace, fused: Trace) -> Said:
     about, N, d = trace.about, trace.about.shape.N_q, trace.about.shape.d
-    load, store = first(trace, does(trace, "load", "K")), first(trace, does(trace, "store", "S"))
-    back = first(trace, does(trace, "load", "S"))
-    out = first(trace, does(trace, "store", "O"))
+    store, out = first(trace, "write S"), first(trace, "write O")
     (S,) = (a for a in about.arrays if a.name == "S")
-    O_uc = next(e for e in trace.of(out) if e.kind == "store" and e.array == "O")
-    assert O_uc.value is not None
-    b_r, b_c = O_uc.value.shape
+    b_r, b_c = value(trace, out, "O[0, 0]").shape
     sides = {"fewer": moved(trace) < moved(fused), "more": moved(trace) > moved(fused)}
     yield f"""
         FlashAttention keeps S on chip. So a row of Q needs its row of O beside it, and both are d long. Where M is
@@ -43,10 +39,10 @@ def teach(trace: Trace, fused: Trace) -> Said:
         This pays where M is about d², and no longer where it is a few d²: then many rows of Q and O fit, and to write
         N × N elements is what costs most. FlashAttention is for that side.
         """
-    yield see(load, "read K", f"Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip.")
-    yield see(store, "write S", "S leaves for HBM, which FlashAttention never lets happen.")
-    yield see(back, "read S", "The second half: a column of S comes back, and is exponentiated on the way.")
-    yield see(out, "write O", f"A {b_r} × {b_c} tile of O is done, and written once.")
+    yield spot(trace, "read K", f"Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip.")
+    yield spot(trace, "write S", "S leaves for HBM, which FlashAttention never lets happen.")
+    yield spot(trace, "read S", "The second half: a column of S comes back, and is exponentiated on the way.")
+    yield spot(trace, "write O", f"A {b_r} × {b_c} tile of O is done, and written once.")
     yield end(trace, f"{moved(trace)} accesses, {moved(trace, 'S')} of them to S; `q_outer`, {moved(fused)}.")
     yield Stop(
         store.number,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashsim import kernels
-from flashsim.gallery.looking import does, end, first, moved, output, see, short, value
+from flashsim.gallery.looking import end, every, first, moved, output, see, short, spot, value
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 
@@ -24,9 +24,8 @@ def record() -> tuple[Trace, ...]:
 def teach(trace: Trace) -> Said:
     about = trace.about
     N, n, d, T_r = about.shape.N_q, about.shape.N_k, about.shape.d, about.blocks.T_r
-    tile = first(trace, lambda s: s.label == "line 8")
-    added = [s for s in trace.steps if s.label == "line 9"]
-    K = value(trace, tile, "K_ij")
+    added = every(trace, "line 9")
+    K = value(trace, first(trace, "line 8"), "K_ij")
     naive = kernels.count(
         N=N, n=n, d=d, order="materialised", blocks=(about.blocks.B_r, about.blocks.B_c), dtype=about.stored
     )
@@ -46,26 +45,22 @@ def teach(trace: Trace) -> Said:
         lie far from the origin: `flashsim example kernel_product` shows by how much.
         """
     reads = moved(trace, "Z")
-    yield see(
-        tile,
+    yield spot(
+        trace,
         "line 8",
-        f"K_ij: the nearest pair, at distance {short(0.5)}, has k = {short(float(K.max()))}; the farthest of this "
-        f"tile has {short(float(K.min()))}.",
+        f"K_ij: the nearest pair, at distance {short(0.5)}, has k = {short(K.max())}; the farthest of this tile has "
+        f"{short(K.min())}.",
     )
     yield see(added[0], "line 9", "Y_i = 0 + K_ij V_j. No row’s maximum is asked for, and nothing is scaled down.")
-    yield see(
-        first(trace, does(trace, "store", "Y")),
-        "write Y",
-        f"Y_i is done, and written once: its first element is {short(float(output(trace, 'Y')[0, 0]))}.",
+    yield spot(
+        trace, "write Y", f"Y_i is done, and written once: its first element is {short(output(trace, 'Y')[0, 0])}."
     )
-    yield see(
-        first(trace, lambda s: s.label == "line 7", added[-1].number - 3 * about.blocks.T_c),
-        "read Z",
-        f"The second row block reads Z anew: {reads} elements in all, T_r = {T_r} times {n}.",
+    yield spot(
+        trace, "read Z", f"The second row block reads Z anew: {reads} elements in all, T_r = {T_r} times {n}.", i=1
     )
     yield end(trace, f"{moved(trace)} accesses, and K was never in HBM.")
     yield Stop(
-        first(trace, lambda s: s.label == "line 9").number,
+        added[0].number,
         "What is Y_i scaled by, before the next block’s part is added?",
         ("by nothing", "by e^{m − m^new}", "by 1/ℓ"),
         "by nothing",

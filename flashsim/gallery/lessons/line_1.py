@@ -6,22 +6,15 @@ import flashsim
 from flashsim.gallery.looking import end, first, see
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
-from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "Line 1’s blocks, and M", 35
-COMMAND = "flashsim step --algorithm flash_basic --N 8 --d 4 --M 64 --sizing paper"
-
-
-def record() -> tuple[Trace, ...]:
-    Q, K, V = operands(8, 4)
-    return (flashsim.trace("flash_basic", Q, K, V, sizing="paper", M=64),)
+RUN = {"algorithm": "flash_basic", "N": 8, "d": 4, "M": 64, "sizing": "paper"}
 
 
 def teach(trace: Trace) -> Said:
     about = trace.about
     M, d, B_r, B_c = about.M, about.shape.d, about.blocks.B_r, about.blocks.B_c
-    full = first(trace, lambda s: s.label == "line 8")
-    over = first(trace, lambda s: s.label == "line 9")
+    full, over = first(trace, "line 8"), first(trace, "line 9")
     most = next(s for s in trace.steps if trace.events[s.last].occupancy == about.peak)
     held = {array: rows * d for array, rows in (("K_j", B_c), ("V_j", B_c), ("Q_i", B_r), ("O_i", B_r))}
     used = trace.events[over.last].occupancy
@@ -41,7 +34,7 @@ def teach(trace: Trace) -> Said:
         full, "read Q", f"K, V, Q, O, ℓ, m are loaded: {trace.events[full.last].occupancy} elements on a chip for {M}."
     )
     yield see(over, "over M", f"S_ij is made, and {used} elements are on a chip for {M}: {used - M} too many.")
-    yield see(most, "line 12" if most.label == "line 12" else most.label, f"At most, {about.peak}.")
+    yield see(most, most.label, f"At most, {about.peak}.")
     yield end(trace, f"The result is right all the same. With blocks that fit it costs {fit.hbm.accesses:,} accesses.")
     yield Stop(
         over.number,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashsim import linear, theory
-from flashsim.gallery.looking import end, first, moved, see, value
+from flashsim.gallery.looking import end, every, first, moved, spot, value
 from flashsim.gallery.page import Said
 from flashsim.masks import Causal
 from flashsim.tracing import Stop, Trace
@@ -26,11 +26,7 @@ def record() -> tuple[Trace, ...]:
 
 def teach(trace: Trace) -> Said:
     (N, d, e), (C,) = (size for _, size in trace.about.sizes), (size for _, size in trace.about.cuts)
-    cut = first(trace, lambda s: s.label == "line 6")
-    alone, later = (s for s in trace.steps if s.label == "line 7" and dict(s.loops)["i"] in (0, 1))
-    state = first(trace, lambda s: s.label == "line 9")
-    second = first(trace, lambda s: s.label == "line 5", state.number)
-    last = [s for s in trace.steps if s.label == "line 9"][-1]
+    second, last = first(trace, "read Q", i=1), every(trace, "line 9")[-1]
     size = value(trace, last, "S").size
     long: dict[str, Any] = {"N": 65_536, "d": 64, "M": 25_600}
     one, two = (linear.exact(**long, state=state).hbm.accesses for state in linear.STATES)
@@ -49,11 +45,11 @@ def teach(trace: Trace) -> Said:
         The chunks wait for each other, though. `linear.attention(…, state="in_hbm")` writes the state before each
         chunk to HBM first; then all can run side by side, for {two / one:.1f} times the accesses.
         """
-    yield see(cut, "line 6", f"A_i: {C} × {C} products, and zeros above the diagonal, where keys lie ahead.")
-    yield see(alone, "line 7", "The first chunk: S is still 0, so O_i is A_i V_i alone.")
-    yield see(state, "line 9", "S takes the chunk’s keys and values in. They will not be needed again.")
-    yield see(second, "read Q", "The next chunk: queries, keys and values of its own rows, and no others.")
-    yield see(later, "line 7", f"O_i = Q_i S + A_i V_i. S stands for the {C} keys that are past.")
+    yield spot(trace, "line 6", f"A_i: {C} × {C} products, and zeros above the diagonal, where keys lie ahead.")
+    yield spot(trace, "line 7", "The first chunk: S is still 0, so O_i is A_i V_i alone.")
+    yield spot(trace, "line 9", "S takes the chunk’s keys and values in. They will not be needed again.")
+    yield spot(trace, "read Q", "The next chunk: queries, keys and values of its own rows, and no others.", i=1)
+    yield spot(trace, "line 7", f"O_i = Q_i S + A_i V_i. S stands for the {C} keys that are past.", i=1)
     yield end(trace, f"S holds all {N} keys and values in {size} numbers. {moved(trace)} accesses: each array once.")
     yield Stop(
         second.number,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashsim import linear
-from flashsim.gallery.looking import does, end, first, moved, see
+from flashsim.gallery.looking import end, every, first, moved, see, spot
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 
@@ -26,13 +26,7 @@ def record() -> tuple[Trace, ...]:
 def teach(trace: Trace) -> Said:
     (N, d, e), (C,) = (size for _, size in trace.about.sizes), (size for _, size in trace.about.cuts)
     T = trace.about.blocks.T_r
-    empty = first(trace, does(trace, "store", "S"))
-    grown = first(trace, lambda s: s.label == "line 7")
-    kept = first(trace, does(trace, "store", "S"), empty.number)
-    turn = first(trace, does(trace, "load", "S"))
-    later = first(trace, lambda s: s.label == "line 12" and dict(s.loops)["i"] == 2)
-    out = first(trace, does(trace, "store", "O"), later.number)
-    there = [event.name for event in trace.events if event.kind == "store" and event.array == "S"]
+    written, turn, out = every(trace, "write S"), first(trace, "read S"), first(trace, "write O", i=2)
     one = linear.exact(N=N, d=d, e=e, M=trace.about.M, chunk=C, dtype=trace.about.stored).hbm.accesses
     long: dict[str, Any] = {"N": 65_536, "d": 64, "M": 25_600}
     ways = {state: linear.exact(**long, state=state) for state in linear.STATES}
@@ -49,12 +43,12 @@ def teach(trace: Trace) -> Said:
         {moved(trace)} accesses where one pass makes {one}; at N = 65,536, d = 64 and M = 25,600, {times:.1f} times as
         many. The longer the chunks, the fewer the states.
         """
-    yield see(empty, "write S", "Before the first chunk nothing is past: S_1 is zeros, and written all the same.")
-    yield see(grown, "line 7", f"The first {C} keys and values go into S. No query is on the chip.")
-    yield see(kept, "write S", "S_2, what the second chunk will need. It stays on chip too, to grow on.")
-    yield see(turn, "read S", f"The second pass. {len(there)} states lie in HBM; this chunk takes its own.")
-    yield see(
-        later, "line 12", f"The third chunk: S_3 stands for {2 * C} keys. The chunks before need not be done yet."
+    yield see(written[0], "write S", "Before the first chunk nothing is past: S_1 is zeros, and written all the same.")
+    yield spot(trace, "line 7", f"The first {C} keys and values go into S. No query is on the chip.")
+    yield see(written[1], "write S", "S_2, what the second chunk will need. It stays on chip too, to grow on.")
+    yield see(turn, "read S", f"The second pass. {len(written)} states lie in HBM; this chunk takes its own.")
+    yield spot(
+        trace, "line 12", f"The third chunk: S_3 stands for {2 * C} keys. The chunks before need not be done yet.", i=2
     )
     yield see(out, "write O", "Its rows are complete, and written once.")
     yield end(trace, f"{moved(trace)} accesses: Q and O once, K and V twice, {T} states there and back.")

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-import flashsim
 from flashsim.gallery.looking import end, first, output, pair, rescaled_rows, see, short
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace, TraceEvent
-from flashsim.tracing.bugs import with_bug
-from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "A missing rescale", 90
-COMMAND = "flashsim step --algorithm flash_basic --N 8 --d 2 --blocks 4 2 --M 60 --bug no_rescale"
-
-
-def record() -> tuple[Trace, ...]:
-    Q, K, V = operands(8, 2)
-    algorithms = "flash_basic", with_bug("flash_basic", "no_rescale")
-    return tuple(flashsim.trace(algorithm, Q, K, V, blocks=(4, 2), M=60) for algorithm in algorithms)
+RUN = {"algorithm": "flash_basic", "N": 8, "d": 2, "blocks": (4, 2), "M": 60, "bug": "no_rescale"}
 
 
 def teach(right: Trace, wrong: Trace) -> Said:
@@ -27,7 +18,7 @@ def teach(right: Trace, wrong: Trace) -> Said:
     rows = len(error)
     bad = {int(row) for row in np.flatnonzero(error > 1e-3 * np.abs(output(right)).max())}
     assert bad == rescaled_rows(right)
-    rise = first(right, lambda s: s.rescaled > 0)
+    rise = first(right, "rescale")
     differs = next(
         s
         for s, other in zip(right.steps, wrong.steps, strict=True)
@@ -46,7 +37,7 @@ def teach(right: Trace, wrong: Trace) -> Said:
         values tell. They are at m, ℓ, O, with those that differ underlined.
 
         The two are equal until a maximum rises, and from there on those rows of O keep too much of what came first. At
-        the end {len(bad)} of {rows} rows are wrong, row {worst} by {short(float(error[worst]))}. Right are the rows
+        the end {len(bad)} of {rows} rows are wrong, row {worst} by {short(error[worst])}. Right are the rows
         whose maximum never rose ({sound}). So a test in which every row has its maximum in the first block passes with
         this bug in. And ℓ, which line 11 still rescales, is right everywhere.
         """
@@ -58,9 +49,9 @@ def teach(right: Trace, wrong: Trace) -> Said:
     yield see(
         differs,
         "first difference",
-        f"Line 12: row {differs.rows[0] + row} of O begins with {short(float(new_O[row, 0]))} in the first run, and with "
-        f"{short(float(other_O[row, 0]))} in the second, where what it was before, "
-        f"{short(float(old_O[row, 0]))}, weighs too much.",
+        f"Line 12: row {differs.rows[0] + row} of O begins with {short(new_O[row, 0])} in the first run, and with "
+        f"{short(other_O[row, 0])} in the second, where what it was before, "
+        f"{short(old_O[row, 0])}, weighs too much.",
     )
     yield end(right, f"The same counts; {len(bad)} of {rows} rows of O are wrong.")
     yield Stop(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsim.gallery.looking import first, output, pair, see, short, value
+from flashsim.gallery.looking import every, first, output, pair, see, short, spot, value
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 
@@ -23,16 +23,12 @@ def record() -> tuple[Trace, ...]:
 
 
 def teach(trace: Trace) -> Said:
-    scores = [value(trace, s, "S_ij").item() for s in trace.steps if s.label == "line 9"]
-    start = first(trace, lambda s: s.moved > 0)
-    rise = first(trace, lambda s: s.rescaled > 0)
-    total = first(trace, lambda s: s.label == "line 13", rise.number)
-    still = first(trace, lambda s: s.label == "line 11" and not s.moved)
-    divided = first(trace, lambda s: s.label == "line 18")
+    scores = [value(trace, s, "S_ij").item() for s in every(trace, "line 9")]
+    rise, still = first(trace, "rescale"), first(trace, "maximum stays")
+    total = first(trace, "line 13", rise.number)
     (old,), (new,) = (x[0] for x in pair(rise, "m"))
     before, after = (x.item() for x in pair(total, "l"))
-    last = [s for s in trace.steps if s.label == "line 13"][-1]
-    l_end = pair(last, "l")[1].item()
+    l_end = pair(every(trace, "line 13")[-1], "l")[1].item()
     O_end = output(trace).item()
     written = ", ".join(map(short, scores))
     yield f"""
@@ -45,7 +41,7 @@ def teach(trace: Trace) -> Said:
         multiplied by e^{{{short(old - new)}}} = {short(np.exp(old - new))}. At the end ℓ = {short(l_end)} is the sum of
         e^{{S − {short(max(scores))}}} over all of them. `flashsim example online_softmax` prints the same numbers.
         """
-    yield see(start, "first maximum", f"m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet.")
+    yield spot(trace, "first maximum", f"m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet.")
     yield see(
         rise,
         "rescale",
@@ -61,7 +57,7 @@ def teach(trace: Trace) -> Said:
     yield see(
         still, "maximum stays", f"{short(scores[dict(still.loops)['j']])} is less than {short(new)}: the factor is 1."
     )
-    yield see(divided, "line 18", f"Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted.")
+    yield spot(trace, "line 18", f"Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted.")
     yield Stop(
         rise.number,
         f"m is {short(old)}, and the next score is {short(new)}. By what are ℓ and O multiplied?",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import flashsim
-from flashsim.gallery.looking import does, end, first, moved, see
+from flashsim.gallery.looking import end, every, moved, see, spot
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 
@@ -24,7 +24,7 @@ def record() -> tuple[Trace, ...]:
 def teach(trace: Trace, tiles: Trace) -> Said:
     N, d = trace.about.shape.N_q, trace.about.shape.d
     loads = {name: sum(e.kind == "load" and e.array == name for e in trace.events) for name in "QKV"}
-    multiplied = [step for step in trace.steps if step.label == "line 11"]
+    multiplied = every(trace, "line 11")
     second = multiplied[N]  # the second row's first product
     before = multiplied[N - 1].tile
     assert second.tile is not None
@@ -63,7 +63,7 @@ def teach(trace: Trace, tiles: Trace) -> Said:
         f"Q_{row + 1} begins with K_{column + 1} and V_{column + 1}, which Q_{before[0] + 1} has just used: "
         "nothing of K and V is loaded.",
     )
-    yield see(first(trace, does(trace, "store", "O"), second.number), "write O", "The second row of O is done.")
+    yield spot(trace, "write O", "The second row of O is done.", second.number)
     yield end(trace, f"{moved(trace)} accesses; the tiles beside it made {moved(tiles)}, with the same M.")
     yield Stop(
         second.number,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashsim.gallery.looking import end, first, moved, see
+from flashsim.gallery.looking import end, every, moved, see, spot
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 
@@ -29,10 +29,8 @@ def teach(trace: Trace, plain: Trace) -> Said:
     about = trace.about
     T_r, rows, d, N = loads(plain, "K[0]"), about.blocks.B_r, about.shape.d, about.shape.N_q
     pinned = [n for n in range(N) if loads(trace, f"K[{n}]") == 1]
-    at = first(trace, lambda s: s.label == "line 4" and s.first < s.last)
-    use = first(trace, lambda s: s.label == "line 9")
-    again = first(trace, lambda s: s.label == "line 9" and s.tile is not None and s.tile[0] == 1, use.number)
-    other = first(trace, lambda s: s.label == "line 16")
+    at = next(s for s in every(trace, "line 4") if s.first < s.last)
+    again = next(s for s in every(trace, "line 9") if s.tile is not None and s.tile[0] == 1)
     saved = moved(plain) - moved(trace)
     assert saved == (T_r - 1) * len(pinned) * 2 * d
     yield f"""
@@ -47,8 +45,8 @@ def teach(trace: Trace, plain: Trace) -> Said:
         What is pinned is a share of K and V. So it helps where they are short, and hardly where they are long.
         """
     yield see(at, "line 4", "K_1 and V_1 come on chip before the loop over blocks of Q, and stay.")
-    yield see(use, "line 9", "The first block of Q meets K_1: what is pinned comes first, and nothing is loaded.")
-    yield see(other, "line 16", "The other keys are loaded, and evicted at the end of their turn, as ever.")
+    yield spot(trace, "line 9", "The first block of Q meets K_1: what is pinned comes first, and nothing is loaded.")
+    yield spot(trace, "line 16", "The other keys are loaded, and evicted at the end of their turn, as ever.")
     yield see(again, "line 9", "The second block of Q: K_1 and V_1 are still there. `q_outer` loads them again.")
     yield end(trace, f"{moved(trace)} accesses; without the pinned row, {moved(plain)}.")
     yield Stop(

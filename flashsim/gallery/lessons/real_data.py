@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim import qkv
-from flashsim.gallery.looking import does, first, largest_rise, pair, see, short
+from flashsim.gallery.looking import every, first, largest_rise, pair, see, short
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 
@@ -62,17 +62,17 @@ def teach(trace: Trace) -> Said:
     at = traced - rise.rows[0]
     factor, key = float(np.exp(old - new)), int(S[row].argmax())
     previous = int((S.argmax(axis=-1)[1:] == np.arange(len(S) - 1)).sum())
-    written = first(trace, does(trace, "store", "O"), rise.number)
+    written = first(trace, "write O", rise.number)
     O_old, O_new = pair(written, "O")
-    begun = first(trace, lambda s: s.moved > 0 and s.rows == rise.rows)
-    still = first(trace, lambda s: s.label == "line 11" and s.rows == rise.rows and not s.moved, rise.number)
+    begun = next(s for s in every(trace, "first maximum") if s.rows == rise.rows)
+    still = next(s for s in every(trace, "maximum stays", rise.number) if s.rows == rise.rows)
     assert still.cols is not None
     yield f"""
         Not random numbers but a model’s: head {head} in layer 0 of all-MiniLM-L6-v2, which reads the Gettysburg
         Address, {len(S)} tokens. This head looks for the token before: {previous} of {len(S) - 1} queries have their
         largest score there. So when a row’s own neighbourhood comes on chip, its maximum jumps, here by
         {short(new - old)}, the most in any head for blocks of {block} keys (for blocks of {smaller} it is
-        {short(float(rises(smaller).max()))}).
+        {short(rises(smaller).max())}).
 
         The page shows tokens {start} to {start + WINDOW - 1} as queries, rows 0 to {WINDOW - 1}, and all keys. Row
         {row - start} is token {row}, “{tokens[row]}”, after “{tokens[row - 1]}”. Watch its line in m, ℓ, O when keys
@@ -83,7 +83,7 @@ def teach(trace: Trace) -> Said:
     yield see(
         begun,
         "first maximum",
-        f"Keys 0 to {block - 1}: row {row - start} gets its first maximum, {short(float(pair(begun, 'm')[1][at, 0]))}.",
+        f"Keys 0 to {block - 1}: row {row - start} gets its first maximum, {short(pair(begun, 'm')[1][at, 0])}.",
     )
     yield see(
         rise,
@@ -94,8 +94,7 @@ def teach(trace: Trace) -> Said:
     yield see(
         written,
         "write O",
-        f"Row {row - start} of O: its first value goes from {short(float(O_old[at, 0]))} to "
-        f"{short(float(O_new[at, 0]))}.",
+        f"Row {row - start} of O: its first value goes from {short(O_old[at, 0])} to {short(O_new[at, 0])}.",
     )
     yield see(
         still,

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import flashsim
-from flashsim.gallery.looking import end, first, moved, see
+from flashsim.gallery.looking import end, first, moved, see, spot
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
-from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "Sliding window", 55
-COMMAND = "flashsim step --algorithm sliding_window --N 16 --d 4 --blocks 2 2 --M 64 --window 4"
-
-
-def record() -> tuple[Trace, ...]:
-    Q, K, V = operands(16, 4)
-    return (flashsim.trace("sliding_window", Q, K, V, window=4, blocks=(2, 2), M=64),)
+RUN = {"algorithm": "sliding_window", "N": 16, "d": 4, "blocks": (2, 2), "M": 64, "window": 4}
 
 
 def teach(trace: Trace) -> Said:
     about = trace.about
-    blocks, tiles = about.blocks, about.tiles
-    assert tiles is not None
+    blocks = about.blocks
     visited = {s.tile for s in trace.steps if s.tile is not None}
     every = blocks.T_r * blocks.T_c
     most = max(sum(i == row for row, _ in visited) for i in range(blocks.T_r))
@@ -29,9 +22,6 @@ def teach(trace: Trace) -> Said:
         blocks=(blocks.B_r, blocks.B_c), window=4,
     )  # fmt: skip
     KV = sum(twice.hbm.by_array[name].reads for name in "KV") / moved(trace, "K", "V")
-    masked = [s for s in trace.steps if s.label == "line 10" and s.tile is not None]
-    full, partial = (next(s for s in masked if s.tile and tiles[s.tile[0]][s.tile[1]] == kind) for kind in (1, 2))
-    skip = first(trace, lambda s: s.label == "line 16")
     yield f"""
         Each query attends to its own key and the four before it. A row block visits only the blocks of keys that its
         windows reach: of {every} tiles {len(visited)} are visited, {most} in a row of tiles at most, however long the
@@ -40,11 +30,10 @@ def teach(trace: Trace) -> Said:
         Watch the band of tiles go down the diagonal. Tiles on its two sides are partial: line 10 puts −∞ where a key is
         outside of the window. Tiles inside are full, and left as they are.
         """
-    yield see(partial, "partial tile", "A tile on the side of the band: line 10 puts −∞ outside of the window.")
-    yield see(
-        skip, "tiles skipped", f"Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped."
-    )
-    yield see(full, "full tile", "A tile inside the band: every key is in every query's window.")
+    yield spot(trace, "partial tile", "A tile on the side of the band: line 10 puts −∞ outside of the window.")
+    skipped = f"Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped."
+    yield see(first(trace, "line 16"), "tiles skipped", skipped)
+    yield spot(trace, "full tile", "A tile inside the band: every key is in every query's window.")
     yield end(trace, f"{len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,} accesses.")
     yield Stop(
         trace.steps[-1].number,

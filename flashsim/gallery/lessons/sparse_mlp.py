@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flashsim import mlp
-from flashsim.gallery.looking import does, end, first, moved, see, short, value
+from flashsim.gallery.looking import end, first, moved, see, short, spot, value
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
 
@@ -31,13 +31,10 @@ def teach(trace: Trace) -> Said:
     N, d, f, o = (size for _, size in trace.about.sizes)
     hidden = sorted({dict(s.loops)["j"] for s in trace.steps if "j" in dict(s.loops)})
     (dead,) = set(range(trace.about.blocks.T_c)) - set(hidden)
-    load_1, load_2 = first(trace, does(trace, "load", "W1")), first(trace, does(trace, "load", "W2"))
-    relu = first(trace, lambda s: s.label == "line 12")
+    relu = first(trace, "line 12")
     before, after = (value(trace, s, "H_ij") for s in (trace.steps[relu.number - 1], relu))
-    passed = first(trace, lambda s: dict(s.loops).get("j", 0) > dead)
-    add = first(trace, lambda s: s.label == "line 15")
-    written = first(trace, does(trace, "store", "Y"))
-    Y = value(trace, written, "Y[0, 0]")
+    passed = next(s for s in trace.steps if dict(s.loops).get("j", 0) > dead)
+    Y = value(trace, first(trace, "write Y"), "Y[0, 0]")
     same: dict[str, Any] = {"N": N, "d": d, "f": f, "o": o, "blocks": tuple(n for _, n in trace.about.cuts)}
     same |= {"mask1": np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool), "dtype": trace.about.stored}
     unfused = mlp.exact(**same, fused=False).hbm
@@ -63,17 +60,17 @@ def teach(trace: Trace) -> Said:
         if fused, and {large["square", M // 9]:g} in square tiles that write H; from M ≈ d² on fusing wins,
         {large["fused", M]:g} against {large["square", M]:g}.
         """
-    yield see(load_1, "read W1", "X_i is on chip, H_ij starts at 0, and the first live block of W1 comes.")
+    yield spot(trace, "read W1", "X_i is on chip, H_ij starts at 0, and the first live block of W1 comes.")
     yield see(
         relu,
         "line 12",
         f"relu: {int((before < 0).sum())} of {before.size} elements were below 0, the largest is "
-        f"{short(float(after.max()))}. H_ij is complete, on chip and nowhere else.",
+        f"{short(after.max())}. H_ij is complete, on chip and nowhere else.",
     )
-    yield see(load_2, "read W2", "W2’s rows for this tile. Nothing was written in between.")
-    yield see(add, "line 15", f"Y_i takes in H_ij W2_jk. {len(hidden)} tiles of H pass before Y_i is done.")
+    yield spot(trace, "read W2", "W2’s rows for this tile. Nothing was written in between.")
+    yield spot(trace, "line 15", f"Y_i takes in H_ij W2_jk. {len(hidden)} tiles of H pass before Y_i is done.")
     yield see(passed, "line 7", f"From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s blocks is dead.")
-    yield see(written, "write Y", f"Y_i is written once; its first element is {short(float(Y[0, 0]))}.")
+    yield spot(trace, "write Y", f"Y_i is written once; its first element is {short(Y[0, 0])}.")
     yield end(trace, f"{moved(trace)} accesses; H’s {N * f} elements were never among them.")
     yield Stop(
         passed.number,

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import flashsim
-from flashsim.gallery.looking import does, end, first, moved, see
+from flashsim.gallery.looking import end, first, moved, spot
 from flashsim.gallery.page import Said
 from flashsim.tracing import Stop, Trace
-from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "Algorithm 0: standard attention", 20
-COMMAND = "flashsim step --algorithm standard --N 12 --d 4 --M 64"
-
-
-def record() -> tuple[Trace, ...]:
-    Q, K, V = operands(12, 4)
-    return (flashsim.trace("standard", Q, K, V, M=64, sizing="fit"),)
+RUN = {"algorithm": "standard", "N": 12, "d": 4, "M": 64}
 
 
 def teach(trace: Trace) -> Said:
     N_q, N_k = trace.about.shape.N_q, trace.about.shape.N_k
-    written = [first(trace, does(trace, "store", name)) for name in ("S", "P")]
-    read = [first(trace, does(trace, "load", name)) for name in ("S", "P")]
     sums, both = moved(trace), moved(trace, "S", "P")
     K = trace.about.arrays[1]
     groups = {"Q, K and V": "QKV", "S and P": "SP", "O": "O"}
@@ -33,15 +24,15 @@ def teach(trace: Trace) -> Said:
         The rows of K are loaded again for each block of rows of Q, {K.reads // (K.shape[0] * K.shape[1])} times in
         all: products too large for the chip cost that, and standard attention as it is counted here pays it.
         """
-    yield see(written[0], "write S", "The first tile of S leaves for HBM.")
-    yield see(
-        read[0], "read S", f"The second pass begins: row block by row block, all {N_q * N_k} elements of S come back."
+    yield spot(trace, "write S", "The first tile of S leaves for HBM.")
+    yield spot(
+        trace, "read S", f"The second pass begins: row block by row block, all {N_q * N_k} elements of S come back."
     )
-    yield see(written[1], "write P", "The rows’ softmax leaves for HBM.")
-    yield see(read[1], "read P", "The third pass begins: P comes back, to be multiplied by V.")
+    yield spot(trace, "write P", "The rows’ softmax leaves for HBM.")
+    yield spot(trace, "read P", "The third pass begins: P comes back, to be multiplied by V.")
     yield end(trace, f"{both:,} of {sums:,} accesses were to S and P, {both / sums:.0%}.")
     yield Stop(
-        read[0].number,
+        first(trace, "read S").number,
         "In the whole run, which arrays are accessed most? Guess.",
         ("Q, K and V", "S and P", "O"),
         max(groups, key=lambda names: moved(trace, *groups[names])),
