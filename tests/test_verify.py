@@ -14,7 +14,7 @@ from flashsim.algorithms import FORWARD
 from flashsim.planting import planted
 from flashsim.records import Traffic
 from flashsim.verify import appendices, chapter, figure_3, lower, programs, section_4, shared, theorem_5, theorems_1_2
-from flashsim.verify.claim import Check
+from flashsim.verify.shared import Check
 
 
 @pytest.mark.parametrize(

@@ -51,14 +51,18 @@ class Chart:
         return "on_done" in inspect.signature(self.data).parameters
 
     @styled
-    def __call__(self, data: Mapping[str, Any] | None = None, *, ax: Axes | Sequence[Axes] | None = None) -> Any:
-        """Draw `data`, by default `data()`, on `ax`, by default of a new figure, and return the axes.
+    def __call__(
+        self, data: Mapping[str, Any] | None = None, *, ax: Axes | Sequence[Axes] | None = None, wide: bool = False
+    ) -> Any:
+        """Draw `data`, by default `data()`, on `ax`, by default of a new figure, `wide` as a slide of 16:9; return the axes.
 
         Raises ValueError unless `ax` are as many as there are panels.
         """
         data = self.data() if data is None else data
         panels = [ax] if isinstance(ax, Axes) else ax
-        if panels is None:
+        if panels is None and wide:
+            panels = slide(self.panels, self.slide)
+        elif panels is None:
             height = self.height(data) if callable(self.height) else self.height
             cells = (1, self.panels) if self.columns > 1 else (self.panels, 1)
             panels = list(column_figure(height, self.columns).subplots(*cells, squeeze=False, **self.grid).flat)
@@ -71,16 +75,10 @@ class Chart:
             dress(panel, x=self.x, y=self.y)
         axes = panels if self.panels > 1 else panels[0]
         self.on(data, axes)
+        if wide and len(panels) == 1:
+            panels[0].set_title(panels[0].get_title(loc="left").replace("\n", " "))
         return axes
 
     def draw(self, data: dict[str, Any] | None = None, *, wide: bool = False) -> Figure:
         """Return the figure of `data`, by default of `data()`: as tall as it needs, one printed column wide; `wide`: 16:9."""
-        if not wide:
-            return figure_of(self(data))
-        axes = slide(self.panels, self.slide)
-        self(data, ax=axes if self.panels > 1 else axes[0])
-        if self.panels == 1:
-            axes[0].set_title(
-                axes[0].get_title(loc="left").replace("\n", " "), fontsize=8.5, fontweight="bold", loc="left"
-            )
-        return figure_of(axes)
+        return figure_of(self(data, wide=wide))
