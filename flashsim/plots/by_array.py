@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,14 +15,14 @@ from matplotlib.transforms import ScaledTranslation
 
 from flashsim.algorithms import FORWARD
 from flashsim.algorithms.own import backward_of, chosen
-from flashsim.api import Run, Tally, count
+from flashsim.api import count
 from flashsim.patterns import butterfly
 from flashsim.plots.blocks import blocks_data, plot_blocks
 from flashsim.plots.chart import Chart
 from flashsim.plots.setting import said, setting
 from flashsim.plots.style import BLACK, GREY, NAMED, canvas, column_figure, compared_both_ways, looks, styled, tint
+from flashsim.records import Traffic
 from flashsim.sizes import Size
-from flashsim.theory import Exact
 
 _NAMES = {
     "Q": "sky", "K": "green", "V": "yellow", "O": "orange", "S": "vermillion", "P": "purple", "P_dropped": "purple", "Z": "black",
@@ -39,8 +39,12 @@ _ROOM = 0.05  # the share of the x axis from which a part has room for its name
 _PLATE = {"boxstyle": "round,pad=0.12", "facecolor": "white", "linewidth": 0}
 
 
-Counted = Run | Tally | Exact
-"""What says what was moved."""
+class Counted(Protocol):
+    """Anything that says what it moved: a `Run`, a `Tally`, theory's `Exact`."""
+
+    @property
+    def hbm(self) -> Traffic:
+        """HBM accesses by array."""
 
 
 @styled

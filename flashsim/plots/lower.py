@@ -59,7 +59,7 @@ def lower_backward_data(*, N: int = 16_384, d: int = 64) -> dict[str, Any]:
 def _moved(names: Sequence[str], **sizes: Any) -> dict[str, int | None]:
     """Return the accesses of each algorithm with its best blocks; None where nothing fits."""
     found = {name: best_of(name, **sizes) for name in names}
-    return {name: choice and choice.accesses for name, choice in found.items()}
+    return {name: choice.accesses if choice else None for name, choice in found.items()}
 
 
 @partial(Chart, "lower", lower_data, "what no schedule can beat: accesses ÷ the lower bound", 5.8, panels=2, x=2, y=10)
