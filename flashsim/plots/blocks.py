@@ -69,18 +69,11 @@ def blocks_data(
     spread = np.geomspace(first, N, CURVE) if N > CURVE else range(first, N + 1)
     every = sorted({int(B_c) for B_c in spread} | set(chosen_sizes))
 
-    def last_that_fits(at: Callable[[int], Exact | Tally]) -> int | None:
-        fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: at(B_c).sram.peak)  # the peak grows with B_c
-        return fitting if fitting >= every[0] else None
-
     as_run = -(-N_q // min(first, d)) * -(-N // first) <= MOST_TILES
     if as_run:
         random = np.random.default_rng(2205_14135)
         sizes = ((N_q, d), (N, d), (N, d_v))
         Q, K, V = (random.standard_normal(size, np.float32).astype(stored) for size in sizes)
-
-    def counted(name: str, **how: Any) -> dict[str, Any]:
-        return _numbers(count(name, **shape, M=M, **how))
 
     def simulate(B_c: int) -> dict[str, Any]:
         how: dict[str, Any] = {"M": exact_at(B_c).sram.peak, "blocks": (min(B_c, d), B_c)}
@@ -89,13 +82,13 @@ def blocks_data(
     def backward_at(B_c: int) -> Tally:
         return count("flash", **shape, M=M, direction="backward", sizing=Fixed(min(B_c, d), B_c, enforced=False))
 
-    def all_backward() -> dict[str, Any]:
+    def one_pass(paper: str, direction: str, at: Callable[[int], Exact | Tally]) -> dict[str, Any]:
+        counted = (count(name, **shape, M=M, direction=direction) for name in (paper, "standard"))
+        fitting = bisect_right(range(1, N + 1), M, key=lambda B_c: at(B_c).sram.peak)  # the peak grows with B_c
         return {
-            "curve": _curve(every, map(backward_at, every)),
-            "paper": counted("flash", direction="backward"),
-            "standard": counted("standard", direction="backward"),
-            "largest_that_fits": last_that_fits(backward_at),
-            "floor": 2 * (N_q * d + N * (d + d_v) + N_q * d_v),
+            **dict(zip(("paper", "standard"), map(_numbers, counted), strict=True)),
+            "largest_that_fits": fitting if fitting >= every[0] else None,
+            "floor": (N_q * d + N * (d + d_v) + N_q * d_v) * (1 if direction == "forward" else 2),
         }
 
     def other(what: Any) -> tuple[str, dict[str, Any]]:
@@ -103,6 +96,8 @@ def blocks_data(
         costs = (cost(algorithm, **shape, M=M, blocks=(min(B_c, d), B_c)) for B_c in chosen_sizes)
         return algorithm.name, _curve(chosen_sizes, costs)
 
+    if backward:
+        back = {"curve": _curve(every, map(backward_at, every)), **one_pass("flash", "backward", backward_at)}
     return {
         "N": N,
         **shape,
@@ -111,11 +106,8 @@ def blocks_data(
         "theory": _curve(every, map(exact_at, every)),
         "simulator_ran_on": "numbers" if as_run else "shapes",
         "simulator": [simulate(B_c) for B_c in chosen_sizes],
-        "paper": counted("flash_basic"),
-        "standard": counted("standard"),
-        "largest_that_fits": last_that_fits(exact_at),
-        "floor": N_q * d + N * (d + d_v) + N_q * d_v,
-        **({"backward": all_backward()} if backward else {}),
+        **one_pass("flash_basic", "forward", exact_at),
+        **({"backward": back} if backward else {}),
         **({"others": dict(map(other, algorithms))} if algorithms else {}),
     }
 
