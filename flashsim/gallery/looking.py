@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.tracing import Moment, Step, Trace
+from flashsim.tracing import Moment, Step, Stop, Trace
 
+Said = Iterator[str | Moment | Stop]
+"""What a lesson says of traces: a text, moments and stops."""
 MOVES = {"read": "load", "write": "store", "initialize": "init"}
 LEFT = {"full": 1, "partial": 2}
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from textwrap import dedent
 from typing import Any
 
 import flashsim
+from flashsim.gallery.looking import Said
 from flashsim.gallery.thumbnail import thumbnail
 from flashsim.tracing import Lesson, Moment, Place, Stop, Trace
 from flashsim.tracing.bugs import with_bug
 from flashsim.tracing.sample import gradient, operands
-
-Said = Iterator[str | Moment | Stop]
-"""What there is to say of traces: a text, moments and stops."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flashsim.plots.saving import figure_of
-from flashsim.plots.style import column_figure, dress, slide, styled
+from flashsim.plots.style import Panels, column_figure, dress, slide, styled
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Chart:
         elif panels is None:
             height = self.height(data) if callable(self.height) else self.height
             cells = (1, self.panels) if self.columns > 1 else (self.panels, 1)
-            panels = list(column_figure(height, self.columns).subplots(*cells, squeeze=False, **self.grid).flat)
+            panels = Panels(column_figure(height, self.columns), *cells, **self.grid)
         elif len(panels) != self.panels:
             got = "one" if len(panels) == 1 else len(panels)
             raise ValueError(

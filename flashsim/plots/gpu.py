@@ -23,6 +23,7 @@ from flashsim.plots.style import (
     ORANGE,
     VERMILLION,
     Look,
+    Panels,
     canvas,
     column_figure,
     dress,
@@ -51,7 +52,7 @@ def plot_validation(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = No
 
     `record`: what `flashsim.gpu.validation.validate` returned. `ax`: two axes; None: a new column of two.
     """
-    axes: Sequence[Axes] = list(column_figure(5.6).subplots(2)) if ax is None else ax
+    axes: Sequence[Axes] = Panels(column_figure(5.6), 2, 1) if ax is None else ax
     for panel in axes:
         dress(panel)
     _predicted(axes[0], record)
@@ -155,8 +156,7 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
     """
     widths = sorted({r["d"] for r in record["results"]})
     if ax is None:
-        figure = column_figure(9.0, len(widths))
-        ax = list(figure.subplots(4, len(widths), sharex=True, sharey="row", squeeze=False).flat)
+        ax = Panels(column_figure(9.0, len(widths)), 4, len(widths), sharex=True, sharey="row")
     cases = [
         (direction, causal, d) for direction in ("forward", "backward") for causal in (False, True) for d in widths
     ]
@@ -328,7 +328,7 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
     if ax is None:
         figure = column_figure(0.8 + 0.24 * len(steps))
         figure.set_figwidth(2 * figure.get_figwidth())
-        ax = list(figure.subplots(1, 2, sharey=True))
+        ax = Panels(figure, 1, 2, sharey=True)
     rates, moved = ax
     places = range(len(steps))
     for panel in ax:

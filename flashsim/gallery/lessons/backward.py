@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from flashsim.gallery.looking import end, first, moved, see, short, spot, value
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, first, moved, see, short, spot, value
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Backward", 60

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import flashsim
 from flashsim import patterns
-from flashsim.gallery.looking import end, every, largest_rise, moved, see, short, spot
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, every, largest_rise, moved, see, short, spot
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Block-sparse", 70

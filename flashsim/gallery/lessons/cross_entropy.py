@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from flashsim import cross_entropy
-from flashsim.gallery.looking import end, every, first, largest_rise, moved, output, pair, see, short, spot, value
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, every, first, largest_rise, moved, output, pair, see, short, spot, value
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Cross-entropy without logits", 120

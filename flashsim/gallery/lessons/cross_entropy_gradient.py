@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashsim import cross_entropy
-from flashsim.gallery.looking import end, every, first, moved, see, short, spot, value
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, every, first, moved, see, short, spot, value
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Cross-entropy, backward", 125

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsim.gallery.looking import end, every, first, moved, pair, see, short, spot
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, every, first, moved, pair, see, short, spot
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Decoding: one query, many keys", 80

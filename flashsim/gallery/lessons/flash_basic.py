@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsim.gallery.looking import end, first, largest_rise, moved, see, short, spot
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, first, largest_rise, moved, see, short, spot
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Algorithm 1: FlashAttention", 30

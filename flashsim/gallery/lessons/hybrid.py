@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from flashsim.gallery.looking import end, first, moved, spot, value
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, first, moved, spot, value
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Small memories: S through HBM", 48  # after what is optimal among schedules that keep S

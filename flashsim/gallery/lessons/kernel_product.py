@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from flashsim import kernels
-from flashsim.gallery.looking import end, every, first, moved, output, see, short, spot, value
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, every, first, moved, output, see, short, spot, value
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "A kernel product", 100

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import flashsim
-from flashsim.gallery.looking import end, first, see
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, first, see
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Line 1’s blocks, and M", 35

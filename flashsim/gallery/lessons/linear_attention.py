@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashsim import linear, theory
-from flashsim.gallery.looking import end, every, first, moved, spot, value
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, every, first, moved, spot, value
 from flashsim.masks import Causal
 from flashsim.tracing import Stop, Trace
 

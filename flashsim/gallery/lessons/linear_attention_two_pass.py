@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashsim import linear
-from flashsim.gallery.looking import end, every, first, moved, see, spot
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, every, first, moved, see, spot
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Linear attention, side by side", 135

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsim.gallery.looking import end, first, output, pair, rescaled_rows, see, short
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, first, output, pair, rescaled_rows, see, short
 from flashsim.tracing import Stop, Trace, TraceEvent
 
 TITLE, ORDER = "A missing rescale", 90

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsim.gallery.looking import every, first, output, pair, see, short, spot, value
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, every, first, output, pair, see, short, spot, value
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Online softmax", 10

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import flashsim
-from flashsim.gallery.looking import end, every, moved, see, spot
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, every, moved, see, spot
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "What is optimal", 45  # after the lessons on the algorithms, as it is compared with one

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from flashsim.gallery.looking import end, every, moved, see, spot
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, every, moved, see, spot
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Spare room: rows that stay", 46  # after the optimum, which fills its spare room in the same way

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim import qkv
-from flashsim.gallery.looking import every, first, largest_rise, pair, see, short
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, every, first, largest_rise, pair, see, short
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Real data: where the maximum moves most", 40

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import flashsim
-from flashsim.gallery.looking import end, first, moved, see, spot
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, first, moved, see, spot
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Sliding window", 55

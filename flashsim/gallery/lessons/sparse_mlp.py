@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from flashsim import mlp
-from flashsim.gallery.looking import end, first, moved, see, short, spot, value
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, first, moved, see, short, spot, value
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "A sparse MLP in one pass", 110

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from flashsim.gallery.looking import end, first, moved, spot
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import Said, end, first, moved, spot
 from flashsim.tracing import Stop, Trace
 
 TITLE, ORDER = "Algorithm 0: standard attention", 20
