@@ -18,8 +18,7 @@ from flashsim.algorithms.own import backward_of, chosen
 from flashsim.api import count
 from flashsim.patterns import butterfly
 from flashsim.plots.blocks import blocks_data, plot_blocks
-from flashsim.plots.chart import Chart
-from flashsim.plots.setting import said, setting
+from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import BLACK, GREY, NAMED, canvas, column_figure, compared_both_ways, looks, styled, tint
 from flashsim.records import Traffic
 from flashsim.sizes import Size

@@ -1,4 +1,4 @@
-"""`Chart`: a figure, made of the function that draws it."""
+"""`Chart`: a figure, made of the function that draws it; and the setting of one head's counts, which figures have in common."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flashsim.checking import check_count
+from flashsim.inputs import check_M, float_dtype
 from flashsim.plots.saving import figure_of
 from flashsim.plots.style import Panels, column_figure, dress, slide, styled
+from flashsim.sizes import Size
 
 
 @dataclass(frozen=True)
@@ -82,3 +85,23 @@ class Chart:
     def draw(self, data: dict[str, Any] | None = None, *, wide: bool = False) -> Figure:
         """Return the figure of `data`, by default of `data()`: as tall as it needs, one printed column wide; `wide`: 16:9."""
         return figure_of(self(data, wide=wide))
+
+
+def setting(*, N: int, d: int, M: Size | None, dtype: Any, blocks: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Return arguments of `flashsim.count`: N, d, M in elements (by default 100 KB of the dtype), dtype by its name.
+
+    And `blocks`, where they are given. Raises ValueError or TypeError, with the argument's name, for what makes no sense.
+    """
+    stored = float_dtype(dtype)
+    checked = {
+        "N": check_count("N", N), "d": check_count("d", d), "M": check_M(M, stored.itemsize), "dtype": stored.name
+    }  # fmt: skip
+    return checked if blocks is None else {**checked, "blocks": tuple(blocks)}
+
+
+def said(data: Mapping[str, Any], *names: str) -> str:
+    """Say those numbers of a figure's data, and its blocks if it has them: "N = 1,024, d = 64, one head"."""
+    words = [f"{name} = {data[name]:,}" for name in names]
+    if "blocks" in data:
+        words.append("{:,} × {:,} blocks".format(*data["blocks"]))
+    return ", ".join([*words, "one head"])

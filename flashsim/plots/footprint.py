@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from flashsim.api import count
-from flashsim.plots.chart import Chart
-from flashsim.plots.setting import setting
+from flashsim.plots.chart import Chart, setting
 from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.records import ArrayTraffic
 from flashsim.sizes import Size, first

@@ -16,8 +16,7 @@ from flashsim.cache import L2
 from flashsim.checking import check_callback
 from flashsim.machines import MACHINES
 from flashsim.memory import Event
-from flashsim.plots.chart import Chart
-from flashsim.plots.setting import said, setting
+from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import GREY, hang, looks, ticks
 from flashsim.sizes import Size
 

@@ -18,8 +18,7 @@ from flashsim.api import backward, forward
 from flashsim.cache import L2
 from flashsim.checking import is_one_of, shown
 from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
-from flashsim.plots.chart import Chart
-from flashsim.plots.setting import said, setting
+from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import BLACK, GREY, compared_both_ways, hang, looks, ticks
 
 _THROUGH_L2 = ("standard", "flash")

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from flashsim import patterns
 from flashsim.api import count
-from flashsim.plots.chart import Chart
-from flashsim.plots.setting import said, setting
+from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.sizes import Size
 

@@ -17,8 +17,7 @@ from flashsim import theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
 from flashsim.api import count
-from flashsim.plots.chart import Chart
-from flashsim.plots.setting import setting
+from flashsim.plots.chart import Chart, setting
 from flashsim.plots.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
 from flashsim.sizes import Size
 
