@@ -217,7 +217,11 @@ def tune(
         if best is not None:
             _confirm(search, best)
             found[algorithm.name] = best
-        if _has_rows(algorithm, M, shape):
+        try:
+            algorithm.rows(M, shape.d, shape.d_v)
+        except ValueError:  # M is too small for line 1's sizes
+            pass
+        else:
             paper[algorithm.name] = search.choice(sizing="paper")
         if on_tried is not None:
             on_tried(done + 1, len(tried))
@@ -288,14 +292,6 @@ def _tried(direction: str, algorithms: Iterable[str | Algorithm | Callable[..., 
     tried = {name: algorithm for name, algorithm in known.items() if algorithm.loops}
     tried |= {algorithm.name: algorithm for algorithm in (chosen(given, direction) for given in algorithms)}
     return list(tried.values())
-
-
-def _has_rows(algorithm: Algorithm, M: int, shape: Shape) -> bool:
-    try:
-        algorithm.rows(M, shape.d, shape.d_v)
-    except ValueError:
-        return False
-    return True
 
 
 def _confirm(search: _Search, choice: Choice) -> None:

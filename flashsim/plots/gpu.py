@@ -144,10 +144,6 @@ def _by_length(
     return {name: points for name, points in found.items() if points}
 
 
-def _xy(points: Mapping[int, float]) -> tuple[list[int], list[float]]:
-    return list(points), list(points.values())
-
-
 @styled
 def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
     """Draw TFLOP/s over N, log-log, of every contestant: forward, causal, backward, backward causal (Figure 3, left, as rates).
@@ -163,7 +159,12 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
     for panel, (direction, causal, d) in zip(ax, cases, strict=True):
         dress(panel, x=2, y=10)
         for name, rates in _by_length(record, lambda _, t: t["tflops"], d, direction, causal).items():
-            panel.plot(*_xy(rates), label=LOOKS[name].label, gid=f"{direction} {causal} {name}", **LOOKS[name].line)
+            panel.plot(
+                *zip(*rates.items(), strict=True),
+                label=LOOKS[name].label,
+                gid=f"{direction} {causal} {name}",
+                **LOOKS[name].line,
+            )
         panel.set_title(f"{direction}{', causal' if causal else ''}, d = {d}")
         panel.xaxis.set_major_formatter(_in_k)
         ticks(panel.yaxis, LogLocator(10, (1, 2, 5)), lambda y, _: f"{y:g}")
@@ -186,7 +187,7 @@ def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = No
         parts = [passes.get(name, {}) for passes in times]
         points = {N: sum(part[N] for part in parts) for N in sorted(parts[0]) if all(N in part for part in parts)}
         if points:
-            ax.plot(*_xy(points), label=look.label, gid=name, **look.line)
+            ax.plot(*zip(*points.items(), strict=True), label=look.label, gid=name, **look.line)
     _over_N(ax, d, record)
     ax.yaxis.set_major_locator(LogLocator(10))
     ax.set_ylabel(f"{' + '.join(directions)}, ms a sequence")
@@ -244,7 +245,7 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
         look = LOOKS[name].line
         if name in alike:  # each has its markers where the others have none
             look |= {"markevery": (alike.index(name) % len(points), len(alike)), "markerfacecolor": LOOKS[name].colour}
-        ax.plot(*_xy(points), label=LOOKS[name].label, gid=name, **look)
+        ax.plot(*zip(*points.items(), strict=True), label=LOOKS[name].label, gid=name, **look)
     if len(alike) > 1:
         last = max(max(drawn[name]) for name in alike)
         apart = max(
@@ -346,7 +347,7 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
         f"TFLOP/s, N = {setting['N']:,}, d = {setting['d']}{', causal' if setting['causal'] else ''}, {setting['dtype']}"
     )
     rates.set_title(f"{record['machine']['gpu']}: rate, forward")
-    own = [(place, step) for place, step in zip(places, steps, strict=True) if "simulated" in step]
+    own = {place: step for place, step in zip(places, steps, strict=True) if "simulated" in step}
     kinds: dict[str, tuple[dict[str, Any], Callable[[Any], float]]] = {
         "simulated accesses × an input's bytes": (
             {"marker": "s", "mfc": "none", "color": BLACK},
@@ -359,9 +360,7 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
         "DRAM": ({"marker": "D", "color": BLUE}, lambda step: step["seen"]["dram_reads"] + step["seen"]["dram_writes"]),
     }
     for name, (look, of) in kinds.items():
-        moved.plot(
-            [of(step) for _, step in own], [place for place, _ in own], linestyle="none", label=name, gid=name, **look
-        )
+        moved.plot([*map(of, own.values())], [*own], linestyle="none", label=name, gid=name, **look)
     moved.set_xscale("log")
     moved.xaxis.set_major_formatter(EngFormatter("B", sep=""))
     moved.set_xlabel("reads + writes")
