@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.tracing import Moment, Step, Stop, Trace
+from flashsim.tracing import Step, Trace
 
-Said = Iterator[str | Moment | Stop]
-"""What a lesson says of traces: a text, moments and stops."""
 MOVES = {"read": "load", "write": "store", "initialize": "init"}
 LEFT = {"full": 1, "partial": 2}
 
@@ -19,8 +16,8 @@ LEFT = {"full": 1, "partial": 2}
 def every(trace: Trace, event: str, after: int = -1, **loops: int) -> list[Step]:
     """Return the steps after `after` that are an event, in these turns of loops.
 
-    Events are "line 9", "read K", "write S", "initialize O", "first maximum", "maximum stays", "rescale", "full tile" and
-    "partial tile", where a tile is masked.
+    Events are "line 9", "read K", "write S", "initialize O", "first maximum", "maximum stays", "rescale", "last step", and
+    "full tile" and "partial tile", where a tile is masked.
     """
     steps = trace.steps[after + 1 :]
     return [step for step in steps if _is(trace, step, event) and loops.items() <= dict(step.loops).items()]
@@ -35,15 +32,28 @@ def _is(trace: Trace, step: Step, event: str) -> bool:
     if of == "tile":
         left = tiles[step.tile[0]][step.tile[1]] if tiles and step.tile else 0
         return left == LEFT[word] and "S_masked_ij" in made
-    still = "m_i_new" in made and not step.moved
-    return {"first maximum": step.moved > 0, "maximum stays": still, "rescale": step.rescaled > 0}.get(
-        event, step.label == event
-    )
+    known = {
+        "first maximum": step.moved > 0,
+        "maximum stays": "m_i_new" in made and not step.moved,
+        "rescale": step.rescaled > 0,
+        "last step": step is trace.steps[-1],
+    }
+    return known.get(event, step.label == event)
 
 
 def first(trace: Trace, event: str, after: int = -1, **loops: int) -> Step:
-    """Return the first of them."""
-    return every(trace, event, after, **loops)[0]
+    """Return the first of them. ValueError if there is none."""
+    found = every(trace, event, after, **loops)
+    if not found:
+        raise ValueError(f"event is {event!r} with {loops}; expected one that a step after {after} is")
+    return found[0]
+
+
+def number_at(trace: Trace, where: str) -> int:
+    """Return the number of the step that a text names: "17", or the first that is "read K", or "read K, j = 1"."""
+    event, *turns = where.split(", ")
+    loops = {loop: int(turn) for loop, turn in (each.split(" = ") for each in turns)}
+    return int(where) if where.isdecimal() else first(trace, event, **loops).number
 
 
 def value(trace: Trace, step: Step, name: str) -> NDArray[Any]:
@@ -81,21 +91,6 @@ def rescaled_rows(trace: Trace) -> set[int]:
             old, new = pair(step, "m")
             rows |= {step.rows[0] + int(r) for r in np.flatnonzero((new > old) & np.isfinite(old))}
     return rows
-
-
-def see(step: Step, event: str, words: str) -> Moment:
-    """Return the moment of a step."""
-    return Moment(step.number, event, words)
-
-
-def spot(trace: Trace, event: str, words: str, after: int = -1, **loops: int) -> Moment:
-    """Return the moment of the first step that is an event."""
-    return see(first(trace, event, after, **loops), event, words)
-
-
-def end(trace: Trace, words: str) -> Moment:
-    """Return the moment of the last step."""
-    return see(trace.steps[-1], "last step", words)
 
 
 def largest_rise(trace: Trace) -> tuple[Step, int, float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from textwrap import dedent
 from typing import Any
 
 import flashsim
-from flashsim.gallery.looking import Said
+from flashsim.gallery.looking import number_at
 from flashsim.gallery.thumbnail import thumbnail
 from flashsim.tracing import Lesson, Moment, Place, Stop, Trace
 from flashsim.tracing.bugs import with_bug
@@ -27,7 +28,7 @@ class Page:
     about    what it is about, in a line
     run      the options of `flashsim step` that make the same traces; none where Python makes them
     record   makes its traces: one, or two that are shown side by side
-    teach    yields what there is to say of the traces
+    teach    returns what there is to say of the traces, as marked text (`parts_of`)
     place    where it stands in the gallery; None for one alone
     """
 
@@ -37,7 +38,7 @@ class Page:
     about: str
     run: Mapping[str, Any]
     record: Callable[[], tuple[Trace, ...]]
-    teach: Callable[..., Said]
+    teach: Callable[..., str]
     place: Place | None = None
 
     @property
@@ -58,11 +59,8 @@ class Page:
     @cached_property
     def lesson(self) -> Lesson:
         """What there is to say of the traces, in order of the steps."""
-        said = list(self.teach(*self.traces))
-        (text,) = (part for part in said if isinstance(part, str))
-        moments = sorted((part for part in said if isinstance(part, Moment)), key=lambda moment: moment.step)
-        stops = sorted((part for part in said if isinstance(part, Stop)), key=lambda stop: stop.step)
-        return Lesson(self.title, text, tuple(moments), tuple(stops), self.place)
+        text, moments, stops = parts_of(self.teach(*self.traces), self.traces[0])
+        return Lesson(self.title, text, moments, stops, self.place)
 
     @cached_property
     def html(self) -> str:
@@ -80,6 +78,35 @@ class Page:
     def size(self) -> str:
         """The page's size, in words."""
         return f"{len(self.html.encode('utf-8')) / 1000:,.0f} kB"
+
+
+MARK = re.compile(r"(?m)^ *\[(.+?)\]\s")
+
+
+def parts_of(text: str, trace: Trace) -> tuple[str, tuple[Moment, ...], tuple[Stop, ...]]:
+    """Return a lesson's paragraphs, moments and stops, in order of the steps, of its text. Marks begin a line:
+
+    [read K] …                   a moment, at the first step that is this event
+    [read K, j = 1] …            … in this turn of a loop
+    [tiles skipped @ line 18] …  … of another name, at that step, or at a number's
+    [asks @ read K] …            a question, followed by [choices] a | b, [right] a, and [because] …
+    """
+    prose, *marked = MARK.split(text)
+    moments, stops, step, asked = [], [], 0, [""]
+    for mark, said in zip(marked[::2], marked[1::2], strict=True):
+        event, _, where = mark.partition(" @ ")
+        words = " ".join(said.split())
+        if event == "asks":
+            step, asked = number_at(trace, where), [words]
+        elif event in ("choices", "right"):
+            asked.append(words)
+        elif event == "because":
+            asks, choices, right = asked
+            stops.append(Stop(step, asks, tuple(choices.split(" | ")), right, words))
+        else:
+            moments.append(Moment(number_at(trace, where or event), event.partition(", ")[0], words))
+    moments.sort(key=lambda moment: moment.step)
+    return prose, tuple(moments), tuple(sorted(stops, key=lambda stop: stop.step))
 
 
 def traces_of(

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import flashsim
 from flashsim import patterns
-from flashsim.gallery.looking import Said, end, every, largest_rise, moved, see, short, spot
-from flashsim.tracing import Stop, Trace
+from flashsim.gallery.looking import every, largest_rise, moved, short
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "Block-sparse", 70
 RUN = {"algorithm": "block_sparse", "N": 16, "d": 2, "blocks": (2, 2), "M": 32, "block_mask": patterns.butterfly}
 
 
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     about = trace.about
     blocks = about.blocks
     order = [(s, s.tile) for s in every(trace, "line 9") if s.tile is not None]
@@ -27,7 +27,7 @@ def teach(trace: Trace) -> Said:
     )
     made = moved(trace) / dense.hbm.accesses
     rise, row, old, new = largest_rise(trace)
-    yield f"""
+    return f"""
         Algorithm 5 is FlashAttention with one question before each tile (line 8): does it count? The butterfly mask
         here keeps {len(order)} of {tiles} tiles, s = {share:g}: those on the diagonal and those whose
         indices i and j differ in one bit. Watch the walk jump over the crossed tiles: for them no Q, O, ℓ or m is
@@ -37,24 +37,16 @@ def teach(trace: Trace) -> Said:
         some do not depend on the mask: K and V are loaded once ({moved(trace, "K", "V")}), and O, ℓ, m are initialized.
         Rows are rescaled as ever; what is skipped does not count in their sums, so this is another function than dense
         attention, not a faster way to it.
+
+        [tiles skipped @ {jump.number}] From tile row {jump.tile[0] - gap if jump.tile else 0} to
+        {jump.tile[0] + 1 if jump.tile else 0}: {gap} {"tile is" if gap == 1 else "tiles are"} jumped over.
+        [read K, j = 1] The next column of tiles: K and V are loaded whatever the mask says.
+        [rescale @ {rise.number}] Row {row}’s maximum rises from {short(old)} to {short(new)}, the largest rise here.
+        [last step] {len(order)} tiles done, {tiles - len(order)} skipped; {moved(trace):,} accesses,
+        {dense.hbm.accesses:,} with all tiles.
+
+        [asks @ last step] {len(order)} of {tiles} tiles were visited, {share:.0%}. How many of the accesses were made?
+        [choices] fewer than {share:.0%} | {share:.0%} | more than {share:.0%}
+        [right] {"more" if made > share else "fewer"} than {share:.0%}
+        [because] {made:.0%}: K and V are loaded, and O, ℓ, m initialized, whatever is skipped.
         """
-    yield see(
-        jump,
-        "tiles skipped",
-        f"From tile row {jump.tile[0] - gap if jump.tile else 0} to {jump.tile[0] + 1 if jump.tile else 0}: "
-        f"{gap} {'tile is' if gap == 1 else 'tiles are'} jumped over.",
-    )
-    yield spot(trace, "read K", "The next column of tiles: K and V are loaded whatever the mask says.", j=1)
-    yield see(rise, "rescale", f"Row {row}’s maximum rises from {short(old)} to {short(new)}, the largest rise here.")
-    yield end(
-        trace,
-        f"{len(order)} tiles done, {tiles - len(order)} skipped; "
-        f"{moved(trace):,} accesses, {dense.hbm.accesses:,} with all tiles.",
-    )
-    yield Stop(
-        trace.steps[-1].number,
-        f"{len(order)} of {tiles} tiles were visited, {share:.0%}. How many of the accesses were made?",
-        (f"fewer than {share:.0%}", f"{share:.0%}", f"more than {share:.0%}"),
-        f"{'more' if made > share else 'fewer'} than {share:.0%}",
-        f"{made:.0%}: K and V are loaded, and O, ℓ, m initialized, whatever is skipped.",
-    )

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from flashsim import cross_entropy
-from flashsim.gallery.looking import Said, end, every, first, largest_rise, moved, output, pair, see, short, spot, value
-from flashsim.tracing import Stop, Trace
+from flashsim.gallery.looking import every, first, largest_rise, moved, output, pair, short, value
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "Cross-entropy without logits", 120
 
@@ -25,7 +25,7 @@ def record() -> tuple[Trace, ...]:
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     (N, d, v), T_r = (size for _, size in trace.about.sizes), trace.about.blocks.T_r
     labels = np.concatenate(
         [e.value for e in trace.events if e.kind == "load" and e.array == "y" and e.value is not None]
@@ -40,7 +40,7 @@ def teach(trace: Trace) -> Said:
     kept = sum(
         a.size * a.itemsize for a in cross_entropy.count(**real, M=10**6).hbm.by_array.values() if a.role == "output"
     )
-    yield f"""
+    return f"""
         A language model’s last layer takes N × v logits, a row for each token and a column for each word, S = X Eᵀ, and
         then needs one number of each row: the loss, log Σ_j e^{{S_ij}} minus the logit of the right word. With N =
         8,192 tokens and 256,000 words the logits are {real["N"] * real["v"] * 4 / 1e9:.1f} GB; what is asked for is
@@ -53,30 +53,22 @@ def teach(trace: Trace) -> Said:
         and the logits, there and back, would be {2 * N * v} more.
 
         The gradients make the tiles anew from L, as Algorithm 4 does: `flashsim.cross_entropy.gradient`.
+
+        [first maximum] The first tile: m of row 0 is {short(pair(start, "m")[1][0, 0])}.
+        [line 9 @ {picks.number}] Column {labels[0, 0]:.0f} is row 0’s label: c =
+        {short(value(trace, picks, "c_i")[0, 0])}. Of all its logits this one is kept.
+        [rescale @ {rise.number}] Row {row}: m from {short(old)} to {short(new)}; ℓ will count for
+        {short(np.exp(old - new))} of what it was.
+        [line 12 @ {total.number}] Row {row}: ℓ was {short(before)}, and is {short(after)} with this tile in it.
+        [line 15] L = m + log ℓ: {short(value(trace, L, "L_i")[0, 0])} for row 0.
+        [line 16] The loss, L − c: {short(output(trace, "loss")[0, 0])} for row 0.
+        [line 7, i = 1] The next rows read E anew: {read} elements in all, T_r = {T_r} times {v * d}.
+        [last step] {moved(trace)} accesses; of {N * v} logits none was in HBM.
+
+        [asks @ {rise.number}] In row {row} the maximum will now rise from {short(old)} to {short(new)}, and ℓ will be
+        scaled down. By what is c, the logit of its label, scaled?
+        [choices] by nothing | e^{{{short(old - new)}}} | 1/ℓ
+        [right] by nothing
+        [because] c is a logit, not an exponential: it does not depend on the maximum. It meets m again in line 16,
+        through L = m + log ℓ.
         """
-    yield see(start, "first maximum", f"The first tile: m of row 0 is {short(pair(start, 'm')[1][0, 0])}.")
-    yield see(
-        picks,
-        "line 9",
-        f"Column {labels[0, 0]:.0f} is row 0’s label: c = {short(value(trace, picks, 'c_i')[0, 0])}. Of all its logits "
-        "this one is kept.",
-    )
-    yield see(
-        rise,
-        "rescale",
-        f"Row {row}: m from {short(old)} to {short(new)}; ℓ will count for {short(np.exp(old - new))} of what it was.",
-    )
-    yield see(total, "line 12", f"Row {row}: ℓ was {short(before)}, and is {short(after)} with this tile in it.")
-    yield see(L, "line 15", f"L = m + log ℓ: {short(value(trace, L, 'L_i')[0, 0])} for row 0.")
-    yield spot(trace, "line 16", f"The loss, L − c: {short(output(trace, 'loss')[0, 0])} for row 0.")
-    yield spot(trace, "line 7", f"The next rows read E anew: {read} elements in all, T_r = {T_r} times {v * d}.", i=1)
-    yield end(trace, f"{moved(trace)} accesses; of {N * v} logits none was in HBM.")
-    yield Stop(
-        rise.number,
-        f"In row {row} the maximum will now rise from {short(old)} to {short(new)}, and ℓ will be scaled down. By what "
-        "is c, the logit of its label, scaled?",
-        ("by nothing", f"e^{{{short(old - new)}}}", "1/ℓ"),
-        "by nothing",
-        "c is a logit, not an exponential: it does not depend on the maximum. It meets m again in line 16, "
-        "through L = m + log ℓ.",
-    )

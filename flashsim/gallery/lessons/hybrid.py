@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flashsim.gallery.looking import Said, end, first, moved, spot, value
-from flashsim.tracing import Stop, Trace
+from flashsim.gallery.looking import first, moved, value
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "Small memories: S through HBM", 48  # after what is optimal among schedules that keep S
 
@@ -19,13 +19,12 @@ def record() -> tuple[Trace, ...]:
     return trace, versus
 
 
-def teach(trace: Trace, fused: Trace) -> Said:
+def teach(trace: Trace, fused: Trace) -> str:
     about, N, d = trace.about, trace.about.shape.N_q, trace.about.shape.d
-    store, out = first(trace, "write S"), first(trace, "write O")
     (S,) = (a for a in about.arrays if a.name == "S")
-    b_r, b_c = value(trace, out, "O[0, 0]").shape
+    b_r, b_c = value(trace, first(trace, "write O"), "O[0, 0]").shape
     sides = {"fewer": moved(trace) < moved(fused), "more": moved(trace) > moved(fused)}
-    yield f"""
+    return f"""
         FlashAttention keeps S on chip. So a row of Q needs its row of O beside it, and both are d long. Where M is
         small that is much: with M = {about.M} and d = {d} one row of each fits, and K and V are loaded once for each of
         {N} rows. That is `q_outer`, on the other side: {moved(fused)} accesses.
@@ -37,17 +36,17 @@ def teach(trace: Trace, fused: Trace) -> Said:
 
         This pays where M is about d², and no longer where it is a few d²: then many rows of Q and O fit, and to write
         N × N elements is what costs most. FlashAttention is for that side.
+
+        [read K] Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip.
+        [write S] S leaves for HBM, which FlashAttention never lets happen.
+        [read S] The second half: a column of S comes back, and is exponentiated on the way.
+        [write O] A {b_r} × {b_c} tile of O is done, and written once.
+        [last step] {moved(trace)} accesses, {moved(trace, "S")} of them to S; `q_outer`, {moved(fused)}.
+
+        [asks @ write S] S is {N} × {N}, written and read again. Will this run move more or fewer elements than
+        `q_outer`?
+        [choices] more | fewer
+        [right] {next((word for word, holds in sides.items() if holds))}
+        [because] {moved(trace)} against {moved(fused)}: K and V cost {moved(trace, "K", "V")} here, and
+        {moved(fused, "K", "V")} there, and S costs {moved(trace, "S")}.
         """
-    yield spot(trace, "read K", f"Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip.")
-    yield spot(trace, "write S", "S leaves for HBM, which FlashAttention never lets happen.")
-    yield spot(trace, "read S", "The second half: a column of S comes back, and is exponentiated on the way.")
-    yield spot(trace, "write O", f"A {b_r} × {b_c} tile of O is done, and written once.")
-    yield end(trace, f"{moved(trace)} accesses, {moved(trace, 'S')} of them to S; `q_outer`, {moved(fused)}.")
-    yield Stop(
-        store.number,
-        f"S is {N} × {N}, written and read again. Will this run move more or fewer elements than `q_outer`?",
-        ("more", "fewer"),
-        next(word for word, holds in sides.items() if holds),
-        f"{moved(trace)} against {moved(fused)}: K and V cost {moved(trace, 'K', 'V')} here, and "
-        f"{moved(fused, 'K', 'V')} there, and S costs {moved(trace, 'S')}.",
-    )

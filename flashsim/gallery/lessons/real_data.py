@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim import qkv
-from flashsim.gallery.looking import Said, every, first, largest_rise, pair, see, short
-from flashsim.tracing import Stop, Trace
+from flashsim.gallery.looking import every, first, largest_rise, pair, short
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "Real data: where the maximum moves most", 40
 SAMPLE = Path(qkv.__file__).parent / "data" / qkv.SAMPLE
@@ -46,7 +46,7 @@ def record() -> tuple[Trace, ...]:
     return (trace,)
 
 
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     block, head, row = steepest()
     smaller = min(KEY_BLOCKS)
     sample = qkv.load_sample().astype(np.dtype(np.float32))
@@ -66,7 +66,7 @@ def teach(trace: Trace) -> Said:
     begun = next(s for s in every(trace, "first maximum") if s.rows == rise.rows)
     still = next(s for s in every(trace, "maximum stays", rise.number) if s.rows == rise.rows)
     assert still.cols is not None
-    yield f"""
+    return f"""
         Not random numbers but a model’s: head {head} in layer 0 of all-MiniLM-L6-v2, which reads the Gettysburg
         Address, {len(S)} tokens. This head looks for the token before: {previous} of {len(S) - 1} queries have their
         largest score there. So when a row’s own neighbourhood comes on chip, its maximum jumps, here by
@@ -78,33 +78,20 @@ def teach(trace: Trace) -> Said:
         {rise.cols[0]} to {rise.cols[1] - 1} arrive: the factor is {short(factor)}, so that all it had gathered from
         {rise.cols[0]} keys counts for nothing, less than float32 can add, and its O is replaced. Without the factors of
         lines 11 and 12 it would count in full.
+
+        [first maximum @ {begun.number}] Keys 0 to {block - 1}: row {row - start} gets its first maximum,
+        {short(pair(begun, "m")[1][at, 0])}.
+        [rescale @ {rise.number}] Row {row - start}: m from {short(old)} to {short(new)}, as “{tokens[row]}” meets
+        “{tokens[key]}” (key {key}). The factor is {short(factor)}; {rise.rescaled} of the block’s {len(O_old)} rows are
+        rescaled.
+        [write O @ {written.number}] Row {row - start} of O: its first value goes from {short(O_old[at, 0])} to
+        {short(O_new[at, 0])}.
+        [maximum stays @ {still.number}] Keys {still.cols[0]} to {still.cols[1] - 1}: no row of this block finds a
+        larger score; all factors are 1.
+
+        [asks @ {rise.number}] Row {row - start} has met {rise.cols[0]} keys, and looks for the token before it, which
+        comes now. What becomes of all that it has gathered?
+        [choices] it counts as before | it counts for half | it counts for next to nothing
+        [right] {"it counts for next to nothing" if factor < 0.01 else "it counts as before"}
+        [because] Its maximum rises by {short(new - old)}, so the factor is {short(factor)}.
         """
-    yield see(
-        begun,
-        "first maximum",
-        f"Keys 0 to {block - 1}: row {row - start} gets its first maximum, {short(pair(begun, 'm')[1][at, 0])}.",
-    )
-    yield see(
-        rise,
-        "rescale",
-        f"Row {row - start}: m from {short(old)} to {short(new)}, as “{tokens[row]}” meets “{tokens[key]}” (key {key}). "
-        f"The factor is {short(factor)}; {rise.rescaled} of the block’s {len(O_old)} rows are rescaled.",
-    )
-    yield see(
-        written,
-        "write O",
-        f"Row {row - start} of O: its first value goes from {short(O_old[at, 0])} to {short(O_new[at, 0])}.",
-    )
-    yield see(
-        still,
-        "maximum stays",
-        f"Keys {still.cols[0]} to {still.cols[1] - 1}: no row of this block finds a larger score; all factors are 1.",
-    )
-    yield Stop(
-        rise.number,
-        f"Row {row - start} has met {rise.cols[0]} keys, and looks for the token before it, which comes now. What "
-        "becomes of all that it has gathered?",
-        ("it counts as before", "it counts for half", "it counts for next to nothing"),
-        "it counts for next to nothing" if factor < 0.01 else "it counts as before",
-        f"Its maximum rises by {short(new - old)}, so the factor is {short(factor)}.",
-    )

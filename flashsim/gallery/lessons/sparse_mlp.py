@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from flashsim import mlp
-from flashsim.gallery.looking import Said, end, first, moved, see, short, spot, value
-from flashsim.tracing import Stop, Trace
+from flashsim.gallery.looking import first, moved, short, value
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "A sparse MLP in one pass", 110
 
@@ -26,7 +26,7 @@ def record() -> tuple[Trace, ...]:
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     N, d, f, o = (size for _, size in trace.about.sizes)
     hidden = sorted({dict(s.loops)["j"] for s in trace.steps if "j" in dict(s.loops)})
     (dead,) = set(range(trace.about.blocks.T_c)) - set(hidden)
@@ -44,7 +44,7 @@ def teach(trace: Trace) -> Said:
         for way, how in ways.items()
         for size in (M // 9, M)
     }
-    yield f"""
+    return f"""
         A perceptron of two layers, Y = relu(X W1) W2, stands behind each attention of a transformer. Done one layer
         after the other, the hidden layer H, N × {f} here, is written to HBM and read again, as S and P are in standard
         attention. The same loop removes it: a tile of H is made, passed through relu, multiplied by its rows of W2, and
@@ -58,25 +58,20 @@ def teach(trace: Trace) -> Said:
         often. A dense MLP 1,024 → 4,096 → 1,024 with M = d²/9 moves {large["fused", M // 9]:g} elements for each of H’s
         if fused, and {large["square", M // 9]:g} in square tiles that write H; from M ≈ d² on fusing wins,
         {large["fused", M]:g} against {large["square", M]:g}.
+
+        [read W1] X_i is on chip, H_ij starts at 0, and the first live block of W1 comes.
+        [line 12] relu: {int((before < 0).sum())} of {before.size} elements were below 0, the largest is
+        {short(after.max())}. H_ij is complete, on chip and nowhere else.
+        [read W2] W2’s rows for this tile. Nothing was written in between.
+        [line 15] Y_i takes in H_ij W2_jk. {len(hidden)} tiles of H pass before Y_i is done.
+        [line 7 @ {passed.number}] From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s blocks is dead.
+        [write Y] Y_i is written once; its first element is {short(Y[0, 0])}.
+        [last step] {moved(trace)} accesses; H’s {N * f} elements were never among them.
+
+        [asks @ {passed.number}] Column {dead + 1} of W1’s blocks is all zeros; row {dead + 1} of W2’s blocks is not.
+        How often will that row be read?
+        [choices] never | once for each row block | once
+        [right] never
+        [because] H is relu(0) = 0 there, which adds nothing, whatever W2 holds. With a bias it would be relu(b), and
+        the row would be needed.
         """
-    yield spot(trace, "read W1", "X_i is on chip, H_ij starts at 0, and the first live block of W1 comes.")
-    yield see(
-        relu,
-        "line 12",
-        f"relu: {int((before < 0).sum())} of {before.size} elements were below 0, the largest is "
-        f"{short(after.max())}. H_ij is complete, on chip and nowhere else.",
-    )
-    yield spot(trace, "read W2", "W2’s rows for this tile. Nothing was written in between.")
-    yield spot(trace, "line 15", f"Y_i takes in H_ij W2_jk. {len(hidden)} tiles of H pass before Y_i is done.")
-    yield see(passed, "line 7", f"From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s blocks is dead.")
-    yield spot(trace, "write Y", f"Y_i is written once; its first element is {short(Y[0, 0])}.")
-    yield end(trace, f"{moved(trace)} accesses; H’s {N * f} elements were never among them.")
-    yield Stop(
-        passed.number,
-        f"Column {dead + 1} of W1’s blocks is all zeros; row {dead + 1} of W2’s blocks is not. How often will that "
-        "row be read?",
-        ("never", "once for each row block", "once"),
-        "never",
-        "H is relu(0) = 0 there, which adds nothing, whatever W2 holds. With a bias it would be relu(b), and the "
-        "row would be needed.",
-    )
