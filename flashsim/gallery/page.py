@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -127,9 +128,17 @@ def _option(name: str, value: Any) -> str:
 
 
 def body_of(function: Callable[..., object]) -> str:
-    """Return a function's lines, but for its head, its docstring and its last statement, which returns."""
+    """Return a function's lines, but for its head, its docstring and its last statement, which returns; with what they import."""
     source = dedent(inspect.getsource(function))
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.FunctionDef)
-    first, last = tree.body[1 if ast.get_docstring(tree) else 0], tree.body[-1]
-    return dedent("\n".join(source.splitlines()[first.lineno - 1 : last.lineno - 1])).strip()
+    *body, last = tree.body[1 if ast.get_docstring(tree) else 0 :]
+    lines = dedent("\n".join(source.splitlines()[body[0].lineno - 1 : last.lineno - 1])).strip()
+    used = {node.id for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    groups: dict[bool, list[str]] = {False: [], True: []}  # others' modules, and flashsim's
+    for statement in ast.parse(Path(inspect.getfile(function)).read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            statement.names = [alias for alias in statement.names if (alias.asname or alias.name) in used]
+            line = ast.unparse(statement)
+            groups["flashsim" in line] += [line] if statement.names else []
+    return "\n\n".join(filter(None, (*map("\n".join, groups.values()), lines)))

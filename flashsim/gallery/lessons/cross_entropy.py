@@ -15,10 +15,6 @@ TITLE, ORDER = "Cross-entropy without logits", 120
 
 def record() -> tuple[Trace, ...]:
     """Record the loss of four rows over a vocabulary of eight."""
-    import numpy as np
-
-    from flashsim import cross_entropy
-
     X = np.array([[1, 1], [0, 1], [2, 0], [1, -1]], np.float32)
     E = np.array([[1, 0], [0, 2], [-1, 1], [2, -1], [0, 0], [1, 3], [3, 1], [-2, 0]], np.float32)
     trace = cross_entropy.loss(X, E, np.array([1, 3, 6, 0]), blocks=(2, 2), M=32, trace=True).trace

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flashsim import cross_entropy
 from flashsim.gallery.looking import every, first, moved, short, value
 from flashsim.tracing import Trace
@@ -13,10 +15,6 @@ TITLE, ORDER = "Cross-entropy, backward", 125
 
 def record() -> tuple[Trace, ...]:
     """Record the gradient to X of the mean loss of four rows over a vocabulary of eight."""
-    import numpy as np
-
-    from flashsim import cross_entropy
-
     X = np.array([[1, 1], [0, 1], [2, 0], [1, -1]], np.float32)
     E = np.array([[1, 0], [0, 2], [-1, 1], [2, -1], [0, 0], [1, 3], [3, 1], [-2, 0]], np.float32)
     run = cross_entropy.loss(X, E, np.array([1, 3, 6, 0]), blocks=(2, 2), M=32)

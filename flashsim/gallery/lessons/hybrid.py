@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import flashsim
 from flashsim.gallery.looking import first, moved, value
 from flashsim.tracing import Trace
+from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "Small memories: S through HBM", 48  # after what is optimal among schedules that keep S
 
 
 def record() -> tuple[Trace, ...]:
     """Record both with the same M, each with its best blocks."""
-    import flashsim
-    from flashsim.tracing.sample import operands
-
     Q, K, V = operands(6, 4)
     trace = flashsim.trace("small_cache_hybrid", Q, K, V, M=22, blocks=(2, 1))
     versus = flashsim.trace("q_outer", Q, K, V, M=22, blocks=(1, 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from flashsim import kernels
 from flashsim.gallery.looking import first, moved, output, short, value
 from flashsim.tracing import Trace
@@ -11,10 +13,6 @@ TITLE, ORDER = "A kernel product", 100
 
 def record() -> tuple[Trace, ...]:
     """Record a Gaussian kernel on six points and six others, on a line."""
-    import numpy as np
-
-    from flashsim import kernels
-
     X, Z = np.arange(6.0)[:, None], np.arange(6.0)[:, None] + 0.5
     trace = kernels.product(X, Z, np.ones(6), kernel="gaussian", blocks=(3, 2), M=16, trace=True).trace
     return (trace,) if trace else ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flashsim import linear, theory
 from flashsim.gallery.looking import every, moved, value
 from flashsim.masks import Causal
@@ -14,10 +16,6 @@ TITLE, ORDER = "Linear attention", 130
 
 def record() -> tuple[Trace, ...]:
     """Record twelve queries and keys in chunks of three."""
-    import numpy as np
-
-    from flashsim import linear
-
     Q, K, V = np.random.default_rng(53).integers(-2, 4, size=(3, 12, 2)) + 0.0
     trace = linear.attention(Q, K, V, chunk=3, M=64, trace=True).trace
     return (trace,) if trace else ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flashsim import linear
 from flashsim.gallery.looking import every, moved
 from flashsim.tracing import Trace
@@ -13,10 +15,6 @@ TITLE, ORDER = "Linear attention, side by side", 135
 
 def record() -> tuple[Trace, ...]:
     """Record the twelve queries and keys of the lesson before, in the same chunks."""
-    import numpy as np
-
-    from flashsim import linear
-
     Q, K, V = np.random.default_rng(53).integers(-2, 4, size=(3, 12, 2)) + 0.0
     trace = linear.attention(Q, K, V, chunk=3, M=64, state="in_hbm", trace=True).trace
     return (trace,) if trace else ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+import flashsim
 from flashsim.gallery.looking import every, first, output, pair, short, value
 from flashsim.tracing import Trace
 
@@ -12,10 +13,6 @@ TITLE, ORDER = "Online softmax", 10
 
 def record() -> tuple[Trace, ...]:
     """Record one query and four keys, in tiles of one score each."""
-    import numpy as np
-
-    import flashsim
-
     Q, K, V = (np.array(columns, np.float32).T for columns in ([[1]], [[2, 5, 1, 4]], [[10, 20, 30, 40]]))
     trace = flashsim.trace("q_outer", Q, K, V, scale=1.0, blocks=(1, 1), M=12)
     return (trace,)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import flashsim
 from flashsim.gallery.looking import every, first, moved
 from flashsim.tracing import Trace
+from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "What is optimal", 45  # after the lessons on the algorithms, as it is compared with one
 
 
 def record() -> tuple[Trace, ...]:
     """Record the optimum of N = 4, and the best tiles there."""
-    import flashsim
-    from flashsim.tracing.sample import operands
-
     Q, K, V = operands(4, 2)
     trace = flashsim.optimum(N=4, d=2, M=15).replay(Q, K, V, trace=True).trace
     versus = flashsim.trace("q_outer", Q, K, V, M=15, blocks=(1, 1))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import flashsim
 from flashsim.gallery.looking import every, moved
 from flashsim.tracing import Trace
+from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "Spare room: rows that stay", 46  # after the optimum, which fills its spare room in the same way
 
 
 def record() -> tuple[Trace, ...]:
     """Record both with the same M and the same blocks."""
-    import flashsim
-    from flashsim.tracing.sample import operands
-
     Q, K, V = operands(6, 2)
     trace = flashsim.trace("q_outer_pinned", Q, K, V, M=24, blocks=(2, 1))
     versus = flashsim.trace("q_outer", Q, K, V, M=24, blocks=(2, 1))

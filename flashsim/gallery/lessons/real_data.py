@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import flashsim
 from flashsim import qkv
 from flashsim.gallery.looking import every, first, largest_rise, pair, short
 from flashsim.tracing import Trace
@@ -35,11 +36,6 @@ def steepest() -> tuple[int, int, int]:
 
 def record() -> tuple[Trace, ...]:
     """Record the rows around the steepest rise, `steepest`, as queries."""
-    import numpy as np
-
-    import flashsim
-    from flashsim import qkv
-
     sample = qkv.load_sample().astype(np.dtype(np.float32))
     Q, K, V = sample.Q[2, 160:192], sample.K[2], sample.V[2]
     trace = flashsim.trace("flash_basic", Q, K, V, blocks=(8, 64), M=6_144)
