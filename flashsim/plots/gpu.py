@@ -63,14 +63,8 @@ def plot_validation(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = No
 def _predicted(ax: Axes, record: Mapping[str, Any]) -> None:
     ax.set_xscale("log")
     ax.set_yscale("log")
-    groups = {
-        "standard": (BLACK, "x"),
-        "algorithm_1": (BLUE, "o"),
-        "algorithm_4": (GREEN, "D"),
-        "on chip": (ORANGE, "v"),
-    }
     ends: list[float] = []
-    for name, (colour, marker) in groups.items():
+    for name, (label, look) in _GROUPS.items():
         points = [
             (row[f"predicted_{way}"], row[f"measured_{way}"])
             for row in record["rows"]
@@ -81,7 +75,7 @@ def _predicted(ax: Axes, record: Mapping[str, Any]) -> None:
         if points:
             x, y = zip(*points, strict=True)
             ends += [*x, *y]
-            ax.plot(x, y, linestyle="none", marker=marker, color=colour, mfc="none", label=_GROUPS[name], gid=name)
+            ax.plot(x, y, linestyle="none", mfc="none", label=label, gid=name, **look)
     line = [min(ends) / 1.5, max(ends) * 1.5]
     ax.plot(line, line, color=GREY, linewidth=0.8, gid="equal")
     for axis in (ax.xaxis, ax.yaxis):
@@ -98,11 +92,11 @@ def _predicted(ax: Axes, record: Mapping[str, Any]) -> None:
 
 
 _LEVELS = {"DRAM": "DRAM", "L2": "SM ↔ L2"}
-_GROUPS = {
-    "standard": "standard attention, DRAM",
-    "algorithm_1": "Algorithm 1, DRAM",
-    "algorithm_4": "Algorithm 4, DRAM",
-    "on chip": "loops exchanged, SM ↔ L2",
+_GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "standard": ("standard attention, DRAM", {"color": BLACK, "marker": "x"}),
+    "algorithm_1": ("Algorithm 1, DRAM", {"color": BLUE, "marker": "o"}),
+    "algorithm_4": ("Algorithm 4, DRAM", {"color": GREEN, "marker": "D"}),
+    "on chip": ("loops exchanged, SM ↔ L2", {"color": ORANGE, "marker": "v"}),
 }
 
 

@@ -52,6 +52,7 @@ def roofline_data(
         others["forward"][algorithm.name] = algorithm
         with suppress(ValueError):
             others["backward"][algorithm.name] = backward_of(algorithm)
+    through_l2 = _dram_bytes(on, **shape)
     directions: dict[str, Any] = {}
     for direction, table in PASSES.items():
         passes = {**{name: name for name in table}, **others[direction]}
@@ -60,7 +61,7 @@ def roofline_data(
             "algorithms": {name: _numbers(line) for name, line in counted.items()},
             "through_l2": {
                 name: _numbers(roofline(on, nbytes[direction], counted[name].flops, dtype))
-                for name, nbytes in _dram_bytes(on, **shape).items()
+                for name, nbytes in through_l2.items()
             },
         }
     tiles = {"prefill": kv_tile(B_q=32, B_k=32, d=128), "decode": kv_tile(B_q=1, B_k=32, d=128)}
