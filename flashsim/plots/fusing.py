@@ -88,10 +88,8 @@ def pays_from(rooms: Sequence[int], moved: Mapping[str, Sequence[int | None]], w
 
     def ahead(at: int) -> float | None:
         """Say by how much it is ahead, as a logarithm; None where nothing of one of them fits."""
-        one, other = (
-            [counts[at] for name, counts in moved.items() if (name in what) == which] for which in (True, False)
-        )
-        ones, others = ([each for each in counts if each is not None] for counts in (one, other))
+        fits = {name: count for name, counts in moved.items() if (count := counts[at]) is not None}
+        ones, others = ([n for name, n in fits.items() if (name in what) == which] for which in (True, False))
         return math.log(min(others) / min(ones)) if ones and others else None
 
     found = None
