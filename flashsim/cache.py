@@ -24,7 +24,6 @@ runs about as many heads at once as it has SMs, and they share the L2: one head 
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -89,36 +88,33 @@ class L2:
         self.by_array: dict[str, CacheTraffic] = {}
         self._lines: OrderedDict[int, _Line] = OrderedDict()  # the least recently used first
         self._next = 0  # the first line number that no array has yet
-        self._head: _Head | None = None
+        self._sram: SRAM | None = None  # the head that runs,
+        self._places: dict[str, tuple[int, int, int]] = {}  # and the first address, height and width of its arrays
 
     def __call__(self, event: Event) -> None:
         """Follow one event."""
-        head = self._head
-        if head is None or head.sram is not event.sram:
-            head = self._head = _Head(event.sram)
-        if event.kind in ("init", "load", "store"):
-            if event.times != 1:
-                raise ValueError(
-                    "an L2 needs every access in order; count(…) folds equal turns into one: use forward(…)"
-                )
-            self._move(event, head)
-
-    def _move(self, event: Event, head: _Head) -> None:
-        array, top, left, rows, cols = head.place(event)
-        if array not in head.first_line:
-            head.first_line[array] = self._next
-            self._next += -(-math.prod(head.shape(array)) // self.line)
-        width = head.shape(array)[1]
-        start = head.first_line[array] * self.line + top * width + left
+        if event.kind not in ("init", "load", "store"):
+            return
+        if event.times != 1:
+            raise ValueError("an L2 needs every access in order; count(…) folds equal turns into one: use forward(…)")
+        if event.sram is not self._sram:
+            self._sram, self._places = event.sram, {}
+        array = event.name.partition("[")[0]
+        if array not in self._places:
+            height, width = event.sram.hbm.matrix(array).shape
+            self._places[array] = self._next * self.line, height, width
+            self._next += -(-height * width // self.line)
+        start, height, width = self._places[array]
+        top, end, left, right = 0, height, 0, width
+        if event.where is not None:  # "init" writes all of it, and what is gathered lies anywhere in it
+            rows, cols = event.where
+            top, end, left, right = rows.start, rows.stop, cols.start, cols.stop
         write = event.kind != "load"
-        if event.rows is not None:
-            for row in event.rows:
-                self.access(array, start + row * width, width, write)
-        elif cols == width:
-            self.access(array, start, rows * cols, write)
+        if event.rows is None and right - left == width:
+            self.access(array, start + top * width, (end - top) * width, write)
         else:
-            for row in range(rows):
-                self.access(array, start + row * width, cols, write)
+            for row in range(top, end) if event.rows is None else event.rows:
+                self.access(array, start + row * width + left, right - left, write)
 
     def access(self, array: str, start: int, elements: int, write: bool) -> None:
         """Read or write `elements` from the address `start` (in elements) on, and count them for `array`."""
@@ -210,26 +206,3 @@ def _write_back(entry: _Line) -> None:
     if entry.dirty:
         entry.traffic.dram_writes += entry.dirty.bit_count()
         entry.dirty = 0
-
-
-class _Head:
-    """One head's arrays, and the line each begins at."""
-
-    def __init__(self, sram: SRAM) -> None:
-        self.sram = sram
-        self.first_line: dict[str, int] = {}
-        self._shapes: dict[str, tuple[int, int]] = {}
-
-    def shape(self, array: str) -> tuple[int, int]:
-        """Return the shape of an array in this head's HBM."""
-        if array not in self._shapes:
-            self._shapes[array] = self.sram.hbm.matrix(array).shape
-        return self._shapes[array]
-
-    def place(self, event: Event) -> tuple[str, int, int, int, int]:
-        """Return array, first row, first column, rows and columns of what an event moved."""
-        array = event.name.partition("[")[0]
-        if event.where is None:  # "init" writes all of it, and what is gathered lies anywhere in it
-            return array, 0, 0, *self.shape(array)
-        rows, cols = event.where
-        return array, rows.start, cols.start, rows.stop - rows.start, cols.stop - cols.start

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flashsim.algorithms import BACKWARD, FORWARD
-from flashsim.allowed import allowed_pairs
 from flashsim.api import count
 from flashsim.checking import check_direction, check_shape
 from flashsim.inputs import check_M, float_dtype
@@ -20,9 +19,9 @@ from flashsim.masks import All, Mask, as_mask
 from flashsim.memory import SramOverflow
 from flashsim.records import Shape
 from flashsim.sizes import Size
-from flashsim.theory.lower import LowerBound, lower_bound
-from flashsim.theory.lower_backward import BackwardBound, lower_bound_backward
-from flashsim.tune import tune
+from flashsim.theory.lower import LowerBound
+from flashsim.theory.lower_backward import BackwardBound
+from flashsim.tune import bound_of, tune
 
 CLASS = (
     "Schedules that compute S = QKᵀ and O = PV product by product, in any order and in any tiles, with any recomputation, "
@@ -117,10 +116,7 @@ def prove(
     stored = float_dtype(dtype)
     M = check_M(M, stored.itemsize)
     rule = as_mask(mask, causal, shape, ())
-    allowed, pairs, queries, keys = allowed_pairs(rule, shape)
-    bound_of = lower_bound if direction == "forward" else lower_bound_backward
-    bound = bound_of(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys)
-    return Proof(bound, allowed, queries, keys, _best(rule, shape, M, stored.name, direction), direction)
+    return Proof(*bound_of(rule, shape, M, direction), _best(rule, shape, M, stored.name, direction), direction)
 
 
 def recount(certificate: Mapping[str, Any]) -> str:

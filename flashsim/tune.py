@@ -33,6 +33,8 @@ from flashsim.inputs import check_M, float_dtype
 from flashsim.masks import All, Causal, Mask, as_mask
 from flashsim.records import Blocks, Shape
 from flashsim.sizes import Size
+from flashsim.theory.lower import LowerBound
+from flashsim.theory.lower_backward import BackwardBound
 
 MOST_TRIED = 2**22
 OnTried = Callable[[int, int], None]
@@ -217,7 +219,11 @@ def tune(
         if best is not None:
             _confirm(search, best)
             found[algorithm.name] = best
-        if _has_rows(algorithm, M, shape):
+        try:
+            algorithm.rows(M, shape.d, shape.d_v)
+        except ValueError:  # M is too small for line 1's sizes
+            pass
+        else:
             paper[algorithm.name] = search.choice(sizing="paper")
         if on_tried is not None:
             on_tried(done + 1, len(tried))
@@ -227,18 +233,21 @@ def tune(
         )
     compulsory = theory.compulsory(shape.N_q, shape.N_k, shape.d, shape.d_v, direction)
     said = "" if masked is None else repr(masked)
-    bound = _bound(rule, shape, M, direction)
+    try:
+        bound = bound_of(rule, shape, M, direction)[0].accesses
+    except ValueError:  # the mask's pairs are too many to look at
+        bound = None
     return Tuned(shape, M, direction, masked == Causal(), said, compulsory, bound, found, paper)
 
 
-def _bound(rule: Mask, shape: Shape, M: int, direction: str) -> int | None:
-    """Return the lower bound; None where the mask's pairs are too many to look at."""
-    try:
-        _, pairs, queries, keys = allowed_pairs(rule, shape)
-    except ValueError:
-        return None
-    bound_of = theory.lower_bound if direction == "forward" else theory.lower_bound_backward
-    return bound_of(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys).accesses
+def bound_of(rule: Mask, shape: Shape, M: int, direction: str) -> tuple[LowerBound | BackwardBound, str, int, int]:
+    """Return the lower bound; what is allowed, "all", "causal" or "given"; and how many queries and keys have any.
+
+    Raises ValueError where the mask's pairs are too many to look at.
+    """
+    allowed, pairs, queries, keys = allowed_pairs(rule, shape)
+    lower = theory.lower_bound if direction == "forward" else theory.lower_bound_backward
+    return lower(**asdict(shape), M=M, pairs=pairs, queries=queries, keys=keys), allowed, queries, keys
 
 
 def best_of(
@@ -288,14 +297,6 @@ def _tried(direction: str, algorithms: Iterable[str | Algorithm | Callable[..., 
     tried = {name: algorithm for name, algorithm in known.items() if algorithm.loops}
     tried |= {algorithm.name: algorithm for algorithm in (chosen(given, direction) for given in algorithms)}
     return list(tried.values())
-
-
-def _has_rows(algorithm: Algorithm, M: int, shape: Shape) -> bool:
-    try:
-        algorithm.rows(M, shape.d, shape.d_v)
-    except ValueError:
-        return False
-    return True
 
 
 def _confirm(search: _Search, choice: Choice) -> None:

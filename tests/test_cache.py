@@ -184,13 +184,18 @@ class Finder(L2):
     checked = 0
 
     def __call__(self, event: Event) -> None:
+        self.asked: list[tuple[int, int]] = []
         super().__call__(event)
         if event.kind in ("load", "store"):
-            assert self._head is not None
-            array, top, left, rows, cols = self._head.place(event)
-            values = event.sram.hbm.peek(array)[top : top + rows, left : left + cols]
-            np.testing.assert_array_equal(values, np.asarray(event.tile).astype(values.dtype), event.name)
+            array = event.name.partition("[")[0]
+            values, first = event.sram.hbm.peek(array).ravel(), self._places[array][0]
+            found = np.concatenate([values[start - first :][:elements] for start, elements in self.asked])
+            np.testing.assert_array_equal(found, np.asarray(event.tile).astype(values.dtype).ravel(), event.name)
             self.checked += 1
+
+    def access(self, array: str, start: int, elements: int, write: bool) -> None:
+        self.asked.append((start, elements))
+        super().access(array, start, elements, write)
 
 
 @pytest.mark.parametrize("case", RUNS)

@@ -26,6 +26,7 @@ import pytest
 import flashsim
 from flashsim import examples, gallery, linear, mlp, theory
 from flashsim.cli import main
+from flashsim.gallery.page import parts_of
 from flashsim.tracing import Lesson, Moment, Step, Stop, Trace
 from flashsim.tracing.loading import trace_of
 from flashsim.tracing.page import LARGEST_PAGE, MOST_STEPS
@@ -745,8 +746,8 @@ def test_what_a_stop_asks_is_not_shown_before(page: Any, name: str) -> None:
 @pytest.mark.parametrize("name", ["standard", "flash_basic"])
 def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
     """Its totals are in the answer alone; and it is asked before the accesses so far tell."""
-    (trace,) = gallery.pages()[name].traces()
-    lesson = gallery.pages()[name].lesson(trace)
+    page = gallery.pages()[name]
+    (trace,), lesson = page.traces, page.lesson
     stop = lesson.stops[0]
     totals = re.findall(r"\d[\d,]+", stop.because)
     assert totals
@@ -757,8 +758,7 @@ def test_a_lesson_s_text_leaves_the_answer_to_the_stop(name: str) -> None:
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_the_index_folds_what_a_lesson_asks_before_it_shows(name: str) -> None:
-    page = gallery.pages()[name]
-    lesson = page.lesson(*page.traces())
+    lesson = gallery.pages()[name].lesson
     asked = min((stop.step for stop in lesson.stops), default=None)
     seen = re.sub(r"<details><summary>the page asks first</summary>.*?</details>", "", article(name))
     assert asked is not None
@@ -841,6 +841,37 @@ def test_right_answers_are_right() -> None:
     (state,) = {e.elements for e in linear_trace.events if e.name == "S"}
     assert right_answers("linear_attention") == ["none", str(state)]
     assert len(set(keys)) == len(keys)
+
+
+def test_a_marked_text_comes_apart() -> None:
+    """Marks begin a line; moments and stops are in order of their steps, wherever the text has them."""
+    (trace,) = traces("standard")
+    marked = """
+        One [line 3] stays.
+
+        Two.
+
+        [asks @ last step] Which?
+        [choices] a | b c
+        [right] b c
+        [because] As it
+        is.
+        [read S] Back
+        again.
+        [a name @ write S] Out.
+        [read K, i = 1] Anew.
+        """
+    text, moments, stops = parts_of(marked, trace)
+    assert text.split() == ["One", "[line", "3]", "stays.", "Two."]
+    assert stops == (Stop(trace.steps[-1].number, "Which?", ("a", "b c"), "b c", "As it is."),)
+    assert [(moment.event, moment.words) for moment in moments] == [
+        ("a name", "Out."), ("read K", "Anew."), ("read S", "Back again.")
+    ]  # fmt: skip
+    out, anew, back = (trace.steps[moment.step] for moment in moments)
+    assert (("store", "S") in events(trace, out), ("load", "S") in events(trace, back)) == (True, True)
+    assert dict(anew.loops)["i"] == 1
+    with pytest.raises(ValueError, match=r"event is 'reed K' with \{\}; expected one that a step after -1 is"):
+        parts_of("[reed K] x", trace)
 
 
 def test_a_stop_s_right_answer_can_be_chosen() -> None:

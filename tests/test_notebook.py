@@ -12,7 +12,7 @@ import pytest
 
 import flashsim
 from flashsim.plots import plot_run
-from flashsim.plots.style import column_figure, styled
+from flashsim.plots.style import Panels, column_figure
 
 Q, K, V = np.random.default_rng(0).normal(size=(3, 9, 4)).astype(np.float32)
 LATER = ("cache", "machines", "observers", "plots", "testing", "tune")
@@ -84,7 +84,7 @@ def test_results_are_tables_in_a_notebook() -> None:
 def test_a_plot_shows_in_a_notebook_where_pyplot_is_not_imported() -> None:
     run = flashsim.forward("flash", Q, K, V)
     tally = flashsim.count("flash", N=9, d=4)
-    panels = styled(lambda: list(column_figure(1).subplots(2)))()
+    panels = Panels(column_figure(1), 2, 1)
     drawn = run.plot()
     shown: list[Any] = [drawn, panels, panels[0].figure]
     for ax in shown:

@@ -13,8 +13,8 @@ from flashsim import approximate, certificate, theory
 from flashsim.algorithms import FORWARD
 from flashsim.planting import planted
 from flashsim.records import Traffic
-from flashsim.verify import appendices, chapter, figure_3, lower, programs, section_4, shared, theorem_5, theorems_1_2
-from flashsim.verify.claim import Check
+from flashsim.verify import appendices, chapter, lower, programs, section_4, shared, theorem_5, theorems_1_2
+from flashsim.verify.shared import Check
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_approximations_that_move_less_everywhere_or_nowhere_fail_the_claim(
     theirs = SimpleNamespace(hbm=SimpleNamespace(accesses=accesses))
     monkeypatch.setattr(approximate, "exact", lambda *_, **__: theirs)
     monkeypatch.setattr(theory, "exact", lambda *_, **__: SimpleNamespace(accesses=1))
-    assert not figure_3.approximations_cross(False).holds
+    assert not section_4.approximations_cross(False).holds
 
 
 def test_the_papers_compression_decides_its_claims(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,4 +131,4 @@ def test_the_papers_compression_decides_its_claims(monkeypatch: pytest.MonkeyPat
     of = approximate.count("linformer", N=128, d=64, k=16, M=25_600).hbm.by_array.values()
     assert found.data["linformer"][0] == sum(array.size for array in of)
     monkeypatch.setattr(approximate, "compressed", lambda N: 256)
-    assert not figure_3.approximations_cross(False).holds
+    assert not section_4.approximations_cross(False).holds

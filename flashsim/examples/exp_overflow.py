@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.examples.online_softmax import online_softmax
-from flashsim.examples.text import Slip, fixed, number, paragraph, scientific, slips_lines, table, vector
+from flashsim.examples.text import Slip, fixed, paragraph, scientific, slips_lines, table, vector
 from flashsim.inputs import Array
 
 CLAIMS: tuple[tuple[float, str, Literal["finite", "overflow", "zero"]], ...] = (
@@ -156,30 +156,20 @@ def lines(run: ExpOverflow) -> Iterator[str]:
     yield ""
     rows = [("", "the chapter, for float32", "float32", "float64", "it is")]
     for at in run.claims:
-        verdict = "right" if at.right else "WRONG"
-        rows.append(
-            (f"exp({number(at.x, 0)})".replace(".0", ""), at.chapter, scientific(at.in_float32),
-             scientific(at.in_float64), verdict)
-        )  # fmt: skip
+        name, verdict = f"exp({fixed(at.x, 0)})", "right" if at.right else "WRONG"
+        rows.append((name, at.chapter, scientific(at.in_float32), scientific(at.in_float64), verdict))
     yield from table(rows, left=(0, 1))
     yield "  Right or wrong: whether exp(x) is finite, infinite or 0 in float32."
     for end in run.limits:
         yield f"\n{end.dtype}: largest number {scientific(end.largest, 4)}"
         digits = 5 if end.dtype == "float32" else 4
-        x = {name: fixed(getattr(end, name), digits) for name in ("last_finite_x", "last_normal_x", "last_nonzero_x")}
-        normal, subnormal = scientific(end.smallest_normal), scientific(end.smallest_subnormal)
-        yield from table(
-            [
-                (
-                    "largest x with a finite exp(x)",
-                    x["last_finite_x"],
-                    "exp = " + scientific(end.exp_of_last_finite_x, 4),
-                ),
-                ("least x of full precision", x["last_normal_x"], f"smallest normal {normal}"),
-                ("least x with exp(x) above 0", x["last_nonzero_x"], f"smallest subnormal {subnormal}"),
-            ],
-            left=(0, 2),
-        )
+        finite, normal, nonzero = (fixed(x, digits) for x in (end.last_finite_x, end.last_normal_x, end.last_nonzero_x))
+        ends = [
+            ("largest x with a finite exp(x)", finite, f"exp = {scientific(end.exp_of_last_finite_x, 4)}"),
+            ("least x of full precision", normal, f"smallest normal {scientific(end.smallest_normal)}"),
+            ("least x with exp(x) above 0", nonzero, f"smallest subnormal {scientific(end.smallest_subnormal)}"),
+        ]
+        yield from table(ends, left=(0, 2))
     small = next(at for at in run.claims if at.x == -100)
     off = abs(small.in_float32 / small.in_float64 - 1)
     steps = small.in_float32 / run.limits[0].smallest_subnormal

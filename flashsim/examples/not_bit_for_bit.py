@@ -87,15 +87,13 @@ def compare(
     results[again] = run("flash_basic", tilings[0])
     pairs.append((flash[0], again))
 
-    comparisons = []
-    for one, other in pairs:
+    def compared(one: str, other: str) -> Comparison:
         (a, bound_a), (b, bound_b) = results[one], results[other]
         apart = np.abs(a.astype(np.float64) - b)
         of_bound = float((apart / (bound_a + bound_b)).max())
-        comparisons.append(
-            Comparison(Q.dtype.name, one, other, a.size, bits_differ(a, b), float(apart.max()), of_bound)
-        )
-    return comparisons
+        return Comparison(Q.dtype.name, one, other, a.size, bits_differ(a, b), float(apart.max()), of_bound)
+
+    return [compared(*pair) for pair in pairs]
 
 
 def compute() -> NotBitForBit:

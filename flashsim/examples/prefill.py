@@ -156,20 +156,15 @@ def lines(run: Prefill) -> Iterator[str]:
     root = fixed(math.sqrt(d), 3)
     yield f"Causal prefill in tiles: n = {n}, d = {d}, B_q = {run.B_q}, B_k = {run.B_k}"
     yield ""
-    yield from table([("", "Q", "K", "V"), *((str(i), *_row_of_inputs(run, i)) for i in range(n))])
+    given = ((str(i), *("  ".join(f"{number(x):>4}" for x in a[i]) for a in (run.Q, run.K, run.V))) for i in range(n))
+    yield from table([("", "Q", "K", "V"), *given])
     yield from paragraph(ROUNDED)
     yield f"\nScores are divided by √d = {root}. Query i sees keys 0 … i. So, of the tiles:"
     yield ""
-    yield from table(
-        [
-            ("", *(_named("keys", tile.keys) for tile in run.query_tiles[0].tiles)),
-            *(
-                (_named("queries", row.queries), *("skipped" if tile.skipped else "computed" for tile in row.tiles))
-                for row in run.query_tiles
-            ),
-        ],
-        left=(0, 1, 2),
-    )
+    done = [("", *(_named("keys", tile.keys) for tile in run.query_tiles[0].tiles))]
+    for row in run.query_tiles:
+        done.append((_named("queries", row.queries), *("skipped" if t.skipped else "computed" for t in row.tiles)))
+    yield from table(done, left=(0, 1, 2))
     for at, row in enumerate(run.query_tiles):
         none = vector([0] * run.V.shape[1])
         yield f"\nQuery tile {at} ({_named('queries', row.queries)}): m = −∞, s = 0, O = {none} in each row"
@@ -193,11 +188,6 @@ def _named(what: str, indices: range) -> str:
     return f"{what} {indices[0]}–{indices[-1]}"
 
 
-def _row_of_inputs(run: Prefill, i: int) -> tuple[str, str, str]:
-    q, k, v = ("  ".join(f"{number(x):>4}" for x in a[i]) for a in (run.Q, run.K, run.V))
-    return q, k, v
-
-
 def _skipped_lines(run: Prefill, tile: Tile) -> Iterator[str]:
     last, first = tile.queries[-1], tile.keys[0]
     yield from wrapped(
@@ -218,24 +208,15 @@ def _tile_lines(run: Prefill, tile: Tile, root: str) -> Iterator[str]:
     yield ""
     masked = bool(np.isinf(tile.S_masked).any())
     header = [f"key {key}" for key in tile.keys]
-    yield from table(
-        [
-            ("S", *header, *(("  masked", *header) if masked else ())),
-            *(
-                (
-                    f"query {query}",
-                    *(fixed(x, 3) for x in tile.S[i]),
-                    *(("", *(fixed(x, 3) for x in tile.S_masked[i])) if masked else ()),
-                )
-                for i, query in enumerate(tile.queries)
-            ),
-        ],
-        "    ",
-    )
+    scores = [("S", *header, *(("  masked", *header) if masked else ()))]
+    for query, S, S_masked in zip(tile.queries, tile.S, tile.S_masked, strict=True):
+        after = ("", *(fixed(x, 3) for x in S_masked)) if masked else ()
+        scores.append((f"query {query}", *(fixed(x, 3) for x in S), *after))
+    yield from table(scores, "    ")
     if not masked:
         yield "    (No key here comes after a query: nothing to mask.)"
-    for row, scores in zip(tile.rows, tile.S_masked, strict=True):
-        yield from _row_lines(run, tile, row, scores)
+    for row, S_masked in zip(tile.rows, tile.S_masked, strict=True):
+        yield from _row_lines(run, tile, row, S_masked)
 
 
 def _row_lines(run: Prefill, tile: Tile, row: Row, scores: Array) -> Iterator[str]:

@@ -4,55 +4,24 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 from flashsim import playground
 from flashsim.gallery.lessons import pages
 from flashsim.gallery.page import Page
-from flashsim.gallery.thumbnail import thumbnail
-from flashsim.tracing import Lesson, Place, Trace
+from flashsim.tracing import Place
 from flashsim.tracing.page import filled, policy, read
 from flashsim.tracing.typeset import typeset
 
 
-@dataclass(frozen=True)
-class Made:
-    """A lesson as it is: its name, the page in the gallery, and what is shown there."""
-
-    name: str
-    page: Page
-    lesson: Lesson
-    traces: tuple[Trace, ...]
-
-    @cached_property
-    def html(self) -> str:
-        """The page."""
-        return self.traces[0].html(versus=self.traces[1] if len(self.traces) > 1 else None, lesson=self.lesson)
-
-    @property
-    def picture(self) -> str:
-        """A small picture, at the moment in the middle."""
-        moments = self.lesson.moments
-        return thumbnail(self.traces[0], self.traces[0].steps[moments[len(moments) // 2].step])
-
-    @property
-    def size(self) -> str:
-        """The page's size, in words."""
-        return f"{len(self.html.encode('utf-8')) / 1000:,.0f} kB"
-
-
-def placed(made: list[Made]) -> list[Made]:
+def placed(found: list[Page]) -> list[Page]:
     """Return the lessons with their places among all of these."""
 
     def way(at: int) -> tuple[str, str] | None:
-        return (f"{made[at].name}.html", made[at].page.title) if 0 <= at < len(made) else None
+        return (f"{found[at].name}.html", found[at].title) if 0 <= at < len(found) else None
 
-    found = []
-    for at, one in enumerate(made):
-        place = Place(at + 1, len(made), way(at - 1), way(at + 1))
-        found.append(replace(one, lesson=replace(one.lesson, place=place)))
-    return found
+    places = (Place(at + 1, len(found), way(at - 1), way(at + 1)) for at in range(len(found)))
+    return [replace(page, place=place) for page, place in zip(found, places, strict=True)]
 
 
 INTRODUCTION = (
@@ -63,48 +32,46 @@ INTRODUCTION = (
 )
 
 
-def index(made: list[Made]) -> str:
+def index(made: list[Page]) -> str:
     """Return the index as a page without scripts."""
     style = read("index.css", "flashsim.gallery") + read("typeset.css")
     parts = {
         "style": style,
         "policy": policy(style),
         "introduction": typeset(INTRODUCTION),
-        "contents": "\n".join(_entry(number, one) for number, one in enumerate(made, 1)),
+        "contents": "\n".join(_entry(number, page) for number, page in enumerate(made, 1)),
         "articles": "\n".join(map(_article, made)),
     }
     return filled(read("index.html", "flashsim.gallery"), parts)
 
 
-def _entry(number: int, made: Made) -> str:
-    title = (
-        f'{number}. <a href="{made.name}.html">{html.escape(made.lesson.title)}</a>, about {made.lesson.minutes} min'
-    )
-    about = f'{typeset(made.page.about)} <a href="#{made.name}">What to look for</a>'
-    return f'<li>{made.picture}<span>{title}<br><span class="faint">{about}</span></span></li>'
+def _entry(number: int, page: Page) -> str:
+    title = f'{number}. <a href="{page.name}.html">{html.escape(page.title)}</a>, about {page.lesson.minutes} min'
+    about = f'{typeset(page.about)} <a href="#{page.name}">What to look for</a>'
+    return f'<li>{page.picture}<span>{title}<br><span class="faint">{about}</span></span></li>'
 
 
-def _article(made: Made) -> str:
-    file = f"{made.name}.html"
-    return f"""<article id="{made.name}">
-<h2><a href="{file}">{html.escape(made.lesson.title)}</a></h2>
-<p class="about">{typeset(made.page.about)} <span class="size">{made.size}</span></p>
-{made.lesson.html(file)}
-<details><summary class="faint">How to make it</summary><pre>{html.escape(made.page.made_by)}</pre></details>
+def _article(page: Page) -> str:
+    file = f"{page.name}.html"
+    return f"""<article id="{page.name}">
+<h2><a href="{file}">{html.escape(page.title)}</a></h2>
+<p class="about">{typeset(page.about)} <span class="size">{page.size}</span></p>
+{page.lesson.html(file)}
+<details><summary class="faint">How to make it</summary><pre>{html.escape(page.made_by)}</pre></details>
 </article>"""
 
 
-def readme(made: list[Made]) -> str:
+def readme(made: list[Page]) -> str:
     """Return the same as Markdown, for a code host, which shows no HTML."""
     rows = "\n".join(
-        f"| {n} | [{m.lesson.title}]({m.name}.html) | {m.page.about} | {m.lesson.minutes} min | {m.size} |"
-        for n, m in enumerate(made, 1)
+        f"| {n} | [{page.title}]({page.name}.html) | {page.about} | {page.lesson.minutes} min | {page.size} |"
+        for n, page in enumerate(made, 1)
     )
-    commands = "\n".join(f"{m.page.command} -o {m.name}.html" for m in made if m.page.command)
+    commands = "\n".join(f"{page.command} -o {page.name}.html" for page in made if page.command)
     python = "\n```\n\n```python\n".join(
-        f'{m.page.made_by}\ntrace.save("{m.name}.html"{", versus=versus" * (len(m.traces) - 1)})'
-        for m in made
-        if not m.page.command
+        f'{page.made_by}\ntrace.save("{page.name}.html"{", versus=versus" * (len(page.traces) - 1)})'
+        for page in made
+        if not page.command
     )
     return f"""# Lessons
 
@@ -142,11 +109,9 @@ OURS = {
 
 def files(names: list[str] | None = None) -> Iterator[tuple[str, str]]:
     """Yield (file name, content) of the lessons with these names, each alone, or of all of them and the index."""
-    chosen = {name: (page, page.traces()) for name, page in pages().items() if not names or name in names}
-    made = [Made(name, page, page.lesson(*traces), traces) for name, (page, traces) in chosen.items()]
-    made = made if names else placed(made)
-    for one in made:
-        yield f"{one.name}.html", one.html
+    made = placed([*pages().values()]) if not names else [replace(pages()[name]) for name in pages() if name in names]
+    for page in made:
+        yield f"{page.name}.html", page.html
     if not names:
         yield "playground.html", playground.page()
         yield "index.html", index(made)

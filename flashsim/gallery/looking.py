@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flashsim.tracing import Moment, Step, Trace
+from flashsim.tracing import Step, Trace
+
+MOVES = {"read": "load", "write": "store", "initialize": "init"}
+LEFT = {"full": 1, "partial": 2}
 
 
-def first(trace: Trace, holds: Callable[[Step], bool], after: int = -1) -> Step:
-    """Return the first step after `after` of which `holds` is true."""
-    return next(step for step in trace.steps[after + 1 :] if holds(step))
+def every(trace: Trace, event: str, after: int = -1, **loops: int) -> list[Step]:
+    """Return the steps after `after` that are an event, in these turns of loops.
+
+    Events are "line 9", "read K", "write S", "initialize O", "first maximum", "maximum stays", "rescale", "last step", and
+    "full tile" and "partial tile", where a tile is masked.
+    """
+    steps = trace.steps[after + 1 :]
+    return [step for step in steps if _is(trace, step, event) and loops.items() <= dict(step.loops).items()]
 
 
-def does(trace: Trace, kind: str, array: str) -> Callable[[Step], bool]:
-    """Return what says of a step whether it loads, or stores, a block of this array."""
-    return lambda step: any(e.kind == kind and e.array == array for e in trace.of(step))
+def _is(trace: Trace, step: Step, event: str) -> bool:
+    word, _, of = event.partition(" ")
+    events, tiles = trace.of(step), trace.about.tiles
+    if word in MOVES:
+        return any(e.kind == MOVES[word] and e.array == of for e in events)
+    made = {e.name for e in events}
+    if of == "tile":
+        left = tiles[step.tile[0]][step.tile[1]] if tiles and step.tile else 0
+        return left == LEFT[word] and "S_masked_ij" in made
+    known = {
+        "first maximum": step.moved > 0,
+        "maximum stays": "m_i_new" in made and not step.moved,
+        "rescale": step.rescaled > 0,
+        "last step": step is trace.steps[-1],
+    }
+    return known.get(event, step.label == event)
+
+
+def first(trace: Trace, event: str, after: int = -1, **loops: int) -> Step:
+    """Return the first of them. ValueError if there is none."""
+    found = every(trace, event, after, **loops)
+    if not found:
+        raise ValueError(f"event is {event!r} with {loops}; expected one that a step after {after} is")
+    return found[0]
+
+
+def number_at(trace: Trace, where: str) -> int:
+    """Return the number of the step that a text names: "17", or the first that is "read K", or "read K, j = 1"."""
+    event, *turns = where.split(", ")
+    loops = {loop: int(turn) for loop, turn in (each.split(" = ") for each in turns)}
+    return int(where) if where.isdecimal() else first(trace, event, **loops).number
 
 
 def value(trace: Trace, step: Step, name: str) -> NDArray[Any]:
@@ -56,16 +91,6 @@ def rescaled_rows(trace: Trace) -> set[int]:
             old, new = pair(step, "m")
             rows |= {step.rows[0] + int(r) for r in np.flatnonzero((new > old) & np.isfinite(old))}
     return rows
-
-
-def see(step: Step, event: str, words: str) -> Moment:
-    """Return the moment of a step."""
-    return Moment(step.number, event, words)
-
-
-def end(trace: Trace, words: str) -> Moment:
-    """Return the moment of the last step."""
-    return see(trace.steps[-1], "last step", words)
 
 
 def largest_rise(trace: Trace) -> tuple[Step, int, float, float]:

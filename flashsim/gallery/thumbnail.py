@@ -11,13 +11,10 @@ FILLS = {"current": "var(--mark)", "done": "var(--done)", "ahead": "var(--panel)
 def thumbnail(trace: Trace, at: Step) -> str:
     """Return the score matrix by tiles at a step as SVG: done, current, ahead, or, smaller, never visited."""
     blocks = trace.about.blocks
-    visits: dict[tuple[int, int], list[int]] = {}
-    for step in trace.steps:
-        if step.tile is not None:
-            visits.setdefault(step.tile, []).append(step.number)
+    last = {step.tile: step.number for step in trace.steps}
     wide, tall = SIDE / blocks.T_c, SIDE / max(blocks.T_r, blocks.T_c / 4)
     tiles = [
-        _tile(j * wide, i * tall, wide, tall, _fate(visits.get((i, j)), (i, j) == at.tile, at.number))
+        _tile(j * wide, i * tall, wide, tall, _fate(last.get((i, j)), (i, j) == at.tile, at.number))
         for i in range(blocks.T_r)
         for j in range(blocks.T_c)
     ]
@@ -26,10 +23,10 @@ def thumbnail(trace: Trace, at: Step) -> str:
     return f'<svg {size} aria-hidden="true">{"".join(tiles)}</svg>'
 
 
-def _fate(visits: list[int] | None, current: bool, now: int) -> str:
-    if visits is None:
+def _fate(last: int | None, current: bool, now: int) -> str:
+    if last is None:
         return "skipped"
-    return "current" if current else "done" if visits[-1] < now else "ahead"
+    return "current" if current else "done" if last < now else "ahead"
 
 
 def _tile(x: float, y: float, width: float, height: float, fate: str) -> str:

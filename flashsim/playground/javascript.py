@@ -9,17 +9,23 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
 from itertools import count
 from textwrap import dedent
-from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from flashsim.theory.form import Form, means
 from flashsim.theory.formulas import SYMBOLS
 
-SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+SIGNS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 COMPARED = {ast.LtE: "<=", ast.GtE: ">=", ast.Lt: "<", ast.Gt: ">", ast.Eq: "===", ast.NotEq: "!=="}
 HELPERS = {"max": "largest", "min": "least", "isqrt": "isqrt", "masking_tiles": "maskingTiles"}
 """Functions of Python that the page's script has, by its names for them."""
@@ -58,34 +64,34 @@ def _js(text: str, values: Mapping[str, Any]) -> str:
     return js(eval(text, {"__builtins__": {}}, values))
 
 
+def _written(form: str) -> Callable[[Any, Any], Symbol]:
+    """Return what writes two numbers as JavaScript of this form."""
+    return lambda one, other: Symbol(form.format(js(one), js(other)))
+
+
 class Symbol:
-    """A number that is not known yet: sums and products of it are JavaScript."""
+    """A number that is not known yet: what is made of it is JavaScript."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def __add__(self, other: Symbol | int) -> Symbol:
-        return Symbol(f"({self.text} + {js(other)})")
-
-    def __sub__(self, other: Symbol | int) -> Symbol:
-        return Symbol(f"({self.text} - {js(other)})")
-
-    def __mul__(self, other: Symbol | int) -> Symbol:
-        return Symbol(f"({self.text} * {js(other)})")
-
-    def __radd__(self, other: int) -> Symbol:
-        return Symbol(f"({js(other)} + {self.text})")
-
-    def __rmul__(self, other: int) -> Symbol:
-        return Symbol(f"({js(other)} * {self.text})")
+    __add__, __radd__ = _written("({0} + {1})"), _written("({1} + {0})")
+    __sub__, __rsub__ = _written("({0} - {1})"), _written("({1} - {0})")
+    __mul__, __rmul__ = _written("({0} * {1})"), _written("({1} * {0})")
+    __floordiv__, __rfloordiv__ = _written("floorDiv({0}, {1})"), _written("floorDiv({1}, {0})")
+    __mod__, __rmod__ = _written("floorMod({0}, {1})"), _written("floorMod({1}, {0})")
 
     def __bool__(self) -> bool:
         raise TypeError(f"whether {self.text} is true is not known")
 
 
-def js(number: Symbol | int) -> str:
-    """Return a number as JavaScript."""
-    return number.text if isinstance(number, Symbol) else f"{number}n"
+def js(value: Any) -> str:
+    """Return a number, or a word, as JavaScript. Raises TypeError for what is neither."""
+    if isinstance(value, Symbol):
+        return value.text
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(f"{value!r} is no number and no word")
+    return f'"{value}"' if isinstance(value, str) else f"{value}n"
 
 
 def traced(form: Form) -> dict[str, tuple[str, str]]:
@@ -112,27 +118,16 @@ def _traced_tiles(text: str) -> Any:
     return SimpleNamespace(rows=Symbol(f"{text}.A"), columns=Symbol(f"{text}.C"), cut=cut)
 
 
-class _Constant(NamedTuple):
-    """A value that is known when the page is made."""
-
-    value: Any
-
-
-Part = str | _Constant
-"""JavaScript, or what is known already."""
-
-
 class _Function:
-    """One function, while it is translated."""
+    """One function, while it is translated: what is known is worked out in Python, and the rest are symbols."""
 
     def __init__(self, script: Script, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self._script, self._function, self._options = script, function, options
         (tree,) = ast.parse(dedent(inspect.getsource(function))).body
         assert isinstance(tree, ast.FunctionDef)
         self._tree = tree
-        arguments = tree.args
-        self._parameters = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
-        self._locals: dict[str, Part] = {name: name for name in self._parameters}
+        self._parameters = [argument.arg for argument in (*tree.args.args, *tree.args.kwonlyargs)]
+        self._locals: dict[str, Any] = {name: Symbol(name) for name in self._parameters}
 
     def text(self, name: str) -> str:
         body = "".join(map(self._statement, self._tree.body))
@@ -150,61 +145,60 @@ class _Function:
                 return "".join(self._let(ast.unparse(n), value) for n, value in zip(names, values, strict=True))
         raise self._refused(node)
 
-    def _let(self, name: str, value: ast.expr) -> str:
-        part = self._part(value)
-        self._locals[name] = part if isinstance(part, _Constant) else name
-        return "" if isinstance(part, _Constant) else f" const {name} = {part};"
+    def _let(self, name: str, node: ast.expr) -> str:
+        value = self._value(node)
+        self._locals[name] = Symbol(name) if isinstance(value, Symbol) else value
+        return f" const {name} = {value.text};" if isinstance(value, Symbol) else ""
 
     def _js(self, node: ast.expr) -> str:
-        return self._written(self._part(node), node)
+        value = self._value(node)
+        try:
+            return js(value)
+        except TypeError:
+            raise self._refused(node) from None
 
-    def _written(self, part: Part, node: ast.expr) -> str:
-        if isinstance(part, str):
-            return part
-        if isinstance(part.value, bool) or not isinstance(part.value, int | str):
-            raise self._refused(node)
-        return f'"{part.value}"' if isinstance(part.value, str) else f"{part.value}n"
-
-    def _part(self, node: ast.expr) -> Part:
+    def _value(self, node: ast.expr) -> Any:
         match node:
             case ast.Constant(value):
-                return _Constant(value)
+                return value
             case ast.Name(name):
-                known = self._locals.get(name)
-                return known if known is not None else _Constant(self._global(name))
+                return self._locals[name] if name in self._locals else self._global(name)
             case ast.Attribute(value, name):
-                return self._attribute(self._part(value), name)
+                of = self._value(value)
+                if not isinstance(of, Symbol):
+                    return getattr(of, name)
+                return PROBLEM[name] if of.text == "p" and name in PROBLEM else Symbol(f"{of.text}.{name}")
             case ast.Subscript(ast.Attribute(_, "options"), ast.Constant(str() as name)):
-                return _Constant(self._options[name])
+                return self._options[name]
             case ast.UnaryOp(ast.USub(), value):
-                return f"-({self._js(value)})"
-            case ast.BinOp():
-                return self._signed(node)
-            case ast.BoolOp(ast.Or(), [first, second]) if isinstance(known := self._part(first), _Constant):
-                return known if known.value else self._part(second)
-            case ast.BoolOp(ast.And(), [first, second]) if isinstance(known := self._part(first), _Constant):
-                return self._part(second) if known.value else known
+                return Symbol(f"-({self._js(value)})")
+            case ast.BinOp(left, sign, right) if type(sign) in SIGNS:
+                return SIGNS[type(sign)](self._value(left), self._value(right))
+            case ast.BoolOp(ast.Or(), [first, second]):
+                return self._value(first) or self._value(second)
+            case ast.BoolOp(ast.And(), [first, second]):
+                return self._value(first) and self._value(second)
             case ast.IfExp(test, then, otherwise):
-                decided = self._part(test)
-                if isinstance(decided, _Constant):
-                    return self._part(then if decided.value else otherwise)
-                return f"({decided} ? {self._js(then)} : {self._js(otherwise)})"
+                decided = self._value(test)
+                if not isinstance(decided, Symbol):
+                    return self._value(then if decided else otherwise)
+                return Symbol(f"({decided.text} ? {self._js(then)} : {self._js(otherwise)})")
             case ast.Compare(left, [sign], [right]) if type(sign) in COMPARED:
-                parts = self._part(left), self._part(right)
-                if isinstance(parts[0], _Constant) and isinstance(parts[1], _Constant) and isinstance(sign, ast.Eq):
-                    return _Constant(parts[0].value == parts[1].value)
-                return f"({self._written(parts[0], left)} {COMPARED[type(sign)]} {self._written(parts[1], right)})"
+                one, other = self._value(left), self._value(right)
+                if isinstance(sign, ast.Eq) and not isinstance(one, Symbol) and not isinstance(other, Symbol):
+                    return one == other
+                return Symbol(f"({js(one)} {COMPARED[type(sign)]} {js(other)})")
             case ast.Lambda(arguments, body):
                 names = [argument.arg for argument in arguments.args]
-                self._locals |= {name: name for name in names}
-                return f"({', '.join(names)}) => {self._js(body)}"
-            case ast.Dict(keys, values):
-                pairs = zip(keys, values, strict=True)
-                return f"({{{', '.join(f'{self._key(key)}: {self._js(value)}' for key, value in pairs)}}})"
+                self._locals |= {name: Symbol(name) for name in names}
+                return Symbol(f"({', '.join(names)}) => {self._js(body)}")
+            case ast.Dict(keys, values) if all(isinstance(key, ast.Constant) for key in keys):
+                pairs = (f"{self._value(k)}: {self._js(v)}" for k, v in zip(keys, values, strict=True) if k)
+                return Symbol(f"({{{', '.join(pairs)}}})")
             case ast.Tuple(values):
-                return f"[{', '.join(map(self._js, values))}]"
+                return Symbol(f"[{', '.join(map(self._js, values))}]")
             case ast.Call(called, values, []):
-                return self._called(node, self._part(called), values)
+                return self._called(node, self._value(called), values)
         raise self._refused(node)
 
     def _global(self, name: str) -> Any:
@@ -213,44 +207,20 @@ class _Function:
                 return getattr(place, name)
         raise TypeError(f"{self._function.__qualname__}: {name} is not known where it is defined")
 
-    def _key(self, key: ast.expr | None) -> str:
-        if not isinstance(key, ast.Constant):
-            raise TypeError(f"{self._function.__qualname__}: a key that is no constant is not translated")
-        return str(key.value)
-
-    def _attribute(self, of: Part, name: str) -> Part:
-        if isinstance(of, _Constant):
-            return _Constant(getattr(of.value, name))
-        return _Constant(PROBLEM[name]) if of == "p" and name in PROBLEM else f"{of}.{name}"
-
-    def _signed(self, node: ast.BinOp) -> Part:
-        left, right = self._js(node.left), self._js(node.right)
-        if isinstance(node.op, ast.FloorDiv):
-            return f"floorDiv({left}, {right})"
-        if isinstance(node.op, ast.Mod):
-            return f"floorMod({left}, {right})"
-        if type(node.op) not in SIGNS:
+    def _called(self, node: ast.Call, function: Any, values: list[ast.expr]) -> Any:
+        if isinstance(function, Symbol):  # a method of the problem, or of its tiles
+            if function.text in ("p.mask_tile", "p.gradient_tile"):
+                return 0
+            name = function.text
+        elif function is int and not isinstance(known := self._value(values[0]), Symbol):
+            return int(known)
+        elif getattr(function, "__name__", "") in HELPERS:
+            name = HELPERS[function.__name__]
+        elif inspect.isfunction(inspect.unwrap(function)):
+            name = self._script.of(function, self._options)
+        else:
             raise self._refused(node)
-        return f"({left} {SIGNS[type(node.op)]} {right})"
-
-    def _called(self, node: ast.Call, called: Part, values: list[ast.expr]) -> Part:
-        if isinstance(called, str):  # a method of the problem, or of its tiles
-            if called in ("p.mask_tile", "p.gradient_tile"):
-                return _Constant(0)
-            return f"{called}({', '.join(map(self._js, values))})"
-        function = called.value
-        name = getattr(function, "__name__", "")
-        if function is int and isinstance(known := self._part(values[0]), _Constant):
-            return _Constant(int(known.value))
-        if name in HELPERS:
-            return f"{HELPERS[name]}({', '.join(map(self._js, values))})"
-        if (
-            is_dataclass(function)
-            or isinstance(function, ModuleType)
-            or not inspect.isfunction(inspect.unwrap(function))
-        ):
-            raise self._refused(node)
-        return f"{self._script.of(function, self._options)}({', '.join(map(self._js, values))})"
+        return Symbol(f"{name}({', '.join(map(self._js, values))})")
 
     def _refused(self, node: ast.AST) -> TypeError:
         return TypeError(f"{self._function.__qualname__}: {ast.unparse(node)} is not translated")

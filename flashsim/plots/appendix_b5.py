@@ -19,8 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from flashsim.api import count
-from flashsim.plots.chart import Chart
-from flashsim.plots.setting import said, setting
+from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.sizes import Size
 

@@ -11,8 +11,7 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim import approximate, patterns, theory
 from flashsim.checking import check_count
-from flashsim.plots.chart import Chart
-from flashsim.plots.setting import said, setting
+from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import BLACK, GREEN, GREY, OLIVE, PURPLE, SKY, WINE, Look, hang, looks, ticks
 from flashsim.records import Occupancy
 from flashsim.sizes import Size

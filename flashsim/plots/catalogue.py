@@ -44,12 +44,8 @@ def draw(
             raise ValueError(f"{name} does not take {option}; it takes {', '.join(chart.takes) or 'no options'}")
     if wide and ax is not None:
         raise ValueError("wide is for a new figure; with ax the size is that of its own")
-    data = chart.data(**options)
-    if not wide:
-        drawn: Axes | Sequence[Axes] = chart(data, ax=ax)
-        return drawn
-    axes = chart.draw(data, wide=True).axes[: chart.panels]
-    return axes[0] if chart.panels == 1 else axes
+    drawn: Axes | Sequence[Axes] = chart(chart.data(**options), ax=ax, wide=wide)
+    return drawn
 
 
 def write_figure(name: str, script: str, description: str | None, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""`Chart`: a figure, made of the function that draws it."""
+"""`Chart`: a figure, made of the function that draws it; and the setting of one head's counts, which figures have in common."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from flashsim.checking import check_count
+from flashsim.inputs import check_M, float_dtype
 from flashsim.plots.saving import figure_of
-from flashsim.plots.style import column_figure, dress, slide, styled
+from flashsim.plots.style import Panels, column_figure, dress, slide, styled
+from flashsim.sizes import Size
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,21 @@ class Chart:
         return "on_done" in inspect.signature(self.data).parameters
 
     @styled
-    def __call__(self, data: Mapping[str, Any] | None = None, *, ax: Axes | Sequence[Axes] | None = None) -> Any:
-        """Draw `data`, by default `data()`, on `ax`, by default of a new figure, and return the axes.
+    def __call__(
+        self, data: Mapping[str, Any] | None = None, *, ax: Axes | Sequence[Axes] | None = None, wide: bool = False
+    ) -> Any:
+        """Draw `data`, by default `data()`, on `ax`, by default of a new figure, `wide` as a slide of 16:9; return the axes.
 
         Raises ValueError unless `ax` are as many as there are panels.
         """
         data = self.data() if data is None else data
         panels = [ax] if isinstance(ax, Axes) else ax
-        if panels is None:
+        if panels is None and wide:
+            panels = slide(self.panels, self.slide)
+        elif panels is None:
             height = self.height(data) if callable(self.height) else self.height
             cells = (1, self.panels) if self.columns > 1 else (self.panels, 1)
-            panels = list(column_figure(height, self.columns).subplots(*cells, squeeze=False, **self.grid).flat)
+            panels = Panels(column_figure(height, self.columns), *cells, **self.grid)
         elif len(panels) != self.panels:
             got = "one" if len(panels) == 1 else len(panels)
             raise ValueError(
@@ -71,16 +78,30 @@ class Chart:
             dress(panel, x=self.x, y=self.y)
         axes = panels if self.panels > 1 else panels[0]
         self.on(data, axes)
+        if wide and len(panels) == 1:
+            panels[0].set_title(panels[0].get_title(loc="left").replace("\n", " "))
         return axes
 
     def draw(self, data: dict[str, Any] | None = None, *, wide: bool = False) -> Figure:
         """Return the figure of `data`, by default of `data()`: as tall as it needs, one printed column wide; `wide`: 16:9."""
-        if not wide:
-            return figure_of(self(data))
-        axes = slide(self.panels, self.slide)
-        self(data, ax=axes if self.panels > 1 else axes[0])
-        if self.panels == 1:
-            axes[0].set_title(
-                axes[0].get_title(loc="left").replace("\n", " "), fontsize=8.5, fontweight="bold", loc="left"
-            )
-        return figure_of(axes)
+        return figure_of(self(data, wide=wide))
+
+
+def setting(*, N: int, d: int, M: Size | None, dtype: Any, blocks: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Return arguments of `flashsim.count`: N, d, M in elements (by default 100 KB of the dtype), dtype by its name.
+
+    And `blocks`, where they are given. Raises ValueError or TypeError, with the argument's name, for what makes no sense.
+    """
+    stored = float_dtype(dtype)
+    checked = {
+        "N": check_count("N", N), "d": check_count("d", d), "M": check_M(M, stored.itemsize), "dtype": stored.name
+    }  # fmt: skip
+    return checked if blocks is None else {**checked, "blocks": tuple(blocks)}
+
+
+def said(data: Mapping[str, Any], *names: str) -> str:
+    """Say those numbers of a figure's data, and its blocks if it has them: "N = 1,024, d = 64, one head"."""
+    words = [f"{name} = {data[name]:,}" for name in names]
+    if "blocks" in data:
+        words.append("{:,} × {:,} blocks".format(*data["blocks"]))
+    return ", ".join([*words, "one head"])

@@ -17,15 +17,10 @@ from flashsim.plots.style import BLUE, GREY, ORANGE, VERMILLION, Look, hang, loo
 from flashsim.theory.program import ExactProgram
 
 _WHAT = "when fusing an MLP's layers pays, beside Saha and Ye's border"
-_WAYS: dict[str, dict[str, Any]] = {
-    "fused": {},
-    "unfused, rows": {"fused": False},
-    "unfused, square tiles": {"fused": False, "tiles": "square"},
-}
-_LOOKS = {
-    "fused": Look("fused", BLUE, "o", "-"),
-    "unfused, rows": Look("unfused, rows", VERMILLION, "s", "--"),
-    "unfused, square tiles": Look("unfused, square tiles", ORANGE, "^", ":"),
+_WAYS: dict[str, tuple[dict[str, Any], Look]] = {
+    "fused": ({}, Look("fused", BLUE, "o", "-")),
+    "unfused, rows": ({"fused": False}, Look("unfused, rows", VERMILLION, "s", "--")),
+    "unfused, square tiles": ({"fused": False, "tiles": "square"}, Look("unfused, square tiles", ORANGE, "^", ":")),
 }
 _FUSED = ("flash", "q_outer")
 _ATTENTION = (*_FUSED, "small_cache")
@@ -44,7 +39,9 @@ def fusing_data(*, N: int = 65_536, d: int = 1024) -> dict[str, Any]:
         "d": d,
         "f": 4 * d,
         "M": rooms,
-        "mlp": {name: [_moved(mlp.exact(N=N, d=d, f=4 * d, M=M, **how)) for M in rooms] for name, how in _WAYS.items()},
+        "mlp": {
+            name: [_moved(mlp.exact(N=N, d=d, f=4 * d, M=M, **how)) for M in rooms] for name, (how, _) in _WAYS.items()
+        },
         "attention": {
             name: [_moved(theory.exact(name, N=N, d=d, M=M, sizing="fit")) for M in rooms] for name in _ATTENTION
         },
@@ -56,7 +53,7 @@ def plot_fusing(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     """Draw accesses of an N × f hidden layer, and of N × N scores, per element of these, over M/d², log-log."""
     N, d = data["N"], data["d"]
     panels = (
-        ("mlp", _LOOKS, "hidden layer (N × f)", N * data["f"]),
+        ("mlp", {name: look for name, (_, look) in _WAYS.items()}, "hidden layer (N × f)", N * data["f"]),
         ("attention", looks(_ATTENTION), "S (N × N)", N * N),
     )
     for panel, (what, its, matrix, size) in zip(axes, panels, strict=True):
@@ -91,10 +88,8 @@ def pays_from(rooms: Sequence[int], moved: Mapping[str, Sequence[int | None]], w
 
     def ahead(at: int) -> float | None:
         """Say by how much it is ahead, as a logarithm; None where nothing of one of them fits."""
-        one, other = (
-            [counts[at] for name, counts in moved.items() if (name in what) == which] for which in (True, False)
-        )
-        ones, others = ([each for each in counts if each is not None] for counts in (one, other))
+        fits = {name: count for name, counts in moved.items() if (count := counts[at]) is not None}
+        ones, others = ([n for name, n in fits.items() if (name in what) == which] for which in (True, False))
         return math.log(min(others) / min(ones)) if ones and others else None
 
     found = None

@@ -23,6 +23,7 @@ from flashsim.plots.style import (
     ORANGE,
     VERMILLION,
     Look,
+    Panels,
     canvas,
     column_figure,
     dress,
@@ -51,7 +52,7 @@ def plot_validation(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = No
 
     `record`: what `flashsim.gpu.validation.validate` returned. `ax`: two axes; None: a new column of two.
     """
-    axes: Sequence[Axes] = list(column_figure(5.6).subplots(2)) if ax is None else ax
+    axes: Sequence[Axes] = Panels(column_figure(5.6), 2, 1) if ax is None else ax
     for panel in axes:
         dress(panel)
     _predicted(axes[0], record)
@@ -62,14 +63,8 @@ def plot_validation(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = No
 def _predicted(ax: Axes, record: Mapping[str, Any]) -> None:
     ax.set_xscale("log")
     ax.set_yscale("log")
-    groups = {
-        "standard": (BLACK, "x"),
-        "algorithm_1": (BLUE, "o"),
-        "algorithm_4": (GREEN, "D"),
-        "on chip": (ORANGE, "v"),
-    }
     ends: list[float] = []
-    for name, (colour, marker) in groups.items():
+    for name, (label, look) in _GROUPS.items():
         points = [
             (row[f"predicted_{way}"], row[f"measured_{way}"])
             for row in record["rows"]
@@ -80,7 +75,7 @@ def _predicted(ax: Axes, record: Mapping[str, Any]) -> None:
         if points:
             x, y = zip(*points, strict=True)
             ends += [*x, *y]
-            ax.plot(x, y, linestyle="none", marker=marker, color=colour, mfc="none", label=_GROUPS[name], gid=name)
+            ax.plot(x, y, linestyle="none", mfc="none", label=label, gid=name, **look)
     line = [min(ends) / 1.5, max(ends) * 1.5]
     ax.plot(line, line, color=GREY, linewidth=0.8, gid="equal")
     for axis in (ax.xaxis, ax.yaxis):
@@ -97,11 +92,11 @@ def _predicted(ax: Axes, record: Mapping[str, Any]) -> None:
 
 
 _LEVELS = {"DRAM": "DRAM", "L2": "SM ↔ L2"}
-_GROUPS = {
-    "standard": "standard attention, DRAM",
-    "algorithm_1": "Algorithm 1, DRAM",
-    "algorithm_4": "Algorithm 4, DRAM",
-    "on chip": "loops exchanged, SM ↔ L2",
+_GROUPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "standard": ("standard attention, DRAM", {"color": BLACK, "marker": "x"}),
+    "algorithm_1": ("Algorithm 1, DRAM", {"color": BLUE, "marker": "o"}),
+    "algorithm_4": ("Algorithm 4, DRAM", {"color": GREEN, "marker": "D"}),
+    "on chip": ("loops exchanged, SM ↔ L2", {"color": ORANGE, "marker": "v"}),
 }
 
 
@@ -143,10 +138,6 @@ def _by_length(
     return {name: points for name, points in found.items() if points}
 
 
-def _xy(points: Mapping[int, float]) -> tuple[list[int], list[float]]:
-    return list(points), list(points.values())
-
-
 @styled
 def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -> Sequence[Axes]:
     """Draw TFLOP/s over N, log-log, of every contestant: forward, causal, backward, backward causal (Figure 3, left, as rates).
@@ -155,15 +146,19 @@ def plot_times(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) -
     """
     widths = sorted({r["d"] for r in record["results"]})
     if ax is None:
-        figure = column_figure(9.0, len(widths))
-        ax = list(figure.subplots(4, len(widths), sharex=True, sharey="row", squeeze=False).flat)
+        ax = Panels(column_figure(9.0, len(widths)), 4, len(widths), sharex=True, sharey="row")
     cases = [
         (direction, causal, d) for direction in ("forward", "backward") for causal in (False, True) for d in widths
     ]
     for panel, (direction, causal, d) in zip(ax, cases, strict=True):
         dress(panel, x=2, y=10)
         for name, rates in _by_length(record, lambda _, t: t["tflops"], d, direction, causal).items():
-            panel.plot(*_xy(rates), label=LOOKS[name].label, gid=f"{direction} {causal} {name}", **LOOKS[name].line)
+            panel.plot(
+                *zip(*rates.items(), strict=True),
+                label=LOOKS[name].label,
+                gid=f"{direction} {causal} {name}",
+                **LOOKS[name].line,
+            )
         panel.set_title(f"{direction}{', causal' if causal else ''}, d = {d}")
         panel.xaxis.set_major_formatter(_in_k)
         ticks(panel.yaxis, LogLocator(10, (1, 2, 5)), lambda y, _: f"{y:g}")
@@ -186,7 +181,7 @@ def plot_runtime(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None = No
         parts = [passes.get(name, {}) for passes in times]
         points = {N: sum(part[N] for part in parts) for N in sorted(parts[0]) if all(N in part for part in parts)}
         if points:
-            ax.plot(*_xy(points), label=look.label, gid=name, **look.line)
+            ax.plot(*zip(*points.items(), strict=True), label=look.label, gid=name, **look.line)
     _over_N(ax, d, record)
     ax.yaxis.set_major_locator(LogLocator(10))
     ax.set_ylabel(f"{' + '.join(directions)}, ms a sequence")
@@ -244,7 +239,7 @@ def plot_peak_memory(record: Mapping[str, Any], *, d: int = 64, ax: Axes | None 
         look = LOOKS[name].line
         if name in alike:  # each has its markers where the others have none
             look |= {"markevery": (alike.index(name) % len(points), len(alike)), "markerfacecolor": LOOKS[name].colour}
-        ax.plot(*_xy(points), label=LOOKS[name].label, gid=name, **look)
+        ax.plot(*zip(*points.items(), strict=True), label=LOOKS[name].label, gid=name, **look)
     if len(alike) > 1:
         last = max(max(drawn[name]) for name in alike)
         apart = max(
@@ -328,7 +323,7 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
     if ax is None:
         figure = column_figure(0.8 + 0.24 * len(steps))
         figure.set_figwidth(2 * figure.get_figwidth())
-        ax = list(figure.subplots(1, 2, sharey=True))
+        ax = Panels(figure, 1, 2, sharey=True)
     rates, moved = ax
     places = range(len(steps))
     for panel in ax:
@@ -346,7 +341,7 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
         f"TFLOP/s, N = {setting['N']:,}, d = {setting['d']}{', causal' if setting['causal'] else ''}, {setting['dtype']}"
     )
     rates.set_title(f"{record['machine']['gpu']}: rate, forward")
-    own = [(place, step) for place, step in zip(places, steps, strict=True) if "simulated" in step]
+    own = {place: step for place, step in zip(places, steps, strict=True) if "simulated" in step}
     kinds: dict[str, tuple[dict[str, Any], Callable[[Any], float]]] = {
         "simulated accesses × an input's bytes": (
             {"marker": "s", "mfc": "none", "color": BLACK},
@@ -359,9 +354,7 @@ def plot_ladder(record: Mapping[str, Any], *, ax: Sequence[Axes] | None = None) 
         "DRAM": ({"marker": "D", "color": BLUE}, lambda step: step["seen"]["dram_reads"] + step["seen"]["dram_writes"]),
     }
     for name, (look, of) in kinds.items():
-        moved.plot(
-            [of(step) for _, step in own], [place for place, _ in own], linestyle="none", label=name, gid=name, **look
-        )
+        moved.plot([*map(of, own.values())], [*own], linestyle="none", label=name, gid=name, **look)
     moved.set_xscale("log")
     moved.xaxis.set_major_formatter(EngFormatter("B", sep=""))
     moved.set_xlabel("reads + writes")

@@ -16,8 +16,7 @@ from flashsim.cache import L2
 from flashsim.checking import check_callback
 from flashsim.machines import MACHINES
 from flashsim.memory import Event
-from flashsim.plots.chart import Chart
-from flashsim.plots.setting import said, setting
+from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import GREY, hang, looks, ticks
 from flashsim.sizes import Size
 
@@ -86,35 +85,28 @@ class _Progress:
 @partial(Chart, "l2", l2_data, "a third level: DRAM traffic against the size of an L2", 3.6, x=2, y=10)
 def plot_l2(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw DRAM traffic against L2 size, log-log, down to the compulsory traffic of each (dotted)."""
-    sizes, curves = data["sizes"], data["curves"]
+    (N, d), sizes, curves = (data["N"], data["d"]), data["sizes"], data["curves"]
+    forms = {4 * N * d + 2 * N: "4Nd + 2N", 4 * N * d + 2 * N * N: "4Nd + 2N²"}
+    beside: dict[str, Any] = {"textcoords": "offset points"}
     for name, look in looks(curves).items():
         curve, colour = curves[name], look.colour
         dram = [r + w for r, w in zip(curve["dram_reads"], curve["dram_writes"], strict=True)]
         ax.plot(sizes, dram, **look.line, gid=name)
         floor = sum(curve["compulsory"].values())
         ax.axhline(floor, color=colour, linestyle=":", linewidth=1, gid=f"{name} compulsory")
-        ax.annotate(look.label, (sizes[0], dram[0]), (4, 5), textcoords="offset points", color=colour)
-    _say_floors(ax, data)
+        ax.annotate(look.label, (sizes[0], dram[0]), (4, 5), color=colour, **beside)
+        least = f"compulsory: {forms.get(floor, f'{floor:,}')}"
+        ax.annotate(least, (sizes[-1], floor), (0, -3), color=colour, ha="right", va="top", **beside)
     shares = {machine: share for machine, share in data["per_sm"].items() if machine != "dtype"}
     for machine, share in shares.items():
         ax.axvline(share, color=GREY, linestyle="-.", linewidth=0.8, gid=machine)
     names = " and ".join(machine.removesuffix("-40GB") for machine in shares)
     at = max(shares.values())
-    above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top"}
-    ax.annotate(f"an SM's share\nof the L2: {names}", (at, 1), (3, 0), color=GREY, **above)
+    above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "va": "top"}
+    ax.annotate(f"an SM's share\nof the L2: {names}", (at, 1), (3, 0), color=GREY, **above, **beside)
     ax.set_ylim(1.5e5, 1.6e7)
     ax.set_xlim(sizes[0] / 1.1, sizes[-1] * 1.1)
     ticks(ax.xaxis, LogLocator(4), lambda x, _: f"{x / 2**20:.0f} Mi" if x >= 2**20 else f"{x / 2**10:.0f} Ki")
     ax.set_xlabel(f"size of the L2 (elements)\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("DRAM reads + writes (elements)")
     ax.set_title("An L2 that holds Q and O leaves FlashAttention\nonly what it must move", x=hang(ax, -0.16))
-
-
-def _say_floors(ax: Axes, data: Mapping[str, Any]) -> None:
-    N, d = data["N"], data["d"]
-    forms = {4 * N * d + 2 * N: "4Nd + 2N", 4 * N * d + 2 * N * N: "4Nd + 2N²"}
-    for name, look in looks(data["curves"]).items():
-        floor = sum(data["curves"][name]["compulsory"].values())
-        text = f"compulsory: {forms[floor]}" if floor in forms else f"compulsory: {floor:,}"
-        below: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "top"}
-        ax.annotate(text, (data["sizes"][-1], floor), (0, -3), color=look.colour, **below)

@@ -1,4 +1,4 @@
-"""How near schedules come to what none can beat: accesses divided by the lower bound, against N and against M / d²."""
+"""How near schedules come to what none can beat: accesses divided by the lower bound, forward and backward."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
 from flashsim.plots.chart import Chart
 from flashsim.plots.style import GREY, Look, hang, looks, ticks
-from flashsim.theory import lower_bound
+from flashsim.theory import lower_bound, lower_bound_backward
 from flashsim.tune import best_of
 
-ALGORITHMS = ("standard", "flash", "q_outer", "q_outer_pinned", "small_cache", "small_cache_hybrid")
+FORWARD = ("standard", "flash", "q_outer", "q_outer_pinned", "small_cache", "small_cache_hybrid")
+BACKWARD = ("standard", "flash", "q_outer", "q_outer_two_pass", "q_outer_streamed", "small_cache")
 LENGTHS = tuple(2**e for e in range(8, 17))
 CACHES = tuple(2.0**e for e in range(-4, 6))  # M / d²
 
@@ -30,14 +31,35 @@ def lower_data(*, N: int = 16_384, d: int = 64, M: Any = None, dtype: str = "flo
     N, d, M = check_count("N", N), check_count("d", d), check_M(M, float_dtype(dtype).itemsize)
 
     def at(N: int, M: int) -> dict[str, Any]:
-        found = {name: best_of(name, N=N, d=d, M=M) for name in ALGORITHMS}
-        moved = {name: choice and choice.accesses for name, choice in found.items()}
-        return {"N": N, "M": M, "bound": lower_bound(N=N, d=d, M=M).accesses, "accesses": moved}
+        return {
+            "N": N,
+            "M": M,
+            "bound": lower_bound(N=N, d=d, M=M).accesses,
+            "accesses": _moved(FORWARD, N=N, d=d, M=M),
+        }
 
-    by_N = [at(length, M) for length in LENGTHS]
-    return {
-        "N": N, "d": d, "M": M, "dtype": dtype, "by_N": by_N, "by_M": [at(N, int(part * d * d)) for part in CACHES]
-    }  # fmt: skip
+    by_N, by_M = [at(length, M) for length in LENGTHS], [at(N, int(part * d * d)) for part in CACHES]
+    return {"N": N, "d": d, "M": M, "dtype": dtype, "by_N": by_N, "by_M": by_M}
+
+
+def lower_backward_data(*, N: int = 16_384, d: int = 64) -> dict[str, Any]:
+    """Return the accesses (elements, one head, backward) of each algorithm's best blocks, and the lower bound.
+
+    M is from d²/16 to 32 d². None: nothing fits.
+    """
+    N, d = check_count("N", N), check_count("d", d)
+
+    def at(M: int) -> dict[str, Any]:
+        moved = _moved(BACKWARD, N=N, d=d, M=M, direction="backward")
+        return {"M": M, "bound": lower_bound_backward(N=N, d=d, M=M).accesses, "accesses": moved}
+
+    return {"N": N, "d": d, "by_M": [at(max(int(part * d * d), 1)) for part in CACHES]}
+
+
+def _moved(names: Sequence[str], **sizes: Any) -> dict[str, int | None]:
+    """Return the accesses of each algorithm with its best blocks; None where nothing fits."""
+    found = {name: best_of(name, **sizes) for name in names}
+    return {name: choice.accesses if choice else None for name, choice in found.items()}
 
 
 @partial(Chart, "lower", lower_data, "what no schedule can beat: accesses ÷ the lower bound", 5.8, panels=2, x=2, y=10)
@@ -51,7 +73,7 @@ def plot_lower(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     for ax, points, x in panels:
         drawn = looks(points[0]["accesses"])
         drawn["q_outer_pinned"] = replace(drawn["q_outer"], label=drawn["q_outer_pinned"].label, marker="^", dashes=":")
-        ax.set_ylim(0.9, draw_ratios(ax, x, points, drawn) * 1.3)
+        ax.set_ylim(0.9, _draw_ratios(ax, x, points, drawn) * 1.3)
     above.legend(loc="upper left", ncols=2, columnspacing=1.0)
     above.set_ylim(0.9, above.get_ylim()[1] * 2.5)
     ticks(above.xaxis, FixedLocator([2.0**e for e in range(8, 17, 2)]), "{x:,.0f}")
@@ -61,14 +83,35 @@ def plot_lower(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
     )
     below.axvline(1, color=GREY, linestyle="--", linewidth=0.8, gid="Saha and Ye's border")
     below.text(1.06, below.get_ylim()[1] / 1.1, "M = d²: Saha and\nYe's border", color=GREY, va="top")
-    ticks(below.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), share)
+    ticks(below.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), _share)
     below.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {d}")
     below.set_title(
         "Below d²/4 small cache is nearest, about d²\nthe hybrid, above the loops exchanged", x=hang(below, -0.13)
     )
 
 
-def draw_ratios(ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]], drawn: Mapping[str, Look]) -> float:
+_WHAT = "what no backward pass can beat: accesses ÷ the lower bound"
+
+
+@partial(Chart, "lower_backward", lower_backward_data, _WHAT, 3.3, x=2, y=10)
+def plot_lower_backward(data: Mapping[str, Any], ax: Axes) -> None:
+    """Draw accesses ÷ bound, log-log."""
+    drawn = looks(BACKWARD)
+    loops = drawn["q_outer"]
+    drawn["q_outer_two_pass"] = replace(loops, label="two passes, one tile", marker="^", dashes=":")
+    drawn["q_outer_streamed"] = replace(loops, label="two passes, streamed", marker="D", dashes="--")
+    x = [point["M"] / data["d"] ** 2 for point in data["by_M"]]
+    ax.set_ylim(0.9, _draw_ratios(ax, x, data["by_M"], drawn) * 4)
+    ticks(ax.xaxis, FixedLocator([2.0**e for e in range(-4, 6, 2)]), _share)
+    ax.set_xlabel(f"M / d²\nN = {data['N']:,}, d = {data['d']}")
+    ax.legend(loc="upper left", ncols=2, columnspacing=1.0)
+    ax.set_title(
+        "Backward, from M = 2 d² up, two passes with\nrows streamed are nearest to what none can beat",
+        x=hang(ax, -0.13),
+    )
+
+
+def _draw_ratios(ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]], drawn: Mapping[str, Look]) -> float:
     """Draw each algorithm's accesses ÷ bound at `x`, where it fits, and the bound; return the largest ratio."""
     most = 1.0
     for name, look in drawn.items():
@@ -82,6 +125,6 @@ def draw_ratios(ax: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]
     return most
 
 
-def share(x: float, _: Any) -> str:
+def _share(x: float, _: Any) -> str:
     """Write M / d² as a fraction."""
     return f"{x:g}" if x >= 1 else f"1/{1 / x:g}"

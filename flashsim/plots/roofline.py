@@ -18,8 +18,7 @@ from flashsim.api import backward, forward
 from flashsim.cache import L2
 from flashsim.checking import is_one_of, shown
 from flashsim.machines import MACHINES, Machine, Roofline, kv_tile, predict, roofline
-from flashsim.plots.chart import Chart
-from flashsim.plots.setting import said, setting
+from flashsim.plots.chart import Chart, said, setting
 from flashsim.plots.style import BLACK, GREY, compared_both_ways, hang, looks, ticks
 
 _THROUGH_L2 = ("standard", "flash")
@@ -53,6 +52,7 @@ def roofline_data(
         others["forward"][algorithm.name] = algorithm
         with suppress(ValueError):
             others["backward"][algorithm.name] = backward_of(algorithm)
+    through_l2 = _dram_bytes(on, **shape)
     directions: dict[str, Any] = {}
     for direction, table in PASSES.items():
         passes = {**{name: name for name in table}, **others[direction]}
@@ -61,7 +61,7 @@ def roofline_data(
             "algorithms": {name: _numbers(line) for name, line in counted.items()},
             "through_l2": {
                 name: _numbers(roofline(on, nbytes[direction], counted[name].flops, dtype))
-                for name, nbytes in _dram_bytes(on, **shape).items()
+                for name, nbytes in through_l2.items()
             },
         }
     tiles = {"prefill": kv_tile(B_q=32, B_k=32, d=128), "decode": kv_tile(B_q=1, B_k=32, d=128)}

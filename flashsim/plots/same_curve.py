@@ -48,22 +48,15 @@ def plot_same_curve(data: Mapping[str, Any], axes: Sequence[Axes]) -> None:
         colour = of_bugs[bug] if bug else colours[name].colour
         gid = " ".join(part for part in (name, dtype, bug) if part)
         if dtype == "float64":
-            above.plot(
-                _steps(curve), curve["losses"], color=colour, linewidth=1 if bug else _WIDTHS.get(name, 1), gid=gid
-            )
+            wide, label = (1, f"bug: {bug}") if bug else (_WIDTHS.get(name, 1), f"{colours[name].label}, no bug")
+            above.plot(_steps(curve), curve["losses"], color=colour, linewidth=wide, gid=gid, label=label)
         if curve is not first[dtype]:
             apart = np.abs(np.subtract(curve["losses"], first[dtype]["losses"]))
             so_far = np.maximum(np.maximum.accumulate(apart), _LEAST)
             below.plot(_steps(curve), so_far, _DASHES[dtype], color=colour, gid=f"{gid} apart")
     above.set_ylabel("loss (nats a character)")
     above.set_title("One training curve,\nwhichever attention trains it", x=hang(above, -0.17))
-    right = dict.fromkeys(_name(curve) for curve in curves if curve["dtype"] == "float64" and not curve["bug"])
-    said = [("no bug: " + ",\n".join(colours[name].label for name in right), BLACK)]
-    said += [(f"bug: {bug}", colour) for bug, colour in reversed(of_bugs.items())]
-    for at, (text, colour) in enumerate(said):
-        above.text(
-            0.98, 0.98 - 0.1 * (at + 2 * (at > 0)), text, color=colour, ha="right", va="top", transform=above.transAxes
-        )
+    above.legend(loc="upper right")
     below.set_yscale("log")
     below.set_ylim(_LEAST / 2, 3)
     ticks(below.yaxis, LogLocator(10, numticks=7))

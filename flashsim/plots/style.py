@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, cast
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import Locator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.blocks import paper_rows
@@ -96,22 +96,8 @@ STYLE: Any = {
     "svg.hashsalt": "flashsim",
 }
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Run a function under the common style, and leave matplotlib's settings as they were."""
-
-    @wraps(draw)
-    def in_style(*args: P.args, **kwargs: P.kwargs) -> R:
-        with matplotlib.rc_context(STYLE):
-            result: Any = draw(*args, **kwargs)
-            if isinstance(result, list) and isinstance(result[0], Panel):
-                result = Panels(result)
-            return cast(R, result)
-
-    return in_style
+styled = matplotlib.rc_context(STYLE)
+"""Runs a function under the common style, and leaves matplotlib's settings as they were."""
 
 
 class Panel(Axes):
@@ -123,6 +109,9 @@ class Panel(Axes):
 
 class Panels(list[Axes]):
     """Several axes of one figure, likewise."""
+
+    def __init__(self, figure: Figure, rows: int, columns: int, **grid: Any) -> None:
+        super().__init__(figure.subplots(rows, columns, squeeze=False, **grid).flat)
 
     def _repr_png_(self) -> bytes:
         return drawn(self[0].figure)
@@ -165,12 +154,12 @@ def on_slide(ax: Axes) -> bool:
 
 
 @styled
-def slide(panels: int = 1, width: float = 0.0) -> list[Axes]:
+def slide(panels: int = 1, width: float = 0.0) -> Panels:
     """Return so many axes side by side on a new figure of 16:9, `width` inches wide, by default as its panels need."""
     width = width or max(7.2, 3.5 * panels)
     figure = Picture(figsize=(width, width * 9 / 16), layout="constrained")
     figure.in_columns = False
-    return [figure.add_subplot(1, panels, 1 + at) for at in range(panels)]
+    return Panels(figure, 1, panels)
 
 
 def dress(ax: Axes, *, x: int = 0, y: int = 0) -> None:
@@ -195,6 +184,14 @@ def canvas(ax: Axes | None, height: float, *, x: int = 0, y: int = 0) -> Axes:
     ax = column_figure(height).subplots() if ax is None else ax
     dress(ax, x=x, y=y)
     return ax
+
+
+def legend_below(ax: Axes, lines: int, x: float, **how: Any) -> None:
+    """Put the legend below the x axis, whose label has so many lines; it begins at x, as a title that hangs."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    below = ax.transAxes + ScaledTranslation(0, -(14 + 12 * lines) / 72, figure.dpi_scale_trans)
+    ax.legend(loc="upper left", bbox_to_anchor=(hang(ax, x), 0), bbox_transform=below, handlelength=1.8, **how)
 
 
 def ticks(axis: Axis, at: Locator, said: Any = None) -> None:

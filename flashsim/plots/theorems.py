@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,8 +16,7 @@ from flashsim import theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import chosen
 from flashsim.api import count
-from flashsim.plots.chart import Chart
-from flashsim.plots.setting import setting
+from flashsim.plots.chart import Chart, setting
 from flashsim.plots.style import BLACK, BLUE, GREY, SKY, hang, looks, on_slide, ticks
 from flashsim.sizes import Size
 
@@ -27,24 +25,16 @@ _LABELS = {"N": "sequence length N", "d": "head dimension d", "M": "SRAM size M 
 _POWER = 0.05  # a series whose residual is below this is called a power
 
 
-@dataclass(frozen=True)
-class _Theorem:
+class _Theorem(NamedTuple):
     direction: str
     flash: str
-    proof: Callable[[int, int], tuple[int, int]]
     constants: Callable[[int], tuple[float, float]]
     band: str
 
 
 _THEOREMS = {
-    2: _Theorem("forward", "flash_basic", theory.proof_accounting, theory.flash_constants, "2.4 to\n18 + 22/d"),
-    5: _Theorem(
-        "backward",
-        "flash",
-        partial(theory.proof_accounting, direction="backward"),
-        theory.flash_backward_constants,
-        "4 to\n32 + 10/d",
-    ),
+    2: _Theorem("forward", "flash_basic", theory.flash_constants, "2.4 to\n18 + 22/d"),
+    5: _Theorem("backward", "flash", theory.flash_backward_constants, "4 to\n32 + 10/d"),
 }
 
 
@@ -99,15 +89,12 @@ def _panel(
     variable: str, values: list[int], fixed: Mapping[str, int], theorem: _Theorem, others: Sequence[Algorithm]
 ) -> dict[str, Any]:
     at: list[dict[str, Any]] = [{**fixed, variable: value} for value in values]
-    named: dict[str, str | Algorithm] = {
-        theorem.flash: theorem.flash,
-        "standard": "standard",
-        **{other.name: other for other in others},
-    }
+    named: dict[str, str | Algorithm] = {name: name for name in (theorem.flash, "standard")}
+    named |= {other.name: other for other in others}
     series = {
         name: [count(what, **x, direction=theorem.direction).hbm.accesses for x in at] for name, what in named.items()
     }
-    series["proof"] = [sum(theorem.proof(x["N"], x["d"])) for x in at]
+    series["proof"] = [sum(theory.proof_accounting(x["N"], x["d"], direction=theorem.direction)) for x in at]
     return {
         "fixed": {name: value for name, value in fixed.items() if name != variable},
         "values": values,

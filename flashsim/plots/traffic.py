@@ -20,8 +20,8 @@ counts elements, times their item size. What agrees, and what does not:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,29 +59,6 @@ _PASSES = {
     "dS, K → dQ": "dQ",
     "dS, Q → dK": "dK",
 }
-
-
-@dataclass
-class Passes:
-    """An observer: elements read and written by array, in each pass over the data, that is, each outermost loop.
-
-    What is initialised or loaded before a pass counts towards it.
-    """
-
-    passes: list[dict[str, dict[str, int]]] = field(default_factory=list)
-    _open: bool = False
-
-    def __call__(self, event: Event) -> None:
-        """Follow one event."""
-        if event.kind == "leave" and not event.loops:
-            self._open = False
-        elif event.kind in ("load", "store", "init"):
-            if not self._open:
-                self.passes.append({"reads": {}, "writes": {}})
-                self._open = True
-            sums = self.passes[-1]["reads" if event.kind == "load" else "writes"]
-            array = event.name.partition("[")[0]
-            sums[array] = sums.get(array, 0) + event.elements * event.times
 
 
 def traffic_data() -> dict[str, Any]:
@@ -123,20 +100,29 @@ def _model(name: str) -> dict[str, Any]:
     }
 
 
-def _count(name: str, way: str, kilobytes: int, observers: Sequence[Passes] = ()) -> Tally:
+def _count(name: str, way: str, kilobytes: int, observers: Sequence[Callable[[Event], None]] = ()) -> Tally:
     M = kilobytes * 1024 // 2
     return count(name, **_SHAPE, **_VARIANT, M=M, direction=way, observers=observers)
 
 
 def _passes(name: str, way: str) -> list[dict[str, Any]]:
-    seen = Passes()
-    tally = _count(name, way, _KB[0], [seen])
+    """Return what each pass over the data, that is, each outermost loop, moves, with what is moved before it."""
+    passes: list[dict[str, Counter[str]]] = [{"reads": Counter(), "writes": Counter()}]
+
+    def follow(event: Event) -> None:
+        if event.kind == "leave" and not event.loops:
+            passes.append({"reads": Counter(), "writes": Counter()})
+        elif event.kind in ("load", "store", "init"):
+            sums = passes[-1]["reads" if event.kind == "load" else "writes"]
+            sums[event.name.partition("[")[0]] += event.elements * event.times
+
+    tally = _count(name, way, _KB[0], [follow])
 
     def in_bytes(elements: Mapping[str, int]) -> dict[str, int]:
         return {array: n * _SHAPE["heads"] * tally.hbm.by_array[array].itemsize for array, n in elements.items()}
 
     rows = []
-    for one in seen.passes:
+    for one in passes[:-1]:  # after the last loop nothing moves
         moves = f"{', '.join(one['reads'])} → {', '.join(one['writes'])}"
         listing = {"forward": "Algorithm 2", "backward": "Algorithm 4"}[way]
         title = listing if name == "flash" else _PASSES[moves]

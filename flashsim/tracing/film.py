@@ -20,7 +20,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from numpy.typing import NDArray
 
 from flashsim.files import write_whole
-from flashsim.tracing.data import TraceEvent
+from flashsim.tracing.data import Span, TraceEvent
 from flashsim.tracing.listing import label_of
 from flashsim.tracing.steps import Recording, Step, quantity
 
@@ -113,49 +113,41 @@ class _Camera:
     def _hbm(self, axes: Axes, step: Step, moves: list[TraceEvent]) -> list[tuple[float, float]]:
         """Draw the score matrix with the arrays beside it; return where the blocks that move are."""
         about = self._trace.about
-        shape, blocks = about.shape, about.blocks
+        (N_q, N_k), blocks = (about.shape.N_q, about.shape.N_k), about.blocks
         beside = [a.name for a in about.arrays if a.kind[0] == "N_q" and a.kind[1] != "N_k"]
         above = [a.name for a in about.arrays if a.kind[0] == "N_k"]
         pitch = min(0.2, 1.0 / max(len(beside), len(above), 1))
         left, top = 5.05 + pitch * len(beside), 0.6 + pitch * len(above)
-        x, y = (7.75 - left) / shape.N_k, (3.65 - top) / shape.N_q
+        x, y = (7.75 - left) / N_k, (3.65 - top) / N_q
+
+        def place(name: str, rows: Span, cols: Span) -> tuple[tuple[float, float], float, float]:
+            """Return the corner, width and height of a part of an array; one that is not beside the scores is on them."""
+            if name in beside:
+                return (4.9 + beside.index(name) * pitch, top + rows[0] * y), pitch * 0.75, (rows[1] - rows[0]) * y
+            if name in above:
+                return (left + rows[0] * x, 0.45 + above.index(name) * pitch), (rows[1] - rows[0]) * x, pitch * 0.75
+            return (left + cols[0] * x, top + rows[0] * y), (cols[1] - cols[0]) * x, (rows[1] - rows[0]) * y
+
         for i in range(blocks.T_r):
             for j in range(blocks.T_c):
-                end = self._visits.get((i, j), -1)
-                colour = DONE if -1 < end < step.number else "white"
-                corner = (left + j * blocks.B_c * x, top + i * blocks.B_r * y)
-                size = min(blocks.B_c, shape.N_k - j * blocks.B_c) * x, min(blocks.B_r, shape.N_q - i * blocks.B_r) * y
-                axes.add_patch(Rectangle(corner, *size, fc=colour, ec="#8b909a", lw=0.8))
-        rows, cols = step.rows or (0, shape.N_q), step.cols or (0, shape.N_k)
+                colour = DONE if -1 < self._visits.get((i, j), -1) < step.number else "white"
+                rows = i * blocks.B_r, min((i + 1) * blocks.B_r, N_q)
+                cols = j * blocks.B_c, min((j + 1) * blocks.B_c, N_k)
+                axes.add_patch(Rectangle(*place("S", rows, cols), fc=colour, ec="#8b909a", lw=0.8))
         if step.rows or step.cols:
-            corner = (left + cols[0] * x, top + rows[0] * y)
-            axes.add_patch(
-                Rectangle(corner, (cols[1] - cols[0]) * x, (rows[1] - rows[0]) * y, fill=False, ec=CURRENT, lw=2.2)
-            )
+            tile = place("S", step.rows or (0, N_q), step.cols or (0, N_k))
+            axes.add_patch(Rectangle(*tile, fill=False, ec=CURRENT, lw=2.2))
         on_chip = {quantity(name) for name, _ in self._trace.events[step.last].resident}
-        for names, span, length in ((beside, step.rows, shape.N_q), (above, step.cols, shape.N_k)):
-            for n, name in enumerate(names):
-                down = names is beside
-                at = (4.9 + n * pitch, top) if down else (left, 0.45 + n * pitch)
-                size = (pitch * 0.75, length * y) if down else (length * x, pitch * 0.75)
-                axes.add_patch(Rectangle(at, *size, fill=False, ec="#5d616b", lw=0.8))
+        for names, span, length in ((beside, step.rows, N_q), (above, step.cols, N_k)):
+            for name in names:
+                (at, down), *size = place(name, (0, length), (0, 0))
+                axes.add_patch(Rectangle((at, down), *size, fill=False, ec="#5d616b", lw=0.8))
                 if span is not None and name in on_chip:
-                    start, part = (span[0] * (y if down else x), (span[1] - span[0]) * (y if down else x))
-                    corner = (at[0], at[1] + start) if down else (at[0] + start, at[1])
-                    axes.add_patch(Rectangle(corner, *((size[0], part) if down else (part, size[1])), color=LOAD))
-                where = (at[0], top - 0.06) if down else (left - 0.08, at[1] + pitch * 0.7)
-                axes.text(*where, _math(name), size=8, ha="left" if down else "right")
-        found = []
-        for event in moves:
-            name = event.array or ""
-            (top_row, end_row), (first, end) = event.where or ((0, 0), (0, 0))
-            if name in beside:
-                found.append((4.9 + (beside.index(name) + 0.4) * pitch, top + (top_row + end_row) / 2 * y))
-            elif name in above:
-                found.append((left + (top_row + end_row) / 2 * x, 0.45 + (above.index(name) + 0.4) * pitch))
-            else:
-                found.append((left + (first + end) / 2 * x, top + (top_row + end_row) / 2 * y))
-        return found
+                    axes.add_patch(Rectangle(*place(name, span, (0, 0)), color=LOAD))
+                where = (at, top - 0.06) if names is beside else (left - 0.08, down + pitch * 0.7)
+                axes.text(*where, _math(name), size=8, ha="left" if names is beside else "right")
+        parts = (place(event.array or "", *(event.where or ((0, 0), (0, 0)))) for event in moves)
+        return [(x + width / 2, y + height / 2) for (x, y), width, height in parts]
 
     def _sram(self, axes: Axes, event: TraceEvent, fresh: set[str]) -> dict[str, tuple[float, float]]:
         """Draw what is on chip, in rows; return the middle of each block."""

@@ -17,7 +17,7 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from reprlib import repr as shown
 from types import UnionType
@@ -132,8 +132,7 @@ def _arrays(path: Path, most: int) -> tuple[dict[str, Any], bytes]:
     data = _parsed(found["header"].tobytes())
     kinds = _typed(data.pop("kinds", None), tuple[str, ...], "kinds")
     events = data["events"] = {name: found[name].tolist() for name in COLUMNS}
-    _check_whole(events["kind"], "events.kind", len(kinds))
-    events["kind"] = [kinds[at] for at in events["kind"]]
+    events["kind"] = [kinds[at] for at in _typed(events["kind"], tuple[int, ...], "events.kind", range(len(kinds)))]
     if found["where"].ndim != 2:
         raise ValueError(f"its array 'where' is {shown(found['where'].shape)}; expected four numbers for each event")
     events["where"] = [None if at == [-1] * 4 else at for at in events["where"]]
@@ -179,22 +178,26 @@ def _values(data: dict[str, Any]) -> bytes:
 # ------------------------------------------------------------------------------------------------------------ checking
 
 
-def _typed(value: Any, hint: Any, where: str) -> Any:
-    """Return what JSON says as what a type hint says: a dataclass, a tuple, text, a number from 0, a truth value, None."""
+def _typed(value: Any, hint: Any, where: str, whole: range = range(LARGEST_NUMBER)) -> Any:
+    """Return what JSON says as what a type hint says: a dataclass, a tuple, text, a number among `whole`, a truth value, None."""
     if isinstance(hint, UnionType):  # X | None
-        return None if value is None else _typed(value, get_args(hint)[0], where)
+        return None if value is None else _typed(value, get_args(hint)[0], where, whole)
     if is_dataclass(hint) and isinstance(hint, type):
         return _record(value, hint, where)
     if get_origin(hint) is tuple:
         kinds = get_args(hint)
-        if not isinstance(value, list) or (kinds[-1] is not Ellipsis and len(value) != len(kinds)):
+        if type(value) is not list or (kinds[-1] is not Ellipsis and len(value) != len(kinds)):
             expected = "a list" if kinds[-1] is Ellipsis else f"a list of {len(kinds)}"
             raise ValueError(f"{where} is {shown(value)}; expected {expected}")
+        if kinds[0] is int and set(map(type, value)) == {int} and min(value) in whole and max(value) in whole:
+            return tuple(value)  # all at once; one by one where one is wrong
         if kinds[-1] is Ellipsis:
             kinds = (kinds[0],) * len(value)
-        return tuple(_typed(one, kind, f"{where}[{n}]") for n, (one, kind) in enumerate(zip(value, kinds, strict=True)))
-    if hint is int and (type(value) is not int or not 0 <= value < LARGEST_NUMBER):
-        raise ValueError(f"{where} is {shown(value)}; expected a whole number from 0")
+        pairs = enumerate(zip(value, kinds, strict=True))
+        return tuple(_typed(one, kind, f"{where}[{n}]", whole) for n, (one, kind) in pairs)
+    if hint is int and (type(value) is not int or value not in whole):
+        expected = f"{whole.start} to {shown(whole.stop - 1)}"
+        raise ValueError(f"{where} is {shown(value)}; expected a whole number from {expected}")
     if hint is bool and type(value) is not bool:
         raise ValueError(f"{where} is {shown(value)}; expected true or false")
     if hint is str:
@@ -216,29 +219,6 @@ def _record(value: Any, kind: type[Any], where: str) -> Any:
             f"{where} {'lacks' if wrong in required else 'has'} {shown(wrong)}; expected {', '.join(hints)}"
         )
     return kind(**{name: _typed(one, hints[name], f"{where}.{name}") for name, one in value.items()})
-
-
-def _check_whole(column: Any, where: str, end: int, first: int = 0) -> None:
-    """Check a column of numbers from `first` up to, and without, `end`: all at once, and one by one where one is wrong."""
-    if type(column) is not list:
-        raise ValueError(f"{where} is {shown(column)}; expected a list")
-    if column and (set(map(type, column)) != {int} or min(column) < first or max(column) >= end):
-        at = next(at for at, n in enumerate(column) if type(n) is not int or not first <= n < end)
-        raise ValueError(f"{where}[{at}] is {shown(column[at])}; expected a whole number from {first} to {end - 1:,}")
-
-
-def _check_lists(rows: Any, where: str, end: int, length: int | None = None) -> None:
-    """Check a list of lists of numbers from 0 up to, and without, `end`, each of this length."""
-    if type(rows) is not list:
-        raise ValueError(f"{where} is {shown(rows)}; expected a list")
-    for n, row in enumerate(rows):
-        if type(row) is not list or len(row) != (length or len(row)):
-            raise ValueError(f"{where}[{n}] is {shown(row)}; expected a list{f' of {length}' if length else ''}")
-    try:
-        _check_whole([*chain.from_iterable(rows)], where, end)
-    except ValueError:
-        for n, row in enumerate(rows):
-            _check_whole(row, f"{where}[{n}]", end)
 
 
 def _one_of(value: Any, known: Iterable[str], where: str) -> None:
@@ -264,23 +244,20 @@ def trace_of(data: Mapping[str, Any], values: bytes) -> Trace:
     tiles = [*_tiles(values, data.get("shapes"), np.dtype(about.dtype)), None]  # the last for −1
     ends = {"name": len(names), "elements": LARGEST_SIZE, "loops": len(loops), "place": len(places)}
     events = _columns(data.get("events"), {**ends, "resident": len(residents), "value": len(tiles) - 1})
-    blocks = _check_blocks(about, names, events)
-    kinds, sizes = events["kind"], events["elements"]
-    reads = accumulate(n if kind == "load" else 0 for kind, n in zip(kinds, sizes, strict=True))
-    writes = accumulate(n if kind in ("store", "init") else 0 for kind, n in zip(kinds, sizes, strict=True))
-    sites, labels = [(file, line) for file, line, _ in places], [label for _, _, label in places]
-    things = {
-        "name": (names,),
-        "loops": (loops,),
-        "place": (sites, labels),
-        "resident": (in_use, residents),
-        "value": (tiles,),
-    }
-    name, around, site, label, used, held, value = (
-        map(thing.__getitem__, events[column]) for column, kept in things.items() for thing in kept
-    )
-    columns = (kinds, name, sizes, around, site, label, blocks, used, held, reads, writes, value)
-    return Trace(about, tuple(map(TraceEvent._make, zip(*columns, strict=True))))
+    events["where"] = _check_blocks(about, names, events)
+    columns = [events[name] for name in COLUMNS]
+    moves = [*zip(events["kind"], events["elements"], strict=True)]
+    reads = accumulate(n if kind == "load" else 0 for kind, n in moves)
+    writes = accumulate(n if kind in ("store", "init") else 0 for kind, n in moves)
+
+    def event(
+        kind: str, name: int, n: int, around: int, at: int, where: Any, held: int, value: int, read: int, written: int
+    ) -> TraceEvent:
+        file, line, label = places[at]
+        told = kind, names[name], n, loops[around], (file, line), label, where, in_use[held], residents[held]
+        return TraceEvent(*told, read, written, tiles[value])
+
+    return Trace(about, tuple(map(event, *columns, reads, writes)))
 
 
 def _check_about(about: About) -> None:
@@ -310,15 +287,13 @@ def _check_about(about: About) -> None:
 
 def _residents(deltas: Any, names: tuple[str, ...]) -> list[Resident]:
     """Return the sets of residents, each told as how many it has in common with the one before it, and what follows."""
-    _check_lists(deltas, "residents", LARGEST_SIZE)
-    arrived = [delta[1::2] for delta in deltas]
-    _check_lists(arrived, "residents", len(names))
     found: list[Resident] = []
     before: Resident = ()
     total = 0
-    for n, (delta, at) in enumerate(zip(deltas, arrived, strict=True)):
+    for n, delta in enumerate(_typed(deltas, tuple[tuple[int, ...], ...], "residents", range(LARGEST_SIZE))):
+        at = _typed([*delta[1::2]], tuple[int, ...], f"residents[{n}]", range(len(names)))
         if not len(delta) % 2 or delta[0] > len(before):
-            raise ValueError(f"residents[{n}] is {shown(delta)}; expected at most {len(before)}, then pairs")
+            raise ValueError(f"residents[{n}] is {shown([*delta])}; expected at most {len(before)}, then pairs")
         before = before[: delta[0]] + tuple(zip(map(names.__getitem__, at), delta[2::2], strict=True))
         found.append(before)
         total += len(before)
@@ -342,7 +317,7 @@ def _columns(events: Any, ends: Mapping[str, int]) -> dict[str, list[Any]]:
     if not set(kinds) & set(DATA):
         raise ValueError("events has no step: expected a load, a store or a result")
     for name, end in ends.items():
-        _check_whole(columns[name], f"events.{name}", end, first=-1 if name == "value" else 0)
+        _typed(columns[name], tuple[int, ...], f"events.{name}", range(-1 if name == "value" else 0, end))
     return columns
 
 
@@ -357,7 +332,7 @@ def _check_blocks(about: About, names: tuple[str, ...], events: Mapping[str, lis
             raise ValueError(f"names[{name}] is {shown(names[name])}; expected a block of {', '.join(shapes)}")
     where = events["where"]
     given = [n for n, at in enumerate(where) if at is not None]
-    _check_lists([[0] * 4 if at is None else at for at in where], "events.where", LARGEST_SIZE, 4)
+    _typed(where, tuple[tuple[int, int, int, int] | None, ...], "events.where", range(LARGEST_SIZE))
     most = [[min(n, LARGEST_SIZE) for n in shapes.get(name.partition("[")[0], (0, 0))] for name in names]
     at = np.array([where[n] for n in given], np.int64).reshape(-1, 2, 2)
     sizes = np.array(most, np.int64).reshape(-1, 2)[[events["name"][n] for n in given]]
@@ -370,10 +345,7 @@ def _check_blocks(about: About, names: tuple[str, ...], events: Mapping[str, lis
 
 
 def _tiles(values: bytes, shapes: Any, dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-    _check_lists(shapes, "shapes", LARGEST_NUMBER, 2)
-    for n, shape in enumerate(shapes):
-        if 0 in shape:
-            raise ValueError(f"shapes[{n}] is {shown(shape)}; expected at least 1 × 1")
+    shapes = _typed(shapes, tuple[tuple[int, int], ...], "shapes", range(1, LARGEST_NUMBER))
     ends = list(accumulate(rows * cols for rows, cols in shapes))
     expected = (ends[-1] if ends else 0) * dtype.itemsize
     if len(values) != expected:

@@ -61,27 +61,11 @@ class Recorder:
         elif event.kind == "load":
             self._reads += event.elements
         held: Resident = tuple(event.sram.resident.items())
-        site, label = line_of(event.site, sys._getframe(1))
-        where = None
-        if event.where is not None:
-            rows, cols = event.where
-            where = (rows.start, rows.stop), (cols.start, cols.stop)
-        self.events.append(
-            TraceEvent(
-                event.kind,
-                event.name,
-                event.elements,
-                event.loops,
-                site,
-                label,
-                where,
-                sum(elements for _, elements in held),
-                self._residents.setdefault(held, held),
-                self._reads,
-                self._writes,
-                self._value(event),
-            )
-        )
+        rows, cols = event.where or (None, None)
+        where = rows and cols and ((rows.start, rows.stop), (cols.start, cols.stop))
+        told = event.kind, event.name, event.elements, event.loops, *line_of(event.site, sys._getframe(1)), where
+        state = sum(elements for _, elements in held), self._residents.setdefault(held, held), self._reads, self._writes
+        self.events.append(TraceEvent(*told, *state, self._value(event)))
 
     def _value(self, event: Event) -> NDArray[Any] | None:
         """Return a copy of the tile, the same for equal tiles; None if it is not kept."""

@@ -17,13 +17,12 @@ from traceback import extract_tb
 
 from flashsim.blas import one_blas_thread
 from flashsim.jobs import in_any_order
-from flashsim.verify.claim import Check, Claim
+from flashsim.verify.shared import Check, Claim
 
 __all__ = ["Check", "Claim", "checks", "run"]
 
 NAMES = (
-    "theorems_1_2", "propositions", "theorem_5", "appendices", "beyond", "figure_3", "section_4", "programs", "chapter",
-    "practice", "lower",
+    "theorems_1_2", "propositions", "theorem_5", "appendices", "beyond", "section_4", "programs", "chapter", "lower"
 )  # fmt: skip
 MODULES = [import_module(f"flashsim.verify.{name}") for name in NAMES]
 

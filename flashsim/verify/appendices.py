@@ -10,7 +10,7 @@ from flashsim import patterns
 from flashsim.api import backward, count, forward
 from flashsim.dropout import keep_mask
 from flashsim.reference import attention, error_bound, of_bound, rounding
-from flashsim.verify.claim import Claim
+from flashsim.verify.shared import Claim
 
 
 def equation_4(full: bool) -> Claim:

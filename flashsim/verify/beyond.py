@@ -7,8 +7,7 @@ import numpy as np
 from flashsim import kernels, mlp
 from flashsim.theory import kernel_product_bound, kernel_x_outer_constants
 from flashsim.theory.mlp import fusing_border
-from flashsim.verify.claim import Claim
-from flashsim.verify.shared import exact_and_counted, within
+from flashsim.verify.shared import Claim, exact_and_counted, within
 
 
 def kernel_products_exact(full: bool) -> Claim:
@@ -33,10 +32,9 @@ def kernel_products_bounds(full: bool) -> Claim:
         moved = kernels.exact(N=N, n=n, d=d, e=e, M=M, sizing="paper").hbm
         ratios.append((moved.accesses / kernel_product_bound(N, n, d, e, M), *kernel_x_outer_constants()))
         extra = max(extra, moved.extra)
-    return within(
-        f"{points:,} points, d, e ≤ 64, N, n 10² … 10⁶, 2w ≤ M ≤ w·min(N, n)",
-        ratios,
-    ).also(f"derived {ratios[0][1]:g} and {ratios[0][2]:g}; extra memory {extra}", extra == 0, extra=extra)
+    return within(ratios, "points, d, e ≤ 64, N, n 10² … 10⁶, 2w ≤ M ≤ w·min(N, n)").also(
+        f"derived {ratios[0][1]:g} and {ratios[0][2]:g}; extra memory {extra}", extra == 0, extra=extra
+    )
 
 
 def sparse_mlp_exact(full: bool) -> Claim:

@@ -19,8 +19,7 @@ from flashsim.records import Traffic
 from flashsim.reference import attention, error_bound, of_bound, rounding
 from flashsim.tree_mask import Tree
 from flashsim.tune import tune
-from flashsim.verify.claim import Claim
-from flashsim.verify.shared import accesses, in_range, within
+from flashsim.verify.shared import Claim, accesses, in_range, within
 
 
 def loops_exchanged(full: bool) -> Claim:
@@ -36,10 +35,7 @@ def loops_exchanged(full: bool) -> Claim:
         shape: dict[str, Any] = {"N": N, "d": d, "M": M}
         once &= count("q_outer", **shape).hbm.by_array["O"].accesses == N * d
         once &= count("q_outer_two_pass", **shape, direction="backward").hbm.by_array["dQ"].accesses == N * d
-    return within(
-        f"{len(ratios)} counts over d ≤ M ≤ Nd, forward and backward",
-        ratios,
-    ).also(
+    return within(ratios, "counts over d ≤ M ≤ Nd, forward and backward").also(
         f"O and dQ moved {'once' if once else 'MORE THAN ONCE'}; "
         + ("at most FlashAttention's" if fewer else "MORE THAN FLASHATTENTION'S"),
         fewer and once,
@@ -139,10 +135,8 @@ def what_is_optimal(full: bool) -> Claim:
         ratios.append((tuned.by_loops["flash"].accesses / tuned.by_loops["q_outer"].accesses, 1.0, 3.0))
         best |= {tuned.best.algorithm} if k > 1 else set()
     about, small = ({tune(N=512, d=64, M=M).best.algorithm for M in rooms} for rooms in ((2048, 4096), (64, 256, 1024)))
-    return within(
-        f"{len(ratios)} M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024, 2,048, 4,096 at d = 64; every T_r and T_c",
-        ratios,
-    ).also(
+    tried = "M from d² up at N = 512, d = 16 and 64; M = 64, 256, 1,024, 2,048, 4,096 at d = 64; every T_r and T_c"
+    return within(ratios, tried).also(
         f"best from 2d² up: {', '.join(sorted(best))}; about d²: {', '.join(sorted(about))}; below: {', '.join(sorted(small))}",
         best <= {"q_outer", "q_outer_pinned", "snake"} and about == {"small_cache_hybrid"} and small == {"small_cache"},
         best=sorted(best),

@@ -10,8 +10,7 @@ from flashsim.algorithms.beyond import programs
 from flashsim.algorithms.program import Program
 from flashsim.planting import planted
 from flashsim.records import Sizes
-from flashsim.verify.claim import Claim
-from flashsim.verify.shared import attempt, exact_and_counted
+from flashsim.verify.shared import Claim, attempt, exact_and_counted
 
 
 def cut_cross_entropy(full: bool) -> Claim:

@@ -11,8 +11,7 @@ import numpy as np
 from flashsim import patterns, theory
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.api import count
-from flashsim.verify.claim import Claim
-from flashsim.verify.shared import differs, in_range, largest_N, none_differs, slope, within
+from flashsim.verify.shared import Claim, differs, in_range, largest_N, none_differs, slope, within
 
 
 def proposition_3(full: bool) -> Claim:
@@ -80,10 +79,7 @@ def proposition_4_bounds(full: bool) -> Claim:
         for direction in ("forward", "backward"):
             moved = count("block_sparse", N=N, d=d, M=M, block_mask=block_mask, direction=direction).hbm.accesses
             ratios.append((moved / (N * d + N * N * d * d * s / M), *theory.block_sparse_constants(d, direction)))
-    return within(
-        f"{len(ratios):,} counts over d ≤ M ≤ Nd, s from 0 to 1, forward and backward",
-        ratios,
-    )
+    return within(ratios, "counts over d ≤ M ≤ Nd, s from 0 to 1, forward and backward")
 
 
 def proposition_4_patterns(full: bool) -> Claim:

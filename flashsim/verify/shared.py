@@ -1,10 +1,11 @@
-"""What the checks share: inputs that break careless softmaxes, the range of (N, d, M), fits and bounds, programs tried."""
+"""What the checks share: the ledger's line; inputs that break careless softmaxes; the range of (N, d, M); fits; runs."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,33 @@ from flashsim.reference import of_bound
 from flashsim.reference.programs import naive_programs
 from flashsim.run.programs import run_program
 from flashsim.theory import exact_program
-from flashsim.verify.claim import Claim
 
 Regime = tuple[str, Array, Array, Array]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper, the range it was tried on, what was measured, and whether it holds.
+
+    `measured` is said in words, `data` holds the numbers. Source and claim are the docstring of the check that
+    returns this: SOURCE. CLAIM.
+    """
+
+    tried: str
+    measured: str
+    holds: bool
+    data: dict[str, Any]
+    source: str = ""
+    claim: str = ""
+
+    def also(self, measured: str, holds: bool, **data: Any) -> Claim:
+        """Return the claim with more that was measured, and must hold too."""
+        measured = f"{self.measured}; {measured}"
+        return replace(self, measured=measured, holds=bool(self.holds and holds), data={**self.data, **data})
+
+
+Check = Callable[[bool], Claim]
+"""Runs one claim. Its argument, `full`, asks for wide sweeps; without it, a check keeps to seconds."""
 
 
 def regimes(rng: np.random.Generator, N_q: int, N_k: int, d: int, d_v: int) -> Iterator[Regime]:
@@ -98,12 +123,12 @@ def exponents_of_accesses(flash: str, direction: str, last: int) -> Claim:
     )
 
 
-def within(tried: str, ratios: Sequence[tuple[float, float, float]]) -> Claim:
-    """Return the claim that each (ratio, c_1, c_2) has c_1 ≤ ratio ≤ c_2."""
+def within(ratios: Sequence[tuple[float, float, float]], tried: str) -> Claim:
+    """Return the claim that each (ratio, c_1, c_2) has c_1 ≤ ratio ≤ c_2. `tried` says, behind their number, of what they are."""
     low, high = min(r for r, _, _ in ratios), max(r for r, _, _ in ratios)
     holds = all(c_1 <= ratio <= c_2 for ratio, c_1, c_2 in ratios)
     data = {"cases": len(ratios), "least": low, "most": high}
-    return Claim(tried, f"ratio from {low:.2f} to {high:.2f}", holds, data)
+    return Claim(f"{len(ratios):,} {tried}", f"ratio from {low:.2f} to {high:.2f}", holds, data)
 
 
 def none_differs(tried: str, unequal: Sequence[str], data: Mapping[str, int]) -> Claim:

@@ -14,8 +14,16 @@ from flashsim.comparison import backward_errors, forward_errors
 from flashsim.masks import Causal, Dense, Mask, SlidingWindow
 from flashsim.paddings import KeyPadding
 from flashsim.reference import of_bound
-from flashsim.verify.claim import Claim
-from flashsim.verify.shared import accesses, differs, exponents_of_accesses, in_range, largest_N, none_differs, within
+from flashsim.verify.shared import (
+    Claim,
+    accesses,
+    differs,
+    exponents_of_accesses,
+    in_range,
+    largest_N,
+    none_differs,
+    within,
+)
 
 
 def masks(rng: np.random.Generator, N_q: int, N_k: int) -> dict[str, Mask | None]:
@@ -84,10 +92,7 @@ def theorem_5_flash_bounds(full: bool) -> Claim:
         (accesses("flash", N, d, M, "backward") / theory.theorem_5_flash(N, d, M), *theory.flash_backward_constants(d))
         for N, d, M in in_range(full)
     ]
-    return within(
-        f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}",
-        ratios,
-    )
+    return within(ratios, f"(N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}")
 
 
 def theorem_5_exponents(full: bool) -> Claim:
@@ -105,10 +110,7 @@ def theorem_5_standard(full: bool) -> Claim:
         for N, d, M in in_range(full)
         if d * d <= M and 2 * N + 1 <= M
     ]
-    return within(
-        f"{len(ratios)} (N, d, M)",
-        ratios,
-    )
+    return within(ratios, "(N, d, M)")
 
 
 def theorem_5_standard_small_M(full: bool) -> Claim:
@@ -118,7 +120,4 @@ def theorem_5_standard_small_M(full: bool) -> Claim:
         expected = theory.theorem_5_flash(N, d, M) + theory.theorem_5_standard(N, d)
         moved = accesses("standard", N, d, M, "backward")
         ratios.append((moved / expected, *theory.standard_backward_small_M_constants()))
-    return within(
-        f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd",
-        ratios,
-    )
+    return within(ratios, "(N, d, M) over d ≤ M ≤ Nd")

@@ -13,8 +13,16 @@ from flashsim.api import count, forward
 from flashsim.comparison import forward_errors
 from flashsim.observers import InductionInvariant, InvariantBroken
 from flashsim.reference import of_bound
-from flashsim.verify.claim import Claim
-from flashsim.verify.shared import accesses, exponents_of_accesses, in_range, largest_N, none_differs, regimes, within
+from flashsim.verify.shared import (
+    Claim,
+    accesses,
+    exponents_of_accesses,
+    in_range,
+    largest_N,
+    none_differs,
+    regimes,
+    within,
+)
 
 
 def theorem_1_exact(full: bool) -> Claim:
@@ -76,10 +84,9 @@ def theorem_1_flops(full: bool) -> Claim:
         flops = count("flash_basic", N=N, d=d, M=M).flops
         exact &= flops.matmul == theory.matmul_flops(N, N, d, d)
         ratios.append((flops.total / (N * N * d), 4, 8 + 17 / d))
-    return within(
-        f"{len(ratios)} (N, d, M), N to {largest_N(full):,}, d ≤ M ≤ Nd",
-        ratios,
-    ).also(f"products {'equal' if exact else 'DIFFER FROM'} 4N²d", exact)
+    return within(ratios, f"(N, d, M), N to {largest_N(full):,}, d ≤ M ≤ Nd").also(
+        f"products {'equal' if exact else 'DIFFER FROM'} 4N²d", exact
+    )
 
 
 def theorem_1_memory(full: bool) -> Claim:
@@ -136,10 +143,7 @@ def theorem_2_flash_bounds(full: bool) -> Claim:
         (count("flash_basic", N=N, d=d, M=M).hbm.accesses / theory.theorem_2_flash(N, d, M), *theory.flash_constants(d))
         for N, d, M in in_range(full)
     ]
-    return within(
-        f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}",
-        ratios,
-    )
+    return within(ratios, f"(N, d, M) over d ≤ M ≤ Nd, N to {largest_N(full):,}")
 
 
 def theorem_2_exponents(full: bool) -> Claim:
@@ -154,10 +158,7 @@ def theorem_2_standard(full: bool) -> Claim:
         for N, d, M in in_range(full)
         if d * d <= M and M >= N + 2
     ]
-    return within(
-        f"{len(ratios)} (N, d, M)",
-        ratios,
-    )
+    return within(ratios, "(N, d, M)")
 
 
 def theorem_2_standard_small_M(full: bool) -> Claim:
@@ -170,10 +171,7 @@ def theorem_2_standard_small_M(full: bool) -> Claim:
         ratios.append((moved / expected, *theory.standard_small_M_constants()))
         if d * d > M and d <= N:  # then Q has several panels, as M/4d < d ≤ N
             excess.append(moved / sum(theory.proof_accounting(N, d)))
-    return within(
-        f"{len(ratios)} (N, d, M) over d ≤ M ≤ Nd, {len(excess)} of them with M < d² ≤ Nd",
-        ratios,
-    ).also(
+    return within(ratios, f"(N, d, M) over d ≤ M ≤ Nd, {len(excess)} of them with M < d² ≤ Nd").also(
         f"for M < d², {min(excess):.2f} to {max(excess):.1f} × the proof's count",
         min(excess) > 1,
         excess_least=min(excess),

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-import flashsim
-from flashsim.gallery.looking import does, end, first, moved, pair, see, short
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace
-from flashsim.tracing.sample import operands
+from flashsim.gallery.looking import every, first, moved, pair, short
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "Decoding: one query, many keys", 80
-COMMAND = "flashsim step --algorithm split_kv --N 1 --N-k 16 --d 4 --blocks 1 4"
+RUN = {"algorithm": "split_kv", "N": 1, "N_k": 16, "d": 4, "blocks": (1, 4), "M": 64}
 
 
-def record() -> tuple[Trace, ...]:
-    Q, K, V = operands(1, 4, 16)
-    return (flashsim.trace("split_kv", Q, K, V, blocks=(1, 4), M=64),)
-
-
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     splits = 1 + max(dict(s.loops).get("s", 0) for s in trace.steps)
-    load, store = first(trace, does(trace, "load", "K")), first(trace, does(trace, "store", "O_parts"))
-    anew = first(trace, lambda s: s.moved > 0, store.number)
-    merge = first(trace, does(trace, "load", "O_parts"))
-    rise = first(trace, lambda s: s.rescaled > 0)
+    store, merge, rise = (first(trace, event) for event in ("write O_parts", "read O_parts", "rescale"))
     parts = moved(trace, "O_parts", "l_parts", "m_parts")
-    maxima = [float(pair(s, "m")[1].item()) for s in trace.steps if s.moved and s.label == "line 12"]
+    maxima = [pair(s, "m")[1].item() for s in every(trace, "line 12") if s.moved]
     (old,), (new,) = (x[0] for x in pair(rise, "m"))
-    yield f"""
+    return f"""
         To decode one token is one query against all keys so far: one row of tiles, walked one after another, with
         nothing to do at once. FlashDecoding cuts the keys into splits instead, {splits} here. Each split is attended to
         as if it were alone, with a maximum of its own that starts at −∞, and leaves a part, (O, ℓ, m), in HBM. On a GPU
@@ -38,22 +27,19 @@ def teach(trace: Trace) -> Said:
         the parts are merged (line 22): a part with a larger maximum scales down what was merged before it, just as a
         tile would. K and V are read once, {moved(trace, "K", "V")} of {moved(trace):,} accesses; the parts cost
         {parts}.
+
+        [read K] The first split’s keys and values.
+        [write O_parts] Its part, not yet divided by ℓ, is written.
+        [first maximum @ {first(trace, "first maximum", store.number).number}] The second split starts at −∞ again, and
+        knows nothing of {short(maxima[0])}.
+        [read O_parts] Merging: the first part comes back.
+        [rescale] The part of split {dict(rise.loops)["s"] + 1} has the largest maximum: from {short(old)} to
+        {short(new)}, what was merged counts for {short(np.exp(old - new))}.
+        [last step] O is divided by ℓ and written.
+
+        [asks @ read O_parts] {splits} splits are done, each of one tile. How often was a row rescaled so far?
+        [choices] never | once | {splits} times
+        [right]
+        { {0: "never", 1: "once", splits: f"{splits} times"}[sum(s.rescaled for s in trace.steps[: merge.number])] }
+        [because] Each split starts at −∞ and knows only its own maximum. Merging has to rescale.
         """
-    yield see(load, "read K", "The first split’s keys and values.")
-    yield see(store, "write O_parts", "Its part, not yet divided by ℓ, is written.")
-    yield see(anew, "first maximum", f"The second split starts at −∞ again, and knows nothing of {short(maxima[0])}.")
-    yield see(merge, "read O_parts", "Merging: the first part comes back.")
-    yield see(
-        rise,
-        "rescale",
-        f"The part of split {dict(rise.loops)['s'] + 1} has the largest maximum: from {short(old)} to {short(new)}, "
-        f"what was merged counts for {short(float(np.exp(old - new)))}.",
-    )
-    yield end(trace, "O is divided by ℓ and written.")
-    yield Stop(
-        merge.number,
-        f"{splits} splits are done, each of one tile. How often was a row rescaled so far?",
-        ("never", "once", f"{splits} times"),
-        {0: "never", 1: "once", splits: f"{splits} times"}[sum(s.rescaled for s in trace.steps[: merge.number])],
-        "Each split starts at −∞ and knows only its own maximum. Merging has to rescale.",
-    )

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from flashsim.gallery.looking import does, end, first, moved, see
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace
+import flashsim
+from flashsim.gallery.looking import first, moved, value
+from flashsim.tracing import Trace
+from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "Small memories: S through HBM", 48  # after what is optimal among schedules that keep S
 
 
 def record() -> tuple[Trace, ...]:
     """Record both with the same M, each with its best blocks."""
-    import flashsim
-    from flashsim.tracing.sample import operands
-
     Q, K, V = operands(6, 4)
     trace = flashsim.trace("small_cache_hybrid", Q, K, V, M=22, blocks=(2, 1))
     versus = flashsim.trace("q_outer", Q, K, V, M=22, blocks=(1, 1))
     return trace, versus
 
 
-def teach(trace: Trace, fused: Trace) -> Said:
+def teach(trace: Trace, fused: Trace) -> str:
     about, N, d = trace.about, trace.about.shape.N_q, trace.about.shape.d
-    load, store = first(trace, does(trace, "load", "K")), first(trace, does(trace, "store", "S"))
-    back = first(trace, does(trace, "load", "S"))
-    out = first(trace, does(trace, "store", "O"))
     (S,) = (a for a in about.arrays if a.name == "S")
-    O_uc = next(e for e in trace.of(out) if e.kind == "store" and e.array == "O")
-    assert O_uc.value is not None
-    b_r, b_c = O_uc.value.shape
+    b_r, b_c = value(trace, first(trace, "write O"), "O[0, 0]").shape
     sides = {"fewer": moved(trace) < moved(fused), "more": moved(trace) > moved(fused)}
-    yield f"""
+    return f"""
         FlashAttention keeps S on chip. So a row of Q needs its row of O beside it, and both are d long. Where M is
         small that is much: with M = {about.M} and d = {d} one row of each fits, and K and V are loaded once for each of
         {N} rows. That is `q_outer`, on the other side: {moved(fused)} accesses.
@@ -42,17 +35,17 @@ def teach(trace: Trace, fused: Trace) -> Said:
 
         This pays where M is about d², and no longer where it is a few d²: then many rows of Q and O fit, and to write
         N × N elements is what costs most. FlashAttention is for that side.
+
+        [read K] Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip.
+        [write S] S leaves for HBM, which FlashAttention never lets happen.
+        [read S] The second half: a column of S comes back, and is exponentiated on the way.
+        [write O] A {b_r} × {b_c} tile of O is done, and written once.
+        [last step] {moved(trace)} accesses, {moved(trace, "S")} of them to S; `q_outer`, {moved(fused)}.
+
+        [asks @ write S] S is {N} × {N}, written and read again. Will this run move more or fewer elements than
+        `q_outer`?
+        [choices] more | fewer
+        [right] {next((word for word, holds in sides.items() if holds))}
+        [because] {moved(trace)} against {moved(fused)}: K and V cost {moved(trace, "K", "V")} here, and
+        {moved(fused, "K", "V")} there, and S costs {moved(trace, "S")}.
         """
-    yield see(load, "read K", f"Rows of K pass by {about.blocks.B_r} rows of Q: no O is on chip.")
-    yield see(store, "write S", "S leaves for HBM, which FlashAttention never lets happen.")
-    yield see(back, "read S", "The second half: a column of S comes back, and is exponentiated on the way.")
-    yield see(out, "write O", f"A {b_r} × {b_c} tile of O is done, and written once.")
-    yield end(trace, f"{moved(trace)} accesses, {moved(trace, 'S')} of them to S; `q_outer`, {moved(fused)}.")
-    yield Stop(
-        store.number,
-        f"S is {N} × {N}, written and read again. Will this run move more or fewer elements than `q_outer`?",
-        ("more", "fewer"),
-        next(word for word, holds in sides.items() if holds),
-        f"{moved(trace)} against {moved(fused)}: K and V cost {moved(trace, 'K', 'V')} here, and "
-        f"{moved(fused, 'K', 'V')} there, and S costs {moved(trace, 'S')}.",
-    )

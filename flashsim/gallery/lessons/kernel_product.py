@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from flashsim import kernels
-from flashsim.gallery.looking import does, end, first, moved, output, see, short, value
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace
+from flashsim.gallery.looking import first, moved, output, short, value
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "A kernel product", 100
 
 
 def record() -> tuple[Trace, ...]:
     """Record a Gaussian kernel on six points and six others, on a line."""
-    import numpy as np
-
-    from flashsim import kernels
-
     X, Z = np.arange(6.0)[:, None], np.arange(6.0)[:, None] + 0.5
     trace = kernels.product(X, Z, np.ones(6), kernel="gaussian", blocks=(3, 2), M=16, trace=True).trace
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     about = trace.about
     N, n, d, T_r = about.shape.N_q, about.shape.N_k, about.shape.d, about.blocks.T_r
-    tile = first(trace, lambda s: s.label == "line 8")
-    added = [s for s in trace.steps if s.label == "line 9"]
-    K = value(trace, tile, "K_ij")
+    K = value(trace, first(trace, "line 8"), "K_ij")
     naive = kernels.count(
         N=N, n=n, d=d, order="materialised", blocks=(about.blocks.B_r, about.blocks.B_c), dtype=about.stored
     )
     million = {order: kernels.exact(N=10**6, d=3, M=25_600, order=order, sizing="paper") for order in kernels.ORDERS}
     factor = million["materialised"].hbm.accesses / million["x_outer"].hbm.accesses
-    yield f"""
+    reads = moved(trace, "Z")
+    return f"""
         A density at many points, a Gaussian process, optimal transport: all sum Y_i = Σ_j k(x_i, z_j) v_j over many
         pairs. It is attention’s inner loop without the softmax. There is no maximum, and so nothing to rescale: line 9
         only adds. The matrix K is made tile by tile, and never leaves the chip.
@@ -44,30 +40,16 @@ def teach(trace: Trace) -> Said:
 
         Line 8 takes differences x − z. Squares, ‖x‖² + ‖z‖² − 2x·z, are the same on paper, but cancel where the points
         lie far from the origin: `flashsim example kernel_product` shows by how much.
+
+        [line 8] K_ij: the nearest pair, at distance {short(0.5)}, has k = {short(K.max())}; the farthest of this tile
+        has {short(K.min())}.
+        [line 9] Y_i = 0 + K_ij V_j. No row’s maximum is asked for, and nothing is scaled down.
+        [write Y] Y_i is done, and written once: its first element is {short(output(trace, "Y")[0, 0])}.
+        [read Z, i = 1] The second row block reads Z anew: {reads} elements in all, T_r = {T_r} times {n}.
+        [last step] {moved(trace)} accesses, and K was never in HBM.
+
+        [asks @ line 9] What is Y_i scaled by, before the next block’s part is added?
+        [choices] by nothing | by e^{{m − m^new}} | by 1/ℓ
+        [right] by nothing
+        [because] A sum has no maximum and no divisor. Rescaling is the softmax’s.
         """
-    reads = moved(trace, "Z")
-    yield see(
-        tile,
-        "line 8",
-        f"K_ij: the nearest pair, at distance {short(0.5)}, has k = {short(float(K.max()))}; the farthest of this "
-        f"tile has {short(float(K.min()))}.",
-    )
-    yield see(added[0], "line 9", "Y_i = 0 + K_ij V_j. No row’s maximum is asked for, and nothing is scaled down.")
-    yield see(
-        first(trace, does(trace, "store", "Y")),
-        "write Y",
-        f"Y_i is done, and written once: its first element is {short(float(output(trace, 'Y')[0, 0]))}.",
-    )
-    yield see(
-        first(trace, lambda s: s.label == "line 7", added[-1].number - 3 * about.blocks.T_c),
-        "read Z",
-        f"The second row block reads Z anew: {reads} elements in all, T_r = {T_r} times {n}.",
-    )
-    yield end(trace, f"{moved(trace)} accesses, and K was never in HBM.")
-    yield Stop(
-        first(trace, lambda s: s.label == "line 9").number,
-        "What is Y_i scaled by, before the next block’s part is added?",
-        ("by nothing", "by e^{m − m^new}", "by 1/ℓ"),
-        "by nothing",
-        "A sum has no maximum and no divisor. Rescaling is the softmax’s.",
-    )

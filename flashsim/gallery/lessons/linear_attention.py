@@ -4,38 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flashsim import linear, theory
-from flashsim.gallery.looking import end, first, moved, see, value
-from flashsim.gallery.page import Said
+from flashsim.gallery.looking import every, moved, value
 from flashsim.masks import Causal
-from flashsim.tracing import Stop, Trace
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "Linear attention", 130
 
 
 def record() -> tuple[Trace, ...]:
     """Record twelve queries and keys in chunks of three."""
-    import numpy as np
-
-    from flashsim import linear
-
     Q, K, V = np.random.default_rng(53).integers(-2, 4, size=(3, 12, 2)) + 0.0
     trace = linear.attention(Q, K, V, chunk=3, M=64, trace=True).trace
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     (N, d, e), (C,) = (size for _, size in trace.about.sizes), (size for _, size in trace.about.cuts)
-    cut = first(trace, lambda s: s.label == "line 6")
-    alone, later = (s for s in trace.steps if s.label == "line 7" and dict(s.loops)["i"] in (0, 1))
-    state = first(trace, lambda s: s.label == "line 9")
-    second = first(trace, lambda s: s.label == "line 5", state.number)
-    last = [s for s in trace.steps if s.label == "line 9"][-1]
+    last = every(trace, "line 9")[-1]
     size = value(trace, last, "S").size
     long: dict[str, Any] = {"N": 65_536, "d": 64, "M": 25_600}
     one, two = (linear.exact(**long, state=state).hbm.accesses for state in linear.STATES)
     softmax = theory.exact("q_outer", **long, sizing="fit", mask=Causal()).accesses
-    yield f"""
+    return f"""
         Take the softmax away, and attention is a product of three matrices, (QKᵀ)V = Q(KᵀV), causal or not. All keys
         and values that are past then fit into one matrix, S = Σ_j k_jᵀ v_j, of d × e numbers, however many they are.
         Softmax has no such state: e^{{q·k}} does not come apart into a part of q and a part of k.
@@ -48,24 +41,22 @@ def teach(trace: Trace) -> Said:
 
         The chunks wait for each other, though. `linear.attention(…, state="in_hbm")` writes the state before each
         chunk to HBM first; then all can run side by side, for {two / one:.1f} times the accesses.
+
+        [line 6] A_i: {C} × {C} products, and zeros above the diagonal, where keys lie ahead.
+        [line 7] The first chunk: S is still 0, so O_i is A_i V_i alone.
+        [line 9] S takes the chunk’s keys and values in. They will not be needed again.
+        [read Q, i = 1] The next chunk: queries, keys and values of its own rows, and no others.
+        [line 7, i = 1] O_i = Q_i S + A_i V_i. S stands for the {C} keys that are past.
+        [last step] S holds all {N} keys and values in {size} numbers. {moved(trace)} accesses: each array once.
+
+        [asks @ read Q, i = 1] The next {C} queries attend to their own keys and to the {C} before. How many of those
+        are read again?
+        [choices] none | {C} | {2 * C}
+        [right] none
+        [because] S has their sum of k_jᵀ v_j, and without a softmax nothing else of them is needed.
+
+        [asks @ {last.number}] {N - C} keys and values are in S, {C} more will be. How many numbers has S then?
+        [choices] {size} | {size * N // C} | {N * (d + e)}
+        [right] {size}
+        [because] d × e = {d} × {e}, whatever N is: a sum does not grow.
         """
-    yield see(cut, "line 6", f"A_i: {C} × {C} products, and zeros above the diagonal, where keys lie ahead.")
-    yield see(alone, "line 7", "The first chunk: S is still 0, so O_i is A_i V_i alone.")
-    yield see(state, "line 9", "S takes the chunk’s keys and values in. They will not be needed again.")
-    yield see(second, "read Q", "The next chunk: queries, keys and values of its own rows, and no others.")
-    yield see(later, "line 7", f"O_i = Q_i S + A_i V_i. S stands for the {C} keys that are past.")
-    yield end(trace, f"S holds all {N} keys and values in {size} numbers. {moved(trace)} accesses: each array once.")
-    yield Stop(
-        second.number,
-        f"The next {C} queries attend to their own keys and to the {C} before. How many of those are read again?",
-        ("none", str(C), str(2 * C)),
-        "none",
-        "S has their sum of k_jᵀ v_j, and without a softmax nothing else of them is needed.",
-    )
-    yield Stop(
-        last.number,
-        f"{N - C} keys and values are in S, {C} more will be. How many numbers has S then?",
-        (str(size), str(size * N // C), str(N * (d + e))),
-        str(size),
-        f"d × e = {d} × {e}, whatever N is: a sum does not grow.",
-    )

@@ -4,40 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flashsim import linear
-from flashsim.gallery.looking import does, end, first, moved, see
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace
+from flashsim.gallery.looking import every, moved
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "Linear attention, side by side", 135
 
 
 def record() -> tuple[Trace, ...]:
     """Record the twelve queries and keys of the lesson before, in the same chunks."""
-    import numpy as np
-
-    from flashsim import linear
-
     Q, K, V = np.random.default_rng(53).integers(-2, 4, size=(3, 12, 2)) + 0.0
     trace = linear.attention(Q, K, V, chunk=3, M=64, state="in_hbm", trace=True).trace
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     (N, d, e), (C,) = (size for _, size in trace.about.sizes), (size for _, size in trace.about.cuts)
     T = trace.about.blocks.T_r
-    empty = first(trace, does(trace, "store", "S"))
-    grown = first(trace, lambda s: s.label == "line 7")
-    kept = first(trace, does(trace, "store", "S"), empty.number)
-    turn = first(trace, does(trace, "load", "S"))
-    later = first(trace, lambda s: s.label == "line 12" and dict(s.loops)["i"] == 2)
-    out = first(trace, does(trace, "store", "O"), later.number)
-    there = [event.name for event in trace.events if event.kind == "store" and event.array == "S"]
+    written = every(trace, "write S")
     one = linear.exact(N=N, d=d, e=e, M=trace.about.M, chunk=C, dtype=trace.about.stored).hbm.accesses
     long: dict[str, Any] = {"N": 65_536, "d": 64, "M": 25_600}
     ways = {state: linear.exact(**long, state=state) for state in linear.STATES}
     times = ways["in_hbm"].hbm.accesses / ways["on_chip"].hbm.accesses
-    yield f"""
+    return f"""
         In the lesson before, S went from chunk to chunk on the chip: a chunk could not begin before the last had ended. A
         GPU has a hundred multiprocessors and more, and with one sequence of one head all but one would wait.
 
@@ -48,27 +39,22 @@ def teach(trace: Trace) -> Said:
         The price is traffic: K and V twice, and each state there and back, 2 · {T} · {d * e} elements. Here that is
         {moved(trace)} accesses where one pass makes {one}; at N = 65,536, d = 64 and M = 25,600, {times:.1f} times as
         many. The longer the chunks, the fewer the states.
+
+        [write S] Before the first chunk nothing is past: S_1 is zeros, and written all the same.
+        [line 7] The first {C} keys and values go into S. No query is on the chip.
+        [write S @ {written[1].number}] S_2, what the second chunk will need. It stays on chip too, to grow on.
+        [read S] The second pass. {len(written)} states lie in HBM; this chunk takes its own.
+        [line 12, i = 2] The third chunk: S_3 stands for {2 * C} keys. The chunks before need not be done yet.
+        [write O, i = 2] Its rows are complete, and written once.
+        [last step] {moved(trace)} accesses: Q and O once, K and V twice, {T} states there and back.
+
+        [asks @ read S] {T} states are in HBM. In which order may the second pass do the {T} chunks?
+        [choices] in any, or all at once | from the first to the last | from the last to the first
+        [right] in any, or all at once
+        [because] A chunk’s S says all of its past, and no chunk writes what another reads.
+
+        [asks @ write O, i = 2] Chunks of twice as many rows, of the same sequence: what becomes of the accesses to S?
+        [choices] half | the same | twice
+        [right] half
+        [because] There are N/C states of {d} × {e}, whatever C is. But a chunk’s tile A has C² elements, so M bounds C.
         """
-    yield see(empty, "write S", "Before the first chunk nothing is past: S_1 is zeros, and written all the same.")
-    yield see(grown, "line 7", f"The first {C} keys and values go into S. No query is on the chip.")
-    yield see(kept, "write S", "S_2, what the second chunk will need. It stays on chip too, to grow on.")
-    yield see(turn, "read S", f"The second pass. {len(there)} states lie in HBM; this chunk takes its own.")
-    yield see(
-        later, "line 12", f"The third chunk: S_3 stands for {2 * C} keys. The chunks before need not be done yet."
-    )
-    yield see(out, "write O", "Its rows are complete, and written once.")
-    yield end(trace, f"{moved(trace)} accesses: Q and O once, K and V twice, {T} states there and back.")
-    yield Stop(
-        turn.number,
-        f"{T} states are in HBM. In which order may the second pass do the {T} chunks?",
-        ("in any, or all at once", "from the first to the last", "from the last to the first"),
-        "in any, or all at once",
-        "A chunk’s S says all of its past, and no chunk writes what another reads.",
-    )
-    yield Stop(
-        out.number,
-        "Chunks of twice as many rows, of the same sequence: what becomes of the accesses to S?",
-        ("half", "the same", "twice"),
-        "half",
-        f"There are N/C states of {d} × {e}, whatever C is. But a chunk’s tile A has C² elements, so M bounds C.",
-    )

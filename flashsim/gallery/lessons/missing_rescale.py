@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-import flashsim
-from flashsim.gallery.looking import end, first, output, pair, rescaled_rows, see, short
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace, TraceEvent
-from flashsim.tracing.bugs import with_bug
-from flashsim.tracing.sample import operands
+from flashsim.gallery.looking import first, output, pair, rescaled_rows, short
+from flashsim.tracing import Trace, TraceEvent
 
 TITLE, ORDER = "A missing rescale", 90
-COMMAND = "flashsim step --algorithm flash_basic --N 8 --d 2 --blocks 4 2 --M 60 --bug no_rescale"
+RUN = {"algorithm": "flash_basic", "N": 8, "d": 2, "blocks": (4, 2), "M": 60, "bug": "no_rescale"}
 
 
-def record() -> tuple[Trace, ...]:
-    Q, K, V = operands(8, 2)
-    algorithms = "flash_basic", with_bug("flash_basic", "no_rescale")
-    return tuple(flashsim.trace(algorithm, Q, K, V, blocks=(4, 2), M=60) for algorithm in algorithms)
-
-
-def teach(right: Trace, wrong: Trace) -> Said:
+def teach(right: Trace, wrong: Trace) -> str:
     error = np.abs(output(right) - output(wrong)).max(axis=1)
     worst = int(error.argmax())
     rows = len(error)
     bad = {int(row) for row in np.flatnonzero(error > 1e-3 * np.abs(output(right)).max())}
     assert bad == rescaled_rows(right)
-    rise = first(right, lambda s: s.rescaled > 0)
+    rise = first(right, "rescale")
     differs = next(
         s
         for s, other in zip(right.steps, wrong.steps, strict=True)
@@ -40,36 +30,29 @@ def teach(right: Trace, wrong: Trace) -> Said:
     other_O = pair(wrong.steps[differs.number], "O")[1]
     assert differs.rows is not None
     row = int(np.abs(new_O - other_O).max(axis=1).argmax())
-    yield f"""
+    return f"""
         The first run is Algorithm 1; the second is the same with e^{{m_i − m_i^new}} left out of line 12, underlined in
         the Python. The wrong run moves the same elements, fills the same SRAM, and gives no error and no NaN: only
         values tell. They are at m, ℓ, O, with those that differ underlined.
 
         The two are equal until a maximum rises, and from there on those rows of O keep too much of what came first. At
-        the end {len(bad)} of {rows} rows are wrong, row {worst} by {short(float(error[worst]))}. Right are the rows
+        the end {len(bad)} of {rows} rows are wrong, row {worst} by {short(error[worst])}. Right are the rows
         whose maximum never rose ({sound}). So a test in which every row has its maximum in the first block passes with
         this bug in. And ℓ, which line 11 still rescales, is right everywhere.
+
+        [rescale] Maxima rise for the first time, in {rise.rescaled} rows; line 11 rescales ℓ in both runs, which still
+        agree.
+        [first difference @ {differs.number}] Line 12: row {differs.rows[0] + row} of O begins with
+        {short(new_O[row, 0])} in the first run, and with {short(other_O[row, 0])} in the second, where what it was
+        before, {short(old_O[row, 0])}, weighs too much.
+        [last step] The same counts; {len(bad)} of {rows} rows of O are wrong.
+
+        [asks @ {differs.number}] The second run forgets the factor in line 12, and has it in line 11. Which result goes
+        wrong?
+        [choices] O | ℓ | both
+        [right] O
+        [because] Line 11 still rescales ℓ. Only O keeps too much of what came first.
         """
-    yield see(
-        rise,
-        "rescale",
-        f"Maxima rise for the first time, in {rise.rescaled} rows; line 11 rescales ℓ in both runs, which still agree.",
-    )
-    yield see(
-        differs,
-        "first difference",
-        f"Line 12: row {differs.rows[0] + row} of O begins with {short(float(new_O[row, 0]))} in the first run, and with "
-        f"{short(float(other_O[row, 0]))} in the second, where what it was before, "
-        f"{short(float(old_O[row, 0]))}, weighs too much.",
-    )
-    yield end(right, f"The same counts; {len(bad)} of {rows} rows of O are wrong.")
-    yield Stop(
-        differs.number,
-        "The second run forgets the factor in line 12, and has it in line 11. Which result goes wrong?",
-        ("O", "ℓ", "both"),
-        "O",
-        "Line 11 still rescales ℓ. Only O keeps too much of what came first.",
-    )
 
 
 def _same(event: TraceEvent, other: TraceEvent) -> bool:

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashsim.gallery.looking import first, output, pair, see, short, value
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace
+import flashsim
+from flashsim.gallery.looking import every, first, output, pair, short, value
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "Online softmax", 10
 
 
 def record() -> tuple[Trace, ...]:
     """Record one query and four keys, in tiles of one score each."""
-    import numpy as np
-
-    import flashsim
-
     Q, K, V = (np.array(columns, np.float32).T for columns in ([[1]], [[2, 5, 1, 4]], [[10, 20, 30, 40]]))
     trace = flashsim.trace("q_outer", Q, K, V, scale=1.0, blocks=(1, 1), M=12)
     return (trace,)
 
 
-def teach(trace: Trace) -> Said:
-    scores = [value(trace, s, "S_ij").item() for s in trace.steps if s.label == "line 9"]
-    start = first(trace, lambda s: s.moved > 0)
-    rise = first(trace, lambda s: s.rescaled > 0)
-    total = first(trace, lambda s: s.label == "line 13", rise.number)
-    still = first(trace, lambda s: s.label == "line 11" and not s.moved)
-    divided = first(trace, lambda s: s.label == "line 18")
+def teach(trace: Trace) -> str:
+    scores = [value(trace, s, "S_ij").item() for s in every(trace, "line 9")]
+    rise, still = first(trace, "rescale"), first(trace, "maximum stays")
+    total = first(trace, "line 13", rise.number)
     (old,), (new,) = (x[0] for x in pair(rise, "m"))
     before, after = (x.item() for x in pair(total, "l"))
-    last = [s for s in trace.steps if s.label == "line 13"][-1]
-    l_end = pair(last, "l")[1].item()
+    l_end = pair(every(trace, "line 13")[-1], "l")[1].item()
     O_end = output(trace).item()
     written = ", ".join(map(short, scores))
-    yield f"""
+    return f"""
         The softmax of a row seems to need two passes: one for the largest score m, one for the sum ℓ of e^{{S − m}}.
         Online softmax takes one. It keeps the largest score so far and the sum so far, and when a larger score comes,
         what was summed before is multiplied by e^{{m − m^new}}, as if the new maximum had been known from the start.
@@ -44,29 +36,18 @@ def teach(trace: Trace) -> Said:
         It is 1 in every tile but one: there m rises from {short(old)} to {short(new)}, and what ℓ and O were is
         multiplied by e^{{{short(old - new)}}} = {short(np.exp(old - new))}. At the end ℓ = {short(l_end)} is the sum of
         e^{{S − {short(max(scores))}}} over all of them. `flashsim example online_softmax` prints the same numbers.
+
+        [first maximum] m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet.
+        [rescale] m rises from {short(old)} to {short(new)}; the factor is e^{{{short(old - new)}}} =
+        {short(np.exp(old - new))}.
+        [line 13 @ {total.number}] ℓ = {short(np.exp(old - new))} · {short(before)} + 1 = {short(after)}: the old sum
+        shrinks, and the new score is added.
+        [maximum stays] {short(scores[dict(still.loops)["j"]])} is less than {short(new)}: the factor is 1.
+        [line 18] Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted.
+
+        [asks @ rescale] m is {short(old)}, and the next score is {short(new)}. By what are ℓ and O multiplied?
+        [choices] e^{{{short(old - new)}}} | 1 | e^{{{short(new - old)}}}
+        [right] e^{{{short(old - new)}}}
+        [because] A larger maximum makes all earlier terms smaller: e^{{{short(old)} − {short(new)}}} =
+        {short(np.exp(old - new))}.
         """
-    yield see(start, "first maximum", f"m goes from −∞ to {short(scores[0])}; there is nothing to rescale yet.")
-    yield see(
-        rise,
-        "rescale",
-        f"m rises from {short(old)} to {short(new)}; the factor is e^{{{short(old - new)}}} = "
-        f"{short(np.exp(old - new))}.",
-    )
-    yield see(
-        total,
-        "line 13",
-        f"ℓ = {short(np.exp(old - new))} · {short(before)} + 1 = {short(after)}: the old sum shrinks, "
-        "and the new score is added.",
-    )
-    yield see(
-        still, "maximum stays", f"{short(scores[dict(still.loops)['j']])} is less than {short(new)}: the factor is 1."
-    )
-    yield see(divided, "line 18", f"Only now O is divided by ℓ = {short(l_end)}: {short(O_end)}, V’s mean, weighted.")
-    yield Stop(
-        rise.number,
-        f"m is {short(old)}, and the next score is {short(new)}. By what are ℓ and O multiplied?",
-        (f"e^{{{short(old - new)}}}", "1", f"e^{{{short(new - old)}}}"),
-        f"e^{{{short(old - new)}}}",
-        f"A larger maximum makes all earlier terms smaller: e^{{{short(old)} − {short(new)}}} = "
-        f"{short(np.exp(old - new))}.",
-    )

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import flashsim
-from flashsim.gallery.looking import does, end, first, moved, see
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace
+from flashsim.gallery.looking import every, first, moved
+from flashsim.tracing import Trace
+from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "What is optimal", 45  # after the lessons on the algorithms, as it is compared with one
 
 
 def record() -> tuple[Trace, ...]:
     """Record the optimum of N = 4, and the best tiles there."""
-    import flashsim
-    from flashsim.tracing.sample import operands
-
     Q, K, V = operands(4, 2)
     trace = flashsim.optimum(N=4, d=2, M=15).replay(Q, K, V, trace=True).trace
     versus = flashsim.trace("q_outer", Q, K, V, M=15, blocks=(1, 1))
     return (trace, versus) if trace else ()
 
 
-def teach(trace: Trace, tiles: Trace) -> Said:
+def teach(trace: Trace, tiles: Trace) -> str:
     N, d = trace.about.shape.N_q, trace.about.shape.d
     loads = {name: sum(e.kind == "load" and e.array == name for e in trace.events) for name in "QKV"}
-    multiplied = [step for step in trace.steps if step.label == "line 11"]
+    multiplied = every(trace, "line 11")
     second = multiplied[N]  # the second row's first product
     before = multiplied[N - 1].tile
     assert second.tile is not None
@@ -40,7 +37,7 @@ def teach(trace: Trace, tiles: Trace) -> Said:
     snake = flashsim.count("snake", N=N, d=d, M=trace.about.M, blocks=(1, 1)).hbm.accesses
     gone = f"{dropped.name[0]}_{dropped.indices[0] + 1}"
     least = N * (3 * d + d + 1)
-    yield f"""
+    return f"""
         What is the least that any schedule can move? For so small a problem it can be searched for: N = {N}, d = {d},
         and M = {trace.about.M}, in which two rows of K and V fit beside one of Q and O. Whole rows move, and S stays on
         chip. A search through all schedules of this kind, which knows nothing of loops, finds {moved(trace)} elements:
@@ -54,21 +51,16 @@ def teach(trace: Trace, tiles: Trace) -> Said:
 
         Nobody told the search so. `flashsim prove --exact` prints the schedule, turn by turn, and writes a certificate
         that a short program checks without searching.
+
+        [line 11] The first product: four rows are on chip, and one element for S_ij.
+        [{at.label} @ {at.number}] {gone} had to go first: no room is left. It will have to be loaded again.
+        [line 11 @ {second.number}] Q_{row + 1} begins with K_{column + 1} and V_{column + 1}, which Q_{before[0] + 1}
+        has just used: nothing of K and V is loaded.
+        [write O @ {first(trace, "write O", second.number).number}] The second row of O is done.
+        [last step] {moved(trace)} accesses; the tiles beside it made {moved(tiles)}, with the same M.
+
+        [asks @ {second.number}] Which rows of K and V does the second row of Q meet first?
+        [choices] the first | the last that were used | any: it makes no difference
+        [right] the last that were used
+        [because] They are still on chip. What was used longest ago has been evicted.
         """
-    yield see(multiplied[0], "line 11", "The first product: four rows are on chip, and one element for S_ij.")
-    yield see(at, at.label, f"{gone} had to go first: no room is left. It will have to be loaded again.")
-    yield see(
-        second,
-        "line 11",
-        f"Q_{row + 1} begins with K_{column + 1} and V_{column + 1}, which Q_{before[0] + 1} has just used: "
-        "nothing of K and V is loaded.",
-    )
-    yield see(first(trace, does(trace, "store", "O"), second.number), "write O", "The second row of O is done.")
-    yield end(trace, f"{moved(trace)} accesses; the tiles beside it made {moved(tiles)}, with the same M.")
-    yield Stop(
-        second.number,
-        "Which rows of K and V does the second row of Q meet first?",
-        ("the first", "the last that were used", "any: it makes no difference"),
-        "the last that were used",
-        "They are still on chip. What was used longest ago has been evicted.",
-    )

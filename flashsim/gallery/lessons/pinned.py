@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from flashsim.gallery.looking import end, first, moved, see
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace
+import flashsim
+from flashsim.gallery.looking import every, moved
+from flashsim.tracing import Trace
+from flashsim.tracing.sample import operands
 
 TITLE, ORDER = "Spare room: rows that stay", 46  # after the optimum, which fills its spare room in the same way
 
 
 def record() -> tuple[Trace, ...]:
     """Record both with the same M and the same blocks."""
-    import flashsim
-    from flashsim.tracing.sample import operands
-
     Q, K, V = operands(6, 2)
     trace = flashsim.trace("q_outer_pinned", Q, K, V, M=24, blocks=(2, 1))
     versus = flashsim.trace("q_outer", Q, K, V, M=24, blocks=(2, 1))
@@ -25,17 +23,15 @@ def loads(trace: Trace, name: str) -> int:
     return sum(e.kind == "load" and e.name == name for e in trace.events)
 
 
-def teach(trace: Trace, plain: Trace) -> Said:
+def teach(trace: Trace, plain: Trace) -> str:
     about = trace.about
     T_r, rows, d, N = loads(plain, "K[0]"), about.blocks.B_r, about.shape.d, about.shape.N_q
     pinned = [n for n in range(N) if loads(trace, f"K[{n}]") == 1]
-    at = first(trace, lambda s: s.label == "line 4" and s.first < s.last)
-    use = first(trace, lambda s: s.label == "line 9")
-    again = first(trace, lambda s: s.label == "line 9" and s.tile is not None and s.tile[0] == 1, use.number)
-    other = first(trace, lambda s: s.label == "line 16")
+    at = next(s for s in every(trace, "line 4") if s.first < s.last)
+    again = next(s for s in every(trace, "line 9") if s.tile is not None and s.tile[0] == 1)
     saved = moved(plain) - moved(trace)
     assert saved == (T_r - 1) * len(pinned) * 2 * d
-    yield f"""
+    return f"""
         With Q outermost each block of Q meets all keys, so each row of K and V is loaded as often as there are blocks
         of Q: {T_r} times here. Larger blocks of Q are the cure, while they fit. With M = {about.M} elements {rows} rows
         fit, and a third one, which takes a row of O too, does not. But some room is left over.
@@ -45,16 +41,15 @@ def teach(trace: Trace, plain: Trace) -> Said:
         place of {moved(plain)}. Beside it is `q_outer`, with the same M and the same blocks.
 
         What is pinned is a share of K and V. So it helps where they are short, and hardly where they are long.
+
+        [line 4 @ {at.number}] K_1 and V_1 come on chip before the loop over blocks of Q, and stay.
+        [line 9] The first block of Q meets K_1: what is pinned comes first, and nothing is loaded.
+        [line 16] The other keys are loaded, and evicted at the end of their turn, as ever.
+        [line 9 @ {again.number}] The second block of Q: K_1 and V_1 are still there. `q_outer` loads them again.
+        [last step] {moved(trace)} accesses; without the pinned row, {moved(plain)}.
+
+        [asks @ {again.number}] In the whole run, how often is K_1 loaded?
+        [choices] once | {T_r} times | {N} times
+        [right] { {1: "once", T_r: f"{T_r} times", N: f"{N} times"}[loads(trace, "K[0]")] }
+        [because] Once, before the loops. The other rows of K are loaded for each of the {T_r} blocks of Q.
         """
-    yield see(at, "line 4", "K_1 and V_1 come on chip before the loop over blocks of Q, and stay.")
-    yield see(use, "line 9", "The first block of Q meets K_1: what is pinned comes first, and nothing is loaded.")
-    yield see(other, "line 16", "The other keys are loaded, and evicted at the end of their turn, as ever.")
-    yield see(again, "line 9", "The second block of Q: K_1 and V_1 are still there. `q_outer` loads them again.")
-    yield end(trace, f"{moved(trace)} accesses; without the pinned row, {moved(plain)}.")
-    yield Stop(
-        again.number,
-        "In the whole run, how often is K_1 loaded?",
-        ("once", f"{T_r} times", f"{N} times"),
-        {1: "once", T_r: f"{T_r} times", N: f"{N} times"}[loads(trace, "K[0]")],
-        f"Once, before the loops. The other rows of K are loaded for each of the {T_r} blocks of Q.",
-    )

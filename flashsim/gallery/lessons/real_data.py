@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import flashsim
 from flashsim import qkv
-from flashsim.gallery.looking import does, first, largest_rise, pair, see, short
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace
+from flashsim.gallery.looking import every, first, largest_rise, pair, short
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "Real data: where the maximum moves most", 40
 SAMPLE = Path(qkv.__file__).parent / "data" / qkv.SAMPLE
@@ -36,18 +36,13 @@ def steepest() -> tuple[int, int, int]:
 
 def record() -> tuple[Trace, ...]:
     """Record the rows around the steepest rise, `steepest`, as queries."""
-    import numpy as np
-
-    import flashsim
-    from flashsim import qkv
-
     sample = qkv.load_sample().astype(np.dtype(np.float32))
     Q, K, V = sample.Q[2, 160:192], sample.K[2], sample.V[2]
     trace = flashsim.trace("flash_basic", Q, K, V, blocks=(8, 64), M=6_144)
     return (trace,)
 
 
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     block, head, row = steepest()
     smaller = min(KEY_BLOCKS)
     sample = qkv.load_sample().astype(np.dtype(np.float32))
@@ -62,51 +57,37 @@ def teach(trace: Trace) -> Said:
     at = traced - rise.rows[0]
     factor, key = float(np.exp(old - new)), int(S[row].argmax())
     previous = int((S.argmax(axis=-1)[1:] == np.arange(len(S) - 1)).sum())
-    written = first(trace, does(trace, "store", "O"), rise.number)
+    written = first(trace, "write O", rise.number)
     O_old, O_new = pair(written, "O")
-    begun = first(trace, lambda s: s.moved > 0 and s.rows == rise.rows)
-    still = first(trace, lambda s: s.label == "line 11" and s.rows == rise.rows and not s.moved, rise.number)
+    begun = next(s for s in every(trace, "first maximum") if s.rows == rise.rows)
+    still = next(s for s in every(trace, "maximum stays", rise.number) if s.rows == rise.rows)
     assert still.cols is not None
-    yield f"""
+    return f"""
         Not random numbers but a model’s: head {head} in layer 0 of all-MiniLM-L6-v2, which reads the Gettysburg
         Address, {len(S)} tokens. This head looks for the token before: {previous} of {len(S) - 1} queries have their
         largest score there. So when a row’s own neighbourhood comes on chip, its maximum jumps, here by
         {short(new - old)}, the most in any head for blocks of {block} keys (for blocks of {smaller} it is
-        {short(float(rises(smaller).max()))}).
+        {short(rises(smaller).max())}).
 
         The page shows tokens {start} to {start + WINDOW - 1} as queries, rows 0 to {WINDOW - 1}, and all keys. Row
         {row - start} is token {row}, “{tokens[row]}”, after “{tokens[row - 1]}”. Watch its line in m, ℓ, O when keys
         {rise.cols[0]} to {rise.cols[1] - 1} arrive: the factor is {short(factor)}, so that all it had gathered from
         {rise.cols[0]} keys counts for nothing, less than float32 can add, and its O is replaced. Without the factors of
         lines 11 and 12 it would count in full.
+
+        [first maximum @ {begun.number}] Keys 0 to {block - 1}: row {row - start} gets its first maximum,
+        {short(pair(begun, "m")[1][at, 0])}.
+        [rescale @ {rise.number}] Row {row - start}: m from {short(old)} to {short(new)}, as “{tokens[row]}” meets
+        “{tokens[key]}” (key {key}). The factor is {short(factor)}; {rise.rescaled} of the block’s {len(O_old)} rows are
+        rescaled.
+        [write O @ {written.number}] Row {row - start} of O: its first value goes from {short(O_old[at, 0])} to
+        {short(O_new[at, 0])}.
+        [maximum stays @ {still.number}] Keys {still.cols[0]} to {still.cols[1] - 1}: no row of this block finds a
+        larger score; all factors are 1.
+
+        [asks @ {rise.number}] Row {row - start} has met {rise.cols[0]} keys, and looks for the token before it, which
+        comes now. What becomes of all that it has gathered?
+        [choices] it counts as before | it counts for half | it counts for next to nothing
+        [right] {"it counts for next to nothing" if factor < 0.01 else "it counts as before"}
+        [because] Its maximum rises by {short(new - old)}, so the factor is {short(factor)}.
         """
-    yield see(
-        begun,
-        "first maximum",
-        f"Keys 0 to {block - 1}: row {row - start} gets its first maximum, {short(float(pair(begun, 'm')[1][at, 0]))}.",
-    )
-    yield see(
-        rise,
-        "rescale",
-        f"Row {row - start}: m from {short(old)} to {short(new)}, as “{tokens[row]}” meets “{tokens[key]}” (key {key}). "
-        f"The factor is {short(factor)}; {rise.rescaled} of the block’s {len(O_old)} rows are rescaled.",
-    )
-    yield see(
-        written,
-        "write O",
-        f"Row {row - start} of O: its first value goes from {short(float(O_old[at, 0]))} to "
-        f"{short(float(O_new[at, 0]))}.",
-    )
-    yield see(
-        still,
-        "maximum stays",
-        f"Keys {still.cols[0]} to {still.cols[1] - 1}: no row of this block finds a larger score; all factors are 1.",
-    )
-    yield Stop(
-        rise.number,
-        f"Row {row - start} has met {rise.cols[0]} keys, and looks for the token before it, which comes now. What "
-        "becomes of all that it has gathered?",
-        ("it counts as before", "it counts for half", "it counts for next to nothing"),
-        "it counts for next to nothing" if factor < 0.01 else "it counts as before",
-        f"Its maximum rises by {short(new - old)}, so the factor is {short(factor)}.",
-    )

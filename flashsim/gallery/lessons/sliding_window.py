@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import flashsim
-from flashsim.gallery.looking import end, first, moved, see
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace
-from flashsim.tracing.sample import operands
+from flashsim.gallery.looking import moved
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "Sliding window", 55
-COMMAND = "flashsim step --algorithm sliding_window --N 16 --d 4 --blocks 2 2 --M 64 --window 4"
+RUN = {"algorithm": "sliding_window", "N": 16, "d": 4, "blocks": (2, 2), "M": 64, "window": 4}
 
 
-def record() -> tuple[Trace, ...]:
-    Q, K, V = operands(16, 4)
-    return (flashsim.trace("sliding_window", Q, K, V, window=4, blocks=(2, 2), M=64),)
-
-
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     about = trace.about
-    blocks, tiles = about.blocks, about.tiles
-    assert tiles is not None
+    blocks = about.blocks
     visited = {s.tile for s in trace.steps if s.tile is not None}
     every = blocks.T_r * blocks.T_c
     most = max(sum(i == row for row, _ in visited) for i in range(blocks.T_r))
@@ -29,27 +21,21 @@ def teach(trace: Trace) -> Said:
         blocks=(blocks.B_r, blocks.B_c), window=4,
     )  # fmt: skip
     KV = sum(twice.hbm.by_array[name].reads for name in "KV") / moved(trace, "K", "V")
-    masked = [s for s in trace.steps if s.label == "line 10" and s.tile is not None]
-    full, partial = (next(s for s in masked if s.tile and tiles[s.tile[0]][s.tile[1]] == kind) for kind in (1, 2))
-    skip = first(trace, lambda s: s.label == "line 16")
-    yield f"""
+    return f"""
         Each query attends to its own key and the four before it. A row block visits only the blocks of keys that its
         windows reach: of {every} tiles {len(visited)} are visited, {most} in a row of tiles at most, however long the
         sequence is. Twice the length costs {KV:.2f} times the accesses to K and V here; with all keys it would be 4 times.
 
         Watch the band of tiles go down the diagonal. Tiles on its two sides are partial: line 10 puts −∞ where a key is
         outside of the window. Tiles inside are full, and left as they are.
+
+        [partial tile] A tile on the side of the band: line 10 puts −∞ outside of the window.
+        [tiles skipped @ line 16] Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped.
+        [full tile] A tile inside the band: every key is in every query's window.
+        [last step] {len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,} accesses.
+
+        [asks @ last step] Twice as many queries and keys, the same window: how many times the accesses to K and V?
+        [choices] 2 times | 4 times
+        [right] {min((2, 4), key=lambda n: abs(n - KV))} times
+        [because] {KV:.2f} times: each query still has one window.
         """
-    yield see(partial, "partial tile", "A tile on the side of the band: line 10 puts −∞ outside of the window.")
-    yield see(
-        skip, "tiles skipped", f"Row block 1 is done after one tile: the {blocks.T_c - 1} to its right are skipped."
-    )
-    yield see(full, "full tile", "A tile inside the band: every key is in every query's window.")
-    yield end(trace, f"{len(visited)} tiles done, {every - len(visited)} skipped; {moved(trace):,} accesses.")
-    yield Stop(
-        trace.steps[-1].number,
-        "Twice as many queries and keys, the same window: how many times the accesses to K and V?",
-        ("2 times", "4 times"),
-        f"{min((2, 4), key=lambda n: abs(n - KV))} times",
-        f"{KV:.2f} times: each query still has one window.",
-    )

@@ -7,19 +7,14 @@ from typing import Any
 import numpy as np
 
 from flashsim import mlp
-from flashsim.gallery.looking import does, end, first, moved, see, short, value
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace
+from flashsim.gallery.looking import first, moved, short, value
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "A sparse MLP in one pass", 110
 
 
 def record() -> tuple[Trace, ...]:
     """Record an MLP 4 → 8 → 2 on four rows, with half of W1's blocks dead, a whole column of blocks among them."""
-    import numpy as np
-
-    from flashsim import mlp
-
     rng = np.random.default_rng(3)
     X, W1, W2 = (rng.integers(-2, 3, size=size) + 0.0 for size in ((4, 4), (4, 8), (8, 2)))
     mask1 = np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool)
@@ -27,17 +22,14 @@ def record() -> tuple[Trace, ...]:
     return (trace,) if trace else ()
 
 
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     N, d, f, o = (size for _, size in trace.about.sizes)
     hidden = sorted({dict(s.loops)["j"] for s in trace.steps if "j" in dict(s.loops)})
     (dead,) = set(range(trace.about.blocks.T_c)) - set(hidden)
-    load_1, load_2 = first(trace, does(trace, "load", "W1")), first(trace, does(trace, "load", "W2"))
-    relu = first(trace, lambda s: s.label == "line 12")
+    relu = first(trace, "line 12")
     before, after = (value(trace, s, "H_ij") for s in (trace.steps[relu.number - 1], relu))
-    passed = first(trace, lambda s: dict(s.loops).get("j", 0) > dead)
-    add = first(trace, lambda s: s.label == "line 15")
-    written = first(trace, does(trace, "store", "Y"))
-    Y = value(trace, written, "Y[0, 0]")
+    passed = next(s for s in trace.steps if dict(s.loops).get("j", 0) > dead)
+    Y = value(trace, first(trace, "write Y"), "Y[0, 0]")
     same: dict[str, Any] = {"N": N, "d": d, "f": f, "o": o, "blocks": tuple(n for _, n in trace.about.cuts)}
     same |= {"mask1": np.array([[1, 1, 0, 0], [1, 0, 0, 1]], bool), "dtype": trace.about.stored}
     unfused = mlp.exact(**same, fused=False).hbm
@@ -48,7 +40,7 @@ def teach(trace: Trace) -> Said:
         for way, how in ways.items()
         for size in (M // 9, M)
     }
-    yield f"""
+    return f"""
         A perceptron of two layers, Y = relu(X W1) W2, stands behind each attention of a transformer. Done one layer
         after the other, the hidden layer H, N × {f} here, is written to HBM and read again, as S and P are in standard
         attention. The same loop removes it: a tile of H is made, passed through relu, multiplied by its rows of W2, and
@@ -62,25 +54,20 @@ def teach(trace: Trace) -> Said:
         often. A dense MLP 1,024 → 4,096 → 1,024 with M = d²/9 moves {large["fused", M // 9]:g} elements for each of H’s
         if fused, and {large["square", M // 9]:g} in square tiles that write H; from M ≈ d² on fusing wins,
         {large["fused", M]:g} against {large["square", M]:g}.
+
+        [read W1] X_i is on chip, H_ij starts at 0, and the first live block of W1 comes.
+        [line 12] relu: {int((before < 0).sum())} of {before.size} elements were below 0, the largest is
+        {short(after.max())}. H_ij is complete, on chip and nowhere else.
+        [read W2] W2’s rows for this tile. Nothing was written in between.
+        [line 15] Y_i takes in H_ij W2_jk. {len(hidden)} tiles of H pass before Y_i is done.
+        [line 7 @ {passed.number}] From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s blocks is dead.
+        [write Y] Y_i is written once; its first element is {short(Y[0, 0])}.
+        [last step] {moved(trace)} accesses; H’s {N * f} elements were never among them.
+
+        [asks @ {passed.number}] Column {dead + 1} of W1’s blocks is all zeros; row {dead + 1} of W2’s blocks is not.
+        How often will that row be read?
+        [choices] never | once for each row block | once
+        [right] never
+        [because] H is relu(0) = 0 there, which adds nothing, whatever W2 holds. With a bias it would be relu(b), and
+        the row would be needed.
         """
-    yield see(load_1, "read W1", "X_i is on chip, H_ij starts at 0, and the first live block of W1 comes.")
-    yield see(
-        relu,
-        "line 12",
-        f"relu: {int((before < 0).sum())} of {before.size} elements were below 0, the largest is "
-        f"{short(float(after.max()))}. H_ij is complete, on chip and nowhere else.",
-    )
-    yield see(load_2, "read W2", "W2’s rows for this tile. Nothing was written in between.")
-    yield see(add, "line 15", f"Y_i takes in H_ij W2_jk. {len(hidden)} tiles of H pass before Y_i is done.")
-    yield see(passed, "line 7", f"From tile {dead} to tile {dead + 2}: column {dead + 1} of W1’s blocks is dead.")
-    yield see(written, "write Y", f"Y_i is written once; its first element is {short(float(Y[0, 0]))}.")
-    yield end(trace, f"{moved(trace)} accesses; H’s {N * f} elements were never among them.")
-    yield Stop(
-        passed.number,
-        f"Column {dead + 1} of W1’s blocks is all zeros; row {dead + 1} of W2’s blocks is not. How often will that "
-        "row be read?",
-        ("never", "once for each row block", "once"),
-        "never",
-        "H is relu(0) = 0 there, which adds nothing, whatever W2 holds. With a bias it would be relu(b), and the "
-        "row would be needed.",
-    )

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import flashsim
-from flashsim.gallery.looking import does, end, first, moved, see
-from flashsim.gallery.page import Said
-from flashsim.tracing import Stop, Trace
-from flashsim.tracing.sample import operands
+from flashsim.gallery.looking import moved
+from flashsim.tracing import Trace
 
 TITLE, ORDER = "Algorithm 0: standard attention", 20
-COMMAND = "flashsim step --algorithm standard --N 12 --d 4 --M 64"
+RUN = {"algorithm": "standard", "N": 12, "d": 4, "M": 64}
 
 
-def record() -> tuple[Trace, ...]:
-    Q, K, V = operands(12, 4)
-    return (flashsim.trace("standard", Q, K, V, M=64, sizing="fit"),)
-
-
-def teach(trace: Trace) -> Said:
+def teach(trace: Trace) -> str:
     N_q, N_k = trace.about.shape.N_q, trace.about.shape.N_k
-    written = [first(trace, does(trace, "store", name)) for name in ("S", "P")]
-    read = [first(trace, does(trace, "load", name)) for name in ("S", "P")]
     sums, both = moved(trace), moved(trace, "S", "P")
     K = trace.about.arrays[1]
     groups = {"Q, K and V": "QKV", "S and P": "SP", "O": "O"}
-    yield f"""
+    return f"""
         Standard attention is three passes: S = QKᵀ, P = softmax(S), O = PV. Between them the N × N matrices S and P
         go to HBM and come back. Watch the table of HBM accesses: S is written, {N_q * N_k} elements, then read; P is
         written, then read. How much that is of all accesses, you are asked on the way. A tile of the grid is visited
@@ -32,19 +22,16 @@ def teach(trace: Trace) -> Said:
 
         The rows of K are loaded again for each block of rows of Q, {K.reads // (K.shape[0] * K.shape[1])} times in
         all: products too large for the chip cost that, and standard attention as it is counted here pays it.
+
+        [write S] The first tile of S leaves for HBM.
+        [read S] The second pass begins: row block by row block, all {N_q * N_k} elements of S come back.
+        [write P] The rows’ softmax leaves for HBM.
+        [read P] The third pass begins: P comes back, to be multiplied by V.
+        [last step] {both:,} of {sums:,} accesses were to S and P, {both / sums:.0%}.
+
+        [asks @ read S] In the whole run, which arrays are accessed most? Guess.
+        [choices] Q, K and V | S and P | O
+        [right] {max(groups, key=lambda names: moved(trace, *groups[names]))}
+        [because] S and P: {both:,} accesses; Q, K and V: {moved(trace, "Q", "K", "V"):,}; O: {moved(trace, "O"):,}. S
+        and P are N × N, the others N × d.
         """
-    yield see(written[0], "write S", "The first tile of S leaves for HBM.")
-    yield see(
-        read[0], "read S", f"The second pass begins: row block by row block, all {N_q * N_k} elements of S come back."
-    )
-    yield see(written[1], "write P", "The rows’ softmax leaves for HBM.")
-    yield see(read[1], "read P", "The third pass begins: P comes back, to be multiplied by V.")
-    yield end(trace, f"{both:,} of {sums:,} accesses were to S and P, {both / sums:.0%}.")
-    yield Stop(
-        read[0].number,
-        "In the whole run, which arrays are accessed most? Guess.",
-        ("Q, K and V", "S and P", "O"),
-        max(groups, key=lambda names: moved(trace, *groups[names])),
-        f"S and P: {both:,} accesses; Q, K and V: {moved(trace, 'Q', 'K', 'V'):,}; O: {moved(trace, 'O'):,}. "
-        "S and P are N × N, the others N × d.",
-    )
