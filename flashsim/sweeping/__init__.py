@@ -11,7 +11,7 @@ showing    the rows on a page
 
 from __future__ import annotations
 
-from flashsim.sweeping.result import Entry, Sweep
+from flashsim.sweeping.result import Sweep
 from flashsim.sweeping.running import Disagreement, sweep
 
-__all__ = ["Disagreement", "Entry", "Sweep", "sweep"]
+__all__ = ["Disagreement", "Sweep", "sweep"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,11 +34,6 @@ class Outcome:
     matmul: int | None = None
 
 
-def outcomes(points: Sequence[Point]) -> list[Outcome]:
-    """Return the outcome of each point."""
-    return [outcome(point) for point in points]
-
-
 def outcome(point: Point) -> Outcome:
     """Return what a point comes to."""
     if point.way.algorithm is None:
@@ -51,7 +45,7 @@ def outcome(point: Point) -> Outcome:
     except NoClosedForm:
         return by_count(point)
     except (ValueError, TypeError) as error:
-        return _refused(error)
+        return Outcome("refused", _said(error))
 
 
 def by_form(point: Point) -> Outcome:
@@ -84,16 +78,11 @@ def by_count(point: Point) -> Outcome:
     except SramOverflow as error:
         return Outcome("does not fit", _said(error), "count")
     except (ValueError, TypeError, MemoryModelError) as error:
-        return _refused(error)
+        return Outcome("refused", _said(error))
     return Outcome("ok", "", "count", tally.hbm, tally.sram, tally.blocks, tally.flops.matmul)
-
-
-def _refused(error: Exception) -> Outcome:
-    return Outcome("refused", _said(error))
 
 
 def _said(error: Exception) -> str:
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
-    return (
-        str(error) if isinstance(error, ValueError | MemoryModelError) else f"{type(error).__name__}: {error}"
-    ) + notes
+    kind = "" if isinstance(error, ValueError | MemoryModelError) else f"{type(error).__name__}: "
+    return f"{kind}{error}{notes}"

@@ -80,7 +80,7 @@ def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
         counts = {name: row["accesses_elements"] for name, row in by_name.items() if row["status"] == "ok"}
         least = [name for name, count in counts.items() if count == min(counts.values())]
         fewest = "" if len(counts) < 2 else " = ".join(least) if len(least) < len(counts) else "all equal"
-        cells.append([*map(_said, values), *(_said(counts.get(name)) for name in names), fewest])
+        cells.append([*map(cell, values), *(cell(counts.get(name)) for name in names), fewest])
     notes = [*_omitted(len(cells), len(lines)), "in elements of HBM accesses", *_reasons(rows)]
     comparable = not alike and any(len(by_name) > 1 for by_name in lines.values())
     return Shown([*axes, *names, "fewest"], cells, notes, comparable)
@@ -93,25 +93,19 @@ def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> S
         if row["status"] == "ok":
             first.setdefault(_group(row, axes), row["accesses_elements"])
     chosen = _spread(rows, most)
-    several = "algorithm" in axes
-    columns: list[tuple[str, list[str]]] = [(name, [_said(row[name]) for row in chosen]) for name in axes]
-    columns.append(("accesses", [_said(row["accesses_elements"]) for row in chosen]))
-    if not several:
-        columns.append(("÷ first", [_ratio(row["accesses_elements"], first.get(_group(row, axes))) for row in chosen]))
-    columns.append(("÷ compulsory", [_ratio(row["over_compulsory"], 1) for row in chosen]))
-    columns.append(("peak ÷ M", [_ratio(row["peak_over_M"], 1) for row in chosen]))
-    pairs = ["–" if row["B_r"] is None else f"{row['B_r']:,} × {row['B_c']:,}" for row in chosen]
-    columns.append(("B_r × B_c", pairs))
+    columns = {name: [cell(row[name]) for row in chosen] for name in axes}
+    columns["accesses"] = [cell(row["accesses_elements"]) for row in chosen]
+    if "algorithm" not in axes:
+        columns["÷ first"] = [_ratio(row["accesses_elements"], first.get(_group(row, axes))) for row in chosen]
+    columns["÷ compulsory"] = [_ratio(row["over_compulsory"], 1) for row in chosen]
+    columns["peak ÷ M"] = [_ratio(row["peak_over_M"], 1) for row in chosen]
+    columns["B_r × B_c"] = ["–" if row["B_r"] is None else f"{row['B_r']:,} × {row['B_c']:,}" for row in chosen]
     notes = [*_omitted(len(chosen), len(rows)), *_reasons(rows)]
     while True:
-        headings, cells = (
-            [name for name, _ in columns],
-            [list(line) for line in zip(*(c for _, c in columns), strict=True)],
-        )
-        shown = Shown(headings, cells, notes)
+        shown = Shown(list(columns), list(zip(*columns.values(), strict=True)), notes)
         if shown.width <= width or len(columns) <= len(axes) + 1:
             return shown
-        columns.pop()
+        columns.popitem()
 
 
 def _group(row: Row, axes: Sequence[str]) -> tuple[Any, ...]:
@@ -139,7 +133,8 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
     return [*lines, *([f"and {len(found) - REASONS:,} other reasons"] if len(found) > REASONS else [])]
 
 
-def _said(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value as a reader sees it."""
     if value is None:
         return "–"
     if isinstance(value, bool):
