@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -47,9 +47,8 @@ def grade(work: Work) -> str:
     when = {"broadcast": "q is a column, k a row, and both are as long as the tile: the last tiles are smaller."}
     tiles = [tile for shape in SHAPES for tile in _tiles(*shape)]
     got = [causal(t.S.copy(), t.i, t.j, t.B_r, t.B_c, t.N_q, t.N_k, when=when) for t in tiles]
-    hints = {
-        hint for hint, wrong in MISTAKES.items() if all(same(g, wrong(t)) for g, t in zip(got, tiles, strict=True))
-    }
+    fitting = [{hint for hint, wrong in _wrongs(t).items() if same(g, wrong)} for g, t in zip(got, tiles, strict=True)]
+    hints = set.intersection(*fitting)
     for found, t in zip(got, tiles, strict=True):
         said = f"Tile ({t.i}, {t.j}) of N_q = {t.N_q}, N_k = {t.N_k}, blocks ({t.B_r}, {t.B_c}): causal(S)"
         expect(said, found, np.where(t.k <= t.q + t.more, t.S, -np.inf), dict.fromkeys(hints, found))
@@ -79,32 +78,24 @@ def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> Iterator[Tile]:
             yield Tile(S[q, k], i, j, B_r, B_c, N_q, N_k, q, k, N_k - N_q)
 
 
-# What each mistake makes of a tile.
-MISTAKES: dict[str, Callable[[Tile], Array]] = {
-    "The diagonal is masked too: a query sees itself, so <= and not <.": (
-        lambda t: np.where(t.k < t.q + t.more, t.S, -np.inf)
-    ),
-    "N_k - N_q is missing: the mask is aligned at the top left, and the last query does not see the last key.": (
-        lambda t: np.where(t.k <= t.q, t.S, -np.inf)
-    ),
-    "The numbers are those within the tile: add where its block begins, i * B_r and j * B_c.": (
-        lambda t: np.where(t.k - t.j * t.B_c <= t.q - t.i * t.B_r + t.more, t.S, -np.inf)
-    ),
-    "Past and future are exchanged: np.where keeps S where its condition is true.": (
-        lambda t: np.where(t.k <= t.q + t.more, -np.inf, t.S)
-    ),
-    "Past and future are exchanged: query q sees the keys up to it, k <= q + N_k - N_q.": (
-        lambda t: np.where(t.k >= t.q + t.more, t.S, -np.inf)
-    ),
-    "Masked scores are 0, and exp(0) = 1 counts. They must be -infinity.": (
-        lambda t: np.where(t.k <= t.q + t.more, t.S, 0.0)
-    ),
-    "The sign of N_k - N_q is the other one.": lambda t: np.where(t.k <= t.q - t.more, t.S, -np.inf),
-    "j belongs to the keys and i to the queries; here they are exchanged.": (
-        lambda t: np.where(
-            t.i * t.B_c + np.arange(t.S.shape[1]) <= t.j * t.B_r + np.arange(t.S.shape[0])[:, None] + t.more,
-            t.S,
-            -np.inf,
-        )
-    ),
-}
+def _wrongs(t: Tile) -> dict[str, Array]:
+    """Return what each mistake makes of a tile."""
+    S, i, j, q, k, more = t.S, t.i, t.j, t.q, t.k, t.more
+    rows, columns = np.arange(S.shape[0])[:, None], np.arange(S.shape[1])
+    kept = {
+        "The diagonal is masked too: a query sees itself, so <= and not <.": k < q + more,
+        "N_k - N_q is missing: the mask is aligned at the top left, and the last query does not see the last key.": k
+        <= q,
+        "The numbers are those within the tile: add where its block begins, i * B_r and j * B_c.": columns
+        <= rows + more,
+        "Past and future are exchanged: query q sees the keys up to it, k <= q + N_k - N_q.": k >= q + more,
+        "The sign of N_k - N_q is the other one.": k <= q - more,
+        "j belongs to the keys and i to the queries; here they are exchanged.": (
+            i * t.B_c + columns <= j * t.B_r + rows + more
+        ),
+    }
+    right = k <= q + more
+    return {hint: np.where(stays, S, -np.inf) for hint, stays in kept.items()} | {
+        "Past and future are exchanged: np.where keeps S where its condition is true.": np.where(right, -np.inf, S),
+        "Masked scores are 0, and exp(0) = 1 counts. They must be -infinity.": np.where(right, S, 0.0),
+    }

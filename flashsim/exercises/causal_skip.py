@@ -39,7 +39,6 @@ D = 4
 Sizes = tuple[int, int, int, int]
 Live = Callable[[int, int, int, int, int, int], bool]
 Tiles = dict[tuple[int, int], bool]
-Mistake = Callable[[int, int, tuple[int, int], tuple[int, int], int], bool]
 SHAPES: tuple[Sizes, ...] = ((8, 8, 2, 2), (7, 12, 3, 2), (5, 9, 2, 4), (9, 4, 4, 2), (6, 6, 4, 3))
 
 
@@ -90,42 +89,32 @@ def _shape(shape: Sizes) -> str:
 
 def hint_of(answers: dict[Sizes, Tiles]) -> str:
     """Return the mistake that chooses these very tiles, with the last block of queries cut short or not; else nothing."""
-    for hint, wrong in MISTAKES.items():
-        for cut in (True, False):
-            if all(_chosen_by(wrong, shape, cut) == chosen for shape, chosen in answers.items()):
-                return hint
-    return ""
+    fits: dict[str, list[bool]] = {}
+    for cut in (True, False):
+        for shape, chosen in answers.items():
+            for at, said in chosen.items():
+                for hint, wrong in _wrongs(at, shape, cut).items():
+                    fits.setdefault(f"{hint}{' ' * cut}", []).append(wrong == said)
+    return next((hint.strip() for hint, agrees in fits.items() if all(agrees)), "")
 
 
-def _chosen_by(wrong: Mistake, shape: Sizes, cut: bool) -> Tiles:
-    N_q, N_k, B_r, B_c = shape
-    end = N_q if cut else N_q + B_r
-    return tiles_of(
-        lambda i, j, *_: wrong(
-            i, j, (i * B_r, min((i + 1) * B_r, end) - 1), (j * B_c, min((j + 1) * B_c, N_k) - 1), N_k - N_q
+def _wrongs(at: tuple[int, int], shape: Sizes, cut: bool) -> dict[str, bool]:
+    """Return what each mistake says of a tile."""
+    (i, j), (N_q, N_k, B_r, B_c) = at, shape
+    first, last = i * B_r, min((i + 1) * B_r, N_q if cut else N_q + B_r) - 1  # queries
+    key, last_key = j * B_c, min((j + 1) * B_c, N_k) - 1
+    more = N_k - N_q
+    return {
+        "No tile is skipped.": True,
+        "N_k - N_q is missing: with more keys than queries, the queries are the last ones.": key <= last,
+        "Blocks are compared by their numbers, j <= i. That holds for B_r = B_c and N_q = N_k alone.": j <= i,
+        "It goes by the block's first query. The last one sees more.": key <= first + more,
+        "It goes by the block's last key, so it skips tiles that are masked in part. The first key decides.": (
+            last_key <= last + more
         ),
-        shape,
-    )
-
-
-# What each mistake says of tile (i, j), from the first and last query, and key, and N_k − N_q.
-MISTAKES: dict[str, Mistake] = {
-    "No tile is skipped.": lambda i, j, q, k, more: True,
-    "N_k - N_q is missing: with more keys than queries, the queries are the last ones.": (
-        lambda i, j, q, k, more: k[0] <= q[1]
-    ),
-    "Blocks are compared by their numbers, j <= i. That holds for B_r = B_c and N_q = N_k alone.": (
-        lambda i, j, q, k, more: j <= i
-    ),
-    "It goes by the block's first query. The last one sees more.": lambda i, j, q, k, more: k[0] <= q[0] + more,
-    "It goes by the block's last key, so it skips tiles that are masked in part. The first key decides.": (
-        lambda i, j, q, k, more: k[1] <= q[1] + more
-    ),
-    "The diagonal counts: a query sees itself, so <= and not <.": lambda i, j, q, k, more: k[0] < q[1] + more,
-    "(i + 1) * B_r is the query after the last one of the block.": lambda i, j, q, k, more: k[0] <= q[1] + 1 + more,
-    "With more queries than keys N_k - N_q is negative: the first queries see no key.": (
-        lambda i, j, q, k, more: k[0] <= q[1] + max(more, 0)
-    ),
-    "The sign of N_k - N_q is the other one.": lambda i, j, q, k, more: k[0] <= q[1] - more,
-    "Past and future are exchanged: a query sees the keys up to it.": lambda i, j, q, k, more: k[0] >= q[1] + more,
-}
+        "The diagonal counts: a query sees itself, so <= and not <.": key < last + more,
+        "(i + 1) * B_r is the query after the last one of the block.": key <= last + 1 + more,
+        "With more queries than keys N_k - N_q is negative: the first queries see no key.": key <= last + max(more, 0),
+        "The sign of N_k - N_q is the other one.": key <= last - more,
+        "Past and future are exchanged: a query sees the keys up to it.": key >= last + more,
+    }

@@ -113,7 +113,8 @@ def _theta(point: Point, M: int, shape: Shape | None) -> float | None:
     expression = THETA.get(algorithm.forward_pass) if algorithm is not None else None
     if expression is None or shape is None or (shape.N_q, shape.d) != (shape.N_k, shape.d_v):
         return None
-    return point.arguments.get("heads", 1) * expression(shape.N_q, shape.d, M)
+    heads: int = point.arguments.get("heads", 1)
+    return heads * expression(shape.N_q, shape.d, M)
 
 
 def _sound(read: Callable[[], Any], otherwise: Any) -> Any:
