@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 from flashsim import theory
 from flashsim.qkv import QKV
 from flashsim.sizes import human_bytes
-from flashsim.tables import console_for_tables, new_table, print_table, print_words, problem, sram
+from flashsim.tables import new_table, print_table, print_words, problem, sram
 from flashsim.theory.formulas import evaluated
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from flashsim.comparison import Counted, Result
     from flashsim.verify import Claim
 
@@ -64,23 +62,22 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
 
 def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result], asked: str) -> None:
     """Print the comparison. `asked` says what was asked besides, such as "causal, dropout 0.1"."""
-    console, M = console_for_tables(), next(iter(forwards.values())).sram.capacity
+    M = next(iter(forwards.values())).sram.capacity
     sizes = problem(given.Q.shape[-2], given.K.shape[-2], given.Q.shape[-1], given.V.shape[-1])
-    print_words(console, given.source)
+    print_words(given.source)
     kv_heads = math.prod(given.K.shape[:-2])
     heads = _heads(given.heads, "head") + (f" on {_heads(kv_heads, 'KV head')}" if kv_heads < given.heads else "")
-    print_words(console, f"{heads}, {sizes}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
-    console.print(sram(M, given.Q.dtype.itemsize, given.Q.dtype.name) + "\n")
-    for results in (forwards, backwards):
-        if results:
-            _print_results(console, results)
+    print_words(f"{heads}, {sizes}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
+    print(sram(M, given.Q.dtype.itemsize, given.Q.dtype.name) + "\n")
+    for results in filter(None, (forwards, backwards)):
+        _print_results(results)
 
 
 def _heads(number: int, what: str) -> str:
     return f"{number} {what}" + "s" * (number > 1)
 
 
-def _print_results(console: Console, results: Mapping[str, Result]) -> None:
+def _print_results(results: Mapping[str, Result]) -> None:
     titles = (result.title.replace(", ", ",\n") for result in results.values())
     table = new_table("HBM accesses, elements", *titles)
     arrays = [name for result in results.values() for name in result.hbm.by_array]
@@ -90,11 +87,11 @@ def _print_results(console: Console, results: Mapping[str, Result]) -> None:
     table.add_section()
     for label, cell in _RUN_ROWS:
         table.add_row(label, *(cell(result) for result in results.values()))
-    print_table(console, table)
+    print_table(table)
     for flash in {"flash", "flash_basic"} & results.keys():
         if "standard" in results:
             ratio = results["standard"].hbm.accesses / results[flash].hbm.accesses
-            console.print(f"\nStandard attention moves {ratio:.2f}× the elements that FlashAttention does.\n")
+            print(f"\nStandard attention moves {ratio:.2f}× the elements that FlashAttention does.\n")
 
 
 _RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
@@ -122,15 +119,15 @@ _RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
 
 def print_count(counted: Counted) -> None:
     """Print what moved: by line of the paper, by array with its closed form, and what fills SRAM."""
-    console, tally, arguments = console_for_tables(), counted.tally, counted.arguments
+    tally, arguments = counted.tally, counted.arguments
     blocks, heads, M = tally.blocks, arguments["heads"], tally.sram.capacity
-    console.print(counted.algorithm.title)
-    console.print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']})")
-    console.print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}")
+    print(counted.algorithm.title)
+    print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']})")
+    print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}")
     papers = _choosing_line(counted) if arguments["blocks"] is None and arguments["sizing"] == "paper" else ""
     if papers:
-        console.print(f"Blocks as in {papers}: its ⌈M/4d⌉ is a number of rows, so M counts elements")
-    console.print()
+        print(f"Blocks as in {papers}: its ⌈M/4d⌉ is a number of rows, so M counts elements")
+    print()
 
     group = _group(arguments)
     one = f", one group of {group} heads" if group > 1 else ", one head" if heads > 1 else ""
@@ -138,7 +135,7 @@ def print_count(counted: Counted) -> None:
     for movement in counted.ledger.movements:
         label = movement.label.removeprefix("line ")
         lines.add_row(f"{label}  {movement.kind}", movement.array, f"{movement.times:,}", f"{movement.elements:,}")
-    print_table(console, lines)
+    print_table(lines)
 
     named = f", {heads:,} heads" if heads > 1 else ""
     formulas, notes = ({}, []) if counted.agrees is None else _formulas(counted)
@@ -147,21 +144,21 @@ def print_count(counted: Counted) -> None:
         arrays.add_row(array, f"{traffic.reads:,}", f"{traffic.writes:,}", *formulas.get(array, ()))
     arrays.add_section()
     arrays.add_row("total", f"{tally.hbm.reads:,}", f"{tally.hbm.writes:,}")
-    console.print()
-    print_table(console, arrays)
+    print()
+    print_table(arrays)
     for note in notes:
-        print_words(console, note)
-    console.print(
+        print_words(note)
+    print(
         f"{tally.hbm.accesses:,} accesses, {human_bytes(tally.hbm.bytes)}; "
         + {True: "equal to the closed form", False: "NOT EQUAL TO THE CLOSED FORM", None: "no closed form"}[
             counted.agrees
         ]
     )
 
-    console.print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of M")
-    print_words(console, "= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")
+    print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of M")
+    print_words("= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")
     if papers and tally.sram.peak > M:
-        print_words(console, f"The blocks of {papers} need more than M, as its Θ(M) allows. --sizing fit takes less.")
+        print_words(f"The blocks of {papers} need more than M, as its Θ(M) allows. --sizing fit takes less.")
 
 
 def _choosing_line(counted: Counted) -> str:
@@ -214,16 +211,12 @@ def _group(arguments: Mapping[str, Any]) -> int:
     return heads // (arguments.get("kv_heads") or heads) if arguments["gqa"] == "grouped" else 1
 
 
-# -------------------------------------------------------------------------------------------------------------- verify
-
-
 def print_ledger(claims: Sequence[Claim]) -> None:
     """Print the ledger, one claim after another."""
-    console = console_for_tables()
     for claim in claims:
-        print_words(console, f"{'holds' if claim.holds else 'FAILS'}  {claim.source}: {claim.claim}", " " * 7)
-        print_words(console, f"       tried     {claim.tried}", " " * 17)
-        print_words(console, f"       measured  {claim.measured}", " " * 17)
-        console.print()
+        print_words(f"{'holds' if claim.holds else 'FAILS'}  {claim.source}: {claim.claim}", " " * 7)
+        print_words(f"       tried     {claim.tried}", " " * 17)
+        print_words(f"       measured  {claim.measured}", " " * 17)
+        print()
     failed = sum(not claim.holds for claim in claims)
-    console.print(f"{len(claims)} claims, {f'{failed} FAIL' if failed else 'all hold'}")
+    print(f"{len(claims)} claims, {f'{failed} FAIL' if failed else 'all hold'}")

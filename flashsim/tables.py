@@ -26,8 +26,8 @@ def console(**options: Any) -> Console:
     return Raising(**options)
 
 
-def console_for_tables() -> Console:
-    """Return a console that colours nothing."""
+def page() -> Console:
+    """Return a console for tables and words, which colours nothing."""
     plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
     made = console(**plain)
     return made if made.is_terminal else console(**plain, width=PIPE)
@@ -45,25 +45,29 @@ def new_table(first: str, *columns: str) -> Table:
     return table
 
 
-def print_table(console: Console, table: Table) -> None:
+def print_table(table: Table, on: Console | None = None) -> None:
     """Print a table; where it is too wide, its columns in several tables, one below another, each with the first column."""
-    columns = list(range(1, len(table.columns)))
-    shown: list[int] = []
+    on, columns, shown = on or page(), list(range(1, len(table.columns))), list[int]()
     while columns:
         shown.append(columns.pop(0))
-        if not columns or _width(console, _part(table, [*shown, columns[0]])) > console.width:
-            console.print(_part(table, shown))
+        if not columns or _width(on, _part(table, [*shown, columns[0]])) > on.width:
+            on.print(_part(table, shown))
             shown = []
             if columns:
-                console.print()
+                on.print()
 
 
-def print_words(console: Console, text: str, further: str = "") -> None:
+def print_words(text: str, further: str = "") -> None:
     """Print a line of words; where it is too wide, several lines, which begin with `further` from the second on."""
-    wrapped = textwrap.wrap(
-        text, console.width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
-    )
-    console.print("\n".join(wrapped))
+    kept = {"break_long_words": False, "break_on_hyphens": False}
+    print("\n".join(textwrap.wrap(text, page().width, subsequent_indent=further, **kept)))
+
+
+def print_paragraphs(*texts: str) -> None:
+    """Print each text as words, with an empty line before it."""
+    for text in texts:
+        print()
+        print_words(text)
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (), between: str = "  ") -> list[str]:

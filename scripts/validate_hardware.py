@@ -17,7 +17,7 @@ from flashsim.entry import run_script
 from flashsim.files import check_target, read_record, write_whole
 from flashsim.plots.gpu import plot_validation
 from flashsim.plots.saving import figure_of, save
-from flashsim.tables import console_for_tables, new_table, print_table
+from flashsim.tables import new_table, print_table
 
 
 def main() -> int:
@@ -49,9 +49,8 @@ def main() -> int:
         verdict = {True: "yes", False: "NO", None: "–"}[row["agrees"]]
         cells = (row["level"], *(f"{size:.4f}" for size in sizes), f"{row['error']:.2%}", f"{row['ms']:.3f}", verdict)
         table.add_row(f"{row['group']}: {row['name']}", *cells)
-    console = console_for_tables()
-    console.print(f"{data['machine']['gpu']}, {data['date']}; GB")
-    print_table(console, table)
+    print(f"{data['machine']['gpu']}, {data['date']}; GB")
+    print_table(table)
     return 0 if all(row["agrees"] is not False for row in data["rows"]) else 1
 
 

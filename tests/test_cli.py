@@ -319,7 +319,7 @@ def test_a_table_that_is_too_wide_is_stacked(width: int, capsys: pytest.CaptureF
     table = new_table("name", *(f"column {n}" for n in range(8)))
     for row in ("first", "second"):
         table.add_row(row, *(f"{row[0]}{n}" for n in range(8)))
-    print_table(console(width=width, soft_wrap=True), table)
+    print_table(table, console(width=width, soft_wrap=True))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     heads = [line for line in lines if line.startswith("name")]

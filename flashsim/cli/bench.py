@@ -11,6 +11,7 @@ from flashsim.cli.outputs import check_outputs, finish, progress
 from flashsim.cli.shared import add
 from flashsim.cli.values import dtype, whole
 from flashsim.gpu.contestants import NAMES
+from flashsim.tables import new_table, print_table, print_words
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
 EXAMPLES = (
@@ -136,16 +137,13 @@ def _climb(options: argparse.Namespace) -> int:
 
 def print_ladder(record: Mapping[str, Any]) -> None:
     """Print a row for each step: its time and rate, elements simulated and counted, and bytes that the hardware saw."""
-    from flashsim.tables import console_for_tables, new_table, print_table, print_words
-
-    console, setting, on = console_for_tables(), record["setting"], record["machine"]
+    setting, on = record["setting"], record["machine"]
     print_words(
-        console,
         f"{on['gpu']}; forward, N = {setting['N']:,}, d = {setting['d']}{', causal' if setting['causal'] else ''}, "
         f"B = {setting['B']}, H = {setting['H']}, {setting['dtype']}; medians. Traffic, reads and writes: elements simulated, "
         "and counted by the kernel; bytes between L2 and multiprocessors, and of DRAM",
     )
-    console.print()
+    print()
     table = new_table("step", "ms", "TFLOP/s", "elements", "counted", "L2 GB", "DRAM GB")
     for step in record["steps"]:
         if step["failed"]:
@@ -161,20 +159,16 @@ def print_ladder(record: Mapping[str, Any]) -> None:
             "–" if elements[1] is None else "==" if elements[0] == elements[1] else f"{elements[1]:,}",
             *(f"{(seen[f'{at}_reads'] + seen[f'{at}_writes']) / 1e9:.3f}" if seen else "–" for at in ("l2", "dram")),
         )
-    print_table(console, table)
+    print_table(table)
 
 
 def print_results(record: Mapping[str, Any]) -> None:
     """Print TFLOP/s, a row for each setting, with our fastest kernel's ratios to PyTorch's and to unfused attention."""
     from flashsim.gpu.contestants import FA4, TORCH
     from flashsim.gpu.rungs import ladder
-    from flashsim.tables import console_for_tables, new_table, print_table
 
-    console = console_for_tables()
     on = record["machine"]
-    console.print(
-        f"{on['gpu']}, CuPy {on['cupy']}, PyTorch {on['torch']}; TFLOP/s, medians; backward counts 2.5 × forward\n"
-    )
+    print(f"{on['gpu']}, CuPy {on['cupy']}, PyTorch {on['torch']}; TFLOP/s, medians; backward counts 2.5 × forward\n")
     names = list(dict.fromkeys(t["name"] for r in record["results"] for t in r["timings"]))
     table = new_table("setting", *names, "ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused")
     for r in record["results"]:
@@ -190,7 +184,7 @@ def print_results(record: Mapping[str, Any]) -> None:
             f"{ours / max(others):.2f}" if ours and others else "–",
             *(f"{ours / other:.1f}" if ours and other else "–" for other in unfused),
         )
-    print_table(console, table)
+    print_table(table)
     failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}
     for name, why in sorted(failed):
-        console.print(f"{name} failed: {why}")
+        print(f"{name} failed: {why}")

@@ -12,6 +12,7 @@ from flashsim.cli.exact import SEARCHED, run_exact
 from flashsim.cli.outputs import check_outputs, finish
 from flashsim.cli.shared import LENGTHS, add, problem_in
 from flashsim.inputs import float_dtype
+from flashsim.tables import new_table, print_paragraphs, print_table, print_words, problem, sram
 
 SUMMARY = "Prove how few elements any schedule must move, and show how near the best one here comes."
 HOW_SURE = "Hand-proved, arithmetic machine-checked."
@@ -74,12 +75,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(proof: Any, dtype: str) -> None:
-    from flashsim.tables import console_for_tables, new_table, print_table, print_words, problem, sram
-
-    console, at = console_for_tables(), proof.bound
+    at = proof.bound
     allowed = {"all": "", "causal": ", causal", "given": f", {at.pairs:,} allowed pairs"}[proof.allowed]
-    console.print(f"One head, {proof.direction}, {problem(at.N_q, at.N_k, at.d, at.d_v)}{allowed}")
-    console.print(sram(at.M, float_dtype(dtype).itemsize, dtype) + "\n")
+    print(f"One head, {proof.direction}, {problem(at.N_q, at.N_k, at.d, at.d_v)}{allowed}")
+    print(sram(at.M, float_dtype(dtype).itemsize, dtype) + "\n")
     table = new_table("", "elements moved", "÷ bound")
     table.add_row(
         "compulsory: inputs read, outputs written", f"{at.compulsory:,}", f"{at.compulsory / at.accesses:.3f}"
@@ -89,21 +88,18 @@ def _show(proof: Any, dtype: str) -> None:
     if best is not None:
         said = f"best schedule here: {best.algorithm}, {best.B_r:,} × {best.B_c:,}"
         table.add_row(said, f"{best.accesses:,}", f"{proof.ratio:.3f}")
-    print_table(console, table)
-    console.print()
-    print_words(console, f"No schedule of this class moves less than {at.accesses:,} elements, {proof.how}. {HOW_SURE}")
-    console.print()
-    print_words(console, f"The class: {proof.schedules}")
-    if best is None:
-        console.print()
-        print_words(console, "Of the schedules known here none fits this M.")
+    print_table(table)
+    print_paragraphs(
+        f"No schedule of this class moves less than {at.accesses:,} elements, {proof.how}. {HOW_SURE}",
+        f"The class: {proof.schedules}",
+        *([] if best else ["Of the schedules known here none fits this M."]),
+    )
 
 
 def _check(options: argparse.Namespace) -> int:
     from flashsim import certificate, certificate_backward
     from flashsim.exact import certificate as of_optimum
     from flashsim.proving import recount
-    from flashsim.tables import console_for_tables, print_words
 
     others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json", "output", "direction")
     if (
@@ -126,13 +122,11 @@ def _check(options: argparse.Namespace) -> int:
         said = (of_optimum if exact else bound).check(held)
         schedule = "" if exact else recount(held)
     except ValueError as error:
-        print_words(console_for_tables(), f"{options.check} proves nothing: {error}")
+        print_words(f"{options.check} proves nothing: {error}")
         return 1
-    console = console_for_tables()
-    print_words(console, f"{said}. {SEARCHED if exact else HOW_SURE}")
+    print_words(f"{said}. {SEARCHED if exact else HOW_SURE}")
     if schedule:
-        console.print()
-        print_words(console, f"The best schedule here, {schedule}")
+        print_paragraphs(f"The best schedule here, {schedule}")
     return 0
 
 

@@ -11,6 +11,7 @@ from flashsim.cli.outputs import check_outputs, finish, progress
 from flashsim.cli.shared import BOTH, LENGTHS, add, problem_in
 from flashsim.cli.values import whole
 from flashsim.inputs import float_dtype
+from flashsim.tables import new_table, print_paragraphs, print_table, print_words, problem, sram
 
 SUMMARY = "Find the loop order and the block sizes that move the fewest elements and truly fit M."
 EXAMPLES = (
@@ -59,24 +60,22 @@ def run(options: argparse.Namespace) -> int:
 
 def print_tuned(tuned: Any, dtype: str) -> None:
     """Print each loop order's best beside what its line 1 chooses, and the best of all."""
-    from flashsim.tables import console_for_tables, print_table, print_words, problem, sram
-
-    console, shape, M = console_for_tables(), tuned.shape, tuned.M
+    shape, M = tuned.shape, tuned.M
     sizes = problem(shape.N_q, shape.N_k, shape.d, shape.d_v)
     causal = ", causal" if tuned.causal else f", {tuned.mask}" if tuned.mask else ""
-    console.print(f"One head, {tuned.direction}, {sizes}{causal}")
-    console.print(sram(M, float_dtype(dtype).itemsize, dtype))
+    print(f"One head, {tuned.direction}, {sizes}{causal}")
+    print(sram(M, float_dtype(dtype).itemsize, dtype))
     once = (
         "Q, K, V read once, O written" if tuned.direction == "forward" else "Q, K, V, dO read once, dQ, dK, dV written"
     )
-    console.print(f"Compulsory: {tuned.compulsory:,} elements ({once})")
+    print(f"Compulsory: {tuned.compulsory:,} elements ({once})")
     if tuned.bound is not None:
-        console.print(f"Lower bound: {tuned.bound:,} elements; no schedule moves less (flashsim prove)")
-    console.print()
-    print_table(console, _choices(tuned, tuned.by_loops))
+        print(f"Lower bound: {tuned.bound:,} elements; no schedule moves less (flashsim prove)")
+    print()
+    print_table(_choices(tuned, tuned.by_loops))
     if tuned.paper:
-        console.print("\nThe same with the blocks of line 1 of each:\n")
-        print_table(console, _choices(tuned, tuned.paper))
+        print("\nThe same with the blocks of line 1 of each:\n")
+        print_table(_choices(tuned, tuned.paper))
     best = tuned.best
     said = (
         f"Fewest: {best.algorithm} ({best.loops}) with tiles of {best.blocks.B_r:,} × {best.blocks.B_c:,}. "
@@ -90,18 +89,14 @@ def print_tuned(tuned: Any, dtype: str) -> None:
         said += f", and the paper's choice, its loops with line 1's blocks, {ratio}"
         if paper.peak > M:
             said += f", in blocks that need {paper.peak / M:.0%} of M"
-    console.print()
-    print_words(console, said + ".")
+    print_paragraphs(said + ".")
     if min(best.blocks.B_r, best.blocks.B_c) < 8 <= min(shape.N_q, shape.N_k):
         print_words(
-            console,
-            "In the model a tile of one row costs nothing extra; --least 16 asks for tiles that a matrix unit likes.",
+            "In the model a tile of one row costs nothing extra; --least 16 asks for tiles that a matrix unit likes."
         )
 
 
 def _choices(tuned: Any, by_name: Mapping[str, Any]) -> Any:
-    from flashsim.tables import new_table
-
     table = new_table("name", "loops", "B_r × B_c", "accesses", "×\ncompulsory", "peak\nof M")
     for name, choice in by_name.items():
         table.add_row(
