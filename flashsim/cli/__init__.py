@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import flashsim
 from flashsim.algorithms import FORWARD
+from flashsim.cli.outputs import check_outputs
 from flashsim.cli.spoken import spoken
 from flashsim.cli.values import Parser, meant
 from flashsim.entry import guarded
@@ -31,22 +32,8 @@ from flashsim.memory import MemoryModelError
 COMMANDS: dict[str, ModuleType] = {
     name: import_module(f"flashsim.cli.{name}")
     for name in (
-        "run",
-        "count",
-        "plot",
-        "sweep",
-        "tune",
-        "prove",
-        "gpu",
-        "bench",
-        "check",
-        "example",
-        "exercise",
-        "step",
-        "lessons",
-        "playground",
-        "debug",
-        "verify",
+        *("run", "count", "plot", "sweep", "tune", "prove", "gpu", "bench", "check"),
+        *("example", "exercise", "step", "lessons", "playground", "debug", "verify"),
     )
 }
 
@@ -60,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = argparse.Namespace(flags=())
         try:
             options = parse(arguments)
+            check_outputs(options)
             status: int = COMMANDS[options.name].run(options)
         except (ValueError, MemoryModelError) as error:
             if len(error.args) == 1:

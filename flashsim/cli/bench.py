@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from flashsim.cli.outputs import check_outputs, finish, progress
+from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import add
 from flashsim.cli.values import dtype, whole
 from flashsim.gpu.contestants import NAMES
@@ -76,7 +76,6 @@ def run(options: argparse.Namespace) -> int:
     from flashsim.gpu.contestants import settings
     from flashsim.gpu.machine import machine
 
-    check_outputs(options)
     if options.ladder:
         return _climb(options)
     options.N, options.d = options.N or LENGTHS, options.d or [64, 128]
@@ -93,14 +92,8 @@ def run(options: argparse.Namespace) -> int:
         for setting in settings([N], [d], causal, directions, H=heads[d], **others)
     ]
     on = machine()
-    with progress(options) as bar:
-        task = bar.add_task("bench", total=len(asked))
-        results = benchmark(
-            asked,
-            names=options.only,
-            rounds=options.rounds,
-            on_setting=lambda done, _, what: bar.update(task, completed=done, description=what),
-        )
+    with progress(options) as told:
+        results = benchmark(asked, names=options.only, rounds=options.rounds, on_setting=told)
     record = {**_made(options), "machine": on, "results": results}
     finish(options, record, lambda: print_results(record))
     return 0
@@ -127,9 +120,8 @@ def _climb(options: argparse.Namespace) -> int:
     causal = options.causal == "yes"
     setting = Setting(lengths[0], dims[0], causal, dtype=options.dtype, B=options.batch, H=options.heads[0])
     on = machine()
-    with progress(options) as bar:
-        task = bar.add_task("ladder", total=None)
-        found = climb(setting, rounds=options.rounds, on_step=lambda what: bar.update(task, description=what))
+    with progress(options) as told:
+        found = climb(setting, rounds=options.rounds, on_step=lambda what: told(what=what))
     record = {**_made(options), "machine": on, **found}
     finish(options, record, lambda: print_ladder(record))
     return 0

@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.loading import load
-from flashsim.cli.outputs import check_outputs, finish, progress
+from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import add
 from flashsim.cli.values import dtype, positive, whole
 from flashsim.files import write_whole
@@ -107,7 +107,6 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.function is None:
         raise ValueError(f"what is to be checked is missing: give {WHERE}, or --list")
-    check_outputs(options)
     fn = function(WHERE, options.function)
     auto = options.backward == "auto"
     backward = function("--backward", options.backward) if options.backward and not auto else None
@@ -126,8 +125,7 @@ def run(options: argparse.Namespace) -> int:
     if options.init:
         return _init(fn, options)
     spec = _spec(fn, options)
-    with progress(options) as bar:
-        task = bar.add_task("check", total=None)
+    with progress(options) as told:
         report = testing.check_attention(
             fn,
             spec,
@@ -139,7 +137,7 @@ def run(options: argparse.Namespace) -> int:
             fail_fast=options.fail_fast,
             on_fail="return",
             seed=options.seed,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=told,
         )
     finish(options, {"command": options.command_line, **report.as_json()}, lambda: print(report))
     return 0 if report.ok else 1

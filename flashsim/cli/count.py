@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli.outputs import check_outputs, finish
+from flashsim.cli.outputs import finish
 from flashsim.cli.shared import (
     LENGTHS,
     SIZINGS,
@@ -48,7 +48,6 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return 0 unless theory says otherwise, then 1. Raises ValueError."""
     from flashsim import comparison, report
 
-    check_outputs(options)
     arguments = problem_in(options)
     arguments |= {name: getattr(options, name) for name in ("sizing", "heads", "kv_heads", "gqa")}
     arguments["blocks"] = None if options.blocks is None else tuple(options.blocks)

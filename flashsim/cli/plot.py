@@ -67,11 +67,10 @@ def run(options: argparse.Namespace) -> int:
     options.flags = [OPTIONS[name] for name in plots.FIGURES[options.figure].takes if name in OPTIONS]
     arguments = _arguments(options)
     stem = figure_stem(options, f"flashsim-{options.figure}")
-    with progress(options) as bar:
-        task = bar.add_task(f"plot {options.figure}", total=None)
-        chart = plots.FIGURES[options.figure]
+    chart = plots.FIGURES[options.figure]
+    with progress(options) as told:
         if chart.says_progress:
-            arguments["on_done"] = lambda done, of: bar.update(task, completed=done, total=of)
+            arguments["on_done"] = told
         data = chart.data(**arguments)
         saved = plots.save(chart.draw(data, wide=options.wide), stem, data, options.command_line)
     finish(options, data, lambda: print(f"Saved {', '.join(map(str, saved))}"))

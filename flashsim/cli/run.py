@@ -72,11 +72,16 @@ def run(options: argparse.Namespace) -> int:
         rule = {"mask": rule["mask"] & mask}
     asked = _asked(options)
     stem = figure_stem(options, "flashsim-run")
-    with progress(options) as bar:
+    with progress(options) as told:
+
+        def watch(title: str, heads: int) -> Callable[[int, int], None]:
+            told(0, heads, title)
+            return told
+
         forwards, backwards = comparison.run_all(
             given,
             options.algorithm or ["standard", "flash" if asked or options.backward else "flash_basic"],
-            lambda title, heads: _on_head(bar, title, heads),
+            watch,
             both_ways=options.backward,
             M=elements(options.M, given.Q.dtype.itemsize),
             scale=options.scale,
@@ -98,11 +103,6 @@ def run(options: argparse.Namespace) -> int:
     if options.json != "-":
         print(f"Saved {', '.join(map(str, saved))}")
     return 0 if all(result.ok for results in (forwards, backwards) for result in results.values()) else 1
-
-
-def _on_head(bar: Any, title: str, heads: int) -> Callable[[int, int], None]:
-    task = bar.add_task(title, total=heads)
-    return lambda done, of: bar.update(task, completed=done, total=of)
 
 
 def _asked(options: argparse.Namespace) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from flashsim.algorithms import options as declared
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
-from flashsim.cli.outputs import check_outputs, figure_stem, finish, progress
+from flashsim.cli.outputs import figure_stem, finish, progress
 from flashsim.cli.shared import NAMES, SIZINGS, add, add_declared
 from flashsim.cli.values import seed, whole
 from flashsim.files import write_whole
@@ -99,9 +99,7 @@ def run(options: argparse.Namespace) -> int:
     if options.jobs > 1:
         _check_they_can_be_handed_on(algorithms)
     stem = None if options.output is None else figure_stem(options, "")
-    check_outputs(options)
-    with progress(options) as bar:
-        task = bar.add_task("sweep", total=None)
+    with progress(options) as told:
         try:
             found = swept(
                 algorithms or "flash",
@@ -110,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
                 partial(in_any_order, jobs=options.jobs),
                 check=options.check,
                 seed=options.seed,
-                on_points=lambda done, of: bar.update(task, completed=done, total=of),
+                on_points=told,
             )
         except TypeError as error:
             raise ValueError(f"argument --points: {error}") from None

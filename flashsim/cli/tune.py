@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from flashsim.cli.outputs import check_outputs, finish, progress
+from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import BOTH, LENGTHS, add, problem_in
 from flashsim.cli.values import whole
 from flashsim.inputs import float_dtype
@@ -42,16 +42,14 @@ def add_options(parser: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     from flashsim.tune import tune
 
-    check_outputs(options)
-    with progress(options) as bar:
-        task = bar.add_task("tune", total=None)
+    with progress(options) as told:
         tuned = tune(
             **problem_in(options),
             direction="backward" if options.backward else "forward",
             dropout_p=options.dropout,
             least=options.least,
             algorithms=options.algorithm,
-            on_tried=lambda done, of: bar.update(task, completed=done, total=of),
+            on_tried=told,
         )
     numbers = {"command": options.command_line, **asdict(tuned)}
     finish(options, numbers, lambda: print_tuned(tuned, options.dtype))

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from flashsim.cli.outputs import check_outputs, finish, progress
+from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import add
 from flashsim.cli.values import whole
 
@@ -31,18 +31,15 @@ def add_options(parser: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     from flashsim import report, verify
 
-    check_outputs(options)
     checks = verify.checks()
     names = [check.__name__.replace("_", " ") for check in checks]
     jobs = options.jobs or cores()
-    with progress(options) as bar:
-        if not bar.disable:
-            said = took(options.full, min(jobs, cores()))
-            bar.console.print(f"{len(checks)} claims, {jobs} at a time: {said}; what is left is told as it goes")
-        task = bar.add_task(names[0], total=len(checks))
+    said = took(options.full, min(jobs, cores()))
+    with progress(options, f"{len(checks)} claims, {jobs} at a time: {said}; what is left is told as it goes") as told:
+        told(0, len(checks), names[0])
 
         def on_claim(left: list[int]) -> None:
-            bar.update(task, completed=len(checks) - len(left), description=names[left[0]] if left else "")
+            told(len(checks) - len(left), what=names[left[0]] if left else "")
 
         claims = verify.run(checks, options.full, jobs=jobs, on_claim=on_claim)
     ledger = {"command": options.command_line, "claims": [asdict(claim) for claim in claims]}
