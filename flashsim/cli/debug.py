@@ -84,13 +84,8 @@ def run(options: argparse.Namespace) -> int:
         if hook:
             passes(with_breakpoint(algorithm, stop, at))
         else:
-            debugger = _debugger(stop, commands)
-            refused = debugger.set_break(stop.file, stop.line, cond=condition(at))
-            if refused:
-                raise ValueError(f"pdb sets no breakpoint at {stop.file}:{stop.line}: {refused}")
-            if debugger.runcall(passes, algorithm) is None:  # it was quit
-                return 0
-    except bdb.BdbQuit:  # a hook's own pdb was
+            _with_pdb(stop, at, commands, lambda: passes(algorithm))
+    except bdb.BdbQuit:
         return 0
     print(f"{algorithm.title} ran to its end.")
     return 0
@@ -170,46 +165,37 @@ def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, 
             raise broken
         tile = ", ".join(f"{variable} = {index}" for variable, index in at.items())
         raise ValueError(f"{stop.label} is never run {f'at {tile}, which is skipped' if at else 'here'}")
-    return "".join(
-        f", {variable} = {at[variable]} of 0…{n - 1}" if variable in at else f", {variable} of 0…{n - 1}"
-        for variable, n in ((variable, turns[variable]) for variable, _ in stop.loops)
-    )
+    asked = {variable: f" = {index}" for variable, index in at.items()}
+    return "".join(f", {name}{asked.get(name, '')} of 0…{turns[name] - 1}" for name, _ in stop.loops)
 
 
-def _debugger(stop: Stop, stdin: IO[str] | None) -> Any:
-    """Return pdb, which is imported here since other commands need none of it."""
-    import pdb
+def _with_pdb(stop: Stop, at: Mapping[str, int], commands: IO[str] | None, work: Callable[[], object]) -> None:
+    """Do the work with pdb's breakpoint at the stop; commands are a file's, or typed. Raises BdbQuit where it is quit."""
+    import pdb  # of which other commands need none
 
-    class Debugger(pdb.Pdb):
-        """pdb that runs to the first breakpoint, and not to the first line. With `stdin`, commands come from there.
-
-        Python comes back to the first line of a statement that goes on, and of a loop: at `stop`, it stops the first time.
-        """
-
-        def __init__(self, stop: Stop, stdin: IO[str] | None) -> None:
-            super().__init__(stdin=stdin)
-            if stdin is not None:
-                self.use_rawinput = False
-            self._stop, self._started = stop, False
-
-        def user_line(self, frame: FrameType) -> None:
-            """Go on from the first line of what is run; stop at any other that bdb stops at."""
-            if self._started:
-                super().user_line(frame)
-            else:
-                self._started = True
-                self.set_continue()
+    class Once(pdb.Pdb):
+        """pdb that stops where a statement begins: Python comes back to the first line of one that goes on, and of a loop."""
 
         def break_here(self, frame: FrameType) -> bool:
             """Say whether there is a breakpoint at the line that the frame comes to."""
             code = frame.f_code
-            if (frame.f_lineno, code.co_filename) == (self._stop.line, self._stop.file):
-                starts = [start for start, _, line in code.co_lines() if line == self._stop.line]
-                if frame.f_lasti != min(starts):
-                    return False
-            return super().break_here(frame)
+            starts = [start for start, _, line in code.co_lines() if (line, code.co_filename) == (stop.line, stop.file)]
+            begins = frame.f_lineno != stop.line or frame.f_lasti == min(starts, default=frame.f_lasti)
+            return begins and super().break_here(frame)
 
-    return Debugger(stop, stdin)
+    debugger = Once(stdin=commands)
+    debugger.use_rawinput = commands is None
+    refused = debugger.set_break(stop.file, stop.line, cond=condition(at))
+    if refused:
+        raise ValueError(f"pdb sets no breakpoint at {stop.file}:{stop.line}: {refused}")
+    debugger.reset()
+    debugger.botframe = sys._getframe()
+    debugger.set_continue()  # to the breakpoint, where `runcall` would stop at once
+    sys.settrace(debugger.trace_dispatch)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
 
 
 def _hook() -> str:
