@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import datetime
 from collections.abc import Mapping
+from itertools import cycle
 from typing import Any
 
+from flashsim.checking import DIRECTIONS
 from flashsim.cli.outputs import finish, progress
-from flashsim.cli.shared import add
-from flashsim.cli.values import dtype, whole
+from flashsim.cli.shared import FLAG, add
+from flashsim.cli.values import whole
 from flashsim.gpu.contestants import NAMES
 from flashsim.tables import new_table, print_table, print_words
 
@@ -26,48 +28,30 @@ LENGTHS, LADDERS = [2**e for e in range(7, 17)], 4096
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument(
-        "--ladder",
-        action="store_true",
-        help="what each idea buys: every rung's time, rate and traffic, forward, on one problem; with ncu on the PATH",
+    what = "what each idea buys: every rung's time, rate and traffic, forward, on one problem; with ncu on the PATH"
+    add(parser, "--ladder", **FLAG, help=what)
+    add(parser, "--N", nargs="+", help=f"sequence lengths. Default: 128 … 65536; of the ladder, {LADDERS}")
+    dims = "head dimensions. Default: 64 128; of the ladder, 128"
+    add(parser, "--d", nargs="+", required=False, help=dims)
+    add(
+        parser,
+        "--causal",
+        action="store",
+        choices=["no", "yes", "both"],
+        default="both",
+        help="a causal mask? Default: both",
     )
-    parser.add_argument(
-        "--N", type=whole(), nargs="+", help=f"sequence lengths. Default: 128 … 65536; of the ladder, {LADDERS}"
-    )
-    parser.add_argument("--d", type=whole(), nargs="+", help="head dimensions. Default: 64 128; of the ladder, 128")
-    parser.add_argument("--causal", choices=["no", "yes", "both"], default="both", help="a causal mask? Default: both")
-    parser.add_argument(
-        "--direction", choices=["forward", "backward", "both"], default="both", help="which pass. Default: both"
-    )
+    add(parser, "--direction", choices=[*DIRECTIONS, "both"], default="both", help="which pass. Default: both")
     add(parser, "--dropout")
-    parser.add_argument(
-        "--dtype",
-        type=dtype,
-        choices=["float16", "bfloat16", "float32"],
-        default="float16",
-        help="of the inputs. Default: float16, not float32 as elsewhere: the fast kernels are for matrix units of 16 bits",
-    )
-    parser.add_argument(
-        "--batch", type=whole(0), default=0, metavar="B", help="sequences at once. Default: for 16,384 tokens"
-    )
-    parser.add_argument(
-        "--heads",
-        type=whole(),
-        nargs="+",
-        default=[16],
-        metavar="H",
-        help="query heads, or a number for each --d. Default: 16",
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=NAMES,
-        default=[],
-        metavar="NAME",
-        help=f"time these alone: {', '.join(NAMES)}. Default: all but hopper_window (256 keys) and hopper_butterfly",
-    )
-    parser.add_argument("--rounds", type=whole(), default=7, help="time each so often; medians are told. Default: 7")
-    parser.add_argument("--commit", help="of the sources, for the record")
+    why = "not float32 as elsewhere: the fast kernels are for matrix units of 16 bits"
+    dtypes = ["float16", "bfloat16", "float32"]
+    add(parser, "--dtype", choices=dtypes, default="float16", help=f"of the inputs. Default: float16, {why}")
+    add(parser, "--batch", type=whole(0), default=0, metavar="B", help="sequences at once. Default: for 16,384 tokens")
+    add(parser, "--heads", nargs="+", default=[16], help="query heads, or a number for each --d. Default: 16")
+    only = f"time these alone: {', '.join(NAMES)}. Default: all but hopper_window (256 keys) and hopper_butterfly"
+    add(parser, "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=only)
+    add(parser, "--rounds", type=whole(), default=7, help="time each so often; medians are told. Default: 7")
+    add(parser, "--commit", help="of the sources, for the record")
     add(parser, "--json", "--quiet")
 
 
@@ -82,15 +66,10 @@ def run(options: argparse.Namespace) -> int:
     if len(options.heads) not in (1, len(options.d)):
         raise ValueError(f"--heads is {options.heads}; expected one number, or one for each of --d {options.d}")
     causal = {"no": [False], "yes": [True], "both": [False, True]}[options.causal]
-    directions = ["forward", "backward"] if options.direction == "both" else [options.direction]
+    directions = DIRECTIONS if options.direction == "both" else [options.direction]
     others = {"dtype": options.dtype, "B": options.batch, "dropout_p": options.dropout}
-    heads = dict(zip(options.d, options.heads * (len(options.d) if len(options.heads) == 1 else 1), strict=True))
-    asked = [
-        setting
-        for N in options.N
-        for d in options.d
-        for setting in settings([N], [d], causal, directions, H=heads[d], **others)
-    ]
+    pairs = list(zip(options.d, cycle(options.heads), strict=False))
+    asked = [one for N in options.N for d, H in pairs for one in settings([N], [d], causal, directions, H=H, **others)]
     on = machine()
     with progress(options) as told:
         results = benchmark(asked, names=options.only, rounds=options.rounds, on_setting=told)

@@ -16,7 +16,6 @@ from flashsim.cli.shared import (
     declared_in,
     problem_in,
 )
-from flashsim.cli.values import whole
 
 SUMMARY = "Count what an algorithm moves, line by line, at any size, without computing it."
 EXAMPLES = (
@@ -34,9 +33,8 @@ EXAMPLES = (
 def add_options(parser: Any) -> None:
     add_algorithm(parser, "flash_basic")
     add(parser, *LENGTHS)
-    parser.add_argument("--heads", type=whole(), default=1, metavar="H", help="batch × query heads; the counts add up")
-    parser.add_argument("--kv-heads", type=whole(), metavar="H", help="batch × KV heads, where query heads share them")
-    add(parser, "--gqa")
+    add(parser, "--heads", default=1)
+    add(parser, "--kv-heads", "--gqa")
     add(parser, "--backward", help="count the backward pass")
     add(parser, "--causal", "--offset", "--dropout", "--M")
     add(parser, "--sizing", default="paper", help=f"{SIZINGS}. Default: paper")

@@ -21,7 +21,7 @@ from typing import IO, Any
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import forward_of
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands
-from flashsim.cli.shared import add, add_algorithm, algorithm_in
+from flashsim.cli.shared import FILE, add, add_algorithm, algorithm_in
 from flashsim.files import what_is_there
 from flashsim.memory import Event, MemoryModelError
 from flashsim.stops import Stop, condition, find_stop, with_breakpoint
@@ -41,24 +41,18 @@ EXAMPLES = (
 
 def add_options(parser: Any) -> None:
     add_algorithm(parser)
-    parser.add_argument(
-        "--line",
-        "--stop",
-        required=True,
-        metavar="LABEL",
-        help='the line of the paper\'s listing, as it labels the source: 12 for "# line 12"; or "equation 2", "combine". '
-        "Of source lines that share a label, the first. In a file of yours without labels, a line of the file",
+    what = (
+        'the line of the paper\'s listing, as it labels the source: 12 for "# line 12"; or "equation 2", "combine". '
+        "Of source lines that share a label, the first. In a file of yours without labels, a line of the file"
     )
-    parser.add_argument(
-        "--at",
-        metavar="j=J,i=I",
-        help="the turns of the loops around that line, counted from 0; of source lines that share the label, the first "
-        "in such loops. Default: the first that comes",
+    parser.add_argument("--line", "--stop", required=True, metavar="LABEL", help=what)
+    turns = (
+        "the turns of the loops around that line, counted from 0; of source lines that share the label, the first "
+        "in such loops. Default: the first that comes"
     )
+    add(parser, "--at", metavar="j=J,i=I", help=turns)
     add(parser, "--backward", help="stop in the backward pass, for a random dO")
-    parser.add_argument(
-        "--commands", type=Path, metavar="FILE", help="read pdb's commands from this file, and quit at its end"
-    )
+    add(parser, "--commands", **FILE, help="read pdb's commands from this file, and quit at its end")
     add_inputs(parser)
 
 

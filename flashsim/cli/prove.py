@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from flashsim.checking import DIRECTIONS
 from flashsim.cli.exact import SEARCHED, run_exact
 from flashsim.cli.outputs import check_outputs, finish
-from flashsim.cli.shared import LENGTHS, add, problem_in
+from flashsim.cli.shared import FILE, FLAG, LENGTHS, add, problem_in
 from flashsim.inputs import float_dtype
 from flashsim.tables import new_table, print_paragraphs, print_table, print_words, problem, sram
 
@@ -32,19 +31,11 @@ def add_options(parser: Any) -> None:
     add(parser, "--M", "--causal", "--offset")
     add(parser, "--backward", help="of the backward pass: dQ, dK, dV")
     parser.add_argument("--direction", choices=DIRECTIONS, help=argparse.SUPPRESS)  # the same, as Python says it
-    parser.add_argument("--mask", type=Path, metavar="FILE", help="a .npy file: booleans (N_q, N_k), True = attend")
-    parser.add_argument(
-        "--exact", action="store_true", help="search for the optimum, of lengths up to 8, and replay it"
-    )
-    add(
-        parser,
-        "--output",
-        metavar="FILE",
-        help="with --exact: the page that plays the optimum, FILE.html, or its trace",
-    )
-    parser.add_argument(
-        "--check", type=Path, metavar="FILE", help="check a certificate that --json wrote, and nothing else"
-    )
+    add(parser, "--mask", help="a .npy file: booleans (N_q, N_k), True = attend")
+    add(parser, "--exact", **FLAG, help="search for the optimum, of lengths up to 8, and replay it")
+    plays = "with --exact: the page that plays the optimum, FILE.html, or its trace"
+    add(parser, "--output", metavar="FILE", help=plays)
+    add(parser, "--check", **FILE, help="check a certificate that --json wrote, and nothing else")
     add(parser, "--json", help="write a certificate, as JSON (- for stdout, and nothing else there)")
 
 

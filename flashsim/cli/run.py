@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flashsim
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import NAMES, add, add_declared, causal_in, declared_in
+from flashsim.cli.shared import FLAG, NAMES, add, add_declared, causal_in, declared_in
 from flashsim.cli.values import elements, finite
 from flashsim.inputs import float_dtype
 
@@ -35,16 +34,10 @@ def add_options(parser: Any) -> None:
     add(parser, "--backward", help="run the backward pass too, for a random dO")
     add(parser, "--causal", "--offset", "--dropout")
     add(parser, "--seed", help="of dropout. Default: 0")
-    parser.add_argument(
-        "--mask", type=Path, metavar="FILE", help="a .npy file: booleans (..., N_q, N_k), True = attend"
-    )
-    parser.add_argument("--padded", action="store_true", help="the bundled sample with its padding and padding mask")
-    add(
-        parser,
-        "--dtype",
-        default=None,
-        help="convert Q, K, V to this first. Default: as they are in the file; the sample: float32",
-    )
+    add(parser, "--mask")
+    add(parser, "--padded", **FLAG, help="the bundled sample with its padding and padding mask")
+    converted = "convert Q, K, V to this first. Default: as they are in the file; the sample: float32"
+    add(parser, "--dtype", default=None, help=converted)
     add(parser, "--M", "--sizing", "--blocks", "--gqa")
     add_declared(parser)
     parser.add_argument("--scale", type=finite, help="softmax scale τ. Default: 1/√d")

@@ -20,12 +20,13 @@ NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
 BOTH = f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"
 
 SIZINGS = "fit: the largest blocks of line 1's shape that fit M; paper: line 1's own, which may need more"
-
+FLAG: dict[str, Any] = {"action": "store_true"}
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "--algorithm": {"type": algorithm, "metavar": "NAME", "help": NAMES},
-    "--backward": {"action": "store_true"},
+    "--backward": FLAG,
     "--blocks": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "these block sizes instead; M enforced"},
-    "--causal": {"action": "store_true", "help": "causal: query i attends to keys j ≤ i + N_k − N_q"},
+    "--causal": {**FLAG, "help": "causal: query i attends to keys j ≤ i + N_k − N_q"},
     "--d": {"type": whole(), "required": True, "help": "head dimension"},
     "--d-v": {"type": whole(), "metavar": "D", "help": "width of V, where it differs from d"},
     "--dropout": {"type": probability, "default": 0.0, "metavar": "P", "help": "drop weights with this probability. Default: 0"},
@@ -35,24 +36,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "separate",
         "help": "how query heads that share a KV head run: each on its own, or as one problem. Default: separate",
     },
+    "--heads": {"type": whole(), "metavar": "H", "help": "batch × query heads; the counts add up"},
+    "--kv-heads": {"type": whole(), "metavar": "H", "help": "batch × KV heads, where query heads share them"},
     "--head": {"type": head, "metavar": "I[,J…]", "help": "an index into the leading axes"},
     "--json": {"metavar": "FILE", "help": "write the numbers as JSON (- for stdout, and nothing else there)"},
+    "--jobs": {"type": whole(), "metavar": "N"},
     "--M": {
         "type": size,
         "metavar": "SIZE",
         "help": "SRAM size: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024 bytes). Default: 100KB",
     },
+    "--mask": {**FILE, "help": "a .npy file: booleans (..., N_q, N_k), True = attend"},
+    "--open": {**FLAG, "help": "open the page in the browser"},
     "--N": {"type": whole(), "dest": "N", "help": "sequence length"},
     "--N-k": {"type": whole(), "metavar": "N", "help": "number of keys"},
     "--N-q": {"type": whole(), "metavar": "N", "help": "number of queries, where it differs from the keys'"},
-    "--qkv": {"nargs": "+", "type": Path, "metavar": "FILE"},
-    "--quiet": {"action": "store_true", "help": "no progress on stderr"},
+    "--qkv": {**FILE, "nargs": "+"},
+    "--quiet": {**FLAG, "help": "no progress on stderr"},
     "--seed": {"type": seed, "default": 0},
-    "--sizing": {
-        "choices": ["fit", "paper"],
-        "default": "fit",
-        "help": f"{SIZINGS}. Default: fit",
-    },
+    "--sizing": {"choices": ["fit", "paper"], "default": "fit", "help": f"{SIZINGS}. Default: fit"},
     "--vs": {"type": algorithm, "metavar": "NAME"},
     "--offset": {
         "type": offset,
@@ -67,9 +69,9 @@ LENGTHS = ("--N", "--N-q", "--N-k", "--d", "--d-v", "--dtype")
 
 
 def add(parser: Any, *names: str, **changed: Any) -> None:
-    """Add options of `OPTIONS` to a parser, in this order; `changed`, for one of them, is what is different here."""
+    """Add options to a parser, in this order, as in `OPTIONS`; `changed`, for one of them, is what is different here, or all."""
     for name in names:
-        settings = {**OPTIONS[name], **changed}
+        settings = {**OPTIONS.get(name, {}), **changed}
         parser.add_argument(*SHORT.get(name, ()), name, **settings)
         if name in OLD:
             dest = settings.get("dest", name.removeprefix("--").replace("-", "_"))

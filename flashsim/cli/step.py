@@ -11,7 +11,7 @@ from typing import Any
 from flashsim.algorithms.own import chosen
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands, taken_by
 from flashsim.cli.outputs import check_outputs, opened, saved
-from flashsim.cli.shared import add, add_algorithm, algorithm_in
+from flashsim.cli.shared import FLAG, add, add_algorithm, algorithm_in
 from flashsim.files import write_whole
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 
@@ -39,14 +39,10 @@ def add_options(parser: Any) -> None:
     bugs = f"{', '.join(BUGS)}; with --backward: {', '.join(BACKWARD_BUGS)}"
     other.add_argument("--bug", metavar="NAME", help=f"the same with a planted bug beside it: {bugs}")
     add_inputs(parser)
-    parser.add_argument("--text", action="store_true", help="print the steps in the terminal, and write no file")
-    parser.add_argument(
-        "--gif",
-        metavar="A:B",
-        type=_range,
-        help="write steps A to B as an animated GIF, flashsim-step.gif or -o FILE.gif",
-    )
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    add(parser, "--text", **FLAG, help="print the steps in the terminal, and write no file")
+    gif = "write steps A to B as an animated GIF, flashsim-step.gif or -o FILE.gif"
+    add(parser, "--gif", metavar="A:B", type=_range, help=gif)
+    add(parser, "--open")
     kinds = "the page, FILE.html; or the trace, .json.gz or .npz; or .perfetto.json"
     add(parser, "--output", metavar="FILE", help=f"{kinds}. Default: flashsim-step.html")
 

@@ -18,8 +18,8 @@ from flashsim.algorithms import options as declared
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import NAMES, SIZINGS, add, add_declared
-from flashsim.cli.values import seed, whole
+from flashsim.cli.shared import FILE, NAMES, SIZINGS, add, add_declared
+from flashsim.cli.values import whole
 from flashsim.files import write_whole
 from flashsim.inputs import FLOATS
 from flashsim.jobs import in_any_order
@@ -50,32 +50,24 @@ def add_options(parser: Any) -> None:
         ("--d-v", "widths of V, where they differ from d"),
     ):
         add(parser, flag, **some, type=lengths, metavar="N", required=False, help=what)
-    sizes_help = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
-    parser.add_argument("--M", **some, type=sizes, metavar="SIZE", help=sizes_help)
+    said = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
+    add(parser, "--M", **some, type=sizes, help=said)
     add(parser, "--blocks", action="append", help="block sizes, M enforced; again for others")
     add(parser, "--sizing", **some, default=None, help=f"{SIZINGS}. Default: paper")
     add(parser, "--dtype", **some, default=None, metavar="NAME", help=f"of {', '.join(FLOATS)}. Default: float32")
     for flag, what in (("--causal", "causal masks"), ("--backward", "backward passes")):
-        parser.add_argument(
-            flag, nargs="?", const="yes", choices=list(BOTH), help=f"{what}: yes, no, or both. Default: no"
-        )
+        said = f"{what}: yes, no, or both. Default: no"
+        add(parser, flag, action="store", nargs="?", const="yes", choices=list(BOTH), help=said)
     add(parser, "--dropout", **some, default=None)
-    parser.add_argument("--heads", **some, type=lengths, metavar="H", help="batch × query heads; the counts add up")
-    parser.add_argument(
-        "--kv-heads", **some, type=lengths, metavar="H", help="batch × KV heads, where query heads share them"
-    )
+    add(parser, "--heads", "--kv-heads", **some, type=lengths)
     add(parser, "--gqa", **some, default=None)
     add_declared(parser, many=True)
-    parser.add_argument(
-        "--points",
-        type=Path,
-        metavar="FILE",
-        help="a CSV file with columns N, d, M, …: each row is taken with every combination of the other options",
-    )
-    parser.add_argument("--check", type=whole(0), default=32, metavar="N", help="points to count as well. Default: 32")
-    parser.add_argument("--seed", type=seed, default=0, help="which points those are. Default: 0")
-    parser.add_argument("--jobs", type=whole(), default=1, metavar="N", help="processes. Default: 1")
-    parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV (- for stdout, and nothing else there)")
+    points = "a CSV file with columns N, d, M, …: each row is taken with every combination of the other options"
+    add(parser, "--points", **FILE, help=points)
+    add(parser, "--check", type=whole(0), default=32, metavar="N", help="points to count as well. Default: 32")
+    add(parser, "--seed", help="which points those are. Default: 0")
+    add(parser, "--jobs", default=1, help="processes. Default: 1")
+    add(parser, "--csv", metavar="FILE", help="write the rows as CSV (- for stdout, and nothing else there)")
     add(parser, "--json", "--output")
     for flag, what in (
         ("--x", "column along the picture. Default: the argument with most values"),

@@ -29,13 +29,10 @@ def add_options(parser: Any) -> None:
     add(parser, "--backward", help="tune the backward pass")
     add(parser, "--causal", help="causal: query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped")
     add(parser, "--offset", "--dropout")
-    parser.add_argument(
-        "--least",
-        type=whole(),
-        default=1,
-        metavar="B",
-        help="fewest rows and columns of a tile: in the model one row is as good as many, on a matrix unit 16. Default: 1",
+    fewest = (
+        "fewest rows and columns of a tile: in the model one row is as good as many, on a matrix unit 16. Default: 1"
     )
+    add(parser, "--least", type=whole(), default=1, metavar="B", help=fewest)
     add(parser, "--json", "--quiet")
 
 

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flashsim.cli.outputs import finish, progress
-from flashsim.cli.shared import add
-from flashsim.cli.values import whole
+from flashsim.cli.shared import FLAG, add
 
 SUMMARY = "Check the paper's claims and print the ledger: claim, range tried, measurement, verdict."
 # Of one core, and of its longest claim: `time flashsim verify --jobs 1` says 56 on an AMD EPYC.
@@ -21,10 +20,8 @@ EXAMPLES = "flashsim verify\nflashsim verify --full --jobs 8 --json ledger.json"
 def add_options(parser: Any) -> None:
     parser.epilog = f"It takes {took(False, 1)} on one core, less on several.\n\n{parser.epilog}"
     wider = f"sweep far wider ranges: {took(True, 1)} on one core, {took(True, 8)} on many"
-    parser.add_argument("--full", action="store_true", help=wider)
-    parser.add_argument(
-        "--jobs", type=whole(), metavar="N", help="claims to check at the same time. Default: one a core"
-    )
+    add(parser, "--full", **FLAG, help=wider)
+    add(parser, "--jobs", help="claims to check at the same time. Default: one a core")
     add(parser, "--json", "--quiet")
 
 
