@@ -9,7 +9,9 @@ import argparse
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
@@ -45,23 +47,20 @@ def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention"
 
     Raises ValueError where that cannot be had; `form` is what was expected.
     """
-    module_name, colon, name = where.rpartition(":")
-    if not colon or not module_name or not name:
+    module_name, _, name = where.rpartition(":")
+    if not module_name or not name:
         raise ValueError(f"{where!r} is not of the form {form}")
     if module_name.endswith(".py"):
         module = _file(Path(module_name))
     else:
-        _run(module_name, Path.cwd(), lambda: importlib.import_module(module_name))
-        module = sys.modules[module_name]
-    found = module
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise ValueError(f"{module_name} has no {name!r}{_names(module)}") from None
-        except Exception as error:
-            raise ValueError(f"cannot get {name!r} of {module_name}: {type(error).__name__}: {error}") from error
-    return found
+        with _importing(module_name, Path.cwd()):
+            module = importlib.import_module(module_name)
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        raise ValueError(f"{module_name} has no {name!r}{_names(module)}") from None
+    except Exception as error:
+        raise ValueError(f"cannot get {name!r} of {module_name}: {type(error).__name__}: {error}") from error
 
 
 def _names(module: ModuleType) -> str:
@@ -89,19 +88,21 @@ def _file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        _run(str(path), file.parent, lambda: spec.loader.exec_module(module), str(file))  # type: ignore[union-attr]
+        with _importing(str(path), file.parent, str(file)):
+            spec.loader.exec_module(module)
     except ValueError:
         del sys.modules[name]
         raise
     return module
 
 
-def _run(name: str, folder: Path, work: Callable[[], object], file: str = "") -> None:
-    """Do what imports a module, with its folder among those where modules are looked for."""
+@contextmanager
+def _importing(name: str, folder: Path, file: str = "") -> Iterator[None]:
+    """Have a module imported, with its folder among those where modules are looked for."""
     if "" not in sys.path and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
-        work()
+        yield
     except (Exception, SystemExit) as error:
         raise ValueError(f"{_place(name, error, file)}: {type(error).__name__}: {_said(error)}") from error
 
