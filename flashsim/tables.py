@@ -59,8 +59,8 @@ def print_table(table: Table, on: Console | None = None) -> None:
 
 def print_words(text: str, further: str = "") -> None:
     """Print a line of words; where it is too wide, several lines, which begin with `further` from the second on."""
-    kept = {"break_long_words": False, "break_on_hyphens": False}
-    print("\n".join(textwrap.wrap(text, page().width, subsequent_indent=further, **kept)))
+    width = page().width
+    print(textwrap.fill(text, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False))
 
 
 def print_paragraphs(*texts: str) -> None:

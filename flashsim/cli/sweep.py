@@ -80,7 +80,7 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0, or 1 where no point could be counted, or a closed form and a count differ. Raises ValueError."""
-    from flashsim.sweeping.running import Disagreement, swept
+    from flashsim.sweeping.running import Disagreement, sweep
 
     if options.csv == "-" == options.json:
         raise ValueError("--csv - and --json - both want stdout; give one of them a file")
@@ -93,11 +93,11 @@ def run(options: argparse.Namespace) -> int:
     stem = None if options.output is None else figure_stem(options, "")
     with progress(options) as told:
         try:
-            found = swept(
+            found = sweep(
                 algorithms or "flash",
-                _arguments(options),
-                None if options.points is None else _table(options.points),
-                partial(in_any_order, jobs=options.jobs),
+                **_arguments(options),
+                points=None if options.points is None else _table(options.points),
+                jobs=partial(in_any_order, jobs=options.jobs),
                 check=options.check,
                 seed=options.seed,
                 on_points=told,

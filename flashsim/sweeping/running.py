@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import Any
@@ -51,7 +51,7 @@ def sweep(
     points: Any = None,
     check: int = 32,
     seed: int = 0,
-    jobs: int | None = 1,
+    jobs: int | Over | None = 1,
     on_points: OnPoints | None = None,
     **options: Any,
 ) -> Sweep:
@@ -69,7 +69,7 @@ def sweep(
     check      how many points to count as well, by running the algorithm on shapes: a sample, spread over algorithms and
                directions, that `seed` draws
     jobs       processes of joblib; None: as many as `joblib.parallel_config` says. Its backend, which may be that of a Dask or a
-               Ray cluster, serves for both
+               Ray cluster, serves for both. Or a function, as `flashsim.jobs.in_any_order` with its `jobs`
     on_points  called with (points done, points in all)
 
     A point has its closed form (`flashsim.theory.exact`), or is counted where there is none. One that makes no sense, or does not
@@ -78,26 +78,11 @@ def sweep(
     Raises ValueError or TypeError for what is wrong at every point (an unknown algorithm or argument, no length, more than 2²⁰
     points), and `Disagreement` where closed form and count differ.
     """
-    asked = {name: value for name, value in locals().items() if name in ARGUMENTS and value is not None}
-    jobs = None if jobs is None else check_count("jobs", jobs)
-    over = partial(in_any_order, jobs=1) if jobs == 1 else partial(_over_joblib, jobs)
-    return swept(algorithms, {**asked, **options}, points, over, check=check, seed=seed, on_points=on_points)
-
-
-def swept(
-    algorithms: Any,
-    arguments: Mapping[str, Any],
-    table: Any,
-    over: Over,
-    *,
-    check: int,
-    seed: int,
-    on_points: OnPoints | None,
-) -> Sweep:
-    """Return the sweep of `arguments`, those that were given, by name; `over` does the work. Otherwise as `sweep`."""
+    asked = {name: value for name, value in locals().items() if name in ARGUMENTS and value is not None} | options
+    over = jobs if callable(jobs) else partial(_over_joblib, None if jobs is None else check_count("jobs", jobs))
     check, seed = check_count("check", check, 0), check_count("seed", seed, 0, 2**64 - 1)
     on_points = check_callback("on_points", on_points)
-    all_points = points_of(algorithms, table, arguments, sweep)
+    all_points = points_of(algorithms, points, asked, sweep)
     pieces = [all_points[first : first + AT_ONCE] for first in range(0, len(all_points), AT_ONCE)]
     found: dict[int, list[Row]] = {}
     for number, of_piece in over(rows_of, pieces):
@@ -114,6 +99,9 @@ def swept(
 
 
 def _over_joblib(jobs: int | None, work: Work, pieces: Sequence[list[Point]]) -> Iterator[tuple[int, list[Row]]]:
+    if jobs == 1:
+        yield from in_any_order(work, pieces, 1)
+        return
     from joblib import parallel_config
 
     with parallel_config(**({} if jobs is None else {"n_jobs": jobs})):
