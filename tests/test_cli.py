@@ -426,7 +426,7 @@ def test_the_sample_runs_exactly_through_both_algorithms() -> None:
 def test_without_m_it_is_line_1_s_of_the_blocks_or_what_they_need(asked: str, M: int) -> None:
     options = parse(["step", "--N", "12", "--d", "4", "--algorithm", *asked.split()])
     Q, K, V = inputs.operands(options)
-    algorithm = (BACKWARD if options.backward else FORWARD)[asked.split()[0]]
+    algorithm = {"forward": FORWARD, "backward": BACKWARD}[options.direction][asked.split()[0]]
     found = inputs.arguments(options, Q, K, V, [algorithm])
     assert found["M"] == M
     assert flashsim.forward(asked.split()[0], Q, K, V, **found).sram.peak <= M

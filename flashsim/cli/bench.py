@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--heads is {options.heads}; expected one number, or one for each of --d {options.d}")
     causal = {"no": [False], "yes": [True], "both": [False, True]}[options.causal]
     directions = DIRECTIONS if options.direction == "both" else [options.direction]
-    others = {"dtype": options.dtype, "B": options.batch, "dropout_p": options.dropout}
+    others = {"dtype": options.dtype, "B": options.batch, "dropout_p": options.dropout_p}
     pairs = list(zip(options.d, cycle(options.heads), strict=False))
     asked = [one for N in options.N for d, H in pairs for one in settings([N], [d], causal, directions, H=H, **others)]
     on = machine()
@@ -92,7 +92,7 @@ def _climb(options: argparse.Namespace) -> int:
 
     lengths, dims = options.N or [LADDERS], options.d or [128]
     more = {"--N": len(lengths) > 1, "--d": len(dims) > 1, "--heads": len(options.heads) > 1, "--only": options.only}
-    more |= {"--direction backward": options.direction == "backward", "--dropout": options.dropout}
+    more |= {"--direction backward": options.direction == "backward", "--dropout": options.dropout_p}
     for name, given in more.items():
         if given:
             raise ValueError(f"--ladder is one problem, forward, of all rungs: {name} asks for something else")

@@ -47,10 +47,9 @@ def run(options: argparse.Namespace) -> int:
     from flashsim import comparison, report
 
     arguments = problem_in(options)
-    arguments |= {name: getattr(options, name) for name in ("sizing", "heads", "kv_heads", "gqa")}
-    arguments["blocks"] = None if options.blocks is None else tuple(options.blocks)
-    arguments["direction"] = "backward" if options.backward else "forward"
-    arguments["dropout_p"] = options.dropout
+    arguments |= {
+        name: getattr(options, name) for name in ("sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p")
+    }
     arguments |= declared_in(options)
     counted = comparison.count_lines(algorithm_in(options, "flash_basic"), arguments)
     finish(options, report.count_numbers(counted), lambda: report.print_count(counted))

@@ -113,7 +113,7 @@ def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., ob
 
     Q, K, V = operands(options)
     asked = arguments(options, Q, K, V, [algorithm])
-    if not options.backward:
+    if algorithm.direction == "forward":
         return lambda run, observers=(): flashsim.forward(run, Q, K, V, **asked, observers=observers)
     made, dO = flashsim.forward(forward_of(algorithm), Q, K, V, **asked), gradient(options, Q, V)
     return lambda run, observers=(): flashsim.backward(run, made, dO, observers=observers)

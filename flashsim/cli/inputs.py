@@ -63,7 +63,7 @@ def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: S
     from flashsim.comparison import sized_for_both
 
     fixed = flashsim.Fixed(*options.blocks) if options.blocks else None
-    asked: dict[str, Any] = {**causal_in(options), "dropout_p": options.dropout, "seed": options.seed}
+    asked: dict[str, Any] = {**causal_in(options), "dropout_p": options.dropout_p, "seed": options.seed}
     asked |= {**declared_in(options), "sizing": fixed or options.sizing}
     if options.M is not None:
         asked["M"] = elements(options.M, Q.dtype.itemsize)

@@ -30,7 +30,7 @@ def add_options(parser: Any) -> None:
         add(parser, name, **({"required": False} if name == "--d" else {}))
     add(parser, "--M", "--causal", "--offset")
     add(parser, "--backward", help="of the backward pass: dQ, dK, dV")
-    parser.add_argument("--direction", choices=DIRECTIONS, help=argparse.SUPPRESS)  # the same, as Python says it
+    add(parser, "--direction", choices=DIRECTIONS, default="forward", help=argparse.SUPPRESS)  # as Python says it
     add(parser, "--mask", help="a .npy file: booleans (N_q, N_k), True = attend")
     add(parser, "--exact", **FLAG, help="search for the optimum, of lengths up to 8, and replay it")
     plays = "with --exact: the page that plays the optimum, FILE.html, or its trace"
@@ -55,12 +55,11 @@ def run(options: argparse.Namespace) -> int:
     if options.mask is not None:
         given = qkv.load_mask(options.mask)
         problem["mask"] = problem["mask"] & given if "mask" in problem else given
-    direction = "backward" if options.backward else options.direction or "forward"
-    if options.exact and direction == "backward":
+    if options.exact and problem.pop("direction") == "backward":
         raise ValueError("--exact is of the forward pass; without it, --backward gives a lower bound")
     if options.exact:
         return run_exact(options, problem)
-    proof = prove(**problem, direction=direction)
+    proof = prove(**problem)
     finish(options, {"command": options.command_line, **proof.certificate()}, lambda: _show(proof, options.dtype))
     return 0
 
@@ -92,13 +91,8 @@ def _check(options: argparse.Namespace) -> int:
     from flashsim.exact import certificate as of_optimum
     from flashsim.proving import recount
 
-    others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json", "output", "direction")
-    if (
-        options.causal
-        or options.backward
-        or options.exact
-        or any(getattr(options, name) is not None for name in others)
-    ):
+    others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json", "output", "causal", "exact")
+    if options.direction == "backward" or any(getattr(options, name) for name in others):
         raise ValueError("--check goes alone: the certificate says what it is of")
     try:
         text = options.check.read_text(encoding="utf-8")

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     rule = causal_in(options)
     if "mask" in rule and mask is not None:
         rule = {"mask": rule["mask"] & mask}
-    asked = _asked(options)
+    asked, both_ways = _asked(options), options.direction == "backward"
     stem = figure_stem(options, "flashsim-run")
     with progress(options) as told:
 
@@ -73,15 +73,15 @@ def run(options: argparse.Namespace) -> int:
 
         forwards, backwards = comparison.run_all(
             given,
-            options.algorithm or ["standard", "flash" if asked or options.backward else "flash_basic"],
+            options.algorithm or ["standard", "flash" if asked or both_ways else "flash_basic"],
             watch,
-            both_ways=options.backward,
+            both_ways=both_ways,
             M=elements(options.M, given.Q.dtype.itemsize),
             scale=options.scale,
             sizing=options.sizing,
-            blocks=None if options.blocks is None else tuple(options.blocks),
+            blocks=options.blocks,
             **{"mask": mask, **rule},
-            dropout_p=options.dropout,
+            dropout_p=options.dropout_p,
             seed=options.seed,
             gqa=options.gqa,
             **declared_in(options),
@@ -103,7 +103,7 @@ def _asked(options: argparse.Namespace) -> str:
         "causal" if options.offset is None else f"causal from {options.offset}": options.causal,
         "keys padded": options.padded,
         f"mask {options.mask}": options.mask,
-        f"dropout {options.dropout:g}": options.dropout,
+        f"dropout {options.dropout_p:g}": options.dropout_p,
         **{f"{name.replace('_', ' ')} {getattr(options, name)}": True for name in declared_in(options)},
     }
     return ", ".join(words for words, is_asked in said.items() if is_asked)

@@ -9,7 +9,6 @@ from typing import Any
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms import options as declared
 from flashsim.algorithms.own import chosen
-from flashsim.algorithms.record import Direction
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
 from flashsim.cli.values import dtype, elements, head, offset, output, probability, seed, size, whole
@@ -24,12 +23,18 @@ FLAG: dict[str, Any] = {"action": "store_true"}
 FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "--algorithm": {"type": algorithm, "metavar": "NAME", "help": NAMES},
-    "--backward": FLAG,
+    "--backward": {"action": "store_const", "dest": "direction", "const": "backward", "default": "forward"},
     "--blocks": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "these block sizes instead; M enforced"},
     "--causal": {**FLAG, "help": "causal: query i attends to keys j ≤ i + N_k − N_q"},
     "--d": {"type": whole(), "required": True, "help": "head dimension"},
     "--d-v": {"type": whole(), "metavar": "D", "help": "width of V, where it differs from d"},
-    "--dropout": {"type": probability, "default": 0.0, "metavar": "P", "help": "drop weights with this probability. Default: 0"},
+    "--dropout": {
+        "type": probability,
+        "dest": "dropout_p",
+        "default": 0.0,
+        "metavar": "P",
+        "help": "drop weights with this probability. Default: 0",
+    },
     "--dtype": {"type": dtype, "choices": FLOATS, "default": DEFAULT_DTYPE, "help": f"of Q, K, V. Default: {DEFAULT_DTYPE}"},
     "--gqa": {
         "choices": ["separate", "grouped"],
@@ -113,8 +118,8 @@ def causal_in(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def problem_in(options: argparse.Namespace) -> dict[str, Any]:
-    """Return lengths and widths, dtype, M in elements, and what `causal_in` does. Raises ValueError."""
-    given = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype")}
+    """Return lengths and widths, dtype, direction, M in elements, and what `causal_in` does. Raises ValueError."""
+    given = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype", "direction")}
     return {**given, "M": elements(options.M, float_dtype(options.dtype).itemsize), **causal_in(options)}
 
 
@@ -127,11 +132,10 @@ def add_algorithm(parser: Any, default: str = "") -> None:
 
 def algorithm_in(options: argparse.Namespace, default: str = "") -> Algorithm:
     """Return the pass of the algorithm that was asked for, backward with --backward. Raises ValueError if there is none."""
-    direction: Direction = "backward" if options.backward else "forward"
     named = getattr(options, "named", None)
     if named and options.algorithm:
         raise ValueError("an algorithm is given twice: leave out NAME or --algorithm")
     what = named or options.algorithm or default
     if not what:
         raise ValueError(f"an algorithm is missing: expected NAME, one of {NAMES}")
-    return chosen(what, direction)
+    return chosen(what, options.direction)

@@ -110,11 +110,11 @@ def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     """Return the trace that was asked for, and the one beside it; None where there is none. Raises ValueError."""
     import flashsim
 
-    given, direction = operands(options), "backward" if options.backward else "forward"
+    given, direction = operands(options), options.direction
     passes = [algorithm_in(options, "flash"), *([chosen(options.vs, direction)] if options.vs else [])]
     planted = [with_bug(passes[0], options.bug, direction)] if options.bug else []
     asked = arguments(options, *given, passes)
-    if options.backward:
+    if direction == "backward":
         asked["dO"] = gradient(options, given[0], given[2])
     traces = [flashsim.trace(one, *given, **taken_by(one, options, asked)) for one in (*passes, *planted)]
     said = [replace(trace, about=replace(trace.about, command=options.command_line)) for trace in traces]

@@ -34,7 +34,12 @@ EXAMPLES = (
     "flashsim sweep flash standard --points shapes.csv --json -"
 )
 MANY = "one or many: 64 128, 128:4096:128 (steps of 128), 128:65536:x2 (times 2)"
-BOTH = {"no": [False], "yes": [True], "both": [False, True]}
+CAUSAL = {"no": [False], "yes": [True], "both": [False, True]}
+PASSES = {"no": ["forward"], "yes": ["backward"], "both": ["forward", "backward"]}
+ARGUMENTS = (
+    *("N", "N_q", "N_k", "d", "d_v", "M", "heads", "kv_heads"),
+    *("sizing", "dtype", "gqa", "dropout_p", "blocks", "causal", "direction"),
+)
 SHOWN, WIDTH = 20, 80
 
 
@@ -57,7 +62,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--dtype", **some, default=None, metavar="NAME", help=f"of {', '.join(FLOATS)}. Default: float32")
     for flag, what in (("--causal", "causal masks"), ("--backward", "backward passes")):
         said = f"{what}: yes, no, or both. Default: no"
-        add(parser, flag, action="store", nargs="?", const="yes", choices=list(BOTH), help=said)
+        add(parser, flag, action="store", nargs="?", const="yes", default=None, choices=list(CAUSAL), help=said)
     add(parser, "--dropout", **some, default=None)
     add(parser, "--heads", "--kv-heads", **some, type=lengths)
     add(parser, "--gqa", **some, default=None)
@@ -154,20 +159,17 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Return `sweep`'s arguments, those that were given."""
-    names = ("N", "N_q", "N_k", "d", "d_v", "M", "heads", "kv_heads")
-    several: dict[str, Any] = {name: getattr(options, name) for name in names}
-    several = {name: list(chain(*lists)) for name, lists in several.items() if lists is not None}
-    given: dict[str, Any] = {name: getattr(options, name) for name in ("sizing", "dtype", "gqa")}
-    given["dropout_p"] = options.dropout
-    given["blocks"] = None if options.blocks is None else [tuple(pair) for pair in options.blocks]
-    given["causal"] = None if options.causal is None else BOTH[options.causal]
-    if options.backward is not None:
-        given["direction"] = [("forward", "backward")[back] for back in BOTH[options.backward]]
-    for name, whose in declared().items():
-        chosen, choices = getattr(options, name), whose[0][1].choices
-        if chosen is not None:
-            given[name] = [choices[value] for value in chosen] if choices else list(chain(*chosen))
-    return several | {name: value for name, value in given.items() if value is not None}
+    given: dict[str, Any] = {name: getattr(options, name) for name in (*ARGUMENTS, *declared())}
+    given = {name: values for name, values in given.items() if values is not None}
+    for name, ways in (("causal", CAUSAL), ("direction", PASSES)):
+        if name in given:
+            given[name] = ways[given[name]]
+    for name in given.keys() - {"blocks"}:  # of lists, which ranges are, too
+        given[name] = list(chain.from_iterable(each if isinstance(each, list) else [each] for each in given[name]))
+    for name in given.keys() & declared():
+        choices = declared()[name][0][1].choices
+        given[name] = [choices.get(value, value) for value in given[name]]
+    return given
 
 
 def _table(path: Path) -> list[dict[str, Any]]:

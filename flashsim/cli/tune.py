@@ -42,8 +42,7 @@ def run(options: argparse.Namespace) -> int:
     with progress(options) as told:
         tuned = tune(
             **problem_in(options),
-            direction="backward" if options.backward else "forward",
-            dropout_p=options.dropout,
+            dropout_p=options.dropout_p,
             least=options.least,
             algorithms=options.algorithm,
             on_tried=told,
