@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from flashsim import theory
 from flashsim.qkv import QKV
 from flashsim.sizes import human_bytes
-from flashsim.tables import new_table, print_table, print_words, problem, sram
+from flashsim.tables import print_table, print_words, problem, sram
 from flashsim.theory.formulas import evaluated
 
 if TYPE_CHECKING:
@@ -79,42 +80,36 @@ def _heads(number: int, what: str) -> str:
 
 def _print_results(results: Mapping[str, Result]) -> None:
     titles = (result.title.replace(", ", ",\n") for result in results.values())
-    table = new_table("HBM accesses, elements", *titles)
-    arrays = [name for result in results.values() for name in result.hbm.by_array]
-    for array in dict.fromkeys(arrays):
-        moved = [result.hbm.by_array.get(array) for result in results.values()]
-        table.add_row(array, *("–" if traffic is None else f"{traffic.accesses:,}" for traffic in moved))
-    table.add_section()
-    for label, cell in _RUN_ROWS:
-        table.add_row(label, *(cell(result) for result in results.values()))
-    print_table(table)
+    by_array = [{name: a.accesses for name, a in result.hbm.by_array.items()} for result in results.values()]
+    moved = [(array, *(of.get(array) for of in by_array)) for array in dict.fromkeys(chain.from_iterable(by_array))]
+    rest = [(label, *map(said, results.values())) for label, said in _RUN_ROWS]
+    print_table(("HBM accesses, elements", *titles), [*moved, None, *rest])
     for flash in {"flash", "flash_basic"} & results.keys():
         if "standard" in results:
             ratio = results["standard"].hbm.accesses / results[flash].hbm.accesses
             print(f"\nStandard attention moves {ratio:.2f}× the elements that FlashAttention does.\n")
 
 
-_RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
-    ("reads", lambda r: f"{r.hbm.reads:,}"),
-    ("writes", lambda r: f"{r.hbm.writes:,}"),
-    ("  of them initial", lambda r: f"{r.hbm.init_writes:,}"),
-    ("accesses", lambda r: f"{r.hbm.accesses:,}"),
+_RUN_ROWS: tuple[tuple[str, Callable[[Result], int | str | None]], ...] = (
+    ("reads", lambda r: r.hbm.reads),
+    ("writes", lambda r: r.hbm.writes),
+    ("  of them initial", lambda r: r.hbm.init_writes),
+    ("accesses", lambda r: r.hbm.accesses),
     ("bytes", lambda r: human_bytes(r.hbm.bytes)),
     ("equals the closed form", lambda r: {True: "yes, by array", False: "NO", None: "no closed form"}[r.equals_theory]),
     ("blocks B_r × B_c", lambda r: f"{r.blocks.B_r} × {r.blocks.B_c}"),
     ("blocks T_r × T_c", lambda r: f"{r.blocks.T_r} × {r.blocks.T_c}"),
-    ("extra HBM, elements", lambda r: f"{r.hbm.extra:,}"),
-    ("SRAM peak, elements", lambda r: f"{r.sram.peak:,}"),
+    ("extra HBM, elements", lambda r: r.hbm.extra),
+    ("SRAM peak, elements", lambda r: r.sram.peak),
     ("  of M", lambda r: f"{r.sram.peak / r.sram.capacity:.0%}"),
     ("error against naive", lambda r: "too large" if r.max_error is None else f"{r.max_error:.1e}"),
-    (
-        "  of its rounding limit",
-        lambda r: (
-            "–" if r.error_of_bound is None else f"{r.error_of_bound:.3f}" + ", TOO LARGE" * (r.error_of_bound > 1)
-        ),
-    ),
+    ("  of its rounding limit", lambda r: _of_limit(r.error_of_bound)),
     ("simulated in", lambda r: f"{r.seconds:.2f} s"),
 )
+
+
+def _of_limit(share: float | None) -> str | None:
+    return None if share is None else f"{share:.3f}" + ", TOO LARGE" * (share > 1)
 
 
 def print_count(counted: Counted) -> None:
@@ -131,29 +126,22 @@ def print_count(counted: Counted) -> None:
 
     group = _group(arguments)
     one = f", one group of {group} heads" if group > 1 else ", one head" if heads > 1 else ""
-    lines = new_table("by line of the algorithm" + one, "array", "how often", "elements")
-    for movement in counted.ledger.movements:
-        label = movement.label.removeprefix("line ")
-        lines.add_row(f"{label}  {movement.kind}", movement.array, f"{movement.times:,}", f"{movement.elements:,}")
-    print_table(lines)
+    lines = (
+        (f"{moved.label.removeprefix('line ')}  {moved.kind}", moved.array, moved.times, moved.elements)
+        for moved in counted.ledger.movements
+    )
+    print_table(("by line of the algorithm" + one, "array", "how often", "elements"), lines)
 
     named = f", {heads:,} heads" if heads > 1 else ""
     formulas, notes = ({}, []) if counted.agrees is None else _formulas(counted)
-    arrays = new_table(f"by array{named}", "reads", "writes", *(("reads =", "writes =") if formulas else ()))
-    for array, traffic in tally.hbm.by_array.items():
-        arrays.add_row(array, f"{traffic.reads:,}", f"{traffic.writes:,}", *formulas.get(array, ()))
-    arrays.add_section()
-    arrays.add_row("total", f"{tally.hbm.reads:,}", f"{tally.hbm.writes:,}")
+    headings = (f"by array{named}", "reads", "writes", *(("reads =", "writes =") if formulas else ()))
+    arrays = [(name, a.reads, a.writes, *formulas.get(name, ())) for name, a in tally.hbm.by_array.items()]
     print()
-    print_table(arrays)
+    print_table(headings, [*arrays, None, ("total", tally.hbm.reads, tally.hbm.writes)])
     for note in notes:
         print_words(note)
-    print(
-        f"{tally.hbm.accesses:,} accesses, {human_bytes(tally.hbm.bytes)}; "
-        + {True: "equal to the closed form", False: "NOT EQUAL TO THE CLOSED FORM", None: "no closed form"}[
-            counted.agrees
-        ]
-    )
+    verdict = {True: "equal to the closed form", False: "NOT EQUAL TO THE CLOSED FORM", None: "no closed form"}
+    print(f"{tally.hbm.accesses:,} accesses, {human_bytes(tally.hbm.bytes)}; {verdict[counted.agrees]}")
 
     print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of M")
     print_words("= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")

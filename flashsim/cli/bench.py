@@ -13,7 +13,7 @@ from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import FLAG, add
 from flashsim.cli.values import whole
 from flashsim.gpu.contestants import NAMES
-from flashsim.tables import new_table, print_table, print_words
+from flashsim.tables import print_table, print_words
 
 SUMMARY = "Time the GPU kernels against unfused attention and PyTorch's backends, interleaved in one run (needs a GPU)."
 EXAMPLES = (
@@ -115,22 +115,19 @@ def print_ladder(record: Mapping[str, Any]) -> None:
         "and counted by the kernel; bytes between L2 and multiprocessors, and of DRAM",
     )
     print()
-    table = new_table("step", "ms", "TFLOP/s", "elements", "counted", "L2 GB", "DRAM GB")
+    rows: list[tuple[Any, ...]] = []
     for step in record["steps"]:
-        if step["failed"]:
-            table.add_row(step["name"], step["failed"], *"–––––")
-            continue
-        elements = [sum(step[key].values()) if key in step else None for key in ("simulated", "counted")]
+        simulated, counted = (sum(step[key].values()) if key in step else None for key in ("simulated", "counted"))
+        counted = "==" if counted is not None and counted == simulated else counted
         seen = step.get("seen")
-        table.add_row(
-            step["name"],
-            f"{step['median']:.3f}",
-            f"{step['tflops']:.1f}",
-            "–" if elements[0] is None else f"{elements[0]:,}",
-            "–" if elements[1] is None else "==" if elements[0] == elements[1] else f"{elements[1]:,}",
-            *(f"{(seen[f'{at}_reads'] + seen[f'{at}_writes']) / 1e9:.3f}" if seen else "–" for at in ("l2", "dram")),
-        )
-    print_table(table)
+        sums = ((seen[f"{at}_reads"] + seen[f"{at}_writes"]) / 1e9 if seen else None for at in ("l2", "dram"))
+        took = step["failed"] or f"{step['median']:.3f}", None if step["failed"] else f"{step['tflops']:.1f}"
+        rows.append((step["name"], *took, simulated, counted, *(_rounded(sum_, 3) for sum_ in sums)))
+    print_table(("step", "ms", "TFLOP/s", "elements", "counted", "L2 GB", "DRAM GB"), rows)
+
+
+def _rounded(number: float | None, digits: int) -> str | None:
+    return None if number is None else f"{number:.{digits}f}"
 
 
 def print_results(record: Mapping[str, Any]) -> None:
@@ -141,21 +138,20 @@ def print_results(record: Mapping[str, Any]) -> None:
     on = record["machine"]
     print(f"{on['gpu']}, CuPy {on['cupy']}, PyTorch {on['torch']}; TFLOP/s, medians; backward counts 2.5 × forward\n")
     names = list(dict.fromkeys(t["name"] for r in record["results"] for t in r["timings"]))
-    table = new_table("setting", *names, "ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused")
+    rows = []
     for r in record["results"]:
-        found = {t["name"]: t for t in r["timings"]}
-        rate = {name: None if t["failed"] else t["tflops"] for name, t in found.items()}
+        rate = {t["name"]: None if t["failed"] else t["tflops"] for t in r["timings"]}
         ours = next((rate[name] for name in reversed(ladder()) if rate.get(name)), None)
-        flash, *unfused = (rate.get(n) for n in ("torch_flash", "standard", "torch_unfused"))
-        others = [found[name]["tflops"] for name in (*TORCH, FA4) if rate.get(name)]
-        table.add_row(
-            f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}",
-            *("–" if rate.get(name) is None else f"{rate[name]:.1f}" for name in names),
-            f"{ours / flash:.2f}" if ours and flash else "–",
-            f"{ours / max(others):.2f}" if ours and others else "–",
-            *(f"{ours / other:.1f}" if ours and other else "–" for other in unfused),
+        best = max((rate[name] for name in (*TORCH, FA4) if rate.get(name)), default=None)
+        against = ((rate.get("torch_flash"), 2), (best, 2), (rate.get("standard"), 1), (rate.get("torch_unfused"), 1))
+        rows.append(
+            (
+                f"{r['direction']:<8} N {r['N']:>6,} d {r['d']:>3}{' causal' if r['causal'] else ''}",
+                *(_rounded(rate.get(name), 1) for name in names),
+                *(_rounded(ours / other if ours and other else None, digits) for other, digits in against),
+            )
         )
-    print_table(table)
+    print_table(("setting", *names, "ours ÷ FA-2", "÷ the best other", "× standard", "× PyTorch unfused"), rows)
     failed = {(t["name"], t["failed"]) for r in record["results"] for t in r["timings"] if t["failed"]}
     for name, why in sorted(failed):
         print(f"{name} failed: {why}")

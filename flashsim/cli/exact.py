@@ -11,7 +11,7 @@ import numpy as np
 
 from flashsim.cli.outputs import finish
 from flashsim.sizes import human_bytes
-from flashsim.tables import new_table, print_paragraphs, print_table, print_words, problem, sram
+from flashsim.tables import print_paragraphs, print_table, print_words, problem, sram
 
 if TYPE_CHECKING:
     from flashsim.optima import Optimum
@@ -51,22 +51,22 @@ def _show_bounds(found: Optimum) -> None:
     allowed = "" if found.allowed.all() else f", {int(found.allowed.sum())} allowed pairs"
     print(f"One head, forward, {problem(**asdict(found.shape))}{allowed}")
     print(sram(found.M, found.dtype.itemsize, found.dtype.name) + "\n")
-    table = new_table("", "elements moved")
-    table.add_row("lower bound of the theorem's larger class", f"{found.proof.bound.accesses:,}")
-    table.add_row("compulsory: each row once, O and L written", f"{found.compulsory:,}")
+    rows = {
+        "lower bound of the theorem's larger class": found.proof.bound.accesses,
+        "compulsory: each row once, O and L written": found.compulsory,
+    }
     if found.lower == found.upper:
-        table.add_row("optimum of the row game", f"{found.upper:,}")
+        rows["optimum of the row game"] = found.upper
     else:
-        table.add_row("no schedule of the row game moves less", f"{found.lower:,}")
-        table.add_row("best schedule found", f"{found.upper:,}")
+        rows |= {"no schedule of the row game moves less": found.lower, "best schedule found": found.upper}
     best = found.proof.best
     for name, said in (("snake", "the snake"), ("q_outer", "uniform tiles")):
         tiles = found.tiles(name)
         if tiles is not None:
-            table.add_row(f"{said}: {name}, {tiles.blocks.B_r} × {tiles.blocks.B_c}", f"{tiles.hbm.accesses:,}")
+            rows[f"{said}: {name}, {tiles.blocks.B_r} × {tiles.blocks.B_c}"] = tiles.hbm.accesses
     if best is not None and best.algorithm not in ("snake", "q_outer"):
-        table.add_row(f"best schedule here: {best.algorithm}, {best.B_r} × {best.B_c}", f"{best.accesses:,}")
-    print_table(table)
+        rows[f"best schedule here: {best.algorithm}, {best.B_r} × {best.B_c}"] = best.accesses
+    print_table(("", "elements moved"), rows.items())
     print()
 
 
@@ -74,11 +74,11 @@ def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) 
     from flashsim.optima import CLASS
 
     _show_bounds(found)
-    steps = new_table("turn", "evict =", "load =", "products =", "moved so far")
+    steps = []
     for number, (turn, moved) in enumerate(zip(found.schedule, found.moved, strict=True)):
         units = (" ".join(f"{X}{n}" for X, n in part) for part in (turn.evict, turn.load))
-        steps.add_row(str(number), *units, " ".join(f"{i},{j}" for i, j in turn.products), f"{moved:,}")
-    print_table(steps)
+        steps.append((number, *units, " ".join(f"{i},{j}" for i, j in turn.products), moved))
+    print_table(("turn", "evict =", "load =", "products =", "moved so far"), steps)
     print_paragraphs(
         f"Replayed on the memory with random numbers, M enforced: {played.hbm.accesses:,} elements counted, and O differs from "
         f"naive attention's by {off:.2g} of its error bound at most.",

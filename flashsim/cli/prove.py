@@ -11,7 +11,7 @@ from flashsim.cli.exact import SEARCHED, run_exact
 from flashsim.cli.outputs import check_outputs, finish
 from flashsim.cli.shared import FILE, FLAG, LENGTHS, add, problem_in
 from flashsim.inputs import float_dtype
-from flashsim.tables import new_table, print_paragraphs, print_table, print_words, problem, sram
+from flashsim.tables import print_paragraphs, print_table, print_words, problem, sram
 
 SUMMARY = "Prove how few elements any schedule must move, and show how near the best one here comes."
 HOW_SURE = "Hand-proved, arithmetic machine-checked."
@@ -69,16 +69,17 @@ def _show(proof: Any, dtype: str) -> None:
     allowed = {"all": "", "causal": ", causal", "given": f", {at.pairs:,} allowed pairs"}[proof.allowed]
     print(f"One head, {proof.direction}, {problem(at.N_q, at.N_k, at.d, at.d_v)}{allowed}")
     print(sram(at.M, float_dtype(dtype).itemsize, dtype) + "\n")
-    table = new_table("", "elements moved", "÷ bound")
-    table.add_row(
-        "compulsory: inputs read, outputs written", f"{at.compulsory:,}", f"{at.compulsory / at.accesses:.3f}"
+    best, rows = (
+        proof.best,
+        [
+            ("compulsory: inputs read, outputs written", at.compulsory, f"{at.compulsory / at.accesses:.3f}"),
+            ("lower bound: no schedule moves less", at.accesses, "1"),
+        ],
     )
-    table.add_row("lower bound: no schedule moves less", f"{at.accesses:,}", "1")
-    best = proof.best
     if best is not None:
         said = f"best schedule here: {best.algorithm}, {best.B_r:,} × {best.B_c:,}"
-        table.add_row(said, f"{best.accesses:,}", f"{proof.ratio:.3f}")
-    print_table(table)
+        rows.append((said, best.accesses, f"{proof.ratio:.3f}"))
+    print_table(("", "elements moved", "÷ bound"), rows)
     print_paragraphs(
         f"No schedule of this class moves less than {at.accesses:,} elements, {proof.how}. {HOW_SURE}",
         f"The class: {proof.schedules}",

@@ -11,7 +11,7 @@ from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import BOTH, LENGTHS, add, problem_in
 from flashsim.cli.values import whole
 from flashsim.inputs import float_dtype
-from flashsim.tables import new_table, print_paragraphs, print_table, print_words, problem, sram
+from flashsim.tables import print_paragraphs, print_table, print_words, problem, sram
 
 SUMMARY = "Find the loop order and the block sizes that move the fewest elements and truly fit M."
 EXAMPLES = (
@@ -59,17 +59,15 @@ def print_tuned(tuned: Any, dtype: str) -> None:
     causal = ", causal" if tuned.causal else f", {tuned.mask}" if tuned.mask else ""
     print(f"One head, {tuned.direction}, {sizes}{causal}")
     print(sram(M, float_dtype(dtype).itemsize, dtype))
-    once = (
-        "Q, K, V read once, O written" if tuned.direction == "forward" else "Q, K, V, dO read once, dQ, dK, dV written"
-    )
-    print(f"Compulsory: {tuned.compulsory:,} elements ({once})")
+    once = {"forward": "Q, K, V read once, O written", "backward": "Q, K, V, dO read once, dQ, dK, dV written"}
+    print(f"Compulsory: {tuned.compulsory:,} elements ({once[tuned.direction]})")
     if tuned.bound is not None:
         print(f"Lower bound: {tuned.bound:,} elements; no schedule moves less (flashsim prove)")
     print()
-    print_table(_choices(tuned, tuned.by_loops))
+    _print_choices(tuned, tuned.by_loops)
     if tuned.paper:
         print("\nThe same with the blocks of line 1 of each:\n")
-        print_table(_choices(tuned, tuned.paper))
+        _print_choices(tuned, tuned.paper)
     best = tuned.best
     said = (
         f"Fewest: {best.algorithm} ({best.loops}) with tiles of {best.blocks.B_r:,} × {best.blocks.B_c:,}. "
@@ -90,15 +88,12 @@ def print_tuned(tuned: Any, dtype: str) -> None:
         )
 
 
-def _choices(tuned: Any, by_name: Mapping[str, Any]) -> Any:
-    table = new_table("name", "loops", "B_r × B_c", "accesses", "×\ncompulsory", "peak\nof M")
-    for name, choice in by_name.items():
-        table.add_row(
-            name,
-            choice.loops,
-            f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}",
-            f"{choice.accesses:,}",
-            f"{choice.accesses / tuned.compulsory:.2f}",
-            f"{choice.peak / tuned.M:.0%}",
+def _print_choices(tuned: Any, by_name: Mapping[str, Any]) -> None:
+    rows = [
+        (
+            *(name, choice.loops, f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}", choice.accesses),
+            *(f"{choice.accesses / tuned.compulsory:.2f}", f"{choice.peak / tuned.M:.0%}"),
         )
-    return table
+        for name, choice in by_name.items()
+    ]
+    print_table(("name", "loops", "B_r × B_c", "accesses", "×\ncompulsory", "peak\nof M"), rows)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
-from flashsim.sweeping.showing import cell
+from flashsim.tables import cell
 
 if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep

@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashsim.notebook import table
-from flashsim.tables import aligned
+from flashsim.tables import aligned, cell
 
 if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep
@@ -131,15 +131,6 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
         for (status, reason), number in found.most_common(REASONS)
     ]
     return [*lines, *([f"and {len(found) - REASONS:,} other reasons"] if len(found) > REASONS else [])]
-
-
-def cell(value: Any) -> str:
-    """Return a value as a reader sees it."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _ratio(value: Any, of: Any) -> str:
