@@ -36,10 +36,6 @@ EXAMPLES = (
 MANY = "one or many: 64 128, 128:4096:128 (steps of 128), 128:65536:x2 (times 2)"
 CAUSAL = {"no": [False], "yes": [True], "both": [False, True]}
 PASSES = {"no": ["forward"], "yes": ["backward"], "both": ["forward", "backward"]}
-ARGUMENTS = (
-    *("N", "N_q", "N_k", "d", "d_v", "M", "heads", "kv_heads"),
-    *("sizing", "dtype", "gqa", "dropout_p", "blocks", "causal", "direction"),
-)
 SHOWN, WIDTH = 20, 80
 
 
@@ -159,7 +155,9 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Return `sweep`'s arguments, those that were given."""
-    given: dict[str, Any] = {name: getattr(options, name) for name in (*ARGUMENTS, *declared())}
+    from flashsim.sweeping.points import ARGUMENTS
+
+    given: dict[str, Any] = {name: getattr(options, name, None) for name in (*ARGUMENTS, *declared())}
     given = {name: values for name, values in given.items() if values is not None}
     for name, ways in (("causal", CAUSAL), ("direction", PASSES)):
         if name in given:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict
+from inspect import signature
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from flashsim import theory
+from flashsim.api import count
 from flashsim.checking import check_shape, shown
 from flashsim.inputs import check_M, float_name
 from flashsim.records import Shape, Traffic
@@ -18,6 +20,7 @@ from flashsim.sweeping.outcomes import Outcome, outcome
 from flashsim.sweeping.points import Point
 
 Row = dict[str, Any]
+DEFAULTS = {name: parameter.default for name, parameter in signature(count).parameters.items()}
 THETA: Mapping[str, Callable[[int, int, int], float]] = {
     **dict.fromkeys(("flash_basic", "flash", "q_outer"), theory.theorem_2_flash),
     "standard": lambda N, d, M: theory.theorem_2_standard(N, d),
@@ -37,27 +40,19 @@ def _row(point: Point, found: Outcome) -> Row:
     sizes = {name: given.get(name) for name in ("N", "N_q", "N_k", "d", "d_v")}
     if shape is not None:
         sizes = {"N": shape.N_q if shape.N_q == shape.N_k else None, **asdict(shape)}
-    heads, dtype = given.get("heads", 1), given.get("dtype", "float32")
+    dtype = given.get("dtype", DEFAULTS["dtype"])
     M = _sound(lambda: check_M(given.get("M"), theory.BYTES[float_name(dtype)]), given.get("M"))
     blocks = given.get("blocks")
     pair = blocks if isinstance(blocks, tuple | list) and len(blocks) == 2 else None
-    asked = {
+    asked = {name: given.get(name, DEFAULTS.get(name)) for name in (*ARGUMENTS, *way.options)} | sizes
+    asked |= {
         "label": point.label or None,
         "algorithm": way.name,
-        "direction": given["direction"],
-        **sizes,
         "M": M if found.sram is None else found.sram.capacity,
-        "heads": heads,
-        "kv_heads": heads if given.get("kv_heads") is None else given["kv_heads"],
-        "gqa": given.get("gqa", "separate"),
+        "kv_heads": asked["heads"] if asked["kv_heads"] is None else asked["kv_heads"],
         "dtype": _sound(lambda: float_name(dtype), dtype),
-        "causal": given.get("causal", False),
-        "mask": given.get("mask"),
-        "dropout_p": given.get("dropout_p", 0.0),
         "blocks": f"{pair[0]} × {pair[1]}" if pair else blocks,
-        "enforce": given.get("enforce"),
-        "sizing": None if blocks is not None else given.get("sizing", "paper"),
-        **{name: given.get(name) for name in way.options},
+        "sizing": None if blocks is not None else asked["sizing"],
     }
     row = {name: _plain(value) for name, value in asked.items()}
     row |= {"status": found.status, "reason": found.reason or None, "source": found.source or None}
