@@ -45,17 +45,12 @@ def _numbers(result: Result) -> dict[str, Any]:
 
 def count_numbers(counted: Counted) -> dict[str, Any]:
     """Return a count as plain data."""
+    costs, given = counted.tally.to_dict(), counted.arguments.items()
     return {
-        "algorithm": counted.tally.algorithm,
-        "arguments": {
-            key: repr(value) if key == "mask" else getattr(value, "__name__", value)
-            for key, value in counted.arguments.items()
-        },
-        **counted.tally.hbm.to_dict(),
-        "sram": asdict(counted.tally.sram),
+        "arguments": {key: repr(value) if key == "mask" else getattr(value, "__name__", value) for key, value in given},
+        **costs.pop("hbm"),
+        **costs,
         "resident_at_peak": counted.ledger.at_peak,
-        "blocks": asdict(counted.tally.blocks),
-        "flops": asdict(counted.tally.flops),
         "equals_theory": counted.agrees,
         "by_line": [asdict(movement) for movement in counted.ledger.movements],
     }

@@ -32,22 +32,17 @@ class Shown:
     comparable: bool = True
 
     @property
-    def widths(self) -> list[int]:
-        """How wide each column is."""
-        return [max(map(len, column)) for column in zip(self.headings, *self.cells, strict=True)]
-
-    @property
-    def width(self) -> int:
-        """How wide a line is."""
-        return sum(self.widths) + 2 * (len(self.headings) - 1)
+    def lines(self) -> list[str]:
+        """The table as text; the second line is as wide as any."""
+        line = ["─" * max(map(len, column)) for column in zip(self.headings, *self.cells, strict=True)]
+        return aligned([self.headings, line, *self.cells])
 
 
 def as_text(sweep: Sweep, most: int, width: int = WIDTH) -> str:
     """Return `most` rows, evenly spread, as lines of at most `width` characters where that can be; and why others have none."""
     shown = _shown(sweep, most, width)
-    lines = aligned([shown.headings, ["─" * size for size in shown.widths], *shown.cells])
     notes = [line for note in shown.notes for line in wrap(note, width, subsequent_indent="    ")]
-    return "\n".join([*lines, *notes])
+    return "\n".join([*shown.lines, *notes])
 
 
 def as_html(sweep: Sweep, most: int) -> str:
@@ -61,7 +56,7 @@ def _shown(sweep: Sweep, most: int, width: int) -> Shown:
     with suppress(ValueError):
         axes.sort(key=[sweep.longest_axis()].count)  # it is the last
     beside = _beside(rows, axes, most) if "algorithm" in axes else None
-    if beside is not None and beside.width <= width and beside.comparable:
+    if beside is not None and len(beside.lines[1]) <= width and beside.comparable:
         return beside
     return _below(rows, axes or ["algorithm"], most, width)
 
@@ -103,7 +98,7 @@ def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> S
     notes = [*_omitted(len(chosen), len(rows)), *_reasons(rows)]
     while True:
         shown = Shown(list(columns), list(zip(*columns.values(), strict=True)), notes)
-        if shown.width <= width or len(columns) <= len(axes) + 1:
+        if len(shown.lines[1]) <= width or len(columns) <= len(axes) + 1:
             return shown
         columns.popitem()
 
