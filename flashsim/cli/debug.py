@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     Raises ValueError for a line or tile that the run has not, and for a file of commands that cannot be read.
     """
     algorithm = algorithm_in(options)
-    at = parse_at(options.at)
+    at = {} if options.at is None else _turns(options.at)
     stop = find_stop(algorithm, options.line, at)
     hook = _hook()
     if hook and options.commands:
@@ -85,10 +85,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def parse_at(text: str | None) -> dict[str, int]:
-    """Return the turns that `--at j=2,i=3` asks for, by loop variable. Raises ValueError."""
+def _turns(text: str) -> dict[str, int]:
+    """Return the turns that `--at j=2,i=3` asks for, by loop variable."""
     turns: dict[str, int] = {}
-    for part in text.split(",") if text is not None else ():
+    for part in text.split(","):
         name, equals, index = (piece.strip() for piece in part.partition("="))
         if not equals or not name.isidentifier() or not index.isdecimal():
             raise ValueError(f"--at is {text!r}; expected turns of loops, counted from 0, such as j=2,i=3")

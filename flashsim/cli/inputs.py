@@ -9,7 +9,7 @@ from typing import Any
 
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import forward_of
-from flashsim.cli.shared import add, add_declared, causal_in, declared_in
+from flashsim.cli.shared import add, add_declared, declared_in, masks_in
 from flashsim.cli.values import elements
 
 N, D = 12, 4
@@ -63,7 +63,7 @@ def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: S
     from flashsim.comparison import sized_for_both
 
     fixed = flashsim.Fixed(*options.blocks) if options.blocks else None
-    asked: dict[str, Any] = {**causal_in(options), "dropout_p": options.dropout_p, "seed": options.seed}
+    asked: dict[str, Any] = {**masks_in(options), "dropout_p": options.dropout_p, "seed": options.seed}
     asked |= {**declared_in(options), "sizing": fixed or options.sizing}
     if options.M is not None:
         asked["M"] = elements(options.M, Q.dtype.itemsize)

@@ -8,7 +8,7 @@ from typing import Any
 
 import flashsim
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import FLAG, NAMES, add, add_declared, causal_in, declared_in
+from flashsim.cli.shared import FLAG, NAMES, add, add_declared, declared_in, masks_in
 from flashsim.cli.values import elements, finite
 from flashsim.inputs import float_dtype
 
@@ -60,9 +60,6 @@ def run(options: argparse.Namespace) -> int:
     mask: Any = qkv.load_mask(options.mask) if options.mask else None
     if options.padded:
         mask = flashsim.KeyPadding(int(qkv.sample_mask().sum()))
-    rule = causal_in(options)
-    if "mask" in rule and mask is not None:
-        rule = {"mask": rule["mask"] & mask}
     asked, both_ways = _asked(options), options.direction == "backward"
     stem = figure_stem(options, "flashsim-run")
     with progress(options) as told:
@@ -80,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
             scale=options.scale,
             sizing=options.sizing,
             blocks=options.blocks,
-            **{"mask": mask, **rule},
+            **masks_in(options, mask),
             dropout_p=options.dropout_p,
             seed=options.seed,
             gqa=options.gqa,

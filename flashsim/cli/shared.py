@@ -108,19 +108,21 @@ def declared_in(options: argparse.Namespace) -> dict[str, Any]:
     return {name: choices.get(value, value) for name, (value, choices) in given.items() if value is not None}
 
 
-def causal_in(options: argparse.Namespace) -> dict[str, Any]:
-    """Return `causal`, or `mask` where --offset moves it. Raises ValueError for --offset alone."""
+def masks_in(options: argparse.Namespace, mask: Any = None) -> dict[str, Any]:
+    """Return `causal`, and `mask`, of which --offset's is a part, if there is one. Raises ValueError for --offset alone."""
+    given = {} if mask is None else {"mask": mask}
     if options.offset is None:
-        return {"causal": options.causal}
+        return {"causal": options.causal, **given}
     if not options.causal:
         raise ValueError("--offset goes with --causal")
-    return {"mask": Causal(offset=options.offset)}
+    moved = Causal(offset=options.offset)
+    return {"mask": moved if mask is None else moved & mask}
 
 
-def problem_in(options: argparse.Namespace) -> dict[str, Any]:
-    """Return lengths and widths, dtype, direction, M in elements, and what `causal_in` does. Raises ValueError."""
+def problem_in(options: argparse.Namespace, mask: Any = None) -> dict[str, Any]:
+    """Return lengths and widths, dtype, direction, M in elements, and what `masks_in` does. Raises ValueError."""
     given = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype", "direction")}
-    return {**given, "M": elements(options.M, float_dtype(options.dtype).itemsize), **causal_in(options)}
+    return {**given, "M": elements(options.M, float_dtype(options.dtype).itemsize), **masks_in(options, mask)}
 
 
 def add_algorithm(parser: Any, default: str = "") -> None:

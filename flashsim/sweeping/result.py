@@ -122,25 +122,20 @@ class Sweep(Exported, Sequence[Row]):
         Raises ValueError for no such column or algorithm, where nothing varies, and where points of other counts look alike.
         """
         along = self.longest_axis() if along is None else self.name_of(along)
-        if along not in (numbers := self._numbers()):
+        if along not in (numbers := self._axes_of_numbers()):
             raise ValueError(f"along is {along!r}; expected an argument of numbers that varies: {', '.join(numbers)}")
         return where_fewer(list(self.ok), list(self.axes), along, self.name_of(y), algorithm, than)
 
     def longest_axis(self) -> str:
         """Return the argument of numbers that has most values. Raises ValueError where none varies."""
-        numbers = self._numbers()
-        return max(numbers, key=lambda name: numbers[name])
+        return max(self._axes_of_numbers(), key=lambda name: len(self.axes[name]))
 
-    def _numbers(self) -> dict[str, int]:
-        """Return the arguments of numbers that vary, with how many values. Raises ValueError where there is none."""
-        numbers = {
-            name: len(values)
-            for name, values in self.axes.items()
-            if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        }
-        if not numbers:
+    def _axes_of_numbers(self) -> list[str]:
+        kinds = {name: set(map(type, values)) for name, values in self.axes.items()}
+        found = [name for name, of in kinds.items() if bool not in of and all(issubclass(k, int | float) for k in of)]
+        if not found:
             raise ValueError("no argument of numbers varies; expected one, such as N, with several values")
-        return numbers
+        return found
 
     def plot(
         self,
