@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from flashsim import theory
+from flashsim.checking import check_shape
 from flashsim.qkv import QKV
 from flashsim.sizes import human_bytes
 from flashsim.tables import print_table, print_words, problem, sram
@@ -77,7 +78,8 @@ def _print_results(results: Mapping[str, Result]) -> None:
     titles = (result.title.replace(", ", ",\n") for result in results.values())
     by_array = [{name: a.accesses for name, a in result.hbm.by_array.items()} for result in results.values()]
     moved = [(array, *(of.get(array) for of in by_array)) for array in dict.fromkeys(chain.from_iterable(by_array))]
-    rest = [(label, *map(said, results.values())) for label, said in _RUN_ROWS]
+    costs = [_costs(result) for result in results.values()]
+    rest = [(label, *(of[label] for of in costs)) for label in costs[0]]
     print_table(("HBM accesses, elements", *titles), [*moved, None, *rest])
     for flash in {"flash", "flash_basic"} & results.keys():
         if "standard" in results:
@@ -85,26 +87,24 @@ def _print_results(results: Mapping[str, Result]) -> None:
             print(f"\nStandard attention moves {ratio:.2f}× the elements that FlashAttention does.\n")
 
 
-_RUN_ROWS: tuple[tuple[str, Callable[[Result], int | str | None]], ...] = (
-    ("reads", lambda r: r.hbm.reads),
-    ("writes", lambda r: r.hbm.writes),
-    ("  of them initial", lambda r: r.hbm.init_writes),
-    ("accesses", lambda r: r.hbm.accesses),
-    ("bytes", lambda r: human_bytes(r.hbm.bytes)),
-    ("equals the closed form", lambda r: {True: "yes, by array", False: "NO", None: "no closed form"}[r.equals_theory]),
-    ("blocks B_r × B_c", lambda r: f"{r.blocks.B_r} × {r.blocks.B_c}"),
-    ("blocks T_r × T_c", lambda r: f"{r.blocks.T_r} × {r.blocks.T_c}"),
-    ("extra HBM, elements", lambda r: r.hbm.extra),
-    ("SRAM peak, elements", lambda r: r.sram.peak),
-    ("  of M", lambda r: f"{r.sram.peak / r.sram.capacity:.0%}"),
-    ("error against naive", lambda r: "too large" if r.max_error is None else f"{r.max_error:.1e}"),
-    ("  of its rounding limit", lambda r: _of_limit(r.error_of_bound)),
-    ("simulated in", lambda r: f"{r.seconds:.2f} s"),
-)
-
-
-def _of_limit(share: float | None) -> str | None:
-    return None if share is None else f"{share:.3f}" + ", TOO LARGE" * (share > 1)
+def _costs(result: Result) -> dict[str, int | str | None]:
+    hbm, sram, blocks, share = result.hbm, result.sram, result.blocks, result.error_of_bound
+    return {
+        "reads": hbm.reads,
+        "writes": hbm.writes,
+        "  of them initial": hbm.init_writes,
+        "accesses": hbm.accesses,
+        "bytes": human_bytes(hbm.bytes),
+        "equals the closed form": {True: "yes, by array", False: "NO", None: "no closed form"}[result.equals_theory],
+        "blocks B_r × B_c": f"{blocks.B_r} × {blocks.B_c}",
+        "blocks T_r × T_c": f"{blocks.T_r} × {blocks.T_c}",
+        "extra HBM, elements": hbm.extra,
+        "SRAM peak, elements": sram.peak,
+        "  of M": f"{sram.peak / sram.capacity:.0%}",
+        "error against naive": "too large" if result.max_error is None else f"{result.max_error:.1e}",
+        "  of its rounding limit": None if share is None else f"{share:.3f}" + ", TOO LARGE" * (share > 1),
+        "simulated in": f"{result.seconds:.2f} s",
+    }
 
 
 def print_count(counted: Counted) -> None:
@@ -157,12 +157,10 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     formula's place. Heads that share a KV head, grouped, are one problem, of all their queries.
     """
     arguments, tally, direction = counted.arguments, counted.tally, counted.algorithm.direction
-    group = _group(arguments)
-    problems = arguments["heads"] // group
-    queries = arguments["N_q"] or arguments["N"] or arguments["N_k"]
-    keys = arguments["N_k"] or arguments["N"] or arguments["N_q"]
-    widths = arguments["d"], arguments["d_v"] or arguments["d"]
-    values = theory.symbols(group * queries, keys, *widths, tally.sram.capacity, tally.blocks, direction=direction)
+    group, shape = _group(arguments), check_shape(*map(arguments.get, ("N", "d", "N_q", "N_k", "d_v")))
+    problems, queries = arguments["heads"] // group, group * shape.N_q
+    sizes = queries, shape.N_k, shape.d, shape.d_v, tally.sram.capacity, tally.blocks
+    values = theory.symbols(*sizes, direction=direction)
     known = theory.formulas(counted.algorithm, direction)
 
     def said(formula: str, elements: int) -> str:
@@ -182,7 +180,7 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     ]
     if problems > 1:
         what = "heads" if group == 1 else f"groups of {group} heads"
-        notes.insert(0, f"each times {problems:,} {what}" + f", N_q = {group * queries:,} of a group" * (group > 1))
+        notes.insert(0, f"each times {problems:,} {what}" + f", N_q = {queries:,} of a group" * (group > 1))
     if "*" in words:
         why = "mask, dropout, shared heads or an option of the algorithm make it differ from the plain formula"
         notes.append(f"*: {why}")

@@ -142,7 +142,7 @@ def print_results(record: Mapping[str, Any]) -> None:
     for r in record["results"]:
         rate = {t["name"]: None if t["failed"] else t["tflops"] for t in r["timings"]}
         ours = next((rate[name] for name in reversed(ladder()) if rate.get(name)), None)
-        best = max((rate[name] for name in (*TORCH, FA4) if rate.get(name)), default=None)
+        best = max(filter(None, map(rate.get, (*TORCH, FA4))), default=None)
         against = ((rate.get("torch_flash"), 2), (best, 2), (rate.get("standard"), 1), (rate.get("torch_unfused"), 1))
         rows.append(
             (
