@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import flashsim
 from flashsim.exercises.judging import Stage, Turns, expect, expect_count
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
@@ -122,15 +123,9 @@ def run(flash: Callable[..., object], problem: Problem) -> int:
     for name, columns, value in (("O", d, 0.0), ("l", 1, 0.0), ("m", 1, -np.inf)):
         divided.append(stage.output(name, (N_q, columns), blocks.B_r, value))
     watched.judge(lambda: flash(stage.hbm, stage.sram, *divided, blocks), partial(_judge, problem), T_r * T_c)
-    for name, reads, writes in (
-        ("Q", T_c * N_q * d, 0),
-        ("K", N_k * d, 0),
-        ("V", N_k * d, 0),
-        ("O", T_c * N_q * d, (T_c + 1) * N_q * d),
-        ("l", T_c * N_q, (T_c + 1) * N_q),
-        ("m", T_c * N_q, (T_c + 1) * N_q),
-    ):
-        got = stage.moved(name)
+    counted = flashsim.count("flash_basic", N_q=N_q, N_k=N_k, d=d, M=10**6, blocks=(blocks.B_r, blocks.B_c))
+    for name, want in counted.hbm.by_array.items():
+        got, reads, writes = stage.moved(name), want.reads, want.writes
         inside = f"{name}[j] is loaded in the inner loop, {T_r} times as often: line 6 stands outside it."
         again = f"{name} is loaded more often than line 8 says: the tile is on chip already."
         more = {inside: T_r * reads, again + " ": reads + N_k * d * T_r} if name in "KV" else {again: 2 * reads}
