@@ -121,7 +121,7 @@ def _check(options: argparse.Namespace) -> int:
 def _number(text: str | None) -> int:
     try:
         return whole()(text) if text else 0
-    except argparse.ArgumentTypeError as error:
+    except ValueError as error:
         raise ValueError(f"argument --hint: {error}") from None
 
 

@@ -5,7 +5,6 @@ Errors are one line that names the file, and the line of it where the error is.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import sys
@@ -28,18 +27,15 @@ def algorithm(text: str) -> str | Algorithm:
     """Read an algorithm, for argparse: a name of flashsim's, or FILE.py:NAME, a function or a record of one's own."""
     if text in KNOWN:
         return text
-    try:
-        if ":" not in text and not text.endswith(".py"):
-            known = f"there are {', '.join(KNOWN)}; yours is FILE.py:NAME"
-            raise ValueError(f"there is no algorithm {text!r}{meant(text, KNOWN)}; {known}")
-        found = load(text, "FILE.py:NAME, such as mine.py:attention")
-        if isinstance(found, Algorithm):
-            return found
-        if not callable(found) or isinstance(found, type):
-            raise ValueError(f"{text} is of type {type(found).__name__}; expected a function, or a flashsim Algorithm")
-        return algorithm_of(found)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    if ":" not in text and not text.endswith(".py"):
+        known = f"there are {', '.join(KNOWN)}; yours is FILE.py:NAME"
+        raise ValueError(f"there is no algorithm {text!r}{meant(text, KNOWN)}; {known}")
+    found = load(text, "FILE.py:NAME, such as mine.py:attention")
+    if isinstance(found, Algorithm):
+        return found
+    if not callable(found) or isinstance(found, type):
+        raise ValueError(f"{text} is of type {type(found).__name__}; expected a function, or a flashsim Algorithm")
+    return algorithm_of(found)
 
 
 def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention") -> Any:

@@ -1,4 +1,4 @@
-"""How what is typed is read: one function for each kind of value, for argparse; what makes no sense is refused."""
+"""How what is typed is read: one function for each kind of value, which raises ValueError for what makes no sense."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ class Parser(argparse.ArgumentParser):
             if len(known) > 1 and message.endswith(f"required: {action.metavar}"):
                 message += f", one of {', '.join(known)}"
         raise ValueError(message)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Return what the option's type reads; argparse's has words of its own for a ValueError."""
+        try:
+            return self._registry_get("type", action.type, action.type)(arg_string)
+        except (ValueError, TypeError) as error:
+            raise argparse.ArgumentError(action, str(error)) from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -108,10 +115,7 @@ def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
         except ValueError:
             raise _refused(text, "a whole number, or several with commas between") from None
         value = numbers[0] if len(numbers) == 1 else numbers
-        try:
-            check(value)
-        except (ValueError, TypeError) as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+        check(value)
         return value
 
     return read
@@ -119,10 +123,7 @@ def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
 
 def size(text: str) -> str:
     """Read a size, such as 25600 or 100KB, which stays text until the dtype is known."""
-    try:
-        parse_size(text, 1)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    parse_size(text, 1)
     return text
 
 
@@ -178,13 +179,13 @@ def output(text: str) -> Path:
     """Read the name of a file to be written."""
     path = Path(text)
     if path.name in ("", ".."):
-        raise argparse.ArgumentTypeError(f"{text!r} names no file")
+        raise ValueError(f"{text!r} names no file")
     return path
 
 
-def _refused(text: str, expected: str) -> argparse.ArgumentTypeError:
+def _refused(text: str, expected: str) -> ValueError:
     short = text if len(text) <= 40 else f"{text[:40]}…"
-    return argparse.ArgumentTypeError(f"got {short!r}; expected {expected}")
+    return ValueError(f"got {short!r}; expected {expected}")
 
 
 def elements(M: str | None, itemsize: int) -> int:
