@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -88,13 +89,11 @@ def number(convert: Callable[[str], Any], fits: Callable[[Any], bool], expected:
     """Return a reader of what `convert` takes and `fits`; of all else it says what was expected."""
 
     def read(text: str) -> Any:
-        try:
+        with suppress(ValueError):
             found = convert(text)
-        except ValueError:
-            found = None
-        if found is None or not fits(found):
-            raise _refused(text, expected)
-        return found
+            if fits(found):
+                return found
+        raise _refused(text, expected)
 
     return read
 
@@ -110,10 +109,7 @@ def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
     """Return a reader of an option that an algorithm declares: a whole number, or several with commas between."""
 
     def read(text: str) -> int | tuple[int, ...]:
-        try:
-            numbers = tuple(int(part) for part in text.split(","))
-        except ValueError:
-            raise _refused(text, "a whole number, or several with commas between") from None
+        numbers = _numbers(text, "a whole number, or several with commas between")
         value = numbers[0] if len(numbers) == 1 else numbers
         check(value)
         return value
@@ -167,12 +163,15 @@ def several_sizes(text: str) -> list[int | str]:
 
 def head(text: str) -> str:
     """Read an index into the leading axes, such as 3 or 0,3, which stays text."""
-    try:
-        for part in text.split(","):
-            int(part)
-    except ValueError:
-        raise _refused(text, "an index such as 3, or 0,3 for axes of batch and head") from None
+    _numbers(text, "an index such as 3, or 0,3 for axes of batch and head")
     return text
+
+
+def _numbers(text: str, expected: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise _refused(text, expected) from None
 
 
 def output(text: str) -> Path:
