@@ -48,6 +48,7 @@ def add_options(parser: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from flashsim.tracing.film import film
     from flashsim.tracing.page import page_of
     from flashsim.tracing.text import lines
     from flashsim.tracing.traces import check_suffix
@@ -55,25 +56,34 @@ def run(options: argparse.Namespace) -> int:
     second = options.vs or options.bug
     if options.text and (second or options.open or options.output):
         raise ValueError("--text prints one run; leave out --vs, --bug, --open and --output")
-    if options.gif:
-        return _film(options)
-    output = options.output or Path("flashsim-step.html")
+    if options.gif and (second or options.open or options.text):
+        raise ValueError("--gif shows one run, in a file; leave out --vs, --bug, --open and --text")
+    output = options.output or Path(f"flashsim-step.{'gif' if options.gif else 'html'}")
+    if options.gif and output.suffix != ".gif":
+        raise ValueError(f"--gif writes a GIF; expected -o FILE.gif, got {output}")
     if options.open and output.suffix != ".html":
         raise ValueError(f"--open shows a page; expected -o FILE.html, got {output}")
     if not options.text:
         check_outputs(options, output)
+    if not options.text and not options.gif:
         check_suffix(output, "the comparison of two" if second else "")
     trace, versus = recorded(options)
+    note, steps = "", len(trace.steps)
     if options.text:
         print("\n".join(lines(trace)))
         return 0
-    note = ""
-    if output.suffix == ".html":
+    if options.gif:
+        try:
+            film(trace, *options.gif, output)
+        except ValueError as error:
+            raise ValueError(f"argument --gif: {error}") from None
+        steps = options.gif[1] - options.gif[0] + 1
+    elif output.suffix == ".html":
         page, note = page_of(trace, versus)
         write_whole(output, page)
     else:
         trace.save(output, versus=versus)
-    saved(output, f", {len(trace.steps):,} steps")
+    saved(output, f", {steps:,} steps")
     if note:
         print(f"{note} All values: -o FILE.json.gz or .npz; fewer steps: larger --blocks.")
     if options.open:
@@ -86,24 +96,6 @@ def _range(text: str) -> tuple[int, int]:
     if not found:
         raise ValueError(f"{text!r} is no range of steps; write A:B, as in 20:40")
     return int(found[1]), int(found[2])
-
-
-def _film(options: argparse.Namespace) -> int:
-    from flashsim.tracing.film import film
-
-    output = options.output or Path("flashsim-step.gif")
-    if options.vs or options.bug or options.open or options.text:
-        raise ValueError("--gif shows one run, in a file; leave out --vs, --bug, --open and --text")
-    if output.suffix != ".gif":
-        raise ValueError(f"--gif writes a GIF; expected -o FILE.gif, got {output}")
-    check_outputs(options, output)
-    first, last = options.gif
-    try:
-        film(recorded(options)[0], first, last, output)
-    except ValueError as error:
-        raise ValueError(f"argument --gif: {error}") from None
-    saved(output, f", {last - first + 1} steps")
-    return 0
 
 
 def recorded(options: argparse.Namespace) -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby, takewhile
+from operator import gt, lt
 from typing import TYPE_CHECKING, Any
 
 from flashsim.tables import cell
@@ -100,11 +101,11 @@ def _against(name: str, other: str, along: str, groups: Mapping[str, Mapping[str
     points = f"at all {len(both):,} points that both have" if len(both) > 1 else "at the point that both have"
     if all(mine == theirs for mine, theirs in both):
         return [f"{name} and {other} move equally many {points}"]
-    if all(mine < theirs for mine, theirs in both):
-        return [f"{name} moves fewer than {other} {points}"]
+    for word, holds in (("fewer", lt), ("more", gt)):
+        if all(holds(mine, theirs) for mine, theirs in both):
+            return [f"{name} moves {word} than {other} {points}"]
     if not any(mine < theirs for mine, theirs in both):
-        fewer = "moves more than" if all(mine > theirs for mine, theirs in both) else "nowhere moves fewer than"
-        return [f"{name} {fewer} {other}{f' {points}' if 'more' in fewer else ''}"]
+        return [f"{name} nowhere moves fewer than {other}"]
     return _each({where: _compared(name, other, along, *pair) for where, pair in pairs.items()})
 
 
