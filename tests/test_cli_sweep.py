@@ -13,7 +13,7 @@ import pytest
 
 import flashsim
 from flashsim.cli import main
-from flashsim.sweeping import outcomes, points, running
+from flashsim.sweeping import points, running
 from flashsim.sweeping import rows as rows_
 from tests.own import TWO_SWEEPS
 
@@ -209,8 +209,8 @@ def test_an_interrupt_leaves_no_file_and_the_old_one_as_it_was(
 
 
 def test_a_difference_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def wrong(point: points.Point) -> outcomes.Outcome:
-        return outcomes.Outcome("refused", "by hand")
+    def wrong(point: points.Point) -> rows_.Outcome:
+        return rows_.Outcome("refused", "by hand")
 
     monkeypatch.setattr(running, "by_count", wrong)
     assert main(["sweep", "--N", "8", "--d", "4", "--csv", "a.csv"]) == 1

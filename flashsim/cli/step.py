@@ -73,11 +73,12 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(lines(trace)))
         return 0
     if options.gif:
+        first, last = options.gif
         try:
-            film(trace, *options.gif, output)
+            film(trace, first, last, output)
         except ValueError as error:
             raise ValueError(f"argument --gif: {error}") from None
-        steps = options.gif[1] - options.gif[0] + 1
+        steps = last - first + 1
     elif output.suffix == ".html":
         page, note = page_of(trace, versus)
         write_whole(output, page)

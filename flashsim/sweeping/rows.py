@@ -1,25 +1,30 @@
-"""A point and its outcome as one row: arguments as `flashsim.count` takes them, then what was found, each with its unit."""
+"""What a point comes to: by its closed form where there is one, else by a count; or the reason why it makes no sense.
+
+And that as a row: arguments as `flashsim.count` takes them, then what was found, each with its unit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from inspect import signature
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from flashsim import theory
-from flashsim.api import count
+from flashsim.api import Tally, count
 from flashsim.checking import check_shape, shown
 from flashsim.inputs import check_M, float_name
-from flashsim.records import Shape, Traffic
+from flashsim.memory import MemoryModelError, SramOverflow
+from flashsim.records import Blocks, Occupancy, Shape, Traffic
 from flashsim.sweeping.columns import ARGUMENTS, FOUND, is_found
-from flashsim.sweeping.outcomes import Outcome, outcome
 from flashsim.sweeping.points import Point
+from flashsim.theory import Exact, NoClosedForm, exact
 
 Row = dict[str, Any]
+Status = Literal["ok", "does not fit", "refused"]
 DEFAULTS = {name: parameter.default for name, parameter in signature(count).parameters.items()}
 THETA: Mapping[str, Callable[[int, int, int], float]] = {
     **dict.fromkeys(("flash_basic", "flash", "q_outer"), theory.theorem_2_flash),
@@ -27,6 +32,80 @@ THETA: Mapping[str, Callable[[int, int, int], float]] = {
     "small_cache": theory.theorem_saha_ye,
 }
 """Theorems 2 and 5, and Saha and Ye's, of forward and backward passes: by the name of the forward pass."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a point costs.
+
+    status  "ok"; "does not fit": blocks that are enforced take more than M, so a run would raise `SramOverflow`; "refused":
+            the arguments make no sense
+    reason  why there are no counts
+    source  "closed form" or "count"
+    hbm     None unless "ok"; sram and blocks are known where it does not fit, too, by closed form
+    """
+
+    status: Status
+    reason: str = ""
+    source: str = ""
+    hbm: Traffic | None = None
+    sram: Occupancy | None = None
+    blocks: Blocks | None = None
+    matmul: int | None = None
+
+
+def outcome(point: Point) -> Outcome:
+    """Return what a point comes to."""
+    if point.way.algorithm is None:
+        return Outcome("refused", point.way.refused)
+    if "d" not in point.arguments:
+        return Outcome("refused", "d is missing: give the head dimension")
+    try:
+        return by_form(point)
+    except NoClosedForm:
+        return by_count(point)
+    except (ValueError, TypeError) as error:
+        return Outcome("refused", _said(error))
+
+
+def by_form(point: Point) -> Outcome:
+    """Return it by the closed form. Raises NoClosedForm, or ValueError where a run would, too."""
+    way, arguments = point.way, point.arguments
+    if way.form is None or way.algorithm is None:
+        raise NoClosedForm(f"no closed form for {way.name!r}")
+    found: Exact = exact(way.form, **arguments)
+    if arguments.get("blocks") is None and arguments.get("sizing", "paper") == "paper":
+        d = arguments["d"]
+        way.algorithm.rows(
+            found.sram.capacity, d, arguments.get("d_v") or d
+        )  # ValueError where M is too small for line 1
+    if found.sram.enforced and found.sram.peak > found.sram.capacity:
+        B, use = found.blocks, found.sram
+        what = f"blocks of {B.B_r:,} × {B.B_c:,}" + (", the smallest," if arguments.get("blocks") is None else "")
+        reason = (
+            f"{what} take {use.peak:,} elements of SRAM, {use.peak - use.capacity:,} more than M = {use.capacity:,}"
+        )
+        return Outcome("does not fit", reason, "closed form", None, use, B)
+    return Outcome("ok", "", "closed form", found.hbm, found.sram, found.blocks, found.matmul)
+
+
+def by_count(point: Point) -> Outcome:
+    """Return it by counting on shapes."""
+    algorithm = point.way.algorithm
+    assert algorithm is not None
+    try:
+        tally: Tally = count(algorithm, **point.arguments)
+    except SramOverflow as error:
+        return Outcome("does not fit", _said(error), "count")
+    except (ValueError, TypeError, MemoryModelError) as error:
+        return Outcome("refused", _said(error))
+    return Outcome("ok", "", "count", tally.hbm, tally.sram, tally.blocks, tally.flops.matmul)
+
+
+def _said(error: Exception) -> str:
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+    kind = "" if isinstance(error, ValueError | MemoryModelError) else f"{type(error).__name__}: "
+    return f"{kind}{error}{notes}"
 
 
 def rows_of(points: Sequence[Point]) -> list[Row]:

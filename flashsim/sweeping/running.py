@@ -11,10 +11,9 @@ from typing import Any
 from flashsim import __version__
 from flashsim.checking import check_callback, check_count
 from flashsim.jobs import in_any_order
-from flashsim.sweeping.outcomes import Outcome, by_count, by_form
 from flashsim.sweeping.points import ARGUMENTS, LABEL, Point, points_of
 from flashsim.sweeping.result import Sweep
-from flashsim.sweeping.rows import Row, columns_of, rows_of
+from flashsim.sweeping.rows import Outcome, Row, by_count, by_form, columns_of, rows_of
 
 AT_ONCE = 500  # points of one piece of work
 CHECKED_TILES = 2**12  # of a point whose tiles a count may look at one by one
