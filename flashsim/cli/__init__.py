@@ -29,13 +29,8 @@ from flashsim.files import name_of
 from flashsim.inputs import DEFAULT_DTYPE
 from flashsim.memory import MemoryModelError
 
-COMMANDS: dict[str, ModuleType] = {
-    name: import_module(f"flashsim.cli.{name}")
-    for name in (
-        *("run", "count", "plot", "sweep", "tune", "prove", "gpu", "bench", "check"),
-        *("example", "exercise", "step", "lessons", "playground", "debug", "verify"),
-    )
-}
+NAMES = "run count plot sweep tune prove gpu bench check example exercise step lessons playground debug verify"
+COMMANDS: dict[str, ModuleType] = {name: import_module(f"flashsim.cli.{name}") for name in NAMES.split()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
