@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flashsim.cli.outputs import finish
-from flashsim.sizes import human_bytes
+from flashsim.cli.outputs import finish, saved
 from flashsim.tables import print_paragraphs, print_table, print_words, problem, sram
 
 if TYPE_CHECKING:
@@ -26,7 +25,9 @@ def run_exact(options: argparse.Namespace, problem: dict[str, Any]) -> int:
     found = Optimum(**problem)
     states, seconds = found.estimate
     if states:
-        said = f"Up to about {states:,} states to search, {_time(seconds)}; Ctrl-C stops with the best bounds so far."
+        took = f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
+        took = "under a second" if seconds < 1 else took
+        said = f"Up to about {states:,} states to search, {took}; Ctrl-C stops with the best bounds so far."
         print(said, file=sys.stderr, flush=True)
     try:
         found.run()
@@ -91,11 +92,5 @@ def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) 
     if best is not None and best.accesses < found.upper:
         print_words(f"{best.algorithm} moves less: it keeps S, and is no schedule of this game.")
     if options.output is not None:
-        size = human_bytes(options.output.stat().st_size)
-        print(f"\nSaved {options.output} ({size}, {len(played.trace.steps):,} steps)")
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1:
-        return "under a second"
-    return f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
+        print()
+        saved(options.output, f", {len(played.trace.steps):,} steps")

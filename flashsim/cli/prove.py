@@ -99,26 +99,18 @@ def _check(options: argparse.Namespace) -> int:
     except UnicodeDecodeError:
         raise ValueError(f"argument --check: {options.check} is no text; expected the JSON that --json wrote") from None
     try:
-        held = _object(text)
+        held = json.loads(text)
+        if not isinstance(held, dict):
+            raise ValueError("it holds no JSON object")
         exact = held.get("kind") == "optimum"
         bound = certificate_backward if held.get("direction") == "backward" else certificate
         said = (of_optimum if exact else bound).check(held)
         schedule = "" if exact else recount(held)
-    except ValueError as error:
-        print_words(f"{options.check} proves nothing: {error}")
+    except (ValueError, RecursionError) as error:
+        why = "it holds no JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else error
+        print_words(f"{options.check} proves nothing: {why}")
         return 1
     print_words(f"{said}. {SEARCHED if exact else HOW_SURE}")
     if schedule:
         print_paragraphs(f"The best schedule here, {schedule}")
     return 0
-
-
-def _object(text: str) -> dict[str, Any]:
-    """Return what a JSON object holds. Raises ValueError for other text."""
-    try:
-        held = json.loads(text)
-    except (ValueError, RecursionError):
-        held = None
-    if not isinstance(held, dict):
-        raise ValueError("it holds no JSON object")
-    return held
