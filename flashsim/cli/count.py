@@ -6,16 +6,7 @@ import argparse
 from typing import Any
 
 from flashsim.cli.outputs import finish
-from flashsim.cli.shared import (
-    LENGTHS,
-    SIZINGS,
-    add,
-    add_algorithm,
-    add_declared,
-    algorithm_in,
-    declared_in,
-    problem_in,
-)
+from flashsim.cli.shared import LENGTHS, add, add_algorithm, add_declared, algorithm_in, declared_in, problem_in
 
 SUMMARY = "Count what an algorithm moves, line by line, at any size, without computing it."
 EXAMPLES = (
@@ -37,7 +28,7 @@ def add_options(parser: Any) -> None:
     add(parser, "--kv-heads", "--gqa")
     add(parser, "--backward", help="count the backward pass")
     add(parser, "--causal", "--offset", "--dropout", "--M")
-    add(parser, "--sizing", default="paper", help=f"{SIZINGS}. Default: paper")
+    add(parser, "--sizing", default="paper")
     add(parser, "--blocks", "--json")
     add_declared(parser)
 

@@ -59,7 +59,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--qkv": {**FILE, "nargs": "+"},
     "--quiet": {**FLAG, "help": "no progress on stderr"},
     "--seed": {"type": seed, "default": 0},
-    "--sizing": {"choices": ["fit", "paper"], "default": "fit", "help": f"{SIZINGS}. Default: fit"},
+    "--sizing": {"choices": ["fit", "paper"], "default": "fit", "help": f"{SIZINGS}. Default: %(default)s"},
     "--vs": {"type": algorithm, "metavar": "NAME"},
     "--offset": {
         "type": offset,
