@@ -37,11 +37,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return 0 unless theory says otherwise, then 1. Raises ValueError."""
     from flashsim import comparison, report
 
-    arguments = problem_in(options)
-    arguments |= {
-        name: getattr(options, name) for name in ("sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p")
-    }
-    arguments |= declared_in(options)
+    others = "sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p"
+    arguments = problem_in(options, *others) | declared_in(options)
     counted = comparison.count_lines(algorithm_in(options, "flash_basic"), arguments)
     finish(options, report.count_numbers(counted), lambda: report.print_count(counted))
     return 1 if counted.agrees is False else 0

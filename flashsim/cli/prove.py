@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None and not options.exact:
         raise ValueError("-o/--output goes with --exact: it plays the optimum")
     check_outputs(options, *filter(None, [options.output]))
-    problem = problem_in(options, None if options.mask is None else qkv.load_mask(options.mask))
+    problem = problem_in(options, mask=None if options.mask is None else qkv.load_mask(options.mask))
     if options.exact and problem.pop("direction") == "backward":
         raise ValueError("--exact is of the forward pass; without it, --backward gives a lower bound")
     if options.exact:

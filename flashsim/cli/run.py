@@ -8,7 +8,7 @@ from typing import Any
 
 import flashsim
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import FLAG, NAMES, add, add_declared, declared_in, masks_in
+from flashsim.cli.shared import FLAG, NAMES, add, add_declared, by_name, declared_in, masks_in
 from flashsim.cli.values import elements, finite
 from flashsim.inputs import float_dtype
 
@@ -74,13 +74,8 @@ def run(options: argparse.Namespace) -> int:
             watch,
             both_ways=both_ways,
             M=elements(options.M, given.Q.dtype.itemsize),
-            scale=options.scale,
-            sizing=options.sizing,
-            blocks=options.blocks,
+            **by_name(options, "scale", "sizing", "blocks", "dropout_p", "seed", "gqa"),
             **masks_in(options, mask),
-            dropout_p=options.dropout_p,
-            seed=options.seed,
-            gqa=options.gqa,
             **declared_in(options),
         )
     numbers = report.run_numbers(given, forwards, backwards)

@@ -108,6 +108,11 @@ def declared_in(options: argparse.Namespace) -> dict[str, Any]:
     return {name: choices.get(value, value) for name, (value, choices) in given.items() if value is not None}
 
 
+def by_name(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the values of options, for a function that calls its arguments the same."""
+    return {name: getattr(options, name) for name in names}
+
+
 def masks_in(options: argparse.Namespace, mask: Any = None) -> dict[str, Any]:
     """Return `causal`, and `mask`, of which --offset's is a part, if there is one. Raises ValueError for --offset alone."""
     given = {} if mask is None else {"mask": mask}
@@ -119,9 +124,9 @@ def masks_in(options: argparse.Namespace, mask: Any = None) -> dict[str, Any]:
     return {"mask": moved if mask is None else moved & mask}
 
 
-def problem_in(options: argparse.Namespace, mask: Any = None) -> dict[str, Any]:
-    """Return lengths and widths, dtype, direction, M in elements, and what `masks_in` does. Raises ValueError."""
-    given = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype", "direction")}
+def problem_in(options: argparse.Namespace, *names: str, mask: Any = None) -> dict[str, Any]:
+    """Return lengths and widths, dtype, direction, what is named, M in elements, and what `masks_in` does. Raises ValueError."""
+    given = by_name(options, "N", "N_q", "N_k", "d", "d_v", "dtype", "direction", *names)
     return {**given, "M": elements(options.M, float_dtype(options.dtype).itemsize), **masks_in(options, mask)}
 
 

@@ -41,9 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
     with progress(options) as told:
         tuned = tune(
-            **problem_in(options),
-            dropout_p=options.dropout_p,
-            least=options.least,
+            **problem_in(options, "dropout_p", "least"),
             algorithms=options.algorithm,
             on_tried=told,
         )
