@@ -97,13 +97,8 @@ def print_paragraphs(*texts: str) -> None:
 def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (), between: str = "  ") -> list[str]:
     """Return rows of cells as lines of text: the columns numbered in `left` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        between.join(
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    forms = [f"{'<' if at in left else '>'}{width}" for at, width in enumerate(widths)]
+    return [between.join(map(format, row, forms)).rstrip() for row in rows]
 
 
 def problem(N_q: int, N_k: int, d: int, d_v: int) -> str:

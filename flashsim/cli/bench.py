@@ -33,14 +33,8 @@ def add_options(parser: Any) -> None:
     add(parser, "--N", nargs="+", help=f"sequence lengths. Default: 128 … 65536; of the ladder, {LADDERS}")
     dims = "head dimensions. Default: 64 128; of the ladder, 128"
     add(parser, "--d", nargs="+", required=False, help=dims)
-    add(
-        parser,
-        "--causal",
-        action="store",
-        choices=["no", "yes", "both"],
-        default="both",
-        help="a causal mask? Default: both",
-    )
+    ways = ["no", "yes", "both"]
+    add(parser, "--causal", action="store", choices=ways, default="both", help="a causal mask? Default: both")
     add(parser, "--direction", choices=[*DIRECTIONS, "both"], default="both", help="which pass. Default: both")
     add(parser, "--dropout")
     why = "not float32 as elsewhere: the fast kernels are for matrix units of 16 bits"

@@ -40,11 +40,8 @@ def run(options: argparse.Namespace) -> int:
     from flashsim.tune import tune
 
     with progress(options) as told:
-        tuned = tune(
-            **problem_in(options, "dropout_p", "least"),
-            algorithms=options.algorithm,
-            on_tried=told,
-        )
+        asked = problem_in(options, "dropout_p", "least")
+        tuned = tune(**asked, algorithms=options.algorithm, on_tried=told)
     numbers = {"command": options.command_line, **asdict(tuned)}
     finish(options, numbers, lambda: print_tuned(tuned, options.dtype))
     return 0

@@ -165,9 +165,7 @@ class Sweep(Exported, Sequence[Row]):
             "flashsim": __version__,
             "command": self.command or None,
             "points": len(self),
-            "ok": kinds["ok"],
-            "does_not_fit": kinds["does not fit"],
-            "refused": kinds["refused"],
+            **{kind: kinds[kind.replace("_", " ")] for kind in KINDS},
             "cross_checked": self.checked,
         }
 

@@ -76,9 +76,7 @@ def by_form(point: Point) -> Outcome:
     found: Exact = exact(way.form, **arguments)
     if arguments.get("blocks") is None and arguments.get("sizing", "paper") == "paper":
         d = arguments["d"]
-        way.algorithm.rows(
-            found.sram.capacity, d, arguments.get("d_v") or d
-        )  # ValueError where M is too small for line 1
+        way.algorithm.rows(found.sram.capacity, d, arguments.get("d_v") or d)  # for its ValueError, of too small an M
     if found.sram.enforced and found.sram.peak > found.sram.capacity:
         B, use = found.blocks, found.sram
         what = f"blocks of {B.B_r:,} × {B.B_c:,}" + (", the smallest," if arguments.get("blocks") is None else "")
