@@ -77,18 +77,13 @@ def expect_count(what: str, got: Any, want: int, mistakes: Mapping[str, int]) ->
         raise Wrong(f"{what}: {said}; expected {want:,}.", hint)
 
 
-@dataclass
 class Stage:
     """An HBM and an SRAM for a student's function: inputs placed by name, and the matrices by name."""
 
-    inputs: Mapping[str, Array]
-    M: int = 10**6
-    observers: Sequence[Observer] = ()
-    hbm: HBM = field(default_factory=HBM)
-
-    def __post_init__(self) -> None:
-        self.sram = SRAM(self.hbm, self.M, observers=self.observers)
-        for name, values in self.inputs.items():
+    def __init__(self, inputs: Mapping[str, Array], M: int = 10**6, observers: Sequence[Observer] = ()) -> None:
+        self.hbm = HBM()
+        self.sram = SRAM(self.hbm, M, observers=observers)
+        for name, values in inputs.items():
             self.hbm.place(name, values)
 
     def divided(self, name: str, rows: int) -> Matrix:
