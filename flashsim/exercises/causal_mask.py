@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flashsim.exercises.judging import expect, same
+from flashsim.exercises.judging import expect, explained, same
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
 
@@ -46,11 +46,11 @@ def grade(work: Work) -> str:
     when = {"broadcast": "q is a column, k a row, and both are as long as the tile: the last tiles are smaller."}
     tiles = [tile for shape in SHAPES for tile in _tiles(*shape)]
     got = [causal(S.copy(), *at, when=when) for S, *at in tiles]
-    judged = [(found, *_masked(*tile)) for found, tile in zip(got, tiles, strict=True)]
-    hints = set.intersection(*({h for h, wrong in wrongs.items() if same(g, wrong)} for g, _, wrongs in judged))
-    for (found, want, _), (_, i, j, B_r, B_c, N_q, N_k) in zip(judged, tiles, strict=True):
+    masked = [_masked(*tile) for tile in tiles]
+    hint = explained(((found, wrongs) for found, (_, wrongs) in zip(got, masked, strict=True)), same)
+    for found, (want, _), (_, i, j, B_r, B_c, N_q, N_k) in zip(got, masked, tiles, strict=True):
         said = f"Tile ({i}, {j}) of N_q = {N_q}, N_k = {N_k}, blocks ({B_r}, {B_c}): causal(S)"
-        expect(said, found, want, dict.fromkeys(hints, found))
+        expect(said, found, want, {hint: found})
     return f"all {len(tiles)} tiles of three shapes, N_q at, below and above N_k, ragged ones too"
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 
-from flashsim.exercises.judging import expect_count
+from flashsim.exercises.judging import expect_count, explained
 from flashsim.exercises.work import Work, Wrong
 
 NUMBER, TITLE = 8, "skip what a causal mask empties"
@@ -47,7 +47,8 @@ def grade(work: Work) -> str:
     for said in answers.values():
         if not isinstance(said, bool | np.bool_):
             raise Wrong(f"live returned {said!r}; expected True or False.", "A comparison, such as a <= b, is one.")
-    hint = _hint(answers)
+    both = (explained((said, _wrongs(*tile, cut)) for tile, said in answers.items()) for cut in (True, False))
+    hint = next(filter(None, both), "")  # with the last block of queries cut short, or not
     for shape in SHAPES:
         B_r, B_c, N_q, N_k = shape
         where = f"N_q = {N_q}, N_k = {N_k}, blocks ({B_r}, {B_c})"
@@ -73,17 +74,6 @@ def _scores(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int) -> int:
 def _reads(tiles: Iterable[Tile]) -> int:
     """Return the elements of K and V that are read for these tiles."""
     return sum(2 * D * min(B_c, N_k - j * B_c) for _, j, _, B_c, _, N_k in tiles)
-
-
-def _hint(answers: Mapping[Tile, bool]) -> str:
-    """Return the mistake that chooses these very tiles, with the last block of queries cut short or not; else nothing."""
-    fits: set[str] = set()
-    for cut in (True, False):
-        agree = (
-            {hint for hint, wrong in _wrongs(*tile, cut).items() if wrong == said} for tile, said in answers.items()
-        )
-        fits |= set.intersection(*agree)
-    return next((hint for hint in _wrongs(*next(iter(answers)), True) if hint in fits), "")
 
 
 def _wrongs(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int, cut: bool) -> dict[str, bool]:

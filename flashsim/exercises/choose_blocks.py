@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import flashsim
 from flashsim.checking import shown
-from flashsim.exercises.judging import WHOLE, is_whole, pair
+from flashsim.exercises.judging import WHOLE, explained, is_whole, pair
 from flashsim.exercises.work import Work, Wrong
 from flashsim.memory import SramOverflow
 
@@ -64,9 +64,7 @@ def grade(work: Work) -> str:
             raise Wrong(
                 f"M = {M:,}, d = {d}: blocks {shown(sides)}; expected two whole numbers, from 1 to 10¹⁸.", WHOLE
             )
-    wrongs = {case: _wrongs(*case) for case in CASES}
-    fits = (hint for hint in wrongs[CASES[0]] if all(wrongs[case][hint] == B_c for case, (_, B_c) in answers.items()))
-    hint = next(fits, "")
+    hint = explained((B_c, _wrongs(*case)) for case, (_, B_c) in answers.items())
     for (M, d), (B_r, B_c) in answers.items():
         said = f"M = {M:,}, d = {d}: blocks ({B_r}, {B_c})"
         if B_r != min(B_c, d):

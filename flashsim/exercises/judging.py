@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,12 @@ def expect(what: str, got: Any, want: Any, mistakes: Mapping[str, Any]) -> None:
     where = f"[{', '.join(map(str, at))}]" if at else ""
     digits = next((n for n in (6, 9, 12) if f"{found[at]:.{n}g}" != f"{want[at]:.{n}g}"), 17)
     raise Wrong(f"{what}{where} is {found[at]:.{digits}g}; expected {want[at]:.{digits}g}.", hint)
+
+
+def explained(answers: Iterable[tuple[Any, Mapping[str, Any]]], alike: Callable[[Any, Any], bool] = eq) -> str:
+    """Return the first mistake, a hint, that leads to all of these answers, each given with what mistakes lead to; else ""."""
+    fits = [{hint: None for hint, wrong in mistakes.items() if alike(got, wrong)} for got, mistakes in answers]
+    return next((hint for hint in fits[0] if all(hint in others for others in fits)), "")
 
 
 def pair(function: str, result: Any, what: str) -> tuple[Any, ...]:

@@ -143,12 +143,10 @@ def _row(point: Point, found: Outcome) -> Row:
 def _counts(point: Point, hbm: Traffic, matmul: Any, shape: Any) -> Row:
     compulsory = _compulsory(point, shape)
     counts = {
-        "accesses_elements": hbm.accesses,
-        "reads_elements": hbm.reads,
-        "writes_elements": hbm.writes,
-        "init_writes_elements": hbm.init_writes,
+        f"{name}_elements": getattr(hbm, name) for name in ("accesses", "reads", "writes", "init_writes", "extra")
+    }
+    counts |= {
         "traffic_bytes": hbm.bytes,
-        "extra_elements": hbm.extra,
         "compulsory_elements": compulsory,
         "over_compulsory": hbm.accesses / compulsory,
         "matmul_flops": matmul,
