@@ -66,10 +66,17 @@ def _takers(name: str) -> str:
 def run(options: argparse.Namespace) -> int:
     from flashsim import plots
 
-    options.flags = [OPTIONS[name][0] for name in plots.FIGURES[options.figure].takes if name in OPTIONS]
-    arguments = _arguments(options)
-    stem = figure_stem(options, f"flashsim-{options.figure}")
     chart = plots.FIGURES[options.figure]
+    takes = chart.takes
+    options.flags = [flag for name, (flag, _) in OPTIONS.items() if name in takes]
+    arguments = {name: getattr(options, flag[2:].replace("-", "_")) for name, (flag, _) in OPTIONS.items()}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    for name in arguments:
+        if name not in takes:
+            raise ValueError(f"{OPTIONS[name][0]} is for {_takers(name)}; {options.figure} does not take it")
+    if "M" in arguments:
+        arguments["M"] = elements(arguments["M"], float_dtype(arguments.get("dtype", takes["dtype"])).itemsize)
+    stem = figure_stem(options, f"flashsim-{options.figure}")
     with progress(options) as told:
         if chart.says_progress:
             arguments["on_done"] = told
@@ -77,17 +84,3 @@ def run(options: argparse.Namespace) -> int:
         saved = plots.save(chart.draw(data, wide=options.wide), stem, data, options.command_line)
     finish(options, data, lambda: print(f"Saved {', '.join(map(str, saved))}"))
     return 0
-
-
-def _arguments(options: argparse.Namespace) -> dict[str, Any]:
-    from flashsim.plots import FIGURES
-
-    takes = FIGURES[options.figure].takes
-    asked = {name: getattr(options, option[2:].replace("-", "_")) for name, (option, _) in OPTIONS.items()}
-    given = {name: value for name, value in asked.items() if value is not None}
-    for name in given:
-        if name not in takes:
-            raise ValueError(f"{OPTIONS[name][0]} is for {_takers(name)}; {options.figure} does not take it")
-    if "M" in given:
-        given["M"] = elements(given["M"], float_dtype(given.get("dtype", takes["dtype"])).itemsize)
-    return given
