@@ -29,7 +29,6 @@ class Shown:
     headings: Sequence[str]
     cells: Sequence[Sequence[str]]
     notes: Sequence[str]
-    comparable: bool = True
 
     @property
     def lines(self) -> list[str]:
@@ -56,12 +55,13 @@ def _shown(sweep: Sweep, most: int, width: int) -> Shown:
     with suppress(ValueError):
         axes.sort(key=[sweep.longest_axis()].count)  # it is the last
     beside = _beside(rows, axes, most) if "algorithm" in axes else None
-    if beside is not None and len(beside.lines[1]) <= width and beside.comparable:
+    if beside is not None and len(beside.lines[1]) <= width:
         return beside
     return _below(rows, axes or ["algorithm"], most, width)
 
 
-def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
+def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown | None:
+    """Return the algorithms beside each other; None where nothing can be compared so."""
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     axes = [name for name in axes if name != "algorithm"]
     lines: dict[tuple[Any, ...], dict[str, Row]] = {}
@@ -70,6 +70,8 @@ def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
         line = lines.setdefault(tuple(row[name] for name in axes), {})
         alike |= row["algorithm"] in line
         line[row["algorithm"]] = row
+    if alike or all(len(by_name) == 1 for by_name in lines.values()):
+        return None
     cells = []
     for values, by_name in _spread(list(lines.items()), most):
         counts = {name: row["accesses_elements"] for name, row in by_name.items() if row["status"] == "ok"}
@@ -77,8 +79,7 @@ def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
         fewest = "" if len(counts) < 2 else " = ".join(least) if len(least) < len(counts) else "all equal"
         cells.append([*map(cell, values), *(cell(counts.get(name)) for name in names), fewest])
     notes = [*_omitted(len(cells), len(lines)), "in elements of HBM accesses", *_reasons(rows)]
-    comparable = not alike and any(len(by_name) > 1 for by_name in lines.values())
-    return Shown([*axes, *names, "fewest"], cells, notes, comparable)
+    return Shown([*axes, *names, "fewest"], cells, notes)
 
 
 def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> Shown:
