@@ -136,7 +136,7 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
         if stop < start:
             raise _refused(text, f"a range from {start} up")
         if parts[2][:1] != "x":
-            numbers: Any = range(start, stop + 1, whole()(parts[2]))
+            numbers: Any = range(start, stop + 1, read(parts[2]))
         else:
             factor = number(float, lambda x: 1 < x < math.inf, "a factor above 1, as in 128:4096:x2")(parts[2][1:])
             exponents = range(int(math.log(stop / start) / math.log(factor) + 1e-9) + 1)
@@ -150,15 +150,12 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 def several_sizes(text: str) -> list[int | str]:
     """Read a size, or a range of sizes: elements as numbers; bytes as text, until the dtype is known."""
-    parts = text.split(":")
-    sizes = [part for at, part in enumerate(parts) if at < 2 or part[:1] != "x"]
-    in_bytes = [size(part).strip()[-1:].upper() == "B" for part in sizes]
-    if any(in_bytes) != all(in_bytes):
+    sizes = [part for at, part in enumerate(text.split(":")) if at < 2 or part[:1] != "x"]
+    in_bytes = {part.strip()[-1:].upper() == "B" for part in sizes}
+    numbers = several(lambda part: parse_size(part, 1))(text)
+    if len(in_bytes) > 1:
         raise _refused(text, "sizes that are all elements, or all bytes")
-    if len(parts) == 1:
-        return [text] if all(in_bytes) else [parse_size(text, 1)]
-    numbers = several(whole())(":".join(str(parse_size(part, 1)) if part in sizes else part for part in parts))
-    return [f"{number}B" if all(in_bytes) else number for number in numbers]
+    return [f"{number}B" for number in numbers] if in_bytes == {True} else numbers
 
 
 def head(text: str) -> str:
