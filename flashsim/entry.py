@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from flashsim.gpu.compiling import MissingGPU
 from flashsim.memory import MemoryModelError
@@ -36,7 +36,7 @@ def guarded(program: str, work: Callable[[], int | None]) -> int:
     An exception that is none of ours is a bug, and keeps its traceback; but not if it has a note of which line of the user's
     own function it is from (`flashsim.algorithms.own`).
     """
-    with _streams(), _interrupts(), _termination():
+    with _prepared():
         try:
             if sys.stdout is None:
                 raise OSError("standard output is closed")
@@ -76,42 +76,47 @@ def run_script(main: Callable[[], int | None]) -> NoReturn:
 
 
 @contextmanager
-def _interrupts() -> Iterator[None]:
-    """Have Ctrl-C arrive: Python drops a KeyboardInterrupt that comes while it collects garbage, so raise it again."""
-    before, timers = sys.unraisablehook, []
+def _prepared() -> Iterator[None]:
+    """Have streams spell what their encoding lacks, SIGTERM raise `Terminated`, Ctrl-C arrive; afterwards all is as before."""
+    with ExitStack() as after:
+        if sys.stderr is None:  # it is closed; print would say errors on stdout
+            after.enter_context(redirect_stderr(io.StringIO()))
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                after.callback(_restore, stream, stream.errors)
+                stream.reconfigure(errors="flashsim.spelled")
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _terminate)
+            after.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
 
-    def hook(dropped: Any) -> None:
-        if not issubclass(dropped.exc_type, KeyboardInterrupt):
-            before(dropped)
-            return
-        timers.append(threading.Timer(0.02, _thread.interrupt_main))
-        timers[-1].start()
+        def hook(dropped: Any) -> None:
+            """Raise a KeyboardInterrupt again, which Python drops where it comes while garbage is collected."""
+            if not issubclass(dropped.exc_type, KeyboardInterrupt):
+                before(dropped)
+                return
+            timer = threading.Timer(0.02, _thread.interrupt_main)
+            after.callback(timer.cancel)
+            timer.start()
 
-    sys.unraisablehook = hook
+        before, sys.unraisablehook = sys.unraisablehook, hook
+        after.callback(setattr, sys, "unraisablehook", before)
+        yield
+
+
+def _terminate(_number: int, _frame: object) -> NoReturn:
+    raise Terminated
+
+
+def _restore(stream: io.TextIOWrapper, errors: str | None) -> None:
+    """Have a stream as it was; where it cannot be written to, what it holds, and Python would write at its end, goes nowhere."""
     try:
-        yield
-    finally:
-        sys.unraisablehook = before
-        for timer in timers:
-            timer.cancel()
-
-
-@contextmanager
-def _termination() -> Iterator[None]:
-    """Have SIGTERM raise `Terminated`, where it would end the program on the spot."""
-
-    def end(_number: int, _frame: object) -> NoReturn:
-        raise Terminated
-
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        stream.reconfigure(errors=errors)  # which flushes
+    except OSError:
+        with suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def one_line(text: object) -> str:
@@ -122,36 +127,6 @@ def one_line(text: object) -> str:
 def _say(message: str) -> None:
     with suppress(OSError):
         print(one_line(message), file=sys.stderr, flush=True)
-
-
-# ------------------------------------------------------------------------------------------------------------- streams
-
-
-@contextmanager
-def _streams() -> Iterator[None]:
-    """Have stdout and stderr spell what their encoding lacks, and no later write fail where one has."""
-    with ExitStack() as stack:
-        if sys.stderr is None:  # it is closed; print would say errors on stdout
-            stack.enter_context(redirect_stderr(io.StringIO()))
-        before = [(s, s.errors) for s in (sys.stdout, sys.stderr) if isinstance(s, io.TextIOWrapper)]
-        for stream, _ in before:
-            stream.reconfigure(errors="flashsim.spelled")
-        try:
-            yield
-        finally:
-            for stream, errors in before:
-                try:
-                    stream.reconfigure(errors=errors)  # which flushes
-                except OSError:
-                    _discard(stream)
-
-
-def _discard(stream: TextIO) -> None:
-    """Let what the stream still holds, and Python would write at its end, go nowhere."""
-    with suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, stream.fileno())
-        os.close(null)
 
 
 SPELLED = {"×": "x", "·": "*", "−": "-", "–": "-", "─": "-", "≤": "<=", "≥": ">=", "≠": "!=", "⌈": "ceil(", "⌉": ")",

@@ -84,14 +84,14 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
         return path
     beside = target.with_name(f".{os.urandom(8).hex()}.tmp")
     try:
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        file = beside.open("xb")
     except PermissionError:
         if before is None:
             raise PermissionError(f"{path} cannot be written: its folder takes no new files") from None
         path.write_bytes(data)
         return path
     try:
-        with os.fdopen(handle, "wb") as file:
+        with file:
             file.write(data)
         if before is not None:
             if hasattr(os, "chown"):

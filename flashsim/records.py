@@ -5,7 +5,7 @@ Every count is an exact integer number of elements. Bytes are derived, array by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -198,30 +198,18 @@ class Blocks:
         return self.T_r * self.T_c
 
 
-class Sizes(Mapping[str, int]):
+class Sizes(dict[str, int]):
     """Lengths or block sizes by name, which are attributes too: `sizes["N"]` is `sizes.N`."""
 
-    def __init__(self, **sizes: int) -> None:
-        self._sizes = sizes
-
-    def __getitem__(self, name: str) -> int:
-        return self._sizes[name]
-
     def __getattr__(self, name: str) -> int:
-        if name.startswith("_") or name not in self._sizes:
-            raise AttributeError(f"there is no size {name!r}; there are {', '.join(self.__dict__.get('_sizes', ()))}")
-        return self._sizes[name]
+        if name not in self:
+            raise AttributeError(f"there is no size {name!r}; there are {', '.join(self)}")
+        return self[name]
 
     def clipped(self, blocks: Mapping[str, str], sizes: Sequence[int]) -> Sizes:
         """Return block sizes, each at most as long as what it divides: `blocks` has the symbol of that, by name."""
         pairs = zip(blocks.items(), sizes, strict=True)
-        return Sizes(**{name: min(size, self[symbol]) for (name, symbol), size in pairs})
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sizes)
-
-    def __len__(self) -> int:
-        return len(self._sizes)
+        return Sizes({name: min(size, self[symbol]) for (name, symbol), size in pairs})
 
     def __repr__(self) -> str:
-        return ", ".join(f"{name} = {size:,}" for name, size in self._sizes.items())
+        return ", ".join(f"{name} = {size:,}" for name, size in self.items())

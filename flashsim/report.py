@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from flashsim import theory
+from flashsim.checking import check_shape
 from flashsim.qkv import QKV
 from flashsim.sizes import human_bytes
-from flashsim.tables import console_for_tables, new_table, print_table, print_words, problem, sram
+from flashsim.tables import print_table, print_words, problem, sram
 from flashsim.theory.formulas import evaluated
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from flashsim.comparison import Counted, Result
     from flashsim.verify import Claim
 
@@ -46,17 +46,12 @@ def _numbers(result: Result) -> dict[str, Any]:
 
 def count_numbers(counted: Counted) -> dict[str, Any]:
     """Return a count as plain data."""
+    costs, given = counted.tally.to_dict(), counted.arguments.items()
     return {
-        "algorithm": counted.tally.algorithm,
-        "arguments": {
-            key: repr(value) if key == "mask" else getattr(value, "__name__", value)
-            for key, value in counted.arguments.items()
-        },
-        **counted.tally.hbm.to_dict(),
-        "sram": asdict(counted.tally.sram),
+        "arguments": {key: repr(value) if key == "mask" else getattr(value, "__name__", value) for key, value in given},
+        **costs.pop("hbm"),
+        **costs,
         "resident_at_peak": counted.ledger.at_peak,
-        "blocks": asdict(counted.tally.blocks),
-        "flops": asdict(counted.tally.flops),
         "equals_theory": counted.agrees,
         "by_line": [asdict(movement) for movement in counted.ledger.movements],
     }
@@ -64,104 +59,89 @@ def count_numbers(counted: Counted) -> dict[str, Any]:
 
 def print_run(given: QKV, forwards: Mapping[str, Result], backwards: Mapping[str, Result], asked: str) -> None:
     """Print the comparison. `asked` says what was asked besides, such as "causal, dropout 0.1"."""
-    console, M = console_for_tables(), next(iter(forwards.values())).sram.capacity
+    M = next(iter(forwards.values())).sram.capacity
     sizes = problem(given.Q.shape[-2], given.K.shape[-2], given.Q.shape[-1], given.V.shape[-1])
-    print_words(console, given.source)
+    print_words(given.source)
     kv_heads = math.prod(given.K.shape[:-2])
     heads = _heads(given.heads, "head") + (f" on {_heads(kv_heads, 'KV head')}" if kv_heads < given.heads else "")
-    print_words(console, f"{heads}, {sizes}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
-    console.print(sram(M, given.Q.dtype.itemsize, given.Q.dtype.name) + "\n")
-    for results in (forwards, backwards):
-        if results:
-            _print_results(console, results)
+    print_words(f"{heads}, {sizes}, {given.Q.dtype.name}" + (f", {asked}" if asked else ""))
+    print(sram(M, given.Q.dtype.itemsize, given.Q.dtype.name) + "\n")
+    for results in filter(None, (forwards, backwards)):
+        _print_results(results)
 
 
 def _heads(number: int, what: str) -> str:
     return f"{number} {what}" + "s" * (number > 1)
 
 
-def _print_results(console: Console, results: Mapping[str, Result]) -> None:
+def _print_results(results: Mapping[str, Result]) -> None:
     titles = (result.title.replace(", ", ",\n") for result in results.values())
-    table = new_table("HBM accesses, elements", *titles)
-    arrays = [name for result in results.values() for name in result.hbm.by_array]
-    for array in dict.fromkeys(arrays):
-        moved = [result.hbm.by_array.get(array) for result in results.values()]
-        table.add_row(array, *("–" if traffic is None else f"{traffic.accesses:,}" for traffic in moved))
-    table.add_section()
-    for label, cell in _RUN_ROWS:
-        table.add_row(label, *(cell(result) for result in results.values()))
-    print_table(console, table)
+    by_array = [{name: a.accesses for name, a in result.hbm.by_array.items()} for result in results.values()]
+    moved = [(array, *(of.get(array) for of in by_array)) for array in dict.fromkeys(chain.from_iterable(by_array))]
+    costs = [_costs(result) for result in results.values()]
+    rest = [(label, *(of[label] for of in costs)) for label in costs[0]]
+    print_table(("HBM accesses, elements", *titles), [*moved, None, *rest])
     for flash in {"flash", "flash_basic"} & results.keys():
         if "standard" in results:
             ratio = results["standard"].hbm.accesses / results[flash].hbm.accesses
-            console.print(f"\nStandard attention moves {ratio:.2f}× the elements that FlashAttention does.\n")
+            print(f"\nStandard attention moves {ratio:.2f}× the elements that FlashAttention does.\n")
 
 
-_RUN_ROWS: tuple[tuple[str, Callable[[Result], str]], ...] = (
-    ("reads", lambda r: f"{r.hbm.reads:,}"),
-    ("writes", lambda r: f"{r.hbm.writes:,}"),
-    ("  of them initial", lambda r: f"{r.hbm.init_writes:,}"),
-    ("accesses", lambda r: f"{r.hbm.accesses:,}"),
-    ("bytes", lambda r: human_bytes(r.hbm.bytes)),
-    ("equals the closed form", lambda r: {True: "yes, by array", False: "NO", None: "no closed form"}[r.equals_theory]),
-    ("blocks B_r × B_c", lambda r: f"{r.blocks.B_r} × {r.blocks.B_c}"),
-    ("blocks T_r × T_c", lambda r: f"{r.blocks.T_r} × {r.blocks.T_c}"),
-    ("extra HBM, elements", lambda r: f"{r.hbm.extra:,}"),
-    ("SRAM peak, elements", lambda r: f"{r.sram.peak:,}"),
-    ("  of M", lambda r: f"{r.sram.peak / r.sram.capacity:.0%}"),
-    ("error against naive", lambda r: "too large" if r.max_error is None else f"{r.max_error:.1e}"),
-    (
-        "  of its rounding limit",
-        lambda r: (
-            "–" if r.error_of_bound is None else f"{r.error_of_bound:.3f}" + ", TOO LARGE" * (r.error_of_bound > 1)
-        ),
-    ),
-    ("simulated in", lambda r: f"{r.seconds:.2f} s"),
-)
+def _costs(result: Result) -> dict[str, int | str | None]:
+    hbm, sram, blocks, share = result.hbm, result.sram, result.blocks, result.error_of_bound
+    return {
+        "reads": hbm.reads,
+        "writes": hbm.writes,
+        "  of them initial": hbm.init_writes,
+        "accesses": hbm.accesses,
+        "bytes": human_bytes(hbm.bytes),
+        "equals the closed form": {True: "yes, by array", False: "NO", None: "no closed form"}[result.equals_theory],
+        "blocks B_r × B_c": f"{blocks.B_r} × {blocks.B_c}",
+        "blocks T_r × T_c": f"{blocks.T_r} × {blocks.T_c}",
+        "extra HBM, elements": hbm.extra,
+        "SRAM peak, elements": sram.peak,
+        "  of M": f"{sram.peak / sram.capacity:.0%}",
+        "error against naive": "too large" if result.max_error is None else f"{result.max_error:.1e}",
+        "  of its rounding limit": None if share is None else f"{share:.3f}" + ", TOO LARGE" * (share > 1),
+        "simulated in": f"{result.seconds:.2f} s",
+    }
 
 
 def print_count(counted: Counted) -> None:
     """Print what moved: by line of the paper, by array with its closed form, and what fills SRAM."""
-    console, tally, arguments = console_for_tables(), counted.tally, counted.arguments
+    tally, arguments = counted.tally, counted.arguments
     blocks, heads, M = tally.blocks, arguments["heads"], tally.sram.capacity
-    console.print(counted.algorithm.title)
-    console.print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']})")
-    console.print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}")
+    print(counted.algorithm.title)
+    print(f"M = {M:,} elements ({human_bytes(M * theory.BYTES[arguments['dtype']])} of {arguments['dtype']})")
+    print(f"B_r = {blocks.B_r:,}, B_c = {blocks.B_c:,}, so T_r = {blocks.T_r:,}, T_c = {blocks.T_c:,}")
     papers = _choosing_line(counted) if arguments["blocks"] is None and arguments["sizing"] == "paper" else ""
     if papers:
-        console.print(f"Blocks as in {papers}: its ⌈M/4d⌉ is a number of rows, so M counts elements")
-    console.print()
+        print(f"Blocks as in {papers}: its ⌈M/4d⌉ is a number of rows, so M counts elements")
+    print()
 
     group = _group(arguments)
     one = f", one group of {group} heads" if group > 1 else ", one head" if heads > 1 else ""
-    lines = new_table("by line of the algorithm" + one, "array", "how often", "elements")
-    for movement in counted.ledger.movements:
-        label = movement.label.removeprefix("line ")
-        lines.add_row(f"{label}  {movement.kind}", movement.array, f"{movement.times:,}", f"{movement.elements:,}")
-    print_table(console, lines)
+    lines = (
+        (f"{moved.label.removeprefix('line ')}  {moved.kind}", moved.array, moved.times, moved.elements)
+        for moved in counted.ledger.movements
+    )
+    print_table(("by line of the algorithm" + one, "array", "how often", "elements"), lines)
 
     named = f", {heads:,} heads" if heads > 1 else ""
     formulas, notes = ({}, []) if counted.agrees is None else _formulas(counted)
-    arrays = new_table(f"by array{named}", "reads", "writes", *(("reads =", "writes =") if formulas else ()))
-    for array, traffic in tally.hbm.by_array.items():
-        arrays.add_row(array, f"{traffic.reads:,}", f"{traffic.writes:,}", *formulas.get(array, ()))
-    arrays.add_section()
-    arrays.add_row("total", f"{tally.hbm.reads:,}", f"{tally.hbm.writes:,}")
-    console.print()
-    print_table(console, arrays)
+    headings = (f"by array{named}", "reads", "writes", *(("reads =", "writes =") if formulas else ()))
+    arrays = [(name, a.reads, a.writes, *formulas.get(name, ())) for name, a in tally.hbm.by_array.items()]
+    print()
+    print_table(headings, [*arrays, None, ("total", tally.hbm.reads, tally.hbm.writes)])
     for note in notes:
-        print_words(console, note)
-    console.print(
-        f"{tally.hbm.accesses:,} accesses, {human_bytes(tally.hbm.bytes)}; "
-        + {True: "equal to the closed form", False: "NOT EQUAL TO THE CLOSED FORM", None: "no closed form"}[
-            counted.agrees
-        ]
-    )
+        print_words(note)
+    verdict = {True: "equal to the closed form", False: "NOT EQUAL TO THE CLOSED FORM", None: "no closed form"}
+    print(f"{tally.hbm.accesses:,} accesses, {human_bytes(tally.hbm.bytes)}; {verdict[counted.agrees]}")
 
-    console.print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of M")
-    print_words(console, "= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")
+    print(f"\nSRAM at its fullest: {tally.sram.peak:,} elements, {tally.sram.peak / M:.0%} of M")
+    print_words("= " + " + ".join(f"{name} {held:,}" for name, held in counted.ledger.at_peak.items()), "  ")
     if papers and tally.sram.peak > M:
-        print_words(console, f"The blocks of {papers} need more than M, as its Θ(M) allows. --sizing fit takes less.")
+        print_words(f"The blocks of {papers} need more than M, as its Θ(M) allows. --sizing fit takes less.")
 
 
 def _choosing_line(counted: Counted) -> str:
@@ -177,12 +157,10 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     formula's place. Heads that share a KV head, grouped, are one problem, of all their queries.
     """
     arguments, tally, direction = counted.arguments, counted.tally, counted.algorithm.direction
-    group = _group(arguments)
-    problems = arguments["heads"] // group
-    queries = arguments["N_q"] or arguments["N"] or arguments["N_k"]
-    keys = arguments["N_k"] or arguments["N"] or arguments["N_q"]
-    widths = arguments["d"], arguments["d_v"] or arguments["d"]
-    values = theory.symbols(group * queries, keys, *widths, tally.sram.capacity, tally.blocks, direction=direction)
+    group, shape = _group(arguments), check_shape(*map(arguments.get, ("N", "d", "N_q", "N_k", "d_v")))
+    problems, queries = arguments["heads"] // group, group * shape.N_q
+    sizes = queries, shape.N_k, shape.d, shape.d_v, tally.sram.capacity, tally.blocks
+    values = theory.symbols(*sizes, direction=direction)
     known = theory.formulas(counted.algorithm, direction)
 
     def said(formula: str, elements: int) -> str:
@@ -202,7 +180,7 @@ def _formulas(counted: Counted) -> tuple[dict[str, tuple[str, str]], list[str]]:
     ]
     if problems > 1:
         what = "heads" if group == 1 else f"groups of {group} heads"
-        notes.insert(0, f"each times {problems:,} {what}" + f", N_q = {group * queries:,} of a group" * (group > 1))
+        notes.insert(0, f"each times {problems:,} {what}" + f", N_q = {queries:,} of a group" * (group > 1))
     if "*" in words:
         why = "mask, dropout, shared heads or an option of the algorithm make it differ from the plain formula"
         notes.append(f"*: {why}")
@@ -214,16 +192,12 @@ def _group(arguments: Mapping[str, Any]) -> int:
     return heads // (arguments.get("kv_heads") or heads) if arguments["gqa"] == "grouped" else 1
 
 
-# -------------------------------------------------------------------------------------------------------------- verify
-
-
 def print_ledger(claims: Sequence[Claim]) -> None:
     """Print the ledger, one claim after another."""
-    console = console_for_tables()
     for claim in claims:
-        print_words(console, f"{'holds' if claim.holds else 'FAILS'}  {claim.source}: {claim.claim}", " " * 7)
-        print_words(console, f"       tried     {claim.tried}", " " * 17)
-        print_words(console, f"       measured  {claim.measured}", " " * 17)
-        console.print()
+        print_words(f"{'holds' if claim.holds else 'FAILS'}  {claim.source}: {claim.claim}", " " * 7)
+        print_words(f"       tried     {claim.tried}", " " * 17)
+        print_words(f"       measured  {claim.measured}", " " * 17)
+        print()
     failed = sum(not claim.holds for claim in claims)
-    console.print(f"{len(claims)} claims, {f'{failed} FAIL' if failed else 'all hold'}")
+    print(f"{len(claims)} claims, {f'{failed} FAIL' if failed else 'all hold'}")

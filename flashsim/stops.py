@@ -10,6 +10,7 @@ import inspect
 import linecache
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from flashsim.algorithms import Algorithm
@@ -125,9 +126,6 @@ def _statements(body: list[ast.stmt], loops: Loops) -> Iterator[tuple[ast.stmt, 
 
 
 def _listed(found: Mapping[str, object]) -> str:
-    kinds: dict[str, list[str]] = {}
-    for label in found:
-        kind, _, number = label.partition(" ")
-        kinds.setdefault(kind, []).append(number)
-    said = ", ".join(f"{kind} {', '.join(numbers)}".strip() for kind, numbers in kinds.items())
-    return f"labels to stop at: {said}"
+    kinds = groupby((label.partition(" ") for label in found), key=lambda parts: parts[0])
+    said = (f"{kind} {', '.join(number for *_, number in labels)}".strip() for kind, labels in kinds)
+    return f"labels to stop at: {', '.join(said)}"

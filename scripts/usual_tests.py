@@ -24,7 +24,7 @@ from flashsim.entry import run_script
 from flashsim.files import check_target, write_whole
 from flashsim.inputs import float_dtype
 from flashsim.reference import attention
-from flashsim.tables import console_for_tables, new_table, print_table
+from flashsim.tables import print_table
 from flashsim.testing.mutants import ALL, Implementation, Mutant
 
 TOLERANCE = 1e-2  # absolute and relative
@@ -119,21 +119,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=Path("figures/usual_tests.json"), help="where the numbers go")
     output = check_target(parser.parse_args().json)
-    out = console_for_tables()
     passing = bugs_that_pass()
-    bugs = new_table("compared at 10⁻², one 128 × 128 shape", f"of {len(ALL)} bugs pass")
-    for what, count in passing.items():
-        bugs.add_row(what, str(count))
-    print_table(out, bugs)
+    print_table(("compared at 10⁻², one 128 × 128 shape", f"of {len(ALL)} bugs pass"), passing.items())
     draws = [errors(draw) for draw in range(DRAWS)]
     found = {what: summarised([draw[what] for draw in draws]) for what in RUNS}
-    ratios = new_table("error / baseline's", "RMS", "largest: median", "most", f"beyond 2, of {DRAWS}")
-    for what, of in found.items():
-        ratios.add_row(
-            what, f"{of['rms']:.2f}", f"{of['largest_median']:.2f}", f"{of['largest']:.2f}", str(of["beyond_2"])
-        )
-    out.print()
-    print_table(out, ratios)
+    rows = [
+        (what, *(f"{of[name]:.2f}" for name in ("rms", "largest_median", "largest")), of["beyond_2"])
+        for what, of in found.items()
+    ]
+    print()
+    print_table(("error / baseline's", "RMS", "largest: median", "most", f"beyond 2, of {DRAWS}"), rows)
     data = {"bugs": len(ALL), "pass": passing, "N": N, "d": D, "B_r": B_R, "draws": DRAWS, "errors": found}
     command = shlex.join(["python", f"scripts/{Path(__file__).name}", *sys.argv[1:]])
     write_whole(output, json.dumps({"command": command, "data": data}, indent=1, ensure_ascii=False) + "\n")

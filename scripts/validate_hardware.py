@@ -17,7 +17,7 @@ from flashsim.entry import run_script
 from flashsim.files import check_target, read_record, write_whole
 from flashsim.plots.gpu import plot_validation
 from flashsim.plots.saving import figure_of, save
-from flashsim.tables import console_for_tables, new_table, print_table
+from flashsim.tables import print_table
 
 
 def main() -> int:
@@ -41,17 +41,15 @@ def main() -> int:
         measured = validate(lambda what: print(what, file=sys.stderr, flush=True))
         data = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **measured}
         write_whole(record_file, json.dumps({"command": command, "data": data}, indent=1) + "\n")
-    table = new_table(
-        "pass", "level", "read, predicted", "counted", "written, predicted", "counted", "off", "ms", "agrees"
-    )
+    table = []
     for row in data["rows"]:
         sizes = (row[f"{kind}_{way}"] / 1e9 for way in ("reads", "writes") for kind in ("predicted", "measured"))
         verdict = {True: "yes", False: "NO", None: "–"}[row["agrees"]]
         cells = (row["level"], *(f"{size:.4f}" for size in sizes), f"{row['error']:.2%}", f"{row['ms']:.3f}", verdict)
-        table.add_row(f"{row['group']}: {row['name']}", *cells)
-    console = console_for_tables()
-    console.print(f"{data['machine']['gpu']}, {data['date']}; GB")
-    print_table(console, table)
+        table.append((f"{row['group']}: {row['name']}", *cells))
+    print(f"{data['machine']['gpu']}, {data['date']}; GB")
+    headings = ("pass", "level", "read, predicted", "counted", "written, predicted", "counted", "off", "ms", "agrees")
+    print_table(headings, table)
     return 0 if all(row["agrees"] is not False for row in data["rows"]) else 1
 
 

@@ -18,7 +18,7 @@ from flashsim import qkv, verify
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.cli import COMMANDS, inputs, main, parse
 from flashsim.sizes import human_bytes, parse_size
-from flashsim.tables import console, new_table, print_table
+from flashsim.tables import console, print_table
 from flashsim.verify import theorems_1_2
 
 
@@ -316,10 +316,8 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("width", [30, 60, 80, 200])
 def test_a_table_that_is_too_wide_is_stacked(width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    table = new_table("name", *(f"column {n}" for n in range(8)))
-    for row in ("first", "second"):
-        table.add_row(row, *(f"{row[0]}{n}" for n in range(8)))
-    print_table(console(width=width, soft_wrap=True), table)
+    rows = [(row, *(f"{row[0]}{n}" for n in range(8))) for row in ("first", "second")]
+    print_table(("name", *(f"column {n}" for n in range(8))), rows, console(width=width, soft_wrap=True))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     heads = [line for line in lines if line.startswith("name")]
@@ -426,7 +424,7 @@ def test_the_sample_runs_exactly_through_both_algorithms() -> None:
 def test_without_m_it_is_line_1_s_of_the_blocks_or_what_they_need(asked: str, M: int) -> None:
     options = parse(["step", "--N", "12", "--d", "4", "--algorithm", *asked.split()])
     Q, K, V = inputs.operands(options)
-    algorithm = (BACKWARD if options.backward else FORWARD)[asked.split()[0]]
+    algorithm = {"forward": FORWARD, "backward": BACKWARD}[options.direction][asked.split()[0]]
     found = inputs.arguments(options, Q, K, V, [algorithm])
     assert found["M"] == M
     assert flashsim.forward(asked.split()[0], Q, K, V, **found).sram.peak <= M

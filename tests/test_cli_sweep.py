@@ -13,7 +13,8 @@ import pytest
 
 import flashsim
 from flashsim.cli import main
-from flashsim.sweeping import outcomes, points, running
+from flashsim.sweeping import points, running
+from flashsim.sweeping import rows as rows_
 from tests.own import TWO_SWEEPS
 
 
@@ -196,11 +197,11 @@ def test_nothing_to_count_is_said_and_status_1(capsys: pytest.CaptureFixture[str
 def test_an_interrupt_leaves_no_file_and_the_old_one_as_it_was(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(many: Sequence[points.Point]) -> list[outcomes.Outcome]:
+    def interrupted(many: Sequence[points.Point]) -> list[rows_.Row]:
         raise KeyboardInterrupt
 
     Path("old.csv").write_text("before", encoding="utf-8")
-    monkeypatch.setattr(running, "outcomes", interrupted)
+    monkeypatch.setattr(running, "rows_of", interrupted)
     assert main(["sweep", "--N", "8", "--d", "4", "--csv", "old.csv", "--json", "new.json"]) == 130
     assert capsys.readouterr() == ("", "interrupted\n")
     assert {path.name for path in Path().iterdir()} == {"old.csv"}
@@ -208,8 +209,8 @@ def test_an_interrupt_leaves_no_file_and_the_old_one_as_it_was(
 
 
 def test_a_difference_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def wrong(point: points.Point) -> outcomes.Outcome:
-        return outcomes.Outcome("refused", "by hand")
+    def wrong(point: points.Point) -> rows_.Outcome:
+        return rows_.Outcome("refused", "by hand")
 
     monkeypatch.setattr(running, "by_count", wrong)
     assert main(["sweep", "--N", "8", "--d", "4", "--csv", "a.csv"]) == 1

@@ -17,9 +17,8 @@ import pytest
 import flashsim
 from flashsim import patterns, theory
 from flashsim.cli import main
-from flashsim.sweeping import Disagreement, Sweep, answers, outcomes, points, running
+from flashsim.sweeping import Disagreement, Sweep, answers, points, rows, running
 from flashsim.sweeping.columns import meaning
-from flashsim.sweeping.outcomes import Outcome
 from tests.own import two_sweeps
 
 SMALL: dict[str, Any] = {"N": [9, 24], "d": [4, 8], "M": [60, 700]}
@@ -218,9 +217,9 @@ def test_a_row_without_a_width_says_so_and_dtypes_are_called_by_one_name() -> No
 def test_the_sample_is_seeded_and_has_some_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[points.Point] = []
 
-    def by_count(point: points.Point) -> Outcome:
+    def by_count(point: points.Point) -> rows.Outcome:
         counted.append(point)
-        return outcomes.by_count(point)
+        return rows.by_count(point)
 
     monkeypatch.setattr(running, "by_count", by_count)
     arguments: dict[str, Any] = {"N": range(8, 108), "d": 4, "direction": ["forward", "backward"], "check": 8}

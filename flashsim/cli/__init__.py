@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import flashsim
 from flashsim.algorithms import FORWARD
+from flashsim.cli.outputs import check_outputs
 from flashsim.cli.spoken import spoken
 from flashsim.cli.values import Parser, meant
 from flashsim.entry import guarded
@@ -28,27 +29,8 @@ from flashsim.files import name_of
 from flashsim.inputs import DEFAULT_DTYPE
 from flashsim.memory import MemoryModelError
 
-COMMANDS: dict[str, ModuleType] = {
-    name: import_module(f"flashsim.cli.{name}")
-    for name in (
-        "run",
-        "count",
-        "plot",
-        "sweep",
-        "tune",
-        "prove",
-        "gpu",
-        "bench",
-        "check",
-        "example",
-        "exercise",
-        "step",
-        "lessons",
-        "playground",
-        "debug",
-        "verify",
-    )
-}
+NAMES = "run count plot sweep tune prove gpu bench check example exercise step lessons playground debug verify"
+COMMANDS: dict[str, ModuleType] = {name: import_module(f"flashsim.cli.{name}") for name in NAMES.split()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = argparse.Namespace(flags=())
         try:
             options = parse(arguments)
+            check_outputs(options)
             status: int = COMMANDS[options.name].run(options)
         except (ValueError, MemoryModelError) as error:
             if len(error.args) == 1:

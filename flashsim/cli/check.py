@@ -9,8 +9,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from flashsim.cli.loading import load
-from flashsim.cli.outputs import check_outputs, finish, progress
-from flashsim.cli.shared import add
+from flashsim.cli.outputs import finish, progress
+from flashsim.cli.shared import add, by_name
 from flashsim.cli.values import dtype, positive, whole
 from flashsim.files import write_whole
 from flashsim.inputs import FLOATS
@@ -66,13 +66,13 @@ def add_options(parser: Any) -> None:
     own = "your kernel: a function of a module, or of a file (my_kernels.py:attention)"
     parser.add_argument("function", nargs="?", metavar=WHERE, help=own)
     parser.add_argument("--list", action="store_true", help="list the checks, and check nothing")
-    parser.add_argument("--examples", type=whole(), default=300, metavar="N", help="cases to draw. Default: 300")
+    add(parser, "--examples", type=whole(), default=300, metavar="N", help="cases to draw. Default: 300")
     add(parser, "--seed", help="of the cases. Default: 0")
     gradient = "its backward function (q, k, v, do, …) -> dq, dk, dv; or auto: by --wrap torch's autograd, or jax.vjp"
     parser.add_argument("--backward", metavar=f"{WHERE}|auto", help=gradient)
     keep = "the keep mask of its dropout, (shape, dropout_p, seed) -> booleans"
     parser.add_argument("--dropout", metavar=WHERE, help=keep)
-    parser.add_argument("--check", nargs="+", metavar="NAME", help="these checks only. Default: all that apply")
+    add(parser, "--check", dest="checks", nargs="+", metavar="NAME", help="these checks only. Default: all that apply")
     known = "checks that are known to fail: the run passes with them, and fails if one of them passes"
     parser.add_argument("--expect", nargs="+", default=[], metavar="NAME", help=known)
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first case that fails")
@@ -107,7 +107,6 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.function is None:
         raise ValueError(f"what is to be checked is missing: give {WHERE}, or --list")
-    check_outputs(options)
     fn = function(WHERE, options.function)
     auto = options.backward == "auto"
     backward = function("--backward", options.backward) if options.backward and not auto else None
@@ -126,20 +125,17 @@ def run(options: argparse.Namespace) -> int:
     if options.init:
         return _init(fn, options)
     spec = _spec(fn, options)
-    with progress(options) as bar:
-        task = bar.add_task("check", total=None)
+    with progress(options) as told:
         report = testing.check_attention(
             fn,
             spec,
             max_examples=options.examples,
+            **by_name(options, "checks", "fail_fast", "seed"),
             backward=backward,
             dropout=dropout,
-            checks=options.check,
             expected_failures=dict.fromkeys(options.expect, ""),
-            fail_fast=options.fail_fast,
             on_fail="return",
-            seed=options.seed,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=told,
         )
     finish(options, {"command": options.command_line, **report.as_json()}, lambda: print(report))
     return 0 if report.ok else 1

@@ -5,18 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli.outputs import check_outputs, finish
-from flashsim.cli.shared import (
-    LENGTHS,
-    SIZINGS,
-    add,
-    add_algorithm,
-    add_declared,
-    algorithm_in,
-    declared_in,
-    problem_in,
-)
-from flashsim.cli.values import whole
+from flashsim.cli.outputs import finish
+from flashsim.cli.shared import LENGTHS, add, add_algorithm, add_declared, algorithm_in, declared_in, problem_in
 
 SUMMARY = "Count what an algorithm moves, line by line, at any size, without computing it."
 EXAMPLES = (
@@ -34,12 +24,11 @@ EXAMPLES = (
 def add_options(parser: Any) -> None:
     add_algorithm(parser, "flash_basic")
     add(parser, *LENGTHS)
-    parser.add_argument("--heads", type=whole(), default=1, metavar="H", help="batch × query heads; the counts add up")
-    parser.add_argument("--kv-heads", type=whole(), metavar="H", help="batch × KV heads, where query heads share them")
-    add(parser, "--gqa")
+    add(parser, "--heads", default=1)
+    add(parser, "--kv-heads", "--gqa")
     add(parser, "--backward", help="count the backward pass")
     add(parser, "--causal", "--offset", "--dropout", "--M")
-    add(parser, "--sizing", default="paper", help=f"{SIZINGS}. Default: paper")
+    add(parser, "--sizing", default="paper")
     add(parser, "--blocks", "--json")
     add_declared(parser)
 
@@ -48,13 +37,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return 0 unless theory says otherwise, then 1. Raises ValueError."""
     from flashsim import comparison, report
 
-    check_outputs(options)
-    arguments = problem_in(options)
-    arguments |= {name: getattr(options, name) for name in ("sizing", "heads", "kv_heads", "gqa")}
-    arguments["blocks"] = None if options.blocks is None else tuple(options.blocks)
-    arguments["direction"] = "backward" if options.backward else "forward"
-    arguments["dropout_p"] = options.dropout
-    arguments |= declared_in(options)
+    others = "sizing", "blocks", "heads", "kv_heads", "gqa", "dropout_p"
+    arguments = problem_in(options, *others) | declared_in(options)
     counted = comparison.count_lines(algorithm_in(options, "flash_basic"), arguments)
     finish(options, report.count_numbers(counted), lambda: report.print_count(counted))
     return 1 if counted.agrees is False else 0

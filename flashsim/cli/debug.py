@@ -21,7 +21,7 @@ from typing import IO, Any
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import forward_of
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands
-from flashsim.cli.shared import add, add_algorithm, algorithm_in
+from flashsim.cli.shared import FILE, add, add_algorithm, algorithm_in
 from flashsim.files import what_is_there
 from flashsim.memory import Event, MemoryModelError
 from flashsim.stops import Stop, condition, find_stop, with_breakpoint
@@ -41,24 +41,18 @@ EXAMPLES = (
 
 def add_options(parser: Any) -> None:
     add_algorithm(parser)
-    parser.add_argument(
-        "--line",
-        "--stop",
-        required=True,
-        metavar="LABEL",
-        help='the line of the paper\'s listing, as it labels the source: 12 for "# line 12"; or "equation 2", "combine". '
-        "Of source lines that share a label, the first. In a file of yours without labels, a line of the file",
+    what = (
+        'the line of the paper\'s listing, as it labels the source: 12 for "# line 12"; or "equation 2", "combine". '
+        "Of source lines that share a label, the first. In a file of yours without labels, a line of the file"
     )
-    parser.add_argument(
-        "--at",
-        metavar="j=J,i=I",
-        help="the turns of the loops around that line, counted from 0; of source lines that share the label, the first "
-        "in such loops. Default: the first that comes",
+    parser.add_argument("--line", "--stop", required=True, metavar="LABEL", help=what)
+    turns = (
+        "the turns of the loops around that line, counted from 0; of source lines that share the label, the first "
+        "in such loops. Default: the first that comes"
     )
+    add(parser, "--at", metavar="j=J,i=I", help=turns)
     add(parser, "--backward", help="stop in the backward pass, for a random dO")
-    parser.add_argument(
-        "--commands", type=Path, metavar="FILE", help="read pdb's commands from this file, and quit at its end"
-    )
+    add(parser, "--commands", **FILE, help="read pdb's commands from this file, and quit at its end")
     add_inputs(parser)
 
 
@@ -68,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     Raises ValueError for a line or tile that the run has not, and for a file of commands that cannot be read.
     """
     algorithm = algorithm_in(options)
-    at = parse_at(options.at)
+    at = {} if options.at is None else _turns(options.at)
     stop = find_stop(algorithm, options.line, at)
     hook = _hook()
     if hook and options.commands:
@@ -84,22 +78,17 @@ def run(options: argparse.Namespace) -> int:
         if hook:
             passes(with_breakpoint(algorithm, stop, at))
         else:
-            debugger = _debugger(stop, commands)
-            refused = debugger.set_break(stop.file, stop.line, cond=condition(at))
-            if refused:
-                raise ValueError(f"pdb sets no breakpoint at {stop.file}:{stop.line}: {refused}")
-            if debugger.runcall(passes, algorithm) is None:  # it was quit
-                return 0
-    except bdb.BdbQuit:  # a hook's own pdb was
+            _with_pdb(stop, at, commands, lambda: passes(algorithm))
+    except bdb.BdbQuit:
         return 0
     print(f"{algorithm.title} ran to its end.")
     return 0
 
 
-def parse_at(text: str | None) -> dict[str, int]:
-    """Return the turns that `--at j=2,i=3` asks for, by loop variable. Raises ValueError."""
+def _turns(text: str) -> dict[str, int]:
+    """Return the turns that `--at j=2,i=3` asks for, by loop variable."""
     turns: dict[str, int] = {}
-    for part in text.split(",") if text is not None else ():
+    for part in text.split(","):
         name, equals, index = (piece.strip() for piece in part.partition("="))
         if not equals or not name.isidentifier() or not index.isdecimal():
             raise ValueError(f"--at is {text!r}; expected turns of loops, counted from 0, such as j=2,i=3")
@@ -124,7 +113,7 @@ def _pass(options: argparse.Namespace, algorithm: Algorithm) -> Callable[..., ob
 
     Q, K, V = operands(options)
     asked = arguments(options, Q, K, V, [algorithm])
-    if not options.backward:
+    if algorithm.direction == "forward":
         return lambda run, observers=(): flashsim.forward(run, Q, K, V, **asked, observers=observers)
     made, dO = flashsim.forward(forward_of(algorithm), Q, K, V, **asked), gradient(options, Q, V)
     return lambda run, observers=(): flashsim.backward(run, made, dO, observers=observers)
@@ -138,78 +127,62 @@ def _rehearsed(algorithm: Algorithm, passes: Callable[..., object], stop: Stop, 
     """
     lines = {line: variable for variable, line in stop.loops}
     turns: dict[str, int] = {}
-    reached = not lines
-    innermost = stop.loops[-1][1] if stop.loops else 0
+    seen: list[dict[str, int]] = []
 
     def watch(event: Event) -> None:
-        nonlocal reached
         file, line = event.site
-        if file != stop.file or line not in lines:
-            return
-        if event.kind == "enter":
+        if file == stop.file and line in lines and event.kind == "enter":
             turns[lines[line]] = event.elements
-        elif event.kind == "turn" and line == innermost:
-            now = dict(event.loops)
-            reached = reached or all(now[variable] == index for variable, index in at.items())
+        elif event.site == (stop.file, stop.loops[-1][1]) and event.kind == "turn":
+            seen.append(dict(event.loops))
 
     broken: Exception | None = None
     try:
-        passes(algorithm, [watch])
+        passes(algorithm, [watch] if lines else [])
     except Exception as error:
         if not isinstance(error, MemoryModelError) and not hasattr(error, "__notes__"):
             raise
         broken = error
     for variable, index in at.items():
         if variable in turns and index >= turns[variable]:
-            raise ValueError(
-                f"--at gives {variable}={index}; expected 0 ≤ {variable} < {turns[variable]}, as that loop has "
-                f"{turns[variable]} turns here"
-            )
-    if not reached:
+            said = f"expected 0 ≤ {variable} < {turns[variable]}, as that loop has {turns[variable]} turns here"
+            raise ValueError(f"--at gives {variable}={index}; {said}")
+    if lines and not any(at.items() <= now.items() for now in seen):
         if broken:
             raise broken
         tile = ", ".join(f"{variable} = {index}" for variable, index in at.items())
         raise ValueError(f"{stop.label} is never run {f'at {tile}, which is skipped' if at else 'here'}")
-    return "".join(
-        f", {variable} = {at[variable]} of 0…{n - 1}" if variable in at else f", {variable} of 0…{n - 1}"
-        for variable, n in ((variable, turns[variable]) for variable, _ in stop.loops)
-    )
+    asked = {variable: f" = {index}" for variable, index in at.items()}
+    return "".join(f", {name}{asked.get(name, '')} of 0…{turns[name] - 1}" for name, _ in stop.loops)
 
 
-def _debugger(stop: Stop, stdin: IO[str] | None) -> Any:
-    """Return pdb, which is imported here since other commands need none of it."""
-    import pdb
+def _with_pdb(stop: Stop, at: Mapping[str, int], commands: IO[str] | None, work: Callable[[], object]) -> None:
+    """Do the work with pdb's breakpoint at the stop; commands are a file's, or typed. Raises BdbQuit where it is quit."""
+    import pdb  # of which other commands need none
 
-    class Debugger(pdb.Pdb):
-        """pdb that runs to the first breakpoint, and not to the first line. With `stdin`, commands come from there.
-
-        Python comes back to the first line of a statement that goes on, and of a loop: at `stop`, it stops the first time.
-        """
-
-        def __init__(self, stop: Stop, stdin: IO[str] | None) -> None:
-            super().__init__(stdin=stdin)
-            if stdin is not None:
-                self.use_rawinput = False
-            self._stop, self._started = stop, False
-
-        def user_line(self, frame: FrameType) -> None:
-            """Go on from the first line of what is run; stop at any other that bdb stops at."""
-            if self._started:
-                super().user_line(frame)
-            else:
-                self._started = True
-                self.set_continue()
+    class Once(pdb.Pdb):
+        """pdb that stops where a statement begins: Python comes back to the first line of one that goes on, and of a loop."""
 
         def break_here(self, frame: FrameType) -> bool:
             """Say whether there is a breakpoint at the line that the frame comes to."""
             code = frame.f_code
-            if (frame.f_lineno, code.co_filename) == (self._stop.line, self._stop.file):
-                starts = [start for start, _, line in code.co_lines() if line == self._stop.line]
-                if frame.f_lasti != min(starts):
-                    return False
-            return super().break_here(frame)
+            starts = [start for start, _, line in code.co_lines() if (line, code.co_filename) == (stop.line, stop.file)]
+            begins = frame.f_lineno != stop.line or frame.f_lasti == min(starts, default=frame.f_lasti)
+            return begins and super().break_here(frame)
 
-    return Debugger(stop, stdin)
+    debugger = Once(stdin=commands)
+    debugger.use_rawinput = commands is None
+    refused = debugger.set_break(stop.file, stop.line, cond=condition(at))
+    if refused:
+        raise ValueError(f"pdb sets no breakpoint at {stop.file}:{stop.line}: {refused}")
+    debugger.reset()
+    debugger.botframe = sys._getframe()
+    debugger.set_continue()  # to the breakpoint, where `runcall` would stop at once
+    sys.settrace(debugger.trace_dispatch)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
 
 
 def _hook() -> str:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flashsim.cli.outputs import finish
-from flashsim.sizes import human_bytes
-from flashsim.tables import console_for_tables, new_table, print_table, print_words, problem, sram
+from flashsim.cli.outputs import finish, saved
+from flashsim.tables import print_paragraphs, print_table, print_words, problem, sram
 
 if TYPE_CHECKING:
     from flashsim.optima import Optimum
@@ -26,14 +25,15 @@ def run_exact(options: argparse.Namespace, problem: dict[str, Any]) -> int:
     found = Optimum(**problem)
     states, seconds = found.estimate
     if states:
-        said = f"Up to about {states:,} states to search, {_time(seconds)}; Ctrl-C stops with the best bounds so far."
+        took = f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
+        took = "under a second" if seconds < 1 else took
+        said = f"Up to about {states:,} states to search, {took}; Ctrl-C stops with the best bounds so far."
         print(said, file=sys.stderr, flush=True)
     try:
         found.run()
     except KeyboardInterrupt:
-        console = console_for_tables()
-        _show_bounds(console, found)
-        print_words(console, f"Stopped: the optimum is from {found.lower:,} to {found.upper:,} elements.")
+        _show_bounds(found)
+        print_words(f"Stopped: the optimum is from {found.lower:,} to {found.upper:,} elements.")
         raise
     shape = found.shape
     lengths = (shape.N_q, shape.d), (shape.N_k, shape.d), (shape.N_k, shape.d_v)
@@ -43,64 +43,54 @@ def run_exact(options: argparse.Namespace, problem: dict[str, Any]) -> int:
     off = found.off(played)
     if played.trace is not None:
         replace(played.trace, about=replace(played.trace.about, command=options.command_line)).save(options.output)
-    finish(
-        options, {"command": options.command_line, **found.certificate()}, lambda: _show(options, found, played, off)
-    )
+    certificate = {"command": options.command_line, **found.certificate()}
+    finish(options, certificate, lambda: _show(options, found, played, off))
     return 0
 
 
-def _show_bounds(console: Any, found: Optimum) -> None:
+def _show_bounds(found: Optimum) -> None:
     allowed = "" if found.allowed.all() else f", {int(found.allowed.sum())} allowed pairs"
-    console.print(f"One head, forward, {problem(**asdict(found.shape))}{allowed}")
-    console.print(sram(found.M, found.dtype.itemsize, found.dtype.name) + "\n")
-    table = new_table("", "elements moved")
-    table.add_row("lower bound of the theorem's larger class", f"{found.proof.bound.accesses:,}")
-    table.add_row("compulsory: each row once, O and L written", f"{found.compulsory:,}")
+    print(f"One head, forward, {problem(**asdict(found.shape))}{allowed}")
+    print(sram(found.M, found.dtype.itemsize, found.dtype.name) + "\n")
+    rows = {
+        "lower bound of the theorem's larger class": found.proof.bound.accesses,
+        "compulsory: each row once, O and L written": found.compulsory,
+    }
     if found.lower == found.upper:
-        table.add_row("optimum of the row game", f"{found.upper:,}")
+        rows["optimum of the row game"] = found.upper
     else:
-        table.add_row("no schedule of the row game moves less", f"{found.lower:,}")
-        table.add_row("best schedule found", f"{found.upper:,}")
+        rows |= {"no schedule of the row game moves less": found.lower, "best schedule found": found.upper}
     best = found.proof.best
     for name, said in (("snake", "the snake"), ("q_outer", "uniform tiles")):
         tiles = found.tiles(name)
         if tiles is not None:
-            table.add_row(f"{said}: {name}, {tiles.blocks.B_r} × {tiles.blocks.B_c}", f"{tiles.hbm.accesses:,}")
+            rows[f"{said}: {name}, {tiles.blocks.B_r} × {tiles.blocks.B_c}"] = tiles.hbm.accesses
     if best is not None and best.algorithm not in ("snake", "q_outer"):
-        table.add_row(f"best schedule here: {best.algorithm}, {best.B_r} × {best.B_c}", f"{best.accesses:,}")
-    print_table(console, table)
-    console.print()
+        rows[f"best schedule here: {best.algorithm}, {best.B_r} × {best.B_c}"] = best.accesses
+    print_table(("", "elements moved"), rows.items())
+    print()
 
 
 def _show(options: argparse.Namespace, found: Optimum, played: Any, off: float) -> None:
     from flashsim.optima import CLASS
 
-    console = console_for_tables()
-    _show_bounds(console, found)
-    steps = new_table("turn", "evict =", "load =", "products =", "moved so far")
+    _show_bounds(found)
+    steps = []
     for number, (turn, moved) in enumerate(zip(found.schedule, found.moved, strict=True)):
         units = (" ".join(f"{X}{n}" for X, n in part) for part in (turn.evict, turn.load))
-        steps.add_row(str(number), *units, " ".join(f"{i},{j}" for i, j in turn.products), f"{moved:,}")
-    print_table(console, steps)
-    for said in (
+        steps.append((number, *units, " ".join(f"{i},{j}" for i, j in turn.products), moved))
+    print_table(("turn", "evict =", "load =", "products =", "moved so far"), steps)
+    print_paragraphs(
         f"Replayed on the memory with random numbers, M enforced: {played.hbm.accesses:,} elements counted, and O differs from "
         f"naive attention's by {off:.2g} of its error bound at most.",
         f"No schedule of the row game moves less than {found.upper:,} elements: a search went through "
         f"{len(found.search.prices):,} states, and --json writes what --check needs to verify that without a search. That the "
         "search passes over no better schedule is proved by hand.",
         f"The class: {CLASS}",
-    ):
-        console.print()
-        print_words(console, said)
+    )
     best = found.proof.best
     if best is not None and best.accesses < found.upper:
-        print_words(console, f"{best.algorithm} moves less: it keeps S, and is no schedule of this game.")
+        print_words(f"{best.algorithm} moves less: it keeps S, and is no schedule of this game.")
     if options.output is not None:
-        size = human_bytes(options.output.stat().st_size)
-        console.print(f"\nSaved {options.output} ({size}, {len(played.trace.steps):,} steps)")
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1:
-        return "under a second"
-    return f"{seconds:,.0f} s" if seconds < 120 else f"{seconds / 60:,.0f} minutes"
+        print()
+        saved(options.output, f", {len(played.trace.steps):,} steps")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from flashsim.cli.outputs import check_outputs, finish
+from flashsim.cli.outputs import finish
 from flashsim.cli.shared import add
 
 SUMMARY = "Print a worked example, step by step: online softmax, online attention, tiles, and what rounding does."
@@ -35,7 +35,6 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.example not in examples.EXAMPLES:
         raise ValueError(f"there is no example {options.example!r}; there are {', '.join(examples.EXAMPLES)}")
-    check_outputs(options)
     example = examples.EXAMPLES[options.example]
     steps = example.compute()
     about = {"example": options.example, "about": example.about, "where": example.where}

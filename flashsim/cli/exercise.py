@@ -8,7 +8,8 @@ from shlex import quote
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from flashsim.cli.values import meant, whole
+from flashsim.cli.shared import FLAG, add
+from flashsim.cli.values import whole
 
 if TYPE_CHECKING:
     from flashsim.exercises.grading import Grade
@@ -26,8 +27,9 @@ WIDTH = 80
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    actions = "|".join(ACTIONS)
     parser.add_argument(
-        "action", nargs="?", default="list", metavar="|".join(ACTIONS), help="what to do. Default: list"
+        "action", nargs="?", choices=ACTIONS, default="list", metavar=actions, help="what to do. Default: list"
     )
     what = "start, notebook: the exercise's number or name; check: the file; list: the folder with your files. Default: here"
     parser.add_argument("what", nargs="?", metavar="WHAT", help=what)
@@ -35,18 +37,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "folder", nargs="?", metavar="FOLDER", help="start, notebook: where the file goes. Default: here"
     )
     hint = "check: show a hint as well, the next one each time, or the Nth"
-    parser.add_argument("--hint", nargs="?", const="", metavar="N", help=hint)
-    parser.add_argument(
-        "--overwrite", action="store_true", help="start, notebook: begin anew, even if the file is there"
-    )
+    add(parser, "--hint", nargs="?", const="", metavar="N", help=hint)
+    add(parser, "--overwrite", **FLAG, help="start, notebook: begin anew, even if the file is there")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0, or 1 for a file that is not right yet. Raises ValueError for what makes no sense."""
-    if options.action not in ACTIONS:
-        raise ValueError(
-            f"there is no {options.action!r}{meant(options.action, ACTIONS)}; expected {', '.join(ACTIONS)}"
-        )
     if options.hint is not None and options.action != "check":
         raise ValueError("--hint goes with check: flashsim exercise check FILE --hint")
     if options.hint and options.what is None:  # check --hint FILE
@@ -125,7 +121,7 @@ def _check(options: argparse.Namespace) -> int:
 def _number(text: str | None) -> int:
     try:
         return whole()(text) if text else 0
-    except argparse.ArgumentTypeError as error:
+    except ValueError as error:
         raise ValueError(f"argument --hint: {error}") from None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.own import forward_of
-from flashsim.cli.shared import add, add_declared, causal_in, declared_in
+from flashsim.cli.shared import add, add_declared, declared_in, masks_in
 from flashsim.cli.values import elements
 
 N, D = 12, 4
@@ -60,31 +60,27 @@ def arguments(options: argparse.Namespace, Q: Any, K: Any, V: Any, algorithms: S
     where it is watched, nothing is asked. Raises ValueError for sizes that make no sense.
     """
     import flashsim
-
-    asked: dict[str, Any] = {**causal_in(options), "dropout_p": options.dropout, "seed": options.seed}
-    asked |= declared_in(options)
-    rows = max(options.blocks) if options.blocks else max(-(-K.shape[0] // 4), 1)
-    on_paper = 2 * (Q.shape[1] + V.shape[1]) * rows  # of which a block of `rows` rows is line 1's
-    loose: Any = replace(flashsim.Fixed(*options.blocks), enforced=False) if options.blocks else "paper"
-    strict: Any = flashsim.Fixed(*options.blocks) if options.blocks else options.sizing
-    if options.M is not None:
-        return _fitting(asked | {"M": elements(options.M, Q.dtype.itemsize), "sizing": strict}, (Q, K, V), algorithms)
-    asked |= {"M": on_paper, "sizing": loose}
-    if strict == "paper":
-        return asked
-    try:
-        needed = max(_peak(algorithm, options, (Q, K, V), asked) for algorithm in algorithms)
-    except Exception:
-        return asked
-    return _fitting(asked | {"M": max(on_paper, needed), "sizing": strict}, (Q, K, V), algorithms)
-
-
-def _fitting(asked: dict[str, Any], given: tuple[Any, Any, Any], algorithms: Sequence[Algorithm]) -> dict[str, Any]:
     from flashsim.comparison import sized_for_both
 
+    fixed = flashsim.Fixed(*options.blocks) if options.blocks else None
+    asked: dict[str, Any] = {**masks_in(options), "dropout_p": options.dropout_p, "seed": options.seed}
+    asked |= {**declared_in(options), "sizing": fixed or options.sizing}
+    if options.M is not None:
+        asked["M"] = elements(options.M, Q.dtype.itemsize)
+    else:
+        rows = max(options.blocks) if options.blocks else max(-(-K.shape[0] // 4), 1)
+        on_paper = 2 * (Q.shape[1] + V.shape[1]) * rows  # of which a block of `rows` rows is line 1's
+        loose = asked | {"M": on_paper, "sizing": replace(fixed, enforced=False) if fixed else "paper"}
+        if asked["sizing"] == "paper":
+            return loose
+        try:
+            needed = max(_peak(algorithm, options, (Q, K, V), loose) for algorithm in algorithms)
+        except Exception:
+            return loose
+        asked["M"] = max(on_paper, needed)
     for algorithm in algorithms:
         if algorithm.direction == "backward":
-            asked = sized_for_both(algorithm, *given, asked)
+            asked = sized_for_both(algorithm, Q, K, V, asked)
     return asked
 
 

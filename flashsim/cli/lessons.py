@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flashsim.cli.outputs import opened, saved
+from flashsim.cli.shared import add
 from flashsim.cli.values import meant
 from flashsim.files import write_whole
 
@@ -18,15 +19,9 @@ def add_options(parser: Any) -> None:
     from flashsim.gallery import pages
 
     parser.add_argument("lessons", nargs="*", metavar="NAME", help=f"of {', '.join(pages())}. Default: all")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("flashsim-lessons"),
-        metavar="FOLDER",
-        help="where they go. Default: %(default)s",
-    )
-    parser.add_argument("--open", action="store_true", help="open the index, or the first lesson named, in the browser")
+    where = "where they go. Default: %(default)s"
+    add(parser, "--output", type=Path, default=Path("flashsim-lessons"), metavar="FOLDER", help=where)
+    add(parser, "--open", help="open the index, or the first lesson named, in the browser")
 
 
 def run(options: argparse.Namespace) -> int:

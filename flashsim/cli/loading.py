@@ -5,11 +5,12 @@ Errors are one line that names the file, and the line of it where the error is.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
@@ -26,18 +27,15 @@ def algorithm(text: str) -> str | Algorithm:
     """Read an algorithm, for argparse: a name of flashsim's, or FILE.py:NAME, a function or a record of one's own."""
     if text in KNOWN:
         return text
-    try:
-        if ":" not in text and not text.endswith(".py"):
-            known = f"there are {', '.join(KNOWN)}; yours is FILE.py:NAME"
-            raise ValueError(f"there is no algorithm {text!r}{meant(text, KNOWN)}; {known}")
-        found = load(text, "FILE.py:NAME, such as mine.py:attention")
-        if isinstance(found, Algorithm):
-            return found
-        if not callable(found) or isinstance(found, type):
-            raise ValueError(f"{text} is of type {type(found).__name__}; expected a function, or a flashsim Algorithm")
-        return algorithm_of(found)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    if ":" not in text and not text.endswith(".py"):
+        known = f"there are {', '.join(KNOWN)}; yours is FILE.py:NAME"
+        raise ValueError(f"there is no algorithm {text!r}{meant(text, KNOWN)}; {known}")
+    found = load(text, "FILE.py:NAME, such as mine.py:attention")
+    if isinstance(found, Algorithm):
+        return found
+    if not callable(found) or isinstance(found, type):
+        raise ValueError(f"{text} is of type {type(found).__name__}; expected a function, or a flashsim Algorithm")
+    return algorithm_of(found)
 
 
 def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention") -> Any:
@@ -45,23 +43,20 @@ def load(where: str, form: str = "MODULE:FUNCTION, such as my_kernels:attention"
 
     Raises ValueError where that cannot be had; `form` is what was expected.
     """
-    module_name, colon, name = where.rpartition(":")
-    if not colon or not module_name or not name:
+    module_name, _, name = where.rpartition(":")
+    if not module_name or not name:
         raise ValueError(f"{where!r} is not of the form {form}")
     if module_name.endswith(".py"):
         module = _file(Path(module_name))
     else:
-        _run(module_name, Path.cwd(), lambda: importlib.import_module(module_name))
-        module = sys.modules[module_name]
-    found = module
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise ValueError(f"{module_name} has no {name!r}{_names(module)}") from None
-        except Exception as error:
-            raise ValueError(f"cannot get {name!r} of {module_name}: {type(error).__name__}: {error}") from error
-    return found
+        with _importing(module_name, Path.cwd()):
+            module = importlib.import_module(module_name)
+    try:
+        return attrgetter(name)(module)
+    except AttributeError:
+        raise ValueError(f"{module_name} has no {name!r}{_names(module)}") from None
+    except Exception as error:
+        raise ValueError(f"cannot get {name!r} of {module_name}: {type(error).__name__}: {error}") from error
 
 
 def _names(module: ModuleType) -> str:
@@ -89,19 +84,21 @@ def _file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        _run(str(path), file.parent, lambda: spec.loader.exec_module(module), str(file))  # type: ignore[union-attr]
+        with _importing(str(path), file.parent, str(file)):
+            spec.loader.exec_module(module)
     except ValueError:
         del sys.modules[name]
         raise
     return module
 
 
-def _run(name: str, folder: Path, work: Callable[[], object], file: str = "") -> None:
-    """Do what imports a module, with its folder among those where modules are looked for."""
+@contextmanager
+def _importing(name: str, folder: Path, file: str = "") -> Iterator[None]:
+    """Have a module imported, with its folder among those where modules are looked for."""
     if "" not in sys.path and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:
-        work()
+        yield
     except (Exception, SystemExit) as error:
         raise ValueError(f"{_place(name, error, file)}: {type(error).__name__}: {_said(error)}") from error
 

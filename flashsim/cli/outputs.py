@@ -10,14 +10,11 @@ import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flashsim.exporting import plain
 from flashsim.files import check_target, write_whole
 from flashsim.sizes import human_bytes
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 FIGURE = (".png", ".svg", ".json")
 
@@ -93,8 +90,11 @@ def write_json(target: str | None, data: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def progress(options: argparse.Namespace) -> Iterator[Progress]:
-    """Show progress on stderr where a person is watching it; nothing with --quiet or in a pipe."""
+def progress(options: argparse.Namespace, said: str = "") -> Iterator[Callable[..., None]]:
+    """Yield what is to be called with (done, of, what is being done): each may be None, or left out.
+
+    It shows that on stderr, after a line that says `said`, where a person is watching it; nothing with --quiet or in a pipe.
+    """
     from rich import progress as rich
 
     from flashsim.tables import console
@@ -109,5 +109,8 @@ def progress(options: argparse.Namespace) -> Iterator[Progress]:
         rich.TimeRemainingColumn(),
     )
     off = options.quiet or not shown.is_terminal
+    if said and not off:
+        shown.print(said)
     with rich.Progress(*columns, console=shown, transient=True, disable=off) as bar:
-        yield bar
+        task = bar.add_task(options.name, total=None)
+        yield lambda done=None, of=None, what=None: bar.update(task, completed=done, total=of, description=what)

@@ -15,7 +15,7 @@ EXAMPLES = "flashsim playground --open\nflashsim playground -o play.html"
 
 
 def add_options(parser: Any) -> None:
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    add(parser, "--open")
     add(parser, "--output", metavar="FILE", help="FILE.html. Default: flashsim-playground.html")
 
 

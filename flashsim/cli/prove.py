@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from flashsim.checking import DIRECTIONS
 from flashsim.cli.exact import SEARCHED, run_exact
 from flashsim.cli.outputs import check_outputs, finish
-from flashsim.cli.shared import LENGTHS, add, problem_in
+from flashsim.cli.shared import FILE, FLAG, LENGTHS, add, problem_in
 from flashsim.inputs import float_dtype
+from flashsim.tables import print_paragraphs, print_table, print_words, problem, sram
 
 SUMMARY = "Prove how few elements any schedule must move, and show how near the best one here comes."
 HOW_SURE = "Hand-proved, arithmetic machine-checked."
@@ -30,20 +30,12 @@ def add_options(parser: Any) -> None:
         add(parser, name, **({"required": False} if name == "--d" else {}))
     add(parser, "--M", "--causal", "--offset")
     add(parser, "--backward", help="of the backward pass: dQ, dK, dV")
-    parser.add_argument("--direction", choices=DIRECTIONS, help=argparse.SUPPRESS)  # the same, as Python says it
-    parser.add_argument("--mask", type=Path, metavar="FILE", help="a .npy file: booleans (N_q, N_k), True = attend")
-    parser.add_argument(
-        "--exact", action="store_true", help="search for the optimum, of lengths up to 8, and replay it"
-    )
-    add(
-        parser,
-        "--output",
-        metavar="FILE",
-        help="with --exact: the page that plays the optimum, FILE.html, or its trace",
-    )
-    parser.add_argument(
-        "--check", type=Path, metavar="FILE", help="check a certificate that --json wrote, and nothing else"
-    )
+    add(parser, "--direction", choices=DIRECTIONS, default="forward", help=argparse.SUPPRESS)  # as Python says it
+    add(parser, "--mask", help="a .npy file: booleans (N_q, N_k), True = attend")
+    add(parser, "--exact", **FLAG, help="search for the optimum, of lengths up to 8, and replay it")
+    plays = "with --exact: the page that plays the optimum, FILE.html, or its trace"
+    add(parser, "--output", metavar="FILE", help=plays)
+    add(parser, "--check", **FILE, help="check a certificate that --json wrote, and nothing else")
     add(parser, "--json", help="write a certificate, as JSON (- for stdout, and nothing else there)")
 
 
@@ -59,59 +51,46 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None and not options.exact:
         raise ValueError("-o/--output goes with --exact: it plays the optimum")
     check_outputs(options, *filter(None, [options.output]))
-    problem = problem_in(options)
-    if options.mask is not None:
-        given = qkv.load_mask(options.mask)
-        problem["mask"] = problem["mask"] & given if "mask" in problem else given
-    direction = "backward" if options.backward else options.direction or "forward"
-    if options.exact and direction == "backward":
+    problem = problem_in(options, mask=None if options.mask is None else qkv.load_mask(options.mask))
+    if options.exact and problem.pop("direction") == "backward":
         raise ValueError("--exact is of the forward pass; without it, --backward gives a lower bound")
     if options.exact:
         return run_exact(options, problem)
-    proof = prove(**problem, direction=direction)
+    proof = prove(**problem)
     finish(options, {"command": options.command_line, **proof.certificate()}, lambda: _show(proof, options.dtype))
     return 0
 
 
 def _show(proof: Any, dtype: str) -> None:
-    from flashsim.tables import console_for_tables, new_table, print_table, print_words, problem, sram
-
-    console, at = console_for_tables(), proof.bound
+    at = proof.bound
     allowed = {"all": "", "causal": ", causal", "given": f", {at.pairs:,} allowed pairs"}[proof.allowed]
-    console.print(f"One head, {proof.direction}, {problem(at.N_q, at.N_k, at.d, at.d_v)}{allowed}")
-    console.print(sram(at.M, float_dtype(dtype).itemsize, dtype) + "\n")
-    table = new_table("", "elements moved", "÷ bound")
-    table.add_row(
-        "compulsory: inputs read, outputs written", f"{at.compulsory:,}", f"{at.compulsory / at.accesses:.3f}"
+    print(f"One head, {proof.direction}, {problem(at.N_q, at.N_k, at.d, at.d_v)}{allowed}")
+    print(sram(at.M, float_dtype(dtype).itemsize, dtype) + "\n")
+    best, rows = (
+        proof.best,
+        [
+            ("compulsory: inputs read, outputs written", at.compulsory, f"{at.compulsory / at.accesses:.3f}"),
+            ("lower bound: no schedule moves less", at.accesses, "1"),
+        ],
     )
-    table.add_row("lower bound: no schedule moves less", f"{at.accesses:,}", "1")
-    best = proof.best
     if best is not None:
         said = f"best schedule here: {best.algorithm}, {best.B_r:,} × {best.B_c:,}"
-        table.add_row(said, f"{best.accesses:,}", f"{proof.ratio:.3f}")
-    print_table(console, table)
-    console.print()
-    print_words(console, f"No schedule of this class moves less than {at.accesses:,} elements, {proof.how}. {HOW_SURE}")
-    console.print()
-    print_words(console, f"The class: {proof.schedules}")
-    if best is None:
-        console.print()
-        print_words(console, "Of the schedules known here none fits this M.")
+        rows.append((said, best.accesses, f"{proof.ratio:.3f}"))
+    print_table(("", "elements moved", "÷ bound"), rows)
+    print_paragraphs(
+        f"No schedule of this class moves less than {at.accesses:,} elements, {proof.how}. {HOW_SURE}",
+        f"The class: {proof.schedules}",
+        *([] if best else ["Of the schedules known here none fits this M."]),
+    )
 
 
 def _check(options: argparse.Namespace) -> int:
     from flashsim import certificate, certificate_backward
     from flashsim.exact import certificate as of_optimum
     from flashsim.proving import recount
-    from flashsim.tables import console_for_tables, print_words
 
-    others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json", "output", "direction")
-    if (
-        options.causal
-        or options.backward
-        or options.exact
-        or any(getattr(options, name) is not None for name in others)
-    ):
+    others = ("N", "N_q", "N_k", "d", "d_v", "M", "mask", "offset", "json", "output", "causal", "exact")
+    if options.direction == "backward" or any(getattr(options, name) for name in others):
         raise ValueError("--check goes alone: the certificate says what it is of")
     try:
         text = options.check.read_text(encoding="utf-8")
@@ -120,28 +99,18 @@ def _check(options: argparse.Namespace) -> int:
     except UnicodeDecodeError:
         raise ValueError(f"argument --check: {options.check} is no text; expected the JSON that --json wrote") from None
     try:
-        held = _object(text)
+        held = json.loads(text)
+        if not isinstance(held, dict):
+            raise ValueError("it holds no JSON object")
         exact = held.get("kind") == "optimum"
         bound = certificate_backward if held.get("direction") == "backward" else certificate
         said = (of_optimum if exact else bound).check(held)
         schedule = "" if exact else recount(held)
-    except ValueError as error:
-        print_words(console_for_tables(), f"{options.check} proves nothing: {error}")
+    except (ValueError, RecursionError) as error:
+        why = "it holds no JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else error
+        print_words(f"{options.check} proves nothing: {why}")
         return 1
-    console = console_for_tables()
-    print_words(console, f"{said}. {SEARCHED if exact else HOW_SURE}")
+    print_words(f"{said}. {SEARCHED if exact else HOW_SURE}")
     if schedule:
-        console.print()
-        print_words(console, f"The best schedule here, {schedule}")
+        print_paragraphs(f"The best schedule here, {schedule}")
     return 0
-
-
-def _object(text: str) -> dict[str, Any]:
-    """Return what a JSON object holds. Raises ValueError for other text."""
-    try:
-        held = json.loads(text)
-    except (ValueError, RecursionError):
-        held = None
-    if not isinstance(held, dict):
-        raise ValueError("it holds no JSON object")
-    return held

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flashsim
 from flashsim.cli.outputs import figure_stem, finish, progress
-from flashsim.cli.shared import NAMES, add, add_declared, causal_in, declared_in
+from flashsim.cli.shared import FLAG, NAMES, add, add_declared, by_name, declared_in, masks_in
 from flashsim.cli.values import elements, finite
 from flashsim.inputs import float_dtype
 
@@ -35,16 +34,10 @@ def add_options(parser: Any) -> None:
     add(parser, "--backward", help="run the backward pass too, for a random dO")
     add(parser, "--causal", "--offset", "--dropout")
     add(parser, "--seed", help="of dropout. Default: 0")
-    parser.add_argument(
-        "--mask", type=Path, metavar="FILE", help="a .npy file: booleans (..., N_q, N_k), True = attend"
-    )
-    parser.add_argument("--padded", action="store_true", help="the bundled sample with its padding and padding mask")
-    add(
-        parser,
-        "--dtype",
-        default=None,
-        help="convert Q, K, V to this first. Default: as they are in the file; the sample: float32",
-    )
+    add(parser, "--mask")
+    add(parser, "--padded", **FLAG, help="the bundled sample with its padding and padding mask")
+    converted = "convert Q, K, V to this first. Default: as they are in the file; the sample: float32"
+    add(parser, "--dtype", default=None, help=converted)
     add(parser, "--M", "--sizing", "--blocks", "--gqa")
     add_declared(parser)
     parser.add_argument("--scale", type=finite, help="softmax scale τ. Default: 1/√d")
@@ -67,25 +60,22 @@ def run(options: argparse.Namespace) -> int:
     mask: Any = qkv.load_mask(options.mask) if options.mask else None
     if options.padded:
         mask = flashsim.KeyPadding(int(qkv.sample_mask().sum()))
-    rule = causal_in(options)
-    if "mask" in rule and mask is not None:
-        rule = {"mask": rule["mask"] & mask}
-    asked = _asked(options)
+    asked, both_ways = _asked(options), options.direction == "backward"
     stem = figure_stem(options, "flashsim-run")
-    with progress(options) as bar:
+    with progress(options) as told:
+
+        def watch(title: str, heads: int) -> Callable[[int, int], None]:
+            told(0, heads, title)
+            return told
+
         forwards, backwards = comparison.run_all(
             given,
-            options.algorithm or ["standard", "flash" if asked or options.backward else "flash_basic"],
-            lambda title, heads: _on_head(bar, title, heads),
-            both_ways=options.backward,
+            options.algorithm or ["standard", "flash" if asked or both_ways else "flash_basic"],
+            watch,
+            both_ways=both_ways,
             M=elements(options.M, given.Q.dtype.itemsize),
-            scale=options.scale,
-            sizing=options.sizing,
-            blocks=None if options.blocks is None else tuple(options.blocks),
-            **{"mask": mask, **rule},
-            dropout_p=options.dropout,
-            seed=options.seed,
-            gqa=options.gqa,
+            **by_name(options, "scale", "sizing", "blocks", "dropout_p", "seed", "gqa"),
+            **masks_in(options, mask),
             **declared_in(options),
         )
     numbers = report.run_numbers(given, forwards, backwards)
@@ -100,17 +90,12 @@ def run(options: argparse.Namespace) -> int:
     return 0 if all(result.ok for results in (forwards, backwards) for result in results.values()) else 1
 
 
-def _on_head(bar: Any, title: str, heads: int) -> Callable[[int, int], None]:
-    task = bar.add_task(title, total=heads)
-    return lambda done, of: bar.update(task, completed=done, total=of)
-
-
 def _asked(options: argparse.Namespace) -> str:
     said = {
         "causal" if options.offset is None else f"causal from {options.offset}": options.causal,
         "keys padded": options.padded,
         f"mask {options.mask}": options.mask,
-        f"dropout {options.dropout:g}": options.dropout,
+        f"dropout {options.dropout_p:g}": options.dropout_p,
         **{f"{name.replace('_', ' ')} {getattr(options, name)}": True for name in declared_in(options)},
     }
     return ", ".join(words for words, is_asked in said.items() if is_asked)

@@ -9,7 +9,6 @@ from typing import Any
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
 from flashsim.algorithms import options as declared
 from flashsim.algorithms.own import chosen
-from flashsim.algorithms.record import Direction
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
 from flashsim.cli.values import dtype, elements, head, offset, output, probability, seed, size, whole
@@ -20,39 +19,47 @@ NAMES = f"{', '.join(FORWARD)}; or yours, FILE.py:NAME"
 BOTH = f"{NAMES}; with --backward also {', '.join(name for name in BACKWARD if name not in FORWARD)}"
 
 SIZINGS = "fit: the largest blocks of line 1's shape that fit M; paper: line 1's own, which may need more"
-
+FLAG: dict[str, Any] = {"action": "store_true"}
+FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "--algorithm": {"type": algorithm, "metavar": "NAME", "help": NAMES},
-    "--backward": {"action": "store_true"},
+    "--backward": {"action": "store_const", "dest": "direction", "const": "backward", "default": "forward"},
     "--blocks": {"nargs": 2, "type": whole(), "metavar": ("B_r", "B_c"), "help": "these block sizes instead; M enforced"},
-    "--causal": {"action": "store_true", "help": "causal: query i attends to keys j ≤ i + N_k − N_q"},
+    "--causal": {**FLAG, "help": "causal: query i attends to keys j ≤ i + N_k − N_q"},
     "--d": {"type": whole(), "required": True, "help": "head dimension"},
     "--d-v": {"type": whole(), "metavar": "D", "help": "width of V, where it differs from d"},
-    "--dropout": {"type": probability, "default": 0.0, "metavar": "P", "help": "drop weights with this probability. Default: 0"},
+    "--dropout": {
+        "type": probability,
+        "dest": "dropout_p",
+        "default": 0.0,
+        "metavar": "P",
+        "help": "drop weights with this probability. Default: 0",
+    },
     "--dtype": {"type": dtype, "choices": FLOATS, "default": DEFAULT_DTYPE, "help": f"of Q, K, V. Default: {DEFAULT_DTYPE}"},
     "--gqa": {
         "choices": ["separate", "grouped"],
         "default": "separate",
         "help": "how query heads that share a KV head run: each on its own, or as one problem. Default: separate",
     },
+    "--heads": {"type": whole(), "metavar": "H", "help": "batch × query heads; the counts add up"},
+    "--kv-heads": {"type": whole(), "metavar": "H", "help": "batch × KV heads, where query heads share them"},
     "--head": {"type": head, "metavar": "I[,J…]", "help": "an index into the leading axes"},
     "--json": {"metavar": "FILE", "help": "write the numbers as JSON (- for stdout, and nothing else there)"},
+    "--jobs": {"type": whole(), "metavar": "N"},
     "--M": {
         "type": size,
         "metavar": "SIZE",
         "help": "SRAM size: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024 bytes). Default: 100KB",
     },
+    "--mask": {**FILE, "help": "a .npy file: booleans (..., N_q, N_k), True = attend"},
+    "--open": {**FLAG, "help": "open the page in the browser"},
     "--N": {"type": whole(), "dest": "N", "help": "sequence length"},
     "--N-k": {"type": whole(), "metavar": "N", "help": "number of keys"},
     "--N-q": {"type": whole(), "metavar": "N", "help": "number of queries, where it differs from the keys'"},
-    "--qkv": {"nargs": "+", "type": Path, "metavar": "FILE"},
-    "--quiet": {"action": "store_true", "help": "no progress on stderr"},
+    "--qkv": {**FILE, "nargs": "+"},
+    "--quiet": {**FLAG, "help": "no progress on stderr"},
     "--seed": {"type": seed, "default": 0},
-    "--sizing": {
-        "choices": ["fit", "paper"],
-        "default": "fit",
-        "help": f"{SIZINGS}. Default: fit",
-    },
+    "--sizing": {"choices": ["fit", "paper"], "default": "fit", "help": f"{SIZINGS}. Default: %(default)s"},
     "--vs": {"type": algorithm, "metavar": "NAME"},
     "--offset": {
         "type": offset,
@@ -67,9 +74,9 @@ LENGTHS = ("--N", "--N-q", "--N-k", "--d", "--d-v", "--dtype")
 
 
 def add(parser: Any, *names: str, **changed: Any) -> None:
-    """Add options of `OPTIONS` to a parser, in this order; `changed`, for one of them, is what is different here."""
+    """Add options to a parser, in this order, as in `OPTIONS`; `changed`, for one of them, is what is different here, or all."""
     for name in names:
-        settings = {**OPTIONS[name], **changed}
+        settings = {**OPTIONS.get(name, {}), **changed}
         parser.add_argument(*SHORT.get(name, ()), name, **settings)
         if name in OLD:
             dest = settings.get("dest", name.removeprefix("--").replace("-", "_"))
@@ -101,19 +108,26 @@ def declared_in(options: argparse.Namespace) -> dict[str, Any]:
     return {name: choices.get(value, value) for name, (value, choices) in given.items() if value is not None}
 
 
-def causal_in(options: argparse.Namespace) -> dict[str, Any]:
-    """Return `causal`, or `mask` where --offset moves it. Raises ValueError for --offset alone."""
+def by_name(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the values of options, for a function that calls its arguments the same."""
+    return {name: getattr(options, name) for name in names}
+
+
+def masks_in(options: argparse.Namespace, mask: Any = None) -> dict[str, Any]:
+    """Return `causal`, and `mask`, of which --offset's is a part, if there is one. Raises ValueError for --offset alone."""
+    given = {} if mask is None else {"mask": mask}
     if options.offset is None:
-        return {"causal": options.causal}
+        return {"causal": options.causal, **given}
     if not options.causal:
         raise ValueError("--offset goes with --causal")
-    return {"mask": Causal(offset=options.offset)}
+    moved = Causal(offset=options.offset)
+    return {"mask": moved if mask is None else moved & mask}
 
 
-def problem_in(options: argparse.Namespace) -> dict[str, Any]:
-    """Return lengths and widths, dtype, M in elements, and what `causal_in` does. Raises ValueError."""
-    given = {name: getattr(options, name) for name in ("N", "N_q", "N_k", "d", "d_v", "dtype")}
-    return {**given, "M": elements(options.M, float_dtype(options.dtype).itemsize), **causal_in(options)}
+def problem_in(options: argparse.Namespace, *names: str, mask: Any = None) -> dict[str, Any]:
+    """Return lengths and widths, dtype, direction, what is named, M in elements, and what `masks_in` does. Raises ValueError."""
+    given = by_name(options, "N", "N_q", "N_k", "d", "d_v", "dtype", "direction", *names)
+    return {**given, "M": elements(options.M, float_dtype(options.dtype).itemsize), **masks_in(options, mask)}
 
 
 def add_algorithm(parser: Any, default: str = "") -> None:
@@ -125,11 +139,10 @@ def add_algorithm(parser: Any, default: str = "") -> None:
 
 def algorithm_in(options: argparse.Namespace, default: str = "") -> Algorithm:
     """Return the pass of the algorithm that was asked for, backward with --backward. Raises ValueError if there is none."""
-    direction: Direction = "backward" if options.backward else "forward"
     named = getattr(options, "named", None)
     if named and options.algorithm:
         raise ValueError("an algorithm is given twice: leave out NAME or --algorithm")
     what = named or options.algorithm or default
     if not what:
         raise ValueError(f"an algorithm is missing: expected NAME, one of {NAMES}")
-    return chosen(what, direction)
+    return chosen(what, options.direction)

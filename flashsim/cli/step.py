@@ -11,7 +11,7 @@ from typing import Any
 from flashsim.algorithms.own import chosen
 from flashsim.cli.inputs import add_inputs, arguments, gradient, operands, taken_by
 from flashsim.cli.outputs import check_outputs, opened, saved
-from flashsim.cli.shared import add, add_algorithm, algorithm_in
+from flashsim.cli.shared import FLAG, add, add_algorithm, algorithm_in
 from flashsim.files import write_whole
 from flashsim.tracing.bugs import BACKWARD_BUGS, BUGS, with_bug
 
@@ -39,19 +39,16 @@ def add_options(parser: Any) -> None:
     bugs = f"{', '.join(BUGS)}; with --backward: {', '.join(BACKWARD_BUGS)}"
     other.add_argument("--bug", metavar="NAME", help=f"the same with a planted bug beside it: {bugs}")
     add_inputs(parser)
-    parser.add_argument("--text", action="store_true", help="print the steps in the terminal, and write no file")
-    parser.add_argument(
-        "--gif",
-        metavar="A:B",
-        type=_range,
-        help="write steps A to B as an animated GIF, flashsim-step.gif or -o FILE.gif",
-    )
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    add(parser, "--text", **FLAG, help="print the steps in the terminal, and write no file")
+    gif = "write steps A to B as an animated GIF, flashsim-step.gif or -o FILE.gif"
+    add(parser, "--gif", metavar="A:B", type=_range, help=gif)
+    add(parser, "--open")
     kinds = "the page, FILE.html; or the trace, .json.gz or .npz; or .perfetto.json"
     add(parser, "--output", metavar="FILE", help=f"{kinds}. Default: flashsim-step.html")
 
 
 def run(options: argparse.Namespace) -> int:
+    from flashsim.tracing.film import film
     from flashsim.tracing.page import page_of
     from flashsim.tracing.text import lines
     from flashsim.tracing.traces import check_suffix
@@ -59,25 +56,35 @@ def run(options: argparse.Namespace) -> int:
     second = options.vs or options.bug
     if options.text and (second or options.open or options.output):
         raise ValueError("--text prints one run; leave out --vs, --bug, --open and --output")
-    if options.gif:
-        return _film(options)
-    output = options.output or Path("flashsim-step.html")
+    if options.gif and (second or options.open or options.text):
+        raise ValueError("--gif shows one run, in a file; leave out --vs, --bug, --open and --text")
+    output = options.output or Path(f"flashsim-step.{'gif' if options.gif else 'html'}")
+    if options.gif and output.suffix != ".gif":
+        raise ValueError(f"--gif writes a GIF; expected -o FILE.gif, got {output}")
     if options.open and output.suffix != ".html":
         raise ValueError(f"--open shows a page; expected -o FILE.html, got {output}")
     if not options.text:
         check_outputs(options, output)
+    if not options.text and not options.gif:
         check_suffix(output, "the comparison of two" if second else "")
     trace, versus = recorded(options)
+    note, steps = "", len(trace.steps)
     if options.text:
         print("\n".join(lines(trace)))
         return 0
-    note = ""
-    if output.suffix == ".html":
+    if options.gif:
+        first, last = options.gif
+        try:
+            film(trace, first, last, output)
+        except ValueError as error:
+            raise ValueError(f"argument --gif: {error}") from None
+        steps = last - first + 1
+    elif output.suffix == ".html":
         page, note = page_of(trace, versus)
         write_whole(output, page)
     else:
         trace.save(output, versus=versus)
-    saved(output, f", {len(trace.steps):,} steps")
+    saved(output, f", {steps:,} steps")
     if note:
         print(f"{note} All values: -o FILE.json.gz or .npz; fewer steps: larger --blocks.")
     if options.open:
@@ -88,37 +95,19 @@ def run(options: argparse.Namespace) -> int:
 def _range(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text, re.ASCII)
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps; write A:B, as in 20:40")
+        raise ValueError(f"{text!r} is no range of steps; write A:B, as in 20:40")
     return int(found[1]), int(found[2])
-
-
-def _film(options: argparse.Namespace) -> int:
-    from flashsim.tracing.film import film
-
-    output = options.output or Path("flashsim-step.gif")
-    if options.vs or options.bug or options.open or options.text:
-        raise ValueError("--gif shows one run, in a file; leave out --vs, --bug, --open and --text")
-    if output.suffix != ".gif":
-        raise ValueError(f"--gif writes a GIF; expected -o FILE.gif, got {output}")
-    check_outputs(options, output)
-    first, last = options.gif
-    try:
-        film(recorded(options)[0], first, last, output)
-    except ValueError as error:
-        raise ValueError(f"argument --gif: {error}") from None
-    saved(output, f", {last - first + 1} steps")
-    return 0
 
 
 def recorded(options: argparse.Namespace) -> tuple[Any, Any]:
     """Return the trace that was asked for, and the one beside it; None where there is none. Raises ValueError."""
     import flashsim
 
-    given, direction = operands(options), "backward" if options.backward else "forward"
+    given, direction = operands(options), options.direction
     passes = [algorithm_in(options, "flash"), *([chosen(options.vs, direction)] if options.vs else [])]
     planted = [with_bug(passes[0], options.bug, direction)] if options.bug else []
     asked = arguments(options, *given, passes)
-    if options.backward:
+    if direction == "backward":
         asked["dO"] = gradient(options, given[0], given[2])
     traces = [flashsim.trace(one, *given, **taken_by(one, options, asked)) for one in (*passes, *planted)]
     said = [replace(trace, about=replace(trace.about, command=options.command_line)) for trace in traces]

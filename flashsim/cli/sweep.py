@@ -17,9 +17,9 @@ from typing import Any
 from flashsim.algorithms import options as declared
 from flashsim.cli import values
 from flashsim.cli.loading import algorithm
-from flashsim.cli.outputs import check_outputs, figure_stem, finish, progress
-from flashsim.cli.shared import NAMES, SIZINGS, add, add_declared
-from flashsim.cli.values import seed, whole
+from flashsim.cli.outputs import figure_stem, finish, progress
+from flashsim.cli.shared import FILE, NAMES, SIZINGS, add, add_declared
+from flashsim.cli.values import whole
 from flashsim.files import write_whole
 from flashsim.inputs import FLOATS
 from flashsim.jobs import in_any_order
@@ -34,7 +34,8 @@ EXAMPLES = (
     "flashsim sweep flash standard --points shapes.csv --json -"
 )
 MANY = "one or many: 64 128, 128:4096:128 (steps of 128), 128:65536:x2 (times 2)"
-BOTH = {"no": [False], "yes": [True], "both": [False, True]}
+CAUSAL = {"no": [False], "yes": [True], "both": [False, True]}
+PASSES = {"no": ["forward"], "yes": ["backward"], "both": ["forward", "backward"]}
 SHOWN, WIDTH = 20, 80
 
 
@@ -50,32 +51,24 @@ def add_options(parser: Any) -> None:
         ("--d-v", "widths of V, where they differ from d"),
     ):
         add(parser, flag, **some, type=lengths, metavar="N", required=False, help=what)
-    sizes_help = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
-    parser.add_argument("--M", **some, type=sizes, metavar="SIZE", help=sizes_help)
+    said = "SRAM sizes: elements (25600), or bytes of the dtype (100KB, 1 KB = 1024), ranges too. Default: 100KB"
+    add(parser, "--M", **some, type=sizes, help=said)
     add(parser, "--blocks", action="append", help="block sizes, M enforced; again for others")
     add(parser, "--sizing", **some, default=None, help=f"{SIZINGS}. Default: paper")
     add(parser, "--dtype", **some, default=None, metavar="NAME", help=f"of {', '.join(FLOATS)}. Default: float32")
     for flag, what in (("--causal", "causal masks"), ("--backward", "backward passes")):
-        parser.add_argument(
-            flag, nargs="?", const="yes", choices=list(BOTH), help=f"{what}: yes, no, or both. Default: no"
-        )
+        said = f"{what}: yes, no, or both. Default: no"
+        add(parser, flag, action="store", nargs="?", const="yes", default=None, choices=list(CAUSAL), help=said)
     add(parser, "--dropout", **some, default=None)
-    parser.add_argument("--heads", **some, type=lengths, metavar="H", help="batch × query heads; the counts add up")
-    parser.add_argument(
-        "--kv-heads", **some, type=lengths, metavar="H", help="batch × KV heads, where query heads share them"
-    )
+    add(parser, "--heads", "--kv-heads", **some, type=lengths)
     add(parser, "--gqa", **some, default=None)
     add_declared(parser, many=True)
-    parser.add_argument(
-        "--points",
-        type=Path,
-        metavar="FILE",
-        help="a CSV file with columns N, d, M, …: each row is taken with every combination of the other options",
-    )
-    parser.add_argument("--check", type=whole(0), default=32, metavar="N", help="points to count as well. Default: 32")
-    parser.add_argument("--seed", type=seed, default=0, help="which points those are. Default: 0")
-    parser.add_argument("--jobs", type=whole(), default=1, metavar="N", help="processes. Default: 1")
-    parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV (- for stdout, and nothing else there)")
+    points = "a CSV file with columns N, d, M, …: each row is taken with every combination of the other options"
+    add(parser, "--points", **FILE, help=points)
+    add(parser, "--check", type=whole(0), default=32, metavar="N", help="points to count as well. Default: 32")
+    add(parser, "--seed", help="which points those are. Default: 0")
+    add(parser, "--jobs", default=1, help="processes. Default: 1")
+    add(parser, "--csv", metavar="FILE", help="write the rows as CSV (- for stdout, and nothing else there)")
     add(parser, "--json", "--output")
     for flag, what in (
         ("--x", "column along the picture. Default: the argument with most values"),
@@ -88,7 +81,7 @@ def add_options(parser: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; return 0, or 1 where no point could be counted, or a closed form and a count differ. Raises ValueError."""
-    from flashsim.sweeping.running import Disagreement, swept
+    from flashsim.sweeping.running import Disagreement, sweep
 
     if options.csv == "-" == options.json:
         raise ValueError("--csv - and --json - both want stdout; give one of them a file")
@@ -99,18 +92,16 @@ def run(options: argparse.Namespace) -> int:
     if options.jobs > 1:
         _check_they_can_be_handed_on(algorithms)
     stem = None if options.output is None else figure_stem(options, "")
-    check_outputs(options)
-    with progress(options) as bar:
-        task = bar.add_task("sweep", total=None)
+    with progress(options) as told:
         try:
-            found = swept(
+            found = sweep(
                 algorithms or "flash",
-                _arguments(options),
-                None if options.points is None else _table(options.points),
-                partial(in_any_order, jobs=options.jobs),
+                **_arguments(options),
+                points=None if options.points is None else _table(options.points),
+                jobs=partial(in_any_order, jobs=options.jobs),
                 check=options.check,
                 seed=options.seed,
-                on_points=lambda done, of: bar.update(task, completed=done, total=of),
+                on_points=told,
             )
         except TypeError as error:
             raise ValueError(f"argument --points: {error}") from None
@@ -164,20 +155,19 @@ def _write(found: Any, options: argparse.Namespace, stem: Path | None) -> int:
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Return `sweep`'s arguments, those that were given."""
-    names = ("N", "N_q", "N_k", "d", "d_v", "M", "heads", "kv_heads")
-    several: dict[str, Any] = {name: getattr(options, name) for name in names}
-    several = {name: list(chain(*lists)) for name, lists in several.items() if lists is not None}
-    given: dict[str, Any] = {name: getattr(options, name) for name in ("sizing", "dtype", "gqa")}
-    given["dropout_p"] = options.dropout
-    given["blocks"] = None if options.blocks is None else [tuple(pair) for pair in options.blocks]
-    given["causal"] = None if options.causal is None else BOTH[options.causal]
-    if options.backward is not None:
-        given["direction"] = [("forward", "backward")[back] for back in BOTH[options.backward]]
-    for name, whose in declared().items():
-        chosen, choices = getattr(options, name), whose[0][1].choices
-        if chosen is not None:
-            given[name] = [choices[value] for value in chosen] if choices else list(chain(*chosen))
-    return several | {name: value for name, value in given.items() if value is not None}
+    from flashsim.sweeping.points import ARGUMENTS
+
+    given: dict[str, Any] = {name: getattr(options, name, None) for name in (*ARGUMENTS, *declared())}
+    given = {name: values for name, values in given.items() if values is not None}
+    for name, ways in (("causal", CAUSAL), ("direction", PASSES)):
+        if name in given:
+            given[name] = ways[given[name]]
+    for name in given.keys() - {"blocks"}:  # of lists, which ranges are, too
+        given[name] = list(chain.from_iterable(each if isinstance(each, list) else [each] for each in given[name]))
+    for name in given.keys() & declared():
+        choices = declared()[name][0][1].choices
+        given[name] = [choices.get(value, value) for value in given[name]]
+    return given
 
 
 def _table(path: Path) -> list[dict[str, Any]]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from flashsim.cli.outputs import check_outputs, finish, progress
+from flashsim.cli.outputs import finish, progress
 from flashsim.cli.shared import BOTH, LENGTHS, add, problem_in
 from flashsim.cli.values import whole
 from flashsim.inputs import float_dtype
+from flashsim.tables import print_paragraphs, print_table, print_words, problem, sram
 
 SUMMARY = "Find the loop order and the block sizes that move the fewest elements and truly fit M."
 EXAMPLES = (
@@ -28,30 +29,19 @@ def add_options(parser: Any) -> None:
     add(parser, "--backward", help="tune the backward pass")
     add(parser, "--causal", help="causal: query i attends to keys j ≤ i + N_k − N_q; empty tiles are skipped")
     add(parser, "--offset", "--dropout")
-    parser.add_argument(
-        "--least",
-        type=whole(),
-        default=1,
-        metavar="B",
-        help="fewest rows and columns of a tile: in the model one row is as good as many, on a matrix unit 16. Default: 1",
+    fewest = (
+        "fewest rows and columns of a tile: in the model one row is as good as many, on a matrix unit 16. Default: 1"
     )
+    add(parser, "--least", type=whole(), default=1, metavar="B", help=fewest)
     add(parser, "--json", "--quiet")
 
 
 def run(options: argparse.Namespace) -> int:
     from flashsim.tune import tune
 
-    check_outputs(options)
-    with progress(options) as bar:
-        task = bar.add_task("tune", total=None)
-        tuned = tune(
-            **problem_in(options),
-            direction="backward" if options.backward else "forward",
-            dropout_p=options.dropout,
-            least=options.least,
-            algorithms=options.algorithm,
-            on_tried=lambda done, of: bar.update(task, completed=done, total=of),
-        )
+    with progress(options) as told:
+        asked = problem_in(options, "dropout_p", "least")
+        tuned = tune(**asked, algorithms=options.algorithm, on_tried=told)
     numbers = {"command": options.command_line, **asdict(tuned)}
     finish(options, numbers, lambda: print_tuned(tuned, options.dtype))
     return 0
@@ -59,24 +49,20 @@ def run(options: argparse.Namespace) -> int:
 
 def print_tuned(tuned: Any, dtype: str) -> None:
     """Print each loop order's best beside what its line 1 chooses, and the best of all."""
-    from flashsim.tables import console_for_tables, print_table, print_words, problem, sram
-
-    console, shape, M = console_for_tables(), tuned.shape, tuned.M
+    shape, M = tuned.shape, tuned.M
     sizes = problem(shape.N_q, shape.N_k, shape.d, shape.d_v)
     causal = ", causal" if tuned.causal else f", {tuned.mask}" if tuned.mask else ""
-    console.print(f"One head, {tuned.direction}, {sizes}{causal}")
-    console.print(sram(M, float_dtype(dtype).itemsize, dtype))
-    once = (
-        "Q, K, V read once, O written" if tuned.direction == "forward" else "Q, K, V, dO read once, dQ, dK, dV written"
-    )
-    console.print(f"Compulsory: {tuned.compulsory:,} elements ({once})")
+    print(f"One head, {tuned.direction}, {sizes}{causal}")
+    print(sram(M, float_dtype(dtype).itemsize, dtype))
+    once = {"forward": "Q, K, V read once, O written", "backward": "Q, K, V, dO read once, dQ, dK, dV written"}
+    print(f"Compulsory: {tuned.compulsory:,} elements ({once[tuned.direction]})")
     if tuned.bound is not None:
-        console.print(f"Lower bound: {tuned.bound:,} elements; no schedule moves less (flashsim prove)")
-    console.print()
-    print_table(console, _choices(tuned, tuned.by_loops))
+        print(f"Lower bound: {tuned.bound:,} elements; no schedule moves less (flashsim prove)")
+    print()
+    _print_choices(tuned, tuned.by_loops)
     if tuned.paper:
-        console.print("\nThe same with the blocks of line 1 of each:\n")
-        print_table(console, _choices(tuned, tuned.paper))
+        print("\nThe same with the blocks of line 1 of each:\n")
+        _print_choices(tuned, tuned.paper)
     best = tuned.best
     said = (
         f"Fewest: {best.algorithm} ({best.loops}) with tiles of {best.blocks.B_r:,} × {best.blocks.B_c:,}. "
@@ -90,26 +76,17 @@ def print_tuned(tuned: Any, dtype: str) -> None:
         said += f", and the paper's choice, its loops with line 1's blocks, {ratio}"
         if paper.peak > M:
             said += f", in blocks that need {paper.peak / M:.0%} of M"
-    console.print()
-    print_words(console, said + ".")
+    print_paragraphs(said + ".")
     if min(best.blocks.B_r, best.blocks.B_c) < 8 <= min(shape.N_q, shape.N_k):
         print_words(
-            console,
-            "In the model a tile of one row costs nothing extra; --least 16 asks for tiles that a matrix unit likes.",
+            "In the model a tile of one row costs nothing extra; --least 16 asks for tiles that a matrix unit likes."
         )
 
 
-def _choices(tuned: Any, by_name: Mapping[str, Any]) -> Any:
-    from flashsim.tables import new_table
-
-    table = new_table("name", "loops", "B_r × B_c", "accesses", "×\ncompulsory", "peak\nof M")
+def _print_choices(tuned: Any, by_name: Mapping[str, Any]) -> None:
+    rows = []
     for name, choice in by_name.items():
-        table.add_row(
-            name,
-            choice.loops,
-            f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}",
-            f"{choice.accesses:,}",
-            f"{choice.accesses / tuned.compulsory:.2f}",
-            f"{choice.peak / tuned.M:.0%}",
-        )
-    return table
+        blocks = f"{choice.blocks.B_r:,} × {choice.blocks.B_c:,}"
+        ratios = f"{choice.accesses / tuned.compulsory:.2f}", f"{choice.peak / tuned.M:.0%}"
+        rows.append((name, choice.loops, blocks, choice.accesses, *ratios))
+    print_table(("name", "loops", "B_r × B_c", "accesses", "×\ncompulsory", "peak\nof M"), rows)

@@ -1,4 +1,4 @@
-"""How what is typed is read: one function for each kind of value, for argparse; what makes no sense is refused."""
+"""How what is typed is read: one function for each kind of value, which raises ValueError for what makes no sense."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +39,13 @@ class Parser(argparse.ArgumentParser):
             if len(known) > 1 and message.endswith(f"required: {action.metavar}"):
                 message += f", one of {', '.join(known)}"
         raise ValueError(message)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Return what the option's type reads; argparse's has words of its own for a ValueError."""
+        try:
+            return self._registry_get("type", action.type, action.type)(arg_string)
+        except (ValueError, TypeError) as error:
+            raise argparse.ArgumentError(action, str(error)) from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -81,13 +89,11 @@ def number(convert: Callable[[str], Any], fits: Callable[[Any], bool], expected:
     """Return a reader of what `convert` takes and `fits`; of all else it says what was expected."""
 
     def read(text: str) -> Any:
-        try:
+        with suppress(ValueError):
             found = convert(text)
-        except ValueError:
-            found = None
-        if found is None or not fits(found):
-            raise _refused(text, expected)
-        return found
+            if fits(found):
+                return found
+        raise _refused(text, expected)
 
     return read
 
@@ -103,15 +109,9 @@ def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
     """Return a reader of an option that an algorithm declares: a whole number, or several with commas between."""
 
     def read(text: str) -> int | tuple[int, ...]:
-        try:
-            numbers = tuple(int(part) for part in text.split(","))
-        except ValueError:
-            raise _refused(text, "a whole number, or several with commas between") from None
+        numbers = _numbers(text, "a whole number, or several with commas between")
         value = numbers[0] if len(numbers) == 1 else numbers
-        try:
-            check(value)
-        except (ValueError, TypeError) as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+        check(value)
         return value
 
     return read
@@ -119,10 +119,7 @@ def declared(check: Callable[[Any], object]) -> Callable[[str], Any]:
 
 def size(text: str) -> str:
     """Read a size, such as 25600 or 100KB, which stays text until the dtype is known."""
-    try:
-        parse_size(text, 1)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    parse_size(text, 1)
     return text
 
 
@@ -139,7 +136,7 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
         if stop < start:
             raise _refused(text, f"a range from {start} up")
         if parts[2][:1] != "x":
-            numbers: Any = range(start, stop + 1, whole()(parts[2]))
+            numbers: Any = range(start, stop + 1, read(parts[2]))
         else:
             factor = number(float, lambda x: 1 < x < math.inf, "a factor above 1, as in 128:4096:x2")(parts[2][1:])
             exponents = range(int(math.log(stop / start) / math.log(factor) + 1e-9) + 1)
@@ -153,38 +150,38 @@ def several(read: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 def several_sizes(text: str) -> list[int | str]:
     """Read a size, or a range of sizes: elements as numbers; bytes as text, until the dtype is known."""
-    parts = text.split(":")
-    sizes = [part for at, part in enumerate(parts) if at < 2 or part[:1] != "x"]
-    in_bytes = [size(part).strip()[-1:].upper() == "B" for part in sizes]
-    if any(in_bytes) != all(in_bytes):
+    sizes = [part for at, part in enumerate(text.split(":")) if at < 2 or part[:1] != "x"]
+    in_bytes = {part.strip()[-1:].upper() == "B" for part in sizes}
+    numbers = several(lambda part: parse_size(part, 1))(text)
+    if len(in_bytes) > 1:
         raise _refused(text, "sizes that are all elements, or all bytes")
-    if len(parts) == 1:
-        return [text] if all(in_bytes) else [parse_size(text, 1)]
-    numbers = several(whole())(":".join(str(parse_size(part, 1)) if part in sizes else part for part in parts))
-    return [f"{number}B" if all(in_bytes) else number for number in numbers]
+    return [f"{number}B" for number in numbers] if in_bytes == {True} else numbers
 
 
 def head(text: str) -> str:
     """Read an index into the leading axes, such as 3 or 0,3, which stays text."""
-    try:
-        for part in text.split(","):
-            int(part)
-    except ValueError:
-        raise _refused(text, "an index such as 3, or 0,3 for axes of batch and head") from None
+    _numbers(text, "an index such as 3, or 0,3 for axes of batch and head")
     return text
+
+
+def _numbers(text: str, expected: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        raise _refused(text, expected) from None
 
 
 def output(text: str) -> Path:
     """Read the name of a file to be written."""
     path = Path(text)
     if path.name in ("", ".."):
-        raise argparse.ArgumentTypeError(f"{text!r} names no file")
+        raise ValueError(f"{text!r} names no file")
     return path
 
 
-def _refused(text: str, expected: str) -> argparse.ArgumentTypeError:
+def _refused(text: str, expected: str) -> ValueError:
     short = text if len(text) <= 40 else f"{text[:40]}…"
-    return argparse.ArgumentTypeError(f"got {short!r}; expected {expected}")
+    return ValueError(f"got {short!r}; expected {expected}")
 
 
 def elements(M: str | None, itemsize: int) -> int:

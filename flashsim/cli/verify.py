@@ -6,9 +6,8 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from flashsim.cli.outputs import check_outputs, finish, progress
-from flashsim.cli.shared import add
-from flashsim.cli.values import whole
+from flashsim.cli.outputs import finish, progress
+from flashsim.cli.shared import FLAG, add
 
 SUMMARY = "Check the paper's claims and print the ledger: claim, range tried, measurement, verdict."
 # Of one core, and of its longest claim: `time flashsim verify --jobs 1` says 56 on an AMD EPYC.
@@ -21,28 +20,23 @@ EXAMPLES = "flashsim verify\nflashsim verify --full --jobs 8 --json ledger.json"
 def add_options(parser: Any) -> None:
     parser.epilog = f"It takes {took(False, 1)} on one core, less on several.\n\n{parser.epilog}"
     wider = f"sweep far wider ranges: {took(True, 1)} on one core, {took(True, 8)} on many"
-    parser.add_argument("--full", action="store_true", help=wider)
-    parser.add_argument(
-        "--jobs", type=whole(), metavar="N", help="claims to check at the same time. Default: one a core"
-    )
+    add(parser, "--full", **FLAG, help=wider)
+    add(parser, "--jobs", help="claims to check at the same time. Default: one a core")
     add(parser, "--json", "--quiet")
 
 
 def run(options: argparse.Namespace) -> int:
     from flashsim import report, verify
 
-    check_outputs(options)
     checks = verify.checks()
     names = [check.__name__.replace("_", " ") for check in checks]
     jobs = options.jobs or cores()
-    with progress(options) as bar:
-        if not bar.disable:
-            said = took(options.full, min(jobs, cores()))
-            bar.console.print(f"{len(checks)} claims, {jobs} at a time: {said}; what is left is told as it goes")
-        task = bar.add_task(names[0], total=len(checks))
+    said = took(options.full, min(jobs, cores()))
+    with progress(options, f"{len(checks)} claims, {jobs} at a time: {said}; what is left is told as it goes") as told:
+        told(0, len(checks), names[0])
 
         def on_claim(left: list[int]) -> None:
-            bar.update(task, completed=len(checks) - len(left), description=names[left[0]] if left else "")
+            told(len(checks) - len(left), what=names[left[0]] if left else "")
 
         claims = verify.run(checks, options.full, jobs=jobs, on_claim=on_claim)
     ledger = {"command": options.command_line, "claims": [asdict(claim) for claim in claims]}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -70,8 +70,7 @@ def grade(work: Work) -> str:
             given = (Q[r], K[c], V[c], O[r], dO[r], l[r], m[r])
             gains = pair("tile", tile(*(a.copy() for a in given), tau, when=when), "dQ, dK, dV")
             said = f"After tile j = {j // B_c}, i = {i // B_r}"
-            wrongs = {hint: _tile(given, tau, **{part: wrong}) for hint, (part, wrong) in MISTAKES.items()}
-            wanted = _tile(given, tau)
+            wanted, wrongs = _gains(given, tau)
             for name, letter, block, n in (("dV", "j", c, 2), ("dQ", "i", r, 0), ("dK", "j", c, 1)):
                 before = right[name][block]
                 fitting = {hint: wrong[n] for hint, wrong in wrongs.items() if np.shape(wrong[n]) == before.shape}
@@ -90,58 +89,47 @@ def grade(work: Work) -> str:
     return "dV_j, dK_j and dQ_i were right after each of 6 tiles, and the gradients are those of attention"
 
 
-Part = Callable[[SimpleNamespace], Array]
-RIGHT: dict[str, Part] = {
-    "P": lambda t: np.exp(t.S - t.m) / t.l,
-    "dV": lambda t: t.P.T @ t.dO,
-    "D": lambda t: (t.dO * t.O).sum(1, keepdims=True),
-    "dS": lambda t: t.P * (t.dP - t.D),
-    "dQ": lambda t: t.tau * (t.dS @ t.K),
-    "dK": lambda t: t.tau * (t.dS.T @ t.Q),
-}
+Gains = tuple[Any, Any, Any]
 
 
-def _tile(given: Sequence[Array], tau: float, **wrong: Part) -> tuple[Array, Array, Array]:
-    """Return a tile's gains; parts in `wrong` are computed as that says."""
-    t = SimpleNamespace(**dict(zip(("Q", "K", "V", "O", "dO", "l", "m"), given, strict=True)), tau=tau)
-    t.S, t.dP = tau * t.Q @ t.K.T, t.dO @ t.V.T
-    for name, right in RIGHT.items():
-        setattr(t, name, wrong.get(name, right)(t))
-    return t.dQ, t.dK, t.dV
+def _gains(given: Sequence[Array], tau: float) -> tuple[Gains, dict[str, Gains]]:
+    """Return a tile's dQ, dK, dV, and those that each mistake leads to."""
+    Q, K, V, O, dO, l, m = given
+    S, dP = tau * Q @ K.T, dO @ V.T
+    own, rows = np.exp(S - m), dO * O
+    P, D = own / l, rows.sum(1, keepdims=True)
+    dS = P * (dP - D)
+
+    def of(P: Array = P, D: Array = D, dS: Array | None = None) -> Gains:
+        dS = P * (dP - D) if dS is None else dS
+        return tau * (dS @ K), tau * (dS.T @ Q), P.T @ dO
+
+    right = dQ, dK, dV = of()
+    return right, {
+        "P is not divided by l_i: its rows must sum to 1 over all keys.": of(P=own),
+        "m_i is not subtracted in P.": of(P=np.exp(S) / l),
+        "This tile's own maximum was subtracted. m_i, from the forward pass, is that over all keys.": (
+            of(P=np.exp(S - S.max(1, keepdims=True)) / l)
+        ),
+        "P is divided by this tile's sum. l_i, from the forward pass, is that over all keys.": (
+            of(P=own / own.sum(1, keepdims=True))
+        ),
+        "D_i is missing in dS: line 20 subtracts it from dP.": of(dS=P * dP),
+        "D_i is added, and it should be subtracted.": of(dS=P * (dP + D)),
+        "dS is the product P * (dP - D), and P is missing.": of(dS=dP - D),
+        f"{ROW}: one number for each query. Here the whole tile was summed.": of(D=rows.sum()),
+        f"{ROW}, as a column; along each column was summed.": of(D=rows.sum(0)),
+        "P * dP was summed over this tile's keys alone. rowsum(dO_i * O_i) has all keys in it.": (
+            of(D=(P * dP).sum(1, keepdims=True))
+        ),
+        "tau is missing in dQ.": (dS @ K, dK, dV),
+        "tau is missing in dK.": (dQ, dS.T @ Q, dV),
+        "dQ is dS K_j; P was used for dS.": (tau * (P @ K), dK, dV),
+        "dK is dS^T Q_i; P was used for dS.": (dQ, tau * (P.T @ Q), dV),
+        "dV is P^T dO_i; O_i was used for dO_i.": (dQ, dK, P.T @ O),
+        "dV has no tau: V is not in the scores.": (dQ, dK, tau * (P.T @ dO)),
+        "dV is P^T dO_i; S was used for P.": (dQ, dK, S.T @ dO),
+    }
 
 
-# Each hint, with the part that is wrong and how.
-MISTAKES: dict[str, tuple[str, Part]] = {
-    "P is not divided by l_i: its rows must sum to 1 over all keys.": ("P", lambda t: np.exp(t.S - t.m)),
-    "m_i is not subtracted in P.": ("P", lambda t: np.exp(t.S) / t.l),
-    "This tile's own maximum was subtracted. m_i, from the forward pass, is that over all keys.": (
-        "P",
-        lambda t: np.exp(t.S - t.S.max(1, keepdims=True)) / t.l,
-    ),
-    "P is divided by this tile's sum. l_i, from the forward pass, is that over all keys.": (
-        "P",
-        lambda t: np.exp(t.S - t.m) / np.exp(t.S - t.m).sum(1, keepdims=True),
-    ),
-    "D_i is missing in dS: line 20 subtracts it from dP.": ("dS", lambda t: t.P * t.dP),
-    "D_i is added, and it should be subtracted.": ("dS", lambda t: t.P * (t.dP + t.D)),
-    "dS is the product P * (dP - D), and P is missing.": ("dS", lambda t: t.dP - t.D),
-    "D_i is the sum of dO_i * O_i along each row: one number for each query. Here the whole tile was summed.": (
-        "D",
-        lambda t: (t.dO * t.O).sum(),
-    ),
-    "D_i is the sum of dO_i * O_i along each row, as a column; along each column was summed.": (
-        "D",
-        lambda t: (t.dO * t.O).sum(0),
-    ),
-    "P * dP was summed over this tile's keys alone. rowsum(dO_i * O_i) has all keys in it.": (
-        "D",
-        lambda t: (t.P * t.dP).sum(1, keepdims=True),
-    ),
-    "tau is missing in dQ.": ("dQ", lambda t: t.dS @ t.K),
-    "tau is missing in dK.": ("dK", lambda t: t.dS.T @ t.Q),
-    "dQ is dS K_j; P was used for dS.": ("dQ", lambda t: t.tau * (t.P @ t.K)),
-    "dK is dS^T Q_i; P was used for dS.": ("dK", lambda t: t.tau * (t.P.T @ t.Q)),
-    "dV is P^T dO_i; O_i was used for dO_i.": ("dV", lambda t: t.P.T @ t.O),
-    "dV has no tau: V is not in the scores.": ("dV", lambda t: t.tau * (t.P.T @ t.dO)),
-    "dV is P^T dO_i; S was used for P.": ("dV", lambda t: t.S.T @ t.dO),
-}
+ROW = "D_i is the sum of dO_i * O_i along each row"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 
-from flashsim.exercises.judging import expect, same
+from flashsim.exercises.judging import expect, explained, same
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
 
@@ -46,65 +45,43 @@ def grade(work: Work) -> str:
     causal = work.function("causal")
     when = {"broadcast": "q is a column, k a row, and both are as long as the tile: the last tiles are smaller."}
     tiles = [tile for shape in SHAPES for tile in _tiles(*shape)]
-    got = [causal(t.S.copy(), t.i, t.j, t.B_r, t.B_c, t.N_q, t.N_k, when=when) for t in tiles]
-    hints = {
-        hint for hint, wrong in MISTAKES.items() if all(same(g, wrong(t)) for g, t in zip(got, tiles, strict=True))
-    }
-    for found, t in zip(got, tiles, strict=True):
-        said = f"Tile ({t.i}, {t.j}) of N_q = {t.N_q}, N_k = {t.N_k}, blocks ({t.B_r}, {t.B_c}): causal(S)"
-        expect(said, found, np.where(t.k <= t.q + t.more, t.S, -np.inf), dict.fromkeys(hints, found))
+    got = [causal(S.copy(), *at, when=when) for S, *at in tiles]
+    masked = [_masked(*tile) for tile in tiles]
+    hint = explained(((found, wrongs) for found, (_, wrongs) in zip(got, masked, strict=True)), same)
+    for found, (want, _), (_, i, j, B_r, B_c, N_q, N_k) in zip(got, masked, tiles, strict=True):
+        said = f"Tile ({i}, {j}) of N_q = {N_q}, N_k = {N_k}, blocks ({B_r}, {B_c}): causal(S)"
+        expect(said, found, want, {hint: found})
     return f"all {len(tiles)} tiles of three shapes, N_q at, below and above N_k, ragged ones too"
 
 
-class Tile(NamedTuple):
-    """A tile of scores: where it is, the numbers of its queries q (a column) and of its keys k, and N_k − N_q."""
-
-    S: Array
-    i: int
-    j: int
-    B_r: int
-    B_c: int
-    N_q: int
-    N_k: int
-    q: Array
-    k: Array
-    more: int
-
-
-def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> Iterator[Tile]:
+def _tiles(N_q: int, N_k: int, B_r: int, B_c: int) -> Iterator[tuple[Array, int, int, int, int, int, int]]:
+    """Yield what `causal` takes for each tile of scores."""
     S = np.random.default_rng(N_k).normal(size=(N_q, N_k))
     for i in range(-(-N_q // B_r)):
         for j in range(-(-N_k // B_c)):
-            q, k = np.arange(N_q)[i * B_r : (i + 1) * B_r, None], np.arange(N_k)[j * B_c : (j + 1) * B_c]
-            yield Tile(S[q, k], i, j, B_r, B_c, N_q, N_k, q, k, N_k - N_q)
+            yield S[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c], i, j, B_r, B_c, N_q, N_k
 
 
-# What each mistake makes of a tile.
-MISTAKES: dict[str, Callable[[Tile], Array]] = {
-    "The diagonal is masked too: a query sees itself, so <= and not <.": (
-        lambda t: np.where(t.k < t.q + t.more, t.S, -np.inf)
-    ),
-    "N_k - N_q is missing: the mask is aligned at the top left, and the last query does not see the last key.": (
-        lambda t: np.where(t.k <= t.q, t.S, -np.inf)
-    ),
-    "The numbers are those within the tile: add where its block begins, i * B_r and j * B_c.": (
-        lambda t: np.where(t.k - t.j * t.B_c <= t.q - t.i * t.B_r + t.more, t.S, -np.inf)
-    ),
-    "Past and future are exchanged: np.where keeps S where its condition is true.": (
-        lambda t: np.where(t.k <= t.q + t.more, -np.inf, t.S)
-    ),
-    "Past and future are exchanged: query q sees the keys up to it, k <= q + N_k - N_q.": (
-        lambda t: np.where(t.k >= t.q + t.more, t.S, -np.inf)
-    ),
-    "Masked scores are 0, and exp(0) = 1 counts. They must be -infinity.": (
-        lambda t: np.where(t.k <= t.q + t.more, t.S, 0.0)
-    ),
-    "The sign of N_k - N_q is the other one.": lambda t: np.where(t.k <= t.q - t.more, t.S, -np.inf),
-    "j belongs to the keys and i to the queries; here they are exchanged.": (
-        lambda t: np.where(
-            t.i * t.B_c + np.arange(t.S.shape[1]) <= t.j * t.B_r + np.arange(t.S.shape[0])[:, None] + t.more,
-            t.S,
-            -np.inf,
-        )
-    ),
-}
+def _masked(S: Array, i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int) -> tuple[Array, dict[str, Array]]:
+    """Return a tile as it should be, and what each mistake makes of it."""
+    rows, columns, more = np.arange(S.shape[0])[:, None], np.arange(S.shape[1]), N_k - N_q
+    q, k = i * B_r + rows, j * B_c + columns
+    right = k <= q + more
+    kept = {
+        "The diagonal is masked too: a query sees itself, so <= and not <.": (k < q + more),
+        "N_k - N_q is missing: the mask is aligned at the top left, and the last query does not see the last key.": (
+            k <= q
+        ),
+        "The numbers are those within the tile: add where its block begins, i * B_r and j * B_c.": (
+            columns <= rows + more
+        ),
+        "Past and future are exchanged: query q sees the keys up to it, k <= q + N_k - N_q.": (k >= q + more),
+        "The sign of N_k - N_q is the other one.": (k <= q - more),
+        "j belongs to the keys and i to the queries; here they are exchanged.": (
+            i * B_c + columns <= j * B_r + rows + more
+        ),
+    }
+    return np.where(right, S, -np.inf), {hint: np.where(stays, S, -np.inf) for hint, stays in kept.items()} | {
+        "Past and future are exchanged: np.where keeps S where its condition is true.": np.where(right, -np.inf, S),
+        "Masked scores are 0, and exp(0) = 1 counts. They must be -infinity.": np.where(right, S, 0.0),
+    }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import numpy as np
 
-from flashsim.exercises.judging import expect_count
+from flashsim.exercises.judging import expect_count, explained
 from flashsim.exercises.work import Work, Wrong
 
 NUMBER, TITLE = 8, "skip what a causal mask empties"
@@ -36,96 +36,62 @@ HINTS = (
     "return first_key <= last_query + N_k - N_q",
 )
 D = 4
-Sizes = tuple[int, int, int, int]
-Live = Callable[[int, int, int, int, int, int], bool]
-Tiles = dict[tuple[int, int], bool]
-Mistake = Callable[[int, int, tuple[int, int], tuple[int, int], int], bool]
-SHAPES: tuple[Sizes, ...] = ((8, 8, 2, 2), (7, 12, 3, 2), (5, 9, 2, 4), (9, 4, 4, 2), (6, 6, 4, 3))
+Tile = tuple[int, int, int, int, int, int]
+"""(i, j, B_r, B_c, N_q, N_k), as `live` takes them."""
+SHAPES = ((2, 2, 8, 8), (3, 2, 7, 12), (2, 4, 5, 9), (4, 2, 9, 4), (4, 3, 6, 6))
 
 
 def grade(work: Work) -> str:
     live = work.function("live")
-    tiles = 0
-    answers = {shape: tiles_of(live, shape) for shape in SHAPES}
-    for said in (said for chosen in answers.values() for said in chosen.values()):
+    answers = {tile: live(*tile) for shape in SHAPES for tile in _tiles(*shape)}
+    for said in answers.values():
         if not isinstance(said, bool | np.bool_):
             raise Wrong(f"live returned {said!r}; expected True or False.", "A comparison, such as a <= b, is one.")
-    hint = hint_of(answers)
-    for shape, chosen in answers.items():
-        for at, said in chosen.items():
-            count = scores_in(at, shape)
-            if count and not said:
-                raise Wrong(f"{_shape(shape)}: tile {at} is skipped, but {count} of its scores count.", hint)
-        got, needed = reads(chosen, shape), reads({at: bool(scores_in(at, shape)) for at in chosen}, shape)
-        expect_count(f"{_shape(shape)}, d = {D}: elements of K and V read", got, needed, {hint: got})
-        tiles += len(chosen)
-    return f"{tiles} tiles of {len(SHAPES)} shapes: no score is lost, and the reads of K and V are the least, =="
+    both = (explained((said, _wrongs(*tile, cut)) for tile, said in answers.items()) for cut in (True, False))
+    hint = next(filter(None, both), "")  # with the last block of queries cut short, or not
+    for shape in SHAPES:
+        B_r, B_c, N_q, N_k = shape
+        where = f"N_q = {N_q}, N_k = {N_k}, blocks ({B_r}, {B_c})"
+        tiles = {tile: _scores(*tile) for tile in _tiles(*shape)}
+        for tile, count in tiles.items():
+            if count and not answers[tile]:
+                raise Wrong(f"{where}: tile {tile[:2]} is skipped, but {count} of its scores count.", hint)
+        got, needed = (_reads(tile for tile in tiles if loaded[tile]) for loaded in (answers, tiles))
+        expect_count(f"{where}, d = {D}: elements of K and V read", got, needed, {hint: got})
+    return f"{len(answers)} tiles of {len(SHAPES)} shapes: no score is lost, and the reads of K and V are the least, =="
 
 
-def tiles_of(live: Live, shape: Sizes) -> Tiles:
-    """Return what `live` says of each tile."""
-    N_q, N_k, B_r, B_c = shape
+def _tiles(B_r: int, B_c: int, N_q: int, N_k: int) -> list[Tile]:
     T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
-    return {(i, j): live(i, j, B_r, B_c, N_q, N_k) for i in range(T_r) for j in range(T_c)}
+    return [(i, j, B_r, B_c, N_q, N_k) for i in range(T_r) for j in range(T_c)]
 
 
-def scores_in(at: tuple[int, int], shape: Sizes) -> int:
+def _scores(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int) -> int:
     """Return how many scores of a tile count."""
-    N_q, N_k, B_r, B_c = shape
-    allowed = np.arange(N_k) <= np.arange(N_q)[:, None] + N_k - N_q
-    i, j = at
-    return int(allowed[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c].sum())
+    return int(np.tri(N_q, N_k, N_k - N_q, int)[i * B_r : (i + 1) * B_r, j * B_c : (j + 1) * B_c].sum())
 
 
-def reads(chosen: Tiles, shape: Sizes) -> int:
+def _reads(tiles: Iterable[Tile]) -> int:
     """Return the elements of K and V that are read for these tiles."""
-    _, N_k, _, B_c = shape
-    return sum(2 * D * min(B_c, N_k - j * B_c) for (_, j), on in chosen.items() if on)
+    return sum(2 * D * min(B_c, N_k - j * B_c) for _, j, _, B_c, _, N_k in tiles)
 
 
-def _shape(shape: Sizes) -> str:
-    N_q, N_k, B_r, B_c = shape
-    return f"N_q = {N_q}, N_k = {N_k}, blocks ({B_r}, {B_c})"
-
-
-def hint_of(answers: dict[Sizes, Tiles]) -> str:
-    """Return the mistake that chooses these very tiles, with the last block of queries cut short or not; else nothing."""
-    for hint, wrong in MISTAKES.items():
-        for cut in (True, False):
-            if all(_chosen_by(wrong, shape, cut) == chosen for shape, chosen in answers.items()):
-                return hint
-    return ""
-
-
-def _chosen_by(wrong: Mistake, shape: Sizes, cut: bool) -> Tiles:
-    N_q, N_k, B_r, B_c = shape
-    end = N_q if cut else N_q + B_r
-    return tiles_of(
-        lambda i, j, *_: wrong(
-            i, j, (i * B_r, min((i + 1) * B_r, end) - 1), (j * B_c, min((j + 1) * B_c, N_k) - 1), N_k - N_q
+def _wrongs(i: int, j: int, B_r: int, B_c: int, N_q: int, N_k: int, cut: bool) -> dict[str, bool]:
+    """Return what each mistake says of a tile."""
+    first, last = i * B_r, min((i + 1) * B_r, N_q if cut else N_q + B_r) - 1  # queries
+    key, last_key = j * B_c, min((j + 1) * B_c, N_k) - 1
+    more = N_k - N_q
+    return {
+        "No tile is skipped.": True,
+        "N_k - N_q is missing: with more keys than queries, the queries are the last ones.": key <= last,
+        "Blocks are compared by their numbers, j <= i. That holds for B_r = B_c and N_q = N_k alone.": j <= i,
+        "It goes by the block's first query. The last one sees more.": key <= first + more,
+        "It goes by the block's last key, so it skips tiles that are masked in part. The first key decides.": (
+            last_key <= last + more
         ),
-        shape,
-    )
-
-
-# What each mistake says of tile (i, j), from the first and last query, and key, and N_k − N_q.
-MISTAKES: dict[str, Mistake] = {
-    "No tile is skipped.": lambda i, j, q, k, more: True,
-    "N_k - N_q is missing: with more keys than queries, the queries are the last ones.": (
-        lambda i, j, q, k, more: k[0] <= q[1]
-    ),
-    "Blocks are compared by their numbers, j <= i. That holds for B_r = B_c and N_q = N_k alone.": (
-        lambda i, j, q, k, more: j <= i
-    ),
-    "It goes by the block's first query. The last one sees more.": lambda i, j, q, k, more: k[0] <= q[0] + more,
-    "It goes by the block's last key, so it skips tiles that are masked in part. The first key decides.": (
-        lambda i, j, q, k, more: k[1] <= q[1] + more
-    ),
-    "The diagonal counts: a query sees itself, so <= and not <.": lambda i, j, q, k, more: k[0] < q[1] + more,
-    "(i + 1) * B_r is the query after the last one of the block.": lambda i, j, q, k, more: k[0] <= q[1] + 1 + more,
-    "With more queries than keys N_k - N_q is negative: the first queries see no key.": (
-        lambda i, j, q, k, more: k[0] <= q[1] + max(more, 0)
-    ),
-    "The sign of N_k - N_q is the other one.": lambda i, j, q, k, more: k[0] <= q[1] - more,
-    "Past and future are exchanged: a query sees the keys up to it.": lambda i, j, q, k, more: k[0] >= q[1] + more,
-}
+        "The diagonal counts: a query sees itself, so <= and not <.": key < last + more,
+        "(i + 1) * B_r is the query after the last one of the block.": key <= last + 1 + more,
+        "With more queries than keys N_k - N_q is negative: the first queries see no key.": key <= last + max(more, 0),
+        "The sign of N_k - N_q is the other one.": key <= last - more,
+        "Past and future are exchanged: a query sees the keys up to it.": key >= last + more,
+    }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import flashsim
 from flashsim.checking import shown
-from flashsim.exercises.judging import WHOLE, is_whole, pair
+from flashsim.exercises.judging import WHOLE, explained, is_whole, pair
 from flashsim.exercises.work import Work, Wrong
 from flashsim.memory import SramOverflow
 
@@ -64,8 +64,7 @@ def grade(work: Work) -> str:
             raise Wrong(
                 f"M = {M:,}, d = {d}: blocks {shown(sides)}; expected two whole numbers, from 1 to 10¹⁸.", WHOLE
             )
-    hints = [hint for hint, wrong in MISTAKES.items() if all(wrong(*case) == B_c for case, (_, B_c) in answers.items())]
-    hint = hints[0] if hints else ""
+    hint = explained((B_c, _wrongs(*case)) for case, (_, B_c) in answers.items())
     for (M, d), (B_r, B_c) in answers.items():
         said = f"M = {M:,}, d = {d}: blocks ({B_r}, {B_c})"
         if B_r != min(B_c, d):
@@ -87,24 +86,21 @@ def grade(work: Work) -> str:
     return f"for {len(CASES)} pairs (M, d) the blocks fit, and no larger ones do: the accesses are the least, =="
 
 
-MISTAKES: dict[str, Callable[[int, int], int]] = {
-    "This is the paper's line 1. It leaves no room for S_ij and the columns.": lambda M, d: -(-M // (4 * d)),
-    "This is the paper's line 1, rounded down. S_ij and the columns need room too.": lambda M, d: M // (4 * d),
-    "The columns need room too: l_i, m_i, m~_ij, l~_ij and the new m and l, 6 B_r.": (
-        lambda M, d: largest(M, lambda n: elements(n, d) - 6 * min(n, d))
-    ),
-    "Only l_i and m_i are counted; m~_ij, l~_ij, m_i_new and l_i_new are columns as well.": (
-        lambda M, d: largest(M, lambda n: elements(n, d) - 4 * min(n, d))
-    ),
-    "S_ij needs room too, B_r B_c.": lambda M, d: largest(M, lambda n: elements(n, d) - min(n, d) * n),
-    "P~_ij was given room of its own: it overwrites S_ij.": (
-        lambda M, d: largest(M, lambda n: elements(n, d) + min(n, d) * n)
-    ),
-    "The next one fits too: M itself may be used, so <= and not <.": (
-        lambda M, d: largest(M - 1, lambda n: elements(n, d))
-    ),
-    "One too many: it was asked whether B_c fits, and then B_c + 1 was taken.": (
-        lambda M, d: largest(M, lambda n: elements(n, d)) + 1
-    ),
-    "B_c did not grow.": lambda M, d: 1,
-}
+def _wrongs(M: int, d: int) -> dict[str, int]:
+    """Return the B_c that each mistake leads to."""
+    best = largest(M, lambda n: elements(n, d))
+    return {
+        "This is the paper's line 1. It leaves no room for S_ij and the columns.": -(-M // (4 * d)),
+        "This is the paper's line 1, rounded down. S_ij and the columns need room too.": M // (4 * d),
+        "The columns need room too: l_i, m_i, m~_ij, l~_ij and the new m and l, 6 B_r.": (
+            largest(M, lambda n: elements(n, d) - 6 * min(n, d))
+        ),
+        "Only l_i and m_i are counted; m~_ij, l~_ij, m_i_new and l_i_new are columns as well.": (
+            largest(M, lambda n: elements(n, d) - 4 * min(n, d))
+        ),
+        "S_ij needs room too, B_r B_c.": largest(M, lambda n: elements(n, d) - min(n, d) * n),
+        "P~_ij was given room of its own: it overwrites S_ij.": largest(M, lambda n: elements(n, d) + min(n, d) * n),
+        "The next one fits too: M itself may be used, so <= and not <.": largest(M - 1, lambda n: elements(n, d)),
+        "One too many: it was asked whether B_c fits, and then B_c + 1 was taken.": best + 1,
+        "B_c did not grow.": 1,
+    }

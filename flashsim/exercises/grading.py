@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,5 @@ def keep(folder: Path, name: str, **changes: Any) -> None:
     if changes.items() <= reached[name].items():
         return
     reached[name] |= changes
-    try:
+    with suppress(OSError):
         write_whole(folder / PROGRESS, json.dumps(reached, indent=1) + "\n")
-    except OSError:
-        return

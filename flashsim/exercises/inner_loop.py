@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+import flashsim
 from flashsim.exercises.judging import Stage, Turns, expect, expect_count
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
@@ -67,9 +68,6 @@ class State(NamedTuple):
     O: Array
 
 
-Update = Callable[[State, Array, Array], State]
-
-
 def over(Q: Array, K: Array, V: Array) -> State:
     """Return the state that attention over these keys has; no key: −∞, 0, 0."""
     if not len(K):
@@ -125,15 +123,9 @@ def run(flash: Callable[..., object], problem: Problem) -> int:
     for name, columns, value in (("O", d, 0.0), ("l", 1, 0.0), ("m", 1, -np.inf)):
         divided.append(stage.output(name, (N_q, columns), blocks.B_r, value))
     watched.judge(lambda: flash(stage.hbm, stage.sram, *divided, blocks), partial(_judge, problem), T_r * T_c)
-    for name, reads, writes in (
-        ("Q", T_c * N_q * d, 0),
-        ("K", N_k * d, 0),
-        ("V", N_k * d, 0),
-        ("O", T_c * N_q * d, (T_c + 1) * N_q * d),
-        ("l", T_c * N_q, (T_c + 1) * N_q),
-        ("m", T_c * N_q, (T_c + 1) * N_q),
-    ):
-        got = stage.moved(name)
+    counted = flashsim.count("flash_basic", N_q=N_q, N_k=N_k, d=d, M=10**6, blocks=(blocks.B_r, blocks.B_c))
+    for name, want in counted.hbm.by_array.items():
+        got, reads, writes = stage.moved(name), want.reads, want.writes
         inside = f"{name}[j] is loaded in the inner loop, {T_r} times as often: line 6 stands outside it."
         again = f"{name} is loaded more often than line 8 says: the tile is on chip already."
         more = {inside: T_r * reads, again + " ": reads + N_k * d * T_r} if name in "KV" else {again: 2 * reads}
@@ -146,59 +138,38 @@ def run(flash: Callable[..., object], problem: Problem) -> int:
 
 def _judge(problem: Problem, values: dict[str, Array], j: int, i: int) -> None:
     rows, keys, before, want = problem.at(i, j)
-    S, V = problem.Q[rows] @ problem.K[keys].T, problem.V[keys]
-    for name in ("m", "l", "O"):
-        with np.errstate(all="ignore"):
-            wrongs = {hint: getattr(wrong(before, S, V), name) for hint, wrong in MISTAKES.items()}
+    S, (m, l, O), l_new = problem.Q[rows] @ problem.K[keys].T, before, want.l
+    m_tilde = S.max(1, keepdims=True)
+    P_tilde = np.exp(S - m_tilde)
+    l_tilde, PV = P_tilde.sum(1, keepdims=True), P_tilde @ problem.V[keys]
+    with np.errstate(all="ignore"):
+        a, b = np.exp(m - want.m), np.exp(m_tilde - want.m)
+        mistakes = {
+            "m": {"This is the block's maximum alone. Line 11 takes the larger of m_i and m~_ij.": m_tilde},
+            "l": {
+                f"The old l_i is not rescaled: where the maximum rose, its terms are too large. {FACTOR}.": l
+                + b * l_tilde,
+                f"l~_ij was summed {OWN}. The factor exp(m~_ij - m_new) brings it to m_new.": a * l + l_tilde,
+                "l_new is l~_ij alone, so the keys before are forgotten.": b * l_tilde,
+            },
+            "O": {
+                f"The old O_i is not rescaled: it was summed against the old maximum. {FACTOR}, as for l_i.": (
+                    (l * O + b * PV) / l_new
+                ),
+                "O_i comes from HBM divided by l_i. Multiply by l_i to have the old sum back.": (a * O + b * PV)
+                / l_new,
+                f"P~_ij V_j was summed {OWN}. Its factor is exp(m~_ij - m_new).": (l * a * O + PV) / l_new,
+                "O is not divided by l_new.": l * a * O + b * PV,
+                "O is divided by l_new twice.": (l * a * O + b * PV) / l_new**2,
+                "O is divided by the old l_i, and it should be by l_new.": (l * a * O + b * PV) / l,
+                "Only the new block's part is divided by l_new. Both are.": l * a * O + b * PV / l_new,
+            },
+        }
+    for name, wrongs in mistakes.items():
         stays = f"{name} in HBM stayed as it was before the turn. Is {name}_new stored to {name}[i]?"
         said = f"After turn j = {j}, i = {i} (keys 0 to {keys.stop - 1}), {name}_i"
         expect(said, values[name][rows], getattr(want, name), {stays: getattr(before, name), **wrongs})
 
 
-def _update(
-    m_new: Callable[[Array, Array], Array] = np.maximum,
-    l_new: Callable[..., Array] = lambda a, l, b, l_tilde: a * l + b * l_tilde,
-    O_new: Callable[..., Array] = lambda a, l, O, b, PV, l_new: (l * a * O + b * PV) / l_new,
-    tau: float = 1.0,
-) -> Update:
-    def update(before: State, S: Array, V: Array) -> State:
-        m, l, O = before
-        m_tilde = (tau * S).max(1, keepdims=True)
-        P = np.exp(tau * S - m_tilde)
-        new = m_new(m, m_tilde)
-        a, b = np.exp(m - new), np.exp(m_tilde - new)
-        total = l_new(a, l, b, P.sum(1, keepdims=True))
-        return State(new, total, O_new(a, l, O, b, P @ V, total))
-
-    return update
-
-
-MISTAKES: dict[str, Update] = {
-    "This is the block's maximum alone. Line 11 takes the larger of m_i and m~_ij.": _update(
-        m_new=lambda m, m_tilde: m_tilde
-    ),
-    "The old l_i is not rescaled: where the maximum rose, its terms are too large. The factor is exp(m_i - m_new).": (
-        _update(l_new=lambda a, l, b, l_tilde: l + b * l_tilde)
-    ),
-    "l~_ij was summed against the block's own maximum. The factor exp(m~_ij - m_new) brings it to m_new.": (
-        _update(l_new=lambda a, l, b, l_tilde: a * l + l_tilde)
-    ),
-    "l_new is l~_ij alone, so the keys before are forgotten.": _update(l_new=lambda a, l, b, l_tilde: b * l_tilde),
-    "The old O_i is not rescaled: it was summed against the old maximum. The factor is exp(m_i - m_new), as for l_i.": (
-        _update(O_new=lambda a, l, O, b, PV, l_new: (l * O + b * PV) / l_new)
-    ),
-    "O_i comes from HBM divided by l_i. Multiply by l_i to have the old sum back.": (
-        _update(O_new=lambda a, l, O, b, PV, l_new: (a * O + b * PV) / l_new)
-    ),
-    "P~_ij V_j was summed against the block's own maximum. Its factor is exp(m~_ij - m_new).": (
-        _update(O_new=lambda a, l, O, b, PV, l_new: (l * a * O + PV) / l_new)
-    ),
-    "O is not divided by l_new.": _update(O_new=lambda a, l, O, b, PV, l_new: l * a * O + b * PV),
-    "O is divided by l_new twice.": _update(O_new=lambda a, l, O, b, PV, l_new: (l * a * O + b * PV) / l_new**2),
-    "O is divided by the old l_i, and it should be by l_new.": _update(
-        O_new=lambda a, l, O, b, PV, l_new: (l * a * O + b * PV) / l
-    ),
-    "Only the new block's part is divided by l_new. Both are.": _update(
-        O_new=lambda a, l, O, b, PV, l_new: l * a * O + b * PV / l_new
-    ),
-}
+OWN = "against the block's own maximum"
+FACTOR = "The factor is exp(m_i - m_new)"

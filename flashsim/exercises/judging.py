@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,12 @@ def expect(what: str, got: Any, want: Any, mistakes: Mapping[str, Any]) -> None:
     raise Wrong(f"{what}{where} is {found[at]:.{digits}g}; expected {want[at]:.{digits}g}.", hint)
 
 
+def explained(answers: Iterable[tuple[Any, Mapping[str, Any]]], alike: Callable[[Any, Any], bool] = eq) -> str:
+    """Return the first mistake, a hint, that leads to all of these answers, each given with what mistakes lead to; else ""."""
+    fits = [{hint: None for hint, wrong in mistakes.items() if alike(got, wrong)} for got, mistakes in answers]
+    return next((hint for hint in fits[0] if all(hint in others for others in fits)), "")
+
+
 def pair(function: str, result: Any, what: str) -> tuple[Any, ...]:
     """Return what a function returned if it is as many things as `what` names. Raises Wrong."""
     count = what.count(",") + 1
@@ -77,18 +84,13 @@ def expect_count(what: str, got: Any, want: int, mistakes: Mapping[str, int]) ->
         raise Wrong(f"{what}: {said}; expected {want:,}.", hint)
 
 
-@dataclass
 class Stage:
     """An HBM and an SRAM for a student's function: inputs placed by name, and the matrices by name."""
 
-    inputs: Mapping[str, Array]
-    M: int = 10**6
-    observers: Sequence[Observer] = ()
-    hbm: HBM = field(default_factory=HBM)
-
-    def __post_init__(self) -> None:
-        self.sram = SRAM(self.hbm, self.M, observers=self.observers)
-        for name, values in self.inputs.items():
+    def __init__(self, inputs: Mapping[str, Array], M: int = 10**6, observers: Sequence[Observer] = ()) -> None:
+        self.hbm = HBM()
+        self.sram = SRAM(self.hbm, M, observers=observers)
+        for name, values in inputs.items():
             self.hbm.place(name, values)
 
     def divided(self, name: str, rows: int) -> Matrix:

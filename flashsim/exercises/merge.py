@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flashsim.exercises.inner_loop import over
 from flashsim.exercises.judging import expect, pair
 from flashsim.exercises.work import Work
 from flashsim.inputs import Array
@@ -41,10 +42,8 @@ HINTS = (
 
 def part(Q: Array, K: Array, V: Array) -> tuple[Array, Array]:
     """Return O and L of attention over these keys."""
-    S = Q @ K.T
-    m = S.max(1, keepdims=True)
-    P = np.exp(S - m)
-    return P @ V / P.sum(1, keepdims=True), m + np.log(P.sum(1, keepdims=True))
+    m, l, O = over(Q, K, V)
+    return O, m + np.log(l)
 
 
 def grade(work: Work) -> str:

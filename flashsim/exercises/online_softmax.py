@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from flashsim.exercises.judging import expect, pair
 from flashsim.exercises.work import Work
-from flashsim.inputs import Array
 
 NUMBER, TITLE = 4, "the online softmax"
 TEXT = '''
@@ -54,41 +51,33 @@ def grade(work: Work) -> str:
         seen = np.concatenate(blocks[: j + 1], axis=1)
         top = seen.max(1, keepdims=True)
         want = np.exp(seen - top).sum(1, keepdims=True)
-        before = m
         m_got, l_got = pair("step", step(m.copy(), l.copy(), s.copy()), "m_new, l_new")
         own = s.max(1, keepdims=True)
         mistakes = {
             "This is the block's maximum. m is that of all the scores so far: compare with the old m, too.": own,
-            "This is the smaller of the two maxima.": np.minimum(before, own),
+            "This is the smaller of the two maxima.": np.minimum(m, own),
             "m is one number for each row: rowmax, not max of the whole block.": np.full_like(top, s.max()),
-            "m stays as it was. Where does the block come in?": before,
+            "m stays as it was. Where does the block come in?": m,
         }
         expect(f"After block {j}, m", m_got, top, mistakes)
         with np.errstate(all="ignore"):
-            wrongs = {hint: wrong(l, before, top, s) for hint, wrong in MISTAKES.items()}
-        expect(f"After block {j}, l", l_got, want, wrongs)
+            factor = np.exp(m - top)
+            new, of_own, of_old = (np.exp(s - most).sum(1, keepdims=True) for most in (top, own, m))
+            mistakes = {
+                "The old l is not rescaled. Where the maximum rose, its terms are too large, by exp(m_new - m).": l
+                + new,
+                "The old l is rescaled by the inverse: exp(m_new - m) where it should be exp(m - m_new).": l / factor
+                + new,
+                "The block's weights are taken against its own maximum; they must be against m_new, as the old ones are.": (
+                    factor * l + of_own
+                ),
+                "The block's weights are taken against the old m, which may be too small.": factor * l + of_old,
+                "This is the block's sum alone. Where is the old l?": new,
+                f"The factor multiplies both terms. {ONLY}": factor * (l + new),
+            }
+        expect(f"After block {j}, l", l_got, want, mistakes)
         m, l = np.asarray(m_got), np.asarray(l_got)
     return "after each of 5 blocks, maxima rising and falling, m and l are those of all scores so far"
 
 
-# What each mistake makes of l, from (l, m, m_new, s).
-MISTAKES: dict[str, Callable[[Array, Array, Array, Array], Array]] = {
-    "The old l is not rescaled. Where the maximum rose, its terms are too large, by exp(m_new - m).": (
-        lambda l, m, m_new, s: l + np.exp(s - m_new).sum(1, keepdims=True)
-    ),
-    "The old l is rescaled by the inverse: exp(m_new - m) where it should be exp(m - m_new).": (
-        lambda l, m, m_new, s: np.exp(m_new - m) * l + np.exp(s - m_new).sum(1, keepdims=True)
-    ),
-    "The block's weights are taken against its own maximum; they must be against m_new, as the old ones are.": (
-        lambda l, m, m_new, s: np.exp(m - m_new) * l + np.exp(s - s.max(1, keepdims=True)).sum(1, keepdims=True)
-    ),
-    "The block's weights are taken against the old m, which may be too small.": (
-        lambda l, m, m_new, s: np.exp(m - m_new) * l + np.exp(s - m).sum(1, keepdims=True)
-    ),
-    "This is the block's sum alone. Where is the old l?": lambda l, m, m_new, s: np.exp(s - m_new).sum(
-        1, keepdims=True
-    ),
-    "The factor multiplies both terms. Only the old l needs it: the block's weights are against m_new already.": (
-        lambda l, m, m_new, s: np.exp(m - m_new) * (l + np.exp(s - m_new).sum(1, keepdims=True))
-    ),
-}
+ONLY = "Only the old l needs it: the block's weights are against m_new already."

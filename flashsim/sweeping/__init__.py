@@ -1,8 +1,7 @@
 """Sweeps: what algorithms move at many points, as rows. `flashsim.sweep` is the way in.
 
 points     arguments, one value or many each -> the points
-outcomes   a point -> what it costs, by closed form or by counting, or the reason why it makes no sense
-rows       a point and its outcome -> one row
+rows       a point -> what it costs, by closed form or by counting, or the reason why it makes no sense, as one row
 running    `sweep`: all points, over processes perhaps, and some of them cross-checked
 result     `Sweep`: the rows, as CSV, JSON, a DataFrame, a picture
 answers    where one algorithm moves less than another
@@ -11,7 +10,7 @@ showing    the rows on a page
 
 from __future__ import annotations
 
-from flashsim.sweeping.result import Entry, Sweep
+from flashsim.sweeping.result import Sweep
 from flashsim.sweeping.running import Disagreement, sweep
 
-__all__ = ["Disagreement", "Entry", "Sweep", "sweep"]
+__all__ = ["Disagreement", "Sweep", "sweep"]

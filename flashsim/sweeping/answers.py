@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import groupby, takewhile
+from operator import gt, lt
 from typing import TYPE_CHECKING, Any
+
+from flashsim.tables import cell
 
 if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep
@@ -51,7 +54,7 @@ def _lines(rows: Sequence[Row], rest: Sequence[str], along: str, y: str) -> dict
             raise ValueError(f"y is {y!r}, which is {value!r} in a row; expected numbers to compare")
         if line.setdefault(row[along], value) != value:
             raise ValueError(
-                f"several points of {row['algorithm']!r} at {along} = {_value(row[along])} have other counts, and look alike "
+                f"several points of {row['algorithm']!r} at {along} = {cell(row[along])} have other counts, and look alike "
                 "(two masks of one name?); give each a label, in a table of points"
             )
     return groups
@@ -60,16 +63,8 @@ def _lines(rows: Sequence[Row], rest: Sequence[str], along: str, y: str) -> dict
 def _runs(mine: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[Row]:
     """Return the ranges of keys, of those that both have, in which `mine` is less."""
     both = sorted(mine.keys() & other.keys())
-    runs: list[Row] = []
-    open_ = False
-    for key in both:
-        less = mine[key] < other[key]
-        if less and not open_:
-            runs.append({"from": key, "to": key, "points": 0, "of": len(both)})
-        if less:
-            runs[-1]["to"], runs[-1]["points"] = key, runs[-1]["points"] + 1
-        open_ = less
-    return runs
+    runs = [list(run) for less, run in groupby(both, lambda key: mine[key] < other[key]) if less]
+    return [{"from": run[0], "to": run[-1], "points": len(run), "of": len(both)} for run in runs]
 
 
 def sentences(sweep: Sweep, most: int = 12) -> list[str]:
@@ -83,7 +78,7 @@ def sentences(sweep: Sweep, most: int = 12) -> list[str]:
     except ValueError:
         return []
     groups = {
-        ", ".join(f"{name} = {_value(value)}" for name, value in zip(rest, values, strict=True)): lines
+        ", ".join(f"{name} = {cell(value)}" for name, value in zip(rest, values, strict=True)): lines
         for values, lines in by_values.items()
     }
     if len(names) == 1:
@@ -106,11 +101,11 @@ def _against(name: str, other: str, along: str, groups: Mapping[str, Mapping[str
     points = f"at all {len(both):,} points that both have" if len(both) > 1 else "at the point that both have"
     if all(mine == theirs for mine, theirs in both):
         return [f"{name} and {other} move equally many {points}"]
-    if all(mine < theirs for mine, theirs in both):
-        return [f"{name} moves fewer than {other} {points}"]
+    for word, holds in (("fewer", lt), ("more", gt)):
+        if all(holds(mine, theirs) for mine, theirs in both):
+            return [f"{name} moves {word} than {other} {points}"]
     if not any(mine < theirs for mine, theirs in both):
-        fewer = "moves more than" if all(mine > theirs for mine, theirs in both) else "nowhere moves fewer than"
-        return [f"{name} {fewer} {other}{f' {points}' if 'more' in fewer else ''}"]
+        return [f"{name} nowhere moves fewer than {other}"]
     return _each({where: _compared(name, other, along, *pair) for where, pair in pairs.items()})
 
 
@@ -131,9 +126,9 @@ def _compared(name: str, other: str, along: str, mine: Line, theirs: Line) -> st
 
 def _part(along: str, first: Any, last: Any, tried: Sequence[Any]) -> str:
     if last == tried[-1]:
-        return f"from {along} = {_value(first)} on"
+        return f"from {along} = {cell(first)} on"
     if first == tried[0]:
-        return f"up to {along} = {_value(last)}"
+        return f"up to {along} = {cell(last)}"
     return f"at {along} = {_range(first, last)}"
 
 
@@ -142,14 +137,8 @@ def _halved(along: str, line: Line) -> str:
     from_there_on = list(takewhile(lambda key: 2 * line[key] <= line[keys[0]], reversed(keys)))
     if not from_there_on:
         return ""
-    return f"half of what {along} = {_value(keys[0])} moves, or less: from {along} = {_value(from_there_on[-1])} on"
+    return f"half of what {along} = {cell(keys[0])} moves, or less: from {along} = {cell(from_there_on[-1])} on"
 
 
 def _range(first: Any, last: Any) -> str:
-    return _value(first) if first == last else f"{_value(first)} to {_value(last)}"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return cell(first) if first == last else f"{cell(first)} to {cell(last)}"

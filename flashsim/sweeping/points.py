@@ -175,11 +175,10 @@ def _rows(table: Any) -> list[dict[str, Any]]:
             raise ValueError(f"points has the row {shown(row)}; expected {expected}")
     if not rows:
         raise ValueError("points has no rows; expected at least one")
-    asked = {name for row in rows for name in row if not is_found(name)}
-    return [
-        {name: _cell(name, value) for name, value in row.items() if name in asked and not _is_empty(value)}
-        for row in rows
+    asked = [
+        {name: value for name, value in row.items() if not is_found(name) and not _is_empty(value)} for row in rows
     ]
+    return [{name: _cell(name, value) for name, value in row.items()} for row in asked]
 
 
 def _is_empty(value: Any) -> bool:

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -17,9 +17,7 @@ from flashsim.checking import check_count, near, shown
 from flashsim.exporting import Exported, given, to_pandas
 from flashsim.sweeping.answers import where_fewer
 from flashsim.sweeping.columns import meaning
-from flashsim.sweeping.outcomes import Outcome
-from flashsim.sweeping.points import Point
-from flashsim.sweeping.rows import Row, arguments_of, columns_of, row_of
+from flashsim.sweeping.rows import Row
 from flashsim.sweeping.showing import as_html, as_text
 
 if TYPE_CHECKING:
@@ -36,28 +34,22 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A row as it is kept: a point, its outcome, and whether a count was made as well."""
-
-    point: Point
-    outcome: Outcome
-    checked: bool = False
-
-
 @dataclass(frozen=True, repr=False)
 class Sweep(Exported, Sequence[Row]):
     """Rows, one a point: dictionaries with the names of `columns`; what there is nothing to say of is None.
 
-    `command` is what made it, if a command did. Some of its rows, a slice, say, are a sweep `of` it, with the same columns.
+    columns  the columns' names: the arguments, algorithms' own options included; what was found; the same by array
+    given    the names of the arguments that were given, at some point
+    command  what made it, if a command did
     """
 
-    entries: Sequence[Entry]
+    rows: Sequence[Row]
+    columns: tuple[str, ...]
+    given: Container[str]
     command: str = ""
-    of: Sweep | None = None
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self.rows)
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -65,23 +57,8 @@ class Sweep(Exported, Sequence[Row]):
     def __getitem__(self, index: slice) -> Sweep: ...
     def __getitem__(self, index: int | slice) -> Row | Sweep:
         if isinstance(index, slice):
-            return self._part(self.entries[index])
-        entry = self.entries[index]
-        row = row_of(entry.point, entry.outcome) | {"checked": entry.checked, "flashsim": __version__}
-        return {name: row.get(name) for name in self.columns}
-
-    def _part(self, entries: Sequence[Entry]) -> Sweep:
-        return replace(self, entries=entries, of=self.of or self)
-
-    def __iter__(self) -> Iterator[Row]:
-        return (self[number] for number in range(len(self)))
-
-    @cached_property
-    def columns(self) -> tuple[str, ...]:
-        """The columns' names: the arguments, algorithms' own options included; what was found; the same by array."""
-        if self.of is not None:
-            return self.of.columns
-        return columns_of([entry.point for entry in self.entries], [entry.outcome for entry in self.entries])
+            return replace(self, rows=self.rows[index])
+        return {name: self.rows[index].get(name) for name in self.columns}
 
     @property
     def about(self) -> dict[str, str]:
@@ -91,26 +68,26 @@ class Sweep(Exported, Sequence[Row]):
     @property
     def ok(self) -> Sweep:
         """The rows with counts."""
-        return self._part([entry for entry in self.entries if entry.outcome.status == "ok"])
+        return replace(self, rows=[row for row in self.rows if row["status"] == "ok"])
 
     @property
     def refused(self) -> Sweep:
         """The rows without: of what does not fit, and of what makes no sense."""
-        return self._part([entry for entry in self.entries if entry.outcome.status != "ok"])
+        return replace(self, rows=[row for row in self.rows if row["status"] != "ok"])
 
     @property
     def checked(self) -> int:
         """How many rows were counted as well, and were equal."""
-        return sum(entry.checked for entry in self.entries)
+        return sum(row["checked"] for row in self.rows)
 
     @cached_property
     def axes(self) -> dict[str, list[Any]]:
         """The arguments that vary, each with its values in order of appearance: M is in elements."""
-        rows = [arguments_of(entry.point, entry.outcome) for entry in self.entries]
-        given = {name for entry in self.entries for name in entry.point.arguments}
-        given -= {name for name, of in FOLLOWS.items() if of in given and all(row[name] == row[of] for row in rows)}
-        names = [name for name in self.columns if name in given or name in ("label", "algorithm")]
-        values = {name: list(dict.fromkeys(row.get(name) for row in rows)) for name in names}
+        follows = {
+            name for name, of in FOLLOWS.items() if of in self.given and all(r[name] == r[of] for r in self.rows)
+        }
+        names = [name for name in self.columns if name == "algorithm" or (name in self.given and name not in follows)]
+        values = {name: list(dict.fromkeys(row.get(name) for row in self.rows)) for name in names}
         return {name: several for name, several in values.items() if len(several) > 1}
 
     def column(self, name: str) -> list[Any]:
@@ -145,25 +122,20 @@ class Sweep(Exported, Sequence[Row]):
         Raises ValueError for no such column or algorithm, where nothing varies, and where points of other counts look alike.
         """
         along = self.longest_axis() if along is None else self.name_of(along)
-        if along not in (numbers := self._numbers()):
+        if along not in (numbers := self._axes_of_numbers()):
             raise ValueError(f"along is {along!r}; expected an argument of numbers that varies: {', '.join(numbers)}")
         return where_fewer(list(self.ok), list(self.axes), along, self.name_of(y), algorithm, than)
 
     def longest_axis(self) -> str:
         """Return the argument of numbers that has most values. Raises ValueError where none varies."""
-        numbers = self._numbers()
-        return max(numbers, key=lambda name: numbers[name])
+        return max(self._axes_of_numbers(), key=lambda name: len(self.axes[name]))
 
-    def _numbers(self) -> dict[str, int]:
-        """Return the arguments of numbers that vary, with how many values. Raises ValueError where there is none."""
-        numbers = {
-            name: len(values)
-            for name, values in self.axes.items()
-            if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        }
-        if not numbers:
+    def _axes_of_numbers(self) -> list[str]:
+        kinds = {name: set(map(type, values)) for name, values in self.axes.items()}
+        found = [name for name, of in kinds.items() if bool not in of and all(issubclass(k, int | float) for k in of)]
+        if not found:
             raise ValueError("no argument of numbers varies; expected one, such as N, with several values")
-        return numbers
+        return found
 
     def plot(
         self,
@@ -188,14 +160,12 @@ class Sweep(Exported, Sequence[Row]):
     @property
     def made(self) -> dict[str, Any]:
         """How the rows were made, and how many there are of each kind."""
-        kinds = Counter(entry.outcome.status for entry in self.entries)
+        kinds = Counter(row["status"] for row in self.rows)
         return {
             "flashsim": __version__,
             "command": self.command or None,
             "points": len(self),
-            "ok": kinds["ok"],
-            "does_not_fit": kinds["does not fit"],
-            "refused": kinds["refused"],
+            **{kind: kinds[kind.replace("_", " ")] for kind in KINDS},
             "cross_checked": self.checked,
         }
 

@@ -1,23 +1,31 @@
-"""A point and its outcome as one row: arguments as `flashsim.count` takes them, then what was found, each with its unit."""
+"""What a point comes to: by its closed form where there is one, else by a count; or the reason why it makes no sense.
+
+And that as a row: arguments as `flashsim.count` takes them, then what was found, each with its unit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from inspect import signature
+from itertools import chain
+from typing import Any, Literal
 
 import numpy as np
 
 from flashsim import theory
+from flashsim.api import Tally, count
 from flashsim.checking import check_shape, shown
 from flashsim.inputs import check_M, float_name
-from flashsim.records import Blocks, Shape
-from flashsim.sweeping.columns import ARGUMENTS, FOUND, OF_ARRAYS
-from flashsim.sweeping.outcomes import Outcome
+from flashsim.memory import MemoryModelError, SramOverflow
+from flashsim.records import Blocks, Occupancy, Shape, Traffic
+from flashsim.sweeping.columns import ARGUMENTS, FOUND, is_found
 from flashsim.sweeping.points import Point
+from flashsim.theory import Exact, NoClosedForm, exact
 
 Row = dict[str, Any]
-
-
+Status = Literal["ok", "does not fit", "refused"]
+DEFAULTS = {name: parameter.default for name, parameter in signature(count).parameters.items()}
 THETA: Mapping[str, Callable[[int, int, int], float]] = {
     **dict.fromkeys(("flash_basic", "flash", "q_outer"), theory.theorem_2_flash),
     "standard": lambda N, d, M: theory.theorem_2_standard(N, d),
@@ -26,83 +34,138 @@ THETA: Mapping[str, Callable[[int, int, int], float]] = {
 """Theorems 2 and 5, and Saha and Ye's, of forward and backward passes: by the name of the forward pass."""
 
 
-def row_of(point: Point, outcome: Outcome) -> Row:
-    """Return the row; what there is nothing to say of is None, or not there."""
-    shape, hbm, sram, matmul = _shape(point.arguments), outcome.hbm, outcome.sram, outcome.matmul
-    row = _asked(point, outcome, shape) | {
-        "status": outcome.status,
-        "reason": outcome.reason or None,
-        **_blocks(point.arguments.get("blocks"), outcome.blocks),
-        "theta_elements": _theta(point, outcome, shape),
-        "source": outcome.source or None,
-    }
-    if hbm is not None and shape is not None and matmul is not None:
-        compulsory = _compulsory(point, shape)
-        row |= {
-            "accesses_elements": hbm.accesses,
-            "reads_elements": hbm.reads,
-            "writes_elements": hbm.writes,
-            "init_writes_elements": hbm.init_writes,
-            "traffic_bytes": hbm.bytes,
-            "extra_elements": hbm.extra,
-            "compulsory_elements": compulsory,
-            "over_compulsory": hbm.accesses / compulsory,
-            "matmul_flops": matmul,
-            "intensity_flops_per_byte": matmul / hbm.bytes,
-        }
-        for name, array in hbm.by_array.items():
-            row[f"{name}_reads_elements"], row[f"{name}_writes_elements"] = array.reads, array.writes
-    if sram is not None:
-        row |= {"peak_elements": sram.peak, "peak_over_M": sram.peak / sram.capacity}
-    return row
+@dataclass(frozen=True)
+class Outcome:
+    """What a point costs.
+
+    status  "ok"; "does not fit": blocks that are enforced take more than M, so a run would raise `SramOverflow`; "refused":
+            the arguments make no sense
+    reason  why there are no counts
+    source  "closed form" or "count"
+    hbm     None unless "ok"; sram and blocks are known where it does not fit, too, by closed form
+    """
+
+    status: Status
+    reason: str = ""
+    source: str = ""
+    hbm: Traffic | None = None
+    sram: Occupancy | None = None
+    blocks: Blocks | None = None
+    matmul: int | None = None
 
 
-def arguments_of(point: Point, outcome: Outcome) -> Row:
-    """Return the part of the row that says what was asked."""
-    return _asked(point, outcome, _shape(point.arguments))
+def outcome(point: Point) -> Outcome:
+    """Return what a point comes to."""
+    if point.way.algorithm is None:
+        return Outcome("refused", point.way.refused)
+    if "d" not in point.arguments:
+        return Outcome("refused", "d is missing: give the head dimension")
+    try:
+        return by_form(point)
+    except NoClosedForm:
+        return by_count(point)
+    except (ValueError, TypeError) as error:
+        return Outcome("refused", _said(error))
 
 
-def _asked(point: Point, outcome: Outcome, shape: Shape | None) -> Row:
+def by_form(point: Point) -> Outcome:
+    """Return it by the closed form. Raises NoClosedForm, or ValueError where a run would, too."""
+    way, arguments = point.way, point.arguments
+    if way.form is None or way.algorithm is None:
+        raise NoClosedForm(f"no closed form for {way.name!r}")
+    found: Exact = exact(way.form, **arguments)
+    if arguments.get("blocks") is None and arguments.get("sizing", "paper") == "paper":
+        d = arguments["d"]
+        way.algorithm.rows(found.sram.capacity, d, arguments.get("d_v") or d)  # for its ValueError, of too small an M
+    if found.sram.enforced and found.sram.peak > found.sram.capacity:
+        B, use = found.blocks, found.sram
+        what = f"blocks of {B.B_r:,} × {B.B_c:,}" + (", the smallest," if arguments.get("blocks") is None else "")
+        reason = (
+            f"{what} take {use.peak:,} elements of SRAM, {use.peak - use.capacity:,} more than M = {use.capacity:,}"
+        )
+        return Outcome("does not fit", reason, "closed form", None, use, B)
+    return Outcome("ok", "", "closed form", found.hbm, found.sram, found.blocks, found.matmul)
+
+
+def by_count(point: Point) -> Outcome:
+    """Return it by counting on shapes."""
+    algorithm = point.way.algorithm
+    assert algorithm is not None
+    try:
+        tally: Tally = count(algorithm, **point.arguments)
+    except SramOverflow as error:
+        return Outcome("does not fit", _said(error), "count")
+    except (ValueError, TypeError, MemoryModelError) as error:
+        return Outcome("refused", _said(error))
+    return Outcome("ok", "", "count", tally.hbm, tally.sram, tally.blocks, tally.flops.matmul)
+
+
+def _said(error: Exception) -> str:
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+    kind = "" if isinstance(error, ValueError | MemoryModelError) else f"{type(error).__name__}: "
+    return f"{kind}{error}{notes}"
+
+
+def rows_of(points: Sequence[Point]) -> list[Row]:
+    """Return the row of each point; what there is nothing to say of is None, or not there."""
+    return [_row(point, outcome(point)) for point in points]
+
+
+def _row(point: Point, found: Outcome) -> Row:
     given, way = point.arguments, point.way
-    length = None if shape is None or shape.N_q != shape.N_k else shape.N_q
-    heads, dtype = given.get("heads", 1), given.get("dtype", "float32")
+    shape = _sound(lambda: check_shape(*map(given.get, ("N", "d", "N_q", "N_k", "d_v"))), None)
+    sizes = {name: given.get(name) for name in ("N", "N_q", "N_k", "d", "d_v")}
+    if shape is not None:
+        sizes = {"N": shape.N_q if shape.N_q == shape.N_k else None, **asdict(shape)}
+    dtype = given.get("dtype", DEFAULTS["dtype"])
     M = _sound(lambda: check_M(given.get("M"), theory.BYTES[float_name(dtype)]), given.get("M"))
-    row = {
+    blocks = given.get("blocks")
+    pair = blocks if isinstance(blocks, tuple | list) and len(blocks) == 2 else None
+    asked = {name: given.get(name, DEFAULTS.get(name)) for name in (*ARGUMENTS, *way.options)} | sizes
+    asked |= {
         "label": point.label or None,
         "algorithm": way.name,
-        "direction": given["direction"],
-        "N": given.get("N") if shape is None else length,
-        "N_q": given.get("N_q") if shape is None else shape.N_q,
-        "N_k": given.get("N_k") if shape is None else shape.N_k,
-        "d": given.get("d"),
-        "d_v": given.get("d_v") if shape is None else shape.d_v,
-        "M": M if outcome.sram is None else outcome.sram.capacity,
-        "heads": heads,
-        "kv_heads": heads if given.get("kv_heads") is None else given["kv_heads"],
-        "gqa": given.get("gqa", "separate"),
+        "M": M if found.sram is None else found.sram.capacity,
+        "kv_heads": asked["heads"] if asked["kv_heads"] is None else asked["kv_heads"],
         "dtype": _sound(lambda: float_name(dtype), dtype),
-        "causal": given.get("causal", False),
-        "mask": given.get("mask"),
-        "dropout_p": given.get("dropout_p", 0.0),
-        "blocks": _blocks_text(given.get("blocks")),
-        "enforce": given.get("enforce"),
-        "sizing": None if given.get("blocks") is not None else given.get("sizing", "paper"),
+        "blocks": f"{pair[0]} × {pair[1]}" if pair else blocks,
+        "sizing": None if blocks is not None else asked["sizing"],
     }
-    row |= {name: given.get(name) for name in way.options}
-    return {name: plain(value) for name, value in row.items()}
+    row = {name: _plain(value) for name, value in asked.items()}
+    row |= {"status": found.status, "reason": found.reason or None, "source": found.source or None}
+    row |= dict(zip(("B_r", "B_c"), pair or (), strict=False)) if found.blocks is None else asdict(found.blocks)
+    if found.sram is not None:
+        row |= {"peak_elements": found.sram.peak, "peak_over_M": found.sram.peak / found.sram.capacity}
+        row["theta_elements"] = _theta(point, found.sram.capacity, shape)
+    return row if found.hbm is None else row | _counts(point, found.hbm, found.matmul, shape)
 
 
-def columns_of(points: Sequence[Point], outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Return the columns that rows of these have: all but labels and masks where there are none, and what arrays there are."""
-    ways = {id(point.way): point.way for point in points}.values()
-    options = dict.fromkeys(name for way in ways for name in way.options)
-    arrays = dict.fromkeys(name for outcome in outcomes if outcome.hbm for name in outcome.hbm.by_array)
-    absent = {"label"} - {"label" for point in points if point.label}
-    absent |= {"mask", "blocks", "enforce"} - {
-        name for point in points for name, value in point.arguments.items() if value is not None
+def _counts(point: Point, hbm: Traffic, matmul: Any, shape: Any) -> Row:
+    compulsory = _compulsory(point, shape)
+    counts = {
+        f"{name}_elements": getattr(hbm, name) for name in ("accesses", "reads", "writes", "init_writes", "extra")
     }
-    named = [f"{array}_{unit}" for array in arrays for unit in OF_ARRAYS]
-    return (*(name for name in ARGUMENTS if name not in absent), *options, *FOUND, *named)
+    counts |= {
+        "traffic_bytes": hbm.bytes,
+        "compulsory_elements": compulsory,
+        "over_compulsory": hbm.accesses / compulsory,
+        "matmul_flops": matmul,
+        "intensity_flops_per_byte": matmul / hbm.bytes,
+    }
+    for name, array in hbm.by_array.items():
+        counts[f"{name}_reads_elements"], counts[f"{name}_writes_elements"] = array.reads, array.writes
+    return counts
+
+
+def columns_of(rows: Sequence[Row], given: Container[str]) -> tuple[str, ...]:
+    """Return the columns of these rows, where arguments named `given` were: what arrays there are, options that there are.
+
+    Labels, masks, blocks and `enforce` have a column where they were given.
+    """
+    names = dict.fromkeys(chain.from_iterable(rows))
+    asked = [name for name in ARGUMENTS if name in given or name not in ("label", "mask", "blocks", "enforce")]
+    options = [name for name in names if name not in ARGUMENTS and not is_found(name)]
+    return (*asked, *options, *FOUND, *(name for name in names if is_found(name) and name not in FOUND))
 
 
 def _compulsory(point: Point, shape: Shape) -> int:
@@ -115,25 +178,13 @@ def _compulsory(point: Point, shape: Shape) -> int:
     return int(heads * (of_all - of_keys) + kv_heads * of_keys)
 
 
-def _theta(point: Point, outcome: Outcome, shape: Shape | None) -> float | None:
-    algorithm, use = point.way.algorithm, outcome.sram
-    if algorithm is None or use is None or shape is None or (shape.N_q, shape.d) != (shape.N_k, shape.d_v):
+def _theta(point: Point, M: int, shape: Shape | None) -> float | None:
+    algorithm = point.way.algorithm
+    expression = THETA.get(algorithm.forward_pass) if algorithm is not None else None
+    if expression is None or shape is None or (shape.N_q, shape.d) != (shape.N_k, shape.d_v):
         return None
-    expression = THETA.get(algorithm.forward_pass)
-    return (
-        None if expression is None else point.arguments.get("heads", 1) * expression(shape.N_q, shape.d, use.capacity)
-    )
-
-
-def _blocks_text(given: Any) -> str | None:
-    return f"{given[0]} × {given[1]}" if isinstance(given, tuple | list) and len(given) == 2 else plain(given)
-
-
-def _blocks(given: Any, found: Blocks | None) -> Row:
-    if found is not None:
-        return {"B_r": found.B_r, "B_c": found.B_c, "T_r": found.T_r, "T_c": found.T_c}
-    pair = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
-    return {"B_r": pair[0], "B_c": pair[1]}
+    heads: int = point.arguments.get("heads", 1)
+    return heads * expression(shape.N_q, shape.d, M)
 
 
 def _sound(read: Callable[[], Any], otherwise: Any) -> Any:
@@ -144,18 +195,10 @@ def _sound(read: Callable[[], Any], otherwise: Any) -> Any:
         return otherwise
 
 
-def _shape(given: Mapping[str, Any]) -> Shape | None:
-    """Return the shape that was asked for, if it is one."""
-    shape: Shape | None = _sound(lambda: check_shape(*map(given.get, ("N", "d", "N_q", "N_k", "d_v"))), None)
-    return shape
-
-
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Return a value as a table holds it: a number, a truth, text, or None."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if callable(value) and not isinstance(value, type):
-        return getattr(value, "__name__", shown(value))
     if isinstance(value, np.ndarray):
         return f"array of shape {value.shape}"
     return getattr(value, "name", None) or getattr(value, "__name__", None) or shown(value)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain, islice, zip_longest
 from typing import Any
 
+from flashsim import __version__
 from flashsim.checking import check_callback, check_count
 from flashsim.jobs import in_any_order
-from flashsim.sweeping.outcomes import Outcome, by_count, outcomes
-from flashsim.sweeping.points import ARGUMENTS, Point, points_of
-from flashsim.sweeping.result import Entry, Sweep
+from flashsim.sweeping.points import ARGUMENTS, LABEL, Point, points_of
+from flashsim.sweeping.result import Sweep
+from flashsim.sweeping.rows import Outcome, Row, by_count, by_form, columns_of, rows_of
 
 AT_ONCE = 500  # points of one piece of work
 CHECKED_TILES = 2**12  # of a point whose tiles a count may look at one by one
 OnPoints = Callable[[int, int], None]
-Work = Callable[[list[Point]], list[Outcome]]
-Over = Callable[[Work, Sequence[list[Point]]], Iterator[tuple[int, list[Outcome]]]]
+Work = Callable[[list[Point]], list[Row]]
+Over = Callable[[Work, Sequence[list[Point]]], Iterator[tuple[int, list[Row]]]]
 """Does the work on each of several pieces; yields the number of each with what comes of it, in any order."""
 
 
@@ -48,7 +50,7 @@ def sweep(
     points: Any = None,
     check: int = 32,
     seed: int = 0,
-    jobs: int | None = 1,
+    jobs: int | Over | None = 1,
     on_points: OnPoints | None = None,
     **options: Any,
 ) -> Sweep:
@@ -66,7 +68,7 @@ def sweep(
     check      how many points to count as well, by running the algorithm on shapes: a sample, spread over algorithms and
                directions, that `seed` draws
     jobs       processes of joblib; None: as many as `joblib.parallel_config` says. Its backend, which may be that of a Dask or a
-               Ray cluster, serves for both
+               Ray cluster, serves for both. Or a function, as `flashsim.jobs.in_any_order` with its `jobs`
     on_points  called with (points done, points in all)
 
     A point has its closed form (`flashsim.theory.exact`), or is counted where there is none. One that makes no sense, or does not
@@ -75,84 +77,67 @@ def sweep(
     Raises ValueError or TypeError for what is wrong at every point (an unknown algorithm or argument, no length, more than 2²⁰
     points), and `Disagreement` where closed form and count differ.
     """
-    asked = {name: value for name, value in locals().items() if name in ARGUMENTS and value is not None}
-    jobs = None if jobs is None else check_count("jobs", jobs)
-    over = partial(in_any_order, jobs=1) if jobs == 1 else partial(_over_joblib, jobs)
-    return swept(algorithms, {**asked, **options}, points, over, check=check, seed=seed, on_points=on_points)
-
-
-def swept(
-    algorithms: Any,
-    arguments: Mapping[str, Any],
-    table: Any,
-    over: Over,
-    *,
-    check: int,
-    seed: int,
-    on_points: OnPoints | None,
-) -> Sweep:
-    """Return the sweep of `arguments`, those that were given, by name; `over` does the work. Otherwise as `sweep`."""
+    asked = {name: value for name, value in locals().items() if name in ARGUMENTS and value is not None} | options
+    over = jobs if callable(jobs) else partial(_over_joblib, None if jobs is None else check_count("jobs", jobs))
     check, seed = check_count("check", check, 0), check_count("seed", seed, 0, 2**64 - 1)
     on_points = check_callback("on_points", on_points)
-    all_points = points_of(algorithms, table, arguments, sweep)
+    all_points = points_of(algorithms, points, asked, sweep)
     pieces = [all_points[first : first + AT_ONCE] for first in range(0, len(all_points), AT_ONCE)]
-    found: dict[int, list[Outcome]] = {}
-    done = 0
-    for number, of_piece in over(outcomes, pieces):
+    found: dict[int, list[Row]] = {}
+    for number, of_piece in over(rows_of, pieces):
         found[number] = of_piece
-        done += len(of_piece)
         if on_points is not None:
-            on_points(done, len(all_points))
-    results = [each for _, piece in sorted(found.items()) for each in piece]
-    sample = _sample(all_points, results, check, seed)
-    for number in sample:
-        _cross_check(all_points[number], results[number])
-    counted = set(sample)
-    return Sweep([Entry(*both, number in counted) for number, both in enumerate(zip(all_points, results, strict=True))])
+            on_points(sum(map(len, found.values())), len(all_points))
+    rows = [row | {"checked": False, "flashsim": __version__} for _, piece in sorted(found.items()) for row in piece]
+    for number in _sample(all_points, rows, check, seed):
+        _cross_check(all_points[number])
+        rows[number]["checked"] = True
+    given = {name for point in all_points for name, value in point.arguments.items() if value is not None}
+    given |= {LABEL for point in all_points if point.label}
+    return Sweep(rows, columns_of(rows, given), given)
 
 
-def _over_joblib(jobs: int | None, work: Work, pieces: Sequence[list[Point]]) -> Iterator[tuple[int, list[Outcome]]]:
+def _over_joblib(jobs: int | None, work: Work, pieces: Sequence[list[Point]]) -> Iterator[tuple[int, list[Row]]]:
+    if jobs == 1:
+        yield from in_any_order(work, pieces, 1)
+        return
     from joblib import parallel_config
 
     with parallel_config(**({} if jobs is None else {"n_jobs": jobs})):
         yield from in_any_order(work, pieces, None)
 
 
-def _sample(points: Sequence[Point], results: Sequence[Outcome], size: int, seed: int) -> list[int]:
+def _sample(points: Sequence[Point], rows: Sequence[Row], size: int, seed: int) -> list[int]:
     """Return which points to count as well: of those with a closed form, some of each algorithm and direction."""
     groups: dict[int, list[int]] = {}
     for number in random.Random(seed).sample(range(len(points)), len(points)):
-        if results[number].source == "closed form" and _is_quick(points[number], results[number]):
+        if rows[number]["source"] == "closed form" and _is_quick(points[number], rows[number]):
             groups.setdefault(id(points[number].way), []).append(number)
-    chosen: list[int] = []
-    while groups and len(chosen) < size:
-        chosen += [group.pop() for group in groups.values()][: size - len(chosen)]
-        groups = {way: rest for way, rest in groups.items() if rest}
-    return sorted(chosen)
+    chosen = chain.from_iterable(zip_longest(*(reversed(group) for group in groups.values())))
+    return sorted(islice((number for number in chosen if number is not None), size))
 
 
-def _is_quick(point: Point, result: Outcome) -> bool:
+def _is_quick(point: Point, row: Row) -> bool:
     """Whether a count does not look at more than a few thousand tiles one by one."""
     block_mask = point.arguments.get("block_mask")
     if point.arguments.get("mask") is None and (block_mask is None or isinstance(block_mask, str)):
         return True
-    return result.blocks is not None and result.blocks.T_r * result.blocks.T_c <= CHECKED_TILES
+    return bool(row["T_r"] * row["T_c"] <= CHECKED_TILES)
 
 
-def _cross_check(point: Point, result: Outcome) -> None:
-    counted = by_count(point)
-    if counted.status == "ok" == result.status:
-        same = (counted.hbm, counted.sram, counted.blocks, counted.matmul) == (
-            result.hbm, result.sram, result.blocks, result.matmul
-        )  # fmt: skip
-    else:
-        same = counted.status != "ok" != result.status
-    if not same:
+def _cross_check(point: Point) -> None:
+    """Raise Disagreement where a point's closed form and count differ; of what does not fit, in that alone."""
+    formed, counted = by_form(point), by_count(point)
+    if _counts(formed) != _counts(counted):
         said = ", ".join(f"{name}={value!r}" for name, value in point.arguments.items())
         raise Disagreement(
-            f"closed form and count differ for {point.way.name!r} at {said}: {_shown(result)} by the closed form, "
+            f"closed form and count differ for {point.way.name!r} at {said}: {_shown(formed)} by the closed form, "
             f"{_shown(counted)} by the count"
         )
+
+
+def _counts(outcome: Outcome) -> tuple[Any, ...] | None:
+    return (outcome.hbm, outcome.sram, outcome.blocks, outcome.matmul) if outcome.status == "ok" else None
 
 
 def _shown(outcome: Outcome) -> str:

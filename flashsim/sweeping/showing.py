@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flashsim.notebook import table
-from flashsim.tables import aligned
+from flashsim.tables import aligned, cell
 
 if TYPE_CHECKING:
     from flashsim.sweeping.result import Sweep
@@ -29,25 +29,19 @@ class Shown:
     headings: Sequence[str]
     cells: Sequence[Sequence[str]]
     notes: Sequence[str]
-    comparable: bool = True
 
     @property
-    def widths(self) -> list[int]:
-        """How wide each column is."""
-        return [max(map(len, column)) for column in zip(self.headings, *self.cells, strict=True)]
-
-    @property
-    def width(self) -> int:
-        """How wide a line is."""
-        return sum(self.widths) + 2 * (len(self.headings) - 1)
+    def lines(self) -> list[str]:
+        """The table as text; the second line is as wide as any."""
+        line = ["─" * max(map(len, column)) for column in zip(self.headings, *self.cells, strict=True)]
+        return aligned([self.headings, line, *self.cells])
 
 
 def as_text(sweep: Sweep, most: int, width: int = WIDTH) -> str:
     """Return `most` rows, evenly spread, as lines of at most `width` characters where that can be; and why others have none."""
     shown = _shown(sweep, most, width)
-    lines = aligned([shown.headings, ["─" * size for size in shown.widths], *shown.cells])
     notes = [line for note in shown.notes for line in wrap(note, width, subsequent_indent="    ")]
-    return "\n".join([*lines, *notes])
+    return "\n".join([*shown.lines, *notes])
 
 
 def as_html(sweep: Sweep, most: int) -> str:
@@ -61,12 +55,13 @@ def _shown(sweep: Sweep, most: int, width: int) -> Shown:
     with suppress(ValueError):
         axes.sort(key=[sweep.longest_axis()].count)  # it is the last
     beside = _beside(rows, axes, most) if "algorithm" in axes else None
-    if beside is not None and beside.width <= width and beside.comparable:
+    if beside is not None and len(beside.lines[1]) <= width:
         return beside
     return _below(rows, axes or ["algorithm"], most, width)
 
 
-def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
+def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown | None:
+    """Return the algorithms beside each other; None where nothing can be compared so."""
     names = list(dict.fromkeys(row["algorithm"] for row in rows))
     axes = [name for name in axes if name != "algorithm"]
     lines: dict[tuple[Any, ...], dict[str, Row]] = {}
@@ -75,15 +70,16 @@ def _beside(rows: Sequence[Row], axes: Sequence[str], most: int) -> Shown:
         line = lines.setdefault(tuple(row[name] for name in axes), {})
         alike |= row["algorithm"] in line
         line[row["algorithm"]] = row
+    if alike or all(len(by_name) == 1 for by_name in lines.values()):
+        return None
     cells = []
     for values, by_name in _spread(list(lines.items()), most):
         counts = {name: row["accesses_elements"] for name, row in by_name.items() if row["status"] == "ok"}
         least = [name for name, count in counts.items() if count == min(counts.values())]
         fewest = "" if len(counts) < 2 else " = ".join(least) if len(least) < len(counts) else "all equal"
-        cells.append([*map(_said, values), *(_said(counts.get(name)) for name in names), fewest])
+        cells.append([*map(cell, values), *(cell(counts.get(name)) for name in names), fewest])
     notes = [*_omitted(len(cells), len(lines)), "in elements of HBM accesses", *_reasons(rows)]
-    comparable = not alike and any(len(by_name) > 1 for by_name in lines.values())
-    return Shown([*axes, *names, "fewest"], cells, notes, comparable)
+    return Shown([*axes, *names, "fewest"], cells, notes)
 
 
 def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> Shown:
@@ -93,25 +89,19 @@ def _below(rows: Sequence[Row], axes: Sequence[str], most: int, width: int) -> S
         if row["status"] == "ok":
             first.setdefault(_group(row, axes), row["accesses_elements"])
     chosen = _spread(rows, most)
-    several = "algorithm" in axes
-    columns: list[tuple[str, list[str]]] = [(name, [_said(row[name]) for row in chosen]) for name in axes]
-    columns.append(("accesses", [_said(row["accesses_elements"]) for row in chosen]))
-    if not several:
-        columns.append(("÷ first", [_ratio(row["accesses_elements"], first.get(_group(row, axes))) for row in chosen]))
-    columns.append(("÷ compulsory", [_ratio(row["over_compulsory"], 1) for row in chosen]))
-    columns.append(("peak ÷ M", [_ratio(row["peak_over_M"], 1) for row in chosen]))
-    pairs = ["–" if row["B_r"] is None else f"{row['B_r']:,} × {row['B_c']:,}" for row in chosen]
-    columns.append(("B_r × B_c", pairs))
+    columns = {name: [cell(row[name]) for row in chosen] for name in axes}
+    columns["accesses"] = [cell(row["accesses_elements"]) for row in chosen]
+    if "algorithm" not in axes:
+        columns["÷ first"] = [_ratio(row["accesses_elements"], first.get(_group(row, axes))) for row in chosen]
+    columns["÷ compulsory"] = [_ratio(row["over_compulsory"], 1) for row in chosen]
+    columns["peak ÷ M"] = [_ratio(row["peak_over_M"], 1) for row in chosen]
+    columns["B_r × B_c"] = ["–" if row["B_r"] is None else f"{row['B_r']:,} × {row['B_c']:,}" for row in chosen]
     notes = [*_omitted(len(chosen), len(rows)), *_reasons(rows)]
     while True:
-        headings, cells = (
-            [name for name, _ in columns],
-            [list(line) for line in zip(*(c for _, c in columns), strict=True)],
-        )
-        shown = Shown(headings, cells, notes)
-        if shown.width <= width or len(columns) <= len(axes) + 1:
+        shown = Shown(list(columns), list(zip(*columns.values(), strict=True)), notes)
+        if len(shown.lines[1]) <= width or len(columns) <= len(axes) + 1:
             return shown
-        columns.pop()
+        columns.popitem()
 
 
 def _group(row: Row, axes: Sequence[str]) -> tuple[Any, ...]:
@@ -137,14 +127,6 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
         for (status, reason), number in found.most_common(REASONS)
     ]
     return [*lines, *([f"and {len(found) - REASONS:,} other reasons"] if len(found) > REASONS else [])]
-
-
-def _said(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _ratio(value: Any, of: Any) -> str:
