@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flashsim.records import Blocks, Shape
 from flashsim.sizes import ceil_div
@@ -48,6 +52,30 @@ class Band:
     def is_empty(self) -> bool:
         """Whether no distance j − p is inside."""
         return self.left is not None and self.right is not None and self.left + self.right < 0
+
+    def allows(self, rows: Any, cols: Any, shape: Shape) -> NDArray[np.bool_]:
+        """Return which pairs of a query and a key are inside, (len(rows), len(cols))."""
+        distance = cols - (rows[:, None] + shape.N_k - shape.N_q)
+        return self._meets(distance, distance, rows[:, None], cols)
+
+    def live(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape) -> NDArray[np.bool_]:
+        """Return, for tiles [rows, row_ends) × [cols, col_ends), whether what comes nearest to each limit is inside."""
+        shift = shape.N_k - shape.N_q
+        return self._meets(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift), rows, cols)
+
+    def full(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape) -> NDArray[np.bool_]:
+        """Return, for the same tiles, whether what is farthest from each limit is inside, and positions alone decide."""
+        shift = shape.N_k - shape.N_q
+        return self.positional & self._meets(
+            col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift), row_ends - 1, col_ends - 1
+        )
+
+    def _meets(self, least: Any, most: Any, row: Any, col: Any) -> NDArray[np.bool_]:
+        """Return whether distances j − p from `least` to `most` meet those inside, and `row` and `col` are inside."""
+        met = np.broadcast_to(col < self.keys, least.shape)
+        met = met if self.right is None else met & (least <= self.right)
+        met = met if self.left is None else met & (most >= -self.left)
+        return met if self.queries is None else met & (row < self.queries)
 
     def kinds(self, blocks: Blocks, shape: Shape, group: int = 1) -> Mapping[Kind, Found]:
         """Return the kinds of live tiles that occur. Row r is at position r // `group`, of interleaved heads."""

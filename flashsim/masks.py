@@ -37,10 +37,14 @@ Index = NDArray[np.int64]
 Head = tuple[int, ...]
 NO_OPTIONS: Mapping[str, Any] = {}
 MOST_OFFSET = 2**61
+EVERYWHERE = Band(None, None, MOST_OFFSET, positional=False)
 
 
 class Mask(ABC):
-    """A rule that says which keys a query attends to. A subclass needs `allows` alone; the others make counts smaller."""
+    """A rule that says which keys a query attends to. A subclass needs `allows` alone; the others make counts smaller.
+
+    Where `band` is given, `live`, `full`, `keys` and `queries` follow from it.
+    """
 
     __array_ufunc__ = None  # so that `array & mask` asks the mask
 
@@ -67,19 +71,23 @@ class Mask(ABC):
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Return, for tiles [rows, row_ends) × [cols, col_ends), whether each is live: False only where it is surely empty."""
-        return np.ones(np.broadcast_shapes(rows.shape, cols.shape), bool)
+        band = self.band(shape, head) or EVERYWHERE
+        return band.live(rows, row_ends, cols, col_ends, shape)
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Return, for the same tiles, whether each is full as far as positions tell: True only where it surely is."""
-        return np.zeros(np.broadcast_shapes(rows.shape, cols.shape), bool)
+        band = self.band(shape, head) or EVERYWHERE
+        return band.full(rows, row_ends, cols, col_ends, shape)
 
     def keys(self, shape: Shape, head: Head) -> int:
         """Return how many keys, from the first, may be attended to at all, as far as positions tell."""
-        return shape.N_k
+        band = self.band(shape, head)
+        return shape.N_k if band is None else band.keys
 
     def queries(self, shape: Shape, head: Head) -> int:
         """Return how many queries, from the first, may attend to anything, as far as positions tell."""
-        return shape.N_q
+        band = self.band(shape, head)
+        return shape.N_q if band is None or band.queries is None else band.queries
 
     def band(self, shape: Shape, head: Head) -> Band | None:
         """Return what `live`, `full`, `keys` and `queries` say, as one band; None: it is none, and each tile is looked at."""
@@ -121,19 +129,27 @@ class Mask(ABC):
         return np.broadcast_to(allowed, (shape.N_q, shape.N_k))
 
 
+class BandMask(Mask):
+    """A mask that is one band, as far as positions tell."""
+
+    @abstractmethod
+    def band(self, shape: Shape, head: Head) -> Band:
+        """Return that band."""
+
+    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
+        return self.band(shape, head).allows(rows, cols, shape)
+
+
 @dataclass(frozen=True)
-class All(Mask):
+class All(BandMask):
     """Every query attends to every key: the mask that does nothing."""
 
     def band(self, shape: Shape, head: Head) -> Band:
         return Band(None, None, shape.N_k)
 
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        return np.ones((len(rows), len(cols)), bool)
-
 
 @dataclass(frozen=True, repr=False)
-class SlidingWindow(Mask):
+class SlidingWindow(BandMask):
     """Keys j with p − left ≤ j ≤ p + right, where p = i + offset is query i's position.
 
     `left` or `right` of −1 is no limit on that side, as in FlashAttention's window_size. Others below 0 raise ValueError.
@@ -171,40 +187,14 @@ class SlidingWindow(Mask):
     def per_head(self) -> bool:
         return isinstance(self.offset, tuple)
 
-    def _position(self, shape: Shape, head: Head) -> int:
-        return shape.N_k - shape.N_q if self.offset is None else int(at_head(np.asarray(self.offset), head))
-
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        distance = cols[None, :] - (rows[:, None] + self._position(shape, head))
-        return self._within(distance, distance)
-
-    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the distances j − p of the two corners that come nearest to the window."""
-        shift = self._position(shape, head)
-        return self._within(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift))
-
-    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the distances j − p of the two corners that are farthest from the window."""
-        shift = self._position(shape, head)
-        return self._within(col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift))
-
-    def keys(self, shape: Shape, head: Head) -> int:
-        reach = shape.N_k if self.right == -1 else shape.N_q + self._position(shape, head) + self.right
-        return min(max(reach, 0), shape.N_k)
-
     def band(self, shape: Shape, head: Head) -> Band:
         """Return the window, as seen from the positions of bottom-right alignment."""
-        moved = self._position(shape, head) - (shape.N_k - shape.N_q)
+        moved = 0
+        if self.offset is not None:
+            moved = int(at_head(np.asarray(self.offset), head)) - (shape.N_k - shape.N_q)
         left = None if self.left == -1 else self.left - moved
-        return Band(left, None if self.right == -1 else self.right + moved, self.keys(shape, head))
-
-    def _within(self, least: Index, most: Index) -> Bools:
-        """Whether a range of distances j − p, from `least` to `most`, meets the window."""
-        right = None if self.right == -1 else least <= self.right
-        if self.left == -1:
-            return np.ones(least.shape, bool) if right is None else right
-        left = most >= -self.left
-        return left if right is None else left & right
+        right = None if self.right == -1 else self.right + moved
+        return Band(left, right, min(max(shape.N_k + (right or 0), 0), shape.N_k))
 
     def __repr__(self) -> str:
         offset = "" if self.offset is None else f", offset={_thawed(self.offset)}"
@@ -228,7 +218,7 @@ class Causal(SlidingWindow):
         return "Causal()" if self.offset is None else f"Causal(offset={_thawed(self.offset)})"
 
 
-class ArrayMask(Mask):
+class ArrayMask(BandMask):
     """An array in HBM that broadcasts to (..., N_q, N_k), called `argument` in errors: every tile has to look at it."""
 
     argument: ClassVar[str]
@@ -236,9 +226,6 @@ class ArrayMask(Mask):
 
     def check(self, shape: Shape, leading: Head) -> None:
         check_broadcast(self.argument, self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
-
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        return np.ones((len(rows), len(cols)), bool)
 
     def band(self, shape: Shape, head: Head) -> Band:
         return Band(None, None, shape.N_k, positional=False)
