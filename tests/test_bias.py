@@ -283,7 +283,7 @@ def test_a_gradient_that_is_added_up_wrongly_is_noticed(
         (sums.bias_gradient, "axis, 0)", "1 - axis, 0)", "flash", (6, 7)),
         (sums.bias_gradient, "reshape(N_q, group, -1)", "reshape(group, N_q, -1).swapaxes(0, 1)", "flash", (4, 1, 7)),
         (sums.bias_gradient, "by_head(dB, group)", "dB", "flash", (4, 6, 7)),
-        (sums.with_parts, "replace(a, size=0)", "a", "flash", (6, 7)),
+        (sums.Cost.with_sums, "replace(a, size=0)", "a", "flash", (6, 7)),
     ],
 )  # fmt: skip
 def test_a_gradient_of_parts_that_is_summed_wrongly_is_noticed(

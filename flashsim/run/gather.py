@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import cast
 
 import numpy as np
 
-from flashsim.groups import by_head
-from flashsim.inputs import Array, Inputs, largest
+from flashsim.algorithms import GRADIENTS
+from flashsim.groups import by_head, summed_over
+from flashsim.inputs import Array, Inputs, chip_dtype, largest
 from flashsim.matrices import KINDS
 from flashsim.memory import HBM, SRAM, Event, MemoryModelError, Observer
 from flashsim.records import Occupancy, Traffic
 from flashsim.run.launch import Outcome, launch
 from flashsim.run.results import Gradients, Run, Tally
-from flashsim.run.sums import NAMES, bias_gradient, sum_bias_gradient, sum_one_group, summed, with_parts
+from flashsim.run.sums import Cost, bias_gradient, key_gradients, launch_sums
 from flashsim.run.task import Plan
 from flashsim.source import at_line
 
@@ -33,7 +35,7 @@ def gather_run(plan: Plan, outcome: Outcome) -> Run:
     saved = {name: each for name, each in matrices.items() if name not in {*found, "L"}}
     return Run(
         algorithm=task.algorithm.name, O=found["O"], l=found.get("l"), m=found.get("m"), lse=found.get("lse"),
-        hbm=_once_per_group(plan, outcome.traffic), sram=_use(plan, outcome.peak), blocks=plan.blocks, plan=plan,
+        hbm=_once_per_group(plan, outcome.cost).traffic, sram=_use(plan, outcome.cost), blocks=plan.blocks, plan=plan,
         scale=task.variant.tau, gqa=task.gqa, inputs=cast(Inputs, task.given), variant=task.variant, saved=saved,
     )  # fmt: skip
 
@@ -65,58 +67,48 @@ def _of_nan(plan: Plan, said: str) -> MemoryModelError:
 
 def gather_gradients(plan: Plan, outcome: Outcome, observers: Sequence[Observer]) -> Gradients:
     """Return the finished backward pass; dK and dV of query heads that ran each on its own are summed first."""
-    matrices, traffic, peak = outcome.matrices, _once_per_group(plan, outcome.traffic), outcome.peak
-    dQ = _stacked(plan, "dQ", matrices["dQ"])
+    said = {name: f"{name}_parts" if plan.parts and name != "dQ" else name for name in GRADIENTS}
+    found = {name: _stacked(plan, name, outcome.matrices[name], said[name]) for name in GRADIENTS}
+    cost, dB = _once_per_group(plan, outcome.cost), None
     if plan.parts:
-        parts = {name: _stacked(plan, name, matrices[name], f"{name}_parts") for name in NAMES}
-        summing, moved, most = summed(plan.task, parts, observers)
-        traffic, peak = with_parts(traffic, moved), max(peak, most)
-        for name, array in summing.items():
+        sums, summing = key_gradients(plan.task, {name: found[name] for name in ("dK", "dV")}, observers)
+        for name, array in sums.items():
             _refuse_overflow(plan, name, array)
-    else:
-        summing = {name: _stacked(plan, name, matrices[name]) for name in NAMES}
-    bias, dB = plan.variant.mask.bias, None
-    if bias is not None:
-        dB, adding, most = bias_gradient(plan, outcome.dB, observers)
-        written = sum(matrix.size for matrix in outcome.dB.values())
-        traffic = Traffic({**traffic.by_array, "dB": replace(traffic.by_array["dB"], size=written)})
-        if adding is not None:
-            traffic, peak = with_parts(traffic, adding), max(peak, most)
+        found, cost = found | sums, cost.with_sums(summing)
+    if plan.variant.mask.bias is not None:
+        dB, summing = bias_gradient(plan, outcome.dB, observers)
+        cost = cost.sized(dB=sum(matrix.size for matrix in outcome.dB.values())).with_sums(summing)
     return Gradients(
-        dB=dB, algorithm=plan.task.algorithm.name, dQ=dQ, dK=summing["dK"], dV=summing["dV"],
-        hbm=traffic, sram=_use(plan, peak), blocks=plan.blocks, plan=plan,
+        algorithm=plan.task.algorithm.name, **found, dB=dB,
+        hbm=cost.traffic, sram=_use(plan, cost), blocks=plan.blocks, plan=plan,
     )  # fmt: skip
 
 
 def gather_tally(plan: Plan, heads: int, hbm: HBM, sram: SRAM, observers: Sequence[Observer]) -> Tally:
     """Return what `heads` query heads cost, of one problem's launch on shapes alone."""
-    task, problems = plan.task, heads // plan.group
-    traffic, flops, peak = _once_per_group(plan, hbm.traffic.times(problems)), sram.flops.times(problems), sram.peak
+    task, g, problems = plan.task, plan.task.given.group, heads // plan.group
+    cost = _once_per_group(plan, Cost().plus(hbm, sram, problems))
     if plan.parts and task.algorithm.direction == "backward":
-        hbm, sram = sum_one_group(task, observers)
-        groups = heads // task.given.group
-        traffic, flops = with_parts(traffic, hbm.traffic.times(groups)), flops + sram.flops.times(groups)
-        peak = max(peak, sram.peak)
-    if "dB" in traffic.by_array:
-        traffic = Traffic({**traffic.by_array, "dB": traffic.by_array["dB"].shared(problems)})
-        summing = sum_bias_gradient(plan, observers)
-        if summing is not None:
-            hbm, sram = summing
-            traffic, flops, peak = with_parts(traffic, hbm.traffic), flops + sram.flops, max(peak, sram.peak)
-    return Tally(task.algorithm.name, traffic, _use(plan, peak), plan.blocks, flops)
+        parts = {name: (g, prod(KINDS[name].shape(task.given.shape))) for name in ("dK", "dV")}
+        cost = cost.with_sums(launch_sums(task, [parts], task.given.dtype, observers, heads // g)[1])
+    bias, by_array = task.variant.mask.bias, cost.traffic.by_array
+    if "dB" in by_array:
+        cost = replace(cost, traffic=Traffic({**by_array, "dB": by_array["dB"].shared(problems)}))
+        if summed_over(bias, plan.group, task.given.shape.N_q) is not None:
+            shapes, stored = {"dB": (plan.group, prod(bias.matrix))}, chip_dtype(task.given.dtype)
+            cost = cost.with_sums(launch_sums(task, [shapes], stored, observers)[1])
+    return Tally(task.algorithm.name, cost.traffic, _use(plan, cost), plan.blocks, cost.flops)
 
 
-def _use(plan: Plan, peak: int) -> Occupancy:
-    return Occupancy(peak, plan.task.M, plan.task.sizing.enforced)
+def _use(plan: Plan, cost: Cost) -> Occupancy:
+    return Occupancy(cost.peak, plan.task.M, plan.task.sizing.enforced)
 
 
-def _once_per_group(plan: Plan, traffic: Traffic) -> Traffic:
-    """Return the query heads' traffic together, with K and V as large as they are: one for each KV head, not for each copy."""
+def _once_per_group(plan: Plan, cost: Cost) -> Cost:
+    """Return the query heads' cost together, with K and V as large as they are: one for each KV head, not for each copy."""
     if not plan.parts:
-        return traffic
-    by_array = traffic.by_array
-    shared = {name: replace(by_array[name], size=by_array[name].size // plan.task.given.group) for name in ("K", "V")}
-    return Traffic({**by_array, **shared})
+        return cost
+    return cost.sized(**{name: cost.traffic.by_array[name].size // plan.task.given.group for name in ("K", "V")})
 
 
 def _stacked(plan: Plan, name: str, matrices: Sequence[Array], said: str = "") -> Array:

@@ -17,8 +17,9 @@ from flashsim.inputs import Array, Inputs, chip_dtype
 from flashsim.masks import Head, Mask
 from flashsim.matrices import kind_of
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
-from flashsim.records import Blocks, Traffic
+from flashsim.records import Blocks
 from flashsim.run.following import followed
+from flashsim.run.sums import Cost
 from flashsim.run.task import Plan
 from flashsim.shape_only import ShapeOnly
 from flashsim.tile_masks import BiasGradient, NoBiasGradient, PartialTileMask, TileMask
@@ -32,8 +33,7 @@ class Outcome:
     """What all launches of a plan left: matrices by name, one for each problem; elements moved; the highest peak."""
 
     matrices: dict[str, list[Array]] = field(default_factory=dict)
-    traffic: Traffic = field(default_factory=Traffic)
-    peak: int = 0
+    cost: Cost = field(default_factory=Cost)
     dB: dict[Head, Array] = field(default_factory=dict)  # by where its bias is among the leading axes
 
 
@@ -47,8 +47,7 @@ def launch_all(plan: Plan, observers: Sequence[Observer], on_head: OnHead | None
             hbm, sram, returned = launch(plan, head, number, observers, outcome.dB.get(at))
             if "dB" in hbm:
                 outcome.dB[at] = np.array(hbm.peek("dB"))
-            outcome.traffic += hbm.traffic
-            outcome.peak = max(outcome.peak, sram.peak)
+            outcome.cost = outcome.cost.plus(hbm, sram)
             for name, matrix in _kept(plan, hbm, returned):
                 outcome.matrices.setdefault(name, []).append(matrix)
             if on_head is not None:

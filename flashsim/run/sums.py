@@ -7,8 +7,8 @@ gradient in parts, where its entries belong to several of these rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 
@@ -16,91 +16,88 @@ from flashsim.algorithms.group_sum import sum_over_group
 from flashsim.groups import by_head, summed_over
 from flashsim.inputs import Array, chip_dtype
 from flashsim.masks import Head
-from flashsim.matrices import KINDS
 from flashsim.memory import HBM, SRAM, Observer
-from flashsim.records import Traffic
+from flashsim.records import Flops, Traffic
 from flashsim.run.task import Plan, Task
 
-NAMES = ("dK", "dV")
 Parts = Mapping[str, Array | tuple[int, int]]
 """Parts by the names of their sums, a row for each; or, to count on shapes alone, how many and how long."""
 
 
-def launch_sum(task: Task, parts: Parts, dtype: np.dtype[Any], observers: Sequence[Observer] = ()) -> tuple[HBM, SRAM]:
-    """Sum parts, stored as `dtype`."""
-    hbm = HBM(arithmetic=not any(isinstance(each, tuple) for each in parts.values()))
-    sram = SRAM(hbm, task.M, enforced=task.sizing.enforced, dtype=chip_dtype(task.given.dtype), observers=observers)
-    placed = [hbm.place(f"{name}_parts", each, dtype) for name, each in parts.items()]
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        sum_over_group(hbm, sram, *placed)
-    return hbm, sram
+@dataclass(frozen=True)
+class Cost:
+    """What launches cost together: elements moved, the highest peak, and, where they only counted, operations."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+    peak: int = 0
+    flops: Flops = field(default_factory=lambda: Flops(0, 0))
+
+    def sized(self, **sizes: int) -> Cost:
+        """Return the same, where matrices of these names are so large."""
+        by_array = self.traffic.by_array
+        of_size = {name: replace(by_array[name], size=size) for name, size in sizes.items()}
+        return replace(self, traffic=Traffic({**by_array, **of_size}))
+
+    def plus(self, hbm: HBM, sram: SRAM, times: int = 1) -> Cost:
+        """Return the cost with that of a launch, so many times."""
+        traffic, flops = hbm.traffic.times(times), sram.flops.times(times)
+        return Cost(self.traffic + traffic, max(self.peak, sram.peak), self.flops + flops)
+
+    def with_sums(self, of: Cost) -> Cost:
+        """Return what launches cost that write some gradients as parts, with the passes that sum those up."""
+        named = {name: f"{name}_parts" for name in of.traffic.by_array if f"{name}_parts" in of.traffic.by_array}
+        written = {
+            named.get(name, name): replace(a, role="extra") if name in named else a
+            for name, a in self.traffic.by_array.items()
+        }
+        read = {name: replace(a, size=0) if name in written else a for name, a in of.traffic.by_array.items()}
+        return Cost(Traffic(written) + Traffic(read), max(self.peak, of.peak), self.flops + of.flops)
 
 
-def sum_one_group(task: Task, observers: Sequence[Observer]) -> tuple[HBM, SRAM]:
-    """Sum one group's dK and dV on shapes alone."""
-    shapes = {name: KINDS[name].shape(task.given.shape) for name in NAMES}
-    parts = {name: (task.given.group, N * width) for name, (N, width) in shapes.items()}
-    return launch_sum(task, parts, task.given.dtype, observers)
+def launch_sums(
+    task: Task, problems: Sequence[Parts], dtype: np.dtype[np.generic], observers: Sequence[Observer], times: int = 1
+) -> tuple[list[dict[str, Array]], Cost]:
+    """Sum the parts of each problem, stored as `dtype`; return the sums, one row each, and the cost, so many times."""
+    sums, cost = [], Cost()
+    for parts in problems:
+        hbm = HBM(arithmetic=not any(isinstance(each, tuple) for each in parts.values()))
+        sram = SRAM(hbm, task.M, enforced=task.sizing.enforced, dtype=chip_dtype(task.given.dtype), observers=observers)
+        placed = [hbm.place(f"{name}_parts", each, dtype) for name, each in parts.items()]
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            sum_over_group(hbm, sram, *placed)
+        cost = cost.plus(hbm, sram, times)
+        sums.append({name: hbm.peek(name)[0] for name in parts if hbm.arithmetic})
+    return sums, cost
 
 
-def summed(
+def key_gradients(
     task: Task, parts: Mapping[str, Array], observers: Sequence[Observer]
-) -> tuple[dict[str, Array], Traffic, int]:
-    """Return dK and dV, (..., H_kv, N_k, width), of parts (..., H_q, N_k, width); and what it cost: elements moved, the peak."""
-    groups = {name: a.reshape(-1, task.given.group, *a.shape[-2:]) for name, a in parts.items()}
-    sums = {name: np.empty(getattr(task.given, name[1:]).shape, task.given.dtype) for name in NAMES}
-    flat = {name: a.reshape(len(groups[name]), -1) for name, a in sums.items()}
-    traffic, peak = Traffic(), 0
-    for number in range(len(groups["dK"])):
-        one = {name: a[number].reshape(task.given.group, -1) for name, a in groups.items()}
-        hbm, sram = launch_sum(task, one, task.given.dtype, observers)
-        for name, a in flat.items():
-            a[number] = hbm.peek(name)[0]
-        traffic, peak = traffic + hbm.traffic, max(peak, sram.peak)
-    return sums, traffic, peak
+) -> tuple[dict[str, Array], Cost]:
+    """Return dK and dV, (..., H_kv, N_k, width), of parts (..., H_q, N_k, width), and what summing them up cost."""
+    groups = [a.reshape(-1, task.given.group, prod(a.shape[-2:])) for a in parts.values()]
+    problems = [dict(zip(parts, group, strict=True)) for group in zip(*groups, strict=True)]
+    sums, cost = launch_sums(task, problems, task.given.dtype, observers)
+    shapes = {name: getattr(task.given, name[1:]).shape for name in parts}
+    return {name: np.stack([one[name] for one in sums]).reshape(shape) for name, shape in shapes.items()}, cost
 
 
-def bias_gradient(
-    plan: Plan, found: Mapping[Head, Array], observers: Sequence[Observer]
-) -> tuple[Array, Traffic | None, int]:
+def bias_gradient(plan: Plan, found: Mapping[Head, Array], observers: Sequence[Observer]) -> tuple[Array, Cost]:
     """Return dB, as large as the bias was given, of what the launches left, by where it is among the bias's leading axes.
 
-    And what summing it up cost, if anything: elements moved, the peak.
+    And what summing it up cost, if anything.
     """
     given, ran = plan.task.variant.mask.bias, plan.variant.mask.bias
     assert given is not None
     assert ran is not None
-    N_q, group, traffic, peak = plan.task.given.shape.N_q, plan.group, Traffic(), 0
+    N_q, group, dtype, cost = plan.task.given.shape.N_q, plan.group, chip_dtype(plan.task.given.dtype), Cost()
     axis = summed_over(given, group, N_q)
-    rows = ran.matrix[0] if axis is None else (N_q, group)[1 - axis]
-    dB = np.empty((*ran.array.shape[:-2], rows, ran.matrix[1]), chip_dtype(plan.task.given.dtype))
+    if axis is not None:
+        parts = [np.moveaxis(matrix.reshape(N_q, group, -1), axis, 0) for matrix in found.values()]
+        sums, cost = launch_sums(plan.task, [{"dB": a.reshape(len(a), -1)} for a in parts], dtype, observers)
+        found = {at: one["dB"].reshape(a.shape[1:]) for at, a, one in zip(found, parts, sums, strict=True)}
+    dB = np.empty((*ran.array.shape[:-2], *next(iter(found.values())).shape), dtype)
     for at, matrix in found.items():
-        if axis is None:
-            dB[at] = matrix
-            continue
-        parts = np.moveaxis(matrix.reshape(N_q, group, -1), axis, 0)
-        hbm, sram = launch_sum(plan.task, {"dB": parts.reshape(len(parts), -1)}, matrix.dtype, observers)
-        dB[at] = hbm.peek("dB").reshape(parts.shape[1:])
-        traffic, peak = traffic + hbm.traffic, max(peak, sram.peak)
+        dB[at] = matrix
     if axis is None and given.matrix[0] > 1:
         dB = by_head(dB, group)
-    return dB.reshape(given.array.shape), traffic if axis is not None else None, peak
-
-
-def sum_bias_gradient(plan: Plan, observers: Sequence[Observer]) -> tuple[HBM, SRAM] | None:
-    """Sum dB on shapes alone, for a bias that is one head's; None where there is nothing to sum."""
-    given = plan.task.variant.mask.bias
-    if given is None or summed_over(given, plan.group, plan.task.given.shape.N_q) is None:
-        return None
-    rows, columns = given.matrix
-    return launch_sum(plan.task, {"dB": (plan.group, rows * columns)}, chip_dtype(plan.task.given.dtype), observers)
-
-
-def with_parts(heads: Traffic, summing: Traffic) -> Traffic:
-    """Return the traffic of launches that write some gradients as parts, and of the passes that sum those up."""
-    named = {name: f"{name}_parts" for name in summing.by_array if f"{name}_parts" in summing.by_array}
-    written = {
-        named.get(name, name): replace(a, role="extra") if name in named else a for name, a in heads.by_array.items()
-    }
-    read = {name: replace(a, size=0) if name in written else a for name, a in summing.by_array.items()}
-    return Traffic(written) + Traffic(read)
+    return dB.reshape(given.array.shape), cost
