@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from flashsim.checking import broadcasts, check_array, check_booleans, check_count, shown
-from flashsim.dlpack import bfloat16
+from flashsim.dlpack import bfloat16, innermost
 from flashsim.layouts import HEADS_FIRST, said_heads_first, turned
 from flashsim.records import Shape
 from flashsim.sizes import parse_size
@@ -166,9 +166,7 @@ def _check_fit(given: Inputs) -> None:
 
 def is_listed(given: Any) -> bool:
     """Say whether it is numbers in lists, which have no type of their own."""
-    first = given
-    while isinstance(first, list | tuple) and first:
-        first = first[0]
+    first = innermost(given)
     return first is not given and isinstance(first, int | float) and not isinstance(first, bool | np.floating)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,7 +14,7 @@ import numpy as np
 from flashsim.files import name_of, what_is_there
 from flashsim.inputs import Array, float_dtype
 
-SAMPLE = "minilm_layer0.npz"
+SAMPLE: Any = files("flashsim") / "data" / "minilm_layer0.npz"
 
 
 class UnreadableInput(ValueError):
@@ -71,7 +70,7 @@ def load_sample(*, padded: bool = False) -> QKV:
     12 heads, d = 32, float16, N = 331 tokens; with `padded=True` all 384 positions, of which `sample_mask` tells the
     real ones. Provenance and licence: flashsim/data/README.md.
     """
-    with np.load(_sample_path(), allow_pickle=False) as sample:
+    with np.load(SAMPLE, allow_pickle=False) as sample:
         n = sample["attend"].shape[0] if padded else int(sample["attend"].sum())
         Q, K, V = (sample[name][:, :n] for name in ("q", "k", "v"))
         return QKV(
@@ -81,12 +80,8 @@ def load_sample(*, padded: bool = False) -> QKV:
 
 def sample_mask() -> Array:
     """Return the bundled sample's padding mask, (384,), True where a token is real."""
-    with np.load(_sample_path(), allow_pickle=False) as sample:
+    with np.load(SAMPLE, allow_pickle=False) as sample:
         return np.asarray(sample["attend"])
-
-
-def _sample_path() -> Any:
-    return files("flashsim") / "data" / SAMPLE
 
 
 def load_qkv(paths: Sequence[Path]) -> QKV:
@@ -100,7 +95,10 @@ def load_qkv(paths: Sequence[Path]) -> QKV:
     arrays = [_read(path, "a file with Q, K, V") for path in paths]
     source = ", ".join(map(name_of, paths))
     if len(paths) == 3:
-        Q, K, V = (_only(array, path) for array, path in zip(arrays, paths, strict=True))
+        Q, K, V = (
+            _only(array, path, "of three files each must be a .npy with one")
+            for array, path in zip(arrays, paths, strict=True)
+        )
         return QKV(Q, K, V, source)
     (found,) = arrays
     if isinstance(found, Mapping):
@@ -115,10 +113,7 @@ def load_qkv(paths: Sequence[Path]) -> QKV:
 
 def load_mask(path: Path) -> Array:
     """Read a mask from a .npy file. Raises UnreadableInput; what it must be is checked where it is used."""
-    found = _read(path, "a .npy file with a mask")
-    if isinstance(found, Mapping):
-        raise UnreadableInput(f"{path} holds several arrays; expected a .npy file with one, the mask")
-    return found
+    return _only(_read(path, "a .npy file with a mask"), path, "expected a .npy file with one, the mask")
 
 
 _NOT_READ = np.empty(0)
@@ -157,8 +152,6 @@ def _read_numpy(path: Path) -> Array | Mapping[str, Array]:
         if "pickle" in str(error):
             raise UnreadableInput(f"{path} holds pickled Python objects, which flashsim never loads") from error
         raise
-    except zipfile.BadZipFile as error:
-        raise UnreadableInput(f"{path} is damaged: {error}") from error
 
 
 def _read_safetensors(path: Path) -> Mapping[str, Array]:
@@ -189,7 +182,7 @@ def _by_name(found: Mapping[str, Array], path: Path) -> tuple[Array, Array, Arra
     return by_lower["q"], by_lower["k"], by_lower["v"]
 
 
-def _only(found: Array | Mapping[str, Array], path: Path) -> Array:
+def _only(found: Array | Mapping[str, Array], path: Path, expected: str) -> Array:
     if isinstance(found, Mapping):
-        raise UnreadableInput(f"{path} holds several arrays; of three files each must be a .npy with one")
+        raise UnreadableInput(f"{path} holds several arrays; {expected}")
     return found
