@@ -12,8 +12,7 @@ from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
 from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.checking import check_array, check_callback, check_flag, check_heads, check_observers, check_shape
-from flashsim.inputs import check_inputs, check_shape_of_dO, float_dtype
-from flashsim.layouts import HEADS_FIRST, check_layout, turned
+from flashsim.inputs import HEADS_FIRST, check_inputs, check_layout, check_shape_of_dO, float_dtype, turned
 from flashsim.memory import Observer
 from flashsim.options import check_options
 from flashsim.run.check import backward_task, check_sizing, count_task, forward_task

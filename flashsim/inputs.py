@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from flashsim.checking import broadcasts, check_array, check_booleans, check_count, shown
+from flashsim.checking import broadcasts, check_array, check_booleans, check_choice, check_count, shown
 from flashsim.dlpack import bfloat16, innermost
-from flashsim.layouts import HEADS_FIRST, said_heads_first, turned
 from flashsim.records import Shape
 from flashsim.sizes import parse_size
 
@@ -21,6 +22,7 @@ KB = 1024
 DEFAULT_SRAM_BYTES = 100 * KB
 DEFAULT_DTYPE = "float32"
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+HEADS_FIRST = "BHND"
 ALIASES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 
@@ -121,15 +123,67 @@ def _finfo(dtype: DTypeLike) -> Any:
     return np.finfo(np.dtype(dtype))
 
 
-def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HEADS_FIRST) -> Inputs:
-    """Return the inputs as arrays, heads first, or ValueError.
+def check_layout(layout: Any) -> str:
+    """Return "BHND", (..., H, N, d), as code here has it, or "BNHD", (..., N, H, d), as flash-attn's kernels take it."""
+    return check_choice("layout", layout, (HEADS_FIRST, "BNHD"))
 
-    Lists of numbers have the type of those that are arrays, else float64.
-    """
-    arrays = {name: check_array(name, given) for name, given in (("Q", Q), ("K", K), ("V", V))}
-    listed = {name for name, given in (("Q", Q), ("K", K), ("V", V)) if is_listed(given)}
-    types = [a.dtype for name, a in arrays.items() if name not in listed] or [np.dtype(np.float64)]
-    arrays |= {name: a.astype(types[0]) for name, a in arrays.items() if name in listed and types[0].name in FLOATS}
+
+def turned(name: str, array: Array, layout: str) -> Array:
+    """Return an array of that layout as (..., H, N, d), or back. ValueError for one of two axes, which has no heads."""
+    if layout == HEADS_FIRST:
+        return array
+    if array.ndim < 3:
+        raise ValueError(f"{name} has shape {array.shape}; expected (..., N, H, d), as layout is 'BNHD'")
+    return np.ascontiguousarray(array.swapaxes(-3, -2))
+
+
+@contextmanager
+def said_heads_first(layout: str) -> Iterator[None]:
+    """Have errors say that the shapes and places in them are those of (..., H, N, d)."""
+    try:
+        yield
+    except ValueError as error:
+        if layout != HEADS_FIRST:
+            error.add_note(f"layout is {layout!r}: shapes here are said heads first, (..., H, N, d)")
+        raise
+
+
+def check_arrays(given: Mapping[str, Any]) -> dict[str, Array]:
+    """Return arrays by name. Lists of numbers have the type of the first that is an array of floats, else float64."""
+    arrays = {name: check_array(name, value) for name, value in given.items()}
+    listed = {name for name, value in given.items() if _is_listed(value) and arrays[name].dtype.kind in "iuf"}
+    types = [a.dtype for name, a in arrays.items() if name not in listed and a.dtype.name in FLOATS]
+    dtype = types[0] if types else np.dtype(np.float64)
+    return {name: a.astype(dtype) if name in listed else a for name, a in arrays.items()}
+
+
+def _is_listed(given: Any) -> bool:
+    """Say whether it is numbers in lists, which have no type of their own."""
+    first = innermost(given)
+    return first is not given and isinstance(first, int | float) and not isinstance(first, bool | np.floating)
+
+
+def check_matrix(
+    name: str, array: Array, symbols: tuple[str, str], lengths: dict[str, int], whose: dict[str, str]
+) -> Array:
+    """Return an array as a matrix of that shape in symbols, (N,) as one column; learn the lengths that are new, and of whom."""
+    shape, expected = array.shape, f"({', '.join(symbols)})"
+    matrix = array[:, None] if array.ndim == 1 else array
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ValueError(f"{name} has shape {shape}; expected {expected}, at least 1 each")
+    for symbol, length in zip(symbols, matrix.shape, strict=True):
+        if symbol.isdigit() and length != int(symbol):
+            raise ValueError(f"{name} has shape {shape}; expected {expected}")
+        if not symbol.isdigit() and lengths.setdefault(symbol, length) != length:
+            why = f"{symbol} = {lengths[symbol]}, as {whose[symbol]} has"
+            raise ValueError(f"{name} has shape {shape}; expected {expected} with {why}")
+        whose.setdefault(symbol, name)
+    return matrix
+
+
+def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HEADS_FIRST) -> Inputs:
+    """Return the inputs as arrays, heads first, or ValueError."""
+    arrays = check_arrays({"Q": Q, "K": K, "V": V})
     for name, a in arrays.items():
         if a.dtype.name not in FLOATS:
             raise ValueError(f"{name} has dtype {a.dtype}; expected one of {', '.join(FLOATS)}")
@@ -138,47 +192,29 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HE
     given = Inputs(*(turned(name, a, layout) for name, a in arrays.items()))
     with said_heads_first(layout):
         _check_fit(given)
-        if check_finite:
-            for name in arrays:
-                _check_finite(name, getattr(given, name))
+        for name in arrays if check_finite else ():
+            _check_finite(name, getattr(given, name))
     return given
 
 
 def _check_fit(given: Inputs) -> None:
-    for name in ("Q", "K", "V"):
-        a: Array = getattr(given, name)
+    for name, a in vars(given).items():
         if 0 in a.shape:
             raise ValueError(f"{name} has shape {a.shape}; every axis must be at least 1")
         if a.dtype != given.dtype:
             raise ValueError(f"Q has dtype {given.dtype} and {name} has dtype {a.dtype}; expected one dtype for all")
-    if given.V.shape[:-2] != given.K.shape[:-2]:
-        raise ValueError(f"K has shape {given.K.shape} and V has shape {given.V.shape}; leading axes must be equal")
-    _check_heads(given)
-    if given.K.shape[-1] != given.Q.shape[-1]:
-        raise ValueError(
-            f"Q has shape {given.Q.shape} and K has shape {given.K.shape}; their last axis, d, must be equal"
-        )
-    if given.V.shape[-2] != given.K.shape[-2]:
-        raise ValueError(
-            f"K has shape {given.K.shape} and V has shape {given.V.shape}; their second-last axis, N_k, must be equal"
-        )
-
-
-def is_listed(given: Any) -> bool:
-    """Say whether it is numbers in lists, which have no type of their own."""
-    first = innermost(given)
-    return first is not given and isinstance(first, int | float) and not isinstance(first, bool | np.floating)
-
-
-def _check_heads(given: Inputs) -> None:
-    both = f"Q has shape {given.Q.shape} and K has shape {given.K.shape}"
-    queries, keys = given.leading, given.K.shape[:-2]
-    if len(queries) != len(keys) or queries[:-1] != keys[:-1]:
+    Q, K, V = given.Q.shape, given.K.shape, given.V.shape
+    both, values = f"Q has shape {Q} and K has shape {K}", f"K has shape {K} and V has shape {V}"
+    if V[:-2] != K[:-2]:
+        raise ValueError(f"{values}; leading axes must be equal")
+    if len(Q) != len(K) or Q[:-3] != K[:-3]:
         raise ValueError(f"{both}; leading axes must be equal, but for the last: query heads, KV heads")
-    if queries and queries[-1] % keys[-1]:
-        raise ValueError(
-            f"{both}; expected H_q = {queries[-1]}, the query heads, to be a multiple of H_kv = {keys[-1]}"
-        )
+    if len(Q) > 2 and Q[-3] % K[-3]:
+        raise ValueError(f"{both}; expected H_q = {Q[-3]}, the query heads, to be a multiple of H_kv = {K[-3]}")
+    if K[-1] != Q[-1]:
+        raise ValueError(f"{both}; their last axis, d, must be equal")
+    if V[-2] != K[-2]:
+        raise ValueError(f"{values}; their second-last axis, N_k, must be equal")
 
 
 def _check_finite(name: str, a: Array) -> None:
@@ -199,10 +235,8 @@ def check_shape_of_dO(dO: Array, shape: tuple[int, ...], layout: str) -> None:
 
 def check_dO(dO: Any, O: Array, *, check_finite: bool, layout: str = HEADS_FIRST) -> Array:
     """Return the output gradient as an array of O's shape, heads first, and dtype, or ValueError."""
-    gradient = turned("dO", check_array("dO", dO), layout)
+    gradient = turned("dO", check_arrays({"dO": dO, "O": O})["dO"], layout)
     check_shape_of_dO(gradient, O.shape, layout)
-    if is_listed(dO):
-        gradient = gradient.astype(O.dtype)
     if gradient.dtype != O.dtype:
         raise ValueError(f"dO has dtype {gradient.dtype}; expected that of O, {O.dtype}")
     if check_finite:

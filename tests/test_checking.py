@@ -273,7 +273,7 @@ def test_checks_know_neither_simulator_nor_theory() -> None:
     for module in (checking, flashsim.inputs):
         with open(str(module.__file__)) as file:
             imported = set(re.findall(r"from (flashsim\S*) import", file.read()))
-        assert imported <= {f"flashsim.{name}" for name in ("checking", "dlpack", "layouts", "records", "sizes")}
+        assert imported <= {f"flashsim.{name}" for name in ("checking", "dlpack", "records", "sizes")}
 
 
 def test_a_run_imports_no_masked_arrays() -> None:

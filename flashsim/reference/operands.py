@@ -22,7 +22,7 @@ from flashsim.checking import (
     check_scale,
     shown,
 )
-from flashsim.inputs import Array, float_dtype
+from flashsim.inputs import Array, check_matrix, float_dtype
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,10 +46,9 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
             given = of.bind(*args, **kwargs)
             given.apply_defaults()
             values = given.arguments
-            lengths: dict[str, int] = {}
-            whose: dict[str, str] = {}
+            lengths, whose = dict[str, int](), dict[str, str]()
             for name, symbols in wanted.items():
-                values[name] = _matrix(name, values[name], symbols, lengths, whose)
+                values[name] = real(name, check_matrix(name, check_array(name, values[name]), symbols, lengths, whose))
             for name in values.keys() - wanted:
                 check = checks.get(name) or BY_NAME.get(name)
                 values[name] = check(name, values[name], lengths) if check else values[name]
@@ -63,23 +62,6 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
         return call
 
     return checked
-
-
-def _matrix(name: str, value: Any, symbols: tuple[str, str], lengths: dict[str, int], whose: dict[str, str]) -> Array:
-    """Return an operand in float64; learn the lengths that are new."""
-    array = check_array(name, value)
-    shape, expected = array.shape, f"({', '.join(symbols)})"
-    if array.ndim == 1:
-        array = array[:, None]
-    if array.ndim != 2 or 0 in array.shape:
-        raise ValueError(f"{name} has shape {shape}; expected {expected}, at least 1 each")
-    for symbol, length in zip(symbols, array.shape, strict=True):
-        if lengths.setdefault(symbol, length) != length:
-            raise ValueError(
-                f"{name} has shape {shape}; expected {expected} with {symbol} = {lengths[symbol]}, as {whose[symbol]} has"
-            )
-        whose.setdefault(symbol, name)
-    return real(name, array)
 
 
 def real(name: str, value: Any) -> Array:

@@ -24,7 +24,7 @@ from flashsim.checking import (
     is_one_of,
     shown,
 )
-from flashsim.inputs import FLOATS, Array, check_M, chip_dtype, float_dtype, is_listed, largest
+from flashsim.inputs import FLOATS, Array, check_arrays, check_M, check_matrix, chip_dtype, float_dtype, largest
 from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
 from flashsim.records import Flops, Sizes
@@ -201,47 +201,26 @@ def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[
     """Return copies of the operands, the lengths that they have, and their type. Raises ValueError."""
     if set(operands) != set(program.operands):
         raise ValueError(f"operands are {', '.join(operands)}; expected {', '.join(program.operands)}")
-    found = {name: check_array(name, operands[name]) for name in program.operands}
-    types = [a.dtype for name, a in found.items() if not is_listed(operands[name]) and a.dtype.name in FLOATS]
-    listed = types[0] if types else np.dtype(np.float64)  # the type of lists of numbers
-    arrays: dict[str, Array] = {}
-    said: dict[str, tuple[int, str]] = {}
-    typed: tuple[str, np.dtype[Any]] | None = None
+    numbers = [name for name, kind in program.operands.items() if kind.type not in ("words", "index")]
+    arrays = check_arrays({name: operands[name] for name in numbers})
+    lengths, whose = dict[str, int](), dict[str, str]()
     for name, kind in program.operands.items():
-        array = found[name][:, None] if found[name].ndim == 1 else found[name]
-        if array.ndim != 2 or 0 in array.shape:
-            raise ValueError(f"{name} has shape {array.shape}; expected ({kind.rows}, {kind.columns}), at least 1 each")
-        for symbol, length in zip((kind.rows, kind.columns), array.shape, strict=True):
-            want, whose = (int(symbol), "") if symbol.isdigit() else said.setdefault(symbol, (length, name))
-            if length != want:
-                why = f" with {symbol} = {want}, as {whose} has" if whose else ""
-                raise ValueError(f"{name} has shape {array.shape}; expected ({kind.rows}, {kind.columns}){why}")
-        if kind.type in ("words", "index"):
-            arrays[name] = check_words(name, array)
-            continue
-        if is_listed(operands[name]) and array.dtype.kind in "iuf":
-            array = array.astype(listed)
-        if array.dtype.name not in FLOATS:
+        array = arrays[name] if name in numbers else check_array(name, operands[name])
+        arrays[name] = array = check_matrix(name, array, (kind.rows, kind.columns), lengths, whose).copy()
+        first = arrays[numbers[0]].dtype
+        if name not in numbers:
+            if array.dtype.kind not in "iu" or np.any((array < 0) | (array > np.iinfo(np.uint32).max)):
+                raise ValueError(f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
+            arrays[name] = array.astype(np.uint32)
+        elif array.dtype.name not in FLOATS:
             raise ValueError(f"{name} has dtype {array.dtype}; expected one of {', '.join(FLOATS)}")
-        first, dtype = typed = typed or (name, array.dtype)
-        wanted = chip_dtype(dtype) if kind.type == "chip" else dtype
-        if array.dtype != wanted:
+        elif array.dtype != (wanted := chip_dtype(first) if kind.type == "chip" else first):
             raise ValueError(
-                f"{first} has dtype {dtype} and {name} has dtype {array.dtype}; expected {wanted} for {name}"
+                f"{numbers[0]} has dtype {first} and {name} has dtype {array.dtype}; expected {wanted} for {name}"
             )
-        if not np.isfinite(array[array > -np.inf] if name in program.logs else array).all():
+        elif not np.isfinite(array[array > -np.inf] if name in program.logs else array).all():
             raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
-        arrays[name] = array.copy()
-    assert typed is not None
-    return arrays, Sizes(**{symbol: length for symbol, (length, _) in said.items()}), typed[1]
-
-
-def check_words(name: str, array: Array) -> Array:
-    """Return whole numbers from 0 to 2³²−1 as uint32. Raises ValueError."""
-    if array.dtype.kind not in "iu" or np.any((array < 0) | (array > np.iinfo(np.uint32).max)):
-        raise ValueError(f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
-    words: Array = array.astype(np.uint32)
-    return words
+    return arrays, Sizes(**lengths), arrays[numbers[0]].dtype
 
 
 # ------------------------------------------------------------------------------------------------------------- schedule

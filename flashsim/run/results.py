@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashsim.checking import shown
 from flashsim.exporting import Exported
-from flashsim.inputs import Array, Inputs
-from flashsim.layouts import HEADS_FIRST
+from flashsim.inputs import HEADS_FIRST, Array, Inputs
 from flashsim.records import Blocks, Flops, Occupancy, Traffic
 from flashsim.run.task import AttentionVariant, Plan
 
