@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import wraps
 from inspect import signature
 from reprlib import Repr
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from typing import Any, ParamSpec, TypeGuard, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -213,20 +213,14 @@ def check_heads(heads: Any, kv_heads: Any) -> tuple[int, int]:
 
 def check_blocks(blocks: Any) -> tuple[int, int] | None:
     """Return (B_r, B_c), or None where none are given."""
-    if blocks is None:
-        return None
-    try:
-        B_r, B_c = blocks
-    except (TypeError, ValueError):
-        raise ValueError(f"blocks is {shown(blocks)}; expected a pair (B_r, B_c)") from None
-    return check_count("blocks[0], B_r,", B_r), check_count("blocks[1], B_c,", B_c)
+    return cast("tuple[int, int] | None", check_block_sizes(("B_r", "B_c"), blocks))
 
 
 def check_block_sizes(names: Collection[str], blocks: Any) -> tuple[int, ...] | None:
     """Return block sizes of these names, in order, or None where none are given."""
     if blocks is None:
         return None
-    values = tuple(blocks) if isinstance(blocks, tuple | list) else ()
+    values = tuple(blocks) if isinstance(blocks, Iterable) else ()
     if len(values) != len(names):
         raise ValueError(f"blocks is {shown(blocks)}; expected ({', '.join(names)})")
     return tuple(check_count(f"blocks, {name},", v) for name, v in zip(names, values, strict=True))

@@ -181,7 +181,7 @@ class SlidingWindow(BandMask):
             object.__setattr__(self, "offset", _frozen(check_whole(name, self.offset, MOST_OFFSET).tolist()))
 
     def check(self, shape: Shape, leading: Head) -> None:
-        check_leading(f"{type(self).__name__}'s offset", np.shape(self.offset), leading)
+        check_broadcast(f"{type(self).__name__}'s offset", np.shape(self.offset), leading, "the leading axes")
 
     @property
     def per_head(self) -> bool:
@@ -197,7 +197,7 @@ class SlidingWindow(BandMask):
         return Band(left, right, min(max(shape.N_k + (right or 0), 0), shape.N_k))
 
     def __repr__(self) -> str:
-        offset = "" if self.offset is None else f", offset={_thawed(self.offset)}"
+        offset = "" if self.offset is None else f", offset={np.array(self.offset).tolist()}"
         return f"SlidingWindow({self.left}, {self.right}{offset})"
 
 
@@ -215,7 +215,7 @@ class Causal(SlidingWindow):
     offset: Any = None
 
     def __repr__(self) -> str:
-        return "Causal()" if self.offset is None else f"Causal(offset={_thawed(self.offset)})"
+        return "Causal()" if self.offset is None else f"Causal(offset={np.array(self.offset).tolist()})"
 
 
 class ArrayMask(BandMask):
@@ -346,11 +346,6 @@ def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head, options: Mappi
     return given
 
 
-def check_leading(name: str, shape: tuple[int, ...], leading: Head) -> None:
-    """Raise ValueError for an array that does not broadcast to the leading axes."""
-    check_broadcast(name, shape, leading, "the leading axes")
-
-
 def check_broadcast(name: str, shape: tuple[int, ...], onto: tuple[int, ...], what: str) -> None:
     """Raise ValueError for an array that does not broadcast to `onto`, which a message calls `what`."""
     if not broadcasts(shape, onto):
@@ -364,10 +359,6 @@ def head_of(head: Head, axes: tuple[int, ...]) -> Head:
 
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
-def _thawed(value: Any) -> Any:
-    return list(map(_thawed, value)) if isinstance(value, tuple) else value
 
 
 def at_head(array: NDArray[Any], head: Head) -> Any:

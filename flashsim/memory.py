@@ -254,7 +254,7 @@ class HBM:
         *,
         index: bool = False,
     ) -> Matrix:
-        """Put an input in HBM, free of charge: it starts there. Counting-only takes its shape for `values`.
+        """Put an input in HBM, free of charge: it starts there. Counting-only keeps its shape alone, which will do for `values`.
 
         `dtype` is the storage type that bytes are counted in, by default that of `values`. The values are used as
         they are; those of an input are never written to.
@@ -269,7 +269,7 @@ class HBM:
                 raise TypeError(f"{name}: an HBM that computes needs values; got only the shape {values}")
             return self._add(name, values, np.dtype(dtype), role, None)
         rows, cols = values.shape
-        return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), role, values)
+        return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), role, values if self.arithmetic else None)
 
     def _place_words(self, name: str, values: Any, dtype: DTypeLike | None, role: Role) -> Matrix:
         if dtype is not None and np.dtype(dtype) != np.uint32:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from flashsim.band import Band
 from flashsim.checking import check_whole
-from flashsim.masks import BandMask, Head, at_head, check_leading
+from flashsim.masks import BandMask, Head, at_head, check_broadcast
 from flashsim.records import Shape
 
 
@@ -24,7 +24,7 @@ class _Padding(BandMask):
             raise ValueError(
                 f"{name} run from {self.lengths.min()} to {self.lengths.max()}; expected 0 to {self.side} = {most}"
             )
-        check_leading(f"{name} array", self.lengths.shape, leading)
+        check_broadcast(f"{name} array", self.lengths.shape, leading, "the leading axes")
 
     @property
     def per_head(self) -> bool:

@@ -185,8 +185,8 @@ def test_m_below_the_least_possible_says_the_least() -> None:
     [
         ((0, 4), "B_r.* is 0; expected at least 1"),
         ((4, -1), "B_c.* is -1"),
-        ((4,), r"expected a pair \(B_r, B_c\)"),
-        (4, "expected a pair"),
+        ((4,), r"expected \(B_r, B_c\)"),
+        (4, r"expected \(B_r, B_c\)"),
         ((1.5, 2), "whole number"),
     ],
 )

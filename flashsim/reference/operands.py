@@ -1,12 +1,15 @@
-"""What the oracles beyond attention are given, checked by the names of their arguments."""
+"""The oracles beyond attention: what they are given, checked by the names of their arguments; and which program is whose."""
 
 from __future__ import annotations
 
 import math
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import cache, wraps
+from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -26,6 +29,8 @@ from flashsim.inputs import Array, check_matrix, float_dtype
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Naive = Callable[[Mapping[str, Any], Mapping[str, int]], dict[str, tuple[Array, Array]]]
+"""(operands, in float64, and options by name; block sizes) -> (what is right, how far rounding may lead), by result."""
 Check = Callable[[str, Any, Mapping[str, int]], Any]
 """(name, value, the operands' lengths by symbol) -> what the function gets. Raises ValueError."""
 
@@ -160,3 +165,11 @@ BY_NAME: dict[str, Check] = {
     "fused": lambda name, value, _: check_flag(name, value),
 }
 """What an argument of that name must be, unless a function says otherwise."""
+
+
+@cache
+def naive_programs() -> dict[str, Naive]:
+    """Return what each program computes, and how far rounding may lead from it, by its name, as `NAIVE` of a module here says."""
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    files = (import_module(f"flashsim.reference.{file.name}") for file in found)
+    return {name: naive for file in files for name, naive in getattr(file, "NAIVE", {}).items()}

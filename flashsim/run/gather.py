@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -68,7 +68,7 @@ def _of_nan(plan: Plan, said: str) -> MemoryModelError:
 def gather_gradients(plan: Plan, outcome: Outcome, observers: Sequence[Observer]) -> Gradients:
     """Return the finished backward pass; dK and dV of query heads that ran each on its own are summed first."""
     said = {name: f"{name}_parts" if plan.parts and name != "dQ" else name for name in GRADIENTS}
-    found = {name: _stacked(plan, name, outcome.matrices[name], said[name]) for name in GRADIENTS}
+    found: dict[str, Any] = {name: _stacked(plan, name, outcome.matrices[name], said[name]) for name in GRADIENTS}
     cost, dB = _once_per_group(plan, outcome.cost), None
     if plan.parts:
         sums, summing = key_gradients(plan.task, {name: found[name] for name in ("dK", "dV")}, observers)

@@ -87,9 +87,10 @@ def launch(
     chip = chip_dtype(task.given.dtype)
     sram = SRAM(hbm, task.M, enforced=task.sizing.enforced, dtype=chip, observers=observers, fold=band is not None)
     placed = _placed(plan, hbm, head, number)
+    kind = PartialTileMask if {"live", "splits"} & {*algorithm.parts} else TileMask
     parts: dict[str, Callable[[], Any]] = {
         "tau": lambda: variant.tau,
-        "MASK": lambda: _masked(plan, hbm, sram, head, dB),
+        "MASK": lambda: kind(variant.mask, hbm, sram, blocks, shape, head, algorithm.gives_dS, dB),
         "dropout": lambda: (
             TileDropout(variant.dropout_p, variant.seed, hbm, sram, blocks, number, variant.group)
             if variant.dropout_p
@@ -104,13 +105,6 @@ def launch(
     run = algorithm.run if number else followed(algorithm.run, sram)
     result = run(hbm, sram, *placed, blocks, *given)
     return hbm, sram, _returned(plan, hbm, result)
-
-
-def _masked(plan: Plan, hbm: HBM, sram: SRAM, head: Head, dB: Array | None) -> TileMask:
-    algorithm = plan.task.algorithm
-    kind = PartialTileMask if {"live", "splits"} & {*algorithm.parts} else TileMask
-    MASK = kind(plan.variant.mask, hbm, sram, plan.blocks, plan.shape, head)
-    return MASK.learning(dB) if algorithm.gives_dS else MASK
 
 
 def _placed(plan: Plan, hbm: HBM, head: Head, number: int) -> list[Matrix]:
@@ -134,7 +128,8 @@ def _returned(plan: Plan, hbm: HBM, result: Any) -> tuple[Matrix, ...]:
     names = tuple(matrix.name if isinstance(matrix, Matrix) else None for matrix in found)
     expected = (algorithm.returns,) if algorithm.returns else RETURNS
     if names not in expected:
-        said = ", ".join(map(_named, found))
+        arrays = np.ndarray | ShapeOnly
+        said = ", ".join("an array" if isinstance(one, arrays) else str(getattr(one, "name", one)) for one in found)
         raise MemoryModelError(
             f"{who} returned {f'({said})' if isinstance(result, tuple) else said}; "
             f"expected {' or '.join('(' + ', '.join(names) + ')' for names in expected)}, matrices in HBM"
@@ -147,12 +142,6 @@ def _returned(plan: Plan, hbm: HBM, result: Any) -> tuple[Matrix, ...]:
                 f"{who} returned an {matrix.name} of another HBM; expected one that was made in the hbm it was called with"
             )
     return found
-
-
-def _named(value: Any) -> str:
-    if isinstance(value, np.ndarray | ShapeOnly):
-        return "an array"
-    return str(getattr(value, "name", value))
 
 
 def _refuse_too_many(mask: Mask, cuts: Sequence[Blocks]) -> None:
