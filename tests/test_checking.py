@@ -84,7 +84,7 @@ CASES: list[tuple[str, tuple[Callable[..., Any], ...], dict[str, Any]]] = [
         (*COUNTED, *RUNS),
         {"name": "split_kv", "splits": 2**63},
     ),
-    (r"blocks\[0\], B_r, is -1; expected at least 1", (*COUNTED, *RUNS, backward), {"blocks": (-1, 2)}),
+    ("blocks, B_r, is -1; expected at least 1", (*COUNTED, *RUNS, backward), {"blocks": (-1, 2)}),
     (r"blocks is 3; expected \(B_r, B_c\)", (*COUNTED, *RUNS, backward), {"blocks": 3}),
     ("sizing 3; known: 'paper', 'fit'", (*COUNTED, *RUNS, backward), {"sizing": 3}),
     (r"sizing \[\]; known: 'paper', 'fit'", (*COUNTED, *RUNS, backward), {"sizing": []}),
