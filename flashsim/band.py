@@ -66,9 +66,8 @@ class Band:
     def full(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape) -> NDArray[np.bool_]:
         """Return, for the same tiles, whether what is farthest from each limit is inside, and positions alone decide."""
         shift = shape.N_k - shape.N_q
-        return self.positional & self._meets(
-            col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift), row_ends - 1, col_ends - 1
-        )
+        most, least = col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift)
+        return self.positional & self._meets(most, least, row_ends - 1, col_ends - 1)
 
     def _meets(self, least: Any, most: Any, row: Any, col: Any) -> NDArray[np.bool_]:
         """Return whether distances j − p from `least` to `most` meet those inside, and `row` and `col` are inside."""
@@ -123,10 +122,8 @@ class _Rows:
     def counts(self, first: int, height: int, number: int) -> dict[tuple[bool, bool], int]:
         """Return how many live tiles there are, by (in the last column, partial)."""
         T_c = self._blocks.T_c
-        (begin, end), (all_begin, all_end) = (
-            self._live(first, height, number, T_c - 1),
-            self._live(first, height, number, T_c),
-        )
+        begin, end = self._live(first, height, number, T_c - 1)
+        all_begin, all_end = self._live(first, height, number, T_c)
         full_begin, full_end = self._full(first, height, number)
         live, full = end - begin, full_end - full_begin
         last, full_last = all_end - all_begin - live, self._full_last(first, height, number)

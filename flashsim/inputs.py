@@ -221,9 +221,7 @@ def _check_finite(name: str, a: Array) -> None:
     finite = np.isfinite(a)
     if not finite.all():
         first = tuple(int(i) for i in np.argwhere(~finite)[0])
-        raise ValueError(
-            f"{name}{list(first)} is {a[first]}; expected finite numbers (check_finite=False turns this check off)"
-        )
+        raise ValueError(f"{name}{list(first)} is {a[first]}; expected finite numbers, or check_finite=False")
 
 
 def check_shape_of_dO(dO: Array, shape: tuple[int, ...], layout: str) -> None:
@@ -270,9 +268,8 @@ def check_attention(*, mask: Any = None, keep: Any = None, bias: Any = None, **g
     for name, a in (("mask", mask), ("keep", keep), ("bias", bias)):
         onto = (*leading, Q[-2], K[-2])
         if a is not None and not broadcasts((check_array if name == "bias" else check_booleans)(name, a).shape, onto):
-            raise ValueError(
-                f"{name} has shape {np.shape(a)}; expected one that broadcasts to (..., N_q, N_k) = {onto}"
-            )
+            wanted = f"(..., N_q, N_k) = {onto}"
+            raise ValueError(f"{name} has shape {np.shape(a)}; expected one that broadcasts to {wanted}")
     return list(arrays.values())
 
 

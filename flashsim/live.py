@@ -32,19 +32,15 @@ class LiveTiles:
         self._col_ends = np.minimum(np.minimum(self._cols + blocks.B_c, shape.N_k), mask.keys(shape, head))
 
     def column(self, j: int) -> Bools:
-        here = slice(j, j + 1)
-        return self._mask.live(
-            self._rows, self._row_ends, self._cols[here], self._col_ends[here], self._shape, self._head
-        )
+        cols, col_ends = self._cols[j : j + 1], self._col_ends[j : j + 1]
+        return self._mask.live(self._rows, self._row_ends, cols, col_ends, self._shape, self._head)
 
     def divided(self, blocks: Blocks) -> LiveTiles:
         return LiveTiles(self._mask, blocks, self._shape, self._head)
 
     def row(self, i: int) -> Bools:
-        here = slice(i, i + 1)
-        return self._mask.live(
-            self._rows[here], self._row_ends[here], self._cols, self._col_ends, self._shape, self._head
-        )
+        rows, row_ends = self._rows[i : i + 1], self._row_ends[i : i + 1]
+        return self._mask.live(rows, row_ends, self._cols, self._col_ends, self._shape, self._head)
 
 
 class TileSplits:

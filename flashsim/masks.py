@@ -263,9 +263,7 @@ class Both(Mask):
         if self.a.tree is not None and self.b.tree is not None:
             raise ValueError(f"mask combines {self.a.tree!r} and {self.b.tree!r}; expected one Tree at most")
         if self.a.bias is not None and self.b.bias is not None:
-            raise ValueError(
-                f"mask combines {self.a.bias!r} and {self.b.bias!r}; expected one Bias at most: add them up"
-            )
+            raise ValueError(f"mask combines {self.a.bias!r} and {self.b.bias!r}; expected one Bias, their sum")
         self.a.check(shape, leading)
         self.b.check(shape, leading)
 

@@ -21,9 +21,8 @@ class _Padding(BandMask):
     def check(self, shape: Shape, leading: Head) -> None:
         name, most = f"{type(self).__name__}'s lengths", getattr(shape, self.side)
         if self.lengths.size and not (self.lengths.min() >= 0 and self.lengths.max() <= most):
-            raise ValueError(
-                f"{name} run from {self.lengths.min()} to {self.lengths.max()}; expected 0 to {self.side} = {most}"
-            )
+            said = f"run from {self.lengths.min()} to {self.lengths.max()}"
+            raise ValueError(f"{name} {said}; expected 0 to {self.side} = {most}")
         check_broadcast(f"{name} array", self.lengths.shape, leading, "the leading axes")
 
     @property

@@ -53,9 +53,7 @@ class QKV:
         try:
             at = tuple(int(part) for part in index.split(","))
         except ValueError:
-            raise UnreadableInput(
-                f"--head {index} is not an index; write 3, or 0,3 for axes of batch and head"
-            ) from None
+            raise UnreadableInput(f"--head {index} is no index; write 3, or 0,3 for axes of batch and head") from None
         if len(at) > len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=False)):
             raise UnreadableInput(f"--head {index} is out of range: Q's leading axes are {leading}, counted from 0")
         shared = at
@@ -73,9 +71,8 @@ def load_sample(*, padded: bool = False) -> QKV:
     with np.load(SAMPLE, allow_pickle=False) as sample:
         n = sample["attend"].shape[0] if padded else int(sample["attend"].sum())
         Q, K, V = (sample[name][:, :n] for name in ("q", "k", "v"))
-        return QKV(
-            Q, K, V, f"The bundled sample: layer 0 of all-MiniLM-L6-v2 reading the Gettysburg Address, {n} tokens"
-        )
+        said = f"layer 0 of all-MiniLM-L6-v2 reading the Gettysburg Address, {n} tokens"
+        return QKV(Q, K, V, f"The bundled sample: {said}")
 
 
 def sample_mask() -> Array:
@@ -95,10 +92,8 @@ def load_qkv(paths: Sequence[Path]) -> QKV:
     arrays = [_read(path, "a file with Q, K, V") for path in paths]
     source = ", ".join(map(name_of, paths))
     if len(paths) == 3:
-        Q, K, V = (
-            _only(array, path, "of three files each must be a .npy with one")
-            for array, path in zip(arrays, paths, strict=True)
-        )
+        each = "of three files each must be a .npy with one"
+        Q, K, V = (_only(array, path, each) for array, path in zip(arrays, paths, strict=True))
         return QKV(Q, K, V, source)
     (found,) = arrays
     if isinstance(found, Mapping):
@@ -158,9 +153,8 @@ def _read_safetensors(path: Path) -> Mapping[str, Array]:
     try:
         from safetensors import safe_open
     except ModuleNotFoundError:
-        raise UnreadableInput(
-            '.safetensors files need the package safetensors: pip install "flashsim[safetensors]"'
-        ) from None
+        needed = 'the package safetensors: pip install "flashsim[safetensors]"'
+        raise UnreadableInput(f".safetensors files need {needed}") from None
     found = {}
     with safe_open(path, framework="np") as file:
         for name in file.keys():  # noqa: SIM118  (it is no mapping)
@@ -175,10 +169,8 @@ def _by_name(found: Mapping[str, Array], path: Path) -> tuple[Array, Array, Arra
     by_lower = {name.lower(): array for name, array in found.items()}
     missing = [name.upper() for name in "qkv" if name not in by_lower]
     if missing:
-        held = ", ".join(found) or "nothing"
-        raise UnreadableInput(
-            f"{path} has no {' and no '.join(missing)}; expected arrays named q, k, v. It holds: {held}"
-        )
+        lacks, held = " and no ".join(missing), ", ".join(found) or "nothing"
+        raise UnreadableInput(f"{path} has no {lacks}; expected arrays named q, k, v. It holds: {held}")
     return by_lower["q"], by_lower["k"], by_lower["v"]
 
 

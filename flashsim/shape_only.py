@@ -63,8 +63,11 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
             return NotImplemented
         shapes = [np.shape(x) if not isinstance(x, ShapeOnly) else x.shape for x in inputs]
         if ufunc is np.matmul:
-            shape = _matmul_shape(*shapes)
-            self._counter.count_flops(matmul=2 * math.prod(shape) * shapes[0][-1])
+            a, b = shapes
+            if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
+                raise ValueError(f"matmul: shapes {a} and {b} do not agree")
+            shape = a[0], b[1]
+            self._counter.count_flops(matmul=2 * math.prod(shape) * a[1])
         else:
             shape = _broadcast(*shapes)
             self._counter.count_flops(other=math.prod(shape))
@@ -89,9 +92,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError(f"np.{function.__name__} {NOT_COUNTED}")
 
     def __bool__(self) -> NoReturn:
-        raise TypeError(
-            "a branch that depends on numbers cannot be counted on shapes alone: expected one for all numbers"
-        )
+        raise TypeError("a branch that depends on numbers cannot be counted on shapes alone: expected one for all")
 
     def __setitem__(self, parts: Any, value: Any) -> NoReturn:
         raise TypeError(f"an array's [...] = {NOT_COUNTED}")
@@ -127,9 +128,3 @@ ONES: Any = Ones()
 
 
 _broadcast = lru_cache(4096)(np.broadcast_shapes)
-
-
-def _matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
-        raise ValueError(f"matmul: shapes {a} and {b} do not agree")
-    return a[0], b[1]

@@ -32,9 +32,7 @@ class TileMask:
     ) -> None:  # fmt: skip
         self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
         self._nothing, self._implicit = isinstance(mask, All), not isinstance(mask, All | Dense | Tree | Bias)
-        self._arrays = [
-            hbm.place(f"mask{number or ''}", array, np.bool_) for number, array in enumerate(mask.dense(head))
-        ]
+        self._arrays = [hbm.place(f"mask{n or ''}", array, np.bool_) for n, array in enumerate(mask.dense(head))]
         tree, bias = mask.tree, mask.bias
         self._prefix = shape.N_k - len(tree.parents) if tree else 0
         self._tree = None

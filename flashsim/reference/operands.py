@@ -29,8 +29,10 @@ from flashsim.inputs import Array, check_matrix, float_dtype
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Naive = Callable[[Mapping[str, Any], Mapping[str, int]], dict[str, tuple[Array, Array]]]
-"""(operands, in float64, and options by name; block sizes) -> (what is right, how far rounding may lead), by result."""
+Found = dict[str, tuple[Array, Array]]
+"""What is right, and how far rounding may lead from it, by result."""
+Naive = Callable[[Mapping[str, Any], Mapping[str, int]], Found]
+"""Of operands, in float64, and options by name; and of block sizes."""
 Check = Callable[[str, Any, Mapping[str, int]], Any]
 """(name, value, the operands' lengths by symbol) -> what the function gets. Raises ValueError."""
 
@@ -92,9 +94,8 @@ def labels(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
     """Return N labels, whole numbers below v; those below 0 leave their rows out."""
     array, (N, v) = check_array(name, value), (lengths["N"], lengths["v"])
     if array.shape != (N,) or array.dtype.kind not in "iu":
-        raise ValueError(
-            f"{name} has shape {array.shape}, dtype {array.dtype}; expected whole numbers, (N,) with N = {N}"
-        )
+        got = f"{name} has shape {array.shape}, dtype {array.dtype}"
+        raise ValueError(f"{got}; expected whole numbers, (N,) with N = {N}")
     if array.max() >= v:
         raise ValueError(f"{name} holds {array.max()}; expected labels up to v − 1 = {v - 1}, or below 0")
     return array
@@ -114,9 +115,8 @@ def kept(rows: str, columns: str) -> Check:
     def check(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
         array, onto = check_booleans(name, value), (lengths[rows], lengths[columns])
         if not broadcasts(array.shape, onto):
-            raise ValueError(
-                f"{name} has shape {array.shape}; expected one that broadcasts to ({rows}, {columns}) = {onto}"
-            )
+            wanted = f"({rows}, {columns}) = {onto}"
+            raise ValueError(f"{name} has shape {array.shape}; expected one that broadcasts to {wanted}")
         return array
 
     return check

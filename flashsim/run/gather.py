@@ -29,9 +29,8 @@ def gather_run(plan: Plan, outcome: Outcome) -> Run:
     if task.check_finite and not task.algorithm.returns:
         for name, matrix in found.items():
             if np.isnan(matrix).any():
-                raise _of_nan(
-                    plan, f"{task.algorithm.name!r} returned an {'L' if name == 'lse' else name} with NaN in it"
-                )
+                returned = "L" if name == "lse" else name
+                raise _of_nan(plan, f"{task.algorithm.name!r} returned an {returned} with NaN in it")
     saved = {name: each for name, each in matrices.items() if name not in {*found, "L"}}
     return Run(
         algorithm=task.algorithm.name, O=found["O"], l=found.get("l"), m=found.get("m"), lse=found.get("lse"),

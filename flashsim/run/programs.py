@@ -215,9 +215,8 @@ def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[
         elif array.dtype.name not in FLOATS:
             raise ValueError(f"{name} has dtype {array.dtype}; expected one of {', '.join(FLOATS)}")
         elif array.dtype != (wanted := chip_dtype(first) if kind.type == "chip" else first):
-            raise ValueError(
-                f"{numbers[0]} has dtype {first} and {name} has dtype {array.dtype}; expected {wanted} for {name}"
-            )
+            other = f"{name} has dtype {array.dtype}"
+            raise ValueError(f"{numbers[0]} has dtype {first} and {other}; expected {wanted} for {name}")
         elif not np.isfinite(array[array > -np.inf] if name in program.logs else array).all():
             raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
     return arrays, Sizes(**lengths), arrays[numbers[0]].dtype

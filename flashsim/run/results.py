@@ -55,10 +55,9 @@ class Costs(Exported):
         return f"blocks {self.blocks.B_r} × {self.blocks.B_c}, {self.sram}"
 
     def __repr__(self) -> str:
-        results = ", ".join([*(f"{name} {shape}" for name, shape in self._shapes().items()), ""])
-        return (
-            f"{type(self).__name__}({self.algorithm!r}: {results}{self.hbm.accesses:,} HBM accesses, {self._costs()})"
-        )
+        results = (f"{name} {shape}" for name, shape in self._shapes().items())
+        said = ", ".join([*results, f"{self.hbm.accesses:,} HBM accesses", self._costs()])
+        return f"{type(self).__name__}({self.algorithm!r}: {said})"
 
     def _shapes(self) -> dict[str, str]:
         """Return what there is besides costs: shape and type, by name."""
@@ -103,7 +102,10 @@ class Finished(Costs):
             "dropout_p": variant.dropout_p,
             "seed": variant.seed,
             "gqa": task.gqa,
-            "options": {name: _plain(value) for name, value in variant.options.items()},
+            "options": {
+                name: value if value is None or isinstance(value, bool | int | float | str) else shown(value)
+                for name, value in variant.options.items()
+            },
         }
 
     def _repr_html_(self) -> str:
@@ -153,8 +155,3 @@ class Gradients(Finished):
 
     def _shapes(self) -> dict[str, str]:
         return {name: f"{getattr(self, name).shape} {self.dQ.dtype}" for name in ("dQ", "dK", "dV")}
-
-
-def _plain(value: Any) -> Any:
-    """Return an option's value as a number, a truth, text or None."""
-    return value if value is None or isinstance(value, bool | int | float | str) else shown(value)

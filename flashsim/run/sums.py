@@ -20,6 +20,7 @@ from flashsim.memory import HBM, SRAM, Observer
 from flashsim.records import Flops, Traffic
 from flashsim.run.task import Plan, Task
 
+Sums = dict[str, Array]
 Parts = Mapping[str, Array | tuple[int, int]]
 """Parts by the names of their sums, a row for each; or, to count on shapes alone, how many and how long."""
 
@@ -56,7 +57,7 @@ class Cost:
 
 def launch_sums(
     task: Task, problems: Sequence[Parts], dtype: np.dtype[np.generic], observers: Sequence[Observer], times: int = 1
-) -> tuple[list[dict[str, Array]], Cost]:
+) -> tuple[list[Sums], Cost]:
     """Sum the parts of each problem, stored as `dtype`; return the sums, one row each, and the cost, so many times."""
     sums, cost = [], Cost()
     for parts in problems:
@@ -70,9 +71,7 @@ def launch_sums(
     return sums, cost
 
 
-def key_gradients(
-    task: Task, parts: Mapping[str, Array], observers: Sequence[Observer]
-) -> tuple[dict[str, Array], Cost]:
+def key_gradients(task: Task, parts: Sums, observers: Sequence[Observer]) -> tuple[Sums, Cost]:
     """Return dK and dV, (..., H_kv, N_k, width), of parts (..., H_q, N_k, width), and what summing them up cost."""
     groups = [a.reshape(-1, task.given.group, prod(a.shape[-2:])) for a in parts.values()]
     problems = [dict(zip(parts, group, strict=True)) for group in zip(*groups, strict=True)]

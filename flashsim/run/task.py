@@ -166,8 +166,6 @@ class Plan:
         array: Any = task.more[name] if name in task.more else getattr(given, name)
         by_key = kind_of(name, task.algorithm.matrices).rows == "N_k"
         if self.group > 1 and not by_key:
-            array, head = (
-                interleave(array[head[:-1]][self.group * head[-1] : self.group * (head[-1] + 1)], self.group),
-                (0,),
-            )
+            members = slice(self.group * head[-1], self.group * (head[-1] + 1))
+            array, head = interleave(array[head[:-1]][members], self.group), (0,)
         return cast(Array, array[given.kv(head) if by_key and self.parts else head])
