@@ -48,11 +48,6 @@ class Band:
             _least(self.queries, other.queries),
         )
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no distance j − p is inside."""
-        return self.left is not None and self.right is not None and self.left + self.right < 0
-
     def allows(self, rows: Any, cols: Any, shape: Shape) -> NDArray[np.bool_]:
         """Return which pairs of a query and a key are inside, (len(rows), len(cols))."""
         distance = cols - (rows[:, None] + shape.N_k - shape.N_q)

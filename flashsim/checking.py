@@ -78,6 +78,14 @@ def _is_masked(value: Any, deep: int = 8) -> bool:
     return ma is not None and isinstance(value, ma.MaskedArray)
 
 
+def check_real(name: str, value: Any) -> NDArray[Any]:
+    """Return an array of real numbers."""
+    array = check_array(name, value)
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise ValueError(f"{name} has dtype {array.dtype}; expected real numbers")
+    return array
+
+
 def check_booleans(name: str, value: Any) -> NDArray[np.bool_]:
     """Return a mask, an array of booleans."""
     array = check_array(name, value)

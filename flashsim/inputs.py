@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from flashsim.checking import broadcasts, check_array, check_booleans, check_choice, check_count, shown
+from flashsim.checking import broadcasts, check_array, check_booleans, check_choice, check_count, check_real, shown
 from flashsim.dlpack import bfloat16, innermost
 from flashsim.records import Shape
 from flashsim.sizes import parse_size
@@ -247,13 +247,11 @@ def check_attention(*, mask: Any = None, keep: Any = None, bias: Any = None, **g
 
     Leading axes need only broadcast. `mask` and `keep` must be booleans that broadcast to (..., N_q, N_k), `bias` real numbers.
     """
-    arrays = {name: check_array(name, a) for name, a in given.items()}
+    arrays = {name: check_real(name, a) for name, a in given.items()}
     shapes = {name: a.shape for name, a in arrays.items()}
-    for name, a in arrays.items():
-        if a.dtype.kind not in "fiu" and a.dtype.name != "bfloat16":
-            raise ValueError(f"{name} has dtype {a.dtype}; expected real numbers")
-        if a.ndim < 2 or 0 in a.shape:
-            raise ValueError(f"{name} has shape {a.shape}; expected (..., N, d), no axis of which is empty")
+    for name, shape in shapes.items():
+        if len(shape) < 2 or 0 in shape:
+            raise ValueError(f"{name} has shape {shape}; expected (..., N, d), no axis of which is empty")
     Q, K = shapes["Q"], shapes["K"]
     V = shapes.get("V", K)
     said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
@@ -263,11 +261,9 @@ def check_attention(*, mask: Any = None, keep: Any = None, bias: Any = None, **g
         leading = np.broadcast_shapes(*(shape[:-2] for shape in shapes.values()))
     except ValueError:
         raise ValueError(f"shapes are {said}; expected leading axes that broadcast") from None
-    if bias is not None and (kind := check_array("bias", bias).dtype).kind not in "fiu" and kind.name != "bfloat16":
-        raise ValueError(f"bias has dtype {kind}; expected real numbers")
-    for name, a in (("mask", mask), ("keep", keep), ("bias", bias)):
-        onto = (*leading, Q[-2], K[-2])
-        if a is not None and not broadcasts((check_array if name == "bias" else check_booleans)(name, a).shape, onto):
+    onto = (*leading, Q[-2], K[-2])
+    for name, a, check in (("mask", mask, check_booleans), ("keep", keep, check_booleans), ("bias", bias, check_real)):
+        if a is not None and not broadcasts(check(name, a).shape, onto):
             wanted = f"(..., N_q, N_k) = {onto}"
             raise ValueError(f"{name} has shape {np.shape(a)}; expected one that broadcasts to {wanted}")
     return list(arrays.values())

@@ -272,8 +272,7 @@ class Both(Mask):
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         corners = (rows, row_ends, cols, col_ends, shape, head)
-        band = self.band(shape, head)
-        return self.a.live(*corners) & self.b.live(*corners) & (band is None or not band.is_empty)
+        return self.a.live(*corners) & self.b.live(*corners) & super().live(*corners)
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         corners = (rows, row_ends, cols, col_ends, shape, head)

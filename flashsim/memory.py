@@ -474,10 +474,8 @@ class SRAM:
             if type(block) is not Block:
                 raise TypeError(f"sram.load takes blocks in HBM such as K[j]; got {_kind(block)}")
             storage = block._storage
-            tile: Tile
-            if block._values is None:
-                tile = cast(Tile, ShapeOnly(block.shape, self))
-            else:
+            tile: Any = ShapeOnly(block.shape, self)
+            if block._values is not None:
                 dtype = storage.dtype if storage.dtype.kind in "bu" else self.dtype
                 tile = np.array(block._values[block._at], dtype, order="C")
             size = self._admit(tile, block.name, None)
@@ -576,8 +574,7 @@ class SRAM:
             raise TypeError(f"sram.full takes a shape such as (B_r, 1); got {shape!r}")
         frame = sys._getframe(1)
         place = frame.f_code, frame.f_lasti
-        tile: Tile
-        tile = np.full(shape, value, self.dtype) if self.hbm.arithmetic else cast(Tile, ShapeOnly(shape, self))
+        tile: Any = np.full(shape, value, self.dtype) if self.hbm.arithmetic else ShapeOnly(shape, self)
         self._admit(tile, None, place)
         if self._observers:
             site = site_of_place(place)

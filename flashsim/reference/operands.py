@@ -22,6 +22,7 @@ from flashsim.checking import (
     check_count,
     check_flag,
     check_number,
+    check_real,
     check_scale,
     shown,
 )
@@ -73,10 +74,7 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
 
 def real(name: str, value: Any) -> Array:
     """Return finite real numbers in float64. Raises ValueError for others."""
-    array = check_array(name, value)
-    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
-        raise ValueError(f"{name} has dtype {array.dtype}; expected real numbers")
-    wide: Array = array.astype(np.float64)
+    wide: Array = check_real(name, value).astype(np.float64)
     if not np.isfinite(wide).all():
         raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
     return wide

@@ -91,9 +91,6 @@ class ProgramCosts(Costs):
         options = {name: shown(value) for name, value in self.launch.options.items()}
         return {"sizes": dict(self.sizes), "dtype": self.launch.dtype.name, "options": options}
 
-    def _costs(self) -> str:
-        return f"{self.blocks!r}, {self.sram}"
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ProgramTally(ProgramCosts):
@@ -123,8 +120,9 @@ class ProgramRun(ProgramCosts):
         found: Array = results[name]
         return found
 
-    def _shapes(self) -> dict[str, str]:
-        return {name: f"{array.shape} {array.dtype}" for name, array in self.results.items()}
+    @property
+    def _arrays(self) -> Sequence[str]:  # type: ignore[override]
+        return tuple(self.results)
 
     def _repr_html_(self) -> str:
         return super()._repr_html_() if self.trace is None else self.trace._repr_html_()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flashsim.checking import shown
 from flashsim.exporting import Exported
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Costs(Exported):
     """What a tally and a finished pass have in common: how they show, plot, and hand on, what they moved."""
 
+    _arrays: ClassVar[Sequence[str]] = ()
     algorithm: str
     hbm: Traffic
     sram: Occupancy
@@ -52,16 +53,14 @@ class Costs(Exported):
         return self.hbm.table(f"{self.algorithm}: HBM accesses, in elements", [self._costs()])
 
     def _costs(self) -> str:
-        return f"blocks {self.blocks.B_r} × {self.blocks.B_c}, {self.sram}"
+        blocks = self.blocks if isinstance(self.blocks, Mapping) else f"blocks {self.blocks.B_r} × {self.blocks.B_c}"
+        return f"{blocks}, {self.sram}"
 
     def __repr__(self) -> str:
-        results = (f"{name} {shape}" for name, shape in self._shapes().items())
+        arrays = {name: getattr(self, name) for name in self._arrays}
+        results = (f"{name} {array.shape} {array.dtype}" for name, array in arrays.items())
         said = ", ".join([*results, f"{self.hbm.accesses:,} HBM accesses", self._costs()])
         return f"{type(self).__name__}({self.algorithm!r}: {said})"
-
-    def _shapes(self) -> dict[str, str]:
-        """Return what there is besides costs: shape and type, by name."""
-        return {}
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,6 +125,7 @@ class Run(Finished):
     inputs, variant, saved  what the backward pass needs: copies, independent of the caller's arrays
     """
 
+    _arrays = ("O",)
     O: Array
     l: Array | None
     m: Array | None
@@ -137,9 +137,6 @@ class Run(Finished):
     saved: Mapping[str, Sequence[Array]]
     layout: str = HEADS_FIRST
 
-    def _shapes(self) -> dict[str, str]:
-        return {"O": f"{self.O.shape} {self.O.dtype}"}
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Gradients(Finished):
@@ -148,10 +145,8 @@ class Gradients(Finished):
     dB is the gradient of a `flashsim.Bias`, of the shape of its array, in the type that was computed in; None without one.
     """
 
+    _arrays = ("dQ", "dK", "dV")
     dQ: Array
     dK: Array
     dV: Array
     dB: Array | None = None
-
-    def _shapes(self) -> dict[str, str]:
-        return {name: f"{getattr(self, name).shape} {self.dQ.dtype}" for name in ("dQ", "dK", "dV")}
