@@ -8,8 +8,7 @@ end is, row by row, the floor of a straight line. So the counts are sums of such
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +23,7 @@ Found = tuple[int, tuple[int, int]]
 """How many, and (i, j) of one of them."""
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(NamedTuple):
     """Keys j < `keys` with −left ≤ j − p ≤ right of the query i < `queries` at position p = i + N_k − N_q.
 
     A side that is None has no limit, and neither have queries. `left` or `right` may be negative: the query's own position is
@@ -48,28 +46,33 @@ class Band:
             _least(self.queries, other.queries),
         )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no distance j − p is inside."""
+        return self.left is not None and self.right is not None and self.left + self.right < 0
+
     def allows(self, rows: Any, cols: Any, shape: Shape) -> NDArray[np.bool_]:
         """Return which pairs of a query and a key are inside, (len(rows), len(cols))."""
-        distance = cols - (rows[:, None] + shape.N_k - shape.N_q)
-        return self._meets(distance, distance, rows[:, None], cols)
+        distance = cols - (rows[:, None] + (shape.N_k - shape.N_q))
+        return self._meets(distance, distance, rows[:, None], cols, 0, shape)
 
     def live(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape) -> NDArray[np.bool_]:
         """Return, for tiles [rows, row_ends) × [cols, col_ends), whether what comes nearest to each limit is inside."""
         shift = shape.N_k - shape.N_q
-        return self._meets(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift), rows, cols)
+        return self._meets(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift), rows, cols, 0, shape)
 
     def full(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape) -> NDArray[np.bool_]:
         """Return, for the same tiles, whether what is farthest from each limit is inside, and positions alone decide."""
         shift = shape.N_k - shape.N_q
         most, least = col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift)
-        return self.positional & self._meets(most, least, row_ends - 1, col_ends - 1)
+        return self.positional & self._meets(most, least, row_ends, col_ends, 1, shape)
 
-    def _meets(self, least: Any, most: Any, row: Any, col: Any) -> NDArray[np.bool_]:
-        """Return whether distances j − p from `least` to `most` meet those inside, and `row` and `col` are inside."""
-        met = np.broadcast_to(col < self.keys, least.shape)
-        met = met if self.right is None else met & (least <= self.right)
+    def _meets(self, least: Any, most: Any, row: Any, col: Any, beyond: int, shape: Shape) -> NDArray[np.bool_]:
+        """Return whether distances j − p from `least` to `most` meet those inside, and `row` and `col` are at most `beyond`."""
+        met = np.ones(least.shape, bool) if self.right is None else least <= self.right
         met = met if self.left is None else met & (most >= -self.left)
-        return met if self.queries is None else met & (row < self.queries)
+        met = met if self.keys >= shape.N_k else met & (col < self.keys + beyond)
+        return met if self.queries is None else met & (row < self.queries + beyond)
 
     def kinds(self, blocks: Blocks, shape: Shape, group: int = 1) -> Mapping[Kind, Found]:
         """Return the kinds of live tiles that occur. Row r is at position r // `group`, of interleaved heads."""
@@ -90,7 +93,7 @@ class Band:
         """
         T_r, B_r = blocks.T_r, blocks.B_r
         rows = shape.N_q if self.queries is None else self.queries * group
-        partial = replace(self, positional=False)
+        partial = self._replace(positional=False)
         yield False, (0, B_r, min(rows // B_r, T_r - 1)), self
         if rows // B_r < T_r - 1:
             yield False, (rows // B_r, rows % B_r, min(rows % B_r, 1)), partial
@@ -111,7 +114,7 @@ class _Rows:
         self._left, self._right = (far if side is None else side for side in (band.left, band.right))
         self._band, self._blocks, self._N_k, self._g = band, blocks, shape.N_k, group
         if self._left + self._right < 0:
-            self._band = replace(band, keys=0)
+            self._band = band._replace(keys=0)
         self._shift = shape.N_k - shape.N_q // group
 
     def counts(self, first: int, height: int, number: int) -> dict[tuple[bool, bool], int]:

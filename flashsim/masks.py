@@ -263,7 +263,7 @@ class Both(Mask):
         if self.a.tree is not None and self.b.tree is not None:
             raise ValueError(f"mask combines {self.a.tree!r} and {self.b.tree!r}; expected one Tree at most")
         if self.a.bias is not None and self.b.bias is not None:
-            raise ValueError(f"mask combines {self.a.bias!r} and {self.b.bias!r}; expected one Bias, their sum")
+            raise ValueError(f"mask combines {self.a.bias!r} and {self.b.bias!r}; expected one Bias at most: their sum")
         self.a.check(shape, leading)
         self.b.check(shape, leading)
 
@@ -272,7 +272,8 @@ class Both(Mask):
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         corners = (rows, row_ends, cols, col_ends, shape, head)
-        return self.a.live(*corners) & self.b.live(*corners) & super().live(*corners)
+        band = self.band(shape, head)
+        return self.a.live(*corners) & self.b.live(*corners) & (band is None or not band.is_empty)
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         corners = (rows, row_ends, cols, col_ends, shape, head)

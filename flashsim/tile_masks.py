@@ -166,7 +166,7 @@ class PartialTileMask(TileMask):
         """Return S_ij itself if positions tell that the tile is full; else with −∞ where the mask forbids."""
         if self._implicit:
             (rows, cols), top, left = S_ij.shape, i * self._B_r, j * self._B_c
-            tops, bottoms, lefts, rights = (np.array([n]) for n in (top, top + rows, left, left + cols))
+            tops, bottoms, lefts, rights = np.array([[top], [top + rows], [left], [left + cols]])
             if self._mask.full(tops, bottoms, lefts, rights, self._shape, self._head)[0]:
                 return S_ij
         return super().__call__(S_ij, i, j)
