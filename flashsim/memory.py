@@ -574,7 +574,7 @@ class SRAM:
             raise TypeError(f"sram.full takes a shape such as (B_r, 1); got {shape!r}")
         frame = sys._getframe(1)
         place = frame.f_code, frame.f_lasti
-        tile: Any = np.full(shape, value, self.dtype) if self.hbm.arithmetic else ShapeOnly(shape, self)
+        tile: Tile = np.full(shape, value, self.dtype) if self.hbm.arithmetic else cast(Tile, ShapeOnly(shape, self))
         self._admit(tile, None, place)
         if self._observers:
             site = site_of_place(place)
