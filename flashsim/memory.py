@@ -482,7 +482,7 @@ class SRAM:
             storage.reads += size * self._weight
             tiles.append(tile)
             if self._observers:
-                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block.where, block.rows)
+                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block)
         if not tiles:
             raise TypeError("sram.load takes blocks in HBM such as K[j]; got none")
         return tuple(tiles) if len(tiles) > 1 else tiles[0]
@@ -506,7 +506,7 @@ class SRAM:
         self._resident[id(over)] = (over, over.size, block.name, None)
         block._storage.reads += tile.size * self._weight
         if self._observers:
-            self._tell("load", block.name, tile.size, tile, site_of(sys._getframe(2)), block.where, block.rows)
+            self._tell("load", block.name, tile.size, tile, site_of(sys._getframe(2)), block)
         return tile
 
     def word(self, block: Block) -> int:
@@ -526,7 +526,7 @@ class SRAM:
         self._admit(tile, block.name, None)
         storage.reads += self._weight
         if self._observers:
-            self._tell("load", block.name, 1, tile, site_of(sys._getframe(1)), block.where, block.rows)
+            self._tell("load", block.name, 1, tile, site_of(sys._getframe(1)), block)
         return word
 
     def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
@@ -596,7 +596,7 @@ class SRAM:
         if block._values is not None:
             block._values[block._at] = tile
         if self._observers:
-            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block.where, block.rows)
+            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block)
 
     def evict(self, *tiles: Tile) -> None:
         """Free tiles before their turn ends: for a schedule that is a list of steps, in which the last to come need not go first.
@@ -759,17 +759,11 @@ class SRAM:
         self.occupancy = sum(size for _, size, _, _ in self._resident.values())
 
     def _tell(
-        self,
-        kind: EventKind,
-        name: str,
-        elements: int,
-        tile: Tile | None,
-        site: Site,
-        where: tuple[slice, slice] | None = None,
-        rows: tuple[int, ...] | None = None,
+        self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site, block: Block | None = None
     ) -> None:
         loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)
-        event = Event(kind, name, elements, tile, self._weight, loops, site, self, where, rows)
+        place = (None, None) if block is None else (block.where, block.rows)
+        event = Event(kind, name, elements, tile, self._weight, loops, site, self, *place)
         for observer in self._observers:
             observer(event)
 

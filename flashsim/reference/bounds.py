@@ -128,27 +128,7 @@ def error_bound(
 
 
 def gradient_bounds(
-    Q: Any,
-    K: Any,
-    V: Any,
-    dO: Any,
-    *,
-    scale: float | None = None,
-    steps: int = 1,
-    stores: int | None = None,
-    scores_stored: bool = False,
-    operands_stored: bool = False,
-    flushed: bool = False,
-    logs_rounded: int = 0,
-    dQ_stores: int | None = None,
-    recombined: bool = False,
-    mask: Any = None,
-    bias: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0.0,
-    chip: DTypeLike | None = None,
-    stored: DTypeLike | None = None,
-    C: float = 2.0,
+    Q: Any, K: Any, V: Any, dO: Any, *, dQ_stores: int | None = None, recombined: bool = False, **options: Any
 ) -> Three:
     """Return how far each element of dQ, dK, dV may lie from the exact gradients, as arrays of their shapes.
 
@@ -170,21 +150,27 @@ def gradient_bounds(
     Each rounding to `stored` may lose its smallest subnormal. C = 2 leaves room for second-order terms, as before.
     Where a sum may pass the end of `stored` there is no bound: ∞. float16 ends at 65504, which dQ and dK may well pass.
     """
-    return _Bounds(**locals()).of_gradients()[0]
+    return _gradient_errors(Q, K, V, dO, dQ_stores=dQ_stores, recombined=recombined, **options)[1]
 
 
-def bias_gradient_bound(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, C: float = 2.0, **options: Any) -> Array:
+def bias_gradient_bound(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, **options: Any) -> Array:
     """Return how far each element of a bias's gradient may lie from the exact one. Arguments as for `gradient_bounds`.
 
     It is dS, added up on the chip over the n elements that share an entry: C·(E(dS) + n·u·(|dS| + E(dS))), summed likewise.
     """
-    asked = signature(gradient_bounds).bind(Q, K, V, dO, bias=bias, C=C, **options)
-    asked.apply_defaults()
-    has, shape = _Bounds(**asked.arguments), np.shape(bias)
-    _, dS, E_dS = has.of_gradients()
+    has, _, dS, E_dS = _gradient_errors(Q, K, V, dO, bias=bias, **options)
     with np.errstate(over="ignore", invalid="ignore"):
-        own, most = summed_to(E_dS, shape), summed_to(dS + E_dS, shape)
-        return C * (own + dS.size // max(own.size, 1) * has.u * most)
+        own, most = summed_to(E_dS, np.shape(bias)), summed_to(dS + E_dS, np.shape(bias))
+        return np.asarray(has.C * (own + dS.size // max(own.size, 1) * has.u * most))
+
+
+def _gradient_errors(
+    Q: Any, K: Any, V: Any, dO: Any, *, dQ_stores: int | None = None, recombined: bool = False, **options: Any
+) -> tuple[_Bounds, Three, Array, Array]:
+    asked = signature(error_bound).bind(Q, K, V, **options)
+    asked.apply_defaults()
+    has = _Bounds(**asked.arguments)
+    return has, *has.of_gradients(dO, dQ_stores, recombined)
 
 
 def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike | None = None, axis: int = -3) -> Array:
@@ -224,10 +210,13 @@ def of_bound(got: Any, want: Any, bound: Any) -> float:
 
 
 class _Bounds:
-    """What both bounds start from, in float64: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|; and the roundoffs."""
+    """What both bounds start from, in float64: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|; and the roundoffs.
+
+    `given` are the arguments of `error_bound`.
+    """
 
     def __init__(self, **given: Any) -> None:
-        self.given = a = SimpleNamespace(**given)  # the arguments of `error_bound`, or those of `gradient_bounds`
+        a = SimpleNamespace(**given)
         mask, bias, keep, self.C = a.mask, a.bias, a.keep, a.C
         Q, K, V = check_attention(Q=a.Q, K=a.K, V=a.V, mask=mask, keep=keep, bias=bias)
         self.dropout_p = check_p(a.dropout_p)
@@ -271,14 +260,13 @@ class _Bounds:
         most = (weights + 1) * gain * (1 + self.u_s) * size.max(axis=-2, keepdims=True)
         return self._within_range(np.where(self.any_key, np.minimum(off, most) + floor, 0.0), self.mass)
 
-    def of_gradients(self) -> tuple[Three, Array, Array]:
+    def of_gradients(self, dO: Any, dQ_stores: int | None, recombined: bool) -> tuple[Three, Array, Array]:
         """Return how far dQ, dK and dV may be off; and |dS| and E(dS), of which a bias's gradient is made."""
-        a = self.given
-        dQ_stores = self.steps if a.dQ_stores is None else check_count("dQ_stores", a.dQ_stores, 0)
+        dQ_stores = self.steps if dQ_stores is None else check_count("dQ_stores", dQ_stores, 0)
         u, u_s, step, least, P, Z, dropped = self.u, self.u_s, self.step, self.least, self.P, self.Z, self.dropped
         u_p, step_p = (u_s, step) if self.kept else (0.0, 0.0)  # what storing P, dP and dS adds
         N_q, N_k, d_v = self.Q.shape[-2], self.K.shape[-2], self.V.shape[-1]
-        dO = _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=a.dO)[-1])
+        dO = _numbers(check_attention(Q=self.Q, K=self.K, V=self.V, dO=dO)[-1])
 
         with np.errstate(over="ignore", invalid="ignore"):
             E_P = self.relative * np.maximum(P, smallest_step(np.float64)) + least + step_p
@@ -298,7 +286,7 @@ class _Bounds:
                 E_D = (np.abs(dO) * off).sum(axis=-1, keepdims=True)
             dP = Z * (dO @ self.V.swapaxes(-1, -2))
             dP_less_D = np.abs(dP - (P * dP).sum(axis=-1, keepdims=True))
-            detour = np.where(self.allowed, A_Z, 0.0).max(axis=-1, keepdims=True) * a.recombined
+            detour = np.where(self.allowed, A_Z, 0.0).max(axis=-1, keepdims=True) * recombined
             E_dS = E_P * dP_less_D + (P + E_P) * (E_dP + E_D + 2 * u * (A_Z + D_sum) + 4 * u * detour)
             E_dS = np.where(self.allowed, E_dS + u_p * P * dP_less_D + least + step_p, 0.0)
 

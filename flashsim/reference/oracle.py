@@ -64,20 +64,12 @@ def attention_with_statistics(
     return Attention(_weighted(P_dropped, V) / np.where(l == 0, 1, l), l[..., 0], m[..., 0])
 
 
-def gradients(
-    Q: Any,
-    K: Any,
-    V: Any,
-    dO: Any,
-    *,
-    scale: float | None = None,
-    mask: Any = None,
-    bias: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0.0,
-) -> Three:
-    """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
-    return _gradients(**locals())[0]
+def gradients(Q: Any, K: Any, V: Any, dO: Any, **options: Any) -> Three:
+    """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS.
+
+    `options` as for `attention`: scale, mask, bias, keep, dropout_p.
+    """
+    return _gradients(Q, K, V, dO, **options)[0]
 
 
 def bias_gradient(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, **options: Any) -> Array:
@@ -105,7 +97,7 @@ def _gradients(
     mask: Any = None,
     keep: Any = None,
     dropout_p: float = 0,
-) -> tuple[Three, Array]:
+) -> tuple[Three, Array]:  # fmt: skip
     check_p(dropout_p)
     given = check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep, bias=bias)
     Q, K, V, dO = (a.astype(np.float64) for a in given)
