@@ -88,15 +88,8 @@ def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _gradients(
-    Q: Any,
-    K: Any,
-    V: Any,
-    dO: Any,
-    bias: Any,
-    scale: Any = None,
-    mask: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0,
+    Q: Any, K: Any, V: Any, dO: Any, *,
+    scale: float | None = None, mask: Any = None, bias: Any = None, keep: Any = None, dropout_p: float = 0.0,
 ) -> tuple[Three, Array]:  # fmt: skip
     check_p(dropout_p)
     given = check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep, bias=bias)
