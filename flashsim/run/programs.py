@@ -7,7 +7,7 @@ count_program(program, {"N": 1000, …}, …)             what it costs, on shap
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from flashsim.checking import (
     shown,
 )
 from flashsim.inputs import FLOATS, Array, check_arrays, check_M, check_matrix, chip_dtype, float_dtype, largest
-from flashsim.matrices import Kind
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
 from flashsim.records import Flops, Sizes
 from flashsim.run.following import followed
@@ -59,7 +58,12 @@ class Launch:
         """Run it; return its memory. Raises MemoryModelError where it returned other matrices than its record says."""
         hbm = HBM(arithmetic=self.arithmetic)
         sram = SRAM(hbm, self.M, enforced=self.enforced, dtype=chip_dtype(self.dtype), observers=observers)
-        placed = [self._placed(hbm, name, kind) for name, kind in self.program.operands.items()]
+        placed = [
+            hbm.place(
+                name, self.given.get(name, kind.shape(self.sizes)), kind.dtype(self.dtype), index=kind.type == "index"
+            )
+            for name, kind in self.program.operands.items()
+        ]
         with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
             run = followed(self.program.run, sram)
             result = run(hbm, sram, *placed, self.blocks, *(self.options[o] for o in self.program.options))
@@ -68,11 +72,6 @@ class Launch:
         if [(m.name, m.shape) if isinstance(m, Matrix) and hbm.holds(m) else None for m in found] != [*shapes.items()]:
             raise MemoryModelError(f"{self.program.name!r} returned {shown(found)}; expected matrices in HBM, {shapes}")
         return hbm, sram
-
-    def _placed(self, hbm: HBM, name: str, kind: Kind) -> Matrix:
-        if kind.type == "index":
-            return hbm.place(name, self.given[name], index=True)
-        return hbm.place(name, self.given[name] if self.arithmetic else kind.shape(self.sizes), kind.dtype(self.dtype))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -97,10 +96,6 @@ class ProgramTally(ProgramCosts):
     """What a program's run costs, with its `flops`."""
 
     flops: Flops
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what it costs as plain data."""
-        return {**super().to_dict(), "flops": asdict(self.flops)}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

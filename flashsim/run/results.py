@@ -44,6 +44,7 @@ class Costs(Exported):
             "hbm": self.hbm.to_dict(),
             "sram": asdict(self.sram),
             "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else asdict(self.blocks),
+            **({"flops": asdict(self.flops)} if hasattr(self, "flops") else {}),
         }
 
     def _asked(self) -> dict[str, Any]:
@@ -69,10 +70,6 @@ class Tally(Costs):
 
     blocks: Blocks
     flops: Flops
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what it costs as plain data."""
-        return {**super().to_dict(), "flops": asdict(self.flops)}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
