@@ -54,5 +54,4 @@ class Bias(ArrayMask):
 
     def of(self, head: Head) -> Array:
         """Return a head's matrix, as large as it was given."""
-        one: Array = self.array[self.at(head)].reshape(self.matrix)
-        return one
+        return np.asarray(self.array[self.at(head)]).reshape(self.matrix)

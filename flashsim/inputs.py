@@ -60,8 +60,7 @@ class Inputs:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The inputs' common dtype."""
-        dtype: np.dtype[Any] = self.Q.dtype
-        return dtype
+        return self.Q.dtype
 
 
 def float_dtype(dtype: Any) -> np.dtype[Any]:

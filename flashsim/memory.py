@@ -543,8 +543,7 @@ class SRAM:
                 )
         elif not isinstance(result, ShapeOnly):
             if result is ONES:  # takes no room
-                neutral: Tile = ONES
-                return neutral
+                return result
             if isinstance(result, _InHBM):
                 result._refuse()
             raise TypeError(f"on_chip takes the result of array arithmetic; got {_kind(result)}")

@@ -95,8 +95,7 @@ def attended(variant: AttentionVariant, blocks: Blocks, shape: Shape, head: Head
     all_rows = np.ones(blocks.T_r, bool)
     tiles = np.stack([all_rows & columns.column(j) for j in range(blocks.T_c)], axis=1)
     spread = tiles.repeat(blocks.B_r, axis=0)[: rows.N_q].repeat(blocks.B_c, axis=1)[:, : shape.N_k]
-    mine: Bools = whole & spread[member::group]
-    return mine
+    return np.asarray(whole & spread[member::group])
 
 
 @dataclass(frozen=True)
