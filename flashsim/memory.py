@@ -543,7 +543,8 @@ class SRAM:
                 )
         elif not isinstance(result, ShapeOnly):
             if result is ONES:  # takes no room
-                return result
+                neutral: Tile = ONES
+                return neutral
             if isinstance(result, _InHBM):
                 result._refuse()
             raise TypeError(f"on_chip takes the result of array arithmetic; got {_kind(result)}")
