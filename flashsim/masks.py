@@ -21,7 +21,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from inspect import unwrap
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from flashsim.band import Band
 from flashsim.checking import broadcasts, check_booleans, check_count, check_flag, check_whole, shown
 from flashsim.records import Shape
-from flashsim.source import at_line, note_line
+from flashsim.source import note_line
 
 Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
@@ -313,23 +312,19 @@ def allowed_by(mask: Mask, rows: Index, cols: Index, shape: Shape, head: Head) -
 
     Errors have a note of the line of the mask's file at which they occurred.
     """
+    expected = len(rows), len(cols)
     try:
         found = mask.allows(rows, cols, shape, head)
+        if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != expected:
+            is_array = isinstance(found, np.ndarray)
+            what = f"an array of {found.dtype} of shape {found.shape}" if is_array else shown(found)
+            raise TypeError(
+                f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = attend, such as "
+                "rows[:, None] >= cols"
+            )
     except Exception as error:
         note_line(error, type(mask).allows)
         raise
-    expected = len(rows), len(cols)
-    if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != expected:
-        is_array = isinstance(found, np.ndarray)
-        what = f"an array of {found.dtype} of shape {found.shape}" if is_array else shown(found)
-        wrong = TypeError(
-            f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = attend, such as "
-            "rows[:, None] >= cols"
-        )
-        code = getattr(unwrap(type(mask).allows), "__code__", None)
-        if code is not None:
-            wrong.add_note(at_line(code.co_filename, code.co_firstlineno))
-        raise wrong
     return found
 
 
