@@ -86,17 +86,14 @@ def bias_gradient(plan: Plan, found: Mapping[Head, Array], observers: Sequence[O
     And what summing it up cost, if anything.
     """
     given, ran = plan.task.variant.mask.bias, plan.variant.mask.bias
-    assert given is not None
-    assert ran is not None
     N_q, group, dtype, cost = plan.task.given.shape.N_q, plan.group, chip_dtype(plan.task.given.dtype), Cost()
     axis = summed_over(given, group, N_q)
     if axis is not None:
         parts = [np.moveaxis(matrix.reshape(N_q, group, -1), axis, 0) for matrix in found.values()]
         sums, cost = launch_sums(plan.task, [{"dB": a.reshape(len(a), -1)} for a in parts], dtype, observers)
         found = {at: one["dB"].reshape(a.shape[1:]) for at, a, one in zip(found, parts, sums, strict=True)}
-    dB = np.empty((*ran.array.shape[:-2], *next(iter(found.values())).shape), dtype)
-    for at, matrix in found.items():
-        dB[at] = matrix
+    dB = np.stack([*found.values()])
+    dB = dB.reshape(*ran.array.shape[:-2], *dB.shape[1:])
     if axis is None and given.matrix[0] > 1:
         dB = by_head(dB, group)
     return dB.reshape(given.array.shape), cost
