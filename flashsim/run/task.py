@@ -84,16 +84,14 @@ def attended(variant: AttentionVariant, blocks: Blocks, shape: Shape, head: Head
     `variant` is the run's as it was asked for; with `group` > 1, blocks are of interleaved rows of that many heads.
     """
     block_mask = variant.options.get("block_mask")
-    if isinstance(variant.mask, All) and block_mask is None:
+    given = None if isinstance(block_mask, str) else block_mask  # "live" leaves out what is masked
+    if isinstance(variant.mask, All) and given is None:
         return None
     whole = variant.mask.whole(shape, head)
-    if block_mask is None:
+    if given is None:
         return whole
-    shared, member = ((*head[:-1], head[-1] // group), head[-1] % group) if head else (head, 0)
-    rows = replace(shape, N_q=group * shape.N_q)
-    columns = variant.for_groups(group, shape.N_q).blocks_for(blocks, rows, shared)
-    all_rows = np.ones(blocks.T_r, bool)
-    tiles = np.stack([all_rows & columns.column(j) for j in range(blocks.T_c)], axis=1)
+    rows, member = replace(shape, N_q=group * shape.N_q), head[-1] % group if head else 0
+    tiles = check_tiles(given, blocks, rows)
     spread = tiles.repeat(blocks.B_r, axis=0)[: rows.N_q].repeat(blocks.B_c, axis=1)[:, : shape.N_k]
     return np.asarray(whole & spread[member::group])
 
