@@ -228,7 +228,10 @@ def check_block_sizes(names: Collection[str], blocks: Any) -> tuple[int, ...] | 
     """Return block sizes of these names, in order, or None where none are given."""
     if blocks is None:
         return None
-    values = tuple(blocks) if isinstance(blocks, Iterable) else ()
+    try:
+        values = tuple(blocks)
+    except (TypeError, ValueError):
+        values = ()
     if len(values) != len(names):
         raise ValueError(f"blocks is {shown(blocks)}; expected ({', '.join(names)})")
     return tuple(check_count(f"blocks, {name},", v) for name, v in zip(names, values, strict=True))
