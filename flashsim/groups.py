@@ -37,9 +37,6 @@ def by_head(a: Array, group: int) -> Array:
     return split.reshape(*leading, heads * group, rows // group, width)
 
 
-# --------------------------------------------------------------------------------------------------------------- masks
-
-
 def grouped(mask: Mask, group: int, N_q: int) -> Mask:
     """Return the mask, one of query heads of N_q rows, for the rows of groups."""
     if group == 1 or isinstance(mask, All):

@@ -68,9 +68,6 @@ def _share(keys: int, blocks: Blocks, number: int) -> int:
     return max(-(-in_use // number), 1)
 
 
-# ------------------------------------------------------------------------------------------------------------- by kind
-
-
 class CountedTiles:
     """The live tiles of a band, counted by one tile of each kind.
 

@@ -121,9 +121,6 @@ def kernel_gradient_bounds(
     return np.asarray(C * (np.einsum("ij,ijc->ic", pairs, along) + steps))
 
 
-# --------------------------------------------------------------------------------------------------------------- pieces
-
-
 def _log_weights(V: Array) -> Array:
     """Return log v of the one column under a log-sum-exp. Raises ValueError for more columns, and for v < 0."""
     if V.shape[1] != 1 or (V < 0).any():
@@ -183,9 +180,6 @@ def _softmax(log_k: Array, V: Array) -> Array:
     with np.errstate(invalid="ignore"):
         S = log_k + _log_weights(V)
         return np.asarray(np.nan_to_num(np.exp(S - _logsumexp(S))))
-
-
-# ------------------------------------------------------------------------------------------------------------- programs
 
 
 def _product(order: str, reduction: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:

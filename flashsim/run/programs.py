@@ -187,9 +187,6 @@ def count_program(
     return ProgramTally(**_cost(launch, hbm, sram), flops=sram.flops)
 
 
-# ---------------------------------------------------------------------------------------------------------------- check
-
-
 def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[str, Array], Sizes, np.dtype[Any]]:
     """Return copies of the operands, the lengths that they have, and their type. Raises ValueError."""
     if set(operands) != set(program.operands):
@@ -213,9 +210,6 @@ def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[
         elif not np.isfinite(array[array > -np.inf] if name in program.logs else array).all():
             raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
     return arrays, Sizes(**lengths), arrays[numbers[0]].dtype
-
-
-# ------------------------------------------------------------------------------------------------------------- schedule
 
 
 def _launch(
@@ -251,9 +245,6 @@ def _launch(
 
     longest = max(sizes[symbol] for symbol in program.blocks.values())
     return replace(launch, blocks=of(line_1(most_rows(fits, size, longest, program.name, str(sizes)), sizes)))
-
-
-# --------------------------------------------------------------------------------------------------------------- gather
 
 
 def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
