@@ -10,17 +10,20 @@ import numpy as np
 
 from flashsim.algorithms.notation import log
 from flashsim.algorithms.own import RETURNS
+from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live, Splits
+from flashsim.band import Band
 from flashsim.blas import one_blas_thread
-from flashsim.checking import shown
+from flashsim.checking import check_tiles, shown
 from flashsim.dropout import NoDropout, TileDropout
 from flashsim.inputs import Array, Inputs, chip_dtype
-from flashsim.masks import Head, Mask
+from flashsim.live import CountedSplits, CountedTiles, LiveTiles, TileSplits
+from flashsim.masks import All, Head, Mask
 from flashsim.matrices import kind_of
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
-from flashsim.records import Blocks
+from flashsim.records import Blocks, Shape
 from flashsim.run.following import followed
 from flashsim.run.sums import Cost
-from flashsim.run.task import Plan
+from flashsim.run.task import AttentionVariant, Plan
 from flashsim.shape_only import ShapeOnly
 from flashsim.tile_masks import BiasGradient, NoBiasGradient, PartialTileMask, TileMask
 
@@ -80,31 +83,51 @@ def launch(
     """
     task, algorithm, variant, shape, blocks = plan.task, plan.task.algorithm, plan.variant, plan.shape, plan.blocks
     hbm = HBM(arithmetic=isinstance(task.given, Inputs))
-    band = variant.band(shape, head)
-    counted = None if hbm.arithmetic else band
+    band = (variant.mask if variant.skips else All()).band(shape, head) if variant.mask.folds else None
     if not hbm.arithmetic and band is None:
         _refuse_too_many(variant.mask, algorithm.cuts(blocks, shape.N_q, shape.N_k))
     chip = chip_dtype(task.given.dtype)
     sram = SRAM(hbm, task.M, enforced=task.sizing.enforced, dtype=chip, observers=observers, fold=band is not None)
     placed = _placed(plan, hbm, head, number)
     kind = PartialTileMask if {"live", "splits"} & {*algorithm.parts} else TileMask
+    dropped = variant.dropout_p, variant.seed, hbm, sram, blocks, number, variant.group
     parts: dict[str, Callable[[], Any]] = {
         "tau": lambda: variant.tau,
         "MASK": lambda: kind(variant.mask, hbm, sram, blocks, shape, head, algorithm.gives_dS, dB),
-        "dropout": lambda: (
-            TileDropout(variant.dropout_p, variant.seed, hbm, sram, blocks, number, variant.group)
-            if variant.dropout_p
-            else NoDropout()
-        ),
+        "dropout": lambda: TileDropout(*dropped) if variant.dropout_p else NoDropout(),
         "dB": lambda: NoBiasGradient() if variant.mask.bias is None else BiasGradient(variant.mask.bias, sram, dB),
-        "block_mask": lambda: variant.blocks_for(blocks, shape, head, counted),
-        "live": lambda: variant.live(blocks, shape, head, counted),
-        "splits": lambda: variant.splits_of(blocks, shape, head, counted),
+        **_tiles(variant, blocks, shape, head, None if hbm.arithmetic else band),
     }
     given = (parts[part]() if part in parts else variant.options[part] for part in algorithm.parts)
     run = algorithm.run if number else followed(algorithm.run, sram)
     result = run(hbm, sram, *placed, blocks, *given)
     return hbm, sram, _returned(plan, hbm, result)
+
+
+def _tiles(
+    variant: AttentionVariant, blocks: Blocks, shape: Shape, head: Head, band: Band | None
+) -> dict[str, Callable[[], Any]]:
+    """Return the parts that say which tiles of S to compute; with the `band` of the live ones, for counting by kind."""
+    given, number = variant.options.get("block_mask"), variant.options.get("splits")
+
+    def live() -> Live:
+        if isinstance(variant.mask, All) or not variant.skips:
+            return EveryTile()
+        if band is None:
+            return LiveTiles(variant.mask, blocks, shape, head)
+        return CountedTiles(band, blocks, shape, variant.group)
+
+    def block_mask() -> BlockMask:
+        if given is None or not variant.skips:
+            return EveryTile()
+        return live() if isinstance(given, str) else ArrayBlockMask(check_tiles(given, blocks, shape))
+
+    def splits() -> Splits:
+        if band is None:
+            return TileSplits(live(), variant.mask, blocks, shape, head, number)
+        return CountedSplits(band, blocks, shape, variant.group, number)
+
+    return {"live": live, "block_mask": block_mask, "splits": splits}
 
 
 def _placed(plan: Plan, hbm: HBM, head: Head, number: int) -> list[Matrix]:

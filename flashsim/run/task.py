@@ -10,13 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashsim.algorithms.blocks import Sizing
-from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live, Splits
 from flashsim.algorithms.record import Algorithm
-from flashsim.band import Band
 from flashsim.checking import check_tiles
-from flashsim.groups import grouped, interleave
+from flashsim.groups import interleave
 from flashsim.inputs import Array, Inputs
-from flashsim.live import CountedSplits, CountedTiles, LiveTiles, TileSplits
 from flashsim.masks import All, Head, Mask
 from flashsim.matrices import kind_of
 from flashsim.records import Blocks, Shape
@@ -39,43 +36,6 @@ class AttentionVariant:
     options: Mapping[str, Any]
     skips: bool = True
     group: int = 1
-
-    def for_groups(self, group: int, N_q: int) -> AttentionVariant:
-        """Return the same for the interleaved rows of groups of query heads, N_q rows each."""
-        return replace(self, mask=grouped(self.mask, group, N_q), group=group)
-
-    def blocks_for(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> BlockMask:
-        """Return the block mask for these blocks. Raises ValueError if it does not match T_r × T_c, or that is too much.
-
-        With the mask's `band`, live tiles are for counting by kind.
-        """
-        given = self.options.get("block_mask")
-        if given is None or not self.skips:
-            return EveryTile()
-        if isinstance(given, str):  # "live"
-            return self.live(blocks, shape, head, band)
-        return ArrayBlockMask(check_tiles(given, blocks, shape))
-
-    def live(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> Live:
-        """Return the live tiles, or all; with their `band`, for counting by kind."""
-        if isinstance(self.mask, All) or not self.skips:
-            return EveryTile()
-        if band is None:
-            return LiveTiles(self.mask, blocks, shape, head)
-        return CountedTiles(band, blocks, shape, self.group)
-
-    def splits_of(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> Splits:
-        """Return the splits of the keys; with the band of live tiles, for counting by kind."""
-        number = self.options.get("splits")
-        if band is None:
-            return TileSplits(self.live(blocks, shape, head), self.mask, blocks, shape, head, number)
-        return CountedSplits(band, blocks, shape, self.group, number)
-
-    def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return the band of the tiles to compute; None where it is none, or where equal tiles cost unequal amounts."""
-        if not self.mask.folds:
-            return None
-        return (self.mask if self.skips else All()).band(shape, head)
 
 
 def attended(variant: AttentionVariant, blocks: Blocks, shape: Shape, head: Head, group: int = 1) -> Bools | None:
