@@ -150,16 +150,13 @@ def said_heads_first(layout: str) -> Iterator[None]:
 def check_arrays(given: Mapping[str, Any]) -> dict[str, Array]:
     """Return arrays by name. Lists of numbers have the type of the first that is an array of floats, else float64."""
     arrays = {name: check_array(name, value) for name, value in given.items()}
-    listed = {name for name, value in given.items() if _is_listed(value) and arrays[name].dtype.kind in "iuf"}
+    first = {name: innermost(value) for name, value in given.items() if isinstance(value, list | tuple)}
+    listed = {
+        name for name, number in first.items() if type(number) in (int, float) and arrays[name].dtype.kind in "iuf"
+    }
     types = [a.dtype for name, a in arrays.items() if name not in listed and a.dtype.name in FLOATS]
     dtype = types[0] if types else np.dtype(np.float64)
     return {name: a.astype(dtype) if name in listed else a for name, a in arrays.items()}
-
-
-def _is_listed(given: Any) -> bool:
-    """Say whether it is numbers in lists, which have no type of their own."""
-    first = innermost(given)
-    return first is not given and isinstance(first, int | float) and not isinstance(first, bool | np.floating)
 
 
 def check_matrix(

@@ -259,10 +259,9 @@ class Both(Mask):
 
     def check(self, shape: Shape, leading: Head) -> None:
         """Check both, and that one at most has a tree, and a bias."""
-        if self.a.tree is not None and self.b.tree is not None:
-            raise ValueError(f"mask combines {self.a.tree!r} and {self.b.tree!r}; expected one Tree at most")
-        if self.a.bias is not None and self.b.bias is not None:
-            raise ValueError(f"mask combines {self.a.bias!r} and {self.b.bias!r}; expected one Bias at most: their sum")
+        for kind, a, b in (("Tree", self.a.tree, self.b.tree), ("Bias", self.a.bias, self.b.bias)):
+            if a is not None and b is not None:
+                raise ValueError(f"mask combines {a!r} and {b!r}; expected one {kind} at most")
         self.a.check(shape, leading)
         self.b.check(shape, leading)
 

@@ -103,10 +103,8 @@ class TileMask:
         if self._nothing:
             return
         held = 1 + len(self._arrays) + (self._bias is not None)
-        if self._tree is None:
-            rows, cols = pass_tiles(sram.capacity, S.shape[1], held)
-        else:
-            rows, cols = _pass_tiles_with_words(sram.capacity, S.shape[1], held, self._tree.shape[1])
+        words = 0 if self._tree is None else self._tree.shape[1]
+        rows, cols = _pass_tiles_with_words(sram.capacity, S.shape[1], held, words)
         self._divide(rows, cols)
         S = S.divide(rows, cols)
         down, across = S.blocks
