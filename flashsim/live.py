@@ -7,15 +7,12 @@ from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flashsim.algorithms.parts import Live
 from flashsim.band import Band
-from flashsim.masks import Head, Mask
+from flashsim.masks import Bools, Head, Mask
 from flashsim.memory import Kinds
 from flashsim.records import Blocks, Shape
-
-Bools = NDArray[np.bool_]
 
 
 class LiveTiles:

@@ -143,10 +143,7 @@ def _meet_smyrf(hashes_Q: Any, hashes_K: Any, C: int) -> Array:
 
 def _clusters(keys: Any, C: int) -> Array:
     """Return the number of each row's cluster in each round: how many come before it, of smaller keys or as large, over C."""
-    keys = np.asarray(keys)
-    earlier = np.arange(keys.shape[1])[:, None] > np.arange(keys.shape[1])
-    before = (keys[:, None, :] < keys[:, :, None]) | ((keys[:, None, :] == keys[:, :, None]) & earlier)
-    return np.asarray(before.sum(2) // C)
+    return np.asarray(np.asarray(keys).argsort(1, kind="stable").argsort(1) // C)
 
 
 def _rounds_bounds(Q: Any, K: Any, V: Any, biases: Array, scale: float | None, blocks: int, has: _Rounding) -> Array:

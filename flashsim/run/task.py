@@ -7,18 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.record import Algorithm
 from flashsim.checking import check_tiles
 from flashsim.groups import interleave
 from flashsim.inputs import Array, Inputs
-from flashsim.masks import All, Head, Mask
+from flashsim.masks import All, Bools, Head, Mask
 from flashsim.matrices import kind_of
 from flashsim.records import Blocks, Shape
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
