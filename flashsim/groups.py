@@ -43,10 +43,8 @@ def grouped(mask: Mask, group: int, N_q: int) -> Mask:
         return mask
     if isinstance(mask, Both):
         return Both(grouped(mask.a, group, N_q), grouped(mask.b, group, N_q))
-    if isinstance(mask, Dense):
-        return Dense(_grouped_array(mask.array, group, N_q))
-    if isinstance(mask, Bias):
-        return Bias(_grouped_array(mask.array, group, N_q))
+    if isinstance(mask, Dense | Bias):
+        return type(mask)(_grouped_array(mask.array, group, N_q))
     return GroupedTree(mask, group) if isinstance(mask, Tree) else GroupedMask(mask, group)
 
 

@@ -44,6 +44,7 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
     `shapes` is "X (N, d), E (v, d)", the operands and their shapes in symbols; of one column, (N,) will do. The function raises
     ValueError where something does not fit, and where finite operands have a result that float64 does not hold.
     """
+    other = {**BY_NAME, **checks}
     wanted = {name: (rows, columns) for name, rows, columns in re.findall(r"(\w+) \((\w+), (\w+)\)", shapes)}
 
     def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -57,9 +58,8 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
             lengths, whose = dict[str, int](), dict[str, str]()
             for name, symbols in wanted.items():
                 values[name] = real(name, check_matrix(name, check_array(name, values[name]), symbols, lengths, whose))
-            for name in values.keys() - wanted:
-                check = checks.get(name) or BY_NAME.get(name)
-                values[name] = check(name, values[name], lengths) if check else values[name]
+            for name in values.keys() & other.keys():
+                values[name] = other[name](name, values[name], lengths)
             with np.errstate(over="ignore", invalid="ignore"):
                 result = function(*given.args, **given.kwargs)
             for array in result if isinstance(result, tuple) else (result,):
