@@ -1,8 +1,12 @@
-"""The last step: what the problems left is stacked over heads, refused where it overflows, and returned."""
+"""The last step: what the problems left is stacked over heads, summed up, refused where it overflows, and returned.
+
+Query heads that share a KV head and ran each on its own have dK and dV in parts. Those whose rows ran interleaved have a bias's
+gradient in parts, where its entries belong to several of these rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, cast
@@ -10,16 +14,21 @@ from typing import Any, cast
 import numpy as np
 
 from flashsim.algorithms import GRADIENTS
+from flashsim.algorithms.group_sum import sum_over_group
 from flashsim.groups import by_head, summed_over
 from flashsim.inputs import Array, Inputs, chip_dtype, largest
+from flashsim.masks import Head
 from flashsim.matrices import KINDS
 from flashsim.memory import HBM, SRAM, Event, MemoryModelError, Observer
 from flashsim.records import Occupancy, Traffic
-from flashsim.run.launch import Outcome, launch
+from flashsim.run.launch import Cost, Outcome, launch
 from flashsim.run.results import Gradients, Run, Tally
-from flashsim.run.sums import Cost, bias_gradient, key_gradients, launch_sums
-from flashsim.run.task import Plan
+from flashsim.run.task import Plan, Task
 from flashsim.source import at_line
+
+Sums = dict[str, Array]
+Parts = Mapping[str, Array | tuple[int, int]]
+"""Parts by the names of their sums, a row for each; or, to count on shapes alone, how many and how long."""
 
 
 def gather_run(plan: Plan, outcome: Outcome) -> Run:
@@ -97,6 +106,50 @@ def gather_tally(plan: Plan, heads: int, hbm: HBM, sram: SRAM, observers: Sequen
             shapes, stored = {"dB": (plan.group, prod(bias.matrix))}, chip_dtype(task.given.dtype)
             cost = cost.with_sums(launch_sums(task, [shapes], stored, observers)[1])
     return Tally(task.algorithm.name, cost.traffic, _use(plan, cost), plan.blocks, cost.flops)
+
+
+def launch_sums(
+    task: Task, problems: Sequence[Parts], dtype: np.dtype[np.generic], observers: Sequence[Observer], times: int = 1
+) -> tuple[list[Sums], Cost]:
+    """Sum the parts of each problem, stored as `dtype`; return the sums, one row each, and the cost, so many times."""
+    sums, cost = [], Cost()
+    for parts in problems:
+        hbm = HBM(arithmetic=not any(isinstance(each, tuple) for each in parts.values()))
+        sram = SRAM(hbm, task.M, enforced=task.sizing.enforced, dtype=chip_dtype(task.given.dtype), observers=observers)
+        placed = [hbm.place(f"{name}_parts", each, dtype) for name, each in parts.items()]
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            sum_over_group(hbm, sram, *placed)
+        cost = cost.plus(hbm, sram, times)
+        sums.append({name: hbm.peek(name)[0] for name in parts if hbm.arithmetic})
+    return sums, cost
+
+
+def key_gradients(task: Task, parts: Sums, observers: Sequence[Observer]) -> tuple[Sums, Cost]:
+    """Return dK and dV, (..., H_kv, N_k, width), of parts (..., H_q, N_k, width), and what summing them up cost."""
+    groups = [a.reshape(-1, task.given.group, prod(a.shape[-2:])) for a in parts.values()]
+    problems = [dict(zip(parts, group, strict=True)) for group in zip(*groups, strict=True)]
+    sums, cost = launch_sums(task, problems, task.given.dtype, observers)
+    shapes = {name: getattr(task.given, name[1:]).shape for name in parts}
+    return {name: np.stack([one[name] for one in sums]).reshape(shape) for name, shape in shapes.items()}, cost
+
+
+def bias_gradient(plan: Plan, found: Mapping[Head, Array], observers: Sequence[Observer]) -> tuple[Array, Cost]:
+    """Return dB, as large as the bias was given, of what the launches left, by where it is among the bias's leading axes.
+
+    And what summing it up cost, if anything.
+    """
+    given, ran = plan.task.variant.mask.bias, plan.variant.mask.bias
+    N_q, group, dtype, cost = plan.task.given.shape.N_q, plan.group, chip_dtype(plan.task.given.dtype), Cost()
+    axis = summed_over(given, group, N_q)
+    if axis is not None:
+        parts = [np.moveaxis(matrix.reshape(N_q, group, -1), axis, 0) for matrix in found.values()]
+        sums, cost = launch_sums(plan.task, [{"dB": a.reshape(len(a), -1)} for a in parts], dtype, observers)
+        found = {at: one["dB"].reshape(a.shape[1:]) for at, a, one in zip(found, parts, sums, strict=True)}
+    dB = np.stack([*found.values()])
+    dB = dB.reshape(*ran.array.shape[:-2], *dB.shape[1:])
+    if axis is None and given.matrix[0] > 1:
+        dB = by_head(dB, group)
+    return dB.reshape(given.array.shape), cost
 
 
 def _use(plan: Plan, cost: Cost) -> Occupancy:

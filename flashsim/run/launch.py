@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,44 @@ from flashsim.live import CountedSplits, CountedTiles, LiveTiles, TileSplits
 from flashsim.masks import All, Head, Mask
 from flashsim.matrices import kind_of
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
-from flashsim.records import Blocks, Shape
+from flashsim.records import Blocks, Flops, Shape, Traffic
 from flashsim.run.following import followed
-from flashsim.run.sums import Cost
 from flashsim.run.task import AttentionVariant, Plan
 from flashsim.shape_only import ShapeOnly
 from flashsim.tile_masks import BiasGradient, NoBiasGradient, PartialTileMask, TileMask
 
 OnHead = Callable[[int, int], None]
 MOST_RUN_ONE_BY_ONE = 2**22
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What launches cost together: elements moved, the highest peak, and, where they only counted, operations."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+    peak: int = 0
+    flops: Flops = field(default_factory=lambda: Flops(0, 0))
+
+    def sized(self, **sizes: int) -> Cost:
+        """Return the same, where matrices of these names are so large."""
+        by_array = self.traffic.by_array
+        of_size = {name: replace(by_array[name], size=size) for name, size in sizes.items()}
+        return replace(self, traffic=Traffic({**by_array, **of_size}))
+
+    def plus(self, hbm: HBM, sram: SRAM, times: int = 1) -> Cost:
+        """Return the cost with that of a launch, so many times."""
+        traffic, flops = hbm.traffic.times(times), sram.flops.times(times)
+        return Cost(self.traffic + traffic, max(self.peak, sram.peak), self.flops + flops)
+
+    def with_sums(self, of: Cost) -> Cost:
+        """Return what launches cost that write some gradients as parts, with the passes that sum those up."""
+        named = {name: f"{name}_parts" for name in of.traffic.by_array if f"{name}_parts" in of.traffic.by_array}
+        written = {
+            named.get(name, name): replace(a, role="extra") if name in named else a
+            for name, a in self.traffic.by_array.items()
+        }
+        read = {name: replace(a, size=0) if name in written else a for name, a in of.traffic.by_array.items()}
+        return Cost(Traffic(written) + Traffic(read), max(self.peak, of.peak), self.flops + of.flops)
 
 
 @dataclass
