@@ -149,13 +149,13 @@ class Matrix(_InHBM):
     `blocks` is how many there are down and across.
     """
 
-    __slots__ = ("_cols", "_row_blocks", "_rows", "_storage", "_window", "blocks")
+    __slots__ = ("_cols", "_first", "_row_blocks", "_rows", "_storage", "_window", "blocks")
 
     def __init__(self, storage: _Storage, rows: int, cols: int, window: tuple[int, int] | None = None) -> None:
         self._storage, self._rows, self._cols, self._window = storage, max(rows, 1), max(cols, 1), window
-        first, end = window or (0, storage.shape[0])
-        self.name = f"{storage.name}[{first}:{end}]" if window else storage.name
-        self.shape = end - first, storage.shape[1]
+        self._first, end = window or (0, storage.shape[0])
+        self.name = f"{storage.name}[{self._first}:{end}]" if window else storage.name
+        self.shape = end - self._first, storage.shape[1]
         self.blocks = (-(-self.shape[0] // self._rows), -(-self.shape[1] // self._cols))
         self._row_blocks: dict[int, Block] = {}
 
@@ -174,8 +174,7 @@ class Matrix(_InHBM):
             raise ValueError(
                 f"{self.name}.rows(a={a!r}, b={b!r}): expected whole numbers 0 ≤ a ≤ b ≤ {self.shape[0]}, its rows"
             )
-        first = self._window[0] if self._window else 0
-        return Matrix(self._storage, self._rows, self._cols, (first + int(a), first + int(b)))
+        return Matrix(self._storage, self._rows, self._cols, (self._first + int(a), self._first + int(b)))
 
     def at(self, rows: Sequence[int] | NDArray[np.integer[Any]]) -> Block:
         """Return these rows, whole, in this order, as one block, `K[[5, 0, 3]]`: loaded they are gathered, stored to, scattered.
@@ -192,8 +191,7 @@ class Matrix(_InHBM):
         if given.min() < 0 or given.max() >= end:
             wrong = next(row for row in given.tolist() if not 0 <= row < end)
             raise ValueError(f"{self.name}.at(rows=…) has row {wrong}; expected rows from 0 to {end - 1}")
-        first = self._window[0] if self._window else 0
-        gathered = [first + row for row in given.tolist()]
+        gathered = [self._first + row for row in given.tolist()]
         named = ", ".join(map(str, gathered[:4])) + ", …" * (len(gathered) > 4)
         return Block(self._storage, f"{self._storage.name}[[{named}]]", None, gathered)
 
@@ -219,8 +217,8 @@ class Matrix(_InHBM):
             )
         if not 0 <= i < down or not 0 <= (j or 0) < across or (j is None and across != 1):
             raise IndexError(f"{self.name}[{index}]: {self.name} has {down} × {across} blocks, counted from 0")
-        first, end = self._window or (0, self.shape[0])
-        rows = slice(first + i * self._rows, min(first + (i + 1) * self._rows, end))
+        top = i * self._rows
+        rows = slice(self._first + top, self._first + min(top + self._rows, self.shape[0]))
         down_name: int | str = f"{rows.start}:{rows.stop}" if self._window else i
         left = (j or 0) * self._cols
         cols = slice(left, min(left + self._cols, self.shape[1]))
