@@ -386,8 +386,6 @@ class Event:
 
 
 Observer = Callable[[Event], None]
-
-
 Place = tuple[CodeType, int]
 """(code, offset of the instruction) of a call. Its line takes 0.4 µs to find, so that waits until somebody asks."""
 

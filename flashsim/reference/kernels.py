@@ -28,8 +28,6 @@ from flashsim.reference.operands import Found, for_each_row, oracle
 
 KERNELS = ("gaussian", "laplace", "cauchy")
 REDUCTIONS = ("sum", "logsumexp")
-
-
 OPERANDS = "X (N, d), Z (n, d), V (n, e)"
 
 
