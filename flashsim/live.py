@@ -13,6 +13,7 @@ from flashsim.band import Band
 from flashsim.masks import Bools, Head, Mask
 from flashsim.memory import Kinds
 from flashsim.records import Blocks, Shape
+from flashsim.sizes import ceil_div
 
 
 class LiveTiles:
@@ -61,8 +62,7 @@ class TileSplits:
 
 def _share(keys: int, blocks: Blocks, number: int) -> int:
     """Return how many blocks of keys make a split."""
-    in_use = -(-keys // blocks.B_c)
-    return max(-(-in_use // number), 1)
+    return max(ceil_div(ceil_div(keys, blocks.B_c), number), 1)
 
 
 class CountedTiles:

@@ -66,17 +66,15 @@ class Mask(ABC):
 
     @abstractmethod
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Return (len(rows), len(cols)), True where query may attend to key. `Dense` and `Tree` allow everything here."""
+        """Return (len(rows), len(cols)), True where query may attend to key. `Dense` allows everything here."""
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Return, for tiles [rows, row_ends) × [cols, col_ends), whether each is live: False only where it is surely empty."""
-        band = self.band(shape, head) or EVERYWHERE
-        return band.live(rows, row_ends, cols, col_ends, shape)
+        return (self.band(shape, head) or EVERYWHERE).live(rows, row_ends, cols, col_ends, shape)
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Return, for the same tiles, whether each is full as far as positions tell: True only where it surely is."""
-        band = self.band(shape, head) or EVERYWHERE
-        return band.full(rows, row_ends, cols, col_ends, shape)
+        return (self.band(shape, head) or EVERYWHERE).full(rows, row_ends, cols, col_ends, shape)
 
     def keys(self, shape: Shape, head: Head) -> int:
         """Return how many keys, from the first, may be attended to at all, as far as positions tell."""

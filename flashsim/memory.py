@@ -587,8 +587,7 @@ class SRAM:
             raise ValueError(f"a {_by(tile.shape)} tile cannot be stored to {block.name}, which is {_by(block.shape)}")
         if block.rows is not None and len(set(block.rows)) < len(block.rows):
             raise ValueError(f"sram.store to {block.name}: expected each row once, as one of two would be lost")
-        storage = block._storage
-        storage.writes += tile.size * self._weight
+        block._storage.writes += tile.size * self._weight
         if block._values is not None:
             block._values[block._at] = tile
         if self._observers:
