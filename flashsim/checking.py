@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from fractions import Fraction
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from reprlib import Repr
 from typing import Any, ParamSpec, TypeGuard, TypeVar, cast
@@ -29,8 +29,6 @@ LARGEST = 2**63 - 1  # the longest axis that an array can have
 MOST_SPLITS = 2**16
 MOST_TILES = 2**28
 DIRECTIONS = ("forward", "backward")
-SCHEDULES = ("separate", "grouped")
-MERGES = ("sequence", "tree")
 
 _short = Repr()
 _short.maxstring = _short.maxother = 80
@@ -158,19 +156,12 @@ def check_choice(name: str, value: Any, known: Collection[str]) -> str:
     return value
 
 
-def check_direction(direction: Any) -> str:
-    """Return "forward" or "backward"."""
-    return check_choice("direction", direction, DIRECTIONS)
-
-
-def check_gqa(gqa: Any) -> str:
-    """Return the schedule of query heads that share a KV head."""
-    return check_choice("gqa", gqa, SCHEDULES)
-
-
-def check_merge(merge: Any) -> str:
-    """Return the way to merge splits."""
-    return check_choice("merge", merge, MERGES)
+check_direction = partial(check_choice, "direction", known=DIRECTIONS)
+check_gqa = partial(check_choice, "gqa", known=("separate", "grouped"))
+"""The schedule of query heads that share a KV head."""
+check_merge = partial(check_choice, "merge", known=("sequence", "tree"))
+"""The way to merge splits."""
+check_p = partial(check_number, "dropout_p", expected="a number in [0, 1)", fits=lambda p: 0 <= p < 1)
 
 
 def check_splits(splits: Any) -> int | None:
@@ -183,11 +174,6 @@ def check_scale(scale: Any, d: int) -> float:
     if scale is None:
         return 1.0 / math.sqrt(d)
     return check_number("scale", scale, "a finite number, or None for 1/√d", math.isfinite)
-
-
-def check_p(p: Any) -> float:
-    """Return the dropout probability, in [0, 1)."""
-    return check_number("dropout_p", p, "a number in [0, 1)", lambda p: 0 <= p < 1)
 
 
 def check_seed(seed: Any) -> int:
