@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -94,37 +95,25 @@ def chip_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
 
-def smallest_step(dtype: DTypeLike) -> float:
-    """Return the dtype's smallest positive (subnormal) number."""
-    return float(_finfo(dtype).smallest_subnormal)
-
-
-def smallest_normal(dtype: DTypeLike) -> float:
-    """Return the dtype's smallest positive number of full precision."""
-    return float(_finfo(dtype).smallest_normal)
-
-
-def roundoff(dtype: DTypeLike) -> float:
-    """Return the dtype's unit roundoff u: half the distance from 1 to the next number."""
-    return float(_finfo(dtype).eps) / 2
-
-
-def largest(dtype: DTypeLike) -> float:
-    """Return the dtype's largest finite number."""
-    return float(_finfo(dtype).max)
-
-
-def _finfo(dtype: DTypeLike) -> Any:
+def _limit(name: str, dtype: DTypeLike) -> float:
+    info: Any = np.finfo
     if np.dtype(dtype).name == "bfloat16":
         import ml_dtypes
 
-        return cast(Any, ml_dtypes.finfo)(dtype)
-    return np.finfo(np.dtype(dtype))
+        info = ml_dtypes.finfo
+    return float(getattr(info(np.dtype(dtype)), name))
 
 
-def check_layout(layout: Any) -> str:
-    """Return "BHND", (..., H, N, d), as code here has it, or "BNHD", (..., N, H, d), as flash-attn's kernels take it."""
-    return check_choice("layout", layout, (HEADS_FIRST, "BNHD"))
+smallest_step = partial(_limit, "smallest_subnormal")
+"""Of a dtype, its smallest positive (subnormal) number."""
+smallest_normal = partial(_limit, "smallest_normal")
+"""Its smallest positive number of full precision."""
+roundoff = partial(_limit, "epsneg")
+"""Its unit roundoff u: half the distance from 1 to the next number."""
+largest = partial(_limit, "max")
+"""Its largest finite number."""
+check_layout = partial(check_choice, "layout", known=(HEADS_FIRST, "BNHD"))
+"""Heads first, (..., H, N, d), as code here has it, or "BNHD", (..., N, H, d), as flash-attn's kernels take it."""
 
 
 def turned(name: str, array: Array, layout: str) -> Array:
