@@ -90,11 +90,11 @@ class CountedTiles:
         return _standing(self._blocks.T_c, (j for _, (_, j) in self._kinds.values()))
 
     def row(self, i: int) -> Kinds:
-        rows = self.rows_alike.times[i]
+        rows = self.rows_alike[i]
         return Kinds({j: Fraction(n) / rows for n, (row, j) in self._kinds.values() if row == i})
 
     def column(self, j: int) -> Kinds:
-        columns = self.alike.times[j]
+        columns = self.alike[j]
         return Kinds({i: Fraction(n) / columns for n, (i, column) in self._kinds.values() if column == j})
 
 
@@ -115,7 +115,7 @@ class CountedSplits:
         return _standing(self._T_r, (i for _, split, i, _ in self._tiles if split == s))
 
     def row(self, s: int, i: int) -> Kinds:
-        turns = self.alike.times[s] * self.rows_alike(s).times[i]
+        turns = self.alike[s] * self.rows_alike(s)[i]
         return Kinds({j: Fraction(n) / turns for n, *at, j in self._tiles if at == [s, i]})
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -398,18 +398,15 @@ def site_of_place(place: Place) -> Site:
     return code.co_filename, line or code.co_firstlineno
 
 
-@dataclass(frozen=True)
-class Kinds:
+class Kinds(dict[int, int | Fraction]):
     """Turns of a loop that together stand for all: index -> for how many. What `loop` takes where turns are too many to list.
 
     A fraction is an average, where a turn of the loop around stands for turns that go round this loop unequally often.
     """
 
-    times: Mapping[int, int | Fraction]
-
     def below(self, turns: int) -> list[tuple[int, int | Fraction]]:
         """Return those of the first `turns`, each with how many it stands for."""
-        return [(index, times) for index, times in self.times.items() if index < turns]
+        return [(index, times) for index, times in self.items() if index < turns]
 
 
 _Resident = tuple[Tile, int, str | None, Place | None]
