@@ -134,6 +134,7 @@ def _has_form(algorithm: Algorithm) -> bool:
 def forward_errors(run: Run) -> Iterator[Compared]:
     """Yield O, naive attention and the bound, some rows of one head at a time."""
     given, variant, shape = run.inputs, run.variant, run.inputs.shape
+    rounded = reference.rounding(run.plan.task.algorithm, run.blocks)
     for number, head in enumerate(np.ndindex(given.leading)):
         Q, K, V = given.Q[head], given.K[given.kv(head)], given.V[given.kv(head)]
         whole, keep = _whole_masks(run, head, number)
@@ -145,9 +146,7 @@ def forward_errors(run: Run) -> Iterator[Compared]:
                 "keep": None if keep is None else keep[rows],
                 "dropout_p": variant.dropout_p,
             }
-            bound = reference.error_bound(
-                Q[rows], K, V, **reference.rounding(run.plan.task.algorithm, run.blocks), **parts
-            )
+            bound = reference.error_bound(Q[rows], K, V, **rounded, **parts)
             yield run.O[head][rows], reference.attention(Q[rows], K, V, **parts), bound
 
 

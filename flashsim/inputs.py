@@ -140,9 +140,7 @@ def check_arrays(given: Mapping[str, Any]) -> dict[str, Array]:
     """Return arrays by name. Lists of numbers have the type of the first that is an array of floats, else float64."""
     arrays = {name: check_array(name, value) for name, value in given.items()}
     first = {name: innermost(value) for name, value in given.items() if isinstance(value, list | tuple)}
-    listed = {
-        name for name, number in first.items() if type(number) in (int, float) and arrays[name].dtype.kind in "iuf"
-    }
+    listed = {name for name, one in first.items() if type(one) in (int, float) and arrays[name].dtype.kind in "iuf"}
     types = [a.dtype for name, a in arrays.items() if name not in listed and a.dtype.name in FLOATS]
     dtype = types[0] if types else np.dtype(np.float64)
     return {name: a.astype(dtype) if name in listed else a for name, a in arrays.items()}
