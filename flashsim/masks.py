@@ -188,7 +188,7 @@ class SlidingWindow(BandMask):
         """Return the window, as seen from the positions of bottom-right alignment."""
         moved = 0
         if self.offset is not None:
-            moved = int(at_head(np.asarray(self.offset), head)) - (shape.N_k - shape.N_q)
+            moved = at_head(np.asarray(self.offset), head) - (shape.N_k - shape.N_q)
         left = None if self.left == -1 else self.left - moved
         right = None if self.right == -1 else self.right + moved
         return Band(left, right, min(max(shape.N_k + (right or 0), 0), shape.N_k))
@@ -351,6 +351,6 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def at_head(array: NDArray[Any], head: Head) -> Any:
-    """Return the entry of a head, of an array that broadcasts to the leading axes."""
-    return array[head_of(head, array.shape)]
+def at_head(array: NDArray[Any], head: Head) -> int:
+    """Return the entry of a head, of whole numbers that broadcast to the leading axes."""
+    return int(array[head_of(head, array.shape)])

@@ -29,9 +29,6 @@ class _Padding(BandMask):
     def per_head(self) -> bool:
         return self.lengths.ndim > 0
 
-    def _length(self, head: Head) -> int:
-        return int(at_head(self.lengths, head))
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.lengths.tolist()})"
 
@@ -45,7 +42,7 @@ class KeyPadding(_Padding):
     side = "N_k"
 
     def band(self, shape: Shape, head: Head) -> Band:
-        return Band(None, None, self._length(head))
+        return Band(None, None, at_head(self.lengths, head))
 
 
 class QueryPadding(_Padding):
@@ -59,4 +56,4 @@ class QueryPadding(_Padding):
     side = "N_q"
 
     def band(self, shape: Shape, head: Head) -> Band:
-        return Band(None, None, shape.N_k, queries=self._length(head))
+        return Band(None, None, shape.N_k, queries=at_head(self.lengths, head))

@@ -368,7 +368,7 @@ PARTS = [
         "self._length(head) + 1",
         {"exact"},
     ),
-    ("offset the wrong way", masks.SlidingWindow.band, "int(at_head", "-int(at_head", {"exact"}),
+    ("offset the wrong way", masks.SlidingWindow.band, "at_head(np", "-at_head(np", {"exact"}),
     ("rows counted in columns' blocks", tile_masks.TileMask.__call__, "i * self._B_r", "i * self._B_c", {"exact"}),
     (
         "columns counted in rows' blocks",
