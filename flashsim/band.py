@@ -65,7 +65,8 @@ class Band(NamedTuple):
         """Return, for the same tiles, whether what is farthest from each limit is inside, and positions alone decide."""
         shift = shape.N_k - shape.N_q
         most, least = col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift)
-        return self.positional & self._meets(most, least, row_ends, col_ends, 1, shape)
+        met = self._meets(most, least, row_ends, col_ends, 1, shape)
+        return met if self.positional else np.zeros_like(met)
 
     def _meets(self, least: Any, most: Any, row: Any, col: Any, beyond: int, shape: Shape) -> NDArray[np.bool_]:
         """Return whether distances j − p from `least` to `most` meet those inside, and `row` and `col` are at most `beyond`."""

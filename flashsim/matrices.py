@@ -37,8 +37,7 @@ class Kind:
 def _length(symbol: str, problem: Any) -> int:
     if "·" in symbol:
         return prod(_length(factor, problem) for factor in symbol.split("·"))
-    length: int = int(symbol) if symbol.isdigit() else getattr(problem, symbol)
-    return length
+    return int(symbol if symbol.isdigit() else getattr(problem, symbol))
 
 
 KINDS: Mapping[str, Kind] = {

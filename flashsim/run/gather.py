@@ -95,7 +95,7 @@ def gather_gradients(plan: Plan, outcome: Outcome, observers: Sequence[Observer]
 def gather_tally(plan: Plan, heads: int, hbm: HBM, sram: SRAM, observers: Sequence[Observer]) -> Tally:
     """Return what `heads` query heads cost, of one problem's launch on shapes alone."""
     task, g, problems = plan.task, plan.task.given.group, heads // plan.group
-    cost = _once_per_group(plan, Cost().plus(hbm, sram, problems))
+    cost = _once_per_group(plan, Cost(hbm.traffic.times(problems), sram.peak, sram.flops.times(problems)))
     if plan.parts and task.algorithm.direction == "backward":
         parts = {name: (g, prod(KINDS[name].shape(task.given.shape))) for name in ("dK", "dV")}
         cost = cost.with_sums(launch_sums(task, [parts], task.given.dtype, observers, heads // g)[1])
