@@ -53,27 +53,25 @@ class Band(NamedTuple):
 
     def allows(self, rows: Any, cols: Any, shape: Shape) -> NDArray[np.bool_]:
         """Return which pairs of a query and a key are inside, (len(rows), len(cols))."""
-        distance = cols - (rows[:, None] + (shape.N_k - shape.N_q))
-        return self._meets(distance, distance, rows[:, None], cols, 0, shape)
+        apart = cols - rows[:, None]
+        return self._meets(apart, apart, rows[:, None], cols, 0, shape)
 
     def live(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape) -> NDArray[np.bool_]:
         """Return, for tiles [rows, row_ends) × [cols, col_ends), whether what comes nearest to each limit is inside."""
-        shift = shape.N_k - shape.N_q
-        return self._meets(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift), rows, cols, 0, shape)
+        return self._meets(cols - row_ends, col_ends - rows, rows - 1, cols - 1, -1, shape)
 
     def full(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape) -> NDArray[np.bool_]:
         """Return, for the same tiles, whether what is farthest from each limit is inside, and positions alone decide."""
-        shift = shape.N_k - shape.N_q
-        most, least = col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift)
-        met = self._meets(most, least, row_ends, col_ends, 1, shape)
+        met = self._meets(col_ends - rows, cols - row_ends, row_ends, col_ends, 1, shape)
         return met if self.positional else np.zeros_like(met)
 
-    def _meets(self, least: Any, most: Any, row: Any, col: Any, beyond: int, shape: Shape) -> NDArray[np.bool_]:
-        """Return whether distances j − p from `least` to `most` meet those inside, and `row` and `col` are at most `beyond`."""
-        met = np.ones(least.shape, bool) if self.right is None else least <= self.right
-        met = met if self.left is None else met & (most >= -self.left)
-        met = met if self.keys >= shape.N_k else met & (col < self.keys + beyond)
-        return met if self.queries is None else met & (row < self.queries + beyond)
+    def _meets(self, least: Any, most: Any, row: Any, col: Any, over: int, shape: Shape) -> NDArray[np.bool_]:
+        """Return whether j − i, from `least` to `most`, meets what is inside, and whether row and col are, all `over` by so much."""
+        shift = shape.N_k - shape.N_q
+        met = np.ones(least.shape, bool) if self.right is None else least <= self.right + shift + over
+        met = met if self.left is None else met & (most >= shift - self.left - over)
+        met = met if self.keys >= shape.N_k else met & (col < self.keys + over)
+        return met if self.queries is None else met & (row < self.queries + over)
 
     def kinds(self, blocks: Blocks, shape: Shape, group: int = 1) -> Mapping[Kind, Found]:
         """Return the kinds of live tiles that occur. Row r is at position r // `group`, of interleaved heads."""

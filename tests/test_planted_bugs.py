@@ -347,13 +347,13 @@ TEXTS: list[tuple[Algorithm, Any, Bugs]] = [
     (FORWARD["standard"], softmax_rows.whole_rows, WHOLE_ROWS),
     (BACKWARD["standard"], softmax_rows.whole_rows_backward, WHOLE_ROWS_3),
 ]
-OFFSET = "cols - (rows[:, None] + (shape.N_k - shape.N_q))"
+OFFSET = "cols - rows[:, None]"
 PARTS = [
     ("causal one too far", band.Band.allows, OFFSET, f"{OFFSET} - 1", {"exact", "gradients"}),
     ("causal one too short", band.Band.allows, OFFSET, f"{OFFSET} + 1", {"exact", "gradients"}),
-    ("causal aligned at the top left", band.Band.allows, OFFSET, "cols - rows[:, None]", {"exact"}),
+    ("causal aligned at the top left", band.Band._meets, "shift = shape.N_k - shape.N_q", "shift = 0", {"exact"}),
     ("window's right end left out", band.Band._meets, "least <= self", "least < self", {"exact"}),
-    ("window's left end left out", band.Band._meets, "most >= -self", "most > -self", {"exact"}),
+    ("window's left end left out", band.Band._meets, "most >= shift", "most > shift", {"exact"}),
     (
         "padding one key too long",
         paddings.KeyPadding.band,
