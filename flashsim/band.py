@@ -66,7 +66,7 @@ class Band(NamedTuple):
         return met if self.positional else np.zeros_like(met)
 
     def _meets(self, least: Any, most: Any, row: Any, col: Any, over: int, shape: Shape) -> NDArray[np.bool_]:
-        """Return whether j − i, from `least` to `most`, meets what is inside, and whether row and col are, all `over` by so much."""
+        """Return whether j − i, from `least` to `most`, meets what is inside, and row and col are, `over` by so much."""
         shift = shape.N_k - shape.N_q
         met = np.ones(least.shape, bool) if self.right is None else least <= self.right + shift + over
         met = met if self.left is None else met & (most >= shift - self.left - over)

@@ -467,8 +467,9 @@ class SRAM:
             if type(block) is not Block:
                 raise TypeError(f"sram.load takes blocks in HBM such as K[j]; got {_kind(block)}")
             storage = block._storage
-            tile: Any = ShapeOnly(block.shape, self)
-            if block._values is not None:
+            if block._values is None:
+                tile: Any = ShapeOnly(block.shape, self)
+            else:
                 dtype = storage.dtype if storage.dtype.kind in "bu" else self.dtype
                 tile = np.array(block._values[block._at], dtype, order="C")
             size = self._admit(tile, block.name, None)
