@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +96,8 @@ class NoDropout:
         return self
 
     def __call__(self, P_ij: Tile, i: int, j: int) -> Tile:
-        return cast(Tile, ONES)
+        ones: Tile = ONES
+        return ones
 
     def whole(self, sram: SRAM, P: Matrix) -> Matrix:
         return P
