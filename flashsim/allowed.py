@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from flashsim.masks import All, Causal, Mask
@@ -23,29 +21,21 @@ def allowed_pairs(rule: Mask, shape: Shape) -> tuple[str, int, int, int]:
     if rule == Causal():
         rows = min(N_q, N_k)
         return "causal", rows * N_k - rows * (rows - 1) // 2, rows, N_k
-    by_query, by_key = _by_row(rule, shape)
-    return "given", int(by_query.sum()), int(np.count_nonzero(by_query)), int(np.count_nonzero(by_key))
-
-
-def _by_row(rule: Mask, shape: Shape) -> tuple[Any, Any]:
-    """Return how many keys each query may attend to, and by how many queries each key is attended to."""
     band = rule.band(shape, ())
     positional = band is not None and band.positional
-    if shape.N_q + shape.N_k > LONGEST or (not positional and shape.N_q * shape.N_k > LONGEST):
+    if N_q + N_k > LONGEST or (not positional and N_q * N_k > LONGEST):
         raise ValueError(
-            f"mask is {rule!r} on N_q = {shape.N_q:,}, N_k = {shape.N_k:,}: too many to look at each; expected no mask, "
+            f"mask is {rule!r} on N_q = {N_q:,}, N_k = {N_k:,}: too many to look at each; expected no mask, "
             "causal, or shorter lengths"
         )
     if band is None or not positional:
         allowed = rule.whole(shape, ())
-        return allowed.sum(1), allowed.sum(0)
-    at = np.arange(shape.N_q) + shape.N_k - shape.N_q
+        return "given", int(allowed.sum()), int(allowed.any(1).sum()), int(allowed.any(0).sum())
+    at = np.arange(N_q) + N_k - N_q
     first = np.zeros_like(at) if band.left is None else np.clip(at - band.left, 0, band.keys)
     end = np.full_like(at, band.keys) if band.right is None else np.clip(at + band.right + 1, 0, band.keys)
     end = np.maximum(first, end)
     if band.queries is not None:
         end[band.queries :] = first[band.queries :]
-    steps = np.zeros(shape.N_k + 1, np.int64)
-    np.add.at(steps, first, 1)
-    np.add.at(steps, end, -1)
-    return end - first, np.cumsum(steps)[:-1]
+    new = end - np.maximum(first, np.maximum.accumulate(np.append(0, end[:-1])))  # beyond the rows before
+    return "given", int((end - first).sum()), int(np.count_nonzero(end > first)), int(np.maximum(new, 0).sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from flashsim.algorithms import FORWARD, GRADIENTS, Algorithm
 from flashsim.algorithms.blocks import Sizing
 from flashsim.algorithms.own import chosen, forward_of
 from flashsim.checking import check_array, check_callback, check_flag, check_heads, check_observers, check_shape
-from flashsim.inputs import check_inputs, check_shape_of_dO, float_dtype
-from flashsim.layouts import HEADS_FIRST, check_layout, turned
+from flashsim.inputs import HEADS_FIRST, check_inputs, check_layout, check_shape_of_dO, float_dtype, turned
 from flashsim.memory import Observer
 from flashsim.options import check_options
 from flashsim.run.check import backward_task, check_sizing, count_task, forward_task
@@ -23,13 +22,11 @@ from flashsim.run.results import Gradients as Gradients
 from flashsim.run.results import Run as Run
 from flashsim.run.results import Tally as Tally
 from flashsim.run.schedule import schedule
-from flashsim.run.task import Lengths
+from flashsim.run.task import Lengths, Plan
 from flashsim.sizes import Size
 
 if TYPE_CHECKING:
     from flashsim.tracing import Recorder, Trace
-
-F = TypeVar("F", Run, Gradients)
 
 
 def forward(
@@ -103,7 +100,7 @@ def forward(
     recorder, observers, on_head = _watching(trace, observers, on_head)
     plan = schedule(task)
     run = gather_run(plan, launch_all(plan, observers, on_head))
-    return _with_trace(replace(run, O=turned("O", run.O, layout), layout=layout), recorder)
+    return replace(run, O=turned("O", run.O, layout), layout=layout, trace=_traced(recorder, plan))
 
 
 def backward(
@@ -143,7 +140,7 @@ def backward(
     plan = schedule(task)
     found = gather_gradients(plan, launch_all(plan, observers, on_head), observers)
     by_layout: dict[str, Any] = {name: turned(name, getattr(found, name), run.layout) for name in GRADIENTS}
-    return _with_trace(replace(found, **by_layout), recorder)
+    return replace(found, **by_layout, trace=_traced(recorder, plan))
 
 
 def count(
@@ -204,12 +201,12 @@ def _watching(trace: Any, observers: Any, on_head: Any) -> tuple[Recorder | None
     return recorder, (*several, recorder), on_head
 
 
-def _with_trace(finished: F, recorder: Recorder | None) -> F:
+def _traced(recorder: Recorder | None, plan: Plan) -> Trace | None:
     if recorder is None:
-        return finished
+        return None
     from flashsim.tracing.about import traced
 
-    return replace(finished, trace=traced(recorder, finished.plan))
+    return traced(recorder, plan)
 
 
 def trace(

@@ -8,7 +8,10 @@ end is, row by row, the floor of a straight line. So the counts are sums of such
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flashsim.records import Blocks, Shape
 from flashsim.sizes import ceil_div
@@ -20,8 +23,7 @@ Found = tuple[int, tuple[int, int]]
 """How many, and (i, j) of one of them."""
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(NamedTuple):
     """Keys j < `keys` with −left ≤ j − p ≤ right of the query i < `queries` at position p = i + N_k − N_q.
 
     A side that is None has no limit, and neither have queries. `left` or `right` may be negative: the query's own position is
@@ -49,6 +51,28 @@ class Band:
         """Whether no distance j − p is inside."""
         return self.left is not None and self.right is not None and self.left + self.right < 0
 
+    def allows(self, rows: Any, cols: Any, shape: Shape) -> NDArray[np.bool_]:
+        """Return which pairs of a query and a key are inside, (len(rows), len(cols))."""
+        apart = cols - rows[:, None]
+        return self._meets(apart, apart, rows[:, None], cols, 0, shape)
+
+    def live(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape) -> NDArray[np.bool_]:
+        """Return, for tiles [rows, row_ends) × [cols, col_ends), whether what comes nearest to each limit is inside."""
+        return self._meets(cols - row_ends, col_ends - rows, rows - 1, cols - 1, -1, shape)
+
+    def full(self, rows: Any, row_ends: Any, cols: Any, col_ends: Any, shape: Shape) -> NDArray[np.bool_]:
+        """Return, for the same tiles, whether what is farthest from each limit is inside, and positions alone decide."""
+        met = self._meets(col_ends - rows, cols - row_ends, row_ends, col_ends, 1, shape)
+        return met if self.positional else np.zeros_like(met)
+
+    def _meets(self, least: Any, most: Any, row: Any, col: Any, over: int, shape: Shape) -> NDArray[np.bool_]:
+        """Return whether j − i, from `least` to `most`, meets what is inside, and row and col are, `over` by so much."""
+        shift = shape.N_k - shape.N_q
+        met = np.ones(least.shape, bool) if self.right is None else least <= self.right + shift + over
+        met = met if self.left is None else met & (most >= shift - self.left - over)
+        met = met if self.keys >= shape.N_k else met & (col < self.keys + over)
+        return met if self.queries is None else met & (row < self.queries + over)
+
     def kinds(self, blocks: Blocks, shape: Shape, group: int = 1) -> Mapping[Kind, Found]:
         """Return the kinds of live tiles that occur. Row r is at position r // `group`, of interleaved heads."""
         found: dict[Kind, Found] = {}
@@ -68,7 +92,7 @@ class Band:
         """
         T_r, B_r = blocks.T_r, blocks.B_r
         rows = shape.N_q if self.queries is None else self.queries * group
-        partial = replace(self, positional=False)
+        partial = self._replace(positional=False)
         yield False, (0, B_r, min(rows // B_r, T_r - 1)), self
         if rows // B_r < T_r - 1:
             yield False, (rows // B_r, rows % B_r, min(rows % B_r, 1)), partial
@@ -89,16 +113,14 @@ class _Rows:
         self._left, self._right = (far if side is None else side for side in (band.left, band.right))
         self._band, self._blocks, self._N_k, self._g = band, blocks, shape.N_k, group
         if self._left + self._right < 0:
-            self._band = replace(band, keys=0)
+            self._band = band._replace(keys=0)
         self._shift = shape.N_k - shape.N_q // group
 
     def counts(self, first: int, height: int, number: int) -> dict[tuple[bool, bool], int]:
         """Return how many live tiles there are, by (in the last column, partial)."""
         T_c = self._blocks.T_c
-        (begin, end), (all_begin, all_end) = (
-            self._live(first, height, number, T_c - 1),
-            self._live(first, height, number, T_c),
-        )
+        begin, end = self._live(first, height, number, T_c - 1)
+        all_begin, all_end = self._live(first, height, number, T_c)
         full_begin, full_end = self._full(first, height, number)
         live, full = end - begin, full_end - full_begin
         last, full_last = all_end - all_begin - live, self._full_last(first, height, number)

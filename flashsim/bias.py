@@ -31,9 +31,7 @@ class Bias(ArrayMask):
         if self.array.dtype.name not in FLOATS:
             raise ValueError(f"Bias's array has dtype {self.array.dtype}; expected one of {', '.join(FLOATS)}")
         if not np.isfinite(self.array).all():
-            raise ValueError(
-                "Bias's array has NaN or ∞ in it; expected finite numbers, and a mask where keys are forbidden"
-            )
+            raise ValueError("Bias's array has NaN or ∞ in it; expected finite numbers, and a mask to forbid keys")
 
     @property
     def bias(self) -> Bias:
@@ -56,5 +54,4 @@ class Bias(ArrayMask):
 
     def of(self, head: Head) -> Array:
         """Return a head's matrix, as large as it was given."""
-        one: Array = self.array[self.at(head)].reshape(self.matrix)
-        return one
+        return np.asarray(self.array[self.at(head)]).reshape(self.matrix)

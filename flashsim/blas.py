@@ -3,52 +3,46 @@
 from __future__ import annotations
 
 import os
-import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import Lock, get_ident
 from typing import Any
 
 
-class _Counted:
-    """Counts the callers that are inside `one_blas_thread`, and keeps the limit that the first of them set."""
+class _Callers:
+    """The callers that are inside `one_blas_thread`, by thread, and the limit that the first of them set."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inside = 0
-        self.of_thread = threading.local()  # .inside: how many of them are this thread's
+        self.lock, self.inside = Lock(), Counter[int]()
         self.limit: Any = None
 
-    def enter(self) -> None:
+    def add(self, times: int) -> None:
         with self.lock:
-            if not self.inside:
+            if not self.inside.total():
                 self.limit = _blas().limit(limits=1, user_api="blas")
-            self._add(1)
+            self.inside[get_ident()] += times
+            self.restore()
 
-    def leave(self) -> None:
-        with self.lock:
-            self._add(-1)
+    def forked(self) -> None:
+        """In a child process only the thread that forked goes on. So the others leave, and the lock is made new."""
+        self.lock, mine = Lock(), self.inside[get_ident()]
+        self.inside = Counter({get_ident(): mine})
+        self.restore()
 
-    def _add(self, times: int) -> None:
-        self.inside += times
-        self.of_thread.inside = getattr(self.of_thread, "inside", 0) + times
-        if not self.inside and self.limit is not None:
+    def restore(self) -> None:
+        """Once nobody is inside, set the number of threads to what it was."""
+        if self.limit is not None and not self.inside.total():
             _give_up_control()  # of the thread that set the limit, which may not be this one
             self.limit.restore_original_limits()
             _give_up_control()
             self.limit = None
 
-    def forked(self) -> None:
-        """In a child process only the thread that forked goes on. So the others leave, and the lock is made new."""
-        self.lock = threading.Lock()
-        with self.lock:
-            self.inside = getattr(self.of_thread, "inside", 0)
-            self._add(0)
 
-
-_counted = _Counted()
+_callers = _Callers()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_counted.forked)
+    os.register_at_fork(after_in_child=_callers.forked)
 
 
 @contextmanager
@@ -58,11 +52,11 @@ def one_blas_thread() -> Iterator[None]:
     There is one number for the process. So callers are counted: a second caller would otherwise find the first one's limit, and
     later restore that.
     """
-    _counted.enter()
+    _callers.add(1)
     try:
         yield
     finally:
-        _counted.leave()
+        _callers.add(-1)
 
 
 def _give_up_control() -> None:

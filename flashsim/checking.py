@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from fractions import Fraction
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from reprlib import Repr
-from typing import Any, ParamSpec, TypeGuard, TypeVar
+from typing import Any, ParamSpec, TypeGuard, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,6 @@ LARGEST = 2**63 - 1  # the longest axis that an array can have
 MOST_SPLITS = 2**16
 MOST_TILES = 2**28
 DIRECTIONS = ("forward", "backward")
-SCHEDULES = ("separate", "grouped")
-MERGES = ("sequence", "tree")
 
 _short = Repr()
 _short.maxstring = _short.maxother = 80
@@ -76,6 +74,14 @@ def _is_masked(value: Any, deep: int = 8) -> bool:
         return any(_is_masked(inner, deep - 1) for inner in value)
     ma = sys.modules.get("numpy.ma")  # NumPy imports it where it is named; who has a masked array has it
     return ma is not None and isinstance(value, ma.MaskedArray)
+
+
+def check_real(name: str, value: Any) -> NDArray[Any]:
+    """Return an array of real numbers."""
+    array = check_array(name, value)
+    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
+        raise ValueError(f"{name} has dtype {array.dtype}; expected real numbers")
+    return array
 
 
 def check_booleans(name: str, value: Any) -> NDArray[np.bool_]:
@@ -150,19 +156,12 @@ def check_choice(name: str, value: Any, known: Collection[str]) -> str:
     return value
 
 
-def check_direction(direction: Any) -> str:
-    """Return "forward" or "backward"."""
-    return check_choice("direction", direction, DIRECTIONS)
-
-
-def check_gqa(gqa: Any) -> str:
-    """Return the schedule of query heads that share a KV head."""
-    return check_choice("gqa", gqa, SCHEDULES)
-
-
-def check_merge(merge: Any) -> str:
-    """Return the way to merge splits."""
-    return check_choice("merge", merge, MERGES)
+check_direction = partial(check_choice, "direction", known=DIRECTIONS)
+check_gqa = partial(check_choice, "gqa", known=("separate", "grouped"))
+"""The schedule of query heads that share a KV head."""
+check_merge = partial(check_choice, "merge", known=("sequence", "tree"))
+"""The way to merge splits."""
+check_p = partial(check_number, "dropout_p", expected="a number in [0, 1)", fits=lambda p: 0 <= p < 1)
 
 
 def check_splits(splits: Any) -> int | None:
@@ -175,11 +174,6 @@ def check_scale(scale: Any, d: int) -> float:
     if scale is None:
         return 1.0 / math.sqrt(d)
     return check_number("scale", scale, "a finite number, or None for 1/√d", math.isfinite)
-
-
-def check_p(p: Any) -> float:
-    """Return the dropout probability, in [0, 1)."""
-    return check_number("dropout_p", p, "a number in [0, 1)", lambda p: 0 <= p < 1)
 
 
 def check_seed(seed: Any) -> int:
@@ -213,20 +207,17 @@ def check_heads(heads: Any, kv_heads: Any) -> tuple[int, int]:
 
 def check_blocks(blocks: Any) -> tuple[int, int] | None:
     """Return (B_r, B_c), or None where none are given."""
-    if blocks is None:
-        return None
-    try:
-        B_r, B_c = blocks
-    except (TypeError, ValueError):
-        raise ValueError(f"blocks is {shown(blocks)}; expected a pair (B_r, B_c)") from None
-    return check_count("blocks[0], B_r,", B_r), check_count("blocks[1], B_c,", B_c)
+    return cast("tuple[int, int] | None", check_block_sizes(("B_r", "B_c"), blocks))
 
 
 def check_block_sizes(names: Collection[str], blocks: Any) -> tuple[int, ...] | None:
     """Return block sizes of these names, in order, or None where none are given."""
     if blocks is None:
         return None
-    values = tuple(blocks) if isinstance(blocks, tuple | list) else ()
+    try:
+        values = tuple(blocks)
+    except (TypeError, ValueError):
+        values = ()
     if len(values) != len(names):
         raise ValueError(f"blocks is {shown(blocks)}; expected ({', '.join(names)})")
     return tuple(check_count(f"blocks, {name},", v) for name, v in zip(names, values, strict=True))

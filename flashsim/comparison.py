@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flashsim import theory
+from flashsim import reference, theory
 from flashsim.algorithms import Algorithm
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import backward_of, chosen
@@ -21,16 +21,6 @@ from flashsim.inputs import Array
 from flashsim.observers import Ledger
 from flashsim.qkv import QKV
 from flashsim.records import Blocks, Occupancy, Traffic
-from flashsim.reference import (
-    attention,
-    backward_rounding,
-    error_bound,
-    gradient_bounds,
-    gradients,
-    group_bound,
-    of_bound,
-    rounding,
-)
 from flashsim.run.task import attended
 
 OnHead = Callable[[int, int], None]
@@ -79,16 +69,14 @@ def run_all(
         on_head = watch(algorithm.title, given.heads)
         start = time.perf_counter()
         run = forward(algorithm, given.Q, given.K, given.V, **sizes, on_head=on_head)
-        seconds = time.perf_counter() - start
-        forwards[name] = _result(run, run, forward_errors(run), seconds)
+        forwards[name] = _result(run, run, forward_errors(run), time.perf_counter() - start)
         if back is None:
             continue
         dO = np.random.default_rng(0).standard_normal(run.O.shape).astype(run.O.dtype)
         on_head = watch(back.title, given.heads)
         start = time.perf_counter()
         found = backward(back, run, dO, on_head=on_head)
-        seconds = time.perf_counter() - start
-        backwards[name] = _result(run, found, backward_errors(run, found, dO), seconds)
+        backwards[name] = _result(run, found, backward_errors(run, found, dO), time.perf_counter() - start)
     return forwards, backwards
 
 
@@ -146,6 +134,7 @@ def _has_form(algorithm: Algorithm) -> bool:
 def forward_errors(run: Run) -> Iterator[Compared]:
     """Yield O, naive attention and the bound, some rows of one head at a time."""
     given, variant, shape = run.inputs, run.variant, run.inputs.shape
+    rounded = reference.rounding(run.plan.task.algorithm, run.blocks)
     for number, head in enumerate(np.ndindex(given.leading)):
         Q, K, V = given.Q[head], given.K[given.kv(head)], given.V[given.kv(head)]
         whole, keep = _whole_masks(run, head, number)
@@ -157,8 +146,8 @@ def forward_errors(run: Run) -> Iterator[Compared]:
                 "keep": None if keep is None else keep[rows],
                 "dropout_p": variant.dropout_p,
             }
-            bound = error_bound(Q[rows], K, V, **rounding(run.plan.task.algorithm, run.blocks), **parts)
-            yield run.O[head][rows], attention(Q[rows], K, V, **parts), bound
+            bound = reference.error_bound(Q[rows], K, V, **rounded, **parts)
+            yield run.O[head][rows], reference.attention(Q[rows], K, V, **parts), bound
 
 
 def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]:
@@ -166,7 +155,7 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
     given, variant, shape, g = run.inputs, run.variant, run.inputs.shape, run.inputs.group
     if g * shape.N_q * shape.N_k > LARGEST_GRADIENT:
         return
-    rounded = backward_rounding(found.plan.task.algorithm, run.blocks, found.blocks)
+    rounded = reference.backward_rounding(found.plan.task.algorithm, run.blocks, found.blocks)
     heads = list(enumerate(np.ndindex(given.leading)))
     for first in range(0, len(heads), g):
         sharing = heads[first : first + g]
@@ -179,10 +168,10 @@ def backward_errors(run: Run, found: Gradients, dO: Array) -> Iterator[Compared]
             Q, dO_h, dQ = interleave(Q, g), interleave(dO_h, g), interleave(dQ, g)
         operands = Q, given.K[shared], given.V[shared], dO_h
         parts: dict[str, Any] = {"scale": run.scale, "mask": whole, "keep": keep, "dropout_p": variant.dropout_p}
-        want, bound = gradients(*operands, **parts), gradient_bounds(*operands, **rounded, **parts)
+        want, bound = reference.gradients(*operands, **parts), reference.gradient_bounds(*operands, **rounded, **parts)
         yield dQ, want.dQ, bound.dQ
         for got, exact, off in ((found.dK, want.dK, bound.dK), (found.dV, want.dV, bound.dV)):
-            off = off[0] if len(exact) == 1 else group_bound(exact, off, stored=given.dtype)
+            off = off[0] if len(exact) == 1 else reference.group_bound(exact, off, stored=given.dtype)
             yield got[shared], exact.sum(axis=0), off
 
 
@@ -198,7 +187,7 @@ def _worst(compared: Iterable[Compared]) -> tuple[float, float] | None:
     for got, want, bound in compared:
         plain = float(np.nan_to_num(np.abs(got.astype(np.float64) - want), nan=np.inf, posinf=np.inf).max())
         before = worst or (0.0, 0.0)
-        worst = max(before[0], plain), max(before[1], of_bound(got, want, bound))
+        worst = max(before[0], plain), max(before[1], reference.of_bound(got, want, bound))
     return worst
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from typing import Any, cast
 
 import numpy as np
@@ -19,30 +20,24 @@ def as_array(value: Any) -> NDArray[Any]:
 
     Lists may hold such arrays. Raises whatever the other library does where it cannot, BufferError for a device's memory.
     """
-    if _holds_foreign(value):
-        return np.stack([as_array(part) for part in value])
-    if not _is_foreign(value):
+    inner = innermost(value)
+    if not hasattr(inner, "__dlpack__") or isinstance(inner, np.ndarray | np.generic | type):
         return np.asarray(value)
+    if inner is not value:
+        return np.stack([as_array(part) for part in value])
     if getattr(value, "requires_grad", False):
         value = value.detach()
     if hasattr(value, "__array__"):
-        try:
+        with suppress(TypeError, ValueError, RuntimeError, BufferError):  # of bfloat16, or of a GPU's memory
             return np.asarray(value)
-        except (TypeError, ValueError, RuntimeError, BufferError):  # bfloat16, or a GPU's memory
-            pass
     return _imported(value)
 
 
-def _is_foreign(value: Any) -> bool:
-    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic | type)
-
-
-def _holds_foreign(value: Any) -> bool:
+def innermost(value: Any) -> Any:
+    """Return the first value that lists hold, be they in lists; any other value as it is."""
     while isinstance(value, list | tuple) and value:
         value = value[0]
-        if _is_foreign(value):
-            return True
-    return False
+    return value
 
 
 def _imported(value: Any) -> NDArray[Any]:
@@ -54,7 +49,8 @@ def _imported(value: Any) -> NDArray[Any]:
             raise
         raise BufferError("it is in a device's memory; expected the host's, as .cpu() or .get() copies it") from error
     is_bfloat16 = _read_as_words(capsule)
-    array: NDArray[Any] = np.from_dlpack(_Taken(capsule))
+    taken = {"__dlpack__": lambda self, **asked: capsule, "__dlpack_device__": lambda self: (1, 0)}
+    array: NDArray[Any] = np.from_dlpack(type("Taken", (), taken)())
     return array.view(bfloat16()) if is_bfloat16 else array
 
 
@@ -78,19 +74,6 @@ def _read_as_words(capsule: Any) -> bool:
         return False
     code.value = UINT
     return True
-
-
-class _Taken:
-    """A capsule, for `numpy.from_dlpack`."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **asked: Any) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
 
 
 _name: Any = ctypes.pythonapi.PyCapsule_GetName

@@ -83,9 +83,6 @@ def seed_words(seed: int) -> tuple[int, int]:
     return seed & 0xFFFFFFFF, seed >> 32
 
 
-# ------------------------------------------------------------------------------------------------- as algorithms use it
-
-
 class NoDropout:
     """Dropout that does nothing: no R, and Z is all ones, which takes no room and changes no number."""
 

@@ -37,19 +37,14 @@ def by_head(a: Array, group: int) -> Array:
     return split.reshape(*leading, heads * group, rows // group, width)
 
 
-# --------------------------------------------------------------------------------------------------------------- masks
-
-
 def grouped(mask: Mask, group: int, N_q: int) -> Mask:
     """Return the mask, one of query heads of N_q rows, for the rows of groups."""
     if group == 1 or isinstance(mask, All):
         return mask
     if isinstance(mask, Both):
         return Both(grouped(mask.a, group, N_q), grouped(mask.b, group, N_q))
-    if isinstance(mask, Dense):
-        return Dense(_grouped_array(mask.array, group, N_q))
-    if isinstance(mask, Bias):
-        return Bias(_grouped_array(mask.array, group, N_q))
+    if isinstance(mask, Dense | Bias):
+        return type(mask)(_grouped_array(mask.array, group, N_q))
     return GroupedTree(mask, group) if isinstance(mask, Tree) else GroupedMask(mask, group)
 
 
@@ -104,15 +99,13 @@ class GroupedMask(Mask):
         """Ask for the positions that a tile's rows are of; a tile is live if it is for any head of the group."""
         tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
         found = [self._mask.live(tops, ends, cols, col_ends, one, at) for at in self._heads(head)]
-        some: Bools = np.any(found, axis=0)
-        return some
+        return np.asarray(np.any(found, axis=0))
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Ask likewise; a tile is full if it is for every head of the group."""
         tops, ends, one = rows // self._group, (row_ends - 1) // self._group + 1, self._one(shape)
         found = [self._mask.full(tops, ends, cols, col_ends, one, at) for at in self._heads(head)]
-        every: Bools = np.all(found, axis=0)
-        return every
+        return np.asarray(np.all(found, axis=0))
 
     def keys(self, shape: Shape, head: Head) -> int:
         return max(self._mask.keys(self._one(shape), at) for at in self._heads(head))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from flashsim.checking import broadcasts, check_array, check_booleans, check_count, shown
-from flashsim.dlpack import bfloat16
-from flashsim.layouts import HEADS_FIRST, said_heads_first, turned
+from flashsim.checking import broadcasts, check_array, check_booleans, check_choice, check_count, check_real, shown
+from flashsim.dlpack import bfloat16, innermost
 from flashsim.records import Shape
 from flashsim.sizes import parse_size
 
@@ -21,6 +23,7 @@ KB = 1024
 DEFAULT_SRAM_BYTES = 100 * KB
 DEFAULT_DTYPE = "float32"
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+HEADS_FIRST = "BHND"
 ALIASES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 
@@ -58,8 +61,7 @@ class Inputs:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The inputs' common dtype."""
-        dtype: np.dtype[Any] = self.Q.dtype
-        return dtype
+        return self.Q.dtype
 
 
 def float_dtype(dtype: Any) -> np.dtype[Any]:
@@ -93,43 +95,78 @@ def chip_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
 
-def smallest_step(dtype: DTypeLike) -> float:
-    """Return the dtype's smallest positive (subnormal) number."""
-    return float(_finfo(dtype).smallest_subnormal)
-
-
-def smallest_normal(dtype: DTypeLike) -> float:
-    """Return the dtype's smallest positive number of full precision."""
-    return float(_finfo(dtype).smallest_normal)
-
-
-def roundoff(dtype: DTypeLike) -> float:
-    """Return the dtype's unit roundoff u: half the distance from 1 to the next number."""
-    return float(_finfo(dtype).eps) / 2
-
-
-def largest(dtype: DTypeLike) -> float:
-    """Return the dtype's largest finite number."""
-    return float(_finfo(dtype).max)
-
-
-def _finfo(dtype: DTypeLike) -> Any:
+def _limit(name: str, dtype: DTypeLike) -> float:
+    info: Any = np.finfo
     if np.dtype(dtype).name == "bfloat16":
         import ml_dtypes
 
-        return cast(Any, ml_dtypes.finfo)(dtype)
-    return np.finfo(np.dtype(dtype))
+        info = ml_dtypes.finfo
+    return float(getattr(info(np.dtype(dtype)), name))
+
+
+smallest_step = partial(_limit, "smallest_subnormal")
+"""Of a dtype, its smallest positive (subnormal) number."""
+smallest_normal = partial(_limit, "smallest_normal")
+"""Its smallest positive number of full precision."""
+roundoff = partial(_limit, "epsneg")
+"""Its unit roundoff u: half the distance from 1 to the next number."""
+largest = partial(_limit, "max")
+"""Its largest finite number."""
+check_layout = partial(check_choice, "layout", known=(HEADS_FIRST, "BNHD"))
+"""Heads first, (..., H, N, d), as code here has it, or "BNHD", (..., N, H, d), as flash-attn's kernels take it."""
+
+
+def turned(name: str, array: Array, layout: str) -> Array:
+    """Return an array of that layout as (..., H, N, d), or back. ValueError for one of two axes, which has no heads."""
+    if layout == HEADS_FIRST:
+        return array
+    if array.ndim < 3:
+        raise ValueError(f"{name} has shape {array.shape}; expected (..., N, H, d), as layout is 'BNHD'")
+    return np.ascontiguousarray(array.swapaxes(-3, -2))
+
+
+@contextmanager
+def said_heads_first(layout: str) -> Iterator[None]:
+    """Have errors say that the shapes and places in them are those of (..., H, N, d)."""
+    try:
+        yield
+    except ValueError as error:
+        if layout != HEADS_FIRST:
+            error.add_note(f"layout is {layout!r}: shapes here are said heads first, (..., H, N, d)")
+        raise
+
+
+def check_arrays(given: Mapping[str, Any]) -> dict[str, Array]:
+    """Return arrays by name. Lists of numbers have the type of the first that is an array of floats, else float64."""
+    arrays = {name: check_array(name, value) for name, value in given.items()}
+    first = {name: innermost(value) for name, value in given.items() if isinstance(value, list | tuple)}
+    listed = {name for name, one in first.items() if type(one) in (int, float) and arrays[name].dtype.kind in "iuf"}
+    types = [a.dtype for name, a in arrays.items() if name not in listed and a.dtype.name in FLOATS]
+    dtype = types[0] if types else np.dtype(np.float64)
+    return {name: a.astype(dtype) if name in listed else a for name, a in arrays.items()}
+
+
+def check_matrix(
+    name: str, array: Array, symbols: tuple[str, str], lengths: dict[str, int], whose: dict[str, str]
+) -> Array:
+    """Return an array as a matrix of that shape in symbols, (N,) as one column; learn the lengths that are new, and of whom."""
+    shape, expected = array.shape, f"({', '.join(symbols)})"
+    matrix = array[:, None] if array.ndim == 1 else array
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ValueError(f"{name} has shape {shape}; expected {expected}, at least 1 each")
+    for symbol, length in zip(symbols, matrix.shape, strict=True):
+        if symbol.isdigit() and length != int(symbol):
+            raise ValueError(f"{name} has shape {shape}; expected {expected}")
+        if not symbol.isdigit() and lengths.setdefault(symbol, length) != length:
+            why = f"{symbol} = {lengths[symbol]}, as {whose[symbol]} has"
+            raise ValueError(f"{name} has shape {shape}; expected {expected} with {why}")
+        whose.setdefault(symbol, name)
+    return matrix
 
 
 def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HEADS_FIRST) -> Inputs:
-    """Return the inputs as arrays, heads first, or ValueError.
-
-    Lists of numbers have the type of those that are arrays, else float64.
-    """
-    arrays = {name: check_array(name, given) for name, given in (("Q", Q), ("K", K), ("V", V))}
-    listed = {name for name, given in (("Q", Q), ("K", K), ("V", V)) if is_listed(given)}
-    types = [a.dtype for name, a in arrays.items() if name not in listed] or [np.dtype(np.float64)]
-    arrays |= {name: a.astype(types[0]) for name, a in arrays.items() if name in listed and types[0].name in FLOATS}
+    """Return the inputs as arrays, heads first, or ValueError."""
+    arrays = check_arrays({"Q": Q, "K": K, "V": V})
     for name, a in arrays.items():
         if a.dtype.name not in FLOATS:
             raise ValueError(f"{name} has dtype {a.dtype}; expected one of {', '.join(FLOATS)}")
@@ -138,58 +175,36 @@ def check_inputs(Q: Any, K: Any, V: Any, *, check_finite: bool, layout: str = HE
     given = Inputs(*(turned(name, a, layout) for name, a in arrays.items()))
     with said_heads_first(layout):
         _check_fit(given)
-        if check_finite:
-            for name in arrays:
-                _check_finite(name, getattr(given, name))
+        for name in arrays if check_finite else ():
+            _check_finite(name, getattr(given, name))
     return given
 
 
 def _check_fit(given: Inputs) -> None:
-    for name in ("Q", "K", "V"):
-        a: Array = getattr(given, name)
+    for name, a in vars(given).items():
         if 0 in a.shape:
             raise ValueError(f"{name} has shape {a.shape}; every axis must be at least 1")
         if a.dtype != given.dtype:
             raise ValueError(f"Q has dtype {given.dtype} and {name} has dtype {a.dtype}; expected one dtype for all")
-    if given.V.shape[:-2] != given.K.shape[:-2]:
-        raise ValueError(f"K has shape {given.K.shape} and V has shape {given.V.shape}; leading axes must be equal")
-    _check_heads(given)
-    if given.K.shape[-1] != given.Q.shape[-1]:
-        raise ValueError(
-            f"Q has shape {given.Q.shape} and K has shape {given.K.shape}; their last axis, d, must be equal"
-        )
-    if given.V.shape[-2] != given.K.shape[-2]:
-        raise ValueError(
-            f"K has shape {given.K.shape} and V has shape {given.V.shape}; their second-last axis, N_k, must be equal"
-        )
-
-
-def is_listed(given: Any) -> bool:
-    """Say whether it is numbers in lists, which have no type of their own."""
-    first = given
-    while isinstance(first, list | tuple) and first:
-        first = first[0]
-    return first is not given and isinstance(first, int | float) and not isinstance(first, bool | np.floating)
-
-
-def _check_heads(given: Inputs) -> None:
-    both = f"Q has shape {given.Q.shape} and K has shape {given.K.shape}"
-    queries, keys = given.leading, given.K.shape[:-2]
-    if len(queries) != len(keys) or queries[:-1] != keys[:-1]:
+    Q, K, V = given.Q.shape, given.K.shape, given.V.shape
+    both, values = f"Q has shape {Q} and K has shape {K}", f"K has shape {K} and V has shape {V}"
+    if V[:-2] != K[:-2]:
+        raise ValueError(f"{values}; leading axes must be equal")
+    if len(Q) != len(K) or Q[:-3] != K[:-3]:
         raise ValueError(f"{both}; leading axes must be equal, but for the last: query heads, KV heads")
-    if queries and queries[-1] % keys[-1]:
-        raise ValueError(
-            f"{both}; expected H_q = {queries[-1]}, the query heads, to be a multiple of H_kv = {keys[-1]}"
-        )
+    if len(Q) > 2 and Q[-3] % K[-3]:
+        raise ValueError(f"{both}; expected H_q = {Q[-3]}, the query heads, to be a multiple of H_kv = {K[-3]}")
+    if K[-1] != Q[-1]:
+        raise ValueError(f"{both}; their last axis, d, must be equal")
+    if V[-2] != K[-2]:
+        raise ValueError(f"{values}; their second-last axis, N_k, must be equal")
 
 
 def _check_finite(name: str, a: Array) -> None:
     finite = np.isfinite(a)
     if not finite.all():
         first = tuple(int(i) for i in np.argwhere(~finite)[0])
-        raise ValueError(
-            f"{name}{list(first)} is {a[first]}; expected finite numbers (check_finite=False turns this check off)"
-        )
+        raise ValueError(f"{name}{list(first)} is {a[first]}; expected finite numbers, or check_finite=False")
 
 
 def check_shape_of_dO(dO: Array, shape: tuple[int, ...], layout: str) -> None:
@@ -201,10 +216,8 @@ def check_shape_of_dO(dO: Array, shape: tuple[int, ...], layout: str) -> None:
 
 def check_dO(dO: Any, O: Array, *, check_finite: bool, layout: str = HEADS_FIRST) -> Array:
     """Return the output gradient as an array of O's shape, heads first, and dtype, or ValueError."""
-    gradient = turned("dO", check_array("dO", dO), layout)
+    gradient = turned("dO", check_arrays({"dO": dO, "O": O})["dO"], layout)
     check_shape_of_dO(gradient, O.shape, layout)
-    if is_listed(dO):
-        gradient = gradient.astype(O.dtype)
     if gradient.dtype != O.dtype:
         raise ValueError(f"dO has dtype {gradient.dtype}; expected that of O, {O.dtype}")
     if check_finite:
@@ -217,13 +230,11 @@ def check_attention(*, mask: Any = None, keep: Any = None, bias: Any = None, **g
 
     Leading axes need only broadcast. `mask` and `keep` must be booleans that broadcast to (..., N_q, N_k), `bias` real numbers.
     """
-    arrays = {name: check_array(name, a) for name, a in given.items()}
+    arrays = {name: check_real(name, a) for name, a in given.items()}
     shapes = {name: a.shape for name, a in arrays.items()}
-    for name, a in arrays.items():
-        if a.dtype.kind not in "fiu" and a.dtype.name != "bfloat16":
-            raise ValueError(f"{name} has dtype {a.dtype}; expected real numbers")
-        if a.ndim < 2 or 0 in a.shape:
-            raise ValueError(f"{name} has shape {a.shape}; expected (..., N, d), no axis of which is empty")
+    for name, shape in shapes.items():
+        if len(shape) < 2 or 0 in shape:
+            raise ValueError(f"{name} has shape {shape}; expected (..., N, d), no axis of which is empty")
     Q, K = shapes["Q"], shapes["K"]
     V = shapes.get("V", K)
     said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
@@ -233,14 +244,11 @@ def check_attention(*, mask: Any = None, keep: Any = None, bias: Any = None, **g
         leading = np.broadcast_shapes(*(shape[:-2] for shape in shapes.values()))
     except ValueError:
         raise ValueError(f"shapes are {said}; expected leading axes that broadcast") from None
-    if bias is not None and (kind := check_array("bias", bias).dtype).kind not in "fiu" and kind.name != "bfloat16":
-        raise ValueError(f"bias has dtype {kind}; expected real numbers")
-    for name, a in (("mask", mask), ("keep", keep), ("bias", bias)):
-        onto = (*leading, Q[-2], K[-2])
-        if a is not None and not broadcasts((check_array if name == "bias" else check_booleans)(name, a).shape, onto):
-            raise ValueError(
-                f"{name} has shape {np.shape(a)}; expected one that broadcasts to (..., N_q, N_k) = {onto}"
-            )
+    onto = (*leading, Q[-2], K[-2])
+    for name, a, check in (("mask", mask, check_booleans), ("keep", keep, check_booleans), ("bias", bias, check_real)):
+        if a is not None and not broadcasts(check(name, a).shape, onto):
+            wanted = f"(..., N_q, N_k) = {onto}"
+            raise ValueError(f"{name} has shape {np.shape(a)}; expected one that broadcasts to {wanted}")
     return list(arrays.values())
 
 

@@ -7,15 +7,13 @@ from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flashsim.algorithms.parts import Live
 from flashsim.band import Band
-from flashsim.masks import Head, Mask
+from flashsim.masks import Bools, Head, Mask
 from flashsim.memory import Kinds
 from flashsim.records import Blocks, Shape
-
-Bools = NDArray[np.bool_]
+from flashsim.sizes import ceil_div
 
 
 class LiveTiles:
@@ -32,19 +30,15 @@ class LiveTiles:
         self._col_ends = np.minimum(np.minimum(self._cols + blocks.B_c, shape.N_k), mask.keys(shape, head))
 
     def column(self, j: int) -> Bools:
-        here = slice(j, j + 1)
-        return self._mask.live(
-            self._rows, self._row_ends, self._cols[here], self._col_ends[here], self._shape, self._head
-        )
+        cols, col_ends = self._cols[j : j + 1], self._col_ends[j : j + 1]
+        return self._mask.live(self._rows, self._row_ends, cols, col_ends, self._shape, self._head)
 
     def divided(self, blocks: Blocks) -> LiveTiles:
         return LiveTiles(self._mask, blocks, self._shape, self._head)
 
     def row(self, i: int) -> Bools:
-        here = slice(i, i + 1)
-        return self._mask.live(
-            self._rows[here], self._row_ends[here], self._cols, self._col_ends, self._shape, self._head
-        )
+        rows, row_ends = self._rows[i : i + 1], self._row_ends[i : i + 1]
+        return self._mask.live(rows, row_ends, self._cols, self._col_ends, self._shape, self._head)
 
 
 class TileSplits:
@@ -68,11 +62,7 @@ class TileSplits:
 
 def _share(keys: int, blocks: Blocks, number: int) -> int:
     """Return how many blocks of keys make a split."""
-    in_use = -(-keys // blocks.B_c)
-    return max(-(-in_use // number), 1)
-
-
-# ------------------------------------------------------------------------------------------------------------- by kind
+    return max(ceil_div(ceil_div(keys, blocks.B_c), number), 1)
 
 
 class CountedTiles:
@@ -100,11 +90,11 @@ class CountedTiles:
         return _standing(self._blocks.T_c, (j for _, (_, j) in self._kinds.values()))
 
     def row(self, i: int) -> Kinds:
-        rows = self.rows_alike.times[i]
+        rows = self.rows_alike[i]
         return Kinds({j: Fraction(n) / rows for n, (row, j) in self._kinds.values() if row == i})
 
     def column(self, j: int) -> Kinds:
-        columns = self.alike.times[j]
+        columns = self.alike[j]
         return Kinds({i: Fraction(n) / columns for n, (i, column) in self._kinds.values() if column == j})
 
 
@@ -125,7 +115,7 @@ class CountedSplits:
         return _standing(self._T_r, (i for _, split, i, _ in self._tiles if split == s))
 
     def row(self, s: int, i: int) -> Kinds:
-        turns = self.alike.times[s] * self.rows_alike(s).times[i]
+        turns = self.alike[s] * self.rows_alike(s)[i]
         return Kinds({j: Fraction(n) / turns for n, *at, j in self._tiles if at == [s, i]})
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from inspect import unwrap
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,17 +29,21 @@ from numpy.typing import NDArray
 from flashsim.band import Band
 from flashsim.checking import broadcasts, check_booleans, check_count, check_flag, check_whole, shown
 from flashsim.records import Shape
-from flashsim.source import at_line, note_line
+from flashsim.source import note_line
 
 Bools = NDArray[np.bool_]
 Index = NDArray[np.int64]
 Head = tuple[int, ...]
 NO_OPTIONS: Mapping[str, Any] = {}
 MOST_OFFSET = 2**61
+EVERYWHERE = Band(None, None, MOST_OFFSET, positional=False)
 
 
 class Mask(ABC):
-    """A rule that says which keys a query attends to. A subclass needs `allows` alone; the others make counts smaller."""
+    """A rule that says which keys a query attends to. A subclass needs `allows` alone; the others make counts smaller.
+
+    Where `band` is given, `live`, `full`, `keys` and `queries` follow from it.
+    """
 
     __array_ufunc__ = None  # so that `array & mask` asks the mask
 
@@ -63,23 +66,25 @@ class Mask(ABC):
 
     @abstractmethod
     def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        """Return (len(rows), len(cols)), True where query may attend to key. `Dense` and `Tree` allow everything here."""
+        """Return (len(rows), len(cols)), True where query may attend to key. `Dense` allows everything here."""
 
     def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Return, for tiles [rows, row_ends) × [cols, col_ends), whether each is live: False only where it is surely empty."""
-        return np.ones(np.broadcast_shapes(rows.shape, cols.shape), bool)
+        return (self.band(shape, head) or EVERYWHERE).live(rows, row_ends, cols, col_ends, shape)
 
     def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
         """Return, for the same tiles, whether each is full as far as positions tell: True only where it surely is."""
-        return np.zeros(np.broadcast_shapes(rows.shape, cols.shape), bool)
+        return (self.band(shape, head) or EVERYWHERE).full(rows, row_ends, cols, col_ends, shape)
 
     def keys(self, shape: Shape, head: Head) -> int:
         """Return how many keys, from the first, may be attended to at all, as far as positions tell."""
-        return shape.N_k
+        band = self.band(shape, head)
+        return shape.N_k if band is None else band.keys
 
     def queries(self, shape: Shape, head: Head) -> int:
         """Return how many queries, from the first, may attend to anything, as far as positions tell."""
-        return shape.N_q
+        band = self.band(shape, head)
+        return shape.N_q if band is None or band.queries is None else band.queries
 
     def band(self, shape: Shape, head: Head) -> Band | None:
         """Return what `live`, `full`, `keys` and `queries` say, as one band; None: it is none, and each tile is looked at."""
@@ -121,19 +126,27 @@ class Mask(ABC):
         return np.broadcast_to(allowed, (shape.N_q, shape.N_k))
 
 
+class BandMask(Mask):
+    """A mask that is one band, as far as positions tell."""
+
+    @abstractmethod
+    def band(self, shape: Shape, head: Head) -> Band:
+        """Return that band."""
+
+    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
+        return self.band(shape, head).allows(rows, cols, shape)
+
+
 @dataclass(frozen=True)
-class All(Mask):
+class All(BandMask):
     """Every query attends to every key: the mask that does nothing."""
 
     def band(self, shape: Shape, head: Head) -> Band:
         return Band(None, None, shape.N_k)
 
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        return np.ones((len(rows), len(cols)), bool)
-
 
 @dataclass(frozen=True, repr=False)
-class SlidingWindow(Mask):
+class SlidingWindow(BandMask):
     """Keys j with p − left ≤ j ≤ p + right, where p = i + offset is query i's position.
 
     `left` or `right` of −1 is no limit on that side, as in FlashAttention's window_size. Others below 0 raise ValueError.
@@ -165,49 +178,23 @@ class SlidingWindow(Mask):
             object.__setattr__(self, "offset", _frozen(check_whole(name, self.offset, MOST_OFFSET).tolist()))
 
     def check(self, shape: Shape, leading: Head) -> None:
-        check_leading(f"{type(self).__name__}'s offset", np.shape(self.offset), leading)
+        check_broadcast(f"{type(self).__name__}'s offset", np.shape(self.offset), leading, "the leading axes")
 
     @property
     def per_head(self) -> bool:
         return isinstance(self.offset, tuple)
 
-    def _position(self, shape: Shape, head: Head) -> int:
-        return shape.N_k - shape.N_q if self.offset is None else int(at_head(np.asarray(self.offset), head))
-
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        distance = cols[None, :] - (rows[:, None] + self._position(shape, head))
-        return self._within(distance, distance)
-
-    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the distances j − p of the two corners that come nearest to the window."""
-        shift = self._position(shape, head)
-        return self._within(cols - (row_ends - 1 + shift), col_ends - 1 - (rows + shift))
-
-    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare the distances j − p of the two corners that are farthest from the window."""
-        shift = self._position(shape, head)
-        return self._within(col_ends - 1 - (rows + shift), cols - (row_ends - 1 + shift))
-
-    def keys(self, shape: Shape, head: Head) -> int:
-        reach = shape.N_k if self.right == -1 else shape.N_q + self._position(shape, head) + self.right
-        return min(max(reach, 0), shape.N_k)
-
     def band(self, shape: Shape, head: Head) -> Band:
         """Return the window, as seen from the positions of bottom-right alignment."""
-        moved = self._position(shape, head) - (shape.N_k - shape.N_q)
+        moved = 0
+        if self.offset is not None:
+            moved = at_head(np.asarray(self.offset), head) - (shape.N_k - shape.N_q)
         left = None if self.left == -1 else self.left - moved
-        return Band(left, None if self.right == -1 else self.right + moved, self.keys(shape, head))
-
-    def _within(self, least: Index, most: Index) -> Bools:
-        """Whether a range of distances j − p, from `least` to `most`, meets the window."""
-        right = None if self.right == -1 else least <= self.right
-        if self.left == -1:
-            return np.ones(least.shape, bool) if right is None else right
-        left = most >= -self.left
-        return left if right is None else left & right
+        right = None if self.right == -1 else self.right + moved
+        return Band(left, right, min(max(shape.N_k + (right or 0), 0), shape.N_k))
 
     def __repr__(self) -> str:
-        offset = "" if self.offset is None else f", offset={_thawed(self.offset)}"
+        offset = "" if self.offset is None else f", offset={np.array(self.offset).tolist()}"
         return f"SlidingWindow({self.left}, {self.right}{offset})"
 
 
@@ -225,10 +212,10 @@ class Causal(SlidingWindow):
     offset: Any = None
 
     def __repr__(self) -> str:
-        return "Causal()" if self.offset is None else f"Causal(offset={_thawed(self.offset)})"
+        return "Causal()" if self.offset is None else f"Causal(offset={np.array(self.offset).tolist()})"
 
 
-class ArrayMask(Mask):
+class ArrayMask(BandMask):
     """An array in HBM that broadcasts to (..., N_q, N_k), called `argument` in errors: every tile has to look at it."""
 
     argument: ClassVar[str]
@@ -236,9 +223,6 @@ class ArrayMask(Mask):
 
     def check(self, shape: Shape, leading: Head) -> None:
         check_broadcast(self.argument, self.array.shape, (*leading, shape.N_q, shape.N_k), "(..., N_q, N_k) =")
-
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        return np.ones((len(rows), len(cols)), bool)
 
     def band(self, shape: Shape, head: Head) -> Band:
         return Band(None, None, shape.N_k, positional=False)
@@ -273,12 +257,9 @@ class Both(Mask):
 
     def check(self, shape: Shape, leading: Head) -> None:
         """Check both, and that one at most has a tree, and a bias."""
-        if self.a.tree is not None and self.b.tree is not None:
-            raise ValueError(f"mask combines {self.a.tree!r} and {self.b.tree!r}; expected one Tree at most")
-        if self.a.bias is not None and self.b.bias is not None:
-            raise ValueError(
-                f"mask combines {self.a.bias!r} and {self.b.bias!r}; expected one Bias at most: add them up"
-            )
+        for kind, a, b in (("Tree", self.a.tree, self.b.tree), ("Bias", self.a.bias, self.b.bias)):
+            if a is not None and b is not None:
+                raise ValueError(f"mask combines {a!r} and {b!r}; expected one {kind} at most")
         self.a.check(shape, leading)
         self.b.check(shape, leading)
 
@@ -328,23 +309,19 @@ def allowed_by(mask: Mask, rows: Index, cols: Index, shape: Shape, head: Head) -
 
     Errors have a note of the line of the mask's file at which they occurred.
     """
+    expected = len(rows), len(cols)
     try:
         found = mask.allows(rows, cols, shape, head)
+        if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != expected:
+            is_array = isinstance(found, np.ndarray)
+            what = f"an array of {found.dtype} of shape {found.shape}" if is_array else shown(found)
+            raise TypeError(
+                f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = attend, such as "
+                "rows[:, None] >= cols"
+            )
     except Exception as error:
         note_line(error, type(mask).allows)
         raise
-    expected = len(rows), len(cols)
-    if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != expected:
-        is_array = isinstance(found, np.ndarray)
-        what = f"an array of {found.dtype} of shape {found.shape}" if is_array else shown(found)
-        wrong = TypeError(
-            f"{mask!r}'s allows returned {what}; expected booleans of shape {expected}, True = attend, such as "
-            "rows[:, None] >= cols"
-        )
-        code = getattr(unwrap(type(mask).allows), "__code__", None)
-        if code is not None:
-            wrong.add_note(at_line(code.co_filename, code.co_firstlineno))
-        raise wrong
     return found
 
 
@@ -357,11 +334,6 @@ def as_mask(mask: Any, causal: bool, shape: Shape, leading: Head, options: Mappi
         given = given & value if isinstance(value, Mask) else given
     given.check(shape, leading)
     return given
-
-
-def check_leading(name: str, shape: tuple[int, ...], leading: Head) -> None:
-    """Raise ValueError for an array that does not broadcast to the leading axes."""
-    check_broadcast(name, shape, leading, "the leading axes")
 
 
 def check_broadcast(name: str, shape: tuple[int, ...], onto: tuple[int, ...], what: str) -> None:
@@ -379,10 +351,6 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def _thawed(value: Any) -> Any:
-    return list(map(_thawed, value)) if isinstance(value, tuple) else value
-
-
-def at_head(array: NDArray[Any], head: Head) -> Any:
-    """Return the entry of a head, of an array that broadcasts to the leading axes."""
-    return array[head_of(head, array.shape)]
+def at_head(array: NDArray[Any], head: Head) -> int:
+    """Return the entry of a head, of whole numbers that broadcast to the leading axes."""
+    return int(array[head_of(head, array.shape)])

@@ -31,17 +31,13 @@ class Kind:
         """Return the type, where inputs are stored as `stored`."""
         if self.type == "inputs":
             return stored
-        return chip_dtype(stored) if self.type == "chip" else _BITS if self.type == "bits" else _WORDS
-
-
-_BITS, _WORDS = np.dtype(np.bool_), np.dtype(np.uint32)
+        return chip_dtype(stored) if self.type == "chip" else np.dtype(bool if self.type == "bits" else np.uint32)
 
 
 def _length(symbol: str, problem: Any) -> int:
     if "·" in symbol:
         return prod(_length(factor, problem) for factor in symbol.split("·"))
-    length: int = int(symbol) if symbol.isdigit() else getattr(problem, symbol)
-    return length
+    return int(symbol if symbol.isdigit() else getattr(problem, symbol))
 
 
 KINDS: Mapping[str, Kind] = {

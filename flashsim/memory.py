@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -149,13 +149,13 @@ class Matrix(_InHBM):
     `blocks` is how many there are down and across.
     """
 
-    __slots__ = ("_cols", "_row_blocks", "_rows", "_storage", "_window", "blocks")
+    __slots__ = ("_cols", "_first", "_row_blocks", "_rows", "_storage", "_window", "blocks")
 
     def __init__(self, storage: _Storage, rows: int, cols: int, window: tuple[int, int] | None = None) -> None:
         self._storage, self._rows, self._cols, self._window = storage, max(rows, 1), max(cols, 1), window
-        first, end = window or (0, storage.shape[0])
-        self.name = f"{storage.name}[{first}:{end}]" if window else storage.name
-        self.shape = end - first, storage.shape[1]
+        self._first, end = window or (0, storage.shape[0])
+        self.name = f"{storage.name}[{self._first}:{end}]" if window else storage.name
+        self.shape = end - self._first, storage.shape[1]
         self.blocks = (-(-self.shape[0] // self._rows), -(-self.shape[1] // self._cols))
         self._row_blocks: dict[int, Block] = {}
 
@@ -174,8 +174,7 @@ class Matrix(_InHBM):
             raise ValueError(
                 f"{self.name}.rows(a={a!r}, b={b!r}): expected whole numbers 0 ≤ a ≤ b ≤ {self.shape[0]}, its rows"
             )
-        first = self._window[0] if self._window else 0
-        return Matrix(self._storage, self._rows, self._cols, (first + int(a), first + int(b)))
+        return Matrix(self._storage, self._rows, self._cols, (self._first + int(a), self._first + int(b)))
 
     def at(self, rows: Sequence[int] | NDArray[np.integer[Any]]) -> Block:
         """Return these rows, whole, in this order, as one block, `K[[5, 0, 3]]`: loaded they are gathered, stored to, scattered.
@@ -192,8 +191,7 @@ class Matrix(_InHBM):
         if given.min() < 0 or given.max() >= end:
             wrong = next(row for row in given.tolist() if not 0 <= row < end)
             raise ValueError(f"{self.name}.at(rows=…) has row {wrong}; expected rows from 0 to {end - 1}")
-        first = self._window[0] if self._window else 0
-        gathered = [first + row for row in given.tolist()]
+        gathered = [self._first + row for row in given.tolist()]
         named = ", ".join(map(str, gathered[:4])) + ", …" * (len(gathered) > 4)
         return Block(self._storage, f"{self._storage.name}[[{named}]]", None, gathered)
 
@@ -219,8 +217,8 @@ class Matrix(_InHBM):
             )
         if not 0 <= i < down or not 0 <= (j or 0) < across or (j is None and across != 1):
             raise IndexError(f"{self.name}[{index}]: {self.name} has {down} × {across} blocks, counted from 0")
-        first, end = self._window or (0, self.shape[0])
-        rows = slice(first + i * self._rows, min(first + (i + 1) * self._rows, end))
+        top = i * self._rows
+        rows = slice(self._first + top, self._first + min(top + self._rows, self.shape[0]))
         down_name: int | str = f"{rows.start}:{rows.stop}" if self._window else i
         left = (j or 0) * self._cols
         cols = slice(left, min(left + self._cols, self.shape[1]))
@@ -254,7 +252,7 @@ class HBM:
         *,
         index: bool = False,
     ) -> Matrix:
-        """Put an input in HBM, free of charge: it starts there. Counting-only takes its shape for `values`.
+        """Put an input in HBM, free of charge: it starts there. Counting-only keeps its shape alone, which will do for `values`.
 
         `dtype` is the storage type that bytes are counted in, by default that of `values`. The values are used as
         they are; those of an input are never written to.
@@ -269,7 +267,7 @@ class HBM:
                 raise TypeError(f"{name}: an HBM that computes needs values; got only the shape {values}")
             return self._add(name, values, np.dtype(dtype), role, None)
         rows, cols = values.shape
-        return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), role, values)
+        return self._add(name, (rows, cols), np.dtype(dtype or values.dtype), role, values if self.arithmetic else None)
 
     def _place_words(self, name: str, values: Any, dtype: DTypeLike | None, role: Role) -> Matrix:
         if dtype is not None and np.dtype(dtype) != np.uint32:
@@ -388,8 +386,6 @@ class Event:
 
 
 Observer = Callable[[Event], None]
-
-
 Place = tuple[CodeType, int]
 """(code, offset of the instruction) of a call. Its line takes 0.4 µs to find, so that waits until somebody asks."""
 
@@ -402,18 +398,15 @@ def site_of_place(place: Place) -> Site:
     return code.co_filename, line or code.co_firstlineno
 
 
-@dataclass(frozen=True)
-class Kinds:
+class Kinds(dict[int, int | Fraction]):
     """Turns of a loop that together stand for all: index -> for how many. What `loop` takes where turns are too many to list.
 
     A fraction is an average, where a turn of the loop around stands for turns that go round this loop unequally often.
     """
 
-    times: Mapping[int, int | Fraction]
-
     def below(self, turns: int) -> list[tuple[int, int | Fraction]]:
         """Return those of the first `turns`, each with how many it stands for."""
-        return [(index, times) for index, times in self.times.items() if index < turns]
+        return [(index, times) for index, times in self.items() if index < turns]
 
 
 _Resident = tuple[Tile, int, str | None, Place | None]
@@ -474,9 +467,8 @@ class SRAM:
             if type(block) is not Block:
                 raise TypeError(f"sram.load takes blocks in HBM such as K[j]; got {_kind(block)}")
             storage = block._storage
-            tile: Tile
             if block._values is None:
-                tile = cast(Tile, ShapeOnly(block.shape, self))
+                tile: Any = ShapeOnly(block.shape, self)
             else:
                 dtype = storage.dtype if storage.dtype.kind in "bu" else self.dtype
                 tile = np.array(block._values[block._at], dtype, order="C")
@@ -484,7 +476,7 @@ class SRAM:
             storage.reads += size * self._weight
             tiles.append(tile)
             if self._observers:
-                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block.where, block.rows)
+                self._tell("load", block.name, size, tile, site_of(sys._getframe(1)), block)
         if not tiles:
             raise TypeError("sram.load takes blocks in HBM such as K[j]; got none")
         return tuple(tiles) if len(tiles) > 1 else tiles[0]
@@ -508,7 +500,7 @@ class SRAM:
         self._resident[id(over)] = (over, over.size, block.name, None)
         block._storage.reads += tile.size * self._weight
         if self._observers:
-            self._tell("load", block.name, tile.size, tile, site_of(sys._getframe(2)), block.where, block.rows)
+            self._tell("load", block.name, tile.size, tile, site_of(sys._getframe(2)), block)
         return tile
 
     def word(self, block: Block) -> int:
@@ -528,7 +520,7 @@ class SRAM:
         self._admit(tile, block.name, None)
         storage.reads += self._weight
         if self._observers:
-            self._tell("load", block.name, 1, tile, site_of(sys._getframe(1)), block.where, block.rows)
+            self._tell("load", block.name, 1, tile, site_of(sys._getframe(1)), block)
         return word
 
     def on_chip(self, result: Tile, *, over: Tile | None = None) -> Tile:
@@ -576,8 +568,7 @@ class SRAM:
             raise TypeError(f"sram.full takes a shape such as (B_r, 1); got {shape!r}")
         frame = sys._getframe(1)
         place = frame.f_code, frame.f_lasti
-        tile: Tile
-        tile = np.full(shape, value, self.dtype) if self.hbm.arithmetic else cast(Tile, ShapeOnly(shape, self))
+        tile: Tile = np.full(shape, value, self.dtype) if self.hbm.arithmetic else cast(Tile, ShapeOnly(shape, self))
         self._admit(tile, None, place)
         if self._observers:
             site = site_of_place(place)
@@ -594,12 +585,11 @@ class SRAM:
             raise ValueError(f"a {_by(tile.shape)} tile cannot be stored to {block.name}, which is {_by(block.shape)}")
         if block.rows is not None and len(set(block.rows)) < len(block.rows):
             raise ValueError(f"sram.store to {block.name}: expected each row once, as one of two would be lost")
-        storage = block._storage
-        storage.writes += tile.size * self._weight
+        block._storage.writes += tile.size * self._weight
         if block._values is not None:
             block._values[block._at] = tile
         if self._observers:
-            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block.where, block.rows)
+            self._tell("store", block.name, tile.size, tile, site_of(sys._getframe(1)), block)
 
     def evict(self, *tiles: Tile) -> None:
         """Free tiles before their turn ends: for a schedule that is a list of steps, in which the last to come need not go first.
@@ -762,17 +752,11 @@ class SRAM:
         self.occupancy = sum(size for _, size, _, _ in self._resident.values())
 
     def _tell(
-        self,
-        kind: EventKind,
-        name: str,
-        elements: int,
-        tile: Tile | None,
-        site: Site,
-        where: tuple[slice, slice] | None = None,
-        rows: tuple[int, ...] | None = None,
+        self, kind: EventKind, name: str, elements: int, tile: Tile | None, site: Site, block: Block | None = None
     ) -> None:
         loops = tuple((target_at(s, "loop"), index) for s, index in self._loops)
-        event = Event(kind, name, elements, tile, self._weight, loops, site, self, where, rows)
+        place = (None, None) if block is None else (block.where, block.rows)
+        event = Event(kind, name, elements, tile, self._weight, loops, site, self, *place)
         for observer in self._observers:
             observer(event)
 

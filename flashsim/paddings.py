@@ -4,41 +4,30 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
 from flashsim.band import Band
 from flashsim.checking import check_whole
-from flashsim.masks import Bools, Head, Index, Mask, at_head, check_leading
+from flashsim.masks import BandMask, Head, at_head, check_broadcast
 from flashsim.records import Shape
 
 
-class _Padding(Mask):
+class _Padding(BandMask):
     """Only the first `lengths` of one side."""
 
     side: ClassVar[str]  # the length that theirs is at most
 
     def __init__(self, lengths: Any) -> None:
-        self.lengths = check_whole(f"{self._name} lengths", lengths).copy()
-
-    @property
-    def _name(self) -> str:
-        return f"{type(self).__name__}'s"
+        self.lengths = check_whole(f"{type(self).__name__}'s lengths", lengths).copy()
 
     def check(self, shape: Shape, leading: Head) -> None:
-        most = getattr(shape, self.side)
+        name, most = f"{type(self).__name__}'s lengths", getattr(shape, self.side)
         if self.lengths.size and not (self.lengths.min() >= 0 and self.lengths.max() <= most):
-            raise ValueError(
-                f"{self._name} lengths run from {self.lengths.min()} to {self.lengths.max()}; expected 0 to "
-                f"{self.side} = {most}"
-            )
-        check_leading(f"{self._name} lengths array", self.lengths.shape, leading)
+            said = f"run from {self.lengths.min()} to {self.lengths.max()}"
+            raise ValueError(f"{name} {said}; expected 0 to {self.side} = {most}")
+        check_broadcast(f"{name} array", self.lengths.shape, leading, "the leading axes")
 
     @property
     def per_head(self) -> bool:
         return self.lengths.ndim > 0
-
-    def _length(self, head: Head) -> int:
-        return int(at_head(self.lengths, head))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.lengths.tolist()})"
@@ -52,20 +41,8 @@ class KeyPadding(_Padding):
 
     side = "N_k"
 
-    def keys(self, shape: Shape, head: Head) -> int:
-        return self._length(head)
-
     def band(self, shape: Shape, head: Head) -> Band:
-        return Band(None, None, self._length(head))
-
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        return np.broadcast_to(cols[None, :] < self._length(head), (len(rows), len(cols)))
-
-    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        return np.broadcast_to(cols < self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
-
-    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        return np.broadcast_to(col_ends <= self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
+        return Band(None, None, at_head(self.lengths, head))
 
 
 class QueryPadding(_Padding):
@@ -78,17 +55,5 @@ class QueryPadding(_Padding):
 
     side = "N_q"
 
-    def queries(self, shape: Shape, head: Head) -> int:
-        return self._length(head)
-
     def band(self, shape: Shape, head: Head) -> Band:
-        return Band(None, None, shape.N_k, queries=self._length(head))
-
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        return np.broadcast_to(rows[:, None] < self._length(head), (len(rows), len(cols)))
-
-    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        return np.broadcast_to(rows < self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
-
-    def full(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        return np.broadcast_to(row_ends <= self._length(head), np.broadcast_shapes(rows.shape, cols.shape))
+        return Band(None, None, shape.N_k, queries=at_head(self.lengths, head))

@@ -28,22 +28,19 @@ def butterfly(T_r: int, T_c: int) -> Bools:
     """
     i, j = _grid(T_r, T_c)
     differ = i ^ j
-    near: Bools = (differ & (differ - 1)) == 0
-    return near
+    return np.asarray((differ & (differ - 1)) == 0)
 
 
 def local(T_r: int, T_c: int, width: int = 1) -> Bools:
     """Return a band: tile (i, j) if |i − j| ≤ width, in tiles. s ≈ (2·width + 1) / T."""
     i, j = _grid(T_r, T_c)
-    near: Bools = np.abs(i - j) <= check_count("width", width, 0)
-    return near
+    return np.asarray(np.abs(i - j) <= check_count("width", width, 0))
 
 
 def strided(T_r: int, T_c: int, stride: int) -> Bools:
     """Return every stride-th column of tiles, and the diagonal. s ≈ 1 / stride + 1 / T."""
     i, j = _grid(T_r, T_c)
-    chosen: Bools = (i == j) | (j % check_count("stride", stride) == 0)
-    return chosen
+    return np.asarray((i == j) | (j % check_count("stride", stride) == 0))
 
 
 def strided_by_root(T_r: int, T_c: int) -> Bools:

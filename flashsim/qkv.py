@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,7 +14,7 @@ import numpy as np
 from flashsim.files import name_of, what_is_there
 from flashsim.inputs import Array, float_dtype
 
-SAMPLE = "minilm_layer0.npz"
+SAMPLE: Any = files("flashsim") / "data" / "minilm_layer0.npz"
 
 
 class UnreadableInput(ValueError):
@@ -54,9 +53,7 @@ class QKV:
         try:
             at = tuple(int(part) for part in index.split(","))
         except ValueError:
-            raise UnreadableInput(
-                f"--head {index} is not an index; write 3, or 0,3 for axes of batch and head"
-            ) from None
+            raise UnreadableInput(f"--head {index} is no index; write 3, or 0,3 for axes of batch and head") from None
         if len(at) > len(leading) or any(not 0 <= i < n for i, n in zip(at, leading, strict=False)):
             raise UnreadableInput(f"--head {index} is out of range: Q's leading axes are {leading}, counted from 0")
         shared = at
@@ -71,22 +68,17 @@ def load_sample(*, padded: bool = False) -> QKV:
     12 heads, d = 32, float16, N = 331 tokens; with `padded=True` all 384 positions, of which `sample_mask` tells the
     real ones. Provenance and licence: flashsim/data/README.md.
     """
-    with np.load(_sample_path(), allow_pickle=False) as sample:
+    with np.load(SAMPLE, allow_pickle=False) as sample:
         n = sample["attend"].shape[0] if padded else int(sample["attend"].sum())
         Q, K, V = (sample[name][:, :n] for name in ("q", "k", "v"))
-        return QKV(
-            Q, K, V, f"The bundled sample: layer 0 of all-MiniLM-L6-v2 reading the Gettysburg Address, {n} tokens"
-        )
+        said = f"layer 0 of all-MiniLM-L6-v2 reading the Gettysburg Address, {n} tokens"
+        return QKV(Q, K, V, f"The bundled sample: {said}")
 
 
 def sample_mask() -> Array:
     """Return the bundled sample's padding mask, (384,), True where a token is real."""
-    with np.load(_sample_path(), allow_pickle=False) as sample:
+    with np.load(SAMPLE, allow_pickle=False) as sample:
         return np.asarray(sample["attend"])
-
-
-def _sample_path() -> Any:
-    return files("flashsim") / "data" / SAMPLE
 
 
 def load_qkv(paths: Sequence[Path]) -> QKV:
@@ -100,7 +92,8 @@ def load_qkv(paths: Sequence[Path]) -> QKV:
     arrays = [_read(path, "a file with Q, K, V") for path in paths]
     source = ", ".join(map(name_of, paths))
     if len(paths) == 3:
-        Q, K, V = (_only(array, path) for array, path in zip(arrays, paths, strict=True))
+        each = "of three files each must be a .npy with one"
+        Q, K, V = (_only(array, path, each) for array, path in zip(arrays, paths, strict=True))
         return QKV(Q, K, V, source)
     (found,) = arrays
     if isinstance(found, Mapping):
@@ -115,10 +108,7 @@ def load_qkv(paths: Sequence[Path]) -> QKV:
 
 def load_mask(path: Path) -> Array:
     """Read a mask from a .npy file. Raises UnreadableInput; what it must be is checked where it is used."""
-    found = _read(path, "a .npy file with a mask")
-    if isinstance(found, Mapping):
-        raise UnreadableInput(f"{path} holds several arrays; expected a .npy file with one, the mask")
-    return found
+    return _only(_read(path, "a .npy file with a mask"), path, "expected a .npy file with one, the mask")
 
 
 _NOT_READ = np.empty(0)
@@ -157,17 +147,14 @@ def _read_numpy(path: Path) -> Array | Mapping[str, Array]:
         if "pickle" in str(error):
             raise UnreadableInput(f"{path} holds pickled Python objects, which flashsim never loads") from error
         raise
-    except zipfile.BadZipFile as error:
-        raise UnreadableInput(f"{path} is damaged: {error}") from error
 
 
 def _read_safetensors(path: Path) -> Mapping[str, Array]:
     try:
         from safetensors import safe_open
     except ModuleNotFoundError:
-        raise UnreadableInput(
-            '.safetensors files need the package safetensors: pip install "flashsim[safetensors]"'
-        ) from None
+        needed = 'the package safetensors: pip install "flashsim[safetensors]"'
+        raise UnreadableInput(f".safetensors files need {needed}") from None
     found = {}
     with safe_open(path, framework="np") as file:
         for name in file.keys():  # noqa: SIM118  (it is no mapping)
@@ -182,14 +169,12 @@ def _by_name(found: Mapping[str, Array], path: Path) -> tuple[Array, Array, Arra
     by_lower = {name.lower(): array for name, array in found.items()}
     missing = [name.upper() for name in "qkv" if name not in by_lower]
     if missing:
-        held = ", ".join(found) or "nothing"
-        raise UnreadableInput(
-            f"{path} has no {' and no '.join(missing)}; expected arrays named q, k, v. It holds: {held}"
-        )
+        lacks, held = " and no ".join(missing), ", ".join(found) or "nothing"
+        raise UnreadableInput(f"{path} has no {lacks}; expected arrays named q, k, v. It holds: {held}")
     return by_lower["q"], by_lower["k"], by_lower["v"]
 
 
-def _only(found: Array | Mapping[str, Array], path: Path) -> Array:
+def _only(found: Array | Mapping[str, Array], path: Path, expected: str) -> Array:
     if isinstance(found, Mapping):
-        raise UnreadableInput(f"{path} holds several arrays; of three files each must be a .npy with one")
+        raise UnreadableInput(f"{path} holds several arrays; {expected}")
     return found

@@ -7,8 +7,8 @@ agree, and reports each operation's FLOPs to the memory it lives on.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from typing import Any, NoReturn, Protocol
+from functools import lru_cache, partial
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -18,19 +18,12 @@ NOT_COUNTED = (
 )
 
 
-class FlopCounter(Protocol):
-    """Who is told about the arithmetic."""
-
-    def count_flops(self, *, matmul: int = 0, other: int = 0) -> None:
-        """Add operations to the tally."""
-
-
 class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
-    """An operand of a given shape without values."""
+    """An operand of a given shape without values. Its `counter`, an SRAM, is told of the arithmetic."""
 
     __slots__ = ("_counter", "shape")
 
-    def __init__(self, shape: tuple[int, ...], counter: FlopCounter) -> None:
+    def __init__(self, shape: tuple[int, ...], counter: Any) -> None:
         self.shape = shape
         self._counter = counter
 
@@ -50,19 +43,13 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         cut = [len(range(n)[part]) for n, part in zip(self.shape, slices, strict=False)]
         return ShapeOnly((*cut, *self.shape[len(cut) :]), self._counter)
 
-    def max(self, axis: int | None = None, keepdims: bool = False) -> ShapeOnly:
-        """Reduce, as `ndarray.max`."""
-        return self._reduce(axis, keepdims)
-
-    def sum(self, axis: int | None = None, keepdims: bool = False) -> ShapeOnly:
-        """Reduce, as `ndarray.sum`."""
-        return self._reduce(axis, keepdims)
-
-    def _reduce(self, axis: int | None, keepdims: bool) -> ShapeOnly:
+    def _reduced(self, axis: int | None = None, keepdims: bool = False) -> ShapeOnly:
         self._counter.count_flops(other=self.size)
         axes = range(len(self.shape)) if axis is None else (axis % len(self.shape),)
         kept = [(1 if a in axes else n) for a, n in enumerate(self.shape) if keepdims or a not in axes]
         return ShapeOnly(tuple(kept), self._counter)
+
+    sum = max = _reduced
 
     def made(self, shape: tuple[int, ...], *, other: int) -> ShapeOnly:
         """Return what a function that is no ufunc makes of this, with so many operations."""
@@ -71,13 +58,16 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
         if method == "reduce":
-            return self._reduce(kwargs.get("axis", 0), kwargs.get("keepdims", False))
+            return self._reduced(kwargs.get("axis", 0), kwargs.get("keepdims", False))
         if method != "__call__":
             return NotImplemented
         shapes = [np.shape(x) if not isinstance(x, ShapeOnly) else x.shape for x in inputs]
         if ufunc is np.matmul:
-            shape = _matmul_shape(*shapes)
-            self._counter.count_flops(matmul=2 * math.prod(shape) * shapes[0][-1])
+            a, b = shapes
+            if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
+                raise ValueError(f"matmul: shapes {a} and {b} do not agree")
+            shape = a[0], b[1]
+            self._counter.count_flops(matmul=2 * math.prod(shape) * a[1])
         else:
             shape = _broadcast(*shapes)
             self._counter.count_flops(other=math.prod(shape))
@@ -91,7 +81,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take part in the few functions that algorithms use besides ufuncs: `np.where`, `np.ones_like`, `np.sum`, `np.max`."""
         if function in (np.sum, np.max):
-            return (self.sum if function is np.sum else self.max)(*args[1:], **kwargs)
+            return self._reduced(*args[1:], **kwargs)
         if function is np.ones_like:
             return ShapeOnly(self.shape, self._counter)
         if function is np.where:
@@ -102,9 +92,7 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         raise TypeError(f"np.{function.__name__} {NOT_COUNTED}")
 
     def __bool__(self) -> NoReturn:
-        raise TypeError(
-            "a branch that depends on numbers cannot be counted on shapes alone: expected one for all numbers"
-        )
+        raise TypeError("a branch that depends on numbers cannot be counted on shapes alone: expected one for all")
 
     def __setitem__(self, parts: Any, value: Any) -> NoReturn:
         raise TypeError(f"an array's [...] = {NOT_COUNTED}")
@@ -113,16 +101,13 @@ class ShapeOnly(np.lib.mixins.NDArrayOperatorsMixin):
         return f"ShapeOnly{self.shape}"
 
 
-def _refused(attribute: str) -> property:
-    def refuse(_: ShapeOnly) -> NoReturn:
-        raise TypeError(f"an array's .{attribute} {NOT_COUNTED}")
-
-    return property(refuse)
+def _refuse(attribute: str, _: ShapeOnly) -> NoReturn:
+    raise TypeError(f"an array's .{attribute} {NOT_COUNTED}")
 
 
 for _attribute in {*dir(np.ndarray)} - {*dir(ShapeOnly)}:  # a __getattr__ would make every attribute slow
     if not _attribute.startswith("_"):
-        setattr(ShapeOnly, _attribute, _refused(_attribute))
+        setattr(ShapeOnly, _attribute, property(partial(_refuse, _attribute)))
 
 
 class Ones:
@@ -143,9 +128,3 @@ ONES: Any = Ones()
 
 
 _broadcast = lru_cache(4096)(np.broadcast_shapes)
-
-
-def _matmul_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
-        raise ValueError(f"matmul: shapes {a} and {b} do not agree")
-    return a[0], b[1]

@@ -108,18 +108,16 @@ def line_of(site: Site, frame: FrameType | None) -> tuple[Site, str]:
     none, as in a user's own function, the algorithm's line is called "line 12 of mine.py". `frame` is one that `site`'s frame
     has called, where all that is around it can be seen.
     """
-    label = label_at(site)
-    if label is not None:
+    if (label := label_at(site)) is not None:
         return site, label
     own = site if _of_an_algorithm(site[0]) else None
     inside = False
     while frame is not None:
         at = site_of(frame)
         if _of_an_algorithm(at[0]):
-            label, inside = label_at(at), True
-            if label is not None:
+            if (label := label_at(at)) is not None:
                 return at, label
-            own = own or at
+            own, inside = own or at, True
         elif inside:  # what launched the algorithm
             break
         frame = frame.f_back

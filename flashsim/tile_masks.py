@@ -21,37 +21,27 @@ from flashsim.tree_mask import WORD, Tree
 
 
 class TileMask:
-    """MASK, the function of Algorithm 2's line 11, for one head on one chip."""
+    """MASK, the function of Algorithm 2's line 11, for one head on one chip.
 
-    def __init__(self, mask: Mask, hbm: HBM, sram: SRAM, blocks: Blocks, shape: Shape, head: Head) -> None:
+    If it `learns`, a bias's gradient is added to "dB" in HBM: to zeros, or to `dB`, what earlier heads left.
+    """
+
+    def __init__(
+        self, mask: Mask, hbm: HBM, sram: SRAM, blocks: Blocks, shape: Shape, head: Head,
+        learns: bool = False, dB: Array | None = None,
+    ) -> None:  # fmt: skip
         self._mask, self._sram, self._shape, self._head = mask, sram, shape, head
         self._nothing, self._implicit = isinstance(mask, All), not isinstance(mask, All | Dense | Tree | Bias)
-        self._arrays = [
-            hbm.place(f"mask{number or ''}", array if hbm.arithmetic else _two(array.shape), np.bool_)
-            for number, array in enumerate(mask.dense(head))
-        ]
-        tree = mask.tree
+        self._arrays = [hbm.place(f"mask{n or ''}", array, np.bool_) for n, array in enumerate(mask.dense(head))]
+        tree, bias = mask.tree, mask.bias
         self._prefix = shape.N_k - len(tree.parents) if tree else 0
         self._tree = None
         if tree is not None:
             words = tree.words if hbm.arithmetic else (shape.N_q, -(-len(tree.parents) // WORD))
             self._tree = hbm.place("tree", words, np.uint32)
-        self._bias = self._placed(mask.bias)
-        self._gradient: BiasGradient | None = None
+        self._bias = None if bias is None else hbm.place("bias", bias.of(head))
+        self._gradient = None if bias is None or not learns else BiasGradient(bias, sram, dB)
         self._divide(blocks.B_r, blocks.B_c)
-
-    def _placed(self, bias: Bias | None) -> Matrix | None:
-        if bias is None:
-            return None
-        hbm = self._sram.hbm
-        return hbm.place("bias", bias.of(self._head) if hbm.arithmetic else bias.matrix, bias.array.dtype)
-
-    def learning(self, so_far: Array | None) -> TileMask:
-        """Have the bias's gradient added to "dB" in HBM, to zeros or to what earlier heads left; return this."""
-        if self._mask.bias is not None:
-            self._gradient = BiasGradient(self._mask.bias, self._sram, so_far)
-            self._divide(self._B_r, self._B_c)
-        return self
 
     def divided(self, blocks: Blocks) -> TileMask:
         other = copy(self)
@@ -113,10 +103,8 @@ class TileMask:
         if self._nothing:
             return
         held = 1 + len(self._arrays) + (self._bias is not None)
-        if self._tree is None:
-            rows, cols = pass_tiles(sram.capacity, S.shape[1], held)
-        else:
-            rows, cols = _pass_tiles_with_words(sram.capacity, S.shape[1], held, self._tree.shape[1])
+        words = 0 if self._tree is None else self._tree.shape[1]
+        rows, cols = _pass_tiles_with_words(sram.capacity, S.shape[1], held, words)
         self._divide(rows, cols)
         S = S.divide(rows, cols)
         down, across = S.blocks
@@ -176,7 +164,7 @@ class PartialTileMask(TileMask):
         """Return S_ij itself if positions tell that the tile is full; else with −∞ where the mask forbids."""
         if self._implicit:
             (rows, cols), top, left = S_ij.shape, i * self._B_r, j * self._B_c
-            tops, bottoms, lefts, rights = (np.array([n]) for n in (top, top + rows, left, left + cols))
+            tops, bottoms, lefts, rights = np.array([[top], [top + rows], [left], [left + cols]])
             if self._mask.full(tops, bottoms, lefts, rights, self._shape, self._head)[0]:
                 return S_ij
         return super().__call__(S_ij, i, j)
@@ -200,8 +188,3 @@ def _by_tile(a: Matrix, B_r: int, B_c: int) -> Matrix:
 def _block(matrix: Matrix, i: int, j: int) -> Block:
     down, across = matrix.blocks
     return matrix[min(i, down - 1), min(j, across - 1)]
-
-
-def _two(shape: tuple[int, ...]) -> tuple[int, int]:
-    rows, cols = shape
-    return rows, cols

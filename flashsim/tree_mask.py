@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from flashsim.band import Band
 from flashsim.checking import check_array, shown
-from flashsim.masks import Bools, Causal, Head, Index, Mask
+from flashsim.masks import BandMask, Bools, Head
 from flashsim.records import Shape
 
 Words = NDArray[np.uint32]
 WORD = 32  # bits
 
 
-class Tree(Mask):
+class Tree(BandMask):
     """A tree of drafted tokens after a committed prefix: queries are the N_q nodes, and so are the last N_q keys.
 
     A node attends to itself, its ancestors and the N_k − N_q keys of the prefix; not to siblings, nor to cousins. `parents`
@@ -49,14 +49,8 @@ class Tree(Mask):
         inner = set(self.parents)
         return [np.flatnonzero(self.attends[leaf]).tolist() for leaf in range(len(self.parents)) if leaf not in inner]
 
-    def allows(self, rows: Index, cols: Index, shape: Shape, head: Head) -> Bools:
-        return np.ones((len(rows), len(cols)), bool)
-
-    def live(self, rows: Index, row_ends: Index, cols: Index, col_ends: Index, shape: Shape, head: Head) -> Bools:
-        """Compare as causal masks do: no node attends to a later one."""
-        return Causal().live(rows, row_ends, cols, col_ends, shape, head)
-
     def band(self, shape: Shape, head: Head) -> Band:
+        """Return that of a causal mask: no node attends to a later one."""
         return Band(None, 0, shape.N_k, positional=False)
 
     @property

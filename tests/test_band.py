@@ -79,14 +79,14 @@ def test_rows_and_columns_to_run_stand_for_all() -> None:
         band = mask.band(shape, ())
         assert band is not None
         tiles, want = CountedTiles(band, blocks, shape, group), looked_at(mask, shape, blocks)
-        by_row = {(i, j): n * m for i, n in tiles.rows_alike.times.items() for j, m in tiles.row(i).times.items()}
-        by_column = {(i, j): n * m for j, n in tiles.alike.times.items() for i, m in tiles.column(j).times.items()}
+        by_row = {(i, j): n * m for i, n in tiles.rows_alike.items() for j, m in tiles.row(i).items()}
+        by_column = {(i, j): n * m for j, n in tiles.alike.items() for i, m in tiles.column(j).items()}
         assert by_row == by_column
         assert sorted(by_row.values()) == sorted(len(found) for found in want.values())
         for outer, turns in ((tiles.rows_alike, blocks.T_r), (tiles.alike, blocks.T_c)):
-            assert sum(outer.times.values()) == turns
-            assert outer.times[turns - 1] == 1
-            assert min(outer.times.values()) >= 1
+            assert sum(outer.values()) == turns
+            assert outer[turns - 1] == 1
+            assert min(outer.values()) >= 1
 
 
 def test_bands_meet_in_the_lesser() -> None:

@@ -25,7 +25,7 @@ from flashsim.reference import (
     of_bound,
     rounding,
 )
-from flashsim.run import sums
+from flashsim.run import gather, launch
 from flashsim.tile_masks import BiasGradient, TileMask
 
 from .cases import FEW, Array, Case, cases, forward_of, room_for, swap
@@ -280,10 +280,10 @@ def test_a_gradient_that_is_added_up_wrongly_is_noticed(
     ("function", "before", "after", "name", "shape"),
     [
         (BiasGradient.whole, "sram.loop(down)", "sram.loop(down - 1)", "standard", (6, 7)),
-        (sums.bias_gradient, "axis, 0)", "1 - axis, 0)", "flash", (6, 7)),
-        (sums.bias_gradient, "reshape(N_q, group, -1)", "reshape(group, N_q, -1).swapaxes(0, 1)", "flash", (4, 1, 7)),
-        (sums.bias_gradient, "by_head(dB, group)", "dB", "flash", (4, 6, 7)),
-        (sums.with_parts, "replace(a, size=0)", "a", "flash", (6, 7)),
+        (gather.bias_gradient, "axis, 0)", "1 - axis, 0)", "flash", (6, 7)),
+        (gather.bias_gradient, "reshape(N_q, group, -1)", "reshape(group, N_q, -1).swapaxes(0, 1)", "flash", (4, 1, 7)),
+        (gather.bias_gradient, "by_head(dB, group)", "dB", "flash", (4, 6, 7)),
+        (launch.Cost.with_sums, "replace(a, size=0)", "a", "flash", (6, 7)),
     ],
 )  # fmt: skip
 def test_a_gradient_of_parts_that_is_summed_wrongly_is_noticed(

@@ -7,6 +7,7 @@ import pytest
 
 from flashsim import comparison, reference
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm
+from flashsim.masks import Causal
 from flashsim.planting import planted
 from flashsim.qkv import QKV
 
@@ -31,6 +32,14 @@ def test_a_right_run_is_ok_and_watched() -> None:
         assert results["flash"].equals_theory
         assert 0 < (results["flash"].error_of_bound or 0) < 1
     assert told == [(FORWARD["flash"].title, 1, 1, 1), (BACKWARD["flash"].title, 1, 1, 1)]
+
+
+def test_a_block_mask_of_live_tiles_leaves_out_what_is_masked_alone() -> None:
+    for mask in (None, Causal()):
+        asked = {"blocks": (3, 3), "M": 200, "block_mask": "live", "mask": mask}
+        for results in comparison.run_all(GIVEN, ["block_sparse"], lambda *_: lambda *_: None, both_ways=True, **asked):
+            assert results["block_sparse"].ok
+            assert results["block_sparse"].error_of_bound is not None
 
 
 @pytest.mark.parametrize("factor", ["float('nan')", "float('inf')", "1.001"])

@@ -38,7 +38,7 @@ from flashsim.reference import (
     group_bound,
     rounding,
 )
-from flashsim.run import gather, sums
+from flashsim.run import gather, launch
 from flashsim.run.task import attended
 from flashsim.tracing.about import tiles_of
 
@@ -721,12 +721,12 @@ PLANTED: list[tuple[str, Callable[..., Any], str, str, set[str]]] = [
     ("a mean, not a sum", group_sum.sum_over_group, "sum_i + part_hi", "sum_i + part_hi / g", {"gradients, separate"}),
     ("last head left out", group_sum.sum_over_group, "sram.loop(g)", "sram.loop(g - 1)",
      {"gradients, separate", "counts backward, separate"}),
-    ("parts of neighbouring groups", sums.summed, "a.reshape(-1, task.given.group, *a.shape[-2:])",
-     "a.reshape(task.given.group, -1, *a.shape[-2:]).swapaxes(0, 1)", {"gradients, separate"}),
+    ("parts of neighbouring groups", gather.key_gradients, "a.reshape(-1, task.given.group, prod(a.shape[-2:]))",
+     "a.reshape(task.given.group, -1, prod(a.shape[-2:])).swapaxes(0, 1)", {"gradients, separate"}),
     ("K and V as large as their copies", gather._once_per_group, "// plan.task.given.group", "", {"counts, separate"}),
-    ("parts not written", sums.with_parts, "replace(a, role=\"extra\")", "replace(a, role=\"extra\", writes=0)",
+    ("parts not written", launch.Cost.with_sums, "replace(a, role=\"extra\")", "replace(a, role=\"extra\", writes=0)",
      {"counts backward, separate"}),
-    ("parts as large twice", sums.with_parts, "replace(a, size=0)", "a", {"counts backward, separate"}),
+    ("parts as large twice", launch.Cost.with_sums, "replace(a, size=0)", "a", {"counts backward, separate"}),
 ]  # fmt: skip
 
 

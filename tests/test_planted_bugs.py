@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 
 import flashsim
-from flashsim import dropout, masks, paddings, theory, tile_masks
+from flashsim import band, dropout, masks, paddings, theory, tile_masks
 from flashsim.algorithms import BACKWARD, FORWARD, Algorithm, softmax_rows
 from flashsim.memory import MemoryModelError
 from flashsim.observers import InductionInvariant, InvariantBroken
@@ -347,16 +347,28 @@ TEXTS: list[tuple[Algorithm, Any, Bugs]] = [
     (FORWARD["standard"], softmax_rows.whole_rows, WHOLE_ROWS),
     (BACKWARD["standard"], softmax_rows.whole_rows_backward, WHOLE_ROWS_3),
 ]
-OFFSET = "cols[None, :] - (rows[:, None] + self._position(shape, head))"
+OFFSET = "cols - rows[:, None]"
 PARTS = [
-    ("causal one too far", masks.SlidingWindow.allows, OFFSET, f"{OFFSET} - 1", {"exact", "gradients"}),
-    ("causal one too short", masks.SlidingWindow.allows, OFFSET, f"{OFFSET} + 1", {"exact", "gradients"}),
-    ("causal aligned at the top left", masks.SlidingWindow.allows, OFFSET, "cols[None, :] - rows[:, None]", {"exact"}),
-    ("window's right end left out", masks.SlidingWindow._within, "least <= self", "least < self", {"exact"}),
-    ("window's left end left out", masks.SlidingWindow._within, "most >= -self", "most > -self", {"exact"}),
-    ("padding one key too long", paddings.KeyPadding.allows, "< self._length", "<= self._length", {"exact", "poison"}),
-    ("padding one query too long", paddings.QueryPadding.allows, "< self._length", "<= self._length", {"exact"}),
-    ("offset the wrong way", masks.SlidingWindow._position, "int(at_head", "-int(at_head", {"exact"}),
+    ("causal one too far", band.Band.allows, OFFSET, f"{OFFSET} - 1", {"exact", "gradients"}),
+    ("causal one too short", band.Band.allows, OFFSET, f"{OFFSET} + 1", {"exact", "gradients"}),
+    ("causal aligned at the top left", band.Band._meets, "shift = shape.N_k - shape.N_q", "shift = 0", {"exact"}),
+    ("window's right end left out", band.Band._meets, "least <= self", "least < self", {"exact"}),
+    ("window's left end left out", band.Band._meets, "most >= shift", "most > shift", {"exact"}),
+    (
+        "padding one key too long",
+        paddings.KeyPadding.band,
+        "at_head(self.lengths, head)",
+        "at_head(self.lengths, head) + 1",
+        {"exact", "poison"},
+    ),
+    (
+        "padding one query too long",
+        paddings.QueryPadding.band,
+        "at_head(self.lengths, head)",
+        "at_head(self.lengths, head) + 1",
+        {"exact"},
+    ),
+    ("offset the wrong way", masks.SlidingWindow.band, "at_head(np", "-at_head(np", {"exact"}),
     ("rows counted in columns' blocks", tile_masks.TileMask.__call__, "i * self._B_r", "i * self._B_c", {"exact"}),
     (
         "columns counted in rows' blocks",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import flashsim
 from flashsim import theory
 from flashsim.algorithms import FORWARD
+from flashsim.band import Band
 from flashsim.masks import Causal, Mask, SlidingWindow
 from flashsim.memory import Event
 from flashsim.paddings import KeyPadding
@@ -224,18 +225,18 @@ def taken_for_full(N_q: int, N_k: int, B_r: int, B_c: int) -> list[bool]:
 
 @pytest.mark.parametrize(
     "after",
-    ["col_ends - (rows + shift), cols", "cols - (rows + shift), cols", "cols - (row_ends - 1 + shift), cols"],
+    ["col_ends + 1 - rows, cols", "cols - rows, cols", "cols - row_ends, cols"],
 )
 def test_a_tile_that_is_wrongly_taken_for_full_or_not_is_noticed(after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(taken_for_full(13, 22, 3, 5))
-    swap(SlidingWindow.full, "col_ends - 1 - (rows + shift), cols", after, monkeypatch)
+    swap(Band.full, "col_ends - rows, cols", after, monkeypatch)
     assert any(taken_for_full(13, 22, 3, 5))
 
 
 def test_a_diagonal_tile_that_is_taken_for_full_makes_o_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     Q, K, V, _ = inputs(13, 22, 4, 3)
     right = flashsim.forward("q_outer", Q, K, V, M=300, blocks=(3, 5), causal=True).O
-    swap(SlidingWindow.full, "col_ends - 1 - (rows + shift), cols", "cols - (rows + shift), cols", monkeypatch)
+    swap(Band.full, "col_ends - rows, cols", "cols - rows, cols", monkeypatch)
     wrong = flashsim.forward("q_outer", Q, K, V, M=300, blocks=(3, 5), causal=True).O
     assert abs(wrong - right).max() > 0.01
 
@@ -243,9 +244,9 @@ def test_a_diagonal_tile_that_is_taken_for_full_makes_o_wrong(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("bug", "before", "after"),
     [
-        ("off by one", "row_ends - 1 + shift", "row_ends - 2 + shift"),
-        ("lengths taken for equal", "row_ends - 1 + shift", "row_ends - 1"),
-        ("by the tile's first row", "row_ends - 1 + shift", "rows + shift"),
+        ("off by one", "cols - row_ends", "cols - row_ends + 1"),
+        ("lengths taken for equal", "cols - row_ends", "cols - row_ends + shape.N_k - shape.N_q"),
+        ("by the tile's first row", "cols - row_ends", "cols - rows - 1"),
     ],
 )
 @pytest.mark.parametrize("name", [name for name, a in FORWARD.items() if {"live", "splits"} & {*a.parts}])
@@ -262,5 +263,5 @@ def test_a_causal_skip_with_a_wrong_bound_is_noticed(
         return of_bound(run.O, flashsim.reference.attention(Q, K, V, mask=allowed), bound) <= 1
 
     assert right()
-    swap(SlidingWindow.live, before, after, monkeypatch)
+    swap(Band.live, before, after, monkeypatch)
     assert not right()

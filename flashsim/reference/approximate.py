@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
-from flashsim.reference.operands import not_negative, of_rounds, oracle, pair, whole
+from flashsim.reference.operands import Found, not_negative, of_rounds, oracle, pair, whole
 
 
 class Approximate(NamedTuple):
@@ -143,10 +143,7 @@ def _meet_smyrf(hashes_Q: Any, hashes_K: Any, C: int) -> Array:
 
 def _clusters(keys: Any, C: int) -> Array:
     """Return the number of each row's cluster in each round: how many come before it, of smaller keys or as large, over C."""
-    keys = np.asarray(keys)
-    earlier = np.arange(keys.shape[1])[:, None] > np.arange(keys.shape[1])
-    before = (keys[:, None, :] < keys[:, :, None]) | ((keys[:, None, :] == keys[:, :, None]) & earlier)
-    return np.asarray(before.sum(2) // C)
+    return np.asarray(np.asarray(keys).argsort(1, kind="stable").argsort(1) // C)
 
 
 def _rounds_bounds(Q: Any, K: Any, V: Any, biases: Array, scale: float | None, blocks: int, has: _Rounding) -> Array:
@@ -214,32 +211,31 @@ class _Rounding:
         return Approximate(self.stores(right.O, E_O), E_L)
 
 
-def _linformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+def _linformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     operands, scale = [given[name] for name in "QKVEF"], given["tau"]
     parts = -(-len(operands[0]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_k"])
     right, bounds = linformer(*operands, scale=scale), linformer_bounds(*operands, scale=scale, blocks=parts)
     return {"O": (right.O, bounds.O), "L": (right.L, bounds.L)}
 
 
-def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+def _performer(phi: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     operands, scale = [given[name] for name in "QKVW"], given["c"] ** 2
     parts = -(-len(operands[0]) // blocks["B_c"]), -(-len(operands[3]) // blocks["B_g"])
     return {"O": (performer(*operands, scale=scale), performer_bounds(*operands, scale=scale, phi=phi, blocks=parts))}
 
 
-def _reformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+def _reformer(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     order, home = np.asarray(given["order"]).astype(np.int64), np.asarray(given["home"]).T.astype(np.int64)
     buckets = np.empty_like(order)
-    steps = np.diff(
-        np.take_along_axis(home, order, axis=1), axis=1, prepend=0
-    )  # of 1 to the same bucket's next cluster
+    # a step of 1 leads to the same bucket's next cluster
+    steps = np.diff(np.take_along_axis(home, order, axis=1), axis=1, prepend=0)
     np.put_along_axis(buckets, order, np.cumsum(steps > 1, axis=1), axis=1)
     how = {"C": blocks["C"], "scale": given["tau"]}
     operands = [*(given[name] for name in "QKV"), buckets]
     return {"O": (reformer(*operands, **how), reformer_bounds(*operands, **how))}
 
 
-def _smyrf(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+def _smyrf(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     places = [np.argsort(given[name], axis=1) for name in ("order_Q", "order_K")]
     how = {"C": blocks["C"], "scale": given["tau"]}
     operands = [*(given[name] for name in "QKV"), *places]

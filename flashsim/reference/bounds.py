@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any, TypedDict
 
 import numpy as np
@@ -48,8 +49,13 @@ def rounding(name: str | Algorithm | Callable[..., Any], blocks: Blocks) -> Roun
 
     Raises ValueError for an unknown name.
     """
-    algorithm = chosen(name, "forward")
-    return _rounding(algorithm, algorithm, check_record(blocks))
+    algorithm, T_c = chosen(name, "forward"), check_record(blocks).T_c
+    return Rounding(
+        steps=algorithm.rescales(T_c),
+        stores=algorithm.rounds(T_c),
+        scores_stored=algorithm.stores_scores,
+        logs_rounded=algorithm.rounds_logs(T_c),
+    )
 
 
 def backward_rounding(name: str | Algorithm, blocks: Blocks, backward_blocks: Blocks | None = None) -> BackwardRounding:
@@ -58,21 +64,10 @@ def backward_rounding(name: str | Algorithm, blocks: Blocks, backward_blocks: Bl
     Raises ValueError for an unknown name.
     """
     algorithm = chosen(name, "backward")
-    return BackwardRounding(
-        **_rounding(forward_of(algorithm), algorithm, check_record(blocks)),
-        dQ_stores=algorithm.rounds((blocks if backward_blocks is None else check_record(backward_blocks)).T_c),
-        recombined=algorithm.recombines,
-    )
-
-
-def _rounding(forward: Algorithm, user_of_logs: Algorithm, blocks: Blocks) -> Rounding:
-    T_c = blocks.T_c
-    return Rounding(
-        steps=forward.rescales(T_c),
-        stores=forward.rounds(T_c),
-        scores_stored=forward.stores_scores,
-        logs_rounded=user_of_logs.rounds_logs(T_c),
-    )
+    before = rounding(forward_of(algorithm), blocks)
+    before["logs_rounded"] = algorithm.rounds_logs(blocks.T_c)
+    own = blocks if backward_blocks is None else check_record(backward_blocks)
+    return BackwardRounding(**before, dQ_stores=algorithm.rounds(own.T_c), recombined=algorithm.recombines)
 
 
 def score_reach(Q: Any, K: Any, *, scale: float, mask: Any = None, bias: Any = None) -> Array:
@@ -129,34 +124,11 @@ def error_bound(
     log L are at most 1 each, but their sum is 1 only as far as log L is exact: there, (N_k + 1)·max|V| / (1 − p).
     A row whose every key is masked is 0, exactly. Where PZ|V| passes the end of `stored`, as it may with dropout: ∞.
     """
-    return _Bounds(
-        Q, K, V, scale, steps, stores, scores_stored, operands_stored, flushed, logs_rounded, mask, bias, keep, dropout_p,
-        chip, stored, C,
-    ).of_O(C)  # fmt: skip
+    return _Bounds(**locals()).of_O(C)
 
 
 def gradient_bounds(
-    Q: Any,
-    K: Any,
-    V: Any,
-    dO: Any,
-    *,
-    scale: float | None = None,
-    steps: int = 1,
-    stores: int | None = None,
-    scores_stored: bool = False,
-    operands_stored: bool = False,
-    flushed: bool = False,
-    logs_rounded: int = 0,
-    dQ_stores: int | None = None,
-    recombined: bool = False,
-    mask: Any = None,
-    bias: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0.0,
-    chip: DTypeLike | None = None,
-    stored: DTypeLike | None = None,
-    C: float = 2.0,
+    Q: Any, K: Any, V: Any, dO: Any, *, dQ_stores: int | None = None, recombined: bool = False, **options: Any
 ) -> Three:
     """Return how far each element of dQ, dK, dV may lie from the exact gradients, as arrays of their shapes.
 
@@ -178,25 +150,27 @@ def gradient_bounds(
     Each rounding to `stored` may lose its smallest subnormal. C = 2 leaves room for second-order terms, as before.
     Where a sum may pass the end of `stored` there is no bound: ∞. float16 ends at 65504, which dQ and dK may well pass.
     """
-    has = _Bounds(
-        Q, K, V, scale, steps, stores, scores_stored, operands_stored, flushed, logs_rounded, mask, bias, keep, dropout_p,
-        chip, stored, C,
-    )  # fmt: skip
-    return has.of_gradients(dO, dQ_stores, recombined)[0]
+    return _gradient_errors(Q, K, V, dO, dQ_stores=dQ_stores, recombined=recombined, **options)[1]
 
 
-def bias_gradient_bound(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, C: float = 2.0, **options: Any) -> Array:
+def bias_gradient_bound(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, **options: Any) -> Array:
     """Return how far each element of a bias's gradient may lie from the exact one. Arguments as for `gradient_bounds`.
 
     It is dS, added up on the chip over the n elements that share an entry: C·(E(dS) + n·u·(|dS| + E(dS))), summed likewise.
     """
-    asked = signature(gradient_bounds).bind(Q, K, V, dO, bias=bias, C=C, **options).arguments
-    of_dS = {name: asked.pop(name) for name in ("dO", "dQ_stores", "recombined") if name in asked}
-    has, shape = _Bounds(**asked), np.shape(bias)
-    _, dS, E_dS = has.of_gradients(**of_dS)
+    has, _, dS, E_dS = _gradient_errors(Q, K, V, dO, bias=bias, **options)
     with np.errstate(over="ignore", invalid="ignore"):
-        own, most = summed_to(E_dS, shape), summed_to(dS + E_dS, shape)
-        return C * (own + dS.size // max(own.size, 1) * has.u * most)
+        own, most = summed_to(E_dS, np.shape(bias)), summed_to(dS + E_dS, np.shape(bias))
+        return np.asarray(has.C * (own + dS.size // max(own.size, 1) * has.u * most))
+
+
+def _gradient_errors(
+    Q: Any, K: Any, V: Any, dO: Any, *, dQ_stores: int | None = None, recombined: bool = False, **options: Any
+) -> tuple[_Bounds, Three, Array, Array]:
+    asked = signature(error_bound).bind(Q, K, V, **options)
+    asked.apply_defaults()
+    has = _Bounds(**asked.arguments)
+    return has, *has.of_gradients(dO, dQ_stores, recombined)
 
 
 def group_bound(parts: Any, bounds: Any, *, stored: DTypeLike, chip: DTypeLike | None = None, axis: int = -3) -> Array:
@@ -236,54 +210,41 @@ def of_bound(got: Any, want: Any, bound: Any) -> float:
 
 
 class _Bounds:
-    """What both bounds start from, in float64: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|; and the roundoffs."""
+    """What both bounds start from, in float64: the weights P, Z, |τ|·|q|ᵀ|k|'s row maxima, PZ|V|; and the roundoffs.
 
-    def __init__(
-        self,
-        Q: Any,
-        K: Any,
-        V: Any,
-        scale: float | None = None,
-        steps: int = 1,
-        stores: int | None = None,
-        scores_stored: bool = False,
-        operands_stored: bool = False,
-        flushed: bool = False,
-        logs_rounded: int = 0,
-        mask: Any = None,
-        bias: Any = None,
-        keep: Any = None,
-        dropout_p: float = 0.0,
-        chip: DTypeLike | None = None,
-        stored: DTypeLike | None = None,
-        C: float = 2.0,
-    ) -> None:
-        Q, K, V = check_attention(Q=Q, K=K, V=V, mask=mask, keep=keep, bias=bias)
-        self.dropout_p = check_p(dropout_p)
-        self.C = check_number("C", C, "a number above 0", lambda C: 0 < C < math.inf)
-        self.steps, self.logs_rounded = check_count("steps", steps), check_count("logs_rounded", logs_rounded, 0)
-        self.stores = steps if stores is None else check_count("stores", stores, 0)
-        stored = float_dtype(Q.dtype if stored is None else stored)
-        chip = chip_dtype(stored) if chip is None else float_dtype(chip)
+    `given` are the arguments of `error_bound`.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        a = SimpleNamespace(**given)
+        mask, bias, keep, self.C = a.mask, a.bias, a.keep, a.C
+        Q, K, V = check_attention(Q=a.Q, K=a.K, V=a.V, mask=mask, keep=keep, bias=bias)
+        self.dropout_p = check_p(a.dropout_p)
+        check_number("C", a.C, "a number above 0", lambda C: 0 < C < math.inf)
+        self.steps, self.logs_rounded = check_count("steps", a.steps), check_count("logs_rounded", a.logs_rounded, 0)
+        self.stores = self.steps if a.stores is None else check_count("stores", a.stores, 0)
+        stored = float_dtype(Q.dtype if a.stored is None else a.stored)
+        chip = chip_dtype(stored) if a.chip is None else float_dtype(a.chip)
         self.u, self.u_s = roundoff(chip), (0.0 if stored == chip else roundoff(stored))
-        self.least = smallest_normal(chip) if flushed else smallest_step(chip)
+        self.least = smallest_normal(chip) if a.flushed else smallest_step(chip)
         self.step, self.end = max(self.least, smallest_step(stored)), largest(stored)
         self.Q, self.K, self.V = (_numbers(a) for a in (Q, K, V))
-        self.tau = float(tau_of(scale, self.Q))
+        self.tau = float(tau_of(a.scale, self.Q))
         P, l, _ = softmax(self.Q, self.K, np.asarray(self.tau), mask, bias)
         self.any_key = l > 0
         self.P = P / np.where(self.any_key, l, 1)
         self.allowed = np.broadcast_to(True if mask is None else np.asarray(mask), P.shape)
-        self.Z = np.ones_like(P) if keep is None else np.broadcast_to(Z_of(keep, dropout_p, np.float64), P.shape)
+        self.Z = np.ones_like(P) if keep is None else np.broadcast_to(Z_of(keep, a.dropout_p, np.float64), P.shape)
         self.mass = (self.P * self.Z) @ np.abs(self.V)
-        self.scores_stored, self.dropped, self.kept = scores_stored, keep is not None, scores_stored or operands_stored
+        self.scores_stored, self.dropped = a.scores_stored, keep is not None
+        self.kept = a.scores_stored or a.operands_stored
 
         # of a row's weights, their sum and their products with V, without O's own storing
         (d, N_k), biased = (self.Q.shape[-1], self.K.shape[-2]), bias is not None
         reach = score_reach(self.Q, self.K, scale=self.tau, mask=mask, bias=bias)
-        delta = ((d + 4 + 2 * biased) * self.u + scores_stored * (1 + biased) * self.u_s) * reach
-        delta = delta + logs_rounded * self.u * (reach + math.log(N_k))
-        terms = (N_k + 8 * (steps + 1) + 3 * self.dropped) * self.u + self.kept * (1 + self.dropped) * self.u_s
+        delta = ((d + 4 + 2 * biased) * self.u + a.scores_stored * (1 + biased) * self.u_s) * reach
+        delta = delta + self.logs_rounded * self.u * (reach + math.log(N_k))
+        terms = (N_k + 8 * (self.steps + 1) + 3 * self.dropped) * self.u + self.kept * (1 + self.dropped) * self.u_s
         with np.errstate(over="ignore"):
             self.relative = np.expm1(2 * delta) + terms
 
@@ -299,9 +260,7 @@ class _Bounds:
         most = (weights + 1) * gain * (1 + self.u_s) * size.max(axis=-2, keepdims=True)
         return self._within_range(np.where(self.any_key, np.minimum(off, most) + floor, 0.0), self.mass)
 
-    def of_gradients(
-        self, dO: Any, dQ_stores: int | None = None, recombined: bool = False
-    ) -> tuple[Three, Array, Array]:
+    def of_gradients(self, dO: Any, dQ_stores: int | None, recombined: bool) -> tuple[Three, Array, Array]:
         """Return how far dQ, dK and dV may be off; and |dS| and E(dS), of which a bias's gradient is made."""
         dQ_stores = self.steps if dQ_stores is None else check_count("dQ_stores", dQ_stores, 0)
         u, u_s, step, least, P, Z, dropped = self.u, self.u_s, self.step, self.least, self.P, self.Z, self.dropped

@@ -24,12 +24,10 @@ from numpy.typing import DTypeLike
 
 from flashsim.checking import check_choice
 from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
-from flashsim.reference.operands import for_each_row, oracle
+from flashsim.reference.operands import Found, for_each_row, oracle
 
 KERNELS = ("gaussian", "laplace", "cauchy")
 REDUCTIONS = ("sum", "logsumexp")
-
-
 OPERANDS = "X (N, d), Z (n, d), V (n, e)"
 
 
@@ -121,9 +119,6 @@ def kernel_gradient_bounds(
     return np.asarray(C * (np.einsum("ij,ijc->ic", pairs, along) + steps))
 
 
-# --------------------------------------------------------------------------------------------------------------- pieces
-
-
 def _log_weights(V: Array) -> Array:
     """Return log v of the one column under a log-sum-exp. Raises ValueError for more columns, and for v < 0."""
     if V.shape[1] != 1 or (V < 0).any():
@@ -185,19 +180,14 @@ def _softmax(log_k: Array, V: Array) -> Array:
         return np.asarray(np.nan_to_num(np.exp(S - _logsumexp(S))))
 
 
-# ------------------------------------------------------------------------------------------------------------- programs
-
-
-def _product(
-    order: str, reduction: str, given: Mapping[str, Any], blocks: Mapping[str, int]
-) -> dict[str, tuple[Array, Array]]:
+def _product(order: str, reduction: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     operands, k = (given["X"], given["Z"], given["V"]), given["k"]
     how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma, "reduction": reduction}
     bound = kernel_product_bounds(*operands, **how, order=order, blocks=-(-len(operands[1]) // blocks["B_c"]))
     return {"Y": (kernel_product(*operands, **how), bound)}
 
 
-def _gradient(reduction: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+def _gradient(reduction: str, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     operands, k = (given["X"], given["Z"], given["V"], given["dY"]), given["k"]
     how: dict[str, Any] = {"kernel": k.name, "sigma": k.sigma, "reduction": reduction}
     parts, off = -(-len(operands[1]) // blocks["B_c"]), 2.0**-49 * (1 + np.abs(given.get("Y", 0.0)))

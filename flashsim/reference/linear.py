@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
-from flashsim.reference.operands import oracle
+from flashsim.reference.operands import Found, oracle
 
 
 @oracle("Q (N, d), K (N, d), V (N, e)")
@@ -38,7 +38,7 @@ def linear_attention_bounds(
     return np.asarray(C * ((d + N + chunks + 3) * u * sizes + u_s * O + tiny + smallest_step(stored)))
 
 
-def _of_program(given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+def _of_program(given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     operands = [given[name] for name in "QKV"]
     bound = linear_attention_bounds(*operands, chunks=-(-len(operands[0]) // blocks["C"]))
     return {"O": (linear_attention(*operands), bound)}

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
-from flashsim.reference.operands import for_each_row, labels, oracle
+from flashsim.reference.operands import Found, for_each_row, labels, oracle
 
 
 class CrossEntropy(NamedTuple):
@@ -57,9 +57,8 @@ def cross_entropy_bounds(
 
     def summed(to: Array, off: Array, G: Array, terms: int, exact: Array) -> Array:
         vanished = C * terms * smallest_step(chip) * (1 + np.abs(g).max()) * (1 + to.max())
-        return np.asarray(
-            off @ to + C * (terms + 2 * blocks + 8) * u * (G @ to) + u_s * np.abs(exact) + vanished + tiny
-        )
+        rounded = C * (terms + 2 * blocks + 8) * u * (G @ to) + u_s * np.abs(exact)
+        return np.asarray(off @ to + rounded + vanished + tiny)
 
     dX = summed(np.abs(E), off, G, v, right.dX)
     dE = summed(np.abs(X), off.T, G.T, N, right.dE)
@@ -74,9 +73,7 @@ def _forward(X: Any, E: Any, y: Any, g: Any) -> tuple[Array, Array, Array, Array
     return S, P / P.sum(1, keepdims=True), label, np.broadcast_to(g.ravel(), len(S))
 
 
-def _of_program(
-    results: tuple[str, ...], given: Mapping[str, Any], blocks: Mapping[str, int]
-) -> dict[str, tuple[Array, Array]]:
+def _of_program(results: tuple[str, ...], given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     X, E, y = given["X"], given["E"], np.asarray(given["y"])[:, 0].astype(np.int64)
     operands = X, E, np.where(y < len(E), y, -1), given.get("g", np.ones((1, 1)))[:, 0]
     many = max(-(-len(X) // blocks["B_r"]), -(-len(E) // blocks["B_c"]))

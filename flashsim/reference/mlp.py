@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from flashsim.inputs import Array, chip_dtype, float_dtype, roundoff, smallest_step
-from flashsim.reference.operands import kept, oracle, pair
+from flashsim.reference.operands import Found, kept, oracle, pair
 
 OPERANDS = "X (N, d), W1 (d, f), W2 (f, o)"
 
@@ -45,7 +45,7 @@ def sparse_mlp_bounds(
     return np.asarray(off @ size2 + C * (summed + u_s * np.abs(H @ W2)))
 
 
-def _of_program(fused: bool, given: Mapping[str, Any], blocks: Mapping[str, int]) -> dict[str, tuple[Array, Array]]:
+def _of_program(fused: bool, given: Mapping[str, Any], blocks: Mapping[str, int]) -> Found:
     X, W1, W2 = (given[name] for name in ("X", "W1", "W2"))
     keep1 = _spread(given["mask1"], W1.shape, (blocks["B_d"], blocks["B_f"]))
     keep2 = _spread(given["mask2"], W2.shape, (blocks["B_f"], blocks["B_o"]))

@@ -1,12 +1,15 @@
-"""What the oracles beyond attention are given, checked by the names of their arguments."""
+"""The oracles beyond attention: what they are given, checked by the names of their arguments; and which program is whose."""
 
 from __future__ import annotations
 
 import math
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import cache, wraps
+from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -19,13 +22,18 @@ from flashsim.checking import (
     check_count,
     check_flag,
     check_number,
+    check_real,
     check_scale,
     shown,
 )
-from flashsim.inputs import Array, float_dtype
+from flashsim.inputs import Array, check_matrix, float_dtype
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Found = dict[str, tuple[Array, Array]]
+"""What is right, and how far rounding may lead from it, by result."""
+Naive = Callable[[Mapping[str, Any], Mapping[str, int]], Found]
+"""Of operands, in float64, and options by name; and of block sizes."""
 Check = Callable[[str, Any, Mapping[str, int]], Any]
 """(name, value, the operands' lengths by symbol) -> what the function gets. Raises ValueError."""
 
@@ -36,6 +44,7 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
     `shapes` is "X (N, d), E (v, d)", the operands and their shapes in symbols; of one column, (N,) will do. The function raises
     ValueError where something does not fit, and where finite operands have a result that float64 does not hold.
     """
+    other = {**BY_NAME, **checks}
     wanted = {name: (rows, columns) for name, rows, columns in re.findall(r"(\w+) \((\w+), (\w+)\)", shapes)}
 
     def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -46,13 +55,11 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
             given = of.bind(*args, **kwargs)
             given.apply_defaults()
             values = given.arguments
-            lengths: dict[str, int] = {}
-            whose: dict[str, str] = {}
+            lengths, whose = dict[str, int](), dict[str, str]()
             for name, symbols in wanted.items():
-                values[name] = _matrix(name, values[name], symbols, lengths, whose)
-            for name in values.keys() - wanted:
-                check = checks.get(name) or BY_NAME.get(name)
-                values[name] = check(name, values[name], lengths) if check else values[name]
+                values[name] = real(name, check_matrix(name, check_array(name, values[name]), symbols, lengths, whose))
+            for name in values.keys() & other.keys():
+                values[name] = other[name](name, values[name], lengths)
             with np.errstate(over="ignore", invalid="ignore"):
                 result = function(*given.args, **given.kwargs)
             for array in result if isinstance(result, tuple) else (result,):
@@ -65,29 +72,9 @@ def oracle(shapes: str, **checks: Check) -> Callable[[Callable[P, R]], Callable[
     return checked
 
 
-def _matrix(name: str, value: Any, symbols: tuple[str, str], lengths: dict[str, int], whose: dict[str, str]) -> Array:
-    """Return an operand in float64; learn the lengths that are new."""
-    array = check_array(name, value)
-    shape, expected = array.shape, f"({', '.join(symbols)})"
-    if array.ndim == 1:
-        array = array[:, None]
-    if array.ndim != 2 or 0 in array.shape:
-        raise ValueError(f"{name} has shape {shape}; expected {expected}, at least 1 each")
-    for symbol, length in zip(symbols, array.shape, strict=True):
-        if lengths.setdefault(symbol, length) != length:
-            raise ValueError(
-                f"{name} has shape {shape}; expected {expected} with {symbol} = {lengths[symbol]}, as {whose[symbol]} has"
-            )
-        whose.setdefault(symbol, name)
-    return real(name, array)
-
-
 def real(name: str, value: Any) -> Array:
     """Return finite real numbers in float64. Raises ValueError for others."""
-    array = check_array(name, value)
-    if array.dtype.kind not in "fiu" and array.dtype.name != "bfloat16":
-        raise ValueError(f"{name} has dtype {array.dtype}; expected real numbers")
-    wide: Array = array.astype(np.float64)
+    wide: Array = check_real(name, value).astype(np.float64)
     if not np.isfinite(wide).all():
         raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
     return wide
@@ -105,9 +92,8 @@ def labels(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
     """Return N labels, whole numbers below v; those below 0 leave their rows out."""
     array, (N, v) = check_array(name, value), (lengths["N"], lengths["v"])
     if array.shape != (N,) or array.dtype.kind not in "iu":
-        raise ValueError(
-            f"{name} has shape {array.shape}, dtype {array.dtype}; expected whole numbers, (N,) with N = {N}"
-        )
+        got = f"{name} has shape {array.shape}, dtype {array.dtype}"
+        raise ValueError(f"{got}; expected whole numbers, (N,) with N = {N}")
     if array.max() >= v:
         raise ValueError(f"{name} holds {array.max()}; expected labels up to v − 1 = {v - 1}, or below 0")
     return array
@@ -127,9 +113,8 @@ def kept(rows: str, columns: str) -> Check:
     def check(name: str, value: Any, lengths: Mapping[str, int]) -> Array:
         array, onto = check_booleans(name, value), (lengths[rows], lengths[columns])
         if not broadcasts(array.shape, onto):
-            raise ValueError(
-                f"{name} has shape {array.shape}; expected one that broadcasts to ({rows}, {columns}) = {onto}"
-            )
+            wanted = f"({rows}, {columns}) = {onto}"
+            raise ValueError(f"{name} has shape {array.shape}; expected one that broadcasts to {wanted}")
         return array
 
     return check
@@ -178,3 +163,11 @@ BY_NAME: dict[str, Check] = {
     "fused": lambda name, value, _: check_flag(name, value),
 }
 """What an argument of that name must be, unless a function says otherwise."""
+
+
+@cache
+def naive_programs() -> dict[str, Naive]:
+    """Return what each program computes, and how far rounding may lead from it, by its name, as `NAIVE` of a module here says."""
+    found = pkgutil.iter_modules([str(Path(__file__).parent)])
+    files = (import_module(f"flashsim.reference.{file.name}") for file in found)
+    return {name: naive for file in files for name, naive in getattr(file, "NAIVE", {}).items()}

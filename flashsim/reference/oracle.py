@@ -40,8 +40,7 @@ def attention(
     dropout_p: float = 0.0,
 ) -> Array:
     """Return dropout(softmax(MASK(scale · QKᵀ + bias))) V, (..., N_q, d_v), computed in `dtype`. `scale=None` is 1/√d."""
-    parts: dict[str, Any] = {"mask": mask, "bias": bias, "keep": keep, "dropout_p": dropout_p}
-    return attention_with_statistics(Q, K, V, scale=scale, dtype=dtype, **parts).O
+    return attention_with_statistics(**locals()).O
 
 
 def attention_with_statistics(
@@ -65,36 +64,20 @@ def attention_with_statistics(
     return Attention(_weighted(P_dropped, V) / np.where(l == 0, 1, l), l[..., 0], m[..., 0])
 
 
-def gradients(
-    Q: Any,
-    K: Any,
-    V: Any,
-    dO: Any,
-    *,
-    scale: float | None = None,
-    mask: Any = None,
-    bias: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0.0,
-) -> Three:
-    """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
-    return _gradients(Q, K, V, dO, scale, mask, bias, keep, dropout_p)[0]
+def gradients(Q: Any, K: Any, V: Any, dO: Any, **options: Any) -> Three:
+    """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS.
+
+    `options` as for `attention`: scale, mask, bias, keep, dropout_p.
+    """
+    return _gradients(Q, K, V, dO, **options)[0]
 
 
-def bias_gradient(
-    Q: Any,
-    K: Any,
-    V: Any,
-    dO: Any,
-    *,
-    bias: Any,
-    scale: float | None = None,
-    mask: Any = None,
-    keep: Any = None,
-    dropout_p: float = 0.0,
-) -> Array:
-    """Return the gradient of `bias`, of its shape: dS, summed over the axes that it was broadcast along."""
-    return summed_to(_gradients(Q, K, V, dO, scale, mask, bias, keep, dropout_p)[1], np.shape(bias))
+def bias_gradient(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, **options: Any) -> Array:
+    """Return the gradient of `bias`, of its shape: dS, summed over the axes that it was broadcast along.
+
+    Arguments as for `gradients`.
+    """
+    return summed_to(_gradients(Q, K, V, dO, bias=bias, **options)[1], np.shape(bias))
 
 
 def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
@@ -105,8 +88,9 @@ def summed_to(a: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _gradients(
-    Q: Any, K: Any, V: Any, dO: Any, scale: float | None, mask: Any, bias: Any, keep: Any, dropout_p: float
-) -> tuple[Three, Array]:
+    Q: Any, K: Any, V: Any, dO: Any, *,
+    scale: float | None = None, mask: Any = None, bias: Any = None, keep: Any = None, dropout_p: float = 0.0,
+) -> tuple[Three, Array]:  # fmt: skip
     check_p(dropout_p)
     given = check_attention(Q=Q, K=K, V=V, dO=dO, mask=mask, keep=keep, bias=bias)
     Q, K, V, dO = (a.astype(np.float64) for a in given)

@@ -7,6 +7,6 @@
                                           function is followed line by line, for results that are not on chip
       gather     gather_run(plan, …)      `run.O`: stacked over heads, refused where it overflows
 
-A `backward` pass goes the same way, and in between `sums` adds up dK and dV over query heads that share a KV head. `count`
-launches one problem on shapes alone, and multiplies.
+A `backward` pass goes the same way, and `gather` adds up dK and dV over query heads that share a KV head. `count` launches one
+problem on shapes alone, and multiplies.
 """

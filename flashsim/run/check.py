@@ -10,8 +10,7 @@ from flashsim.algorithms import BACKWARD
 from flashsim.algorithms.blocks import Fit, Fixed, Paper, Sizing, Told
 from flashsim.algorithms.record import OPERANDS, Algorithm
 from flashsim.checking import check_blocks, check_flag, check_gqa, check_p, check_scale, check_seed, is_one_of, shown
-from flashsim.inputs import check_backward_range, check_dO, check_inputs, check_M, check_range
-from flashsim.layouts import said_heads_first, turned
+from flashsim.inputs import check_backward_range, check_dO, check_inputs, check_M, check_range, said_heads_first, turned
 from flashsim.masks import All, Head, as_mask
 from flashsim.memory import MemoryModelError
 from flashsim.records import Shape
@@ -62,22 +61,19 @@ def backward_task(
     policy = check_sizing(("paper" if sizing is None else sizing) if chosen else task.sizing, blocks, enforce)
     if "block_mask" in algorithm.parts:
         if chosen:
-            raise ValueError(
-                f"{algorithm.name!r} keeps the forward pass's blocks, on which its mask is; leave sizing and blocks out"
-            )
+            why = "keeps the forward pass's blocks, on which its mask is; leave sizing and blocks out"
+            raise ValueError(f"{algorithm.name!r} {why}")
         policy = Fixed(run.blocks.B_r, run.blocks.B_c, policy.enforced)
     columns = {name: a[..., None] for name, a in (("l", run.l), ("m", run.m), ("L", run.lse)) if a is not None}
     more = {**columns, "O": O, "dO": gradient}
-    asked = replace(
-        task, algorithm=algorithm, M=M, sizing=policy, check_finite=check_finite, more=more, saved=run.saved
-    )
-    missing = [name for name in asked.needs if name not in {*OPERANDS, *more, *run.saved}]
+    task = replace(task, algorithm=algorithm, M=M, sizing=policy, check_finite=check_finite, more=more, saved=run.saved)
+    missing = [name for name in task.needs if name not in {*OPERANDS, *more, *run.saved}]
     if missing:
         raise MemoryModelError(
             f"{algorithm.name!r} ({algorithm.title}) takes {', '.join(missing)}, which {run.algorithm!r} neither returned "
             "nor saved; expected it among `returns` or `saves` of that record"
         )
-    return asked
+    return task
 
 
 def count_task(

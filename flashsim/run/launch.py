@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from flashsim.algorithms.notation import log
 from flashsim.algorithms.own import RETURNS
+from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live, Splits
+from flashsim.band import Band
 from flashsim.blas import one_blas_thread
-from flashsim.checking import shown
+from flashsim.checking import check_tiles, shown
 from flashsim.dropout import NoDropout, TileDropout
 from flashsim.inputs import Array, Inputs, chip_dtype
-from flashsim.masks import Head, Mask
+from flashsim.live import CountedSplits, CountedTiles, LiveTiles, TileSplits
+from flashsim.masks import All, Head, Mask
 from flashsim.matrices import kind_of
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer
-from flashsim.records import Blocks, Traffic
+from flashsim.records import Blocks, Flops, Shape, Traffic
 from flashsim.run.following import followed
-from flashsim.run.task import Plan
+from flashsim.run.task import AttentionVariant, Plan
 from flashsim.shape_only import ShapeOnly
 from flashsim.tile_masks import BiasGradient, NoBiasGradient, PartialTileMask, TileMask
 
@@ -27,13 +30,42 @@ OnHead = Callable[[int, int], None]
 MOST_RUN_ONE_BY_ONE = 2**22
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What launches cost together: elements moved, the highest peak, and, where they only counted, operations."""
+
+    traffic: Traffic = field(default_factory=Traffic)
+    peak: int = 0
+    flops: Flops = field(default_factory=lambda: Flops(0, 0))
+
+    def sized(self, **sizes: int) -> Cost:
+        """Return the same, where matrices of these names are so large."""
+        by_array = self.traffic.by_array
+        of_size = {name: replace(by_array[name], size=size) for name, size in sizes.items()}
+        return replace(self, traffic=Traffic({**by_array, **of_size}))
+
+    def plus(self, hbm: HBM, sram: SRAM, times: int = 1) -> Cost:
+        """Return the cost with that of a launch, so many times."""
+        traffic, flops = hbm.traffic.times(times), sram.flops.times(times)
+        return Cost(self.traffic + traffic, max(self.peak, sram.peak), self.flops + flops)
+
+    def with_sums(self, of: Cost) -> Cost:
+        """Return what launches cost that write some gradients as parts, with the passes that sum those up."""
+        named = {name: f"{name}_parts" for name in of.traffic.by_array if f"{name}_parts" in of.traffic.by_array}
+        written = {
+            named.get(name, name): replace(a, role="extra") if name in named else a
+            for name, a in self.traffic.by_array.items()
+        }
+        read = {name: replace(a, size=0) if name in written else a for name, a in of.traffic.by_array.items()}
+        return Cost(Traffic(written) + Traffic(read), max(self.peak, of.peak), self.flops + of.flops)
+
+
 @dataclass
 class Outcome:
     """What all launches of a plan left: matrices by name, one for each problem; elements moved; the highest peak."""
 
     matrices: dict[str, list[Array]] = field(default_factory=dict)
-    traffic: Traffic = field(default_factory=Traffic)
-    peak: int = 0
+    cost: Cost = field(default_factory=Cost)
     dB: dict[Head, Array] = field(default_factory=dict)  # by where its bias is among the leading axes
 
 
@@ -47,8 +79,7 @@ def launch_all(plan: Plan, observers: Sequence[Observer], on_head: OnHead | None
             hbm, sram, returned = launch(plan, head, number, observers, outcome.dB.get(at))
             if "dB" in hbm:
                 outcome.dB[at] = np.array(hbm.peek("dB"))
-            outcome.traffic += hbm.traffic
-            outcome.peak = max(outcome.peak, sram.peak)
+            outcome.cost = outcome.cost.plus(hbm, sram)
             for name, matrix in _kept(plan, hbm, returned):
                 outcome.matrices.setdefault(name, []).append(matrix)
             if on_head is not None:
@@ -81,25 +112,20 @@ def launch(
     """
     task, algorithm, variant, shape, blocks = plan.task, plan.task.algorithm, plan.variant, plan.shape, plan.blocks
     hbm = HBM(arithmetic=isinstance(task.given, Inputs))
-    band = variant.band(shape, head)
-    counted = None if hbm.arithmetic else band
+    band = (variant.mask if variant.skips else All()).band(shape, head) if variant.mask.folds else None
     if not hbm.arithmetic and band is None:
         _refuse_too_many(variant.mask, algorithm.cuts(blocks, shape.N_q, shape.N_k))
     chip = chip_dtype(task.given.dtype)
     sram = SRAM(hbm, task.M, enforced=task.sizing.enforced, dtype=chip, observers=observers, fold=band is not None)
     placed = _placed(plan, hbm, head, number)
+    kind = PartialTileMask if {"live", "splits"} & {*algorithm.parts} else TileMask
+    dropped = variant.dropout_p, variant.seed, hbm, sram, blocks, number, variant.group
     parts: dict[str, Callable[[], Any]] = {
         "tau": lambda: variant.tau,
-        "MASK": lambda: _masked(plan, hbm, sram, head, dB),
-        "dropout": lambda: (
-            TileDropout(variant.dropout_p, variant.seed, hbm, sram, blocks, number, variant.group)
-            if variant.dropout_p
-            else NoDropout()
-        ),
+        "MASK": lambda: kind(variant.mask, hbm, sram, blocks, shape, head, algorithm.gives_dS, dB),
+        "dropout": lambda: TileDropout(*dropped) if variant.dropout_p else NoDropout(),
         "dB": lambda: NoBiasGradient() if variant.mask.bias is None else BiasGradient(variant.mask.bias, sram, dB),
-        "block_mask": lambda: variant.blocks_for(blocks, shape, head, counted),
-        "live": lambda: variant.live(blocks, shape, head, counted),
-        "splits": lambda: variant.splits_of(blocks, shape, head, counted),
+        **_tiles(variant, blocks, shape, head, None if hbm.arithmetic else band),
     }
     given = (parts[part]() if part in parts else variant.options[part] for part in algorithm.parts)
     run = algorithm.run if number else followed(algorithm.run, sram)
@@ -107,11 +133,30 @@ def launch(
     return hbm, sram, _returned(plan, hbm, result)
 
 
-def _masked(plan: Plan, hbm: HBM, sram: SRAM, head: Head, dB: Array | None) -> TileMask:
-    algorithm = plan.task.algorithm
-    kind = PartialTileMask if {"live", "splits"} & {*algorithm.parts} else TileMask
-    MASK = kind(plan.variant.mask, hbm, sram, plan.blocks, plan.shape, head)
-    return MASK.learning(dB) if algorithm.gives_dS else MASK
+def _tiles(
+    variant: AttentionVariant, blocks: Blocks, shape: Shape, head: Head, band: Band | None
+) -> dict[str, Callable[[], Any]]:
+    """Return the parts that say which tiles of S to compute; with the `band` of the live ones, for counting by kind."""
+    given, number = variant.options.get("block_mask"), variant.options.get("splits")
+
+    def live() -> Live:
+        if isinstance(variant.mask, All) or not variant.skips:
+            return EveryTile()
+        if band is None:
+            return LiveTiles(variant.mask, blocks, shape, head)
+        return CountedTiles(band, blocks, shape, variant.group)
+
+    def block_mask() -> BlockMask:
+        if given is None or not variant.skips:
+            return EveryTile()
+        return live() if isinstance(given, str) else ArrayBlockMask(check_tiles(given, blocks, shape))
+
+    def splits() -> Splits:
+        if band is None:
+            return TileSplits(live(), variant.mask, blocks, shape, head, number)
+        return CountedSplits(band, blocks, shape, variant.group, number)
+
+    return {"live": live, "block_mask": block_mask, "splits": splits}
 
 
 def _placed(plan: Plan, hbm: HBM, head: Head, number: int) -> list[Matrix]:
@@ -135,7 +180,8 @@ def _returned(plan: Plan, hbm: HBM, result: Any) -> tuple[Matrix, ...]:
     names = tuple(matrix.name if isinstance(matrix, Matrix) else None for matrix in found)
     expected = (algorithm.returns,) if algorithm.returns else RETURNS
     if names not in expected:
-        said = ", ".join(map(_named, found))
+        arrays = np.ndarray | ShapeOnly
+        said = ", ".join("an array" if isinstance(one, arrays) else str(getattr(one, "name", one)) for one in found)
         raise MemoryModelError(
             f"{who} returned {f'({said})' if isinstance(result, tuple) else said}; "
             f"expected {' or '.join('(' + ', '.join(names) + ')' for names in expected)}, matrices in HBM"
@@ -148,12 +194,6 @@ def _returned(plan: Plan, hbm: HBM, result: Any) -> tuple[Matrix, ...]:
                 f"{who} returned an {matrix.name} of another HBM; expected one that was made in the hbm it was called with"
             )
     return found
-
-
-def _named(value: Any) -> str:
-    if isinstance(value, np.ndarray | ShapeOnly):
-        return "an array"
-    return str(getattr(value, "name", value))
 
 
 def _refuse_too_many(mask: Mask, cuts: Sequence[Blocks]) -> None:

@@ -7,7 +7,7 @@ count_program(program, {"N": 1000, …}, …)             what it costs, on shap
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +24,7 @@ from flashsim.checking import (
     is_one_of,
     shown,
 )
-from flashsim.inputs import FLOATS, Array, check_M, chip_dtype, float_dtype, is_listed, largest
-from flashsim.matrices import Kind
+from flashsim.inputs import FLOATS, Array, check_arrays, check_M, check_matrix, chip_dtype, float_dtype, largest
 from flashsim.memory import HBM, SRAM, Matrix, MemoryModelError, Observer, SramOverflow
 from flashsim.records import Flops, Sizes
 from flashsim.run.following import followed
@@ -59,7 +58,12 @@ class Launch:
         """Run it; return its memory. Raises MemoryModelError where it returned other matrices than its record says."""
         hbm = HBM(arithmetic=self.arithmetic)
         sram = SRAM(hbm, self.M, enforced=self.enforced, dtype=chip_dtype(self.dtype), observers=observers)
-        placed = [self._placed(hbm, name, kind) for name, kind in self.program.operands.items()]
+        placed = [
+            hbm.place(
+                name, self.given.get(name, kind.shape(self.sizes)), kind.dtype(self.dtype), index=kind.type == "index"
+            )
+            for name, kind in self.program.operands.items()
+        ]
         with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
             run = followed(self.program.run, sram)
             result = run(hbm, sram, *placed, self.blocks, *(self.options[o] for o in self.program.options))
@@ -68,11 +72,6 @@ class Launch:
         if [(m.name, m.shape) if isinstance(m, Matrix) and hbm.holds(m) else None for m in found] != [*shapes.items()]:
             raise MemoryModelError(f"{self.program.name!r} returned {shown(found)}; expected matrices in HBM, {shapes}")
         return hbm, sram
-
-    def _placed(self, hbm: HBM, name: str, kind: Kind) -> Matrix:
-        if kind.type == "index":
-            return hbm.place(name, self.given[name], index=True)
-        return hbm.place(name, self.given[name] if self.arithmetic else kind.shape(self.sizes), kind.dtype(self.dtype))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -91,19 +90,12 @@ class ProgramCosts(Costs):
         options = {name: shown(value) for name, value in self.launch.options.items()}
         return {"sizes": dict(self.sizes), "dtype": self.launch.dtype.name, "options": options}
 
-    def _costs(self) -> str:
-        return f"{self.blocks!r}, {self.sram}"
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ProgramTally(ProgramCosts):
     """What a program's run costs, with its `flops`."""
 
     flops: Flops
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what it costs as plain data."""
-        return {**super().to_dict(), "flops": asdict(self.flops)}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -123,8 +115,9 @@ class ProgramRun(ProgramCosts):
         found: Array = results[name]
         return found
 
-    def _shapes(self) -> dict[str, str]:
-        return {name: f"{array.shape} {array.dtype}" for name, array in self.results.items()}
+    @property
+    def _arrays(self) -> Sequence[str]:  # type: ignore[override]
+        return tuple(self.results)
 
     def _repr_html_(self) -> str:
         return super()._repr_html_() if self.trace is None else self.trace._repr_html_()
@@ -194,57 +187,29 @@ def count_program(
     return ProgramTally(**_cost(launch, hbm, sram), flops=sram.flops)
 
 
-# ---------------------------------------------------------------------------------------------------------------- check
-
-
 def check_operands(program: Program, operands: Mapping[str, Any]) -> tuple[dict[str, Array], Sizes, np.dtype[Any]]:
     """Return copies of the operands, the lengths that they have, and their type. Raises ValueError."""
     if set(operands) != set(program.operands):
         raise ValueError(f"operands are {', '.join(operands)}; expected {', '.join(program.operands)}")
-    found = {name: check_array(name, operands[name]) for name in program.operands}
-    types = [a.dtype for name, a in found.items() if not is_listed(operands[name]) and a.dtype.name in FLOATS]
-    listed = types[0] if types else np.dtype(np.float64)  # the type of lists of numbers
-    arrays: dict[str, Array] = {}
-    said: dict[str, tuple[int, str]] = {}
-    typed: tuple[str, np.dtype[Any]] | None = None
+    numbers = [name for name, kind in program.operands.items() if kind.type not in ("words", "index")]
+    arrays = check_arrays({name: operands[name] for name in numbers})
+    lengths, whose = dict[str, int](), dict[str, str]()
     for name, kind in program.operands.items():
-        array = found[name][:, None] if found[name].ndim == 1 else found[name]
-        if array.ndim != 2 or 0 in array.shape:
-            raise ValueError(f"{name} has shape {array.shape}; expected ({kind.rows}, {kind.columns}), at least 1 each")
-        for symbol, length in zip((kind.rows, kind.columns), array.shape, strict=True):
-            want, whose = (int(symbol), "") if symbol.isdigit() else said.setdefault(symbol, (length, name))
-            if length != want:
-                why = f" with {symbol} = {want}, as {whose} has" if whose else ""
-                raise ValueError(f"{name} has shape {array.shape}; expected ({kind.rows}, {kind.columns}){why}")
-        if kind.type in ("words", "index"):
-            arrays[name] = check_words(name, array)
-            continue
-        if is_listed(operands[name]) and array.dtype.kind in "iuf":
-            array = array.astype(listed)
-        if array.dtype.name not in FLOATS:
+        array = arrays[name] if name in numbers else check_array(name, operands[name])
+        arrays[name] = array = check_matrix(name, array, (kind.rows, kind.columns), lengths, whose).copy()
+        first = arrays[numbers[0]].dtype
+        if name not in numbers:
+            if array.dtype.kind not in "iu" or np.any((array < 0) | (array > np.iinfo(np.uint32).max)):
+                raise ValueError(f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
+            arrays[name] = array.astype(np.uint32)
+        elif array.dtype.name not in FLOATS:
             raise ValueError(f"{name} has dtype {array.dtype}; expected one of {', '.join(FLOATS)}")
-        first, dtype = typed = typed or (name, array.dtype)
-        wanted = chip_dtype(dtype) if kind.type == "chip" else dtype
-        if array.dtype != wanted:
-            raise ValueError(
-                f"{first} has dtype {dtype} and {name} has dtype {array.dtype}; expected {wanted} for {name}"
-            )
-        if not np.isfinite(array[array > -np.inf] if name in program.logs else array).all():
+        elif array.dtype != (wanted := chip_dtype(first) if kind.type == "chip" else first):
+            other = f"{name} has dtype {array.dtype}"
+            raise ValueError(f"{numbers[0]} has dtype {first} and {other}; expected {wanted} for {name}")
+        elif not np.isfinite(array[array > -np.inf] if name in program.logs else array).all():
             raise ValueError(f"{name} holds NaN or ∞; expected finite numbers")
-        arrays[name] = array.copy()
-    assert typed is not None
-    return arrays, Sizes(**{symbol: length for symbol, (length, _) in said.items()}), typed[1]
-
-
-def check_words(name: str, array: Array) -> Array:
-    """Return whole numbers from 0 to 2³²−1 as uint32. Raises ValueError."""
-    if array.dtype.kind not in "iu" or np.any((array < 0) | (array > np.iinfo(np.uint32).max)):
-        raise ValueError(f"{name} is {shown(array)}; expected whole numbers from 0 to 2³²−1")
-    words: Array = array.astype(np.uint32)
-    return words
-
-
-# ------------------------------------------------------------------------------------------------------------- schedule
+    return arrays, Sizes(**lengths), arrays[numbers[0]].dtype
 
 
 def _launch(
@@ -280,9 +245,6 @@ def _launch(
 
     longest = max(sizes[symbol] for symbol in program.blocks.values())
     return replace(launch, blocks=of(line_1(most_rows(fits, size, longest, program.name, str(sizes)), sizes)))
-
-
-# --------------------------------------------------------------------------------------------------------------- gather
 
 
 def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:

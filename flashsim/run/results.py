@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flashsim.checking import shown
 from flashsim.exporting import Exported
-from flashsim.inputs import Array, Inputs
-from flashsim.layouts import HEADS_FIRST
+from flashsim.inputs import HEADS_FIRST, Array, Inputs
 from flashsim.records import Blocks, Flops, Occupancy, Traffic
 from flashsim.run.task import AttentionVariant, Plan
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 class Costs(Exported):
     """What a tally and a finished pass have in common: how they show, plot, and hand on, what they moved."""
 
+    _arrays: ClassVar[Sequence[str]] = ()
     algorithm: str
     hbm: Traffic
     sram: Occupancy
@@ -44,6 +44,7 @@ class Costs(Exported):
             "hbm": self.hbm.to_dict(),
             "sram": asdict(self.sram),
             "blocks": dict(self.blocks) if isinstance(self.blocks, Mapping) else asdict(self.blocks),
+            **({"flops": asdict(self.flops)} if hasattr(self, "flops") else {}),
         }
 
     def _asked(self) -> dict[str, Any]:
@@ -53,17 +54,14 @@ class Costs(Exported):
         return self.hbm.table(f"{self.algorithm}: HBM accesses, in elements", [self._costs()])
 
     def _costs(self) -> str:
-        return f"blocks {self.blocks.B_r} × {self.blocks.B_c}, {self.sram}"
+        blocks = self.blocks if isinstance(self.blocks, Mapping) else f"blocks {self.blocks.B_r} × {self.blocks.B_c}"
+        return f"{blocks}, {self.sram}"
 
     def __repr__(self) -> str:
-        results = ", ".join([*(f"{name} {shape}" for name, shape in self._shapes().items()), ""])
-        return (
-            f"{type(self).__name__}({self.algorithm!r}: {results}{self.hbm.accesses:,} HBM accesses, {self._costs()})"
-        )
-
-    def _shapes(self) -> dict[str, str]:
-        """Return what there is besides costs: shape and type, by name."""
-        return {}
+        arrays = {name: getattr(self, name) for name in self._arrays}
+        results = (f"{name} {array.shape} {array.dtype}" for name, array in arrays.items())
+        said = ", ".join([*results, f"{self.hbm.accesses:,} HBM accesses", self._costs()])
+        return f"{type(self).__name__}({self.algorithm!r}: {said})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,10 +70,6 @@ class Tally(Costs):
 
     blocks: Blocks
     flops: Flops
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what it costs as plain data."""
-        return {**super().to_dict(), "flops": asdict(self.flops)}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -104,7 +98,10 @@ class Finished(Costs):
             "dropout_p": variant.dropout_p,
             "seed": variant.seed,
             "gqa": task.gqa,
-            "options": {name: _plain(value) for name, value in variant.options.items()},
+            "options": {
+                name: value if value is None or isinstance(value, bool | int | float | str) else shown(value)
+                for name, value in variant.options.items()
+            },
         }
 
     def _repr_html_(self) -> str:
@@ -125,6 +122,7 @@ class Run(Finished):
     inputs, variant, saved  what the backward pass needs: copies, independent of the caller's arrays
     """
 
+    _arrays = ("O",)
     O: Array
     l: Array | None
     m: Array | None
@@ -136,9 +134,6 @@ class Run(Finished):
     saved: Mapping[str, Sequence[Array]]
     layout: str = HEADS_FIRST
 
-    def _shapes(self) -> dict[str, str]:
-        return {"O": f"{self.O.shape} {self.O.dtype}"}
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Gradients(Finished):
@@ -147,15 +142,8 @@ class Gradients(Finished):
     dB is the gradient of a `flashsim.Bias`, of the shape of its array, in the type that was computed in; None without one.
     """
 
+    _arrays = ("dQ", "dK", "dV")
     dQ: Array
     dK: Array
     dV: Array
     dB: Array | None = None
-
-    def _shapes(self) -> dict[str, str]:
-        return {name: f"{getattr(self, name).shape} {self.dQ.dtype}" for name in ("dQ", "dK", "dV")}
-
-
-def _plain(value: Any) -> Any:
-    """Return an option's value as a number, a truth, text or None."""
-    return value if value is None or isinstance(value, bool | int | float | str) else shown(value)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from flashsim.algorithms.blocks import Fixed, SizingProblem, clipped
 from flashsim.checking import check_count, shown
+from flashsim.groups import grouped
 from flashsim.memory import SramOverflow
 from flashsim.records import Blocks
 from flashsim.run.launch import launch
@@ -18,7 +19,8 @@ def schedule(task: Task) -> Plan:
     g, shape, leading = 1, given.shape, given.leading
     if task.gqa == "grouped" and given.group > 1:
         g, leading = given.group, (*leading[:-1], leading[-1] // given.group) if leading else leading
-        variant, shape = variant.for_groups(g, shape.N_q), replace(shape, N_q=g * shape.N_q)
+        variant = replace(variant, mask=grouped(variant.mask, g, shape.N_q), group=g)
+        shape = replace(shape, N_q=g * shape.N_q)
 
     def plan(task: Task, blocks: Blocks, variant: AttentionVariant = variant) -> Plan:
         return Plan(task, g, shape, variant, leading, blocks)

@@ -7,21 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flashsim.algorithms.blocks import Sizing
-from flashsim.algorithms.parts import ArrayBlockMask, BlockMask, EveryTile, Live, Splits
 from flashsim.algorithms.record import Algorithm
-from flashsim.band import Band
 from flashsim.checking import check_tiles
-from flashsim.groups import grouped, interleave
+from flashsim.groups import interleave
 from flashsim.inputs import Array, Inputs
-from flashsim.live import CountedSplits, CountedTiles, LiveTiles, TileSplits
-from flashsim.masks import All, Head, Mask
+from flashsim.masks import All, Bools, Head, Mask
 from flashsim.matrices import kind_of
 from flashsim.records import Blocks, Shape
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -40,43 +34,6 @@ class AttentionVariant:
     skips: bool = True
     group: int = 1
 
-    def for_groups(self, group: int, N_q: int) -> AttentionVariant:
-        """Return the same for the interleaved rows of groups of query heads, N_q rows each."""
-        return replace(self, mask=grouped(self.mask, group, N_q), group=group)
-
-    def blocks_for(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> BlockMask:
-        """Return the block mask for these blocks. Raises ValueError if it does not match T_r × T_c, or that is too much.
-
-        With the mask's `band`, live tiles are for counting by kind.
-        """
-        given = self.options.get("block_mask")
-        if given is None or not self.skips:
-            return EveryTile()
-        if isinstance(given, str):  # "live"
-            return self.live(blocks, shape, head, band)
-        return ArrayBlockMask(check_tiles(given, blocks, shape))
-
-    def live(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> Live:
-        """Return the live tiles, or all; with their `band`, for counting by kind."""
-        if isinstance(self.mask, All) or not self.skips:
-            return EveryTile()
-        if band is None:
-            return LiveTiles(self.mask, blocks, shape, head)
-        return CountedTiles(band, blocks, shape, self.group)
-
-    def splits_of(self, blocks: Blocks, shape: Shape, head: Head, band: Band | None = None) -> Splits:
-        """Return the splits of the keys; with the band of live tiles, for counting by kind."""
-        number = self.options.get("splits")
-        if band is None:
-            return TileSplits(self.live(blocks, shape, head), self.mask, blocks, shape, head, number)
-        return CountedSplits(band, blocks, shape, self.group, number)
-
-    def band(self, shape: Shape, head: Head) -> Band | None:
-        """Return the band of the tiles to compute; None where it is none, or where equal tiles cost unequal amounts."""
-        if not self.mask.folds:
-            return None
-        return (self.mask if self.skips else All()).band(shape, head)
-
 
 def attended(variant: AttentionVariant, blocks: Blocks, shape: Shape, head: Head, group: int = 1) -> Bools | None:
     """Return the whole (N_q, N_k) mask of one query head, block mask included, for the reference; None if it attends to all.
@@ -84,19 +41,16 @@ def attended(variant: AttentionVariant, blocks: Blocks, shape: Shape, head: Head
     `variant` is the run's as it was asked for; with `group` > 1, blocks are of interleaved rows of that many heads.
     """
     block_mask = variant.options.get("block_mask")
-    if isinstance(variant.mask, All) and block_mask is None:
+    given = None if isinstance(block_mask, str) else block_mask  # "live" leaves out what is masked
+    if isinstance(variant.mask, All) and given is None:
         return None
     whole = variant.mask.whole(shape, head)
-    if block_mask is None:
+    if given is None:
         return whole
-    shared, member = ((*head[:-1], head[-1] // group), head[-1] % group) if head else (head, 0)
-    rows = replace(shape, N_q=group * shape.N_q)
-    columns = variant.for_groups(group, shape.N_q).blocks_for(blocks, rows, shared)
-    all_rows = np.ones(blocks.T_r, bool)
-    tiles = np.stack([all_rows & columns.column(j) for j in range(blocks.T_c)], axis=1)
+    rows, member = replace(shape, N_q=group * shape.N_q), head[-1] % group if head else 0
+    tiles = check_tiles(given, blocks, rows)
     spread = tiles.repeat(blocks.B_r, axis=0)[: rows.N_q].repeat(blocks.B_c, axis=1)[:, : shape.N_k]
-    mine: Bools = whole & spread[member::group]
-    return mine
+    return np.asarray(whole & spread[member::group])
 
 
 @dataclass(frozen=True)
@@ -166,8 +120,6 @@ class Plan:
         array: Any = task.more[name] if name in task.more else getattr(given, name)
         by_key = kind_of(name, task.algorithm.matrices).rows == "N_k"
         if self.group > 1 and not by_key:
-            array, head = (
-                interleave(array[head[:-1]][self.group * head[-1] : self.group * (head[-1] + 1)], self.group),
-                (0,),
-            )
+            members = slice(self.group * head[-1], self.group * (head[-1] + 1))
+            array, head = interleave(array[head[:-1]][members], self.group), (0,)
         return cast(Array, array[given.kv(head) if by_key and self.parts else head])

@@ -18,7 +18,7 @@ from flashsim.inputs import Array
 from flashsim.memory import MemoryModelError
 from flashsim.records import Sizes
 from flashsim.reference import of_bound
-from flashsim.reference.programs import naive_programs
+from flashsim.reference.operands import naive_programs
 from flashsim.run.programs import run_program
 from flashsim.theory import exact_program
 
