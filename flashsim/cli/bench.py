@@ -66,6 +66,13 @@ def add_options(parser: Any) -> None:
         help=f"time these alone: {', '.join(NAMES)}. Default: all but hopper_window (256 keys) and hopper_butterfly",
     )
     parser.add_argument("--rounds", type=whole(), default=7, help="time each so often; medians are told. Default: 7")
+    parser.add_argument(
+        "--turn",
+        type=whole(),
+        default=30,
+        metavar="MS",
+        help="how long a turn lasts, if a call is shorter. Default: 30",
+    )
     parser.add_argument("--commit", help="of the sources, for the record")
     add(parser, "--json", "--quiet")
 
@@ -98,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
             asked,
             names=options.only,
             rounds=options.rounds,
+            turn_ms=options.turn,
             on_setting=lambda done, _, what: bar.update(task, completed=done, description=what),
         )
     record = {**_made(options), "machine": on, "results": results}

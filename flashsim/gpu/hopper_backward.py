@@ -28,6 +28,7 @@ MOVES = (  # what each kernel's totals are of, in its order
     ("Q", "K", "V", "dO", "L", "D", "dQ", "dK", "dV"),
     ("dQ",),
 )
+NOT_COUNTED = 0, 0, 0
 
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "H_kv", "group", "T_r", "T_c")]
@@ -69,7 +70,8 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
     start, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, *asked, counting)
 
     def run(stream: int, at: int, *addresses: int) -> None:
-        start(stream, at, *addresses, *[totals(options, names) for names in MOVES])
+        moved = [totals(options, names) for names in MOVES] if counting else NOT_COUNTED
+        start(stream, at, *addresses, *moved)
 
     return Prepared(run, scratch)
 
