@@ -173,6 +173,21 @@ def test_a_contestant_that_fails_in_its_turn_is_told_and_the_others_go_on(monkey
     assert len(freed) == 3  # before either's second try, and at the end
 
 
+def test_a_turn_is_as_many_launches_as_fill_it_and_one_of_a_slow_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten launches say how long a short call takes; the slow one's first turn counts, so that it has no more than the rounds."""
+    ms = {"short": 0.5, "medium": 4.0, "slow": 50.0}
+    measured: dict[str, list[int]] = {name: [] for name in ms}
+
+    def timed(call: Callable[[], str], launches: int) -> float:
+        measured[call()].append(launches)
+        return ms[call()]
+
+    monkeypatch.setattr(benchmark, "_time", timed)
+    times = benchmark.interleaved({name: partial(str, name) for name in ms}, 5, turn_ms=20)
+    assert measured == {"short": [1, 10, *[40] * 5], "medium": [1, *[5] * 5], "slow": [1] * 5}
+    assert times == {name: [taken] * 5 for name, taken in ms.items()}
+
+
 def test_kernels_are_compiled_side_by_side_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind's once, of its shortest setting; that one fails is not told here."""
     both, called = Barrier(2, timeout=10), []

@@ -124,21 +124,23 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Return the ms of each call, a number a round: all take turns, each with as many launches as take `turn_ms`.
 
-    Rounds have orders of their own: who comes after one that draws little power would clock higher each time. One that fails
-    twice goes to `failed`, with the reason, and the others go on; without `failed` the error is raised.
+    Rounds have orders of their own: who comes after one that draws little power would clock higher each time. There is one
+    round more, to find how many launches; it counts for those of which it is one. One that fails twice goes to `failed`, with
+    the reason, and the others go on; without `failed` the error is raised.
     """
+    rounds, shuffled = max(rounds, LEAST_ROUNDS), random.Random(0)
     launches: dict[str, int] = {}
     times: dict[str, list[float]] = {name: [] for name in calls}
-    shuffled = random.Random(0)
-    for _ in range(1 + max(rounds, LEAST_ROUNDS)):
-        for name in shuffled.sample(list(times), len(times)):
+    for _ in range(1 + rounds):
+        left = [name for name, measured in times.items() if len(measured) < rounds]
+        for name in shuffled.sample(left, len(left)):
             try:
-                taken = _tried_twice(_time, calls[name], launches.get(name, 1))
-                if name in launches:
+                taken, known = _tried_twice(_time, calls[name], launches.get(name, 1)), name in launches
+                if not known:
+                    again = _time(calls[name], 10) if taken < turn_ms / 10 else taken
+                    launches[name] = max(1, min(MOST_LAUNCHES, int(turn_ms / max(again, 1e-3))))
+                if known or launches[name] == 1:
                     times[name].append(taken)
-                else:  # the first round is to find how many
-                    taken = _time(calls[name], 10) if taken < turn_ms / 10 else taken
-                    launches[name] = max(1, min(MOST_LAUNCHES, int(turn_ms / max(taken, 1e-3))))
             except Exception as error:
                 if failed is None:
                     raise
