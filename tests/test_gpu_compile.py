@@ -71,7 +71,8 @@ def test_kernels_compile_and_keep_what_their_headers_promise(variant: Variant, a
     assert compiled.cubin[:4] == b"\x7fELF"
     assert "warning" not in compiled.log
     assert re.findall(r".*\bC7\d{3}\b.*", compiled.log) == []  # wgmma serialized, waits put in, setmaxnreg ignored
-    if PROMISE in (KERNELS / variant.file).read_text(encoding="utf-8"):
+    quick = not dict(variant.defines).get("COUNT")  # what counts is not for speed, and may spill
+    if quick and PROMISE in (KERNELS / variant.file).read_text(encoding="utf-8"):
         for function, used in compiled.resources.items():
             assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0), function
 

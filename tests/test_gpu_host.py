@@ -114,11 +114,34 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     cupy = ModuleType("cupy")
     cupy.ndarray = Array  # type: ignore[attr-defined]
     cupy.zeros = lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=64))  # type: ignore[attr-defined]
+    graphs: list[Launches] = []
+
+    class Stream:
+        """What is launched while it captures is not found, but a graph's."""
+
+        ptr, from_external = -1, MagicMock()
+
+        def __init__(self, non_blocking: bool) -> None:
+            assert non_blocking
+
+        def begin_capture(self) -> None:
+            self.start = len(found)
+
+        def end_capture(self) -> Any:
+            graphs.append(found[self.start :])
+            del found[self.start :]
+            return SimpleNamespace(graphExec=len(graphs) - 1)
+
+    def launch_graph(graph: int, stream: int) -> None:
+        assert {launch[8] for launch in graphs[graph]} == {Stream.ptr}
+        found.extend((*launch[:8], stream, *launch[9:]) for launch in graphs[graph])
+
+    runtime.graphLaunch, runtime.streamIsCapturing = launch_graph, lambda _: False
     cupy.cuda = SimpleNamespace(  # type: ignore[attr-defined]
         runtime=runtime,
         Device=lambda *_: device,
         get_current_stream=lambda: stream,
-        Stream=MagicMock(),
+        Stream=Stream,
         alloc=lambda _: SimpleNamespace(ptr=_place()),
     )
 
@@ -384,6 +407,41 @@ def test_the_kernel_of_8_bits_reads_v_where_it_was_transposed_to(launches: Launc
     assert transpose == "transpose"
     pointers = [struct.unpack("<16Q", tensor_map)[1] for tensor_map in (Q, K, V)]
     assert pointers == [X["q"].data.ptr, X["k"].data.ptr, int.from_bytes(transposed, "little")]
+
+
+def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The three kernels of the backward pass, on a stream that is captured in turns."""
+    runtime, X = sys.modules["cupy"].cuda.runtime, arrays()
+    launch, capturing = (
+        runtime.graphLaunch,
+        iter([True, True, False, False, True, False]),
+    )  # not asked in the first call
+    launched: list[int] = []
+
+    def launch_graph(graph: int, stream: int) -> None:
+        launched.append(graph)
+        launch(graph, stream)
+
+    monkeypatch.setattr(runtime, "graphLaunch", launch_graph)
+    monkeypatch.setattr(runtime, "streamIsCapturing", lambda _: next(capturing))
+    found = []
+    for graphs in (0, 0, 0, 1, 2, 2, 3):
+        with _written(launches) as written:
+            _backward(X, kernel="hopper")
+        found.append(written)
+        assert len(launched) == graphs
+    assert [len(written) for written in found] == [3] * 7
+    assert all(written == found[0] for written in found)
+    assert set(launched) == {0}
+    launched.clear()
+    monkeypatch.setattr(runtime, "streamIsCapturing", lambda _: False)
+    for _ in range(2):
+        with _written(launches) as written:
+            _backward(arrays(moved=("do",)), kernel="hopper")
+        assert written != found[0]
+    assert launched == [1]
 
 
 def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warned_of(

@@ -6,11 +6,12 @@ import functools
 import json
 import operator
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -170,6 +171,44 @@ def test_a_contestant_that_fails_in_its_turn_is_told_and_the_others_go_on(monkey
     ]  # fmt: skip
     assert [t.median for t in timed][1:] == [2.0, 2.0]
     assert len(freed) == 3  # before either's second try, and at the end
+
+
+def test_a_turn_is_as_many_launches_as_fill_it_and_one_of_a_slow_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten launches say how long a short call takes; the slow one's first turn counts, so that it has no more than the rounds."""
+    ms = {"short": 0.5, "medium": 4.0, "slow": 50.0}
+    measured: dict[str, list[int]] = {name: [] for name in ms}
+
+    def timed(call: Callable[[], str], launches: int) -> float:
+        measured[call()].append(launches)
+        return ms[call()]
+
+    monkeypatch.setattr(benchmark, "_time", timed)
+    times = benchmark.interleaved({name: partial(str, name) for name in ms}, 5, turn_ms=20)
+    assert measured == {"short": [1, 10, *[40] * 5], "medium": [1, *[5] * 5], "slow": [1] * 5}
+    assert times == {name: [taken] * 5 for name, taken in ms.items()}
+
+
+def test_kernels_are_compiled_side_by_side_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind's once, of its shortest setting; that one fails is not told here."""
+    both, called = Barrier(2, timeout=10), []
+
+    def found(setting: Setting, _: Any) -> Iterator[tuple[str, Callable[[], Callable[[], None]]]]:
+        for name in ("hopper", "torch_flash", "standard"):
+            yield name, partial(partial, call, name, setting)
+
+    def call(name: str, setting: Setting) -> None:
+        called.append((name, setting.N, setting.causal))
+        if setting.causal:
+            raise MemoryError("full")
+        both.wait()  # in vain, if one came after the other
+
+    monkeypatch.setattr(benchmark, "import_cupy", MagicMock)
+    monkeypatch.setattr(benchmark, "current_device", lambda: 0)
+    monkeypatch.setattr(benchmark, "contestants", found)
+    asked = settings((4096, 128), (64,), directions=("forward",))
+    benchmark.compile_first(benchmark._shortest(asked, ()))
+    assert not both.broken
+    assert sorted(called) == [(name, 128, causal) for name in ("hopper", "standard") for causal in (False, True)]
 
 
 def test_memory_is_what_a_call_takes_though_the_pool_has_room(monkeypatch: pytest.MonkeyPatch) -> None:

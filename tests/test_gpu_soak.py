@@ -1,4 +1,7 @@
-"""The long way round, on a GPU: random shapes by the hundred, and ten thousand launches. pytest -m slow tests/test_gpu_soak.py
+"""The long way round, on a GPU: random shapes by the hundred, and ten thousand launches.
+
+OPENBLAS_NUM_THREADS=1 pytest -m slow tests/test_gpu_soak.py -k "not launches"    # in as many processes as there are cores
+pytest -m slow tests/test_gpu_soak.py -k launches -n 0                            # alone, as it looks at the GPU's memory
 
 SOAK_SECONDS=40 ends the launches after so many seconds.
 """
@@ -10,6 +13,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -124,16 +128,24 @@ def checked(case: Drawn, seed: int, **options: Any) -> Any:
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("rung", tests.RUNGS, ids=tests.by_name)
 def test_random_shapes_lie_within_rounding_of_the_reference(rung: Kernel, part: int) -> None:
-    """Into outputs of NaN between guard bands, forward and backward, 200 in all."""
-    for n in range(part, SHAPES, PARTS):
-        checked(drawn(rung, np.random.default_rng(n)), n)
+    """Into outputs of NaN between guard bands, forward and backward, 200 in all.
+
+    A part has what is alike, so that no two processes compile the same kernels: that takes longer than all else.
+    """
+    cases = [(drawn(rung, np.random.default_rng(n)), n) for n in range(SHAPES)]
+    cases.sort(key=lambda case: (case[0].shape[-1], case[0].dtype, *sorted(case[0].asked)))
+    for case, n in cases[SHAPES * part // PARTS : SHAPES * (part + 1) // PARTS]:
+        checked(case, n, **{"deterministic": True} if n % 2 and rung.tensor_cores else {})
 
 
 @pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize("rung", [rung for rung in tests.RUNGS if rung.tensor_cores], ids=tests.by_name)
-def test_the_kit_finds_nothing_in_200_examples(rung: Kernel, d: int) -> None:
-    for dtype in rung.dtypes:
-        tests.check(rung, dtype, d, examples=200)
+@pytest.mark.parametrize(
+    ("rung", "dtype"),
+    [(rung, dtype) for rung in tests.RUNGS if rung.tensor_cores for dtype in rung.dtypes],
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_the_kit_finds_nothing_in_200_examples(rung: Kernel, dtype: str, d: int) -> None:
+    tests.check(rung, dtype, d, examples=200)
 
 
 def test_ten_thousand_launches_leave_no_memory_behind_and_no_wrong_bit() -> None:
@@ -145,12 +157,13 @@ def test_ten_thousand_launches_leave_no_memory_behind_and_no_wrong_bit() -> None
     rng = np.random.default_rng(0)
     rungs = [rung for rung in gpu.ladder().values() if rung.tensor_cores]
     rungs = [rung for rung in rungs if not rung.output or capability(current_device()) == "90"]
+    cases = [drawn(rungs[n % len(rungs)], rng) for n in range(PROBLEMS)]
     made: list[tuple[Callable[[int], list[Any]], list[Any]]] = []
-    for n in range(PROBLEMS):
-        case = drawn(rungs[n % len(rungs)], rng)
-        problem = checked(case, n, **({} if case.rung.output else {"deterministic": True}))
-        launch = _launched(case, problem, tensors=n % 3 == 0)
-        made.append((launch, [x.copy() for x in launch(0)]))
+    with ThreadPoolExecutor() as threads:  # in which kernels are compiled
+        problems = threads.map(lambda n, case: checked(case, n, deterministic=True), range(PROBLEMS), cases)
+        for n, (case, problem) in enumerate(zip(cases, problems, strict=True)):
+            launch = _launched(case, problem, tensors=n % 3 == 0)
+            made.append((launch, [x.copy() for x in launch(0)]))
     wrong = cupy.zeros(1, "int64")
 
     def compare(found: list[Any], wanted: list[Any]) -> None:

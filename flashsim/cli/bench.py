@@ -45,6 +45,8 @@ def add_options(parser: Any) -> None:
     only = f"time these alone: {', '.join(NAMES)}. Default: all but hopper_window (256 keys) and hopper_butterfly"
     add(parser, "--only", nargs="+", choices=NAMES, default=[], metavar="NAME", help=only)
     add(parser, "--rounds", type=whole(), default=7, help="time each so often; medians are told. Default: 7")
+    turn = "how long a turn lasts, if a call is shorter. Default: 30"
+    add(parser, "--turn", type=whole(), default=30, metavar="MS", help=turn)
     add(parser, "--commit", help="of the sources, for the record")
     add(parser, "--json", "--quiet")
 
@@ -66,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     asked = [one for N in options.N for d, H in pairs for one in settings([N], [d], causal, directions, H=H, **others)]
     on = machine()
     with progress(options) as told:
-        results = benchmark(asked, names=options.only, rounds=options.rounds, on_setting=told)
+        results = benchmark(asked, names=options.only, rounds=options.rounds, turn_ms=options.turn, on_setting=told)
     record = {**_made(options), "machine": on, "results": results}
     finish(options, record, lambda: print_results(record))
     return 0

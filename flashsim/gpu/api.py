@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashsim.gpu import rungs
+from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.dlpack import Taken
 from flashsim.gpu.launching import Prepared
 from flashsim.gpu.settling import Plan, planned, settled
@@ -125,7 +126,9 @@ def _called(
             x.make_contiguous(n)
         results = x.library.new(wanted, x.given)
         if isinstance(run, Prepared):
-            x.library.run(run, x.at, results, x.device)
+            import_cupy().cuda.runtime.setDevice(x.device)
+            _memory, at = x.library.scratch(run.scratch, x.given[0]) if run.scratch else (None, 0)
+            run.run(x.library.stream(x.device), at, *x.at, *x.library.addresses(results))
         else:
             run(*x.as_cupy(results))
         if counters is not None:

@@ -2,10 +2,12 @@
 
     results = benchmark(settings(lengths=(1024, 4096), head_dims=(128,)))
 
-Contestants of a setting take turns: in every round each runs as many launches as fill some milliseconds, between two CUDA
-events; what is reported is the median over the rounds, with the least and the most. Inputs are normal random numbers, since
-zeros would draw less power and clock higher. All share one limit of power: who comes after one that drew much runs slower.
-Times are of whole calls, Python included where the GPU does not hide it.
+Contestants of a setting take turns: in every round each runs as many launches as fill some milliseconds, one at least,
+between two CUDA events; what is reported is the median over the rounds, with the least and the most. Inputs are normal random
+numbers, since zeros would draw less power and clock higher. All share one limit of power: who comes after one that drew much
+runs slower. Times are of whole calls, Python included where the GPU does not hide it.
+
+All our kernels are compiled before, side by side.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flashsim.gpu.compiling import import_cupy
+from flashsim.gpu.compiling import current_device, import_cupy
 from flashsim.gpu.contestants import Call, Setting, contestants, share
 from flashsim.gpu.machine import torch_if_there
+from flashsim.gpu.rungs import ladder
 
 OnSetting = Callable[[int, int, str], None]
-LAUNCHES_MS, MOST_LAUNCHES, LEAST_ROUNDS = 30.0, 1000, 3
+TURN_MS, MOST_LAUNCHES, LEAST_ROUNDS = 30.0, 1000, 3
 
 
 @dataclass(frozen=True)
@@ -40,22 +45,55 @@ class Timing:
 
 
 def benchmark(
-    asked: Sequence[Setting], *, names: Sequence[str] = (), rounds: int = 7, on_setting: OnSetting | None = None
+    asked: Sequence[Setting],
+    *,
+    names: Sequence[str] = (),
+    rounds: int = 7,
+    turn_ms: float = TURN_MS,
+    on_setting: OnSetting | None = None,
 ) -> list[dict[str, Any]]:
     """Return, by setting, what each contestant took, as plain data. A contestant that fails says why, and others go on.
 
     `names`: of NAMES; none: all that the setting allows. Raises MissingGPU without a GPU.
     """
+    if on_setting is not None:
+        on_setting(0, len(asked), "compile")
+    compile_first(_shortest(asked, names))
     results = []
     for done, setting in enumerate(asked):
         if on_setting is not None:
             on_setting(done, len(asked), str(setting))
-        timings = [asdict(timing) for timing in race(setting, contestants(setting, names), rounds)]
+        timings = [asdict(timing) for timing in race(setting, contestants(setting, names), rounds, turn_ms)]
         results.append({**asdict(setting), "B": setting.batch, "flops": setting.flops, "timings": timings})
     return results
 
 
-def race(setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rounds: int) -> Iterator[Timing]:
+def _shortest(asked: Sequence[Setting], names: Sequence[str]) -> list[Callable[[], Call]]:
+    """Return what makes the calls of our contestants, each of its shortest setting of a kind: they need all kernels there are."""
+    kinds: dict[tuple[str, Setting], Callable[[], Call]] = {}
+    for setting in sorted(asked, key=lambda setting: setting.N):
+        for name, make in contestants(setting, names):
+            if name in ladder():
+                kinds.setdefault((name, replace(setting, N=0, B=0)), make)
+    return list(kinds.values())
+
+
+def compile_first(makers: Iterable[Callable[[], Call]]) -> None:
+    """Make and run each call in a thread of its own: NVRTC compiles one kernel a thread, and takes a second or more for each."""
+
+    def called(make: Callable[[], Call]) -> None:
+        with suppress(Exception):  # who fails says so in its turn
+            make()()
+
+    cuda = import_cupy().cuda
+    with ThreadPoolExecutor(initializer=cuda.runtime.setDevice, initargs=(current_device(),)) as threads:
+        list(threads.map(called, makers))
+    cuda.runtime.deviceSynchronize()
+
+
+def race(
+    setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rounds: int, turn_ms: float = TURN_MS
+) -> Iterator[Timing]:
     """Yield what each contestant took: a name, and what makes its call. First come those that fail, with the reason."""
     cupy = import_cupy()
     calls: dict[str, Call] = {}
@@ -64,13 +102,13 @@ def race(setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rou
     for name, make in makers:
         try:
             call = make()
-            call()
-            extra[name] = _extra_bytes(call)
+            _tried_twice(_time, call, 1)
+            extra[name] = _tried_twice(_extra_bytes, call)
             calls[name] = call
         except Exception as error:  # a contestant that cannot do this setting must not end the benchmark
             failed[name] = _said(error)
         cupy.cuda.runtime.deviceSynchronize()
-    times = interleaved(calls, rounds, failed)
+    times = interleaved(calls, rounds, failed, turn_ms)
     for name, reason in failed.items():
         yield Timing(name, failed=reason)
     for name, measured in times.items():
@@ -81,29 +119,33 @@ def race(setting: Setting, makers: Iterable[tuple[str, Callable[[], Call]]], rou
     _free()
 
 
-def interleaved(calls: Mapping[str, Call], rounds: int, failed: dict[str, str] | None = None) -> dict[str, list[float]]:
-    """Return the ms of each call, a number a round: all take turns, each with as many launches as take 30 ms.
+def interleaved(
+    calls: Mapping[str, Call], rounds: int, failed: dict[str, str] | None = None, turn_ms: float = TURN_MS
+) -> dict[str, list[float]]:
+    """Return the ms of each call, a number a round: all take turns, each with as many launches as take `turn_ms`.
 
-    Rounds have orders of their own: who comes after one that draws little power would clock higher each time. One that fails
-    twice goes to `failed`, with the reason, and the others go on; without `failed` the error is raised.
+    Rounds have orders of their own: who comes after one that draws little power would clock higher each time. There is one
+    round more, to find how many launches; it counts for those of which it is one. One that fails twice goes to `failed`, with
+    the reason, and the others go on; without `failed` the error is raised.
     """
+    rounds, shuffled = max(rounds, LEAST_ROUNDS), random.Random(0)
     launches: dict[str, int] = {}
     times: dict[str, list[float]] = {name: [] for name in calls}
-    shuffled = random.Random(0)
-    for _ in range(1 + max(rounds, LEAST_ROUNDS)):
-        for name in shuffled.sample(list(times), len(times)):
+    for _ in range(1 + rounds):
+        left = [name for name, measured in times.items() if len(measured) < rounds]
+        for name in shuffled.sample(left, len(left)):
             try:
-                taken = _turn(calls[name], launches.get(name, 2))
+                taken, known = _tried_twice(_time, calls[name], launches.get(name, 1)), name in launches
+                if not known:
+                    again = _time(calls[name], 10) if taken < turn_ms / 10 else taken
+                    launches[name] = max(1, min(MOST_LAUNCHES, int(turn_ms / max(again, 1e-3))))
+                if known or launches[name] == 1:
+                    times[name].append(taken)
             except Exception as error:
                 if failed is None:
                     raise
                 failed[name] = _said(error)
                 del times[name]
-            else:
-                if name in launches:
-                    times[name].append(taken)
-                else:  # the first round is to find how many
-                    launches[name] = max(1, min(MOST_LAUNCHES, int(LAUNCHES_MS / max(taken, 1e-3))))
     return times
 
 
@@ -112,14 +154,15 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-def _turn(call: Call, launches: int) -> float:
-    """Return the ms of one call, of so many; where what others keep in their pools is in the way, of a second try."""
+def _tried_twice(measure: Callable[..., Any], call: Call, *how: int) -> Any:
+    """Return what is measured of a call; where what others keep in their pools is in the way, at a second try."""
     try:
-        return _time(call, launches)
+        return measure(call, *how)
     except Exception:  # CuPy and PyTorch free their own pools when memory ends, and not each other's
+        gc.collect()
         _free()
         call()
-        return _time(call, launches)
+        return measure(call, *how)
 
 
 def _time(call: Call, launches: int) -> float:
@@ -137,7 +180,6 @@ def _time(call: Call, launches: int) -> float:
 def _extra_bytes(call: Call) -> int:
     """Return the most memory a call allocates beyond what was there: in a pool of CuPy's that starts empty, and in PyTorch's."""
     cupy, torch = import_cupy(), torch_if_there()
-    _free()
     if torch is not None:
         torch.cuda.reset_peak_memory_stats()
         allocated = torch.cuda.memory_allocated()
@@ -153,7 +195,6 @@ def _extra_bytes(call: Call) -> int:
 
 
 def _free() -> None:
-    gc.collect()
     import_cupy().get_default_memory_pool().free_all_blocks()
     torch = torch_if_there()
     if torch is not None:

@@ -126,8 +126,6 @@ def current_device() -> int:
     """Return the current device's number, or `MissingGPU`, with the reason, where there is none."""
     cupy = import_cupy()
     try:
-        if not cupy.cuda.runtime.getDeviceCount():
-            raise MissingGPU("no GPU: CUDA sees no device")
         return int(cupy.cuda.runtime.getDevice())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise MissingGPU(f"no GPU: {error}. A driver for CUDA 13 (580 or later) and a device are needed") from None

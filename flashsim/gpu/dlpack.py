@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flashsim.gpu.compiling import current_device, import_cupy
-from flashsim.gpu.launching import Prepared, Stream
+from flashsim.gpu.launching import Stream
 from flashsim.masks import Mask
 
 CUDA = (2, 13)  # DLPack's device types for a GPU's memory and for managed memory
@@ -27,9 +27,12 @@ Look = tuple[tuple[Any, ...], list[int]]
 class CuPy:
     """CuPy's arrays."""
 
+    def __init__(self) -> None:
+        self._cupy = import_cupy()
+
     def look(self, given: Sequence[Any], device: int) -> Look | None:
         """Return what a launch needs to know of arrays, or None if some are not CuPy's on this device."""
-        ndarray = import_cupy().ndarray
+        ndarray = self._cupy.ndarray
         found: list[Any] = []
         at = []
         for x in given:
@@ -56,20 +59,25 @@ class CuPy:
 
     def new(self, wanted: Sequence[New], given: Sequence[Any]) -> list[Any]:
         """Return new arrays."""
-        ndarray = import_cupy().ndarray
+        ndarray = self._cupy.ndarray
         return [ndarray(shape, dtype) for _, shape, dtype in wanted]
 
     def contiguous(self, array: Any) -> Any:
         """Return a contiguous copy."""
-        return import_cupy().ascontiguousarray(array)
+        return self._cupy.ascontiguousarray(array)
 
-    def run(self, prepared: Prepared, at: Sequence[int], filled: Sequence[Any], device: int) -> None:
-        """Launch what is prepared on the current stream."""
-        prepared.launch(*at, *[x.data.ptr for x in filled])
+    def scratch(self, size: int, like: Any) -> tuple[Any, int]:
+        """Return memory of so many bytes, and where it is."""
+        memory = self._cupy.cuda.alloc(size)
+        return memory, memory.ptr
 
-    def address(self, array: Any) -> int:
-        """Return where an array is."""
-        return int(array.data.ptr)
+    def stream(self, device: int) -> int:
+        """Return the handle of the current stream."""
+        return int(self._cupy.cuda.get_current_stream().ptr)
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        """Return where arrays are."""
+        return [x.data.ptr for x in arrays]
 
     def enter(self, within: ExitStack, device: int) -> None:
         """Make this library's current stream CuPy's."""
@@ -83,7 +91,7 @@ class PyTorch:
         self._types = (self._torch.Tensor, self._torch.nn.Parameter)
         # current_stream makes an object of the stream; what Triton asks takes a twentieth of the time
         usual = self._torch.cuda.current_stream
-        self._stream = getattr(self._torch._C, "_cuda_getCurrentRawStream", lambda device: usual(device).cuda_stream)
+        self.stream = getattr(self._torch._C, "_cuda_getCurrentRawStream", lambda device: usual(device).cuda_stream)
 
     def look(self, given: Sequence[Any], device: int) -> Look | None:
         """Return as `CuPy.look`; None also for tensors that are not plain numbers in memory."""
@@ -131,25 +139,22 @@ class PyTorch:
             for n, shape, dtype in wanted
         ]
 
+    def scratch(self, size: int, like: Any) -> tuple[Any, int]:
+        """Return as `CuPy.scratch`."""
+        memory = like.new_empty(size, dtype=self._torch.uint8)
+        return memory, memory.data_ptr()
+
     def contiguous(self, array: Any) -> Any:
         """Return a contiguous copy."""
         return array.contiguous()
 
-    def run(self, prepared: Prepared, at: Sequence[int], filled: Sequence[Any], device: int) -> None:
-        """Launch what is prepared on PyTorch's current stream."""
-        scratch = prepared.scratch
-        memory = filled[0].new_empty(scratch, dtype=self._torch.uint8) if scratch else None
-        import_cupy().cuda.runtime.setDevice(device)
-        start = 0 if memory is None else memory.data_ptr()
-        prepared.run(self._stream(device), start, *at, *[x.data_ptr() for x in filled])
-
-    def address(self, array: Any) -> int:
-        """Return where a tensor is."""
-        return int(array.data_ptr())
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        """Return where tensors are."""
+        return [x.data_ptr() for x in arrays]
 
     def enter(self, within: ExitStack, device: int) -> None:
         """Make this library's current stream CuPy's."""
-        within.enter_context(import_cupy().cuda.Stream.from_external(Stream(self._stream(device))))
+        within.enter_context(import_cupy().cuda.Stream.from_external(Stream(self.stream(device))))
 
 
 @cache
@@ -216,7 +221,7 @@ class Taken:
     def make_contiguous(self, n: int) -> None:
         """Have a contiguous copy in the place of the nth array."""
         self.given[n] = self.library.contiguous(self.given[n])
-        self.at[n] = self.library.address(self.given[n])
+        (self.at[n],) = self.library.addresses([self.given[n]])
 
 
 def _device(name: str, array: Any) -> int:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Options, hopper_variants
-from flashsim.gpu.launching import DROPOUT, Launch, Prepared, dropout, ready, section, totals
+from flashsim.gpu.launching import DROPOUT, Launches, Prepared, dropout, ready, section, totals
 from flashsim.gpu.tensor_core import ELEMENTS, LOG2_E
 from flashsim.gpu.tensor_maps import contiguous, tensor_map
 
@@ -28,6 +28,7 @@ MOVES = (  # what each kernel's totals are of, in its order
     ("Q", "K", "V", "dO", "L", "D", "dQ", "dK", "dV"),
     ("dQ",),
 )
+NOT_COUNTED = 0, 0, 0
 
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "H_kv", "group", "T_r", "T_c")]
@@ -66,27 +67,13 @@ def prepared(device: int, q: Any, k: Any, v: Any, do: Any, options: Options) -> 
     strides = q.strides, k.strides, v.strides, do.strides
     asked = options.causal, options.scale, options.dropout_p, options.seed, options.deterministic
     counting = options.counters is not None
-    prepare, main, round_dQ, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, *asked, counting)
+    start, scratch = _launches(device, q.shape, k.shape, strides, q.dtype, *asked, counting)
 
-    def run(stream: int, at: int, Q: int, K: int, V: int, O: int, L: int, dO: int, dQ: int, dK: int, dV: int) -> None:
-        moved = [totals(options, names) for names in MOVES] if counting else (0, 0, 0)
-        prepare(stream, O, dO, L, at, moved[0])
-        main(stream, Q, K, V, dO, dK, dV, at, moved[1])
-        round_dQ(stream, dQ, at, moved[2])
+    def run(stream: int, at: int, *addresses: int) -> None:
+        moved = [totals(options, names) for names in MOVES] if counting else NOT_COUNTED
+        start(stream, at, *addresses, *moved)
 
     return Prepared(run, scratch)
-
-
-class _Launches(NamedTuple):
-    """Called with the addresses of O, dO, L; of Q, K, V, dO, dK, dV; of dQ: each then with scratch memory's and totals'.
-
-    And the bytes of scratch memory.
-    """
-
-    prepare: Launch
-    main: Launch
-    round_dQ: Launch
-    scratch: int
 
 
 @lru_cache(maxsize=1024)
@@ -102,8 +89,11 @@ def _launches(
     seed: int,
     deterministic: bool,
     counting: bool,
-) -> _Launches:
-    """Return them for q and k of these shapes; strides are q's, k's, v's and do's."""
+) -> tuple[Launches, int]:
+    """Return what `run` starts, for q and k of these shapes, and the bytes of scratch; strides are q's, k's, v's and do's.
+
+    It is called with the addresses of scratch memory, of Q, K, V, O, L, dO, dQ, dK, dV, and of each kernel's totals.
+    """
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     B_r, B_c = choose_blocks(d)
     T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
@@ -138,30 +128,23 @@ def _launches(
         )
     )
 
-    def placed(scratch: int) -> Any:
+    def arguments(
+        scratch: int, Q: int, K: int, V: int, O: int, L: int, dO: int, dQ: int, dK: int, dV: int, *moved: int
+    ) -> Any:
         found = problem.copy()
         found["rows"], found["sums"], found["turns"] = scratch + sums, scratch, scratch + sums + rows
-        return np.void(found.tobytes())
-
-    def preparing(O: int, dO: int, L: int, scratch: int, totals: int) -> tuple[Any, ...]:
-        return (np.uint64(O), np.uint64(dO), *do_strides, np.uint64(L), placed(scratch), np.uint64(totals))
-
-    def summing(*addresses: int) -> tuple[Any, ...]:
-        *arrays, scratch, totals = addresses
-        maps = (
-            tensor_map(name, at, *given, dtype.name, B) for (name, *given, B), at in zip(sides, arrays, strict=True)
+        placed, counts = np.void(found.tobytes()), [np.uint64(at) for at in moved]
+        each = zip(sides, (Q, K, V, dO, dK, dV), strict=True)
+        maps = (tensor_map(name, at, *given, dtype.name, B) for (name, *given, B), at in each)
+        return (
+            (np.uint64(O), np.uint64(dO), *do_strides, np.uint64(L), placed, counts[0]),
+            (*maps, placed, counts[1]),
+            (np.uint64(dQ), placed, counts[2]),
         )
-        return (*maps, placed(scratch), np.uint64(totals))
 
-    def rounding(dQ: int, scratch: int, totals: int) -> tuple[Any, ...]:
-        return np.uint64(dQ), placed(scratch), np.uint64(totals)
-
-    return _Launches(
-        Launch(kernels[0], row_blocks, PREPARES, 0, preparing),
-        Launch(kernels[1], key_blocks, SUMS, shared_bytes(d), summing),
-        Launch(kernels[2], row_blocks, ROUNDS, 0, rounding),
-        sums + rows + turns,
-    )
+    grids = (row_blocks, PREPARES, 0), (key_blocks, SUMS, shared_bytes(d)), (row_blocks, ROUNDS, 0)
+    each = [(kernel, *how) for kernel, how in zip(kernels, grids, strict=True)]
+    return Launches(each, arguments), sums + rows + turns
 
 
 def _functions(dtype: str, count: bool) -> Iterator[str]:

@@ -168,7 +168,7 @@ KERNEL = Kernel(
         Variant(
             FILE, (("COUNT", 0),), ("transpose", "round_to_8<float>", function(False), function(True)), ("sm_90a",)
         ),
-        Variant(FILE, (("COUNT", 1),), ("transpose", function(True)), ("sm_90a",)),
+        Variant(FILE, (("COUNT", 1),), ("transpose", function(False), function(True)), ("sm_90a",)),
     ),
     forward=forward,
     prepare=prepare,

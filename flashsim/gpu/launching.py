@@ -141,26 +141,64 @@ def ready(device: int, file: str, names: tuple[str, ...], large: str, shared: in
     return tuple(loaded[name] for name in names)
 
 
-class Launch:
-    """A launch of which all but addresses is settled: it is called with the stream's handle, and them.
+class Launches:
+    """Launches, one after the other, of which all but addresses is settled: called with the stream's handle, and them.
 
-    `arguments` makes the kernel's arguments of addresses, and is to depend on nothing else that changes, since what it made
-    is kept: so memory may be freed and come back at the same address.
+    Of `each` a kernel, its grid, threads and shared memory. `arguments` makes the arguments of each of addresses, and is to
+    depend on nothing else that changes, since what it made is kept: so memory may be freed and come back at the same address.
+
+    What is called again is a graph from then on, which takes the host less time to launch than one kernel does.
     """
 
     def __init__(
-        self, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., tuple[Any, ...]]
+        self, each: Sequence[tuple[Any, int, int, int]], arguments: Callable[..., Sequence[Sequence[Any]]]
     ) -> None:
-        self._kernel, self._launch = (
-            kernel.kernel,
-            import_cupy().cuda.driver.launchKernel,
-        )  # CuPy would look at each argument
-        self._how = self._kernel.ptr, grid, 1, 1, threads, 1, 1, shared
-        self._arguments = lru_cache(maxsize=1024)(lambda *addresses: InMemory(arguments(*addresses)))
+        cuda = import_cupy().cuda
+        self._runtime, self._launch = cuda.runtime, cuda.driver.launchKernel  # CuPy would look at each argument
+        self._kernels = [kernel.kernel for kernel, *_ in each]
+        shapes = [(grid, 1, 1, threads, 1, 1, shared) for _, grid, threads, shared in each]
+        hows = [(kernel.ptr, *shape) for kernel, shape in zip(self._kernels, shapes, strict=True)]
+        self._kept = lru_cache(maxsize=256)(
+            lambda *addresses: Repeated(list(zip(hows, map(InMemory, arguments(*addresses)), strict=True)))
+        )
+        self._one_at_a_time = threading.Lock()
 
     def __call__(self, stream: int, *addresses: int) -> None:
-        """Launch the kernel."""
-        self._launch(*self._how, stream, self._arguments(*addresses).at, 0)
+        """Launch the kernels."""
+        kept = self._kept(*addresses)
+        if not kept.again or self._runtime.streamIsCapturing(stream):
+            kept.again = True
+            self._launch_each(kept, stream)
+            return
+        with self._one_at_a_time:  # threads may not launch the same graph at once
+            if kept.graph is None:
+                own = import_cupy().cuda.Stream(non_blocking=True)
+                own.begin_capture()
+                self._launch_each(kept, own.ptr)
+                kept.graph = own.end_capture()
+            self._runtime.graphLaunch(kept.graph.graphExec, stream)
+
+    def _launch_each(self, kept: Repeated, stream: int) -> None:
+        for how, arguments in kept.each:
+            self._launch(*how, stream, arguments.at, 0)
+
+
+@dataclass(eq=False)
+class Repeated:
+    """Kernels with their arguments, whether they were launched before, and then their graph."""
+
+    each: list[tuple[Any, InMemory]]
+    again: bool = False
+    graph: Any = None
+
+
+class Launch(Launches):
+    """A single launch: `arguments` makes its arguments of addresses."""
+
+    def __init__(
+        self, kernel: Any, grid: int, threads: int, shared: int, arguments: Callable[..., Sequence[Any]]
+    ) -> None:
+        super().__init__([(kernel, grid, threads, shared)], lambda *addresses: [arguments(*addresses)])
 
 
 class Prepared(NamedTuple):
@@ -174,16 +212,12 @@ class Prepared(NamedTuple):
     run: Callable[..., None]
     scratch: int = 0
 
-    def launch(self, *addresses: int) -> None:
-        """Run it on CuPy's current stream and device."""
+    def __call__(self, *arrays: Any) -> None:
+        """Run it with CuPy's arrays, of which None are left out, on CuPy's current stream and device."""
         cuda = import_cupy().cuda
         cuda.runtime.setDevice(cuda.runtime.getDevice())
-        memory = cuda.alloc(self.scratch) if self.scratch else None
-        self.run(cuda.get_current_stream().ptr, 0 if memory is None else memory.ptr, *addresses)
-
-    def __call__(self, *arrays: Any) -> None:
-        """Run it with CuPy's arrays, of which None are left out."""
-        self.launch(*[x.data.ptr for x in arrays if x is not None])
+        memory = cuda.alloc(self.scratch)
+        self.run(cuda.get_current_stream().ptr, memory.ptr, *[x.data.ptr for x in arrays if x is not None])
 
 
 class InMemory:

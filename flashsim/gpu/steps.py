@@ -19,7 +19,7 @@ from typing import Any
 
 from flashsim.api import count
 from flashsim.gpu import hopper, hopper_fp8, tensor_core
-from flashsim.gpu.benchmark import race
+from flashsim.gpu.benchmark import compile_first, race
 from flashsim.gpu.compiling import capability, current_device, import_cupy
 from flashsim.gpu.contestants import FA4, TORCH, Call, Setting, arrays, contestants, dtype_of
 from flashsim.gpu.kernel import Kernel, Options
@@ -39,6 +39,11 @@ class Step:
     rung: Kernel
     blocks: tuple[int, int] | None
     tiles: hopper.Tiles | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether there is a build that counts."""
+        return self.rung.counts and self.tiles is None
 
     def call(self, setting: Setting, *, counting: bool = False) -> Call:
         """Return what runs it on random arrays; counting, with the build that counts, which only whole rungs have."""
@@ -79,8 +84,11 @@ def steps(setting: Setting) -> Iterator[Step]:
 def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None) -> dict[str, Any]:
     """Return the setting and its steps as plain data, peers last. Raises MissingGPU without a GPU or without `ncu`."""
     taking_part = list(steps(setting))
-    on_step("time")
+    on_step("compile")
     makers = [(step.name, partial(step.call, setting)) for step in taking_part]
+    counting = [partial(step.call, setting, counting=True) for step in taking_part if step.counts]
+    compile_first([*(make for _, make in makers), *counting])
+    on_step("time")
     timings = {timing.name: asdict(timing) for timing in race(setting, [*makers, *contestants(setting, PEERS)], rounds)}
     on_step("counters")
     seen = profiled("flashsim.gpu.steps", str(setting.N), str(setting.d), str(int(setting.causal)), str(setting.H))
@@ -89,7 +97,7 @@ def climb(setting: Setting, *, rounds: int = 9, on_step: OnStep = lambda _: None
         on_step(step.name)
         width = WIDTHS[dtype_of(step.rung, setting)]  # of an element of Q, K and V
         rows.append({**timings.pop(step.name), "width": width, "simulated": simulated(step, setting), "seen": counters})
-        if step.rung.counts and step.tiles is None:
+        if step.counts:
             *_, moved = step.call(setting, counting=True)()
             rows[-1]["counted"] = {way: sum(getattr(a, way) for a in moved.values()) for way in ("reads", "writes")}
     rows += [timings[name] for name in PEERS if name in timings]
