@@ -56,7 +56,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 FILLED = {  # as something goes on
     "cache.CacheTraffic", "exercises.judging.Turns",
-    "observers.InductionInvariant", "observers.Ledger", "run.launch.Outcome",
+    "gpu.launching.Repeated", "observers.InductionInvariant", "observers.Ledger", "run.launch.Outcome",
     "testing.running.Survey", "testing.running.Tally",
 }  # fmt: skip
 
