@@ -105,9 +105,8 @@ def _judge(problem: Problem, values: dict[str, Array], i: int, j: int) -> None:
     mistakes = {
         "m_i": {"m_i stays what it was before the turn. It becomes m_new, last of the three.": before.m},
         "l_i": {
-            "The old l_i is not rescaled by exp(m_i - m_new).": l + P_sum,
+            "The old l_i is not rescaled by exp(m_i - m_new), or m_i was replaced by m_new too early.": l + P_sum,
             "This is the block's sum alone. Where is the old l_i?": P_sum,
-            "m_i was replaced by m_new too early: the factor exp(m_i - m_new) then is 1.": l + P_sum,
             "The factor multiplies both terms. P_ij is against m_new already.": a * (l + P_sum),
         },
         "O_i": {
