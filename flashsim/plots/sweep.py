@@ -7,7 +7,6 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator
 
 from flashsim.checking import shown
@@ -57,10 +56,10 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     named = min(len(lines), MOST_NAMED + 1)
     ax = canvas(ax, 2.5 + 0.13 * named)
     first, rest = _looks(lines)
-    for line in lines:
+    for number, line in enumerate(lines):
         values = list(line["of"].items())
         colour, marker = first[values[0][1] if values else None]
-        label = ", ".join(_said(*pair) for pair in values)
+        label = ", ".join(_said(*pair) for pair in values) if number < MOST_NAMED else None
         xs, ys = zip(*line["points"], strict=True)
         few = marker if len(xs) <= FEW else None
         dashes = rest[tuple(value for _, value in values[1:])]
@@ -73,14 +72,9 @@ def plot_sweep(data: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
             ticks(axis, LogLocator(10, (1, 2, 5) if narrow else (1,)))
         axis.set_major_formatter(EngFormatter(sep=""))
     if len(lines) > 1:
-        handles, labels = ax.get_legend_handles_labels()
-        more = [f"and {len(lines) - MOST_NAMED} more"] if len(lines) > MOST_NAMED else []
-        handles, labels = (
-            [*handles[:MOST_NAMED], *(Line2D([], [], linestyle="none") for _ in more)],
-            labels[:MOST_NAMED] + more,
-        )
-        below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.1, -0.2), "fontsize": 7}
-        ax.legend(handles, labels, **below)
+        if len(lines) > MOST_NAMED:
+            ax.plot([], [], linestyle="none", label=f"and {len(lines) - MOST_NAMED} more")
+        ax.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.2), fontsize=7)
     ax.set_xlabel(_titled(data["x"]))
     ax.set_ylabel(_titled(data["y"]))
     ax.set_title(data["what"].partition(":")[0])
