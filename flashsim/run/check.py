@@ -89,20 +89,11 @@ def _variant(
     algorithm: Algorithm, shape: Shape, leading: Head, *,
     scale: Any, causal: Any, mask: Any, dropout_p: Any, seed: Any, options: Mapping[str, Any],
 ) -> AttentionVariant:  # fmt: skip
-    variant = AttentionVariant(
-        check_scale(scale, shape.d),
-        as_mask(mask, causal, shape, leading, options),
-        check_p(dropout_p),
-        check_seed(seed),
-        options,
-    )
-    for part, said, asked in (
-        ("MASK", "mask", not isinstance(variant.mask, All)),
-        ("dropout", "dropout", variant.dropout_p),
-    ):
+    tau, rule, p = check_scale(scale, shape.d), as_mask(mask, causal, shape, leading, options), check_p(dropout_p)
+    for part, asked in (("MASK", not isinstance(rule, All)), ("dropout", p > 0)):
         if asked and part not in algorithm.parts:
-            raise ValueError(f"{algorithm.name!r} ({algorithm.title}) has no {said}; 'flash' (Algorithm 2) has")
-    return variant
+            raise ValueError(f"{algorithm.name!r} ({algorithm.title}) has no {part.lower()}; 'flash' (Algorithm 2) has")
+    return AttentionVariant(tau, rule, p, check_seed(seed), options)
 
 
 def _check_bias(algorithm: Algorithm, variant: AttentionVariant) -> None:
