@@ -336,12 +336,10 @@ class HBM:
     @property
     def traffic(self) -> Traffic:
         """The counts so far."""
-        return Traffic(
-            {
-                a.name: ArrayTraffic(a.reads, a.writes, a.init_writes, math.prod(a.shape), a.dtype.itemsize, a.role)
-                for a in self._arrays.values()
-            }
-        )
+        found = {}
+        for name, a in self._arrays.items():
+            found[name] = ArrayTraffic(a.reads, a.writes, a.init_writes, math.prod(a.shape), a.dtype.itemsize, a.role)
+        return Traffic(found)
 
     def __repr__(self) -> str:
         return f"HBM accesses so far, in elements\n{self.traffic}"
