@@ -253,10 +253,8 @@ def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
         found = np.array(hbm.peek(name))
         bad = np.isnan(found) | (np.isposinf(found) if name in program.logs else np.isinf(found))
         if bad.any():
-            raise ValueError(
-                f"{name} overflows {found.dtype}, which ends at {largest(found.dtype):.3g}. "
-                f"Scale {' and '.join(numbers)} down, or use a wider dtype"
-            )
+            said = f"{name} overflows {found.dtype}, which ends at {largest(found.dtype):.3g}"
+            raise ValueError(f"{said}. Scale {' and '.join(numbers)} down, or use a wider dtype")
         results[name] = found[:, 0] if kind.columns == "1" else found
     return ProgramRun(**_cost(launch, hbm, sram), results=results)
 
