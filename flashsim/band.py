@@ -38,13 +38,9 @@ class Band(NamedTuple):
     queries: int | None = None
 
     def __and__(self, other: Band) -> Band:
-        return Band(
-            _least(self.left, other.left),
-            _least(self.right, other.right),
-            min(self.keys, other.keys),
-            self.positional and other.positional,
-            _least(self.queries, other.queries),
-        )
+        left, right = _least(self.left, other.left), _least(self.right, other.right)
+        keys, queries = min(self.keys, other.keys), _least(self.queries, other.queries)
+        return Band(left, right, keys, self.positional and other.positional, queries)
 
     @property
     def is_empty(self) -> bool:

@@ -304,10 +304,8 @@ def _takes(function: Any, arguments: int) -> bool:
 
 
 BY_NAME: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(
-        ("N", "N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "B_q", "B_k", "T_r", "T_c", "group"), check_count
-    ),
-    "itemsize": check_count,
+    **dict.fromkeys(("N", "N_q", "N_k", "d", "d_v", "M", "B_r", "B_c", "B_q", "B_k", "T_r", "T_c"), check_count),
+    **dict.fromkeys(("group", "itemsize"), check_count),
     "direction": lambda _, value: check_direction(value),
     "dropout": check_flag,
 }

@@ -140,12 +140,8 @@ def forward_errors(run: Run) -> Iterator[Compared]:
         whole, keep = _whole_masks(run, head, number)
         for top in range(0, shape.N_q, ROWS_AT_ONCE):
             rows = slice(top, top + ROWS_AT_ONCE)
-            parts: dict[str, Any] = {
-                "scale": run.scale,
-                "mask": None if whole is None else whole[rows],
-                "keep": None if keep is None else keep[rows],
-                "dropout_p": variant.dropout_p,
-            }
+            mask, kept = (None if a is None else a[rows] for a in (whole, keep))
+            parts: dict[str, Any] = {"scale": run.scale, "mask": mask, "keep": kept, "dropout_p": variant.dropout_p}
             bound = reference.error_bound(Q[rows], K, V, **rounded, **parts)
             yield run.O[head][rows], reference.attention(Q[rows], K, V, **parts), bound
 

@@ -83,9 +83,8 @@ class _InHBM:
     shape: tuple[int, int]
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotOnChip(
-            f"{self.name} ({_by(self.shape)}) is in HBM. Bring a block on chip first: sram.load({self.name})"
-        )
+        said = f"{self.name} ({_by(self.shape)}) is in HBM"
+        raise NotOnChip(f"{said}. Bring a block on chip first: sram.load({self.name})")
 
     __array__ = __array_ufunc__ = __array_function__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
@@ -336,12 +335,10 @@ class HBM:
     @property
     def traffic(self) -> Traffic:
         """The counts so far."""
-        return Traffic(
-            {
-                a.name: ArrayTraffic(a.reads, a.writes, a.init_writes, math.prod(a.shape), a.dtype.itemsize, a.role)
-                for a in self._arrays.values()
-            }
-        )
+        found = {}
+        for name, a in self._arrays.items():
+            found[name] = ArrayTraffic(a.reads, a.writes, a.init_writes, math.prod(a.shape), a.dtype.itemsize, a.role)
+        return Traffic(found)
 
     def __repr__(self) -> str:
         return f"HBM accesses so far, in elements\n{self.traffic}"
@@ -483,9 +480,8 @@ class SRAM:
 
     def _load_over(self, blocks: tuple[Block, ...], over: Tile) -> Tile:
         if len(blocks) != 1 or type(blocks[0]) is not Block:
-            raise TypeError(
-                f"sram.load(…, over=…) takes one block in HBM such as K[j]; got {', '.join(map(_kind, blocks))}"
-            )
+            got = ", ".join(map(_kind, blocks))
+            raise TypeError(f"sram.load(…, over=…) takes one block in HBM such as K[j]; got {got}")
         (block,) = blocks
         if id(over) not in self._resident:
             self._refuse_absent(over, "sram.load(…, over=…)")

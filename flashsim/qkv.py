@@ -99,10 +99,8 @@ def load_qkv(paths: Sequence[Path]) -> QKV:
     if isinstance(found, Mapping):
         return QKV(*_by_name(found, paths[0]), source)
     if found.ndim < 3 or found.shape[0] != 3:
-        raise UnreadableInput(
-            f"{paths[0]} holds one array of shape {found.shape}; expected Q, K, V stacked, (3, ..., N, d); "
-            f"or give three files"
-        )
+        got = f"{paths[0]} holds one array of shape {found.shape}"
+        raise UnreadableInput(f"{got}; expected Q, K, V stacked, (3, ..., N, d); or give three files")
     return QKV(found[0], found[1], found[2], source)
 
 

@@ -153,11 +153,8 @@ def _stored(name: str, value: Any, _: Mapping[str, int]) -> np.dtype[Any]:
 
 BY_NAME: dict[str, Check] = {
     "scale": lambda _, value, __: None if value is None else check_scale(value, 1),
-    "sigma": positive,
-    "C": positive,
-    "factor": positive,
-    "chunks": whole,
-    "blocks": whole,
+    **dict.fromkeys(("sigma", "C", "factor"), positive),
+    **dict.fromkeys(("chunks", "blocks"), whole),
     "phi": lambda name, value, _: check_choice(name, value, ("on_chip", "in_hbm")),
     "stored": _stored,
     "fused": lambda name, value, _: check_flag(name, value),

@@ -41,13 +41,11 @@ def backward_task(
 ) -> Task:
     """Return the task of a run's backward pass."""
     if not isinstance(run, Run):
-        raise ValueError(
-            f"run is a {type(run).__name__}; expected what flashsim.forward({algorithm.forward_pass!r}, …) returned"
-        )
+        wanted = f"what flashsim.forward({algorithm.forward_pass!r}, …) returned"
+        raise ValueError(f"run is a {type(run).__name__}; expected {wanted}")
     if run.algorithm != algorithm.forward_pass:
-        raise ValueError(
-            f"run was made by {run.algorithm!r}; its backward pass is backward({run.algorithm!r}, …), if any"
-        )
+        own = f"backward({run.algorithm!r}, …), if any"
+        raise ValueError(f"run was made by {run.algorithm!r}; its backward pass is {own}")
     check_finite = check_flag("check_finite", check_finite)
     task, variant, given = run.plan.task, run.variant, run.inputs
     _check_bias(algorithm, variant)
@@ -69,10 +67,10 @@ def backward_task(
     task = replace(task, algorithm=algorithm, M=M, sizing=policy, check_finite=check_finite, more=more, saved=run.saved)
     missing = [name for name in task.needs if name not in {*OPERANDS, *more, *run.saved}]
     if missing:
-        raise MemoryModelError(
-            f"{algorithm.name!r} ({algorithm.title}) takes {', '.join(missing)}, which {run.algorithm!r} neither returned "
-            "nor saved; expected it among `returns` or `saves` of that record"
+        why = (
+            f"which {run.algorithm!r} neither returned nor saved; expected it among `returns` or `saves` of that record"
         )
+        raise MemoryModelError(f"{algorithm.name!r} ({algorithm.title}) takes {', '.join(missing)}, {why}")
     return task
 
 
@@ -89,20 +87,11 @@ def _variant(
     algorithm: Algorithm, shape: Shape, leading: Head, *,
     scale: Any, causal: Any, mask: Any, dropout_p: Any, seed: Any, options: Mapping[str, Any],
 ) -> AttentionVariant:  # fmt: skip
-    variant = AttentionVariant(
-        check_scale(scale, shape.d),
-        as_mask(mask, causal, shape, leading, options),
-        check_p(dropout_p),
-        check_seed(seed),
-        options,
-    )
-    for part, said, asked in (
-        ("MASK", "mask", not isinstance(variant.mask, All)),
-        ("dropout", "dropout", variant.dropout_p),
-    ):
+    tau, rule, p = check_scale(scale, shape.d), as_mask(mask, causal, shape, leading, options), check_p(dropout_p)
+    for part, asked in (("MASK", not isinstance(rule, All)), ("dropout", p > 0)):
         if asked and part not in algorithm.parts:
-            raise ValueError(f"{algorithm.name!r} ({algorithm.title}) has no {said}; 'flash' (Algorithm 2) has")
-    return variant
+            raise ValueError(f"{algorithm.name!r} ({algorithm.title}) has no {part.lower()}; 'flash' (Algorithm 2) has")
+    return AttentionVariant(tau, rule, p, check_seed(seed), options)
 
 
 def _check_bias(algorithm: Algorithm, variant: AttentionVariant) -> None:

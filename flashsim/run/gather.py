@@ -178,7 +178,7 @@ def _stacked(plan: Plan, name: str, matrices: Sequence[Array], said: str = "") -
 
 def _refuse_overflow(plan: Plan, name: str, array: Array) -> None:
     if plan.task.check_finite and array.dtype.itemsize == 2 and np.isinf(array).any():
+        down, end = "dO" if name.startswith("d") else "V", largest(array.dtype)
         raise ValueError(
-            f"{name} overflows {array.dtype}, which ends at {largest(array.dtype):.3g}. "
-            f"Scale {'dO' if name.startswith('d') else 'V'} down, or use a wider dtype"
+            f"{name} overflows {array.dtype}, which ends at {end:.3g}. Scale {down} down, or use a wider dtype"
         )

@@ -58,12 +58,10 @@ class Launch:
         """Run it; return its memory. Raises MemoryModelError where it returned other matrices than its record says."""
         hbm = HBM(arithmetic=self.arithmetic)
         sram = SRAM(hbm, self.M, enforced=self.enforced, dtype=chip_dtype(self.dtype), observers=observers)
-        placed = [
-            hbm.place(
-                name, self.given.get(name, kind.shape(self.sizes)), kind.dtype(self.dtype), index=kind.type == "index"
-            )
-            for name, kind in self.program.operands.items()
-        ]
+        placed = []
+        for name, kind in self.program.operands.items():
+            values = self.given.get(name, kind.shape(self.sizes))
+            placed.append(hbm.place(name, values, kind.dtype(self.dtype), index=kind.type == "index"))
         with one_blas_thread(), np.errstate(over="ignore", under="ignore", invalid="ignore"):
             run = followed(self.program.run, sram)
             result = run(hbm, sram, *placed, self.blocks, *(self.options[o] for o in self.program.options))
@@ -255,10 +253,8 @@ def _gathered(launch: Launch, hbm: HBM, sram: SRAM) -> ProgramRun:
         found = np.array(hbm.peek(name))
         bad = np.isnan(found) | (np.isposinf(found) if name in program.logs else np.isinf(found))
         if bad.any():
-            raise ValueError(
-                f"{name} overflows {found.dtype}, which ends at {largest(found.dtype):.3g}. "
-                f"Scale {' and '.join(numbers)} down, or use a wider dtype"
-            )
+            said = f"{name} overflows {found.dtype}, which ends at {largest(found.dtype):.3g}"
+            raise ValueError(f"{said}. Scale {' and '.join(numbers)} down, or use a wider dtype")
         results[name] = found[:, 0] if kind.columns == "1" else found
     return ProgramRun(**_cost(launch, hbm, sram), results=results)
 

@@ -86,7 +86,7 @@ class Finished(Costs):
 
     def _asked(self) -> dict[str, Any]:
         task = self.plan.task
-        given, variant = task.given, task.variant
+        given, variant, plain = task.given, task.variant, bool | int | float | str | None
         return {
             "direction": task.algorithm.direction,
             **asdict(given.shape),
@@ -98,10 +98,7 @@ class Finished(Costs):
             "dropout_p": variant.dropout_p,
             "seed": variant.seed,
             "gqa": task.gqa,
-            "options": {
-                name: value if value is None or isinstance(value, bool | int | float | str) else shown(value)
-                for name, value in variant.options.items()
-            },
+            "options": {name: v if isinstance(v, plain) else shown(v) for name, v in variant.options.items()},
         }
 
     def _repr_html_(self) -> str:
