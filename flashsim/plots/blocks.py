@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
+from matplotlib.transforms import ScaledTranslation
 
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
@@ -18,7 +19,7 @@ from flashsim.api import Run, Tally, count, forward
 from flashsim.checking import check_count
 from flashsim.inputs import check_M, float_dtype
 from flashsim.plots.chart import Chart
-from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, legend_below, looks, ticks
+from flashsim.plots.style import BLACK, BLUE, BY_DIRECTION, GREY, ORANGE, hang, looks, ticks
 from flashsim.sizes import human_bytes
 from flashsim.theory import Exact, exact
 from flashsim.tune import cost
@@ -168,7 +169,10 @@ def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
     ax.set_ylabel("HBM accesses (elements)")
     full = ",\nuntil SRAM is full" if data["largest_that_fits"] != N else ""
     ax.set_title(f"Larger blocks move less data{full}", x=hang(ax, -0.21 if N >= 128 else -0.18))
-    legend_below(ax, 3, -0.21)
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    below = ax.transAxes + ScaledTranslation(0, -50 / 72, figure.dpi_scale_trans)  # in points, as labels are high
+    ax.legend(loc="upper left", bbox_to_anchor=(hang(ax, -0.21), 0), bbox_transform=below, handlelength=1.8)
 
 
 def _gid(what: str, direction: str) -> str:

@@ -11,14 +11,13 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from flashsim.api import count
 from flashsim.plots.chart import Chart, setting
-from flashsim.plots.style import BLACK, GREY, hang, legend_below, looks, ticks
+from flashsim.plots.style import BLACK, GREY, hang, looks, ticks
 from flashsim.records import ArrayTraffic
 from flashsim.sizes import Size, first
 
 LIMIT = 40 * 10**9  # bytes: an A100's 40 GB
 HEADS = 1024
 _LOOKS = looks(("standard", "rabe_staats", "memory_efficient", "flash"))
-_KEPT = {"standard": "S, P, dP, dS", "rabe_staats": "$O_j$", "memory_efficient": "L, D", "flash": "ℓ, m"}
 _LENGTHS = [2**e for e in range(7, 24)]
 
 
@@ -72,22 +71,38 @@ def _last(need: Callable[[int], int]) -> int:
     return first(lambda N: need(N) > LIMIT) - 1
 
 
-@partial(Chart, "memory", memory_data, "Figure 3 (right): extra memory against N, and where 40 GB end", 5.0, x=10, y=10)
+@partial(Chart, "memory", memory_data, "Figure 3 (right): extra memory against N, and where 40 GB end", 4.1, x=10, y=10)
 def plot_memory(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw extra memory against N, log-log, and the N at which each algorithm fills 40 GB."""
-    N, limit, given = data["N"], data["limit"], data["inputs_outputs"]
+    N, limit = data["N"], data["limit"]
     ax.set_xlim(N[0], N[-1] * 1.3)
+    ax.set_ylim(4e5, 4e14)
+    given = data["inputs_outputs"]
+    ax.axhline(limit, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid="limit")
+    shown = [(n, held) for n, held in zip(N, given["bytes"], strict=True) if held <= 4 * limit]
+    ax.plot(*zip(*shown, strict=True), color=GREY, linestyle="-.", linewidth=1, gid="inputs and outputs")
     for name, look in _LOOKS.items():
         # FlashAttention's line covers this one
         below = {"linewidth": 3.5, "marker": None} if name == "memory_efficient" else {}
+        ax.plot(N, data["extra"][name], **{**look.line, **below}, gid=name)
         crosses = data["crosses"][name]
-        label = f"{look.label}, {_KEPT[name]}: to N = {crosses:,}"
-        ax.plot(N, data["extra"][name], **{**look.line, **below}, gid=name, label=label)
         ax.plot([crosses], [limit], "D", color=look.colour, mec=BLACK, ms=6, gid=f"{name} crosses", zorder=5)
-    label = f"Q, K, V, O, and gradients: to N = {given['crosses']:,}"
-    ax.plot(N, given["bytes"], color=GREY, linestyle="-.", linewidth=1, gid="inputs and outputs", label=label)
-    label = f"an A100's {limit / 1e9:.0f} GB, enough up to that N"
-    ax.axhline(limit, color=BLACK, linestyle=(0, (1, 1.5)), linewidth=1, gid="limit", label=label)
+    _label(ax, data)
+
+
+def _label(ax: Axes, data: Mapping[str, Any]) -> None:
+    limit, crosses, at = data["limit"], data["crosses"], data["N"]
+    ax.text(at[0] * 1.15, limit * 1.2, f"A100's\n{limit / 1e9:.0f} GB", va="bottom")
+    labels = {
+        "standard": ("standard:\nS, P, dP, dS", at[0] * 1.15, 2e14, "left", "top"),
+        "rabe_staats": ("Rabe & Staats,\n$O_j$ by block of keys", at[-1] * 1.25, 6e12, "right", "top"),
+        "flash": ("FlashAttention: ℓ, m\n(closed form: L, D)", at[-1] * 1.25, 1e6, "right", "bottom"),
+    }
+    for name, (label, x, y, side, edge) in labels.items():
+        words, colour = f"{label}\nup to N = {crosses[name]:,}", _LOOKS[name].colour
+        ax.text(x, y, words, color=colour, ha=side, va=edge, multialignment="left")
+    given = data["inputs_outputs"]["crosses"]
+    ax.text(given * 1.15, limit / 1.4, "Q, K, V, O,\ngradients", color=GREY, va="top")
     ax.xaxis.set_major_locator(LogLocator(10))
     ax.xaxis.set_major_formatter(EngFormatter())
     ax.xaxis.set_minor_formatter(NullFormatter())
@@ -95,4 +110,3 @@ def plot_memory(data: Mapping[str, Any], ax: Axes) -> None:
     ax.set_xlabel(f"sequence length N\nd = {data['d']}, {data['dtype']}, {data['heads']:,} heads, M = {data['M']:,}")
     ax.set_ylabel("extra HBM, forward + backward")
     ax.set_title("FlashAttention's extra memory is linear in N", x=hang(ax, -0.2))
-    legend_below(ax, 2, -0.2)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from flashsim import patterns
 from flashsim.api import count
 from flashsim.plots.chart import Chart, said, setting
-from flashsim.plots.style import BY_DIRECTION, GREY, hang, legend_below, ticks
+from flashsim.plots.style import BY_DIRECTION, GREY, hang, ticks
 from flashsim.sizes import Size
 
 SEED = 2205_14135
@@ -89,41 +89,42 @@ def _random_masks(T: tuple[int, int]) -> Iterator[NDArray[np.bool_]]:
         yield mask
 
 
-@partial(Chart, "sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 4.6, x=2, y=10)
+@partial(Chart, "sparsity", sparsity_data, "Figure 2 (right), Proposition 4: accesses against sparsity", 3.9, x=2, y=10)
 def plot_sparsity(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw HBM accesses (elements) against s, log-log: the slope of 1 and, where little is left to compute, the floor."""
     tiles = data["T_r"] * data["T_c"]
     every = np.geomspace(2.0**-13, 1, 200)
-    ax.set_xlim(2.0**-13, 1.35)
+    left, right = 2.0**-13, 1.35
+    forward = data["directions"]["forward"]
+    ax.set_xlim(left, right)
+    ax.set_ylim(forward["floor"] / 2.6, max(d["flash"] for d in data["directions"].values()) * 1.8)
     for direction, colour in BY_DIRECTION.items():
         numbers = data["directions"][direction]
         floor, flash = numbers["floor"], numbers["flash"]
-        line = floor + (flash - floor) * every
-        ax.plot(
-            every,
-            line,
-            color=colour,
-            linewidth=1,
-            gid=f"{direction} line",
-            label=f"{direction}: {_FLOORS[direction]} + s·(all − that)",
-        )
-        kinds: dict[str, tuple[Any, str, dict[str, Any]]] = {
-            "random": (numbers["random"], "o", {"mfc": "white", "label": f"{direction}, tiles at random"}),
-            "patterns": (numbers["patterns"].values(), "D", {"mec": "black", "ms": 5.5}),
-        }
-        for what, (points, marker, look) in kinds.items():
+        ax.plot(every, floor + (flash - floor) * every, color=colour, linewidth=1, gid=f"{direction} line")
+        looks: tuple[tuple[str, dict[str, Any]], ...] = (("o", {"mfc": "white"}), ("D", {"mec": "black", "ms": 5.5}))
+        for what, points, (marker, look) in zip(
+            ("random", "patterns"), (numbers["random"], numbers["patterns"].values()), looks, strict=True
+        ):
             s, moved = [p["tiles"] / tiles for p in points], [p["accesses"] for p in points]
             ax.plot(s, moved, marker, color=colour, gid=f"{direction} {what}", **look)
-        ax.axhline(flash, color=colour, linestyle="--", gid=f"{direction} flash", label=f"{direction}, all tiles")
+        ax.axhline(flash, color=colour, linestyle="--", gid=f"{direction} flash")
         ax.axhline(floor, color=GREY, linestyle="-.", linewidth=1, gid=f"{direction} floor")
-    for name, point in data["directions"]["forward"]["patterns"].items():
+    at = left * 1.2
+    for direction, colour in BY_DIRECTION.items():
+        numbers = data["directions"][direction]
+        ax.text(at, numbers["flash"] * 1.05, f"all tiles, {direction}", color=colour, va="bottom")
+        ax.text(right / 1.05, numbers["floor"] / 1.08, f"floor: {_FLOORS[direction]}", color=GREY, ha="right", va="top")
+    for name, point in forward["patterns"].items():
         label = f"{name} by {_STRIDE}" if name == "strided" else name
         ax.annotate(label, (point["s"], point["accesses"]), (6, -4), textcoords="offset points", va="top")
+    middle = np.sqrt(forward["flash"] * data["directions"]["backward"]["floor"])
+    key = "circles: tiles at random\nline: floor + s · (all − floor)"
+    ax.text(at, middle * 1.6, key, va="center", linespacing=1.4)
     exponents = range(-12, 1, 3)
     parts = [f"1/{2**-e:,}" if e else "1" for e in exponents]
     ticks(ax.xaxis, FixedLocator([2.0**e for e in exponents]), FixedFormatter(parts))
     ticks(ax.yaxis, LogLocator(10, (1, 2, 5)), EngFormatter())
     ax.set_xlabel(f"s, the part of {data['T_r']} × {data['T_c']} tiles that is computed\n{said(data, 'N', 'd', 'M')}")
     ax.set_ylabel("HBM accesses (elements)")
-    legend_below(ax, 2, -0.2)
     ax.set_title("Accesses fall in proportion to s,\ndown to a floor of order Nd", x=hang(ax, -0.2))

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import Locator, NullLocator
-from matplotlib.transforms import ScaledTranslation
 
 from flashsim.algorithms import BACKWARD, FORWARD
 from flashsim.algorithms.blocks import paper_rows
@@ -184,14 +183,6 @@ def canvas(ax: Axes | None, height: float, *, x: int = 0, y: int = 0) -> Axes:
     ax = column_figure(height).subplots() if ax is None else ax
     dress(ax, x=x, y=y)
     return ax
-
-
-def legend_below(ax: Axes, lines: int, x: float, **how: Any) -> None:
-    """Put the legend below the x axis, whose label has so many lines; it begins at x, as a title that hangs."""
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    below = ax.transAxes + ScaledTranslation(0, -(14 + 12 * lines) / 72, figure.dpi_scale_trans)
-    ax.legend(loc="upper left", bbox_to_anchor=(hang(ax, x), 0), bbox_transform=below, handlelength=1.8, **how)
 
 
 def ticks(axis: Axis, at: Locator, said: Any = None) -> None:
