@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, LogLocator
-from matplotlib.transforms import ScaledTranslation
 
 from flashsim.algorithms.blocks import Fixed
 from flashsim.algorithms.own import chosen
@@ -26,6 +25,7 @@ from flashsim.tune import cost
 
 _WHAT = "Figure 2 (middle): accesses against block size, both passes"
 MOST_TILES = 2**14  # of a run with numbers; above it, shapes alone
+(_STANDARD,) = looks(["standard"]).values()
 CURVE = 2000  # the most points the closed form's curve has
 
 
@@ -122,57 +122,41 @@ def _numbers(run: Run | Tally) -> dict[str, Any]:
     return {"B_r": run.blocks.B_r, "B_c": run.blocks.B_c, **costs, "peak": run.sram.peak}
 
 
-@partial(Chart, "blocks", blocks_data, _WHAT, lambda data: 5.4 if "backward" in data else 4.6)
+@partial(Chart, "blocks", blocks_data, _WHAT, lambda data: 4.6 if "backward" in data else 3.4)
 def plot_blocks(data: Mapping[str, Any], ax: Axes) -> None:
     """Draw Figure 2 (middle) as a model: HBM accesses (elements) against B_c, as far as SRAM has room, and standard attention.
 
     Where blocks do not fit is grey, and no curve goes there. The diamond is the paper's choice of B_c, which may lie there.
     """
-    N, d, d_v, M, floor, left = *(data[k] for k in ("N", "d", "d_v", "M", "floor")), data["theory"]["B_c"][0]
-    passes = {"forward": {**data, "curve": data["theory"]}, **{k: data[k] for k in ("backward",) if k in data}}
+    N, passes = data["N"], {"forward": {**data, "curve": data["theory"]}}
+    if "backward" in data:
+        passes["backward"] = data["backward"]
+    both = len(passes) > 1
+    top = max(max(2.8 * p["standard"]["accesses"], 1.4 * max(p["curve"]["accesses"])) for p in passes.values())
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ax.set_xlim(left / 1.15, N * 1.15)
+    ax.set_xlim(data["theory"]["B_c"][0] / 1.15, N * 1.15)
+    ax.set_ylim(data["floor"] / 1.5, top * (2.6 if both else 1))
     for direction, numbers in passes.items():
-        _draw_pass(ax, direction, numbers, data)
-    points = [point for point in data["simulator"] if point["peak"] <= M]
+        _draw_pass(ax, direction, numbers, data, f"{direction}: " if both else "")
+
+    points = [point for point in data["simulator"] if point["peak"] <= data["M"]]
     ran = "simulated run" if data["simulator_ran_on"] == "numbers" else "simulator's count"
     at, accesses = [p["B_c"] for p in points], [p["accesses"] for p in points]
-    ax.plot(at, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator", label=f"Algorithm 1: {ran}")
+    ax.plot(at, accesses, "o", color=BLUE, markerfacecolor="white", gid="simulator", label=ran)
     for name, look in looks(data.get("others", {})).items():
-        moved = _fitting(data["others"][name], M)
+        moved = _fitting(data["others"][name], data["M"])
         ax.plot(moved["B_c"], moved["accesses"], **look.line, gid=name, label=look.label)
     B_c = data["paper"]["B_c"]
-    size = f"⌈M/4d⌉ = {B_c:,}" if B_c < N else f"⌈M/4d⌉ ≥ N = {N:,}"
-    needs = " and ".join(f"{numbers['paper']['peak'] / M:.0%}" for numbers in passes.values())
-    for direction, numbers in passes.items() if left <= B_c else ():
-        label = f"the paper's $B_c$, {size},\nneeds {needs} of M" if direction == "forward" else None
-        paper: dict[str, Any] = {
-            "color": BLACK,
-            "mfc": ORANGE,
-            "ms": 6,
-            "gid": _gid("paper", direction),
-            "label": label,
-        }
-        ax.plot([B_c], [numbers["paper"]["accesses"]], "D", **paper)
-    once = "read Q, K, V, write O once" + ": 4Nd" * (floor == 4 * N * d)
-    ax.axhline(floor, color=GREY, linestyle="-.", gid="floor", label=once)
-
-    powers = [e for e in range(N.bit_length()) if 2**e >= left]
-    every = math.ceil(len(powers) * len(f"{N:,}") / 36)  # about 36 digits fit
-    ticks(ax.xaxis, FixedLocator([2**e for e in powers[::every]]), "{x:,.0f}")
-    ticks(ax.yaxis, LogLocator(10, (1, 2, 5)), EngFormatter())
-    lengths = f"N = {N:,}" if data["N_q"] == N else f"N_q = {data['N_q']:,}, N_k = {N:,}"
-    widths = f"d = {d:,}" if d_v == d else f"d = {d:,}, d_v = {d_v:,}"
-    room = f"M = {M:,} ({human_bytes(M * data['itemsize'])})"
-    ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, {widths}, {data['dtype']}, one head\n{room}")
-    ax.set_ylabel("HBM accesses (elements)")
-    full = ",\nuntil SRAM is full" if data["largest_that_fits"] != N else ""
-    ax.set_title(f"Larger blocks move less data{full}", x=hang(ax, -0.21 if N >= 128 else -0.18))
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    below = ax.transAxes + ScaledTranslation(0, -50 / 72, figure.dpi_scale_trans)  # in points, as labels are high
-    ax.legend(loc="upper left", bbox_to_anchor=(hang(ax, -0.21), 0), bbox_transform=below, handlelength=1.8)
+    chosen_size = f"⌈M/4d⌉ = {B_c:,}" if B_c < N else f"⌈M/4d⌉ ≥ N = {N:,}"
+    needs = " and ".join(f"{numbers['paper']['peak'] / data['M']:.0%}" for numbers in passes.values())
+    label: str | None = f"the paper's $B_c$:\n{chosen_size}, which\nneeds {needs} of M"
+    for direction, numbers in passes.items():
+        if data["theory"]["B_c"][0] <= B_c:
+            accesses = [numbers["paper"]["accesses"]]
+            ax.plot([B_c], accesses, "D", color=BLACK, mfc=ORANGE, ms=6, gid=_gid("paper", direction), label=label)
+            label = None
+    _label(ax, data, passes)
 
 
 def _gid(what: str, direction: str) -> str:
@@ -187,19 +171,88 @@ def _fitting(curve: Mapping[str, Any], M: int) -> dict[str, list[int]]:
     }
 
 
-def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+def _draw_pass(ax: Axes, direction: str, numbers: Mapping[str, Any], data: Mapping[str, Any], which: str) -> None:
     """Draw one direction's curve and lines, and shade the blocks that do not fit: twice where neither direction's do."""
-    N, limit, colour = data["N"], numbers["largest_that_fits"], BY_DIRECTION[direction]
-    (left, right), from_top_to_bottom = ax.get_xlim(), ax.get_xaxis_transform()
+    N, floor, limit = data["N"], data["floor"], numbers["largest_that_fits"]
+    (left, right), top = ax.get_xlim(), ax.get_ylim()[1]
     if limit != N:
-        grey: dict[str, Any] = {"facecolor": BLACK, "alpha": 0.1, "linewidth": 0, "zorder": 0}
-        where, gid = [limit or left, right], _gid("does not fit", direction)
-        ax.fill_between(where, 0, 1, transform=from_top_to_bottom, gid=gid, **grey)
+        where = [limit or left, right]
+        ax.fill_between(
+            where, floor, top, facecolor=BLACK, alpha=0.1, linewidth=0, zorder=0, gid=_gid("does not fit", direction)
+        )
     if limit is not None and limit != N:
-        ax.axvline(limit, color=colour, linestyle=(0, (1, 1.5)), linewidth=1, gid=_gid("limit", direction))
-    fits = {None: "does not fit", N: "all fit"}.get(limit, f"fits if $B_c$ ≤ {limit or 0:,}")
-    made = {"forward": "Algorithm 1: closed form", "backward": "Algorithm 4, backward: counted"}[direction]
-    curve = _fitting(numbers["curve"], data["M"])
-    ax.plot(curve["B_c"], curve["accesses"], color=colour, gid=_gid("theory", direction), label=f"{made}; {fits}")
-    standard: dict[str, Any] = {"gid": _gid("standard", direction), "label": f"standard attention, {direction}"}
-    ax.axhline(numbers["standard"]["accesses"], color=colour, linestyle="--", **standard)
+        dotted = (0, (1, 1.5))
+        ax.plot([limit, limit], [floor, top], color=BLACK, linestyle=dotted, linewidth=1, gid=_gid("limit", direction))
+    ax.axhline(numbers["standard"]["accesses"], color=_STANDARD.colour, linestyle="--", gid=_gid("standard", direction))
+    if direction == "forward":
+        ax.axhline(floor, color=GREY, linestyle="-.", gid="floor")
+    curve, label = (
+        _fitting(numbers["curve"], data["M"]),
+        which + ("closed form" if direction == "forward" else "counted"),
+    )
+    ax.plot(curve["B_c"], curve["accesses"], color=BY_DIRECTION[direction], gid=_gid("theory", direction), label=label)
+
+
+def _label(ax: Axes, data: Mapping[str, Any], passes: Mapping[str, Mapping[str, Any]]) -> None:
+    N, d, M, itemsize, floor = (data[k] for k in ("N", "d", "M", "itemsize", "floor"))
+    standard, left = data["standard"]["accesses"], data["theory"]["B_c"][0]
+    both, within = len(passes) > 1, f"M = {M:,}\n({human_bytes(M * itemsize)})"
+    ax.text(left, floor / 1.06, "read Q, K, V, write O once" + ": 4Nd" * (floor == 4 * N * d), color=GREY, va="top")
+    narrow = not both and data["largest_that_fits"] is not None and data["largest_that_fits"] > left * (N / left) ** 0.7
+    end = data["largest_that_fits"] / 1.06 if narrow else N * 1.07  # of words: the grey has no room for them
+    limits = [numbers["largest_that_fits"] or left for numbers in passes.values()]
+    crossed = both and any(0.6 < math.log(limit / left) / math.log(N / left) < 1 for limit in limits if limit != N)
+    plate = {"bbox": {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.5}} if crossed else {}
+    for direction, numbers in passes.items():
+        label = f"standard, {direction}" if both else "standard\nattention"
+        at = numbers["standard"]["accesses"] * 1.06
+        ax.text(end, at, label, color=_STANDARD.colour, ha="right", va="bottom", **plate)
+    if any(numbers["largest_that_fits"] != N for numbers in passes.values()):
+        what = within if both else f"does not fit{' →' * narrow}\n{within}"
+        at, edge = (floor * 1.04, "bottom") if both else (standard / 1.12, "top")
+        ax.text(end, at, what, ha="right", va=edge, **plate)
+    _label_limits(ax, N, passes)
+    at_floor = (0, ax.transAxes.inverted().transform(ax.transData.transform((left, floor)))[1])
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=at_floor,
+        title=None if both else "Algorithm 1",
+        alignment="left",
+        handlelength=1.6,
+        frameon=True,  # hides the limit line where that runs through it
+        edgecolor="none",
+        framealpha=0.9,
+    )
+
+    powers = [e for e in range(N.bit_length()) if 2**e >= left]
+    every = math.ceil(len(powers) * len(f"{N:,}") / 36)  # about 36 digits fit
+    ticks(ax.xaxis, FixedLocator([2**e for e in powers[::every]]), "{x:,.0f}")
+    ticks(ax.yaxis, LogLocator(10, (1, 2, 5)), EngFormatter())
+    limit = data["largest_that_fits"]
+    lengths = f"N = {N:,}" if data["N_q"] == N else f"N_q = {data['N_q']:,}, N_k = {N:,}"
+    widths = f"d = {d:,}" if data["d_v"] == d else f"d = {d:,}, d_v = {data['d_v']:,}"
+    ax.set_xlabel(f"column block size $B_c$ (rows of K, V)\n{lengths}, {widths}, {data['dtype']}, one head")
+    ax.set_ylabel("HBM accesses (elements)")
+    ax.set_title(
+        "Larger blocks move less data" + (",\nuntil SRAM is full" if limit != N else ""),
+        x=hang(ax, -0.21 if N >= 128 else -0.18),
+    )
+
+
+def _label_limits(ax: Axes, N: int, passes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Say at each limit what it is; of two, the one whose words would cross the other's line has them above its end."""
+    left, (low, top), both = ax.get_xlim()[0], ax.get_ylim(), len(passes) > 1
+    limits = {name: numbers["largest_that_fits"] for name, numbers in passes.items()}
+    shown = {name: limit for name, limit in limits.items() if limit is not None and limit != N}
+    rooms = {"forward": 0.68 if both else 0.5, "backward": 0.4}  # what the words need to their left
+    on_left = {name: math.log(limit / left) > rooms[name] * math.log(N / left) for name, limit in shown.items()}
+    lower = "backward" if both and on_left.get("forward") else "forward"
+    for name, limit in shown.items():
+        y = top / (top / low) ** 0.1 if both and name == lower else top
+        words = f"{name} fits\nif $B_c$ ≤ {limit:,}" if both else f"fits up to\n$B_c$ = {limit:,}"
+        if on_left[name]:
+            ax.text(limit / 1.06, y, words, ha="right", va="top")
+        else:
+            ax.text(limit * 1.06, y, words if both else f"← {words}", va="top")
+        (line,) = (line for line in ax.get_lines() if line.get_gid() == _gid("limit", name))
+        line.set_data([limit, limit], [passes["forward"]["floor"], y])

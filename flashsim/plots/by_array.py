@@ -148,7 +148,7 @@ def run_figure(run_by_name: Mapping[str, Counted], *, heads: int = 1, **shape: A
     `run_by_name`: runs of `heads` heads by the algorithm's name, with its `title` if the run has one. `shape` is passed on to
     `plot_blocks`: N, N_q, d, d_v, dtype, M.
     """
-    figure = column_figure(4.2, 2.1)
+    figure = column_figure(3.5, 2.1)
     by_array, by_block = figure.subplots(1, 2)
     plot_run({getattr(run, "title", name): run for name, run in run_by_name.items()}, ax=by_array, heads=heads)
     labels = looks(run_by_name)
