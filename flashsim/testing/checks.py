@@ -6,7 +6,7 @@ bug that kernel and oracle share. A check may first change the case, so that it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flashsim.inputs import Array
+from flashsim.reference.bounds import parts_of_bound
 from flashsim.testing.case import Case, Problem
 from flashsim.testing.kernel import Kernel, Output, memory_of, strides_of
 
@@ -29,8 +30,23 @@ class Comparison(NamedTuple):
     at: Array | bool = True
     problem: Problem | None = None
 
+    def parts(self, answer: Array | None = None) -> Array:
+        """Return each error of `got`, or of another answer, as a part of its budget; −1 where nothing is asked."""
+        want = np.asarray(self.want)
+        budget = np.broadcast_to(np.asarray(self.budget, float), want.shape)
+        return np.where(self.at, parts_of_bound(self.got if answer is None else answer, want, budget), -1.0)
+
 
 Comparisons = Iterator[Comparison]
+Three = tuple[Array, ...]
+
+
+def of_gradients(
+    what: str, got: Three, want: Three, budgets: Three, problem: Problem, at: Sequence[Array | bool] = (True,) * 3
+) -> Comparisons:
+    """Yield what to compare of dq, dk and dv, each being {} in `what`."""
+    for name, g, w, budget, where in zip(("dq", "dk", "dv"), got, want, budgets, at, strict=True):
+        yield Comparison(what.format(name), g, w, budget, where, problem)
 
 
 class Trial:
@@ -391,8 +407,8 @@ def strides(t: Trial) -> Comparisons:
     yield Comparison(f"O of strided arrays ({t.case.strides})", t.out.O, want.O, budget, t.defined, t.problem)
     if t.kernel.back and t.gradients_promised:
         plain, budgets = t.kernel.backward(t.problem), t.problem.gradients().budgets
-        for name, got, same, bound in zip(("dq", "dk", "dv"), t.gradients, plain, budgets, strict=True):
-            yield Comparison(f"{name} of strided arrays ({t.case.strides})", got, same, 2 * bound, True, t.problem)
+        twice = tuple(2 * budget for budget in budgets)
+        yield from of_gradients(f"{{}} of strided arrays ({t.case.strides})", t.gradients, plain, twice, t.problem)
 
 
 @check()
@@ -436,8 +452,7 @@ def determinism(t: Trial) -> Comparisons:
 def gradients(t: Trial) -> Comparisons:
     """dq, dk, dv for a random dO against the oracle's."""
     wants = t.problem.gradients()
-    for name, got, want, budget in zip(("dq", "dk", "dv"), t.gradients, *wants, strict=True):
-        yield Comparison(name, got, want, budget, True, t.problem)
+    yield from of_gradients("{}", t.gradients, *wants, t.problem)
 
 
 def _widest(case: Case, kernel: Kernel) -> Case | None:
@@ -478,8 +493,8 @@ def masked_gradients(t: Trial) -> Comparisons:
     dead, empty = t.problem.dead[..., None], t.problem.empty[..., None]
     if t.problem.overflowing.any():
         return
-    for name, got, nothing in zip(("dq", "dk", "dv"), t.gradients, (empty, dead, dead), strict=True):
-        yield Comparison(f"{name} of what is masked", got, np.zeros_like(got), 0.0, nothing, t.problem)
+    zeros = tuple(map(np.zeros_like, t.gradients))
+    yield from of_gradients("{} of what is masked", t.gradients, zeros, zeros, t.problem, (empty, dead, dead))
 
 
 @check(_backward, _masks, fit=_with_dead_keys)
@@ -489,8 +504,7 @@ def backward_poison(t: Trial) -> Comparisons:
     if poisoned is None:
         return
     found = t.kernel.backward(poisoned, t.case.strides)
-    for name, got, want, budget in zip(("dq", "dk", "dv"), found, *t.problem.gradients(), strict=True):
-        yield Comparison(f"{name} with poisoned keys", got, want, budget, True, poisoned)
+    yield from of_gradients("{} with poisoned keys", found, *t.problem.gradients(), poisoned)
 
 
 # ------------------------------------------------------------------------------------------------------------- dropout
@@ -517,8 +531,7 @@ def dropout_gradients(t: Trial) -> Comparisons:
     """Under dropout the gradients are those of the forward function with that keep mask."""
     problem = t.problem
     wants = problem.gradients(t.kernel.keep(problem))
-    for name, got, want, budget in zip(("dq", "dk", "dv"), t.gradients, *wants, strict=True):
-        yield Comparison(f"{name} under dropout", got, want, budget, True, problem)
+    yield from of_gradients("{} under dropout", t.gradients, *wants, problem)
 
 
 @check(_dropout, fit=_with_dropout)

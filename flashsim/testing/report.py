@@ -6,7 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,10 @@ class Report:
                     "check": failure.check,
                     "case": repr(failure.finding.case),
                     "message": failure.message,
-                    "likely": [asdict(suspicion) for suspicion in failure.suspicions],
+                    "likely": [
+                        {"says": bug.says, "threads": bug.threads, "evidence": bug.evidence}
+                        for bug in failure.suspicions
+                    ],
                 }
                 for failure in self.failures
             ],

@@ -14,7 +14,6 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis.errors import NoSuchExample
 
-from flashsim.reference.bounds import parts_of_bound
 from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS, Check, Comparison, Trial
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool
@@ -69,13 +68,10 @@ def try_check(check: Check, kernel: Kernel, case: Case, trial: Trial | None = No
 
 
 def _judge(check: Check, case: Case, comparison: Comparison) -> Finding | None:
-    want = np.asarray(comparison.want)
-    parts = parts_of_bound(comparison.got, want, np.broadcast_to(np.asarray(comparison.budget, float), want.shape))
-    at = np.broadcast_to(np.asarray(comparison.at), want.shape)
-    if not at.any():
+    parts = comparison.parts()
+    if parts.max(initial=-1.0) < 0:
         return None
-    parts = np.where(at, parts, -1.0)
-    index = np.unravel_index(int(np.argmax(parts)), parts.shape) if parts.ndim else ()
+    index = np.unravel_index(int(np.argmax(parts)), parts.shape)
     return Finding(check.name, case, float(parts[index]), comparison, tuple(int(i) for i in index))
 
 

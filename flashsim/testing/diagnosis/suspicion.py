@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -13,19 +12,15 @@ class Suspicion:
     says      the bug, in a sentence
     threads   where it was seen
     evidence  what speaks for it
+    explains  the numbers of the findings that it explains
+    leaves    how many it does not
     """
 
     says: str
     threads: tuple[str, ...]
     evidence: str
-
-
-class Conviction(NamedTuple):
-    """A suspicion with the numbers of the findings that it explains, and of how many it does not."""
-
-    suspicion: Suspicion
-    matched: frozenset[int]
-    mismatched: int = 0
+    explains: frozenset[int] = frozenset()
+    leaves: int = 0
 
 
 def failing_cases(n: int) -> str:
