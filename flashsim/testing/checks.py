@@ -86,9 +86,19 @@ class Trial:
         """Whether the spec says what the gradients are: it does not where an empty row is anything but 0."""
         return self.spec.empty_rows == "zero" or not self.problem.empty.any()
 
-    def both(self, one: Problem, other: Problem) -> Array:
-        """Return the sum of two problems' budgets, for comparing the kernel with itself."""
-        return one.solution.O_budget + other.solution.O_budget
+    def forward(self, problem: Problem) -> Output:
+        """Return what the kernel returns for a problem made of the case's."""
+        return self.out if problem is self.problem else self.kernel.forward(problem, self.case.strides)
+
+    def alike(self, what: str, problem: Problem, other: Problem) -> Comparison:
+        """Return the comparison of the kernel with itself, on two problems that have the same O."""
+        got, want = self.forward(problem).O, self.forward(other).O
+        return Comparison(what, got, want, both_budgets(problem, other), self.defined, problem)
+
+
+def both_budgets(one: Problem, other: Problem) -> Array:
+    """Return the sum of the budgets of two problems' O."""
+    return one.solution.O_budget + other.solution.O_budget
 
 
 Run = Callable[[Trial], Comparisons]
@@ -226,7 +236,7 @@ def masked_kv_poison(t: Trial) -> Comparisons:
     poisoned = _poisoned(t)
     if poisoned is None:
         return
-    got, want = t.kernel.forward(poisoned, t.case.strides), t.problem.solution
+    got, want = t.forward(poisoned), t.problem.solution
     yield Comparison("O with poisoned keys", got.O, want.O, want.O_budget, t.defined, poisoned)
     if got.lse is not None:
         live = ~t.problem.empty
@@ -247,10 +257,7 @@ def appended_masked_keys(t: Trial) -> Comparisons:
 
     allowed = np.concatenate([problem.allowed, np.zeros((B, H_q, N_q, more), bool)], axis=-1)
     appended = problem.but(k=longer(problem.k), v=longer(problem.v), mask=allowed, causal=False)
-    got = t.kernel.forward(appended, t.case.strides)
-    yield Comparison(
-        f"O with {more} masked keys appended", got.O, t.out.O, t.both(problem, appended), t.defined, appended
-    )
+    yield t.alike(f"O with {more} masked keys appended", appended, problem)
 
 
 @check(_causal, fit=lambda case, kernel: replace(case, causal=True) if case.N_k > 1 else None)
@@ -265,8 +272,7 @@ def causal_no_leak(t: Trial) -> Comparisons:
     past = ~problem.allowed[..., first:].any(axis=-1, keepdims=True) & ~problem.empty[..., None]
     if not past.any():
         return
-    got = t.kernel.forward(changed, t.case.strides)
-    budget = 2 * problem.solution.O_budget
+    got, budget = t.forward(changed), 2 * problem.solution.O_budget
     yield Comparison(f"O where keys from {first} on are in the future", got.O, t.out.O, budget, past, changed)
 
 
@@ -284,10 +290,8 @@ def _with_keys(problem: Problem, keys: Array | slice) -> Problem:
 @check(fit=lambda case, kernel: replace(case, causal=False) if case.N_k > 1 else None)
 def key_permutation(t: Trial) -> Comparisons:
     """The order of the keys does not matter."""
-    problem = t.problem
-    other = _with_keys(problem, t.rng.permutation(problem.score_shape[-1]))
-    got = t.kernel.forward(other, t.case.strides)
-    yield Comparison("O with keys in another order", got.O, t.out.O, t.both(problem, other), t.defined, other)
+    other = _with_keys(t.problem, t.rng.permutation(t.problem.score_shape[-1]))
+    yield t.alike("O with keys in another order", other, t.problem)
 
 
 def _any_keys(case: Case, kernel: Kernel) -> Case | None:
@@ -300,8 +304,7 @@ def shift_invariance(t: Trial) -> Comparisons:
     k = np.clip(np.round(8 * t.problem.k.astype(np.float64)) / 8, -7, 7)  # so that adding 8 is exact in every dtype
     shift = 8 * np.sign(t.rng.normal(size=k.shape[-1]))
     plain, shifted = (t.problem.but(k=a.astype(t.problem.k.dtype)) for a in (k, k + shift))
-    got, want = (t.kernel.forward(p, t.case.strides) for p in (shifted, plain))
-    yield Comparison("O with shifted scores", got.O, want.O, t.both(plain, shifted), t.defined, shifted)
+    yield t.alike("O with shifted scores", shifted, plain)
 
 
 @check(fit=_any_keys)
@@ -312,8 +315,7 @@ def identity_values(t: Trial) -> Comparisons:
     first = int(t.rng.integers(max(N_k - width, 0) + 1))
     v = np.broadcast_to(np.eye(N_k, width, -first), problem.v.shape).astype(problem.v.dtype)
     identity = problem.but(v=v)
-    got = t.kernel.forward(identity, t.case.strides)
-    want = identity.solution
+    got, want = t.forward(identity), identity.solution
     live = ~problem.empty[..., None]
     yield Comparison(f"the weights of keys from {first} on", got.O, want.O, want.O_budget, live, identity)
     allowed = np.zeros((*problem.score_shape[:3], width), bool)
@@ -333,7 +335,7 @@ def split_and_merge(t: Trial) -> Comparisons:
     near = [N_k // 2] if t.spec.max_shapes else [int(c) for c in t.rng.integers(1, N_k, size=3)]
     edges = sorted({0, N_k, *(t.spec.lengths(1, cut)[1] for cut in near)})
     parts = [_with_keys(whole, slice(*ends)) for ends in pairwise(edges)]
-    outs = [t.kernel.forward(part, t.case.strides) for part in parts]
+    outs = [t.forward(part) for part in parts]
     base = np.log(2) if t.spec.lse == "base2" else 1.0
     with np.errstate(all="ignore"):
         empty = np.stack([part.empty for part in parts])
@@ -367,10 +369,8 @@ def grouped_heads(t: Trial) -> Comparisons:
     """Query heads that share a KV head do as if each had a copy of it."""
     problem = t.problem
     repeated = problem.but(**{name: np.repeat(getattr(problem, name), problem.group, axis=1) for name in ("k", "v")})
-    want = t.kernel.forward(repeated, t.case.strides)
-    yield Comparison(
-        "O, against KV heads repeated,", t.out.O, want.O, 2 * problem.solution.O_budget, t.defined, problem
-    )
+    want, budget = t.forward(repeated), 2 * problem.solution.O_budget
+    yield Comparison("O, against KV heads repeated,", t.out.O, want.O, budget, t.defined, problem)
 
 
 @check(_declares("scale"))
@@ -379,14 +379,9 @@ def scale_equivalence(t: Trial) -> Comparisons:
     problem = t.problem
     scale = float(t.rng.choice([0.25, 1.0, 1.5]))
     doubled = problem.but(q=problem.q * np.asarray(2, problem.q.dtype), scale=scale)
-    twice = problem.but(scale=2 * scale)
-    got, want = (t.kernel.forward(p, t.case.strides) for p in (twice, doubled))
-    yield Comparison(f"O with scale={2 * scale}", got.O, want.O, t.both(twice, doubled), t.defined, twice)
-    default, said = problem.but(scale=None), problem.but(scale=1 / np.sqrt(problem.q.shape[-1]))
-    got, want = (t.kernel.forward(p, t.case.strides) for p in (default, said))
-    yield Comparison(
-        "O with the default scale, against 1/√d given,", got.O, want.O, t.both(default, said), t.defined, default
-    )
+    yield t.alike(f"O with scale={2 * scale}", problem.but(scale=2 * scale), doubled)
+    said = problem.but(scale=1 / np.sqrt(problem.q.shape[-1]))
+    yield t.alike("O with the default scale, against 1/√d given,", problem.but(scale=None), said)
 
 
 # --------------------------------------------------------------------------------------------------- memory and repeats
@@ -438,7 +433,7 @@ def _unchanged(name: str, a: Array, was: Array) -> Comparison:
 def determinism(t: Trial) -> Comparisons:
     """The same call again, after another one, gives the same bits."""
     problem = t.problem
-    t.kernel.forward(problem.but(q=-problem.q, v=problem.v + np.asarray(1, problem.v.dtype)), t.case.strides)
+    t.forward(problem.but(q=-problem.q, v=problem.v + np.asarray(1, problem.v.dtype)))
     again = t.kernel.forward(problem, t.case.strides)
     yield Comparison("O, called again,", again.O, t.out.O, 0.0, t.defined, problem)
     if again.lse is not None and t.out.lse is not None:
@@ -481,7 +476,7 @@ def finite_differences(t: Trial) -> Comparisons:
         slope = ((outs[0].O - outs[1].O) * dO).sum() / over
         true_slope = ((ends[0].solution.O - ends[1].solution.O) * dO).sum() / over
         slope -= true_slope - oracle_gradient[spot]  # what the curvature adds, by the oracle
-        budget = (np.abs(dO) * t.both(*ends)).sum() / over + gradient_budget[spot]
+        budget = (np.abs(dO) * both_budgets(*ends)).sum() / over + gradient_budget[spot]
         yield Comparison(
             f"d{name}{list(spot)} against the slope of O", np.array(got[spot]), np.array(slope), budget, True, problem
         )
