@@ -409,24 +409,19 @@ def strides(t: Trial) -> Comparisons:
 @check()
 def inputs_unmodified(t: Trial) -> Comparisons:
     """No input is written to, nor memory around it."""
-    arrays = t.kernel.lay(t.problem, t.case.strides)
-    before = {name: memory_of(a).copy() for name, a in arrays.items()}
-    mask = None if t.problem.mask is None else t.problem.mask.copy()
-    t.kernel.forward_on(arrays, t.problem if mask is None else t.problem.but(mask=mask), copies=False)
-    for name, a in arrays.items():
-        yield _unchanged(name, a, before[name])
-    if mask is not None and t.problem.mask is not None:
-        yield Comparison("mask afterwards", mask.astype(float), t.problem.mask.astype(float), 0.0)
-    if t.kernel.back:
-        arrays = t.kernel.lay(t.problem, t.case.strides, back=True)
-        before = {name: memory_of(a).copy() for name, a in arrays.items()}
-        t.kernel.backward_on(arrays, t.problem)
+    mask = t.problem.mask
+    given = t.problem if mask is None else t.problem.but(mask=mask.copy())
+    for by in ("", ", by the backward function,") if t.kernel.back else ("",):
+        arrays = t.kernel.lay(t.problem, t.case.strides, back=bool(by))
+        before = {name: memory_of(a).astype(np.float64) for name, a in arrays.items()}
+        if by:
+            t.kernel.backward_on(arrays, t.problem)
+        else:
+            t.kernel.forward_on(arrays, given, copies=False)
         for name, a in arrays.items():
-            yield _unchanged(f"{name}, by the backward function,", a, before[name])
-
-
-def _unchanged(name: str, a: Array, was: Array) -> Comparison:
-    return Comparison(f"memory of {name} afterwards", memory_of(a).astype(np.float64), was.astype(np.float64), 0.0)
+            yield Comparison(f"memory of {name}{by} afterwards", memory_of(a).astype(np.float64), before[name], 0.0)
+        if not by and mask is not None and given.mask is not None:
+            yield Comparison("mask afterwards", given.mask.astype(float), mask.astype(float), 0.0)
 
 
 @check(lambda kernel: "" if kernel.spec.deterministic else "the spec declares it not deterministic")

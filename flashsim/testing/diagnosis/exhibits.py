@@ -1,4 +1,4 @@
-"""A kernel's wrong numbers beside the right ones: what a model of a bug is held against."""
+"""A kernel's wrong numbers beside the right ones, which a model of a bug is held against; and what is then suspected."""
 
 from __future__ import annotations
 
@@ -20,6 +20,29 @@ MOST_SCORES = 10**6  # of a case that is looked at
 CLEARLY = 4  # budgets
 POISONED = ("masked_kv_poison", "backward_poison")
 OF_GRADIENTS = ("gradients", "finite_differences", "masked_gradients", POISONED[1], "dropout_gradients", "strides")
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A known bug that a kernel may have.
+
+    says      the bug, in a sentence
+    threads   where it was seen
+    evidence  what speaks for it
+    explains  the numbers of the findings that it explains
+    leaves    how many it does not
+    """
+
+    says: str
+    threads: tuple[str, ...]
+    evidence: str
+    explains: frozenset[int] = frozenset()
+    leaves: int = 0
+
+
+def failing_cases(n: int) -> str:
+    """Return that number of them in words: of several, the first is made simpler from one that was drawn."""
+    return "1 failing case" if n == 1 else f"{n} drawn and simplified failing cases"
 
 
 @dataclass(frozen=True, eq=False)
