@@ -143,23 +143,20 @@ def check(*conditions: Needs, fit: Fit = lambda case, kernel: case) -> Callable[
     return register
 
 
-def _declares(name: str) -> Needs:
-    return lambda kernel: "" if getattr(kernel.spec, name) else f"the spec declares no {name}"
+def _unless(has: Callable[[Kernel], object], why: str) -> Needs:
+    return lambda kernel: "" if has(kernel) else why
 
 
-_lse, _masks, _causal = map(_declares, ("lse", "masks", "causal"))
-
-
-def _cross(kernel: Kernel) -> str:
-    return "" if kernel.spec.cross else "the spec declares N_q = N_k"
-
-
-def _backward(kernel: Kernel) -> str:
-    return "" if kernel.back else "no backward= was given"
-
-
-def _dropout(kernel: Kernel) -> str:
-    return "" if kernel.keep_mask else "no dropout= was given"
+_lse = _unless(lambda kernel: kernel.spec.lse, "the spec declares no lse")
+_masks = _unless(lambda kernel: kernel.spec.masks, "the spec declares no masks")
+_causal = _unless(lambda kernel: kernel.spec.causal, "the spec declares no causal")
+_gqa = _unless(lambda kernel: kernel.spec.gqa, "the spec declares no gqa")
+_scale = _unless(lambda kernel: kernel.spec.scale, "the spec declares no scale")
+_cross = _unless(lambda kernel: kernel.spec.cross, "the spec declares N_q = N_k")
+_strides = _unless(lambda kernel: kernel.spec.strides != "contiguous", "the spec declares contiguous arrays")
+_deterministic = _unless(lambda kernel: kernel.spec.deterministic, "the spec declares it not deterministic")
+_backward = _unless(lambda kernel: kernel.back, "no backward= was given")
+_dropout = _unless(lambda kernel: kernel.keep_mask, "no dropout= was given")
 
 
 def _defined_empty_rows(kernel: Kernel) -> str:
@@ -361,10 +358,7 @@ def split_and_merge(t: Trial) -> Comparisons:
     yield Comparison(f"lse {split}", merged_lse, want.lse, lse_budget, live, whole)
 
 
-@check(
-    _declares("gqa"),
-    fit=lambda case, kernel: case if case.group > 1 else replace(case, group=2 + case.seed % 2),
-)
+@check(_gqa, fit=lambda case, kernel: case if case.group > 1 else replace(case, group=2 + case.seed % 2))
 def grouped_heads(t: Trial) -> Comparisons:
     """Query heads that share a KV head do as if each had a copy of it."""
     problem = t.problem
@@ -373,7 +367,7 @@ def grouped_heads(t: Trial) -> Comparisons:
     yield Comparison("O, against KV heads repeated,", t.out.O, want.O, budget, t.defined, problem)
 
 
-@check(_declares("scale"))
+@check(_scale)
 def scale_equivalence(t: Trial) -> Comparisons:
     """Twice the scale does what queries twice as large do; the default scale is 1/√d."""
     problem = t.problem
@@ -392,10 +386,7 @@ def _strided(case: Case, kernel: Kernel) -> Case | None:
     return case if case.strides != "contiguous" else replace(case, strides=kinds[case.seed % len(kinds)])
 
 
-@check(
-    lambda kernel: "the spec declares contiguous arrays" if kernel.spec.strides == "contiguous" else "",
-    fit=_strided,
-)
+@check(_strides, fit=_strided)
 def strides(t: Trial) -> Comparisons:
     """Arrays that are not contiguous, with NaN in their gaps, give what contiguous ones give."""
     want, budget = t.kernel.forward(t.problem), 2 * t.problem.solution.O_budget
@@ -424,7 +415,7 @@ def inputs_unmodified(t: Trial) -> Comparisons:
             yield Comparison("mask afterwards", given.mask.astype(float), mask.astype(float), 0.0)
 
 
-@check(lambda kernel: "" if kernel.spec.deterministic else "the spec declares it not deterministic")
+@check(_deterministic)
 def determinism(t: Trial) -> Comparisons:
     """The same call again, after another one, gives the same bits."""
     problem = t.problem

@@ -47,8 +47,8 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
     more = tuple(d for d in FLOATS if d not in spec.dtypes and there_is(d) and fits(fn, spec, replace(case, dtype=d)))
     if more and "dtypes" not in given:
         spec, notes["dtypes"] = replace(spec, dtypes=(*spec.dtypes, *more)), "each was tried"
-    answered = [name for name in ("float32", "float64") if not broken_by(Kernel(fn, spec), replace(case, dtype=name))]
-    wrong = [name for name in answered if name not in spec.dtypes]
+    others = [name for name in ("float32", "float64") if name not in spec.dtypes]
+    wrong = [name for name in others if not broken_by(Kernel(fn, spec), replace(case, dtype=name))]
     if "dtypes" in notes and "dtypes" not in doubtful and wrong:
         notes["dtypes"] = f"each was tried; {', '.join(wrong)} gave no right answer"
         doubtful.append("dtypes")

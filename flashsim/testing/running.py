@@ -57,22 +57,16 @@ def try_check(check: Check, kernel: Kernel, case: Case, trial: Trial | None = No
     try:
         with np.errstate(all="ignore"):
             for comparison in check.compare(trial):
-                found = _judge(check, fitted, comparison)
-                if found is not None and (worst is None or found.ratio > worst.ratio):
-                    worst = found
+                parts = comparison.parts()
+                ratio = float(parts.max(initial=-1.0))
+                if ratio > (-1.0 if worst is None else worst.ratio):
+                    index = np.unravel_index(int(np.argmax(parts)), parts.shape)
+                    worst = Finding(check.name, fitted, ratio, comparison, tuple(map(int, index)))
     except OutsidePool:
         return worst
     except Broken as broken:
         return Finding(check.name, fitted, float("inf"), broken=str(broken))
     return worst
-
-
-def _judge(check: Check, case: Case, comparison: Comparison) -> Finding | None:
-    parts = comparison.parts()
-    if parts.max(initial=-1.0) < 0:
-        return None
-    index = np.unravel_index(int(np.argmax(parts)), parts.shape)
-    return Finding(check.name, case, float(parts[index]), comparison, tuple(int(i) for i in index))
 
 
 @dataclass
