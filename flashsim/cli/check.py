@@ -171,7 +171,7 @@ def _automatic(fn: Any) -> Any:
 
 def _init(fn: Any, options: argparse.Namespace) -> int:
     """Write a kernel's first spec and tests, and say what to run. Raises ValueError for a file that is there."""
-    from flashsim.testing.first_files import Subject, first_files, paths
+    from flashsim.testing.first_files import first_files, paths
     from flashsim.testing.inferring import infer
 
     where, _, name = options.function.rpartition(":")
@@ -185,16 +185,18 @@ def _init(fn: Any, options: argparse.Namespace) -> int:
         raise ValueError(f"argument --init: {said}; --overwrite writes anew")
     backward, _, back = (options.backward or "").rpartition(":")
     own = back == "auto" or (not back and not options.wrap and hasattr(fn, "backward"))
-    subject = Subject(
-        module=file.stem if file else where,
-        name=name,
+    inferred = infer(fn, _spec(fn, options))
+    written = first_files(
+        file.stem if file else where,
+        name,
+        inferred,
+        folder,
+        options.command_line,
         wrapped=fn.code("unwrapped") if options.wrap else "",
         backward=f"{name}.backward" if own else back,
         backward_from=Path(backward).stem if backward.endswith(".py") else backward,
         expected=options.expect,
     )
-    inferred = infer(fn, _spec(fn, options))
-    written = first_files(subject, inferred, folder, options.command_line)
     for path, text in written.items():
         write_whole(path, text)
     spec, tests = written

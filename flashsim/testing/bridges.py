@@ -6,9 +6,10 @@ import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from flashsim.checking import check_count, shown
 from flashsim.inputs import Array, float_dtype
@@ -35,31 +36,28 @@ class Sent:
         """Write back what fn changed in its copy, or ValueError where the caller's array is read-only."""
         if self.lent is None or self.fetch is None:
             return
-        now = np.asarray(self.fetch()).reshape(self.lent.home.shape)
+        home = self.lent.home
+        now = np.asarray(self.fetch()).reshape(home.shape)
         changed = now != self.lent.before
-        if not changed.any():
-            return
-        if not self.lent.writeable:
-            raise ValueError(f"{function} wrote into {self.name}, which is read-only")
-        self.lent.home[changed] = now[changed]
+        if changed.any():
+            if not home.flags.writeable:
+                raise ValueError(f"{function} wrote into {self.name}, which is read-only")
+            home[changed] = now[changed]
 
 
-@dataclass(frozen=True)
-class Lent:
+class Lent(NamedTuple):
     """The memory around an array, to be copied elsewhere as one row, and where the array lies in it.
 
-    home       the caller's memory: all that the array is a view of, as integers; if that is no row, the array's elements
-    before     a copy
-    start      where the array's first element is in the row
-    strides    of the array, in elements
-    writeable  whether both are
+    home     the caller's memory: all that the array is a view of, as integers; if that is no row, the array's elements
+    before   a copy
+    start    where the array's first element is in the row
+    strides  of the array, in elements
     """
 
     home: Array
     before: Array
     start: int
     strides: tuple[int, ...]
-    writeable: bool
 
 
 class Bridge:
@@ -230,32 +228,24 @@ def _as_it_is(array: Array) -> bool:
 
 def _lend(array: Array) -> Lent:
     """Return the memory that the array is a view of: a copy has what is around it, too."""
-    bits = _bits(array)
-    if array.size == 0 or not _as_it_is(array):
-        strides = np.empty(array.shape, bits.dtype).strides
-        home, start = bits, 0
-    else:
-        home, start = _surroundings(bits)
-        strides = bits.strides
-    writeable = array.flags.writeable and home.flags.writeable
-    return Lent(home, np.array(home, order="C"), start, tuple(n // bits.itemsize for n in strides), writeable)
+    home, start, strides = _bits(array), 0, np.empty(array.shape, array.dtype).strides
+    if array.size and _as_it_is(array):
+        strides = array.strides
+        home, start = _surroundings(home)
+    if not array.flags.writeable:
+        home.flags.writeable = False
+    return Lent(home, np.array(home, order="C"), start, tuple(n // array.itemsize for n in strides))
 
 
 def _surroundings(bits: Array) -> tuple[Array, int]:
     """Return the whole array that `bits` is a view of, as a row, and where in it `bits` begins."""
-    owner = memory_of(bits)
-    reach = bits.itemsize + sum((n - 1) * s for n, s in zip(bits.shape, bits.strides, strict=True))
-    row = np.lib.stride_tricks.as_strided(bits, (reach // bits.itemsize,), (bits.itemsize,))
-    if not owner.flags.forc or owner.dtype.hasobject:
-        return row, 0  # from the first element to the last
-    memory = owner.ravel(order="A").view(np.uint8)
-    offset = _address(bits) - _address(memory)
-    if not 0 <= offset <= memory.size - reach:
-        return row, 0
-    first = offset % bits.itemsize
-    last = first + (memory.size - first) // bits.itemsize * bits.itemsize
-    return memory[first:last].view(bits.dtype), offset // bits.itemsize
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])
+    owner, (begin, end) = memory_of(bits), byte_bounds(bits)
+    if owner.flags.forc and not owner.dtype.hasobject:
+        memory = owner.ravel(order="A").view(np.uint8)
+        low, high = byte_bounds(memory)
+        if low <= begin and end <= high:
+            first = (begin - low) % bits.itemsize
+            last = first + (memory.size - first) // bits.itemsize * bits.itemsize
+            return memory[first:last].view(bits.dtype), (begin - low) // bits.itemsize
+    # from the first element to the last
+    return np.lib.stride_tricks.as_strided(bits, ((end - begin) // bits.itemsize,), (bits.itemsize,)), 0

@@ -124,9 +124,8 @@ def replay(
         return
     tally = Tally()
     tally.add(finding, 1)
-    found = Survey({check: tally}, {}, [(finding.case, False, check)], 1)
-    failure = Failure(check, finding, 1, 1, (), describe(kernel, finding, found, (), "replayed"))
-    report = Report(kernel.name, repr(spec), 1, case.seed, found.tallies, {}, [failure], {}, [], [])
+    failure = Failure(check, finding, 1, 1, (), describe(kernel, finding, tally, (), "replayed"))
+    report = Report(kernel.name, repr(spec), 1, case.seed, {check: tally}, {}, [failure], {})
     raise AttentionCheckFailed(failure.message, report)
 
 
@@ -200,7 +199,7 @@ def _failure(
     how = "simplest found" if finding is again else NOT_SHRUNK
     if shrunk and finding is not again:
         how = "the simplest drawn; tried once more it passed, so the kernel may not be deterministic"
-    message = describe(kernel, finding, found, suspicions, how)
+    message = describe(kernel, finding, tally, suspicions, how)
     return Failure(name, finding, tally.failed, tally.tried, suspicions, message)
 
 

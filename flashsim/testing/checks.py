@@ -6,7 +6,7 @@ bug that kernel and oracle share. A check may first change the case, so that it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flashsim.inputs import Array
+from flashsim.reference.bounds import parts_of_bound
 from flashsim.testing.case import Case, Problem
 from flashsim.testing.kernel import Kernel, Output, memory_of, strides_of
 
@@ -29,8 +30,23 @@ class Comparison(NamedTuple):
     at: Array | bool = True
     problem: Problem | None = None
 
+    def parts(self, answer: Array | None = None) -> Array:
+        """Return each error of `got`, or of another answer, as a part of its budget; −1 where nothing is asked."""
+        want = np.asarray(self.want)
+        budget = np.broadcast_to(np.asarray(self.budget, float), want.shape)
+        return np.where(self.at, parts_of_bound(self.got if answer is None else answer, want, budget), -1.0)
+
 
 Comparisons = Iterator[Comparison]
+Three = tuple[Array, ...]
+
+
+def of_gradients(
+    what: str, got: Three, want: Three, budgets: Three, problem: Problem, at: Sequence[Array | bool] = (True,) * 3
+) -> Comparisons:
+    """Yield what to compare of dq, dk and dv, each being {} in `what`."""
+    for name, g, w, budget, where in zip(("dq", "dk", "dv"), got, want, budgets, at, strict=True):
+        yield Comparison(what.format(name), g, w, budget, where, problem)
 
 
 class Trial:
@@ -70,9 +86,19 @@ class Trial:
         """Whether the spec says what the gradients are: it does not where an empty row is anything but 0."""
         return self.spec.empty_rows == "zero" or not self.problem.empty.any()
 
-    def both(self, one: Problem, other: Problem) -> Array:
-        """Return the sum of two problems' budgets, for comparing the kernel with itself."""
-        return one.solution.O_budget + other.solution.O_budget
+    def forward(self, problem: Problem) -> Output:
+        """Return what the kernel returns for a problem made of the case's."""
+        return self.out if problem is self.problem else self.kernel.forward(problem, self.case.strides)
+
+    def alike(self, what: str, problem: Problem, other: Problem) -> Comparison:
+        """Return the comparison of the kernel with itself, on two problems that have the same O."""
+        got, want = self.forward(problem).O, self.forward(other).O
+        return Comparison(what, got, want, both_budgets(problem, other), self.defined, problem)
+
+
+def both_budgets(one: Problem, other: Problem) -> Array:
+    """Return the sum of the budgets of two problems' O."""
+    return one.solution.O_budget + other.solution.O_budget
 
 
 Run = Callable[[Trial], Comparisons]
@@ -117,23 +143,20 @@ def check(*conditions: Needs, fit: Fit = lambda case, kernel: case) -> Callable[
     return register
 
 
-def _declares(name: str) -> Needs:
-    return lambda kernel: "" if getattr(kernel.spec, name) else f"the spec declares no {name}"
+def _unless(has: Callable[[Kernel], object], why: str) -> Needs:
+    return lambda kernel: "" if has(kernel) else why
 
 
-_lse, _masks, _causal = map(_declares, ("lse", "masks", "causal"))
-
-
-def _cross(kernel: Kernel) -> str:
-    return "" if kernel.spec.cross else "the spec declares N_q = N_k"
-
-
-def _backward(kernel: Kernel) -> str:
-    return "" if kernel.back else "no backward= was given"
-
-
-def _dropout(kernel: Kernel) -> str:
-    return "" if kernel.keep_mask else "no dropout= was given"
+_lse = _unless(lambda kernel: kernel.spec.lse, "the spec declares no lse")
+_masks = _unless(lambda kernel: kernel.spec.masks, "the spec declares no masks")
+_causal = _unless(lambda kernel: kernel.spec.causal, "the spec declares no causal")
+_gqa = _unless(lambda kernel: kernel.spec.gqa, "the spec declares no gqa")
+_scale = _unless(lambda kernel: kernel.spec.scale, "the spec declares no scale")
+_cross = _unless(lambda kernel: kernel.spec.cross, "the spec declares N_q = N_k")
+_strides = _unless(lambda kernel: kernel.spec.strides != "contiguous", "the spec declares contiguous arrays")
+_deterministic = _unless(lambda kernel: kernel.spec.deterministic, "the spec declares it not deterministic")
+_backward = _unless(lambda kernel: kernel.back, "no backward= was given")
+_dropout = _unless(lambda kernel: kernel.keep_mask, "no dropout= was given")
 
 
 def _defined_empty_rows(kernel: Kernel) -> str:
@@ -210,7 +233,7 @@ def masked_kv_poison(t: Trial) -> Comparisons:
     poisoned = _poisoned(t)
     if poisoned is None:
         return
-    got, want = t.kernel.forward(poisoned, t.case.strides), t.problem.solution
+    got, want = t.forward(poisoned), t.problem.solution
     yield Comparison("O with poisoned keys", got.O, want.O, want.O_budget, t.defined, poisoned)
     if got.lse is not None:
         live = ~t.problem.empty
@@ -231,10 +254,7 @@ def appended_masked_keys(t: Trial) -> Comparisons:
 
     allowed = np.concatenate([problem.allowed, np.zeros((B, H_q, N_q, more), bool)], axis=-1)
     appended = problem.but(k=longer(problem.k), v=longer(problem.v), mask=allowed, causal=False)
-    got = t.kernel.forward(appended, t.case.strides)
-    yield Comparison(
-        f"O with {more} masked keys appended", got.O, t.out.O, t.both(problem, appended), t.defined, appended
-    )
+    yield t.alike(f"O with {more} masked keys appended", appended, problem)
 
 
 @check(_causal, fit=lambda case, kernel: replace(case, causal=True) if case.N_k > 1 else None)
@@ -249,8 +269,7 @@ def causal_no_leak(t: Trial) -> Comparisons:
     past = ~problem.allowed[..., first:].any(axis=-1, keepdims=True) & ~problem.empty[..., None]
     if not past.any():
         return
-    got = t.kernel.forward(changed, t.case.strides)
-    budget = 2 * problem.solution.O_budget
+    got, budget = t.forward(changed), 2 * problem.solution.O_budget
     yield Comparison(f"O where keys from {first} on are in the future", got.O, t.out.O, budget, past, changed)
 
 
@@ -268,10 +287,8 @@ def _with_keys(problem: Problem, keys: Array | slice) -> Problem:
 @check(fit=lambda case, kernel: replace(case, causal=False) if case.N_k > 1 else None)
 def key_permutation(t: Trial) -> Comparisons:
     """The order of the keys does not matter."""
-    problem = t.problem
-    other = _with_keys(problem, t.rng.permutation(problem.score_shape[-1]))
-    got = t.kernel.forward(other, t.case.strides)
-    yield Comparison("O with keys in another order", got.O, t.out.O, t.both(problem, other), t.defined, other)
+    other = _with_keys(t.problem, t.rng.permutation(t.problem.score_shape[-1]))
+    yield t.alike("O with keys in another order", other, t.problem)
 
 
 def _any_keys(case: Case, kernel: Kernel) -> Case | None:
@@ -284,8 +301,7 @@ def shift_invariance(t: Trial) -> Comparisons:
     k = np.clip(np.round(8 * t.problem.k.astype(np.float64)) / 8, -7, 7)  # so that adding 8 is exact in every dtype
     shift = 8 * np.sign(t.rng.normal(size=k.shape[-1]))
     plain, shifted = (t.problem.but(k=a.astype(t.problem.k.dtype)) for a in (k, k + shift))
-    got, want = (t.kernel.forward(p, t.case.strides) for p in (shifted, plain))
-    yield Comparison("O with shifted scores", got.O, want.O, t.both(plain, shifted), t.defined, shifted)
+    yield t.alike("O with shifted scores", shifted, plain)
 
 
 @check(fit=_any_keys)
@@ -296,8 +312,7 @@ def identity_values(t: Trial) -> Comparisons:
     first = int(t.rng.integers(max(N_k - width, 0) + 1))
     v = np.broadcast_to(np.eye(N_k, width, -first), problem.v.shape).astype(problem.v.dtype)
     identity = problem.but(v=v)
-    got = t.kernel.forward(identity, t.case.strides)
-    want = identity.solution
+    got, want = t.forward(identity), identity.solution
     live = ~problem.empty[..., None]
     yield Comparison(f"the weights of keys from {first} on", got.O, want.O, want.O_budget, live, identity)
     allowed = np.zeros((*problem.score_shape[:3], width), bool)
@@ -317,7 +332,7 @@ def split_and_merge(t: Trial) -> Comparisons:
     near = [N_k // 2] if t.spec.max_shapes else [int(c) for c in t.rng.integers(1, N_k, size=3)]
     edges = sorted({0, N_k, *(t.spec.lengths(1, cut)[1] for cut in near)})
     parts = [_with_keys(whole, slice(*ends)) for ends in pairwise(edges)]
-    outs = [t.kernel.forward(part, t.case.strides) for part in parts]
+    outs = [t.forward(part) for part in parts]
     base = np.log(2) if t.spec.lse == "base2" else 1.0
     with np.errstate(all="ignore"):
         empty = np.stack([part.empty for part in parts])
@@ -343,34 +358,24 @@ def split_and_merge(t: Trial) -> Comparisons:
     yield Comparison(f"lse {split}", merged_lse, want.lse, lse_budget, live, whole)
 
 
-@check(
-    _declares("gqa"),
-    fit=lambda case, kernel: case if case.group > 1 else replace(case, group=2 + case.seed % 2),
-)
+@check(_gqa, fit=lambda case, kernel: case if case.group > 1 else replace(case, group=2 + case.seed % 2))
 def grouped_heads(t: Trial) -> Comparisons:
     """Query heads that share a KV head do as if each had a copy of it."""
     problem = t.problem
     repeated = problem.but(**{name: np.repeat(getattr(problem, name), problem.group, axis=1) for name in ("k", "v")})
-    want = t.kernel.forward(repeated, t.case.strides)
-    yield Comparison(
-        "O, against KV heads repeated,", t.out.O, want.O, 2 * problem.solution.O_budget, t.defined, problem
-    )
+    want, budget = t.forward(repeated), 2 * problem.solution.O_budget
+    yield Comparison("O, against KV heads repeated,", t.out.O, want.O, budget, t.defined, problem)
 
 
-@check(_declares("scale"))
+@check(_scale)
 def scale_equivalence(t: Trial) -> Comparisons:
     """Twice the scale does what queries twice as large do; the default scale is 1/√d."""
     problem = t.problem
     scale = float(t.rng.choice([0.25, 1.0, 1.5]))
     doubled = problem.but(q=problem.q * np.asarray(2, problem.q.dtype), scale=scale)
-    twice = problem.but(scale=2 * scale)
-    got, want = (t.kernel.forward(p, t.case.strides) for p in (twice, doubled))
-    yield Comparison(f"O with scale={2 * scale}", got.O, want.O, t.both(twice, doubled), t.defined, twice)
-    default, said = problem.but(scale=None), problem.but(scale=1 / np.sqrt(problem.q.shape[-1]))
-    got, want = (t.kernel.forward(p, t.case.strides) for p in (default, said))
-    yield Comparison(
-        "O with the default scale, against 1/√d given,", got.O, want.O, t.both(default, said), t.defined, default
-    )
+    yield t.alike(f"O with scale={2 * scale}", problem.but(scale=2 * scale), doubled)
+    said = problem.but(scale=1 / np.sqrt(problem.q.shape[-1]))
+    yield t.alike("O with the default scale, against 1/√d given,", problem.but(scale=None), said)
 
 
 # --------------------------------------------------------------------------------------------------- memory and repeats
@@ -381,48 +386,40 @@ def _strided(case: Case, kernel: Kernel) -> Case | None:
     return case if case.strides != "contiguous" else replace(case, strides=kinds[case.seed % len(kinds)])
 
 
-@check(
-    lambda kernel: "the spec declares contiguous arrays" if kernel.spec.strides == "contiguous" else "",
-    fit=_strided,
-)
+@check(_strides, fit=_strided)
 def strides(t: Trial) -> Comparisons:
     """Arrays that are not contiguous, with NaN in their gaps, give what contiguous ones give."""
     want, budget = t.kernel.forward(t.problem), 2 * t.problem.solution.O_budget
     yield Comparison(f"O of strided arrays ({t.case.strides})", t.out.O, want.O, budget, t.defined, t.problem)
     if t.kernel.back and t.gradients_promised:
         plain, budgets = t.kernel.backward(t.problem), t.problem.gradients().budgets
-        for name, got, same, bound in zip(("dq", "dk", "dv"), t.gradients, plain, budgets, strict=True):
-            yield Comparison(f"{name} of strided arrays ({t.case.strides})", got, same, 2 * bound, True, t.problem)
+        twice = tuple(2 * budget for budget in budgets)
+        yield from of_gradients(f"{{}} of strided arrays ({t.case.strides})", t.gradients, plain, twice, t.problem)
 
 
 @check()
 def inputs_unmodified(t: Trial) -> Comparisons:
     """No input is written to, nor memory around it."""
-    arrays = t.kernel.lay(t.problem, t.case.strides)
-    before = {name: memory_of(a).copy() for name, a in arrays.items()}
-    mask = None if t.problem.mask is None else t.problem.mask.copy()
-    t.kernel.forward_on(arrays, t.problem if mask is None else t.problem.but(mask=mask), copies=False)
-    for name, a in arrays.items():
-        yield _unchanged(name, a, before[name])
-    if mask is not None and t.problem.mask is not None:
-        yield Comparison("mask afterwards", mask.astype(float), t.problem.mask.astype(float), 0.0)
-    if t.kernel.back:
-        arrays = t.kernel.lay(t.problem, t.case.strides, back=True)
-        before = {name: memory_of(a).copy() for name, a in arrays.items()}
-        t.kernel.backward_on(arrays, t.problem)
+    mask = t.problem.mask
+    given = t.problem if mask is None else t.problem.but(mask=mask.copy())
+    for by in ("", ", by the backward function,") if t.kernel.back else ("",):
+        arrays = t.kernel.lay(t.problem, t.case.strides, back=bool(by))
+        before = {name: memory_of(a).astype(np.float64) for name, a in arrays.items()}
+        if by:
+            t.kernel.backward_on(arrays, t.problem)
+        else:
+            t.kernel.forward_on(arrays, given, copies=False)
         for name, a in arrays.items():
-            yield _unchanged(f"{name}, by the backward function,", a, before[name])
+            yield Comparison(f"memory of {name}{by} afterwards", memory_of(a).astype(np.float64), before[name], 0.0)
+        if not by and mask is not None and given.mask is not None:
+            yield Comparison("mask afterwards", given.mask.astype(float), mask.astype(float), 0.0)
 
 
-def _unchanged(name: str, a: Array, was: Array) -> Comparison:
-    return Comparison(f"memory of {name} afterwards", memory_of(a).astype(np.float64), was.astype(np.float64), 0.0)
-
-
-@check(lambda kernel: "" if kernel.spec.deterministic else "the spec declares it not deterministic")
+@check(_deterministic)
 def determinism(t: Trial) -> Comparisons:
     """The same call again, after another one, gives the same bits."""
     problem = t.problem
-    t.kernel.forward(problem.but(q=-problem.q, v=problem.v + np.asarray(1, problem.v.dtype)), t.case.strides)
+    t.forward(problem.but(q=-problem.q, v=problem.v + np.asarray(1, problem.v.dtype)))
     again = t.kernel.forward(problem, t.case.strides)
     yield Comparison("O, called again,", again.O, t.out.O, 0.0, t.defined, problem)
     if again.lse is not None and t.out.lse is not None:
@@ -436,8 +433,7 @@ def determinism(t: Trial) -> Comparisons:
 def gradients(t: Trial) -> Comparisons:
     """dq, dk, dv for a random dO against the oracle's."""
     wants = t.problem.gradients()
-    for name, got, want, budget in zip(("dq", "dk", "dv"), t.gradients, *wants, strict=True):
-        yield Comparison(name, got, want, budget, True, t.problem)
+    yield from of_gradients("{}", t.gradients, *wants, t.problem)
 
 
 def _widest(case: Case, kernel: Kernel) -> Case | None:
@@ -466,7 +462,7 @@ def finite_differences(t: Trial) -> Comparisons:
         slope = ((outs[0].O - outs[1].O) * dO).sum() / over
         true_slope = ((ends[0].solution.O - ends[1].solution.O) * dO).sum() / over
         slope -= true_slope - oracle_gradient[spot]  # what the curvature adds, by the oracle
-        budget = (np.abs(dO) * t.both(*ends)).sum() / over + gradient_budget[spot]
+        budget = (np.abs(dO) * both_budgets(*ends)).sum() / over + gradient_budget[spot]
         yield Comparison(
             f"d{name}{list(spot)} against the slope of O", np.array(got[spot]), np.array(slope), budget, True, problem
         )
@@ -478,8 +474,8 @@ def masked_gradients(t: Trial) -> Comparisons:
     dead, empty = t.problem.dead[..., None], t.problem.empty[..., None]
     if t.problem.overflowing.any():
         return
-    for name, got, nothing in zip(("dq", "dk", "dv"), t.gradients, (empty, dead, dead), strict=True):
-        yield Comparison(f"{name} of what is masked", got, np.zeros_like(got), 0.0, nothing, t.problem)
+    zeros = tuple(map(np.zeros_like, t.gradients))
+    yield from of_gradients("{} of what is masked", t.gradients, zeros, zeros, t.problem, (empty, dead, dead))
 
 
 @check(_backward, _masks, fit=_with_dead_keys)
@@ -489,8 +485,7 @@ def backward_poison(t: Trial) -> Comparisons:
     if poisoned is None:
         return
     found = t.kernel.backward(poisoned, t.case.strides)
-    for name, got, want, budget in zip(("dq", "dk", "dv"), found, *t.problem.gradients(), strict=True):
-        yield Comparison(f"{name} with poisoned keys", got, want, budget, True, poisoned)
+    yield from of_gradients("{} with poisoned keys", found, *t.problem.gradients(), poisoned)
 
 
 # ------------------------------------------------------------------------------------------------------------- dropout
@@ -517,8 +512,7 @@ def dropout_gradients(t: Trial) -> Comparisons:
     """Under dropout the gradients are those of the forward function with that keep mask."""
     problem = t.problem
     wants = problem.gradients(t.kernel.keep(problem))
-    for name, got, want, budget in zip(("dq", "dk", "dv"), t.gradients, *wants, strict=True):
-        yield Comparison(f"{name} under dropout", got, want, budget, True, problem)
+    yield from of_gradients("{} under dropout", t.gradients, *wants, problem)
 
 
 @check(_dropout, fit=_with_dropout)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Convention:
+class Convention(NamedTuple):
     """One way of calling.
 
     keywords  (q, k, causal, scale, mask, dropout_p) -> what the function is given besides q, k, v
@@ -21,22 +19,14 @@ class Convention:
     promises: Mapping[str, Any]
 
     def call(self, fn: Callable[..., Any], q: Any, k: Any, v: Any, seed: int | None = None, **keywords: Any) -> Any:
-        """Return O, or (O, lse), of `fn`; a `seed` seeds torch's generators for the call."""
-        with _seeded(seed, q.device):
+        """Return O, or (O, lse), of `fn`; a `seed` seeds torch's generators, which are restored after the call."""
+        with ExitStack() as stack:
+            if seed is not None:
+                torch: Any = importlib.import_module("torch")
+                stack.enter_context(torch.random.fork_rng(devices=[q.device] if q.device.type == "cuda" else []))
+                torch.manual_seed(seed)
             result = fn(q, k, v, **self.keywords(q, k, **keywords))
         return tuple(result[:2]) if isinstance(result, tuple | list) else result
-
-
-@contextmanager
-def _seeded(seed: int | None, device: Any) -> Iterator[None]:
-    """Seed torch's generators, if at all, and restore them afterwards."""
-    if seed is None:
-        yield
-        return
-    torch: Any = importlib.import_module("torch")
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 def _sdpa(

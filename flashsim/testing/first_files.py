@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from textwrap import wrap as wrapped
+from textwrap import wrap
 
 from flashsim.testing.inferring import Inferred
 from flashsim.testing.spec import Spec
@@ -18,6 +18,7 @@ What is not here has its default; help(flashsim.testing.Spec) lists it all. Writ
 """
 
 {imports}
+
 SPEC = Spec({arguments})
 '''
 
@@ -27,29 +28,11 @@ TEST_FILE = '''\
 from flashsim.testing import parametrize_with_checks
 {imports}
 
+
 @parametrize_with_checks({arguments})
 def test_{name}(check):
     check()
 '''
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The kernel that the files are for.
-
-    module, name  from where, and under which name, it is imported
-    wrapped       Python that wraps it, as `unwrapped`, or ""
-    backward      its backward function: Python, such as "attention.backward", or ""
-    backward_from the module of that function, or "" where it needs no import
-    expected      checks that are known to fail
-    """
-
-    module: str
-    name: str
-    wrapped: str = ""
-    backward: str = ""
-    backward_from: str = ""
-    expected: Sequence[str] = ()
 
 
 def paths(name: str, folder: Path) -> tuple[Path, Path]:
@@ -57,20 +40,46 @@ def paths(name: str, folder: Path) -> tuple[Path, Path]:
     return folder / f"{name}_spec.py", folder / f"test_{name}.py"
 
 
-def first_files(subject: Subject, inferred: Inferred, folder: Path, command: str) -> Mapping[Path, str]:
-    """Return the text of each file by its path in `folder`: NAME_spec.py and test_NAME.py."""
-    name, (spec, test) = subject.name, paths(subject.name, folder)
-    imports = ["from flashsim.testing import Spec"]
-    if subject.wrapped:
-        imports = [f"from {subject.module} import {name} as unwrapped", "from flashsim.testing import Spec, wrap", ""]
-        imports += [f"{name} = {subject.wrapped}"]
+def first_files(
+    module: str,
+    name: str,
+    inferred: Inferred,
+    folder: Path,
+    command: str,
+    *,
+    wrapped: str = "",
+    backward: str = "",
+    backward_from: str = "",
+    expected: Sequence[str] = (),
+) -> Mapping[Path, str]:
+    """Return the text of each file by its path in `folder`: NAME_spec.py and test_NAME.py.
+
+    module, name  from where, and under which name, the kernel is imported
+    command       what writes the files
+    wrapped       Python that wraps it, as `unwrapped`, or ""
+    backward      its backward function: Python, such as "attention.backward", or ""
+    backward_from the module of that function, or "" where it needs no import
+    expected      checks that are known to fail
+    """
+    spec, test = paths(name, folder)
+    if wrapped:
+        fetched = (
+            f"from {module} import {name} as unwrapped\nfrom flashsim.testing import Spec, wrap\n\n{name} = {wrapped}"
+        )
+        imports = [f"from {name}_spec import SPEC, {name}"]
+    else:
+        fetched = "from flashsim.testing import Spec"
+        imports = [f"from {module} import {name}", f"from {name}_spec import SPEC"]
+    if backward_from:
+        imports.append(f"from {backward_from} import {backward}")
+    given = [name, "SPEC", *([f"backward={backward}"] if backward else [])]
+    given += [f"expected_failures={dict.fromkeys(expected, 'known')}"] if expected else []
+    bound = ", ".join(given)
+    if len(bound) >= 80:
+        bound = "\n    " + ",\n    ".join(given) + ",\n"
     return {
-        spec: SPEC_FILE.format(
-            name=name, command=command, imports="\n".join([*imports, ""]), arguments=_arguments(inferred)
-        ),
-        test: TEST_FILE.format(
-            name=name, file=test.name, imports="\n".join(_test_imports(subject)), arguments=_bound(subject)
-        ),
+        spec: SPEC_FILE.format(name=name, command=command, imports=fetched, arguments=_arguments(inferred)),
+        test: TEST_FILE.format(name=name, file=test.name, imports="\n".join(sorted(imports)), arguments=bound),
     }
 
 
@@ -79,28 +88,7 @@ def _arguments(inferred: Inferred) -> str:  # a line each, with how it was found
     for field in fields(Spec):
         note, value = inferred.notes.get(field.name, ""), getattr(inferred.spec, field.name)
         if note:
-            lines += wrapped(note, 96, initial_indent="    # ", subsequent_indent="    # ", break_on_hyphens=False)
+            lines += wrap(note, 96, initial_indent="    # ", subsequent_indent="    # ", break_on_hyphens=False)
         if value != field.default or note:
             lines.append(f"    {field.name}={value!r},")
     return "\n".join(["", *lines, ""]) if lines else ""
-
-
-def _test_imports(subject: Subject) -> list[str]:
-    name = subject.name
-    if subject.wrapped:
-        lines = [f"from {name}_spec import SPEC, {name}"]
-    else:
-        lines = [f"from {subject.module} import {name}", f"from {name}_spec import SPEC"]
-    if subject.backward_from:
-        lines.append(f"from {subject.backward_from} import {subject.backward}")
-    return [*sorted(lines), ""]
-
-
-def _bound(subject: Subject) -> str:
-    arguments = [subject.name, "SPEC"]
-    if subject.backward:
-        arguments.append(f"backward={subject.backward}")
-    if subject.expected:
-        arguments.append(f"expected_failures={dict.fromkeys(subject.expected, 'known')}")
-    said = ", ".join(arguments)
-    return said if len(said) < 80 else "\n    " + ",\n    ".join(arguments) + ",\n"

@@ -9,22 +9,11 @@ from typing import Any
 from flashsim.inputs import FLOATS
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import mismatches
-from flashsim.testing.probe import (
-    ALIASES,
-    FIELDS,
-    broken_by,
-    fits,
-    other_specs,
-    parameters,
-    plain,
-    there_is,
-    with_feature,
-)
+from flashsim.testing.probe import FEATURES, Feature, broken_by, fits, other_specs, parameters, plain, there_is
 from flashsim.testing.spec import Spec
 
 WIDTHS = (16, 32, 64, 128, 256)  # that kernels are often made for
 FITS = "a call with it is right"
-FIRST: dict[str, Any] = {"causal": "bottom_right", "masks": True, "scale": True, "gqa": True, "d_v": True}
 
 
 @dataclass(frozen=True)
@@ -58,8 +47,8 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
     more = tuple(d for d in FLOATS if d not in spec.dtypes and there_is(d) and fits(fn, spec, replace(case, dtype=d)))
     if more and "dtypes" not in given:
         spec, notes["dtypes"] = replace(spec, dtypes=(*spec.dtypes, *more)), "each was tried"
-    answered = [name for name in ("float32", "float64") if not broken_by(Kernel(fn, spec), replace(case, dtype=name))]
-    wrong = [name for name in answered if name not in spec.dtypes]
+    others = [name for name in ("float32", "float64") if name not in spec.dtypes]
+    wrong = [name for name in others if not broken_by(Kernel(fn, spec), replace(case, dtype=name))]
     if "dtypes" in notes and "dtypes" not in doubtful and wrong:
         notes["dtypes"] = f"each was tried; {', '.join(wrong)} gave no right answer"
         doubtful.append("dtypes")
@@ -67,43 +56,42 @@ def infer(fn: Callable[..., Any], start: Spec | None = None) -> Inferred:
         dims = tuple(d for d in WIDTHS if fits(fn, replace(spec, head_dims=(d,))))
         spec = replace(spec, head_dims=dims)
         notes["head_dims"] = f"of {', '.join(map(str, WIDTHS))} and 8 these were right"
-    for name in FIRST:
-        if name not in given:
-            spec, note = _with_feature(fn, spec, name)
-            notes |= {name: note} if note else {}
-            doubtful += [name] if note not in ("", FITS) else []
+    for feature in FEATURES:
+        if feature.field not in given:
+            spec, notes[feature.field] = _with_feature(fn, spec, feature)
+            doubtful += [feature.field] if notes[feature.field] not in ("", FITS) else []
     if "empty_rows" not in given:
-        spec, note = _with_empty_rows(fn, spec)
-        notes |= {"empty_rows": note} if note else {}
+        spec, notes["empty_rows"] = _with_empty_rows(fn, spec)
     if "zero_keys" not in given and spec.cross:
         there = replace(spec, zero_keys=True)
         if fits(fn, there, replace(case, N_k=0), "empty_rows"):
             spec, notes["zero_keys"] = there, FITS
     if "strides" not in given and fits(fn, spec):
-        kinds = ("any", "last_contiguous", "contiguous")
-        spec = next(there for kind in kinds if _all_strides(fn, there := replace(spec, strides=kind)))
-        notes |= {} if spec.strides == "any" else {"strides": "others gave wrong answers, or an error"}
-    return Inferred(spec, notes, doubtful)
+        spec = _with_strides(fn, spec)
+        notes["strides"] = "" if spec.strides == "any" else "others gave wrong answers, or an error"
+    return Inferred(spec, {name: note for name, note in notes.items() if note}, doubtful)
 
 
-def _all_strides(fn: Callable[..., Any], spec: Spec) -> bool:
-    kinds = {"any": ("mixed", "columns"), "last_contiguous": ("mixed",), "contiguous": ()}[spec.strides]
-    return all(fits(fn, spec, replace(plain(spec), strides=kind)) for kind in kinds)
+def _with_strides(fn: Callable[..., Any], spec: Spec) -> Spec:
+    for taken, tried in (("any", ("mixed", "columns")), ("last_contiguous", ("mixed",))):
+        there = replace(spec, strides=taken)
+        if all(fits(fn, there, replace(plain(there), strides=strides)) for strides in tried):
+            return there
+    return replace(spec, strides="contiguous")
 
 
-def _with_feature(fn: Callable[..., Any], spec: Spec, name: str) -> tuple[Spec, str]:
+def _with_feature(fn: Callable[..., Any], spec: Spec, feature: Feature) -> tuple[Spec, str]:
     """Return the spec with a feature declared, if a call with it fits or its parameter is there, and how that was found."""
-    if name == "d_v" and spec.head_dims:
+    if feature.field == "d_v" and spec.head_dims:
         return spec, ""
-    values: tuple[Any, ...] = ("bottom_right", "top_left") if name == "causal" else (True,)
-    for value in values:
-        there = replace(spec, **{name: value})
-        if fits(fn, there, with_feature(plain(there), name)):
+    declared = [replace(spec, **{feature.field: value}) for value in feature.values]
+    for there in declared:
+        if fits(fn, there, feature.put_into(plain(there))):
             return there, FITS
-    keyword, named = next((word for word, theirs in FIELDS.items() if theirs == name), ""), parameters(fn)
+    keyword, named = feature.keyword, parameters(fn)
     if keyword in named:
-        return replace(spec, **{name: FIRST[name]}), f"it has the parameter {keyword}, but a call with it is wrong"
-    other = next((alias for alias in ALIASES.get(keyword, ()) if alias in named), "")
+        return declared[0], f"it has the parameter {keyword}, but a call with it is wrong"
+    other = next((alias for alias in feature.aliases if alias in named), "")
     said = f"not checked: the kit's name for {other} is {keyword}; wrap it in a function that takes that"
     return spec, said if other else ""
 

@@ -102,7 +102,7 @@ class Kernel:
     def forward_on(self, arrays: dict[str, Array], problem: Problem, *, copies: bool = True) -> Output:
         """Run the forward function on these very arrays, and on this very mask unless on a copy. Raises Broken."""
         self._stay_within(problem)
-        returned = _called(self.fn, arrays, problem.options, copies)
+        returned = _called(self.fn, *arrays.values(), **(_copied(problem.options) if copies else problem.options))
         B, H_q, N_q, _ = problem.q.shape
         O_shape = (B, H_q, N_q, problem.v.shape[-1])
         lse = None
@@ -123,7 +123,7 @@ class Kernel:
         """Run the backward function on these very arrays q, k, v, do. Raises Broken."""
         assert self.back is not None
         self._stay_within(problem)
-        returned = _called(self.back, arrays, problem.options, True)
+        returned = _called(self.back, *arrays.values(), **_copied(problem.options))
         if not isinstance(returned, tuple | list) or len(returned) != 3:
             raise Broken(f"returned {_what(returned)} from its backward function; expected three arrays, dq, dk, dv")
         shapes = (problem.q.shape, problem.k.shape, problem.v.shape)
@@ -143,11 +143,8 @@ class Kernel:
     def keep(self, problem: Problem) -> Array:
         """Return the keep mask of dropout, booleans (B, H_q, N_q, N_k). Raises Broken."""
         assert self.keep_mask is not None
-        shape = problem.score_shape
-        try:
-            kept = np.asarray(self.keep_mask(shape, problem.dropout_p, problem.seed))
-        except (Exception, SystemExit) as error:
-            raise Broken(_raised(error)) from error
+        shape, mask = problem.score_shape, self.keep_mask
+        kept: Array = _called(lambda *given: np.asarray(mask(*given)), shape, problem.dropout_p, problem.seed)
         if kept.shape != shape or kept.dtype != bool:
             raise Broken(f"has {_what(kept)} for dropout's keep mask; expected booleans of shape {shape}")
         return kept
@@ -159,18 +156,17 @@ class Kernel:
         return found.swapaxes(1, 2) if swapped else found
 
 
-def _called(fn: Callable[..., Any], arrays: dict[str, Array], options: dict[str, Any], copies: bool) -> Any:
-    given = {name: a.copy() if copies and isinstance(a, np.ndarray) else a for name, a in options.items()}
+def _copied(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: a.copy() if isinstance(a, np.ndarray) else a for name, a in options.items()}
+
+
+def _called(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
-        return fn(*arrays.values(), **given)
+        return fn(*args, **options)
     except (Exception, SystemExit) as error:
-        raise Broken(_raised(error)) from error
-
-
-def _raised(error: BaseException) -> str:
-    where = traceback.extract_tb(error.__traceback__)[-1]  # the call itself, in this file, is no place
-    place = "" if where.filename == __file__ else f" (at {where.filename}:{where.lineno})"
-    return f"raised {type(error).__name__}: {error}{place}"
+        where = traceback.extract_tb(error.__traceback__)[-1]  # the call itself, in this file, is no place
+        place = "" if where.filename == __file__ else f" (at {where.filename}:{where.lineno})"
+        raise Broken(f"raised {type(error).__name__}: {error}{place}") from error
 
 
 def _array(name: str, given: Any, shape: tuple[int, ...]) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,17 +10,7 @@ import numpy as np
 
 from flashsim.testing.case import Case
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool
-from flashsim.testing.probe import (
-    ALIASES,
-    FIELDS,
-    broken_by,
-    fits,
-    other_specs,
-    parameters,
-    plain,
-    smallest,
-    with_feature,
-)
+from flashsim.testing.probe import FEATURES, Feature, broken_by, fits, other_specs, parameters, plain, smallest
 from flashsim.testing.spec import Spec
 from flashsim.testing.wrapping import Wrapped
 
@@ -102,33 +92,28 @@ def _explained(kernel: Kernel, case: Case, broken: str) -> Mismatch | None:
     return Mismatch(says, stops=True)
 
 
+TOLD: dict[str, Callable[[Any], str]] = {  # of what a kernel does, by a field of the spec that it fits
+    "lse": lambda value: "it returns O alone" if value is None else "it returns two arrays, (O, lse)",
+    "layout": lambda value: f"its arrays are ({', '.join(value[:3])}, d)",
+    "dtypes": lambda value: f"it takes dtypes {', '.join(value)}",
+    "head_dims": lambda value: f"it takes head_dims {', '.join(map(str, value))}",
+    "cross": lambda _: "it takes N_q = N_k only",
+    "multiples": lambda value: f"it takes lengths that are multiples of {value[0]} only",
+}
+
+
 def _told(changes: Mapping[str, Any], broken: str) -> str:
-    """Say in a sentence what a kernel does, by the spec that it fits, and how it broke where that is not said by it."""
-    told = []
-    for name, value in changes.items():
-        if name == "lse":
-            told.append("it returns O alone" if value is None else "it returns two arrays, (O, lse)")
-        elif name == "layout":
-            told.append(f"its arrays are ({', '.join(value[:3])}, d)")
-        elif name == "cross":
-            told.append("it takes N_q = N_k only")
-        elif name == "multiples":
-            told.append(f"it takes lengths that are multiples of {value[0]} only")
-        else:
-            told.append(f"it takes {name} {', '.join(map(str, value))}")
-    said = " and ".join(told)
+    """Say in a sentence what a kernel does, and how it broke where that is not said by it."""
+    said = " and ".join(TOLD[name](value) for name, value in changes.items())
     return said[0].upper() + said[1:] + ("" if set(changes) == {"lse"} else f"; called by the spec, it {broken}")
 
 
 def _of_features(kernel: Kernel, case: Case) -> Iterator[Mismatch]:
     spec = kernel.spec
-    for keyword, field_ in FIELDS.items():
-        if getattr(spec, field_) and (found := _of_keyword(kernel, case, keyword, with_feature(case, field_))):
+    for feature in FEATURES:
+        tried = getattr(spec, feature.field) and not (feature.field == "d_v" and spec.head_dims)
+        if tried and (found := _of_feature(kernel, case, feature)):
             yield found
-    if spec.gqa and (broken := _both_broken(kernel, with_feature(case, "gqa"))):
-        yield Mismatch(f"It does not take fewer KV heads (2) than query heads (4): it {broken}", {"gqa": False})
-    if spec.d_v and not spec.head_dims and (broken := _both_broken(kernel, with_feature(case, "d_v"))):
-        yield Mismatch(f"It does not take V of another width: it {broken}", {"d_v": False})
     if spec.zero_keys and spec.cross and (broken := broken_by(kernel, replace(case, N_k=0))):
         yield Mismatch(f"It does not take N_k = 0: it {broken}", {"zero_keys": False})
     for strides, needed in (("mixed", "contiguous"), ("columns", "last_contiguous")):
@@ -148,24 +133,28 @@ def _both_broken(kernel: Kernel, case: Case, *checks: str) -> str:
     return broken if broken and broken_by(kernel, smallest(case, kernel.spec), *checks) else ""
 
 
-def _of_keyword(kernel: Kernel, case: Case, keyword: str, with_it: Case) -> Mismatch | None:
-    """Say what is wrong with a keyword of the call: it is not known by that name, it breaks the call, or it changes nothing."""
-    without = {FIELDS[keyword]: getattr(Spec(), FIELDS[keyword])}
+def _of_feature(kernel: Kernel, case: Case, feature: Feature) -> Mismatch | None:
+    """Say what is wrong with a feature: it breaks the call, perhaps by its keyword's name, or a keyword changes nothing."""
+    with_it, without = feature.put_into(case), {feature.field: getattr(Spec(), feature.field)}
     if broken := _both_broken(kernel, with_it):
-        theirs = [name for name in ALIASES[keyword] if name in parameters(kernel.fn)]
-        named = f"; its own name for it is {theirs[0]}, and the kit's is {keyword}" if theirs else ""
-        return Mismatch(f"It does not take {keyword}=: it {broken}{named}", without)
-    problem = with_it.problem(kernel.spec)
-    if with_it.N_k < 2 or np.array_equal(problem.solution.O, case.problem(kernel.spec).solution.O):
+        theirs = [name for name in feature.aliases if name in parameters(kernel.fn)]
+        named = f"; its own name for it is {theirs[0]}, and the kit's is {feature.keyword}" if theirs else ""
+        return Mismatch(f"It does not take {feature.words}: it {broken}{named}", without)
+    one, other = with_it.problem(kernel.spec), case.problem(kernel.spec)
+    if not feature.keyword or case.N_k < 2 or np.array_equal(one.solution.O, other.solution.O):
         return None
     try:
-        same = np.array_equal(kernel.forward(problem).O, kernel.forward(case.problem(kernel.spec)).O)
+        same = np.array_equal(kernel.forward(one).O, kernel.forward(other).O)
     except (Broken, OutsidePool):
         return None
-    return Mismatch(f"It ignores {keyword}=: with it, its answer is the same, to the bit", without) if same else None
+    return (
+        Mismatch(f"It ignores {feature.words}: with it, its answer is the same, to the bit", without) if same else None
+    )
 
 
 def undeclared(kernel: Kernel) -> list[str]:
     """Return the keywords that the function has and the spec does not declare, so that nothing checks them."""
     named = parameters(kernel.fn)
-    return [word for word, name in FIELDS.items() if word in named and not getattr(kernel.spec, name)]
+    return [
+        feature.keyword for feature in FEATURES if feature.keyword in named and not getattr(kernel.spec, feature.field)
+    ]

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashsim.inputs import FLOATS, float_dtype
 from flashsim.testing.case import Case
@@ -17,12 +17,31 @@ from flashsim.testing.running import Finding, try_check
 from flashsim.testing.spec import Spec
 from flashsim.testing.strategies import pool
 
-ALIASES = {
-    "causal": ("is_causal",),
-    "mask": ("attn_mask", "attention_mask"),
-    "scale": ("softmax_scale", "sm_scale"),
-}
-FIELDS = {"causal": "causal", "mask": "masks", "scale": "scale"}  # of a spec, by the keyword of the call
+
+class Feature(NamedTuple):
+    """Something that a kernel may take: its name in a spec, the values to try, in words, in a case, and in a call.
+
+    keyword  of the call, if it is one
+    aliases  that others have for the keyword
+    """
+
+    field: str
+    values: tuple[Any, ...]
+    words: str
+    put_into: Callable[[Case], Case]
+    keyword: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+FEATURES = (
+    Feature(
+        "causal", ("bottom_right", "top_left"), "causal=", lambda c: replace(c, causal=True), "causal", ("is_causal",)
+    ),
+    Feature("masks", (True,), "mask=", lambda c: replace(c, mask="dense"), "mask", ("attn_mask", "attention_mask")),
+    Feature("scale", (True,), "scale=", lambda c: replace(c, scale=0.5), "scale", ("softmax_scale", "sm_scale")),
+    Feature("gqa", (True,), "fewer KV heads (2) than query heads (4)", lambda c: replace(c, group=2)),
+    Feature("d_v", (True,), "V of another width", lambda c: replace(c, d_v=c.d + 3)),
+)
 
 
 def plain(spec: Spec) -> Case:
@@ -38,15 +57,6 @@ def smallest(case: Case, spec: Spec) -> Case:
     """Return the case with as little of everything as its kind has."""
     N_q, N_k = spec.lengths(1, min(case.N_k, 1))
     return replace(case, B=1, H_kv=1 if case.group == 1 else case.H_kv, N_q=N_q, N_k=N_k)
-
-
-def with_feature(case: Case, field: str) -> Case:
-    """Return the case with what that field of a spec declares in it."""
-    changes: dict[str, dict[str, Any]] = {
-        "causal": {"causal": True}, "masks": {"mask": "dense"}, "scale": {"scale": 0.5}, "gqa": {"group": 2},
-        "d_v": {"d_v": case.d + 3},
-    }  # fmt: skip
-    return replace(case, **changes[field])
 
 
 def _tried(kernel: Kernel, case: Case, checks: Sequence[str]) -> Finding | None:

@@ -6,7 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from flashsim.testing.checks import CHECKS
 from flashsim.testing.diagnosis import Suspicion
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.mismatches import Mismatch
-from flashsim.testing.running import Finding, Survey, Tally, size
+from flashsim.testing.running import Finding, Tally, size
 from flashsim.testing.wrapping import Wrapped
 
 NOT_SHRUNK = "the simplest drawn, not shrunk"
@@ -108,7 +108,7 @@ class Report:
         lines.insert(1, "─" * max(map(len, lines)))
         for reason in dict.fromkeys(self.left_out.values()):
             names = [name for name, why in self.left_out.items() if why == reason]
-            lines += _wrapped(f"Not checked, {reason}: {', '.join(names)}")
+            lines.append(_wrapped(f"Not checked, {reason}: {', '.join(names)}"))
         return "\n".join(lines)
 
     def missed(self) -> str:
@@ -117,20 +117,17 @@ class Report:
             return ""
         stopped = any(mismatch.stops for mismatch in self.mismatches)
         then = "nothing was checked" if stopped else "the rest was checked without"
-        lines = _wrapped(f"{self.kernel} does not fit its spec, by a few first calls; {then}.")
-        return "\n".join([*lines, *(line for mismatch in self.mismatches for line in _wrapped(f"* {mismatch}", "  "))])
+        head = _wrapped(f"{self.kernel} does not fit its spec, by a few first calls; {then}.")
+        return "\n".join([head, *(_wrapped(f"* {mismatch}", "  ") for mismatch in self.mismatches)])
 
     def __str__(self) -> str:
-        head = [*_wrapped(f"{self.kernel}, {self.examples} cases, seed {self.seed}"), *_wrapped(self.spec, "     ")]
-        parts = ["\n".join(head), self.missed()]
+        head = _wrapped(f"{self.kernel}, {self.examples} cases, seed {self.seed}")
+        parts = [f"{head}\n{_wrapped(self.spec, '     ')}", self.missed()]
         if self.tallies:
-            tail = "worst: the largest error as a part of its budget; above 1 a check fails"
-            parts += [self.table(), tail]
+            parts += [self.table(), "worst: the largest error as a part of its budget; above 1 a check fails"]
         if self.undeclared and self.tallies:
             options = ", ".join(self.undeclared)
-            parts.append(
-                "\n".join(_wrapped(f"Not checked, as the spec does not declare them: its parameters {options}."))
-            )
+            parts.append(_wrapped(f"Not checked, as the spec does not declare them: its parameters {options}."))
         parts += self._failures()
         if self.unexpected_passes:
             parts.append(f"Expected to fail, and passed: {', '.join(self.unexpected_passes)}")
@@ -173,15 +170,18 @@ class Report:
                     "check": failure.check,
                     "case": repr(failure.finding.case),
                     "message": failure.message,
-                    "likely": [asdict(suspicion) for suspicion in failure.suspicions],
+                    "likely": [
+                        {"says": bug.says, "threads": bug.threads, "evidence": bug.evidence}
+                        for bug in failure.suspicions
+                    ],
                 }
                 for failure in self.failures
             ],
         }
 
 
-def _wrapped(text: str, then: str = "") -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent=then, break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, then: str = "") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=then, break_long_words=False, break_on_hyphens=False)
 
 
 def _shortened(line: str) -> str:
@@ -191,21 +191,19 @@ def _shortened(line: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- in words
 
 
-def describe(kernel: Kernel, finding: Finding, found: Survey, suspicions: Sequence[Suspicion], how: str) -> str:
+def describe(kernel: Kernel, finding: Finding, tally: Tally, suspicions: Sequence[Suspicion], how: str) -> str:
     """Return the message of a failure. `how` says how its case was come by."""
-    check, tally = CHECKS[finding.check], found.tallies[finding.check]
     drawn = f"{tally.failed} of {tally.tried} cases drawn fail{'s' if tally.failed == 1 else ''}"
     parts = [
-        "\n".join(_wrapped(f"{kernel.name} fails {check.name!r}: {check.about}")),
+        _wrapped(f"{kernel.name} fails {finding.check!r}: {CHECKS[finding.check].about}"),
         f"  {finding.case}\n  ({how}; {drawn})",
-        "\n".join(line for said in _what_differs(finding).splitlines() for line in _wrapped(f"  {said}", "    ")),
+        "\n".join(_wrapped(f"  {said}", "    ") for said in _what_differs(finding).splitlines()),
     ]
     if how == NOT_SHRUNK:
         return "\n\n".join(parts)
     for suspicion in suspicions:
         known = f" Known: {', '.join(suspicion.threads)}." if suspicion.threads else ""
-        said = f"Likely: {suspicion.says} ({suspicion.evidence}.){known}"
-        parts.append("\n".join(_wrapped(f"  {said}", "    ")))
+        parts.append(_wrapped(f"  Likely: {suspicion.says} ({suspicion.evidence}.){known}", "    "))
     parts.append("  To see it again:\n\n" + textwrap.indent(code(kernel, finding), "    "))
     return "\n\n".join(parts)
 
@@ -297,25 +295,21 @@ def _parts(check: str) -> tuple[str, ...]:
 
 
 def _literally(call: str, problem: Problem, swapped: bool) -> list[str]:
-    dtype = problem.q.dtype.name
-    lines = ["import numpy as np"]
-    if dtype == "bfloat16":
-        lines.append("from ml_dtypes import bfloat16")
-    lines.append("nan, inf = np.nan, np.inf")
-    kind = "bfloat16" if dtype == "bfloat16" else f"np.{dtype}"
-    for name in "qkv":
-        array = getattr(problem, name)
-        array = array.swapaxes(1, 2) if swapped else array
-        lines.append(f"{name} = {_literal(array, kind)}")
-    given = []
-    for name, value in problem.options.items():
-        if name == "mask":
-            lines.append(f"mask = {_literal(value, 'bool')}")
-            given.append("mask=mask")
-        else:
-            given.append(f"{name}={value!r}")
-    lines.append(f"print({call}({', '.join(['q, k, v', *given])}))")
-    return lines
+    dtype, options = problem.q.dtype.name, problem.options
+    narrow = dtype == "bfloat16"  # which NumPy does not have
+    arrays = {
+        name: a.swapaxes(1, 2) if swapped else a
+        for name, a in zip("qkv", (problem.q, problem.k, problem.v), strict=True)
+    }
+    arrays |= {"mask": options["mask"]} if "mask" in options else {}
+    given = [f"{name}={'mask' if name == 'mask' else repr(value)}" for name, value in options.items()]
+    return [
+        "import numpy as np",
+        *(["from ml_dtypes import bfloat16"] if narrow else []),
+        "nan, inf = np.nan, np.inf",
+        *(f"{name} = {_literal(a, dtype if narrow else f'np.{dtype}')}" for name, a in arrays.items()),
+        f"print({call}({', '.join(['q, k, v', *given])}))",
+    ]
 
 
 def _literal(array: Array, kind: str) -> str:

@@ -14,7 +14,6 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
 from hypothesis.errors import NoSuchExample
 
-from flashsim.reference.bounds import parts_of_bound
 from flashsim.testing.case import Case
 from flashsim.testing.checks import CHECKS, Check, Comparison, Trial
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool
@@ -58,25 +57,16 @@ def try_check(check: Check, kernel: Kernel, case: Case, trial: Trial | None = No
     try:
         with np.errstate(all="ignore"):
             for comparison in check.compare(trial):
-                found = _judge(check, fitted, comparison)
-                if found is not None and (worst is None or found.ratio > worst.ratio):
-                    worst = found
+                parts = comparison.parts()
+                ratio = float(parts.max(initial=-1.0))
+                if ratio > (-1.0 if worst is None else worst.ratio):
+                    index = np.unravel_index(int(np.argmax(parts)), parts.shape)
+                    worst = Finding(check.name, fitted, ratio, comparison, tuple(map(int, index)))
     except OutsidePool:
         return worst
     except Broken as broken:
         return Finding(check.name, fitted, float("inf"), broken=str(broken))
     return worst
-
-
-def _judge(check: Check, case: Case, comparison: Comparison) -> Finding | None:
-    want = np.asarray(comparison.want)
-    parts = parts_of_bound(comparison.got, want, np.broadcast_to(np.asarray(comparison.budget, float), want.shape))
-    at = np.broadcast_to(np.asarray(comparison.at), want.shape)
-    if not at.any():
-        return None
-    parts = np.where(at, parts, -1.0)
-    index = np.unravel_index(int(np.argmax(parts)), parts.shape) if parts.ndim else ()
-    return Finding(check.name, case, float(parts[index]), comparison, tuple(int(i) for i in index))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A kernel's wrong numbers beside the right ones: what a model of a bug is held against."""
+"""A kernel's wrong numbers beside the right ones, which a model of a bug is held against; and what is then suspected."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from flashsim.inputs import Array, roundoff
-from flashsim.reference.bounds import parts_of_bound
 from flashsim.testing.case import Problem
+from flashsim.testing.checks import Comparison, of_gradients
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool
 from flashsim.testing.running import Finding
 from flashsim.testing.suspects import Arrays, Question
@@ -22,6 +22,29 @@ POISONED = ("masked_kv_poison", "backward_poison")
 OF_GRADIENTS = ("gradients", "finite_differences", "masked_gradients", POISONED[1], "dropout_gradients", "strides")
 
 
+@dataclass(frozen=True)
+class Suspicion:
+    """A known bug that a kernel may have.
+
+    says      the bug, in a sentence
+    threads   where it was seen
+    evidence  what speaks for it
+    explains  the numbers of the findings that it explains
+    leaves    how many it does not
+    """
+
+    says: str
+    threads: tuple[str, ...]
+    evidence: str
+    explains: frozenset[int] = frozenset()
+    leaves: int = 0
+
+
+def failing_cases(n: int) -> str:
+    """Return that number of them in words: of several, the first is made simpler from one that was drawn."""
+    return "1 failing case" if n == 1 else f"{n} drawn and simplified failing cases"
+
+
 @dataclass(frozen=True, eq=False)
 class Exhibit:
     """Numbers of a kernel, beside the right ones: of O or the log-sum-exp, or all three gradients.
@@ -30,59 +53,41 @@ class Exhibit:
     """
 
     question: Question
-    want: Arrays
-    budget: Arrays
-    at: Arrays
+    asked: tuple[Comparison, ...]
     beside: tuple[Exhibit, ...] = ()
 
     @cached_property
-    def wrong(self) -> Arrays:
-        """Where the kernel is wrong."""
-        return self._off(self.question.got)
-
-    @property
     def right(self) -> bool:
         """Whether the kernel is right."""
-        return not any(part.any() for part in self.wrong)
+        return not self._off(self.question.got)
 
-    @cached_property
-    def tolerance(self) -> Arrays:
-        """How near a model must come to be right, besides a part of its own size."""
-        u = roundoff(self.question.problem.q.dtype)
-        return tuple(
-            3 * budget + 4 * u * np.abs(np.where(np.isfinite(got), got, 0)).max(axis=-1, keepdims=True, initial=0)
-            for budget, got in zip(self.budget, self.question.got, strict=True)
-        )
-
-    def _off(self, answer: Arrays, budgets: int = 1) -> Arrays:
-        return tuple(
-            (parts_of_bound(a, want, budget) > budgets) & at
-            for a, want, budget, at in zip(answer, self.want, self.budget, self.at, strict=True)
-        )
+    def _off(self, answer: Arrays, budgets: int = 1) -> bool:
+        return any((asked.parts(a) > budgets).any() for a, asked in zip(answer, self.asked, strict=True))
 
     def refutes(self, answers: Sequence[Arrays]) -> bool:
         """Return whether a model is wrong where the kernel is right."""
-        return bool(answers) and all(any(part.any() for part in self._off(a, CLEARLY)) for a in answers)
+        return bool(answers) and all(self._off(answer, CLEARLY) for answer in answers)
 
     def verdict(self, answers: Sequence[Arrays]) -> bool | None:
         """Return whether one of a model's answers is what the kernel returned, or None if the model is right here."""
-        off = [any(part.any() for part in self._off(answer)) for answer in answers]
-        if any(map(self._same, (a for a, wrong in zip(answers, off, strict=True) if wrong))):
+        off = [answer for answer in answers if self._off(answer)]
+        if any(map(self._same, off)):
             return True
-        return False if answers and all(off) else None
+        return False if answers and len(off) == len(answers) else None
 
     def _same(self, answer: Arrays) -> bool:
-        kinds = self.question.aspect == "lse"
+        kinds, u = self.question.aspect == "lse", roundoff(self.question.problem.q.dtype)
         apart, astray = 0.0, 0.0
-        parts = zip(answer, self.question.got, self.want, self.tolerance, self.at, self.wrong, self.budget, strict=True)
-        for a, got, want, tolerance, at, wrong, budget in parts:
-            judged = at & (budget < np.inf)
+        for a, asked in zip(answer, self.asked, strict=True):
+            got, want, budget = asked.got, asked.want, np.asarray(asked.budget)
+            judged = asked.at & (budget < np.inf)
             both = np.isfinite(a) & np.isfinite(got)
             alike = (a == got) | (np.isnan(a) & np.isnan(got)) if kinds else ~np.isfinite(a) & ~np.isfinite(got)
-            near = np.abs(np.where(both, a - got, 0)) <= tolerance + 1e-3 * np.abs(a)
+            largest = np.abs(np.where(np.isfinite(got), got, 0)).max(axis=-1, keepdims=True, initial=0)
+            near = np.abs(np.where(both, a - got, 0)) <= 3 * budget + 4 * u * largest + 1e-3 * np.abs(a)
             if not (np.where(both, near, alike) | ~judged).all():
                 return False
-            count = wrong & both & np.isfinite(want)
+            count = (asked.parts() > 1) & both & np.isfinite(want)
             size = np.where(budget > 0, budget, 1e-30)[count]
             apart += float((np.abs(a - got)[count] / size).sum())
             astray += float((np.abs(want - got)[count] / size).sum())
@@ -111,25 +116,21 @@ def aspects(kernel: Kernel, finding: Finding, problem: Problem) -> Iterator[Exhi
     keep = kernel.keep(problem) if problem.dropout_p and kernel.keep_mask else None
     live, empty = ~problem.empty, problem.empty
     if kernel.back and finding.check in OF_GRADIENTS and (kernel.spec.empty_rows == "zero" or live.all()):
-        exact, budgets = problem.gradients(keep)
-        got = kernel.backward(problem, finding.case.strides)
-        yield Exhibit(
-            Question(problem, keep, "gradients", got), exact, budgets, tuple(np.ones(a.shape, bool) for a in got)
-        )
+        exact, got = problem.gradients(keep), kernel.backward(problem, finding.case.strides)
+        yield Exhibit(Question(problem, keep, "gradients", got), tuple(of_gradients("{}", got, *exact, problem)))
     right, out = problem.solution, kernel.forward(problem, finding.case.strides)
     O, O_budget = (right.O, right.O_budget) if keep is None else problem.dropped(keep)
     promised = [live] if kernel.spec.empty_rows == "undefined" else [live, empty]
     if finding.check == "empty_rows":
         promised.reverse()
-    in_O = [
-        Exhibit(Question(problem, keep, "O", (out.O,)), (O,), (O_budget,), (np.broadcast_to(at[..., None], O.shape),))
-        for at in promised
-    ]
+    question = Question(problem, keep, "O", (out.O,))
+    in_O = [Exhibit(question, (Comparison("O", out.O, O, O_budget, at[..., None]),)) for at in promised]
     in_lse = []
     if out.lse is not None:
         question = Question(problem, keep, "lse", (out.lse,))
         rows = promised if kernel.spec.empty_rows == "zero" else [live]
-        in_lse = [Exhibit(question, (right.lse,), (right.lse_budget,), (at,), tuple(in_O)) for at in rows]
+        lse = (out.lse, right.lse, right.lse_budget)
+        in_lse = [Exhibit(question, (Comparison("lse", *lse, at),), tuple(in_O)) for at in rows]
     yield from (*in_lse, *in_O) if finding.check == "log_sum_exp" else (*in_O, *in_lse)
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashsim.inputs import Array
-from flashsim.reference.bounds import parts_of_bound
 from flashsim.testing.case import Problem
-from flashsim.testing.diagnosis.exhibits import OF_GRADIENTS, POISONED, finite
-from flashsim.testing.diagnosis.suspicion import Conviction, Suspicion, failing_cases
+from flashsim.testing.checks import Comparison, of_gradients
+from flashsim.testing.diagnosis.exhibits import OF_GRADIENTS, POISONED, Suspicion, failing_cases, finite
 from flashsim.testing.kernel import Broken, Kernel, OutsidePool, memory_of
 from flashsim.testing.running import Finding
 from flashsim.testing.suspects import FA, Arrays
@@ -30,11 +29,12 @@ def _run(kernel: Kernel, problem: Problem, arrays: dict[str, Array], back: bool)
 def _wrong(problem: Problem, got: Arrays, back: bool) -> bool:
     """Return whether a kernel's answer is wrong about a problem without dropout, its empty rows left aside."""
     if back:
-        exact, budgets = problem.gradients()
-        return any((parts_of_bound(*three) > 1).any() for three in zip(got, exact, budgets, strict=True))
-    right, live = problem.solution, ~problem.empty
-    O_wrong = bool(((parts_of_bound(got[0], right.O, right.O_budget) > 1) & live[..., None]).any())
-    return O_wrong or (len(got) > 1 and bool(((parts_of_bound(got[1], right.lse, right.lse_budget) > 1) & live).any()))
+        asked = [*of_gradients("{}", got, *problem.gradients(), problem)]
+    else:
+        right, live = problem.solution, ~problem.empty
+        asked = [Comparison("O", got[0], right.O, right.O_budget, live[..., None])]
+        asked += [Comparison("lse", lse, right.lse, right.lse_budget, live) for lse in got[1:]]
+    return any((comparison.parts() > 1).any() for comparison in asked)
 
 
 def _passes(kernel: Kernel, finding: Finding) -> list[bool]:
@@ -58,16 +58,15 @@ class Experiment:
     evidence: str
     threads: tuple[str, ...]
 
-    def convict(self, kernel: Kernel, findings: Sequence[Finding]) -> Conviction | None:
+    def convict(self, kernel: Kernel, findings: Sequence[Finding]) -> list[Suspicion]:
         """Return what it convicts, if anything; nothing either where the kernel, or a case, does not allow it."""
         try:
             found = {n: names for n, finding in enumerate(findings) if (names := self.culprits(kernel, finding))}
         except Exception:
-            return None
-        if not found:
-            return None
+            return []
         evidence = self.evidence.format(f"{len(found)} of {failing_cases(len(findings))}")
-        return Conviction(Suspicion(self.says(set().union(*found.values())), self.threads, evidence), frozenset(found))
+        culprits = set().union(*found.values())
+        return [Suspicion(self.says(culprits), self.threads, evidence, frozenset(found))] if found else []
 
 
 def _strides_ignored(kernel: Kernel, finding: Finding) -> set[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from flashsim.testing.case import Case
-from flashsim.testing.diagnosis.exhibits import Exhibit, aspects
-from flashsim.testing.diagnosis.suspicion import Conviction, Suspicion, failing_cases
+from flashsim.testing.diagnosis.exhibits import Exhibit, Suspicion, aspects, failing_cases
 from flashsim.testing.kernel import Kernel
 from flashsim.testing.running import Finding
 from flashsim.testing.suspects import Arrays, Suspect, suspects
@@ -18,12 +19,12 @@ ALIBIS = 24  # so many passing cases
 
 def by_model(
     kernel: Kernel, exhibits: dict[int, Exhibit], findings: Sequence[Finding], passing: Sequence[Case]
-) -> list[Conviction]:
+) -> list[Suspicion]:
     """Return the suspects whose answers are the kernel's wherever they are wrong, of each family the best."""
     alibis: list[Exhibit] | None = None
     check, failing = findings[0].check, [finding.case for finding in findings]
     ordered = sorted(exhibits.items(), key=lambda item: math.prod(item[1].question.problem.score_shape))
-    best: dict[str, Conviction] = {}
+    best: dict[str, Suspicion] = {}
     for suspect in suspects(kernel.spec):
         matched, mismatched = set(), 0
         for number, exhibit in ordered:
@@ -42,13 +43,11 @@ def by_model(
             continue
         aspects = {exhibits[n].question.aspect for n in matched}
         says = f"In the backward pass: {suspect.says}" if aspects == {"gradients"} else suspect.says
-        evidence = (
-            f"a model with this bug gives the same wrong numbers in {len(matched)} of {failing_cases(len(exhibits))}"
-        )
-        found = Conviction(Suspicion(says, suspect.threads, evidence), frozenset(matched), mismatched)
+        of = f"{len(matched)} of {failing_cases(len(exhibits))}"
+        evidence = f"a model with this bug gives the same wrong numbers in {of}"
         known = best.get(suspect.family)
-        if known is None or len(found.matched) - mismatched > len(known.matched) - known.mismatched:
-            best[suspect.family] = found
+        if known is None or len(matched) - mismatched > len(known.explains) - known.leaves:
+            best[suspect.family] = Suspicion(says, suspect.threads, evidence, frozenset(matched), mismatched)
     return list(best.values())
 
 
@@ -70,7 +69,7 @@ def _alibis(kernel: Kernel, check: str, passing: Sequence[Case], failing: Sequen
             exhibit = next(aspects(kernel, Finding(check, case, 0.0), case.problem(kernel.spec)))
         except Exception:
             continue
-        if exhibit.at[0].any() and exhibit.right:
+        if np.any(exhibit.asked[0].at) and exhibit.right:
             found.append(exhibit)
     return found
 

@@ -1,20 +1,21 @@
 """Attention as buggy kernels compute it: models with one thing wrong each, which a failing kernel is compared with.
 
-Three kinds, each made by a decorator. `reads`: what is computed is attention, of something else than was asked for; a
-function of a `Reading` that returns another, which holds for the forward and for the backward pass. `computes`: the softmax
-itself goes wrong; a function of a `Question` that returns O and log-sum-exp. `derives`: the backward pass goes wrong; a
-function of `Backward` that returns dq, dk, dv. With `over`, the function has a parameter, and is a suspect for each value.
+Three kinds, a table each: a name, what a user reads, and the model, a function. `reads`: what is computed is attention, of
+something else than was asked for; of a `Reading` it makes another, which holds for the forward and for the backward pass.
+`computes`: the softmax itself goes wrong; of a `Question` it makes O and log-sum-exp. `derives`: the backward pass goes wrong;
+of a `Backward` it makes dq, dk, dv. With `over`, the function has a parameter, and there is a suspect for each value.
 """
 
 from __future__ import annotations
 
 from flashsim.testing.spec import Spec
-from flashsim.testing.suspects import dropout, gradients, log_sum_exp, masking, operands, scaling, softmax, tiles
-from flashsim.testing.suspects.family import FA, Family, Suspect
+from flashsim.testing.suspects.family import FA, Suspect
+from flashsim.testing.suspects.gradients import GRADIENTS
+from flashsim.testing.suspects.misreadings import MISREADINGS
 from flashsim.testing.suspects.reading import Answer, Arrays, Backward, Question, Reading
+from flashsim.testing.suspects.softmax import SOFTMAX
 
-MODULES = (masking, scaling, operands, tiles, dropout, softmax, log_sum_exp, gradients)  # the simplest bugs first
-FAMILIES = [family for module in MODULES for family in vars(module).values() if isinstance(family, Family)]
+FAMILIES = [*MISREADINGS, *SOFTMAX, *GRADIENTS]  # the simplest bugs first
 FAMILIES.sort(key=lambda family: not family.name.startswith("empty_row"))  # those of empty rows alone before all
 
 __all__ = ["FA", "FAMILIES", "Answer", "Arrays", "Backward", "Question", "Reading", "Suspect", "suspects"]

@@ -1,4 +1,4 @@
-"""A family of suspects: one known bug, for each value of its parameter. The decorators make it of a function."""
+"""A family of suspects: one known bug, for each value of its parameter; and the three kinds of families."""
 
 from __future__ import annotations
 
@@ -52,46 +52,50 @@ class Family:
         ]
 
 
-def _kind(answers: Callable[..., list[Arrays]]) -> Callable[..., Callable[[Callable[..., Any]], Family]]:
-    """Return a decorator `kind(says, *threads, over=None, **how)` that makes a family of a function.
+def reads(name: str, says: str, change: Callable[..., Changes], *threads: str, over: Over | None = None) -> Family:
+    """Return bugs of what is read: (question, reading, ...) -> changes to the reading, or None where it has none."""
 
-    answers  (the function, question, the value of `over`, **how) -> the suspect's answers, none where it has none
-    """
+    def answers(question: Question, *given: Any) -> list[Arrays]:
+        right = question.reading
+        changes = change(question, right, *given)
+        if changes is None:
+            return []
+        wrong = replace(right, **changes)
+        if question.aspect != "gradients":
+            return question.forward(wrong.answer)
+        inherited = (None, right)  # both passes wrong; or the backward pass alone
+        return [question.backward(Backward(wrong, question, of).done()) for of in inherited]
 
-    def kind(says: str, *threads: str, over: Over | None = None, **how: Any) -> Callable[[Callable[..., Any]], Family]:
-        return lambda bug: Family(bug.__name__, says, threads, partial(answers, bug, **how), over)
-
-    return kind
-
-
-@_kind
-def reads(change: Callable[..., Changes], question: Question, *given: Any) -> list[Arrays]:
-    """Of a function (question, reading, ...) -> the changes to the reading, or None where it has none."""
-    right = question.reading
-    changes = change(question, right, *given)
-    if changes is None:
-        return []
-    wrong = replace(right, **changes)
-    if question.aspect != "gradients":
-        return question.forward(wrong.answer)
-    inherited = (None, right)  # both passes wrong; or the backward pass alone
-    return [question.backward(Backward(wrong, question, of).done()) for of in inherited]
+    return Family(name, says, threads, answers, over)
 
 
-@_kind
 def computes(
-    compute: Callable[..., Answer | None], question: Question, *given: Any, literally: bool = False
-) -> list[Arrays]:
-    """Of a function (question, ...) -> Answer, or None where it has none; `literally` as in `Question.forward`."""
-    answer = None if question.aspect == "gradients" else compute(question, *given)
-    return [] if answer is None else question.forward(answer, literally)
+    name: str,
+    says: str,
+    compute: Callable[..., Answer | None],
+    *threads: str,
+    over: Over | None = None,
+    literally: bool = False,
+) -> Family:
+    """Return bugs of the softmax: (question, ...) -> Answer, or None where it has none. `literally`: see `Question.forward`."""
+
+    def answers(question: Question, *given: Any) -> list[Arrays]:
+        answer = None if question.aspect == "gradients" else compute(question, *given)
+        return [] if answer is None else question.forward(answer, literally)
+
+    return Family(name, says, threads, answers, over)
 
 
-@_kind
-def derives(derive: Callable[..., Arrays | None], question: Question, *given: Any) -> list[Arrays]:
-    """Of a function (backward, ...) -> dq, dk, dv, or None where it has none."""
-    three = derive(Backward(question.reading, question), *given) if question.aspect == "gradients" else None
-    return [] if three is None else [question.backward(three)]
+def derives(
+    name: str, says: str, derive: Callable[..., Arrays | None], *threads: str, over: Over | None = None
+) -> Family:
+    """Return bugs of the backward pass: (backward, ...) -> dq, dk, dv, or None where it has none."""
+
+    def answers(question: Question, *given: Any) -> list[Arrays]:
+        three = derive(Backward(question.reading, question), *given) if question.aspect == "gradients" else None
+        return [] if three is None else [question.backward(three)]
+
+    return Family(name, says, threads, answers, over)
 
 
 def _blocks(axis: int, spec: Spec) -> list[int]:
@@ -99,8 +103,3 @@ def _blocks(axis: int, spec: Spec) -> list[int]:
 
 
 query_blocks, key_blocks = partial(_blocks, 0), partial(_blocks, 1)
-
-
-def tiles(spec: Spec) -> list[tuple[int, int]]:
-    """Return sizes (B_r, B_c) that kernels are often made with."""
-    return list(dict.fromkeys((spec.block, *((b, b) for b in key_blocks(spec)))))

@@ -1,6 +1,8 @@
-"""The softmax in the forward pass, at once or block by block."""
+"""The softmax goes wrong, at once or block by block, its log-sum-exp does, or what a row without keys is given."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -10,6 +12,16 @@ from flashsim.testing.suspects.family import FA, computes, key_blocks
 from flashsim.testing.suspects.reading import Answer, Question
 
 MOST_STEPS = 400  # of a tiled model: what has more is not tried
+LOWS = (-1e30, -1e9, -1e4, -1e5, -65504.0, float(np.finfo(np.float32).min))  # that stand for −∞
+
+
+def _renormalised(q: Question, says: str, undone: int) -> Answer | None:
+    if q.keep is None:
+        return None
+    S, m, V, _ = q.parts
+    P = np.exp(S - np.where(m == -np.inf, 0, m)) * q.keep
+    l = P.sum(axis=-1, keepdims=True)
+    return Answer(P @ V / (l * (1 - q.problem.dropout_p) ** (1 - undone)), (m + np.log(l))[..., 0])
 
 
 def _with_maximum(q: Question, m: Array, S: Array | None = None) -> Answer:
@@ -20,18 +32,12 @@ def _with_maximum(q: Question, m: Array, S: Array | None = None) -> Answer:
     return Answer((P * Z) @ V / l, (m + np.log(l))[..., 0], l)
 
 
-@computes("Masked scores are set to a finite number, such as {0:g}, not to −∞: a masked key counts where all scores are as low.",
-          "flashinfer-ai/flashinfer#4267", "TransformerLensOrg/TransformerLens#318",
-          over=lambda spec: [-1e30, -1e9, -1e4, -1e5, -65504.0, float(np.finfo(np.float32).min)])  # fmt: skip
-def sentinel(q: Question, low: float) -> Answer:
+def _sentinel(q: Question, low: float) -> Answer:
     S = np.where(q.reading.allowed, q.parts[0], np.asarray(low, q.chip))
     return _with_maximum(q, S.max(axis=-1, keepdims=True, initial=-np.inf), S)
 
 
-@computes("The row maximum is not subtracted before the exponential, which overflows, or vanishes.",
-          "NVIDIA/DeepLearningExamples#169", "pytorch/pytorch#121558",
-    over=lambda spec: [False, True])  # fmt: skip
-def maximum_not_subtracted(q: Question, weights_first: bool) -> Answer:
+def _maximum_not_subtracted(q: Question, weights_first: bool) -> Answer:
     S, m, V, Z = q.parts
     if not weights_first:
         return _with_maximum(q, np.zeros_like(m))
@@ -40,15 +46,7 @@ def maximum_not_subtracted(q: Question, weights_first: bool) -> Answer:
     return Answer((P / l * Z) @ V, np.log(l)[..., 0], l)
 
 
-@computes("The row maximum is never below 0 (a running maximum that starts at 0): very negative scores vanish.",
-          FA + "2082", FA + "2174")  # fmt: skip
-def maximum_from_0(q: Question) -> Answer:
-    return _with_maximum(q, np.maximum(q.parts[1], 0))
-
-
-@computes("After a wholly masked first block of {0} keys the running maximum is 0, not −∞: negative scores vanish.",
-          FA + "2082", FA + "2174", over=key_blocks)  # fmt: skip
-def maximum_0_after_masked_block(q: Question, block: int) -> Answer:
+def _maximum_0_after_masked_block(q: Question, block: int) -> Answer:
     m = q.parts[1]
     dead = ~q.reading.allowed[..., :block].any(axis=-1, keepdims=True)
     return _with_maximum(q, np.where(dead, np.maximum(m, 0), m))
@@ -76,72 +74,127 @@ def _online(q: Question, block: int, l_by: str = "", O_by: str = "", reset: bool
         factors = {"": np.exp(m - shown), "one": np.ones_like(m), "inverse": inverse}
         l = l * factors[l_by] + P.sum(axis=-1, keepdims=True)
         acc = acc * factors[O_by] + (P * (Z if isinstance(Z, float) else Z[..., part])) @ V[..., part, :]
-        if "l" in narrow:
+        if narrow == "l":
             l = l.astype(stored).astype(S.dtype)
-        if "O" in narrow:
+        if narrow == "O":
             acc = acc.astype(stored).astype(S.dtype)
         m = m_new
     return Answer(acc / l, (m + np.log(l))[..., 0], l)
 
 
-@computes("When the running maximum rises, the accumulated output is not rescaled (blocks of {0} keys).",
-          "deepseek-ai/FlashMLA#177", over=key_blocks)  # fmt: skip
-def output_not_rescaled(q: Question, block: int) -> Answer:
-    return _online(q, block, O_by="one")
-
-
-@computes("When the running maximum rises, the row sum ℓ is not rescaled (blocks of {0} keys).",
-          "deepseek-ai/FlashMLA#177", over=key_blocks)  # fmt: skip
-def sum_not_rescaled(q: Question, block: int) -> Answer:
-    return _online(q, block, l_by="one")
-
-
-@computes("When the running maximum rises, neither ℓ nor the accumulated output is rescaled (blocks of {0} keys).",
-          "deepseek-ai/FlashMLA#177", over=key_blocks)  # fmt: skip
-def neither_rescaled(q: Question, block: int) -> Answer:
-    return _online(q, block, "one", "one")
-
-
-@computes("Old sums are rescaled by exp(new maximum − old), the inverse of what is right (blocks of {0} keys).",
-          "deepseek-ai/FlashMLA#177", over=key_blocks)  # fmt: skip
-def rescaled_inversely(q: Question, block: int) -> Answer:
-    return _online(q, block, "inverse", "inverse")
-
-
-@computes("The maximum is that of a block of {0} keys alone, and sums of blocks with different maxima are added up.",
-          "tile-ai/TileOPs#239", over=key_blocks)  # fmt: skip
-def maximum_reset(q: Question, block: int) -> Answer:
-    return _online(q, block, "one", "one", reset=True)
-
-
-@computes("The output is not divided by the row sum ℓ.")
-def not_divided(q: Question) -> Answer:
+def _not_divided(q: Question) -> Answer:
     S, m, V, Z = q.parts
     P = np.exp(S - np.where(m == -np.inf, 0, m))
     return Answer((P * Z) @ V, q.reading.answer.lse)
 
 
-def _narrow_steps(spec: Spec) -> list[int]:
+def _steps(spec: Spec) -> list[int]:
     return [*key_blocks(spec), 1]
 
 
-def _kept_in_16_bits(q: Question, step: int, narrow: str) -> Answer | None:
+def _in_16_bits(q: Question, step: int, narrow: str) -> Answer | None:
     return _online(q, step, narrow=narrow) if q.problem.q.dtype.itemsize == 2 else None
 
 
-@computes("The row sum ℓ is kept in the inputs' 16 bits, in steps of {0} keys.", "sonos/tract#2586",
-          "huggingface/candle#3727", over=_narrow_steps)  # fmt: skip
-def sum_in_16_bits(q: Question, step: int) -> Answer | None:
-    return _kept_in_16_bits(q, step, "l")
-
-
-@computes("The accumulated output is kept in the inputs' 16 bits, in steps of {0} keys.", over=_narrow_steps)
-def output_in_16_bits(q: Question, step: int) -> Answer | None:
-    return _kept_in_16_bits(q, step, "O")
-
-
-@computes("Where N_k is not a multiple of {0}, the output is NaN: what fills up the last block is not cleared, and 0 · NaN "
-          "is NaN.", FA + "1745", "jax-ml/jax#27224", over=key_blocks)  # fmt: skip
-def tail_nan(q: Question, block: int) -> Answer | None:
+def _tail_nan(q: Question, block: int) -> Answer | None:
     O, lse, l = q.reading.answer
     return None if q.problem.causal or O.size == 0 or q.reading.k.shape[2] % block == 0 else Answer(O + np.nan, lse, l)
+
+
+def _lse_in_other_base(q: Question, says: str, factor: float) -> Answer | None:
+    O, lse, l = q.reading.answer
+    return Answer(O, lse * factor, l) if q.aspect == "lse" else None
+
+
+def _lse_lacks(q: Question, says: str, which: int) -> Answer | None:
+    if q.aspect != "lse":
+        return None
+    O, lse, _ = q.reading.answer
+    m = q.reading.m[..., 0]
+    l = np.exp(lse - m)
+    wrong = (lse - m, m + l, l, m, -lse)[which]
+    return Answer(O, np.where(q.problem.empty, -np.inf, wrong))
+
+
+def _in_empty_rows(q: Question, aspect: str, values: Array | float) -> Answer | None:
+    """Return the right answer, but for what empty rows give."""
+    if q.aspect != aspect:
+        return None
+    O, lse, l = q.reading.answer
+    empty = q.problem.empty
+    if aspect == "O":
+        return Answer(np.where(empty[..., None], values, O), lse, l)
+    return Answer(O, np.where(empty, values, lse), l)
+
+
+def _lse_of_empty_row_finite(q: Question) -> Answer | None:
+    got = q.got[0] * (math.log(2) if q.spec.lse == "base2" else 1)
+    return _in_empty_rows(q, "lse", np.where(np.isfinite(got), got, -np.inf)) if q.aspect == "lse" else None
+
+
+# fmt: off
+SOFTMAX = (
+    computes("dropout_renormalised", "Dropout: ℓ is summed after dropping, so that the kept weights sum to {0}.", _renormalised,
+             over=lambda spec: [("1", 1), ("1/(1 − p)", 0)]),
+    # ------------------------------------------------------------------------------------------------------------ the maximum
+    computes("sentinel",
+             "Masked scores are set to a finite number, such as {0:g}, not to −∞: a masked key counts where all scores are as "
+             "low.", _sentinel, "flashinfer-ai/flashinfer#4267", "TransformerLensOrg/TransformerLens#318",
+             over=lambda spec: LOWS),
+    computes("maximum_not_subtracted",
+             "The row maximum is not subtracted before the exponential, which overflows, or vanishes.", _maximum_not_subtracted,
+             "NVIDIA/DeepLearningExamples#169", "pytorch/pytorch#121558", over=lambda spec: [False, True]),
+    computes("maximum_from_0",
+             "The row maximum is never below 0 (a running maximum that starts at 0): very negative scores vanish.",
+             lambda q: _with_maximum(q, np.maximum(q.parts[1], 0)), FA + "2082", FA + "2174"),
+    computes("maximum_0_after_masked_block",
+             "After a wholly masked first block of {0} keys the running maximum is 0, not −∞: negative scores vanish.",
+             _maximum_0_after_masked_block, FA + "2082", FA + "2174", over=key_blocks),
+    # ---------------------------------------------------------------------------------------------------------- block by block
+    computes("output_not_rescaled",
+             "When the running maximum rises, the accumulated output is not rescaled (blocks of {0} keys).",
+             lambda q, block: _online(q, block, O_by="one"), "deepseek-ai/FlashMLA#177", over=key_blocks),
+    computes("sum_not_rescaled", "When the running maximum rises, the row sum ℓ is not rescaled (blocks of {0} keys).",
+             lambda q, block: _online(q, block, l_by="one"), "deepseek-ai/FlashMLA#177", over=key_blocks),
+    computes("neither_rescaled",
+             "When the running maximum rises, neither ℓ nor the accumulated output is rescaled (blocks of {0} keys).",
+             lambda q, block: _online(q, block, "one", "one"), "deepseek-ai/FlashMLA#177", over=key_blocks),
+    computes("rescaled_inversely",
+             "Old sums are rescaled by exp(new maximum − old), the inverse of what is right (blocks of {0} keys).",
+             lambda q, block: _online(q, block, "inverse", "inverse"), "deepseek-ai/FlashMLA#177", over=key_blocks),
+    computes("maximum_reset",
+             "The maximum is that of a block of {0} keys alone, and sums of blocks with different maxima are added up.",
+             lambda q, block: _online(q, block, "one", "one", reset=True), "tile-ai/TileOPs#239", over=key_blocks),
+    computes("not_divided", "The output is not divided by the row sum ℓ.", _not_divided),
+    computes("sum_in_16_bits", "The row sum ℓ is kept in the inputs' 16 bits, in steps of {0} keys.",
+             lambda q, step: _in_16_bits(q, step, "l"), "sonos/tract#2586", "huggingface/candle#3727", over=_steps),
+    computes("output_in_16_bits", "The accumulated output is kept in the inputs' 16 bits, in steps of {0} keys.",
+             lambda q, step: _in_16_bits(q, step, "O"), over=_steps),
+    computes("tail_nan",
+             "Where N_k is not a multiple of {0}, the output is NaN: what fills up the last block is not cleared, and 0 · NaN "
+             "is NaN.", _tail_nan, FA + "1745", "jax-ml/jax#27224", over=key_blocks),
+    # -------------------------------------------------------------------------------------------------------- the log-sum-exp
+    computes("lse_in_other_base", "The log-sum-exp is {0}.", _lse_in_other_base,
+             FA + "2573", "pytorch/pytorch#181645", "flashinfer-ai/flashinfer#4452",
+             over=lambda spec: [("a natural logarithm, not one to base 2", math.log(2)), ("too large by 1/ln 2", 1 / math.log(2))]
+             if spec.lse == "base2" else [("a logarithm to base 2, not a natural one", 1 / math.log(2)),
+                                          ("multiplied by ln 2, as if it had been to base 2", math.log(2))]),
+    computes("lse_lacks", "The log-sum-exp {0}.", _lse_lacks, over=lambda spec: [
+             ("is log ℓ: the row maximum is not added", 0), ("is m + ℓ: the logarithm is missing", 1),
+             ("is ℓ: the logarithm and the maximum are missing", 2), ("is the row maximum: log ℓ is missing", 3),
+             ("has the wrong sign", 4)]),
+    # ------------------------------------------------------------------------------------------------------ rows without keys
+    computes("empty_row_nan", "A row in which every key is masked is NaN (−∞ − (−∞), or 0/0).",
+             lambda q: _in_empty_rows(q, "O", np.nan), "pytorch/pytorch#103963", "tracel-ai/burn#4697", "ml-explore/mlx#2608",
+             literally=True),
+    computes("empty_row_mean", "A row in which every key is masked is the mean of all values.",
+             lambda q: _in_empty_rows(q, "O", q.reading.V.mean(axis=-2, keepdims=True)), FA + "1778", literally=True),
+    computes("empty_row_zero", "A row in which every key is masked is 0.", lambda q: _in_empty_rows(q, "O", 0.0), literally=True),
+    computes("lse_of_empty_row", "The log-sum-exp of a row in which every key is masked is {0}, not −∞.",
+             lambda q, says, value: _in_empty_rows(q, "lse", value), FA + "978",
+             over=lambda spec: [("+∞", np.inf), ("NaN", np.nan), ("0", 0.0)]),
+    computes("lse_of_empty_row_finite",
+             "The log-sum-exp of a row in which every key is masked is a finite number, not −∞.",
+             _lse_of_empty_row_finite, FA + "978"),
+)
+# fmt: on

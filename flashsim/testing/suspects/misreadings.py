@@ -1,0 +1,177 @@
+"""What is computed is attention, of something else than was asked for: in both passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from flashsim.inputs import Array, float_dtype
+from flashsim.testing.spec import Spec
+from flashsim.testing.suspects.family import FA, Changes, key_blocks, reads
+from flashsim.testing.suspects.reading import Question, Reading
+
+
+def _causal(allowed: Callable[..., Array]) -> Callable[..., Changes]:
+    """Where attention is causal, other keys are allowed."""
+    return lambda q, r, *given: {"allowed": allowed(q, *given)} if q.problem.causal else None
+
+
+def _masked(allowed: Callable[..., Array]) -> Callable[..., Changes]:
+    """Where a mask is given, other keys are allowed."""
+    return lambda q, r, *given: None if q.problem.mask is None else {"allowed": allowed(q.problem, *given)}
+
+
+def _scaled(tau: Callable[[Question, Reading], float], given: bool) -> Callable[..., Changes]:
+    """Where a scale is given, or is not, it is another."""
+    return lambda q, r: {"tau": tau(q, r)} if (q.problem.scale is not None) == given else None
+
+
+def _dropping(factor: Callable[..., Array]) -> Callable[..., Changes]:
+    """Under dropout, weights have another factor, of the keep mask and p."""
+    return lambda q, r, *given: None if q.keep is None else {"Z": factor(q.keep, q.problem.dropout_p, *given)}
+
+
+def _mask_of_the_first(q: Question, r: Reading, says: str, axis: int) -> Changes:
+    if q.problem.mask is None or q.problem.mask.shape[axis] == 1:
+        return None
+    return {"allowed": q.problem.but(mask=q.problem.mask.take([0], axis=axis)).allowed}
+
+
+def _one_of_two_masks(q: Question, r: Reading, used: str, ignored: str) -> Changes:
+    if q.problem.mask is None or not q.problem.causal:
+        return None
+    return {"allowed": (q.problem.but(causal=False) if used == "mask" else q.problem.but(mask=None)).allowed}
+
+
+def _rounded(q: Question, r: Reading, narrow: str) -> Changes:
+    if q.problem.q.dtype != np.float32:
+        return None
+    arrays = {"q": r.q, "k": r.k, "v": r.v}
+    if narrow != "TF32":
+        return {name: a.astype(float_dtype(narrow)).astype(np.float64) for name, a in arrays.items()}
+    bits = {name: a.astype(np.float32).view(np.uint32) for name, a in arrays.items()}
+    return {name: ((b + 0x1000) & 0xFFFFE000).view(np.float32).astype(np.float64) for name, b in bits.items()}
+
+
+def _tail_unmasked(q: Question, r: Reading, block: int, says: str) -> Changes:
+    N_k, more = r.k.shape[2], -r.k.shape[2] % block
+    if more == 0 or (says == " if there is no mask" and q.problem.mask is not None):
+        return None
+    k, v = (np.concatenate([a, np.zeros((*a.shape[:2], more, a.shape[3]))], axis=2) for a in (r.k, r.v))
+    seen = np.ones((r.q.shape[2], more), bool)
+    if says and q.problem.causal:
+        seen = np.arange(N_k, N_k + more)[None, :] <= np.arange(r.q.shape[2])[:, None] + q.shift
+    allowed = np.concatenate([r.allowed, np.broadcast_to(seen, (*r.allowed.shape[:3], more))], axis=3)
+    Z = r.Z if isinstance(r.Z, float) else np.concatenate([r.Z, np.ones((*r.Z.shape[:3], more))], axis=3)
+    return {"k": k, "v": v, "allowed": allowed, "Z": Z}
+
+
+def _tiles(spec: Spec) -> list[tuple[int, int]]:
+    """Return sizes (B_r, B_c) that kernels are often made with."""
+    return list(dict.fromkeys((spec.block, *((b, b) for b in key_blocks(spec)))))
+
+
+def _diagonal_in_last_tile(q: Question, B_r: int, B_c: int) -> Array:
+    _, _, N_q, N_k = q.problem.score_shape
+    ends = np.minimum(N_k, (np.arange(N_q) // B_r + 1) * B_r + q.shift)[:, None]  # of each row's loop over keys
+    ends = np.minimum(ends, np.minimum(N_q, (np.arange(N_q) // B_r + 1) * B_r)[:, None] + q.shift)
+    before = np.arange(N_k)[None, :] < (ends - 1) // B_c * B_c
+    return np.asarray(q.problem.allowed | (before & q.problem.but(causal=False).allowed))
+
+
+def _loop_ends_at_first_row(q: Question, B_r: int, B_c: int) -> Array:
+    _, _, N_q, N_k = q.problem.score_shape
+    ends = np.minimum(N_k, np.arange(N_q) // B_r * B_r + 1 + q.shift)[:, None]
+    return np.asarray(q.problem.allowed & (np.arange(N_k)[None, :] < -(-ends // B_c) * B_c))
+
+
+def _in_first(r: Reading, keys: int) -> Array:
+    """Return which keys are among so many first ones."""
+    return np.asarray(np.arange(r.k.shape[2]) < keys)
+
+
+# fmt: off
+MISREADINGS = (
+    # ---------------------------------------------------------------------------------------- which keys a query attends to
+    reads("causal_at_other_corner", "Causal masking is aligned at {there}; the spec says at {here}.",
+          _causal(lambda q: q.causally(q.problem.score_shape[3] - q.problem.score_shape[2] - q.shift)),
+          FA + "282", FA + "402", "NVIDIA/cutlass#2336"),
+    reads("causal_ignored", "`causal` is ignored: queries attend to later keys.",
+          _causal(lambda q: q.problem.but(causal=False).allowed), "jax-ml/jax#19237"),
+    reads("causal_always", "Causal masking is applied although it was not asked for.",
+          lambda q, r: None if q.problem.causal else {"allowed": q.causally(q.shift)}, "triton-lang/triton#4541"),
+    reads("causal_off_by_one", "Causal masking is off by one: {0}.",
+          _causal(lambda q, says, off: q.causally(q.shift + off)), "huggingface/transformers#39408",
+          over=lambda spec: [("a query does not attend to the key on the diagonal (j < i, not j ≤ i)", -1),
+                             ("a query attends to the key after the diagonal (j ≤ i + 1, not j ≤ i)", 1)]),
+    reads("causal_never_empty",
+          "With more queries than keys the first rows, which come before every key, attend to keys nevertheless: the causal "
+          "diagonal is moved by max(0, N_k − N_q), not by N_k − N_q.",
+          _causal(lambda q: q.causally(max(0, q.shift))), "NVIDIA/cutlass#2336", FA + "1778"),
+    reads("mask_ignored", "`mask` is ignored.", _masked(lambda p: p.but(mask=None).allowed)),
+    reads("mask_inverted", '`mask` is inverted: True is taken for "masked".', _masked(lambda p: p.but(mask=~p.mask).allowed)),
+    reads("mask_of_the_first", "The mask of the first {0} is used for all.", _mask_of_the_first,
+          over=lambda spec: [("sequence", 0), ("head", 1)]),
+    reads("one_of_two_masks", "Where both are given, `{0}` is applied and `{1}` is not.", _one_of_two_masks,
+          over=lambda spec: [("mask", "causal"), ("causal", "mask")]),
+    # -------------------------------------------------------------------------------------- what the scores are multiplied by
+    reads("scale_missing", "The scale is missing: scores are QKᵀ.", lambda q, r: {"tau": 1.0}, "huggingface/transformers#38290"),
+    reads("scale_twice", "The scale is applied twice.", lambda q, r: {"tau": r.tau**2}, "huggingface/transformers#38290"),
+    reads("scale_from_d_v", "The default scale is 1/√d_v, not 1/√d.",
+          _scaled(lambda q, r: 1 / math.sqrt(r.v.shape[-1]), given=False), "tenstorrent/tt-metal#42891"),
+    reads("scale_argument_ignored", "`scale` is ignored: it is 1/√d although another is given.",
+          _scaled(lambda q, r: 1 / math.sqrt(r.q.shape[-1]), given=True)),
+    reads("scale_on_top", "`scale` is applied besides 1/√d, not in its place.",
+          _scaled(lambda q, r: r.tau / math.sqrt(r.q.shape[-1]), given=True)),
+    reads("scale_misapplied", "Scores are {0} by the scale's {1}.",
+          lambda q, r, says, of: {"tau": 1 / r.tau if says == "divided" else math.sqrt(r.tau)},
+          over=lambda spec: [("divided", "value"), ("multiplied", "square root")]),
+    reads("scale_in_other_base", "Powers of 2 and of e are mixed up: scores are {0} log₂ e {1}.",
+          lambda q, r, one, other, factor: {"tau": r.tau * factor},
+          over=lambda spec: [("not multiplied by", "before exp2", math.log(2)),
+                             ("multiplied by", "before exp", 1 / math.log(2))]),
+    reads("scale_grows", "The scale is multiplied by log₂ e once for every block of {0} keys: it grows along them.",
+          lambda q, r, block: {"k": r.k * math.log2(math.e) ** (np.arange(r.k.shape[2]) // block)[:, None]},
+          "flagos-ai/FlagGems#424", over=key_blocks),
+    # ------------------------------------------------------------------------------ whose numbers are read, and how precisely
+    reads("heads_modulo", "Query head h reads KV head h mod H_kv, not h div (H_q/H_kv): K and V are tiled, not repeated.",
+          lambda q, r: {"owner": np.arange(r.q.shape[1]) % r.k.shape[1]}, "ekzhang/jax-js#180", "onnx/onnx#7274"),
+    reads("heads_first", "All query heads read the first KV head.", lambda q, r: {"owner": np.zeros(r.q.shape[1], int)}),
+    reads("batch_first", "All sequences of the batch read K and V of the first.",
+          lambda q, r: {"k": np.broadcast_to(r.k[:1], r.k.shape), "v": np.broadcast_to(r.v[:1], r.v.shape)}),
+    reads("inputs_rounded", "float32 inputs are rounded to {0} on their way into the products.", _rounded,
+          over=lambda spec: ["TF32", "float16"] + ["bfloat16"] * ("bfloat16" in spec.dtypes)),
+    # ------------------------------------------------------------------- the last blocks, and those that the diagonal crosses
+    reads("tail_dropped", "The last keys are dropped where N_k is not a multiple of {0}.",
+          lambda q, r, block: {"allowed": r.allowed & _in_first(r, r.k.shape[2] // block * block)},
+          "jax-ml/jax#27224", over=key_blocks),
+    reads("tail_unmasked",
+          "Where N_k is not a multiple of {0}, the zeros that fill up the last block of keys take part in the softmax{1}.",
+          _tail_unmasked, "jax-ml/jax#27224", "NVIDIA/cutlass#2428",
+          over=lambda spec: [(block, where) for block in key_blocks(spec)
+                             for where in ("", " if there is no mask", " unless masked")]),
+    reads("last_block_masked", "Only the last block of {0} keys is masked.",
+          lambda q, r, block: {"allowed": r.allowed | _in_first(r, (r.k.shape[2] - 1) // block * block)},
+          "ROCm/rocMLIR#2165", "triton-lang/triton#8853", over=key_blocks),
+    reads("diagonal_in_last_tile",
+          "In tiles of {0} queries and {1} keys, the causal mask is applied to the last tile of a row of tiles only, though "
+          "the diagonal crosses several.",
+          _causal(_diagonal_in_last_tile), "ROCm/rocMLIR#2165", "triton-lang/triton#8853", over=_tiles),
+    reads("loop_ends_at_first_row",
+          "In tiles of {0} queries and {1} keys, the causal loop over keys ends where the first row of a tile ends.",
+          _causal(_loop_ends_at_first_row), "ROCm/rocMLIR#2165", over=_tiles),
+    # ---------------------------------------------------------------------------------------------------------------- dropout
+    reads("dropout_undivided", "Dropout: kept weights are not divided by 1 − p.",
+          _dropping(lambda keep, p: keep * 1.0), "NVIDIA/apex#816"),
+    reads("dropout_factor", "Dropout: kept weights are {0}, not divided by 1 − p.",
+          _dropping(lambda keep, p, says: keep * {"divided by p": 1 / p, "multiplied by p": p}.get(says, 1 - p)),
+          "NVIDIA/apex#816", over=lambda spec: ["divided by p", "multiplied by p", "multiplied by 1 − p"]),
+    reads("dropout_inverted", "Dropout: the keep mask is inverted, what it keeps is dropped.",
+          _dropping(lambda keep, p: ~keep / (1 - p))),
+    reads("dropout_ignored", "`dropout_p` is ignored: nothing is dropped.", _dropping(lambda keep, p: np.ones(keep.shape))),
+    reads("dropout_of_first_head", "Dropout: all heads use the keep mask of the first.",
+          _dropping(lambda keep, p: np.broadcast_to(keep[:1, :1], keep.shape) / (1 - p))),
+)
+# fmt: on
