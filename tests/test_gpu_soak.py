@@ -32,7 +32,7 @@ from tests import test_gpu_fp8 as fp8
 
 pytestmark = [pytest.mark.slow, *tests.pytestmark]
 
-PARTS, SHAPES = 8, 200
+PARTS, SHAPES = 16, 200
 LAUNCHES, PROBLEMS, SETTLED = 10_000, 96, 2000
 SECONDS = float(os.environ.get("SOAK_SECONDS", "inf"))
 
@@ -125,17 +125,20 @@ def checked(case: Drawn, seed: int, **options: Any) -> Any:
     return problem
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-@pytest.mark.parametrize("rung", tests.RUNGS, ids=tests.by_name)
+@pytest.mark.parametrize(
+    ("rung", "part"),
+    [(rung, part) for part in range(PARTS) for rung in tests.RUNGS],
+    ids=lambda x: getattr(x, "name", x),
+)
 def test_random_shapes_lie_within_rounding_of_the_reference(rung: Kernel, part: int) -> None:
     """Into outputs of NaN between guard bands, forward and backward, 200 in all.
 
-    A part has what is alike, so that no two processes compile the same kernels: that takes longer than all else.
+    A part has what is alike, so that few kernels are compiled by two processes: that takes longer than all else.
     """
     cases = [(drawn(rung, np.random.default_rng(n)), n) for n in range(SHAPES)]
     cases.sort(key=lambda case: (case[0].shape[-1], case[0].dtype, *sorted(case[0].asked)))
     for case, n in cases[SHAPES * part // PARTS : SHAPES * (part + 1) // PARTS]:
-        checked(case, n, **{"deterministic": True} if n % 2 and rung.tensor_cores else {})
+        checked(case, n)
 
 
 @pytest.mark.parametrize("d", [64, 128])
