@@ -65,13 +65,13 @@
 //   first tile; else, in (64, 63), 0.91 to 0.93, as rows without a maximum ask for it.
 //   It is instructions that bind: 64 rows were 1223 a warp, and a scheduler had one in 0.59 of its cycles; out of the L2 it was no
 //   faster (0.98 to 1.02), without masks and their maxima 1.18, without softmax 1.36. So power binds as well: at lower clocks it
-//   is 0.68 to 0.75 of a copy. One comparison masks in both rows of a thread, as one is 8 below the other, and what only L needs waits for L: 1.03 to
-//   1.08 together in (127, 0), at such clocks, 1.02 in (64, 63), 1.04 in (255, 0).
+//   is 0.68 to 0.75 of a copy. One comparison masks in both rows of a thread, as one is 8 below the other, and what only L needs
+//   waits for L: 1.03 to 1.08 together in (127, 0), at such clocks, 1.02 in (64, 63), 1.04 in (255, 0).
 //   Worse: groups of 16 columns that a warp does not see left out of masked tiles, 0.97 to 0.98, with code for each of their numbers
-//   0.87 to 0.90; three consumers 0.90, and with all scores of 64 rows started together 0.92 to 0.97; teams that go down neighbouring
-//   row blocks and keep what the next one sees, so that K and V are loaded once, 0.87 to 0.98, though loads and stores alone gain
-//   1.02 to 1.05; no lazy rescaling 0.94, the next row block's S_ij started before O_i is written 0.92, one loop for all tiles
-//   0.99 to 1.03.
+//   0.87 to 0.90; three consumers 0.90, and with all scores of 64 rows started together 0.92 to 0.97; teams that go down
+//   neighbouring row blocks and keep what the next one sees, so that K and V are loaded once, 0.87 to 0.98, though loads and
+//   stores alone gain 1.02 to 1.05; no lazy rescaling 0.94, the next row block's S_ij started before O_i is written 0.92, one loop
+//   for all tiles 0.99 to 1.03.
 //   A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see are freed
 //   when the next has come that it does: 1.02 to 1.04 together, half of that each.
 // - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
