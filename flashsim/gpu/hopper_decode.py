@@ -161,8 +161,8 @@ def _launches(
 
 
 def shared_bytes(d: int) -> int:
-    """Return the shared memory of Q, of as many K_j and V_j as make 48 KB each, and of a pair of barriers for each."""
-    stages = 384 // d
+    """Return the shared memory of Q, of as many K_j and V_j as make 32 KB each, and of a pair of barriers for each."""
+    stages = 256 // d
     return 2 * d * (ROWS + 2 * stages * KEYS) + 2 * stages * 16
 
 

@@ -62,10 +62,16 @@
 //   before 0.89 of that rate with two teams.
 //   In a window of 128 keys, N = 8192, Q, K, V and O move at 0.78 to 0.82 of a copy's rate; FlashAttention-4's at 0.35. Two teams
 //   are worth 1.00 there, 1.02 in (64, 63), 1.05 in (255, 0). Sums for maxima: 1.02 with two teams where each row sees some of its
-//   first tile; else, in (64, 63), 0.91 to 0.93, as rows without a maximum ask for it. Where the card's power binds, at 1.5 GHz,
-//   it is 0.70 of a copy.
-//   Worse: groups of 16 columns that a warp does not see left out of masked tiles 0.97 to 0.98; three consumers 0.90, no lazy
-//   rescaling 0.94, the next row block's S_ij started before O_i is written 0.92, one loop for all tiles 0.99 to 1.03.
+//   first tile; else, in (64, 63), 0.91 to 0.93, as rows without a maximum ask for it.
+//   It is instructions that bind: 64 rows were 1223 a warp, and a scheduler had one in 0.59 of its cycles; out of the L2 it was no
+//   faster (0.98 to 1.02), without masks and their maxima 1.18, without softmax 1.36. So power binds as well: at lower clocks it
+//   is 0.68 to 0.75 of a copy. One comparison masks in both rows of a thread, as one is 8 below the other, and what only L needs
+//   waits for L: 1.03 to 1.08 together in (127, 0), at such clocks, 1.02 in (64, 63), 1.04 in (255, 0).
+//   Worse: groups of 16 columns that a warp does not see left out of masked tiles, 0.97 to 0.98, with code for each of their numbers
+//   0.87 to 0.90; three consumers 0.90, and with all scores of 64 rows started together 0.92 to 0.97; teams that go down
+//   neighbouring row blocks and keep what the next one sees, so that K and V are loaded once, 0.87 to 0.98, though loads and
+//   stores alone gain 1.02 to 1.05; no lazy rescaling 0.94, the next row block's S_ij started before O_i is written 0.92, one loop
+//   for all tiles 0.99 to 1.03.
 //   A warp stores its 16 rows of O by itself, without the warpgroup's barriers, and tiles that a warpgroup does not see are freed
 //   when the next has come that it does: 1.02 to 1.04 together, half of that each.
 // - S c − m c is one fma, exact up to one rounding but for m c's own, which is the same for the whole row and cancels in P̃/ℓ.
@@ -139,11 +145,11 @@ struct Range {
 // The tiles of which some of `rows` rows from `top` on see a key, and those of which all see all keys.
 template <Kind kind, int B_c> __device__ inline Range seen_by_some(const Problem& p, int top, int rows) {
     const int end = kind == FULL ? p.N_k : min(p.N_k, max(0, end_of<kind>(p, top) + rows - 1));
-    return {max(0, begin_of<kind>(p, top)) / B_c, (end + B_c - 1) / B_c};
+    return {max(0, begin_of<kind>(p, top)) / B_c, int(Word(end + B_c - 1) / B_c)};
 }
 template <Kind kind, int B_c> __device__ inline Range seen_by_all(const Problem& p, int top, int rows) {
     const int end = kind == FULL ? p.N_k : min(p.N_k, max(0, end_of<kind>(p, top)));
-    return {kind <= CAUSAL ? 0 : (max(0, begin_of<kind>(p, top) + rows - 1) + B_c - 1) / B_c, end / B_c};
+    return {kind <= CAUSAL ? 0 : (max(0, begin_of<kind>(p, top) + rows - 1) + B_c - 1) / B_c, int(Word(end) / B_c)};
 }
 
 // The live tiles of row block i; if they are listed they are counted from the block's first.
@@ -325,15 +331,21 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         const int thread = thread_index(), lane = thread % 32, row = 64 * w + thread / 32 * 16 + lane / 4;
         const int top = sram.row_block(q).i * B_r, left = j * B_c + lane % 4 * 2;
         if (t >= whole.end) {
-            int end[2];
+            const int end = end_of<kind>(p, top) + row - left, keys = p.N_k - left;  // of the upper row; the other's is 8 on
+            if (kind != FULL) {
 #pragma unroll
-            for (int r = 0; r < 2; ++r)
-                end[r] = (kind == FULL ? p.N_k : min(p.N_k, end_of<kind>(p, top) + row + 8 * r)) - left;
+                for (int x = 0; x < B_c / 8; ++x)
 #pragma unroll
-            for (int x = 0; x < B_c / 8; ++x)
+                    for (int e = 0; e < 4; ++e)
+                        if (8 * (x - e / 2) + e % 2 >= end) S_ij[x][e] = -INFINITY;
+            }
+            if (kind == FULL || (j + 1) * B_c > p.N_k) {
 #pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (8 * x + e % 2 >= end[e / 2]) S_ij[x][e] = -INFINITY;
+                for (int x = 0; x < B_c / 8; ++x)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e)
+                        if (8 * x + e % 2 >= keys) S_ij[x][e] = -INFINITY;
+            }
         }
         if (kind >= WINDOW && t < whole.begin) {
             const int begin = begin_of<kind>(p, top) + row - left;
@@ -341,7 +353,7 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
             for (int x = 0; x < B_c / 8; ++x)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    if (8 * x + e % 2 < begin + e / 2 * 8) S_ij[x][e] = -INFINITY;
+                    if (8 * (x - e / 2) + e % 2 < begin) S_ij[x][e] = -INFINITY;
         }
     }
 
@@ -454,19 +466,23 @@ template <typename T, int d, int B_r, int B_c, Kind kind, bool dropping, bool tu
         const RowBlock at = sram.row_block(q);
         const int first = at.i * B_r + 64 * w;
         const Word mine = O_w + thread / 32 * (16 * Sram::O_COLUMNS * 2);
-        float factor[2];
-        L += (Offset(at.b) * p.H + at.h) * p.N_q;
+        float l[2], factor[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float l = rows.l[r];
-            l += __shfl_xor_sync(~0u, l, 1);
-            l += __shfl_xor_sync(~0u, l, 2);
-            const int query = first + row + 8 * r;
-            if (p.wants_L && lane % 4 == 0 && query < p.N_q) {
-                L[query] = l == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l);
+            l[r] = rows.l[r];
+            l[r] += __shfl_xor_sync(~0u, l[r], 1);
+            l[r] += __shfl_xor_sync(~0u, l[r], 2);
+            factor[r] = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(l[r]));
+        }
+        if (p.wants_L && lane % 4 == 0) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int query = first + row + 8 * r;
+                if (query >= p.N_q) continue;
+                L[(Offset(at.b) * p.H + at.h) * p.N_q + query] =
+                    l[r] == 0.0f ? -INFINITY : rows.m[r] * p.c * 0.693147180559945f + logf(l[r]);
                 Tally(totals + 9).add(1, 1);
             }
-            factor[r] = __fdividef(dropping ? p.dropout.keep_scale : 1.0f, nonzero(l));
         }
 #pragma unroll
         for (int x = 0; x < d; x += Sram::O_COLUMNS) {

@@ -48,9 +48,10 @@ struct Barrier {
     }
 };
 
-// Make barriers known to TMA before anybody uses them.
+// Make barriers known to TMA, by the thread that has set them up; and to all, before anybody uses them.
+__device__ inline void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void publish_barriers() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    show_barriers();
     __syncthreads();
 }
 

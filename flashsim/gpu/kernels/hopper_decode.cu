@@ -20,23 +20,23 @@
 // at least.
 //
 //     d      B_r × B_c    blocks a multiprocessor, shared memory of each        registers: S_ij + P̃_ij + O_i of at most 168
-//     128    64 × 64      2: Q + 3 K_j + 3 V_j = 16 + 48 + 48 = 112 KB          32 + 16 + 64
-//     64     64 × 64      2: Q + 6 K_j + 6 V_j = 8 + 48 + 48 = 104 KB           32 + 16 + 32
+//     128    64 × 64      2: Q + 2 K_j + 2 V_j = 16 + 32 + 32 = 80 KB           32 + 16 + 64
+//     64     64 × 64      2: Q + 4 K_j + 4 V_j = 8 + 32 + 32 = 72 KB            32 + 16 + 32
 //
 // Roles: one warpgroup computes, one warp more copies. Order of events; time runs to the right:
 //
-//     producer        K_0, V_0   K_1, V_1   K_2, V_2   K_3 as soon as there is room, across heads
+//     producer        K_0, V_0   K_1, V_1   K_2 as soon as there is room, across heads
 //     tensor cores    S_0                     O += P̃_0 V_0, S_1                 O += P̃_1 V_1, S_2
 //     registers             P̃_0 = 2^(…)                          P̃_1 = 2^(…)
 //
 // Nothing overlaps within a block: the two blocks of a multiprocessor do each other's waiting. 64 KB a multiprocessor on their
-// way from HBM keep it busy; here are up to 192.
+// way from HBM keep it busy; here are up to 128.
 //
 // HBM, in elements (`flashsim.count`, to the element, by the counting build): of a head that is not split, as "q_outer" with the
 // heads of a group together: Q, O, L, K and V once. Of one in t parts, as "split_kv" with splits = t: Q once a part, parts
 // written and read once.
 //
-// Roofline: HBM. A copy reaches 4.2 TB/s of the 4.8 that the H200 is said to have, reading alone 4.4 to 4.5.
+// Roofline: HBM. A copy reaches 4.2 TB/s of the 4.8 that the H200 is said to have, reading alone 4.4 to 4.6.
 //
 // Sequences × keys; 64 heads, 8 of K and V, fp16, d = 128.
 // measured:
@@ -51,8 +51,14 @@
 // What the steps bought, in GB/s at 8 × 8192, 1 / 8 queries: cutting heads alike, 4 blocks each, not 264 through all 64: 3829 /
 // 2976 to 3890 / 3575. Rows leave whole, by way of shared memory, and several warps merge a row: 3783 / 2814 to those 3829 / 2976.
 // A second launch costs about 4 µs, and a part of 64 rows as much as 2 tiles.
-// With 8 queries Q is there 9 µs after the start, with 1 after 4, behind all the K and V that were asked for; to have it prefetched
-// into the L2 before them, all its loads at once, bought nothing (0.99 to 1.00). Boxes that the L2 fetches by 256 bytes: 0.90.
+// With 8 queries Q was there 8 to 9 µs after the start, behind all the K and V that were asked for. Now its loads are the first
+// thing that the warpgroup does, all at once, while the producer sets up the barriers and starts: 5 to 7 µs. That, sums for
+// maxima (as in hopper.cu: 1.005 / 1.008) and two stages, not three (1.00 to 1.01 with 1 query, 0.99 to 1.00 with 8), are worth
+// 1.006 / 1.010 and 1.007 / 1.022 at 32 × 8192, in two runs, 1.013 / 1.029 at 8 × 8192 and 1.00 / 1.017 at 1 × 131072.
+// Of no use: a ring that K_j and V_j share; softmax only in warps that have rows; other orders of K and V; heads that begin at
+// other tiles; K and V of a batch side by side. Boxes that the L2 fetches by 256 bytes: 0.90.
+// Loads alone, without products, Q and O, ran at 1.02 to 1.03 of the rate; all of it out of the L2 at 1.9. So compute does not
+// bind. But of 256 blocks 28 are done after 3/4 of the time, and the last ones, alone, do not keep HBM busy.
 //
 // no spills, no stack
 #include "hopper_softmax.cuh"
@@ -60,6 +66,7 @@
 constexpr int ROWS = 64;  // of the tile of queries
 constexpr int THREADS = WARPGROUP + 32;
 constexpr int B_c = 64;
+constexpr int TOGETHER = 1, READY = 2;  // named barriers: of those who compute; and of all, once barriers are set up
 
 struct Strides {
     Offset batch, head, row;
@@ -86,7 +93,7 @@ __device__ inline Offset place(const Problem& p, int head, int r) {
 
 // Q | K_j, K_{j+1}, … | V_j, V_{j+1}, … | barriers
 template <int d> struct Memory {
-    static constexpr int STAGES = 384 / d, Q_BYTES = ROWS * d * 2, KV_BYTES = B_c * d * 2, V_AT = Q_BYTES + STAGES * KV_BYTES;
+    static constexpr int STAGES = 256 / d, Q_BYTES = ROWS * d * 2, KV_BYTES = B_c * d * 2, V_AT = Q_BYTES + STAGES * KV_BYTES;
     static constexpr int END = V_AT + STAGES * KV_BYTES;
     typedef Ring<STAGES, KV_BYTES> RingKV;
     Word Q;
@@ -98,8 +105,8 @@ template <int d> struct Memory {
         V_j = {Q + V_AT, Q + END + RingKV::BARRIER_BYTES};
     }
     __device__ void init() const {
-        if (threadIdx.x == 0) K_j.init(4), V_j.init(4);  // a warp each
-        publish_barriers();
+        K_j.init(4), V_j.init(4);  // a warp each
+        show_barriers();
     }
 };
 
@@ -154,24 +161,31 @@ template <typename T, int d> struct Consumer {
     __device__ __forceinline__ Consumer(const Memory<d>& sram, const Problem& p)
         : sram(sram), p(p), lane(threadIdx.x % 32), row(threadIdx.x / 32 * 16 + lane / 4) {}
 
-    // Q's rows of this head, times sign, to shared memory, 16 bytes at a time; rows that there are not become 0.
-    __device__ __forceinline__ void load_Q(const T* Q, char* shared, int head, Tally& Q_reads) const {
+    // Q's rows of a head, 16 bytes at a time, on their way to registers; rows that there are not are 0.
+    static constexpr int CHUNKS = ROWS * (d / 8) / WARPGROUP;
+    __device__ __forceinline__ void ask_for_Q(uint4 (&chunks)[CHUNKS], const T* Q, int head, Tally& Q_reads) const {
         Q += head / p.H_kv * p.Q.batch + head % p.H_kv * p.group * p.Q.head;
-        meet(1, WARPGROUP);  // all warps are done with the head before
-#pragma unroll 4
-        for (int at = threadIdx.x; at < ROWS * (d / 8); at += WARPGROUP) {
-            const int r = at / (d / 8), chunk = at % (d / 8), half = chunk / 8;
-            uint4 eight = {0, 0, 0, 0};
-            if (r < p.rows && p.sign != 0.0f) {
-                eight = __ldcg(reinterpret_cast<const uint4*>(Q + r % p.group * p.Q.head + r / p.group * p.Q.row + 8 * chunk));
-                const Word flip = p.sign < 0.0f ? 0x80008000 : 0;
-                eight.x ^= flip, eight.y ^= flip, eight.z ^= flip, eight.w ^= flip;
-            }
+#pragma unroll
+        for (int x = 0; x < CHUNKS; ++x) {
+            const int at = threadIdx.x + x * WARPGROUP, r = at / (d / 8), column = at % (d / 8) * 8;
+            chunks[x] = make_uint4(0, 0, 0, 0);
+            if (r < p.rows && p.sign != 0.0f)
+                chunks[x] = __ldcg(reinterpret_cast<const uint4*>(Q + r % p.group * p.Q.head + r / p.group * p.Q.row + column));
             Q_reads.add(r < p.rows, 8);
+        }
+    }
+    // Times sign, to shared memory.
+    __device__ __forceinline__ void put_Q(uint4 (&chunks)[CHUNKS], char* shared) const {
+        const Word flip = p.sign < 0.0f ? 0x80008000 : 0;
+#pragma unroll
+        for (int x = 0; x < CHUNKS; ++x) {
+            const int at = threadIdx.x + x * WARPGROUP, r = at / (d / 8), chunk = at % (d / 8), half = chunk / 8;
+            uint4& eight = chunks[x];
+            eight.x ^= flip, eight.y ^= flip, eight.z ^= flip, eight.w ^= flip;
             *reinterpret_cast<uint4*>(shared + half * (ROWS * 128) + r * 128 + ((chunk % 8 ^ r % 8) << 4)) = eight;
         }
         show_writes();
-        meet(1, WARPGROUP);
+        meet(TOGETHER, WARPGROUP);
     }
 
     // −∞ for keys that a row does not see.
@@ -189,8 +203,9 @@ template <typename T, int d> struct Consumer {
                 if (8 * t + e % 2 >= end[e / 2]) S_ij[t][e] = -INFINITY;
     }
 
-    // S_ij becomes P̃_ij, and O_i is multiplied by α where a maximum has grown.
+    // S_ij becomes P̃_ij, and O_i is multiplied by α where a maximum has grown. Of whole tiles mostly no maximum is looked for.
     __device__ __forceinline__ void weigh(int j, int whole) {
+        if (j < whole && !rows.exact() && softmax_as_before<T, B_c>(P_ij, S_ij, rows, p.c)) return;
         if (j >= whole) mask(j);
         float alpha[2];
         const bool grown = softmax<B_c, true>(S_ij, rows, alpha, p.c);
@@ -241,7 +256,7 @@ template <typename T, int d> struct Consumer {
     // O_i ← diag(ℓ_i)⁻¹ O_i and L_i of a head that is not split. By way of Q's place, so that whole rows leave together.
     __device__ __forceinline__ void write(T* O, float* L, char* shared, int head, Tally& O_writes, Tally& L_writes) {
         char* const mine = shared + threadIdx.x / 32 * 2048;  // 16 rows of Q
-        meet(1, WARPGROUP);                                   // nobody reads Q any more
+        meet(TOGETHER, WARPGROUP);                            // nobody reads Q any more
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int below = lane / 4 + 8 * r;
@@ -270,7 +285,7 @@ template <typename T, int d> struct Consumer {
     __device__ __forceinline__ void leave(float* O_parts, float* l_parts, float* m_parts, char* shared, Offset part,
                                           Tally& O_writes, Tally& l_writes, Tally& m_writes) {
         char* const mine = shared + threadIdx.x / 32 * 2048;
-        meet(1, WARPGROUP);
+        meet(TOGETHER, WARPGROUP);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float m = finite(rows.m[r]), factor = rows.exact() ? 1.0f : exp_2(fmaf(-m, p.c, rows.shift[r]));  // m c rounded
@@ -306,7 +321,10 @@ template <typename T, int d> struct Consumer {
 #pragma unroll 1
         for (Offset tile = first; tile < end; ++head, j = 0) {
             const int last = int(min(Offset(p.T_c), j + (end - tile)));
-            load_Q(Q, shared, head, Q_reads);
+            uint4 chunks[CHUNKS];
+            ask_for_Q(chunks, Q, head, Q_reads);
+            tile == first ? meet(READY, THREADS) : meet(TOGETHER, WARPGROUP);  // all warps are done with the head before
+            put_Q(chunks, shared);
             attend(j, last, whole);
             sum_l();
             if (last - j == p.T_c)
@@ -325,11 +343,14 @@ hopper_decode(const T* Q, const __grid_constant__ TensorMap K, const __grid_cons
               float* O_parts, float* l_parts, float* m_parts, const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
     const Memory<d> sram(shared);
-    sram.init();
     const Offset first = first_tile(p, blockIdx.x, gridDim.x), end = first_tile(p, blockIdx.x + 1, gridDim.x);
-    if (threadIdx.x == WARPGROUP) {
-        produce(sram, K, V, p, first, end, totals);
-    } else if (threadIdx.x < WARPGROUP) {
+    if (threadIdx.x >= WARPGROUP) {
+        const bool copies = threadIdx.x == WARPGROUP;
+        if (copies) sram.init();
+        __syncwarp();
+        come(READY, THREADS);  // and do not wait
+        if (copies) produce(sram, K, V, p, first, end, totals);
+    } else {
         Consumer<T, d> consumer(sram, p);
         consumer.consume(shared, Q, O, L, O_parts, l_parts, m_parts, first, end, totals);
     }
