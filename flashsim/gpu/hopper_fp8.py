@@ -23,6 +23,7 @@ THREADS, ROUNDS = 384, 256  # of both kernels
 SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32 + 2 * 16) + 11 * 16 + 3 * 12 + 4  # tiles, barriers, numbers
 COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
 LARGEST = 448.0
+HEADS = 32  # of a section at most: all of its heads begin at once, and each waits until its V is transposed
 
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L")]
@@ -118,12 +119,13 @@ def _launch(
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
-    problem["section"] = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
+    heads = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H)
+    problem["section"] = min(heads, HEADS) if causal else 1
     problem["T_c"], problem["H_kv"], problem["tiles"], problem["last_draw"] = T_c, H_kv, tiles, tiles + grid - 1
     together = ((B * H_kv - 1) // COUNTS).bit_length()
     problem["together"], problem["last"] = together, (B * H_kv - 1) >> together
-    heads = np.array([2**together, B * H_kv - (problem["last"] << together)])
-    problem["count"]["tiles"], problem["count"]["steps"] = heads * T_c, heads * (T_c + H // H_kv * T_r) - 1
+    of_count = np.array([2**together, B * H_kv - (problem["last"] << together)])
+    problem["count"]["tiles"], problem["count"]["steps"] = of_count * T_c, of_count * (T_c + H // H_kv * T_r) - 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     name = function(causal)
     (kernel,) = ready(device, FILE, (name,), name, SHARED, counting)
