@@ -44,20 +44,21 @@
 // product 580, O_i 1030, of about 15700 in all. So O_i leaves by stmatrix (0.99 to 1.04 of the rate), and the next Q_i is waited for
 // under the last product (0.99 to 1.05). At 690 W the card is at its limit.
 //
-// V was transposed by a kernel before this one, in 20 µs. Of the rate then, full / causal: 1.05 to 1.08 / 1.10 to 1.12 at N = 1024,
-// 1.01 to 1.03 / 0.99 to 1.05 at 4096, 1.00 / 0.99 to 1.03 at 16384; causally 0.96 and 1.01 at 2048; 0.91 and 0.93 for 128 queries of
+// V was transposed by a kernel before this one, in 20 µs. Of the rate then, full / causal: 1.03 to 1.08 / 1.10 to 1.12 at N = 1024,
+// 1.01 to 1.03 / 0.99 to 1.05 at 4096, 1.00 / 0.99 to 1.03 at 16384; causally 0.96 to 1.01 at 2048; 0.91 and 0.93 for 128 queries of
 // 65,536 keys, where nothing else is to be done meanwhile. Causally a section's heads begin all at once, and so wait for their V all
-// at once: sections of 32 heads at most are 1.05 to 1.08 of that at N = 1024, where 128 would stay in the L2.
+// at once: sections of 32 heads at most are 1.05 to 1.11 of that at N = 1024, where 128 would stay in the L2. If V came transposed, it
+// would be 1.01 / 1.00 at N = 1024, causally 1.13 at 2048 and 1.06 at 4096.
 //
 // What did not help. Turns between consumers, for exponentials, cost 18 to 26%: alone, a warp does not keep that unit busy. V_jᵀ
 // made by the producer's idle warps for their own row block alone, again for each: 3 to 12% slower than by a kernel before. A
-// polynomial for 1/8 of the exponentials: 3 to 7% slower. ℓ summed by tensor cores, of rows of ones below V_jᵀ, was 9 to
-// 17% faster; but they keep about 14 bits of sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%.
-// m of a tile's first 32 keys alone: 0.92 to 0.96 without a mask, for more tiles are computed again. Q_i K_jᵀ started before
-// P̃_ij V_j: 0.98 to 1.02. Two V_j on their way to be transposed, with room for 3 V_jᵀ: 0.91 without a mask. Tiles from the
-// first to the last, so that causally, too, only the first needs maxima: 0.96 to 0.99 without a mask, 0.97 to 1.02 causally. Q, V and
-// O marked for the L2 to forget first: 0.96 to 1.01. Half of the diagonal's exponentials left out for the upper warpgroup: 0.97 to
-// 1.01.
+// polynomial for 1/8 of the exponentials: 3 to 7% slower. ℓ summed by tensor cores, of rows of ones below V_jᵀ, was 9 to 17%
+// faster; but they keep about 14 bits of sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%. m of a tile's first
+// 32 keys alone: 0.92 to 0.96 without a mask, for more tiles are computed again. Q_i K_jᵀ started before P̃_ij V_j: 0.98 to 1.02.
+// Two V_j on their way to be transposed, with room for 3 V_jᵀ: 0.91 without a mask. A first section as small as V is transposed
+// at once: 0.96 to 1.00. Tiles from the first to the last, so that causally, too, only the first needs maxima: 0.96 to 0.99
+// without a mask, 0.97 to 1.02 causally. Q, V and O marked for the L2 to forget first: 0.96 to 1.01. Half of the diagonal's
+// exponentials left out for the upper warpgroup: 0.97 to 1.01.
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
