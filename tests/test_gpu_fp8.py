@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flashsim import gpu
-from flashsim.gpu import hopper_fp8
+from flashsim.gpu import hopper_fp8, launching
 from flashsim.gpu.compiling import import_cupy
 from flashsim.gpu.kernel import Options
 from flashsim.reference import attention_with_statistics
@@ -117,6 +117,79 @@ def test_repeats_strides_and_the_plan() -> None:
         gpu.forward(q[..., :64], k[..., :64], v[..., :64])
     with pytest.raises(ValueError, match="float8_e4m3fn"):
         gpu.backward(q, k, v, o, lse, o)
+
+
+TOGETHER = [  # B, H_q, H_kv, N_q, N_k
+    (1, 2, 1, 64, 9000),  # more tiles to transpose than row blocks
+    (2, 260, 130, 130, 150),  # counts that heads share, the last with fewer
+    (1, 3, 1, 1500, 200),  # causally, row blocks that see no key
+    (3, 16, 16, 1024, 1024),  # all multiprocessors, more than once
+]
+
+
+def words() -> Array:
+    """The counters of the current stream."""
+    cupy = import_cupy()
+    device = cupy.cuda.runtime.getDevice()
+    at = launching.counter(device, cupy.cuda.get_current_stream().ptr)
+    memory = cupy.cuda.UnownedMemory(at, 4 * launching.WORDS_EACH, None, device)
+    return cupy.ndarray(launching.WORDS_EACH, "uint32", cupy.cuda.MemoryPointer(memory, 0)).get()  # type: ignore[no-any-return]
+
+
+def stale(rows: int) -> None:
+    """Leave in the pool of memory, where V transposed comes to lie, something else than another call's."""
+    cupy = import_cupy()
+    cupy.get_default_memory_pool().free_all_blocks()
+    cupy.full(rows * 128, 0x55, "uint8")
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("shape", TOGETHER)
+def test_no_row_block_reads_v_before_it_is_transposed_and_counters_end_at_0(
+    shape: tuple[int, ...], causal: bool
+) -> None:
+    B, H, H_kv, N_q, N_k = shape
+    cupy = import_cupy()
+    numbers = cupy.asarray(np.arange(256, dtype=np.uint8).view(hopper_fp8.dtype()).astype(np.float32))
+    for seed in range(5):
+        rng = cupy.random.default_rng(seed)
+        q, k, v = (
+            gpu.to_fp8(rng.standard_normal((B, heads, N, 128), dtype=cupy.float32))
+            for heads, N in ((H, N_q), (H_kv, N_k), (H_kv, N_k))
+        )
+        stale(B * H_kv * -(-N_k // 128) * 128)
+        o = gpu.forward(q, k, v, causal=causal)
+        q, k, v = (numbers[x.view("uint8").repeat(H // x.shape[1], 1)] for x in (q, k, v))
+        S = q @ k.swapaxes(2, 3) * 128**-0.5
+        if causal:
+            S[..., ~cupy.tri(N_q, N_k, N_k - N_q, dtype=bool)] = -np.inf
+        P = cupy.exp(S - cupy.maximum(S.max(3, keepdims=True), -1e30))
+        wanted = P @ v / cupy.maximum(P.sum(3, keepdims=True), 1e-30)
+        off = float(cupy.linalg.norm(o.astype("float32") - wanted) / cupy.linalg.norm(wanted))
+        assert off < HALF
+        assert not words().any()
+
+
+def test_streams_and_graphs_at_once() -> None:
+    """Grids that share the GPU, so that neither is there as a whole, come to an end, and to what they come to alone."""
+    cupy = import_cupy()
+    given = [on_gpu(rounded((2, 16, 16, 640, 640, 128), seed)) for seed in range(3)]
+    alone = [gpu.forward(*arrays, causal=True) for arrays in given]
+    streams = [cupy.cuda.Stream(non_blocking=True, priority=priority) for priority in (0, -1, 0)]
+    graphs, kept = [], []
+    for stream, arrays in zip(streams, given, strict=True):
+        with stream:
+            gpu.forward(*arrays, causal=True)
+            stream.synchronize()
+            stream.begin_capture()
+            kept.append([gpu.forward(*arrays, causal=True) for _ in range(3)])
+            graphs.append(stream.end_capture())
+    for _ in range(100):
+        for stream, graph in zip(streams, graphs, strict=True):
+            graph.launch(stream)
+    cupy.cuda.Device().synchronize()
+    for o, found in zip(alone, kept, strict=True):
+        assert all((one == o).all() for one in found)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

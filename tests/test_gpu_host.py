@@ -42,7 +42,7 @@ CACHES = (
     hopper._launch,
     hopper_backward._launches,
     hopper_decode._launches,
-    hopper_fp8._launches,
+    hopper_fp8._launch,
     tensor_maps.tensor_map,
     launching._counters,
     launching._words,
@@ -400,13 +400,26 @@ def test_strides_of_axes_of_length_1_may_be_any(library: Callable[[Array], Any],
     assert "hopper: needs rows that start at multiples of 16 bytes" in gpu.plan(*wide).why
 
 
-def test_the_kernel_of_8_bits_reads_v_where_it_was_transposed_to(launches: Launches) -> None:
-    X = arrays(ml_dtypes.float8_e4m3fn)
-    gpu.forward(X["q"], X["k"], X["v"])
-    (transpose, *_, transposed, _, _, _, _), (_, *_, Q, K, V, _, _, _, _, _) = launches
-    assert transpose == "transpose"
-    pointers = [struct.unpack("<16Q", tensor_map)[1] for tensor_map in (Q, K, V)]
-    assert pointers == [X["q"].data.ptr, X["k"].data.ptr, int.from_bytes(transposed, "little")]
+@pytest.mark.parametrize("heads_kv", [(1, 2), (3, 7), (31, 2), (9, 7), (62, 1), (1, 125), (5, 100), (300, 13)])
+def test_the_kernel_of_8_bits_counts_all_tiles_and_row_blocks_to_0(
+    launches: Launches, heads_kv: tuple[int, int]
+) -> None:
+    """Counts end where all of their heads' tiles have been transposed, and all of their heads' row blocks have seen it."""
+    (B, H_kv), group, N_q, N_k = heads_kv, 3, 300, 700
+    kind = ml_dtypes.float8_e4m3fn
+    gpu.forward(*(Array((B, H, N, 128), kind) for H, N in ((H_kv * group, N_q), (H_kv, N_k), (H_kv, N_k))))
+    ((name, grid, *_, counters, given, _),) = launches
+    assert name == "hopper_fp8<false>"
+    words = struct.unpack("<3Q", counters)
+    assert words == tuple(launching.counter(DEVICE, 0) + 4 * n for n in range(3))
+    problem = np.frombuffer(given, hopper_fp8._PROBLEM)[0]
+    T_r, T_c, heads = 3, 6, B * H_kv
+    assert (problem["T_c"], problem["tiles"], problem["last_draw"]) == (T_c, heads * T_c, heads * T_c + grid - 1)
+    counted = np.bincount(np.arange(heads) >> problem["together"])  # heads
+    assert len(counted) == problem["last"] + 1 <= launching.WORDS_EACH - 2
+    for n, of in enumerate(counted):
+        tiles, steps = problem["count"][int(n == problem["last"])]
+        assert (tiles, steps) == (of * T_c, of * T_c + of * group * T_r - 1)
 
 
 def test_what_is_called_again_is_a_graph_but_not_what_is_captured_for_anothers(
@@ -471,11 +484,11 @@ def test_where_there_is_no_hopper_another_rung_runs_and_the_callers_line_is_warn
 
 
 def test_every_stream_and_thread_has_a_counter_of_its_own(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "WORDS", 3)
+    monkeypatch.setattr(launching, "WORDS", 3 * launching.WORDS_EACH)
     monkeypatch.setattr(sys.modules["cupy"], "zeros", lambda *_: SimpleNamespace(data=SimpleNamespace(ptr=_place())))
     found = [launching.counter(DEVICE, stream) for stream in range(8)]
     other = Thread(target=lambda: found.append(launching.counter(DEVICE, 0)))
     other.start()
     other.join()
-    assert len(set(found)) == 9
+    assert len({at // (4 * launching.WORDS_EACH) for at in found}) == 9
     assert found[:8] == [launching.counter(DEVICE, stream) for stream in range(8)]

@@ -1,4 +1,4 @@
-"""FlashAttention of 8-bit numbers, e4m3, on Hopper: launches kernels/hopper_fp8.cu, after its kernel that transposes V.
+"""FlashAttention of 8-bit numbers, e4m3, on Hopper: launches kernels/hopper_fp8.cu.
 
 The kernel needs a GPU of compute capability 9.0 and d = 128; no other rung takes these numbers. O is float16.
 """
@@ -13,18 +13,22 @@ import numpy as np
 from flashsim.gpu import hopper, tensor_core
 from flashsim.gpu.compiling import MissingGPU, capability, current_device, import_cupy, load
 from flashsim.gpu.kernel import Kernel, Options, Variant
-from flashsim.gpu.launching import ELEMENTS, Launch, Prepared, check_rows, counter, ready, section, totals
+from flashsim.gpu.launching import ELEMENTS, WORDS_EACH, Launch, Prepared, check_rows, counter, ready, section, totals
 from flashsim.gpu.tensor_maps import contiguous, tensor_map
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
 BLOCKS = (128, 128)  # B_r, B_c
-THREADS, TRANSPOSES, ROUNDS = 384, 256, 256  # of the three kernels
-SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32) + 10 * 16 + 3 * 12  # Q_i, K_j, V_j, O_i, barriers, row blocks' numbers
+THREADS, ROUNDS = 384, 256  # of both kernels
+SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32 + 2 * 16) + 11 * 16 + 3 * 12 + 4  # tiles, barriers, numbers
+COUNTS = WORDS_EACH - 2  # of tiles of V that have been transposed
 LARGEST = 448.0
+HEADS = 32  # of a section at most: all of its heads begin at once, and each waits until its V is transposed
 
 _PROBLEM = np.dtype(
     [(name, "i4") for name in ("N_q", "N_k", "H", "group", "T_r", "row_blocks", "section", "wants_L")]
+    + [(name, "u4") for name in ("T_c", "H_kv", "tiles", "last_draw", "together", "last")]
+    + [("count", [("tiles", "u4"), ("steps", "u4")], 2)]
     + [("c", "f4"), ("sign", "f4")]
 )
 
@@ -84,18 +88,16 @@ def prepare(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options
 
 def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Options) -> Prepared:
     strides, asked = (q.strides, k.strides, v.strides), (wants_L, options.causal, options.scale)
-    transpose, start, scratch = _launches(device, q.shape, k.shape, strides, *asked, options.counters is not None)
+    start, scratch = _launch(device, q.shape, k.shape, strides, *asked, options.counters is not None)
 
     def run(stream: int, transposed: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
-        moved = totals(options, ARRAYS)
-        transpose(stream, Q, K, V, transposed, moved)
-        start(stream, Q, K, transposed, O, L, counter(device, stream), moved)
+        start(stream, Q, K, V, O, L, transposed, counter(device, stream), totals(options, ARRAYS))
 
     return Prepared(run, scratch)
 
 
 @lru_cache(maxsize=1024)
-def _launches(
+def _launch(
     device: int,
     q: tuple[int, ...],
     k: tuple[int, ...],
@@ -104,11 +106,8 @@ def _launches(
     causal: bool,
     scale: float,
     counting: bool,
-) -> tuple[Launch, Launch, int]:
-    """Return what transposes V, called with the addresses of Q, K, V, Vᵀ and totals; the kernel; and the bytes of Vᵀ.
-
-    The kernel is called with the addresses of Q, K, Vᵀ, O, L, the counter and totals.
-    """
+) -> tuple[Launch, int]:
+    """Return it, called with the addresses of Q, K, V, O, L, Vᵀ, the counters and totals; and the bytes of Vᵀ."""
     (B, H, N_q, d), (_, H_kv, N_k, _) = q, k
     B_r, B_c = BLOCKS
     T_r, T_c = -(-N_q // B_r), -(-N_k // B_c)
@@ -116,35 +115,35 @@ def _launches(
     if max(row_blocks, tiles) >= hopper.MOST:
         raise ValueError(f"q has shape {q}, k {k}; hopper_fp8 takes fewer than {hopper.MOST:,} tiles")
     attributes = import_cupy().cuda.Device(device).attributes
+    grid = min(attributes["MultiProcessorCount"], max(row_blocks, tiles))
     problem = np.zeros((), _PROBLEM)
     problem["N_q"], problem["N_k"], problem["H"], problem["group"] = N_q, N_k, H, H // H_kv
     problem["T_r"], problem["row_blocks"], problem["wants_L"] = T_r, row_blocks, wants_L
-    problem["section"] = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H) if causal else 1
+    heads = section(2 * N_k * d * H_kv / H, attributes["L2CacheSize"], B * H)
+    problem["section"] = min(heads, HEADS) if causal else 1
+    problem["T_c"], problem["H_kv"], problem["tiles"], problem["last_draw"] = T_c, H_kv, tiles, tiles + grid - 1
+    together = ((B * H_kv - 1) // COUNTS).bit_length()
+    problem["together"], problem["last"] = together, (B * H_kv - 1) >> together
+    of_count = np.array([2**together, B * H_kv - (problem["last"] << together)])
+    problem["count"]["tiles"], problem["count"]["steps"] = of_count * T_c, of_count * (T_c + H // H_kv * T_r) - 1
     problem["c"], problem["sign"] = tensor_core.factor_and_sign(scale)
     name = function(causal)
-    kernels = ready(device, FILE, ("transpose", name), name, SHARED, counting)
-    numbers = np.void(np.array(strides[2][:3], "i8").tobytes()), *(np.int32(n) for n in (H_kv, N_k, T_c))
-    across, by_value = (B, H_kv, T_c * d, B_c), np.void(problem.tobytes())
-    sides = (
-        ("q", q, strides[0], NAME, B_r),
-        ("k", k, strides[1], NAME, B_c),
-        ("v", across, contiguous(across, 1), NAME, d),
-        ("o", q, contiguous(q, 2), "float16", hopper.ROWS),
-    )
+    (kernel,) = ready(device, FILE, (name,), name, SHARED, counting)
+    shapes, given = (q, k, k, q), (*strides, contiguous(q, 2))
+    sides = tuple(zip("qkvo", shapes, given, (NAME, NAME, NAME, "float16"), (B_r, B_c, B_c, hopper.ROWS), strict=True))
+    by_value = np.void(problem.tobytes())
 
-    def transposing(Q: int, K: int, V: int, transposed: int, totals: int) -> tuple[Any, ...]:
+    def arguments(
+        Q: int, K: int, V: int, O: int, L: int, transposed: int, counters: int, totals: int
+    ) -> tuple[Any, ...]:
         for name, at, shape, given in zip("qkv", (Q, K, V), (q, k, k), strides, strict=True):
             check_rows(name, at, shape, given)
-        return np.uint64(V), numbers[0], np.uint64(transposed), *numbers[1:], np.uint64(totals)
-
-    def arguments(Q: int, K: int, V: int, O: int, L: int, counter: int, totals: int) -> tuple[Any, ...]:
         each = zip(sides, (Q, K, V, O), strict=True)
         maps = (tensor_map(name, at, *rest) for (name, *rest), at in each)
-        return (*maps, np.uint64(L), np.uint64(counter), by_value, np.uint64(totals))
+        words = np.array([counters, counters + 4, counters + 8], "u8")
+        return (*maps, np.uint64(L), np.uint64(transposed), np.void(words.tobytes()), by_value, np.uint64(totals))
 
-    grid = min(attributes["MultiProcessorCount"], row_blocks)
-    transpose = Launch(kernels[0], tiles, TRANSPOSES, 0, transposing)
-    return transpose, Launch(kernels[1], grid, THREADS, SHARED, arguments), tiles * d * B_c
+    return Launch(kernel, grid, THREADS, SHARED, arguments), tiles * d * B_c
 
 
 def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
@@ -154,7 +153,7 @@ def choose_blocks(d: int, dtype: str, direction: str) -> tuple[int, int]:
 
 KERNEL = Kernel(
     name="hopper_fp8",
-    about="8 bits: e4m3 operands, V transposed first, P̃ kept below 448; O in fp16",
+    about="8 bits: e4m3 operands, V transposed on the way, P̃ kept below 448; O in fp16",
     rung=7,
     fastest_in=("forward",),
     short="wgmma and TMA, 8 bits",
@@ -165,10 +164,8 @@ KERNEL = Kernel(
     output="float16",
     head_dims=(128,),
     variants=(
-        Variant(
-            FILE, (("COUNT", 0),), ("transpose", "round_to_8<float>", function(False), function(True)), ("sm_90a",)
-        ),
-        Variant(FILE, (("COUNT", 1),), ("transpose", function(False), function(True)), ("sm_90a",)),
+        Variant(FILE, (("COUNT", 0),), ("round_to_8<float>", function(False), function(True)), ("sm_90a",)),
+        Variant(FILE, (("COUNT", 1),), (function(False), function(True)), ("sm_90a",)),
     ),
     forward=forward,
     prepare=prepare,

@@ -234,13 +234,13 @@ def section(bytes_a_head: float, l2_bytes: int, heads: int) -> int:
     return min(heads, 1 << max(0, int(L2_PART * l2_bytes / bytes_a_head).bit_length() - 1))
 
 
-WORDS = 1024  # counters that are made at once
+WORDS, WORDS_EACH = 65_536, 64  # that are made at once; that a stream has
 _counters: dict[tuple[int, ...], int] = {}
 _one_at_a_time = threading.Lock()
 
 
 def counter(device: int, stream: int) -> int:
-    """Return where the word is from which blocks of threads draw what to do next: 0 between launches, one for each stream.
+    """Return where the words are from which blocks of threads draw what to do next: 0 between launches, for each stream its own.
 
     Memory is not asked for where a stream is new, since that may be captured in a graph, but where WORDS more are needed.
     """
@@ -248,7 +248,7 @@ def counter(device: int, stream: int) -> int:
     if key not in _counters:
         with _one_at_a_time:
             n = sum(known[0] == device for known in _counters)
-            _counters[key] = _words(device, n // WORDS).data.ptr + 4 * (n % WORDS)
+            _counters[key] = _words(device, n * WORDS_EACH // WORDS).data.ptr + 4 * (n * WORDS_EACH % WORDS)
     return _counters[key]
 
 

@@ -109,6 +109,15 @@ __device__ inline void load(Word to, const void* from, int bytes, Barrier there)
                  : "memory");
 }
 
+// Start copying as many from shared memory.
+__device__ inline void store(void* to, Word from, int bytes) {
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n"
+        "cp.async.bulk.commit_group;" ::"l"(to),
+        "r"(from), "r"(bytes)
+        : "memory");
+}
+
 // Start adding so many bytes of fp32 numbers to as many in HBM.
 __device__ inline void add_to(float* sums, Word from, int bytes) {
     asm volatile(

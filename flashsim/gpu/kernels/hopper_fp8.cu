@@ -3,11 +3,13 @@
 // hopper.cu's loops and roles. What 8 bits change:
 //
 // - wgmma takes 8-bit operands of shared memory only with the summed index along rows. For S_ij = Q_i K_jᵀ that is d, as Q and K
-//   have it; for O_i += P̃_ij V_j it is the key, so V is wanted transposed. `transpose` writes V_jᵀ to HBM first, a tile of 128
-//   columns by 128 keys after the other: 2 N d bytes a KV head.
+//   have it; for O_i += P̃_ij V_j it is the key, so V is wanted transposed. The producer's three idle warps see to that, far ahead
+//   of the row blocks: TMA brings V_j, they write V_jᵀ beside it as wgmma wants to find it, TMA takes it to HBM as it lies, 2 N d
+//   bytes a KV head. Who is ready draws the next tile. A row block waits until all tiles of its KV head are there; who transposes
+//   waits for nobody, so that all ends though a grid may not be on the GPU as a whole.
 // - P̃_ij stays in registers. Rounded to 8 bits, a thread's accumulators of columns 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 (q = lane
-//   mod 4) are the 4 bytes that an operand wants to be of columns 4q to 4q + 3. No lane asks another for its bytes: `transpose` puts
-//   the keys of each 32 in that order, and a sum does not care about the order of its terms.
+//   mod 4) are the 4 bytes that an operand wants to be of columns 4q to 4q + 3. No lane asks another for its bytes: `turn` puts
+//   the keys of each 16 in that order, and a sum does not care about the order of its terms.
 // - e4m3 ends at 448, and has 3 bits after the point. P̃ = 2^(c (S − m) + OFFSET) is 2^OFFSET = 16 at most where m is the maximum,
 //   and may be 448 where m lags behind. What is less than 2^-14 of a row's largest weight becomes 0. ℓ is the sum of P̃ before
 //   rounding.
@@ -23,7 +25,7 @@
 // - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
 //
 //     B_r × B_c = 128 × 128    consumers 2 × 240 registers, producer 24
-//     shared memory: 2 Q_i 32 | 4 K_j 64 | 4 V_jᵀ 64 | O_i 32 = 192 KB
+//     shared memory: 2 Q_i 32 | 4 K_j 64 | 4 V_jᵀ 64 | O_i 32 | V_j and V_jᵀ on their way 32 = 224 KB
 //     a consumer's thread: S twice 128 + O_i 64 + P̃ 16 = 208 registers
 //
 // Order of events: time runs to the right.
@@ -40,14 +42,23 @@
 //
 // Now, at 1.76 GHz: a tile 1670. A row block besides, at N = 1024: its first tile 440 more, waiting for the next Q_i 240, its last
 // product 580, O_i 1030, of about 15700 in all. So O_i leaves by stmatrix (0.99 to 1.04 of the rate), and the next Q_i is waited for
-// under the last product (0.99 to 1.05). `transpose` takes 20 µs; at a copy's rate it would be 16. At 690 W the card is at its limit.
+// under the last product (0.99 to 1.05). At 690 W the card is at its limit.
+//
+// V was transposed by a kernel before this one, in 20 µs. Of the rate then, full / causal: 1.03 to 1.08 / 1.10 to 1.12 at N = 1024,
+// 1.01 to 1.03 / 0.99 to 1.05 at 4096, 1.00 / 0.99 to 1.03 at 16384; causally 0.96 to 1.01 at 2048; 0.91 and 0.93 for 128 queries of
+// 65,536 keys, where nothing else is to be done meanwhile. Causally a section's heads begin all at once, and so wait for their V all
+// at once: sections of 32 heads at most are 1.05 to 1.11 of that at N = 1024, where 128 would stay in the L2. If V came transposed, it
+// would be 1.01 / 1.00 at N = 1024, causally 1.13 at 2048 and 1.06 at 4096.
 //
 // What did not help. Turns between consumers, for exponentials, cost 18 to 26%: alone, a warp does not keep that unit busy. V_jᵀ
-// made in shared memory, by the producer's idle warps: 3 to 12% slower, though `transpose` takes 20 µs, 3 to 6% of N = 4096. A
-// polynomial for 1/8 of the exponentials: 3 to 7% slower. ℓ summed by tensor cores, of rows of ones below V_jᵀ, was 9 to
-// 17% faster; but they keep about 14 bits of sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%.
-// m of a tile's first 32 keys alone: 0.92 to 0.96 without a mask, for more tiles are computed again. Q_i K_jᵀ started before
-// P̃_ij V_j: 0.98 to 1.02. Half of the diagonal's exponentials left out for the upper warpgroup: 0.97 to 1.01.
+// made by the producer's idle warps for their own row block alone, again for each: 3 to 12% slower than by a kernel before. A
+// polynomial for 1/8 of the exponentials: 3 to 7% slower. ℓ summed by tensor cores, of rows of ones below V_jᵀ, was 9 to 17%
+// faster; but they keep about 14 bits of sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%. m of a tile's first
+// 32 keys alone: 0.92 to 0.96 without a mask, for more tiles are computed again. Q_i K_jᵀ started before P̃_ij V_j: 0.98 to 1.02.
+// Two V_j on their way to be transposed, with room for 3 V_jᵀ: 0.91 without a mask. A first section as small as V is transposed
+// at once: 0.96 to 1.00. Tiles from the first to the last, so that causally, too, only the first needs maxima: 0.96 to 0.99
+// without a mask, 0.97 to 1.02 causally. Q, V and O marked for the L2 to forget first: 0.96 to 1.01. Half of the diagonal's
+// exponentials left out for the upper warpgroup: 0.97 to 1.01.
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
@@ -60,7 +71,7 @@
 // O is off by 2.6% (‖·‖, N = 2048, normal random numbers) from the exact attention of the same 8-bit numbers, which is 4.7% from
 // that of the numbers before they were rounded.
 //
-// HBM, in elements a head: as hopper.cu's; besides, V is read and written once by `transpose`.
+// HBM, in elements a head: as hopper.cu's; besides, V is read and written once, to be transposed.
 //
 // no spills, no stack
 #include "hopper_softmax.cuh"
@@ -74,6 +85,11 @@ struct Problem {
     int N_q, N_k, H, group, T_r, row_blocks;  // H query heads, `group` to a KV head; row blocks of all heads
     int section;                              // heads whose row blocks take turns
     int wants_L;
+    Word T_c, H_kv, tiles;            // V's tiles of a head, KV heads of a sequence, tiles in all
+    Word last_draw, together, last;   // see Counters; the last count's number
+    struct Count {
+        Word tiles, steps;
+    } count[2];  // each count's, the last one's
     float c, sign;  // c = |τ| log₂e, at most finite, and τ's sign; or 1 and 0 where τ log₂e is 0 in fp32
 };
 
@@ -210,47 +226,6 @@ __device__ __forceinline__ void scores_of_a_warp(Scores& S, Word Q, Word K) {
     }
 }
 
-// Which key of 16 is at place n of an operand.
-__device__ constexpr int key_at(int n) { return n % 4 / 2 * 8 + n / 4 * 2 + n % 2; }
-
-// V_jᵀ of all heads, a block of threads each: 128 rows, of columns, by 128 bytes, of keys; those past the end are 0.
-struct Strides {
-    Offset batch, head, row;
-};
-extern "C" __global__ void __launch_bounds__(256)
-transpose(const unsigned char* V, Strides stride, unsigned char* tiles, int H_kv, int N_k, int T_c, Total* totals) {
-    __shared__ __align__(16) char turned[d * B_c];
-    const int j = blockIdx.x % T_c, head = blockIdx.x / T_c, thread = threadIdx.x, lane = thread % 32, chunk = thread / 32;
-    V += head / H_kv * stride.batch + head % H_kv * stride.head;
-    Word rows[16];
-#pragma unroll
-    for (int n = 0; n < 16; ++n) {
-        const int key = j * B_c + 16 * chunk + key_at(n);
-        rows[n] = key < N_k ? __ldg(reinterpret_cast<const Word*>(V + key * stride.row) + lane) : 0;
-    }
-    const auto place = [&](int column, int chunk) {
-        return reinterpret_cast<uint4*>(turned + column * B_c + ((chunk ^ column / 4 % 8) << 4));
-    };
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        Word words[4];
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            const Word low = __byte_perm(rows[4 * n], rows[4 * n + 1], e | (4 + e) << 4);
-            const Word high = __byte_perm(rows[4 * n + 2], rows[4 * n + 3], e | (4 + e) << 4);
-            words[n] = __byte_perm(low, high, 0x5410);
-        }
-        *place(4 * lane + e, chunk) = {words[0], words[1], words[2], words[3]};
-    }
-    __syncthreads();
-    uint4* const to = reinterpret_cast<uint4*>(tiles + Offset(blockIdx.x) * (B_c * d));
-    for (int at = thread; at < B_c * d / 16; at += 256) to[at] = *place(at / 8, at % 8);  // whole rows
-    if (thread == 0) {
-        Tally reads(totals + 10), writes(totals + 11);
-        reads.add(min(B_c, N_k - j * B_c), d), writes.add(min(B_c, N_k - j * B_c), d);
-    }
-}
-
 // x, rounded: numbers beyond 448 become 448.
 template <typename T> __global__ void __launch_bounds__(256) round_to_8(const T* x, Word* rounded, Offset fours) {
     const Offset at = Offset(blockIdx.x) * 256 + threadIdx.x;
@@ -261,51 +236,136 @@ template <typename T> __global__ void __launch_bounds__(256) round_to_8(const T*
 
 // ------------------------------------------------------------------------------------------------------------- shared memory
 
-// Q_i, the next Q_i | K_j … | V_jᵀ … | O_i | barriers | which row blocks the Q_i are of
+// Q_i, the next Q_i | K_j … | V_jᵀ … | O_i | V_j as given | turned | barriers | which row blocks the Q_i are of, which tile is given
 struct Memory {
     static constexpr int Q_STAGES = 2, STAGES = 4, Q_BYTES = B_r * d, KV_BYTES = B_c * d;
     static constexpr int K_AT = Q_STAGES * Q_BYTES, V_AT = K_AT + STAGES * KV_BYTES, O_AT = V_AT + STAGES * KV_BYTES;
-    static constexpr int END = O_AT + B_r * d * 2, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES) * 16;
+    static constexpr int GIVEN_AT = O_AT + B_r * d * 2, TURNED_AT = GIVEN_AT + KV_BYTES;
+    static constexpr int END = TURNED_AT + KV_BYTES, NUMBERS_AT = END + (Q_STAGES + 2 * STAGES + 1) * 16;
     Ring<Q_STAGES, Q_BYTES> Q_i;
     Ring<STAGES, KV_BYTES> K_j, V_j;
+    Ring<1, KV_BYTES> given;
     RowBlock* row_blocks;
+    Word* tile;
 
     __device__ explicit Memory(char* shared) {
         const Word base = __cvta_generic_to_shared(shared);
         Q_i = {base, base + END};
         K_j = {base + K_AT, base + END + Q_STAGES * 16};
         V_j = {base + V_AT, base + END + (Q_STAGES + STAGES) * 16};
+        given = {base + GIVEN_AT, base + END + (Q_STAGES + 2 * STAGES) * 16};
         row_blocks = reinterpret_cast<RowBlock*>(shared + NUMBERS_AT);
+        tile = reinterpret_cast<Word*>(row_blocks + Q_STAGES + 1);
     }
     __device__ RowBlock& row_block(Word q) const { return row_blocks[q % (Q_STAGES + 1)]; }
     __device__ void init() const {
-        if (threadIdx.x == 0) Q_i.init(4 * CONSUMERS), K_j.init(4 * CONSUMERS), V_j.init(4 * CONSUMERS);  // a warp each
+        if (threadIdx.x == 0) {
+            Q_i.init(4 * CONSUMERS), K_j.init(4 * CONSUMERS), V_j.init(4 * CONSUMERS);  // a warp each
+            given.init(1);
+        }
         publish_barriers();
     }
 };
+
+// ---------------------------------------------------------------------------------------------------------- V transposed
+
+// What blocks of threads tell each other, 0 between launches. `tile` is V's next to be transposed: each block draws one too many.
+// `row_block` is the next. `turned` counts, of 2^together KV heads each, the tiles that are there, and then the row blocks that have
+// seen all of them: the last one's step is to 0.
+struct Counters {
+    Word *tile, *row_block, *turned;
+};
+
+// After a tile's writes.
+__device__ inline void step_turned(const Counters& c, const Problem& p, Word head) {
+    const Word n = head >> p.together;
+    asm volatile("red.release.gpu.global.inc.u32 [%0], %1;" ::"l"(c.turned + n), "r"(p.count[n == p.last].steps) : "memory");
+}
+// Wait until all are there, for TMA too.
+__device__ inline void wait_turned(const Counters& c, const Problem& p, Word head) {
+    const Word n = head >> p.together, tiles = p.count[n == p.last].tiles;
+    Word* const count = c.turned + n;
+    Word now;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(count) : "memory");
+    while (now < tiles);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    atomicInc(count, p.count[n == p.last].steps);
+}
+
+// V_jᵀ: a thread takes 4 keys by 4 columns, again and again. Of 16 keys, its are 2m, 2m + 1, 8 + 2m, 8 + 2m + 1. Lanes take
+// columns in different orders, so that each writes to a bank of its own.
+__device__ __forceinline__ void turn(const char* from, char* to) {
+    const int thread = thread_index(), m = thread % 32 / 8, l = thread % 8;
+    const int read = m << 8 ^ m << 5 ^ l << 2, write = l << 9 ^ l % 2 << 6 ^ l / 2 * (128 + 16) ^ m << 2;
+    const Word bytes = 0x40 ^ l / 2 * 0x11;
+#pragma unroll 1
+    for (int part = thread / 32 - 1; part < 32; part += 3) {  // 16 keys, 32 columns
+        const int keys = part % 8, columns = part / 8, at = read ^ keys << 11 ^ columns << 5;
+        const auto word = [&](int at) { return *reinterpret_cast<const Word*>(from + at); };
+        const Word of[4] = {word(at), word(at ^ 128 + 16), word(at ^ 1024), word(at ^ 1024 + 128 + 16)};
+#pragma unroll 2
+        for (int e = 0; e < 4; ++e) {
+            const Word two = bytes ^ e * 0x11;
+            *reinterpret_cast<Word*>(to + (write ^ keys << 4 ^ columns << 12 ^ e * (128 + 16))) =
+                __byte_perm(__byte_perm(of[0], of[1], two), __byte_perm(of[2], of[3], two), 0x5410);
+        }
+    }
+}
+
+// Three warps transpose tiles of V, the first that nobody has drawn yet, as they come to lie in shared memory.
+constexpr int TURNING = 3, TURNERS = 96;  // a named barrier, and who meets there
+__device__ __forceinline__ void transpose(char* shared, const Memory& sram, const TensorMap& V, char* transposed,
+                                          const Counters& counters, const Problem& p, Total* totals) {
+    const auto leads = [] { return thread_index() == 32; };
+    Word next;
+    const auto start_next = [&] {
+        *sram.tile = next;
+        if (next < p.tiles) {
+            const Word head = next / p.T_c, j = next % p.T_c;
+            sram.given.there(0).arrive_and_expect(Memory::KV_BYTES);
+            load(sram.given.tile(0), V, j * B_c, head % p.H_kv, head / p.H_kv, sram.given.there(0));
+            for (int n = 10; n < 12; ++n) Tally(totals + n).add(min(B_c, p.N_k - int(j) * B_c), d);  // read and written
+            next = atomicInc(counters.tile, p.last_draw);
+        } else {
+            sram.given.there(0).arrive();
+        }
+    };
+    if (leads()) next = atomicInc(counters.tile, p.last_draw), start_next();
+#pragma unroll 1
+    for (Word n = 0;; ++n) {
+        sram.given.wait_there(n);
+        const Word tile = *sram.tile;
+        if (tile >= p.tiles) break;
+        turn(shared + Memory::GIVEN_AT, shared + Memory::TURNED_AT);
+        show_writes();
+        meet(TURNING, TURNERS);
+        if (leads()) {
+            store(transposed + Offset(tile) * Memory::KV_BYTES, sram.given.tile(0) + Memory::KV_BYTES, Memory::KV_BYTES);
+            start_next();
+            wait_stores();
+            step_turned(counters, p, tile / p.T_c);
+        }
+        meet(TURNING, TURNERS);
+    }
+}
 
 // -------------------------------------------------------------------------------------------------------------- producer
 
 // One thread starts all loads, of row block after row block: K_last, Q_i, K_{j-1}, V_j, …, V_first.
 template <bool causal>
-__device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, const TensorMap& K, const TensorMap& V,
-                                        Word* counter, const Problem& p, Total* totals) {
-    Tally Q_reads(totals), K_reads(totals + 2), V_reads(totals + 4);
+__device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, const TensorMap& K, const char* V,
+                                        const Counters& counters, const Problem& p, Total* totals) {
     int n = blockIdx.x;
     Word kv = 0, q = 0;
 #pragma unroll 1
     for (; n < p.row_blocks; ++q) {
         const RowBlock at = in_order(p, n);
-        n = gridDim.x + atomicInc(counter, p.row_blocks - 1);  // asked for early; as often as there are tiles, so 0 at the end
+        n = gridDim.x + atomicInc(counters.row_block, p.row_blocks - 1);  // asked for early; 0 after the last
         const int h_kv = at.h / p.group;
-        const auto load_tile = [&](const TensorMap& X, int j, Word tile, Barrier there, Tally& reads) {
-            there.arrive_and_expect(Memory::KV_BYTES);
-            load(tile, X, j * B_c, h_kv, at.b, there);
-            reads.add(min(B_c, p.N_k - j * B_c), d);
-        };
         const auto load_K = [&](int j, Word kv) {
             sram.K_j.wait_free(kv);
-            load_tile(K, j, sram.K_j.tile(kv), sram.K_j.there(kv), K_reads);
+            sram.K_j.there(kv).arrive_and_expect(Memory::KV_BYTES);
+            load(sram.K_j.tile(kv), K, j * B_c, h_kv, at.b, sram.K_j.there(kv));
         };
         int j = tiles_seen<causal>(p, at.i * B_r) - 1;
         if (j >= 0) load_K(j, kv);
@@ -313,12 +373,18 @@ __device__ __forceinline__ void produce(const Memory& sram, const TensorMap& Q, 
         sram.row_block(q) = at;
         sram.Q_i.there(q).arrive_and_expect(Memory::Q_BYTES);
         load(sram.Q_i.tile(q), Q, at.i * B_r, at.h, at.b, sram.Q_i.there(q));
-        Q_reads.add(min(B_r, p.N_q - at.i * B_r), d);
+        Tally(totals).add(min(B_r, p.N_q - at.i * B_r), d);
+        const Word head = at.b * p.H_kv + h_kv;
+        if (j > 0) load_K(j - 1, kv + 1);
+        wait_turned(counters, p, head);
+        Word V_j = head * p.T_c + j;
 #pragma unroll 1
-        for (; j >= 0; --j, ++kv) {
-            if (j > 0) load_K(j - 1, kv + 1);
+        for (; j >= 0; --j, ++kv, --V_j) {
             sram.V_j.wait_free(kv);
-            load_tile(V, j, sram.V_j.tile(kv), sram.V_j.there(kv), V_reads);
+            sram.V_j.there(kv).arrive_and_expect(Memory::KV_BYTES);
+            load(sram.V_j.tile(kv), V + Offset(V_j) * Memory::KV_BYTES, Memory::KV_BYTES, sram.V_j.there(kv));
+            for (int n = 2; n < 6; n += 2) Tally(totals + n).add(min(B_c, p.N_k - j * B_c), d);  // K_j, too
+            if (j > 1) load_K(j - 2, kv + 2);
         }
     }
     sram.Q_i.wait_free(q);
@@ -538,13 +604,17 @@ template <bool causal> struct Consumer {
 template <bool causal>
 __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
 hopper_fp8(const __grid_constant__ TensorMap Q, const __grid_constant__ TensorMap K, const __grid_constant__ TensorMap V,
-           const __grid_constant__ TensorMap O, float* L, Word* counter, const __grid_constant__ Problem p, Total* totals) {
+           const __grid_constant__ TensorMap O, float* L, char* transposed, const __grid_constant__ Counters counters,
+           const __grid_constant__ Problem p, Total* totals) {
     extern __shared__ __align__(1024) char shared[];
     const Memory sram(shared);
     sram.init();
     if (threadIdx.x < WARPGROUP) {
         keep_registers<24>();
-        if (threadIdx.x == 0) produce<causal>(sram, Q, K, V, counter, p, totals);
+        if (threadIdx.x >= 32)
+            transpose(shared, sram, V, transposed, counters, p, totals);
+        else if (threadIdx.x == 0)
+            produce<causal>(sram, Q, K, transposed, counters, p, totals);
     } else {
         take_registers<240>();
         const int w = __shfl_sync(~0u, threadIdx.x / WARPGROUP, 0) - 1;  // the same in a warp, for all the compiler sees
