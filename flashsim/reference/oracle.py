@@ -64,12 +64,12 @@ def attention_with_statistics(
     return Attention(_weighted(P_dropped, V) / np.where(l == 0, 1, l), l[..., 0], m[..., 0])
 
 
-def gradients(Q: Any, K: Any, V: Any, dO: Any, **options: Any) -> Three:
-    """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS.
-
-    `options` as for `attention`: scale, mask, bias, keep, dropout_p.
-    """
-    return _gradients(Q, K, V, dO, **options)[0]
+def gradients(
+    Q: Any, K: Any, V: Any, dO: Any, *,
+    scale: float | None = None, mask: Any = None, bias: Any = None, keep: Any = None, dropout_p: float = 0.0,
+) -> Three:  # fmt: skip
+    """Return dQ, dK, dV of Σ dO ∘ attention(Q, K, V), in float64. P, not the dropped P, enters dS."""
+    return _gradients(Q, K, V, dO, scale=scale, mask=mask, bias=bias, keep=keep, dropout_p=dropout_p)[0]
 
 
 def bias_gradient(Q: Any, K: Any, V: Any, dO: Any, *, bias: Any, **options: Any) -> Array:
