@@ -48,7 +48,8 @@
 // 1.01 to 1.03 / 0.99 to 1.05 at 4096, 1.00 / 0.99 to 1.03 at 16384; causally 0.96 to 1.01 at 2048; 0.91 and 0.93 for 128 queries of
 // 65,536 keys, where nothing else is to be done meanwhile. Causally a section's heads begin all at once, and so wait for their V all
 // at once: sections of 32 heads at most are 1.05 to 1.11 of that at N = 1024, where 128 would stay in the L2. If V came transposed, it
-// would be 1.01 / 1.00 at N = 1024, causally 1.13 at 2048 and 1.06 at 4096.
+// would be 1.01 / 1.00 at N = 1024, causally 1.11 to 1.13 at 2048, of which 1.07 is waiting, and 1.06 at 4096. Row blocks that wait
+// for 64 tiles at a time, not for all of their KV head's: 1.03 at 2048, but without a mask the producer then lacks registers.
 //
 // What did not help. Turns between consumers, for exponentials, cost 18 to 26%: alone, a warp does not keep that unit busy. V_jᵀ
 // made by the producer's idle warps for their own row block alone, again for each: 3 to 12% slower than by a kernel before. A
