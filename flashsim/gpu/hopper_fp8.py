@@ -18,9 +18,10 @@ from flashsim.gpu.tensor_maps import contiguous, tensor_map
 
 FILE, NAME = "hopper_fp8.cu", "float8_e4m3fn"
 ARRAYS = ("Q", "K", "V", "O", "L", "V transposed")
+EVENTS = ("S again",)  # tiles of which a warp computed its scores again
 BLOCKS = (128, 128)  # B_r, B_c
 THREADS, TRANSPOSES, ROUNDS = 384, 256, 256  # of the three kernels
-SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32) + 10 * 16 + 3 * 12  # Q_i, K_j, V_j, O_i, barriers, row blocks' numbers
+SHARED = 1024 * (2 * 16 + 4 * 16 + 4 * 16 + 32) + 10 * 16 + 3 * 12 + 2 * 4  # Q_i, K_j, V_j, O_i, and what is small
 LARGEST = 448.0
 
 _PROBLEM = np.dtype(
@@ -87,7 +88,7 @@ def _prepared(device: int, q: Any, k: Any, v: Any, wants_L: bool, options: Optio
     transpose, start, scratch = _launches(device, q.shape, k.shape, strides, *asked, options.counters is not None)
 
     def run(stream: int, transposed: int, Q: int, K: int, V: int, O: int, L: int = 0) -> None:
-        moved = totals(options, ARRAYS)
+        moved = totals(options, ARRAYS, EVENTS)
         transpose(stream, Q, K, V, transposed, moved)
         start(stream, Q, K, transposed, O, L, counter(device, stream), moved)
 
