@@ -13,15 +13,15 @@
 //   rounding.
 // - A tile's products take half the cycles that they take in 16 bits, as many as its exponentials: all must run at once. So the
 //   scores of the next tile are computed during this one's exponentials. There is room for S twice since P̃ takes half of it.
-// - Maxima are not taken where that can be helped. P̃ is computed with the m of before; that it fits, its sums say, which ℓ needs
-//   anyway: no weight is above 448 where no sum of 16 is. Where one is, the warp computes its rows of S_ij again, by mma.sync, and
-//   m becomes the maximum itself: were it to lag behind, though by little, sums would be too large in tile after tile, each of
-//   which costs its warpgroup about 9000 cycles more. Of the first tile maxima are taken, causally of two: of the first a row may
-//   see one key.
+// - Maxima are not taken where that can be helped. P̃ is computed with the m of before; that it fits, its sums say, which ℓ
+//   needs anyway: no weight is above 448 where no sum of 16 is. Where one is, the warp computes its rows of S_ij again, by
+//   mma.sync, and m becomes the maximum itself: were it to lag behind, though by little, sums would be too large in tile after
+//   tile, each of which costs its warpgroup about 9000 cycles more. Of the first tile maxima are taken, causally of two: of the
+//   first a row may see one key.
 // - How often sums are too large is a property of data. Where they were in more than a few tiles of a row block, its warpgroup
 //   takes maxima of all tiles of the next, and m follows where it lags by more than a factor of 2^LIMIT. Of the rate without
-//   this, N = 4096, full / causal: 2.5 / 2.1 where scores have a standard deviation of 9, 1.5 full where it is 2.25, and 0.98 / 0.95
-//   where it is 1 (N = 1024: 0.97 / 0.97, 16384: 0.99 / 0.96).
+//   this, N = 4096, full / causal: 2.5 / 2.1 where scores have a standard deviation of 9, 1.5 full where it is 2.25, and 0.98 /
+//   0.95 where it is 1 (N = 1024: 0.97 / 0.97, 16384: 0.99 / 0.96).
 // - A row block's first scores are computed with the last product of the one before, and wait while that one's O_i is written.
 // - Scales of Q and K belong into τ, that of V to O: the kernel knows of none.
 //
@@ -45,17 +45,17 @@
 // product 580, O_i 1030, of about 15700 in all. So O_i leaves by stmatrix (0.99 to 1.04 of the rate), and the next Q_i is waited for
 // under the last product (0.99 to 1.05). `transpose` takes 20 µs; at a copy's rate it would be 16. At 690 W the card is at its limit.
 //
-// What did not help. Turns between consumers, for exponentials, cost 18 to 26%: alone, a warp does not keep that unit busy. V_jᵀ
-// made in shared memory, by the producer's idle warps: 3 to 12% slower, though `transpose` takes 20 µs, 3 to 6% of N = 4096. A
-// polynomial for 1/8 of the exponentials: 3 to 7% slower. ℓ summed by tensor cores, of rows of ones below V_jᵀ, was 9 to
-// 17% faster; but they keep about 14 bits of sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%.
-// m of a tile's first 32 keys alone: 0.92 to 0.96 without a mask, for more tiles are computed again. Q_i K_jᵀ started before
-// P̃_ij V_j: 0.98 to 1.02. Half of the diagonal's exponentials left out for the upper warpgroup: 0.97 to 1.01. Maxima of all tiles,
+// What did not help. Turns between consumers, for exponentials, cost 18 to 26%: alone, a warp does not keep that unit busy.
+// V_jᵀ made in shared memory, by the producer's idle warps: 3 to 12% slower, though `transpose` takes 20 µs, 3 to 6% of N =
+// 4096. A polynomial for 1/8 of the exponentials: 3 to 7% slower. ℓ summed by tensor cores, of rows of ones below V_jᵀ, was 9
+// to 17% faster; but they keep about 14 bits of sums of 8-bit products, and at N = 2048 O was off by 3.4%, not 2.6%. m of a
+// tile's first 32 keys alone: 0.92 to 0.96 without a mask, for more tiles are computed again. Q_i K_jᵀ started before P̃_ij
+// V_j: 0.98 to 1.02. Half of the diagonal's exponentials left out for the upper warpgroup: 0.97 to 1.01. Maxima of all tiles,
 // causally: 0.93 to 1.01 at N = 1024, 0.87 to 0.99 from 4096 on. P̃ by shared memory: 0.87 to 0.94 from N = 4096 on. P̃ rounded
-// when its sums are known, not before, so that a lagging m may be corrected in it: 0.84 to 0.96 there. O_i written during the next
-// row block's first exponentials: 0.98 to 1.01. One warpgroup 400 or 800 cycles behind the other from the start: 0.98 to 1.03. Row
-// blocks of one head after the other, causally: 0.91 to 0.93. OFFSET of 2, so that fewer tiles are computed again: O is off by 1.3%,
-// not 0.8%, where one key of 4096 outweighs all.
+// when its sums are known, not before, so that a lagging m may be corrected in it: 0.84 to 0.96 there. O_i written during the
+// next row block's first exponentials: 0.98 to 1.01. One warpgroup 400 or 800 cycles behind the other from the start: 0.98 to
+// 1.03. Row blocks of one head after the other, causally: 0.91 to 0.93. OFFSET of 2, so that fewer tiles are computed again: O
+// is off by 1.3%, not 0.8%, where one key of 4096 outweighs all.
 //
 // Roofline. Tensor cores: 1979 TFLOP/s at 1.83 GHz. H d = 2048, B N = 16384.
 // measured:
